@@ -1,0 +1,146 @@
+/*
+test.h -- the little that every test needs. A test is a program: exit status 0 is success, one line of output.
+
+needs:   nothing
+defines: EXPECT, EXPECT_NEAR, test_done, test_tmpdir, test_path, test_write, test_dies
+*/
+#ifndef DEV_TEST_H
+#define DEV_TEST_H
+
+#include <dirent.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int test_failures_ = 0; // globals are fine here: a test is a single program
+
+// Counts a failure and says which; the test goes on, so that one run shows all that is wrong.
+#define EXPECT(ok, ...)                                                                                      \
+    do {                                                                                                     \
+        if (!(ok)) {                                                                                         \
+            test_failures_++;                                                                                \
+            printf("%s:%d: FAILED: %s:", __FILE__, __LINE__, #ok);                                           \
+            printf(" " __VA_ARGS__);                                                                         \
+            printf("\n");                                                                                    \
+        }                                                                                                    \
+    } while (0)
+
+// |got - want| <= tolerance; NaN fails.
+#define EXPECT_NEAR(got, want, tolerance, ...)                                                               \
+    do {                                                                                                     \
+        const double got_ = (got), want_ = (want), tolerance_ = (tolerance);                                 \
+        if (!(fabs(got_ - want_) <= tolerance_)) {                                                           \
+            test_failures_++;                                                                                \
+            printf("%s:%d: FAILED: %s is %.9g, wanted %.9g +- %.3g:", __FILE__, __LINE__, #got, got_, want_, \
+                   tolerance_);                                                                              \
+            printf(" " __VA_ARGS__);                                                                         \
+            printf("\n");                                                                                    \
+        }                                                                                                    \
+    } while (0)
+
+// The exit status of the test, after its one line.
+static inline int test_done(const char* name) {
+    printf("%s: %s\n", name, test_failures_ ? "FAILED" : "ok");
+    return test_failures_ ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+static inline const char* test_tmpdir_path_(void) {
+    static char path[64];
+    return path;
+}
+
+static pid_t test_owner_ = 0; // a forked child that exits must not remove its parent's files
+
+static inline void test_remove_tmpdir_(void) {
+    char command[128];
+    if (getpid() != test_owner_) {
+        return;
+    }
+    snprintf(command, sizeof(command), "rm -rf '%s'", test_tmpdir_path_());
+    if (system(command) != 0) {
+        perror(command);
+    }
+}
+
+// A fresh directory, the same one at every call, removed at exit.
+static inline const char* test_tmpdir(void) {
+    char* path = (char*)test_tmpdir_path_();
+    if (!path[0]) {
+        strcpy(path, "/tmp/llmc_test_XXXXXX");
+        if (!mkdtemp(path)) {
+            perror(path);
+            exit(EXIT_FAILURE);
+        }
+        test_owner_ = getpid();
+        atexit(test_remove_tmpdir_);
+    }
+    return path;
+}
+
+// The path of `name` in the temporary directory; valid for the next 15 calls.
+static inline const char* test_path(const char* name) {
+    static char paths[16][256];
+    static int next = 0;
+    char* path = paths[next++ % 16];
+    snprintf(path, sizeof(paths[0]), "%s/%s", test_tmpdir(), name);
+    return path;
+}
+
+// Writes a file into the temporary directory and returns its path.
+static inline const char* test_write(const char* name, const void* data, size_t bytes) {
+    const char* path = test_path(name);
+    FILE* file = fopen(path, "wb");
+    if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file) != 0) {
+        perror(path);
+        exit(EXIT_FAILURE);
+    }
+    return path;
+}
+
+// Runs body(arg) in a child process. True if it ends with `status` and its stderr contains every one of the
+// words in `wanted` (separated by '|'); otherwise prints what happened.
+static inline int test_dies(void (*body)(const void*), const void* arg, int status, const char* wanted) {
+    int pipe_fd[2];
+    fflush(stdout);
+    if (pipe(pipe_fd) != 0) {
+        perror("pipe");
+        exit(EXIT_FAILURE);
+    }
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(pipe_fd[1], STDERR_FILENO);
+        close(pipe_fd[0]);
+        close(pipe_fd[1]);
+        body(arg);
+        fflush(stderr);
+        _exit(0);
+    }
+    close(pipe_fd[1]);
+    char text[4096];
+    size_t used = 0;
+    for (ssize_t n;
+         used < sizeof(text) - 1 && (n = read(pipe_fd[0], text + used, sizeof(text) - 1 - used)) > 0;) {
+        used += (size_t)n;
+    }
+    text[used] = '\0';
+    close(pipe_fd[0]);
+    int result = 0;
+    waitpid(child, &result, 0);
+    int ok = WIFEXITED(result) && WEXITSTATUS(result) == status;
+    char words[1024];
+    snprintf(words, sizeof(words), "%s", wanted);
+    for (char *save = NULL, *word = strtok_r(words, "|", &save); word; word = strtok_r(NULL, "|", &save)) {
+        ok = ok && strstr(text, word);
+    }
+    if (!ok) {
+        printf("wanted status %d and \"%s\"; got status %d and: %s\n", status, wanted,
+               WIFEXITED(result) ? WEXITSTATUS(result) : -1, text);
+    }
+    return ok;
+}
+
+#endif

@@ -1,0 +1,92 @@
+/*
+check.h -- how the program fails: one family of checks, one form of message.
+
+    error: what it is about: what was found, what was wanted
+        at llmc/dataloader.h:120
+
+CHECK is for input and for the machine (files, memory, numbers from outside); assert is for our own bugs. A
+message names the thing, what was found and what was wanted, in one line on stderr; a hint only if it is an
+action.
+
+Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command line, EXIT_INTERRUPTED (75)
+stopped by a signal after saving.
+
+needs:   nothing
+defines: CHECK, die_usage, check_alloc, array_bytes, EXIT_USAGE, EXIT_INTERRUPTED
+*/
+#ifndef LLMC_CHECK_H
+#define LLMC_CHECK_H
+
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define EXIT_USAGE 2
+#define EXIT_INTERRUPTED 75
+
+// For a function that takes a printf format as argument number n and never returns.
+#define CHECK_DIES_(n) __attribute__((format(printf, n, n + 1), noreturn, cold, unused))
+
+// Prints the message and the place, and ends the program with status 1. Called through CHECK.
+CHECK_DIES_(3) static void check_failed_(const char* file, int line, const char* format, ...) {
+    va_list args;
+    fflush(stdout);
+    fputs("error: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fprintf(stderr, "\n    at %s:%d\n", file, line);
+    exit(EXIT_FAILURE);
+}
+
+// Ends the program with status 2: the command line itself is wrong, so a place in the source would not help.
+CHECK_DIES_(1) static void die_usage(const char* format, ...) {
+    va_list args;
+    fflush(stdout);
+    fputs("error: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputs("\n", stderr);
+    exit(EXIT_USAGE);
+}
+
+// CHECK(condition, format, ...): when the condition is false, says so and exits with status 1.
+#define CHECK(ok, ...)                                                                                       \
+    do {                                                                                                     \
+        if (!(ok)) {                                                                                         \
+            check_failed_(__FILE__, __LINE__, __VA_ARGS__);                                                  \
+        }                                                                                                    \
+    } while (0)
+
+// Bytes of an array of `count` elements of `element_bytes`; an overflow of size_t is an error, not a
+// wrap-around.
+static inline size_t array_bytes(size_t count, size_t element_bytes) {
+    CHECK(element_bytes == 0 || count <= SIZE_MAX / element_bytes,
+          "an array of %zu x %zu bytes cannot be addressed", count, element_bytes);
+    return count * element_bytes;
+}
+
+// Zeroed memory for `count` elements, aligned to 64 bytes (a cache line, the widest vector); `what` names it
+// in the error. Large arrays ask for huge pages: weights are read across rows, where 4 KiB pages cost a TLB
+// miss each. The caller frees it with free().
+static inline void* check_alloc(size_t count, size_t element_bytes, const char* what) {
+    const size_t huge_page_bytes = (size_t)2 << 20;
+    const size_t bytes = array_bytes(count, element_bytes);
+    const int large = bytes >= 4 * huge_page_bytes;
+    void* memory = NULL;
+    CHECK(posix_memalign(&memory, large ? huge_page_bytes : 64, bytes ? bytes : 64) == 0,
+          "%s: no memory for %.1f MiB", what, (double)bytes / (1 << 20));
+#ifdef MADV_HUGEPAGE
+    if (large) {
+        madvise(memory, bytes, MADV_HUGEPAGE);
+    }
+#endif
+    memset(memory, 0, bytes);
+    return memory;
+}
+
+#endif
