@@ -1,0 +1,460 @@
+// The table is consistent, the parser is strict, and what is printed reads back as the same options.
+#include "llmc/options.h"
+#include "llmc/rand.h"
+#include "llmc/schedule.h"
+
+#include "test.h"
+
+enum { ARGS_MAX = 128 };
+
+// Words separated by '|' as an argv; program name first. Lives until the next call but three.
+typedef struct {
+    int argc;
+    char *argv[ARGS_MAX];
+    char text[4096];
+} Args;
+
+static const Args *args_of(const char *words) {
+    static Args pool[4];
+    static int next = 0;
+    Args *args = &pool[next++ % 4];
+    snprintf(args->text, sizeof(args->text), "prog|%s", words);
+    args->argc = 0;
+    for (char *at = args->text; at;) {
+        args->argv[args->argc++] = strsep(&at, "|");
+    }
+    args->argc -= !*words; // no words at all, and not one empty word
+    args->argv[args->argc] = NULL;
+    return args;
+}
+
+static Options parsed(const char *words) {
+    Options options;
+    const Args *args = args_of(words);
+    options_parse(&options, args->argc, (char **)args->argv);
+    return options;
+}
+
+static void parse_body(const void *words) {
+    parsed(words);
+    _exit(77); // the command line was accepted
+}
+
+static int refused(const char *words, const char *wanted) {
+    return test_dies(parse_body, words, EXIT_USAGE, wanted);
+}
+
+static int accepted(const char *words) { return test_dies(parse_body, words, 77, ""); }
+
+static size_t type_bytes(OptionType type) {
+    return type == OPTION_STRING ? sizeof(char *) : type == OPTION_COUNT || type == OPTION_SEED ? 8 : 4;
+}
+
+static int is_number(const OptionRow *row) {
+    return row->type == OPTION_INT || row->type == OPTION_COUNT || row->type == OPTION_FLOAT;
+}
+
+// The value of a row as text, in its own buffer: valid until the next call but three.
+static const char *text_of(const Options *options, const OptionRow *row) {
+    static char buffer[4][OPTION_TEXT_BYTES];
+    static int next = 0;
+    return option_text_(options, row, buffer[next++ % 4]);
+}
+
+static void test_names(void) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *a = &OPTION_TABLE[i];
+        EXPECT(*a->name && strlen(a->name) < OPTION_NAME_BYTES, "row %d", i);
+        EXPECT(strspn(a->name, "abcdefghijklmnopqrstuvwxyz0123456789-") == strlen(a->name), "%s", a->name);
+        EXPECT(strlen(a->alias) <= 2 && !strchr(a->alias, '-'), "%s", a->name);
+        EXPECT(*a->help && *a->group, "%s", a->name);
+        int new_group = i > 0 && strcmp(a->group, a[-1].group) != 0;
+        for (int j = 0; j < i; j++) {
+            const OptionRow *b = &OPTION_TABLE[j];
+            EXPECT(strcmp(a->name, b->name) != 0, "%s twice", a->name);
+            EXPECT(!*a->alias || strcmp(a->alias, b->alias) != 0, "%s and %s: -%s", a->name, b->name,
+                   a->alias);
+            EXPECT(!new_group || strcmp(a->group, b->group) != 0, "group %s is split by %s", a->group,
+                   a->name);
+        }
+    }
+}
+
+// Rows and fields are in the same order, so a field without a row leaves a gap wider than alignment does.
+static void test_every_field_has_one_row(void) {
+    size_t end = 0;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const size_t bytes = type_bytes(OPTION_TABLE[i].type), begin = (end + bytes - 1) / bytes * bytes;
+        EXPECT(OPTION_TABLE[i].offset == begin, "--%s is at %zu, wanted %zu", OPTION_TABLE[i].name,
+               OPTION_TABLE[i].offset, begin);
+        end = OPTION_TABLE[i].offset + bytes;
+    }
+    EXPECT(end == offsetof(Options, given), "the rows end at %zu", end);
+}
+
+// Each default is legal and in the form in which it is printed; each bound is legal, or not if it is open.
+static void test_defaults_and_bounds(void) {
+    Options options = parsed("");
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &OPTION_TABLE[i];
+        const char *text = text_of(&options, row);
+        EXPECT(strcmp(text, row->fallback) == 0, "--%s: %s printed as %s", row->name, row->fallback, text);
+        EXPECT(!options_given(&options, row->name), "--%s", row->name);
+        if (!is_number(row)) {
+            EXPECT(row->min == 0 && row->max == 0 && row->flags == 0, "--%s is no number", row->name);
+            continue;
+        }
+        char min[OPTION_TEXT_BYTES], max[OPTION_TEXT_BYTES], more[OPTION_TEXT_BYTES];
+        EXPECT(row->min < row->max && row->min > OPTION_AUTO, "--%s: %g to %g", row->name, row->min,
+               row->max);
+        EXPECT(row->max <= (row->type == OPTION_INT ? INT32_MAX : 0x1p53), "--%s: %g", row->name, row->max);
+        snprintf(min, sizeof(min), "%.0f", row->min);
+        snprintf(max, sizeof(max), "%.0f", row->max);
+        snprintf(more, sizeof(more), "%.0f", row->max + (row->type == OPTION_FLOAT ? row->max : 1));
+        EXPECT(option_set_(&options, row, min) == !(row->flags & ABOVE_), "--%s %s", row->name, min);
+        EXPECT(option_set_(&options, row, max) == !(row->flags & BELOW_), "--%s %s", row->name, max);
+        EXPECT(!option_set_(&options, row, more), "--%s %s", row->name, more);
+        EXPECT(!option_set_(&options, row, "-2"), "--%s -2", row->name);
+        EXPECT(option_set_(&options, row, "auto") == !!(row->flags & AUTO_), "--%s auto", row->name);
+        EXPECT(option_set_(&options, row, "-1") == !!(row->flags & MINUS_1_), "--%s -1", row->name);
+    }
+}
+
+// The words of --schedule stand in the order of the enum that the trainer passes on.
+static void test_schedule(void) {
+    EXPECT(parsed("--schedule|cosine").schedule == SCHEDULE_COSINE);
+    EXPECT(parsed("--schedule|linear").schedule == SCHEDULE_LINEAR);
+    EXPECT(parsed("--schedule|constant").schedule == SCHEDULE_CONSTANT);
+    EXPECT(parsed("--schedule|wsd").schedule == SCHEDULE_WSD);
+}
+
+static void test_values(void) {
+    const Options o = parsed("--batch|8|-sl|2.5|--lr=6e-4|--steps|9000000000|--seed|18446744073709551615|"
+                             "--shuffle|off|-a|1|--export-dtype|bf16|--prompt|two words|--out=|-nk|3|--plan");
+    EXPECT(o.batch == 8 && o.steps == 9000000000 && o.seed == UINT64_MAX && o.keep == 3);
+    EXPECT(o.skip_loss_z == 2.5f && o.lr == 6e-4f && o.export_dtype == 1);
+    EXPECT(o.shuffle == 0 && o.overfit == 1 && o.plan == 1 && o.print_config == 0);
+    EXPECT(strcmp(o.prompt, "two words") == 0 && strcmp(o.out, "") == 0);
+    EXPECT(options_given(&o, "batch") && options_given(&o, "out") && options_given(&o, "plan"));
+    EXPECT(!options_given(&o, "seq-len") && o.seq_len == OPTION_AUTO && o.warmup == OPTION_AUTO);
+    EXPECT(o.lr != OPTION_AUTO && parsed("").lr == OPTION_AUTO);
+    EXPECT(o.beta1 == 0.9f && o.eps == 1e-8f && o.grad_clip == 1 && o.max_skips == 10);
+
+    const Options p =
+        parsed("-x|-1|-d|-1|-q|.5|-k=linear|-o|a=b|--val-data|-|--prompt=--batch|--tokenizer|-5");
+    EXPECT(p.steps == OPTION_AUTO && p.total_batch == OPTION_AUTO && p.final_lr_frac == 0.5f);
+    EXPECT(p.schedule == 1 && strcmp(p.out, "a=b") == 0 && strcmp(p.val_data, "-") == 0);
+    EXPECT(strcmp(p.prompt, "--batch") == 0 && strcmp(p.tokenizer, "-5") == 0);
+}
+
+static void test_refuses_values(void) {
+    static const char *const no_int[] = {"abc",  "1.5", "",      " 1",         "1 ",  "+1",
+                                         "0x10", "1e3", "1_000", "512k",       "-",   "-2",
+                                         "--",   "nan", "inf",   "2147483648", "AUTO"};
+    static const char *const no_float[] = {"abc", "",    " 1",   "1 ",  "nan",   "inf",  "-inf", "0x1p-3",
+                                           "1e",  "1,5", "1e39", "1e1", "1e-60", "-0.1", "1.5f", "-"};
+    Options options = parsed("");
+    const OptionRow *const batch = option_find_("--batch", 7), *const frac = option_find_("-q", 2);
+    for (size_t i = 0; i < sizeof(no_int) / sizeof(no_int[0]); i++) {
+        EXPECT(!option_set_(&options, batch, no_int[i]), "'%s'", no_int[i]);
+    }
+    for (size_t i = 0; i < sizeof(no_float) / sizeof(no_float[0]); i++) {
+        EXPECT(!option_set_(&options, frac, no_float[i]), "'%s'", no_float[i]);
+    }
+    EXPECT(refused("--batch|0", "error: --batch is 0; wanted 1 to 1048576 sequences"));
+    EXPECT(refused("-b|abc", "--batch is abc; wanted 1 to 1048576 sequences, or auto"));
+    EXPECT(refused("--batch=", "--batch is ''; wanted 1 to"));
+    EXPECT(refused("-x|-2", "--steps is -2; wanted 0 to 1000000000000 updates, or auto"));
+    EXPECT(refused("-d|99999999999999999999", "--total-batch is 99999999999999999999; wanted"));
+    EXPECT(refused("--seed|18446744073709551616", "--seed is 18446744073709551616; wanted 0 to 1844674"));
+    EXPECT(refused("--seed|-1", "--seed is -1") && refused("--seed=", "--seed is ''"));
+    EXPECT(refused("--seed| 1", "--seed is  1"));
+    EXPECT(refused("--lr|0", "--lr is 0; wanted above 0 to 10"));
+    EXPECT(refused("--beta2|0.99999999999", "--beta2 is 0.99999999999; wanted 0 to below 1"));
+    EXPECT(refused("--shuffle|yes", "--shuffle is yes; wanted off|on") && refused("-a|2", "--overfit is 2"));
+    EXPECT(refused("-q|-.5", "--final-lr-frac is -.5"));
+    EXPECT(refused("--schedule|cos", "--schedule is cos; wanted cosine|linear|constant|wsd"));
+    EXPECT(refused("--schedule|1", "--schedule is 1; wanted cosine"));
+}
+
+static void test_refuses_arguments(void) {
+    EXPECT(refused("--bacth|4", "error: unknown option --bacth; did you mean --batch? (--help lists all)"));
+    EXPECT(refused("--bacth=4", "unknown option --bacth; did you mean --batch?"));
+    EXPECT(refused("--sequence-len|4", "unknown option --sequence-len; did you mean --seq-len?"));
+    EXPECT(refused("-batch|4", "unknown option -batch; did you mean --batch?"));
+    EXPECT(refused("--batch8", "unknown option --batch8; did you mean --batch?"));
+    EXPECT(refused("-Z|4", "unknown option -Z (--help lists all)"));
+    EXPECT(refused("--frobnicate", "unknown option --frobnicate (--help lists all)"));
+    EXPECT(refused("--", "unknown option -- (") && refused("--=1", "unknown option -- ("));
+    EXPECT(refused("-=1", "unknown option - ("));
+    EXPECT(refused("--seq", "unknown option --seq"));
+    EXPECT(refused("--batch", "--batch is given no value; wanted 1 to 1048576 sequences"));
+    EXPECT(refused("--out|--batch|4", "--out is given no value"));
+    EXPECT(refused("--batch|4|-b|4", "--batch is given twice") &&
+           refused("--plan|--plan", "--plan is given twice"));
+    EXPECT(refused("--plan=on", "--plan takes no value") && refused("--plan|on", "stray argument on"));
+    EXPECT(refused("4", "stray argument 4") && refused("--batch|4|5", "stray argument 5"));
+    EXPECT(refused("-b|4||", "stray argument ''") && refused("-", "stray argument -"));
+    EXPECT(refused("--help|--bacth", "--bacth") && refused("--batch|0|--version", "--batch is 0"));
+    EXPECT(accepted("--batch|4") && accepted("") && accepted("--print-config"));
+}
+
+static void errand_body(const void *words) {
+    CHECK(freopen(test_path("stdout"), "w", stdout), "no file for stdout");
+    parse_body(words);
+}
+
+// What `words` print to stdout before they end the program with status 0.
+static const char *printed(const char *words) {
+    static char text[16384];
+    test_tmpdir(); // here, so that the child uses it too
+    EXPECT(test_dies(errand_body, words, EXIT_SUCCESS, ""), "%s", words);
+    FILE *file = fopen(test_path("stdout"), "r");
+    text[file ? fread(text, 1, sizeof(text) - 1, file) : 0] = '\0';
+    if (file) {
+        fclose(file);
+    }
+    return text;
+}
+
+static void test_help_and_version(void) {
+    EXPECT(strncmp(printed("--version"), "prog " LLMC_VERSION, 5 + strlen(LLMC_VERSION)) == 0);
+    const char *help = printed("-b|3|--help");
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &OPTION_TABLE[i];
+        char name[40], wanted[OPTION_TEXT_BYTES];
+        snprintf(name, sizeof(name), "\n  --%-14s", row->name);
+        const char *line = strstr(help, name);
+        EXPECT(line, "--%s is not in --help, or too long for its column", row->name);
+        EXPECT(strlen(option_wanted_(row, wanted)) < 30, "--%s: %s", row->name, option_wanted_(row, wanted));
+        EXPECT(strlen(row->fallback) < 8, "--%s: %s", row->name, row->fallback);
+        EXPECT(!line || strncmp(line + 1 + OPTION_HELP_COLUMN, row->help, 10) == 0, "--%s", row->name);
+        EXPECT(!line || strncmp(line + 20, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
+    }
+    for (const char *line = help; *line; line += strcspn(line, "\n") + 1) {
+        EXPECT(strcspn(line, "\n") <= 110, "%.*s", (int)strcspn(line, "\n"), line);
+    }
+}
+
+// Runs a script that calls `prog` once with some arguments, and sets args to what the shell made of them.
+static void shell_args(Args *args, const char *command) {
+    char line[512];
+    const char *text = "prog() { printf 'prog\\0'; for a; do printf '%s\\0' \"$a\"; done; }\n";
+    FILE *script = fopen(test_path("script"), "w");
+    CHECK(script, "no script");
+    fprintf(script, "%s%s\n", text, command);
+    fclose(script);
+    snprintf(line, sizeof(line), "sh %s", test_path("script"));
+    FILE *shell = popen(line, "r");
+    CHECK(shell, "no shell");
+    const size_t used = fread(args->text, 1, sizeof(args->text) - 1, shell);
+    pclose(shell);
+    args->argc = 0;
+    for (size_t at = 0; at < used && args->argc < ARGS_MAX - 1; at += strlen(args->text + at) + 1) {
+        args->argv[args->argc++] = args->text + at;
+    }
+    args->argv[args->argc] = NULL;
+}
+
+static char *banner_of(const Options *options, const char *program) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    options_print_banner(file, options, program);
+    fclose(file);
+    return text;
+}
+
+// The lines of --print-config as one command.
+static char *config_command(const Options *options) {
+    char *text = NULL, *command = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    options_print_config(file, options);
+    fclose(file);
+    file = open_memstream(&command, &bytes);
+    fputs("prog", file);
+    for (char *at = text, *line; (line = strsep(&at, "\n"));) {
+        fprintf(file, " %s", *line == '#' ? "" : line);
+    }
+    fclose(file);
+    free(text);
+    return command;
+}
+
+// The same value in every row (flags only if wanted), to the last bit.
+static void expect_same(const Options *a, const Options *b, int flags, const char *command) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &OPTION_TABLE[i];
+        const char *x = (const char *)a + row->offset, *y = (const char *)b + row->offset;
+        const int same = row->type == OPTION_STRING ? strcmp(text_of(a, row), text_of(b, row)) == 0
+                                                    : memcmp(x, y, type_bytes(row->type)) == 0;
+        EXPECT(same || (row->type == OPTION_FLAG && !flags), "--%s is %s, was %s, by %s", row->name,
+               text_of(b, row), text_of(a, row), command);
+    }
+}
+
+// Parses a command line with the shell's help; the strings of the result live until the next call but one.
+static Options shell_parsed(const char *command) {
+    static Args pool[2];
+    static int next = 0;
+    Args *args = &pool[next++ % 2];
+    Options options;
+    shell_args(args, command);
+    for (int i = 1; i < args->argc; i++) {
+        const int ends = strcmp(args->argv[i], "--help") == 0 || strcmp(args->argv[i], "--version") == 0;
+        CHECK(!ends, "%s would end this test with success", args->argv[i]);
+    }
+    options_parse(&options, args->argc, args->argv);
+    return options;
+}
+
+// A random legal value for a row, as text; strings are made of one letter that a shell might stumble on and
+// of harmless ones.
+static void random_value(Rand *rng, const OptionRow *row, char text[OPTION_TEXT_BYTES]) {
+    static const char alphabet[] = " -='\"\\$`*?#~!&;|<>(){}[]%^@:,./\t\xC3\xA9\x80";
+    const double u = rand_uniform(rng), value = row->min + (row->max - row->min) * u * u * u * u * u * u;
+    const char letter = alphabet[rand_below(rng, sizeof(alphabet) - 1)];
+    size_t length = rand_below(rng, 8);
+    switch (row->type) {
+    case OPTION_STRING:
+        text[length] = '\0';
+        while (length-- > 0) {
+            text[length] = rand_below(rng, 2) ? letter : "ab-/"[rand_below(rng, 4)];
+        }
+        break;
+    case OPTION_SEED:
+        snprintf(text, OPTION_TEXT_BYTES, "%" PRIu64, (uint64_t)rand_u32(rng) << 32 | rand_u32(rng));
+        break;
+    case OPTION_SWITCH:
+        snprintf(text, OPTION_TEXT_BYTES, "%u", rand_below(rng, 2));
+        break;
+    case OPTION_CHOICE:
+        snprintf(text, OPTION_TEXT_BYTES, "%.*s", (int)strcspn(row->unit, "|"), row->unit);
+        break;
+    case OPTION_FLAG:
+        snprintf(text, OPTION_TEXT_BYTES, "off");
+        break;
+    default:
+        snprintf(text, OPTION_TEXT_BYTES, row->type == OPTION_FLOAT ? "%.9g" : "%.0f", value);
+        break;
+    }
+}
+
+static void test_round_trip(void) {
+    static char values[OPTION_ROWS][OPTION_TEXT_BYTES];
+    Rand rng = rand_open(1, 0);
+    for (int trial = 0; trial < 40; trial++) {
+        Options options = parsed(trial % 2 ? "--plan|--print-config" : "--schedule|wsd");
+        for (int i = 0; i < OPTION_ROWS; i++) {
+            if (rand_below(&rng, 40) < (unsigned)trial) {
+                random_value(&rng, &OPTION_TABLE[i], values[i]);
+                option_set_(&options, &OPTION_TABLE[i], values[i]);
+            }
+        }
+        char *banner = banner_of(&options, "prog"), *config = config_command(&options);
+        const Options from_banner = shell_parsed(banner), from_config = shell_parsed(config);
+        expect_same(&options, &from_banner, 1, banner);
+        expect_same(&options, &from_config, 0, config);
+        free(banner);
+        free(config);
+    }
+}
+
+static void test_banner(void) {
+    Options options = parsed("-b|8|--lr|0.0006|--weight-decay|0.1|--prompt|it's\nhere|--model=-x");
+    options.warmup = 700; // as the trainer resolves it
+    char *banner = banner_of(&options, "./a b");
+    EXPECT(strcmp(banner,
+                  "'./a b' --model=-x --batch 8 --lr 0.0006 --warmup 700 --prompt 'it'\\''s\nhere'\n") == 0,
+           "%s", banner);
+    free(banner);
+    options = parsed("");
+    banner = banner_of(&options, "prog");
+    EXPECT(strcmp(banner, "prog\n") == 0, "%s", banner);
+    free(banner);
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        if (is_number(&OPTION_TABLE[i])) {
+            option_set_(&options, &OPTION_TABLE[i], "3");
+        }
+    }
+    banner = banner_of(&options, "prog");
+    EXPECT(strstr(banner, " \\\n    --"));
+    for (const char *line = banner; *line; line += strcspn(line, "\n") + 1) {
+        EXPECT(strcspn(line, "\n") <= 100, "%.*s", (int)strcspn(line, "\n"), line);
+    }
+    free(banner);
+}
+
+static void expect_json_string(const char *text, size_t length, const char *wanted) {
+    char *json = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&json, &bytes);
+    json_print_string(file, text, length);
+    fclose(file);
+    EXPECT(strcmp(json, wanted) == 0, "%s, wanted %s", json, wanted);
+    free(json);
+}
+
+#define EXPECT_JSON(text, wanted) expect_json_string(text, sizeof(text) - 1, wanted)
+
+static void test_json_string(void) {
+    EXPECT_JSON("", "\"\"");
+    EXPECT_JSON("a/b \x7F", "\"a/b \x7F\"");
+    EXPECT_JSON("\"\\\b\f\n\r\t", "\"\\\"\\\\\\b\\f\\n\\r\\t\"");
+    EXPECT_JSON("\0\x01\x1F", "\"\\u0000\\u0001\\u001f\"");
+    EXPECT_JSON("\xC2\x80\xDF\xBF\xE0\xA0\x80\xED\x9F\xBF\xEE\x80\x80\xF0\x90\x80\x80\xF4\x8F\xBF\xBF",
+                "\"\xC2\x80\xDF\xBF\xE0\xA0\x80\xED\x9F\xBF\xEE\x80\x80\xF0\x90\x80\x80\xF4\x8F\xBF\xBF\"");
+    EXPECT_JSON("\x80 \xBF \xFF", "\"\\ufffd \\ufffd \\ufffd\"");
+    EXPECT_JSON("\xC1\xBF", "\"\\ufffd\\ufffd\"");            // longer than need be
+    EXPECT_JSON("\xE0\x9F\xBF", "\"\\ufffd\\ufffd\\ufffd\""); // the same
+    EXPECT_JSON("\xF0\x8F\xBF\xBF", "\"\\ufffd\\ufffd\\ufffd\\ufffd\"");
+    EXPECT_JSON("\xED\xA0\x80", "\"\\ufffd\\ufffd\\ufffd\"");            // a surrogate
+    EXPECT_JSON("\xF4\x90\x80\x80", "\"\\ufffd\\ufffd\\ufffd\\ufffd\""); // U+110000
+    EXPECT_JSON("\xFC\x80\x80\x80", "\"\\ufffd\\ufffd\\ufffd\\ufffd\"");
+    EXPECT_JSON("\xF8\x88\x80\x80\x80", "\"\\ufffd\\ufffd\\ufffd\\ufffd\\ufffd\"");
+    EXPECT_JSON("\xE2\x82", "\"\\ufffd\\ufffd\""); // cut off
+    EXPECT_JSON("\xE2\x82x", "\"\\ufffd\\ufffdx\"");
+    expect_json_string("\xE2\x82\xAC", 2, "\"\\ufffd\\ufffd\""); // never reads past the length
+}
+
+static void test_json(void) {
+    const Options options =
+        parsed("-b|8|--lr|1e-5|--seed|18446744073709551615|--shuffle|off|--prompt|a\"b\n|-k|wsd");
+    char *json = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&json, &bytes);
+    options_print_json(file, &options);
+    fclose(file);
+    EXPECT(strncmp(json, "{\"train-data\":\"\",\"val-data\":\"\",", 31) == 0, "%s", json);
+    EXPECT(json[bytes - 1] == '}' && !strchr(json, '\n'), "%s", json);
+    static const char *const members[] = {",\"batch\":8,",         ",\"seq-len\":null,",
+                                          ",\"lr\":1e-05,",        ",\"seed\":18446744073709551615,",
+                                          ",\"shuffle\":false,",   ",\"overfit\":false",
+                                          ",\"schedule\":\"wsd\"", ",\"prompt\":\"a\\\"b\\n\","};
+    for (size_t i = 0; i < sizeof(members) / sizeof(members[0]); i++) {
+        EXPECT(strstr(json, members[i]), "%s is not in %s", members[i], json);
+    }
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        char key[OPTION_NAME_BYTES + 4];
+        snprintf(key, sizeof(key), "\"%s\":", OPTION_TABLE[i].name);
+        EXPECT(!strstr(json, key) == (OPTION_TABLE[i].type == OPTION_FLAG), "%s", key);
+    }
+    free(json);
+}
+
+int main(void) {
+    test_names();
+    test_every_field_has_one_row();
+    test_defaults_and_bounds();
+    test_schedule();
+    test_values();
+    test_refuses_values();
+    test_refuses_arguments();
+    test_help_and_version();
+    test_banner();
+    test_round_trip();
+    test_json_string();
+    test_json();
+    return test_done("options");
+}

@@ -1,0 +1,659 @@
+/*
+options.h -- the command line: one table of rows, and every use of it a loop over the rows.
+
+The parser, --help, the start-up banner, --print-config and the JSON of the log header all come from
+OPTION_TABLE below, so an option is added by one field of Options and one row. Options are written
+`--name value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work). A
+value that starts like an option has to be written with the equals sign. Everything is strict: what is
+unknown, malformed, out of range, missing or given twice ends the program with status 2 before any work.
+
+An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
+
+needs:   check.h, json.h
+defines: Options, OPTION_AUTO, LLMC_VERSION, options_parse, options_given, options_print_help,
+options_print_banner, options_print_config, options_print_json
+*/
+#ifndef LLMC_OPTIONS_H
+#define LLMC_OPTIONS_H
+
+#include <assert.h>
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "json.h"
+
+#define LLMC_VERSION "0.1.0"
+#define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
+#define OPTION_ROWS_MAX 96   // room for so many rows
+#define OPTION_NAME_BYTES 32 // the longest name, with its zero
+#define OPTION_TEXT_BYTES 64 // the longest number or word, or range of one, with its zero
+
+typedef enum {
+    OPTION_INT,    // int
+    OPTION_COUNT,  // int64_t
+    OPTION_SEED,   // uint64_t, any
+    OPTION_FLOAT,  // float
+    OPTION_SWITCH, // int, 0 or 1, written off or on (or 0 or 1)
+    OPTION_CHOICE, // int, the place of the word in the row's list
+    OPTION_STRING, // const char *, pointing into argv; never NULL
+    OPTION_FLAG    // int, 1 if given; takes no value, and is an errand rather than a setting
+} OptionType;
+
+// What a number may be besides its range: "auto", and llm.c's -1 for it; bounds that are themselves not
+// legal.
+enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8 };
+
+// In the order of the table, which explains them.
+typedef struct {
+    const char *train_data, *val_data, *tokenizer;
+    int shuffle;
+    uint64_t seed;
+
+    const char* model;
+    int layers, channels, heads, context, vocab_size;
+
+    int batch, seq_len;
+    int64_t total_batch, steps;
+
+    int optimizer;
+    float lr;
+    int warmup;
+    float final_lr_frac;
+    int schedule;
+    float weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_grad_z;
+    int max_skips;
+
+    int eval_every, eval_batches, sample_every, sample_tokens, samples;
+    const char* prompt;
+    float temperature;
+    int top_k;
+    float top_p;
+
+    const char* out;
+    int save_every, keep, keep_major;
+    const char* export_file; // --export; the bare word is taken in C++
+    int export_dtype, overfit;
+
+    int recompute, threads;
+
+    int plan, print_config, help, version;
+
+    char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
+} Options;
+
+typedef struct {
+    const char *group, *name;
+    const char* alias; // one or two letters; "" if it has none
+    OptionType type;
+    size_t offset;        // of its field in Options
+    double min, max;      // of a number
+    int flags;            // AUTO_, MINUS_1_, ABOVE_ (the minimum), BELOW_ (the maximum)
+    const char* fallback; // the default, as the command line and the banner would write it
+    const char* unit;     // of a number; or the words of a choice, "zero|one|two"
+    const char* help;
+} OptionRow;
+
+// A row's type and offset. A field of another C type does not compile: the comparison is never evaluated.
+#define OPTION_AT_(ctype, field)                                                                             \
+    (offsetof(Options, field) + 0 * sizeof((const ctype*)0 == &((const Options*)0)->field))
+#define INT_(field) OPTION_INT, OPTION_AT_(int, field)
+#define COUNT_(field) OPTION_COUNT, OPTION_AT_(int64_t, field)
+#define SEED_(field) OPTION_SEED, OPTION_AT_(uint64_t, field)
+#define FLOAT_(field) OPTION_FLOAT, OPTION_AT_(float, field)
+#define SWITCH_(field) OPTION_SWITCH, OPTION_AT_(int, field)
+#define CHOICE_(field) OPTION_CHOICE, OPTION_AT_(int, field)
+#define STRING_(field) OPTION_STRING, OPTION_AT_(char* const, field)
+#define FLAG_(field) OPTION_FLAG, OPTION_AT_(int, field)
+#define MANY_ 1000000000 // no limit of ours; such a number of tokens, steps or files is a slip of the keys
+
+// clang-format off
+static const OptionRow OPTION_TABLE[] = {
+    // group, name, alias, type and field, min, max, flags, default
+    //     unit or words, help
+    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, 0,                "",
+        "", "what to train on, a glob: .bin token shards, or text files; empty: the built-in stories"},
+    {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
+        "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
+    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, 0,                "",
+        "", "turns the tokens of .bin shards into text: llm.c's tokenizer .bin or gpt2.tiktoken"},
+    {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, 0,                "on",
+        "off|on", "read the training data in another random order in each epoch"},
+    {"data",       "seed",          "",   SEED_(seed),             0,        0, 0,                "42",
+        "", "of the first weights, the order of the data and the samples"},
+
+    {"model",      "model",         "e",  STRING_(model),          0,        0, 0,                "",
+        "", "a size (d12, gpt2:d12, gpt3:c768), or a model file (.bin) to go on from"},
+    {"model",      "layers",        "",   INT_(layers),            1,     1000, AUTO_,            "auto",
+        "blocks", "transformer blocks; auto, here and below: as --model says"},
+    {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_,            "auto",
+        "", "width of the residual stream"},
+    {"model",      "heads",         "",   INT_(heads),             1,     1024, AUTO_,            "auto",
+        "", "attention heads; must divide the channels"},
+    {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_,            "auto",
+        "tokens", "longest sequence the model can take"},
+    {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_,            "auto",
+        "tokens", "size of the vocabulary"},
+
+    {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_,            "auto",
+        "sequences", "micro-batch: what one forward and backward pass takes"},
+    {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_,            "auto",
+        "tokens", "length of a training sequence, at most --context"},
+    {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_, "auto",
+        "tokens", "what one update takes; auto: batch x seq-len; a multiple of that: gradients accumulate"},
+    {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_, "auto",
+        "updates", "length of the run; -1 means auto"},
+
+    {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, 0,                "adamw",
+        "adamw", "update rule"},
+    {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_,   "auto",
+        "", "peak learning rate"},
+    {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_,            "auto",
+        "steps", "in which the learning rate rises to its peak"},
+    {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, 0,                "0.1",
+        "", "learning rate at the end, as a part of the peak"},
+    {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, 0,                "cosine",
+        "cosine|linear|constant|wsd", "shape of the learning rate after the warmup"},
+    {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, 0,                "0.1",
+        "", "decoupled, on matrices only"},
+    {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_,           "0.9",
+        "", "decay of the running mean of the gradient"},
+    {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, BELOW_,           "0.95",
+        "", "decay of the running mean of its square"},
+    {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_,           "1e-08",
+        "", "added to the root of that mean"},
+    {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, 0,                "1",
+        "", "largest norm of the whole gradient; 0: no clipping"},
+    {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, 0,                "0",
+        "sigma", "skip an update whose loss is so many standard deviations above its recent mean; 0: never"},
+    {"optimizer",  "skip-grad-z",   "sg", FLOAT_(skip_grad_z),     0,    MANY_, 0,                "0",
+        "sigma", "the same for the norm of the gradient"},
+    {"optimizer",  "max-skips",     "",   INT_(max_skips),         1,  1000000, 0,                "10",
+        "updates", "stop the run after so many in a row were skipped because of a NaN or an infinity"},
+
+    {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
+        "steps", "between validations; 0: none"},
+    {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, 0,                "20",
+        "micro-batches", "in a validation; 0: the whole validation set"},
+    {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_,            "auto",
+        "steps", "between samplings of text; 0: none"},
+    {"evaluation", "sample-tokens", "g",  INT_(sample_tokens),     1,    MANY_, AUTO_,            "auto",
+        "tokens", "length of a sample"},
+    {"evaluation", "samples",       "",   INT_(samples),           0,      100, 0,                "2",
+        "texts", "in a sampling"},
+    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, 0,                "",
+        "", "start of the samples, after an end-of-text token"},
+    {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, 0,                "1",
+        "", "of the samples; 0: always the most likely token"},
+    {"evaluation", "top-k",         "",   INT_(top_k),             0,    MANY_, 0,                "0",
+        "tokens", "sample from the so many most likely; 0: from all"},
+    {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_,           "1",
+        "", "sample from the most likely tokens that have this probability together"},
+
+    {"output",     "out",           "o",  STRING_(out),            0,        0, 0,                "",
+        "", "directory of logs and checkpoints; empty: no files"},
+    {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_,            "auto",
+        "steps", "between checkpoints, and at the last; auto: at the last, if there is --out; 0: none"},
+    {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, 0,                "0",
+        "checkpoints", "keep only the newest; 0: all"},
+    {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
+        "steps", "and for ever those at multiples of this; 0: none"},
+    {"output",     "export",        "",   STRING_(export_file),    0,        0, 0,                "",
+        "", "write the final model into this file in llm.c's .bin format; empty: do not"},
+    {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, 0,                "fp32",
+        "fp32|bf16", "precision of the weights in that file"},
+    {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, 0,                "off",
+        "off|on", "train on the first batch only: the loss goes to 0"},
+
+    {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, 0,                "0",
+        "", "activations not kept but computed again: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks"},
+    {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, 0,                "0",
+        "threads", "0: all that the machine has"},
+
+    {"other",      "plan",          "",   FLAG_(plan),             0,        0, 0,                "off",
+        "off|on", "estimate memory, speed and time, and stop"},
+    {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, 0,                "off",
+        "off|on", "print every option with its value, and stop"},
+    {"other",      "help",          "",   FLAG_(help),             0,        0, 0,                "off",
+        "off|on", "print this, and stop"},
+    {"other",      "version",       "",   FLAG_(version),          0,        0, 0,                "off",
+        "off|on", "print the version, and stop"},
+};
+// clang-format on
+#undef INT_
+#undef COUNT_
+#undef SEED_
+#undef FLOAT_
+#undef SWITCH_
+#undef CHOICE_
+#undef STRING_
+#undef FLAG_
+#undef MANY_
+
+enum { OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) };
+static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
+
+// ---- values ----
+
+// Sets length to that of word number `index` of "zero|one|two" and returns where it starts; NULL if the list
+// is shorter.
+static inline const char* option_word_(const char* words, int index, size_t* length) {
+    for (; index > 0 && words; index--) {
+        words = strchr(words, '|');
+        words = words ? words + 1 : NULL;
+    }
+    *length = words ? strcspn(words, "|") : 0;
+    return words;
+}
+
+// The field of an INT, COUNT or FLOAT row. A double holds every legal value of them exactly.
+static inline double option_number_(const Options* options, const OptionRow* row) {
+    const void* field = (const char*)options + row->offset;
+    return row->type == OPTION_INT     ? *(const int*)field
+           : row->type == OPTION_COUNT ? (double)*(const int64_t*)field
+                                       : *(const float*)field;
+}
+
+// The value of an option as text that reads back as the same value: the string itself, or written into
+// buffer.
+static inline const char* option_text_(const Options* options, const OptionRow* row,
+                                       char buffer[OPTION_TEXT_BYTES]) {
+    const void* field = (const char*)options + row->offset;
+    if ((row->flags & AUTO_) && option_number_(options, row) == OPTION_AUTO) {
+        return "auto";
+    }
+    switch (row->type) {
+    case OPTION_STRING:
+        return *(const char* const*)field;
+    case OPTION_SEED:
+        snprintf(buffer, OPTION_TEXT_BYTES, "%" PRIu64, *(const uint64_t*)field);
+        return buffer;
+    case OPTION_INT:
+    case OPTION_COUNT:
+        snprintf(buffer, OPTION_TEXT_BYTES, "%.0f", option_number_(options, row));
+        return buffer;
+    case OPTION_FLOAT: {
+        const float value = (float)option_number_(options, row);
+        int digits = 1; // nine are always enough
+        do {
+            snprintf(buffer, OPTION_TEXT_BYTES, "%.*g", digits, value);
+        } while (++digits <= 9 && strtof(buffer, NULL) != value);
+        return buffer;
+    }
+    default: { // a word of the list
+        size_t length;
+        const char* word = option_word_(row->unit, *(const int*)field, &length);
+        assert(word && length < OPTION_TEXT_BYTES);
+        snprintf(buffer, OPTION_TEXT_BYTES, "%.*s", (int)length, word);
+        return buffer;
+    }
+    }
+}
+
+// What is legal, in words: "1 to 1048576 sequences", "cosine|linear|constant|wsd", "text".
+static inline const char* option_wanted_(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) {
+    switch (row->type) {
+    case OPTION_STRING:
+        return "text";
+    case OPTION_SEED:
+        return "0 to 18446744073709551615";
+    case OPTION_SWITCH:
+    case OPTION_CHOICE:
+        return row->unit;
+    case OPTION_FLAG:
+        return "";
+    default:
+        snprintf(buffer, OPTION_TEXT_BYTES, "%s%.15g to %s%.15g%s%s", row->flags & ABOVE_ ? "above " : "",
+                 row->min, row->flags & BELOW_ ? "below " : "", row->max, *row->unit ? " " : "", row->unit);
+        return buffer;
+    }
+}
+
+// Reads a number of an INT, COUNT or FLOAT row; 0 if it is none, or not a legal one. Only decimal digits: no
+// blanks, hexadecimal, nan or inf. A float is judged as it will be stored, after rounding.
+static inline int option_read_number_(const OptionRow* row, const char* text, double* value) {
+    const char* legal = row->type == OPTION_FLOAT ? "0123456789+-.eE" : "0123456789-";
+    char* end;
+    errno = 0;
+    *value = row->type == OPTION_FLOAT ? strtof(text, &end) : (double)strtoll(text, &end, 10);
+    return *text && !*end && errno == 0 && strspn(text, legal) == strlen(text) &&
+           (row->flags & ABOVE_ ? *value > row->min : *value >= row->min) &&
+           (row->flags & BELOW_ ? *value < row->max : *value <= row->max);
+}
+
+static inline int option_set_number_(Options* options, const OptionRow* row, const char* text) {
+    void* field = (char*)options + row->offset;
+    const int is_auto = ((row->flags & AUTO_) && strcmp(text, "auto") == 0) ||
+                        ((row->flags & MINUS_1_) && strcmp(text, "-1") == 0);
+    double value = OPTION_AUTO;
+    if (!is_auto && !option_read_number_(row, text, &value)) {
+        return 0;
+    }
+    switch (row->type) {
+    case OPTION_INT:
+        *(int*)field = (int)value;
+        break;
+    case OPTION_COUNT:
+        *(int64_t*)field = (int64_t)value;
+        break;
+    default:
+        *(float*)field = (float)value;
+        break;
+    }
+    return 1;
+}
+
+static inline int option_set_seed_(uint64_t* field, const char* text) {
+    errno = 0;
+    *field = strtoull(text, NULL, 10);
+    return *text && strspn(text, "0123456789") == strlen(text) && errno == 0;
+}
+
+static inline int option_set_word_(int* field, const char* words, const char* text) {
+    const char* word;
+    size_t length;
+    for (int i = 0; (word = option_word_(words, i, &length)); i++) {
+        if (strlen(text) == length && memcmp(text, word, length) == 0) {
+            *field = i;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+// Sets an option from text; 0 if the text is not a legal value of it.
+static inline int option_set_(Options* options, const OptionRow* row, const char* text) {
+    void* field = (char*)options + row->offset;
+    switch (row->type) {
+    case OPTION_STRING:
+        *(const char**)field = text;
+        return 1;
+    case OPTION_SEED:
+        return option_set_seed_((uint64_t*)field, text);
+    case OPTION_SWITCH:
+        return option_set_word_((int*)field, row->unit, text) || option_set_word_((int*)field, "0|1", text);
+    case OPTION_CHOICE:
+    case OPTION_FLAG:
+        return option_set_word_((int*)field, row->unit, text);
+    default:
+        return option_set_number_(options, row, text);
+    }
+}
+
+// ---- parsing ----
+
+// Is this argument an option, and not a value? A dash alone and a negative number are values.
+static inline int option_is_name_(const char* arg) {
+    return arg[0] == '-' && arg[1] && !isdigit((unsigned char)arg[1]) && arg[1] != '.';
+}
+
+// The row that the first `length` bytes of arg, dashes included, name; NULL if there is none.
+static inline const OptionRow* option_find_(const char* arg, size_t length) {
+    const size_t dashes = arg[1] == '-' ? 2 : 1;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const char* name = dashes == 2 ? OPTION_TABLE[i].name : OPTION_TABLE[i].alias;
+        if (*name && strlen(name) == length - dashes && memcmp(name, arg + dashes, length - dashes) == 0) {
+            return &OPTION_TABLE[i];
+        }
+    }
+    return NULL;
+}
+
+// The edit distance of Levenshtein: insertions, deletions and changes of a byte that turn text into name.
+static inline int option_distance_(const char* text, size_t length, const char* name) {
+    int distance[OPTION_NAME_BYTES]; // from text[0 .. i) to each beginning of the name
+    const int name_length = (int)strlen(name);
+    assert(name_length < OPTION_NAME_BYTES);
+    for (int j = 0; j <= name_length; j++) {
+        distance[j] = j;
+    }
+    for (size_t i = 0; i < length; i++) {
+        int diagonal = distance[0];
+        distance[0]++;
+        for (int j = 1; j <= name_length; j++) {
+            const int change = diagonal + (text[i] != name[j - 1]);
+            const int gap = 1 + (distance[j] < distance[j - 1] ? distance[j] : distance[j - 1]);
+            diagonal = distance[j];
+            distance[j] = change < gap ? change : gap;
+        }
+    }
+    return distance[name_length];
+}
+
+// Names the nearest option, if one is near enough to be what was meant: at most every other letter wrong.
+__attribute__((noreturn)) static inline void option_unknown_(const char* arg, size_t length) {
+    const size_t dashes = arg[1] == '-' ? 2 : 1;
+    const char* nearest = NULL;
+    size_t best = (length - dashes) / 2 + 1;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const char* name = OPTION_TABLE[i].name;
+        const size_t distance = (size_t)option_distance_(arg + dashes, length - dashes, name);
+        if (distance < best) {
+            best = distance;
+            nearest = name;
+        }
+    }
+    if (nearest) {
+        die_usage("unknown option %.*s; did you mean --%s? (--help lists all)", (int)length, arg, nearest);
+    }
+    die_usage("unknown option %.*s (--help lists all)", (int)length, arg);
+}
+
+__attribute__((noreturn)) static inline void option_refuse_(const OptionRow* row, const char* found) {
+    char buffer[OPTION_TEXT_BYTES];
+    die_usage("--%s is %s; wanted %s%s", row->name, found, option_wanted_(row, buffer),
+              row->flags & AUTO_ ? ", or auto" : "");
+}
+
+// Takes the option `arg` and its value, which may be the next argument (NULL at the end). Returns how many of
+// the arguments after `arg` it used: 0 or 1.
+static inline int option_take_(Options* options, const char* arg, const char* next) {
+    if (!option_is_name_(arg)) {
+        die_usage("stray argument %s; wanted --name value (--help lists all)", *arg ? arg : "''");
+    }
+    const size_t length = strcspn(arg, "=");
+    const int joined = arg[length] == '=';
+    const OptionRow* row = option_find_(arg, length);
+    if (!row) {
+        option_unknown_(arg, length);
+    }
+    char* given = &options->given[row - OPTION_TABLE];
+    if (*given) {
+        die_usage("--%s is given twice", row->name);
+    }
+    *given = 1;
+    if (row->type == OPTION_FLAG) {
+        if (joined) {
+            die_usage("--%s takes no value", row->name);
+        }
+        option_set_(options, row, "on");
+        return 0;
+    }
+    const char* value = joined ? arg + length + 1 : next && !option_is_name_(next) ? next : NULL;
+    if (!value || !option_set_(options, row, value)) {
+        option_refuse_(row, !value ? "given no value" : *value ? value : "''");
+    }
+    return !joined;
+}
+
+// ---- printing ----
+
+// Prints a word as the shell reads it: as it is, or in single quotes.
+static inline void option_print_quoted_(FILE* file, const char* text) {
+    const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./,:+@";
+    if (*text && strspn(text, plain) == strlen(text)) {
+        fputs(text, file);
+        return;
+    }
+    fputc('\'', file);
+    for (; *text; text++) {
+        if (*text == '\'') {
+            fputs("'\\''", file); // close, a quote of its own, open again
+        } else {
+            fputc(*text, file);
+        }
+    }
+    fputc('\'', file);
+}
+
+// Prints --name value, or --name=value where the value would be taken for an option.
+static inline void option_print_setting_(FILE* file, const OptionRow* row, const char* value) {
+    fprintf(file, "--%s", row->name);
+    if (row->type != OPTION_FLAG) {
+        fputc(option_is_name_(value) ? '=' : ' ', file);
+        option_print_quoted_(file, value);
+    }
+}
+
+static inline const char* options_program_name_(const char* program) {
+    const char* slash = strrchr(program, '/');
+    return slash ? slash + 1 : program;
+}
+
+static inline void options_print_version_(FILE* file, const char* program) {
+#ifdef __clang__
+    const char* compiler = __VERSION__;
+#else
+    const char* compiler = "gcc " __VERSION__;
+#endif
+    fprintf(file, "%s %s, compiled by %s\n", options_program_name_(program), LLMC_VERSION, compiler);
+}
+
+enum { OPTION_HELP_COLUMN = 60, OPTION_HELP_WIDTH = 50 };
+
+// Prints text in lines of at most OPTION_HELP_WIDTH, broken at blanks, each after the first indented.
+static inline void option_print_wrapped_(FILE* file, const char* text) {
+    while (strlen(text) > OPTION_HELP_WIDTH) {
+        int length = OPTION_HELP_WIDTH;
+        while (text[length] != ' ') {
+            length--;
+            assert(length > 0);
+        }
+        fprintf(file, "%.*s\n%*s", length, text, OPTION_HELP_COLUMN, "");
+        text += length + 1;
+    }
+    fprintf(file, "%s\n", text);
+}
+
+static inline void options_print_help(FILE* file, const char* program) {
+    fprintf(file, "usage: %s [--name value]...\nAlso --name=value, and -alias value with the short names.\n",
+            program);
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        char name[OPTION_NAME_BYTES + 2], alias[8], buffer[OPTION_TEXT_BYTES];
+        if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
+            fprintf(file, "\n%-22s%-30s%s\n", row->group, "value", "default");
+        }
+        snprintf(name, sizeof(name), "--%s", row->name);
+        snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
+        fprintf(file, "  %-16s%-4s%-30s%-8s", name, alias, option_wanted_(row, buffer),
+                row->type == OPTION_FLAG ? ""
+                : *row->fallback         ? row->fallback
+                                         : "''");
+        option_print_wrapped_(file, row->help);
+    }
+}
+
+// Prints a command line that repeats this run and can be pasted back: the program and every option that is
+// not at its default, also one that was "auto" and has been resolved.
+static inline void options_print_banner(FILE* file, const Options* options, const char* program) {
+    const size_t width = 100;
+    size_t column = strlen(program);
+    option_print_quoted_(file, program);
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        char buffer[OPTION_TEXT_BYTES];
+        const char* value = option_text_(options, row, buffer);
+        if (strcmp(value, row->fallback) == 0) {
+            continue;
+        }
+        const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);
+        const int wrap = column + length + strlen(" \\") > width;
+        fputs(wrap ? " \\\n    " : " ", file);
+        column = length + (wrap ? strlen("   ") : column);
+        option_print_setting_(file, row, value);
+    }
+    fputc('\n', file);
+}
+
+// Prints every setting, one `--name value` on a line, in groups; a shell reads it back.
+static inline void options_print_config(FILE* file, const Options* options) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        char buffer[OPTION_TEXT_BYTES];
+        if (row->type == OPTION_FLAG) {
+            continue;
+        }
+        if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
+            fprintf(file, "%s# %s\n", i ? "\n" : "", row->group);
+        }
+        option_print_setting_(file, row, option_text_(options, row, buffer));
+        fputc('\n', file);
+    }
+}
+
+// Prints every setting as one JSON object on one line, without a newline after it: numbers as numbers, an
+// unresolved "auto" as null, switches as true or false, the rest as strings.
+static inline void options_print_json(FILE* file, const Options* options) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        char buffer[OPTION_TEXT_BYTES];
+        const char* value = option_text_(options, row, buffer);
+        if (row->type == OPTION_FLAG) {
+            continue;
+        }
+        fprintf(file, "%s\"%s\":", i ? "," : "{", row->name);
+        if (row->type == OPTION_STRING || row->type == OPTION_CHOICE) {
+            json_print_string(file, value, strlen(value));
+        } else if (row->type == OPTION_SWITCH) {
+            fputs(strcmp(value, "on") == 0 ? "true" : "false", file);
+        } else {
+            fputs(strcmp(value, "auto") == 0 ? "null" : value, file);
+        }
+    }
+    fputc('}', file);
+}
+
+// ---- the whole ----
+
+// Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
+// for and ends the program. The strings point into argv.
+static inline void options_parse(Options* options, int argc, char** argv) {
+    const char* program = argc > 0 ? argv[0] : "train_gpt2";
+    memset(options, 0, sizeof(*options));
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const int legal = option_set_(options, &OPTION_TABLE[i], OPTION_TABLE[i].fallback);
+        assert(legal);
+        (void)legal;
+    }
+    for (int i = 1; i < argc; i++) {
+        i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+    }
+    if (options->help) {
+        options_print_help(stdout, options_program_name_(program));
+        exit(EXIT_SUCCESS);
+    }
+    if (options->version) {
+        options_print_version_(stdout, program);
+        exit(EXIT_SUCCESS);
+    }
+}
+
+// Was this option on the command line? `name` is the long name, without dashes.
+static inline int options_given(const Options* options, const char* name) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        if (strcmp(OPTION_TABLE[i].name, name) == 0) {
+            return options->given[i];
+        }
+    }
+    assert(!"no such option");
+    return 0;
+}
+
+#endif
