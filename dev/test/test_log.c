@@ -1,0 +1,492 @@
+// test_log.c -- the files parse back to what was logged, a resumed log equals an uninterrupted one, the
+// screen shows the right lines at the right rate, and a full disk or a bad directory is a clear error.
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "llmc/log.h"
+#include "test.h"
+
+enum { STEP_TOKENS = 4096 };
+
+// ---- reading back ----
+
+// A file as one string; static, for one caller at a time.
+static char* slurp(const char* path) {
+    static char text[1 << 20];
+    FILE* file = fopen(path, "rb");
+    const size_t bytes = file ? fread(text, 1, sizeof(text) - 1, file) : 0;
+    text[bytes] = '\0';
+    if (file) {
+        fclose(file);
+    }
+    return text;
+}
+
+// Skips one JSON value; NULL if it is none. Whitespace is not allowed: we write none.
+static const char* json_skip(const char* s) {
+    if (*s == '"') {
+        for (s++; *s && *s != '"' && (unsigned char)*s >= ' '; s++) {
+            if (*s == '\\') {
+                s++;
+                if (*s == 'u' && strspn(s + 1, "0123456789abcdefABCDEF") < 4) {
+                    return NULL;
+                }
+                if (!*s || !strchr("\"\\/bfnrtu", *s)) {
+                    return NULL;
+                }
+            }
+        }
+        return *s == '"' ? s + 1 : NULL;
+    }
+    if (*s == '{') {
+        for (s++; *s == '"';) {
+            s = json_skip(s);
+            if (!s || *s != ':' || !(s = json_skip(s + 1)) || (*s != ',' && *s != '}')) {
+                return NULL;
+            }
+            if (*s++ == '}') {
+                return s;
+            }
+        }
+        return *s == '}' && s[-1] == '{' ? s + 1 : NULL;
+    }
+    if (strncmp(s, "null", 4) == 0 || strncmp(s, "true", 4) == 0) {
+        return s + 4;
+    }
+    char* end;
+    strtod(s, &end);
+    return end != s && (*s == '-' || (*s >= '0' && *s <= '9')) ? end : NULL; // strtod also takes nan and inf
+}
+
+// Where the value of `key` in a flat object begins.
+static const char* json_value(const char* line, const char* key) {
+    char quoted[64];
+    snprintf(quoted, sizeof(quoted), "\"%s\":", key);
+    const char* at = strstr(line, quoted);
+    return at ? at + strlen(quoted) : NULL;
+}
+
+static double json_number(const char* line, const char* key) {
+    const char* value = json_value(line, key);
+    return value && strncmp(value, "null", 4) != 0 ? strtod(value, NULL) : NAN;
+}
+
+static int json_is(const char* line, const char* key, const char* wanted) {
+    const char* value = json_value(line, key);
+    return value && strncmp(value, wanted, strlen(wanted)) == 0;
+}
+
+// Line number i of a text, without its newline; "" if there is none.
+static const char* line_of(const char* text, int i) {
+    static char line[8192];
+    while (i-- > 0 && text) {
+        text = strchr(text, '\n');
+        text = text ? text + 1 : NULL;
+    }
+    snprintf(line, sizeof(line), "%.*s", text ? (int)strcspn(text, "\n") : 0, text ? text : "");
+    return line;
+}
+
+static int count_of(const char* text, const char* word) {
+    int n = 0;
+    for (; (text = strstr(text, word)); text += strlen(word)) {
+        n++;
+    }
+    return n;
+}
+
+static void print_options(FILE* file, const void* what) { fprintf(file, "{\"lr\":%s}", (const char*)what); }
+
+// A log with its files in the directory `name` and its screen in the file name.screen.
+static RunLog open_log(const char* name, int64_t start_step, int64_t steps) {
+    RunLog log;
+    char screen[300];
+    snprintf(screen, sizeof(screen), "%s.screen", test_path(name));
+    log_open(&log, test_path(name), start_step, steps, STEP_TOKENS, fopen(screen, "w"));
+    return log;
+}
+
+// ---- the files ----
+
+static void test_files(void) {
+    const char text[] = "He said \"no\".\n\tThen\0 \x01 \xC3 \xE2\x82\xAC";
+    RunLog log = open_log("files", 0, 1000);
+    log_config(&log, print_options, "0.0003");
+    log_val(&log, 0, 10.9876543);
+    log_train(&log, 1, 4.12345678, 0.12, 0.567812345, -0.31, 3e-4, 812.3, 0.412);
+    log_train(&log, 2, NAN, NAN, INFINITY, NAN, 3e-4, 800, NAN);
+    log_skip(&log, 2, "it is \"bad\"");
+    log_sample(&log, 2, text, sizeof(text) - 1);
+    log_save(&log, 2, "out/a\\b");
+    log_summary(&log, 2, 3.14159265, 1.0833, 345.5);
+    log_close(&log);
+
+    const char* const kinds[] = {"config", "val", "train", "train", "skip", "sample", "save", "summary"};
+    const char* jsonl = slurp(test_path("files/log.jsonl"));
+    EXPECT(count_of(jsonl, "\n") == 8, "8 lines, found %d", count_of(jsonl, "\n"));
+    for (int i = 0; i < 8; i++) {
+        const char *line = line_of(jsonl, i), *end = json_skip(line);
+        char start[32];
+        snprintf(start, sizeof(start), "{\"kind\":\"%s\",", kinds[i]);
+        EXPECT(end && *end == '\0', "line %d is not JSON: %s", i, line);
+        EXPECT(strncmp(line, start, strlen(start)) == 0, "line %d: %s", i, line);
+    }
+    EXPECT(json_is(line_of(jsonl, 0), "options", "{\"lr\":0.0003}}"), "config");
+    EXPECT(json_number(line_of(jsonl, 1), "step") == 0, "the first evaluation is at step 0");
+    EXPECT_NEAR(json_number(line_of(jsonl, 1), "loss"), 10.9876543, 1e-7, "digits of a loss");
+    const char* train = line_of(jsonl, 2);
+    EXPECT(json_number(train, "step") == 1 && json_number(train, "ms") == 812.3, "%s", train);
+    EXPECT_NEAR(json_number(train, "loss"), 4.12345678, 1e-8, "digits of a loss");
+    EXPECT_NEAR(json_number(train, "norm"), 0.567812345, 1e-9, "digits of a norm");
+    EXPECT_NEAR(json_number(train, "lr"), 3e-4, 1e-12, "learning rate");
+    EXPECT_NEAR(json_number(train, "mfu"), 0.412, 1e-9, "a fraction");
+    EXPECT_NEAR(json_number(train, "tok_per_s"), STEP_TOKENS / 0.8123, 1e-3, "of this step");
+    const char* bad = line_of(jsonl, 3);
+    EXPECT(json_is(bad, "loss", "null,") && json_is(bad, "norm", "null,") && json_is(bad, "mfu", "null}"),
+           "%s", bad);
+    EXPECT(json_is(line_of(jsonl, 4), "reason", "\"it is \\\"bad\\\"\"}"), "skip");
+    EXPECT(json_is(line_of(jsonl, 5), "text",
+                   "\"He said \\\"no\\\".\\n\\tThen\\u0000 \\u0001 \\ufffd \xE2\x82\xAC\"}"),
+           "%s", line_of(jsonl, 5));
+    EXPECT(json_is(line_of(jsonl, 6), "path", "\"out/a\\\\b\"}"), "save");
+    const char* summary = line_of(jsonl, 7);
+    EXPECT(json_number(summary, "steps") == 2 && json_number(summary, "peak_mb") == 345.5, "%s", summary);
+    EXPECT_NEAR(json_number(summary, "val_loss"), 3.14159265, 1e-8, "summary");
+    EXPECT_NEAR(json_number(summary, "floor"), 1.0833, 1e-9, "summary");
+    EXPECT_NEAR(json_number(summary, "tok_per_s"), 2 * STEP_TOKENS / 1.6123, 1e-3, "all steps, their time");
+
+    EXPECT(strcmp(slurp(test_path("files/main.log")), "s:0 tel:10.9877\n"
+                                                      "s:1 trl:4.1235 lr:0.000300 norm:0.57\n"
+                                                      "s:2 trl:nan lr:0.000300 norm:inf\n") == 0,
+           "main.log is\n%s", slurp(test_path("files/main.log")));
+}
+
+// Without a floor and an evaluation; and each line is in the file before the next call.
+static void test_partial(void) {
+    RunLog log = open_log("partial", 0, 10);
+    log_val(&log, 0, 5);
+    EXPECT(count_of(slurp(test_path("partial/log.jsonl")), "\n") == 1, "the line is in the file at once");
+    EXPECT(count_of(slurp(test_path("partial/main.log")), "\n") == 1, "the line is in the file at once");
+    log_summary(&log, 0, NAN, NAN, log_peak_mb());
+    log_close(&log);
+    const char* summary = line_of(slurp(test_path("partial/log.jsonl")), 1);
+    EXPECT(json_is(summary, "val_loss", "null,") && !strstr(summary, "floor"), "%s", summary);
+    log = open_log("partial", 0, 10);
+    log_close(&log);
+    EXPECT(!slurp(test_path("partial/log.jsonl"))[0] && !slurp(test_path("partial/main.log"))[0],
+           "a new run begins with empty files");
+    log_open(&log, "", 0, 10, 1, NULL);
+    log_train(&log, 1, 4, 0, 1, 0, 1, 1, NAN);
+    log_summary(&log, 1, NAN, NAN, 1);
+    log_close(&log); // no directory, no screen: no file, no crash
+}
+
+// The trainer's loop from update `start` to `end`, ended as by a power failure unless that is the last one.
+static void run_part(RunLog* log, int start, int end) {
+    for (int step = start;; step++) {
+        if (step % 2 == 0) {
+            log_val(log, step, 5 - 0.1 * step);
+        }
+        if (step % 4 == 0) {
+            log_sample(log, step, "s:99 {\"kind\":\"val\",\"step\":99", 28);
+            log_save(log, step, "ckpt");
+        }
+        if (step == end) {
+            return;
+        }
+        log_train(log, step + 1, 5 - 0.1 * step, 0, 1, 0, 1e-3, 10 + step, NAN);
+    }
+}
+
+static void test_resume(void) {
+    static char whole[1 << 16], whole_text[1 << 16];
+    RunLog log = open_log("whole", 0, 12);
+    log_config(&log, print_options, "1");
+    run_part(&log, 0, 12);
+    log_close(&log);
+    strcpy(whole, slurp(test_path("whole/log.jsonl")));
+    strcpy(whole_text, slurp(test_path("whole/main.log")));
+
+    log = open_log("parts", 0, 12);
+    log_config(&log, print_options, "1");
+    run_part(&log, 0, 7);
+    fputs("{\"kind\":\"train\",\"step\":8,\"lo", log.json.file); // a torn line
+    log_close(&log);
+    for (int crash = 0; crash < 2; crash++) { // twice from step 4; the first time dies at once
+        log = open_log("parts", 4, 12);
+        log_config(&log, print_options, "2");
+        run_part(&log, 4, crash == 0 ? 4 : 12);
+        log_close(&log);
+    }
+    char* parts = slurp(test_path("parts/log.jsonl"));
+    char* config = strstr(parts, "{\"kind\":\"config\",\"options\":{\"lr\":2}}\n");
+    EXPECT(config && json_number(strchr(config, '\n') + 1, "step") == 5, "the resumed run says its options");
+    if (config) {
+        const char* after = strchr(config, '\n') + 1;
+        memmove(config, after, strlen(after) + 1);
+    }
+    EXPECT(strcmp(parts, whole) == 0, "resumed:\n%s\nuninterrupted:\n%s", parts, whole);
+    EXPECT(strcmp(slurp(test_path("parts/main.log")), whole_text) == 0, "main.log of the resumed run:\n%s",
+           slurp(test_path("parts/main.log")));
+
+    log = open_log("parts", 12, 20); // a finished run that goes on: the curve knows what came before
+    CurvePoint points[LOG_BINS_];
+    EXPECT(log_recall_(log.train, points) == 12 && points[11].step == 12, "training losses are read again");
+    EXPECT_NEAR(points[11].loss, 5 - 0.1 * 11, 1e-6, "training losses are read again");
+    EXPECT(log_recall_(log.val, points) == 7 && points[6].step == 12, "validation losses are read again");
+    EXPECT(strcmp(slurp(test_path("parts/main.log")), whole_text) == 0, "and nothing is cut off");
+    log_close(&log);
+    log = open_log("torn", 0, 20);
+    log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
+    fputs("{\"kind\":\"train\",\"step\":1", log.json.file); // the beginning of step 12
+    log_close(&log);
+    log = open_log("torn", 5, 20);
+    log_close(&log);
+    EXPECT(strlen(slurp(test_path("torn/log.jsonl"))) ==
+               strcspn(slurp(test_path("torn/log.jsonl")), "\n") + 1,
+           "a torn line is cut off: %s", slurp(test_path("torn/log.jsonl")));
+    log = open_log("elsewhere", 12, 20); // resumes with no log to go on from
+    run_part(&log, 12, 12);
+    log_close(&log);
+    EXPECT(count_of(slurp(test_path("elsewhere/log.jsonl")), "\n") == 3, "val, sample, save");
+}
+
+// ---- the screen ----
+
+static void test_step_line(void) {
+    RunLog log = open_log("line", 0, 1000);
+    log_train(&log, 12, 4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118);
+    log_train(&log, 1000, 1.5, 0, 0.5, 0, 3e-5, 812.3, NAN);
+    log_close(&log);
+    const char* screen = slurp(test_path("line.screen"));
+    const char* want =
+        "step   12/1000 | loss 4.1234 (+0.12z) | norm 0.5678 (-0.31z) | lr 3.00e-04 | 812.3 ms | "
+        "41.2% MFU | 5042 tok/s | eta 13m23s |   1%";
+    EXPECT(strcmp(line_of(screen, 0), want) == 0, "%s", line_of(screen, 0));
+    want = "step 1000/1000 | loss 1.5000 (+0.00z) | norm 0.5000 (+0.00z) | lr 3.00e-05 | 812.3 ms | 5042 "
+           "tok/s | "
+           "eta 0s | 100%";
+    EXPECT(strcmp(line_of(screen, 1), want) == 0, "%s", line_of(screen, 1));
+}
+
+static void test_messages(void) {
+    RunLog log = open_log("messages", 0, 50);
+    log_val(&log, 0, 3.25);
+    log_sample(&log, 10, "a\nb\x1b[2J", 7);
+    log_save(&log, 10, "out/step_10");
+    log_skip(&log, 11, "why");
+    log_close(&log);
+    const char* screen = slurp(test_path("messages.screen"));
+    EXPECT(strcmp(screen, "step  0/50 | val loss 3.2500\n"
+                          "step 10/50 | sample:\n    a\n    b?[2J\n"
+                          "step 10/50 | saved out/step_10\n"
+                          "step 11/50 | update skipped: why\n") == 0,
+           "%s", screen);
+}
+
+static void train_fast(RunLog* log, int64_t steps) {
+    for (int64_t step = 1; step <= steps; step++) {
+        log_train(log, step, 4, 0, 1, 0, 1e-3, 0.1, NAN);
+    }
+}
+
+// Into a file: the first and the last of many fast steps, and two a second between them.
+static void test_rate(void) {
+    RunLog log = open_log("rate", 0, 2000);
+    const double start = log_now_s_();
+    train_fast(&log, 2000);
+    const int most = 2 + (int)(2 * (log_now_s_() - start));
+    log.shown_s -= 0.6; // as if time had passed
+    log_train(&log, 1999, 4, 0, 1, 0, 1e-3, 0.1, NAN);
+    log_close(&log);
+    const char* screen = slurp(test_path("rate.screen"));
+    const int lines = count_of(screen, "\n");
+    EXPECT(lines >= 3 && lines <= most + 1, "%d lines, wanted at most %d", lines, most + 1);
+    EXPECT(strstr(screen, "step    1/2000") && strstr(screen, "step 2000/2000") &&
+               strstr(screen, "1999/2000"),
+           "first, last, after a pause");
+    EXPECT(!strchr(screen, '\r') && !strchr(screen, '\033'), "nothing for terminals in a file");
+    EXPECT(count_of(slurp(test_path("rate/log.jsonl")), "\n") == 2001, "the files have every step");
+}
+
+// On a terminal: fast steps rewrite one line, and the latest step stands above a message.
+static void test_terminal(void) {
+    RunLog log = open_log("terminal", 0, 2000);
+    log.is_terminal = 1;
+    const double start = log_now_s_();
+    train_fast(&log, 1000);
+    const int most = 1 + (int)(10 * (log_now_s_() - start));
+    log_val(&log, 1000, 3);
+    log_close(&log);
+    const char* screen = slurp(test_path("terminal.screen"));
+    EXPECT(count_of(screen, "\r") <= most + 1, "rewritten %d times", count_of(screen, "\r"));
+    EXPECT(strncmp(screen, "step    1/2000", 14) == 0, "the first step has a line of its own");
+    log = open_log("terminal", 0, 2000);
+    log.is_terminal = 1;
+    train_fast(&log, 1);
+    log.shown_s -= 0.2;
+    log_train(&log, 2, 4, 0, 1, 0, 1e-3, 0.1, NAN);
+    log_train(&log, 3, 4, 0, 1, 0, 1e-3, 0.1, NAN); // too soon to show
+    EXPECT(log.line_is_open, "the line may be rewritten");
+    log_val(&log, 3, 3);
+    log_close(&log);
+    screen = slurp(test_path("terminal.screen"));
+    EXPECT(count_of(screen, "\n") == 3, "step 1, step 3, val:\n%s", screen);
+    EXPECT(strncmp(line_of(screen, 1), "\r\033[?7lstep    2/2000", 20) == 0, "step 2 was shown");
+    EXPECT(strstr(screen, "\r\033[Kstep    3/2000") && strstr(screen, "%\nstep    3/2000 | val loss"),
+           "step 3 was completed: %s", screen);
+    log = open_log("terminal", 0, 2000);
+    log.is_terminal = 1;
+    for (int64_t step = 1; step <= 5; step++) {
+        log_train(&log, step, 4, 0, 1, 0, 1e-3, 150, NAN);
+    }
+    log_close(&log);
+    EXPECT(count_of(slurp(test_path("terminal.screen")), "\n") == 5, "slow steps have a line each");
+}
+
+static void test_is_terminal(void) {
+    const int master = posix_openpt(O_RDWR | O_NOCTTY);
+    if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) {
+        return; // no pseudo terminals here
+    }
+    FILE* slave = fopen(ptsname(master), "w");
+    RunLog log;
+    if (slave) {
+        log_open(&log, "", 0, 10, 1, slave);
+        EXPECT(log.is_terminal, "a terminal is recognized");
+        log_close(&log);
+        fclose(slave);
+    }
+    close(master);
+}
+
+static void test_eta(void) {
+    RunLog log = open_log("eta", 0, 1000);
+    char text[64];
+    log_time_(&log, 100);
+    EXPECT_NEAR(log_eta_s_(&log, 1), 99.9, 1e-6, "after one step");
+    for (int i = 0; i < 99; i++) {
+        log_time_(&log, 100);
+    }
+    log.first_s = log_now_s_() - 0.2 * 99; // half of the time went elsewhere
+    EXPECT_NEAR(log_eta_s_(&log, 100), 180, 0.1, "evaluation counts");
+    for (int i = 0; i < 200; i++) {
+        log_time_(&log, 10);
+    }
+    EXPECT_NEAR(log.smooth_ms, 10, 0.1, "the average forgets");
+    log_time_(&log, 1000);
+    EXPECT(log.smooth_ms < 70, "one slow step moves it little: %g", log.smooth_ms);
+    EXPECT_NEAR(log_tok_per_s(&log), STEP_TOKENS * 301 / 13.0, 1e-6, "all steps");
+    log_close(&log);
+    const double seconds[] = {0, 45.2, 59.6, 730, 11100, 187200, 1e30};
+    const char* const texts[] = {"0s", "45s", "1m00s", "12m10s", "3h05m", "2d04h", "11574074d01h"};
+    for (int i = 0; i < 7; i++) {
+        EXPECT(strcmp(log_duration_(seconds[i], text), texts[i]) == 0, "%g s is %s", seconds[i], text);
+    }
+}
+
+static void test_summary(void) {
+    RunLog log = open_log("summary", 0, 5000);
+    double sum = 0;
+    for (int64_t step = 1; step <= 5000; step++) {
+        log_train(&log, step, 1.2 + 4.8 * exp(-(double)step / 500), 0, 1, 0, 1e-3, 2, NAN);
+        sum += 1.2 + 4.8 * exp(-(double)step / 500);
+    }
+    log_train(&log, 5000, NAN, 0, 1, 0, 1e-3, 2, NAN);
+    CurvePoint points[LOG_BINS_];
+    double total = 0, count = 0;
+    const int n = log_recall_(log.train, points);
+    for (int i = 0; i < n; i++) {
+        total += points[i].loss * (double)log.train[i].count;
+        count += (double)log.train[i].count;
+        EXPECT(i == 0 || points[i].step > points[i - 1].step, "point %d is out of order", i);
+    }
+    EXPECT(n == LOG_BINS_ && count == 5000, "%d points of %g steps", n, count);
+    EXPECT_NEAR(total, sum, 1e-6, "no loss is lost in averaging");
+    log_summary(&log, 5000, 1.2345, 1.1, 300);
+    log_close(&log);
+    const char* screen = slurp(test_path("summary.screen"));
+    EXPECT(strstr(screen, " floor 1.1000 "), "the curve is drawn:\n%s", screen);
+    EXPECT(strstr(screen,
+                  "\n5000 steps | val loss 1.2345 | floor 1.1000 | 2048000 tok/s | peak memory 300 MiB\n"),
+           "%s", screen);
+}
+
+static void test_peak(void) {
+    const double before = log_peak_mb();
+    const size_t bytes = (size_t)64 << 20;
+    volatile char* memory = (volatile char*)malloc(bytes);
+    for (size_t i = 0; memory && i < bytes; i += 1024) {
+        memory[i] = 1;
+    }
+    free((void*)memory);
+    EXPECT(before > 0.5 && log_peak_mb() >= before + 40, "%g MiB, then %g MiB", before, log_peak_mb());
+}
+
+// ---- errors ----
+
+static void open_in(const void* path) {
+    RunLog log;
+    log_open(&log, (const char*)path, 0, 10, 1, NULL);
+}
+
+static void write_in(const void* path) {
+    RunLog log;
+    log_open(&log, (const char*)path, 0, 10, 1, NULL);
+    log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
+}
+
+static void write_to_full_screen(const void* unused) {
+    (void)unused;
+    RunLog log;
+    log_open(&log, "", 0, 10, 1, fopen("/dev/full", "w"));
+    log_val(&log, 0, 4);
+}
+
+static void test_errors(void) {
+    test_write("file", "x", 1);
+    EXPECT(test_dies(open_in, test_path("file/out"), EXIT_FAILURE,
+                     "file/out: cannot make the directory|Not a dir"),
+           "below a file");
+    EXPECT(test_dies(open_in, test_path("file"), EXIT_FAILURE, "file/log.jsonl: cannot open: Not a dir"),
+           "a file of that name");
+    char longest[2000];
+    memset(longest, 'a', sizeof(longest) - 1);
+    longest[sizeof(longest) - 1] = '\0';
+    EXPECT(test_dies(open_in, longest, EXIT_FAILURE, "longer than"), "a path too long");
+    RunLog log;
+    log_open(&log, test_path("deep/er/still/"), 0, 10, 1, NULL);
+    log_close(&log);
+    EXPECT(access(test_path("deep/er/still/log.jsonl"), R_OK) == 0, "parents are made");
+    if (access("/dev/full", W_OK) != 0) {
+        return; // only Linux has it
+    }
+    const char* const names[] = {"full/log.jsonl", "full2/main.log"};
+    for (int i = 0; i < 2; i++) {
+        char directory[300], wanted[300];
+        snprintf(directory, sizeof(directory), "%s", test_path(names[i]));
+        *strrchr(directory, '/') = '\0';
+        snprintf(wanted, sizeof(wanted), "error: %s: cannot write: No space left", test_path(names[i]));
+        EXPECT(mkdir(directory, 0777) == 0 && symlink("/dev/full", test_path(names[i])) == 0, "%s", names[i]);
+        EXPECT(test_dies(write_in, directory, EXIT_FAILURE, wanted), "a full disk at %s", names[i]);
+    }
+    EXPECT(
+        test_dies(write_to_full_screen, NULL, EXIT_FAILURE, "standard output: cannot write: No space left"),
+        "standard output on a full disk");
+}
+
+int main(void) {
+    test_files();
+    test_partial();
+    test_resume();
+    test_step_line();
+    test_messages();
+    test_rate();
+    test_terminal();
+    test_is_terminal();
+    test_eta();
+    test_summary();
+    test_peak();
+    test_errors();
+    return test_done("log");
+}

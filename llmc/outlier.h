@@ -1,0 +1,114 @@
+/*
+outlier.h -- is this step's loss or gradient norm unlike the last 128, and may the update be made at all?
+
+    z = (value - mean) / sd      mean and sd of the window: the last 128 finite values before this one
+
+z is 0 until the window is full, and 0 while sd is 0 (128 equal values give no scale to measure by). z of a
+value that is not finite is NaN, and such a value never enters the window: one NaN would blind it for 128
+steps.
+
+Outliers do enter the window, unclipped. So a spike makes the guard less strict for 128 steps, but a lasting
+change of level is accepted soon: with k new values far away among n = 128, the next one has
+z = sqrt((n - k) / k), so at most n / (1 + limit^2) + 1 updates in a row are skipped (13 at a limit of 3).
+
+A guard watches loss and norm. An update that is not finite is always skipped, whatever the limits.
+
+All state is plain numbers without pointers: a checkpoint may store it as it is.
+
+needs:   nothing
+defines: OUTLIER_WINDOW, Outlier, outlier_z, outlier_add, UpdateGuard, UpdateVerdict, guard_open, guard_check,
+         guard_reason
+*/
+#ifndef LLMC_OUTLIER_H
+#define LLMC_OUTLIER_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "-ffast-math removes isfinite(): NaN would pass the guard; add -fno-finite-math-only"
+#endif
+
+#define OUTLIER_WINDOW 128
+
+// All zero is an empty window.
+typedef struct {
+    double values[OUTLIER_WINDOW]; // value number i is in slot i % OUTLIER_WINDOW
+    int64_t count;                 // values added so far
+} Outlier;
+
+// Two passes over the window, relative to one of its values, so that equal values give an sd of exactly 0.
+static inline double outlier_z(const Outlier* window, double value) {
+    if (!isfinite(value)) {
+        return NAN;
+    }
+    if (window->count < OUTLIER_WINDOW) {
+        return 0;
+    }
+    const double origin = window->values[0];
+    double mean = 0, variance = 0;
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        mean += (window->values[i] - origin) / OUTLIER_WINDOW;
+    }
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        const double deviation = window->values[i] - origin - mean;
+        variance += deviation * deviation / OUTLIER_WINDOW;
+    }
+    return variance > 0 ? (value - origin - mean) / sqrt(variance) : 0;
+}
+
+static inline void outlier_add(Outlier* window, double value) {
+    if (isfinite(value)) {
+        window->values[window->count++ % OUTLIER_WINDOW] = value;
+    }
+}
+
+typedef enum { UPDATE_DO, UPDATE_SKIP_OUTLIER, UPDATE_SKIP_NONFINITE } UpdateVerdict;
+
+typedef struct {
+    double loss_z_limit, norm_z_limit; // skip above this; 0 = off
+    Outlier losses, norms;
+    double loss_z, norm_z; // of the step checked last, for the log
+    int consecutive;       // updates in a row, up to the last one, that were not finite
+} UpdateGuard;
+
+static inline UpdateGuard guard_open(double loss_z_limit, double norm_z_limit) {
+    UpdateGuard guard;
+    memset(&guard, 0, sizeof(guard));
+    guard.loss_z_limit = loss_z_limit;
+    guard.norm_z_limit = norm_z_limit;
+    return guard;
+}
+
+// Whether to make the update with this loss and this gradient norm (before clipping). Call it once a step.
+// Low values are no outliers: only what is too high is skipped.
+static inline UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm) {
+    guard->loss_z = outlier_z(&guard->losses, loss);
+    guard->norm_z = outlier_z(&guard->norms, norm);
+    if (!isfinite(loss) || !isfinite(norm)) {
+        guard->consecutive++;
+        return UPDATE_SKIP_NONFINITE;
+    }
+    guard->consecutive = 0;
+    outlier_add(&guard->losses, loss);
+    outlier_add(&guard->norms, norm);
+    const int loss_is_high = guard->loss_z_limit > 0 && guard->loss_z > guard->loss_z_limit;
+    const int norm_is_high = guard->norm_z_limit > 0 && guard->norm_z > guard->norm_z_limit;
+    return loss_is_high || norm_is_high ? UPDATE_SKIP_OUTLIER : UPDATE_DO;
+}
+
+// For the log: why the update was skipped.
+static inline const char* guard_reason(UpdateVerdict verdict) {
+    switch (verdict) {
+    case UPDATE_SKIP_OUTLIER:
+        return "loss or gradient norm is an outlier";
+    case UPDATE_SKIP_NONFINITE:
+        return "loss or gradient norm is not finite";
+    case UPDATE_DO:
+        break;
+    }
+    return "";
+}
+
+#endif
