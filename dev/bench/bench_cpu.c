@@ -1,0 +1,217 @@
+/*
+bench_cpu.c -- every CPU operation at the shapes of GPT-2 124M, as a share of what this machine can do.
+
+    make bench-cpu
+
+The ceilings are measured in the same program: fp32 multiply-adds in registers on all threads, and memory
+bandwidth as the best of a copy and a triad over arrays far larger than the caches. Each line gives the median
+of the repetitions and their range (10th to 90th percentile); operations bound by memory are given in GB/s of
+the bytes they must move.
+*/
+#include "llmc/adamw.h"
+#include "llmc/attention.h"
+#include "llmc/classifier.h"
+#include "llmc/encoder.h"
+#include "llmc/gelu.h"
+#include "llmc/layernorm.h"
+#include "llmc/matmul.h"
+#include "llmc/peak.h"
+#include "llmc/rand.h"
+
+enum { C = 768, NH = 12, VP = 50304, V = 50257, MOST = 101 };
+
+typedef struct {
+    double peak, bandwidth; // FLOP/s, bytes/s
+    MatmulScratch matmul;
+} Bench;
+
+static float* random_floats(size_t n) {
+    float* x = check_alloc(n, sizeof(float), "bench");
+#pragma omp parallel for
+    for (size_t i = 0; i < n; i++) {
+        x[i] = (float)rand_block(1, 0, i).word[0] * 0x1p-31f - 1.0f;
+    }
+    return x;
+}
+
+static int compare_doubles(const void* a, const void* b) {
+    const double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+
+// Runs `statement` for about half a second and prints a line; `work` is FLOP or bytes per run, `ceiling` the
+// most per second.
+#define BENCH(bench, name, work, ceiling, unit, statement)                                                   \
+    do {                                                                                                     \
+        double seconds_[MOST];                                                                               \
+        int runs_ = 0;                                                                                       \
+        const double begin_s_ = time_now_s();                                                                \
+        statement;                                                                                           \
+        while (runs_ < MOST && (runs_ < 5 || time_now_s() - begin_s_ < 0.5)) {                               \
+            const double start_s_ = time_now_s();                                                            \
+            statement;                                                                                       \
+            seconds_[runs_++] = time_now_s() - start_s_;                                                     \
+        }                                                                                                    \
+        report(name, seconds_, runs_, work, ceiling, unit);                                                  \
+    } while (0)
+
+static void report(const char* name, double* s, int n, double work, double ceiling, const char* unit) {
+    qsort(s, (size_t)n, sizeof(*s), compare_doubles);
+    const double median = s[n / 2];
+    printf("%-38s %9.3f ms  (%8.3f - %8.3f)  %7.1f %s  %5.1f %%\n", name, median * 1e3, s[n / 10] * 1e3,
+           s[n - 1 - n / 10] * 1e3, work / median * 1e-9, unit, 100 * work / median / ceiling);
+    fflush(stdout);
+}
+
+static double measure_bandwidth(void) {
+    const size_t n = (size_t)48 << 20; // 192 MiB an array
+    float *a = random_floats(n), *b = random_floats(n), *c = random_floats(n);
+    double best = 0;
+    for (int repeat = 0; repeat < 10; repeat++) {
+        double start_s = time_now_s();
+#pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < n; i++) {
+            a[i] = b[i];
+        }
+        const double copy = 8.0 * (double)n / (time_now_s() - start_s);
+        start_s = time_now_s();
+#pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < n; i++) {
+            a[i] = b[i] + 0.5f * c[i];
+        }
+        const double triad = 12.0 * (double)n / (time_now_s() - start_s);
+        best = copy > best ? copy : best;
+        best = triad > best ? triad : best;
+    }
+    free(a);
+    free(b);
+    free(c);
+    return best;
+}
+
+static void bench_matmul(Bench* bench, int N, int in, int out) {
+    float *inp = random_floats((size_t)N * in), *weight = random_floats((size_t)out * in),
+          *dweight = random_floats((size_t)out * in);
+    float *y = random_floats((size_t)N * out), *bias = random_floats((size_t)out);
+    const double flops = matmul_flops(N, in, out);
+    char name[64];
+    snprintf(name, sizeof(name), "matmul forward  %4d x %4d -> %5d", N, in, out);
+    BENCH(bench, name, flops, bench->peak, "GFLOP/s",
+          matmul_forward_cpu(y, inp, weight, bias, N, in, out, &bench->matmul));
+    snprintf(name, sizeof(name), "matmul dinp     %4d x %4d -> %5d", N, in, out);
+    BENCH(bench, name, flops, bench->peak, "GFLOP/s",
+          matmul_backward_input_cpu(inp, y, weight, N, in, out, &bench->matmul));
+    snprintf(name, sizeof(name), "matmul dweight  %4d x %4d -> %5d", N, in, out);
+    BENCH(bench, name, flops, bench->peak, "GFLOP/s",
+          matmul_backward_weight_cpu(dweight, y, inp, N, in, out, GRADIENT_SET, &bench->matmul));
+    free(inp);
+    free(weight);
+    free(dweight);
+    free(y);
+    free(bias);
+}
+
+static void bench_attention(Bench* bench, int B, int T) {
+    AttentionScratch scratch;
+    attention_open(&scratch, T, C / NH);
+    const size_t N = (size_t)B * T;
+    float *qkv = random_floats(N * 3 * C), *dqkv = random_floats(N * 3 * C), *out = random_floats(N * C);
+    float *dout = random_floats(N * C), *lse = random_floats(N * NH);
+    char name[64];
+    snprintf(name, sizeof(name), "attention forward   B %d T %d", B, T);
+    BENCH(bench, name, attention_flops(B, T, C), bench->peak, "GFLOP/s",
+          attention_forward_cpu(out, lse, qkv, B, T, 0, C, NH, &scratch));
+    snprintf(name, sizeof(name), "attention backward  B %d T %d", B, T);
+    BENCH(bench, name, 2.5 * attention_flops(B, T, C), bench->peak, "GFLOP/s",
+          attention_backward_cpu(dqkv, dout, qkv, out, lse, B, T, C, NH, &scratch));
+    free(qkv);
+    free(dqkv);
+    free(out);
+    free(dout);
+    free(lse);
+    attention_close(&scratch);
+}
+
+static void bench_rows(Bench* bench, int N) {
+    const size_t n = (size_t)N * 4 * C;
+    float *x = random_floats(n), *y = random_floats(n), *z = random_floats(n), *w = random_floats(4 * C),
+          *b = random_floats(4 * C);
+    float *mean = random_floats(N), *rstd = random_floats(N);
+    const double row_bytes = 4.0 * N * C;
+    BENCH(bench, "gelu forward", 8.0 * (double)n, bench->bandwidth, "GB/s   ", gelu_forward_cpu(y, x, n));
+    BENCH(bench, "gelu backward", 12.0 * (double)n, bench->bandwidth, "GB/s   ",
+          gelu_backward_cpu(y, z, x, n));
+    BENCH(bench, "layernorm forward", 2 * row_bytes, bench->bandwidth, "GB/s   ",
+          layernorm_forward_cpu(y, mean, rstd, x, w, b, N, C));
+    BENCH(bench, "residual + layernorm forward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
+          residual_layernorm_forward_cpu(y, z, mean, rstd, x, y, w, b, N, C));
+    BENCH(bench, "layernorm backward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
+          layernorm_backward_cpu(y, w, b, z, x, w, mean, rstd, N, C, GRADIENT_SET));
+    BENCH(bench, "bias gradient, 4C columns", 4 * row_bytes, bench->bandwidth, "GB/s   ",
+          matmul_backward_bias_cpu(b, x, N, 4 * C, GRADIENT_SET));
+    free(x);
+    free(y);
+    free(z);
+    free(w);
+    free(b);
+    free(mean);
+    free(rstd);
+}
+
+static void bench_classifier(Bench* bench, int N) {
+    float *logits = random_floats((size_t)N * VP), *losses = random_floats(N);
+    int* targets = check_alloc((size_t)N, sizeof(int), "targets");
+    BENCH(bench, "classifier, loss and gradient in place", 8.0 * N * VP, bench->bandwidth, "GB/s   ",
+          classifier_backward_cpu(losses, logits, targets, 1.0f, N, V, VP));
+    free(logits);
+    free(losses);
+    free(targets);
+}
+
+static void bench_update(Bench* bench) {
+    const size_t n = 124439808;
+    float *p = random_floats(n), *g = random_floats(n), *m = random_floats(n), *v = random_floats(n);
+    double* partial = check_alloc(n / GRADIENT_BLOCK + 1, sizeof(double), "partial");
+    const AdamW opt = {.lr = 1e-4f,
+                       .beta1 = 0.9f,
+                       .beta2 = 0.95f,
+                       .eps = 1e-8f,
+                       .weight_decay = 0.1f,
+                       .grad_scale = 1,
+                       .t = 1};
+    BENCH(bench, "adamw, 124M parameters", adamw_bytes((double)n), bench->bandwidth, "GB/s   ",
+          adamw_update_cpu(p, g, m, v, n, opt));
+    BENCH(bench, "gradient norm, 124M parameters", 4.0 * (double)n, bench->bandwidth, "GB/s   ",
+          gradient_square_sum_cpu(g, n, partial));
+    free(p);
+    free(g);
+    free(m);
+    free(v);
+    free(partial);
+}
+
+int main(int argc, char** argv) {
+    (void)argc;
+    threads_wait_briefly(argv);
+    Bench bench;
+    matmul_open(&bench.matmul);
+    bench.peak = peak_flops_per_s();
+    bench.bandwidth = measure_bandwidth();
+    printf("%d threads, %s: peak %.1f GFLOP/s fp32, %.1f GB/s memory\n", threads_max(), VEC_ISA,
+           bench.peak * 1e-9, bench.bandwidth * 1e-9);
+    printf("%-38s %9s     (%8s - %8s)  %7s %s  %s\n", "operation", "median", "10 %", "90 %", "", "       ",
+           "share of the ceiling");
+    const int shapes[5][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, VP}};
+    for (int N = 256; N <= 1024; N *= 4) {
+        for (int i = 0; i < 5; i++) {
+            bench_matmul(&bench, N, shapes[i][0], shapes[i][1]);
+        }
+    }
+    bench_attention(&bench, 4, 64);
+    bench_attention(&bench, 1, 1024);
+    bench_rows(&bench, 1024);
+    bench_classifier(&bench, 256);
+    bench_update(&bench);
+    matmul_close(&bench.matmul);
+    return 0;
+}

@@ -1,0 +1,302 @@
+/*
+attention.h -- causal multi-head self-attention: the contract, and the reference on the CPU.
+
+    q, k, v  = the three parts of a token's row of qkv, head h at columns h*HS ... of each
+    s[t][u]  = q[t] . k[u] / sqrt(HS)           u <= t
+    p[t]     = softmax(s[t])                    lse[t] = log sum_u exp(s[t][u])
+    out[t]   = sum_u p[t][u] v[u]
+
+    dp[t][u] = dout[t] . v[u]                   delta[t] = dout[t] . out[t]
+    ds       = p (dp - delta) / sqrt(HS)
+    dq[t]    = sum_u ds[t][u] k[u]     dk[u] = sum_t ds[t][u] q[t]     dv[u] = sum_t p[t][u] dout[t]
+
+    qkv, dqkv     (B, T, 3, NH, HS)   packed as the linear layer writes it; C = NH*HS
+    out, dout     (B, T, C)
+    lse           (B, NH, T)          fp32, kept for the backward pass
+
+Both passes set their outputs. The forward pass computes the tokens `first` <= t < T only (generation reuses
+the earlier rows of qkv as its key-value cache).
+
+As in flash attention (Dao et al., 2022), probabilities exist only for ATTENTION_ROWS queries of one head at a
+time and are computed again, from lse, in the backward pass. A thread takes a whole head; all products are
+tiles of matmul.h.
+
+needs:   check.h matmul.h threads.h vec.h
+defines: AttentionScratch, attention_open, attention_close, attention_forward_cpu, attention_backward_cpu,
+attention_flops
+*/
+#ifndef LLMC_ATTENTION_H
+#define LLMC_ATTENTION_H
+
+#include <assert.h>
+#include <math.h>
+
+#include "matmul.h"
+
+#define ATTENTION_TILES 4
+#define ATTENTION_ROWS (ATTENTION_TILES * TILE_ROWS) // queries at a time
+
+// One thread's working memory. Tp is T rounded up to BLOCK_K, HSp is HS rounded up to TILE_COLS.
+typedef struct {
+    float *k_by_key, *v_by_key;  // (Tp / TILE_COLS, HS, TILE_COLS)   right matrices of q k^T and dout v^T
+    float *k_by_dim, *v_by_dim;  // (HSp / TILE_COLS, Tp, TILE_COLS)  right matrices of ds k and p v
+    float *q_block, *dout_block; // (HSp / TILE_COLS, ATTENTION_ROWS, TILE_COLS)
+    float *p, *ds; // (ATTENTION_TILES, Tp / BLOCK_K, TILE_ROWS, BLOCK_K): left matrices, packed as they arise
+    float* left;   // (TILE_ROWS, BLOCK_K)
+} AttentionScratch_;
+
+typedef struct {
+    AttentionScratch_* of_thread;
+    float* memory;
+    int T, HS;
+} AttentionScratch;
+
+static inline int attention_round_up_(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
+// Scratch for sequences up to T and heads of size HS <= BLOCK_K.
+static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
+    CHECK(HS <= BLOCK_K, "attention: heads of size %d, wanted at most %d", HS, BLOCK_K);
+    const size_t Tp = attention_round_up_(T, BLOCK_K), HSp = attention_round_up_(HS, TILE_COLS);
+    const size_t panels = Tp * HSp, rows = ATTENTION_ROWS * HSp, block = ATTENTION_ROWS * Tp;
+    const size_t sizes[9] = {
+        panels, panels, panels, panels, rows, rows, block, block, (size_t)TILE_ROWS * BLOCK_K};
+    size_t per_thread = 0;
+    for (int i = 0; i < 9; i++) {
+        per_thread += sizes[i];
+    }
+    const int threads = threads_max();
+    scratch->T = T;
+    scratch->HS = HS;
+    scratch->memory = (float*)check_alloc(per_thread * threads, sizeof(float), "attention: scratch");
+    scratch->of_thread =
+        (AttentionScratch_*)check_alloc(threads, sizeof(AttentionScratch_), "attention: scratch");
+    float* at = scratch->memory;
+    for (int i = 0; i < threads; i++) {
+        AttentionScratch_* s = &scratch->of_thread[i];
+        float** const parts[9] = {&s->k_by_key,   &s->v_by_key, &s->k_by_dim, &s->v_by_dim, &s->q_block,
+                                  &s->dout_block, &s->p,        &s->ds,       &s->left};
+        for (int j = 0; j < 9; j++) {
+            *parts[j] = at;
+            at += sizes[j];
+        }
+    }
+}
+
+static inline void attention_close(AttentionScratch* scratch) {
+    free(scratch->memory);
+    free(scratch->of_thread);
+}
+
+// Multiply-adds of the causal half, times two: q k^T and p v (forward); with s again, dp, dv, dq, dk
+// (backward: 5 products).
+static inline double attention_flops(double B, double T, double C) { return 2 * B * T * T * C; }
+
+// Where element (tile 0, row 0, key u) of a packed block of probabilities is; rows are BLOCK_K apart.
+static inline size_t attention_at_(int u) {
+    return (size_t)(u / BLOCK_K) * TILE_ROWS * BLOCK_K + u % BLOCK_K;
+}
+
+// Packs the T rows of one head (row stride 3C) for products over the head's dimensions (k_by_key, v_by_key).
+static inline void attention_pack_by_key_(float* to, const float* rows, size_t stride, int T, int HS) {
+    const Matrix m = {rows, 1, stride};
+    for (int u = 0; u < T; u += TILE_COLS) {
+        matmul_pack_panel_(to + (size_t)u * HS, m, 0, u, HS, matmul_min_(TILE_COLS, T - u));
+    }
+}
+
+// Packs `n` rows for products over the rows; panels of different dimensions are `capacity` rows apart.
+static inline void attention_pack_by_dim_(float* to, const float* rows, size_t stride, int n, int capacity,
+                                          int HS) {
+    const Matrix m = {rows, stride, 1};
+    for (int d = 0; d < HS; d += TILE_COLS) {
+        matmul_pack_panel_(to + (size_t)capacity * d, m, 0, d, n, matmul_min_(TILE_COLS, HS - d));
+    }
+}
+
+// scores(rows, keys) = left . right^T for the keys 0 ... keys-1; left (rows, HS) has row stride `stride`.
+static inline void attention_scores_(float* scores, const float* left, size_t stride,
+                                     const float* right_by_key, float* tile, int rows, int keys, int HS) {
+    const Matrix m = {left, stride, 1};
+    matmul_pack_tile_(tile, m, 0, 0, rows, HS);
+    for (int u = 0; u < keys; u += TILE_COLS) {
+        matmul_tile_dispatch_(scores + attention_at_(u), BLOCK_K, rows, TILE_COLS, tile, 1,
+                              right_by_key + (size_t)u * HS, HS, NULL, GRADIENT_SET);
+    }
+}
+
+// out(rows, HS) = weights(rows, keys) . right(keys, HS); out has row stride `stride`.
+static inline void attention_mix_(float* out, size_t stride, const float* weights, const float* right_by_dim,
+                                  int capacity, int rows, int keys, int HS) {
+    for (int u = 0; u < keys; u += BLOCK_K) {
+        for (int d = 0; d < HS; d += TILE_COLS) {
+            matmul_tile_dispatch_(out + d, stride, rows, matmul_min_(TILE_COLS, HS - d),
+                                  weights + attention_at_(u), 1,
+                                  right_by_dim + (size_t)capacity * d + (size_t)u * TILE_COLS,
+                                  matmul_min_(BLOCK_K, keys - u), NULL, u == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        }
+    }
+}
+
+// out(keys, HS) of the keys u0 ... = weights(queries, keys)^T . right(queries, HS), over the `queries` of a
+// block.
+static inline void attention_scatter_(float* out, size_t stride, const float* weights, size_t tile_floats,
+                                      const float* right, float* left, int queries, int u0, int keys, int HS,
+                                      GradientMode mode) {
+    for (int t = 0; t < queries; t++) {
+        const float* row =
+            weights + t / TILE_ROWS * tile_floats + t % TILE_ROWS * BLOCK_K + attention_at_(u0);
+        memcpy(left + t * TILE_ROWS, row, TILE_ROWS * sizeof(float));
+    }
+    for (int d = 0; d < HS; d += TILE_COLS) {
+        matmul_tile_dispatch_(out + d, stride, keys, matmul_min_(TILE_COLS, HS - d), left, 0,
+                              right + (size_t)ATTENTION_ROWS * d, queries, NULL, mode);
+    }
+}
+
+// A row of scores becomes exp(scale s - shift), and 0 from `keys` up to `end`, a multiple of LANES; returns
+// the sum.
+ALWAYS_INLINE float attention_exp_row_(float* row, int keys, int end, float scale, float shift) {
+    Vec sum = vec_all(0.0f);
+    for (int u0 = 0; u0 < end; u0 += BLOCK_K) {
+        float* block = row + attention_at_(u0) - u0;
+        for (int u = u0; u < matmul_min_(u0 + BLOCK_K, end); u += LANES) {
+            const Vec e = vec_exp(vec_load(block + u) * scale - shift);
+            const Vec kept = u + LANES <= keys ? e : vec_select(vec_first(keys - u), e, vec_all(0.0f));
+            vec_store(block + u, kept);
+            sum += kept;
+        }
+    }
+    return vec_hsum(sum);
+}
+
+static inline float attention_max_row_(const float* row, int keys) {
+    Vec max = vec_all(-INFINITY);
+    for (int u0 = 0; u0 < keys; u0 += BLOCK_K) {
+        const float* block = row + attention_at_(u0) - u0;
+        for (int u = u0; u < matmul_min_(u0 + BLOCK_K, keys); u += LANES) {
+            const Vec s = vec_load(block + u);
+            max = vec_max(u + LANES <= keys ? s : vec_select(vec_first(keys - u), s, max), max);
+        }
+    }
+    return vec_hmax(max);
+}
+
+// ds becomes p (ds - delta) scale: from the gradient of the probabilities to that of the scores.
+static inline void attention_softmax_backward_row_(float* ds, const float* p, int end, float delta,
+                                                   float scale) {
+    for (int u0 = 0; u0 < end; u0 += BLOCK_K) {
+        const size_t block = attention_at_(u0);
+        for (int i = 0; i < matmul_min_(BLOCK_K, end - u0); i += LANES) {
+            vec_store(ds + block + i, vec_load(p + block + i) * (vec_load(ds + block + i) - delta) * scale);
+        }
+    }
+}
+
+// Queries t0 ... t0+rows-1 of one head: scores, softmax, out.
+static inline void attention_forward_tile_(float* out, float* lse, const float* q, AttentionScratch_* s,
+                                           int t0, int rows, int C, int HS, int Tp) {
+    const float scale = 1.0f / sqrtf((float)HS);
+    const int keys = t0 + rows;
+    attention_scores_(s->p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, s->left, rows, keys, HS);
+    float inverse[TILE_ROWS];
+    for (int i = 0; i < rows; i++) {
+        float* row = s->p + i * BLOCK_K;
+        const float max = attention_max_row_(row, t0 + i + 1) * scale;
+        const float sum = attention_exp_row_(row, t0 + i + 1, attention_round_up_(keys, LANES), scale, max);
+        lse[t0 + i] = max + logf(sum);
+        inverse[i] = 1.0f / sum;
+    }
+    attention_mix_(out + (size_t)t0 * C, C, s->p, s->v_by_dim, Tp, rows, keys, HS);
+    for (int i = 0; i < rows; i++) {
+        for (int d = 0; d < HS; d++) {
+            out[(size_t)(t0 + i) * C + d] *= inverse[i];
+        }
+    }
+}
+
+static inline void attention_forward_cpu(float* out, float* lse, const float* qkv, int B, int T, int first,
+                                         int C, int NH, AttentionScratch* scratch) {
+    const int HS = C / NH, Tp = attention_round_up_(scratch->T, BLOCK_K);
+    assert(T <= scratch->T && HS == scratch->HS);
+#pragma omp parallel for schedule(dynamic)
+    for (int head = 0; head < B * NH; head++) {
+        const int b = head / NH, h = head % NH;
+        AttentionScratch_* s = &scratch->of_thread[thread_index()];
+        const float* q = qkv + (size_t)b * T * 3 * C + h * HS;
+        attention_pack_by_key_(s->k_by_key, q + C, 3 * (size_t)C, T, HS);
+        attention_pack_by_dim_(s->v_by_dim, q + 2 * C, 3 * (size_t)C, T, Tp, HS);
+        for (int t = first; t < T; t += TILE_ROWS) {
+            attention_forward_tile_(out + (size_t)b * T * C + h * HS, lse + (size_t)head * T, q, s, t,
+                                    matmul_min_(TILE_ROWS, T - t), C, HS, Tp);
+        }
+    }
+}
+
+// Probabilities and their gradients of the queries t0 ... t0+rows-1 over the keys 0 ... keys-1 (the end of
+// the block), then dq.
+static inline void attention_backward_tile_(float* dq, float* p, float* ds, const float* q, const float* out,
+                                            const float* dout, const float* lse, AttentionScratch_* s, int t0,
+                                            int rows, int keys, int C, int HS, int Tp) {
+    const float scale = 1.0f / sqrtf((float)HS);
+    attention_scores_(p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, s->left, rows, keys, HS);
+    attention_scores_(ds, dout + (size_t)t0 * C, C, s->v_by_key, s->left, rows, keys, HS);
+    for (int i = 0; i < rows; i++) {
+        const float *o = out + (size_t)(t0 + i) * C, *d = dout + (size_t)(t0 + i) * C;
+        float delta = 0;
+        for (int c = 0; c < HS; c++) {
+            delta += o[c] * d[c];
+        }
+        const int end = attention_round_up_(keys, LANES);
+        attention_exp_row_(p + i * BLOCK_K, t0 + i + 1, end, scale, lse[t0 + i]);
+        attention_softmax_backward_row_(ds + i * BLOCK_K, p + i * BLOCK_K, end, delta, scale);
+    }
+    attention_mix_(dq + (size_t)t0 * 3 * C, 3 * (size_t)C, ds, s->k_by_dim, Tp, rows, t0 + rows, HS);
+}
+
+// Queries t0 ... t0+rows-1 (a block of ATTENTION_ROWS) of one head. dk and dv of the block's own keys are set
+// here, those of earlier keys are added to: block after block, in a fixed order.
+static inline void attention_backward_block_(float* dqkv, const float* qkv, const float* out,
+                                             const float* dout, const float* lse, AttentionScratch_* s,
+                                             int t0, int rows, int C, int HS, int Tp) {
+    const size_t tile_floats = (size_t)Tp * TILE_ROWS;
+    const int keys = t0 + rows;
+    for (int i = 0; i < rows; i += TILE_ROWS) {
+        attention_backward_tile_(dqkv, s->p + i / TILE_ROWS * tile_floats,
+                                 s->ds + i / TILE_ROWS * tile_floats, qkv, out, dout, lse, s, t0 + i,
+                                 matmul_min_(TILE_ROWS, rows - i), keys, C, HS, Tp);
+    }
+    attention_pack_by_dim_(s->q_block, qkv + (size_t)t0 * 3 * C, 3 * (size_t)C, rows, ATTENTION_ROWS, HS);
+    attention_pack_by_dim_(s->dout_block, dout + (size_t)t0 * C, C, rows, ATTENTION_ROWS, HS);
+    for (int u = 0; u < keys; u += TILE_ROWS) {
+        const GradientMode mode = u >= t0 ? GRADIENT_SET : GRADIENT_ADD;
+        const int count = matmul_min_(TILE_ROWS, keys - u);
+        float* dk = dqkv + (size_t)u * 3 * C + C;
+        attention_scatter_(dk, 3 * (size_t)C, s->ds, tile_floats, s->q_block, s->left, rows, u, count, HS,
+                           mode);
+        attention_scatter_(dk + C, 3 * (size_t)C, s->p, tile_floats, s->dout_block, s->left, rows, u, count,
+                           HS, mode);
+    }
+}
+
+static inline void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
+                                          const float* lse, int B, int T, int C, int NH,
+                                          AttentionScratch* scratch) {
+    const int HS = C / NH, Tp = attention_round_up_(scratch->T, BLOCK_K);
+    assert(T <= scratch->T && HS == scratch->HS);
+#pragma omp parallel for schedule(dynamic)
+    for (int head = 0; head < B * NH; head++) {
+        const int b = head / NH, h = head % NH;
+        AttentionScratch_* s = &scratch->of_thread[thread_index()];
+        const size_t at_qkv = (size_t)b * T * 3 * C + h * HS, at = (size_t)b * T * C + h * HS;
+        attention_pack_by_key_(s->k_by_key, qkv + at_qkv + C, 3 * (size_t)C, T, HS);
+        attention_pack_by_key_(s->v_by_key, qkv + at_qkv + 2 * C, 3 * (size_t)C, T, HS);
+        attention_pack_by_dim_(s->k_by_dim, qkv + at_qkv + C, 3 * (size_t)C, T, Tp, HS);
+        for (int t = 0; t < T; t += ATTENTION_ROWS) {
+            attention_backward_block_(dqkv + at_qkv, qkv + at_qkv, out + at, dout + at,
+                                      lse + (size_t)head * T, s, t, matmul_min_(ATTENTION_ROWS, T - t), C, HS,
+                                      Tp);
+        }
+    }
+}
+
+#endif

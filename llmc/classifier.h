@@ -1,0 +1,89 @@
+/*
+classifier.h -- softmax, cross-entropy and their gradient in one place: the contract, and the reference on the
+CPU.
+
+    loss[n] = log(sum_v exp(logits[n][v])) - logits[n][target[n]]         v < V
+    dlogits[n][v] = (softmax(logits[n])[v] - [v = target[n]]) * scale     and 0 for V <= v < Vp
+
+    logits     (N, Vp)   columns past V are padding: never probability, never gradient
+    target     (N)       int32, each below V
+    loss       (N)       fp32, in nats
+
+classifier_backward sets loss and turns the logits into their gradient in place; probabilities are stored
+nowhere else. classifier_loss only sets loss (validation must not write gradients). `scale` is 1 / (tokens of
+the whole update).
+
+needs:   vec.h
+defines: classifier_backward_cpu, classifier_loss_cpu
+*/
+#ifndef LLMC_CLASSIFIER_H
+#define LLMC_CLASSIFIER_H
+
+#include <math.h>
+#include <stddef.h>
+
+#include "vec.h"
+
+static inline float classifier_max_(const float* x, int V) {
+    Vec max = vec_all(-INFINITY);
+    int v = 0;
+    for (; v + LANES <= V; v += LANES) {
+        max = vec_max(vec_load(x + v), max);
+    }
+    float result = vec_hmax(max);
+    for (; v < V; v++) {
+        result = x[v] > result ? x[v] : result;
+    }
+    return result;
+}
+
+// sum_v exp(x[v] - max); the exponentials are also left in `keep` unless it is NULL. NaN in x gives NaN.
+ALWAYS_INLINE float classifier_exp_sum_(float* keep, const float* x, float max, int V) {
+    Vec sum = vec_all(0.0f);
+    int v = 0;
+    for (; v + LANES <= V; v += LANES) {
+        const Vec e = vec_exp(vec_load(x + v) - max);
+        sum += e;
+        if (keep) {
+            vec_store(keep + v, e);
+        }
+    }
+    float total = vec_hsum(sum);
+    for (; v < V; v++) {
+        const float e = expf(x[v] - max);
+        total += e;
+        if (keep) {
+            keep[v] = e;
+        }
+    }
+    return total;
+}
+
+static inline void classifier_loss_cpu(float* loss, const float* logits, const int* target, int N, int V,
+                                       int Vp) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const float* row = logits + (size_t)n * Vp;
+        const float max = classifier_max_(row, V);
+        loss[n] = logf(classifier_exp_sum_(NULL, row, max, V)) + max - row[target[n]];
+    }
+}
+
+static inline void classifier_backward_cpu(float* loss, float* logits, const int* target, float scale, int N,
+                                           int V, int Vp) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        float* row = logits + (size_t)n * Vp;
+        const float max = classifier_max_(row, V), target_logit = row[target[n]];
+        const float sum = classifier_exp_sum_(row, row, max, V);
+        const float factor = scale / sum;
+        loss[n] = logf(sum) + max - target_logit;
+        for (int v = 0; v < V; v++) {
+            row[v] *= factor;
+        }
+        row[target[n]] -= scale;
+        memset(row + V, 0, (size_t)(Vp - V) * sizeof(float));
+    }
+}
+
+#endif

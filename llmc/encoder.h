@@ -1,0 +1,56 @@
+/*
+encoder.h -- token and position embeddings: the contract, and the reference on the CPU.
+
+    out[b][t] = wte[tokens[b][t]] + wpe[first + t]
+
+    out, dout       (B, T, C)
+    tokens          (B, T)      int32, each below V
+    wte, dwte       (Vp, C)
+    wpe, dwpe       (maxT, C)   first + T <= maxT
+
+The forward pass sets out. The backward pass (first = 0) ADDS to dwte, which already holds the classifier's
+gradient of the shared weight; it sets or adds to dwpe as `mode` says, and setting zeroes the rows of
+positions not in use.
+
+needs:   matmul.h (GradientMode) vec.h
+defines: encoder_forward_cpu, encoder_backward_cpu
+*/
+#ifndef LLMC_ENCODER_H
+#define LLMC_ENCODER_H
+
+#include "matmul.h"
+
+static inline void encoder_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,
+                                       int B, int T, int first, int C) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < B * T; n++) {
+        const float* token = wte + (size_t)tokens[n] * C;
+        const float* position = wpe + (size_t)(first + n % T) * C;
+        for (int c = 0; c < C; c++) {
+            out[(size_t)n * C + c] = token[c] + position[c];
+        }
+    }
+}
+
+// A thread owns some columns of every row: two tokens with the same id never race, and the order is that of
+// the batch.
+static inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens, int B,
+                                        int T, int maxT, int C, GradientMode mode) {
+    const int block = 2 * LANES;
+    if (mode == GRADIENT_SET) {
+        memset(dwpe, 0, (size_t)maxT * C * sizeof(float));
+    }
+#pragma omp parallel for schedule(static)
+    for (int c0 = 0; c0 < C; c0 += block) {
+        const int end = matmul_min_(c0 + block, C);
+        for (int n = 0; n < B * T; n++) {
+            for (int c = c0; c < end; c++) {
+                const float d = dout[(size_t)n * C + c];
+                dwte[(size_t)tokens[n] * C + c] += d;
+                dwpe[(size_t)(n % T) * C + c] += d;
+            }
+        }
+    }
+}
+
+#endif

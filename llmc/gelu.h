@@ -1,0 +1,69 @@
+/*
+gelu.h -- the GELU activation in its tanh form (Hendrycks and Gimpel, 2016): the contract, and the reference
+on the CPU.
+
+    u   = sqrt(2/pi) (x + 0.044715 x^3)
+    out = x/2 (1 + tanh(u)) = x s        with s = sigmoid(2u), which loses no digits near 0
+    d out / d x = s + 2 x s (1 - s) du/dx
+
+    out, inp, dinp, dout    (n)    any shape
+
+Both passes set their output. dinp may be dout.
+
+needs:   vec.h
+defines: gelu_forward_cpu, gelu_backward_cpu
+*/
+#ifndef LLMC_GELU_H
+#define LLMC_GELU_H
+
+#include <stddef.h>
+
+#include "vec.h"
+
+#define GELU_SCALE 0.7978845608f // sqrt(2/pi)
+#define GELU_CUBIC 0.044715f
+
+ALWAYS_INLINE Vec gelu_sigmoid_(Vec x) { // s
+    return 1.0f / (1.0f + vec_exp(-2.0f * GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x)));
+}
+
+ALWAYS_INLINE Vec gelu_derivative_(Vec x) {
+    const Vec s = gelu_sigmoid_(x);
+    return s + 2.0f * x * s * (1.0f - s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
+}
+
+// The last n % LANES elements go through a vector filled up with zeros.
+ALWAYS_INLINE Vec gelu_load_(const float* p, size_t n) {
+    if (n >= LANES) {
+        return vec_load(p);
+    }
+    float padded[LANES] = {0};
+    memcpy(padded, p, n * sizeof(float));
+    return vec_load(padded);
+}
+
+ALWAYS_INLINE void gelu_store_(float* p, Vec v, size_t n) {
+    if (n >= LANES) {
+        vec_store(p, v);
+    } else {
+        memcpy(p, &v, n * sizeof(float));
+    }
+}
+
+static inline void gelu_forward_cpu(float* out, const float* inp, size_t n) {
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i += LANES) {
+        const Vec x = gelu_load_(inp + i, n - i);
+        gelu_store_(out + i, x * gelu_sigmoid_(x), n - i);
+    }
+}
+
+static inline void gelu_backward_cpu(float* dinp, const float* dout, const float* inp, size_t n) {
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i += LANES) {
+        const Vec x = gelu_load_(inp + i, n - i);
+        gelu_store_(dinp + i, gelu_load_(dout + i, n - i) * gelu_derivative_(x), n - i);
+    }
+}
+
+#endif
