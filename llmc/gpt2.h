@@ -1,0 +1,329 @@
+/*
+gpt2.h -- the description of the model: its sizes, its names, and every tensor it has, each in one row of a
+table.
+
+Parameters and activations are two lists (X-macros). The structs of pointers, the memory, the initialization,
+the decay, the files, the tests and the memory report are loops over their rows; nothing else in the program
+lists the tensors.
+
+    B  sequences in a micro-batch     T   tokens of a sequence     N = B*T
+    C  channels                       NH  heads, of size HS = C/NH
+    L  layers (blocks)                V   vocabulary               Vp = V rounded up to a multiple of 128
+
+GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks, learned
+positions, GELU in tanh form, the token embedding shared with the classifier.
+
+needs:   check.h rand.h; define floatX (the type of parameters and activations) before, or it is float
+defines: GPT2Config, GPT2Parameters, GPT2Activations, TensorRow, tensor_elements, tensor_rows_bind,
+         gpt2_parameter_rows, gpt2_activation_rows, gpt2_parameters_at_layer, gpt2_activations_at_layer,
+         gpt2_activations_at_token, gpt2_model_by_name, gpt2_padded_vocab, gpt2_count_parameters,
+gpt2_flops_per_token, gpt2_initial_value
+*/
+#ifndef LLMC_GPT2_H
+#define LLMC_GPT2_H
+
+#include <math.h>
+#include <stddef.h>
+
+#include "check.h"
+#include "rand.h"
+
+#ifndef floatX
+#define floatX float
+#endif
+
+typedef struct {
+    int max_T; // context: the longest sequence, the rows of wpe
+    int V, Vp;
+    int L, NH, C;
+} GPT2Config;
+
+typedef enum {
+    INIT_ZERO,
+    INIT_ONE,
+    INIT_NORMAL,       // N(0, 0.02)
+    INIT_NORMAL_SCALED // N(0, 0.02 / sqrt(2L)): projections into the residual stream, which adds up 2L of
+                       // them
+} TensorInit;
+
+// clang-format off
+// Parameters, in the order of llm.c's model files. `rows` x `cols` for each of `layers`; a vector is one row.
+// Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer.
+//  name        layers  rows        cols      init                 decay  Hugging Face name
+#define GPT2_PARAMETERS(X) \
+  X(wte,        1,      cfg.Vp,     cfg.C,    INIT_NORMAL,         1,     "wte.weight")             /* token embedding = classifier weight */ \
+  X(wpe,        1,      cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     "wpe.weight")             /* position embedding */ \
+  X(ln1w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     "h.%d.ln_1.weight")       /* norm before attention */ \
+  X(ln1b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     "h.%d.ln_1.bias") \
+  X(qkvw,       cfg.L,  3 * cfg.C,  cfg.C,    INIT_NORMAL,         1,     "h.%d.attn.c_attn.weight") /* queries, keys, values */ \
+  X(qkvb,       cfg.L,  1,          3*cfg.C,  INIT_ZERO,           0,     "h.%d.attn.c_attn.bias") \
+  X(attprojw,   cfg.L,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     "h.%d.attn.c_proj.weight") /* into the residual stream */ \
+  X(attprojb,   cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     "h.%d.attn.c_proj.bias") \
+  X(ln2w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     "h.%d.ln_2.weight")       /* norm before the MLP */ \
+  X(ln2b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     "h.%d.ln_2.bias") \
+  X(fcw,        cfg.L,  4 * cfg.C,  cfg.C,    INIT_NORMAL,         1,     "h.%d.mlp.c_fc.weight")   /* into the MLP's hidden layer */ \
+  X(fcb,        cfg.L,  1,          4*cfg.C,  INIT_ZERO,           0,     "h.%d.mlp.c_fc.bias") \
+  X(fcprojw,    cfg.L,  cfg.C,      4*cfg.C,  INIT_NORMAL_SCALED,  1,     "h.%d.mlp.c_proj.weight") /* into the residual stream */ \
+  X(fcprojb,    cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     "h.%d.mlp.c_proj.bias") \
+  X(lnfw,       1,      1,          cfg.C,    INIT_ONE,            0,     "ln_f.weight")            /* norm before the classifier */ \
+  X(lnfb,       1,      1,          cfg.C,    INIT_ZERO,           0,     "ln_f.bias")
+
+// Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to the level of
+// --recompute named `kept`: 0 not at level 1 and above, 1 not at level 2 and above, 2 not at level 3, 3 always. When it is not
+// kept, all layers share one buffer and the backward pass computes it again.
+//  name        layers  kept  cols                 dtype
+#define GPT2_ACTIVATIONS(X) \
+  X(encoded,    1,      3,    cfg.C,               floatX)  /* the residual stream that enters the first block */ \
+  X(ln1,        cfg.L,  1,    cfg.C,               floatX) \
+  X(ln1_mean,   cfg.L,  2,    1,                   float) \
+  X(ln1_rstd,   cfg.L,  2,    1,                   float) \
+  X(qkv,        cfg.L,  2,    3 * cfg.C,           floatX)  /* (B, T, 3, NH, HS) */ \
+  X(atty,       cfg.L,  2,    cfg.C,               floatX)  /* attention's output, before its projection */ \
+  X(att_lse,    cfg.L,  2,    cfg.NH,              float)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(residual2,  cfg.L,  2,    cfg.C,               floatX)  /* the stream after attention */ \
+  X(ln2,        cfg.L,  1,    cfg.C,               floatX) \
+  X(ln2_mean,   cfg.L,  2,    1,                   float) \
+  X(ln2_rstd,   cfg.L,  2,    1,                   float) \
+  X(fch,        cfg.L,  2,    4 * cfg.C,           floatX)  /* hidden layer before GELU */ \
+  X(fch_gelu,   cfg.L,  0,    4 * cfg.C,           floatX)  /* and after */ \
+  X(residual3,  cfg.L,  3,    cfg.C,               floatX)  /* the stream after the block */ \
+  X(lnf,        1,      3,    cfg.C,               floatX) \
+  X(lnf_mean,   1,      3,    1,                   float) \
+  X(lnf_rstd,   1,      3,    1,                   float) \
+  X(logits,     1,      3,    cfg.Vp,              floatX)  /* becomes dlogits in place */ \
+  X(losses,     1,      3,    1,                   float)   /* nats, per token */ \
+  X(branch,     1,      3,    cfg.C,               floatX)  /* what a block adds to the stream, and its gradient */ \
+  X(dresidual,  1,      3,    cfg.C,               floatX)  /* gradient of the residual stream */ \
+  X(dqkv,       1,      3,    3 * cfg.C,           floatX) \
+  X(dfch,       1,      3,    4 * cfg.C,           floatX)
+// clang-format on
+
+#define GPT2_MEMBER_(name, ...) floatX* name;
+typedef struct {
+    GPT2_PARAMETERS(GPT2_MEMBER_)
+} GPT2Parameters;
+#undef GPT2_MEMBER_
+
+#define GPT2_MEMBER_(name, layers, kept, cols, dtype) dtype* name;
+typedef struct {
+    GPT2_ACTIVATIONS(GPT2_MEMBER_)
+} GPT2Activations;
+#undef GPT2_MEMBER_
+
+#define GPT2_COUNT_(...) +1
+enum {
+    GPT2_PARAMETER_ROWS = 0 GPT2_PARAMETERS(GPT2_COUNT_),
+    GPT2_ACTIVATION_ROWS = 0 GPT2_ACTIVATIONS(GPT2_COUNT_)
+};
+#undef GPT2_COUNT_
+
+// One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN bytes in their
+// allocation.
+#define TENSOR_ALIGN 256
+typedef struct {
+    const char* name;
+    const char* hf_name;  // NULL for activations
+    int layers;           // copies in memory: 1 when all layers share one
+    size_t rows, cols;    // of one layer
+    size_t element_bytes; //
+    TensorInit init;      // parameters only
+    int decay;            // parameters only
+    size_t offset_bytes;  // in the allocation
+    size_t member;        // offset of the pointer in the struct
+} TensorRow;
+
+static inline size_t tensor_layer_elements(const TensorRow* row) { return row->rows * row->cols; }
+static inline size_t tensor_elements(const TensorRow* row) {
+    return row->layers * tensor_layer_elements(row);
+}
+
+// Fills in the offsets; returns the bytes of the whole allocation.
+static inline size_t tensor_rows_layout_(TensorRow* rows, int count) {
+    size_t at = 0;
+    for (int i = 0; i < count; i++) {
+        rows[i].offset_bytes = at;
+        at += array_bytes(tensor_elements(&rows[i]), rows[i].element_bytes);
+        at = (at + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+    }
+    return at;
+}
+
+// The rows of the parameter table for a configuration; returns the bytes of one allocation that holds them
+// all.
+static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg) {
+    TensorRow* row = rows;
+#define GPT2_ROW_(name_, layers_, rows_, cols_, init_, decay_, hf_name_)                                     \
+    row->name = #name_;                                                                                      \
+    row->hf_name = hf_name_;                                                                                 \
+    row->layers = layers_;                                                                                   \
+    row->rows = (size_t)(rows_);                                                                             \
+    row->cols = (size_t)(cols_);                                                                             \
+    row->element_bytes = sizeof(floatX);                                                                     \
+    row->init = init_;                                                                                       \
+    row->decay = decay_;                                                                                     \
+    row->member = offsetof(GPT2Parameters, name_);                                                           \
+    row++;
+    GPT2_PARAMETERS(GPT2_ROW_)
+#undef GPT2_ROW_
+    return tensor_rows_layout_(rows, GPT2_PARAMETER_ROWS);
+}
+
+// The rows of the activation table for micro-batches of B sequences of T tokens; `recompute` is 0 to 3.
+static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
+                                          int recompute) {
+    TensorRow* row = rows;
+#define GPT2_ROW_(name_, layers_, kept_, cols_, dtype_)                                                      \
+    row->name = #name_;                                                                                      \
+    row->hf_name = NULL;                                                                                     \
+    row->layers = recompute > kept_ ? 1 : layers_;                                                           \
+    row->rows = (size_t)B * (size_t)T;                                                                       \
+    row->cols = (size_t)(cols_);                                                                             \
+    row->element_bytes = sizeof(dtype_);                                                                     \
+    row->init = INIT_ZERO;                                                                                   \
+    row->decay = 0;                                                                                          \
+    row->member = offsetof(GPT2Activations, name_);                                                          \
+    row++;
+    GPT2_ACTIVATIONS(GPT2_ROW_)
+#undef GPT2_ROW_
+    return tensor_rows_layout_(rows, GPT2_ACTIVATION_ROWS);
+}
+
+// Points every member of `pointers` (a GPT2Parameters or GPT2Activations) at its tensor in `memory`.
+static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int count, void* memory) {
+    for (int i = 0; i < count; i++) {
+        char* tensor = (char*)memory + rows[i].offset_bytes;
+        memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
+    }
+}
+
+// Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with one copy stay.
+static inline void tensor_rows_advance_(void* pointers, const TensorRow* rows, int count, int l) {
+    for (int i = 0; i < count; i++) {
+        if (rows[i].layers > 1) {
+            char* tensor;
+            memcpy(&tensor, (char*)pointers + rows[i].member, sizeof(tensor));
+            tensor += l * tensor_layer_elements(&rows[i]) * rows[i].element_bytes;
+            memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
+        }
+    }
+}
+
+// The same struct, seen from layer l: .qkvw is layer l's.
+static inline GPT2Parameters gpt2_parameters_at_layer(GPT2Parameters all, const TensorRow* rows, int l) {
+    tensor_rows_advance_(&all, rows, GPT2_PARAMETER_ROWS, l);
+    return all;
+}
+static inline GPT2Activations gpt2_activations_at_layer(GPT2Activations all, const TensorRow* rows, int l) {
+    tensor_rows_advance_(&all, rows, GPT2_ACTIVATION_ROWS, l);
+    return all;
+}
+
+// The same struct, seen from token `first` of the batch: .qkv is that token's row. Not for att_lse, whose
+// tokens come last.
+static inline GPT2Activations gpt2_activations_at_token(GPT2Activations all, const TensorRow* rows,
+                                                        int first) {
+    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+        char* tensor;
+        memcpy(&tensor, (char*)&all + rows[i].member, sizeof(tensor));
+        tensor += first * rows[i].cols * rows[i].element_bytes;
+        memcpy((char*)&all + rows[i].member, &tensor, sizeof(tensor));
+    }
+    return all;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sizes and names
+
+#define GPT2_VOCAB 50257
+#define GPT2_VOCAB_ALIGN 128
+
+static inline int gpt2_padded_vocab(int V) {
+    return (V + GPT2_VOCAB_ALIGN - 1) / GPT2_VOCAB_ALIGN * GPT2_VOCAB_ALIGN;
+}
+
+// Models with a name. GPT-2's are called by their depth (gpt2:d12, or d12), GPT-3's by their width
+// (gpt3:c768).
+typedef struct {
+    const char* name;
+    int L, C, NH, max_T;
+} GPT2NamedModel;
+
+static inline const GPT2NamedModel* gpt2_named_models(int* count) {
+    // clang-format off
+    static const GPT2NamedModel models[] = {
+        {"gpt2:d6",      6,   384,  6, 1024}, {"gpt2:d12",    12,   768, 12, 1024}, // d12: GPT-2 124M
+        {"gpt2:d24",    24,  1024, 16, 1024}, {"gpt2:d36",    36,  1280, 20, 1024}, // 350M, 774M
+        {"gpt2:d48",    48,  1600, 25, 1024}, {"gpt2:d60",    60,  1920, 30, 1024}, // 1558M
+        {"gpt2:d72",    72,  2880, 30, 1024}, {"gpt2:d84",    84,  3456, 36, 1024},
+        {"gpt3:c384",    6,   384,  6, 2048}, {"gpt3:c768",   12,   768, 12, 2048}, // c768: GPT-3 125M
+        {"gpt3:c1024",  24,  1024, 16, 2048}, {"gpt3:c1536",  24,  1536, 16, 2048}, // 350M, 760M
+        {"gpt3:c2048",  24,  2048, 16, 2048}, {"gpt3:c2560",  32,  2560, 32, 2048}, // 1.3B, 2.7B
+        {"gpt3:c4096",  32,  4096, 32, 2048}, {"gpt3:c5120",  40,  5120, 40, 2048}, // 6.7B, 13B
+        {"gpt3:c5140",  40,  5120, 40, 2048},                                       // 13B as the paper misprints it
+        {"gpt3:c12288", 96, 12288, 96, 2048},                                       // 175B
+    };
+    // clang-format on
+    *count = (int)(sizeof(models) / sizeof(models[0]));
+    return models;
+}
+
+// The model called `name` (the prefix "gpt2:" may be left out), or NULL.
+static inline const GPT2NamedModel* gpt2_model_by_name(const char* name) {
+    int count;
+    const GPT2NamedModel* models = gpt2_named_models(&count);
+    for (int i = 0; i < count; i++) {
+        const int prefixed = strcmp(models[i].name, name) == 0;
+        if (prefixed || (strncmp(models[i].name, "gpt2:", 5) == 0 && strcmp(models[i].name + 5, name) == 0)) {
+            return &models[i];
+        }
+    }
+    return NULL;
+}
+
+static inline double gpt2_count_elements_(GPT2Config cfg) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows(rows, cfg);
+    double count = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        count += (double)tensor_elements(&rows[i]);
+    }
+    return count;
+}
+
+// Parameters of the model itself: padding rows of the vocabulary are not counted.
+static inline double gpt2_count_parameters(GPT2Config cfg) {
+    return gpt2_count_elements_(cfg) - (double)(cfg.Vp - cfg.V) * cfg.C;
+}
+
+// Floating-point operations to train on one token, as the field counts them: 6 per weight (with the padded
+// vocabulary and the embeddings, as llm.c does), and 6 L C T for causal attention.
+static inline double gpt2_flops_per_token(GPT2Config cfg, int T) {
+    return 6 * gpt2_count_elements_(cfg) + 6.0 * cfg.L * cfg.C * T;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Random weights
+
+// Value of element (r, c) of layer l of a parameter in a new model: a function of the seed, the tensor's name
+// and the place alone, so the same on every platform, thread count and sharding. Padding rows of the
+// vocabulary are zero.
+static inline float gpt2_initial_value(const TensorRow* row, GPT2Config cfg, uint64_t seed, int l, size_t r,
+                                       size_t c) {
+    switch (row->init) {
+    case INIT_ONE:
+        return 1.0f;
+    case INIT_NORMAL:
+    case INIT_NORMAL_SCALED: {
+        if (row->layers == 1 && row->rows == (size_t)cfg.Vp && r >= (size_t)cfg.V) {
+            return 0.0f;
+        }
+        const double std = row->init == INIT_NORMAL ? 0.02 : 0.02 / sqrt(2.0 * cfg.L);
+        const uint64_t index = (l * row->rows + r) * row->cols + c;
+        return (float)(rand_normal(seed, rand_stream(row->name), index) * std);
+    }
+    default:
+        return 0.0f;
+    }
+}
+
+#endif

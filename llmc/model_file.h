@@ -1,0 +1,161 @@
+/*
+model_file.h -- llm.c's model .bin: 256 int32 of header, then every parameter in the order of the table in
+gpt2.h.
+
+    header [0] 20240326   [1] 3: fp32, 5: bf16   [2] max_T   [3] V   [4] L   [5] NH   [6] C   [7] Vp   rest 0
+
+Little endian. Parameters are fp32 in memory here; bf16 files are widened on reading and rounded to nearest,
+ties to even, on writing. The header is not trusted: sizes are checked against each other and against the
+file's length before anything is allocated, and a weight that is not finite is an error that names its tensor.
+
+needs:   check.h file.h gpt2.h
+defines: ModelDtype, model_file_read_config, model_file_read, model_file_write
+*/
+#ifndef LLMC_MODEL_FILE_H
+#define LLMC_MODEL_FILE_H
+
+#include <sys/stat.h>
+
+#include "file.h"
+#include "gpt2.h"
+
+typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype; // in the order of --export-dtype
+
+#define MODEL_FILE_MAGIC_ 20240326
+#define MODEL_FILE_HEADER_ 256   // int32
+#define MODEL_FILE_CHUNK_ 65536u // elements converted at a time
+
+static inline int model_file_version_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 5 : 3; }
+static inline size_t model_file_element_bytes_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 2 : 4; }
+
+static inline float model_bf16_to_float_(uint16_t bits) {
+    const uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof(value));
+    return value;
+}
+
+static inline uint16_t model_float_to_bf16_(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    if (value != value) {
+        return (uint16_t)(bits >> 16 | 64); // a quiet NaN, whatever its payload was
+    }
+    return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1)) >> 16);
+}
+
+// Bytes that a file of this model has.
+static inline double model_file_bytes_(GPT2Config cfg, ModelDtype dtype) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows(rows, cfg);
+    double elements = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        elements += (double)tensor_elements(&rows[i]);
+    }
+    return 4.0 * MODEL_FILE_HEADER_ + elements * (double)model_file_element_bytes_(dtype);
+}
+
+static inline void model_file_check_header_(const char* path, const int32_t* header, double file_bytes) {
+    CHECK(header[0] == MODEL_FILE_MAGIC_, "%s: magic number %d, wanted %d for a model", path, header[0],
+          MODEL_FILE_MAGIC_);
+    CHECK(header[1] == 3 || header[1] == 5, "%s: version %d, wanted 3 (fp32) or 5 (bf16)", path, header[1]);
+    static const char* const names[6] = {"context", "vocabulary", "layers",
+                                         "heads",   "channels",   "padded vocabulary"};
+    static const int most[6] = {1 << 20, 10000000, 1000, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
+    for (int i = 0; i < 6; i++) {
+        CHECK(header[2 + i] >= 1 && header[2 + i] <= most[i], "%s: %s of %d, wanted 1 to %d", path, names[i],
+              header[2 + i], most[i]);
+    }
+    CHECK(header[6] % header[5] == 0, "%s: %d channels in %d heads, wanted a multiple", path, header[6],
+          header[5]);
+    CHECK(header[7] >= header[3], "%s: padded vocabulary of %d below the vocabulary of %d", path, header[7],
+          header[3]);
+    const GPT2Config cfg = {header[2], header[3], header[7], header[4], header[5], header[6]};
+    const double wanted = model_file_bytes_(cfg, header[1] == 5 ? MODEL_BF16 : MODEL_FP32);
+    CHECK(file_bytes == wanted, "%s: %.0f bytes, wanted %.0f for its %d layers of %d channels", path,
+          file_bytes, wanted, header[4], header[6]);
+}
+
+static inline FILE* model_file_open_(const char* path, int32_t header[MODEL_FILE_HEADER_]) {
+    struct stat info;
+    FILE* file = fopen(path, "rb");
+    CHECK(file && fstat(fileno(file), &info) == 0, "%s: cannot read: %s", path, strerror(errno));
+    CHECK(S_ISREG(info.st_mode), "%s: not a file, wanted a model", path);
+    CHECK(fread(header, sizeof(int32_t), MODEL_FILE_HEADER_, file) == MODEL_FILE_HEADER_,
+          "%s: %.0f bytes, wanted at least a header of %d", path, (double)info.st_size,
+          4 * MODEL_FILE_HEADER_);
+    model_file_check_header_(path, header, (double)info.st_size);
+    return file;
+}
+
+// The sizes of the model in a file, checked against its length.
+static inline GPT2Config model_file_read_config(const char* path) {
+    int32_t header[MODEL_FILE_HEADER_];
+    fclose(model_file_open_(path, header));
+    const GPT2Config cfg = {header[2], header[3], header[7], header[4], header[5], header[6]};
+    return cfg;
+}
+
+static inline void model_file_read_tensor_(const char* path, FILE* file, ModelDtype dtype,
+                                           const TensorRow* row, float* tensor) {
+    const size_t count = tensor_elements(row), element_bytes = model_file_element_bytes_(dtype);
+    uint16_t chunk[MODEL_FILE_CHUNK_];
+    for (size_t at = 0; at < count; at += MODEL_FILE_CHUNK_) {
+        const size_t n = count - at < MODEL_FILE_CHUNK_ ? count - at : MODEL_FILE_CHUNK_;
+        void* to = dtype == MODEL_BF16 ? (void*)chunk : (void*)(tensor + at);
+        CHECK(fread(to, element_bytes, n, file) == n, "%s: cannot read tensor %s", path, row->name);
+        for (size_t i = 0; i < n; i++) {
+            if (dtype == MODEL_BF16) {
+                tensor[at + i] = model_bf16_to_float_(chunk[i]);
+            }
+            const size_t layer = (at + i) / tensor_layer_elements(row),
+                         place = (at + i) % tensor_layer_elements(row);
+            CHECK(isfinite(tensor[at + i]),
+                  "%s: tensor %s, layer %zu, row %zu, column %zu is %f, wanted a finite number", path,
+                  row->name, layer, place / row->cols, place % row->cols, (double)tensor[at + i]);
+        }
+    }
+}
+
+// Reads all parameters into `memory`, laid out by `rows` for the file's own configuration.
+static inline void model_file_read(const char* path, const TensorRow* rows, void* memory) {
+    int32_t header[MODEL_FILE_HEADER_];
+    FILE* file = model_file_open_(path, header);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        model_file_read_tensor_(path, file, header[1] == 5 ? MODEL_BF16 : MODEL_FP32, &rows[i],
+                                (float*)((char*)memory + rows[i].offset_bytes));
+    }
+    fclose(file);
+}
+
+static inline void model_file_write_tensor_(FileWriter* writer, ModelDtype dtype, const float* tensor,
+                                            size_t count) {
+    uint16_t chunk[MODEL_FILE_CHUNK_];
+    for (size_t at = 0; at < count; at += MODEL_FILE_CHUNK_) {
+        const size_t n = count - at < MODEL_FILE_CHUNK_ ? count - at : MODEL_FILE_CHUNK_;
+        for (size_t i = 0; dtype == MODEL_BF16 && i < n; i++) {
+            chunk[i] = model_float_to_bf16_(tensor[at + i]);
+        }
+        file_put(writer, dtype == MODEL_BF16 ? (const void*)chunk : (const void*)(tensor + at),
+                 n * model_file_element_bytes_(dtype));
+    }
+}
+
+// Writes all parameters, whole or not at all.
+static inline void model_file_write(const char* path, GPT2Config cfg, const TensorRow* rows,
+                                    const void* memory, ModelDtype dtype) {
+    const int32_t sizes[8] = {
+        MODEL_FILE_MAGIC_, model_file_version_(dtype), cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
+    int32_t header[MODEL_FILE_HEADER_] = {0};
+    memcpy(header, sizes, sizeof(sizes));
+    FileWriter writer;
+    file_open(&writer, path);
+    file_put(&writer, header, sizeof(header));
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        model_file_write_tensor_(&writer, dtype, (const float*)((const char*)memory + rows[i].offset_bytes),
+                                 tensor_elements(&rows[i]));
+    }
+    file_commit(&writer);
+}
+
+#endif

@@ -1,0 +1,311 @@
+/*
+setup.h -- from the command line to a run: which data, which tokens, which model, and a value for every
+"auto".
+
+    data                        tokens                                   V of a new model
+    none named                  words of the built-in stories            their number
+    text files                  bytes                                    257
+    .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
+
+The model is a name, a model file, or the sizes on the command line; options that are given override a name
+and must agree with a file. Everything is checked here, before any memory for the model is taken.
+
+needs:   check.h dataloader.h gpt2.h model_file.h options.h stories.h tokenizer.h
+defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_data, setup_training,
+setup_eval_batches, setup_floor, setup_eot, setup_prompt, setup_close
+*/
+#ifndef LLMC_SETUP_H
+#define LLMC_SETUP_H
+
+#include "check.h"
+#include "dataloader.h"
+#include "gpt2.h"
+#include "model_file.h"
+#include "options.h"
+#include "stories.h"
+#include "tokenizer.h"
+
+// Sizes of a new model without a name, and of the run with it: they train on a laptop in minutes.
+enum {
+    SETUP_LAYERS = 4,
+    SETUP_CHANNELS = 128,
+    SETUP_HEADS = 4,
+    SETUP_CONTEXT = 256,
+    SETUP_BATCH_TOKENS = 4096,   // of a micro-batch
+    SETUP_STORIES_STEPS = 1000,  // about a minute on two cores
+    SETUP_STORIES_PAGE = 256,    // tokens: a story that crosses the end of a page is cut there
+    SETUP_STORIES_SEED = 271828, // validation stories: the same whatever the seed of the run
+};
+#define SETUP_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs see the built-in text again
+
+typedef enum { DATA_STORIES, DATA_TEXT, DATA_SHARDS } DataKind;
+
+typedef struct {
+    DataKind kind;
+    int has_tokenizer; // without one, samples are printed as token ids
+    Tokenizer tokenizer;
+    TokenStream train, val;
+    Stories* stories; // the built-in corpus, NULL for other data:
+    uint16_t *train_stories, *val_stories;
+    float* val_nats; // what the best possible model pays for each validation token
+} RunData;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Vocabulary and model
+
+// Opens the tokenizer that goes with the data; the data itself is opened by setup_data, when V and T are
+// known.
+static inline void setup_tokenizer(RunData* data, const Options* options) {
+    memset(data, 0, sizeof(*data));
+    if (!options->train_data[0]) {
+        data->kind = DATA_STORIES;
+        data->stories = (Stories*)check_alloc(1, sizeof(Stories), "stories");
+        stories_open(data->stories);
+        const int words = data->stories->eot;
+        const char** word = (const char**)check_alloc((size_t)words, sizeof(*word), "vocabulary");
+        for (int i = 0; i < words; i++) {
+            word[i] = data->stories->token[i];
+        }
+        tokenizer_open_words(&data->tokenizer, word, words);
+        free(word);
+    } else if (tokens_kind(options->train_data) == TOKENS_TEXT) {
+        data->kind = DATA_TEXT;
+        tokenizer_open_bytes(&data->tokenizer);
+    } else {
+        data->kind = DATA_SHARDS;
+        data->has_tokenizer = options->tokenizer[0] != '\0';
+        if (data->has_tokenizer) {
+            tokenizer_open_file(&data->tokenizer, options->tokenizer);
+        }
+        return;
+    }
+    data->has_tokenizer = 1;
+    if (options->tokenizer[0]) {
+        die_usage("--tokenizer %s is for .bin shards; this data has tokens of its own (%s)",
+                  options->tokenizer, data->tokenizer.kind);
+    }
+}
+
+// The file that --model names, or NULL when it names no file but a size, or nothing. A directory is a
+// checkpoint.
+static inline const char* setup_model_path(const Options* options, char path[PATH_MAX]) {
+    struct stat info;
+    if (!options->model[0] || gpt2_model_by_name(options->model)) {
+        return NULL;
+    }
+    const int found = stat(options->model, &info) == 0;
+    if (!found && !strchr(options->model, '/') && !tokens_is_shard_(options->model)) {
+        die_usage("--model %s is neither a file nor a known size (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c384 "
+                  "... c12288)",
+                  options->model);
+    }
+    CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
+    snprintf(path, PATH_MAX, "%s%s", options->model, S_ISDIR(info.st_mode) ? "/model.bin" : "");
+    return path;
+}
+
+// Puts the model's size where the option is "auto"; with a model file the two must agree.
+static inline void setup_size_(int* option, int model, const char* name, const char* path) {
+    if (*option == OPTION_AUTO) {
+        *option = model;
+    } else if (path && *option != model) {
+        die_usage("--%s is %d, but the model in %s has %d", name, *option, path, model);
+    }
+}
+
+// Decides the model. `path` is the model file, or NULL for random weights.
+static inline GPT2Config setup_model(Options* options, const RunData* data, const char* path) {
+    const GPT2NamedModel unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
+                                    options->seq_len > 0 ? options->seq_len : SETUP_CONTEXT};
+    const GPT2NamedModel* named = path ? NULL : gpt2_model_by_name(options->model);
+    named = named ? named : &unnamed;
+    const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
+    GPT2Config cfg = {named->max_T, V, 0, named->L, named->NH, named->C};
+    if (path) {
+        cfg = model_file_read_config(path);
+    }
+    setup_size_(&options->layers, cfg.L, "layers", path);
+    setup_size_(&options->channels, cfg.C, "channels", path);
+    setup_size_(&options->heads, cfg.NH, "heads", path);
+    setup_size_(&options->context, cfg.max_T, "context", path);
+    setup_size_(&options->vocab_size, cfg.V, "vocab-size", path);
+    const GPT2Config chosen = {
+        options->context, options->vocab_size, path ? cfg.Vp : gpt2_padded_vocab(options->vocab_size),
+        options->layers,  options->heads,      options->channels};
+    if (chosen.C % chosen.NH) {
+        die_usage("--channels %d does not divide into --heads %d", chosen.C, chosen.NH);
+    }
+    if (data->kind != DATA_SHARDS && chosen.V < V) {
+        die_usage("--vocab-size is %d; wanted at least %d for the tokens of this data", chosen.V, V);
+    }
+    return chosen;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The run
+
+// Decides the sizes of batches; after setup_model.
+static inline void setup_batch_(Options* options) {
+    if (options->seq_len == OPTION_AUTO) {
+        options->seq_len = options->context;
+    }
+    if (options->seq_len > options->context) {
+        die_usage("--seq-len is %d; wanted at most the model's context of %d tokens", options->seq_len,
+                  options->context);
+    }
+    if (options->batch == OPTION_AUTO) {
+        options->batch = SETUP_BATCH_TOKENS > options->seq_len ? SETUP_BATCH_TOKENS / options->seq_len : 1;
+        while (options->total_batch != OPTION_AUTO && options->batch > 1 &&
+               options->total_batch % ((int64_t)options->batch * options->seq_len)) {
+            options->batch--;
+        }
+    }
+    const int64_t micro = (int64_t)options->batch * options->seq_len;
+    if (options->total_batch == OPTION_AUTO) {
+        options->total_batch = micro;
+    }
+    if (options->total_batch % micro) {
+        die_usage("--total-batch is %lld tokens; wanted a multiple of --batch %d x --seq-len %d = %lld",
+                  (long long)options->total_batch, options->batch, options->seq_len, (long long)micro);
+    }
+}
+
+// Micro-batches of a validation: --eval-batches, but no more than there are.
+static inline int64_t setup_eval_batches(const Options* options, const Dataloader* val) {
+    const int64_t all = (int64_t)((val->num_sequences + (uint64_t)val->B - 1) / (uint64_t)val->B);
+    return options->eval_batches && options->eval_batches < all ? options->eval_batches : all;
+}
+
+// Writes the built-in corpus: enough training text that nothing is read twice, up to a limit.
+static inline void setup_stories_(RunData* data, Options* options) {
+    if (options->steps == OPTION_AUTO) {
+        options->steps = SETUP_STORIES_STEPS;
+    }
+    const int64_t wanted = (options->steps > 0 ? options->steps : 1) * options->total_batch;
+    const size_t train = (size_t)(wanted < SETUP_STORIES_MAX_TOKENS ? wanted : SETUP_STORIES_MAX_TOKENS) + 1;
+    const int batches = options->eval_batches ? options->eval_batches : 20;
+    const size_t val = (size_t)batches * options->batch * options->seq_len + 1;
+    data->train_stories = (uint16_t*)check_alloc(train, sizeof(uint16_t), "stories");
+    data->val_stories = (uint16_t*)check_alloc(val, sizeof(uint16_t), "stories");
+    data->val_nats = (float*)check_alloc(val, sizeof(float), "stories");
+    stories_generate(data->stories, data->train_stories, NULL, train, SETUP_STORIES_PAGE, options->seed);
+    stories_generate(data->stories, data->val_stories, data->val_nats, val, SETUP_STORIES_PAGE, SETUP_STORIES_SEED);
+    tokens_open_memory(&data->train, data->train_stories, train, options->vocab_size, "built-in stories");
+    tokens_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
+}
+
+// Opens the data and decides everything about the run that is still "auto"; after setup_model.
+static inline void setup_data(RunData* data, Options* options) {
+    setup_batch_(options);
+    if (data->kind == DATA_STORIES) {
+        if (options->val_data[0]) {
+            die_usage("--val-data %s needs --train-data: the built-in stories bring their own",
+                      options->val_data);
+        }
+        setup_stories_(data, options);
+        return;
+    }
+    if (options->val_data[0] &&
+        (tokens_kind(options->val_data) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
+        die_usage("--val-data %s and --train-data %s: wanted both shards or both text", options->val_data,
+                  options->train_data);
+    }
+    tokens_open_files(&data->train, options->train_data, options->vocab_size);
+    if (options->val_data[0]) {
+        tokens_open_files(&data->val, options->val_data, options->vocab_size);
+    } else {
+        tokens_split_tail(&data->train, &data->val, options->seq_len);
+    }
+    if (options->steps == OPTION_AUTO) { // one epoch
+        const int64_t tokens =
+            (int64_t)((data->train.count - 1) / (size_t)options->seq_len) * options->seq_len;
+        options->steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
+    }
+}
+
+// An interval in steps that comes round once, at the end.
+static inline int64_t setup_once_(int64_t steps) {
+    return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
+}
+
+// The learning rate and the times of things; after setup_data.
+static inline void setup_training(Options* options) {
+    if (options->save_every == OPTION_AUTO) {
+        options->save_every = options->out[0] ? (int)setup_once_(options->steps) : 0;
+    }
+    if (options->save_every && !options->out[0]) {
+        die_usage("--save-every %d needs a directory: --out", options->save_every);
+    }
+    if (options->lr == OPTION_AUTO) { // GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1/C
+        const float lr = 6e-4f * 768 / (float)options->channels;
+        options->lr = lr < 3e-3f ? lr : 3e-3f;
+    }
+    if (options->warmup == OPTION_AUTO) {
+        options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
+    }
+    if (options->eval_every == OPTION_AUTO) {
+        const int64_t every = options->steps / 10;
+        options->eval_every = (int)(every < 1 ? 1 : every > 1000 ? 1000 : every);
+    }
+    if (options->sample_every == OPTION_AUTO) { // at the end
+        options->sample_every = (int)setup_once_(options->steps);
+    }
+    if (options->sample_tokens == OPTION_AUTO) {
+        options->sample_tokens = options->seq_len < 256 ? options->seq_len : 256;
+    }
+}
+
+// The entropy, in nats per token, of the targets that a validation of `batches` micro-batches looks at; NAN
+// if unknown.
+static inline double setup_floor(const RunData* data, const Options* options, int64_t batches) {
+    if (!data->val_nats) {
+        return NAN;
+    }
+    const int64_t targets = batches * options->batch * options->seq_len;
+    double sum = 0;
+    for (int64_t i = 1; i <= targets; i++) {
+        sum += data->val_nats[i];
+    }
+    return sum / (double)targets;
+}
+
+// The id that separates documents: the last of every vocabulary.
+static inline int setup_eot(const RunData* data, int V) {
+    return data->has_tokenizer ? data->tokenizer.eot : V - 1;
+}
+
+// The tokens that samples begin with: end-of-text, then --prompt. `ids` has room for most + 1; returns their
+// number.
+static inline int setup_prompt(int* ids, int most, const RunData* data, const Options* options, int V) {
+    ids[0] = setup_eot(data, V);
+    const size_t bytes = strlen(options->prompt);
+    if (!bytes) {
+        return 1;
+    }
+    if (!data->has_tokenizer) {
+        die_usage("--prompt needs --tokenizer: this data is only token ids");
+    }
+    int* encoded = (int*)check_alloc(bytes, sizeof(int), "prompt");
+    const size_t count = tokenizer_encode(&data->tokenizer, options->prompt, bytes, encoded);
+    if (count + 1 > (size_t)most) {
+        die_usage("--prompt has %zu tokens; wanted at most %d, one less than the sequence length", count,
+                  most - 1);
+    }
+    memcpy(ids + 1, encoded, count * sizeof(int));
+    free(encoded);
+    return (int)count + 1;
+}
+
+static inline void setup_close(RunData* data) {
+    tokens_close(&data->val);
+    tokens_close(&data->train);
+    if (data->has_tokenizer) {
+        tokenizer_close(&data->tokenizer);
+    }
+    free(data->val_nats);
+    free(data->val_stories);
+    free(data->train_stories);
+    free(data->stories);
+}
+
+#endif
