@@ -1,0 +1,560 @@
+/*
+train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32: usable by itself, and the reference
+that the GPU trainer is checked against. Top to bottom: the model, forward, backward, update, evaluation,
+sampling, the training loop, main. The operations and everything that is not the model are modules in llmc/.
+
+    make train_gpt2 && ./train_gpt2            trains on built-in stories; ./train_gpt2 --help lists the rest
+*/
+#include "llmc/adamw.h"
+#include "llmc/attention.h"
+#include "llmc/checkpoint.h"
+#include "llmc/classifier.h"
+#include "llmc/encoder.h"
+#include "llmc/gelu.h"
+#include "llmc/gpt2.h"
+#include "llmc/layernorm.h"
+#include "llmc/log.h"
+#include "llmc/matmul.h"
+#include "llmc/model_file.h"
+#include "llmc/options.h"
+#include "llmc/outlier.h"
+#include "llmc/peak.h"
+#include "llmc/sampler.h"
+#include "llmc/schedule.h"
+#include "llmc/setup.h"
+#include "llmc/threads.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The model
+
+typedef struct {
+    GPT2Config cfg;
+    int B, T;      // micro-batches up to B sequences of up to T tokens
+    int recompute; // level, 0 to 3: which activations the backward pass computes again
+    TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
+    size_t parameter_bytes, activation_bytes;
+
+    void *params_memory, *grads_memory, *m_memory, *v_memory,
+        *acts_memory; // one allocation each, cut up by the rows
+    GPT2Parameters params, grads;
+    GPT2Activations acts;
+
+    MatmulScratch matmul;
+    AttentionScratch attention;
+    double* norm_partial; // sums of squares of blocks of the gradient
+} GPT2;
+
+// Memory for the model; all parameters are zero. Nothing is allocated after this.
+static void gpt2_open(GPT2* model, GPT2Config cfg, int B, int T, int recompute) {
+    memset(model, 0, sizeof(*model));
+    model->cfg = cfg;
+    model->B = B;
+    model->T = T;
+    model->recompute = recompute;
+    model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, cfg);
+    model->activation_bytes = gpt2_activation_rows(model->activation_rows, cfg, B, T, recompute);
+    model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
+    model->grads_memory = check_alloc(model->parameter_bytes, 1, "gradients");
+    model->m_memory = check_alloc(model->parameter_bytes, 1, "optimizer state m");
+    model->v_memory = check_alloc(model->parameter_bytes, 1, "optimizer state v");
+    model->acts_memory = check_alloc(model->activation_bytes, 1, "activations");
+    tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
+    tensor_rows_bind(&model->grads, model->parameter_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
+    tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
+    matmul_open(&model->matmul);
+    attention_open(&model->attention, T, cfg.C / cfg.NH);
+    model->norm_partial =
+        (double*)check_alloc(model->parameter_bytes / GRADIENT_BLOCK + 1, sizeof(double), "gradient norm");
+}
+
+static void gpt2_close(GPT2* model) {
+    free(model->norm_partial);
+    attention_close(&model->attention);
+    matmul_close(&model->matmul);
+    free(model->acts_memory);
+    free(model->v_memory);
+    free(model->m_memory);
+    free(model->grads_memory);
+    free(model->params_memory);
+}
+
+static float* row_tensor(const TensorRow* row, void* memory) {
+    return (float*)((char*)memory + row->offset_bytes);
+}
+
+static void gpt2_random_weights(GPT2* model, uint64_t seed) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        float* tensor = row_tensor(row, model->params_memory);
+        for (int l = 0; l < row->layers; l++) {
+#pragma omp parallel for schedule(static)
+            for (size_t r = 0; r < row->rows; r++) {
+                for (size_t c = 0; c < row->cols; c++) {
+                    tensor[(l * row->rows + r) * row->cols + c] =
+                        gpt2_initial_value(row, model->cfg, seed, l, r, c);
+                }
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// The residual stream that enters block l.
+static float* residual_into(const GPT2* model, int l) {
+    return l == 0 ? model->acts.encoded
+                  : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
+}
+
+// Block l up to the MLP's hidden layer, for the tokens first ... T-1 of B sequences (first > 0 only with B =
+// 1: the queries, keys and values of earlier tokens are then still there).
+static void block_hidden(GPT2* model, int l, int B, int T, int first) {
+    const int C = model->cfg.C, N = B * (T - first);
+    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const GPT2Activations a = gpt2_activations_at_token(all, model->activation_rows, first);
+    const float* residual = residual_into(model, l) + (size_t)first * C;
+    layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
+    matmul_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
+    attention_forward_cpu(all.atty, all.att_lse, all.qkv, B, T, first, C, model->cfg.NH, &model->attention);
+    matmul_forward_cpu(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
+    residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, a.branch, p.ln2w,
+                                   p.ln2b, N, C);
+    matmul_forward_cpu(a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, &model->matmul);
+    gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * 4 * C);
+}
+
+// Sets the logits of the tokens first ... T-1.
+static void gpt2_forward(GPT2* model, const int* tokens, int B, int T, int first) {
+    const GPT2Config cfg = model->cfg;
+    const int C = cfg.C, N = B * (T - first);
+    assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
+    const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
+    encoder_forward_cpu(a.encoded, tokens + first, model->params.wte, model->params.wpe, B, T - first, first,
+                        C);
+    for (int l = 0; l < cfg.L; l++) {
+        const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+        const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
+        block_hidden(model, l, B, T, first);
+        matmul_forward_cpu(a.branch, layer.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, &model->matmul);
+        residual_forward_cpu(layer.residual3, layer.residual2, a.branch, (size_t)N * C);
+    }
+    const float* residual = residual_into(model, cfg.L) + (size_t)first * C;
+    layernorm_forward_cpu(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N,
+                          C);
+    matmul_forward_cpu(a.logits, a.lnf, model->params.wte, NULL, N, C, cfg.Vp, &model->matmul);
+}
+
+// The mean of the losses of N tokens, summed in order.
+static double mean_loss(const GPT2* model, int N) {
+    double sum = 0;
+    for (int n = 0; n < N; n++) {
+        sum += model->acts.losses[n];
+    }
+    return sum / N;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+// What the forward pass did not keep of block l, computed again: the same operations on the same inputs, so
+// the same bits.
+static void block_recompute(GPT2* model, int l, int B, int T) {
+    const int C = model->cfg.C, N = B * T;
+    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    if (model->recompute == 3) {
+        block_hidden(model, l, B, T, 0);
+        return;
+    }
+    if (model->recompute == 2) {
+        layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual_into(model, l), p.ln1w, p.ln1b, N, C);
+        layernorm_forward_cpu(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C);
+    }
+    if (model->recompute >= 1) {
+        gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * 4 * C);
+    }
+}
+
+// A linear layer, all three gradients: dinp is set; dweight and dbias (NULL: no bias) are set or added to.
+static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbias, const float* dout,
+                            const float* inp, const float* weight, int N, int C, int OC, GradientMode mode) {
+    matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->matmul);
+    if (dbias) {
+        matmul_backward_bias_cpu(dbias, dout, N, OC, mode);
+    }
+    matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, &model->matmul);
+}
+
+// From the gradient of the stream after block l, in dresidual, to that of the stream before it, in place.
+static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) {
+    const int C = model->cfg.C, N = B * T;
+    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Parameters d = gpt2_parameters_at_layer(model->grads, model->parameter_rows, l);
+    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    block_recompute(model, l, B, T);
+
+    linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C,
+                    mode);
+    gelu_backward_cpu(a.dfch, a.dfch, a.fch, (size_t)N * 4 * C);
+    linear_backward(model, a.branch, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, 4 * C, mode);
+    layernorm_backward_cpu(a.dresidual, d.ln2w, d.ln2b, a.branch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd,
+                           N, C, mode);
+
+    linear_backward(model, a.branch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, mode);
+    attention_backward_cpu(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, B, T, C, model->cfg.NH,
+                           &model->attention);
+    linear_backward(model, a.branch, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, 3 * C, mode);
+    layernorm_backward_cpu(a.dresidual, d.ln1w, d.ln1b, a.branch, residual_into(model, l), p.ln1w, a.ln1_mean,
+                           a.ln1_rstd, N, C, mode);
+}
+
+// After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
+// The loss counts 1 / loss_tokens for each token.
+static void gpt2_backward(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
+    const GPT2Config cfg = model->cfg;
+    const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
+    const GPT2Activations a = model->acts;
+    classifier_backward_cpu(a.losses, a.logits, batch.targets, (float)(1 / loss_tokens), N, cfg.V, cfg.Vp);
+    linear_backward(model, a.branch, model->grads.wte, NULL, a.logits, a.lnf, model->params.wte, N, C, cfg.Vp,
+                    mode);
+    memset(a.dresidual, 0, (size_t)N * C * sizeof(float));
+    layernorm_backward_cpu(a.dresidual, model->grads.lnfw, model->grads.lnfb, a.branch,
+                           residual_into(model, cfg.L), model->params.lnfw, a.lnf_mean, a.lnf_rstd, N, C,
+                           mode);
+    for (int l = cfg.L - 1; l >= 0; l--) {
+        block_backward(model, l, B, T, mode);
+    }
+    encoder_backward_cpu(model->grads.wte, model->grads.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C,
+                         mode);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Update
+
+// The norm of the whole gradient.
+static double gpt2_gradient_norm(GPT2* model) {
+    double sum = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        sum += gradient_square_sum_cpu(row_tensor(row, model->grads_memory), tensor_elements(row),
+                                       model->norm_partial);
+    }
+    return sqrt(sum);
+}
+
+// One AdamW update of every tensor; `adamw.weight_decay` applies to those that decay.
+static void gpt2_update(GPT2* model, AdamW adamw) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        AdamW opt = adamw;
+        opt.weight_decay = row->decay ? adamw.weight_decay : 0.0f;
+        adamw_update_cpu(row_tensor(row, model->params_memory), row_tensor(row, model->grads_memory),
+                         row_tensor(row, model->m_memory), row_tensor(row, model->v_memory),
+                         tensor_elements(row), opt);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Evaluation and sampling
+
+// Mean loss over the first `batches` micro-batches of the validation data, in order.
+static double evaluate(GPT2* model, Dataloader* val, int64_t batches) {
+    double sum = 0;
+    dataloader_seek(val, 0);
+    for (int64_t i = 0; i < batches; i++) {
+        const Batch batch = dataloader_next(val);
+        gpt2_forward(model, batch.inputs, batch.B, batch.T, 0);
+        classifier_loss_cpu(model->acts.losses, model->acts.logits, batch.targets, batch.B * batch.T,
+                            model->cfg.V, model->cfg.Vp);
+        sum += mean_loss(model, batch.B * batch.T);
+    }
+    return sum / (double)batches;
+}
+
+typedef struct {
+    Sampler sampler;
+    Rand rng;
+    int eot;
+    int *prompt, prompt_tokens; // (T + 1)
+    int* ids;                   // (T + 1) what the model sees
+    char* text;                 // what it wrote, after the prompt
+    size_t text_bytes, text_capacity;
+} Generator;
+
+static void generator_open(Generator* g, const GPT2* model, const RunData* data, const Options* options) {
+    sampler_open(&g->sampler, model->cfg.V);
+    g->rng = rand_open(options->seed, rand_stream("samples"));
+    g->eot = setup_eot(data, model->cfg.V);
+    g->prompt = (int*)check_alloc((size_t)model->T + 1, sizeof(int), "prompt");
+    g->prompt_tokens = setup_prompt(g->prompt, model->T, data, options, model->cfg.V);
+    g->ids = (int*)check_alloc((size_t)model->T + 1, sizeof(int), "sample");
+    g->text_capacity =
+        ((size_t)options->sample_tokens + (size_t)g->prompt_tokens) * 256; // no token is longer
+    g->text = (char*)check_alloc(g->text_capacity, 1, "sample");
+}
+
+static void generator_close(Generator* g) {
+    free(g->text);
+    free(g->ids);
+    free(g->prompt);
+    sampler_close(&g->sampler);
+}
+
+// Adds a token to the text; without a tokenizer, its number.
+static void generator_append(Generator* g, const RunData* data, int id) {
+    char number[16];
+    int length = snprintf(number, sizeof(number), "%d ", id);
+    const char* token = data->has_tokenizer ? tokenizer_decode(&data->tokenizer, id, &length) : number;
+    assert(g->text_bytes + (size_t)length <= g->text_capacity);
+    memcpy(g->text + g->text_bytes, token, (size_t)length);
+    g->text_bytes += (size_t)length;
+}
+
+// One text in g->text: the prompt and up to --sample-tokens more, ending with the document. When the model's
+// T tokens are full, the older half is forgotten and the rest is read again, at its new positions.
+static void generate(GPT2* model, Generator* g, const RunData* data, const Options* options) {
+    int known = g->prompt_tokens, read = 0; // tokens in ids, and how many of them the key-value cache has
+    memcpy(g->ids, g->prompt, (size_t)known * sizeof(int));
+    g->text_bytes = 0;
+    for (int i = 1; i < known; i++) {
+        generator_append(g, data, g->ids[i]);
+    }
+    for (int i = 0; i < options->sample_tokens; i++) {
+        if (known > model->T) {
+            known -= model->T / 2 + 1;
+            memmove(g->ids, g->ids + model->T / 2 + 1, (size_t)known * sizeof(int));
+            read = 0;
+        }
+        gpt2_forward(model, g->ids, 1, known,
+                     model->recompute == 3 ? 0 : read); // level 3 keeps no keys and values
+        const float* logits = model->acts.logits + (size_t)(known - 1) * model->cfg.Vp;
+        const int next = sampler_next(logits, model->cfg.V, options->temperature, options->top_k,
+                                      options->top_p, (float)rand_uniform(&g->rng), &g->sampler);
+        if (next == g->eot) {
+            return;
+        }
+        read = known;
+        g->ids[known++] = next;
+        generator_append(g, data, next);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The training loop
+
+// Is a periodic action due before update `step`? Also at the end of the run.
+static int due(int every, int64_t step, int64_t steps) {
+    return every && (step % every == 0 || step == steps);
+}
+
+// One micro-batch after another: sets the gradients of the whole batch, returns its mean loss.
+static double accumulate_gradients(GPT2* model, Dataloader* train, int64_t total_tokens) {
+    const int64_t micro_steps = total_tokens / ((int64_t)train->B * train->T);
+    double loss = 0;
+    for (int64_t micro = 0; micro < micro_steps; micro++) {
+        const Batch batch = dataloader_next(train);
+        gpt2_forward(model, batch.inputs, batch.B, batch.T, 0);
+        gpt2_backward(model, batch, (double)total_tokens, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        loss += mean_loss(model, batch.B * batch.T) / (double)micro_steps;
+    }
+    return loss;
+}
+
+// The optimizer's settings for update number t (from 1) at `step`, for a gradient of this norm.
+static AdamW adamw_settings(const Options* o, int64_t step, int64_t t, double norm) {
+    const AdamW adamw = {
+        .lr = schedule_lr((Schedule)o->schedule, step, o->steps, o->warmup, o->lr, o->final_lr_frac),
+        .beta1 = o->beta1,
+        .beta2 = o->beta2,
+        .eps = o->eps,
+        .weight_decay = o->weight_decay,
+        .grad_scale = o->grad_clip > 0 && norm > o->grad_clip ? (float)(o->grad_clip / norm) : 1.0f,
+        .t = t,
+    };
+    return adamw;
+}
+
+static void log_samples(GPT2* model, Generator* generator, const RunData* data, const Options* options,
+                        RunLog* log, int64_t step) {
+    for (int i = 0; i < options->samples; i++) {
+        generate(model, generator, data, options);
+        log_sample(log, step, generator->text, generator->text_bytes);
+    }
+}
+
+static void save(const GPT2* model, const Options* o, RunLog* log, int64_t step) {
+    char path[PATH_MAX];
+    checkpoint_save(path, o->out, step, o->keep, o->keep_major, model->cfg, model->parameter_rows,
+                    model->params_memory);
+    log_save(log, step, path);
+}
+
+// The run. Returns the last validation loss, NAN if there was none.
+static double train(GPT2* model, const RunData* data, const Options* options, Dataloader* train_loader,
+                    Dataloader* val_loader, Generator* generator, RunLog* log, double peak) {
+    const int64_t steps = options->steps;
+    const double step_flops =
+        gpt2_flops_per_token(model->cfg, options->seq_len) * (double)options->total_batch;
+    UpdateGuard guard = guard_open(options->skip_loss_z, options->skip_grad_z);
+    double val_loss = NAN;
+    int64_t updates = 0; // that were not skipped
+    for (int64_t step = 0;; step++) {
+        if (due(options->eval_every, step, steps)) {
+            val_loss = evaluate(model, val_loader, setup_eval_batches(options, val_loader));
+            log_val(log, step, val_loss);
+        }
+        if (step > 0 && due(options->sample_every, step, steps)) {
+            log_samples(model, generator, data, options, log, step);
+        }
+        if (step > 0 && due(options->save_every, step, steps)) {
+            save(model, options, log, step);
+        }
+        if (step == steps) {
+            return val_loss;
+        }
+        if (options->overfit) {
+            dataloader_seek(train_loader, 0);
+        }
+        const double start_s = time_now_s();
+        const double loss = accumulate_gradients(model, train_loader, options->total_batch);
+        const double norm = gpt2_gradient_norm(model);
+        const UpdateVerdict verdict = guard_check(&guard, loss, norm);
+        const AdamW adamw = adamw_settings(options, step, updates + 1, norm);
+        if (verdict == UPDATE_DO) {
+            gpt2_update(model, adamw);
+            updates++;
+        }
+        const double ms = (time_now_s() - start_s) * 1e3;
+        log_train(log, step + 1, loss, guard.loss_z, norm, guard.norm_z, adamw.lr, ms,
+                  step_flops / (ms * 1e-3) / peak);
+        if (verdict != UPDATE_DO) {
+            log_skip(log, step + 1, guard_reason(verdict));
+        }
+        CHECK(guard.consecutive < options->max_skips,
+              "step %lld: the loss or the norm of the gradient was not finite %d times in a row; the weights "
+              "are those of "
+              "before (--max-skips)",
+              (long long)step + 1, guard.consecutive);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// main
+
+static double mib(double bytes) { return bytes / (1 << 20); }
+
+// What the model takes, by kind of tensor.
+static void print_memory(const GPT2* model) {
+    const double parameters = mib((double)model->parameter_bytes),
+                 activations = mib((double)model->activation_bytes);
+    printf("model: %d layers, %d channels, %d heads, context %d, vocabulary %d (%d with padding): %.2fM "
+           "parameters\n",
+           model->cfg.L, model->cfg.C, model->cfg.NH, model->cfg.max_T, model->cfg.V, model->cfg.Vp,
+           gpt2_count_parameters(model->cfg) / 1e6);
+    printf("memory: %.1f MiB = parameters %.1f + gradients %.1f + AdamW m %.1f + v %.1f + activations %.1f\n",
+           4 * parameters + activations, parameters, parameters, parameters, parameters, activations);
+}
+
+static void print_rows(const TensorRow* rows, int count) {
+    for (int i = 0; i < count; i++) {
+        const TensorRow* row = &rows[i];
+        printf("  %-11s %4d x %8zu x %-6zu %10.2f MiB\n", row->name, row->layers, row->rows, row->cols,
+               mib((double)tensor_elements(row) * (double)row->element_bytes));
+    }
+}
+
+// --plan: what the run would take, without taking it.
+static void print_plan(GPT2Config cfg, const Options* options, double peak) {
+    GPT2 model = {.cfg = cfg};
+    model.parameter_bytes = gpt2_parameter_rows(model.parameter_rows, cfg);
+    model.activation_bytes = gpt2_activation_rows(model.activation_rows, cfg, options->batch,
+                                                  options->seq_len, options->recompute);
+    const double flops = gpt2_flops_per_token(cfg, options->seq_len);
+    const double tokens = (double)options->total_batch * (double)options->steps;
+    printf("\nparameters   layers x rows x columns (gradients, m and v: as much again, each)\n");
+    print_rows(model.parameter_rows, GPT2_PARAMETER_ROWS);
+    printf("\nactivations   layers x tokens x columns\n");
+    print_rows(model.activation_rows, GPT2_ACTIVATION_ROWS);
+    printf("\n");
+    print_memory(&model);
+    printf("work: %.4g tokens of %.4g FLOP = %.4g FLOP\n", tokens, flops, tokens * flops);
+    printf("speed: at most %.0f tok/s at this machine's peak of %.0f GFLOP/s (%d threads, %s): %.2f hours or "
+           "more\n",
+           peak / flops, peak * 1e-9, threads_max(), VEC_ISA, tokens * flops / peak / 3600);
+}
+
+static void print_options_json(FILE* file, const void* options) {
+    options_print_json(file, (const Options*)options);
+}
+
+#ifndef TRAIN_GPT2_NO_MAIN
+int main(int argc, char** argv) {
+    Options options;
+    RunData data;
+    char path_memory[PATH_MAX];
+    threads_wait_briefly(argv);
+    options_parse(&options, argc, argv);
+    if (options.threads) {
+        threads_set(options.threads);
+    }
+    setup_tokenizer(&data, &options);
+    const char* model_path = setup_model_path(&options, path_memory);
+    const GPT2Config cfg = setup_model(&options, &data, model_path);
+    setup_data(&data, &options);
+    setup_training(&options);
+    if (options.print_config) {
+        options_print_config(stdout, &options);
+        return EXIT_SUCCESS;
+    }
+    options_print_banner(stdout, &options, argv[0]);
+    const double peak = peak_flops_per_s();
+    if (options.plan) {
+        print_plan(cfg, &options, peak);
+        return EXIT_SUCCESS;
+    }
+
+    RunLog log;
+    GPT2 model;
+    Dataloader train_loader, val_loader;
+    Generator generator;
+    log_open(&log, options.out, 0, options.steps, options.total_batch, stdout);
+    log_config(&log, print_options_json, &options);
+    dataloader_open(&train_loader, &data.train, options.batch, options.seq_len, (Shuffle)options.shuffle,
+                    options.seed);
+    dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
+    gpt2_open(&model, cfg, options.batch, options.seq_len, options.recompute);
+    generator_open(&generator, &model, &data, &options);
+    if (model_path) {
+        model_file_read(model_path, model.parameter_rows, model.params_memory);
+    } else {
+        gpt2_random_weights(&model, options.seed);
+    }
+    const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
+    print_memory(&model);
+    printf("data: %zu training tokens, %zu for validation; %d threads, %s, peak %.0f GFLOP/s\n",
+           data.train.count, data.val.count, threads_max(), VEC_ISA, peak * 1e-9);
+    if (isfinite(floor)) {
+        printf(
+            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
+            floor);
+    }
+
+    const double val_loss =
+        train(&model, &data, &options, &train_loader, &val_loader, &generator, &log, peak);
+    if (options.export_file[0]) {
+        model_file_write(options.export_file, cfg, model.parameter_rows, model.params_memory,
+                         (ModelDtype)options.export_dtype);
+    }
+    log_summary(&log, options.steps, val_loss, floor, log_peak_mb());
+
+    generator_close(&generator);
+    gpt2_close(&model);
+    dataloader_close(&val_loader);
+    dataloader_close(&train_loader);
+    log_close(&log);
+    setup_close(&data);
+    return EXIT_SUCCESS;
+}
+#endif
