@@ -91,13 +91,13 @@ static void test_against_pytorch(void) {
     State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const int N = s.B * s.T, V = model.cfg.V;
     gpt2_forward(&model, s.x, s.B, s.T, 0);
+    gpt2_logits(&model, 0, N);
     for (int n = 0; n < N; n++) {
         const double error =
             relative_error(model.acts.logits + (size_t)n * model.cfg.Vp, s.logits + (size_t)n * V, V);
         EXPECT_NEAR(error, 0, 2e-6, "logits of token %d", n);
     }
-    classifier_loss_cpu(model.acts.losses, model.acts.logits, s.y, N, V, model.cfg.Vp);
-    EXPECT_NEAR(mean_loss(&model, N), s.loss, 1e-6 * s.loss, "loss without gradients");
+    EXPECT_NEAR(gpt2_loss(&model, batch_of(&s)), s.loss, 1e-6 * s.loss, "loss without gradients");
     EXPECT_NEAR(pass(&model, &s), s.loss, 1e-6 * s.loss, "loss");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.parameter_rows[i];
@@ -186,9 +186,7 @@ static void test_finite_differences(void) {
                 tensor[j] = saved[j] + (float)((side ? -h : h) * grad[j] / sqrt(square));
             }
             gpt2_forward(&model, s.x, s.B, s.T, 0);
-            classifier_loss_cpu(model.acts.losses, model.acts.logits, s.y, s.B * s.T, model.cfg.V,
-                                model.cfg.Vp);
-            loss[side] = mean_loss(&model, s.B * s.T);
+            loss[side] = gpt2_loss(&model, batch_of(&s));
         }
         memcpy(tensor, saved, n * sizeof(float));
         EXPECT_NEAR((loss[0] - loss[1]) / (2 * h) / sqrt(square), 1, 2e-3, "slope along the gradient of %s",
@@ -256,18 +254,45 @@ static void test_accumulation(void) {
     gpt2_close(&model);
 }
 
+// The classifier in several chunks gives the losses and gradients of one.
+static void test_classifier_chunks(void) {
+    GPT2 model, whole;
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
+    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", 0);
+    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    const GPT2Config large = {.Vp = 50304, .V = 50257};
+    EXPECT(gpt2_classifier_chunk(large, 256) == 256, "one chunk");
+    EXPECT(gpt2_classifier_chunk(large, 1024) == 256, "four equal chunks");
+    const double loss = pass(&whole, &s);
+    GPT2Config* cfg = &model.cfg; // as if its vocabulary were padded to so many
+    TensorRow rows[GPT2_ACTIVATION_ROWS];
+    gpt2_activation_rows(rows, *cfg, s.B, s.T, 0);
+    gpt2_forward(&model, s.x, s.B, s.T, 0);
+    for (int n = 0; n < s.B * s.T; n += s.T) { // by hand, one sequence at a time
+        gpt2_logits(&model, n, s.T);
+        classifier_loss_cpu(model.acts.losses + n, model.acts.logits, s.y + n, s.T, cfg->V, cfg->Vp);
+    }
+    EXPECT(mean_loss(&model, s.B * s.T) == loss, "losses in chunks");
+    state_close(&s);
+    gpt2_close(&whole);
+    gpt2_close(&model);
+}
+
 // One token at a time, over the keys and values already there, gives the logits of the whole sequence.
 static void test_generation_cache(void) {
+    enum { PROMPT = 5 };
     GPT2 model, whole;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
     open_fixture(&whole, FIXTURES "gpt2_tiny.bin", 0);
     State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
     gpt2_forward(&whole, s.x, 1, s.T, 0);
-    for (int t = 0; t < s.T; t = t < 5 ? 5 : t + 1) {
-        gpt2_forward(&model, s.x, 1, t + 1 < 6 ? 5 : t + 1, t); // five tokens at first, then one by one
-        const size_t at = (size_t)(t < 5 ? 4 : t) * model.cfg.Vp;
-        EXPECT_NEAR(relative_error(model.acts.logits + at, whole.acts.logits + at, model.cfg.V), 0, 2e-6,
-                    "token %d", t);
+    gpt2_forward(&model, s.x, 1, PROMPT, 0);
+    for (int known = PROMPT; known < s.T; known++) {
+        gpt2_forward(&model, s.x, 1, known + 1, known);
+        gpt2_logits(&model, known, 1);
+        gpt2_logits(&whole, known, 1);
+        EXPECT_NEAR(relative_error(model.acts.logits, whole.acts.logits, model.cfg.V), 0, 2e-6, "token %d",
+                    known);
     }
     state_close(&s);
     gpt2_close(&whole);
@@ -280,6 +305,7 @@ int main(void) {
     test_adamw_steps();
     test_finite_differences();
     test_accumulation();
+    test_classifier_chunks();
     test_generation_cache();
     return test_done("test_gpt2");
 }

@@ -125,7 +125,7 @@ static void block_hidden(GPT2* model, int l, int B, int T, int first) {
     gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * 4 * C);
 }
 
-// Sets the logits of the tokens first ... T-1.
+// Sets the last hidden state, lnf, of the tokens first ... T-1.
 static void gpt2_forward(GPT2* model, const int* tokens, int B, int T, int first) {
     const GPT2Config cfg = model->cfg;
     const int C = cfg.C, N = B * (T - first);
@@ -143,7 +143,14 @@ static void gpt2_forward(GPT2* model, const int* tokens, int B, int T, int first
     const float* residual = residual_into(model, cfg.L) + (size_t)first * C;
     layernorm_forward_cpu(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N,
                           C);
-    matmul_forward_cpu(a.logits, a.lnf, model->params.wte, NULL, N, C, cfg.Vp, &model->matmul);
+}
+
+// Sets the logits of `count` tokens, at most a chunk, from the hidden state of those that begin at token
+// `first` of the batch.
+static void gpt2_logits(GPT2* model, int first, int count) {
+    const int C = model->cfg.C;
+    matmul_forward_cpu(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte, NULL,
+                       count, C, model->cfg.Vp, &model->matmul);
 }
 
 // The mean of the losses of N tokens, summed in order.
@@ -153,6 +160,18 @@ static double mean_loss(const GPT2* model, int N) {
         sum += model->acts.losses[n];
     }
     return sum / N;
+}
+
+// After gpt2_forward on the same batch: the mean loss, without gradients.
+static double gpt2_loss(GPT2* model, Batch batch) {
+    const int N = batch.B * batch.T, chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    for (int n = 0; n < N; n += chunk) {
+        const int count = n + chunk < N ? chunk : N - n;
+        gpt2_logits(model, n, count);
+        classifier_loss_cpu(model->acts.losses + n, model->acts.logits, batch.targets + n, count,
+                            model->cfg.V, model->cfg.Vp);
+    }
+    return mean_loss(model, N);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -210,15 +229,29 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
                            a.ln1_rstd, N, C, mode);
 }
 
+// The classifier and its gradients, chunk by chunk: sets the losses and, in `branch`, the gradient of lnf.
+static void classifier_backward(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
+    const GPT2Activations a = model->acts;
+    const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
+    const int N = batch.B * batch.T, chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    for (int n = 0; n < N; n += chunk) {
+        const int count = n + chunk < N ? chunk : N - n;
+        const size_t at = (size_t)n * C;
+        gpt2_logits(model, n, count);
+        classifier_backward_cpu(a.losses + n, a.logits, batch.targets + n, (float)(1 / loss_tokens), count, V,
+                                Vp);
+        linear_backward(model, a.branch + at, model->grads.wte, NULL, a.logits, a.lnf + at, model->params.wte,
+                        count, C, Vp, n == 0 ? mode : GRADIENT_ADD);
+    }
+}
+
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
 // The loss counts 1 / loss_tokens for each token.
 static void gpt2_backward(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const GPT2Activations a = model->acts;
-    classifier_backward_cpu(a.losses, a.logits, batch.targets, (float)(1 / loss_tokens), N, cfg.V, cfg.Vp);
-    linear_backward(model, a.branch, model->grads.wte, NULL, a.logits, a.lnf, model->params.wte, N, C, cfg.Vp,
-                    mode);
+    classifier_backward(model, batch, loss_tokens, mode);
     memset(a.dresidual, 0, (size_t)N * C * sizeof(float));
     layernorm_backward_cpu(a.dresidual, model->grads.lnfw, model->grads.lnfb, a.branch,
                            residual_into(model, cfg.L), model->params.lnfw, a.lnf_mean, a.lnf_rstd, N, C,
@@ -266,9 +299,7 @@ static double evaluate(GPT2* model, Dataloader* val, int64_t batches) {
     for (int64_t i = 0; i < batches; i++) {
         const Batch batch = dataloader_next(val);
         gpt2_forward(model, batch.inputs, batch.B, batch.T, 0);
-        classifier_loss_cpu(model->acts.losses, model->acts.logits, batch.targets, batch.B * batch.T,
-                            model->cfg.V, model->cfg.Vp);
-        sum += mean_loss(model, batch.B * batch.T);
+        sum += gpt2_loss(model, batch);
     }
     return sum / (double)batches;
 }
@@ -329,8 +360,8 @@ static void generate(GPT2* model, Generator* g, const RunData* data, const Optio
         }
         gpt2_forward(model, g->ids, 1, known,
                      model->recompute == 3 ? 0 : read); // level 3 keeps no keys and values
-        const float* logits = model->acts.logits + (size_t)(known - 1) * model->cfg.Vp;
-        const int next = sampler_next(logits, model->cfg.V, options->temperature, options->top_k,
+        gpt2_logits(model, known - 1, 1);
+        const int next = sampler_next(model->acts.logits, model->cfg.V, options->temperature, options->top_k,
                                       options->top_p, (float)rand_uniform(&g->rng), &g->sampler);
         if (next == g->eot) {
             return;

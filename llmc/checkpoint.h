@@ -38,40 +38,44 @@ static inline void checkpoint_remove_(const char* directory) {
     }
 }
 
-// The step of a directory entry called step_<digits>, or -1.
+// The step of a directory entry that is called as checkpoint_path_ would call it, or -1.
 static inline int64_t checkpoint_step_(const char* name) {
-    char* end;
+    char wanted[32];
     if (strncmp(name, "step_", 5) != 0 || !isdigit((unsigned char)name[5])) {
         return -1;
     }
-    const long long step = strtoll(name + 5, &end, 10);
-    return *end ? -1 : step;
+    const long long step = strtoll(name + 5, NULL, 10);
+    snprintf(wanted, sizeof(wanted), "step_%08lld", step);
+    return strcmp(name, wanted) == 0 ? step : -1;
 }
 
-// Removes the oldest checkpoints but `keep`, not counting multiples of `major` (0: none), which stay.
-static inline void checkpoint_thin_(const char* out, int keep, int major) {
-    for (;;) {
-        int count = 0;
-        int64_t oldest = -1;
-        struct dirent* entry;
-        DIR* dir = opendir(out);
-        while (dir && (entry = readdir(dir))) {
-            const int64_t step = checkpoint_step_(entry->d_name);
-            if (step >= 0 && (major == 0 || step % major != 0)) {
-                count++;
-                oldest = oldest < 0 || step < oldest ? step : oldest;
-            }
+// Counts the checkpoints up to step `newest` that are not at multiples of `major` (0: all); sets `oldest` to
+// the first of them. Later ones are of an earlier run in the same place, and not ours to remove.
+static inline int checkpoint_count_(const char* out, int64_t newest, int major, int64_t* oldest) {
+    int count = 0;
+    struct dirent* entry;
+    DIR* dir = opendir(out);
+    while (dir && (entry = readdir(dir))) {
+        const int64_t step = checkpoint_step_(entry->d_name);
+        if (step >= 0 && step <= newest && (major == 0 || step % major != 0)) {
+            *oldest = count == 0 || step < *oldest ? step : *oldest;
+            count++;
         }
-        if (dir) {
-            closedir(dir);
-        }
-        if (count <= keep) {
-            return;
-        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return count;
+}
+
+// Removes the oldest checkpoints but `keep` (1 or more), not counting multiples of `major`, which stay.
+static inline void checkpoint_thin_(const char* out, int64_t newest, int keep, int major) {
+    int64_t oldest = -1;
+    while (checkpoint_count_(out, newest, major, &oldest) > keep) {
         char path[PATH_MAX];
+        struct stat info;
         checkpoint_path_(path, out, oldest, "");
         checkpoint_remove_(path);
-        struct stat info;
         if (stat(path, &info) == 0) {
             return; // it cannot be removed: not a reason to end the run
         }
@@ -93,7 +97,7 @@ static inline void checkpoint_save(char path[PATH_MAX], const char* out, int64_t
     CHECK(rename(temporary, path) == 0, "%s: cannot rename to %s: %s", temporary, path, strerror(errno));
     file_sync_directory(path);
     if (keep) {
-        checkpoint_thin_(out, keep, major);
+        checkpoint_thin_(out, step, keep, major);
     }
 }
 

@@ -15,9 +15,9 @@ positions, GELU in tanh form, the token embedding shared with the classifier.
 
 needs:   check.h rand.h; define floatX (the type of parameters and activations) before, or it is float
 defines: GPT2Config, GPT2Parameters, GPT2Activations, TensorRow, tensor_elements, tensor_rows_bind,
-         gpt2_parameter_rows, gpt2_activation_rows, gpt2_parameters_at_layer, gpt2_activations_at_layer,
-         gpt2_activations_at_token, gpt2_model_by_name, gpt2_padded_vocab, gpt2_count_parameters,
-gpt2_flops_per_token, gpt2_initial_value
+         gpt2_parameter_rows, gpt2_activation_rows, gpt2_classifier_chunk, gpt2_parameters_at_layer,
+gpt2_activations_at_layer, gpt2_activations_at_token, gpt2_model_by_name, gpt2_padded_vocab,
+gpt2_count_parameters, gpt2_flops_per_token, gpt2_initial_value
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
@@ -70,32 +70,32 @@ typedef enum {
 
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to the level of
 // --recompute named `kept`: 0 not at level 1 and above, 1 not at level 2 and above, 2 not at level 3, 3 always. When it is not
-// kept, all layers share one buffer and the backward pass computes it again.
-//  name        layers  kept  cols                 dtype
+// kept, all layers share one buffer and the backward pass computes it again. Logits exist for `chunk` tokens at a time.
+//  name        layers  tokens  kept  cols                 dtype
 #define GPT2_ACTIVATIONS(X) \
-  X(encoded,    1,      3,    cfg.C,               floatX)  /* the residual stream that enters the first block */ \
-  X(ln1,        cfg.L,  1,    cfg.C,               floatX) \
-  X(ln1_mean,   cfg.L,  2,    1,                   float) \
-  X(ln1_rstd,   cfg.L,  2,    1,                   float) \
-  X(qkv,        cfg.L,  2,    3 * cfg.C,           floatX)  /* (B, T, 3, NH, HS) */ \
-  X(atty,       cfg.L,  2,    cfg.C,               floatX)  /* attention's output, before its projection */ \
-  X(att_lse,    cfg.L,  2,    cfg.NH,              float)   /* (B, NH, T) log of the sum of exponentials */ \
-  X(residual2,  cfg.L,  2,    cfg.C,               floatX)  /* the stream after attention */ \
-  X(ln2,        cfg.L,  1,    cfg.C,               floatX) \
-  X(ln2_mean,   cfg.L,  2,    1,                   float) \
-  X(ln2_rstd,   cfg.L,  2,    1,                   float) \
-  X(fch,        cfg.L,  2,    4 * cfg.C,           floatX)  /* hidden layer before GELU */ \
-  X(fch_gelu,   cfg.L,  0,    4 * cfg.C,           floatX)  /* and after */ \
-  X(residual3,  cfg.L,  3,    cfg.C,               floatX)  /* the stream after the block */ \
-  X(lnf,        1,      3,    cfg.C,               floatX) \
-  X(lnf_mean,   1,      3,    1,                   float) \
-  X(lnf_rstd,   1,      3,    1,                   float) \
-  X(logits,     1,      3,    cfg.Vp,              floatX)  /* becomes dlogits in place */ \
-  X(losses,     1,      3,    1,                   float)   /* nats, per token */ \
-  X(branch,     1,      3,    cfg.C,               floatX)  /* what a block adds to the stream, and its gradient */ \
-  X(dresidual,  1,      3,    cfg.C,               floatX)  /* gradient of the residual stream */ \
-  X(dqkv,       1,      3,    3 * cfg.C,           floatX) \
-  X(dfch,       1,      3,    4 * cfg.C,           floatX)
+  X(encoded,    1,      N,      3,    cfg.C,               floatX)  /* the residual stream that enters the first block */ \
+  X(ln1,        cfg.L,  N,      1,    cfg.C,               floatX) \
+  X(ln1_mean,   cfg.L,  N,      2,    1,                   float) \
+  X(ln1_rstd,   cfg.L,  N,      2,    1,                   float) \
+  X(qkv,        cfg.L,  N,      2,    3 * cfg.C,           floatX)  /* (B, T, 3, NH, HS) */ \
+  X(atty,       cfg.L,  N,      2,    cfg.C,               floatX)  /* attention's output, before its projection */ \
+  X(att_lse,    cfg.L,  N,      2,    cfg.NH,              float)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(residual2,  cfg.L,  N,      2,    cfg.C,               floatX)  /* the stream after attention */ \
+  X(ln2,        cfg.L,  N,      1,    cfg.C,               floatX) \
+  X(ln2_mean,   cfg.L,  N,      2,    1,                   float) \
+  X(ln2_rstd,   cfg.L,  N,      2,    1,                   float) \
+  X(fch,        cfg.L,  N,      2,    4 * cfg.C,           floatX)  /* hidden layer before GELU */ \
+  X(fch_gelu,   cfg.L,  N,      0,    4 * cfg.C,           floatX)  /* and after */ \
+  X(residual3,  cfg.L,  N,      3,    cfg.C,               floatX)  /* the stream after the block */ \
+  X(lnf,        1,      N,      3,    cfg.C,               floatX) \
+  X(lnf_mean,   1,      N,      3,    1,                   float) \
+  X(lnf_rstd,   1,      N,      3,    1,                   float) \
+  X(logits,     1,      chunk,  3,    cfg.Vp,              floatX)  /* become dlogits in place */ \
+  X(losses,     1,      N,      3,    1,                   float)   /* nats, per token */ \
+  X(branch,     1,      N,      3,    cfg.C,               floatX)  /* what a block adds to the stream, and its gradient */ \
+  X(dresidual,  1,      N,      3,    cfg.C,               floatX)  /* gradient of the residual stream */ \
+  X(dqkv,       1,      N,      3,    3 * cfg.C,           floatX) \
+  X(dfch,       1,      N,      3,    4 * cfg.C,           floatX)
 // clang-format on
 
 #define GPT2_MEMBER_(name, ...) floatX* name;
@@ -104,7 +104,7 @@ typedef struct {
 } GPT2Parameters;
 #undef GPT2_MEMBER_
 
-#define GPT2_MEMBER_(name, layers, kept, cols, dtype) dtype* name;
+#define GPT2_MEMBER_(name, layers, tokens, kept, cols, dtype) dtype* name;
 typedef struct {
     GPT2_ACTIVATIONS(GPT2_MEMBER_)
 } GPT2Activations;
@@ -168,15 +168,23 @@ static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GP
     return tensor_rows_layout_(rows, GPT2_PARAMETER_ROWS);
 }
 
+// Tokens that the classifier takes at a time, out of N: equal parts whose logits are about 64 MiB at most.
+#define GPT2_CHUNK_LOGITS ((size_t)1 << 24)
+static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
+    const size_t most = GPT2_CHUNK_LOGITS / (size_t)cfg.Vp + 1, parts = (N + most - 1) / most;
+    return (N + parts - 1) / parts;
+}
+
 // The rows of the activation table for micro-batches of B sequences of T tokens; `recompute` is 0 to 3.
 static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
                                           int recompute) {
+    const size_t N = (size_t)B * (size_t)T, chunk = gpt2_classifier_chunk(cfg, N);
     TensorRow* row = rows;
-#define GPT2_ROW_(name_, layers_, kept_, cols_, dtype_)                                                      \
+#define GPT2_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_)                                             \
     row->name = #name_;                                                                                      \
     row->hf_name = NULL;                                                                                     \
     row->layers = recompute > kept_ ? 1 : layers_;                                                           \
-    row->rows = (size_t)B * (size_t)T;                                                                       \
+    row->rows = tokens_;                                                                                     \
     row->cols = (size_t)(cols_);                                                                             \
     row->element_bytes = sizeof(dtype_);                                                                     \
     row->init = INIT_ZERO;                                                                                   \

@@ -14,10 +14,11 @@ dweight = dout^T inp and dbias = the column sums of dout, as `mode` says (GRADIE
 micro-step).
 
 The product of two matrices is made of tiles of TILE_ROWS x TILE_COLS results that stay in registers while k
-runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 2008). A block of
-BLOCK_K rows of the right matrix is copied ("packed") into panels TILE_COLS wide, shared by all threads; each
-thread packs strips of the left matrix for itself. A panel fits the L1 cache, a strip the L2 cache. Every
-result is one sum over k in the same order whatever the number of threads, so the bits do not depend on it.
+runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 2008). A thread
+takes some columns of the result, and perhaps not all rows. For BLOCK_K values of k at a time it copies
+("packs") these columns of the right matrix into panels TILE_COLS wide, and strips of the left matrix into
+tiles; both then come from its own L1 and L2 caches. Every result is one sum over k in the same order whatever
+the number of threads, so the bits do not depend on it.
 
 needs:   check.h threads.h vec.h
 defines: GradientMode, Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu,
@@ -46,31 +47,30 @@ typedef struct {
 #define TILE_STEP (TILE_ROWS / 3) // the last rows of a matrix are done in tiles of 1, 2 or 3 such steps
 #define TILE_COLS (2 * LANES)
 #define BLOCK_K 384    // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
-#define BLOCK_N 4096   // columns packed at a time: 4 MiB
-#define STRIP_TILES 8  // tiles in a packed strip of the left matrix: 96 KiB with AVX-512
-#define TASK_PANELS 12 // panels that one task multiplies with its strip
+#define STRIP_TILES 8  // tiles of a packed strip of the left matrix: 144 KiB, 72 KiB
+#define TASK_PANELS 12 // panels that one task packs: 576 KiB, 288 KiB
+#define TASKS_PER_THREAD 3
 
 // Memory for packed blocks, one set a process; no call of matmul_* allocates.
 typedef struct {
-    float* right;  // (BLOCK_N / TILE_COLS, BLOCK_K, TILE_COLS)
-    float* strips; // (threads, STRIP_TILES, TILE_ROWS * BLOCK_K)
+    float* memory; // (threads, TASK_PANELS panels and then a strip)
 } MatmulScratch;
 
 static inline int matmul_ceil_div_(int a, int b) { return (a + b - 1) / b; }
 static inline int matmul_min_(int a, int b) { return a < b ? a : b; }
 
-static inline size_t matmul_strip_floats_(void) { return (size_t)STRIP_TILES * TILE_ROWS * BLOCK_K; }
+static inline size_t matmul_panels_floats_(void) { return (size_t)TASK_PANELS * BLOCK_K * TILE_COLS; }
+static inline size_t matmul_scratch_floats_(void) {
+    return matmul_panels_floats_() + (size_t)STRIP_TILES * TILE_ROWS * BLOCK_K;
+}
 
+// For as many threads as the next parallel region would have.
 static inline void matmul_open(MatmulScratch* scratch) {
-    scratch->right = (float*)check_alloc((size_t)BLOCK_N * BLOCK_K, sizeof(float), "matmul: packed block");
-    scratch->strips =
-        (float*)check_alloc(threads_max() * matmul_strip_floats_(), sizeof(float), "matmul: packed strips");
+    scratch->memory =
+        (float*)check_alloc(threads_max() * matmul_scratch_floats_(), sizeof(float), "matmul: packed blocks");
 }
 
-static inline void matmul_close(MatmulScratch* scratch) {
-    free(scratch->right);
-    free(scratch->strips);
-}
+static inline void matmul_close(MatmulScratch* scratch) { free(scratch->memory); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Packing
@@ -217,25 +217,45 @@ static inline void matmul_tile_dispatch_(float* out, size_t stride, int rows, in
 // ---------------------------------------------------------------------------------------------------------------------
 // The product
 
-// One task: strip `s` of `strips` of the left matrix times the packed panels of columns [first, last) of this
-// block. The strip is packed in `strip`, then each panel meets all its tiles while it is in the L1 cache.
-static inline void matmul_task_(float* out, size_t stride, Matrix left, int rows, int s, int strips, int k0,
-                                int k, int first, int last, const float* panels, const float* bias,
-                                GradientMode mode, float* strip) {
-    const int tiles = matmul_ceil_div_(rows, TILE_ROWS);
-    const int from = (int)((int64_t)tiles * s / strips), to = (int)((int64_t)tiles * (s + 1) / strips);
-    for (int t = from; t < to; t++) {
-        matmul_pack_tile_(strip + (size_t)(t - from) * TILE_ROWS * BLOCK_K, left, t * TILE_ROWS, k0,
-                          matmul_min_(TILE_ROWS, rows - t * TILE_ROWS), k);
-    }
-    for (int j = first; j < last; j += TILE_COLS) {
-        for (int t = from; t < to; t++) {
-            matmul_tile_dispatch_(
-                out + (size_t)t * TILE_ROWS * stride + j, stride,
-                matmul_min_(TILE_ROWS, rows - t * TILE_ROWS), matmul_min_(TILE_COLS, last - j),
-                strip + (size_t)(t - from) * TILE_ROWS * BLOCK_K, left.col == 1,
-                panels + (size_t)(j / TILE_COLS) * BLOCK_K * TILE_COLS, k, bias ? bias + j : NULL, mode);
+// A part of the result: rows [i0, i1), columns [j0, j1).
+typedef struct {
+    int i0, i1, j0, j1;
+} MatmulTask_;
+
+// The rows of the task times its packed panels, for k values of k from k0: a strip of rows is packed, then
+// each panel meets all its tiles while it is in the L1 cache.
+static inline void matmul_multiply_(float* out, size_t stride, Matrix left, MatmulTask_ task, int k0, int k,
+                                    const float* panels, float* strip, const float* bias, GradientMode mode) {
+    const size_t tile_floats = (size_t)TILE_ROWS * BLOCK_K;
+    for (int i0 = task.i0; i0 < task.i1; i0 += STRIP_TILES * TILE_ROWS) {
+        const int i1 = matmul_min_(i0 + STRIP_TILES * TILE_ROWS, task.i1);
+        for (int i = i0; i < i1; i += TILE_ROWS) {
+            matmul_pack_tile_(strip + (i - i0) / TILE_ROWS * tile_floats, left, i, k0,
+                              matmul_min_(TILE_ROWS, i1 - i), k);
         }
+        for (int j = task.j0; j < task.j1; j += TILE_COLS) {
+            const float* panel = panels + (size_t)(j - task.j0) * BLOCK_K;
+            for (int i = i0; i < i1; i += TILE_ROWS) {
+                matmul_tile_dispatch_(out + (size_t)i * stride + j, stride, matmul_min_(TILE_ROWS, i1 - i),
+                                      matmul_min_(TILE_COLS, task.j1 - j),
+                                      strip + (i - i0) / TILE_ROWS * tile_floats, left.col == 1, panel, k,
+                                      bias ? bias + j : NULL, mode);
+            }
+        }
+    }
+}
+
+// One task, on one thread: for each block of k, packs its panels and multiplies.
+static inline void matmul_task_(float* out, size_t stride, Matrix left, Matrix right, MatmulTask_ task, int K,
+                                const float* bias, GradientMode mode, float* scratch) {
+    for (int k0 = 0; k0 < K; k0 += BLOCK_K) {
+        const int k = matmul_min_(BLOCK_K, K - k0);
+        for (int j = task.j0; j < task.j1; j += TILE_COLS) {
+            matmul_pack_panel_(scratch + (size_t)(j - task.j0) * BLOCK_K, right, k0, j, k,
+                               matmul_min_(TILE_COLS, task.j1 - j));
+        }
+        matmul_multiply_(out, stride, left, task, k0, k, scratch, scratch + matmul_panels_floats_(),
+                         k0 == 0 ? bias : NULL, k0 == 0 ? mode : GRADIENT_ADD);
     }
 }
 
@@ -243,29 +263,22 @@ static inline void matmul_task_(float* out, size_t stride, Matrix left, int rows
 // gaps.
 static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K,
                                       const float* bias, GradientMode mode, MatmulScratch* scratch) {
-    const int strips = matmul_ceil_div_(matmul_ceil_div_(M, TILE_ROWS), STRIP_TILES);
-    for (int n0 = 0; n0 < N; n0 += BLOCK_N) {
-        const int cols = matmul_min_(BLOCK_N, N - n0), panels = matmul_ceil_div_(cols, TILE_COLS);
-        const int groups = matmul_ceil_div_(panels, TASK_PANELS);
-        for (int k0 = 0; k0 < K; k0 += BLOCK_K) {
-            const int k = matmul_min_(BLOCK_K, K - k0);
-#pragma omp parallel
-            {
-#pragma omp for schedule(static)
-                for (int p = 0; p < panels; p++) {
-                    matmul_pack_panel_(scratch->right + (size_t)p * BLOCK_K * TILE_COLS, right, k0,
-                                       n0 + p * TILE_COLS, k, matmul_min_(TILE_COLS, cols - p * TILE_COLS));
-                }
-                float* strip = scratch->strips + thread_index() * matmul_strip_floats_();
-#pragma omp for schedule(dynamic)
-                for (int task = 0; task < strips * groups; task++) {
-                    const int first = task % groups * TASK_PANELS * TILE_COLS;
-                    matmul_task_(out + n0, N, left, M, task / groups, strips, k0, k, first,
-                                 matmul_min_(cols, first + TASK_PANELS * TILE_COLS), scratch->right,
-                                 bias && k0 == 0 ? bias + n0 : NULL, k0 == 0 ? mode : GRADIENT_ADD, strip);
-                }
-            }
-        }
+    const int col_groups = matmul_ceil_div_(N, TASK_PANELS * TILE_COLS);
+    // rows are divided only as far as the threads need it: each division packs the panels once more
+    const int row_groups = matmul_min_(matmul_ceil_div_(TASKS_PER_THREAD * threads_max(), col_groups),
+                                       matmul_ceil_div_(M, STRIP_TILES * TILE_ROWS));
+    const int tiles = matmul_ceil_div_(M, TILE_ROWS), panels = matmul_ceil_div_(N, TILE_COLS);
+#pragma omp parallel for schedule(dynamic)
+    for (int t = 0; t < row_groups * col_groups; t++) {
+        const int r = t / col_groups, c = t % col_groups;
+        const MatmulTask_ task = {
+            (int)((int64_t)tiles * r / row_groups) * TILE_ROWS,
+            matmul_min_(M, (int)((int64_t)tiles * (r + 1) / row_groups) * TILE_ROWS),
+            (int)((int64_t)panels * c / col_groups) * TILE_COLS,
+            matmul_min_(N, (int)((int64_t)panels * (c + 1) / col_groups) * TILE_COLS),
+        };
+        matmul_task_(out, N, left, right, task, K, bias, mode,
+                     scratch->memory + thread_index() * matmul_scratch_floats_());
     }
 }
 

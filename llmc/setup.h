@@ -135,8 +135,9 @@ static inline GPT2Config setup_model(Options* options, const RunData* data, cons
     if (chosen.C % chosen.NH) {
         die_usage("--channels %d does not divide into --heads %d", chosen.C, chosen.NH);
     }
-    if (data->kind != DATA_SHARDS && chosen.V < V) {
-        die_usage("--vocab-size is %d; wanted at least %d for the tokens of this data", chosen.V, V);
+    if (data->has_tokenizer && chosen.V < V) {
+        die_usage("the vocabulary is %d; wanted at least the %d tokens of the tokenizer (%s)", chosen.V, V,
+                  data->tokenizer.kind);
     }
     return chosen;
 }
@@ -176,20 +177,28 @@ static inline int64_t setup_eval_batches(const Options* options, const Dataloade
     return options->eval_batches && options->eval_batches < all ? options->eval_batches : all;
 }
 
+// Tokens of so many batches (at least one), up to a limit, and one more as the last target. The product may
+// be too large for any integer: users ask for what they like.
+static inline size_t setup_stories_tokens_(int64_t batches, int64_t batch_tokens) {
+    const int64_t most = SETUP_STORIES_MAX_TOKENS;
+    batches = batches > 1 ? batches : 1;
+    return (size_t)(batches <= most / batch_tokens ? batches * batch_tokens : most) + 1;
+}
+
 // Writes the built-in corpus: enough training text that nothing is read twice, up to a limit.
 static inline void setup_stories_(RunData* data, Options* options) {
     if (options->steps == OPTION_AUTO) {
         options->steps = SETUP_STORIES_STEPS;
     }
-    const int64_t wanted = (options->steps > 0 ? options->steps : 1) * options->total_batch;
-    const size_t train = (size_t)(wanted < SETUP_STORIES_MAX_TOKENS ? wanted : SETUP_STORIES_MAX_TOKENS) + 1;
-    const int batches = options->eval_batches ? options->eval_batches : 20;
-    const size_t val = (size_t)batches * options->batch * options->seq_len + 1;
+    const size_t train = setup_stories_tokens_(options->steps, options->total_batch);
+    const size_t val = setup_stories_tokens_(options->eval_batches ? options->eval_batches : 20,
+                                             (int64_t)options->batch * options->seq_len);
     data->train_stories = (uint16_t*)check_alloc(train, sizeof(uint16_t), "stories");
     data->val_stories = (uint16_t*)check_alloc(val, sizeof(uint16_t), "stories");
     data->val_nats = (float*)check_alloc(val, sizeof(float), "stories");
     stories_generate(data->stories, data->train_stories, NULL, train, SETUP_STORIES_PAGE, options->seed);
-    stories_generate(data->stories, data->val_stories, data->val_nats, val, SETUP_STORIES_PAGE, SETUP_STORIES_SEED);
+    stories_generate(data->stories, data->val_stories, data->val_nats, val, SETUP_STORIES_PAGE,
+                     SETUP_STORIES_SEED);
     tokens_open_memory(&data->train, data->train_stories, train, options->vocab_size, "built-in stories");
     tokens_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
 }
@@ -261,7 +270,8 @@ static inline double setup_floor(const RunData* data, const Options* options, in
     if (!data->val_nats) {
         return NAN;
     }
-    const int64_t targets = batches * options->batch * options->seq_len;
+    const int64_t wanted = batches * options->batch * options->seq_len, all = (int64_t)data->val.count - 1;
+    const int64_t targets = wanted < all ? wanted : all;
     double sum = 0;
     for (int64_t i = 1; i <= targets; i++) {
         sum += data->val_nats[i];

@@ -1,0 +1,331 @@
+"""One training step of GPT-2 124M on the CPU, fp32: this program beside PyTorch, same threads, same data.
+
+    dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/bench/pytorch_cpu.py
+
+A step is everything from the batch to the updated parameters: forward, backward, clipping at norm 1, AdamW.
+Every measurement is a process of its own, which trains from random weights on a shard of random tokens; the
+systems take turns, round after round, so that a disturbance of the machine meets all of them. The first steps
+of each process (page faults, compilation) are left out. Writes a table and all samples to dev/bench/results.
+"""
+
+import argparse
+import array
+import datetime
+import json
+import os
+import platform
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from ctypes.util import find_library
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+C, L, NH, MAXT, V, VP = 768, 12, 12, 1024, 50257, 50304
+LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 6e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
+
+# What each system is called and, for PyTorch, the mode of torch.compile (None is eager).
+TORCH_MODES = {"eager": None, "compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+SYSTEMS = ["ours", *TORCH_MODES]
+
+# Keeps freed tensors mapped, else every step pays their page faults again: 20 to 30 % of an eager step. The
+# first is for jemalloc, which is preloaded if installed, the others for glibc's malloc.
+TORCH_ENV = {
+    "MALLOC_CONF": "oversize_threshold:1,background_thread:true,dirty_decay_ms:-1,muzzy_decay_ms:-1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+
+
+def flop_per_step(B, T):
+    """Per token, 6 for each weight of a matrix product (the classifier included, the embeddings not), and
+    attention counted as causal: half of 12*L*C*T."""
+    matmul_weights = 12 * L * C * C + VP * C
+    return B * T * (6 * matmul_weights + 6 * L * C * T)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The PyTorch side; only this part, in a process of its own, imports torch.
+
+
+def torch_model():
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ln1, self.ln2 = nn.LayerNorm(C), nn.LayerNorm(C)
+            self.qkv, self.attproj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+            self.fc, self.fcproj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+
+        def forward(self, h):
+            B, T, _ = h.shape
+            q, k, v = self.qkv(self.ln1(h)).view(B, T, 3, NH, C // NH).permute(2, 0, 3, 1, 4)
+            a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            h = h + self.attproj(a.transpose(1, 2).reshape(B, T, C))
+            return h + self.fcproj(F.gelu(self.fc(self.ln2(h)), approximate="tanh"))
+
+    class GPT2(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wte, self.wpe = nn.Embedding(VP, C), nn.Embedding(MAXT, C)
+            self.blocks = nn.ModuleList(Block() for _ in range(L))
+            self.lnf = nn.LayerNorm(C)
+            for name, p in self.named_parameters():
+                if p.dim() == 2:
+                    nn.init.normal_(p, std=0.02 / (2 * L) ** 0.5 if "proj" in name else 0.02)
+                elif name.endswith("bias"):
+                    nn.init.zeros_(p)
+
+        def forward(self, x, y):
+            h = self.wte(x) + self.wpe.weight[: x.shape[1]]
+            for block in self.blocks:
+                h = block(h)
+            logits = F.linear(self.lnf(h), self.wte.weight)
+            return F.cross_entropy(logits.view(-1, VP), y.view(-1))
+
+    torch.manual_seed(0)
+    return GPT2()
+
+
+def peak_mib():
+    """The largest resident size of this process so far."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def torch_worker(system, B, T, steps, threads, shard):
+    """Trains `steps` steps and prints one line of JSON."""
+    import numpy as np
+    import torch
+
+    import_mib = peak_mib()
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")  # fp32 as ours, no bf16 inside matrix products
+    model = torch_model()
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() == 2], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in parameters if p.dim() != 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS, fused=True)
+    if TORCH_MODES[system]:
+        model = torch.compile(model, mode=TORCH_MODES[system], dynamic=False)
+
+    tokens = np.fromfile(shard, dtype="<u2", offset=1024)
+    ms, losses = [], []
+    for step in range(steps):
+        start = time.perf_counter()
+        batch = torch.from_numpy(tokens[step * B * T : (step + 1) * B * T + 1].astype(np.int64))
+        loss = model(batch[:-1].view(B, T), batch[1:].view(B, T))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        ms.append((time.perf_counter() - start) * 1e3)
+    print(json.dumps({"ms": ms, "losses": losses, "peak_mib": peak_mib(), "import_mib": import_mib,
+                      "version": torch.__version__}))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Measuring
+
+
+def run(command, env):
+    """Standard output and peak resident MiB of a command that must succeed."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=env)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0), err.seek(0)
+        if status:
+            sys.exit(f"error: {shlex.join(command)}: exit status {process.returncode}\n{err.read()[-2000:]}")
+        return out.read(), usage.ru_maxrss / 1024
+
+
+def measure_ours(args, B, T, steps, shard, tmp):
+    """The trainer's own milliseconds per step, from its log."""
+    out = Path(tempfile.mkdtemp(dir=tmp))
+    command = [args.ours.resolve(), "--model", "d12", "--train-data", shard, "--batch", B, "--seq-len", T,
+               "--steps", steps, "--eval-every", 0, "--sample-every", 0, "--eval-batches", 1,
+               "--threads", args.threads, "--out", out]
+    _, peak = run([str(word) for word in command], os.environ)
+    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    train = [row for row in rows if row["kind"] == "train"]
+    if len(train) != steps:
+        sys.exit(f"error: {out}/log.jsonl has {len(train)} training steps, wanted {steps}")
+    return {"ms": [row["ms"] for row in train], "losses": [row["loss"] for row in train], "peak_mib": peak}
+
+
+def measure_torch(args, system, B, T, steps, shard):
+    env = dict(os.environ, **TORCH_ENV, OMP_NUM_THREADS=str(args.threads), LD_PRELOAD=args.preload)
+    worker = json.dumps([system, B, T, steps, args.threads, str(shard)])
+    output, _ = run([sys.executable, __file__, "--worker", worker], env)
+    return json.loads(output.splitlines()[-1])
+
+
+def write_shard(path, ntok):
+    """Random tokens: magic 20240520, version 1, their number; 256 int32 of header, then uint16 each."""
+    with open(path, "wb") as file:
+        array.array("i", [20240520, 1, ntok] + [0] * 253).tofile(file)
+        array.array("H", random.Random(0).choices(range(V), k=ntok)).tofile(file)
+
+
+def others_cpu_s():
+    """CPU seconds that processes other than this one and its finished children have used since boot."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+
+
+def measure(args):
+    """All samples: {(B, T): {system: [one result per round]}}."""
+    steps = args.warmup + args.steps
+    results = {shape: {system: [] for system in args.systems} for shape in args.shapes}
+    with tempfile.TemporaryDirectory() as tmp:
+        shard = Path(tmp) / "random.bin"
+        write_shard(shard, max(1 << 20, steps * max(B * T for B, T in args.shapes) + 1))
+        for B, T in args.shapes:
+            for turn in range(args.rounds):
+                for system in args.systems:
+                    if system == "ours":
+                        result = measure_ours(args, B, T, steps, shard, tmp)
+                    else:
+                        result = measure_torch(args, system, B, T, steps, shard)
+                    first_loss = result["losses"][0]
+                    if not 10 < first_loss < 12:
+                        sys.exit(f"error: {system}: first loss {first_loss}, wanted about ln 50257 = 10.8")
+                    results[B, T][system].append(result)
+                    median = statistics.median(result["ms"][args.warmup :])
+                    print(f"B={B} T={T} round {turn + 1}: {system} {median:.0f} ms", file=sys.stderr)
+    return results
+
+
+# ----------------------------------------------------------------------------------------------------
+# Reporting
+
+
+def machine():
+    info = Path("/proc/cpuinfo").read_text()
+
+    def field(name):
+        return info.split(f"{name}\t")[1].split(":", 1)[1].split("\n")[0].strip()
+
+    isas = [isa for isa in ("avx512f", "avx2", "sse2") if isa in field("flags").split()]
+    return {
+        "cpu": f"{field('model name')}, family {field('cpu family')} model {field('model')}",
+        "isa": isas[0].rstrip("f"),
+        "cores": len(os.sched_getaffinity(0)),
+        "ram_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "system": platform.freedesktop_os_release()["PRETTY_NAME"] + ", Linux " + platform.release(),
+    }
+
+
+def first_line(*command):
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.split("\n")[0]
+
+
+def summarize(args, B, T, rounds):
+    """The figures of one row, over the steps after the warm-up of all rounds."""
+    ms = sorted(sample for result in rounds for sample in result["ms"][args.warmup :])
+    median = statistics.median(ms)
+    last = len(ms) - 1
+    return {"median_ms": median, "p10_ms": ms[round(0.1 * last)], "p90_ms": ms[round(0.9 * last)],
+            "tok_per_s": B * T / median * 1e3, "gflop_per_s": flop_per_step(B, T) / median / 1e6,
+            "peak_mib": max(result["peak_mib"] for result in rounds)}
+
+
+def table(args, results):
+    """Markdown; the last column is the time beside ours, where ours was measured."""
+    columns = ["shape", "system", "ms per step", "p10 to p90", "tok/s", "GFLOP/s", "of FMA peak",
+               "peak RSS MiB", "time / ours"]
+    lines = [f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * 7]
+    for (B, T), systems in results.items():
+        rows = {system: summarize(args, B, T, rounds) for system, rounds in systems.items()}
+        for system, row in rows.items():
+            name = system if system == "ours" else f"PyTorch {system}"
+            share = f"{row['gflop_per_s'] / args.peak:.0%}" if args.peak else "-"
+            ratio = f"{row['median_ms'] / rows['ours']['median_ms']:.2f}" if "ours" in rows else "-"
+            cells = [f"B={B} T={T}", name, f"{row['median_ms']:.0f}",
+                     f"{row['p10_ms']:.0f} to {row['p90_ms']:.0f}", f"{row['tok_per_s']:.0f}",
+                     f"{row['gflop_per_s']:.1f}", share, f"{row['peak_mib']:.0f}", ratio]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def report(args, results, others):
+    """`others`: the share of the machine used by other processes, which has to be near 0."""
+    host = machine()
+    torch_rounds = [r for rows in results.values() for name in rows if name != "ours" for r in rows[name]]
+    versions = {"ours": first_line("git", "describe", "--always", "--dirty") or "no commit",
+                "cc": first_line("gcc", "--version"), "python": platform.python_version(),
+                "torch": torch_rounds[0]["version"] if torch_rounds else "not measured"}
+    command = shlex.join(["build/venv/bin/python", "dev/bench/pytorch_cpu.py", *sys.argv[1:]])
+    date = datetime.date.today().isoformat()
+    flop = ", ".join(f"{flop_per_step(B, T) / 1e9:.1f} G at B={B} T={T}" for B, T in results)
+    import_mib = max((r["import_mib"] for r in torch_rounds), default=0)
+    text = f"""\
+# One training step of GPT-2 124M on {host['cores']} {host['isa']} cores, fp32
+
+{table(args, results)}
+
+{date}, {host['cpu']}, {host['cores']} cores, {host['ram_gib']} GiB, {host['system']}.
+{args.threads} threads; this program at {versions['ours']}, {versions['cc']};
+PyTorch {versions['torch']}, Python {versions['python']}, {args.preload or 'glibc malloc'}.
+{args.rounds} rounds in turn, each a new process; {args.steps} steps counted after {args.warmup} that are not.
+Other processes used {others:.0%} of the machine meanwhile{'' if others < 0.05 else ': NOT A QUIET MACHINE'}.
+FLOP per step: tokens * (6 * (12*L*C*C + Vp*C) + 6*L*C*T), {flop}.
+FMA peak: {f'{args.peak:.0f} GFLOP/s' if args.peak else 'not given'}. Peak RSS is the largest of all rounds;
+PyTorch's was {import_mib:.0f} MiB after `import torch` (the build on PyPI loads the CUDA libraries too).
+
+    {command}
+"""
+    samples = [{"B": B, "T": T, "system": name, **summarize(args, B, T, rounds), "rounds": rounds}
+               for (B, T), systems in results.items() for name, rounds in systems.items()]
+    data = {"date": date, "command": command, "machine": host, "versions": versions,
+            "others": others, "torch_env": TORCH_ENV | {"LD_PRELOAD": args.preload}, "results": samples}
+    stem = args.results / f"{host['cores']}-core-{host['isa']}-cpu-{date}"
+    args.results.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".md").write_text(text)
+    stem.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    print(text)
+    print(f"{stem}.md and .json written", file=sys.stderr)
+
+
+def parse_shape(text):
+    B, T = text.lower().split("x")
+    return int(B), int(T)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ours", type=Path, default=ROOT / "train_gpt2", help="the trainer")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
+    parser.add_argument("--shapes", nargs="+", type=parse_shape, default=[(4, 64), (1, 1024)], metavar="BxT")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10, help="counted steps of each process")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before them")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--peak", type=float, help="fp32 FMA peak of these threads, GFLOP/s")
+    parser.add_argument("--preload", default=find_library("jemalloc") or "", help="allocator for PyTorch")
+    parser.add_argument("--results", type=Path, default=ROOT / "dev/bench/results")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        torch_worker(*json.loads(args.worker))
+    elif "ours" in args.systems and not args.ours.is_file():
+        sys.exit(f"error: {args.ours}: no such file (make train_gpt2)")
+    else:
+        start, others = time.monotonic(), others_cpu_s()
+        results = measure(args)
+        report(args, results, (others_cpu_s() - others) / (time.monotonic() - start) / os.cpu_count())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+// test_attention.c -- causal attention: both passes at awkward sizes, causality, generation, huge scores.
+#include "llmc/attention.h"
+#include "ops.h"
+
+enum { MAX_T = 1000 };
+
+typedef struct {
+    int B, T, NH, HS;
+    double *qkv, *dout; // inputs
+    double *out, *lse, *dqkv;
+} Attention;
+
+// The place of q (part 0), k (1) or v (2) of a token and head in qkv or dqkv; of a token and head in out or
+// dout.
+static size_t at_part(const Attention* l, int b, int t, int part, int h) {
+    return ((((size_t)b * l->T + t) * 3 + part) * l->NH + h) * l->HS;
+}
+static size_t at_out(const Attention* l, int b, int t, int h) {
+    return (((size_t)b * l->T + t) * l->NH + h) * l->HS;
+}
+
+static double dot(const double* x, const double* y, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += x[i] * y[i];
+    }
+    return sum;
+}
+
+static void add(double* to, double factor, const double* x, int n) {
+    for (int i = 0; i < n; i++) {
+        to[i] += factor * x[i];
+    }
+}
+
+static double score(const Attention* l, int b, int h, int t, int u) {
+    return dot(l->qkv + at_part(l, b, t, 0, h), l->qkv + at_part(l, b, u, 1, h), l->HS) / sqrt(l->HS);
+}
+
+static void reference_forward_row(const Attention* l, int b, int h, int t) {
+    double s[MAX_T], max = -INFINITY, sum = 0;
+    for (int u = 0; u <= t; u++) {
+        s[u] = score(l, b, h, t, u);
+        max = fmax(max, s[u]);
+    }
+    for (int u = 0; u <= t; u++) {
+        sum += exp(s[u] - max);
+    }
+    const double lse = log(sum) + max;
+    double* out = l->out + at_out(l, b, t, h);
+    memset(out, 0, l->HS * sizeof(*out));
+    for (int u = 0; u <= t; u++) {
+        add(out, exp(s[u] - lse), l->qkv + at_part(l, b, u, 2, h), l->HS);
+    }
+    l->lse[((size_t)b * l->NH + h) * l->T + t] = lse;
+}
+
+static void reference_backward_row(const Attention* l, int b, int h, int t) { // adds to dqkv
+    const double *dout = l->dout + at_out(l, b, t, h), *q = l->qkv + at_part(l, b, t, 0, h);
+    const double lse = l->lse[((size_t)b * l->NH + h) * l->T + t];
+    const double delta = dot(dout, l->out + at_out(l, b, t, h), l->HS);
+    for (int u = 0; u <= t; u++) {
+        const size_t k = at_part(l, b, u, 1, h), v = at_part(l, b, u, 2, h);
+        const double p = exp(score(l, b, h, t, u) - lse);
+        const double ds = p * (dot(dout, l->qkv + v, l->HS) - delta) / sqrt(l->HS);
+        add(l->dqkv + at_part(l, b, t, 0, h), ds, l->qkv + k, l->HS);
+        add(l->dqkv + k, ds, q, l->HS);
+        add(l->dqkv + v, p, dout, l->HS);
+    }
+}
+
+static void for_rows(const Attention* l, void (*row)(const Attention* l, int b, int h, int t)) {
+    for (int b = 0; b < l->B; b++) {
+        for (int h = 0; h < l->NH; h++) {
+            for (int t = 0; t < l->T; t++) {
+                row(l, b, h, t);
+            }
+        }
+    }
+}
+
+static Attention reference_open(int B, int T, int NH, int HS, const float* qkv, const float* dout) {
+    const size_t n = (size_t)B * T * NH * HS;
+    const Attention l = {B,
+                         T,
+                         NH,
+                         HS,
+                         ops_widen(qkv, 3 * n),
+                         ops_widen(dout, n),
+                         ops_doubles(n),
+                         ops_doubles((size_t)B * NH * T),
+                         ops_doubles(3 * n)};
+    return l;
+}
+
+static double loss(const void* arg) {
+    const Attention* l = arg;
+    for_rows(l, reference_forward_row);
+    return dot(l->out, l->dout, l->B * l->T * l->NH * l->HS);
+}
+
+static void test_reference(void) {
+    enum { B = 2, T = 5, NH = 2, HS = 3, OUT = B * T * NH * HS };
+    const Attention l = reference_open(B, T, NH, HS, ops_normal(3 * OUT, 1), ops_normal(OUT, 1));
+    for_rows(&l, reference_forward_row);
+    for_rows(&l, reference_backward_row);
+    ops_expect_gradient("dqkv", loss, &l, l.qkv, l.dqkv, 3 * OUT);
+    ops_close("reference");
+}
+
+// What the code under test makes of the same inputs.
+typedef struct {
+    int B, T, NH, HS;
+    float *qkv, *dout, *out, *lse, *dqkv;
+} Run;
+
+static Run run_open(int B, int T, int NH, int HS, float* qkv, float* dout) {
+    const size_t n = (size_t)B * T * NH * HS;
+    const Run r = {B, T, NH, HS, qkv, dout, ops_floats(n), ops_floats((size_t)B * NH * T), ops_floats(3 * n)};
+    return r;
+}
+
+static Run run(int B, int T, int NH, int HS, float* qkv, float* dout, AttentionScratch* scratch) {
+    const Run r = run_open(B, T, NH, HS, qkv, dout);
+    attention_forward_cpu(r.out, r.lse, qkv, B, T, 0, NH * HS, NH, scratch);
+    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, B, T, NH * HS, NH, scratch);
+    return r;
+}
+
+static void expect_same(const Run* a, const Run* b, const char* what) {
+    const size_t n = (size_t)a->B * a->T * a->NH * a->HS;
+    EXPECT(ops_same_bits(a->out, b->out, n), "out of %d x %d x %d x %d, %s", a->B, a->T, a->NH, a->HS, what);
+    EXPECT(ops_same_bits(a->lse, b->lse, (size_t)a->B * a->NH * a->T), "lse of %d x %d x %d x %d, %s", a->B,
+           a->T, a->NH, a->HS, what);
+    EXPECT(ops_same_bits(a->dqkv, b->dqkv, 3 * n), "dqkv of %d x %d x %d x %d, %s", a->B, a->T, a->NH, a->HS,
+           what);
+}
+
+// A score of normal q and k is a sum of HS terms of about 1 / sqrt(HS) each: its roundings, half an epsilon
+// of up to sqrt(HS) together, become relative errors of the probabilities, and these of everything. So does
+// e^x, exact to 2e-7. Differences are measured against the largest element. `spread` multiplies the scores
+// and their errors.
+static double limit(int HS, double spread) { return 8 + 2 * sqrt(HS) * spread; }
+
+static void check(int B, int T, int NH, int HS, float spread) {
+    const size_t n = (size_t)B * T * NH * HS;
+    float *qkv = ops_normal(3 * n, 1), *dout = ops_normal(n, 1);
+    for (size_t i = 0; i < 3 * n; i++) {
+        qkv[i] *= i / (NH * HS) % 3 == 0 ? spread : 1; // q
+    }
+    AttentionScratch scratch;
+    attention_open(&scratch, T, HS);
+    const Run r = run(B, T, NH, HS, qkv, dout, &scratch);
+    attention_close(&scratch);
+    const Attention l = reference_open(B, T, NH, HS, qkv, dout);
+    for_rows(&l, reference_forward_row);
+    EXPECT_NEAR(ops_error(r.out, l.out, NULL, n), 0, limit(HS, spread), "out of %d x %d x %d x %d", B, T, NH,
+                HS);
+    EXPECT_NEAR(ops_error(r.lse, l.lse, NULL, (size_t)B * NH * T), 0, limit(HS, 1),
+                "lse of %d x %d x %d x %d", B, T, NH, HS);
+    for_rows(&l, reference_backward_row);
+    EXPECT_NEAR(ops_error(r.dqkv, l.dqkv, NULL, 3 * n), 0, limit(HS, spread), "dqkv of %d x %d x %d x %d", B,
+                T, NH, HS);
+    ops_close("sizes");
+}
+
+static void test_sizes(void) {
+    const int T[] = {1, 31, 33}, HS[] = {1, 12, 64, 80};
+    for (int i = 0; i < 12; i++) {
+        check(1 + i % 2, T[i % 3], 1 + i % 3, HS[i % 4], 1);
+    }
+    for (int t = 1; t <= ATTENTION_ROWS + TILE_ROWS + 1;
+         t++) { // every end of a tile and of a block of queries
+        check(1, t, 1, 3, 1);
+    }
+    for (int d = 1; d <= 2 * TILE_COLS + 1; d++) {
+        check(1, 7, 1 + d % 2, d, 1);
+    }
+    check(1, BLOCK_K - 1, 1, 5, 1);
+    check(1, BLOCK_K, 1, 1, 1);
+    check(1, BLOCK_K + 1, 1, 64, 1);
+    check(1, 700, 2, 12, 1);
+    check(1, 3, 1, BLOCK_K, 1); // the largest head
+}
+
+// Scores of about 1e4, of which exp() would overflow: hardly more than one key in a row keeps a probability.
+// Where two are close, the rounding of the scores decides between them, as `limit` allows for.
+static void test_huge_scores(void) {
+    check(2, 33, 2, 12, 1e4f);
+    check(1, 100, 1, 1, 1e4f);
+}
+
+// A token sees itself and the earlier ones: others do not change one bit of its results, and a gradient that
+// enters at a token reaches nothing later.
+static void test_causality(void) {
+    enum { T = 70, NH = 2, HS = 12, C = NH * HS };
+    AttentionScratch scratch;
+    attention_open(&scratch, T, HS);
+    for (int t = 0; t < T; t += 3) {
+        float *qkv = ops_normal(T * 3 * C, 1), *changed = ops_normal(T * 3 * C, 30),
+              *dout = ops_normal(T * C, 0);
+        memcpy(changed, qkv, (t + 1) * 3 * C * sizeof(float));
+        dout[t * C] = 1;
+        const Run a = run(1, T, NH, HS, qkv, dout, &scratch), b = run(1, T, NH, HS, changed, dout, &scratch);
+        EXPECT(ops_same_bits(a.out, b.out, (t + 1) * C), "tokens after %d changed an output up to it", t);
+        for (int h = 0; h < NH; h++) {
+            EXPECT(ops_same_bits(a.lse + h * T, b.lse + h * T, t + 1), "tokens after %d changed lse up to it",
+                   t);
+        }
+        for (int i = (t + 1) * 3 * C; i < T * 3 * C; i++) {
+            EXPECT(a.dqkv[i] == 0, "a gradient at token %d reaches token %d", t, i / (3 * C));
+        }
+        ops_close("causality");
+    }
+    attention_close(&scratch);
+}
+
+// Generation computes only the tokens from `first` on, and leaves the others alone.
+static void test_first(void) {
+    enum { B = 2, T = 50, NH = 2, HS = 12, C = NH * HS };
+    AttentionScratch scratch;
+    attention_open(&scratch, T, HS);
+    float *qkv = ops_normal(B * T * 3 * C, 1), *dout = ops_normal(B * T * C, 1);
+    const Run full = run(B, T, NH, HS, qkv, dout, &scratch);
+    for (int first = 1; first <= T; first += first < T - 2 ? 7 : 1) {
+        const Run r = run_open(B, T, NH, HS, qkv, dout);
+        attention_forward_cpu(r.out, r.lse, qkv, B, T, first, C, NH, &scratch);
+        for (int i = 0; i < B * T * C; i++) {
+            const int computed = i / C % T >= first;
+            EXPECT(computed ? r.out[i] == full.out[i] : isnan(r.out[i]),
+                   "first %d: out of token %d is %g, %g in full", first, i / C % T, r.out[i], full.out[i]);
+        }
+        for (int i = 0; i < B * NH * T; i++) {
+            const int computed = i % T >= first;
+            EXPECT(computed ? r.lse[i] == full.lse[i] : isnan(r.lse[i]),
+                   "first %d: lse of token %d is %g, %g in full", first, i % T, r.lse[i], full.lse[i]);
+        }
+    }
+    ops_close("first");
+    attention_close(&scratch);
+}
+
+// Scratch for longer sequences does as well, whatever they left in it.
+static void test_scratch(void) {
+    enum { T = 33, LONG = 2 * BLOCK_K, NH = 2, HS = 12, C = NH * HS };
+    AttentionScratch small, large;
+    threads_set(1); // one thread's scratch, used by all heads
+    attention_open(&small, T, HS);
+    attention_open(&large, LONG, HS);
+    float *qkv = ops_normal(T * 3 * C, 1), *dout = ops_normal(T * C, 1);
+    const Run fits = run(1, T, NH, HS, qkv, dout, &small), fresh = run(1, T, NH, HS, qkv, dout, &large);
+    run(3, LONG, NH, HS, ops_floats(3 * LONG * 3 * C), ops_floats(3 * LONG * C), &large); // NaN everywhere
+    const Run used = run(1, T, NH, HS, qkv, dout, &large);
+    expect_same(&fits, &fresh, "in larger scratch");
+    expect_same(&fits, &used, "in scratch full of NaN");
+    ops_close("scratch");
+    attention_close(&small);
+    attention_close(&large);
+    threads_set(3);
+}
+
+static void test_threads(void) {
+    enum { B = 2, T = 130, NH = 4, HS = 20, C = NH * HS };
+    AttentionScratch scratch;
+    attention_open(&scratch, T, HS);
+    float *qkv = ops_normal(B * T * 3 * C, 1), *dout = ops_normal(B * T * C, 1);
+    Run r[4];
+    for (int t = 1; t <= 3; t++) {
+        threads_set(t);
+        r[t] = run(B, T, NH, HS, qkv, dout, &scratch);
+        expect_same(&r[t], &r[1], t == 2 ? "2 threads" : "3 threads");
+    }
+    ops_close("threads");
+    attention_close(&scratch);
+}
+
+static void open_too_large(const void* arg) { attention_open((AttentionScratch*)arg, 1, BLOCK_K + 1); }
+
+static void test_errors(void) {
+    AttentionScratch scratch;
+    EXPECT(test_dies(open_too_large, &scratch, EXIT_FAILURE, "attention|heads of size 385|384"),
+           "large heads");
+}
+
+int main(int argc, char** argv) {
+    (void)argc;
+    threads_wait_briefly(argv);
+    threads_set(3); // the most that test_threads uses
+    test_reference();
+    test_sizes();
+    test_huge_scores();
+    test_causality();
+    test_first();
+    test_scratch();
+    test_errors();
+    test_threads();
+    return test_done("attention");
+}

@@ -1,0 +1,182 @@
+// test_classifier.c -- softmax and cross-entropy: sizes, padding, huge logits, NaN.
+#include "llmc/classifier.h"
+#include "llmc/threads.h"
+#include "ops.h"
+
+typedef struct {
+    int N, V, Vp;
+    double scale;
+    double* logits;
+    const int* target;
+    double *loss, *dlogits;
+    double *loss_magnitude, *dlogits_magnitude;
+} Classifier;
+
+// Sets loss and dlogits, and how far roundings of one epsilon can move them: log(sum) + max - logits[target]
+// by its three terms and by those of the sum, whose weights p are the smaller the farther a logit is from the
+// maximum, so that sum p (max - x) <= log V; a probability by its exponent x - max. e^x ends at FLT_MIN.
+static void reference(const Classifier* l) {
+    for (int n = 0; n < l->N; n++) {
+        const double *x = l->logits + n * l->Vp, target_logit = x[l->target[n]];
+        double max = -INFINITY, sum = 0;
+        for (int v = 0; v < l->V; v++) {
+            max = fmax(max, x[v]);
+        }
+        for (int v = 0; v < l->V; v++) {
+            sum += exp(x[v] - max);
+        }
+        l->loss[n] = log(sum) + max - target_logit;
+        l->loss_magnitude[n] = fabs(max) + fabs(target_logit) + log(l->V) + 1;
+        for (int v = 0; v < l->V; v++) {
+            const double p = exp(x[v] - max) / sum, is_target = v == l->target[n];
+            l->dlogits[n * l->Vp + v] = (p - is_target) * l->scale;
+            l->dlogits_magnitude[n * l->Vp + v] =
+                (p * (1 + max - x[v]) + is_target + FLT_MIN / FLT_EPSILON) * l->scale;
+        }
+    }
+}
+
+// The last factor: a sum of V positive terms in LANES partial sums makes V / LANES roundings one after the
+// other, which add up like the square root.
+static double limit(int V) { return 4 + sqrt(V / LANES); }
+
+static Classifier classifier_open(int N, int V, int Vp, const float* logits, float scale) {
+    const size_t nv = (size_t)N * Vp;
+    const Classifier l = {N,
+                          V,
+                          Vp,
+                          scale,
+                          ops_widen(logits, nv),
+                          ops_below(N, V),
+                          ops_doubles(N),
+                          ops_doubles(nv),
+                          ops_doubles(N),
+                          ops_doubles(nv)};
+    return l;
+}
+
+static double total_loss(const void* arg) {
+    const Classifier* l = arg;
+    double sum = 0;
+    reference(l);
+    for (int n = 0; n < l->N; n++) {
+        sum += l->loss[n] * l->scale;
+    }
+    return sum;
+}
+
+static void test_reference(void) {
+    enum { N = 3, V = 7, Vp = 9 };
+    const Classifier l = classifier_open(N, V, Vp, ops_normal(N * Vp, 2), 0.25f);
+    double gradient[N * Vp];
+    reference(&l);
+    memcpy(gradient, l.dlogits, sizeof(gradient));
+    ops_expect_gradient("dlogits", total_loss, &l, l.logits, gradient, N * Vp);
+    ops_close("reference");
+}
+
+// Columns past V are not looked at, and their gradient is exactly 0.
+static void test_size(int N, int V, int Vp, float spread) {
+    const size_t nv = (size_t)N * Vp;
+    const float scale = 0.3f, padding[] = {0, -1e30f, 1e30f, INFINITY, NAN};
+    float *logits = ops_normal(nv, spread), *dlogits = ops_floats(nv), *loss = ops_floats(N);
+    const Classifier l = classifier_open(N, V, Vp, logits, scale);
+    reference(&l);
+    for (size_t i = 0; i < nv; i++) {
+        logits[i] = i % Vp < (size_t)V ? logits[i] : padding[i % 5];
+    }
+    const float* unchanged = ops_copy(logits, nv);
+    classifier_loss_cpu(loss, logits, l.target, N, V, Vp);
+    EXPECT_NEAR(ops_error(loss, l.loss, l.loss_magnitude, N), 0, limit(V), "loss of %d x %d (%d)", N, V, Vp);
+    EXPECT(ops_same_bits(logits, unchanged, nv), "classifier_loss wrote to the logits, %d x %d (%d)", N, V,
+           Vp);
+
+    memcpy(dlogits, logits, nv * sizeof(float));
+    float* loss_again = ops_floats(N);
+    classifier_backward_cpu(loss_again, dlogits, l.target, scale, N, V, Vp);
+    EXPECT(ops_same_bits(loss, loss_again, N), "the two losses differ, %d x %d (%d)", N, V, Vp);
+    EXPECT_NEAR(ops_error(dlogits, l.dlogits, l.dlogits_magnitude, nv), 0, limit(V),
+                "gradient of %d x %d (%d)", N, V, Vp);
+    for (size_t i = 0; i < nv; i++) {
+        EXPECT(i % Vp < (size_t)V || dlogits[i] == 0, "gradient %g in padded column %zu of %d x %d (%d)",
+               dlogits[i], i % Vp, N, V, Vp);
+    }
+    ops_close("sizes");
+}
+
+static void test_sizes(void) {
+    for (int V = 1; V <= 2 * LANES + 1; V++) {
+        test_size(1 + V % 3, V, V + V % 4, 1);
+    }
+    test_size(31, 31, 128, 1);
+    test_size(33, 33, 33, 1);
+    test_size(5, 769, 896, 3);
+    test_size(2, 50257, 50304, 1);
+}
+
+// Logits of thousands: exp() of any of them would overflow, or all would underflow.
+static void test_huge(void) {
+    enum { N = 4, V = 100, Vp = 128 };
+    test_size(N, V, Vp, 1e4f);
+    for (int sign = -1; sign <= 1; sign += 2) { // all near +10,000, all near -10,000
+        float *logits = ops_normal(N * Vp, 1), *loss = ops_floats(N);
+        for (int i = 0; i < N * Vp; i++) {
+            logits[i] += sign * 1e4f;
+        }
+        const Classifier l = classifier_open(N, V, Vp, logits, 1);
+        reference(&l);
+        classifier_backward_cpu(loss, logits, l.target, 1, N, V, Vp);
+        EXPECT_NEAR(ops_error(loss, l.loss, l.loss_magnitude, N), 0, limit(V), "loss at logits of %de4",
+                    sign);
+        EXPECT_NEAR(ops_error(logits, l.dlogits, l.dlogits_magnitude, N * Vp), 0, limit(V),
+                    "gradient at %de4", sign);
+        ops_close("huge logits");
+    }
+}
+
+// One NaN anywhere makes the loss and the gradient of its row NaN, and of no other row.
+static void test_nan(void) {
+    enum { N = 3, V = 2 * LANES + 3, Vp = V + 2 };
+    for (int v = 0; v < V; v++) {
+        float *logits = ops_normal(N * Vp, 1), *loss = ops_floats(N), *loss_again = ops_floats(N);
+        const int* target = ops_below(N, V);
+        const uint32_t nan = v % 2 ? 0xFFFFFFFF : 0x7FC00000; // unset memory, or the result of 0/0
+        memcpy(logits + Vp + v, &nan, sizeof(nan));
+        classifier_loss_cpu(loss, logits, target, N, V, Vp);
+        classifier_backward_cpu(loss_again, logits, target, 1, N, V, Vp);
+        for (int n = 0; n < N; n++) {
+            EXPECT(isnan(loss[n]) == (n == 1) && isnan(loss_again[n]) == (n == 1),
+                   "NaN in row 1, column %d: losses %g and %g in row %d", v, loss[n], loss_again[n], n);
+            EXPECT(isnan(logits[n * Vp + (v + 1) % V]) == (n == 1),
+                   "NaN in row 1, column %d: gradient in row %d", v, n);
+        }
+        ops_close("NaN");
+    }
+}
+
+static void test_threads(void) {
+    enum { N = 33, V = 1000, Vp = 1024 };
+    float *logits = ops_normal(N * Vp, 2), *loss[4], *loss_only[4], *dlogits[4];
+    const int* target = ops_below(N, V);
+    for (int t = 1; t <= 3; t++) {
+        threads_set(t);
+        loss[t] = ops_floats(N), loss_only[t] = ops_floats(N), dlogits[t] = ops_copy(logits, N * Vp);
+        classifier_loss_cpu(loss_only[t], logits, target, N, V, Vp);
+        classifier_backward_cpu(loss[t], dlogits[t], target, 0.1f, N, V, Vp);
+        EXPECT(ops_same_bits(loss_only[t], loss[1], N), "loss alone with %d threads", t);
+        EXPECT(ops_same_bits(loss[t], loss[1], N), "loss with %d threads", t);
+        EXPECT(ops_same_bits(dlogits[t], dlogits[1], N * Vp), "gradient with %d threads", t);
+    }
+    ops_close("threads");
+}
+
+int main(int argc, char** argv) {
+    (void)argc;
+    threads_wait_briefly(argv);
+    test_reference();
+    test_sizes();
+    test_huge();
+    test_nan();
+    test_threads();
+    return test_done("classifier");
+}

@@ -1,0 +1,340 @@
+// test_gpt2_description.c -- the tables of gpt2.h: published sizes, a layout without overlaps, pointers, what
+// recomputation shares, names, and the random weights of a new model.
+#include "llmc/gpt2.h"
+#include "test.h"
+
+static const GPT2Config TINY = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};
+enum { B = 2, T = 7 };
+
+static GPT2Config config_of(const GPT2NamedModel* model) {
+    const GPT2Config cfg = {model->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB),
+                            model->L,     model->NH,  model->C};
+    return cfg;
+}
+
+// ---- sizes and names ----
+
+static void test_vocab(void) {
+    EXPECT(gpt2_padded_vocab(50257) == 50304, "GPT-2's");
+    EXPECT(gpt2_padded_vocab(50304) == 50304 && gpt2_padded_vocab(1) == 128,
+           "multiples stay, small ones grow");
+}
+
+// Parameters as published, and as OpenAI's and Hugging Face's checkpoints have them.
+static void test_published_sizes(void) {
+    static const struct {
+        const char* name;
+        double parameters;
+    } published[] = {
+        {"gpt2:d12", 124439808}, {"gpt2:d24", 354823168},  {"gpt2:d36", 774030080},
+        {"d48", 1557611200},     {"gpt3:c768", 125226240},
+    };
+    for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
+        const GPT2NamedModel* model = gpt2_model_by_name(published[i].name);
+        const double got = model ? gpt2_count_parameters(config_of(model)) : 0;
+        EXPECT(got == published[i].parameters, "%s has %.0f", published[i].name, got);
+    }
+    const GPT2NamedModel* largest = gpt2_model_by_name("gpt3:c12288");
+    EXPECT_NEAR(largest ? gpt2_count_parameters(config_of(largest)) : 0, 175e9, 1e9, "beyond 32 bits");
+}
+
+// The sum over the tensors, by hand.
+static double count_by_formula(GPT2Config cfg, int V) {
+    const double C = cfg.C;
+    return V * C + cfg.max_T * C + cfg.L * (12 * C * C + 13 * C) + 2 * C;
+}
+
+// FORMATS of the field: d6 ... d84 of GPT-2 and c384 ... c12288 of GPT-3.
+static void test_names(void) {
+    static const struct {
+        const char* name;
+        int L, C, NH, max_T;
+    } wanted[] = {
+        {"gpt2:d6", 6, 384, 6, 1024},       {"gpt2:d12", 12, 768, 12, 1024},
+        {"gpt2:d24", 24, 1024, 16, 1024},   {"gpt2:d36", 36, 1280, 20, 1024},
+        {"gpt2:d48", 48, 1600, 25, 1024},   {"gpt2:d60", 60, 1920, 30, 1024},
+        {"gpt2:d72", 72, 2880, 30, 1024},   {"gpt2:d84", 84, 3456, 36, 1024},
+        {"gpt3:c384", 6, 384, 6, 2048},     {"gpt3:c768", 12, 768, 12, 2048},
+        {"gpt3:c1024", 24, 1024, 16, 2048}, {"gpt3:c1536", 24, 1536, 16, 2048},
+        {"gpt3:c2048", 24, 2048, 16, 2048}, {"gpt3:c2560", 32, 2560, 32, 2048},
+        {"gpt3:c4096", 32, 4096, 32, 2048}, {"gpt3:c5140", 40, 5120, 40, 2048},
+        {"gpt3:c5120", 40, 5120, 40, 2048}, {"gpt3:c12288", 96, 12288, 96, 2048},
+    };
+    const int wanted_count = sizeof(wanted) / sizeof(wanted[0]);
+    int count;
+    gpt2_named_models(&count);
+    EXPECT(count == wanted_count, "%d models, wanted %d", count, wanted_count);
+    for (int i = 0; i < wanted_count; i++) {
+        const GPT2NamedModel* m = gpt2_model_by_name(wanted[i].name);
+        EXPECT(m && m->L == wanted[i].L && m->C == wanted[i].C && m->NH == wanted[i].NH &&
+                   m->max_T == wanted[i].max_T,
+               "%s", wanted[i].name);
+        EXPECT(m && m->C % m->NH == 0, "%s: heads", wanted[i].name);
+        const char* bare = strchr(wanted[i].name, ':') + 1;
+        EXPECT(gpt2_model_by_name(bare) == (bare[0] == 'd' ? m : NULL), "%s without its prefix", bare);
+        const GPT2Config cfg = m ? config_of(m) : TINY;
+        EXPECT(gpt2_count_parameters(cfg) == count_by_formula(cfg, cfg.V), "%s: sum", wanted[i].name);
+    }
+    static const char* const unknown[] = {"", "d", "d1", "d7", "d121", "gpt2", "gpt2:", "gpt2:c768", "D12"};
+    for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++) {
+        EXPECT(!gpt2_model_by_name(unknown[i]), "\"%s\" is no name", unknown[i]);
+    }
+}
+
+static void test_flops(void) {
+    const GPT2Config cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768};
+    const double wanted = 6 * count_by_formula(cfg, 50304) + 6.0 * 12 * 768 * 1024;
+    EXPECT(gpt2_flops_per_token(cfg, 1024) == wanted, "%.0f", gpt2_flops_per_token(cfg, 1024));
+}
+
+// ---- the layout ----
+
+// One allocation, tensors aligned, in order, none on another, nothing left over but alignment.
+static void expect_layout(const TensorRow* rows, int count, size_t bytes) {
+    size_t end = 0;
+    for (int i = 0; i < count; i++) {
+        const size_t size = tensor_elements(&rows[i]) * rows[i].element_bytes;
+        EXPECT(size > 0 && tensor_elements(&rows[i]) == rows[i].layers * rows[i].rows * rows[i].cols, "%s",
+               rows[i].name);
+        EXPECT(rows[i].offset_bytes % 256 == 0, "%s begins at %zu", rows[i].name, rows[i].offset_bytes);
+        EXPECT(rows[i].offset_bytes >= end && rows[i].offset_bytes - end < 256, "%s begins at %zu, not %zu",
+               rows[i].name, rows[i].offset_bytes, end);
+        end = rows[i].offset_bytes + size;
+    }
+    EXPECT(bytes >= end && bytes - end < 256, "%zu bytes in all, wanted %zu", bytes, end);
+}
+
+static const TensorRow* row_called(const TensorRow* rows, int count, const char* name) {
+    for (int i = 0; i < count; i++) {
+        if (strcmp(rows[i].name, name) == 0) {
+            return &rows[i];
+        }
+    }
+    EXPECT(0, "no tensor %s", name);
+    return rows;
+}
+
+// The shapes and names that files of the field rely on, in their order.
+static void test_parameter_rows(void) {
+    static const struct {
+        const char *name, *hf_name;
+        int layers, rows, cols, decay;
+    } wanted[] = {
+        {"wte", "wte.weight", 1, 256, 36, 1},
+        {"wpe", "wpe.weight", 1, 40, 36, 1},
+        {"ln1w", "h.%d.ln_1.weight", 3, 1, 36, 0},
+        {"ln1b", "h.%d.ln_1.bias", 3, 1, 36, 0},
+        {"qkvw", "h.%d.attn.c_attn.weight", 3, 108, 36, 1},
+        {"qkvb", "h.%d.attn.c_attn.bias", 3, 1, 108, 0},
+        {"attprojw", "h.%d.attn.c_proj.weight", 3, 36, 36, 1},
+        {"attprojb", "h.%d.attn.c_proj.bias", 3, 1, 36, 0},
+        {"ln2w", "h.%d.ln_2.weight", 3, 1, 36, 0},
+        {"ln2b", "h.%d.ln_2.bias", 3, 1, 36, 0},
+        {"fcw", "h.%d.mlp.c_fc.weight", 3, 144, 36, 1},
+        {"fcb", "h.%d.mlp.c_fc.bias", 3, 1, 144, 0},
+        {"fcprojw", "h.%d.mlp.c_proj.weight", 3, 36, 144, 1},
+        {"fcprojb", "h.%d.mlp.c_proj.bias", 3, 1, 36, 0},
+        {"lnfw", "ln_f.weight", 1, 1, 36, 0},
+        {"lnfb", "ln_f.bias", 1, 1, 36, 0},
+    };
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const size_t bytes = gpt2_parameter_rows(rows, TINY);
+    expect_layout(rows, GPT2_PARAMETER_ROWS, bytes);
+    EXPECT(GPT2_PARAMETER_ROWS == 16, "%d tensors", GPT2_PARAMETER_ROWS);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &rows[i];
+        EXPECT(strcmp(row->name, wanted[i].name) == 0 && strcmp(row->hf_name, wanted[i].hf_name) == 0,
+               "tensor %d is %s, %s", i, row->name, row->hf_name);
+        EXPECT(row->layers == wanted[i].layers && row->rows == (size_t)wanted[i].rows &&
+                   row->cols == (size_t)wanted[i].cols && row->decay == wanted[i].decay,
+               "%s is %d x %zu x %zu", row->name, row->layers, row->rows, row->cols);
+    }
+}
+
+static void test_activation_rows(void) {
+    TensorRow rows[GPT2_ACTIVATION_ROWS];
+    for (int recompute = 0; recompute <= 3; recompute++) {
+        expect_layout(rows, GPT2_ACTIVATION_ROWS, gpt2_activation_rows(rows, TINY, B, T, recompute));
+    }
+    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+        EXPECT(rows[i].rows == B * T, "%s has %zu rows", rows[i].name, rows[i].rows);
+    }
+    EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "logits")->cols == 256, "logits are padded");
+    EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "qkv")->cols == 108, "queries, keys and values");
+    EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "att_lse")->cols == 3, "one a head");
+    EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "dfch")->cols == 144, "four times as wide");
+}
+
+static int is_word_of(const char* list, const char* word) {
+    char padded[64];
+    snprintf(padded, sizeof(padded), " %s ", word);
+    return strstr(list, padded) != NULL;
+}
+
+// Which tensors are one for all layers at each level, exactly; each level shares what the last one did.
+static void test_recompute(void) {
+    static const char* const shared[4] = {
+        " ",
+        " fch_gelu ",
+        " fch_gelu ln1 ln2 ",
+        " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 ln2_mean ln2_rstd fch ",
+    };
+    static const char* const per_block = " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 "
+                                         "ln2_mean ln2_rstd fch residual3 ";
+    size_t last_bytes = SIZE_MAX;
+    for (int level = 0; level <= 3; level++) {
+        TensorRow rows[GPT2_ACTIVATION_ROWS];
+        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, level);
+        for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+            const int kept = is_word_of(per_block, rows[i].name) && !is_word_of(shared[level], rows[i].name);
+            EXPECT(rows[i].layers == (kept ? TINY.L : 1), "level %d: %d copies of %s", level, rows[i].layers,
+                   rows[i].name);
+        }
+        EXPECT(bytes < last_bytes, "level %d takes less memory than the one before", level);
+        last_bytes = bytes;
+    }
+}
+
+// ---- pointers ----
+
+// The rows name the members; a member is found by name here, to be independent of their offsets.
+static void test_parameter_pointers(void) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    char* memory = (char*)check_alloc(gpt2_parameter_rows(rows, TINY), 1, "parameters");
+    GPT2Parameters p;
+    tensor_rows_bind(&p, rows, GPT2_PARAMETER_ROWS, memory);
+#define SAME_(name_, ...)                                                                                    \
+    EXPECT((char*)p.name_ == memory + row_called(rows, GPT2_PARAMETER_ROWS, #name_)->offset_bytes, #name_);
+    GPT2_PARAMETERS(SAME_)
+#undef SAME_
+    for (int l = 0; l < TINY.L; l++) {
+        const GPT2Parameters at = gpt2_parameters_at_layer(p, rows, l);
+        EXPECT(at.wte == p.wte && at.wpe == p.wpe && at.lnfw == p.lnfw && at.lnfb == p.lnfb, "one for all");
+        EXPECT(at.qkvw == p.qkvw + l * 108 * 36 && at.qkvb == p.qkvb + l * 108, "layer %d: qkv", l);
+        EXPECT(at.fcw == p.fcw + l * 144 * 36 && at.fcprojw == p.fcprojw + l * 36 * 144, "layer %d: MLP", l);
+        EXPECT(at.ln1w == p.ln1w + l * 36 && at.fcprojb == p.fcprojb + l * 36, "layer %d: vectors", l);
+    }
+    free(memory);
+}
+
+static void test_activation_pointers(int recompute) {
+    TensorRow rows[GPT2_ACTIVATION_ROWS];
+    char* memory = (char*)check_alloc(gpt2_activation_rows(rows, TINY, B, T, recompute), 1, "activations");
+    GPT2Activations a;
+    tensor_rows_bind(&a, rows, GPT2_ACTIVATION_ROWS, memory);
+#define SAME_(name_, ...)                                                                                    \
+    EXPECT((char*)a.name_ == memory + row_called(rows, GPT2_ACTIVATION_ROWS, #name_)->offset_bytes, #name_);
+    GPT2_ACTIVATIONS(SAME_)
+#undef SAME_
+    for (int l = 0; l < TINY.L; l++) {
+        const GPT2Activations at = gpt2_activations_at_layer(a, rows, l);
+        const int gelu = recompute >= 1 ? 0 : l, norm = recompute >= 2 ? 0 : l,
+                  block = recompute >= 3 ? 0 : l;
+        EXPECT(at.encoded == a.encoded && at.logits == a.logits && at.dqkv == a.dqkv, "one for all");
+        EXPECT(at.fch_gelu == a.fch_gelu + gelu * B * T * 144, "level %d, layer %d: GELU", recompute, l);
+        EXPECT(at.ln1 == a.ln1 + norm * B * T * 36, "level %d, layer %d: norm", recompute, l);
+        EXPECT(at.qkv == a.qkv + block * B * T * 108 && at.ln2_rstd == a.ln2_rstd + block * B * T,
+               "level %d, layer %d: attention and statistics", recompute, l);
+        EXPECT(at.residual3 == a.residual3 + l * B * T * 36, "level %d, layer %d: stream", recompute, l);
+        for (int t = 0; t < T; t += 3) {
+            const GPT2Activations token = gpt2_activations_at_token(at, rows, t);
+            EXPECT(token.qkv == at.qkv + t * 108 && token.fch == at.fch + t * 144, "token %d: wide", t);
+            EXPECT(token.encoded == at.encoded + t * 36 && token.logits == at.logits + t * 256, "token %d",
+                   t);
+            EXPECT(token.ln1_mean == at.ln1_mean + t && token.losses == at.losses + t, "token %d: scalars",
+                   t);
+        }
+    }
+    free(memory);
+}
+
+// ---- the weights of a new model ----
+
+// Mean and standard deviation of one layer of a random tensor.
+static void expect_normal(const TensorRow* row, int l, double std) {
+    const size_t rows = strcmp(row->name, "wte") == 0 ? (size_t)TINY.V : row->rows;
+    const double n = (double)(rows * row->cols);
+    double sum = 0, squares = 0;
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < row->cols; c++) {
+            const double x = gpt2_initial_value(row, TINY, 42, l, r, c);
+            sum += x;
+            squares += x * x;
+        }
+    }
+    EXPECT_NEAR(sum / n, 0, 5 * std / sqrt(n), "mean of %s, layer %d", row->name, l);
+    EXPECT_NEAR(sqrt(squares / n), std, 5 * std / sqrt(2 * n), "deviation of %s, layer %d", row->name, l);
+}
+
+static void test_initial_values(void) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows(rows, TINY);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &rows[i];
+        const char last = row->name[strlen(row->name) - 1];
+        const int is_norm = strncmp(row->name, "ln", 2) == 0, is_matrix = row->decay;
+        const int is_projection = strstr(row->name, "proj") != NULL;
+        for (int l = 0; l < row->layers; l++) {
+            if (is_matrix) {
+                expect_normal(row, l, is_projection ? 0.02 / sqrt(6) : 0.02); // 2L = 6
+            } else {
+                const float wanted = is_norm && last == 'w' ? 1 : 0, at = (float)row->cols - 1;
+                EXPECT(gpt2_initial_value(row, TINY, 42, l, 0, 0) == wanted, "%s", row->name);
+                EXPECT(gpt2_initial_value(row, TINY, 42, l, 0, (size_t)at) == wanted, "end of %s", row->name);
+            }
+        }
+    }
+}
+
+// Padding rows of wte are zero; no other tensor loses rows, not even wpe with as many of them as wte.
+static void test_padding(void) {
+    GPT2Config cfg = TINY;
+    cfg.max_T = cfg.Vp;
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows(rows, cfg);
+    int zero_wte = 0, zero_wpe = 0;
+    for (size_t r = 0; r < (size_t)cfg.Vp; r++) {
+        const int is_zero = gpt2_initial_value(&rows[0], cfg, 42, 0, r, 5) == 0;
+        EXPECT(is_zero == (r >= (size_t)cfg.V), "row %zu of wte", r);
+        zero_wte += is_zero;
+        zero_wpe += gpt2_initial_value(&rows[1], cfg, 42, 0, r, 5) == 0;
+    }
+    EXPECT(zero_wte == cfg.Vp - cfg.V, "%d zero rows in wte", zero_wte);
+    EXPECT(zero_wpe == 0, "%d zero rows in wpe", zero_wpe);
+}
+
+// The value is a function of the seed, the tensor and the place, and its bits never change.
+static void test_determinism(void) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows(rows, TINY);
+    const TensorRow *wte = &rows[0], *wpe = &rows[1], *qkvw = &rows[4], *attprojw = &rows[6];
+    const float value = gpt2_initial_value(qkvw, TINY, 42, 1, 2, 3);
+    EXPECT(value == gpt2_initial_value(qkvw, TINY, 42, 1, 2, 3), "again");
+    EXPECT(value != gpt2_initial_value(qkvw, TINY, 43, 1, 2, 3), "another seed");
+    EXPECT(value != gpt2_initial_value(qkvw, TINY, 42, 0, 2, 3), "another layer");
+    EXPECT(value != gpt2_initial_value(qkvw, TINY, 42, 1, 3, 3), "another row");
+    EXPECT(value != gpt2_initial_value(qkvw, TINY, 42, 1, 2, 4), "another column");
+    EXPECT(gpt2_initial_value(wte, TINY, 42, 0, 2, 3) != gpt2_initial_value(wpe, TINY, 42, 0, 2, 3),
+           "another tensor");
+    EXPECT(gpt2_initial_value(wte, TINY, 42, 0, 0, 0) == -0x1.1dabbp-9f, "pinned");
+    EXPECT(value == -0x1.2305b8p-9f, "pinned, in the middle");
+    EXPECT(gpt2_initial_value(attprojw, TINY, 42, 2, 35, 35) == 0x1.162f8ap-9f, "pinned, scaled");
+}
+
+int main(void) {
+    test_vocab();
+    test_published_sizes();
+    test_names();
+    test_flops();
+    test_parameter_rows();
+    test_activation_rows();
+    test_recompute();
+    test_parameter_pointers();
+    for (int recompute = 0; recompute <= 3; recompute++) {
+        test_activation_pointers(recompute);
+    }
+    test_initial_values();
+    test_padding();
+    test_determinism();
+    return test_done("test_gpt2_description");
+}

@@ -1,0 +1,196 @@
+// test_matmul.c -- the linear layer: all three products and the bias at every edge of tiles and blocks.
+#include "llmc/matmul.h"
+#include "ops.h"
+
+typedef struct {
+    int N, C, OC;
+    double *inp, *weight, *bias, *dout; // inputs
+    double *out, *dinp, *dweight, *dbias;
+} Linear;
+
+static MatmulScratch scratch;
+
+static void reference_forward(const Linear* l) {
+    for (int n = 0; n < l->N; n++) {
+        for (int o = 0; o < l->OC; o++) {
+            double sum = l->bias[o];
+            for (int c = 0; c < l->C; c++) {
+                sum += l->inp[n * l->C + c] * l->weight[o * l->C + c];
+            }
+            l->out[n * l->OC + o] = sum;
+        }
+    }
+}
+
+static void reference_backward(const Linear* l) { // the gradients are zero before
+    for (int n = 0; n < l->N; n++) {
+        for (int o = 0; o < l->OC; o++) {
+            const double d = l->dout[n * l->OC + o];
+            l->dbias[o] += d;
+            for (int c = 0; c < l->C; c++) {
+                l->dinp[n * l->C + c] += d * l->weight[o * l->C + c];
+                l->dweight[o * l->C + c] += d * l->inp[n * l->C + c];
+            }
+        }
+    }
+}
+
+static Linear linear_open(int N, int C, int OC, const double* inp, const double* weight, const double* bias,
+                          const double* dout) {
+    const Linear l = {N,
+                      C,
+                      OC,
+                      (double*)inp,
+                      (double*)weight,
+                      (double*)bias,
+                      (double*)dout,
+                      ops_doubles((size_t)N * OC),
+                      ops_doubles((size_t)N * C),
+                      ops_doubles((size_t)OC * C),
+                      ops_doubles(OC)};
+    return l;
+}
+
+static double loss(const void* arg) {
+    const Linear* l = arg;
+    double sum = 0;
+    reference_forward(l);
+    for (int i = 0; i < l->N * l->OC; i++) {
+        sum += l->out[i] * l->dout[i];
+    }
+    return sum;
+}
+
+static void test_reference(void) {
+    enum { N = 3, C = 4, OC = 5 };
+    const Linear l = linear_open(N, C, OC, ops_widen(ops_normal(N * C, 1), N * C),
+                                 ops_widen(ops_normal(OC * C, 1), OC * C), ops_widen(ops_normal(OC, 1), OC),
+                                 ops_widen(ops_normal(N * OC, 1), N * OC));
+    reference_backward(&l);
+    ops_expect_gradient("dinp", loss, &l, l.inp, l.dinp, N * C);
+    ops_expect_gradient("dweight", loss, &l, l.weight, l.dweight, OC * C);
+    ops_expect_gradient("dbias", loss, &l, l.bias, l.dbias, OC);
+    ops_close("reference");
+}
+
+// A sum of K random terms makes K roundings of at most half an epsilon of a partial sum, which is about
+// 1 / sqrt(K) of the sum of the terms' absolute values; the roundings too add up like sqrt(K). So the error
+// is about epsilon/2 times that sum of absolute values for any K, and the worst of all elements below 2
+// epsilon. The sums of absolute values are the same reference applied to the absolute values of its inputs.
+static const double limit = 4;
+
+static void test_size(int N, int C, int OC) {
+    const size_t nc = (size_t)N * C, occ = (size_t)OC * C, noc = (size_t)N * OC;
+    float *inp = ops_normal(nc, 1), *weight = ops_normal(occ, 1), *bias = ops_normal(OC, 1);
+    float* dout = ops_normal(noc, 1);
+    const Linear l = linear_open(N, C, OC, ops_widen(inp, nc), ops_widen(weight, occ), ops_widen(bias, OC),
+                                 ops_widen(dout, noc));
+    const Linear m = linear_open(N, C, OC, ops_absolute(l.inp, nc), ops_absolute(l.weight, occ),
+                                 ops_absolute(l.bias, OC), ops_absolute(l.dout, noc));
+    reference_forward(&l);
+    reference_forward(&m);
+    reference_backward(&l);
+    reference_backward(&m);
+
+    float *out = ops_floats(noc), *dinp = ops_floats(nc), *dweight = ops_floats(occ), *dbias = ops_floats(OC);
+    matmul_forward_cpu(out, inp, weight, bias, N, C, OC, &scratch);
+    EXPECT_NEAR(ops_error(out, l.out, m.out, noc), 0, limit, "out of %d x %d x %d", N, C, OC);
+    matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, &scratch);
+    EXPECT_NEAR(ops_error(dinp, l.dinp, m.dinp, nc), 0, limit, "dinp of %d x %d x %d", N, C, OC);
+    matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, GRADIENT_SET, &scratch);
+    EXPECT_NEAR(ops_error(dweight, l.dweight, m.dweight, occ), 0, limit, "dweight of %d x %d x %d", N, C, OC);
+    matmul_backward_bias_cpu(dbias, dout, N, OC, GRADIENT_SET);
+    EXPECT_NEAR(ops_error(dbias, l.dbias, m.dbias, OC), 0, limit, "dbias of %d x %d x %d", N, C, OC);
+
+    matmul_backward_weight_cpu(weight, dout, inp, N, C, OC, GRADIENT_ADD, &scratch); // onto known values
+    EXPECT_NEAR(ops_error(weight, ops_sum(l.dweight, l.weight, occ), ops_sum(m.dweight, m.weight, occ), occ),
+                0, limit, "dweight added, %d x %d x %d", N, C, OC);
+    matmul_backward_bias_cpu(bias, dout, N, OC, GRADIENT_ADD);
+    EXPECT_NEAR(ops_error(bias, ops_sum(l.dbias, l.bias, OC), ops_sum(m.dbias, m.bias, OC), OC), 0, limit,
+                "dbias added, %d x %d x %d", N, C, OC);
+    ops_close("sizes");
+}
+
+static void test_sizes(void) {
+    const int around[] = {-1, 0, 1};
+    for (int i = 1; i <= 2 * TILE_COLS + 1; i++) {
+        test_size(i, 1 + i * 7 % 33, 31);
+        test_size(33, i, 1 + i * 5 % 33);
+        test_size(1 + i * 3 % 33, 33, i);
+    }
+    for (int i = 0; i < 3; i++) {
+        test_size(2, BLOCK_K + around[i], 3); // K of the forward pass
+        test_size(3, 2, BLOCK_K + around[i]); // of dinp
+        test_size(BLOCK_K + around[i], 3, 2); // of dweight
+        test_size(STRIP_TILES * TILE_ROWS + around[i], 33, 31);
+        test_size(3, 2, TASK_PANELS * TILE_COLS + around[i]); // columns of out
+        test_size(2, TASK_PANELS * TILE_COLS + around[i], 3); // of dinp and dweight
+        test_size(3, 2, 4096 + around[i]);
+        test_size(2, 4096 + around[i], 3);
+    }
+    test_size(1, 1, 1);
+    test_size(TILE_ROWS + 1, 2 * BLOCK_K + 1, TILE_COLS + 1);
+    test_size(26, 390, 400);
+}
+
+static void test_without_bias(void) {
+    enum { N = 33, C = 31, OC = 35 };
+    float *inp = ops_normal(N * C, 1), *weight = ops_normal(OC * C, 1), *bias = ops_normal(OC, 0);
+    float *with = ops_floats(N * OC), *without = ops_floats(N * OC);
+    matmul_forward_cpu(with, inp, weight, bias, N, C, OC, &scratch);
+    matmul_forward_cpu(without, inp, weight, NULL, N, C, OC, &scratch);
+    for (int i = 0; i < N * OC; i++) {
+        EXPECT(with[i] == without[i], "element %d: %g with a bias of 0, %g with none", i, with[i],
+               without[i]);
+    }
+    ops_close("no bias");
+}
+
+// What an earlier product left in the scratch must not be seen.
+static void test_scratch(void) {
+    enum { N = 13, C = 33, OC = 35, LARGE = 2 * BLOCK_K };
+    float *inp = ops_normal(N * C, 1), *weight = ops_normal(OC * C, 1);
+    threads_set(1); // one thread's scratch, used by all tasks
+    float *before = ops_floats(N * OC), *after = ops_floats(N * OC), *nan = ops_floats((size_t)LARGE * LARGE);
+    matmul_forward_cpu(before, inp, weight, NULL, N, C, OC, &scratch);
+    matmul_forward_cpu(ops_floats((size_t)LARGE * LARGE), nan, nan, NULL, LARGE, LARGE, LARGE, &scratch);
+    matmul_forward_cpu(after, inp, weight, NULL, N, C, OC, &scratch);
+    EXPECT(ops_same_bits(before, after, N * OC), "a product of NaN was still seen in the next one");
+    ops_close("scratch");
+}
+
+static void test_threads(void) {
+    enum { N = 200, C = 1600, OC = 400 }; // long enough for the threads to meet
+    float *inp = ops_normal(N * C, 1), *weight = ops_normal(OC * C, 1), *bias = ops_normal(OC, 1);
+    float* dout = ops_normal(N * OC, 1);
+    float *out[4], *dinp[4], *dweight[4], *dbias[4];
+    for (int t = 1; t <= 3; t++) {
+        threads_set(t);
+        out[t] = ops_floats(N * OC), dinp[t] = ops_floats(N * C);
+        dweight[t] = ops_floats(OC * C), dbias[t] = ops_floats(OC);
+        matmul_forward_cpu(out[t], inp, weight, bias, N, C, OC, &scratch);
+        matmul_backward_input_cpu(dinp[t], dout, weight, N, C, OC, &scratch);
+        matmul_backward_weight_cpu(dweight[t], dout, inp, N, C, OC, GRADIENT_SET, &scratch);
+        matmul_backward_weight_cpu(dweight[t], dout, inp, N, C, OC, GRADIENT_ADD, &scratch);
+        matmul_backward_bias_cpu(dbias[t], dout, N, OC, GRADIENT_SET);
+        EXPECT(ops_same_bits(out[t], out[1], N * OC), "out with %d threads", t);
+        EXPECT(ops_same_bits(dinp[t], dinp[1], N * C), "dinp with %d threads", t);
+        EXPECT(ops_same_bits(dweight[t], dweight[1], OC * C), "dweight with %d threads", t);
+        EXPECT(ops_same_bits(dbias[t], dbias[1], OC), "dbias with %d threads", t);
+    }
+    ops_close("threads");
+}
+
+int main(int argc, char** argv) {
+    (void)argc;
+    threads_wait_briefly(argv);
+    threads_set(3); // the most that test_threads uses
+    matmul_open(&scratch);
+    test_reference();
+    test_sizes();
+    test_without_bias();
+    test_scratch();
+    test_threads();
+    matmul_close(&scratch);
+    return test_done("matmul");
+}

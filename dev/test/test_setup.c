@@ -1,0 +1,398 @@
+// test_setup.c -- what every "auto" becomes, what the command line overrides, and which combinations are
+// refused, for built-in stories, text, shards and model files.
+#include "llmc/setup.h"
+#include "test.h"
+
+// A run as far as main takes it before it asks for memory.
+typedef struct {
+    Options options;
+    RunData data;
+    GPT2Config cfg;
+    char model_path[PATH_MAX];
+    int has_model; // a model file
+} Run;
+
+// Parses a command line; a % in it stands for the temporary directory. The words stay where they are for the
+// run's lifetime, in one of a few buffers.
+static Options parse(const char* line) {
+    static char buffers[4][4096];
+    static int next = 0;
+    char *buffer = buffers[next++ % 4], *end = buffer, *argv[64], *save = NULL;
+    int argc = 0;
+    for (const char* c = line; *c; c++) {
+        end += *c == '%' ? sprintf(end, "%s", test_tmpdir()) : sprintf(end, "%c", *c);
+    }
+    *end = '\0';
+    argv[argc++] = (char*)"train_gpt2";
+    for (char* word = strtok_r(buffer, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+        argv[argc++] = word;
+    }
+    Options options;
+    options_parse(&options, argc, argv);
+    return options;
+}
+
+static Run run_open(const char* line) {
+    Run run;
+    run.options = parse(line);
+    setup_tokenizer(&run.data, &run.options);
+    const char* path = setup_model_path(&run.options, run.model_path);
+    run.has_model = path != NULL;
+    run.cfg = setup_model(&run.options, &run.data, path);
+    setup_data(&run.data, &run.options);
+    setup_training(&run.options);
+    return run;
+}
+
+static void run_close(Run* run) { setup_close(&run->data); }
+
+static void body_run(const void* line) {
+    Run run = run_open((const char*)line);
+    int ids[64];
+    const int T = run.options.seq_len < 63 ? run.options.seq_len : 63;
+    setup_prompt(ids, T, &run.data, &run.options, run.cfg.V);
+    run_close(&run);
+}
+
+// 2: a bad command line, 1: a bad file. Our messages begin with what they are about.
+static void expect_refused(const char* line, int status, const char* words) {
+    char wanted[512];
+    snprintf(wanted, sizeof(wanted), "error: |%s", words);
+    EXPECT(test_dies(body_run, line, status, wanted), "%s", line);
+}
+
+static const char* write_shard(const char* name, int count, int first_token) {
+    enum { MOST = 4096 };
+    int32_t header[256] = {20240520, 1, count};
+    char bytes[sizeof(header) + 2 * MOST];
+    memcpy(bytes, header, sizeof(header));
+    for (int i = 0; i < count && i < MOST; i++) {
+        const uint16_t token = (uint16_t)(first_token + i % 10);
+        memcpy(bytes + sizeof(header) + 2 * i, &token, 2);
+    }
+    return test_write(name, bytes, sizeof(header) + 2 * (size_t)count);
+}
+
+// A model of 2 layers, context 32, V = 400, not padded as we would.
+static void write_model(const char* name) {
+    const GPT2Config cfg = {.max_T = 32, .V = 400, .Vp = 416, .L = 2, .NH = 2, .C = 8};
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    void* memory = check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
+    model_file_write(test_path(name), cfg, rows, memory, MODEL_FP32);
+    free(memory);
+}
+
+// llm.c's, of `count` tokens that are all "x"; the last one is the end of text.
+static void write_tokenizer(const char* name, int count) {
+    char bytes[1024 + 2 * 256];
+    uint32_t header[256] = {20240328, 2, (uint32_t)count, (uint32_t)count - 1};
+    memcpy(bytes, header, sizeof(header));
+    for (int i = 0; i < count; i++) {
+        memcpy(bytes + 1024 + 2 * i, "\1x", 2);
+    }
+    test_write(name, bytes, 1024 + 2 * (size_t)count);
+}
+
+static void write_files(void) {
+    char text[2000];
+    memset(text, 'a', sizeof(text));
+    test_write("text.txt", text, sizeof(text));
+    test_write("val.txt", text, 500);
+    write_shard("train.bin", 1000, 100);
+    write_shard("val.bin", 200, 100);
+    write_shard("large.bin", 1000, 395); // up to 404
+    write_model("model.bin");
+    EXPECT(mkdir(test_path("step_00000003"), 0777) == 0, "directory");
+    write_model("step_00000003/model.bin");
+    write_tokenizer("tokenizer.bin", 200);
+}
+
+// ---- the model ----
+
+static void expect_model(const char* line, GPT2Config wanted) {
+    Run run = run_open(line);
+    const GPT2Config got = run.cfg;
+    const Options* o = &run.options;
+    EXPECT(got.max_T == wanted.max_T && got.V == wanted.V && got.L == wanted.L && got.NH == wanted.NH &&
+               got.C == wanted.C && got.Vp == wanted.Vp,
+           "%s: T %d V %d Vp %d L %d NH %d C %d", line, got.max_T, got.V, got.Vp, got.L, got.NH, got.C);
+    EXPECT(o->layers == got.L && o->channels == got.C && o->heads == got.NH && o->context == got.max_T &&
+               o->vocab_size == got.V,
+           "%s: the options say what the model is", line);
+    run_close(&run);
+}
+
+#define TEXT "--train-data %/text.txt "
+#define SHARDS "--train-data %/train.bin "
+
+static void test_model(void) {
+    const int V = GPT2_VOCAB, Vp = 50304;
+    expect_model(TEXT, (GPT2Config){256, 257, 384, 4, 4, 128});
+    expect_model(SHARDS, (GPT2Config){256, V, Vp, 4, 4, 128});
+    expect_model(TEXT "--seq-len 100", (GPT2Config){100, 257, 384, 4, 4, 128});
+    expect_model(TEXT "--seq-len 16 --context 20", (GPT2Config){20, 257, 384, 4, 4, 128});
+    expect_model(TEXT "--layers 1 --channels 12 --heads 3", (GPT2Config){256, 257, 384, 1, 3, 12});
+    expect_model(TEXT "--vocab-size 300", (GPT2Config){256, 300, 384, 4, 4, 128});
+    expect_model(SHARDS "--vocab-size 110", (GPT2Config){256, 110, 128, 4, 4, 128});
+    expect_model(SHARDS "--tokenizer %/tokenizer.bin", (GPT2Config){256, 200, 256, 4, 4, 128});
+    expect_model(SHARDS "--seq-len 64 --model d12", (GPT2Config){1024, V, Vp, 12, 12, 768});
+    expect_model(SHARDS "--seq-len 64 --model gpt2:d12 --layers 3 --context 64",
+                 (GPT2Config){64, V, Vp, 3, 12, 768});
+    expect_model(SHARDS "--seq-len 64 --model gpt3:c5140", (GPT2Config){2048, V, Vp, 40, 40, 5120});
+    expect_model(TEXT "--seq-len 64 -e d6", (GPT2Config){1024, 257, 384, 6, 6, 384});
+
+    expect_refused(TEXT "--channels 130", 2, "--channels 130|--heads 4");
+    expect_refused(TEXT "--vocab-size 256", 2, "256|257|bytes");
+    expect_refused(SHARDS "--tokenizer %/tokenizer.bin --vocab-size 199", 2, "199|200|gpt2");
+    expect_refused(SHARDS "--vocab-size 109", 1, "train.bin|token 9|109"); // its tokens go up to 109
+    expect_refused(TEXT "--model d13", 2, "--model d13|neither a file nor a known size|d12");
+    expect_refused(TEXT "--model gpt4", 2, "--model gpt4");
+}
+
+static void test_model_file(void) {
+    const GPT2Config cfg = {32, 400, 416, 2, 2, 8};
+    expect_model(TEXT "--model %/model.bin", cfg);
+    expect_model(TEXT "--model %/step_00000003", cfg);
+    expect_model(TEXT "--model %/step_00000003/", cfg);
+    expect_model(SHARDS "--model %/model.bin --layers 2 --channels 8 --heads 2 --context 32 --vocab-size 400",
+                 cfg);
+    expect_model("--model %/model.bin --steps 1 --train-data %/train.bin --seq-len 16", cfg);
+    Run run = run_open(TEXT "--model %/step_00000003");
+    EXPECT(run.has_model && strstr(run.model_path, "/step_00000003/model.bin"), "%s", run.model_path);
+    run_close(&run);
+
+    expect_refused(TEXT "--model %/model.bin --layers 3", 2, "--layers is 3|model.bin has 2");
+    expect_refused(TEXT "--model %/model.bin --channels 16", 2, "--channels is 16|has 8");
+    expect_refused(TEXT "--model %/model.bin --heads 4", 2, "--heads is 4|has 2");
+    expect_refused(TEXT "--model %/model.bin --context 64", 2, "--context is 64|has 32");
+    expect_refused(TEXT "--model %/model.bin --vocab-size 257", 2, "--vocab-size is 257|has 400");
+    expect_refused(TEXT "--model %/model.bin --seq-len 33", 2, "--seq-len is 33|32");
+    expect_refused("--train-data %/large.bin --model %/model.bin", 1, "large.bin|token 5|400");
+    expect_refused(TEXT "--model %/none.bin", 1, "none.bin|cannot read the model|No such file");
+    expect_refused(TEXT "--model %/none", 1, "/none|cannot read the model");
+    expect_refused(TEXT "--model none.bin", 1, "none.bin|cannot read the model");
+    mkdir(test_path("step_00000004"), 0777);
+    expect_refused(TEXT "--model %/step_00000004", 1, "step_00000004/model.bin|No such file");
+    expect_refused(TEXT "--model %/text.txt", 1, "text.txt|magic number");
+}
+
+// ---- the data ----
+
+static void test_data(void) {
+    Run run = run_open(TEXT "--seq-len 16");
+    EXPECT(run.data.kind == DATA_TEXT && run.data.has_tokenizer, "text");
+    EXPECT(run.data.train.count + run.data.val.count == 2001, "a text and its end-of-text token");
+    EXPECT(run.data.val.count == 100, "%zu tokens to validate, wanted 5 %%", run.data.val.count);
+    run_close(&run);
+    run = run_open(SHARDS "--seq-len 16 --val-data %/val.bin");
+    EXPECT(run.data.kind == DATA_SHARDS && !run.data.has_tokenizer, "shards");
+    EXPECT(run.data.train.count == 1000 && run.data.val.count == 200, "their tokens");
+    run_close(&run);
+
+    expect_refused(TEXT "--tokenizer %/tokenizer.bin", 2, "--tokenizer|bytes");
+    expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|words");
+    expect_refused(SHARDS "--tokenizer %/none.bin", 1, "none.bin|tokenizer");
+    expect_refused("--val-data %/val.bin --steps 1", 2, "--val-data|--train-data");
+    expect_refused(TEXT "--val-data %/val.bin", 2, "--val-data|--train-data|both");
+    expect_refused(SHARDS "--val-data %/val.txt", 2, "--val-data|--train-data|both");
+    expect_refused("--train-data %/none*.bin", 1, "none*.bin|No such file");
+    expect_refused("--train-data %/none.txt", 1, "none.txt|No such file");
+    expect_refused(SHARDS "--seq-len 600", 1, "train.bin|1000 tokens|wanted 1202");
+    expect_refused(SHARDS "--val-data %/none.bin", 1, "none.bin|No such file");
+}
+
+static void test_stories(void) {
+    Run run = run_open("--steps 3 --batch 2 --seq-len 16 --total-batch 64 --eval-batches 5");
+    EXPECT(run.data.kind == DATA_STORIES && run.data.has_tokenizer, "no data named");
+    EXPECT(run.data.train.count == 3 * 64 + 1, "%zu tokens, none read twice", run.data.train.count);
+    EXPECT(run.data.val.count == 5 * 32 + 1, "%zu tokens to validate", run.data.val.count);
+    EXPECT(run.cfg.V == run.data.tokenizer.vocab_size && run.cfg.V == run.data.stories->eot + 1, "words");
+    EXPECT(setup_eot(&run.data, run.cfg.V) == run.data.stories->eot, "end of text");
+    run_close(&run);
+    run = run_open("--steps 0 --batch 2 --seq-len 16 --eval-batches 0"); // only validation
+    EXPECT(run.data.train.count == 33 && run.data.val.count == 20 * 32 + 1, "at least a batch");
+    run_close(&run);
+}
+
+// Training text depends on the seed, validation text does not.
+static void test_stories_seed(void) {
+    Run one = run_open("--steps 5 --batch 8 --seq-len 32 --seed 1");
+    Run two = run_open("--steps 5 --batch 8 --seq-len 32 --seed 2");
+    EXPECT(memcmp(one.data.train_stories, two.data.train_stories, 2 * one.data.train.count) != 0, "training");
+    EXPECT(memcmp(one.data.val_stories, two.data.val_stories, 2 * one.data.val.count) == 0, "validation");
+    run_close(&two);
+    run_close(&one);
+}
+
+// Sizes that people ask for must neither overflow nor fill the memory.
+static void test_stories_limit(void) {
+    const size_t most = ((size_t)1 << 27) + 1;
+    EXPECT(setup_stories_tokens_(1000, 4096) == 4096001, "below the limit");
+    EXPECT(setup_stories_tokens_(0, 4096) == 4097, "one batch at least");
+    EXPECT(setup_stories_tokens_((int64_t)1 << 39, (int64_t)1 << 39) == most, "beyond 64 bits");
+    EXPECT(setup_stories_tokens_(1, (int64_t)1 << 40) == most, "a batch beyond it");
+    EXPECT(setup_stories_tokens_(1 << 15, 1 << 12) == most, "the limit itself");
+}
+
+static void test_floor(void) {
+    Run run = run_open("--steps 1 --batch 2 --seq-len 16 --eval-batches 4");
+    double sum = 0;
+    for (int i = 1; i <= 64; i++) { // targets of the first two batches
+        sum += run.data.val_nats[i];
+    }
+    EXPECT_NEAR(setup_floor(&run.data, &run.options, 2), sum / 64, 1e-12, "two batches");
+    const double all = setup_floor(&run.data, &run.options, 4);
+    EXPECT(all > 0.1 && all < 3, "%g nats per token", all);
+    EXPECT(setup_floor(&run.data, &run.options, 1000) == all, "no more than there is");
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16");
+    EXPECT(isnan(setup_floor(&run.data, &run.options, 1)), "unknown for other text");
+    run_close(&run);
+}
+
+// ---- batches ----
+
+static void expect_batch(const char* line, int batch, int seq_len, int64_t total) {
+    Run run = run_open(line);
+    const Options* o = &run.options;
+    EXPECT(o->batch == batch && o->seq_len == seq_len && o->total_batch == total,
+           "%s: %d x %d, %lld tokens, wanted %d x %d, %lld", line, o->batch, o->seq_len,
+           (long long)o->total_batch, batch, seq_len, (long long)total);
+    run_close(&run);
+}
+
+static void test_batch(void) {
+    expect_batch(TEXT, 16, 256, 4096);
+    expect_batch(TEXT "--seq-len 100", 40, 100, 4000);
+    expect_batch("--seq-len 5000 --steps 1 --eval-batches 1", 1, 5000, 5000);
+    expect_batch(TEXT "--context 64", 64, 64, 4096);
+    expect_batch(TEXT "--batch 3 --seq-len 16", 3, 16, 48);
+    expect_batch(TEXT "--batch 3 --seq-len 16 --total-batch 96", 3, 16, 96);
+    expect_batch(TEXT "--seq-len 16 --total-batch 8192", 256, 16, 8192);
+    expect_batch(TEXT "--seq-len 16 --total-batch 96", 6, 16, 96);      // less than the usual 4096 tokens
+    expect_batch(TEXT "--seq-len 16 --total-batch 8176", 73, 16, 8176); // the largest that divides 511
+    expect_batch(TEXT "--seq-len 16 --total-batch -1", 256, 16, 4096);
+    expect_refused(TEXT "--seq-len 16 --total-batch 100", 2, "--total-batch is 100|--seq-len 16");
+    expect_refused(TEXT "--batch 3 --seq-len 16 --total-batch 100", 2, "100|--batch 3|16|48");
+    expect_refused(TEXT "--seq-len 16 --batch 4 --total-batch 32", 2, "32|--batch 4|64");
+    expect_refused(TEXT "--seq-len 65 --context 64", 2, "--seq-len is 65|context of 64");
+    expect_refused("--seq-len 1025 --model d12 --steps 1", 2, "--seq-len is 1025|1024");
+}
+
+static void test_eval_batches(void) {
+    static const struct {
+        int eval_batches, B;
+        uint64_t sequences;
+        int64_t wanted;
+    } cases[] = {{20, 4, 1000, 20}, {20, 4, 40, 10}, {0, 4, 40, 10}, {0, 4, 41, 11}, {20, 4, 1, 1}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Options options = parse("");
+        Dataloader val;
+        memset(&val, 0, sizeof(val));
+        val.B = cases[i].B;
+        val.num_sequences = cases[i].sequences;
+        options.eval_batches = cases[i].eval_batches;
+        EXPECT(setup_eval_batches(&options, &val) == cases[i].wanted, "case %d", (int)i);
+    }
+}
+
+// ---- the run ----
+
+static void test_steps(void) {
+    static const struct {
+        const char* line;
+        int64_t steps;
+    } cases[] = {
+        {TEXT "--seq-len 16 --batch 4", 1888 / 64}, // one epoch of the 118 sequences of 1901 tokens
+        {TEXT "--seq-len 16 --batch 4 --steps -1", 1888 / 64},
+        {TEXT "--seq-len 100 --batch 1", 18}, // of 1900 tokens: 19 inputs, but the last has no target
+        {TEXT "--seq-len 16 --batch 512", 1}, // less than one batch
+        {TEXT "--seq-len 16 --steps 0", 0},
+        {TEXT "--seq-len 16 --steps 77", 77},
+        {"--seq-len 1 --batch 1 --eval-batches 1", 1000}, // of the built-in stories
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Run run = run_open(cases[i].line);
+        EXPECT(run.options.steps == cases[i].steps, "%s: %lld", cases[i].line, (long long)run.options.steps);
+        run_close(&run);
+    }
+}
+
+static void test_times(void) {
+    Run run = run_open(TEXT "--seq-len 16 --steps 100 --out %/out");
+    const Options* o = &run.options;
+    EXPECT(o->save_every == 100, "a checkpoint at the end");
+    EXPECT(o->warmup == 5 && o->eval_every == 10 && o->sample_every == 100 && o->sample_tokens == 16, "%d %d",
+           o->warmup, o->eval_every);
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 256 --context 512 --steps 3000000000");
+    EXPECT(o->save_every == 0, "nowhere to save to");
+    EXPECT(o->warmup == 2000 && o->eval_every == 1000 && o->sample_every == 1000000000 &&
+               o->sample_tokens == 256,
+           "%d %d", o->warmup, o->eval_every);
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16 --steps 0 --out %/out");
+    EXPECT(o->save_every == 1 && o->warmup == 0 && o->eval_every == 1 && o->sample_every == 1, "no steps");
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16 --steps 100 --warmup 3 --eval-every 0 --sample-every 0 "
+                        "--sample-tokens 7 --save-every 0 --lr 0.5 --out %/out");
+    EXPECT(o->warmup == 3 && o->eval_every == 0 && o->sample_every == 0 && o->sample_tokens == 7 &&
+               o->save_every == 0 && o->lr == 0.5f,
+           "what is given stays");
+    run_close(&run);
+    expect_refused(TEXT "--save-every 5", 2, "--save-every 5|--out");
+}
+
+static void test_learning_rate(void) {
+    static const struct {
+        const char* line;
+        float lr;
+    } cases[] = {{SHARDS "--seq-len 16 --model d12", 6e-4f},
+                 {SHARDS "--seq-len 16 --model d48", 6e-4f * 768 / 1600},
+                 {SHARDS "--seq-len 16 --channels 8", 3e-3f}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Run run = run_open(cases[i].line);
+        EXPECT_NEAR(run.options.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
+        run_close(&run);
+    }
+}
+
+// ---- samples ----
+
+static void test_prompt(void) {
+    int ids[17];
+    Run run = run_open(TEXT "--seq-len 16 --prompt Once");
+    EXPECT(setup_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 5, "end of text and four bytes");
+    EXPECT(ids[0] == 256 && ids[1] == 'O' && ids[4] == 'e', "%d %d %d", ids[0], ids[1], ids[4]);
+    EXPECT(setup_prompt(ids, 5, &run.data, &run.options, run.cfg.V) == 5, "it just fits");
+    run_close(&run);
+    run = run_open(SHARDS "--seq-len 16");
+    EXPECT(setup_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 50256, "none");
+    run_close(&run);
+    run = run_open(SHARDS "--seq-len 16 --vocab-size 300 --tokenizer %/tokenizer.bin");
+    EXPECT(setup_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 199, "tokenizer's");
+    run_close(&run);
+
+    expect_refused(TEXT "--seq-len 4 --prompt Once", 2, "--prompt|4 tokens|at most 3");
+    expect_refused(SHARDS "--seq-len 16 --prompt Once", 2, "--prompt|--tokenizer");
+    expect_refused(SHARDS "--seq-len 16 --tokenizer %/tokenizer.bin --prompt x", 1, "encode|gpt2");
+    expect_refused("--seq-len 16 --steps 1 --prompt qqq", 2, "qqq");
+}
+
+int main(void) {
+    write_files();
+    test_model();
+    test_model_file();
+    test_data();
+    test_stories();
+    test_stories_seed();
+    test_stories_limit();
+    test_floor();
+    test_batch();
+    test_eval_batches();
+    test_steps();
+    test_times();
+    test_learning_rate();
+    test_prompt();
+    return test_done("test_setup");
+}

@@ -1,0 +1,140 @@
+// test_vec.c -- vectors: every function against its scalar meaning, and e^x over its whole range.
+#include "llmc/vec.h"
+#include "ops.h"
+
+static float exp_lane(float x, int lane) {
+    const volatile float hidden =
+        x; // computed at run time, as it is in use: the compiler may round differently
+    Vec v = vec_all(0.5f);
+    v[lane] = hidden;
+    return vec_exp(v)[lane];
+}
+
+static void test_memory(void) {
+    float* from = ops_normal(3 * LANES, 1);
+    for (int i = 0; i <= 2 * LANES; i++) { // any alignment, up to the last element
+        float* to = ops_floats(3 * LANES);
+        vec_store(to + i, vec_load(from + i));
+        EXPECT(ops_same_bits(to + i, from + i, LANES), "load and store at %d", i);
+        for (int j = 0; j < 3 * LANES; j++) {
+            EXPECT((j >= i && j < i + LANES) || isnan(to[j]), "a store at %d wrote element %d", i, j);
+        }
+    }
+    ops_close("load and store");
+}
+
+static void test_lanes(void) {
+    const Vec yes = vec_load(ops_normal(LANES, 1)), no = vec_load(ops_normal(LANES, 1));
+    for (int n = -2; n <= LANES + 2; n++) {
+        const Vec got = vec_select(vec_first(n), yes, no);
+        for (int i = 0; i < LANES; i++) {
+            EXPECT(got[i] == (i < n ? yes[i] : no[i]), "lane %d of the first %d", i, n);
+        }
+    }
+    const Vec max = vec_max(yes, no), all = vec_all(-0.0f), nan = vec_all(NAN);
+    for (int i = 0; i < LANES; i++) {
+        EXPECT(max[i] == fmaxf(yes[i], no[i]), "maximum in lane %d", i);
+        EXPECT(all[i] == 0 && signbit(all[i]) && isnan(nan[i]), "-0 and NaN in all lanes");
+    }
+    ops_close("lanes");
+}
+
+// Sums of numbers so different in size that any other order gives other bits.
+static void test_reductions(void) {
+    for (int round = 0; round < 100; round++) {
+        float* x = ops_normal(LANES, 1);
+        for (int i = 0; i < LANES; i++) {
+            x[i] *= i * round % 3 ? 1e7f : 1;
+        }
+        float sum = 0, max = x[0];
+        for (int i = 0; i < LANES; i++) {
+            sum += x[i];
+            max = fmaxf(max, x[i]);
+        }
+        EXPECT(vec_hsum(vec_load(x)) == sum, "round %d: the sum is not in the order of the lanes", round);
+        EXPECT(vec_hmax(vec_load(x)) == max, "round %d: maximum", round);
+        ops_close("reductions");
+    }
+    for (int i = 0; i < LANES; i++) {
+        Vec v = vec_all(-INFINITY);
+        v[i] = -3;
+        EXPECT(vec_hmax(v) == -3, "a maximum of -3 in lane %d", i);
+    }
+}
+
+static void test_transpose(void) {
+    Vec square[LANES];
+    for (int i = 0; i < LANES; i++) {
+        for (int j = 0; j < LANES; j++) {
+            square[i][j] = (float)(i * LANES + j);
+        }
+    }
+    vec_transpose(square);
+    for (int i = 0; i < LANES; i++) {
+        for (int j = 0; j < LANES; j++) {
+            EXPECT(square[i][j] == (float)(j * LANES + i), "element (%d, %d) of the transpose", i, j);
+        }
+    }
+}
+
+// The header promises 2e-7, from one end to the other.
+static void test_exp_accuracy(void) {
+    const int points = 200000;
+    double worst = 0, worst_at = 0;
+    for (int i = 0; i <= points; i++) {
+        const float x = (float)(-87.3 + (88.3 + 87.3) * i / points);
+        const double error = fabs(exp_lane(x, i % LANES) / exp(x) - 1);
+        if (!(error <= worst)) {
+            worst = error;
+            worst_at = x;
+        }
+    }
+    EXPECT_NEAR(worst, 0, 2e-7, "relative error of exp(%.9g)", worst_at);
+    for (int n = -125; n <= 127; n++) { // where the power of two changes, on both sides
+        const double middle = (n - 0.5) * log(2);
+        for (int i = -20; i <= 20; i++) {
+            const float x = (float)(middle * (1 + i * 1e-7));
+            EXPECT_NEAR(exp_lane(x, 0) / exp(x), 1, 2e-7, "exp(%.9g)", x);
+        }
+    }
+    EXPECT(exp_lane(0, 0) == 1 && exp_lane(-0.0f, 0) == 1 && exp_lane(1e-30f, 0) == 1, "exp(0) is 1");
+}
+
+static void test_exp_ends(void) {
+    const float lowest = exp_lane(-87.3f, 0), highest = exp_lane(88.3f, 0);
+    EXPECT(lowest >= FLT_MIN && lowest < 1.25e-38f, "exp(-87.3) is %g", lowest);
+    EXPECT(highest > 2.1e38f && highest <= FLT_MAX, "exp(88.3) is %g", highest);
+    const float beyond[] = {87.31f, 88.31f, 89, 104, 1e4f, 1e30f, FLT_MAX, INFINITY};
+    for (int i = 0; i < 8; i++) {
+        EXPECT(exp_lane(-beyond[i], 0) == lowest, "exp(-%g) is %g", beyond[i], exp_lane(-beyond[i], 0));
+        EXPECT(i == 0 || exp_lane(beyond[i], 0) == highest, "exp(%g) is %g", beyond[i],
+               exp_lane(beyond[i], 0));
+    }
+}
+
+// NaN stays NaN whatever its sign and payload, and only in its own lane. Memory filled with 0xFF is a NaN
+// too.
+static void test_exp_nan(void) {
+    const uint32_t nans[] = {0x7FC00000, 0xFFC00000, 0x7FC00001, 0x7FFFFFFF,
+                             0xFFFFFFFF, 0x7FC001FF, 0xFFC000FF};
+    for (int i = 0; i < 7; i++) {
+        float nan;
+        memcpy(&nan, &nans[i], sizeof(nan));
+        Vec v = vec_all(1);
+        v[LANES - 1] = nan;
+        const Vec e = vec_exp(v);
+        EXPECT(isnan(e[LANES - 1]), "exp of NaN 0x%08X is %g", (unsigned)nans[i], e[LANES - 1]);
+        EXPECT(e[0] == exp_lane(1, 0), "NaN in another lane changed exp(1) to %g", e[0]);
+    }
+}
+
+int main(void) {
+    test_memory();
+    test_lanes();
+    test_reductions();
+    test_transpose();
+    test_exp_accuracy();
+    test_exp_ends();
+    test_exp_nan();
+    return test_done("vec (" VEC_ISA ")");
+}

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Installs, on Debian and Ubuntu, what the tests and benchmarks want. The CPU trainer itself needs only a C
+# compiler and make. As root or with sudo; asks nothing; says what it does; a second run does nothing.
+set -euo pipefail
+
+usage() {
+    cat <<'END'
+usage: scripts/install_deps.sh [--python] [--mpi] [--dry-run]
+    (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, zstd
+    --python   also Python, and build/venv with PyTorch (dev/ref/setup.sh; 2 GB to download, 4 GB on disk)
+    --mpi      also OpenMPI, for runs of several processes under mpirun
+    --dry-run  only say what would be installed
+END
+}
+
+packages=(gcc g++ make clang clang-format clang-tidy libomp-dev zlib1g-dev libzstd-dev)
+python=off
+dry_run=off
+for option in "$@"; do
+    case $option in
+    --python) python=on packages+=(python3 python3-venv python3-dev libjemalloc2) ;; # torch.compile: Python.h
+    --mpi) packages+=(libopenmpi-dev openmpi-bin) ;;
+    --dry-run) dry_run=on ;;
+    --help) usage && exit 0 ;;
+    *) echo "error: unknown option $option" >&2 && usage >&2 && exit 2 ;;
+    esac
+done
+command -v apt-get >/dev/null || {
+    echo "error: no apt-get: this script knows Debian and Ubuntu; wanted here: ${packages[*]}" >&2
+    exit 1
+}
+
+as_root=() as_user=()
+if [ "$(id -u)" != 0 ]; then
+    as_root=(sudo)
+elif [ -n "${SUDO_USER:-}" ]; then
+    as_user=(sudo -u "$SUDO_USER") # build/venv belongs to who called sudo
+fi
+apt_get() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq "$@" >/dev/null; }
+is_installed() { dpkg-query --show --showformat '${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed; }
+
+# Fills `missing` with those of the arguments that are not installed.
+find_missing() {
+    missing=()
+    for package in "$@"; do
+        is_installed "$package" || missing+=("$package")
+    done
+}
+
+# clang's sanitizers are a package of their own where the release has one by this name, else part of clang.
+sanitizers=libclang-rt-dev
+find_missing "${packages[@]}" "$sanitizers"
+if [ ${#missing[@]} -gt 0 ]; then
+    [ $dry_run = on ] || { echo "apt-get update" && apt_get update; }
+    apt-cache show "$sanitizers" >/dev/null 2>&1 && packages+=("$sanitizers")
+    find_missing "${packages[@]}"
+fi
+if [ ${#missing[@]} = 0 ]; then
+    echo "packages: all installed"
+else
+    echo "apt-get install ${missing[*]}"
+    [ $dry_run = on ] || apt_get install --yes --no-install-recommends "${missing[@]}"
+fi
+if [ $python = on ]; then
+    echo "dev/ref/setup.sh"
+    [ $dry_run = on ] || "${as_user[@]}" "$(dirname "$0")/../dev/ref/setup.sh"
+fi
