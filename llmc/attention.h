@@ -42,7 +42,7 @@ typedef struct {
     float *k_by_dim, *v_by_dim;  // (HSp / TILE_COLS, Tp, TILE_COLS)  right matrices of ds k and p v
     float *q_block, *dout_block; // (HSp / TILE_COLS, ATTENTION_ROWS, TILE_COLS)
     float *p, *ds; // (ATTENTION_TILES, Tp / BLOCK_K, TILE_ROWS, BLOCK_K): left matrices, packed as they arise
-    float* left;   // (TILE_ROWS, BLOCK_K)
+    float* left;   // (ATTENTION_ROWS, TILE_ROWS)
 } AttentionScratch_;
 
 typedef struct {
@@ -59,7 +59,7 @@ static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
     const size_t Tp = attention_round_up_(T, BLOCK_K), HSp = attention_round_up_(HS, TILE_COLS);
     const size_t panels = Tp * HSp, rows = ATTENTION_ROWS * HSp, block = ATTENTION_ROWS * Tp;
     const size_t sizes[9] = {
-        panels, panels, panels, panels, rows, rows, block, block, (size_t)TILE_ROWS * BLOCK_K};
+        panels, panels, panels, panels, rows, rows, block, block, (size_t)ATTENTION_ROWS * TILE_ROWS};
     size_t per_thread = 0;
     for (int i = 0; i < 9; i++) {
         per_thread += sizes[i];
@@ -115,12 +115,11 @@ static inline void attention_pack_by_dim_(float* to, const float* rows, size_t s
 
 // scores(rows, keys) = left . right^T for the keys 0 ... keys-1; left (rows, HS) has row stride `stride`.
 static inline void attention_scores_(float* scores, const float* left, size_t stride,
-                                     const float* right_by_key, float* tile, int rows, int keys, int HS) {
+                                     const float* right_by_key, int rows, int keys, int HS) {
     const Matrix m = {left, stride, 1};
-    matmul_pack_tile_(tile, m, 0, 0, rows, HS);
     for (int u = 0; u < keys; u += TILE_COLS) {
-        matmul_tile_dispatch_(scores + attention_at_(u), BLOCK_K, rows, TILE_COLS, tile, 1,
-                              right_by_key + (size_t)u * HS, HS, NULL, GRADIENT_SET);
+        matmul_rows_(scores + attention_at_(u), BLOCK_K, rows, TILE_COLS, m, right_by_key + (size_t)u * HS,
+                     HS, NULL, GRADIENT_SET);
     }
 }
 
@@ -128,11 +127,11 @@ static inline void attention_scores_(float* scores, const float* left, size_t st
 static inline void attention_mix_(float* out, size_t stride, const float* weights, const float* right_by_dim,
                                   int capacity, int rows, int keys, int HS) {
     for (int u = 0; u < keys; u += BLOCK_K) {
+        const Matrix m = {weights + attention_at_(u), BLOCK_K, 1};
         for (int d = 0; d < HS; d += TILE_COLS) {
-            matmul_tile_dispatch_(out + d, stride, rows, matmul_min_(TILE_COLS, HS - d),
-                                  weights + attention_at_(u), 1,
-                                  right_by_dim + (size_t)capacity * d + (size_t)u * TILE_COLS,
-                                  matmul_min_(BLOCK_K, keys - u), NULL, u == 0 ? GRADIENT_SET : GRADIENT_ADD);
+            matmul_rows_(out + d, stride, rows, matmul_min_(TILE_COLS, HS - d), m,
+                         right_by_dim + (size_t)capacity * d + (size_t)u * TILE_COLS,
+                         matmul_min_(BLOCK_K, keys - u), NULL, u == 0 ? GRADIENT_SET : GRADIENT_ADD);
         }
     }
 }
@@ -147,9 +146,10 @@ static inline void attention_scatter_(float* out, size_t stride, const float* we
             weights + t / TILE_ROWS * tile_floats + t % TILE_ROWS * BLOCK_K + attention_at_(u0);
         memcpy(left + t * TILE_ROWS, row, TILE_ROWS * sizeof(float));
     }
+    const Matrix m = {left, 1, TILE_ROWS};
     for (int d = 0; d < HS; d += TILE_COLS) {
-        matmul_tile_dispatch_(out + d, stride, keys, matmul_min_(TILE_COLS, HS - d), left, 0,
-                              right + (size_t)ATTENTION_ROWS * d, queries, NULL, mode);
+        matmul_rows_(out + d, stride, keys, matmul_min_(TILE_COLS, HS - d), m,
+                     right + (size_t)ATTENTION_ROWS * d, queries, NULL, mode);
     }
 }
 
@@ -197,7 +197,7 @@ static inline void attention_forward_tile_(float* out, float* lse, const float* 
                                            int t0, int rows, int C, int HS, int Tp) {
     const float scale = 1.0f / sqrtf((float)HS);
     const int keys = t0 + rows;
-    attention_scores_(s->p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, s->left, rows, keys, HS);
+    attention_scores_(s->p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, rows, keys, HS);
     float inverse[TILE_ROWS];
     for (int i = 0; i < rows; i++) {
         float* row = s->p + i * BLOCK_K;
@@ -238,8 +238,8 @@ static inline void attention_backward_tile_(float* dq, float* p, float* ds, cons
                                             const float* dout, const float* lse, AttentionScratch_* s, int t0,
                                             int rows, int keys, int C, int HS, int Tp) {
     const float scale = 1.0f / sqrtf((float)HS);
-    attention_scores_(p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, s->left, rows, keys, HS);
-    attention_scores_(ds, dout + (size_t)t0 * C, C, s->v_by_key, s->left, rows, keys, HS);
+    attention_scores_(p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, rows, keys, HS);
+    attention_scores_(ds, dout + (size_t)t0 * C, C, s->v_by_key, rows, keys, HS);
     for (int i = 0; i < rows; i++) {
         const float *o = out + (size_t)(t0 + i) * C, *d = dout + (size_t)(t0 + i) * C;
         float delta = 0;

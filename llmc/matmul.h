@@ -15,10 +15,11 @@ micro-step).
 
 The product of two matrices is made of tiles of TILE_ROWS x TILE_COLS results that stay in registers while k
 runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 2008). A thread
-takes some columns of the result, and perhaps not all rows. For BLOCK_K values of k at a time it copies
-("packs") these columns of the right matrix into panels TILE_COLS wide, and strips of the left matrix into
-tiles; both then come from its own L1 and L2 caches. Every result is one sum over k in the same order whatever
-the number of threads, so the bits do not depend on it.
+takes a part of the result. For BLOCK_K values of k at a time it copies ("packs") TILE_COLS columns of the
+right matrix into a panel that stays in its L1 cache while all its rows of the left matrix pass by; meanwhile
+the next panel's numbers are fetched. The left matrix is read in place when its rows are contiguous, else
+packed too. Every result is one sum over k in the same order whatever the number of threads, so the bits do
+not depend on it.
 
 needs:   check.h threads.h vec.h
 defines: GradientMode, Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu,
@@ -44,24 +45,24 @@ typedef struct {
 
 // Tile: TILE_ROWS x 2 vectors of sums fill the registers, leaving some for the factors.
 #define TILE_ROWS (VEC_REGISTERS == 32 ? 12 : 6)
-#define TILE_STEP (TILE_ROWS / 3) // the last rows of a matrix are done in tiles of 1, 2 or 3 such steps
+#define TILE_STEP (TILE_ROWS / 3) // the last rows go in tiles of two steps, one step, and single rows
 #define TILE_COLS (2 * LANES)
-#define BLOCK_K 384    // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
-#define STRIP_TILES 8  // tiles of a packed strip of the left matrix: 144 KiB, 72 KiB
-#define TASK_PANELS 12 // panels that one task packs: 576 KiB, 288 KiB
+#define BLOCK_K 384                        // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
+#define BLOCK_ROWS 768                     // of the left matrix, that meet a panel
+#define BLOCK_ROWS_PACKED (32 * TILE_ROWS) // the same where they are packed: 576 KiB, 288 KiB
 #define TASKS_PER_THREAD 3
 
 // Memory for packed blocks, one set a process; no call of matmul_* allocates.
 typedef struct {
-    float* memory; // (threads, TASK_PANELS panels and then a strip)
+    float* memory; // (threads, a panel and then a packed block of the left matrix)
 } MatmulScratch;
 
 static inline int matmul_ceil_div_(int a, int b) { return (a + b - 1) / b; }
 static inline int matmul_min_(int a, int b) { return a < b ? a : b; }
 
-static inline size_t matmul_panels_floats_(void) { return (size_t)TASK_PANELS * BLOCK_K * TILE_COLS; }
+static inline size_t matmul_panel_floats_(void) { return (size_t)BLOCK_K * TILE_COLS; }
 static inline size_t matmul_scratch_floats_(void) {
-    return matmul_panels_floats_() + (size_t)STRIP_TILES * TILE_ROWS * BLOCK_K;
+    return matmul_panel_floats_() + (size_t)BLOCK_ROWS_PACKED * BLOCK_K;
 }
 
 // For as many threads as the next parallel region would have.
@@ -108,26 +109,32 @@ static inline void matmul_pack_panel_(float* panel, Matrix m, int k0, int j0, in
     }
 }
 
-// A packed tile of the left matrix keeps the direction in which the matrix is contiguous: (TILE_ROWS,
-// BLOCK_K) when its rows are, (BLOCK_K, TILE_ROWS) when its columns are; so packing is copying. Rows past
-// `rows` stay undefined up to the next multiple of TILE_STEP: they only reach sums that are not stored. They
-// are zeroed to keep NaN traps away.
+// Asks for the numbers that panel (k0, j0) will be packed from: share number `part` of `parts`.
+static inline void matmul_prefetch_panel_(Matrix m, int k0, int j0, int k, int cols, int part, int parts) {
+    const int lines = m.col == 1 ? k : cols;           // contiguous runs,
+    const int run_bytes = 4 * (m.col == 1 ? cols : k); // so long
+    const size_t stride = m.col == 1 ? m.row : m.col;
+    const float* from = m.data + k0 * m.row + j0 * m.col;
+    for (int i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
+        for (int byte = 0; byte < run_bytes; byte += 64) {
+            __builtin_prefetch((const char*)(from + i * stride) + byte, 0, 2); // into L2
+        }
+    }
+}
+
+// Packs a tile of a left matrix whose columns are contiguous, as (k, TILE_ROWS): copying. Rows past `rows`
+// become zero.
 static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int rows, int k) {
-    const float* from = m.data + i0 * m.row + k0 * m.col;
-    if (m.col == 1) {
-        for (int i = 0; i < rows; i++) {
-            memcpy(tile + i * BLOCK_K, from + i * m.row, k * sizeof(float));
+    const float* from = m.data + i0 + k0 * m.col;
+    if (rows == TILE_ROWS) {
+        for (int p = 0; p < k; p++) {
+            memcpy(tile + p * TILE_ROWS, from + p * m.col, TILE_ROWS * sizeof(float));
         }
-        memset(tile + rows * BLOCK_K, 0, (size_t)(TILE_ROWS - rows) * BLOCK_K * sizeof(float));
-    } else if (rows == TILE_ROWS) {
-        for (int j = 0; j < k; j++) {
-            memcpy(tile + j * TILE_ROWS, from + j * m.col, TILE_ROWS * sizeof(float));
-        }
-    } else {
-        for (int j = 0; j < k; j++) {
-            for (int i = 0; i < TILE_ROWS; i++) {
-                tile[j * TILE_ROWS + i] = i < rows ? from[i * m.row + j * m.col] : 0.0f;
-            }
+        return;
+    }
+    for (int p = 0; p < k; p++) {
+        for (int i = 0; i < TILE_ROWS; i++) {
+            tile[p * TILE_ROWS + i] = i < rows ? from[i + p * m.col] : 0.0f;
         }
     }
 }
@@ -135,81 +142,82 @@ static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int 
 // ---------------------------------------------------------------------------------------------------------------------
 // The tile: where the time goes
 
-// sums(rows, TILE_COLS) = tile(rows, k) panel(k, TILE_COLS), into or onto `out` (row stride `stride`), plus
-// `bias`. `rows_computed`, `tile_row` and `tile_col` are constants at every call: the sums live in registers.
-ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int rows, int cols, const float* tile,
-                                int tile_row, int tile_col, const float* panel, int k, const float* bias,
-                                GradientMode mode, const int rows_computed) {
-    Vec sum[TILE_ROWS][2];
-#pragma GCC unroll 12
-    for (int i = 0; i < rows_computed; i++) {
-        sum[i][0] = sum[i][1] = vec_all(0.0f);
+// Stores a row of results, or adds it, as far as `cols`.
+ALWAYS_INLINE void matmul_store_row_(float* to, Vec low, Vec high, int cols, GradientMode mode) {
+    if (cols == TILE_COLS) {
+        vec_store(to, mode == GRADIENT_ADD ? vec_load(to) + low : low);
+        vec_store(to + LANES, mode == GRADIENT_ADD ? vec_load(to + LANES) + high : high);
+        return;
     }
+    float edge[TILE_COLS];
+    vec_store(edge, low);
+    vec_store(edge + LANES, high);
+    for (int j = 0; j < cols; j++) {
+        to[j] = mode == GRADIENT_ADD ? to[j] + edge[j] : edge[j];
+    }
+}
+
+// out(rows, cols) = left(rows, k) panel(k, TILE_COLS) + bias(cols), set or added to. left: element (i, p) is
+// left[i * row + p * col]. `rows` is a constant at every call, so the sums live in registers; rows are
+// addressed from every third one, which takes few enough registers for the addresses.
+ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float* left, size_t row,
+                                size_t col, const float* panel, int k, const float* bias, GradientMode mode,
+                                const int rows) {
+    Vec sum[TILE_ROWS][2];
+    const float* third[TILE_ROWS / 3];
 #pragma GCC unroll 12
-    for (int i = 0; i < rows_computed;
+    for (int i = 0; i < rows;
          i++) { // results that are added to, or whose lines must be owned, come meanwhile
-        __builtin_prefetch(out + (i < rows ? i : 0) * stride, 1);
-        __builtin_prefetch(out + (i < rows ? i : 0) * stride + LANES, 1);
+        __builtin_prefetch(out + i * stride, 1);
+        __builtin_prefetch(out + i * stride + LANES, 1);
+        sum[i][0] = sum[i][1] = vec_all(0.0f);
+        if (i % 3 == 0) {
+            third[i / 3] = left + i * row;
+        }
     }
     for (int p = 0; p < k; p++) {
         const Vec low = vec_load(panel + p * TILE_COLS), high = vec_load(panel + p * TILE_COLS + LANES);
 #pragma GCC unroll 12
-        for (int i = 0; i < rows_computed; i++) {
-            const float factor = tile[i * tile_row + p * tile_col];
+        for (int i = 0; i < rows; i++) {
+            const float factor = third[i / 3][i % 3 * row + p * col];
             sum[i][0] += factor * low;
             sum[i][1] += factor * high;
         }
     }
-    float edge[TILE_COLS]; // a row that ends inside the tile passes through here
-    for (int j = 0; j < TILE_COLS; j++) {
-        edge[j] = bias && j < cols ? bias[j] : 0.0f;
+    float edge[TILE_COLS] = {0};
+    if (bias) {
+        memcpy(edge, bias, (size_t)cols * sizeof(float));
     }
     const Vec bias_low = vec_load(edge), bias_high = vec_load(edge + LANES);
 #pragma GCC unroll 12
-    for (int i = 0; i < rows_computed; i++) {
-        if (i >= rows) {
-            break;
-        }
-        float* to = out + i * stride;
-        const Vec low = sum[i][0] + bias_low, high = sum[i][1] + bias_high;
-        if (cols == TILE_COLS) {
-            vec_store(to, mode == GRADIENT_ADD ? vec_load(to) + low : low);
-            vec_store(to + LANES, mode == GRADIENT_ADD ? vec_load(to + LANES) + high : high);
-        } else {
-            vec_store(edge, low);
-            vec_store(edge + LANES, high);
-            for (int j = 0; j < cols; j++) {
-                to[j] = mode == GRADIENT_ADD ? to[j] + edge[j] : edge[j];
-            }
-        }
+    for (int i = 0; i < rows; i++) {
+        matmul_store_row_(out + i * stride, sum[i][0] + bias_low, sum[i][1] + bias_high, cols, mode);
     }
 }
 
-// The tile for each number of rows and each direction of the left matrix.
-static inline void matmul_tile_dispatch_(float* out, size_t stride, int rows, int cols, const float* tile,
-                                         int by_rows, const float* panel, int k, const float* bias,
-                                         GradientMode mode) {
-#define MATMUL_TILE_(row, col, computed)                                                                     \
-    matmul_tile_(out, stride, rows, cols, tile, row, col, panel, k, bias, mode, computed)
-    switch ((by_rows ? 3 : 0) + (rows - 1) / TILE_STEP) {
-    case 0:
-        MATMUL_TILE_(1, TILE_ROWS, TILE_STEP);
-        break;
-    case 1:
-        MATMUL_TILE_(1, TILE_ROWS, 2 * TILE_STEP);
-        break;
-    case 2:
-        MATMUL_TILE_(1, TILE_ROWS, TILE_ROWS);
-        break;
-    case 3:
-        MATMUL_TILE_(BLOCK_K, 1, TILE_STEP);
-        break;
-    case 4:
-        MATMUL_TILE_(BLOCK_K, 1, 2 * TILE_STEP);
-        break;
-    default:
-        MATMUL_TILE_(BLOCK_K, 1, TILE_ROWS);
-        break;
+// Up to TILE_ROWS rows, in tiles of fixed sizes. `left` is a matrix with contiguous rows (col 1), or a packed
+// tile (row 1, col TILE_ROWS).
+static inline void matmul_rows_(float* out, size_t stride, int rows, int cols, Matrix left,
+                                const float* panel, int k, const float* bias, GradientMode mode) {
+#define MATMUL_TILE_(n)                                                                                      \
+    (left.col == 1 ? matmul_tile_(out, stride, cols, left.data, left.row, 1, panel, k, bias, mode, n)        \
+                   : matmul_tile_(out, stride, cols, left.data, 1, TILE_ROWS, panel, k, bias, mode, n))
+    if (rows == TILE_ROWS) {
+        MATMUL_TILE_(TILE_ROWS);
+        return;
+    }
+    while (rows > 0) {
+        const int done = rows >= 2 * TILE_STEP ? 2 * TILE_STEP : rows >= TILE_STEP ? TILE_STEP : 1;
+        if (done == 2 * TILE_STEP) {
+            MATMUL_TILE_(2 * TILE_STEP);
+        } else if (done == TILE_STEP) {
+            MATMUL_TILE_(TILE_STEP);
+        } else {
+            MATMUL_TILE_(1);
+        }
+        rows -= done;
+        out += done * stride;
+        left.data += done * left.row;
     }
 #undef MATMUL_TILE_
 }
@@ -220,64 +228,68 @@ static inline void matmul_tile_dispatch_(float* out, size_t stride, int rows, in
 // A part of the result: rows [i0, i1), columns [j0, j1).
 typedef struct {
     int i0, i1, j0, j1;
-} MatmulTask_;
+} MatmulPart_;
 
-// The rows of the task times its packed panels, for k values of k from k0: a strip of rows is packed, then
-// each panel meets all its tiles while it is in the L1 cache.
-static inline void matmul_multiply_(float* out, size_t stride, Matrix left, MatmulTask_ task, int k0, int k,
-                                    const float* panels, float* strip, const float* bias, GradientMode mode) {
-    const size_t tile_floats = (size_t)TILE_ROWS * BLOCK_K;
-    for (int i0 = task.i0; i0 < task.i1; i0 += STRIP_TILES * TILE_ROWS) {
-        const int i1 = matmul_min_(i0 + STRIP_TILES * TILE_ROWS, task.i1);
-        for (int i = i0; i < i1; i += TILE_ROWS) {
-            matmul_pack_tile_(strip + (i - i0) / TILE_ROWS * tile_floats, left, i, k0,
-                              matmul_min_(TILE_ROWS, i1 - i), k);
-        }
-        for (int j = task.j0; j < task.j1; j += TILE_COLS) {
-            const float* panel = panels + (size_t)(j - task.j0) * BLOCK_K;
-            for (int i = i0; i < i1; i += TILE_ROWS) {
-                matmul_tile_dispatch_(out + (size_t)i * stride + j, stride, matmul_min_(TILE_ROWS, i1 - i),
-                                      matmul_min_(TILE_COLS, task.j1 - j),
-                                      strip + (i - i0) / TILE_ROWS * tile_floats, left.col == 1, panel, k,
-                                      bias ? bias + j : NULL, mode);
+// The part's rows times its columns, for k values of k from k0. Rows are few enough to stay in the L2 cache.
+static inline void matmul_block_(float* out, size_t stride, Matrix left, Matrix right, MatmulPart_ part,
+                                 int k0, int k, const float* bias, GradientMode mode, float* panel) {
+    float* packed = panel + matmul_panel_floats_();
+    const int in_place = left.col == 1, tiles = matmul_ceil_div_(part.i1 - part.i0, TILE_ROWS);
+    for (int t = 0; t < tiles && !in_place; t++) {
+        const int i = part.i0 + t * TILE_ROWS;
+        matmul_pack_tile_(packed + (size_t)t * TILE_ROWS * BLOCK_K, left, i, k0,
+                          matmul_min_(TILE_ROWS, part.i1 - i), k);
+    }
+    for (int j = part.j0; j < part.j1; j += TILE_COLS) {
+        const int next = j + TILE_COLS, next_cols = matmul_min_(TILE_COLS, part.j1 - next);
+        matmul_pack_panel_(panel, right, k0, j, k, matmul_min_(TILE_COLS, part.j1 - j));
+        for (int t = 0; t < tiles; t++) {
+            const int i = part.i0 + t * TILE_ROWS;
+            const Matrix tile = {in_place ? left.data + i * left.row + k0
+                                          : packed + (size_t)t * TILE_ROWS * BLOCK_K,
+                                 in_place ? left.row : 1, in_place ? 1 : TILE_ROWS};
+            if (next_cols > 0) {
+                matmul_prefetch_panel_(right, k0, next, k, next_cols, t, tiles);
             }
+            matmul_rows_(out + i * stride + j, stride, matmul_min_(TILE_ROWS, part.i1 - i),
+                         matmul_min_(TILE_COLS, part.j1 - j), tile, panel, k, bias ? bias + j : NULL, mode);
         }
     }
 }
 
-// One task, on one thread: for each block of k, packs its panels and multiplies.
-static inline void matmul_task_(float* out, size_t stride, Matrix left, Matrix right, MatmulTask_ task, int K,
+// One task, on one thread: its part of the result, in blocks of rows and of k.
+static inline void matmul_task_(float* out, size_t stride, Matrix left, Matrix right, MatmulPart_ part, int K,
                                 const float* bias, GradientMode mode, float* scratch) {
-    for (int k0 = 0; k0 < K; k0 += BLOCK_K) {
-        const int k = matmul_min_(BLOCK_K, K - k0);
-        for (int j = task.j0; j < task.j1; j += TILE_COLS) {
-            matmul_pack_panel_(scratch + (size_t)(j - task.j0) * BLOCK_K, right, k0, j, k,
-                               matmul_min_(TILE_COLS, task.j1 - j));
+    const int block_rows = left.col == 1 ? BLOCK_ROWS : BLOCK_ROWS_PACKED;
+    for (int i0 = part.i0; i0 < part.i1; i0 += block_rows) {
+        const MatmulPart_ block = {i0, matmul_min_(i0 + block_rows, part.i1), part.j0, part.j1};
+        for (int k0 = 0; k0 < K; k0 += BLOCK_K) {
+            matmul_block_(out, stride, left, right, block, k0, matmul_min_(BLOCK_K, K - k0),
+                          k0 == 0 ? bias : NULL, k0 == 0 ? mode : GRADIENT_ADD, scratch);
         }
-        matmul_multiply_(out, stride, left, task, k0, k, scratch, scratch + matmul_panels_floats_(),
-                         k0 == 0 ? bias : NULL, k0 == 0 ? mode : GRADIENT_ADD);
     }
 }
 
 // out(M, N) = left(M, K) right(K, N) + bias(N), set or added to as `mode` says; out is row-major without
-// gaps.
+// gaps. The result is divided along the side that costs no packing twice: columns if only panels are packed,
+// rows if the left matrix is too.
 static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K,
                                       const float* bias, GradientMode mode, MatmulScratch* scratch) {
-    const int col_groups = matmul_ceil_div_(N, TASK_PANELS * TILE_COLS);
-    // rows are divided only as far as the threads need it: each division packs the panels once more
-    const int row_groups = matmul_min_(matmul_ceil_div_(TASKS_PER_THREAD * threads_max(), col_groups),
-                                       matmul_ceil_div_(M, STRIP_TILES * TILE_ROWS));
     const int tiles = matmul_ceil_div_(M, TILE_ROWS), panels = matmul_ceil_div_(N, TILE_COLS);
+    const int wanted = TASKS_PER_THREAD * threads_max();
+    const int row_parts =
+        left.col == 1 ? matmul_min_(matmul_ceil_div_(wanted, panels), tiles) : matmul_min_(wanted, tiles);
+    const int col_parts = matmul_min_(matmul_ceil_div_(wanted, row_parts), panels);
 #pragma omp parallel for schedule(dynamic)
-    for (int t = 0; t < row_groups * col_groups; t++) {
-        const int r = t / col_groups, c = t % col_groups;
-        const MatmulTask_ task = {
-            (int)((int64_t)tiles * r / row_groups) * TILE_ROWS,
-            matmul_min_(M, (int)((int64_t)tiles * (r + 1) / row_groups) * TILE_ROWS),
-            (int)((int64_t)panels * c / col_groups) * TILE_COLS,
-            matmul_min_(N, (int)((int64_t)panels * (c + 1) / col_groups) * TILE_COLS),
+    for (int t = 0; t < row_parts * col_parts; t++) {
+        const int r = t / col_parts, c = t % col_parts;
+        const MatmulPart_ part = {
+            (int)((int64_t)tiles * r / row_parts) * TILE_ROWS,
+            matmul_min_(M, (int)((int64_t)tiles * (r + 1) / row_parts) * TILE_ROWS),
+            (int)((int64_t)panels * c / col_parts) * TILE_COLS,
+            matmul_min_(N, (int)((int64_t)panels * (c + 1) / col_parts) * TILE_COLS),
         };
-        matmul_task_(out, N, left, right, task, K, bias, mode,
+        matmul_task_(out, (size_t)N, left, right, part, K, bias, mode,
                      scratch->memory + thread_index() * matmul_scratch_floats_());
     }
 }
