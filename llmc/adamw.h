@@ -10,7 +10,7 @@ adamw.h -- the AdamW update and the gradient's norm: the contract, and the refer
 Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. 28 bytes move per parameter: memory
 bound.
 
-needs:   nothing
+needs:   vec.h
 defines: AdamW, adamw_update_cpu, adamw_bytes, gradient_square_sum_cpu
 */
 #ifndef LLMC_ADAMW_H
@@ -19,6 +19,8 @@ defines: AdamW, adamw_update_cpu, adamw_bytes, gradient_square_sum_cpu
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "vec.h"
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
@@ -44,29 +46,34 @@ static inline void adamw_update_cpu(float* param, const float* grad, float* m, f
     }
 }
 
+#define GRADIENT_BLOCK 16384
+static inline double gradient_block_square_sum_(const float* grad, size_t n) {
+    Vec sum[4]; // four, so that an addition need not wait for the one before
+    for (int j = 0; j < 4; j++) {
+        sum[j] = vec_all(0.0f);
+    }
+    size_t i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES) {
+        for (int j = 0; j < 4; j++) {
+            const Vec g = vec_load(grad + i + (size_t)j * LANES);
+            sum[j] += g * g;
+        }
+    }
+    double total = vec_hsum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (; i < n; i++) {
+        total += (double)grad[i] * grad[i];
+    }
+    return total;
+}
+
 // Sum of the squares of n gradients. Blocks of fixed size are summed in fp32 lanes, the blocks in double and
 // in order: the same bits for any number of threads. `partial` has room for n / GRADIENT_BLOCK + 1 doubles.
-#define GRADIENT_BLOCK 16384
 static inline double gradient_square_sum_cpu(const float* grad, size_t n, double* partial) {
     const size_t blocks = (n + GRADIENT_BLOCK - 1) / GRADIENT_BLOCK;
 #pragma omp parallel for schedule(static)
     for (size_t b = 0; b < blocks; b++) {
-        const size_t end = (b + 1) * GRADIENT_BLOCK < n ? (b + 1) * GRADIENT_BLOCK : n;
-        float lane[16] = {0};
-        size_t i = b * GRADIENT_BLOCK;
-        for (; i + 16 <= end; i += 16) {
-            for (int j = 0; j < 16; j++) {
-                lane[j] += grad[i + j] * grad[i + j];
-            }
-        }
-        double sum = 0;
-        for (int j = 0; j < 16; j++) {
-            sum += lane[j];
-        }
-        for (; i < end; i++) {
-            sum += (double)grad[i] * grad[i];
-        }
-        partial[b] = sum;
+        const size_t start = b * GRADIENT_BLOCK, left = n - start;
+        partial[b] = gradient_block_square_sum_(grad + start, left < GRADIENT_BLOCK ? left : GRADIENT_BLOCK);
     }
     double total = 0;
     for (size_t b = 0; b < blocks; b++) {

@@ -23,13 +23,13 @@ defines: gelu_forward_cpu, gelu_backward_cpu
 #define GELU_SCALE 0.7978845608f // sqrt(2/pi)
 #define GELU_CUBIC 0.044715f
 
-ALWAYS_INLINE Vec gelu_sigmoid_(Vec x) { // s
-    return 1.0f / (1.0f + vec_exp(-2.0f * GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x)));
+ALWAYS_INLINE Vec gelu_exp_(Vec x) { // e = exp(-2u); s = 1 / (1 + e) and 1 - s = e s
+    return vec_exp(-2.0f * GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x));
 }
 
 ALWAYS_INLINE Vec gelu_derivative_(Vec x) {
-    const Vec s = gelu_sigmoid_(x);
-    return s + 2.0f * x * s * (1.0f - s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
+    const Vec e = gelu_exp_(x), s = 1.0f / (1.0f + e);
+    return s + 2.0f * x * s * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
 }
 
 // The last n % LANES elements go through a vector filled up with zeros.
@@ -54,7 +54,7 @@ static inline void gelu_forward_cpu(float* out, const float* inp, size_t n) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i += LANES) {
         const Vec x = gelu_load_(inp + i, n - i);
-        gelu_store_(out + i, x * gelu_sigmoid_(x), n - i);
+        gelu_store_(out + i, x / (1.0f + gelu_exp_(x)), n - i);
     }
 }
 

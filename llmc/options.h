@@ -156,7 +156,7 @@ static const OptionRow OPTION_TABLE[] = {
         "", "peak learning rate"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_,            "auto",
         "steps", "in which the learning rate rises to its peak"},
-    {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, 0,                "0.1",
+    {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, 0,                "0",
         "", "learning rate at the end, as a part of the peak"},
     {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, 0,                "cosine",
         "cosine|linear|constant|wsd", "shape of the learning rate after the warmup"},

@@ -31,8 +31,8 @@ enum {
     SETUP_CHANNELS = 128,
     SETUP_HEADS = 4,
     SETUP_CONTEXT = 256,
-    SETUP_BATCH_TOKENS = 4096,   // of a micro-batch
-    SETUP_STORIES_STEPS = 1000,  // about a minute on two cores
+    SETUP_BATCH_TOKENS = 1024,   // of a micro-batch
+    SETUP_STORIES_STEPS = 2400,  // about a minute on two cores
     SETUP_STORIES_PAGE = 256,    // tokens: a story that crosses the end of a page is cut there
     SETUP_STORIES_SEED = 271828, // validation stories: the same whatever the seed of the run
 };

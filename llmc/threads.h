@@ -7,6 +7,7 @@ defines: threads_max, thread_index, threads_set, threads_wait_briefly
 #ifndef LLMC_THREADS_H
 #define LLMC_THREADS_H
 
+#include <limits.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -21,7 +22,12 @@ static inline void threads_wait_briefly(char** argv) {
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && !getenv("KMP_BLOCKTIME")) {
         setenv("GOMP_SPINCOUNT", "1000", 1); // gcc's runtime: about 10 us
         setenv("KMP_BLOCKTIME", "0", 1);     // clang's
-        execv("/proc/self/exe", argv);       // where there is no such file, things stay as they are
+        char program[PATH_MAX];
+        const ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
+        if (length > 0) { // where there is no such link, things stay as they are
+            program[length] = '\0';
+            execv(program, argv);
+        }
     }
 }
 

@@ -79,7 +79,8 @@ ALWAYS_INLINE float vec_hmax(Vec v) {
 // stays NaN. e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and a polynomial of degree 6 (Chebyshev
 // nodes) for e^r.
 ALWAYS_INLINE Vec vec_exp(Vec x) {
-    const float round_magic = 12582912.0f; // 1.5 2^23: adding it rounds to an integer, left in the low bits
+    // adding it rounds to an integer n and leaves n + 127, the exponent field of 2^n, in the low bits
+    const float round_magic = 12582912.0f + 127; // 1.5 2^23
     x = vec_select(x < -87.3f, vec_all(-87.3f), vec_select(x > 88.3f, vec_all(88.3f), x));
     const Vec shifted = x * 1.44269504f + round_magic;
     const Vec n = shifted - round_magic;
@@ -91,8 +92,7 @@ ALWAYS_INLINE Vec vec_exp(Vec x) {
     p = p * r + 5.00000005e-1f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const VecMask exponent = ((VecMask)shifted - (VecMask)vec_all(round_magic)) << 23;
-    return (Vec)((VecMask)p + exponent);
+    return p * (Vec)((VecMask)shifted << 23); // a product, so that NaN stays NaN
 }
 
 // Interleaves two vectors: the low halves (a0 b0 a1 b1 ...) and the high halves.

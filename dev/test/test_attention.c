@@ -260,7 +260,7 @@ static void test_scratch(void) {
 }
 
 static void test_threads(void) {
-    enum { B = 2, T = 130, NH = 4, HS = 20, C = NH * HS };
+    enum { B = 4, T = 250, NH = 8, HS = 32, C = NH * HS }; // long enough for the threads to meet
     AttentionScratch scratch;
     attention_open(&scratch, T, HS);
     float *qkv = ops_normal(B * T * 3 * C, 1), *dout = ops_normal(B * T * C, 1);

@@ -261,5 +261,5 @@ int main(void) {
     test_cannot_remove();
     test_full_disk();
     test_bad_places();
-    return test_done("test_checkpoint");
+    return test_done("checkpoint");
 }

@@ -336,5 +336,5 @@ int main(void) {
     test_initial_values();
     test_padding();
     test_determinism();
-    return test_done("test_gpt2_description");
+    return test_done("gpt2_description");
 }

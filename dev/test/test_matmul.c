@@ -122,15 +122,22 @@ static void test_sizes(void) {
         test_size(2, BLOCK_K + around[i], 3); // K of the forward pass
         test_size(3, 2, BLOCK_K + around[i]); // of dinp
         test_size(BLOCK_K + around[i], 3, 2); // of dweight
-        test_size(STRIP_TILES * TILE_ROWS + around[i], 33, 31);
-        test_size(3, 2, TASK_PANELS * TILE_COLS + around[i]); // columns of out
-        test_size(2, TASK_PANELS * TILE_COLS + around[i], 3); // of dinp and dweight
-        test_size(3, 2, 4096 + around[i]);
-        test_size(2, 4096 + around[i], 3);
     }
     test_size(1, 1, 1);
     test_size(TILE_ROWS + 1, 2 * BLOCK_K + 1, TILE_COLS + 1);
-    test_size(26, 390, 400);
+    test_size(13, 390, 400);
+}
+
+// More rows and columns than any block has. With one thread the parts are largest and the scratch is
+// smallest.
+static void test_large_sizes(int threads) {
+    threads_set(threads);
+    matmul_open(&scratch);
+    test_size(2000, 3, 100);
+    test_size(5, 4, 3001);
+    test_size(3, 3001, 5);
+    test_size(40, 33, 1200);
+    matmul_close(&scratch);
 }
 
 static void test_without_bias(void) {
@@ -148,19 +155,25 @@ static void test_without_bias(void) {
 
 // What an earlier product left in the scratch must not be seen.
 static void test_scratch(void) {
-    enum { N = 13, C = 33, OC = 35, LARGE = 2 * BLOCK_K };
-    float *inp = ops_normal(N * C, 1), *weight = ops_normal(OC * C, 1);
-    threads_set(1); // one thread's scratch, used by all tasks
-    float *before = ops_floats(N * OC), *after = ops_floats(N * OC), *nan = ops_floats((size_t)LARGE * LARGE);
-    matmul_forward_cpu(before, inp, weight, NULL, N, C, OC, &scratch);
-    matmul_forward_cpu(ops_floats((size_t)LARGE * LARGE), nan, nan, NULL, LARGE, LARGE, LARGE, &scratch);
-    matmul_forward_cpu(after, inp, weight, NULL, N, C, OC, &scratch);
-    EXPECT(ops_same_bits(before, after, N * OC), "a product of NaN was still seen in the next one");
+    enum { N = 13, C = 33, OC = 35, WIDE = 33, LARGE = 1200 };
+    float *inp = ops_normal(N * C, 1), *weight = ops_normal(OC * C, 1), *dout = ops_normal(N * OC, 1);
+    float *nan = ops_floats(LARGE * BLOCK_K), *out[2], *dweight[2];
+    threads_set(1); // one thread's scratch, which the NaN fill
+    for (int i = 0; i < 2; i++) {
+        out[i] = ops_floats(N * OC), dweight[i] = ops_floats(OC * C);
+        matmul_forward_cpu(out[i], inp, weight, NULL, N, C, OC, &scratch);
+        matmul_forward_cpu(ops_floats(LARGE * WIDE), nan, nan, NULL, LARGE, BLOCK_K, WIDE, &scratch);
+        matmul_backward_weight_cpu(dweight[i], dout, inp, N, C, OC, GRADIENT_SET, &scratch);
+        matmul_backward_weight_cpu(ops_floats(LARGE * WIDE), nan, nan, BLOCK_K, WIDE, LARGE, GRADIENT_SET,
+                                   &scratch);
+    }
+    EXPECT(ops_same_bits(out[0], out[1], N * OC), "NaN of an earlier product reached out");
+    EXPECT(ops_same_bits(dweight[0], dweight[1], OC * C), "NaN of an earlier product reached dweight");
     ops_close("scratch");
 }
 
 static void test_threads(void) {
-    enum { N = 200, C = 1600, OC = 400 }; // long enough for the threads to meet
+    enum { N = 200, C = 1200, OC = 400 }; // long enough for the threads to meet
     float *inp = ops_normal(N * C, 1), *weight = ops_normal(OC * C, 1), *bias = ops_normal(OC, 1);
     float* dout = ops_normal(N * OC, 1);
     float *out[4], *dinp[4], *dweight[4], *dbias[4];
@@ -184,9 +197,11 @@ static void test_threads(void) {
 int main(int argc, char** argv) {
     (void)argc;
     threads_wait_briefly(argv);
+    test_reference();
+    test_large_sizes(1);
+    test_large_sizes(3);
     threads_set(3); // the most that test_threads uses
     matmul_open(&scratch);
-    test_reference();
     test_sizes();
     test_without_bias();
     test_scratch();

@@ -391,5 +391,5 @@ int main(void) {
     test_bad_weights();
     test_failing_writes();
     free(good.data);
-    return test_done("test_model_file");
+    return test_done("model_file");
 }

@@ -231,5 +231,5 @@ int main(void) {
     test_large_shuffle(((uint64_t)1 << 40) + 12345);
     test_large_shuffle(UINT64_MAX);
     test_shuffle_keys();
-    return test_done("test_rand");
+    return test_done("rand");
 }

@@ -394,5 +394,5 @@ int main(void) {
     test_times();
     test_learning_rate();
     test_prompt();
-    return test_done("test_setup");
+    return test_done("setup");
 }

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# lint.sh -- every header alone, as C11 and as C++17, without warnings; C sources as clang-format leaves them;
+# shell scripts that parse.
+#
+#     make lint
+#
+# One line for each problem; the last line counts. Tools that are missing are said and skipped.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+
+warnings=(-Wall -Wextra -Werror -Wno-unused-function -D_GNU_SOURCE -fsyntax-only)
+checks=0
+failures=0
+
+# lint WHAT COMMAND...: counts; on failure says WHAT and the first line of the complaint that tells most.
+lint() {
+    local what=$1 output
+    shift
+    checks=$((checks + 1))
+    if ! output=$("$@" 2>&1); then
+        failures=$((failures + 1))
+        echo "lint: FAILED: $what: $(grep -m 1 -E 'error|warning|line' <<<"$output" || head -n 1 <<<"$output")"
+    fi
+}
+
+# is_here TOOL WHAT-FOR
+is_here() {
+    command -v "$1" >/dev/null && return
+    echo "skipped: $2: $1 is missing (scripts/install_deps.sh)"
+    return 1
+}
+
+# With OpenMP in gcc and without it in clang: both sides of every #ifdef _OPENMP.
+lint_headers() {
+    local header
+    for header in llmc/*.h; do
+        lint "$header as C, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" -x c "$header"
+        if [ $gxx = yes ]; then
+            lint "$header as C++, g++" g++ -std=gnu++17 -fopenmp "${warnings[@]}" -x c++ "$header"
+        fi
+        if [ $clang = yes ]; then
+            lint "$header as C, clang" clang -std=gnu11 "${warnings[@]}" -Wno-unknown-pragmas -x c "$header"
+            lint "$header as C++, clang" clang++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas -x c++ "$header"
+        fi
+    done
+}
+
+# Versions 14, 16, 18 and 20 agree on these sources; before 14 some options do not exist.
+lint_format() {
+    local source version
+    version=$(clang-format --version | sed -E 's/.*version ([0-9]+).*/\1/')
+    if [ "$version" -lt 14 ]; then
+        echo "skipped: format: clang-format $version, wanted 14 or later"
+        return
+    fi
+    for source in ./*.c llmc/*.h dev/test/*.[ch] dev/bench/*.c; do
+        lint "$source, make format" clang-format --dry-run -Werror "$source"
+    done
+}
+
+# By the shell that the first line names.
+lint_scripts() {
+    local script
+    for script in .ci/* scripts/* dev/*/*.sh; do
+        case $(head -n 1 "$script" 2>/dev/null) in
+        '#!'*bash) lint "$script" bash -n "$script" ;;
+        '#!'*sh) lint "$script" sh -n "$script" ;;
+        esac
+    done
+}
+
+gxx=no
+clang=no
+is_here g++ "headers as C++, g++" && gxx=yes
+is_here clang "headers, clang" && clang=yes
+lint_headers
+is_here clang-format "format" && lint_format
+lint_scripts
+echo "lint: $checks checks, $failures failed"
+[ $failures = 0 ]

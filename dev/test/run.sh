@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# run.sh -- everything that can be tested without a GPU: `make test` from the top of the repository.
+#
+#     lint      headers, formatting, scripts (lint.sh)
+#     plain     all tests as `make` builds them for this machine
+#     asan      the same with gcc's address and undefined-behaviour sanitizers
+#     narrow    for the oldest machine of this kind: 128-bit vectors, no fused multiply-add on x86-64
+#     avx2      256-bit vectors
+#     clang     another compiler, without OpenMP where its runtime is missing
+#     serial    the trainer without OpenMP
+#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh)
+#
+# The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed. Environment:
+# GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+unset MAKEFLAGS MFLAGS MAKELEVEL  # `make test` is no part of the builds below
+export OMP_WAIT_POLICY=passive    # threads that spin would starve each other
+export UBSAN_OPTIONS=print_stacktrace=1
+
+passed=0
+failed=0
+skipped=0
+tests=(dev/test/test_*.c test_gpt2.c)
+tests=("${tests[@]##*/}")
+tests=("${tests[@]%.c}")
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+
+skip() {
+    echo "skipped: $*"
+    skipped=$((skipped + 1))
+}
+
+# run VARIANT COMMAND...: one test; shows the last line of a test that passes, all of one that fails.
+run() {
+    local variant=$1 status
+    shift
+    timeout 300 "$@" >"$output" 2>&1
+    status=$?
+    skipped=$((skipped + $(grep -c '^skipped: ' "$output")))
+    if [ $status = 0 ]; then
+        passed=$((passed + 1))
+        { grep '^skipped: ' "$output" || true; tail -n 1 "$output"; } | sed "s/^/$variant: /"
+    else
+        failed=$((failed + 1))
+        sed "s/^/$variant: /" "$output"
+        echo "$variant: FAILED: $* (exit status $status)"
+    fi
+}
+
+# build VARIANT TARGETS [NAME=value...]: with warnings as errors; what does not compile is a failed test.
+build() {
+    local variant=$1
+    shift
+    if ! make -s -k -j2 BUILD="build/$variant" WERROR=-Werror "$@" >"$output" 2>&1; then
+        failed=$((failed + 1))
+        head -n 40 "$output"
+        echo "$variant: FAILED: the build (make BUILD=build/$variant WERROR=-Werror $*)"
+    fi
+}
+
+# run_tests VARIANT [TEST...]: those named, or all.
+run_tests() {
+    local variant=$1 test
+    shift
+    for test in "${@:-${tests[@]}}"; do
+        run "$variant" "build/$variant/$test"
+    done
+}
+
+has_cpu() { grep -qw "$1" /proc/cpuinfo 2>/dev/null; }
+links() { "$@" -x c -o /dev/null - 2>/dev/null <<<'#include <omp.h>
+int main(void) { return omp_get_max_threads() == 0; }'; }
+
+sanitizers="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
+
+run lint dev/test/lint.sh
+
+build plain tests build/plain/train_gpt2
+run_tests plain
+run plain dev/test/test_cli.sh build/plain/train_gpt2
+
+build asan tests build/asan/train_gpt2 OPT="$sanitizers"
+run_tests asan
+run asan dev/test/test_cli.sh build/asan/train_gpt2
+
+build narrow tests ARCH=
+run_tests narrow
+
+if has_cpu avx2 && has_cpu fma; then
+    build avx2 tests ARCH=-march=haswell
+    run_tests avx2
+else
+    skip "avx2: this machine has no AVX2"
+fi
+
+if command -v clang >/dev/null; then
+    openmp=-fopenmp
+    links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
+    build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp
+    run_tests clang
+    run clang build/clang/train_gpt2 "${quick_run[@]}"
+else
+    skip "clang is missing (scripts/install_deps.sh)"
+fi
+
+build serial build/serial/train_gpt2 OPENMP=
+run serial build/serial/train_gpt2 "${quick_run[@]}"
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ]

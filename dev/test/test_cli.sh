@@ -1,0 +1,496 @@
+#!/usr/bin/env bash
+# test_cli.sh -- the trainer as its users and their scripts see it: every bad input is one clear error with the
+# right exit status, and good runs write exactly what DESIGN promises.
+#
+#     dev/test/test_cli.sh build/plain/train_gpt2
+#
+# One line for each check that fails; the last line counts them.
+set -u
+export OMP_WAIT_POLICY=passive LC_ALL=C
+
+trainer=$(realpath "${1:?usage: test_cli.sh TRAINER}")
+work=$(mktemp -d /tmp/llmc_cli_XXXXXX)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# A model and a run that take a few milliseconds. Options cannot be given twice, so there are several lists.
+model=(--layers 2 --channels 16 --heads 2)
+batch=(--seq-len 16 --batch 2)
+quiet=(--eval-every 0 --sample-every 0 --save-every 0) # only updates
+tiny=("${model[@]}" "${batch[@]}" --steps 3 --eval-batches 2)
+
+# ---- checks ----
+
+checks=0
+failures=0
+
+# check WHAT COMMAND...: counts; says WHAT when the command fails.
+check() {
+    local what=$1
+    shift
+    checks=$((checks + 1))
+    if ! "$@" >check.out 2>&1; then
+        failures=$((failures + 1))
+        echo "test_cli: FAILED: $what: $(printf '%q ' "$@" | cut -c1-200)"
+    fi
+}
+
+# Runs the trainer; sets status, and leaves stdout and stderr in files of these names.
+train() {
+    timeout 120 "$trainer" "$@" >stdout 2>stderr </dev/null
+    status=$?
+}
+
+# good WHAT OPTIONS...: the run must succeed and have nothing to complain about.
+good() {
+    local what=$1
+    shift
+    train "$@"
+    check "$what: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    check "$what: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
+}
+
+# What the last run said must be one error with this status that contains all of the words (separated by |).
+check_error() {
+    local what=$1 wanted_status=$2 words=$3 word
+    check "$what: exit status $status, wanted $wanted_status" [ "$status" = "$wanted_status" ]
+    check "$what: first line \"$(head -n 1 stderr)\"" grep -q '^error: ' <(head -n 1 stderr)
+    check "$what: $(wc -l <stderr) lines" [ "$(wc -l <stderr)" -le 2 ]
+    while IFS= read -r -d '|' word; do
+        check "$what: \"$word\" is not in \"$(head -n 1 stderr)\"" grep -qF -- "$word" <(head -n 1 stderr)
+    done <<<"$words|"
+}
+
+# bad STATUS WORDS OPTIONS...: the run must be refused.
+bad() {
+    local wanted_status=$1 words=$2
+    shift 2
+    train "$@"
+    check_error "$*" "$wanted_status" "$words"
+}
+
+# ---- reading logs ----
+
+# The values of a key in the lines of one kind: values train loss out/log.jsonl
+values() { sed -n "s/^{\"kind\":\"$1\".*\"$2\":\([^,}]*\).*/\1/p" "$3"; }
+kinds_of() { sed -E 's/^\{"kind":"([a-z]*)".*/\1/' "$1" | tr '\n' ' '; }
+steps_of() { values "$1" step "$2" | tr '\n' ' '; }
+# What must be the same bits in two runs: losses and norms of the updates, losses of the validations.
+numbers() { values train loss "$1/log.jsonl" && values train norm "$1/log.jsonl" && values val loss "$1/log.jsonl"; }
+same_numbers() { [ -n "$(numbers "$1")" ] && [ "$(numbers "$1")" = "$(numbers "$2")" ]; }
+samples_of() { sed -n 's/^{"kind":"sample".*"text":"\(.*\)"}$/\1/p' "$1/log.jsonl"; }
+# The keys of the lines of one kind, each different list once, with V for every value.
+keys() { grep "^{\"kind\":\"$1\"" "$2" | sed -E 's/:("([^"\\]|\\.)*"|[^",{}]+)/:V/g' | sort -u; }
+# near A B RELATIVE: two numbers; NaN is not near anything.
+near() { awk -v a="$1" -v b="$2" -v r="$3" 'BEGIN { d = a - b; exit !(d * d <= (r * b) ^ 2) }'; }
+below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a < b) }'; }
+# Two columns of numbers, line by line.
+all_near() {
+    [ "$(wc -l <"$1")" = "$(wc -l <"$2")" ] && [ -s "$1" ] &&
+        paste "$1" "$2" | awk -v r="$3" '{ d = $1 - $2; if (!(d * d <= (r * $2) ^ 2)) exit 1 }'
+}
+
+# ---- making files ----
+
+# Little-endian integers of 4 or 2 bytes.
+int32() {
+    local n
+    for n in "$@"; do
+        printf '%b' "$(printf '\\x%02x\\x%02x\\x%02x\\x%02x' $((n & 255)) $((n >> 8 & 255)) $((n >> 16 & 255)) \
+            $((n >> 24 & 255)))"
+    done
+}
+int16() {
+    local n
+    for n in "$@"; do
+        printf '%b' "$(printf '\\x%02x\\x%02x' $((n & 255)) $((n >> 8 & 255)))"
+    done
+}
+# A header of 256 int32 that begins with these.
+header() { int32 "$@" && head -c $((1024 - 4 * $#)) /dev/zero; }
+# patch FILE OFFSET: standard input over the bytes at the offset.
+patch() { dd of="$1" bs=1 seek="$2" conv=notrunc status=none; }
+
+make_files() {
+    local tokens=() i
+    for i in {1..400}; do
+        tokens+=($((i * i % 97)))
+    done
+    { header 20240520 1 400 && int16 "${tokens[@]}"; } >train_0.bin
+    { header 20240520 1 100 && int16 "${tokens[@]:0:100}"; } >train_1.bin
+    { header 20240801 7 400 && int32 "${tokens[@]:0:399}" 65600; } >wide.bin
+    { header 20240520 1 400 && int16 "${tokens[@]:0:123}" 300 "${tokens[@]:124}"; } >high_id.bin
+    { header 20240521 1 400 && int16 "${tokens[@]}"; } >magic.bin
+    { header 20240520 2 400 && int16 "${tokens[@]}"; } >version.bin
+    { header 20240520 1 -5 && int16 "${tokens[@]}"; } >negative.bin
+    head -c 1823 train_0.bin >truncated.bin
+    { cat train_0.bin && printf x; } >oversized.bin
+    head -c 500 train_0.bin >headless.bin
+    : >empty.bin
+    : >empty.txt
+    for i in {1..60}; do
+        echo "$i bottles of beer on the wall, $i bottles of beer."
+    done >text.txt
+}
+shards=(--train-data 'train_*.bin' --vocab-size 100)
+text=(--train-data text.txt)
+
+# ---- the command line ----
+
+test_command_line() {
+    good "--help" --help
+    check "--help names the options" grep -q -e '--train-data.*-i' stdout
+    good "--version" --version
+    check "--version is one line with the name" grep -q '^train_gpt2 [0-9]' stdout
+    good "short names" -b 2 -t 16 -x 1 -m 1 -v 0 -s 0 "${model[@]}"
+    good "equals signs" --batch=2 --seq-len=16 --steps=1 --eval-every=0 "${model[@]}"
+    good "a plan" --plan "${tiny[@]}" --out never
+    check "a plan makes no files" [ ! -e never ]
+    check "a plan speaks of memory" grep -q '^memory: ' stdout
+
+    bad 2 "--bacth|--batch" --bacth 4
+    bad 2 "--qqqqqqqqqq|--help" --qqqqqqqqqq 4
+    bad 2 "-Z" -Z 4
+    bad 2 "stray|words" words
+    bad 2 "--batch|twice" --batch 4 -b 4
+    bad 2 "--batch|no value" --batch
+    bad 2 "--plan|no value" --plan=on
+    bad 2 "--batch|abc|1 to" --batch abc
+    bad 2 "--batch|0|1 to" --batch 0
+    bad 2 "--batch|-1|1 to" --batch=-1
+    bad 2 "--batch|99999999999|1 to" --batch 99999999999
+    bad 2 "--layers|1.5" --layers 1.5
+    bad 2 "--lr|nan" --lr nan
+    bad 2 "--lr|-0.1|above 0" --lr -0.1
+    bad 2 "--beta2|1" --beta2 1
+    bad 2 "--schedule|cosin|cosine" --schedule cosin
+    bad 2 "--shuffle|maybe|off|on" --shuffle maybe
+    bad 2 "--eval-every|-1" --eval-every=-1
+}
+
+test_sizes() {
+    bad 2 "--seq-len is 65|64" "${model[@]}" --seq-len 65 --context 64
+    bad 2 "--seq-len is 1025|1024" --model d6 --seq-len 1025
+    bad 2 "--total-batch is 100|--batch 3|--seq-len 16|48" "${model[@]}" --batch 3 --seq-len 16 --total-batch 100
+    bad 2 "--channels 130|--heads 4" --channels 130
+    bad 2 "--model|d13" --model d13
+    bad 2 "--save-every 2|--out" "${tiny[@]}" --save-every 2
+    bad 2 "256|257" "${tiny[@]}" "${text[@]}" --vocab-size 256
+    bad 2 "--prompt|--tokenizer" "${tiny[@]}" "${shards[@]}" --prompt x
+    bad 2 "--prompt|20 tokens|15" "${tiny[@]}" "${text[@]}" --prompt 12345678901234567890
+    bad 2 "--val-data|--train-data" "${tiny[@]}" --val-data train_0.bin
+    bad 2 "both" "${tiny[@]}" "${shards[@]}" --val-data text.txt
+}
+
+# ---- bad files ----
+
+test_bad_data() {
+    local file
+    bad 1 "none.bin|No such file" "${tiny[@]}" --train-data none.bin
+    bad 1 "none_*.bin|No such file" "${tiny[@]}" --train-data 'none_*.bin'
+    bad 1 "none.txt|No such file" "${tiny[@]}" --train-data none.txt
+    bad 1 "empty.bin|empty" "${tiny[@]}" --train-data empty.bin
+    bad 1 "empty.txt|empty" "${tiny[@]}" --train-data empty.txt
+    bad 1 "headless.bin|500 bytes|1024" "${tiny[@]}" --train-data headless.bin
+    bad 1 "truncated.bin|truncated|1823|1824" "${tiny[@]}" --train-data truncated.bin
+    bad 1 "oversized.bin|too long|1825|1824" "${tiny[@]}" --train-data oversized.bin
+    bad 1 "magic.bin|20240521|20240520" "${tiny[@]}" --train-data magic.bin
+    bad 1 "version.bin|version 2|wanted 1" "${tiny[@]}" --train-data version.bin
+    bad 1 "negative.bin|-5" "${tiny[@]}" --train-data negative.bin
+    bad 1 "high_id.bin|token 123|id 300|100" "${tiny[@]}" --train-data high_id.bin --vocab-size 100
+    bad 1 "wide.bin|token 399|id 65600|50257" "${tiny[@]}" --train-data wide.bin
+    bad 1 "high_id.bin|token 123" "${tiny[@]}" "${shards[@]}" --val-data high_id.bin
+    bad 1 "truncated.bin|1823" "${tiny[@]}" "${shards[@]}" --val-data truncated.bin
+    bad 1 "train_1.bin|100 tokens" "${model[@]}" --seq-len 80 --train-data train_1.bin
+    bad 1 "directory" "${tiny[@]}" --train-data /tmp
+    bad 1 "none.bin|tokenizer" "${tiny[@]}" "${shards[@]}" --tokenizer none.bin
+    bad 1 "train_0.bin|magic 20240520|20240328" "${tiny[@]}" "${shards[@]}" --tokenizer train_0.bin
+}
+
+test_bad_model() {
+    local size
+    good "export" "${tiny[@]}" --export good.bin
+    size=$(stat -c %s good.bin)
+    head -c $((size - 1)) good.bin >short_model.bin
+    { cat good.bin && printf x; } >long_model.bin
+    cp good.bin nan_model.bin
+    printf '\0\0\300\177' | patch nan_model.bin $((1024 + 4 * (5 * 16 + 7))) # wte, row 5, column 7
+    cp good.bin old_model.bin
+    int32 1 | patch old_model.bin 4
+    cp good.bin heads_model.bin
+    int32 3 | patch heads_model.bin 20
+    bad 1 "short_model.bin|$((size - 1)) bytes|$size" "${batch[@]}" --model short_model.bin
+    bad 1 "long_model.bin|$((size + 1)) bytes|$size" "${batch[@]}" --model long_model.bin
+    bad 1 "nan_model.bin|wte|row 5|column 7|nan" "${batch[@]}" --steps 1 --model nan_model.bin
+    bad 1 "old_model.bin|version 1" "${batch[@]}" --model old_model.bin
+    bad 1 "heads_model.bin|16 channels in 3 heads" "${batch[@]}" --model heads_model.bin
+    bad 1 "train_0.bin|magic number 20240520" "${batch[@]}" --model ./train_0.bin
+    bad 1 "none.bin|No such file" "${batch[@]}" --model none.bin
+    bad 2 "--layers is 3|good.bin has 2" "${batch[@]}" --model good.bin --layers 3
+    bad 2 "--seq-len is 32|16" --batch 2 --seq-len 32 --model good.bin
+}
+
+# ---- places that cannot be written ----
+
+test_bad_output() {
+    echo mine >file
+    bad 1 "file/out|Not a directory" "${tiny[@]}" --out file/out
+    bad 1 "file/log.jsonl|Not a directory" "${tiny[@]}" --out file
+    bad 1 "nowhere/model.bin|No such file" "${tiny[@]}" --export nowhere/model.bin
+    mkdir -p taken/step_00000003.part/log
+    bad 1 "taken/step_00000003.part|cannot make" "${tiny[@]}" --out taken
+}
+
+# /dev/full is a disk without room; a limit on the size of files is one that fills up.
+test_full_disk() {
+    local name
+    for name in log.jsonl main.log; do
+        mkdir "full_$name"
+        ln -s /dev/full "full_$name/$name"
+        bad 1 "full_$name/$name|No space left" "${tiny[@]}" --out "full_$name"
+    done
+    "$trainer" "${tiny[@]}" >/dev/full 2>stderr
+    status=$?
+    check_error "a full standard output" 1 "standard output|No space left"
+
+    good "a run before the disk is full" "${tiny[@]}" --out fills --export fills/export.bin
+    mkdir before
+    cp fills/step_00000003/model.bin fills/export.bin before
+    (trap '' XFSZ && ulimit -f 8 && train "${tiny[@]}" --seed 7 --out fills && exit "$status")
+    status=$?
+    check_error "a checkpoint on a full disk" 1 "fills/step_00000003|model.bin|File too large"
+    check "the older checkpoint is untouched" cmp fills/step_00000003/model.bin before/model.bin
+    (trap '' XFSZ && ulimit -f 8 && train "${tiny[@]}" --seed 7 --export fills/export.bin && exit "$status")
+    status=$?
+    check_error "an export on a full disk" 1 "fills/export.bin|File too large"
+    check "the older export is untouched" cmp fills/export.bin before/export.bin
+    check "nothing half-written is left" [ -z "$(find fills -name '*.part' -type f)" ]
+}
+
+# ---- what a run writes ----
+
+is_json() { python3 -c 'import json, sys; [json.loads(line) for line in open(sys.argv[1])]' "$1"; }
+
+check_keys() { check "keys of $1 lines: $(keys "$1" "$2")" [ "$(keys "$1" "$2")" = "$3" ]; }
+
+test_log() {
+    local log=run/log.jsonl digits
+    good "a run" "${tiny[@]}" --out run
+    check "the first line is the configuration" grep -q '^{"kind":"config","options":{"train-data":""' <(head -n 1 $log)
+    check "the last line is the summary" grep -q '^{"kind":"summary","steps":3,' <(tail -n 1 $log)
+    check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"tok_per_s":V,"mfu":V}'
+    check_keys val $log '{"kind":V,"step":V,"loss":V}'
+    check_keys sample $log '{"kind":V,"step":V,"text":V}'
+    check_keys save $log '{"kind":V,"step":V,"path":V}'
+    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"tok_per_s":V,"peak_mb":V}'
+    check "updates count from 1" [ "$(steps_of train $log)" = "1 2 3 " ]
+    check "the first validation is step 0" [ "$(steps_of val $log)" = "0 1 2 3 " ]
+    check "a checkpoint at the end" [ "$(values save path $log)" = '"run/step_00000003"' ]
+    check "it is there" [ -s run/step_00000003/model.bin ]
+    check "val_loss is the last one" [ "$(values summary val_loss $log)" = "$(values val loss $log | tail -n 1)" ]
+    check "the floor is below" below "$(values summary floor $log)" "$(values summary val_loss $log)"
+    digits=$(values train loss $log | tr -d '.\n' | wc -c)
+    check "losses have many digits" [ "$digits" -ge 24 ]
+    check "main.log: updates" [ "$(grep -cE '^s:[123] trl:[0-9.]+ lr:[0-9.]+ norm:[0-9.]+$' run/main.log)" = 3 ]
+    check "main.log: validations" [ "$(grep -cE '^s:[0123] tel:[0-9.]+$' run/main.log)" = 4 ]
+    check "main.log: nothing else" [ "$(wc -l <run/main.log)" = 7 ]
+    check "a line of a step" grep -qE '^step 3/3 \| loss [0-9.]+ \([+-][0-9.]+z\) \| norm .* \| lr .* \| .* ms' stdout
+    if command -v python3 >/dev/null; then
+        check "log.jsonl is JSON" is_json $log
+    else
+        echo "skipped: log.jsonl as JSON: python3 is missing (scripts/install_deps.sh)"
+    fi
+}
+
+test_intervals() {
+    good "intervals" "${model[@]}" "${batch[@]}" --steps 5 --eval-batches 1 --out intervals \
+        --eval-every 2 --sample-every 3 --save-every 2 --keep 1 --keep-major 4 --samples 1
+    check "validations" [ "$(steps_of val intervals/log.jsonl)" = "0 2 4 5 " ]
+    check "samples" [ "$(steps_of sample intervals/log.jsonl)" = "3 5 " ]
+    check "checkpoints" [ "$(steps_of save intervals/log.jsonl)" = "2 4 5 " ]
+    check "those that are kept" [ "$(cd intervals && echo step_*)" = "step_00000004 step_00000005" ]
+    good "everything off" "${model[@]}" "${batch[@]}" "${quiet[@]}" --steps 2 --out off
+    check "only updates" [ "$(kinds_of off/log.jsonl)" = "config train train summary " ]
+    check "val_loss is null" [ "$(values summary val_loss off/log.jsonl)" = null ]
+    good "no files" "${tiny[@]}"
+}
+
+test_data() {
+    good "text" "${tiny[@]}" "${text[@]}" --out text
+    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"tok_per_s":V,"peak_mb":V}' # no floor
+    check "the first loss is log 257" near "$(values val loss text/log.jsonl | head -n 1)" 5.549 0.03
+    good "shards" "${tiny[@]}" "${shards[@]}" --out shards
+    check "the first loss is log 100" near "$(values val loss shards/log.jsonl | head -n 1)" 4.605 0.03
+    check "the last shard validates" grep -q '400 training tokens, 100 for validation' stdout
+    good "validation shards" "${tiny[@]}" --train-data train_0.bin --val-data train_1.bin --vocab-size 100 \
+        --out shards_2
+    check "the same data, the same numbers" same_numbers shards shards_2
+    good "a list of shards" "${tiny[@]}" --train-data train_1.bin,train_0.bin --vocab-size 100 --out shards_3
+    check "in the order of their names" same_numbers shards shards_3
+    good "wide tokens" "${tiny[@]}" --train-data wide.bin --vocab-size 65601 --samples 1 --sample-tokens 1
+    good "one epoch" "${model[@]}" "${batch[@]}" --train-data train_0.bin --vocab-size 100 --out epoch
+    check "is 11 updates" [ "$(steps_of train epoch/log.jsonl | wc -w)" = 11 ] # (379 - 1) / 16 sequences, 2 a batch
+}
+
+test_learning() {
+    local still=(--lr 1e-30 --weight-decay 0 --steps 3) # updates that change nothing
+    good "validation on the same batches" "${model[@]}" "${batch[@]}" "${shards[@]}" "${still[@]}" --eval-every 1 \
+        --eval-batches 2 --val-data train_0.bin --out still
+    check "gives the same loss each time" [ "$(values val loss still/log.jsonl | sort -u | wc -l)" = 1 ]
+    check "updates see new batches" [ "$(values train loss still/log.jsonl | sort -u | wc -l)" = 3 ]
+    good "one batch" "${model[@]}" "${batch[@]}" "${shards[@]}" "${still[@]}" --overfit on --out one_batch
+    check "updates see the same batch" [ "$(values train loss one_batch/log.jsonl | sort -u | wc -l)" = 1 ]
+    good "overfitting" "${model[@]}" "${batch[@]}" "${quiet[@]}" "${text[@]}" --steps 150 --lr 0.01 --overfit on \
+        --out overfit
+    check "the loss of one batch goes down" below "$(values train loss overfit/log.jsonl | tail -n 1)" 0.5
+    good "training" "${model[@]}" --seq-len 16 --batch 16 "${text[@]}" --steps 150 --lr 0.01 --sample-every 0 \
+        --save-every 0 --out learns
+    check "the loss of new text goes down" below "$(values summary val_loss learns/log.jsonl)" 3
+    good "no updates" "${model[@]}" "${batch[@]}" --steps 0 --eval-batches 1 --out none
+    check "only a validation" [ "$(steps_of val none/log.jsonl)$(steps_of train none/log.jsonl)" = "0 " ]
+}
+
+# ---- the same numbers ----
+
+test_same_numbers() {
+    local run=(--steps 4 --eval-batches 2 --eval-every 2 --sample-tokens 20) level
+    good "a run" "${model[@]}" "${batch[@]}" "${run[@]}" --threads 1 --out threads_1
+    good "two threads" "${model[@]}" "${batch[@]}" "${run[@]}" --threads 2 --out threads_2
+    check "1 and 2 threads" same_numbers threads_1 threads_2
+    unset OMP_WAIT_POLICY # the program then chooses one itself and starts itself again
+    good "all threads" "${model[@]}" "${batch[@]}" "${run[@]}" --out threads_all
+    export OMP_WAIT_POLICY=passive
+    check "1 and all threads" same_numbers threads_1 threads_all
+    for level in 1 2 3; do
+        good "recompute $level" "${model[@]}" "${batch[@]}" "${run[@]}" --recompute $level --out recompute_$level
+        check "recompute $level" same_numbers threads_1 recompute_$level
+        check "recompute $level: samples" [ "$(samples_of recompute_$level)" = "$(samples_of threads_1)" ]
+    done
+    good "another seed" "${model[@]}" "${batch[@]}" "${run[@]}" --seed 43 --out seed
+    check "the seed changes the numbers" [ "$(numbers seed)" != "$(numbers threads_1)" ]
+    check "and the samples" [ "$(samples_of seed)" != "$(samples_of threads_1)" ]
+}
+
+test_accumulation() {
+    local run=("${model[@]}" --seq-len 16 --total-batch 64 --steps 6 "${quiet[@]}")
+    good "one micro-batch" "${run[@]}" "${text[@]}" --batch 4 --out micro_1
+    good "four micro-batches" "${run[@]}" "${text[@]}" --batch 1 --out micro_4
+    values train loss micro_1/log.jsonl >losses_1
+    values train loss micro_4/log.jsonl >losses_4
+    check "losses of 4 x 1 and 1 x 4 sequences" all_near losses_4 losses_1 1e-5
+    values train norm micro_1/log.jsonl >norms_1
+    values train norm micro_4/log.jsonl >norms_4
+    check "norms of 4 x 1 and 1 x 4 sequences" all_near norms_4 norms_1 1e-4
+}
+
+# What --print-config prints is a command line; so is the banner.
+test_repeat() {
+    local args options=("${tiny[@]}" "${text[@]}" --prompt "it's a \"\$HOME\"" --lr 0.0123 --schedule wsd --out repeat)
+    train "${options[@]}" --print-config
+    cp stdout config
+    check "--print-config: exit status $status" [ $status = 0 ]
+    check "it prints every option" [ "$(grep -c '^--' config)" -gt 40 ]
+    [ -s config ] || return # without options, the runs below would take minutes
+    eval "args=($(cat config))"
+    train "${args[@]}" --print-config
+    check "--print-config reproduces itself" cmp stdout config
+    check "it makes no files" [ ! -e repeat ]
+    good "the run itself" "${options[@]}"
+    sed -n '/\\$/p;/\\$/!{p;q;}' stdout >banner
+    mv repeat first
+    good "a run with all options" "${args[@]}"
+    check "has the same numbers" same_numbers first repeat
+    rm -r repeat
+    check "the pasted banner" bash banner
+    check "has the same numbers, too" same_numbers first repeat
+    check "and the same samples" [ "$(samples_of first)" = "$(samples_of repeat)" ]
+}
+
+# ---- models ----
+
+test_models() {
+    good "training" "${tiny[@]}" --export model.bin --out models
+    local last
+    last=$(values summary val_loss models/log.jsonl)
+    good "the exported model" "${batch[@]}" --eval-batches 2 --model model.bin --steps 0 --out reload
+    check "has the same loss" [ "$(values val loss reload/log.jsonl)" = "$last" ]
+    good "the checkpoint" "${batch[@]}" --eval-batches 2 --model models/step_00000003 --steps 0 --out reload_2
+    check "has the same loss" [ "$(values val loss reload_2/log.jsonl)" = "$last" ]
+    check "checkpoint and export are the same file" cmp model.bin models/step_00000003/model.bin
+    good "export in bf16" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --export bf16.bin --export-dtype bf16
+    check "is half as long" [ $((2 * $(stat -c %s bf16.bin) - 1024)) = "$(stat -c %s model.bin)" ]
+    good "the model in bf16" "${batch[@]}" --eval-batches 2 --model bf16.bin --steps 0 --out reload_3
+    check "has about the same loss" near "$(values val loss reload_3/log.jsonl)" "$last" 1e-2
+    good "going on from a model" "${batch[@]}" --model model.bin --steps 1 --eval-batches 1
+}
+
+# An enormous norm weight makes every logit infinite: all updates are skipped, and the run gives up.
+test_not_finite() {
+    good "a model" "${tiny[@]}" --export huge.bin
+    local weights
+    weights=$(printf '\\x99\\x76\\x7e\\x7f%.0s' {1..16}) # 3.38e38
+    printf '%b' "$weights" | patch huge.bin $(($(stat -c %s huge.bin) - 2 * 4 * 16)) # lnfw, the last but one
+    bad 1 "step 4|not finite 4 times|--max-skips" "${batch[@]}" --steps 9 --eval-batches 1 --sample-every 0 \
+        --save-every 1 --model huge.bin --max-skips 4 --out huge
+    check "each update is skipped" [ "$(steps_of skip huge/log.jsonl)" = "1 2 3 4 " ]
+    check_keys skip huge/log.jsonl '{"kind":V,"step":V,"reason":V}'
+    check "losses that are not numbers are null" [ "$(values train loss huge/log.jsonl | sort -u)" = null ]
+    check "the weights are those of before" cmp huge.bin huge/step_00000003/model.bin
+    train "${model[@]}" "${batch[@]}" --steps 40 --lr 10 --grad-clip 0 --eval-every 0 --sample-every 0 --export wild.bin
+    if [ $status = 0 ]; then
+        good "a model after wild updates is finite" "${batch[@]}" --model wild.bin --steps 0 --sample-every 0
+    else
+        check_error "wild updates" 1 "not finite"
+    fi
+}
+
+# ---- samples ----
+
+test_samples() {
+    local run=("${model[@]}" "${batch[@]}" --steps 1 --eval-every 0 --save-every 0)
+    local long=(--train-data train_0.bin --vocab-size 5000 --sample-tokens 100)
+    good "a prompt" "${run[@]}" "${text[@]}" --prompt "12 bot" --samples 1 --out prompt
+    check "begins the sample" grep -q '^12 bot.' <(samples_of prompt)
+    good "a prompt of words" "${run[@]}" --prompt "One sunny day" --out words
+    check "begins each sample" [ "$(samples_of words | grep -c '^ *One sunny day')" = 2 ]
+    bad 2 "xyzzy" "${run[@]}" --prompt "One xyzzy"
+    good "a long sample" "${run[@]}" "${long[@]}" --out long
+    check "is longer than the context" [ "$(samples_of long | head -n 1 | wc -w)" -gt 16 ]
+    check "and each has its own text" [ "$(samples_of long | wc -w)" -le 200 ]
+    good "a long sample without keys and values" "${run[@]}" "${long[@]}" --recompute 3 --out long_3
+    check "is the same" [ "$(samples_of long)" = "$(samples_of long_3)" ]
+    good "the shortest context" "${model[@]}" --seq-len 1 --batch 2 --steps 1 --eval-batches 1 --sample-tokens 20
+    good "temperature 0" "${run[@]}" --prompt Tom --temperature 0 --out greedy
+    check "always says the same" [ "$(samples_of greedy | sort -u | wc -l)" = 1 ]
+    good "top-k 1" "${run[@]}" --prompt Tom --top-k 1 --out top_1
+    check "is the same as temperature 0" [ "$(samples_of top_1)" = "$(samples_of greedy)" ]
+    good "more tokens than a document has" "${run[@]}" "${text[@]}" --sample-tokens 5000 --out document
+    check "samples end with the document" [ "$(samples_of document | grep -c endoftext)" = 0 ]
+    good "more tokens than the tokenizer has" "${run[@]}" "${text[@]}" --vocab-size 4000 --sample-tokens 50
+}
+
+make_files
+train "${tiny[@]}"
+if [ $status != 0 ]; then # then every other check would fail, too
+    echo "test_cli: FAILED: the simplest run: exit status $status: $(head -n 1 stderr)"
+    echo "test_cli: 1 checks, 1 failed"
+    exit 1
+fi
+test_command_line
+test_sizes
+test_bad_data
+test_bad_model
+test_bad_output
+test_full_disk
+test_log
+test_intervals
+test_data
+test_learning
+test_same_numbers
+test_accumulation
+test_repeat
+test_models
+test_not_finite
+test_samples
+echo "test_cli: $checks checks, $failures failed"
+[ $failures = 0 ]
