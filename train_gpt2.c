@@ -333,11 +333,14 @@ static void generator_close(Generator* g) {
     sampler_close(&g->sampler);
 }
 
-// Adds a token to the text; without a tokenizer, its number.
+// Adds a token to the text; its number if the tokenizer does not know it, or there is none.
 static void generator_append(Generator* g, const RunData* data, int id) {
     char number[16];
     int length = snprintf(number, sizeof(number), "%d ", id);
-    const char* token = data->has_tokenizer ? tokenizer_decode(&data->tokenizer, id, &length) : number;
+    const char* token = number;
+    if (data->has_tokenizer && id < data->tokenizer.vocab_size) {
+        token = tokenizer_decode(&data->tokenizer, id, &length);
+    }
     assert(g->text_bytes + (size_t)length <= g->text_capacity);
     memcpy(g->text + g->text_bytes, token, (size_t)length);
     g->text_bytes += (size_t)length;
@@ -537,12 +540,14 @@ int main(int argc, char** argv) {
     setup_training(&options);
     if (options.print_config) {
         options_print_config(stdout, &options);
+        setup_close(&data);
         return EXIT_SUCCESS;
     }
     options_print_banner(stdout, &options, argv[0]);
     const double peak = peak_flops_per_s();
     if (options.plan) {
         print_plan(cfg, &options, peak);
+        setup_close(&data);
         return EXIT_SUCCESS;
     }
 

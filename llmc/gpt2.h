@@ -42,6 +42,7 @@ typedef enum {
     INIT_ZERO,
     INIT_ONE,
     INIT_NORMAL,       // N(0, 0.02)
+    INIT_VOCAB,        // the same for the V rows of the vocabulary, zero for its padding
     INIT_NORMAL_SCALED // N(0, 0.02 / sqrt(2L)): projections into the residual stream, which adds up 2L of
                        // them
 } TensorInit;
@@ -51,7 +52,7 @@ typedef enum {
 // Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer.
 //  name        layers  rows        cols      init                 decay  Hugging Face name
 #define GPT2_PARAMETERS(X) \
-  X(wte,        1,      cfg.Vp,     cfg.C,    INIT_NORMAL,         1,     "wte.weight")             /* token embedding = classifier weight */ \
+  X(wte,        1,      cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     "wte.weight")             /* token embedding = classifier weight */ \
   X(wpe,        1,      cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     "wpe.weight")             /* position embedding */ \
   X(ln1w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     "h.%d.ln_1.weight")       /* norm before attention */ \
   X(ln1b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     "h.%d.ln_1.bias") \
@@ -317,21 +318,12 @@ static inline double gpt2_flops_per_token(GPT2Config cfg, int T) {
 // vocabulary are zero.
 static inline float gpt2_initial_value(const TensorRow* row, GPT2Config cfg, uint64_t seed, int l, size_t r,
                                        size_t c) {
-    switch (row->init) {
-    case INIT_ONE:
-        return 1.0f;
-    case INIT_NORMAL:
-    case INIT_NORMAL_SCALED: {
-        if (row->layers == 1 && row->rows == (size_t)cfg.Vp && r >= (size_t)cfg.V) {
-            return 0.0f;
-        }
-        const double std = row->init == INIT_NORMAL ? 0.02 : 0.02 / sqrt(2.0 * cfg.L);
-        const uint64_t index = (l * row->rows + r) * row->cols + c;
-        return (float)(rand_normal(seed, rand_stream(row->name), index) * std);
+    if (row->init == INIT_ZERO || row->init == INIT_ONE || (row->init == INIT_VOCAB && r >= (size_t)cfg.V)) {
+        return row->init == INIT_ONE ? 1.0f : 0.0f;
     }
-    default:
-        return 0.0f;
-    }
+    const double std = row->init == INIT_NORMAL_SCALED ? 0.02 / sqrt(2.0 * cfg.L) : 0.02;
+    const uint64_t index = (l * row->rows + r) * row->cols + c;
+    return (float)(rand_normal(seed, rand_stream(row->name), index) * std);
 }
 
 #endif

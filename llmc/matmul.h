@@ -247,7 +247,7 @@ static inline void matmul_block_(float* out, size_t stride, Matrix left, Matrix 
             const int i = part.i0 + t * TILE_ROWS;
             const Matrix tile = {in_place ? left.data + i * left.row + k0
                                           : packed + (size_t)t * TILE_ROWS * BLOCK_K,
-                                 in_place ? left.row : 1, in_place ? 1 : TILE_ROWS};
+                                 in_place ? left.row : (size_t)1, in_place ? (size_t)1 : (size_t)TILE_ROWS};
             if (next_cols > 0) {
                 matmul_prefetch_panel_(right, k0, next, k, next_cols, t, tiles);
             }

@@ -211,7 +211,7 @@ static const OptionRow OPTION_TABLE[] = {
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, 0,                "off",
         "off|on", "train on the first batch only: the loss goes to 0"},
 
-    {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, 0,                "0",
+    {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, 0,                "1",
         "", "activations not kept but computed again: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, 0,                "0",
         "threads", "0: all that the machine has"},

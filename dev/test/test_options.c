@@ -10,17 +10,17 @@ enum { ARGS_MAX = 128 };
 // Words separated by '|' as an argv; program name first. Lives until the next call but three.
 typedef struct {
     int argc;
-    char *argv[ARGS_MAX];
+    char* argv[ARGS_MAX];
     char text[4096];
 } Args;
 
-static const Args *args_of(const char *words) {
+static const Args* args_of(const char* words) {
     static Args pool[4];
     static int next = 0;
-    Args *args = &pool[next++ % 4];
+    Args* args = &pool[next++ % 4];
     snprintf(args->text, sizeof(args->text), "prog|%s", words);
     args->argc = 0;
-    for (char *at = args->text; at;) {
+    for (char* at = args->text; at;) {
         args->argv[args->argc++] = strsep(&at, "|");
     }
     args->argc -= !*words; // no words at all, and not one empty word
@@ -28,34 +28,34 @@ static const Args *args_of(const char *words) {
     return args;
 }
 
-static Options parsed(const char *words) {
+static Options parsed(const char* words) {
     Options options;
-    const Args *args = args_of(words);
-    options_parse(&options, args->argc, (char **)args->argv);
+    const Args* args = args_of(words);
+    options_parse(&options, args->argc, (char**)args->argv);
     return options;
 }
 
-static void parse_body(const void *words) {
+static void parse_body(const void* words) {
     parsed(words);
     _exit(77); // the command line was accepted
 }
 
-static int refused(const char *words, const char *wanted) {
+static int refused(const char* words, const char* wanted) {
     return test_dies(parse_body, words, EXIT_USAGE, wanted);
 }
 
-static int accepted(const char *words) { return test_dies(parse_body, words, 77, ""); }
+static int accepted(const char* words) { return test_dies(parse_body, words, 77, ""); }
 
 static size_t type_bytes(OptionType type) {
-    return type == OPTION_STRING ? sizeof(char *) : type == OPTION_COUNT || type == OPTION_SEED ? 8 : 4;
+    return type == OPTION_STRING ? sizeof(char*) : type == OPTION_COUNT || type == OPTION_SEED ? 8 : 4;
 }
 
-static int is_number(const OptionRow *row) {
+static int is_number(const OptionRow* row) {
     return row->type == OPTION_INT || row->type == OPTION_COUNT || row->type == OPTION_FLOAT;
 }
 
 // The value of a row as text, in its own buffer: valid until the next call but three.
-static const char *text_of(const Options *options, const OptionRow *row) {
+static const char* text_of(const Options* options, const OptionRow* row) {
     static char buffer[4][OPTION_TEXT_BYTES];
     static int next = 0;
     return option_text_(options, row, buffer[next++ % 4]);
@@ -63,14 +63,14 @@ static const char *text_of(const Options *options, const OptionRow *row) {
 
 static void test_names(void) {
     for (int i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow *a = &OPTION_TABLE[i];
+        const OptionRow* a = &OPTION_TABLE[i];
         EXPECT(*a->name && strlen(a->name) < OPTION_NAME_BYTES, "row %d", i);
         EXPECT(strspn(a->name, "abcdefghijklmnopqrstuvwxyz0123456789-") == strlen(a->name), "%s", a->name);
         EXPECT(strlen(a->alias) <= 2 && !strchr(a->alias, '-'), "%s", a->name);
         EXPECT(*a->help && *a->group, "%s", a->name);
         int new_group = i > 0 && strcmp(a->group, a[-1].group) != 0;
         for (int j = 0; j < i; j++) {
-            const OptionRow *b = &OPTION_TABLE[j];
+            const OptionRow* b = &OPTION_TABLE[j];
             EXPECT(strcmp(a->name, b->name) != 0, "%s twice", a->name);
             EXPECT(!*a->alias || strcmp(a->alias, b->alias) != 0, "%s and %s: -%s", a->name, b->name,
                    a->alias);
@@ -96,8 +96,8 @@ static void test_every_field_has_one_row(void) {
 static void test_defaults_and_bounds(void) {
     Options options = parsed("");
     for (int i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow *row = &OPTION_TABLE[i];
-        const char *text = text_of(&options, row);
+        const OptionRow* row = &OPTION_TABLE[i];
+        const char* text = text_of(&options, row);
         EXPECT(strcmp(text, row->fallback) == 0, "--%s: %s printed as %s", row->name, row->fallback, text);
         EXPECT(!options_given(&options, row->name), "--%s", row->name);
         if (!is_number(row)) {
@@ -148,10 +148,10 @@ static void test_values(void) {
 }
 
 static void test_refuses_values(void) {
-    static const char *const no_int[] = {"abc",  "1.5", "",      " 1",         "1 ",  "+1",
+    static const char* const no_int[] = {"abc",  "1.5", "",      " 1",         "1 ",  "+1",
                                          "0x10", "1e3", "1_000", "512k",       "-",   "-2",
                                          "--",   "nan", "inf",   "2147483648", "AUTO"};
-    static const char *const no_float[] = {"abc", "",    " 1",   "1 ",  "nan",   "inf",  "-inf", "0x1p-3",
+    static const char* const no_float[] = {"abc", "",    " 1",   "1 ",  "nan",   "inf",  "-inf", "0x1p-3",
                                            "1e",  "1,5", "1e39", "1e1", "1e-60", "-0.1", "1.5f", "-"};
     Options options = parsed("");
     const OptionRow *const batch = option_find_("--batch", 7), *const frac = option_find_("-q", 2);
@@ -199,17 +199,17 @@ static void test_refuses_arguments(void) {
     EXPECT(accepted("--batch|4") && accepted("") && accepted("--print-config"));
 }
 
-static void errand_body(const void *words) {
+static void errand_body(const void* words) {
     CHECK(freopen(test_path("stdout"), "w", stdout), "no file for stdout");
     parse_body(words);
 }
 
 // What `words` print to stdout before they end the program with status 0.
-static const char *printed(const char *words) {
+static const char* printed(const char* words) {
     static char text[16384];
     test_tmpdir(); // here, so that the child uses it too
     EXPECT(test_dies(errand_body, words, EXIT_SUCCESS, ""), "%s", words);
-    FILE *file = fopen(test_path("stdout"), "r");
+    FILE* file = fopen(test_path("stdout"), "r");
     text[file ? fread(text, 1, sizeof(text) - 1, file) : 0] = '\0';
     if (file) {
         fclose(file);
@@ -219,33 +219,33 @@ static const char *printed(const char *words) {
 
 static void test_help_and_version(void) {
     EXPECT(strncmp(printed("--version"), "prog " LLMC_VERSION, 5 + strlen(LLMC_VERSION)) == 0);
-    const char *help = printed("-b|3|--help");
+    const char* help = printed("-b|3|--help");
     for (int i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow *row = &OPTION_TABLE[i];
+        const OptionRow* row = &OPTION_TABLE[i];
         char name[40], wanted[OPTION_TEXT_BYTES];
         snprintf(name, sizeof(name), "\n  --%-14s", row->name);
-        const char *line = strstr(help, name);
+        const char* line = strstr(help, name);
         EXPECT(line, "--%s is not in --help, or too long for its column", row->name);
         EXPECT(strlen(option_wanted_(row, wanted)) < 30, "--%s: %s", row->name, option_wanted_(row, wanted));
         EXPECT(strlen(row->fallback) < 8, "--%s: %s", row->name, row->fallback);
         EXPECT(!line || strncmp(line + 1 + OPTION_HELP_COLUMN, row->help, 10) == 0, "--%s", row->name);
         EXPECT(!line || strncmp(line + 20, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
     }
-    for (const char *line = help; *line; line += strcspn(line, "\n") + 1) {
+    for (const char* line = help; *line; line += strcspn(line, "\n") + 1) {
         EXPECT(strcspn(line, "\n") <= 110, "%.*s", (int)strcspn(line, "\n"), line);
     }
 }
 
 // Runs a script that calls `prog` once with some arguments, and sets args to what the shell made of them.
-static void shell_args(Args *args, const char *command) {
+static void shell_args(Args* args, const char* command) {
     char line[512];
-    const char *text = "prog() { printf 'prog\\0'; for a; do printf '%s\\0' \"$a\"; done; }\n";
-    FILE *script = fopen(test_path("script"), "w");
+    const char* text = "prog() { printf 'prog\\0'; for a; do printf '%s\\0' \"$a\"; done; }\n";
+    FILE* script = fopen(test_path("script"), "w");
     CHECK(script, "no script");
     fprintf(script, "%s%s\n", text, command);
     fclose(script);
     snprintf(line, sizeof(line), "sh %s", test_path("script"));
-    FILE *shell = popen(line, "r");
+    FILE* shell = popen(line, "r");
     CHECK(shell, "no shell");
     const size_t used = fread(args->text, 1, sizeof(args->text) - 1, shell);
     pclose(shell);
@@ -256,20 +256,20 @@ static void shell_args(Args *args, const char *command) {
     args->argv[args->argc] = NULL;
 }
 
-static char *banner_of(const Options *options, const char *program) {
-    char *text = NULL;
+static char* banner_of(const Options* options, const char* program) {
+    char* text = NULL;
     size_t bytes;
-    FILE *file = open_memstream(&text, &bytes);
+    FILE* file = open_memstream(&text, &bytes);
     options_print_banner(file, options, program);
     fclose(file);
     return text;
 }
 
 // The lines of --print-config as one command.
-static char *config_command(const Options *options) {
+static char* config_command(const Options* options) {
     char *text = NULL, *command = NULL;
     size_t bytes;
-    FILE *file = open_memstream(&text, &bytes);
+    FILE* file = open_memstream(&text, &bytes);
     options_print_config(file, options);
     fclose(file);
     file = open_memstream(&command, &bytes);
@@ -283,10 +283,10 @@ static char *config_command(const Options *options) {
 }
 
 // The same value in every row (flags only if wanted), to the last bit.
-static void expect_same(const Options *a, const Options *b, int flags, const char *command) {
+static void expect_same(const Options* a, const Options* b, int flags, const char* command) {
     for (int i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow *row = &OPTION_TABLE[i];
-        const char *x = (const char *)a + row->offset, *y = (const char *)b + row->offset;
+        const OptionRow* row = &OPTION_TABLE[i];
+        const char *x = (const char*)a + row->offset, *y = (const char*)b + row->offset;
         const int same = row->type == OPTION_STRING ? strcmp(text_of(a, row), text_of(b, row)) == 0
                                                     : memcmp(x, y, type_bytes(row->type)) == 0;
         EXPECT(same || (row->type == OPTION_FLAG && !flags), "--%s is %s, was %s, by %s", row->name,
@@ -295,10 +295,10 @@ static void expect_same(const Options *a, const Options *b, int flags, const cha
 }
 
 // Parses a command line with the shell's help; the strings of the result live until the next call but one.
-static Options shell_parsed(const char *command) {
+static Options shell_parsed(const char* command) {
     static Args pool[2];
     static int next = 0;
-    Args *args = &pool[next++ % 2];
+    Args* args = &pool[next++ % 2];
     Options options;
     shell_args(args, command);
     for (int i = 1; i < args->argc; i++) {
@@ -311,7 +311,7 @@ static Options shell_parsed(const char *command) {
 
 // A random legal value for a row, as text; strings are made of one letter that a shell might stumble on and
 // of harmless ones.
-static void random_value(Rand *rng, const OptionRow *row, char text[OPTION_TEXT_BYTES]) {
+static void random_value(Rand* rng, const OptionRow* row, char text[OPTION_TEXT_BYTES]) {
     static const char alphabet[] = " -='\"\\$`*?#~!&;|<>(){}[]%^@:,./\t\xC3\xA9\x80";
     const double u = rand_uniform(rng), value = row->min + (row->max - row->min) * u * u * u * u * u * u;
     const char letter = alphabet[rand_below(rng, sizeof(alphabet) - 1)];
@@ -364,7 +364,7 @@ static void test_round_trip(void) {
 static void test_banner(void) {
     Options options = parsed("-b|8|--lr|0.0006|--weight-decay|0.1|--prompt|it's\nhere|--model=-x");
     options.warmup = 700; // as the trainer resolves it
-    char *banner = banner_of(&options, "./a b");
+    char* banner = banner_of(&options, "./a b");
     EXPECT(strcmp(banner,
                   "'./a b' --model=-x --batch 8 --lr 0.0006 --warmup 700 --prompt 'it'\\''s\nhere'\n") == 0,
            "%s", banner);
@@ -380,16 +380,16 @@ static void test_banner(void) {
     }
     banner = banner_of(&options, "prog");
     EXPECT(strstr(banner, " \\\n    --"));
-    for (const char *line = banner; *line; line += strcspn(line, "\n") + 1) {
+    for (const char* line = banner; *line; line += strcspn(line, "\n") + 1) {
         EXPECT(strcspn(line, "\n") <= 100, "%.*s", (int)strcspn(line, "\n"), line);
     }
     free(banner);
 }
 
-static void expect_json_string(const char *text, size_t length, const char *wanted) {
-    char *json = NULL;
+static void expect_json_string(const char* text, size_t length, const char* wanted) {
+    char* json = NULL;
     size_t bytes;
-    FILE *file = open_memstream(&json, &bytes);
+    FILE* file = open_memstream(&json, &bytes);
     json_print_string(file, text, length);
     fclose(file);
     EXPECT(strcmp(json, wanted) == 0, "%s, wanted %s", json, wanted);
@@ -421,14 +421,14 @@ static void test_json_string(void) {
 static void test_json(void) {
     const Options options =
         parsed("-b|8|--lr|1e-5|--seed|18446744073709551615|--shuffle|off|--prompt|a\"b\n|-k|wsd");
-    char *json = NULL;
+    char* json = NULL;
     size_t bytes;
-    FILE *file = open_memstream(&json, &bytes);
+    FILE* file = open_memstream(&json, &bytes);
     options_print_json(file, &options);
     fclose(file);
     EXPECT(strncmp(json, "{\"train-data\":\"\",\"val-data\":\"\",", 31) == 0, "%s", json);
     EXPECT(json[bytes - 1] == '}' && !strchr(json, '\n'), "%s", json);
-    static const char *const members[] = {",\"batch\":8,",         ",\"seq-len\":null,",
+    static const char* const members[] = {",\"batch\":8,",         ",\"seq-len\":null,",
                                           ",\"lr\":1e-05,",        ",\"seed\":18446744073709551615,",
                                           ",\"shuffle\":false,",   ",\"overfit\":false",
                                           ",\"schedule\":\"wsd\"", ",\"prompt\":\"a\\\"b\\n\","};

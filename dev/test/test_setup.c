@@ -127,14 +127,19 @@ static void expect_model(const char* line, GPT2Config wanted) {
 
 static void test_model(void) {
     const int V = GPT2_VOCAB, Vp = 50304;
-    expect_model(TEXT, (GPT2Config){256, 257, 384, 4, 4, 128});
-    expect_model(SHARDS, (GPT2Config){256, V, Vp, 4, 4, 128});
-    expect_model(TEXT "--seq-len 100", (GPT2Config){100, 257, 384, 4, 4, 128});
-    expect_model(TEXT "--seq-len 16 --context 20", (GPT2Config){20, 257, 384, 4, 4, 128});
-    expect_model(TEXT "--layers 1 --channels 12 --heads 3", (GPT2Config){256, 257, 384, 1, 3, 12});
-    expect_model(TEXT "--vocab-size 300", (GPT2Config){256, 300, 384, 4, 4, 128});
-    expect_model(SHARDS "--vocab-size 110", (GPT2Config){256, 110, 128, 4, 4, 128});
-    expect_model(SHARDS "--tokenizer %/tokenizer.bin", (GPT2Config){256, 200, 256, 4, 4, 128});
+    expect_model(TEXT, (GPT2Config){SETUP_CONTEXT, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
+    expect_model(SHARDS, (GPT2Config){SETUP_CONTEXT, V, Vp, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
+    expect_model(TEXT "--seq-len 100",
+                 (GPT2Config){100, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
+    expect_model(TEXT "--seq-len 16 --context 20",
+                 (GPT2Config){20, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
+    expect_model(TEXT "--layers 1 --channels 12 --heads 3", (GPT2Config){SETUP_CONTEXT, 257, 384, 1, 3, 12});
+    expect_model(TEXT "--vocab-size 300",
+                 (GPT2Config){SETUP_CONTEXT, 300, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
+    expect_model(SHARDS "--vocab-size 110",
+                 (GPT2Config){SETUP_CONTEXT, 110, 128, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
+    expect_model(SHARDS "--tokenizer %/tokenizer.bin",
+                 (GPT2Config){SETUP_CONTEXT, 200, 256, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
     expect_model(SHARDS "--seq-len 64 --model d12", (GPT2Config){1024, V, Vp, 12, 12, 768});
     expect_model(SHARDS "--seq-len 64 --model gpt2:d12 --layers 3 --context 64",
                  (GPT2Config){64, V, Vp, 3, 12, 768});
@@ -262,16 +267,16 @@ static void expect_batch(const char* line, int batch, int seq_len, int64_t total
 }
 
 static void test_batch(void) {
-    expect_batch(TEXT, 16, 256, 4096);
-    expect_batch(TEXT "--seq-len 100", 40, 100, 4000);
+    const int usual = SETUP_BATCH_TOKENS; // about so many tokens, in whole sequences
+    expect_batch(TEXT, usual / SETUP_CONTEXT, SETUP_CONTEXT, usual);
+    expect_batch(TEXT "--seq-len 100", usual / 100, 100, usual / 100 * 100);
+    expect_batch(TEXT "--context 64", usual / 64, 64, usual);
     expect_batch("--seq-len 5000 --steps 1 --eval-batches 1", 1, 5000, 5000);
-    expect_batch(TEXT "--context 64", 64, 64, 4096);
     expect_batch(TEXT "--batch 3 --seq-len 16", 3, 16, 48);
     expect_batch(TEXT "--batch 3 --seq-len 16 --total-batch 96", 3, 16, 96);
-    expect_batch(TEXT "--seq-len 16 --total-batch 8192", 256, 16, 8192);
-    expect_batch(TEXT "--seq-len 16 --total-batch 96", 6, 16, 96);      // less than the usual 4096 tokens
-    expect_batch(TEXT "--seq-len 16 --total-batch 8176", 73, 16, 8176); // the largest that divides 511
-    expect_batch(TEXT "--seq-len 16 --total-batch -1", 256, 16, 4096);
+    expect_batch(TEXT "--seq-len 16 --total-batch -1", usual / 16, 16, usual);
+    expect_batch(TEXT "--seq-len 16 --total-batch 96", 6, 16, 96);       // less than the usual
+    expect_batch(TEXT "--seq-len 16 --total-batch 16288", 2, 16, 16288); // 2 x 509 sequences: 2 divides them
     expect_refused(TEXT "--seq-len 16 --total-batch 100", 2, "--total-batch is 100|--seq-len 16");
     expect_refused(TEXT "--batch 3 --seq-len 16 --total-batch 100", 2, "100|--batch 3|16|48");
     expect_refused(TEXT "--seq-len 16 --batch 4 --total-batch 32", 2, "32|--batch 4|64");
@@ -309,7 +314,7 @@ static void test_steps(void) {
         {TEXT "--seq-len 16 --batch 512", 1}, // less than one batch
         {TEXT "--seq-len 16 --steps 0", 0},
         {TEXT "--seq-len 16 --steps 77", 77},
-        {"--seq-len 1 --batch 1 --eval-batches 1", 1000}, // of the built-in stories
+        {"--seq-len 1 --batch 1 --eval-batches 1", SETUP_STORIES_STEPS},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
