@@ -131,6 +131,7 @@ typedef struct {
     int decay;            // parameters only
     size_t offset_bytes;  // in the allocation
     size_t member;        // offset of the pointer in the struct
+    uint64_t stream;      // parameters only: of their first values
 } TensorRow;
 
 static inline size_t tensor_layer_elements(const TensorRow* row) { return row->rows * row->cols; }
@@ -161,6 +162,7 @@ static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GP
     row->cols = (size_t)(cols_);                                                                             \
     row->element_bytes = sizeof(floatX);                                                                     \
     row->init = init_;                                                                                       \
+    row->stream = rand_stream(#name_);                                                                       \
     row->decay = decay_;                                                                                     \
     row->member = offsetof(GPT2Parameters, name_);                                                           \
     row++;
@@ -189,6 +191,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->cols = (size_t)(cols_);                                                                             \
     row->element_bytes = sizeof(dtype_);                                                                     \
     row->init = INIT_ZERO;                                                                                   \
+    row->stream = 0;                                                                                         \
     row->decay = 0;                                                                                          \
     row->member = offsetof(GPT2Activations, name_);                                                          \
     row++;
@@ -323,7 +326,7 @@ static inline float gpt2_initial_value(const TensorRow* row, GPT2Config cfg, uin
     }
     const double std = row->init == INIT_NORMAL_SCALED ? 0.02 / sqrt(2.0 * cfg.L) : 0.02;
     const uint64_t index = (l * row->rows + r) * row->cols + c;
-    return (float)(rand_normal(seed, rand_stream(row->name), index) * std);
+    return (float)(rand_normal(seed, row->stream, index) * std);
 }
 
 #endif

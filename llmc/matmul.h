@@ -16,7 +16,7 @@ micro-step).
 The product of two matrices is made of tiles of TILE_ROWS x TILE_COLS results that stay in registers while k
 runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 2008). A thread
 takes a part of the result. For BLOCK_K values of k at a time it copies ("packs") TILE_COLS columns of the
-right matrix into a panel that stays in its L1 cache while all its rows of the left matrix pass by; meanwhile
+right matrix into a panel that stays in its L2 cache while all its rows of the left matrix pass by; meanwhile
 the next panel's numbers are fetched. The left matrix is read in place when its rows are contiguous, else
 packed too. Every result is one sum over k in the same order whatever the number of threads, so the bits do
 not depend on it.
@@ -47,9 +47,9 @@ typedef struct {
 #define TILE_ROWS (VEC_REGISTERS == 32 ? 12 : 6)
 #define TILE_STEP (TILE_ROWS / 3) // the last rows go in tiles of two steps, one step, and single rows
 #define TILE_COLS (2 * LANES)
-#define BLOCK_K 384                        // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
-#define BLOCK_ROWS 768                     // of the left matrix, that meet a panel
-#define BLOCK_ROWS_PACKED (32 * TILE_ROWS) // the same where they are packed: 576 KiB, 288 KiB
+#define BLOCK_K 768    // a panel is 96 KiB with AVX-512, 48 KiB with AVX2: in the L2 cache, read in order
+#define BLOCK_ROWS 768 // of the left matrix, that meet a panel
+#define BLOCK_ROWS_PACKED (32 * TILE_ROWS) // the same where they are packed: 1152 KiB, 576 KiB
 #define TASKS_PER_THREAD 3
 
 // Memory for packed blocks, one set a process; no call of matmul_* allocates.
@@ -257,14 +257,23 @@ static inline void matmul_block_(float* out, size_t stride, Matrix left, Matrix 
     }
 }
 
+// The size of equal steps, multiples of `unit`, that cover n and are not longer than `most`, itself a
+// multiple.
+static inline int matmul_step_(int n, int most, int unit) {
+    const int steps = matmul_ceil_div_(n, most);
+    return matmul_ceil_div_(matmul_ceil_div_(n, steps), unit) * unit;
+}
+
 // One task, on one thread: its part of the result, in blocks of rows and of k.
 static inline void matmul_task_(float* out, size_t stride, Matrix left, Matrix right, MatmulPart_ part, int K,
                                 const float* bias, GradientMode mode, float* scratch) {
-    const int block_rows = left.col == 1 ? BLOCK_ROWS : BLOCK_ROWS_PACKED;
-    for (int i0 = part.i0; i0 < part.i1; i0 += block_rows) {
-        const MatmulPart_ block = {i0, matmul_min_(i0 + block_rows, part.i1), part.j0, part.j1};
-        for (int k0 = 0; k0 < K; k0 += BLOCK_K) {
-            matmul_block_(out, stride, left, right, block, k0, matmul_min_(BLOCK_K, K - k0),
+    const int most_rows = left.col == 1 ? BLOCK_ROWS : BLOCK_ROWS_PACKED;
+    const int step_rows = matmul_step_(part.i1 - part.i0, most_rows, TILE_ROWS),
+              step_k = matmul_step_(K, BLOCK_K, LANES);
+    for (int i0 = part.i0; i0 < part.i1; i0 += step_rows) {
+        const MatmulPart_ block = {i0, matmul_min_(i0 + step_rows, part.i1), part.j0, part.j1};
+        for (int k0 = 0; k0 < K; k0 += step_k) {
+            matmul_block_(out, stride, left, right, block, k0, matmul_min_(step_k, K - k0),
                           k0 == 0 ? bias : NULL, k0 == 0 ? mode : GRADIENT_ADD, scratch);
         }
     }

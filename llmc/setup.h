@@ -27,13 +27,13 @@ setup_eval_batches, setup_floor, setup_eot, setup_prompt, setup_close
 
 // Sizes of a new model without a name, and of the run with it: they train on a laptop in minutes.
 enum {
-    SETUP_LAYERS = 4,
+    SETUP_LAYERS = 2,
     SETUP_CHANNELS = 128,
     SETUP_HEADS = 4,
-    SETUP_CONTEXT = 256,
+    SETUP_CONTEXT = 128,
     SETUP_BATCH_TOKENS = 1024,   // of a micro-batch
-    SETUP_STORIES_STEPS = 2400,  // about a minute on two cores
-    SETUP_STORIES_PAGE = 256,    // tokens: a story that crosses the end of a page is cut there
+    SETUP_STORIES_STEPS = 3600,  // about a minute on two cores
+    SETUP_STORIES_PAGE = 128,    // tokens: a story that crosses the end of a page is cut there
     SETUP_STORIES_SEED = 271828, // validation stories: the same whatever the seed of the run
 };
 #define SETUP_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs see the built-in text again
@@ -247,7 +247,7 @@ static inline void setup_training(Options* options) {
     }
     if (options->lr == OPTION_AUTO) { // GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1/C
         const float lr = 6e-4f * 768 / (float)options->channels;
-        options->lr = lr < 3e-3f ? lr : 3e-3f;
+        options->lr = lr < 4e-3f ? lr : 4e-3f;
     }
     if (options->warmup == OPTION_AUTO) {
         options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
