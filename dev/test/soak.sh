@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# soak.sh -- the long tests: does the trainer learn what can be learned?
+#
+#     make soak      about a quarter of an hour on two cores
+#
+# The built-in stories have a known entropy. The default run must end within 15 % of it, ten times the steps within 3 %, and
+# neither below it by more than the sampling error of 20,000 tokens.
+set -eu
+cd "$(dirname "$0")/../.."
+make -s train_gpt2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+failed=0
+# expect_near_floor STEPS LIMIT: LIMIT is the largest allowed loss, in floors.
+expect_near_floor() {
+    ./train_gpt2 --steps "$1" --samples 0 --out "$work/$1" >"$work/log"
+    if ! tail -n 1 "$work/$1/log.jsonl" | sed 's/[{}"]//g; s/,/\n/g' | awk -F: -v steps="$1" -v limit="$2" '
+        { value[$1] = $2 }
+        END {
+            ratio = value["val_loss"] / value["floor"]
+            printf "soak: %d steps: val loss %.4f, floor %.4f, ratio %.4f, wanted 0.99 to %.2f\n", steps,
+                value["val_loss"], value["floor"], ratio, limit
+            exit !(ratio >= 0.99 && ratio <= limit)
+        }'; then
+        failed=1
+    fi
+}
+expect_near_floor 3600 1.15
+expect_near_floor 36000 1.03
+exit $failed
