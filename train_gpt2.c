@@ -529,6 +529,7 @@ int main(int argc, char** argv) {
     RunData data;
     char path_memory[PATH_MAX];
     threads_wait_briefly(argv);
+    vec_flush_denormals(); // before the first parallel region: its threads inherit it
     options_parse(&options, argc, argv);
     if (options.threads) {
         threads_set(options.threads);
