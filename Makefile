@@ -23,7 +23,7 @@ TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2
-	@cp $< $@
+	@rm -f $@ && cp $< $@  # a running program cannot be written over
 
 help:       ## this list
 	@sed -n 's/^\([a-z_][a-z_0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
