@@ -1,0 +1,68 @@
+// test_gpu.cu -- the sums, conversions and 16-byte loads of gpu.cuh.
+#include "llmc/gpu.cuh"
+#include "test.h"
+
+// One block: out[0] the sum, out[1] the maximum of x (n), n below the number of threads.
+__global__ void reduce_kernel(float* out, const float* x, int n) {
+    const float mine = (int)threadIdx.x < n ? x[threadIdx.x] : 0.0f;
+    const float sum = block_sum(mine), max = block_max(mine);
+    out[2 * threadIdx.x] = sum;
+    out[2 * threadIdx.x + 1] = max;
+}
+
+// Copies n elements, a multiple of a pack, through T.
+template <class T> __global__ void copy_kernel(T* out, const T* x, int n) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::SIZE;
+    if (i < n) {
+        store_pack(out + i, load_pack_once(x + i));
+    }
+}
+
+static void test_reductions(const Gpu* gpu, int threads, int n) {
+    float host[1024], got[2048], sum = 0, max = 0;
+    for (int i = 0; i < n; i++) {
+        host[i] = (float)(i * 7 % 64) - 20;
+        sum += host[i];
+        max = fmaxf(max, host[i]);
+    }
+    float* x = (float*)gpu_alloc(1024, sizeof(float), "x");
+    float* out = (float*)gpu_alloc(2048, sizeof(float), "out");
+    CUDA_CHECK(cudaMemcpyAsync(x, host, (size_t)n * sizeof(float), cudaMemcpyHostToDevice, gpu->stream));
+    launch(reduce_kernel, 1, threads, 0, gpu, out, x, n);
+    CUDA_CHECK(cudaMemcpyAsync(got, out, 2 * (size_t)threads * sizeof(float), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (int t = 0; t < threads; t++) { // small integers: exact in any order
+        EXPECT(got[2 * t] == sum && got[2 * t + 1] == max, "thread %d of %d, n %d: %g %g, wanted %g %g", t, threads,
+               n, got[2 * t], got[2 * t + 1], sum, max);
+    }
+    gpu_free(out);
+    gpu_free(x);
+}
+
+template <class T> static void test_packs(const Gpu* gpu, int n) {
+    T host[512], got[512];
+    for (int i = 0; i < n; i++) {
+        host[i] = from_float<T>((float)i - 0.5f);
+    }
+    T *x = (T*)gpu_alloc(512, sizeof(T), "x"), *out = (T*)gpu_alloc(512, sizeof(T), "out");
+    CUDA_CHECK(cudaMemcpyAsync(x, host, (size_t)n * sizeof(T), cudaMemcpyHostToDevice, gpu->stream));
+    launch(copy_kernel<T>, ceil_div(n, 64), 64, 0, gpu, out, x, n);
+    CUDA_CHECK(cudaMemcpyAsync(got, out, (size_t)n * sizeof(T), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    EXPECT(memcmp(got, host, (size_t)n * sizeof(T)) == 0, "%d elements of %s", n, dtype_name(DTYPE_OF(T)));
+    gpu_free(out);
+    gpu_free(x);
+}
+
+int main(void) {
+    Gpu gpu;
+    gpu_open(&gpu, 0);
+    test_reductions(&gpu, 32, 31);
+    test_reductions(&gpu, 96, 96);
+    test_reductions(&gpu, 1024, 1000);
+    test_packs<float>(&gpu, 4);
+    test_packs<bf16>(&gpu, 312);
+    test_packs<fp16>(&gpu, 512);
+    gpu_close(&gpu);
+    return test_done("gpu");
+}

@@ -1,0 +1,239 @@
+/*
+gpu.cuh -- what every GPU module stands on: the device, element types, 16-byte loads, sums over warps and
+blocks, shared memory, and launch().
+
+The same sources are compiled by nvcc, and by g++ or clang++ against dev/cusim, a CPU device for tests. So
+kernels are launched only through launch(), shared memory is declared only with SMEM_ARRAY and SMEM_DYNAMIC,
+inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and every pointer into device memory
+is an argument of its kernel.
+
+needs:   check.h matmul.h (GradientMode)
+defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
+         gpu_close, gpu_alloc, gpu_free, launch, ceil_div, Pack, load_pack, load_pack_once, store_pack,
+         store_pack_once, to_float, from_float, warp_sum, warp_max, block_sum, block_max, SMEM_ARRAY,
+         SMEM_DYNAMIC
+*/
+#ifndef LLMC_GPU_CUH
+#define LLMC_GPU_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "check.h"
+#include "matmul.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Errors, types
+
+#define CUDA_CHECK(call)                                                                                     \
+    do {                                                                                                     \
+        const cudaError_t error_ = (call);                                                                   \
+        CHECK(error_ == cudaSuccess, "CUDA: %s: %s", #call, cudaGetErrorString(error_));                     \
+    } while (0)
+
+typedef __nv_bfloat16 bf16;
+typedef __half fp16;
+
+typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 } DType;
+
+static inline size_t dtype_bytes(DType dtype) { return dtype == DTYPE_FP32 ? 4 : 2; }
+static inline const char* dtype_name(DType dtype) {
+    return dtype == DTYPE_FP32 ? "fp32" : dtype == DTYPE_BF16 ? "bf16" : "fp16";
+}
+
+template <class T> struct DTypeOf;
+template <> struct DTypeOf<float> {
+    static constexpr DType value = DTYPE_FP32;
+};
+template <> struct DTypeOf<bf16> {
+    static constexpr DType value = DTYPE_BF16;
+};
+template <> struct DTypeOf<fp16> {
+    static constexpr DType value = DTYPE_FP16;
+};
+#define DTYPE_OF(T) (DTypeOf<T>::value)
+
+// The gradient of a parameter: fp32, or the type of the weights.
+typedef struct {
+    void* data;
+    DType dtype;
+} Gradient;
+
+// Runs the statement with G the element type of `gradient`; T is the type of the weights.
+#define GRADIENT_DISPATCH(gradient, T, ...)                                                                  \
+    do {                                                                                                     \
+        assert((gradient).dtype == DTYPE_FP32 || (gradient).dtype == DTYPE_OF(T));                           \
+        if ((gradient).dtype == DTYPE_FP32) {                                                                \
+            typedef float G;                                                                                 \
+            __VA_ARGS__;                                                                                     \
+        } else {                                                                                             \
+            typedef T G;                                                                                     \
+            __VA_ARGS__;                                                                                     \
+        }                                                                                                    \
+    } while (0)
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The device
+
+// One GPU and the stream that work is put on. A copy with another stream puts work there.
+typedef struct {
+    int device, multiprocessors, major, minor;
+    char name[256];
+    size_t total_bytes, shared_bytes; // memory; shared memory that one block can ask for
+    cudaStream_t stream;
+} Gpu;
+
+static inline void gpu_open(Gpu* gpu, int device) {
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    memset(gpu, 0, sizeof(*gpu));
+    gpu->device = device;
+    gpu->multiprocessors = properties.multiProcessorCount;
+    gpu->major = properties.major;
+    gpu->minor = properties.minor;
+    snprintf(gpu->name, sizeof(gpu->name), "%s", properties.name);
+    gpu->total_bytes = properties.totalGlobalMem;
+    gpu->shared_bytes = properties.sharedMemPerBlockOptin;
+    CHECK(gpu->major >= 8, "%s has compute capability %d.%d; wanted 8.0 or later", gpu->name, gpu->major,
+          gpu->minor);
+    CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+}
+
+static inline void gpu_close(Gpu* gpu) { CUDA_CHECK(cudaStreamDestroy(gpu->stream)); }
+
+// Device memory, all zero when the call returns; `what` names it in the error message.
+static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* what) {
+    const size_t bytes = array_bytes(count, element_bytes);
+    size_t free_bytes = 0, total_bytes = 0;
+    void* memory = NULL;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    CHECK(bytes <= free_bytes && cudaMalloc(&memory, bytes ? bytes : 1) == cudaSuccess,
+          "%s: no GPU memory for %.1f MiB; %.1f of %.1f MiB are free", what, (double)bytes / (1 << 20),
+          (double)free_bytes / (1 << 20), (double)total_bytes / (1 << 20));
+    CUDA_CHECK(cudaMemset(memory, 0, bytes));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    return memory;
+}
+
+static inline void gpu_free(void* memory) { CUDA_CHECK(cudaFree(memory)); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Launching
+
+#ifdef __CUDACC__
+#define SMEM_ARRAY(T, name, ...) __shared__ T name __VA_ARGS__
+#define SMEM_DYNAMIC(T, name)                                                                                \
+    extern __shared__ __align__(128) unsigned char smem_dynamic_[];                                          \
+    T* name = reinterpret_cast<T*>(smem_dynamic_)
+#endif
+
+// kernel<<<grid, block, shared_bytes, stream>>>(args...), with errors checked and, where a block needs more than 48
+// KiB of shared memory, permission asked for.
+template <typename... P, typename... A>
+static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, const Gpu* gpu,
+                          A&&... args) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = gpu->stream;
+    if (shared_bytes > (48 << 10)) {
+        CUDA_CHECK(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+    }
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
+}
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Elements
+
+__host__ __device__ inline float to_float(float x) { return x; }
+__host__ __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
+__host__ __device__ inline float to_float(fp16 x) { return __half2float(x); }
+
+// Rounded to nearest, ties to even.
+template <class T> __host__ __device__ inline T from_float(float x);
+template <> __host__ __device__ inline float from_float<float>(float x) { return x; }
+template <> __host__ __device__ inline bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> __host__ __device__ inline fp16 from_float<fp16>(float x) { return __float2half_rn(x); }
+
+// 16 bytes of elements in registers.
+template <class T> struct alignas(16) Pack {
+    static constexpr int SIZE = 16 / sizeof(T);
+    T element[SIZE];
+    __device__ T& operator[](int i) { return element[i]; }
+    __device__ const T& operator[](int i) const { return element[i]; }
+};
+
+// Addresses must be multiples of 16 bytes. The `_once` forms are for data that will not be used again soon: they
+// leave the caches to others.
+template <class T> __device__ inline Pack<T> load_pack(const T* from) {
+    Pack<T> pack;
+    *reinterpret_cast<int4*>(&pack) = *reinterpret_cast<const int4*>(from);
+    return pack;
+}
+template <class T> __device__ inline Pack<T> load_pack_once(const T* from) {
+    Pack<T> pack;
+    *reinterpret_cast<int4*>(&pack) = __ldcs(reinterpret_cast<const int4*>(from));
+    return pack;
+}
+template <class T> __device__ inline void store_pack(T* to, const Pack<T>& pack) {
+    *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(&pack);
+}
+template <class T> __device__ inline void store_pack_once(T* to, const Pack<T>& pack) {
+    __stcs(reinterpret_cast<int4*>(to), *reinterpret_cast<const int4*>(&pack));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sums and maxima, always in the same order; every thread gets the result
+
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        x += __shfl_xor_sync(0xffffffffu, x, distance);
+    }
+    return x;
+}
+
+__device__ inline float warp_max(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    }
+    return x;
+}
+
+// Over a block of one dimension, a multiple of 32 threads; all of them call it. The last barrier lets the array be used
+// again at once.
+__device__ inline float block_sum(float x) {
+    SMEM_ARRAY(float, of_warp, [32]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    x = warp_sum(x);
+    if (lane == 0) {
+        of_warp[warp] = x;
+    }
+    __syncthreads();
+    x = warp_sum(lane < warps ? of_warp[lane] : 0.0f);
+    __syncthreads();
+    return x;
+}
+
+__device__ inline float block_max(float x) {
+    SMEM_ARRAY(float, of_warp, [32]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    x = warp_max(x);
+    if (lane == 0) {
+        of_warp[warp] = x;
+    }
+    __syncthreads();
+    x = warp_max(lane < warps ? of_warp[lane] : -INFINITY);
+    __syncthreads();
+    return x;
+}
+
+#endif
