@@ -49,7 +49,8 @@ typedef struct {
 #define TILE_COLS (2 * LANES)
 #define BLOCK_K 768    // a panel is 96 KiB with AVX-512, 48 KiB with AVX2: in the L2 cache, read in order
 #define BLOCK_ROWS 768 // of the left matrix, that meet a panel
-#define BLOCK_ROWS_PACKED (32 * TILE_ROWS) // the same where they are packed: 1152 KiB, 576 KiB
+// Room for packed rows of the left matrix, in tiles of BLOCK_K: 1152 KiB, 576 KiB; for more rows if k is less.
+#define PACKED_TILES 32
 #define TASKS_PER_THREAD 3
 
 // Memory for packed blocks, one set a process; no call of matmul_* allocates.
@@ -59,10 +60,11 @@ typedef struct {
 
 static inline int matmul_ceil_div_(int a, int b) { return (a + b - 1) / b; }
 static inline int matmul_min_(int a, int b) { return a < b ? a : b; }
+static inline int matmul_max_(int a, int b) { return a > b ? a : b; }
 
 static inline size_t matmul_panel_floats_(void) { return (size_t)BLOCK_K * TILE_COLS; }
 static inline size_t matmul_scratch_floats_(void) {
-    return matmul_panel_floats_() + (size_t)BLOCK_ROWS_PACKED * BLOCK_K;
+    return matmul_panel_floats_() + (size_t)PACKED_TILES * TILE_ROWS * BLOCK_K;
 }
 
 // For as many threads as the next parallel region would have.
@@ -237,7 +239,7 @@ static inline void matmul_block_(float* out, size_t stride, Matrix left, Matrix 
     const int in_place = left.col == 1, tiles = matmul_ceil_div_(part.i1 - part.i0, TILE_ROWS);
     for (int t = 0; t < tiles && !in_place; t++) {
         const int i = part.i0 + t * TILE_ROWS;
-        matmul_pack_tile_(packed + (size_t)t * TILE_ROWS * BLOCK_K, left, i, k0,
+        matmul_pack_tile_(packed + (size_t)t * TILE_ROWS * k, left, i, k0,
                           matmul_min_(TILE_ROWS, part.i1 - i), k);
     }
     for (int j = part.j0; j < part.j1; j += TILE_COLS) {
@@ -246,7 +248,7 @@ static inline void matmul_block_(float* out, size_t stride, Matrix left, Matrix 
         for (int t = 0; t < tiles; t++) {
             const int i = part.i0 + t * TILE_ROWS;
             const Matrix tile = {in_place ? left.data + i * left.row + k0
-                                          : packed + (size_t)t * TILE_ROWS * BLOCK_K,
+                                          : packed + (size_t)t * TILE_ROWS * k,
                                  in_place ? left.row : (size_t)1, in_place ? (size_t)1 : (size_t)TILE_ROWS};
             if (next_cols > 0) {
                 matmul_prefetch_panel_(right, k0, next, k, next_cols, t, tiles);
@@ -267,9 +269,9 @@ static inline int matmul_step_(int n, int most, int unit) {
 // One task, on one thread: its part of the result, in blocks of rows and of k.
 static inline void matmul_task_(float* out, size_t stride, Matrix left, Matrix right, MatmulPart_ part, int K,
                                 const float* bias, GradientMode mode, float* scratch) {
-    const int most_rows = left.col == 1 ? BLOCK_ROWS : BLOCK_ROWS_PACKED;
-    const int step_rows = matmul_step_(part.i1 - part.i0, most_rows, TILE_ROWS),
-              step_k = matmul_step_(K, BLOCK_K, LANES);
+    const int step_k = matmul_step_(K, BLOCK_K, LANES);
+    const int most_rows = left.col == 1 ? BLOCK_ROWS : PACKED_TILES * BLOCK_K / step_k * TILE_ROWS;
+    const int step_rows = matmul_step_(part.i1 - part.i0, most_rows, TILE_ROWS);
     for (int i0 = part.i0; i0 < part.i1; i0 += step_rows) {
         const MatmulPart_ block = {i0, matmul_min_(i0 + step_rows, part.i1), part.j0, part.j1};
         for (int k0 = 0; k0 < K; k0 += step_k) {
@@ -287,7 +289,9 @@ static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int
     const int tiles = matmul_ceil_div_(M, TILE_ROWS), panels = matmul_ceil_div_(N, TILE_COLS);
     const int wanted = TASKS_PER_THREAD * threads_max();
     const int row_parts =
-        left.col == 1 ? matmul_min_(matmul_ceil_div_(wanted, panels), tiles) : matmul_min_(wanted, tiles);
+        left.col == 1
+            ? matmul_min_(matmul_ceil_div_(wanted, panels), tiles)
+            : matmul_min_(matmul_max_(matmul_min_(wanted, tiles / PACKED_TILES), threads_max()), tiles);
     const int col_parts = matmul_min_(matmul_ceil_div_(wanted, row_parts), panels);
 #pragma omp parallel for schedule(dynamic)
     for (int t = 0; t < row_parts * col_parts; t++) {
