@@ -494,8 +494,11 @@ static void print_memory(const GPT2* model) {
 static void print_rows(const TensorRow* rows, int count) {
     for (int i = 0; i < count; i++) {
         const TensorRow* row = &rows[i];
-        printf("  %-11s %4d x %8zu x %-6zu %10.2f MiB\n", row->name, row->layers, row->rows, row->cols,
-               mib((double)tensor_elements(row) * (double)row->element_bytes));
+        printf("  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows, row->cols,
+               mib((double)tensor_elements(row) * (double)row->element_bytes),
+               row->life == LIVE_BLOCK        ? "  b"
+               : row->life == LIVE_CLASSIFIER ? "  c"
+                                              : "");
     }
 }
 
@@ -509,7 +512,8 @@ static void print_plan(GPT2Config cfg, const Options* options, double peak) {
     const double tokens = (double)options->total_batch * (double)options->steps;
     printf("\nparameters   layers x rows x columns (gradients, m and v: as much again, each)\n");
     print_rows(model.parameter_rows, GPT2_PARAMETER_ROWS);
-    printf("\nactivations   layers x tokens x columns\n");
+    printf("\nactivations   layers x tokens x columns (b: only inside a block, on the same memory as c, the "
+           "classifier's)\n");
     print_rows(model.activation_rows, GPT2_ACTIVATION_ROWS);
     printf("\n");
     print_memory(&model);

@@ -47,6 +47,8 @@ typedef enum {
                        // them
 } TensorInit;
 
+typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
+
 // clang-format off
 // Parameters, in the order of llm.c's model files. `rows` x `cols` for each of `layers`; a vector is one row.
 // Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer.
@@ -72,31 +74,32 @@ typedef enum {
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to the level of
 // --recompute named `kept`: 0 not at level 1 and above, 1 not at level 2 and above, 2 not at level 3, 3 always. When it is not
 // kept, all layers share one buffer and the backward pass computes it again. Logits exist for `chunk` tokens at a time.
-//  name        layers  tokens  kept  cols                 dtype
+// `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only in the classifier.
+//  name        layers  tokens  kept  cols                 dtype    life
 #define GPT2_ACTIVATIONS(X) \
-  X(encoded,    1,      N,      3,    cfg.C,               floatX)  /* the residual stream that enters the first block */ \
-  X(ln1,        cfg.L,  N,      1,    cfg.C,               floatX) \
-  X(ln1_mean,   cfg.L,  N,      2,    1,                   float) \
-  X(ln1_rstd,   cfg.L,  N,      2,    1,                   float) \
-  X(qkv,        cfg.L,  N,      2,    3 * cfg.C,           floatX)  /* (B, T, 3, NH, HS) */ \
-  X(atty,       cfg.L,  N,      2,    cfg.C,               floatX)  /* attention's output, before its projection */ \
-  X(att_lse,    cfg.L,  N,      2,    cfg.NH,              float)   /* (B, NH, T) log of the sum of exponentials */ \
-  X(residual2,  cfg.L,  N,      2,    cfg.C,               floatX)  /* the stream after attention */ \
-  X(ln2,        cfg.L,  N,      1,    cfg.C,               floatX) \
-  X(ln2_mean,   cfg.L,  N,      2,    1,                   float) \
-  X(ln2_rstd,   cfg.L,  N,      2,    1,                   float) \
-  X(fch,        cfg.L,  N,      2,    4 * cfg.C,           floatX)  /* hidden layer before GELU */ \
-  X(fch_gelu,   cfg.L,  N,      0,    4 * cfg.C,           floatX)  /* and after */ \
-  X(residual3,  cfg.L,  N,      3,    cfg.C,               floatX)  /* the stream after the block */ \
-  X(lnf,        1,      N,      3,    cfg.C,               floatX) \
-  X(lnf_mean,   1,      N,      3,    1,                   float) \
-  X(lnf_rstd,   1,      N,      3,    1,                   float) \
-  X(logits,     1,      chunk,  3,    cfg.Vp,              floatX)  /* become dlogits in place */ \
-  X(losses,     1,      N,      3,    1,                   float)   /* nats, per token */ \
-  X(branch,     1,      N,      3,    cfg.C,               floatX)  /* what a block adds to the stream, and its gradient */ \
-  X(dresidual,  1,      N,      3,    cfg.C,               floatX)  /* gradient of the residual stream */ \
-  X(dqkv,       1,      N,      3,    3 * cfg.C,           floatX) \
-  X(dfch,       1,      N,      3,    4 * cfg.C,           floatX)
+  X(encoded,    1,      N,      3,    cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
+  X(ln1,        cfg.L,  N,      1,    cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(ln1_mean,   cfg.L,  N,      2,    1,                   float,   LIVE_ALWAYS) \
+  X(ln1_rstd,   cfg.L,  N,      2,    1,                   float,   LIVE_ALWAYS) \
+  X(qkv,        cfg.L,  N,      2,    3 * cfg.C,           floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
+  X(atty,       cfg.L,  N,      2,    cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
+  X(att_lse,    cfg.L,  N,      2,    cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(residual2,  cfg.L,  N,      2,    cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
+  X(ln2,        cfg.L,  N,      1,    cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(ln2_mean,   cfg.L,  N,      2,    1,                   float,   LIVE_ALWAYS) \
+  X(ln2_rstd,   cfg.L,  N,      2,    1,                   float,   LIVE_ALWAYS) \
+  X(fch,        cfg.L,  N,      2,    4 * cfg.C,           floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
+  X(fch_gelu,   cfg.L,  N,      0,    4 * cfg.C,           floatX,  LIVE_ALWAYS)  /* and after */ \
+  X(residual3,  cfg.L,  N,      3,    cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
+  X(lnf,        1,      N,      3,    cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(lnf_mean,   1,      N,      3,    1,                   float,   LIVE_ALWAYS) \
+  X(lnf_rstd,   1,      N,      3,    1,                   float,   LIVE_ALWAYS) \
+  X(logits,     1,      chunk,  3,    cfg.Vp,              floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
+  X(losses,     1,      N,      3,    1,                   float,   LIVE_ALWAYS)   /* nats, per token */ \
+  X(branch,     1,      N,      3,    cfg.C,               floatX,  LIVE_ALWAYS)  /* what a block adds to the stream, and its gradient */ \
+  X(dresidual,  1,      N,      3,    cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
+  X(dqkv,       1,      N,      3,    3 * cfg.C,           floatX,  LIVE_BLOCK) \
+  X(dfch,       1,      N,      3,    4 * cfg.C,           floatX,  LIVE_BLOCK)
 // clang-format on
 
 #define GPT2_MEMBER_(name, ...) floatX* name;
@@ -105,7 +108,7 @@ typedef struct {
 } GPT2Parameters;
 #undef GPT2_MEMBER_
 
-#define GPT2_MEMBER_(name, layers, tokens, kept, cols, dtype) dtype* name;
+#define GPT2_MEMBER_(name, layers, tokens, kept, cols, dtype, life) dtype* name;
 typedef struct {
     GPT2_ACTIVATIONS(GPT2_MEMBER_)
 } GPT2Activations;
@@ -118,9 +121,10 @@ enum {
 };
 #undef GPT2_COUNT_
 
-// One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN bytes in their
-// allocation.
-#define TENSOR_ALIGN 256
+// One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN elements, so that
+// element i of the parameters belongs to element i of the gradients and of the optimizer's state whatever
+// their types.
+#define TENSOR_ALIGN 128
 typedef struct {
     const char* name;
     const char* hf_name;  // NULL for activations
@@ -129,6 +133,7 @@ typedef struct {
     size_t element_bytes; //
     TensorInit init;      // parameters only
     int decay;            // parameters only
+    TensorLife life;      //
     size_t offset_bytes;  // in the allocation
     size_t member;        // offset of the pointer in the struct
     uint64_t stream;      // parameters only: of their first values
@@ -139,15 +144,25 @@ static inline size_t tensor_elements(const TensorRow* row) {
     return row->layers * tensor_layer_elements(row);
 }
 
-// Fills in the offsets; returns the bytes of the whole allocation.
-static inline size_t tensor_rows_layout_(TensorRow* rows, int count) {
-    size_t at = 0;
+// Lays the rows of one life out from `at`; returns the end.
+static inline size_t tensor_rows_place_(TensorRow* rows, int count, TensorLife life, size_t at) {
     for (int i = 0; i < count; i++) {
-        rows[i].offset_bytes = at;
-        at += array_bytes(tensor_elements(&rows[i]), rows[i].element_bytes);
-        at = (at + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+        const size_t align = TENSOR_ALIGN * rows[i].element_bytes;
+        if (rows[i].life == life) {
+            rows[i].offset_bytes = (at + align - 1) / align * align;
+            at = rows[i].offset_bytes + array_bytes(tensor_elements(&rows[i]), rows[i].element_bytes);
+        }
     }
     return at;
+}
+
+// Fills in the offsets; returns the bytes of the whole allocation.
+static inline size_t tensor_rows_layout_(TensorRow* rows, int count) {
+    const size_t always = tensor_rows_place_(rows, count, LIVE_ALWAYS, 0);
+    const size_t block = tensor_rows_place_(rows, count, LIVE_BLOCK, always);
+    const size_t classifier = tensor_rows_place_(rows, count, LIVE_CLASSIFIER, always);
+    const size_t end = block > classifier ? block : classifier, align = TENSOR_ALIGN * sizeof(float);
+    return (end + align - 1) / align * align;
 }
 
 // The rows of the parameter table for a configuration; returns the bytes of one allocation that holds them
@@ -164,6 +179,7 @@ static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GP
     row->init = init_;                                                                                       \
     row->stream = rand_stream(#name_);                                                                       \
     row->decay = decay_;                                                                                     \
+    row->life = LIVE_ALWAYS;                                                                                 \
     row->member = offsetof(GPT2Parameters, name_);                                                           \
     row++;
     GPT2_PARAMETERS(GPT2_ROW_)
@@ -183,7 +199,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
                                           int recompute) {
     const size_t N = (size_t)B * (size_t)T, chunk = gpt2_classifier_chunk(cfg, N);
     TensorRow* row = rows;
-#define GPT2_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_)                                             \
+#define GPT2_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                      \
     row->name = #name_;                                                                                      \
     row->hf_name = NULL;                                                                                     \
     row->layers = recompute > kept_ ? 1 : layers_;                                                           \
@@ -193,6 +209,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->init = INIT_ZERO;                                                                                   \
     row->stream = 0;                                                                                         \
     row->decay = 0;                                                                                          \
+    row->life = recompute > kept_ ? LIVE_BLOCK : life_;                                                      \
     row->member = offsetof(GPT2Activations, name_);                                                          \
     row++;
     GPT2_ACTIVATIONS(GPT2_ROW_)

@@ -49,7 +49,8 @@ typedef struct {
 #define TILE_COLS (2 * LANES)
 #define BLOCK_K 768    // a panel is 96 KiB with AVX-512, 48 KiB with AVX2: in the L2 cache, read in order
 #define BLOCK_ROWS 768 // of the left matrix, that meet a panel
-// Room for packed rows of the left matrix, in tiles of BLOCK_K: 1152 KiB, 576 KiB; for more rows if k is less.
+// Room for packed rows of the left matrix, in tiles of BLOCK_K: 1152 KiB, 576 KiB; for more rows if k is
+// less.
 #define PACKED_TILES 32
 #define TASKS_PER_THREAD 3
 
