@@ -11,6 +11,7 @@ sampling, the training loop, main. The operations and everything that is not the
 #include "llmc/classifier.h"
 #include "llmc/encoder.h"
 #include "llmc/gelu.h"
+#include "llmc/generator.h"
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.h"
 #include "llmc/log.h"
@@ -19,6 +20,7 @@ sampling, the training loop, main. The operations and everything that is not the
 #include "llmc/options.h"
 #include "llmc/outlier.h"
 #include "llmc/peak.h"
+#include "llmc/plan.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/setup.h"
@@ -304,84 +306,16 @@ static double evaluate(GPT2* model, Dataloader* val, int64_t batches) {
     return sum / (double)batches;
 }
 
-typedef struct {
-    Sampler sampler;
-    Rand rng;
-    int eot;
-    int *prompt, prompt_tokens; // (T + 1)
-    int* ids;                   // (T + 1) what the model sees
-    char* text;                 // what it wrote, after the prompt
-    size_t text_bytes, text_capacity;
-} Generator;
-
-static void generator_open(Generator* g, const GPT2* model, const RunData* data, const Options* options) {
-    sampler_open(&g->sampler, model->cfg.V);
-    g->rng = rand_open(options->seed, rand_stream("samples"));
-    g->eot = setup_eot(data, model->cfg.V);
-    g->prompt = (int*)check_alloc((size_t)model->T + 1, sizeof(int), "prompt");
-    g->prompt_tokens = setup_prompt(g->prompt, model->T, data, options, model->cfg.V);
-    g->ids = (int*)check_alloc((size_t)model->T + 1, sizeof(int), "sample");
-    g->text_capacity =
-        ((size_t)options->sample_tokens + (size_t)g->prompt_tokens) * 256; // no token is longer
-    g->text = (char*)check_alloc(g->text_capacity, 1, "sample");
-}
-
-static void generator_close(Generator* g) {
-    free(g->text);
-    free(g->ids);
-    free(g->prompt);
-    sampler_close(&g->sampler);
-}
-
-// Adds a token to the text; its number if the tokenizer does not know it, or there is none.
-static void generator_append(Generator* g, const RunData* data, int id) {
-    char number[16];
-    int length = snprintf(number, sizeof(number), "%d ", id);
-    const char* token = number;
-    if (data->has_tokenizer && id < data->tokenizer.vocab_size) {
-        token = tokenizer_decode(&data->tokenizer, id, &length);
-    }
-    assert(g->text_bytes + (size_t)length <= g->text_capacity);
-    memcpy(g->text + g->text_bytes, token, (size_t)length);
-    g->text_bytes += (size_t)length;
-}
-
-// One text in g->text: the prompt and up to --sample-tokens more, ending with the document. When the model's
-// T tokens are full, the older half is forgotten and the rest is read again, at its new positions.
-static void generate(GPT2* model, Generator* g, const RunData* data, const Options* options) {
-    int known = g->prompt_tokens, read = 0; // tokens in ids, and how many of them the key-value cache has
-    memcpy(g->ids, g->prompt, (size_t)known * sizeof(int));
-    g->text_bytes = 0;
-    for (int i = 1; i < known; i++) {
-        generator_append(g, data, g->ids[i]);
-    }
-    for (int i = 0; i < options->sample_tokens; i++) {
-        if (known > model->T) {
-            known -= model->T / 2 + 1;
-            memmove(g->ids, g->ids + model->T / 2 + 1, (size_t)known * sizeof(int));
-            read = 0;
-        }
-        gpt2_forward(model, g->ids, 1, known,
-                     model->recompute == 3 ? 0 : read); // level 3 keeps no keys and values
-        gpt2_logits(model, known - 1, 1);
-        const int next = sampler_next(model->acts.logits, model->cfg.V, options->temperature, options->top_k,
-                                      options->top_p, (float)rand_uniform(&g->rng), &g->sampler);
-        if (next == g->eot) {
-            return;
-        }
-        read = known;
-        g->ids[known++] = next;
-        generator_append(g, data, next);
-    }
+// The logits of the next token, for the generator; level 3 of --recompute keeps no keys and values.
+static const float* next_logits(void* model_, const int* ids, int known, int seen) {
+    GPT2* model = (GPT2*)model_;
+    gpt2_forward(model, ids, 1, known, model->recompute == 3 ? 0 : seen);
+    gpt2_logits(model, known - 1, 1);
+    return model->acts.logits;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The training loop
-
-// Is a periodic action due before update `step`? Also at the end of the run.
-static int due(int every, int64_t step, int64_t steps) {
-    return every && (step % every == 0 || step == steps);
-}
 
 // One micro-batch after another: sets the gradients of the whole batch, returns its mean loss.
 static double accumulate_gradients(GPT2* model, Dataloader* train, int64_t total_tokens) {
@@ -396,24 +330,9 @@ static double accumulate_gradients(GPT2* model, Dataloader* train, int64_t total
     return loss;
 }
 
-// The optimizer's settings for update number t (from 1) at `step`, for a gradient of this norm.
-static AdamW adamw_settings(const Options* o, int64_t step, int64_t t, double norm) {
-    const AdamW adamw = {
-        .lr = schedule_lr((Schedule)o->schedule, step, o->steps, o->warmup, o->lr, o->final_lr_frac),
-        .beta1 = o->beta1,
-        .beta2 = o->beta2,
-        .eps = o->eps,
-        .weight_decay = o->weight_decay,
-        .grad_scale = o->grad_clip > 0 && norm > o->grad_clip ? (float)(o->grad_clip / norm) : 1.0f,
-        .t = t,
-    };
-    return adamw;
-}
-
-static void log_samples(GPT2* model, Generator* generator, const RunData* data, const Options* options,
-                        RunLog* log, int64_t step) {
-    for (int i = 0; i < options->samples; i++) {
-        generate(model, generator, data, options);
+static void log_samples(Generator* generator, RunLog* log, int64_t step) {
+    for (int i = 0; i < generator->options->samples; i++) {
+        generator_run(generator);
         log_sample(log, step, generator->text, generator->text_bytes);
     }
 }
@@ -425,102 +344,84 @@ static void save(const GPT2* model, const Options* o, RunLog* log, int64_t step)
     log_save(log, step, path);
 }
 
+typedef struct {
+    GPT2* model;
+    const Options* options;
+    Dataloader *train, *val;
+    Generator* generator;
+    RunLog* log;
+    UpdateGuard guard;
+    int64_t updates; // that were not skipped
+    double peak;     // FLOP/s
+} Run;
+
+// One update, or none if the loss or the norm forbids it.
+static void run_step(Run* run, int64_t step) {
+    const Options* o = run->options;
+    const double start_s = time_now_s();
+    if (o->overfit) {
+        dataloader_seek(run->train, 0);
+    }
+    const double loss = accumulate_gradients(run->model, run->train, o->total_batch);
+    const double norm = gpt2_gradient_norm(run->model);
+    const UpdateVerdict verdict = guard_check(&run->guard, loss, norm);
+    const AdamW adamw = setup_adamw(o, step, run->updates + 1, norm);
+    if (verdict == UPDATE_DO) {
+        gpt2_update(run->model, adamw);
+        run->updates++;
+    }
+    const double s = time_now_s() - start_s;
+    const double flops = gpt2_flops_per_token(run->model->cfg, o->seq_len) * (double)o->total_batch;
+    log_train(run->log, step + 1, loss, run->guard.loss_z, norm, run->guard.norm_z, adamw.lr, s * 1e3,
+              flops / s / run->peak);
+    if (verdict != UPDATE_DO) {
+        log_skip(run->log, step + 1, guard_reason(verdict));
+    }
+    guard_enforce(&run->guard, step + 1, o->max_skips);
+}
+
 // The run. Returns the last validation loss, NAN if there was none.
-static double train(GPT2* model, const RunData* data, const Options* options, Dataloader* train_loader,
-                    Dataloader* val_loader, Generator* generator, RunLog* log, double peak) {
-    const int64_t steps = options->steps;
-    const double step_flops =
-        gpt2_flops_per_token(model->cfg, options->seq_len) * (double)options->total_batch;
-    UpdateGuard guard = guard_open(options->skip_loss_z, options->skip_grad_z);
+static double train(Run* run) {
+    const Options* o = run->options;
     double val_loss = NAN;
-    int64_t updates = 0; // that were not skipped
     for (int64_t step = 0;; step++) {
-        if (due(options->eval_every, step, steps)) {
-            val_loss = evaluate(model, val_loader, setup_eval_batches(options, val_loader));
-            log_val(log, step, val_loss);
+        if (schedule_due(o->eval_every, step, o->steps)) {
+            val_loss = evaluate(run->model, run->val, setup_eval_batches(o, run->val));
+            log_val(run->log, step, val_loss);
         }
-        if (step > 0 && due(options->sample_every, step, steps)) {
-            log_samples(model, generator, data, options, log, step);
+        if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
+            log_samples(run->generator, run->log, step);
         }
-        if (step > 0 && due(options->save_every, step, steps)) {
-            save(model, options, log, step);
+        if (step > 0 && schedule_due(o->save_every, step, o->steps)) {
+            save(run->model, o, run->log, step);
         }
-        if (step == steps) {
+        if (step == o->steps) { // the last lap only evaluates, samples and saves
             return val_loss;
         }
-        if (options->overfit) {
-            dataloader_seek(train_loader, 0);
-        }
-        const double start_s = time_now_s();
-        const double loss = accumulate_gradients(model, train_loader, options->total_batch);
-        const double norm = gpt2_gradient_norm(model);
-        const UpdateVerdict verdict = guard_check(&guard, loss, norm);
-        const AdamW adamw = adamw_settings(options, step, updates + 1, norm);
-        if (verdict == UPDATE_DO) {
-            gpt2_update(model, adamw);
-            updates++;
-        }
-        const double ms = (time_now_s() - start_s) * 1e3;
-        log_train(log, step + 1, loss, guard.loss_z, norm, guard.norm_z, adamw.lr, ms,
-                  step_flops / (ms * 1e-3) / peak);
-        if (verdict != UPDATE_DO) {
-            log_skip(log, step + 1, guard_reason(verdict));
-        }
-        CHECK(guard.consecutive < options->max_skips,
-              "step %lld: the loss or the norm of the gradient was not finite %d times in a row; the weights "
-              "are those of "
-              "before (--max-skips)",
-              (long long)step + 1, guard.consecutive);
+        run_step(run, step);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // main
 
-static double mib(double bytes) { return bytes / (1 << 20); }
-
 // What the model takes, by kind of tensor.
-static void print_memory(const GPT2* model) {
-    const double parameters = mib((double)model->parameter_bytes),
-                 activations = mib((double)model->activation_bytes);
-    printf("model: %d layers, %d channels, %d heads, context %d, vocabulary %d (%d with padding): %.2fM "
-           "parameters\n",
-           model->cfg.L, model->cfg.C, model->cfg.NH, model->cfg.max_T, model->cfg.V, model->cfg.Vp,
-           gpt2_count_parameters(model->cfg) / 1e6);
-    printf("memory: %.1f MiB = parameters %.1f + gradients %.1f + AdamW m %.1f + v %.1f + activations %.1f\n",
-           4 * parameters + activations, parameters, parameters, parameters, parameters, activations);
-}
-
-static void print_rows(const TensorRow* rows, int count) {
-    for (int i = 0; i < count; i++) {
-        const TensorRow* row = &rows[i];
-        printf("  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows, row->cols,
-               mib((double)tensor_elements(row) * (double)row->element_bytes),
-               row->life == LIVE_BLOCK        ? "  b"
-               : row->life == LIVE_CLASSIFIER ? "  c"
-                                              : "");
-    }
+static void memory_plan(PlanMemory plan[6], size_t parameter_bytes, size_t activation_bytes) {
+    const PlanMemory kinds[6] = {{"parameters", parameter_bytes},   {"gradients", parameter_bytes},
+                                 {"AdamW m", parameter_bytes},      {"v", parameter_bytes},
+                                 {"activations", activation_bytes}, {NULL, 0}};
+    memcpy(plan, kinds, sizeof(kinds));
 }
 
 // --plan: what the run would take, without taking it.
 static void print_plan(GPT2Config cfg, const Options* options, double peak) {
-    GPT2 model = {.cfg = cfg};
-    model.parameter_bytes = gpt2_parameter_rows(model.parameter_rows, cfg);
-    model.activation_bytes = gpt2_activation_rows(model.activation_rows, cfg, options->batch,
-                                                  options->seq_len, options->recompute);
-    const double flops = gpt2_flops_per_token(cfg, options->seq_len);
-    const double tokens = (double)options->total_batch * (double)options->steps;
-    printf("\nparameters   layers x rows x columns (gradients, m and v: as much again, each)\n");
-    print_rows(model.parameter_rows, GPT2_PARAMETER_ROWS);
-    printf("\nactivations   layers x tokens x columns (b: only inside a block, on the same memory as c, the "
-           "classifier's)\n");
-    print_rows(model.activation_rows, GPT2_ACTIVATION_ROWS);
-    printf("\n");
-    print_memory(&model);
-    printf("work: %.4g tokens of %.4g FLOP = %.4g FLOP\n", tokens, flops, tokens * flops);
-    printf("speed: at most %.0f tok/s at this machine's peak of %.0f GFLOP/s (%d threads, %s): %.2f hours or "
-           "more\n",
-           peak / flops, peak * 1e-9, threads_max(), VEC_ISA, tokens * flops / peak / 3600);
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    PlanMemory memory[6];
+    char device[128];
+    memory_plan(memory, gpt2_parameter_rows(parameters, cfg),
+                gpt2_activation_rows(activations, cfg, options->batch, options->seq_len, options->recompute));
+    snprintf(device, sizeof(device), "this machine (%d threads, %s)", threads_max(), VEC_ISA);
+    plan_print(stdout, cfg, options, parameters, activations, memory, peak, device);
 }
 
 static void print_options_json(FILE* file, const void* options) {
@@ -558,6 +459,7 @@ int main(int argc, char** argv) {
 
     RunLog log;
     GPT2 model;
+    PlanMemory memory[6];
     Dataloader train_loader, val_loader;
     Generator generator;
     log_open(&log, options.out, 0, options.steps, options.total_batch, stdout);
@@ -566,14 +468,15 @@ int main(int argc, char** argv) {
                     options.seed);
     dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
     gpt2_open(&model, cfg, options.batch, options.seq_len, options.recompute);
-    generator_open(&generator, &model, &data, &options);
+    generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
     if (model_path) {
         model_file_read(model_path, model.parameter_rows, model.params_memory);
     } else {
         gpt2_random_weights(&model, options.seed);
     }
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
-    print_memory(&model);
+    memory_plan(memory, model.parameter_bytes, model.activation_bytes);
+    plan_print_memory(stdout, cfg, memory);
     printf("data: %zu training tokens, %zu for validation; %d threads, %s, peak %.0f GFLOP/s\n",
            data.train.count, data.val.count, threads_max(), VEC_ISA, peak * 1e-9);
     if (isfinite(floor)) {
@@ -582,8 +485,17 @@ int main(int argc, char** argv) {
             floor);
     }
 
-    const double val_loss =
-        train(&model, &data, &options, &train_loader, &val_loader, &generator, &log, peak);
+    Run run = {
+        .model = &model,
+        .options = &options,
+        .train = &train_loader,
+        .val = &val_loader,
+        .generator = &generator,
+        .log = &log,
+        .guard = guard_open(options.skip_loss_z, options.skip_grad_z),
+        .peak = peak,
+    };
+    const double val_loss = train(&run);
     if (options.export_file[0]) {
         model_file_write(options.export_file, cfg, model.parameter_rows, model.params_memory,
                          (ModelDtype)options.export_dtype);

@@ -15,9 +15,9 @@ A guard watches loss and norm. An update that is not finite is always skipped, w
 
 All state is plain numbers without pointers: a checkpoint may store it as it is.
 
-needs:   nothing
+needs:   check.h
 defines: OUTLIER_WINDOW, Outlier, outlier_z, outlier_add, UpdateGuard, UpdateVerdict, guard_open, guard_check,
-         guard_reason
+         guard_reason, guard_enforce
 */
 #ifndef LLMC_OUTLIER_H
 #define LLMC_OUTLIER_H
@@ -25,6 +25,8 @@ defines: OUTLIER_WINDOW, Outlier, outlier_z, outlier_add, UpdateGuard, UpdateVer
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "check.h"
 
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
 #error "-ffast-math removes isfinite(): NaN would pass the guard; add -fno-finite-math-only"
@@ -109,6 +111,14 @@ static inline const char* guard_reason(UpdateVerdict verdict) {
         break;
     }
     return "";
+}
+
+// Ends the run when too many updates in a row had a loss or a gradient that was not finite.
+static inline void guard_enforce(const UpdateGuard* guard, int64_t step, int max_skips) {
+    CHECK(guard->consecutive < max_skips,
+          "step %lld: the loss or the norm of the gradient was not finite %d times in a row; the weights are "
+          "those of before (--max-skips)",
+          (long long)step, guard->consecutive);
 }
 
 #endif

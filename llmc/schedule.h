@@ -15,7 +15,7 @@ of its decay is the "1-sqrt" of Haegele et al. (arXiv:2405.18392), the best of t
 t reaches 1 at step == steps, one after the last update, so a final_frac of 0 wastes no update.
 
 needs:   nothing
-defines: Schedule, schedule_lr
+defines: Schedule, schedule_lr, schedule_due
 */
 #ifndef LLMC_SCHEDULE_H
 #define LLMC_SCHEDULE_H
@@ -57,6 +57,11 @@ static inline float schedule_lr(Schedule schedule, int64_t step, int64_t steps, 
     }
     const double t = step < steps ? (double)(step - start) / (double)(steps - start) : 1;
     return (float)(lr * (final_frac + (1 - final_frac) * schedule_shape_(schedule, t)));
+}
+
+// Is an action that comes every so many steps (0: never) due before update number `step`? Also at the end.
+static inline int schedule_due(int every, int64_t step, int64_t steps) {
+    return every && (step % every == 0 || step == steps);
 }
 
 #endif

@@ -362,6 +362,23 @@ static void test_learning_rate(void) {
     }
 }
 
+// 0.95 for half a million tokens and more, and for less the same memory in tokens, up to a thousand updates.
+static void test_beta2(void) {
+    static const struct {
+        const char* line;
+        float beta2;
+    } cases[] = {{SHARDS "--seq-len 16 --batch 1 --total-batch 524288", 0.95f},
+                 {SHARDS "--seq-len 16 --batch 1 --total-batch 1048576", 0.95f},
+                 {SHARDS "--seq-len 16 --batch 1 --total-batch 262144", 0.974679f}, // the square root of 0.95
+                 {SHARDS "--seq-len 16 --batch 1", 0.999f},
+                 {SHARDS "--seq-len 16 --batch 1 --beta2 0.5", 0.5f}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Run run = run_open(cases[i].line);
+        EXPECT_NEAR(run.options.beta2, cases[i].beta2, 1e-6, "%s", cases[i].line);
+        run_close(&run);
+    }
+}
+
 // ---- samples ----
 
 static void test_prompt(void) {
@@ -398,6 +415,7 @@ int main(void) {
     test_steps();
     test_times();
     test_learning_rate();
+    test_beta2();
     test_prompt();
     return test_done("setup");
 }

@@ -1,0 +1,106 @@
+/*
+generator.h -- texts sampled from a model: a prompt, then token after token until the document ends.
+
+The model is a function: given the first `known` tokens, of which it has seen the first `seen` at the call
+before, it returns the logits (V, fp32, on the host) of the token that follows. When the T tokens of its
+context are full, the older half is forgotten and the rest is read again, at its new positions.
+
+needs:   options.h sampler.h setup.h
+defines: NextLogits, Generator, generator_open, generator_close, generator_run
+*/
+#ifndef LLMC_GENERATOR_H
+#define LLMC_GENERATOR_H
+
+#include <assert.h>
+
+#include "options.h"
+#include "sampler.h"
+#include "setup.h"
+
+typedef const float* (*NextLogits)(void* model, const int* ids, int known, int seen);
+
+enum { GENERATOR_TOKEN_BYTES = 256 }; // no token is longer
+
+typedef struct {
+    NextLogits next_logits;
+    void* model;
+    int V, T;
+    const RunData* data;
+    const Options* options;
+    Sampler sampler;
+    Rand rng;
+    int eot;
+    int *prompt, prompt_tokens; // (T + 1)
+    int* ids;                   // (T + 1) what the model sees
+    char* text;                 // what it wrote, after the prompt
+    size_t text_bytes, text_capacity;
+} Generator;
+
+// For a model with a vocabulary of V and a context of T. `data` and `options` must stay.
+static inline void generator_open(Generator* g, NextLogits next_logits, void* model, int V, int T,
+                                  const RunData* data, const Options* options) {
+    memset(g, 0, sizeof(*g));
+    g->next_logits = next_logits;
+    g->model = model;
+    g->V = V;
+    g->T = T;
+    g->data = data;
+    g->options = options;
+    sampler_open(&g->sampler, V);
+    g->rng = rand_open(options->seed, rand_stream("samples"));
+    g->eot = setup_eot(data, V);
+    g->prompt = (int*)check_alloc((size_t)T + 1, sizeof(int), "prompt");
+    g->prompt_tokens = setup_prompt(g->prompt, T, data, options, V);
+    g->ids = (int*)check_alloc((size_t)T + 1, sizeof(int), "sample");
+    g->text_capacity = ((size_t)options->sample_tokens + (size_t)g->prompt_tokens) * GENERATOR_TOKEN_BYTES;
+    g->text = (char*)check_alloc(g->text_capacity, 1, "sample");
+}
+
+static inline void generator_close(Generator* g) {
+    free(g->text);
+    free(g->ids);
+    free(g->prompt);
+    sampler_close(&g->sampler);
+}
+
+// Adds a token to the text; its number if the tokenizer does not know it, or there is none.
+static inline void generator_append_(Generator* g, int id) {
+    char number[16];
+    int length = snprintf(number, sizeof(number), "%d ", id);
+    const char* token = number;
+    if (g->data->has_tokenizer && id < g->data->tokenizer.vocab_size) {
+        token = tokenizer_decode(&g->data->tokenizer, id, &length);
+    }
+    assert(g->text_bytes + (size_t)length <= g->text_capacity);
+    memcpy(g->text + g->text_bytes, token, (size_t)length);
+    g->text_bytes += (size_t)length;
+}
+
+// Sets g->text: the prompt and up to --sample-tokens more, ending with the document.
+static inline void generator_run(Generator* g) {
+    const Options* o = g->options;
+    int known = g->prompt_tokens, seen = 0;
+    memcpy(g->ids, g->prompt, (size_t)known * sizeof(int));
+    g->text_bytes = 0;
+    for (int i = 1; i < known; i++) {
+        generator_append_(g, g->ids[i]);
+    }
+    for (int i = 0; i < o->sample_tokens; i++) {
+        if (known > g->T) {
+            known -= g->T / 2 + 1;
+            memmove(g->ids, g->ids + g->T / 2 + 1, (size_t)known * sizeof(int));
+            seen = 0;
+        }
+        const float* logits = g->next_logits(g->model, g->ids, known, seen);
+        const int next = sampler_next(logits, g->V, o->temperature, o->top_k, o->top_p,
+                                      (float)rand_uniform(&g->rng), &g->sampler);
+        if (next == g->eot) {
+            return;
+        }
+        seen = known;
+        g->ids[known++] = next;
+        generator_append_(g, next);
+    }
+}
+
+#endif

@@ -1,0 +1,69 @@
+/*
+plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
+
+needs:   check.h gpt2.h options.h
+defines: PlanMemory, plan_print_memory, plan_print
+*/
+#ifndef LLMC_PLAN_H
+#define LLMC_PLAN_H
+
+#include "gpt2.h"
+#include "options.h"
+
+// One allocation, by name. A list ends with a name of NULL.
+typedef struct {
+    const char* name;
+    size_t bytes;
+} PlanMemory;
+
+static inline double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
+
+// Two lines: the model, and its memory.
+static inline void plan_print_memory(FILE* file, GPT2Config cfg, const PlanMemory* memory) {
+    size_t total = 0;
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        total += kind->bytes;
+    }
+    fprintf(file,
+            "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (%d with padding): %.2fM "
+            "parameters\nmemory: %.1f MiB",
+            cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6,
+            plan_mib_(total));
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        if (kind->bytes) {
+            fprintf(file, "%s%s %.1f", kind == memory ? " = " : " + ", kind->name, plan_mib_(kind->bytes));
+        }
+    }
+    fputc('\n', file);
+}
+
+static inline void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
+    static const char* const life_mark[] = {"", "  b", "  c"}; // of TensorLife
+    for (int i = 0; i < count; i++) {
+        const TensorRow* row = &rows[i];
+        fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows,
+                row->cols, plan_mib_(tensor_elements(row) * row->element_bytes), life_mark[row->life]);
+    }
+}
+
+// All of it, for --plan. `flops_per_s` is the most that the device, described in words, can do.
+static inline void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TensorRow* parameters,
+                              const TensorRow* activations, const PlanMemory* memory, double flops_per_s,
+                              const char* device) {
+    const double flops = gpt2_flops_per_token(cfg, options->seq_len);
+    const double tokens = (double)options->total_batch * (double)options->steps;
+    fprintf(file,
+            "\nparameters   layers x rows x columns (gradients and optimizer state: as many elements)\n");
+    plan_print_rows_(file, parameters, GPT2_PARAMETER_ROWS);
+    fprintf(file,
+            "\nactivations   layers x tokens x columns (b: only inside a block, on the same memory as c, "
+            "the classifier's)\n");
+    plan_print_rows_(file, activations, GPT2_ACTIVATION_ROWS);
+    fputc('\n', file);
+    plan_print_memory(file, cfg, memory);
+    fprintf(file, "work: %.4g tokens of %.4g FLOP = %.4g FLOP\n", tokens, flops, tokens * flops);
+    fprintf(file, "speed: at most %.0f tok/s at the peak of %.0f GFLOP/s of %s: %.2f hours or more\n",
+            flops_per_s / flops, flops_per_s * 1e-9, device, tokens * flops / flops_per_s / 3600);
+}
+
+#endif
