@@ -84,22 +84,6 @@ static float* row_tensor(const TensorRow* row, void* memory) {
     return (float*)((char*)memory + row->offset_bytes);
 }
 
-static void gpt2_random_weights(GPT2* model, uint64_t seed) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &model->parameter_rows[i];
-        float* tensor = row_tensor(row, model->params_memory);
-        for (int l = 0; l < row->layers; l++) {
-#pragma omp parallel for schedule(static)
-            for (size_t r = 0; r < row->rows; r++) {
-                for (size_t c = 0; c < row->cols; c++) {
-                    tensor[(l * row->rows + r) * row->cols + c] =
-                        gpt2_initial_value(row, model->cfg, seed, l, r, c);
-                }
-            }
-        }
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
@@ -330,13 +314,6 @@ static double accumulate_gradients(GPT2* model, Dataloader* train, int64_t total
     return loss;
 }
 
-static void log_samples(Generator* generator, RunLog* log, int64_t step) {
-    for (int i = 0; i < generator->options->samples; i++) {
-        generator_run(generator);
-        log_sample(log, step, generator->text, generator->text_bytes);
-    }
-}
-
 static void save(const GPT2* model, const Options* o, RunLog* log, int64_t step) {
     char path[PATH_MAX];
     checkpoint_save(path, o->out, step, o->keep, o->keep_major, model->cfg, model->parameter_rows,
@@ -390,7 +367,7 @@ static double train(Run* run) {
             log_val(run->log, step, val_loss);
         }
         if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
-            log_samples(run->generator, run->log, step);
+            generator_log(run->generator, run->log, step);
         }
         if (step > 0 && schedule_due(o->save_every, step, o->steps)) {
             save(run->model, o, run->log, step);
@@ -472,7 +449,7 @@ int main(int argc, char** argv) {
     if (model_path) {
         model_file_read(model_path, model.parameter_rows, model.params_memory);
     } else {
-        gpt2_random_weights(&model, options.seed);
+        gpt2_random_weights(model.parameter_rows, model.params_memory, model.cfg, options.seed);
     }
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
     memory_plan(memory, model.parameter_bytes, model.activation_bytes);

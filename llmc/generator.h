@@ -5,14 +5,15 @@ The model is a function: given the first `known` tokens, of which it has seen th
 before, it returns the logits (V, fp32, on the host) of the token that follows. When the T tokens of its
 context are full, the older half is forgotten and the rest is read again, at its new positions.
 
-needs:   options.h sampler.h setup.h
-defines: NextLogits, Generator, generator_open, generator_close, generator_run
+needs:   log.h options.h sampler.h setup.h
+defines: NextLogits, Generator, generator_open, generator_close, generator_run, generator_log
 */
 #ifndef LLMC_GENERATOR_H
 #define LLMC_GENERATOR_H
 
 #include <assert.h>
 
+#include "log.h"
 #include "options.h"
 #include "sampler.h"
 #include "setup.h"
@@ -100,6 +101,14 @@ static inline void generator_run(Generator* g) {
         seen = known;
         g->ids[known++] = next;
         generator_append_(g, next);
+    }
+}
+
+// So many texts as --samples says, each to the log.
+static inline void generator_log(Generator* g, RunLog* log, int64_t step) {
+    for (int i = 0; i < g->options->samples; i++) {
+        generator_run(g);
+        log_sample(log, step, g->text, g->text_bytes);
     }
 }
 

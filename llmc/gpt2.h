@@ -15,13 +15,14 @@ positions, GELU in tanh form, the token embedding shared with the classifier.
 
 needs:   check.h rand.h; define floatX (the type of parameters and activations) before, or it is float
 defines: GPT2Config, GPT2Parameters, GPT2Activations, TensorRow, tensor_elements, tensor_rows_bind,
-         gpt2_parameter_rows, gpt2_activation_rows, gpt2_classifier_chunk, gpt2_parameters_at_layer,
-gpt2_activations_at_layer, gpt2_activations_at_token, gpt2_model_by_name, gpt2_padded_vocab,
-gpt2_count_parameters, gpt2_flops_per_token, gpt2_initial_value
+         gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows, gpt2_classifier_chunk,
+gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_activations_at_token, gpt2_model_by_name,
+gpt2_padded_vocab, gpt2_count_parameters, gpt2_flops_per_token, gpt2_initial_value, gpt2_random_weights
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
 
+#include <assert.h>
 #include <math.h>
 #include <stddef.h>
 
@@ -165,9 +166,10 @@ static inline size_t tensor_rows_layout_(TensorRow* rows, int count) {
     return (end + align - 1) / align * align;
 }
 
-// The rows of the parameter table for a configuration; returns the bytes of one allocation that holds them
-// all.
-static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg) {
+// The rows of the parameter table for a configuration, for elements of a given size; returns the bytes of one
+// allocation that holds them all.
+static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
+                                            size_t element_bytes) {
     TensorRow* row = rows;
 #define GPT2_ROW_(name_, layers_, rows_, cols_, init_, decay_, hf_name_)                                     \
     row->name = #name_;                                                                                      \
@@ -175,7 +177,7 @@ static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GP
     row->layers = layers_;                                                                                   \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
-    row->element_bytes = sizeof(floatX);                                                                     \
+    row->element_bytes = element_bytes;                                                                      \
     row->init = init_;                                                                                       \
     row->stream = rand_stream(#name_);                                                                       \
     row->decay = decay_;                                                                                     \
@@ -187,8 +189,16 @@ static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GP
     return tensor_rows_layout_(rows, GPT2_PARAMETER_ROWS);
 }
 
-// Tokens that the classifier takes at a time, out of N: equal parts whose logits are about 64 MiB at most.
+// The same, for the parameters themselves.
+static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg) {
+    return gpt2_parameter_rows_of(rows, cfg, sizeof(floatX));
+}
+
+// Tokens that the classifier takes at a time, out of N: equal parts of about so many logits at most (64 MiB
+// of fp32).
+#ifndef GPT2_CHUNK_LOGITS
 #define GPT2_CHUNK_LOGITS ((size_t)1 << 24)
+#endif
 static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
     const size_t most = GPT2_CHUNK_LOGITS / (size_t)cfg.Vp + 1, parts = (N + most - 1) / most;
     return (N + parts - 1) / parts;
@@ -344,6 +354,24 @@ static inline float gpt2_initial_value(const TensorRow* row, GPT2Config cfg, uin
     const double std = row->init == INIT_NORMAL_SCALED ? 0.02 / sqrt(2.0 * cfg.L) : 0.02;
     const uint64_t index = (l * row->rows + r) * row->cols + c;
     return (float)(rand_normal(seed, row->stream, index) * std);
+}
+
+// Sets all parameters of a new model, fp32, that lie in `memory` as the rows say.
+static inline void gpt2_random_weights(const TensorRow rows[GPT2_PARAMETER_ROWS], void* memory,
+                                       GPT2Config cfg, uint64_t seed) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &rows[i];
+        float* tensor = (float*)((char*)memory + row->offset_bytes);
+        assert(row->element_bytes == sizeof(float));
+        for (int l = 0; l < row->layers; l++) {
+#pragma omp parallel for schedule(static)
+            for (size_t r = 0; r < row->rows; r++) {
+                for (size_t c = 0; c < row->cols; c++) {
+                    tensor[(l * row->rows + r) * row->cols + c] = gpt2_initial_value(row, cfg, seed, l, r, c);
+                }
+            }
+        }
+    }
 }
 
 #endif

@@ -47,8 +47,8 @@ typedef enum {
 } OptionType;
 
 // What a number may be besides its range: "auto", and llm.c's -1 for it; bounds that are themselves not
-// legal.
-enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8 };
+// legal. CPU_, GPU_: an option of that trainer alone.
+enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8, CPU_ = 16, GPU_ = 32 };
 
 // In the order of the table, which explains them.
 typedef struct {
@@ -82,6 +82,7 @@ typedef struct {
     int export_dtype, overfit;
 
     int recompute, threads;
+    int gradients, master_weights, tf32, gelu_fusion, autotune, graph, device;
 
     int plan, print_config, help, version;
 
@@ -213,8 +214,22 @@ static const OptionRow OPTION_TABLE[] = {
 
     {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, 0,                "1",
         "", "activations not kept but computed again: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks"},
-    {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, 0,                "0",
+    {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_,             "0",
         "threads", "0: all that the machine has"},
+    {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_,             "model",
+        "model|fp32", "type of the gradients of the weights: that of the weights, or fp32"},
+    {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_,             "on",
+        "off|on", "an fp32 copy of 16-bit weights for the optimizer; off: it rounds the weights stochastically"},
+    {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_,             "on",
+        "off|on", "round the factors of fp32 products to 10 bits, for tensor cores"},
+    {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_,             "2",
+        "", "GELU inside the matrix products: 0 no, 1 forward, 2 forward and backward"},
+    {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
+        "off|on", "time cuBLASLt's algorithms for each product once, and keep the fastest"},
+    {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_,             "on",
+        "off|on", "replay a micro-step as one CUDA graph"},
+    {"memory, speed", "device",     "",   INT_(device),            0,     1023, GPU_,             "0",
+        "", "number of the GPU"},
 
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, 0,                "off",
         "off|on", "estimate memory, speed and time, and stop"},
@@ -238,6 +253,14 @@ static const OptionRow OPTION_TABLE[] = {
 
 enum { OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) };
 static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
+
+#ifndef OPTIONS_TRAINER
+#define OPTIONS_TRAINER CPU_ // or GPU_: which trainer this is
+#endif
+// Does the row belong to this trainer?
+static inline int option_here_(const OptionRow* row) {
+    return !(row->flags & (CPU_ | GPU_)) || (row->flags & OPTIONS_TRAINER);
+}
 
 // ---- values ----
 
@@ -433,6 +456,9 @@ __attribute__((noreturn)) static inline void option_unknown_(const char* arg, si
     size_t best = (length - dashes) / 2 + 1;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const char* name = OPTION_TABLE[i].name;
+        if (!option_here_(&OPTION_TABLE[i])) {
+            continue;
+        }
         const size_t distance = (size_t)option_distance_(arg + dashes, length - dashes, name);
         if (distance < best) {
             best = distance;
@@ -462,6 +488,10 @@ static inline int option_take_(Options* options, const char* arg, const char* ne
     const OptionRow* row = option_find_(arg, length);
     if (!row) {
         option_unknown_(arg, length);
+    }
+    if (!option_here_(row)) {
+        die_usage("--%s is an option of the %s", row->name,
+                  row->flags & GPU_ ? "GPU trainer (make train_gpt2cu)" : "CPU trainer (make train_gpt2)");
     }
     char* given = &options->given[row - OPTION_TABLE];
     if (*given) {
@@ -547,6 +577,9 @@ static inline void options_print_help(FILE* file, const char* program) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char name[OPTION_NAME_BYTES + 2], alias[8], buffer[OPTION_TEXT_BYTES];
+        if (!option_here_(row)) {
+            continue;
+        }
         if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
             fprintf(file, "\n%-22s%-30s%s\n", row->group, "value", "default");
         }
@@ -570,7 +603,7 @@ static inline void options_print_banner(FILE* file, const Options* options, cons
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text_(options, row, buffer);
-        if (strcmp(value, row->fallback) == 0) {
+        if (strcmp(value, row->fallback) == 0 || !option_here_(row)) {
             continue;
         }
         const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);
@@ -587,7 +620,7 @@ static inline void options_print_config(FILE* file, const Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
-        if (row->type == OPTION_FLAG) {
+        if (row->type == OPTION_FLAG || !option_here_(row)) {
             continue;
         }
         if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
@@ -605,7 +638,7 @@ static inline void options_print_json(FILE* file, const Options* options) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text_(options, row, buffer);
-        if (row->type == OPTION_FLAG) {
+        if (row->type == OPTION_FLAG || !option_here_(row)) {
             continue;
         }
         fprintf(file, "%s\"%s\":", i ? "," : "{", row->name);
