@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # build.sh SOURCE MODE [OUTPUT] -- compiles a CUDA source for the CPU device. MODE: plain asan tsan msan.
+# CUSIM_FLAGS: more flags of the compiler.
 set -e
 cd "$(dirname "$0")/../.."
 source=$1 mode=$2 name=$(basename "${1%.*}")
 out=${3:-build/sim/$mode/$name}
 include="-Idev/cusim/include -isystem ${CUDA_HOME:-/usr/local/cuda}/include -I."
-common="-std=c++17 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing -ffp-contract=fast -D_GNU_SOURCE"
+common="${CUSIM_FLAGS:-} -std=c++17 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing -ffp-contract=fast -D_GNU_SOURCE"
 cxx=g++ flags="-O2 -march=native" runtime=st runtime_flags=-O2
 case $mode in
 plain) ;;

@@ -1,118 +1,503 @@
-// cusim_lt.cpp - the cuBLASLt entry points a GPT trainer uses, on the CPU device. Column-major only.
-// Refuses what real cuBLASLt refuses where that is documented (alignment, epilogue/aux rules).
+/*
+cusim_lt.cpp -- cublasLt on the CPU device, as far as a GPT trainer uses it: one product of column-major
+matrices of fp32, bf16 or fp16 with bias, GELU and its derivative as epilogues.
+
+It refuses what cublasLt is documented to refuse, and checks what cublasLt takes on trust: that the pointers
+are device memory as long as the layouts say, as aligned as the heuristic was told, and that the workspace is
+there (it is overwritten). It offers LT_ALGORITHMS algorithms, which sum in different orders, so that their
+bits differ.
+
+Environment, read at every call, so that a test can change it:
+    CUSIM_LT_REFUSE=gelu_aux_bias,dgelu   epilogues for which no algorithm is found
+    CUSIM_LT_FAST=i                       all algorithms but number i take LT_SLOW_MS longer
+    CUSIM_LT_BROKEN=i                     algorithm i is offered, but running it is refused
+
+needs:   cusim.h cublasLt.h, and of the runtime cusim_enqueue, cusim_check_kernel_pointer
+*/
 #include <cusim.h>
 #include <cublasLt.h>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
+#include <ctime>
 #include <vector>
-void cusim_enqueue(cudaStream_t st, bool dev, std::function<void()> fn);
+
+void cusim_enqueue(cudaStream_t stream, bool on_device, std::function<void()> work);
+
 namespace {
-struct Lay { cudaDataType_t type; int64_t rows, cols, ld; int32_t batch = 1, order = CUBLASLT_ORDER_COL; int64_t stride = 0; };
-struct Desc {
-    cublasComputeType_t comp; cudaDataType_t scale; int32_t ta = 0, tb = 0, pm = 0; uint32_t epi = CUBLASLT_EPILOGUE_DEFAULT;
-    const void* bias = nullptr; void* aux = nullptr; int64_t aux_ld = 0; int32_t bias_t = -1, aux_t = -1; const float *as = nullptr, *bs = nullptr; int8_t fast = 0; int32_t sm = 0;
+
+enum { LT_ALGORITHMS = 4, LT_SLOW_MS = 2, LT_WORKSPACE_BYTES = 64 << 10 };
+
+// What the opaque handles point to.
+struct Layout {
+    cudaDataType_t type;
+    long rows, cols, stride; // stride: elements from a column to the next
 };
-Lay* L(cublasLtMatrixLayout_t x) { return *(Lay**)x; }
-Desc* D(cublasLtMatmulDesc_t x) { return *(Desc**)x; }
-size_t esz(int t) { switch (t) { case CUDA_R_32F: return 4; case CUDA_R_16BF: case CUDA_R_16F: return 2; case CUDA_R_8F_E4M3: case CUDA_R_8F_E5M2: return 1; default: return 0; } }
-float ld(const void* p, size_t i, int t) {
-    switch (t) { case CUDA_R_32F: return ((const float*)p)[i]; case CUDA_R_16BF: return __bfloat162float(((const __nv_bfloat16*)p)[i]); default: return __half2float(((const __half*)p)[i]); }
+struct Operation {
+    cublasComputeType_t compute;
+    cudaDataType_t scale;
+    int32_t transpose_a, transpose_b, pointer_mode, bias_type, aux_type;
+    uint32_t epilogue;
+    const void* bias;
+    void* aux;
+    int64_t aux_stride;
+};
+struct Preference {
+    uint64_t workspace_bytes;
+    uint32_t reductions, align_a, align_b, align_c, align_d;
+};
+// What cublasLtMatmulAlgo_t holds.
+struct Algorithm {
+    int number;
+    uint32_t align_a, align_b, align_c, align_d;
+    uint64_t workspace_bytes;
+};
+static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "does not fit into the opaque type");
+
+// d (M, N) = alpha op(a) op(b) + beta c, and the epilogue.
+struct Product {
+    Operation op;
+    Layout a, b, c, d;
+    long M, N, K;
+};
+
+int environment_number(const char* name) {
+    const char* text = getenv(name);
+    return text ? atoi(text) : -1;
 }
-void stv(void* p, size_t i, int t, float v) {
-    switch (t) { case CUDA_R_32F: ((float*)p)[i] = v; break; case CUDA_R_16BF: ((__nv_bfloat16*)p)[i] = __float2bfloat16_rn(v); break; default: ((__half*)p)[i] = __float2half_rn(v); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Elements
+
+size_t element_bytes(int type) {
+    return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 0;
 }
-typedef float v16 __attribute__((vector_size(64), aligned(4)));
-// C[n][m] = sum_k A[k][m] * B[n][k];  Mp multiple of 16
-__attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4"), optimize("O3", "fp-contract=fast")))
-void gemm(float* c, const float* a, const float* b, long Mp, long N, long K) {
-    for (long m = 0; m < Mp; m += 16) {
+
+float load(const void* from, size_t i, int type) {
+    switch (type) {
+    case CUDA_R_32F:
+        return ((const float*)from)[i];
+    case CUDA_R_16BF:
+        return __bfloat162float(((const __nv_bfloat16*)from)[i]);
+    default:
+        return __half2float(((const __half*)from)[i]);
+    }
+}
+
+void store(void* to, size_t i, int type, float x) {
+    switch (type) {
+    case CUDA_R_32F:
+        ((float*)to)[i] = x;
+        break;
+    case CUDA_R_16BF:
+        ((__nv_bfloat16*)to)[i] = __float2bfloat16_rn(x);
+        break;
+    default:
+        ((__half*)to)[i] = __float2half_rn(x);
+    }
+}
+
+// To 10 bits after the binary point, as tensor cores read fp32.
+float round_tf32(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    bits = (bits + 0x1000u) & ~0x1fffu;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+const float GELU_SCALE = 0.7978845608f, GELU_CUBIC = 0.044715f;
+
+float gelu(float x) { return 0.5f * x * (1.0f + tanhf(GELU_SCALE * (x + GELU_CUBIC * x * x * x))); }
+
+float gelu_derivative(float x) {
+    const float t = tanhf(GELU_SCALE * (x + GELU_CUBIC * x * x * x));
+    return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What is refused
+
+bool epilogue_has(const Operation& op, uint32_t bits) { return (op.epilogue & bits) == bits; }
+const uint32_t AUX = 128;
+
+const char* epilogue_name(uint32_t epilogue) {
+    switch (epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT:
+        return "default";
+    case CUBLASLT_EPILOGUE_BIAS:
+        return "bias";
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+        return "gelu_aux";
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+        return "gelu_aux_bias";
+    case CUBLASLT_EPILOGUE_DGELU:
+        return "dgelu";
+    default:
+        return NULL;
+    }
+}
+
+// Whether CUSIM_LT_REFUSE names the epilogue.
+bool refused_by_environment(uint32_t epilogue) {
+    char list[256], name[64]; // both between commas, so that no name is found in a longer one
+    const char* text = getenv("CUSIM_LT_REFUSE");
+    snprintf(list, sizeof(list), ",%s,", text ? text : "");
+    snprintf(name, sizeof(name), ",%s,", epilogue_name(epilogue));
+    return strstr(list, name) != NULL;
+}
+
+bool shapes_fit(const Product& p) {
+    const long depth_b = p.op.transpose_b ? p.b.cols : p.b.rows;
+    for (const Layout* x : {&p.a, &p.b, &p.c, &p.d}) {
+        if (x->rows < 1 || x->cols < 1 || x->stride < x->rows) {
+            return false;
+        }
+    }
+    return p.K == depth_b && p.d.rows == p.M && p.d.cols == p.N && p.c.rows == p.M && p.c.cols == p.N;
+}
+
+bool types_supported(const Product& p) {
+    const bool compute = p.op.compute == CUBLAS_COMPUTE_32F ||
+                         (p.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && p.a.type == CUDA_R_32F);
+    return compute && p.op.scale == CUDA_R_32F && element_bytes(p.a.type) && p.a.type == p.b.type &&
+           p.c.type == p.d.type && (p.d.type == p.a.type || p.d.type == CUDA_R_32F);
+}
+
+cublasStatus_t product_open(Product* p, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
+                            cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
+    p->op = *(Operation*)op, p->a = *(Layout*)a, p->b = *(Layout*)b, p->c = *(Layout*)c, p->d = *(Layout*)d;
+    p->M = p->op.transpose_a ? p->a.cols : p->a.rows;
+    p->K = p->op.transpose_a ? p->a.rows : p->a.cols;
+    p->N = p->op.transpose_b ? p->b.rows : p->b.cols;
+    if (!shapes_fit(*p)) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (!types_supported(*p) || !epilogue_name(p->op.epilogue)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    // The auxiliary matrix of GELU: leading dimension a multiple of 8.
+    const bool has_aux = epilogue_has(p->op, AUX);
+    const bool aux_fits = p->op.aux && p->op.aux_stride >= p->M && p->op.aux_stride % 8 == 0;
+    const bool has_bias = epilogue_has(p->op, CUBLASLT_EPILOGUE_BIAS);
+    return (has_aux && !aux_fits) || (has_bias && !p->op.bias) ? CUBLAS_STATUS_INVALID_VALUE
+                                                               : CUBLAS_STATUS_SUCCESS;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The product
+
+typedef float Vec16 __attribute__((vector_size(64), aligned(4)));
+
+// c[n][m] = sum_k a[k][m] b[n][k]; M is a multiple of 16. Six columns at a time, whose sums stay in
+// registers.
+__attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4"),
+               optimize("O3", "fp-contract=fast"))) void
+multiply(float* c, const float* a, const float* b, long M, long N, long K) {
+    for (long m = 0; m < M; m += 16) {
         long n = 0;
         for (; n + 6 <= N; n += 6) {
-            v16 x0{}, x1{}, x2{}, x3{}, x4{}, x5{}; const float* bp = b + n * K;
-            for (long k = 0; k < K; k++) { v16 av = *(const v16*)(a + k * Mp + m); x0 += av * bp[k]; x1 += av * bp[K + k]; x2 += av * bp[2 * K + k]; x3 += av * bp[3 * K + k]; x4 += av * bp[4 * K + k]; x5 += av * bp[5 * K + k]; }
-            *(v16*)(c + (n + 0) * Mp + m) = x0; *(v16*)(c + (n + 1) * Mp + m) = x1; *(v16*)(c + (n + 2) * Mp + m) = x2;
-            *(v16*)(c + (n + 3) * Mp + m) = x3; *(v16*)(c + (n + 4) * Mp + m) = x4; *(v16*)(c + (n + 5) * Mp + m) = x5;
-        }
-        for (; n < N; n++) { v16 x{}; for (long k = 0; k < K; k++) x += *(const v16*)(a + k * Mp + m) * b[n * K + k]; *(v16*)(c + n * Mp + m) = x; }
-    }
-}
-float gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x))); }
-float dgelu(float x) { float c = 0.7978845608f, t = tanhf(c * (x + 0.044715f * x * x * x)); return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * c * (1 + 3 * 0.044715f * x * x); }
-cublasStatus_t check(const Desc& d, const Lay& a, const Lay& b, const Lay& c, const Lay& o, long& M, long& N, long& K) {
-    M = d.ta ? a.cols : a.rows; K = d.ta ? a.rows : a.cols; N = d.tb ? b.rows : b.cols; long K2 = d.tb ? b.cols : b.rows;
-    if (K != K2 || o.rows != M || o.cols != N || c.rows != M || c.cols != N) return CUBLAS_STATUS_INVALID_VALUE;
-    if (a.ld < a.rows || b.ld < b.rows || c.ld < c.rows || o.ld < o.rows) return CUBLAS_STATUS_INVALID_VALUE;
-    for (const Lay* l : {&a, &b, &c, &o}) { if (l->order != CUBLASLT_ORDER_COL || !esz(l->type) || esz(l->type) == 1) return CUBLAS_STATUS_NOT_SUPPORTED; if (l->batch != o.batch) return CUBLAS_STATUS_INVALID_VALUE; }
-    if (a.type != b.type || c.type != o.type || d.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (a.type == CUDA_R_32F && o.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    unsigned e = d.epi;
-    if (e & (CUBLASLT_EPILOGUE_RELU | 8)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if ((e & 128) && (!d.aux_ld || d.aux_ld % 8 || d.aux_ld < M)) return CUBLAS_STATUS_INVALID_VALUE;
-    return CUBLAS_STATUS_SUCCESS;
-}
-}  // namespace
-extern "C" {
-cublasStatus_t cublasLtCreate(cublasLtHandle_t* h) { *h = (cublasLtHandle_t)malloc(8); return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { free(h); return CUBLAS_STATUS_SUCCESS; }
-size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
-const char* cublasLtGetStatusString(cublasStatus_t s) { return s ? "cublasLt error" : "success"; }
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasComputeType_t c, cudaDataType_t s) { Desc** p = (Desc**)malloc(sizeof *p); *p = new Desc; (*p)->comp = c; (*p)->scale = s; *d = (cublasLtMatmulDesc_t)p; return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { delete D(d); free(d); return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void* v, size_t n) {
-    Desc& x = *D(d);
-#define AT(id, f) case id: if (n != sizeof x.f) return CUBLAS_STATUS_INVALID_VALUE; memcpy((void*)&x.f, v, n); return CUBLAS_STATUS_SUCCESS
-    switch (a) {
-        AT(CUBLASLT_MATMUL_DESC_TRANSA, ta); AT(CUBLASLT_MATMUL_DESC_TRANSB, tb); AT(CUBLASLT_MATMUL_DESC_POINTER_MODE, pm); AT(CUBLASLT_MATMUL_DESC_EPILOGUE, epi);
-        AT(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); AT(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_t); AT(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux); AT(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_ld);
-        AT(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, aux_t); AT(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, as); AT(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, bs); AT(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast); AT(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sm);
-    default: return CUBLAS_STATUS_NOT_SUPPORTED;
-    }
-}
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* l, cudaDataType t, uint64_t r, uint64_t c, int64_t ldm) { Lay** p = (Lay**)malloc(sizeof *p); *p = new Lay; **p = {t, (int64_t)r, (int64_t)c, ldm}; *l = (cublasLtMatrixLayout_t)p; return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { delete L(l); free(l); return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a, const void* v, size_t n) {
-    Lay& x = *L(l);
-    switch (a) { AT(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batch); AT(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride); AT(CUBLASLT_MATRIX_LAYOUT_ORDER, order); AT(CUBLASLT_MATRIX_LAYOUT_LD, ld); default: return CUBLAS_STATUS_NOT_SUPPORTED; }
-}
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) { *p = (cublasLtMatmulPreference_t)calloc(1, 64); return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { free(p); return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t o, cublasLtMatmulPreference_t, int n, cublasLtMatmulHeuristicResult_t r[], int* got) {
-    long M, N, K; cublasStatus_t s = check(*D(d), *L(a), *L(b), *L(c), *L(o), M, N, K);
-    *got = 0; if (s) return s; if (n < 1) return CUBLAS_STATUS_INVALID_VALUE;
-    memset(r, 0, sizeof *r); r->state = CUBLAS_STATUS_SUCCESS; r->wavesCount = 1; *got = 1; return s;
-}
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t dd, const void* al, const void* A, cublasLtMatrixLayout_t la, const void* B, cublasLtMatrixLayout_t lb, const void* be, const void* Cm, cublasLtMatrixLayout_t lc, void* Dm, cublasLtMatrixLayout_t lo, const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t stream) {
-    Desc d = *D(dd); Lay a = *L(la), b = *L(lb), c = *L(lc), o = *L(lo); long M, N, K;
-    cublasStatus_t s = check(d, a, b, c, o, M, N, K); if (s) return s;
-    if (d.pm != CUBLASLT_POINTER_MODE_HOST) return CUBLAS_STATUS_NOT_SUPPORTED;
-    float alpha = *(const float*)al, beta = *(const float*)be;
-    if (((uintptr_t)A % esz(a.type)) || ((uintptr_t)B % esz(b.type)) || ((uintptr_t)Dm % esz(o.type))) return CUBLAS_STATUS_INVALID_VALUE;
-    for (const void* p : {A, B, (const void*)Dm}) cusim_check_kernel_pointer(p, -1, (const void*)&cublasLtMatmul);
-    cusim_enqueue(stream, true, [=] {
-        long Mp = (M + 15) & ~15l; static std::vector<float> fa, fb, fc;      // single-threaded runtime
-        fa.resize((size_t)(K * Mp)); fb.resize((size_t)(N * K)); fc.resize((size_t)(N * Mp));
-        for (int z = 0; z < o.batch; z++) {
-            size_t oa = (size_t)z * a.stride, ob = (size_t)z * b.stride, oc = (size_t)z * c.stride, od = (size_t)z * o.stride;
-            for (long k = 0; k < K; k++) { for (long m = 0; m < M; m++) fa[k * Mp + m] = ld(A, oa + (size_t)(d.ta ? m * a.ld + k : k * a.ld + m), a.type); for (long m = M; m < Mp; m++) fa[k * Mp + m] = 0; }
-            for (long n = 0; n < N; n++) for (long k = 0; k < K; k++) fb[n * K + k] = ld(B, ob + (size_t)(d.tb ? k * b.ld + n : n * b.ld + k), b.type);
-            gemm(fc.data(), fa.data(), fb.data(), Mp, N, K);
-            unsigned e = d.epi; int bt = d.bias_t >= 0 ? d.bias_t : o.type, at = d.aux_t >= 0 ? d.aux_t : o.type;
-            std::vector<double> bg; if ((e & 16)) bg.assign((size_t)M, 0.0);
-            for (long n = 0; n < N; n++) for (long m = 0; m < M; m++) {
-                float v = alpha * fc[n * Mp + m]; if (beta != 0) v += beta * ld(Cm, oc + (size_t)(n * c.ld + m), c.type);
-                if (e & CUBLASLT_EPILOGUE_BIAS) v += ld(d.bias, (size_t)m, bt);
-                if (e & 32) { if (e & 128) stv(d.aux, (size_t)(n * d.aux_ld + m), at, v); v = gelu(v); }
-                else if (e & 64) v *= dgelu(ld(d.aux, (size_t)(n * d.aux_ld + m), at));
-                if (e & 16) bg[(size_t)m] += v;
-                stv(Dm, od + (size_t)(n * o.ld + m), o.type, v);
+            Vec16 sum[6] = {};
+            for (long k = 0; k < K; k++) {
+                const Vec16 factor = *(const Vec16*)(a + k * M + m);
+#pragma GCC unroll 6
+                for (int i = 0; i < 6; i++) {
+                    sum[i] += factor * b[(n + i) * K + k];
+                }
             }
-            if (e & 16) for (long m = 0; m < M; m++) stv((void*)d.bias, (size_t)m, bt, (float)bg[(size_t)m]);
-            if (e & CUBLASLT_EPILOGUE_BGRADA) for (long m = 0; m < M; m++) { float t = 0; for (long k = 0; k < K; k++) t += fa[k * Mp + m]; stv((void*)d.bias, (size_t)m, bt, t); }
-            if (e & CUBLASLT_EPILOGUE_BGRADB) for (long n = 0; n < N; n++) { float t = 0; for (long k = 0; k < K; k++) t += fb[n * K + k]; stv((void*)d.bias, (size_t)n, bt, t); }
+            for (int i = 0; i < 6; i++) {
+                *(Vec16*)(c + (n + i) * M + m) = sum[i];
+            }
         }
-    });
+        for (; n < N; n++) {
+            Vec16 sum = {};
+            for (long k = 0; k < K; k++) {
+                sum += *(const Vec16*)(a + k * M + m) * b[n * K + k];
+            }
+            *(Vec16*)(c + n * M + m) = sum;
+        }
+    }
+}
+
+float element(const void* data, const Layout& x, long row, long col, bool tf32) {
+    const float value = load(data, (size_t)(col * x.stride + row), x.type);
+    return tf32 ? round_tf32(value) : value;
+}
+
+struct Packed {
+    std::vector<float> a, b, c; // (K, padded), (N, K), (N, padded)
+    long padded;                // M as a multiple of 16
+};
+
+// Algorithm i begins its sums at a different k.
+void pack(Packed* packed, const Product& p, const void* a, const void* b, int algorithm) {
+    const bool tf32 = p.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    const long first = p.K * algorithm / LT_ALGORITHMS;
+    packed->padded = (p.M + 15) / 16 * 16;
+    packed->a.assign((size_t)(p.K * packed->padded), 0.0f);
+    packed->b.resize((size_t)(p.N * p.K));
+    packed->c.resize((size_t)(p.N * packed->padded));
+    for (long i = 0; i < p.K; i++) {
+        const long k = (first + i) % p.K;
+        for (long m = 0; m < p.M; m++) {
+            packed->a[i * packed->padded + m] =
+                p.op.transpose_a ? element(a, p.a, k, m, tf32) : element(a, p.a, m, k, tf32);
+        }
+        for (long n = 0; n < p.N; n++) {
+            packed->b[n * p.K + i] =
+                p.op.transpose_b ? element(b, p.b, n, k, tf32) : element(b, p.b, k, n, tf32);
+        }
+    }
+}
+
+// The value of one element of d, from that of alpha op(a) op(b) + beta c.
+float epilogue(const Product& p, float x, long m, long n) {
+    const Operation& op = p.op;
+    const size_t aux = (size_t)(n * op.aux_stride + m);
+    const int bias_type = op.bias_type >= 0 ? op.bias_type : p.d.type;
+    const int aux_type = op.aux_type >= 0 ? op.aux_type : p.d.type;
+    if (epilogue_has(op, CUBLASLT_EPILOGUE_BIAS)) {
+        x += load(op.bias, (size_t)m, bias_type);
+    }
+    if (epilogue_has(op, CUBLASLT_EPILOGUE_GELU_AUX)) {
+        store(op.aux, aux, aux_type, x);
+        return gelu(x);
+    }
+    return epilogue_has(op, CUBLASLT_EPILOGUE_DGELU) ? x * gelu_derivative(load(op.aux, aux, aux_type)) : x;
+}
+
+void run(const Product& p, const void* a, const void* b, const void* c, void* d, float alpha, float beta,
+         const Algorithm& algorithm, void* workspace) {
+    static Packed packed; // kept between calls: allocating is slow under sanitizers
+    const int fast = environment_number("CUSIM_LT_FAST");
+    if (fast >= 0 && fast != algorithm.number) {
+        const struct timespec slow = {0, LT_SLOW_MS * 1000000};
+        nanosleep(&slow, NULL);
+    }
+    if (algorithm.workspace_bytes) {
+        memset(workspace, 0xFF, algorithm.workspace_bytes);
+    }
+    pack(&packed, p, a, b, algorithm.number);
+    multiply(packed.c.data(), packed.a.data(), packed.b.data(), packed.padded, p.N, p.K);
+    for (long n = 0; n < p.N; n++) {
+        for (long m = 0; m < p.M; m++) {
+            float x = alpha * packed.c[n * packed.padded + m];
+            if (beta != 0) { // else c may hold anything, NaN too
+                x += beta * load(c, (size_t)(n * p.c.stride + m), p.c.type);
+            }
+            store(d, (size_t)(n * p.d.stride + m), p.d.type, epilogue(p, x, m, n));
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What cublasLt takes on trust
+
+bool aligned(const void* p, uint32_t bytes) { return (uintptr_t)p % (bytes ? bytes : 1) == 0; }
+
+// Ends the program unless the first and the last element are device memory.
+void check_extent(const void* data, const Layout& x) {
+    const size_t last = (size_t)((x.cols - 1) * x.stride + x.rows - 1);
+    cusim_check_kernel_pointer(data, -1, (const void*)&cublasLtMatmul);
+    cusim_check_kernel_pointer((const char*)data + last * element_bytes(x.type), -1,
+                               (const void*)&cublasLtMatmul);
+}
+
+// Copies an attribute; false if its size is wrong.
+template <class T> cublasStatus_t set(T* attribute, const void* value, size_t bytes) {
+    if (bytes != sizeof(T)) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    memcpy((void*)attribute, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
+
+} // namespace
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Entry points
+
+extern "C" {
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+    *handle = (cublasLtHandle_t)malloc(8);
+    return CUBLAS_STATUS_SUCCESS;
 }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+    free(handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+        return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_INVALID_VALUE:
+        return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default:
+        return "cublasLt error";
+    }
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* op, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+    Operation* created = (Operation*)calloc(1, sizeof(Operation));
+    created->compute = compute;
+    created->scale = scale;
+    created->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    created->bias_type = created->aux_type = -1;
+    *op = (cublasLtMatmulDesc_t)created;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t op) {
+    free(op);
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute, const void* value,
+                                              size_t bytes) {
+    Operation* op = (Operation*)desc;
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+        return set(&op->transpose_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        return set(&op->transpose_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+        return set(&op->pointer_mode, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+        return set(&op->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+        return set(&op->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+        return set(&op->bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+        return set(&op->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+        return set(&op->aux_stride, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
+        return set(&op->aux_type, value, bytes);
+    default:
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t stride) {
+    Layout* created = (Layout*)malloc(sizeof(Layout));
+    *created = {type, (long)rows, (long)cols, (long)stride};
+    *layout = (cublasLtMatrixLayout_t)created;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+    free(layout);
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t,
+                                                const void*, size_t) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+    Preference* created = (Preference*)malloc(sizeof(Preference));
+    *created = {0, CUBLASLT_REDUCTION_SCHEME_MASK, 256, 256, 256, 256};
+    *preference = (cublasLtMatmulPreference_t)created;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    free(preference);
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t handle,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, size_t bytes) {
+    Preference* preference = (Preference*)handle;
+    switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+        return set(&preference->workspace_bytes, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+        return set(&preference->reductions, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+        return set(&preference->align_a, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+        return set(&preference->align_b, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+        return set(&preference->align_c, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+        return set(&preference->align_d, value, bytes);
+    default:
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t results[], int* found) {
+    Product product;
+    const Preference& p = *(Preference*)preference;
+    const cublasStatus_t status = product_open(&product, op, a, b, c, d);
+    *found = 0;
+    if (status != CUBLAS_STATUS_SUCCESS || wanted < 1) {
+        return status != CUBLAS_STATUS_SUCCESS ? status : CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (refused_by_environment(product.op.epilogue)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    for (; *found < wanted && *found < LT_ALGORITHMS; ++*found) {
+        const uint64_t bytes = p.workspace_bytes < LT_WORKSPACE_BYTES ? 0 : LT_WORKSPACE_BYTES;
+        const Algorithm algorithm = {*found, p.align_a, p.align_b, p.align_c, p.align_d, bytes};
+        memset((void*)&results[*found], 0, sizeof(results[0]));
+        memcpy((void*)&results[*found].algo, &algorithm, sizeof(algorithm));
+        results[*found].workspaceSize = bytes;
+        results[*found].wavesCount = 1;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void* alpha_pointer,
+                              const void* a, cublasLtMatrixLayout_t layout_a, const void* b,
+                              cublasLtMatrixLayout_t layout_b, const void* beta_pointer, const void* c,
+                              cublasLtMatrixLayout_t layout_c, void* d, cublasLtMatrixLayout_t layout_d,
+                              const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
+                              cudaStream_t stream) {
+    Product p;
+    Algorithm algorithm = {};
+    const cublasStatus_t status = product_open(&p, op, layout_a, layout_b, layout_c, layout_d);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        return status;
+    }
+    if (algo) {
+        memcpy(&algorithm, algo, sizeof(algorithm));
+    }
+    if (p.op.pointer_mode != CUBLASLT_POINTER_MODE_HOST ||
+        algorithm.number == environment_number("CUSIM_LT_BROKEN")) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    const float alpha = *(const float*)alpha_pointer, beta = *(const float*)beta_pointer;
+    if (!aligned(a, algorithm.align_a) || !aligned(b, algorithm.align_b) || !aligned(d, algorithm.align_d) ||
+        (beta != 0 && !aligned(c, algorithm.align_c)) || workspace_bytes < algorithm.workspace_bytes) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    check_extent(a, p.a);
+    check_extent(b, p.b);
+    check_extent(d, p.d);
+    if (beta != 0) {
+        check_extent(c, p.c);
+    }
+    if (epilogue_has(p.op, AUX)) {
+        check_extent(p.op.aux, {p.d.type, p.M, p.N, (long)p.op.aux_stride});
+    }
+    if (epilogue_has(p.op, CUBLASLT_EPILOGUE_BIAS)) {
+        check_extent(p.op.bias, {p.d.type, p.M, 1, p.M});
+    }
+    if (algorithm.workspace_bytes) {
+        check_extent(workspace,
+                     {CUDA_R_32F, (long)algorithm.workspace_bytes / 4, 1, (long)algorithm.workspace_bytes});
+    }
+    cusim_enqueue(stream, true, [=] { run(p, a, b, c, d, alpha, beta, algorithm, workspace); });
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+} // extern "C"

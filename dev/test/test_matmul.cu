@@ -1,0 +1,536 @@
+// test_matmul.cu -- the linear layer on the GPU against the CPU: every function, type, mode and setting; what
+// happens when cublasLt refuses; autotune; plans. What is set through CUSIM_LT_* has no effect on a real GPU,
+// and what only it can cause is expected only where `simulated`.
+#include "llmc/matmul.cuh"
+#include "ops.h"
+
+#ifdef CUSIM
+static const int simulated = 1;
+#else
+static const int simulated = 0;
+#endif
+
+static MatmulScratch scratch;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Device arrays
+
+static void* device_arrays[32]; // all since the last case_close
+static int device_arrays_count = 0;
+
+template <class T> static T* device_open(size_t n, size_t shift) { // `shift` elements past an aligned address
+    T* memory = (T*)gpu_alloc(n + shift, sizeof(T), "test");
+    CHECK(device_arrays_count < 32, "more than 32 device arrays at a time");
+    device_arrays[device_arrays_count++] = memory;
+    return memory + shift;
+}
+
+static void case_close(const char* what) {
+    while (device_arrays_count > 0) {
+        gpu_free(device_arrays[--device_arrays_count]);
+    }
+    ops_close(what);
+}
+
+// Rounds x to T, here and there.
+template <class T> static T* upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
+    T *host = (T*)check_alloc(n, sizeof(T), "host"), *memory = device_open<T>(n, shift);
+    for (size_t i = 0; i < n; i++) {
+        host[i] = from_float<T>(x[i]);
+        x[i] = to_float(host[i]);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(memory, host, n * sizeof(T), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    free(host);
+    return memory;
+}
+
+template <class T> static T* upload_nan(size_t n, size_t shift, const Gpu* gpu) {
+    return upload<T>(ops_floats(n), n, shift, gpu);
+}
+
+template <class T> static float* download(const T* x, size_t n, const Gpu* gpu) {
+    T* host = (T*)check_alloc(n, sizeof(T), "host");
+    float* wide = ops_floats(n);
+    CUDA_CHECK(cudaMemcpyAsync(host, x, n * sizeof(T), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (size_t i = 0; i < n; i++) {
+        wide[i] = to_float(host[i]);
+    }
+    free(host);
+    return wide;
+}
+
+static float* absolute(const float* x, size_t n) {
+    float* y = ops_floats(n);
+    for (size_t i = 0; i < n; i++) {
+        y[i] = fabsf(x[i]);
+    }
+    return y;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tolerance
+
+template <class T> static double roundoff(void) { // half a unit in the last place of 1
+    return DTYPE_OF(T) == DTYPE_FP32 ? 0x1p-24 : DTYPE_OF(T) == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
+}
+
+// One rounding to T of the result, and one of a value of size `rounded` before it, where there is such a step
+// (NULL: none). Both sums, the CPU's and ours, are fp32 sums: see test_matmul.c, 4 epsilon of the sum of the
+// terms' absolute values each, which is `magnitude`. Below the normal numbers of fp16 the rounding is
+// absolute.
+template <class T>
+static void compare(const float* got, const float* want, const float* magnitude, const float* rounded,
+                    size_t n, const char* what) {
+    for (size_t i = 0; i < n; i++) {
+        const double before = rounded ? 1.13 * fabs(rounded[i]) : 0; // the largest slope of GELU
+        const double tolerance =
+            roundoff<T>() * (fabs(want[i]) + before) * 1.01 + 8 * FLT_EPSILON * magnitude[i] + 0x1p-24;
+        EXPECT_NEAR(got[i], want[i], tolerance, "%s, element %zu of %zu, %s", what, i, n,
+                    dtype_name(DTYPE_OF(T)));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A layer
+
+template <class T> struct Linear {
+    int N, C, OC;
+    size_t nc, noc, occ;
+    float *inp, *weight, *bias, *residual, *dout, *pre;         // (N, C) (OC, C) (OC) (N, OC) (N, OC) (N, C)
+    T *d_inp, *d_weight, *d_bias, *d_residual, *d_dout, *d_pre; // the same on the GPU
+    float *a_inp, *a_weight, *a_bias, *a_dout;                  // absolute values
+};
+
+template <class T> static Linear<T> linear_open(int N, int C, int OC, size_t shift, const Gpu* gpu) {
+    Linear<T> l;
+    l.N = N, l.C = C, l.OC = OC;
+    l.nc = (size_t)N * C, l.noc = (size_t)N * OC, l.occ = (size_t)OC * C;
+    l.inp = ops_normal(l.nc, 1), l.weight = ops_normal(l.occ, 1), l.bias = ops_normal(OC, 1);
+    l.residual = ops_normal(l.noc, 1), l.dout = ops_normal(l.noc, 1), l.pre = ops_normal(l.nc, 2);
+    l.d_inp = upload<T>(l.inp, l.nc, shift, gpu), l.d_weight = upload<T>(l.weight, l.occ, shift, gpu);
+    l.d_bias = upload<T>(l.bias, OC, shift, gpu), l.d_residual = upload<T>(l.residual, l.noc, shift, gpu);
+    l.d_dout = upload<T>(l.dout, l.noc, shift, gpu), l.d_pre = upload<T>(l.pre, l.nc, shift, gpu);
+    l.a_inp = absolute(l.inp, l.nc), l.a_weight = absolute(l.weight, l.occ), l.a_bias = absolute(l.bias, OC);
+    l.a_dout = absolute(l.dout, l.noc);
+    return l;
+}
+
+// Whether cublasLt adds the bias, or a kernel after it: then the sum is rounded before, too.
+typedef enum { BIAS_BY_CUBLAS, BIAS_IN_STEPS } BiasSteps;
+
+// |x| + |y|
+static float* absolute_sum(const float* x, const float* y, size_t n) {
+    float* sum = ops_floats(n);
+    for (size_t i = 0; i < n; i++) {
+        sum[i] = fabsf(x[i]) + fabsf(y[i]);
+    }
+    return sum;
+}
+
+template <class T>
+static void test_forward(const Linear<T>* l, size_t shift, const T* d_bias, BiasSteps steps, MatmulGpu* ctx) {
+    const Gpu* gpu = ctx->gpu;
+    const float *bias = d_bias ? l->bias : NULL, *a_bias = d_bias ? l->a_bias : NULL;
+    float *want = ops_floats(l->noc), *magnitude = ops_floats(l->noc), *gelu = ops_floats(l->noc);
+    float* sum = ops_floats(l->noc); // without bias
+    matmul_forward_cpu(want, l->inp, l->weight, bias, l->N, l->C, l->OC, &scratch);
+    matmul_forward_cpu(sum, l->inp, l->weight, NULL, l->N, l->C, l->OC, &scratch);
+    matmul_forward_cpu(magnitude, l->a_inp, l->a_weight, a_bias, l->N, l->C, l->OC, &scratch);
+    gelu_forward_cpu(gelu, want, l->noc);
+    const float* rounded = steps == BIAS_IN_STEPS ? sum : NULL;
+    T *out = upload_nan<T>(l->noc, shift, gpu), *pre = upload_nan<T>(l->noc, shift, gpu);
+
+    matmul_forward(out, l->d_inp, l->d_weight, d_bias, l->N, l->C, l->OC, ctx);
+    compare<T>(download(out, l->noc, gpu), want, magnitude, rounded, l->noc, "out");
+
+    matmul_forward_gelu(out, pre, l->d_inp, l->d_weight, d_bias, l->N, l->C, l->OC, ctx);
+    compare<T>(download(pre, l->noc, gpu), want, magnitude, rounded, l->noc, "pre");
+    compare<T>(download(out, l->noc, gpu), gelu, magnitude, rounded ? absolute_sum(sum, want, l->noc) : want,
+               l->noc, "out of gelu");
+
+    matmul_forward_residual(out, l->d_residual, l->d_inp, l->d_weight, d_bias, l->N, l->C, l->OC, ctx);
+    for (size_t i = 0; i < l->noc; i++) {
+        want[i] += l->residual[i];
+        sum[i] += l->residual[i];
+        magnitude[i] += fabsf(l->residual[i]);
+    }
+    compare<T>(download(out, l->noc, gpu), want, magnitude, rounded, l->noc, "out with residual");
+    EXPECT(ops_same_bits(download(l->d_residual, l->noc, gpu), l->residual, l->noc), "residual changed");
+}
+
+template <class T> static void test_backward_input(const Linear<T>* l, size_t shift, MatmulGpu* ctx) {
+    const Gpu* gpu = ctx->gpu;
+    float *want = ops_floats(l->nc), *magnitude = ops_floats(l->nc), *gelu = ops_floats(l->nc);
+    matmul_backward_input_cpu(want, l->dout, l->weight, l->N, l->C, l->OC, &scratch);
+    matmul_backward_input_cpu(magnitude, l->a_dout, l->a_weight, l->N, l->C, l->OC, &scratch);
+    gelu_backward_cpu(gelu, want, l->pre, l->nc);
+    T* dinp = upload_nan<T>(l->nc, shift, gpu);
+    matmul_backward_input(dinp, l->d_dout, l->d_weight, l->N, l->C, l->OC, ctx);
+    compare<T>(download(dinp, l->nc, gpu), want, magnitude, NULL, l->nc, "dinp");
+    matmul_backward_input_gelu(dinp, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC, ctx);
+    compare<T>(download(dinp, l->nc, gpu), gelu, magnitude, want, l->nc, "dinp of gelu");
+}
+
+// G is the type of the gradients. Set over NaN, then added to what `onto` holds.
+template <class T, class G>
+static void test_backward_parameters(const Linear<T>* l, size_t shift, GradientMode mode, MatmulGpu* ctx) {
+    const Gpu* gpu = ctx->gpu;
+    const int adds = mode == GRADIENT_ADD;
+    float* weight_onto = adds ? ops_normal(l->occ, 3) : ops_floats(l->occ);
+    float* bias_onto = adds ? ops_normal(l->OC, 3) : ops_floats(l->OC);
+    const Gradient dweight = {upload<G>(weight_onto, l->occ, shift, gpu), DTYPE_OF(G)};
+    const Gradient dbias = {upload<G>(bias_onto, l->OC, shift, gpu), DTYPE_OF(G)};
+    float *weight_magnitude = absolute(weight_onto, l->occ), *bias_magnitude = absolute(bias_onto, l->OC);
+    matmul_backward_weight_cpu(weight_onto, l->dout, l->inp, l->N, l->C, l->OC, mode, &scratch);
+    matmul_backward_weight_cpu(weight_magnitude, l->a_dout, l->a_inp, l->N, l->C, l->OC, mode, &scratch);
+    matmul_backward_bias_cpu(bias_onto, l->dout, l->N, l->OC, mode);
+    matmul_backward_bias_cpu(bias_magnitude, l->a_dout, l->N, l->OC, mode);
+
+    matmul_backward_weight(dweight, l->d_dout, l->d_inp, l->N, l->C, l->OC, mode, ctx);
+    compare<G>(download((const G*)dweight.data, l->occ, gpu), weight_onto, weight_magnitude, NULL, l->occ,
+               adds ? "dweight added" : "dweight set");
+    matmul_backward_bias(dbias, l->d_dout, l->N, l->OC, mode, ctx);
+    compare<G>(download((const G*)dbias.data, l->OC, gpu), bias_onto, bias_magnitude, NULL, l->OC,
+               adds ? "dbias added" : "dbias set");
+}
+
+template <class T>
+static void test_size(int N, int C, int OC, size_t shift, BiasSteps steps, MatmulGpu* ctx) {
+    char what[64];
+    const int failures = test_failures_;
+    snprintf(what, sizeof(what), "%d x %d x %d, shifted by %zu", N, C, OC, shift);
+    const Linear<T> l = linear_open<T>(N, C, OC, shift, ctx->gpu);
+    test_forward(&l, shift, (const T*)l.d_bias, steps, ctx);
+    test_forward(&l, shift, (const T*)NULL, BIAS_BY_CUBLAS, ctx);
+    test_backward_input(&l, shift, ctx);
+    test_backward_parameters<T, float>(&l, shift, GRADIENT_SET, ctx);
+    test_backward_parameters<T, float>(&l, shift, GRADIENT_ADD, ctx);
+    test_backward_parameters<T, T>(&l, shift, GRADIENT_SET, ctx);
+    test_backward_parameters<T, T>(&l, shift, GRADIENT_ADD, ctx);
+    case_close(what);
+    if (test_failures_ > failures) {
+        printf("... in %s\n", what);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sizes and settings
+
+enum { DONE, REFUSED };
+
+static int plans_of(const MatmulGpu* ctx, int refused, int epilogue) {
+    int count = 0;
+    for (int i = 0; i < ctx->plans_count; i++) {
+        count += ctx->plans[i].refused == refused && ctx->plans[i].key.epilogue == epilogue;
+    }
+    return count;
+}
+
+// Twice: with plans made and with plans found.
+template <class T> static void test_sizes(MatmulSettings settings, const Gpu* gpu) {
+    MatmulGpu ctx;
+    int plans = 0;
+    matmul_gpu_open(&ctx, gpu, settings);
+    for (int again = 0; again < 2; again++) {
+        test_size<T>(1, 1, 1, 0, BIAS_BY_CUBLAS, &ctx);
+        test_size<T>(31, 33, 1, 0, BIAS_BY_CUBLAS, &ctx);
+        test_size<T>(33, 8, 40, 0, BIAS_BY_CUBLAS, &ctx);
+        test_size<T>(3, 16, 24, 1, BIAS_BY_CUBLAS, &ctx); // addresses as aligned as T
+        EXPECT(!again || ctx.plans_count == plans, "%d plans, %d after the same products again", plans,
+               ctx.plans_count);
+        plans = ctx.plans_count;
+    }
+    test_size<T>(130, 31, 264, 0, BIAS_BY_CUBLAS, &ctx);
+    test_size<T>(2, 768, 33, 0, BIAS_BY_CUBLAS, &ctx);
+    const int forward = plans_of(&ctx, DONE, CUBLASLT_EPILOGUE_GELU_AUX_BIAS) > 0,
+              backward = plans_of(&ctx, DONE, CUBLASLT_EPILOGUE_DGELU) > 0;
+    EXPECT(!simulated || forward == (settings.gelu_fusion >= GELU_FUSED_FORWARD), "fused forward: %d",
+           forward);
+    EXPECT(!simulated || backward == (settings.gelu_fusion >= GELU_FUSED), "fused backward: %d", backward);
+    EXPECT(!simulated || plans_of(&ctx, REFUSED, CUBLASLT_EPILOGUE_BIAS) == 0, "bias refused");
+    matmul_gpu_close(&ctx);
+}
+
+// What is refused is done in steps with the same values; `refused` and `done` are epilogues that are and are
+// not in the list.
+static void test_refusals(const char* list, int refused, int done, const Gpu* gpu) {
+    MatmulGpu ctx;
+    const MatmulSettings settings = {0, GELU_FUSED, 0};
+    setenv("CUSIM_LT_REFUSE", list, 1);
+    matmul_gpu_open(&ctx, gpu, settings);
+    test_size<float>(5, 16, 24, 0, BIAS_IN_STEPS, &ctx);
+    test_size<bf16>(5, 16, 24, 0, BIAS_IN_STEPS, &ctx);
+    test_size<bf16>(3, 16, 24, 1, BIAS_IN_STEPS, &ctx);
+    test_size<fp16>(5, 16, 24, 0, BIAS_IN_STEPS, &ctx);
+    EXPECT(!simulated || (plans_of(&ctx, REFUSED, refused) > 0 && plans_of(&ctx, DONE, refused) == 0),
+           "without %s: epilogue %d was done", list, refused);
+    EXPECT(!simulated || (plans_of(&ctx, REFUSED, done) == 0 && plans_of(&ctx, DONE, done) > 0),
+           "without %s: epilogue %d was not done", list, done);
+    matmul_gpu_close(&ctx);
+    unsetenv("CUSIM_LT_REFUSE");
+}
+
+static void test_tf32(const Gpu* gpu) {
+    enum { N = 16, C = 64, OC = 24 };
+    MatmulGpu ctx;
+    float* got[2];
+    const Linear<float> l = linear_open<float>(N, C, OC, 0, gpu);
+    float* magnitude = ops_floats(N * OC);
+    matmul_forward_cpu(magnitude, l.a_inp, l.a_weight, NULL, N, C, OC, &scratch);
+    for (int tf32 = 0; tf32 < 2; tf32++) {
+        const MatmulSettings settings = {tf32, GELU_SEPARATE, 0};
+        matmul_gpu_open(&ctx, gpu, settings);
+        float* out = upload_nan<float>(N * OC, 0, gpu);
+        matmul_forward(out, l.d_inp, l.d_weight, (const float*)NULL, N, C, OC, &ctx);
+        got[tf32] = download(out, N * OC, gpu);
+        matmul_gpu_close(&ctx);
+    }
+    EXPECT(!ops_same_bits(got[0], got[1], N * OC), "tf32 changes nothing");
+    for (int i = 0; i < N * OC; i++) { // two factors, each rounded by up to 2^-11 (2^-10 where it is cut off)
+        EXPECT_NEAR(got[1][i], got[0][i], 0x1p-9 * magnitude[i], "element %d", i);
+    }
+    case_close("tf32");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The gradient of the bias
+
+static void test_bias_groups(void) {
+    for (int OC = 1; OC < 200000; OC += 1 + OC / 3) {
+        for (int N = 1; N < 1 << 22; N += 1 + N / 3) {
+            const int groups = matmul_bias_groups_(N, OC);
+            EXPECT(groups >= 1 && groups <= 1024 && (groups == 1 || groups * OC <= BIAS_SUMS),
+                   "%d groups of %d x %d", groups, N, OC);
+        }
+    }
+}
+
+// `rows` above 1024 groups of 64 rows; small integers, so that fp32 sums are exact in any order.
+template <class T> static void test_many_rows(int N, int OC, MatmulGpu* ctx) {
+    float *dout = ops_floats((size_t)N * OC), *want = ops_floats(OC), *onto = ops_floats(OC);
+    for (size_t i = 0; i < (size_t)N * OC; i++) {
+        dout[i] = (float)(i * 7 % 31) - 9;
+    }
+    for (int o = 0; o < OC; o++) {
+        onto[o] = (float)o + 5;
+    }
+    const T* d_dout = upload<T>(dout, (size_t)N * OC, 0, ctx->gpu);
+    const Gradient dbias = {upload<float>(onto, OC, 0, ctx->gpu), DTYPE_FP32};
+    matmul_backward_bias_cpu(want, dout, N, OC, GRADIENT_SET);
+    matmul_backward_bias(dbias, d_dout, N, OC, GRADIENT_ADD, ctx);
+    const float* got = download((const float*)dbias.data, OC, ctx->gpu);
+    for (int o = 0; o < OC; o++) {
+        EXPECT(got[o] == want[o] + onto[o], "column %d of %d x %d: %g, wanted %g", o, N, OC, got[o],
+               want[o] + onto[o]);
+    }
+    case_close("many rows");
+}
+
+static void test_bias(const Gpu* gpu) {
+    MatmulGpu ctx;
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0};
+    matmul_gpu_open(&ctx, gpu, settings);
+    test_bias_groups();
+    test_many_rows<float>(66000, 1, &ctx);
+    test_many_rows<bf16>(1000, 8, &ctx);
+    test_many_rows<fp16>(3, 1032, &ctx);
+    EXPECT(matmul_backward_bias_bytes(64, 8, 2) == 64 * 8 * 2 + 2 * 8 * 4, "bytes");
+    matmul_gpu_close(&ctx);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Autotune, plans, capture
+
+// Everything once; the bits of all outputs in one array.
+template <class T> static float* all_outputs(const Linear<T>* l, MatmulGpu* ctx) {
+    const Gpu* gpu = ctx->gpu;
+    float* all = ops_floats(3 * l->noc + 2 * l->nc + l->occ + l->OC);
+    float *at = all, *onto = ops_floats(l->occ);
+    for (size_t i = 0; i < l->occ; i++) {
+        onto[i] = 1;
+    }
+    T *out = upload_nan<T>(l->noc, 0, gpu), *pre = upload_nan<T>(l->noc, 0, gpu),
+      *dinp = upload_nan<T>(l->nc, 0, gpu);
+    const Gradient dweight = {upload<T>(onto, l->occ, 0, gpu), DTYPE_OF(T)};
+    const Gradient dbias = {upload_nan<float>(l->OC, 0, gpu), DTYPE_FP32};
+#define APPEND(x, n) at = (float*)memcpy(at, download(x, n, gpu), (n) * sizeof(float)) + (n)
+    matmul_forward_residual(out, l->d_residual, l->d_inp, l->d_weight, l->d_bias, l->N, l->C, l->OC, ctx);
+    APPEND(out, l->noc);
+    matmul_forward_gelu(out, pre, l->d_inp, l->d_weight, l->d_bias, l->N, l->C, l->OC, ctx);
+    APPEND(out, l->noc);
+    APPEND(pre, l->noc);
+    matmul_backward_input(dinp, l->d_dout, l->d_weight, l->N, l->C, l->OC, ctx);
+    APPEND(dinp, l->nc);
+    matmul_backward_input_gelu(dinp, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC, ctx);
+    APPEND(dinp, l->nc);
+    matmul_backward_weight(dweight, l->d_dout, l->d_inp, l->N, l->C, l->OC, GRADIENT_ADD, ctx);
+    APPEND((const T*)dweight.data, l->occ);
+    matmul_backward_bias(dbias, l->d_dout, l->N, l->OC, GRADIENT_SET, ctx);
+    APPEND((const float*)dbias.data, (size_t)l->OC);
+#undef APPEND
+    return all;
+}
+
+// The fastest algorithm is taken, one that does not run is not, and the outputs keep their bits.
+template <class T> static void test_autotune(const Gpu* gpu) {
+    enum { N = 40, C = 24, OC = 32 };
+    MatmulGpu ctx;
+    char line[256];
+    int lines = 0;
+    const MatmulSettings settings = {0, GELU_FUSED, 1};
+    setenv("CUSIM_LT_FAST", "2", 1);
+    setenv("CUSIM_LT_BROKEN", "0", 1);
+    matmul_gpu_open(&ctx, gpu, settings);
+    const Linear<T> l = linear_open<T>(N, C, OC, 0, gpu);
+    const size_t n = 3 * l.noc + 2 * l.nc + l.occ + l.OC;
+    const float* first = all_outputs(&l, &ctx);
+    for (int i = 0; i < ctx.plans_count && simulated; i++) {
+        EXPECT(ctx.plans[i].chosen == 2 && ctx.plans[i].candidates == 4 && ctx.plans[i].ms > 0,
+               "plan %d: algorithm %d of %d, %g ms", i, ctx.plans[i].chosen, ctx.plans[i].candidates,
+               ctx.plans[i].ms);
+    }
+    EXPECT(ops_same_bits(all_outputs(&l, &ctx), first, n), "other bits in the second run, %s",
+           dtype_name(DTYPE_OF(T)));
+
+    FILE* report = tmpfile();
+    matmul_gpu_report(report, &ctx);
+    rewind(report);
+    while (fgets(line, sizeof(line), report)) {
+        lines++;
+        EXPECT(strstr(line, "matmul (") && (strstr(line, "ms") || !simulated), "report: %s", line);
+    }
+    EXPECT(lines == ctx.plans_count && lines >= 5, "%d lines for %d plans", lines, ctx.plans_count);
+    fclose(report);
+    matmul_gpu_close(&ctx);
+    case_close("autotune");
+    unsetenv("CUSIM_LT_FAST");
+    unsetenv("CUSIM_LT_BROKEN");
+}
+
+// A slower algorithm that does run must not win by its number: with the fast one first, it stays first.
+static void test_autotune_keeps_first(const Gpu* gpu) {
+    MatmulGpu ctx;
+    const MatmulSettings settings = {0, GELU_SEPARATE, 1};
+    setenv("CUSIM_LT_FAST", "0", 1);
+    matmul_gpu_open(&ctx, gpu, settings);
+    test_size<float>(4, 8, 8, 0, BIAS_BY_CUBLAS, &ctx);
+    for (int i = 0; i < ctx.plans_count && simulated; i++) {
+        EXPECT(ctx.plans[i].chosen == 0, "plan %d: algorithm %d", i, ctx.plans[i].chosen);
+    }
+    matmul_gpu_close(&ctx);
+    unsetenv("CUSIM_LT_FAST");
+}
+
+// A captured step, launched twice, adds its gradient twice.
+static void test_capture(const Gpu* gpu) {
+    enum { N = 12, C = 16, OC = 24 };
+    MatmulGpu ctx;
+    cudaGraph_t graph;
+    cudaGraphExec_t step;
+    const MatmulSettings settings = {0, GELU_SEPARATE, 1};
+    matmul_gpu_open(&ctx, gpu, settings);
+    const Linear<float> l = linear_open<float>(N, C, OC, 0, gpu);
+    float* zero = ops_floats(OC * C);
+    memset(zero, 0, OC * C * sizeof(float));
+    const Gradient dweight = {upload<float>(zero, OC * C, 0, gpu), DTYPE_FP32};
+    matmul_backward_weight(dweight, l.d_dout, l.d_inp, N, C, OC, GRADIENT_ADD, &ctx);
+    const float* once = download((const float*)dweight.data, OC * C, gpu);
+    matmul_gpu_fix_plans(&ctx);
+
+    CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal));
+    matmul_backward_weight(dweight, l.d_dout, l.d_inp, N, C, OC, GRADIENT_ADD, &ctx);
+    CUDA_CHECK(cudaStreamEndCapture(gpu->stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&step, graph, 0));
+    CUDA_CHECK(cudaGraphLaunch(step, gpu->stream));
+    CUDA_CHECK(cudaGraphLaunch(step, gpu->stream));
+    const float* thrice = download((const float*)dweight.data, OC * C, gpu);
+    for (int i = 0; i < OC * C; i++) {
+        EXPECT_NEAR(thrice[i], 3 * once[i], 1e-5 * fabs(once[i]) + 1e-30, "element %d", i);
+    }
+    CUDA_CHECK(cudaGraphExecDestroy(step));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    matmul_gpu_close(&ctx);
+    case_close("capture");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What ends the program
+
+static void too_many_plans(const void* arg) {
+    MatmulGpu* ctx = (MatmulGpu*)arg;
+    float* memory = (float*)gpu_alloc(3 * 512, sizeof(float), "test");
+    for (int OC = 1; OC <= MATMUL_PLANS + 1; OC++) {
+        matmul_forward(memory, memory + 512, memory + 1024, (const float*)NULL, 1, 1, OC, ctx);
+    }
+}
+
+static void new_plan_when_fixed(const void* arg) {
+    MatmulGpu* ctx = (MatmulGpu*)arg;
+    bf16* memory = (bf16*)gpu_alloc(3 * 64, sizeof(bf16), "test");
+    matmul_forward(memory, memory + 64, memory + 128, (const bf16*)NULL, 2, 3, 5, ctx);
+    matmul_gpu_fix_plans(ctx);
+    matmul_forward(memory, memory + 64, memory + 128, (const bf16*)NULL, 2, 3, 5, ctx);
+    matmul_forward(memory, memory + 64, memory + 128, (const bf16*)NULL, 2, 3, 7, ctx);
+}
+
+static void no_algorithm_runs(const void* arg) {
+    MatmulGpu* ctx = (MatmulGpu*)arg;
+    float* memory = (float*)gpu_alloc(3 * 64, sizeof(float), "test");
+    setenv("CUSIM_LT_BROKEN", "0", 1);
+    matmul_forward(memory, memory + 64, memory + 128, (const float*)NULL, 2, 3, 5, ctx);
+}
+
+static void no_algorithm_found(const void* arg) {
+    setenv("CUSIM_LT_REFUSE", "default", 1);
+    no_algorithm_runs(arg);
+}
+
+static void test_errors(const Gpu* gpu) {
+    MatmulGpu ctx;
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0};
+    if (!simulated) {
+        return; // a forked child cannot use the parent's GPU
+    }
+    matmul_gpu_open(&ctx, gpu, settings);
+    EXPECT(test_dies(too_many_plans, &ctx, EXIT_FAILURE, "(1, 257) = (1, 1) (257, 1)^T|already 256 plans"),
+           "plans");
+    EXPECT(test_dies(new_plan_when_fixed, &ctx, EXIT_FAILURE, "(2, 7) = (2, 3) (7, 3)^T, bf16 to bf16|fixed"),
+           "fixed");
+    EXPECT(test_dies(no_algorithm_runs, &ctx, EXIT_FAILURE, "(2, 5) = (2, 3) (5, 3)^T|NOT_SUPPORTED"),
+           "broken");
+    EXPECT(test_dies(no_algorithm_found, &ctx, EXIT_FAILURE, "(2, 5) = (2, 3) (5, 3)^T|NOT_SUPPORTED"),
+           "refused");
+    matmul_gpu_close(&ctx);
+}
+
+int main(void) {
+    Gpu gpu;
+    const MatmulSettings separate = {0, GELU_SEPARATE, 0}, forward = {0, GELU_FUSED_FORWARD, 0},
+                         fused = {0, GELU_FUSED, 1};
+    size_t free_before = 0, free_after = 0, total_bytes = 0;
+    gpu_open(&gpu, 0);
+    matmul_open(&scratch);
+    CUDA_CHECK(cudaMemGetInfo(&free_before, &total_bytes));
+    test_sizes<float>(separate, &gpu);
+    test_sizes<bf16>(forward, &gpu);
+    test_sizes<fp16>(fused, &gpu);
+    test_sizes<bf16>(fused, &gpu);
+    test_refusals("gelu_aux_bias,dgelu", CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_GELU_AUX, &gpu);
+    test_refusals("bias,gelu_aux", CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, &gpu);
+    test_refusals("bias,gelu_aux,gelu_aux_bias,dgelu", CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DEFAULT,
+                  &gpu);
+    test_tf32(&gpu);
+    test_bias(&gpu);
+    test_autotune<float>(&gpu);
+    test_autotune<bf16>(&gpu);
+    test_autotune_keeps_first(&gpu);
+    test_capture(&gpu);
+    test_errors(&gpu);
+    CUDA_CHECK(cudaMemGetInfo(&free_after, &total_bytes));
+    EXPECT(!simulated || free_before == free_after, "%zu bytes of GPU memory lost", free_before - free_after);
+    matmul_close(&scratch);
+    gpu_close(&gpu);
+    return test_done("matmul on the GPU");
+}

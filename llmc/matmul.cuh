@@ -1,0 +1,672 @@
+/*
+matmul.cuh -- the linear layer on the GPU: matrix products through cublasLt, and what surrounds them.
+
+The functions of matmul.h, for T in {float, bf16, fp16}, and three that do more in the same pass over memory:
+
+    matmul_forward_residual      out  = residual + inp weight^T + bias            out is not residual
+    matmul_forward_gelu          pre  = inp weight^T + bias,  out = gelu(pre)     pre, out (N, OC)
+    matmul_backward_input_gelu   dinp = (dout weight) * gelu'(pre)                pre (N, C), dinp is not pre
+
+All three set their outputs. bias may be NULL. dweight and dbias are fp32 or T. Sums are fp32 and rounded
+once, with one exception: what cublasLt cannot do to the result of a product (bias, GELU) is done by a kernel
+afterwards, on the rounded result. C and OC should be multiples of 8, else products are slow; any size works.
+
+Plans. The first product of a shape makes a plan: descriptors, and the algorithm that cublasLt's heuristic
+thinks best or, with `autotune`, that measures fastest. The plan is kept, so later products create nothing.
+Tuning takes time, waits for the GPU and may allocate: before products are captured in a graph, run each of
+them once, then call matmul_gpu_fix_plans, after which a new shape is an error.
+
+The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan; autotune
+may pick another one in another run, so for runs that must agree bit by bit, leave it off. Split sums are
+added in fp32 in a separate step (never in place, nor in 16 bits).
+
+MatmulGpu has one workspace: its products must be on one stream.
+
+needs:   gelu.cuh gpu.cuh matmul.h, libcublasLt
+defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_gpu_open, matmul_gpu_close,
+         matmul_gpu_fix_plans, matmul_gpu_report, matmul_forward, matmul_forward_residual,
+matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu, matmul_backward_weight,
+matmul_backward_bias, matmul_backward_bias_bytes
+*/
+#ifndef LLMC_MATMUL_CUH
+#define LLMC_MATMUL_CUH
+
+#include <assert.h>
+#include <cublasLt.h>
+
+#include "gelu.cuh"
+#include "gpu.cuh"
+#include "matmul.h"
+
+#define MATMUL_PLANS 256 // a model needs about 20, and as many again for each batch size that generation uses
+#define MATMUL_CANDIDATES 16 // algorithms that autotune measures
+#define MATMUL_REPETITIONS 5 // of which the shortest counts
+#define MATMUL_ALIGNMENT 16  // bytes: no algorithm needs more
+#define MATMUL_WORTHWHILE                                                                                    \
+    0.98f // of the time of the heuristic's choice: what is not faster than this is not taken
+
+// Which GELUs cublasLt applies while it stores the product. Whether that is faster depends on GPU and type:
+// measure.
+typedef enum { GELU_SEPARATE, GELU_FUSED_FORWARD, GELU_FUSED } GeluFusion;
+
+typedef struct {
+    int tf32; // products of floats from factors rounded to 10 bits, on tensor cores
+    GeluFusion gelu_fusion;
+    int autotune;
+} MatmulSettings;
+
+// What a plan is made for: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor
+// lies in memory as (depth, rows) or (cols, depth). All members are ints: keys are compared as memory.
+typedef struct {
+    int rows, cols, depth;
+    int left_transposed, right_transposed;
+    int type, out_type; // DType of the factors, of the result
+    int epilogue;       // cublasLtEpilogue_t
+    int adds;           // out = add + ...
+    int alignment;      // in bytes, that all pointers have
+} MatmulKey_;
+
+typedef struct {
+    void* out;
+    const void *add, *left, *right, *bias;
+    void* aux; // values before GELU: output of GELU_AUX, input of DGELU
+} MatmulOperands_;
+
+typedef struct {
+    MatmulKey_ key;
+    int refused; // cublasLt has no algorithm: what follows is not set
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t left, right, out;
+    cublasLtMatmulAlgo_t algorithm;
+    int chosen, candidates; // number in the order of the heuristic
+    float ms;               // measured by autotune, else 0
+} MatmulPlan_;
+
+typedef struct {
+    const Gpu* gpu;
+    MatmulSettings settings;
+    cublasLtHandle_t handle;
+    cublasLtMatmulPreference_t preference;
+    void* workspace; // of cublasLt, and for the partial sums of bias gradients
+    size_t workspace_bytes;
+    cudaEvent_t start, stop; // of autotune
+    int plans_fixed, plans_count;
+    MatmulPlan_ plans[MATMUL_PLANS];
+} MatmulGpu;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Errors
+
+// `what` is a string that names the product, or the step.
+#define CUBLAS_CHECK(call, what)                                                                             \
+    do {                                                                                                     \
+        const cublasStatus_t status_ = (call);                                                               \
+        CHECK(status_ == CUBLAS_STATUS_SUCCESS, "cublasLt: %s: %s: %s", what, #call,                         \
+              cublasLtGetStatusString(status_));                                                             \
+    } while (0)
+
+static inline const char* matmul_epilogue_name_(int epilogue) {
+    switch (epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT:
+        return "nothing";
+    case CUBLASLT_EPILOGUE_BIAS:
+        return "bias";
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+        return "gelu";
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+        return "bias and gelu";
+    default:
+        return "gelu's derivative";
+    }
+}
+
+typedef struct {
+    char text[160];
+} MatmulName_;
+
+static inline MatmulName_ matmul_name_(const MatmulKey_* key) {
+    MatmulName_ name;
+    snprintf(name.text, sizeof(name.text), "(%d, %d) %s (%d, %d)%s (%d, %d)%s, %s to %s, then %s", key->rows,
+             key->cols, key->adds ? "+=" : "=", key->left_transposed ? key->depth : key->rows,
+             key->left_transposed ? key->rows : key->depth, key->left_transposed ? "^T" : "",
+             key->right_transposed ? key->cols : key->depth, key->right_transposed ? key->depth : key->cols,
+             key->right_transposed ? "^T" : "", dtype_name((DType)key->type),
+             dtype_name((DType)key->out_type), matmul_epilogue_name_(key->epilogue));
+    return name;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Open and close
+
+static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSettings settings) {
+    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    memset((void*)ctx, 0, sizeof(*ctx));
+    ctx->gpu = gpu;
+    ctx->settings = settings;
+    ctx->workspace_bytes = (size_t)(gpu->major >= 9 ? 32 : 8)
+                           << 20; // Hopper's kernels split more, NVIDIA advises 32
+    ctx->workspace = gpu_alloc(ctx->workspace_bytes, 1, "matmul: workspace");
+    CUBLAS_CHECK(cublasLtCreate(&ctx->handle), "open");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&ctx->preference), "open");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference,
+                                                      CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                      &ctx->workspace_bytes, sizeof(ctx->workspace_bytes)),
+                 "open");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference,
+                                                      CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+                                                      sizeof(reductions)),
+                 "open");
+    CUDA_CHECK(cudaEventCreate(&ctx->start));
+    CUDA_CHECK(cudaEventCreate(&ctx->stop));
+}
+
+static inline void matmul_plan_close_(MatmulPlan_* plan) {
+    if (plan->operation) {
+        CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation), "close");
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->left), "close");
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->right), "close");
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->out), "close");
+        plan->operation = NULL;
+    }
+}
+
+static inline void matmul_gpu_close(MatmulGpu* ctx) {
+    for (int i = 0; i < ctx->plans_count; i++) {
+        matmul_plan_close_(&ctx->plans[i]);
+    }
+    CUDA_CHECK(cudaEventDestroy(ctx->stop));
+    CUDA_CHECK(cudaEventDestroy(ctx->start));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(ctx->preference), "close");
+    CUBLAS_CHECK(cublasLtDestroy(ctx->handle), "close");
+    gpu_free(ctx->workspace);
+}
+
+// From now on a product that has no plan is an error; call it before a stream capture.
+static inline void matmul_gpu_fix_plans(MatmulGpu* ctx) { ctx->plans_fixed = 1; }
+
+// A line for each plan.
+static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
+    for (int i = 0; i < ctx->plans_count; i++) {
+        const MatmulPlan_* plan = &ctx->plans[i];
+        fprintf(file, "matmul %s: ", matmul_name_(&plan->key).text);
+        if (plan->refused) {
+            fprintf(file, "refused by cublasLt, done in steps\n");
+        } else if (plan->ms > 0) {
+            const double flops = matmul_flops(plan->key.rows, plan->key.depth, plan->key.cols);
+            fprintf(file, "algorithm %d of %d, %.3f ms, %.1f TFLOP/s\n", plan->chosen + 1, plan->candidates,
+                    plan->ms, flops / plan->ms * 1e-9);
+        } else {
+            fprintf(file, "algorithm %d of %d, not measured\n", plan->chosen + 1, plan->candidates);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Plans
+//
+// cublasLt's matrices are stored by columns. Read that way, a row-major (r, c) matrix is its transpose, (c,
+// r). So we ask for out^T (cols, rows) = right^T (cols, depth) left^T (depth, rows): the right factor comes
+// first, and no matrix is ever moved. The bias, one number for each column of out, is one for each row of
+// out^T: what cublasLt's epilogues take.
+
+static inline cudaDataType_t matmul_data_type_(int type) {
+    return type == DTYPE_FP32 ? CUDA_R_32F : type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+static inline cublasLtMatrixLayout_t matmul_layout_(int type, int rows, int cols, const char* name) {
+    cublasLtMatrixLayout_t layout;
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutCreate(&layout, matmul_data_type_(type), (uint64_t)cols, (uint64_t)rows, cols),
+        name);
+    return layout;
+}
+
+static inline void matmul_describe_(MatmulPlan_* plan, cublasLtMatmulDescAttributes_t attribute,
+                                    const void* value, size_t bytes) {
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, attribute, value, bytes),
+                 matmul_name_(&plan->key).text);
+}
+
+// The part of the description that changes from product to product.
+static inline void matmul_point_(MatmulPlan_* plan, MatmulOperands_ x) {
+    if (x.bias) {
+        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x.bias, sizeof(x.bias));
+    }
+    if (x.aux) {
+        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x.aux, sizeof(x.aux));
+    }
+}
+
+// Makes the descriptors. The heuristic looks at the pointers' alignment, so they are set before it is asked.
+static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+    const MatmulKey_* key = &plan->key;
+    const MatmulName_ name = matmul_name_(key);
+    const int32_t first_transposed = key->right_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t second_transposed = key->left_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t bias_type = matmul_data_type_(key->type);
+    const uint32_t epilogue = (uint32_t)key->epilogue;
+    const int64_t aux_stride = key->cols;
+    const cublasComputeType_t compute =
+        key->type == DTYPE_FP32 && ctx->settings.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F), name.text);
+    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_TRANSA, &first_transposed, sizeof(first_transposed));
+    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_TRANSB, &second_transposed, sizeof(second_transposed));
+    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
+    if (x.bias) {
+        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof(bias_type));
+    }
+    if (x.aux) {
+        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_stride, sizeof(aux_stride));
+    }
+    matmul_point_(plan, x);
+    plan->left = key->left_transposed ? matmul_layout_(key->type, key->depth, key->rows, name.text)
+                                      : matmul_layout_(key->type, key->rows, key->depth, name.text);
+    plan->right = key->right_transposed ? matmul_layout_(key->type, key->cols, key->depth, name.text)
+                                        : matmul_layout_(key->type, key->depth, key->cols, name.text);
+    plan->out = matmul_layout_(key->out_type, key->rows, key->cols, name.text);
+}
+
+// Whether cublasLt does not do this to a result; a product with nothing after it is always done.
+static inline int matmul_refusal_(const MatmulKey_* key, cublasStatus_t status) {
+    return key->epilogue != CUBLASLT_EPILOGUE_DEFAULT &&
+           (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+            status == CUBLAS_STATUS_ARCH_MISMATCH);
+}
+
+// Fills in up to `most` algorithms, best guess first, and returns how many; 0 if cublasLt refuses.
+static inline int matmul_candidates_(cublasLtMatmulHeuristicResult_t* results, int most,
+                                     const MatmulPlan_* plan, const MatmulGpu* ctx) {
+    const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const MatmulName_ name = matmul_name_(&plan->key);
+    const uint32_t alignment = (uint32_t)plan->key.alignment;
+    int found = 0, usable = 0;
+    for (int i = 0; i < 4; i++) {
+        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference, alignments[i], &alignment,
+                                                          sizeof(alignment)),
+                     name.text);
+    }
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(ctx->handle, plan->operation, plan->right, plan->left, plan->out,
+                                       plan->out, ctx->preference, most, results, &found);
+    if (matmul_refusal_(&plan->key, status)) {
+        return 0;
+    }
+    CUBLAS_CHECK(status, name.text);
+    for (int i = 0; i < found; i++) {
+        if (results[i].state == CUBLAS_STATUS_SUCCESS) {
+            results[usable++] = results[i];
+        }
+    }
+    return usable;
+}
+
+static inline cublasStatus_t matmul_launch_(const MatmulPlan_* plan, const cublasLtMatmulAlgo_t* algorithm,
+                                            MatmulOperands_ x, const MatmulGpu* ctx) {
+    const float alpha = 1.0f, beta = plan->key.adds ? 1.0f : 0.0f;
+    return cublasLtMatmul(ctx->handle, plan->operation, &alpha, x.right, plan->right, x.left, plan->left,
+                          &beta, plan->key.adds ? x.add : x.out, plan->out, x.out, plan->out, algorithm,
+                          ctx->workspace, ctx->workspace_bytes, ctx->gpu->stream);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Autotune
+
+// The shortest time of an algorithm in ms, or INFINITY if it does not run.
+static inline float matmul_measure_(const MatmulPlan_* plan, const cublasLtMatmulAlgo_t* algorithm,
+                                    MatmulOperands_ x, const MatmulGpu* ctx) {
+    float best = INFINITY;
+    for (int i = 0; i <= MATMUL_REPETITIONS; i++) {
+        float ms = 0;
+        CUDA_CHECK(cudaEventRecord(ctx->start, ctx->gpu->stream));
+        if (matmul_launch_(plan, algorithm, x, ctx) != CUBLAS_STATUS_SUCCESS) {
+            return INFINITY;
+        }
+        CUDA_CHECK(cudaEventRecord(ctx->stop, ctx->gpu->stream));
+        CUDA_CHECK(cudaEventSynchronize(ctx->stop));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->start, ctx->stop));
+        if (i > 0 && ms < best) { // the first run loads the kernel
+            best = ms;
+        }
+    }
+    return best;
+}
+
+// Measures and returns the fastest candidate; -1 if none runs. The product's own output may be written again
+// and again, since the real product then sets all of it, except where it is also what is added to: there the
+// measurements write elsewhere, and if there is no memory for that, the first candidate is taken unmeasured.
+static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
+                                  int count, MatmulOperands_ x, const MatmulGpu* ctx) {
+    const size_t out_bytes = (size_t)plan->key.rows * plan->key.cols * dtype_bytes((DType)plan->key.out_type);
+    const int in_place = x.out == x.add;
+    float first_ms = INFINITY, best_ms = INFINITY;
+    int best = -1;
+    size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    if (in_place && out_bytes > free_bytes / 2) {
+        return 0;
+    }
+    x.out = in_place ? gpu_alloc(out_bytes, 1, "matmul: output while tuning") : x.out;
+    for (int i = 0; i < count; i++) {
+        const float ms = matmul_measure_(plan, &candidates[i].algo, x, ctx);
+        first_ms = i == 0 ? ms : first_ms;
+        if (ms < best_ms && (i == 0 || ms < MATMUL_WORTHWHILE * first_ms)) {
+            best = i;
+            best_ms = ms;
+        }
+    }
+    plan->ms = best_ms;
+    if (in_place) {
+        gpu_free(x.out);
+    }
+    return best;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Products
+
+// The largest power of two up to MATMUL_ALIGNMENT that divides all addresses.
+static inline int matmul_alignment_(MatmulOperands_ x) {
+    const uintptr_t all = (uintptr_t)x.out | (uintptr_t)x.add | (uintptr_t)x.left | (uintptr_t)x.right |
+                          (uintptr_t)x.bias | (uintptr_t)x.aux | MATMUL_ALIGNMENT;
+    return (int)(all & (~all + 1));
+}
+
+static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+    cublasLtMatmulHeuristicResult_t candidates[MATMUL_CANDIDATES];
+    matmul_plan_open_(plan, x, ctx);
+    plan->candidates = matmul_candidates_(candidates, MATMUL_CANDIDATES, plan, ctx);
+    plan->chosen = plan->candidates == 0    ? -1
+                   : ctx->settings.autotune ? matmul_fastest_(plan, candidates, plan->candidates, x, ctx)
+                                            : 0;
+    plan->refused = plan->chosen < 0;
+    if (plan->refused) {
+        matmul_plan_close_(plan);
+    } else {
+        plan->algorithm = candidates[plan->chosen].algo;
+    }
+}
+
+// The plan for this product, made now if it is the first of its kind.
+static inline MatmulPlan_* matmul_plan_(const MatmulKey_* key, MatmulOperands_ x, MatmulGpu* ctx) {
+    for (int i = 0; i < ctx->plans_count; i++) {
+        if (memcmp(&ctx->plans[i].key, key, sizeof(*key)) == 0) {
+            return &ctx->plans[i];
+        }
+    }
+    CHECK(!ctx->plans_fixed, "matmul %s: first used after the plans were fixed; run it once before",
+          matmul_name_(key).text);
+    CHECK(ctx->plans_count < MATMUL_PLANS,
+          "matmul %s: already %d plans; wanted at most %d shapes in a process", matmul_name_(key).text,
+          ctx->plans_count, MATMUL_PLANS);
+    MatmulPlan_* plan = &ctx->plans[ctx->plans_count++];
+    plan->key = *key;
+    matmul_plan_make_(plan, x, ctx);
+    return plan;
+}
+
+// Does the product, or returns 0 if cublasLt refuses.
+static inline int matmul_try_(MatmulKey_ key, MatmulOperands_ x, MatmulGpu* ctx) {
+    assert(key.rows > 0 && key.cols > 0 && key.depth > 0);
+    key.alignment = matmul_alignment_(x);
+    MatmulPlan_* plan = matmul_plan_(&key, x, ctx);
+    if (plan->refused) {
+        return 0;
+    }
+    matmul_point_(plan, x);
+    const cublasStatus_t status = matmul_launch_(plan, &plan->algorithm, x, ctx);
+    if (matmul_refusal_(&key, status)) {
+        plan->refused = 1;
+        return 0;
+    }
+    CUBLAS_CHECK(status, matmul_name_(&key).text);
+    return 1;
+}
+
+static inline void matmul_product_(MatmulKey_ key, MatmulOperands_ x, MatmulGpu* ctx) {
+    CHECK(matmul_try_(key, x, ctx), "matmul %s: cublasLt has no algorithm", matmul_name_(&key).text);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Kernels: the bias, where cublasLt does not add it, and its gradient
+
+// WIDTH neighbouring elements, one or a pack.
+template <int WIDTH, class T> __device__ inline void matmul_load_(float* to, const T* from) {
+    if (WIDTH == 1) {
+        to[0] = to_float(from[0]);
+    } else {
+        const Pack<T> pack = load_pack(from);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            to[i] = to_float(pack[i]);
+        }
+    }
+}
+
+// Whether rows of `cols` elements can be read in packs.
+template <class T> static inline int matmul_packs_(const T* rows, int cols) {
+    return cols % Pack<T>::SIZE == 0 && (uintptr_t)rows % sizeof(Pack<T>) == 0;
+}
+
+// A thread adds WIDTH numbers of the bias to their columns of rows y, y + gridDim.y, ...
+// grid   ceil(OC / (256 * WIDTH)), up to 1024 rows      block   256      shared   none
+// moves  N*OC in, N*OC out. Bound by memory.
+// order  fixed.
+// needs  WIDTH a pack: OC a multiple of it, out and bias aligned to 16 bytes.
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(256) matmul_add_bias_kernel(T* out, const T* bias, int N, int OC) {
+    const int column = (int)(blockIdx.x * blockDim.x + threadIdx.x) * WIDTH;
+    if (column >= OC) {
+        return;
+    }
+    float add[WIDTH], x[WIDTH];
+    matmul_load_<WIDTH>(add, bias + column);
+    for (int row = (int)blockIdx.y; row < N; row += (int)gridDim.y) {
+        T* to = out + (size_t)row * OC + column;
+        matmul_load_<WIDTH>(x, to);
+        if (WIDTH == 1) {
+            to[0] = from_float<T>(x[0] + add[0]);
+        } else {
+            Pack<T> pack;
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) {
+                pack[i] = from_float<T>(x[i] + add[i]);
+            }
+            store_pack(to, pack);
+        }
+    }
+}
+
+template <class T> static inline void matmul_add_bias_(T* out, const T* bias, int N, int OC, const Gpu* gpu) {
+    const int SIZE = Pack<T>::SIZE;
+    const unsigned rows = (unsigned)matmul_min_(N, 1024);
+    if (matmul_packs_(out, OC) && matmul_packs_(bias, OC)) {
+        launch(matmul_add_bias_kernel<T, Pack<T>::SIZE>, dim3((unsigned)ceil_div(OC, 256 * SIZE), rows), 256,
+               0, gpu, out, bias, N, OC);
+    } else {
+        launch(matmul_add_bias_kernel<T, 1>, dim3((unsigned)ceil_div(OC, 256), rows), 256, 0, gpu, out, bias,
+               N, OC);
+    }
+}
+
+#define BIAS_WARPS 8         // of the first kernel: rows that a block reads at a time
+#define BIAS_FINISH_WARPS 16 // of the second
+#define BIAS_GROUP_ROWS 64   // at least, of a group
+#define BIAS_SUMS                                                                                            \
+    (256 << 10) // partial sums: enough blocks for any GPU, and 1 MiB, little beside what they are sums of
+
+// The rows are summed in groups. How many depends on the sizes alone, so the bits do not depend on the GPU.
+static inline int matmul_bias_groups_(int N, int OC) {
+    return matmul_max_(1, matmul_min_(matmul_min_(ceil_div(N, BIAS_GROUP_ROWS), BIAS_SUMS / OC), 1024));
+}
+
+// First step: a block sums one group of rows over 32 * WIDTH columns. Warp w takes rows w, w + 8, ... of the
+// group, lane i takes WIDTH columns; then the warps' sums are added in order. grid   ceil(OC / (32 * WIDTH)),
+// groups      block   256      shared   1 or 4 or 8 KiB moves  N*OC in, groups*OC fp32 out. Bound by memory:
+// dout is read once. order  fixed. needs  WIDTH a pack: OC a multiple of it, dout aligned to 16 bytes.
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(32 * BIAS_WARPS)
+    matmul_bias_groups_kernel(float* partial, const T* dout, int N, int OC, int group_rows) {
+    SMEM_ARRAY(float, of_warp, [BIAS_WARPS][WIDTH][32]);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int first_column = (int)blockIdx.x * 32 * WIDTH, column = first_column + lane * WIDTH;
+    const int first = (int)blockIdx.y * group_rows, end = min(first + group_rows, N);
+    float sum[WIDTH] = {}, x[WIDTH];
+    if (column < OC) {
+#pragma unroll 4
+        for (int row = first + warp; row < end; row += BIAS_WARPS) {
+            matmul_load_<WIDTH>(x, dout + (size_t)row * OC + column);
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) {
+                sum[i] += x[i];
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        of_warp[warp][i][lane] = sum[i];
+    }
+    __syncthreads();
+    for (int c = (int)threadIdx.x; c < 32 * WIDTH && first_column + c < OC; c += 32 * BIAS_WARPS) {
+        float total = 0;
+        for (int w = 0; w < BIAS_WARPS; w++) {
+            total += of_warp[w][c % WIDTH][c / WIDTH];
+        }
+        partial[(size_t)blockIdx.y * OC + first_column + c] = total;
+    }
+}
+
+// Second step: a block adds up the groups of 32 columns. Warp w takes groups w, w + 16, ...; the first warp
+// adds the warps' sums in order and stores them in the gradient, or adds them to it, rounding once. grid
+// ceil(OC / 32)      block   512      shared   2 KiB moves  groups*OC fp32 in, OC out (and in). Bound by
+// latency, microseconds. order  fixed.
+template <class G>
+__global__ void __launch_bounds__(32 * BIAS_FINISH_WARPS)
+    matmul_bias_finish_kernel(G* dbias, const float* partial, int groups, int OC, GradientMode mode) {
+    SMEM_ARRAY(float, of_warp, [BIAS_FINISH_WARPS][32]);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int column = (int)blockIdx.x * 32 + lane;
+    float sum = 0;
+    if (column < OC) {
+#pragma unroll 4
+        for (int group = warp; group < groups; group += BIAS_FINISH_WARPS) {
+            sum += partial[(size_t)group * OC + column];
+        }
+    }
+    of_warp[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0 && column < OC) {
+        float total = 0;
+        for (int w = 0; w < BIAS_FINISH_WARPS; w++) {
+            total += of_warp[w][lane];
+        }
+        dbias[column] = from_float<G>(mode == GRADIENT_ADD ? to_float(dbias[column]) + total : total);
+    }
+}
+
+static inline double matmul_backward_bias_bytes(double N, double OC, double element_bytes) {
+    return N * OC * element_bytes + 2 * matmul_bias_groups_((int)N, (int)OC) * OC * sizeof(float);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The layer
+
+// out = add + inp weight^T + bias; add and bias may be NULL.
+template <class T>
+static inline void matmul_linear_(T* out, const T* add, const T* inp, const T* weight, const T* bias, int N,
+                                  int C, int OC, MatmulGpu* ctx) {
+    MatmulKey_ key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_BIAS, add != NULL, 0};
+    MatmulOperands_ x = {out, add, inp, weight, bias, NULL};
+    if (bias && matmul_try_(key, x, ctx)) {
+        return;
+    }
+    key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    x.bias = NULL;
+    matmul_product_(key, x, ctx);
+    if (bias) {
+        matmul_add_bias_(out, bias, N, OC, ctx->gpu);
+    }
+}
+
+template <class T>
+static inline void matmul_forward(T* out, const T* inp, const T* weight, const T* bias, int N, int C, int OC,
+                                  MatmulGpu* ctx) {
+    matmul_linear_(out, (const T*)NULL, inp, weight, bias, N, C, OC, ctx);
+}
+
+template <class T>
+static inline void matmul_forward_residual(T* out, const T* residual, const T* inp, const T* weight,
+                                           const T* bias, int N, int C, int OC, MatmulGpu* ctx) {
+    assert(residual && out != residual);
+    matmul_linear_(out, residual, inp, weight, bias, N, C, OC, ctx);
+}
+
+// cublasLt wants rows of `pre` to be multiples of 8 elements, here and in the backward pass.
+template <class T>
+static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* weight, const T* bias, int N,
+                                       int C, int OC, MatmulGpu* ctx) {
+    const int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    const MatmulKey_ key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0};
+    const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre};
+    assert(out != pre);
+    if (ctx->settings.gelu_fusion < GELU_FUSED_FORWARD || OC % 8 != 0 || !matmul_try_(key, x, ctx)) {
+        matmul_forward(pre, inp, weight, bias, N, C, OC, ctx);
+        gelu_forward(out, pre, (size_t)N * OC, ctx->gpu);
+    }
+}
+
+template <class T>
+static inline void matmul_backward_input(T* dinp, const T* dout, const T* weight, int N, int C, int OC,
+                                         MatmulGpu* ctx) {
+    const MatmulKey_ key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DEFAULT, 0, 0};
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, NULL};
+    matmul_product_(key, x, ctx);
+}
+
+template <class T>
+static inline void matmul_backward_input_gelu(T* dinp, const T* dout, const T* weight, const T* pre, int N,
+                                              int C, int OC, MatmulGpu* ctx) {
+    const MatmulKey_ key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0};
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, (void*)pre};
+    assert(dinp != pre);
+    if (ctx->settings.gelu_fusion < GELU_FUSED || C % 8 != 0 || !matmul_try_(key, x, ctx)) {
+        matmul_backward_input(dinp, dout, weight, N, C, OC, ctx);
+        gelu_backward(dinp, dinp, pre, (size_t)N * C, ctx->gpu);
+    }
+}
+
+template <class T>
+static inline void matmul_backward_weight(Gradient dweight, const T* dout, const T* inp, int N, int C, int OC,
+                                          GradientMode mode, MatmulGpu* ctx) {
+    const int adds = mode == GRADIENT_ADD;
+    const MatmulKey_ key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_DEFAULT,
+                            adds, 0};
+    const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL, dout, inp, NULL, NULL};
+    assert(dweight.dtype == DTYPE_FP32 || dweight.dtype == DTYPE_OF(T));
+    matmul_product_(key, x, ctx);
+}
+
+template <class T>
+static inline void matmul_backward_bias(Gradient dbias, const T* dout, int N, int OC, GradientMode mode,
+                                        MatmulGpu* ctx) {
+    const int SIZE = Pack<T>::SIZE, groups = matmul_bias_groups_(N, OC), group_rows = ceil_div(N, groups);
+    float* partial = (float*)ctx->workspace;
+    CHECK((size_t)groups * OC * sizeof(float) <= ctx->workspace_bytes,
+          "matmul: bias of %d: %d partial sums need more than the workspace of %zu bytes", OC, groups,
+          ctx->workspace_bytes);
+    if (matmul_packs_(dout, OC)) {
+        launch(matmul_bias_groups_kernel<T, Pack<T>::SIZE>,
+               dim3((unsigned)ceil_div(OC, 32 * SIZE), (unsigned)groups), 32 * BIAS_WARPS, 0, ctx->gpu,
+               partial, dout, N, OC, group_rows);
+    } else {
+        launch(matmul_bias_groups_kernel<T, 1>, dim3((unsigned)ceil_div(OC, 32), (unsigned)groups),
+               32 * BIAS_WARPS, 0, ctx->gpu, partial, dout, N, OC, group_rows);
+    }
+    GRADIENT_DISPATCH(dbias, T,
+                      launch(matmul_bias_finish_kernel<G>, (unsigned)ceil_div(OC, 32), 32 * BIAS_FINISH_WARPS,
+                             0, ctx->gpu, (G*)dbias.data, partial, groups, OC, mode));
+}
+
+#endif
