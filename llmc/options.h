@@ -381,7 +381,7 @@ static inline int option_set_seed_(uint64_t* field, const char* text) {
 static inline int option_set_word_(int* field, const char* words, const char* text) {
     const char* word;
     size_t length;
-    for (int i = 0; (word = option_word_(words, i, &length)); i++) {
+    for (int i = 0; (word = option_word_(words, i, &length)) != NULL; i++) {
         if (strlen(text) == length && memcmp(text, word, length) == 0) {
             *field = i;
             return 1;
