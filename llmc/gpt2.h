@@ -42,10 +42,9 @@ typedef struct {
 typedef enum {
     INIT_ZERO,
     INIT_ONE,
-    INIT_NORMAL,       // N(0, 0.02)
+    INIT_NORMAL,       // N(0, std), std = 0.02, more in narrow models (gpt2_initial_std_)
     INIT_VOCAB,        // the same for the V rows of the vocabulary, zero for its padding
-    INIT_NORMAL_SCALED // N(0, 0.02 / sqrt(2L)): projections into the residual stream, which adds up 2L of
-                       // them
+    INIT_NORMAL_SCALED // N(0, std / sqrt(2L)): projections into the residual stream, which adds up 2L of them
 } TensorInit;
 
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
@@ -343,6 +342,12 @@ static inline double gpt2_flops_per_token(GPT2Config cfg, int T) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Random weights
 
+// GPT-2's 0.02 fits its 768 channels and more; in narrower models the sums of a row would be too small for
+// attention to find its patterns soon, so they begin with as large sums.
+static inline double gpt2_initial_std_(GPT2Config cfg) {
+    return 0.02 * sqrt(cfg.C < 768 ? 768.0 / cfg.C : 1);
+}
+
 // Value of element (r, c) of layer l of a parameter in a new model: a function of the seed, the tensor's name
 // and the place alone, so the same on every platform, thread count and sharding. Padding rows of the
 // vocabulary are zero.
@@ -351,7 +356,7 @@ static inline float gpt2_initial_value(const TensorRow* row, GPT2Config cfg, uin
     if (row->init == INIT_ZERO || row->init == INIT_ONE || (row->init == INIT_VOCAB && r >= (size_t)cfg.V)) {
         return row->init == INIT_ONE ? 1.0f : 0.0f;
     }
-    const double std = row->init == INIT_NORMAL_SCALED ? 0.02 / sqrt(2.0 * cfg.L) : 0.02;
+    const double std = gpt2_initial_std_(cfg) / (row->init == INIT_NORMAL_SCALED ? sqrt(2.0 * cfg.L) : 1);
     const uint64_t index = (l * row->rows + r) * row->cols + c;
     return (float)(rand_normal(seed, row->stream, index) * std);
 }

@@ -4,8 +4,8 @@ blocks, shared memory, and launch().
 
 The same sources are compiled by nvcc, and by g++ or clang++ against dev/cusim, a CPU device for tests. So
 kernels are launched only through launch(), shared memory is declared only with SMEM_ARRAY and SMEM_DYNAMIC,
-inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and every pointer into device memory
-is an argument of its kernel.
+inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and every pointer into device
+memory is an argument of its kernel.
 
 needs:   check.h matmul.h (GradientMode)
 defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
@@ -16,6 +16,7 @@ defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIEN
 #ifndef LLMC_GPU_CUH
 #define LLMC_GPU_CUH
 
+#include <assert.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -43,15 +44,9 @@ static inline const char* dtype_name(DType dtype) {
 }
 
 template <class T> struct DTypeOf;
-template <> struct DTypeOf<float> {
-    static constexpr DType value = DTYPE_FP32;
-};
-template <> struct DTypeOf<bf16> {
-    static constexpr DType value = DTYPE_BF16;
-};
-template <> struct DTypeOf<fp16> {
-    static constexpr DType value = DTYPE_FP16;
-};
+template <> struct DTypeOf<float> { static constexpr DType value = DTYPE_FP32; };
+template <> struct DTypeOf<bf16> { static constexpr DType value = DTYPE_BF16; };
+template <> struct DTypeOf<fp16> { static constexpr DType value = DTYPE_FP16; };
 #define DTYPE_OF(T) (DTypeOf<T>::value)
 
 // The gradient of a parameter: fp32, or the type of the weights.
@@ -129,8 +124,8 @@ static inline void gpu_free(void* memory) { CUDA_CHECK(cudaFree(memory)); }
     T* name = reinterpret_cast<T*>(smem_dynamic_)
 #endif
 
-// kernel<<<grid, block, shared_bytes, stream>>>(args...), with errors checked and, where a block needs more than 48
-// KiB of shared memory, permission asked for.
+// kernel<<<grid, block, shared_bytes, stream>>>(args...), with errors checked and, where a block needs more
+// than 48 KiB of shared memory, permission asked for.
 template <typename... P, typename... A>
 static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, const Gpu* gpu,
                           A&&... args) {
@@ -170,8 +165,8 @@ template <class T> struct alignas(16) Pack {
     __device__ const T& operator[](int i) const { return element[i]; }
 };
 
-// Addresses must be multiples of 16 bytes. The `_once` forms are for data that will not be used again soon: they
-// leave the caches to others.
+// Addresses must be multiples of 16 bytes. The `_once` forms are for data that will not be used again soon:
+// they leave the caches to others.
 template <class T> __device__ inline Pack<T> load_pack(const T* from) {
     Pack<T> pack;
     *reinterpret_cast<int4*>(&pack) = *reinterpret_cast<const int4*>(from);
@@ -208,8 +203,8 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// Over a block of one dimension, a multiple of 32 threads; all of them call it. The last barrier lets the array be used
-// again at once.
+// Over a block of one dimension, a multiple of 32 threads; all of them call it. The last barrier lets the
+// array be used again at once.
 __device__ inline float block_sum(float x) {
     SMEM_ARRAY(float, of_warp, [32]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;

@@ -288,6 +288,10 @@ static void expect_normal(const TensorRow* row, int l, double std) {
 
 static void test_initial_values(void) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
+    const double std = 0.02 * sqrt(768.0 / 36); // of TINY's 36 channels
+    const GPT2Config published = {1024, GPT2_VOCAB, 50304, 12, 12, 768},
+                     wide = {1024, GPT2_VOCAB, 50304, 48, 25, 1600};
+    EXPECT(gpt2_initial_std_(published) == 0.02 && gpt2_initial_std_(wide) == 0.02, "GPT-2's own");
     gpt2_parameter_rows(rows, TINY);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
@@ -296,7 +300,7 @@ static void test_initial_values(void) {
         const int is_projection = strstr(row->name, "proj") != NULL;
         for (int l = 0; l < row->layers; l++) {
             if (is_matrix) {
-                expect_normal(row, l, is_projection ? 0.02 / sqrt(6) : 0.02); // 2L = 6
+                expect_normal(row, l, is_projection ? std / sqrt(6) : std); // 2L = 6
             } else {
                 const float wanted = is_norm && last == 'w' ? 1 : 0, at = (float)row->cols - 1;
                 EXPECT(gpt2_initial_value(row, TINY, 42, l, 0, 0) == wanted, "%s", row->name);
@@ -336,9 +340,9 @@ static void test_determinism(void) {
     EXPECT(value != gpt2_initial_value(qkvw, TINY, 42, 1, 2, 4), "another column");
     EXPECT(gpt2_initial_value(wte, TINY, 42, 0, 2, 3) != gpt2_initial_value(wpe, TINY, 42, 0, 2, 3),
            "another tensor");
-    EXPECT(gpt2_initial_value(wte, TINY, 42, 0, 0, 0) == -0x1.1dabbp-9f, "pinned");
-    EXPECT(value == -0x1.2305b8p-9f, "pinned, in the middle");
-    EXPECT(gpt2_initial_value(attprojw, TINY, 42, 2, 35, 35) == 0x1.162f8ap-9f, "pinned, scaled");
+    EXPECT(gpt2_initial_value(wte, TINY, 42, 0, 0, 0) == -0x1.49dd32p-7f, "pinned");
+    EXPECT(value == -0x1.500b2cp-7f, "pinned, in the middle");
+    EXPECT(gpt2_initial_value(attprojw, TINY, 42, 2, 35, 35) == 0x1.4138ap-7f, "pinned, scaled");
 }
 
 int main(void) {
