@@ -1,31 +1,69 @@
 #!/usr/bin/env bash
-# build.sh SOURCE MODE [OUTPUT] -- compiles a CUDA source for the CPU device. MODE: plain asan tsan msan.
-# CUSIM_FLAGS: more flags of the compiler.
+# build.sh SOURCE MODE [OUTPUT [C_SOURCE...]] -- compiles a CUDA source for the CPU device. MODE: plain asan tsan msan.
+#
+# The output is build/sim/MODE/NAME unless given. The runtime is compiled when its sources have changed; for asan and
+# tsan without their instrumentation (see cusim_internal.h). Environment: CUSIM_FLAGS are more flags of the compiler,
+# CUDA_HOME says where the toolkit's headers are.
 set -e
-cd "$(dirname "$0")/../.."
-source=$1 mode=$2 name=$(basename "${1%.*}")
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../.."
+if [ $# -lt 2 ]; then
+    echo "usage: build.sh SOURCE MODE [OUTPUT [C_SOURCE...]]" >&2
+    exit 2
+fi
+source=$1
+mode=$2
+name=$(basename "${source%.*}")
 out=${3:-build/sim/$mode/$name}
-include="-Idev/cusim/include -isystem ${CUDA_HOME:-/usr/local/cuda}/include -I."
-common="${CUSIM_FLAGS:-} -std=c++17 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing -ffp-contract=fast -D_GNU_SOURCE"
-cxx=g++ flags="-O2 -march=native" runtime=st runtime_flags=-O2
-case $mode in
-plain) ;;
-asan) flags="-O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" ;;
-tsan) cxx=clang++ flags="-O1 -fsanitize=thread" ;;
-msan) cxx=clang++ flags="-O1 -fsanitize=memory -fsanitize-memory-track-origins -fno-omit-frame-pointer"
-    runtime=msan runtime_flags="-O1 -fsanitize=memory -fno-omit-frame-pointer -Wno-unknown-attributes -Wno-attributes" ;;
-*) echo "build.sh: unknown mode $mode" >&2; exit 2 ;;
-esac
+
+include=(-I"$here/include" -isystem "${CUDA_HOME:-/usr/local/cuda}/include" -I.)
+# Kernels read 16 bytes of any type at once (-fno-strict-aliasing), and nvcc fuses products and sums.
+common=(${CUSIM_FLAGS:-} -std=c++17 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing
+    -ffp-contract=fast -D_GNU_SOURCE)
+cxx=g++
+cc=gcc
+runtime=st
 runtime_cxx=g++
-[ $runtime = msan ] && runtime_cxx=clang++
-mkdir -p "build/sim/runtime-$runtime" "$(dirname "$out")"
+runtime_flags=(-O2)
+case $mode in
+plain) flags=(-O2 -march=native) ;;
+asan) flags=(-O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) ;;
+tsan)
+    cxx=clang++
+    cc=clang
+    flags=(-O1 -fsanitize=thread)
+    ;;
+msan)
+    cxx=clang++
+    cc=clang
+    flags=(-O1 -fsanitize=memory -fsanitize-memory-track-origins -fno-omit-frame-pointer)
+    runtime=msan
+    runtime_cxx=clang++
+    runtime_flags=(-O1 -fsanitize=memory -fno-omit-frame-pointer)
+    ;;
+*)
+    echo "build.sh: unknown mode $mode; wanted plain, asan, tsan or msan" >&2
+    exit 2
+    ;;
+esac
+
+# Written under another name first: two builds at the same time do the work twice, but neither links half an object.
 objects=()
-for f in rt lt nccl; do
-    object=build/sim/runtime-$runtime/cusim_$f.o
-    if [ ! "$object" -nt dev/cusim/src/cusim_$f.cpp ] || [ ! "$object" -nt dev/cusim/include/cusim.h ]; then
-        $runtime_cxx -std=c++17 $runtime_flags -g -Wall -fno-strict-aliasing $include -c dev/cusim/src/cusim_$f.cpp -o "$object"
+mkdir -p "build/sim/runtime-$runtime" "$(dirname "$out")"
+newest_header=$(ls -t "$here"/include/*.h "$here"/src/*.h | head -n 1)
+for runtime_source in "$here"/src/*.cpp; do
+    object=build/sim/runtime-$runtime/$(basename "${runtime_source%.cpp}").o
+    if [ ! "$object" -nt "$runtime_source" ] || [ ! "$object" -nt "$newest_header" ]; then
+        $runtime_cxx -std=c++17 "${runtime_flags[@]}" -g -Wall -Wno-unknown-attributes -Wno-attributes \
+            -fno-strict-aliasing "${include[@]}" -c "$runtime_source" -o "$object.$$"
+        mv "$object.$$" "$object"
     fi
     objects+=("$object")
 done
-$cxx -x c++ $common $flags $include -c "$source" -o "$out.o"
-$cxx $flags "$out.o" "${objects[@]}" -o "$out" -lpthread -ldl -lrt -rdynamic
+for c_source in "${@:4}"; do
+    object=$out.$(basename "$c_source").o
+    $cc -std=gnu11 "${flags[@]}" -ffp-contract=fast -g -w -D_GNU_SOURCE -I. -c "$c_source" -o "$object"
+    objects+=("$object")
+done
+$cxx -x c++ "${common[@]}" "${flags[@]}" "${include[@]}" -c "$source" -o "$out.o"
+$cxx "${flags[@]}" "$out.o" "${objects[@]}" -o "$out" -lpthread -ldl -lrt -rdynamic

@@ -1,106 +1,422 @@
-// cusim_nccl.cpp - NCCL collectives between processes of one machine over POSIX shared memory.
-// Unlike NCCL it checks that all ranks call the same collective with the same arguments, and it
-// reports who is missing instead of hanging for ever.
-#include <cusim.h>
-#include <nccl.h>
+// cusim_nccl.cpp -- NCCL's collectives between processes of one machine, over POSIX shared memory. Sums are
+// made in double, in rank order, and rounded once, so all ranks get the same bits.
+//
+// NCCL hangs or corrupts memory when ranks disagree. Here every collective is announced first, and compared:
+// ranks that call different ones are told so, and who does not come in time is named.
+#if __has_include(<nccl.h>) // else programs that use it do not link
+#include "cusim_internal.h"
+
+#include <algorithm>
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
 #include <ctime>
-#include <vector>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <nccl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-void cusim_enqueue(cudaStream_t st, bool dev, std::function<void()> fn);
+
 namespace {
-enum { MAXR = 32, CH = 1 << 20 };
-struct Call { int op, dt, red, root; size_t n; unsigned long seq; };
-struct Shm { std::atomic<unsigned> joined, left, arrived, gen, dead; std::atomic<unsigned> at[MAXR]; Call call[MAXR]; alignas(64) unsigned char data[1]; };
+
+enum { MAX_RANKS = 32, CHUNK_BYTES = 1 << 20 };
+typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE } Collective;
+const char* const collective_names[] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Reduce"};
+
+struct Call {
+    Collective collective;
+    ncclDataType_t type;
+    ncclRedOp_t reduction;
+    int root;
+    size_t count;
+};
+
+// What the ranks share. `data` holds a chunk for each rank.
+struct Shared {
+    std::atomic<unsigned> joined, arrived, generation, dead;
+    std::atomic<unsigned> barriers[MAX_RANKS]; // how many each rank has come to
+    Call call[MAX_RANKS];
+    alignas(64) unsigned char data[1];
+};
+
+} // namespace
+
+struct ncclComm {
+    int rank, ranks;
+    Shared* shared;
+    size_t shared_bytes;
+    unsigned long calls;
+    char name[64];
+};
+
+namespace {
+
+unsigned char* chunk_of(const ncclComm* comm, int rank) {
+    return comm->shared->data + (size_t)rank * CHUNK_BYTES;
 }
-struct ncclComm { int rank, n; Shm* s; size_t len; unsigned long seq; char name[64]; };
-namespace {
-const char* opname[] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Reduce"};
-void fut_wait(std::atomic<unsigned>* a, unsigned v) { timespec t{0, 100000000}; syscall(SYS_futex, a, FUTEX_WAIT, v, &t, nullptr, 0); }
-void fut_wake(std::atomic<unsigned>* a) { syscall(SYS_futex, a, FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0); }
-void barrier(ncclComm* c) {
-    Shm* s = c->s; unsigned g = s->gen.load(); s->at[c->rank]++;
-    if (s->arrived.fetch_add(1) + 1 == (unsigned)c->n) { s->arrived = 0; s->gen++; fut_wake(&s->gen); return; }
-    static int lim = getenv("CUSIM_NCCL_TIMEOUT") ? atoi(getenv("CUSIM_NCCL_TIMEOUT")) : 60;
-    time_t t0 = time(nullptr);
-    while (s->gen.load() == g) {
-        fut_wait(&s->gen, g);
-        if (s->dead) { fprintf(stderr, "CUSIM ERROR: rank %d: another rank aborted\n", c->rank); _exit(3); }
-        if (time(nullptr) - t0 > lim) {
-            s->dead = 1; fprintf(stderr, "CUSIM ERROR: NCCL %s #%lu on rank %d: timed out; ranks not in it:", opname[s->call[c->rank].op], c->seq, c->rank);
-            for (int r = 0; r < c->n; r++) if (s->at[r] != s->at[c->rank]) fprintf(stderr, " %d", r);
-            fprintf(stderr, "\n"); _exit(3);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Ranks wait for each other
+
+void wait_for_change(std::atomic<unsigned>* at, unsigned value) { // at most 0.1 s
+    timespec time = {0, 100000000};
+    syscall(SYS_futex, at, FUTEX_WAIT, value, &time, nullptr, 0);
+}
+void wake_all(std::atomic<unsigned>* at) { syscall(SYS_futex, at, FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0); }
+
+long timeout_s() {
+    static const long seconds = (long)environment_number("CUSIM_NCCL_TIMEOUT", 60, 1, 86400);
+    return seconds;
+}
+
+void exit_because_late(ncclComm* comm) {
+    Shared* shared = comm->shared;
+    shared->dead = 1;
+    fprintf(stderr, "CUSIM ERROR: NCCL %s #%lu on rank %d: timed out; ranks not in it:",
+            collective_names[shared->call[comm->rank].collective], comm->calls, comm->rank);
+    for (int r = 0; r < comm->ranks; r++) {
+        if (shared->barriers[r] != shared->barriers[comm->rank]) {
+            fprintf(stderr, " %d", r);
+        }
+    }
+    fprintf(stderr, "\n");
+    _exit(3);
+}
+
+void meet(ncclComm* comm) {
+    Shared* shared = comm->shared;
+    const unsigned generation = shared->generation.load();
+    shared->barriers[comm->rank]++;
+    if (shared->arrived.fetch_add(1) + 1 == (unsigned)comm->ranks) {
+        shared->arrived = 0;
+        shared->generation++;
+        wake_all(&shared->generation);
+        return;
+    }
+    const time_t start = time(nullptr);
+    while (shared->generation.load() == generation) {
+        wait_for_change(&shared->generation, generation);
+        if (shared->dead) {
+            fprintf(stderr, "CUSIM ERROR: rank %d: another rank aborted\n", comm->rank);
+            _exit(3);
+        }
+        if (time(nullptr) - start > timeout_s()) {
+            exit_because_late(comm);
         }
     }
 }
-size_t esz(ncclDataType_t t) { switch (t) { case ncclFloat32: case ncclInt32: case ncclUint32: return 4; case ncclBfloat16: case ncclFloat16: return 2; case ncclInt8: case ncclUint8: return 1; default: return 8; } }
-void reduce(void* out, const unsigned char* base, int n, size_t stride, size_t cnt, ncclDataType_t t, ncclRedOp_t op) {
-    for (size_t i = 0; i < cnt; i++) {
-        double a = 0;
-        for (int r = 0; r < n; r++) {
-            const unsigned char* p = base + r * stride; double v;
-            switch (t) { case ncclFloat32: v = ((const float*)p)[i]; break; case ncclBfloat16: v = __bfloat162float(((const __nv_bfloat16*)p)[i]); break; case ncclFloat16: v = __half2float(((const __half*)p)[i]); break; case ncclInt32: v = ((const int*)p)[i]; break; case ncclFloat64: v = ((const double*)p)[i]; break; default: cusim_die("ncclRedOp on this type"); }
-            a = r == 0 ? v : op == ncclMax ? (v > a ? v : a) : op == ncclMin ? (v < a ? v : a) : op == ncclProd ? a * v : a + v;
+
+void compare_calls(const ncclComm* comm) {
+    const Call& mine = comm->shared->call[comm->rank];
+    for (int r = 0; r < comm->ranks; r++) {
+        const Call& other = comm->shared->call[r];
+        if (mine.collective != other.collective || mine.type != other.type ||
+            mine.reduction != other.reduction || mine.root != other.root || mine.count != other.count) {
+            comm->shared->dead = 1;
+            cusim_die("NCCL call #%lu differs: rank %d %s count %zu type %d, rank %d %s count %zu type %d",
+                      comm->calls, comm->rank, collective_names[mine.collective], mine.count, (int)mine.type,
+                      r, collective_names[other.collective], other.count, (int)other.type);
         }
-        if (op == ncclAvg) a /= n;
-        switch (t) { case ncclFloat32: ((float*)out)[i] = (float)a; break; case ncclBfloat16: ((__nv_bfloat16*)out)[i] = __float2bfloat16_rn((float)a); break; case ncclFloat16: ((__half*)out)[i] = __float2half_rn((float)a); break; case ncclInt32: ((int*)out)[i] = (int)a; break; default: ((double*)out)[i] = a; }
     }
 }
-void run(ncclComm* c, int op, const void* sb, void* rb, size_t n, ncclDataType_t t, ncclRedOp_t red, int root) {
-    Shm* s = c->s; size_t e = esz(t); c->seq++;
-    s->call[c->rank] = {op, (int)t, (int)red, root, n, c->seq};
-    barrier(c);
-    for (int r = 0; r < c->n; r++) { Call &x = s->call[r], &y = s->call[c->rank]; if (x.op != y.op || x.dt != y.dt || x.red != y.red || x.root != y.root || x.n != y.n) { s->dead = 1; cusim_die("NCCL call #%lu differs: rank %d %s count %zu type %d, rank %d %s count %zu type %d", c->seq, c->rank, opname[y.op], y.n, y.dt, r, opname[x.op], x.n, x.dt); } }
-    size_t total = op == 1 ? n * (size_t)c->n : n, per = CH / e;        // elements each rank contributes
-    for (size_t o = 0; o < total; o += per) {
-        size_t k = std::min(per, total - o);
-        if (op != 3 || c->rank == root) memcpy(s->data + (size_t)c->rank * CH, (const char*)sb + o * e, k * e);
-        barrier(c);
-        if (op == 0 || (op == 4 && c->rank == root)) reduce((char*)rb + o * e, s->data, c->n, CH, k, t, red);
-        else if (op == 1) { size_t lo = std::max(o, n * (size_t)c->rank), hi = std::min(o + k, n * (size_t)(c->rank + 1)); if (lo < hi) reduce((char*)rb + (lo - n * (size_t)c->rank) * e, s->data + (lo - o) * e, c->n, CH, hi - lo, t, red); }
-        else if (op == 2) for (int r = 0; r < c->n; r++) memcpy((char*)rb + ((size_t)r * n + o) * e, s->data + (size_t)r * CH, k * e);
-        else if (op == 3) memcpy((char*)rb + o * e, s->data + (size_t)root * CH, k * e);
-        barrier(c);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reductions
+
+size_t type_bytes(ncclDataType_t type) {
+    switch (type) {
+    case ncclInt8:
+    case ncclUint8:
+        return 1;
+    case ncclFloat16:
+    case ncclBfloat16:
+        return 2;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32:
+        return 4;
+    case ncclInt64:
+    case ncclUint64:
+    case ncclFloat64:
+        return 8;
+    default:
+        cusim_die("NCCL data type %d is not supported", (int)type);
     }
 }
-int depth = 0; struct Pend { cudaStream_t st; std::function<void()> f; }; std::vector<Pend> pend;
-ncclResult_t go(ncclComm* c, int op, const void* sb, void* rb, size_t n, ncclDataType_t t, ncclRedOp_t red, int root, cudaStream_t st) {
-    if (n == 0) return ncclSuccess;
-    cusim_check_kernel_pointer(sb, 0, (const void*)&ncclAllReduce); cusim_check_kernel_pointer(rb, 1, (const void*)&ncclAllReduce);
-    auto f = [=] { run(c, op, sb, rb, n, t, red, root); };
-    if (depth) pend.push_back({st, f}); else cusim_enqueue(st, true, f);
+
+double load(const unsigned char* from, size_t i, ncclDataType_t type) {
+    switch (type) {
+    case ncclFloat32:
+        return ((const float*)from)[i];
+    case ncclFloat64:
+        return ((const double*)from)[i];
+    case ncclBfloat16:
+        return __bfloat162float(((const __nv_bfloat16*)from)[i]);
+    case ncclFloat16:
+        return __half2float(((const __half*)from)[i]);
+    case ncclInt32:
+        return ((const int*)from)[i];
+    default:
+        cusim_die("reduction of NCCL data type %d is not supported", (int)type);
+    }
+}
+
+void store(void* to, size_t i, ncclDataType_t type, double x) {
+    switch (type) {
+    case ncclFloat32:
+        ((float*)to)[i] = (float)x;
+        break;
+    case ncclFloat64:
+        ((double*)to)[i] = x;
+        break;
+    case ncclBfloat16:
+        ((__nv_bfloat16*)to)[i] = __float2bfloat16_rn((float)x);
+        break;
+    case ncclFloat16:
+        ((__half*)to)[i] = __float2half_rn((float)x);
+        break;
+    default:
+        ((int*)to)[i] = (int)x;
+        break;
+    }
+}
+
+double combine(double a, double b, ncclRedOp_t reduction) {
+    switch (reduction) {
+    case ncclMax:
+        return b > a ? b : a;
+    case ncclMin:
+        return b < a ? b : a;
+    case ncclProd:
+        return a * b;
+    default:
+        return a + b;
+    }
+}
+
+// Elements [first, first + count) of the ranks' chunks.
+void reduce(void* to, const ncclComm* comm, size_t first, size_t count, const Call& call) {
+    for (size_t i = 0; i < count; i++) {
+        double x = load(chunk_of(comm, 0), first + i, call.type);
+        for (int r = 1; r < comm->ranks; r++) {
+            x = combine(x, load(chunk_of(comm, r), first + i, call.type), call.reduction);
+        }
+        store(to, i, call.type, call.reduction == ncclAvg ? x / comm->ranks : x);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Collectives, chunk by chunk: every rank puts its elements into its chunk, all meet, every rank takes its
+// results.
+
+// Elements [first, first + count) of all are in the chunks.
+void take_results(const ncclComm* comm, char* receive, size_t first, size_t count, const Call& call) {
+    const size_t bytes = type_bytes(call.type);
+    switch (call.collective) {
+    case ALL_REDUCE:
+        reduce(receive + first * bytes, comm, 0, count, call);
+        break;
+    case REDUCE:
+        if (comm->rank == call.root) {
+            reduce(receive + first * bytes, comm, 0, count, call);
+        }
+        break;
+    case REDUCE_SCATTER: { // the part of the chunk that lies in this rank's share
+        const size_t share = call.count * (size_t)comm->rank;
+        const size_t low = std::max(first, share), high = std::min(first + count, share + call.count);
+        if (low < high) {
+            reduce(receive + (low - share) * bytes, comm, low - first, high - low, call);
+        }
+        break;
+    }
+    case ALL_GATHER:
+        for (int r = 0; r < comm->ranks; r++) {
+            memcpy(receive + ((size_t)r * call.count + first) * bytes, chunk_of(comm, r), count * bytes);
+        }
+        break;
+    case BROADCAST:
+        memcpy(receive + first * bytes, chunk_of(comm, call.root), count * bytes);
+        break;
+    }
+}
+
+void run(ncclComm* comm, const void* send, void* receive, const Call& call) {
+    const size_t bytes = type_bytes(call.type);
+    comm->calls++;
+    comm->shared->call[comm->rank] = call;
+    meet(comm);
+    compare_calls(comm);
+    const size_t total = call.collective == REDUCE_SCATTER ? call.count * (size_t)comm->ranks : call.count;
+    const bool sends = call.collective != BROADCAST || comm->rank == call.root;
+    for (size_t first = 0; first < total; first += CHUNK_BYTES / bytes) {
+        const size_t count = std::min(CHUNK_BYTES / bytes, total - first);
+        if (sends) {
+            memcpy(chunk_of(comm, comm->rank), (const char*)send + first * bytes, count * bytes);
+        }
+        meet(comm);
+        take_results(comm, (char*)receive, first, count, call);
+        meet(comm);
+    }
+}
+
+// Within a group, calls wait for its end.
+struct Pending {
+    cudaStream_t stream;
+    std::function<void()> work;
+};
+int group_depth = 0;
+std::vector<Pending>& pending() {
+    static auto* list = new std::vector<Pending>;
+    return *list;
+}
+
+ncclResult_t enqueue(ncclComm* comm, const void* send, void* receive, const Call& call, cudaStream_t stream) {
+    if (call.root < 0 || call.root >= comm->ranks) {
+        return ncclInvalidArgument;
+    }
+    if (call.count == 0) {
+        return ncclSuccess;
+    }
+    const bool sends = call.collective != BROADCAST || comm->rank == call.root;
+    const bool receives = call.collective != REDUCE || comm->rank == call.root;
+    const void* self = (const void*)&ncclAllReduce; // a name for the message
+    cusim_check_kernel_pointer(sends ? send : nullptr, 0, self);
+    cusim_check_kernel_pointer(receives ? receive : nullptr, 1, self);
+    auto work = [=] { run(comm, send, receive, call); };
+    if (group_depth) {
+        pending().push_back({stream, work});
+    } else {
+        cusim_enqueue(stream, true, work);
+    }
     return ncclSuccess;
 }
-}  // namespace
+
+} // namespace
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The interface
+
 extern "C" {
-ncclResult_t ncclGetVersion(int* v) { *v = NCCL_VERSION_CODE; return ncclSuccess; }
-const char* ncclGetErrorString(ncclResult_t r) { return r ? "nccl error" : "no error"; }
-ncclResult_t ncclGetUniqueId(ncclUniqueId* id) { memset(id, 0, sizeof *id); timespec t; clock_gettime(CLOCK_REALTIME, &t); snprintf(id->internal, sizeof id->internal, "/emunccl-%d-%lx", (int)getpid(), (unsigned long)t.tv_nsec + (unsigned long)t.tv_sec * 1000000000ul); return ncclSuccess; }
-ncclResult_t ncclCommInitRank(ncclComm_t* out, int n, ncclUniqueId id, int rank) {
-    if (n < 1 || n > MAXR || rank < 0 || rank >= n) return ncclInvalidArgument;
-    ncclComm* c = new ncclComm; c->rank = rank; c->n = n; c->seq = 0; c->len = sizeof(Shm) + (size_t)n * CH; memcpy(c->name, id.internal, sizeof c->name - 1); c->name[63] = 0;
-    int fd = shm_open(c->name, O_RDWR | O_CREAT, 0600); if (fd < 0 || ftruncate(fd, (off_t)c->len)) return ncclSystemError;
-    c->s = (Shm*)mmap(nullptr, c->len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0); close(fd); if (c->s == MAP_FAILED) return ncclSystemError;
-    c->s->joined++; time_t t0 = time(nullptr);
-    while (c->s->joined.load() < (unsigned)n) { usleep(1000); if (time(nullptr) - t0 > 60) return ncclSystemError; }
-    barrier(c); if (rank == 0) shm_unlink(c->name);
-    *out = c; return ncclSuccess;
+
+ncclResult_t ncclGetVersion(int* version) {
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
 }
-ncclResult_t ncclCommDestroy(ncclComm_t c) { cudaDeviceSynchronize(); munmap(c->s, c->len); delete c; return ncclSuccess; }
-ncclResult_t ncclCommCount(const ncclComm_t c, int* n) { *n = c->n; return ncclSuccess; }
-ncclResult_t ncclCommUserRank(const ncclComm_t c, int* r) { *r = c->rank; return ncclSuccess; }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* e) { *e = ncclSuccess; return ncclSuccess; }
-ncclResult_t ncclGroupStart(void) { depth++; return ncclSuccess; }
-ncclResult_t ncclGroupEnd(void) { if (--depth == 0) { for (auto& p : pend) cusim_enqueue(p.st, true, p.f); pend.clear(); } return ncclSuccess; }
-ncclResult_t ncclAllReduce(const void* s, void* r, size_t n, ncclDataType_t t, ncclRedOp_t o, ncclComm_t c, cudaStream_t st) { return go(c, 0, s, r, n, t, o, 0, st); }
-ncclResult_t ncclReduceScatter(const void* s, void* r, size_t n, ncclDataType_t t, ncclRedOp_t o, ncclComm_t c, cudaStream_t st) { return go(c, 1, s, r, n, t, o, 0, st); }
-ncclResult_t ncclAllGather(const void* s, void* r, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t st) { return go(c, 2, s, r, n, t, ncclSum, 0, st); }
-ncclResult_t ncclBroadcast(const void* s, void* r, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t st) { return go(c, 3, s, r, n, t, ncclSum, root, st); }
-ncclResult_t ncclReduce(const void* s, void* r, size_t n, ncclDataType_t t, ncclRedOp_t o, int root, ncclComm_t c, cudaStream_t st) { return go(c, 4, s, r, n, t, o, root, st); }
+const char* ncclGetErrorString(ncclResult_t result) {
+    return result == ncclSuccess           ? "no error"
+           : result == ncclInvalidArgument ? "invalid argument"
+           : result == ncclSystemError     ? "unhandled system error"
+                                           : "NCCL error";
 }
+const char* ncclGetLastError(ncclComm_t) { return ""; }
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+    timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    memset(id, 0, sizeof(*id));
+    snprintf(id->internal, sizeof(id->internal), "/cusim-nccl-%d-%lx", (int)getpid(),
+             (unsigned long)time.tv_nsec + (unsigned long)time.tv_sec * 1000000000ul);
+    return ncclSuccess;
+}
+
+// The id is the name of the shared memory, which lives until all have come.
+ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
+    if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks) {
+        return ncclInvalidArgument;
+    }
+    ncclComm* comm = new ncclComm();
+    comm->rank = rank;
+    comm->ranks = ranks;
+    comm->shared_bytes = sizeof(Shared) + (size_t)ranks * CHUNK_BYTES;
+    snprintf(comm->name, sizeof(comm->name), "%.*s", (int)sizeof(comm->name) - 1, id.internal);
+    const int file = shm_open(comm->name, O_RDWR | O_CREAT, 0600);
+    if (file < 0 || ftruncate(file, (off_t)comm->shared_bytes)) {
+        return ncclSystemError;
+    }
+    void* memory = mmap(nullptr, comm->shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (memory == MAP_FAILED) {
+        return ncclSystemError;
+    }
+    comm->shared = (Shared*)memory;
+    comm->shared->joined++;
+    for (const time_t start = time(nullptr); comm->shared->joined.load() < (unsigned)ranks;) {
+        usleep(1000);
+        if (time(nullptr) - start > timeout_s()) {
+            return ncclSystemError;
+        }
+    }
+    meet(comm);
+    if (rank == 0) {
+        shm_unlink(comm->name);
+    }
+    *out = comm;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    cudaDeviceSynchronize();
+    munmap(comm->shared, comm->shared_bytes);
+    delete comm;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommAbort(ncclComm_t comm) { // the other ranks end in their next collective
+    comm->shared->dead = 1;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommCount(const ncclComm_t comm, int* ranks) {
+    *ranks = comm->ranks;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
+    *rank = comm->rank;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
+    *error = ncclSuccess;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart(void) {
+    group_depth++;
+    return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd(void) {
+    if (group_depth == 0) {
+        return ncclInvalidUsage;
+    }
+    if (--group_depth == 0) {
+        for (const Pending& call : pending()) {
+            cusim_enqueue(call.stream, true, call.work);
+        }
+        pending().clear();
+    }
+    return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
+    return enqueue(comm, send, receive, {ALL_REDUCE, type, reduction, 0, count}, stream);
+}
+ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type,
+                               ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
+    return enqueue(comm, send, receive, {REDUCE_SCATTER, type, reduction, 0, count}, stream);
+}
+ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
+    return enqueue(comm, send, receive, {ALL_GATHER, type, ncclSum, 0, count}, stream);
+}
+ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+    return enqueue(comm, send, receive, {BROADCAST, type, ncclSum, root, count}, stream);
+}
+ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
+                        ncclRedOp_t reduction, int root, ncclComm_t comm, cudaStream_t stream) {
+    return enqueue(comm, send, receive, {REDUCE, type, reduction, root, count}, stream);
+}
+}
+
+#endif

@@ -1,0 +1,88 @@
+/*
+cusim_runtime.h -- what the CPU device's runtime (dev/cusim/src) offers to cusim.h and to llmc/ptx.cuh.
+
+needs:   cuda_runtime_api.h
+defines: CUSIM_LOC, CUSIM_L, the cusim_* entry points
+*/
+#ifndef CUSIM_RUNTIME_H
+#define CUSIM_RUNTIME_H
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include <cuda_runtime_api.h>
+
+// As last parameters: where the call stands. As arguments: passed on.
+#define CUSIM_LOC const char *cusim_f = __builtin_FILE(), int cusim_l = __builtin_LINE()
+#define CUSIM_L cusim_f, cusim_l
+
+// What a warp does together; all lanes of a mask must agree.
+enum {
+    CUSIM_SHFL = 1,
+    CUSIM_UP,
+    CUSIM_DOWN,
+    CUSIM_XOR,
+    CUSIM_VOTE,
+    CUSIM_SYNCWARP,
+    CUSIM_MATCH,
+    CUSIM_REDUCE,
+    CUSIM_MMA,
+    CUSIM_LDM
+};
+
+// How the predicates of __syncthreads_count, _or and _and are combined.
+enum { CUSIM_BARRIER_PLAIN, CUSIM_BARRIER_COUNT, CUSIM_BARRIER_OR, CUSIM_BARRIER_AND };
+
+enum { CUSIM_FENCE_BLOCK, CUSIM_FENCE_DEVICE };
+
+extern "C" {
+// Prints "CUSIM ERROR: ...", the kernel and the thread, and aborts.
+void cusim_die(const char* format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+
+// Barriers. `kind` is a CUSIM_BARRIER_*, `result` may be NULL. The named ones (bar.sync, bar.arrive) have ids
+// 1 to 15.
+void cusim_syncthreads(int kind, int predicate, int* result, const char* file, int line);
+void cusim_bar_sync(int id, int threads, const char* file, int line);
+void cusim_bar_arrive(int id, int threads, const char* file, int line);
+void cusim_grid_sync(const char* file, int line);
+void cusim_fence(int scope); // CUSIM_FENCE_*
+
+// Every lane of `mask` hands in `bytes` <= 16 bytes. Returns all 32 values, 16 bytes apart, valid until this
+// lane's next exchange but one.
+const unsigned char* cusim_warp_exchange(int op, unsigned mask, const void* value, unsigned bytes,
+                                         const char* file, int line);
+unsigned cusim_lane(void);
+unsigned cusim_activemask(void);
+void cusim_yield(void); // lets others run: the body of a loop that waits for memory to change
+
+// Shared memory of the running block.
+void* cusim_smem_dynamic(void);
+unsigned cusim_smem_dynamic_size(void);
+void* cusim_smem_static(void* identity, size_t bytes);
+
+// cp.async: source_bytes are copied, the rest of `bytes` is zeroed.
+void cusim_cp_async(void* to, const void* from, int bytes, int source_bytes);
+void cusim_cp_async_commit(void);
+void cusim_cp_async_wait(int groups_left);
+
+// wgmma: `run` is called when the thread waits for its group.
+void cusim_defer(void (*run)(void*, uint64_t, uint64_t), void* data, uint64_t a, uint64_t b);
+void cusim_defer_commit(void);
+void cusim_defer_wait(int groups_left);
+
+// mbarrier, and cp.async.bulk from global to shared memory that completes on one.
+void cusim_mbar_init(uint64_t* barrier, unsigned count);
+void cusim_mbar_arrive(uint64_t* barrier, unsigned expected_bytes, const char* file, int line);
+void cusim_mbar_wait(uint64_t* barrier, unsigned parity, const char* file, int line);
+void cusim_bulk_g2s(void* to, const void* from, unsigned bytes, uint64_t* barrier);
+
+// `kernel` only names itself in messages. `body` runs once for each device thread; it is moved from.
+cudaError_t cusim_launch(const cudaLaunchConfig_t* config, const void* kernel, std::function<void()>* body);
+void cusim_check_kernel_pointer(const void* pointer, int argument, const void* kernel);
+}
+
+// Puts work on a stream; `on_device`: it may touch device memory. Used by the cublasLt and NCCL twins.
+void cusim_enqueue(cudaStream_t stream, bool on_device, std::function<void()> work);
+
+#endif

@@ -1,0 +1,428 @@
+/*
+cusim_internal.h -- what the parts of the CPU device share.
+
+    cusim_config.cpp   environment, random numbers, cusim_die
+    cusim_fiber.cpp    stacks, the switch between them, the deadlock report
+    cusim_kernel.cpp   launches: blocks, their threads, their shared memory
+    cusim_barrier.cpp  barriers of blocks, grids and warps
+    cusim_async.cpp    copies and products that complete later: cp.async, cp.async.bulk, mbarrier, wgmma
+    cusim_memory.cpp   allocations, checks of pointers and ranges, copies
+    cusim_stream.cpp   streams and events, work in order
+    cusim_graph.cpp    stream capture and graphs
+    cusim_device.cpp   properties, limits, errors
+    cusim_lt.cpp       cublasLt        cusim_nccl.cpp     NCCL
+
+Each thread of a block runs on a stack of its own (a fiber) of the one host thread; it runs until a barrier or
+another primitive must wait, and then switches to the next. So the order of threads is ours to choose
+(CUSIM_ORDER), and a program that depends on it is seen.
+
+The runtime is compiled without the sanitizers (only for MemorySanitizer with it, because that one must see
+every store) and tells them what it does through their public functions, which are weak here: a NULL means
+"not that sanitizer".
+
+Three traps:
+  - Under ThreadSanitizer every device thread is a TSan fiber. malloc is instrumented, so memory that the
+runtime itself allocates or frees while a device thread runs would look shared between device threads: it is
+done inside a HostScope.
+  - Under MemorySanitizer libstdc++'s compiled parts (std::map, iostream, locale) are not instrumented and
+give false reports. Only what is entirely in headers is used: vector, deque, function.
+  - Objects that outlive main are allocated and never freed, so that no destructor runs before the last use.
+*/
+#ifndef CUSIM_INTERNAL_H
+#define CUSIM_INTERNAL_H
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "../include/cusim_runtime.h"
+
+#define CUSIM_WEAK __attribute__((weak))
+#define CUSIM_ALWAYS_INLINE static inline __attribute__((always_inline)) // the path of every switch
+
+extern "C" {
+CUSIM_WEAK void __asan_init(void);
+CUSIM_WEAK void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t bytes);
+CUSIM_WEAK void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* bytes);
+CUSIM_WEAK void __sanitizer_print_stack_trace(void);
+CUSIM_WEAK void __tsan_init(void);
+CUSIM_WEAK void* __tsan_get_current_fiber(void);
+CUSIM_WEAK void* __tsan_create_fiber(unsigned flags);
+CUSIM_WEAK void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+CUSIM_WEAK void __tsan_acquire(void*);
+CUSIM_WEAK void __tsan_release(void*);
+CUSIM_WEAK void __tsan_write_range(void*, unsigned long bytes);
+CUSIM_WEAK void __msan_init(void);
+CUSIM_WEAK void __msan_poison(const volatile void*, size_t bytes);
+CUSIM_WEAK void __msan_unpoison(const volatile void*, size_t bytes);
+CUSIM_WEAK void __msan_check_mem_is_initialized(const volatile void*, size_t bytes);
+}
+
+static inline bool sanitized() { return __asan_init || __tsan_init || __msan_init; }
+static inline void tsan_acquire(void* at) {
+    if (__tsan_acquire) {
+        __tsan_acquire(at);
+    }
+}
+static inline void tsan_release(void* at) {
+    if (__tsan_release) {
+        __tsan_release(at);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// cusim_config.cpp
+
+typedef enum { ORDER_UP, ORDER_DOWN, ORDER_RANDOM, ORDER_GREEDY } Order; // greedy: a warp as far as it goes
+typedef enum { STREAMS_EAGER, STREAMS_LAZY, STREAMS_RANDOM } StreamOrder;
+
+typedef struct {
+    Order order;
+    StreamOrder streams;
+    uint64_t seed;
+    int wave;            // blocks that run at the same time
+    bool protect, stats; // host access to device memory faults; numbers at exit
+} Config;
+extern const Config config;
+
+uint32_t random_below(uint32_t n); // the same sequence in every run with the same seed
+static inline bool order_is_random() { return config.order == ORDER_RANDOM || config.order == ORDER_GREEDY; }
+double now_s();
+const char* kernel_name(const void* kernel);
+unsigned long environment_number(const char* name, unsigned long otherwise, unsigned long min,
+                                 unsigned long max);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Device threads (cusim_fiber.cpp, cusim_kernel.cpp)
+
+struct Block;
+struct DeviceThread;
+
+struct Fiber {
+    void* stack_pointer; // while it does not run
+    char* stack;
+    size_t stack_bytes;
+    void* asan_fake_stack;
+};
+
+// Where the lanes of one mask meet. Results are doubled: a fast lane may be at its next exchange while a slow
+// one still reads this one's.
+struct Rendezvous {
+    unsigned mask, arrived;
+    int op, line, parity;
+    const char* file;
+    char sync[2][8]; // an address for ThreadSanitizer, likewise doubled
+    DeviceThread* waiting[32];
+    alignas(16) unsigned char values[2][512];
+};
+
+struct Warp {
+    unsigned present, exited; // lanes
+    Rendezvous meeting[8];    // masks in flight at the same time
+};
+
+struct Barrier {
+    unsigned arrived, expected;
+    int parity, line, accumulator, result[2];
+    const char* file;
+    char sync[2][8];
+    std::vector<DeviceThread*> waiting;
+};
+
+struct AsyncCopy {
+    char* to;
+    const char* from;
+    int bytes, source_bytes, group;
+};
+struct DeferredCall {
+    void (*run)(void*, uint64_t, uint64_t);
+    void* data;
+    uint64_t a, b;
+    int group;
+};
+struct BulkCopy {
+    char* to;
+    const char* from;
+    unsigned bytes;
+    uint64_t* barrier;
+};
+
+typedef enum { THREAD_NEW, THREAD_RUNNING, THREAD_BLOCKED, THREAD_READY, THREAD_DONE } ThreadState;
+
+struct DeviceThread {
+    uint3 index;
+    unsigned lane;
+    Warp* warp;
+    Block* block;
+    Fiber* fiber;     // the one it runs on
+    Fiber* own_fiber; // under ThreadSanitizer, its own for ever; else NULL
+    void* tsan_fiber;
+    ThreadState state;
+    const char *why, *file; // what it waits for, for the deadlock report
+    int line;
+    int copy_group, deferred_group; // the groups being filled
+    std::vector<AsyncCopy> copies;
+    std::vector<DeferredCall> deferred;
+};
+
+struct SharedArray {
+    void* identity; // of its declaration
+    char* data;
+    size_t bytes;
+};
+
+struct Block {
+    uint3 index;
+    unsigned threads;
+    Barrier barriers[16]; // 0 is __syncthreads
+    char fence[8];        // an address for ThreadSanitizer
+    std::vector<Warp> warps;
+    char* dynamic_shared;
+    size_t dynamic_bytes;
+    std::vector<SharedArray> arrays;
+    std::vector<BulkCopy> bulk_copies;
+};
+
+// First in, first out, or taken from the middle. Never allocates while device threads run.
+struct ReadyQueue {
+    std::vector<DeviceThread*> slots; // a power of two
+    unsigned head, tail;
+
+    void reset(unsigned threads) {
+        unsigned capacity = 1;
+        while (capacity < threads + 1) {
+            capacity *= 2;
+        }
+        if (slots.size() < capacity) {
+            slots.resize(capacity);
+        }
+        head = tail = 0;
+    }
+    bool empty() const { return head == tail; }
+    unsigned size() const { return tail - head; }
+    DeviceThread*& at(unsigned i) { return slots[(head + i) & (slots.size() - 1)]; }
+    void push(DeviceThread* thread) { slots[tail++ & (slots.size() - 1)] = thread; }
+    DeviceThread* take(unsigned i) {
+        std::swap(at(0), at(i));
+        return slots[head++ & (slots.size() - 1)];
+    }
+};
+
+// The kernel that runs, and what is kept for the next one.
+struct Engine {
+    const void* kernel;
+    const std::function<void()>* body; // NULL while no kernel runs
+    bool cooperative;
+
+    std::vector<Block> blocks;         // of this wave
+    std::vector<DeviceThread> threads; // of this wave; entries beyond `count` are left from larger ones
+    std::vector<unsigned> order;       // threads are started in
+    unsigned count, started, alive;
+    unsigned long spins; // yields since something last happened
+    DeviceThread* current;
+    Warp* last_warp;
+    ReadyQueue ready;
+    Barrier grid;
+
+    Fiber host;
+    std::vector<Fiber*> idle_fibers;
+    unsigned fibers;
+
+    // ThreadSanitizer: all threads start after kernel_start and end before kernel_end; nothing orders two
+    // blocks.
+    char kernel_start[8], kernel_end[8];
+    void *tsan_host, *tsan_copy_engine;
+    std::vector<void*> tsan_fibers;
+    std::vector<Fiber*> tsan_stacks;
+    unsigned tsan_rotation;
+
+    std::vector<SharedArray> array_cache; // without sanitizers, shared memory is used again by the next block
+    char* dynamic_cache;
+    size_t dynamic_cache_bytes;
+    std::vector<char*> garbage; // shared memory to free when no block can look at it any more
+    size_t garbage_bytes;
+
+    unsigned long total_launches, total_blocks, total_threads, total_switches;
+};
+extern Engine& engine;
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+Fiber* fiber_new();
+void fiber_learn_host_stack();
+void die_of_deadlock() __attribute__((noreturn));
+extern "C" void cusim_swap_stacks(void** save, void* load);
+
+// The runtime's own memory is managed as the host, or as the copy engine, for ThreadSanitizer.
+struct HostScope {
+    void* device_thread;
+    explicit HostScope(void* as = nullptr)
+        : device_thread(engine.current && __tsan_switch_to_fiber ? engine.current->tsan_fiber : nullptr) {
+        if (device_thread) {
+            __tsan_switch_to_fiber(as ? as : engine.tsan_host, 1);
+        }
+    }
+    ~HostScope() {
+        if (device_thread) {
+            __tsan_switch_to_fiber(device_thread, 1);
+        }
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The scheduler
+
+// From one stack to another; `thread` is the device thread that runs there, NULL for the host.
+CUSIM_ALWAYS_INLINE void fiber_switch(Fiber* from, Fiber* to, DeviceThread* thread) {
+    engine.total_switches++;
+    engine.current = thread;
+    if (thread) {
+        threadIdx = thread->index;
+        blockIdx = thread->block->index;
+    }
+    if (__tsan_switch_to_fiber) {
+        __tsan_switch_to_fiber(thread ? thread->tsan_fiber : engine.tsan_host, 1);
+    }
+    if (__sanitizer_start_switch_fiber) {
+        __sanitizer_start_switch_fiber(&from->asan_fake_stack, to->stack, to->stack_bytes);
+    }
+    cusim_swap_stacks(&from->stack_pointer, to->stack_pointer);
+    if (__sanitizer_finish_switch_fiber) {
+        __sanitizer_finish_switch_fiber(from->asan_fake_stack, nullptr, nullptr);
+    }
+}
+
+CUSIM_ALWAYS_INLINE void thread_make_ready(DeviceThread* thread) {
+    thread->state = THREAD_READY;
+    engine.ready.push(thread);
+}
+
+static inline void thread_wake(DeviceThread* thread) {
+    thread_make_ready(thread);
+    engine.spins = 0;
+}
+
+// The next of the ready threads, of which there is at least one.
+CUSIM_ALWAYS_INLINE DeviceThread* thread_take_ready() {
+    unsigned i = 0;
+    if (order_is_random()) {
+        i = random_below(engine.ready.size());
+    }
+    if (config.order == ORDER_GREEDY) {
+        for (unsigned k = 0; k < engine.ready.size(); k++) {
+            if (engine.ready.at(k)->warp == engine.last_warp) {
+                i = k;
+                break;
+            }
+        }
+    }
+    DeviceThread* thread = engine.ready.take(i);
+    engine.last_warp = thread->warp;
+    thread->state = THREAD_RUNNING;
+    return thread;
+}
+
+// The next thread that has not begun, and the stack for it, without switching.
+CUSIM_ALWAYS_INLINE DeviceThread* thread_take_new() {
+    return &engine.threads[engine.order[engine.started++]];
+}
+CUSIM_ALWAYS_INLINE Fiber* thread_stack(DeviceThread* thread) {
+    if (thread->own_fiber) {
+        return thread->own_fiber;
+    }
+    if (engine.idle_fibers.empty()) {
+        return fiber_new();
+    }
+    Fiber* fiber = engine.idle_fibers.back();
+    engine.idle_fibers.pop_back();
+    return fiber;
+}
+CUSIM_ALWAYS_INLINE void thread_begin(DeviceThread* thread, Fiber* fiber) {
+    thread->state = THREAD_RUNNING;
+    thread->fiber = fiber;
+    engine.current = thread;
+    threadIdx = thread->index;
+    blockIdx = thread->block->index;
+}
+
+// The running thread cannot go on, or need not: another does. Threads that have not begun come first, except
+// that `random` mixes them with those that can go on, and `greedy` begins one only when nobody else can run.
+CUSIM_ALWAYS_INLINE void thread_switch_away() {
+    DeviceThread* me = engine.current;
+    Fiber* my_fiber = me->fiber;
+    const bool any_new = engine.started < engine.count, any_ready = !engine.ready.empty();
+    if (any_new && (!any_ready || !order_is_random() || (config.order == ORDER_RANDOM && random_below(4)))) {
+        DeviceThread* thread = thread_take_new();
+        Fiber* fiber = thread_stack(thread);
+        thread_begin(thread, fiber);
+        fiber_switch(my_fiber, fiber, thread);
+    } else if (any_ready) {
+        DeviceThread* thread = thread_take_ready();
+        if (thread != me) {
+            fiber_switch(my_fiber, thread->fiber, thread);
+        }
+    } else {
+        die_of_deadlock();
+    }
+}
+
+CUSIM_ALWAYS_INLINE void thread_wait(const char* why, const char* file, int line) {
+    DeviceThread* thread = engine.current;
+    thread->state = THREAD_BLOCKED;
+    thread->why = why;
+    thread->file = file;
+    thread->line = line;
+    thread_switch_away();
+}
+
+// In random order, sometimes: the thread that completed a barrier does not go on first.
+CUSIM_ALWAYS_INLINE void thread_perhaps_let_others_go() {
+    if (config.order == ORDER_RANDOM && random_below(2)) {
+        thread_make_ready(engine.current);
+        thread_switch_away();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Kernels, memory, streams
+
+void kernel_run(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes, bool cooperative,
+                const std::function<void()>& body);
+void barrier_reset(Barrier* barrier, unsigned threads);
+
+typedef enum {
+    MEMORY_DEVICE,
+    MEMORY_HOST,
+    MEMORY_REGISTERED
+} MemoryKind; // HOST: pinned; REGISTERED: pinned later
+typedef struct {
+    char* data;
+    size_t bytes;
+    MemoryKind kind;
+} Allocation;
+Allocation* allocation_of(const void* pointer); // that it points into; NULL: none, pageable host memory
+size_t device_memory_bytes();
+void device_memory_open(); // CUSIM_PROTECT: around work that may touch device memory
+void device_memory_close();
+
+struct Operation {
+    std::function<void()> run;
+    bool on_device;
+};
+void operation_run(const Operation& operation);
+
+struct Capture;
+struct CUstream_st* stream_of(cudaStream_t stream);
+bool stream_is_capturing(cudaStream_t stream);
+void stream_drain(cudaStream_t stream);
+// May `stream` be given work? Otherwise the error, and the capture that forbids it is spoiled.
+cudaError_t stream_accepts(cudaStream_t stream);
+// May a call that waits or allocates be made? Not during a capture.
+cudaError_t synchronizing_call();
+
+size_t kernel_dynamic_limit(const void* kernel);
+cudaError_t failed(cudaError_t error); // remembers it for cudaGetLastError
+
+#endif

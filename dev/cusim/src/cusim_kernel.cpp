@@ -1,0 +1,395 @@
+// cusim_kernel.cpp -- launches: blocks in waves, their threads, their shared memory.
+#include "cusim_internal.h"
+
+#include <algorithm>
+
+enum { DYNAMIC_DEFAULT_BYTES = 48 << 10, STATIC_MAX_BYTES = 48 << 10 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shared memory. Under a sanitizer, and where blocks run together, each block gets allocations of its own;
+// otherwise one is used again by every block, filled with garbage again.
+
+static const size_t GARBAGE_MAX_BYTES = (size_t)256 << 20;
+
+static bool shared_is_fresh() { return sanitized() || engine.cooperative || config.wave > 1; }
+
+static void fill_with_garbage(char* data, size_t bytes) {
+    if (__msan_poison) {
+        __msan_poison(data, bytes);
+    } else {
+        memset(data, 0xff, bytes); // NaN, or -1
+    }
+}
+
+// Aligned as the swizzled layouts of wgmma need it.
+static char* shared_new(size_t bytes) {
+    void* data = nullptr;
+    if (posix_memalign(&data, 1024, bytes ? bytes : 1)) {
+        cusim_die("no memory for shared memory");
+    }
+    fill_with_garbage((char*)data, bytes ? bytes : 1);
+    return (char*)data;
+}
+
+static char* array_from_cache(void* identity, size_t bytes) {
+    for (SharedArray& cached : engine.array_cache) {
+        if (cached.identity == identity && cached.bytes == bytes) {
+            fill_with_garbage(cached.data, bytes);
+            return cached.data;
+        }
+    }
+    char* data = shared_new(bytes);
+    engine.array_cache.push_back({identity, data, bytes});
+    return data;
+}
+
+static char* dynamic_from_cache(size_t bytes) {
+    if (engine.dynamic_cache_bytes < bytes) {
+        free(engine.dynamic_cache);
+        engine.dynamic_cache = shared_new(bytes);
+        engine.dynamic_cache_bytes = bytes;
+    } else if (bytes) {
+        fill_with_garbage(engine.dynamic_cache, bytes);
+    }
+    return engine.dynamic_cache;
+}
+
+extern "C" void* cusim_smem_dynamic(void) { return engine.current->block->dynamic_shared; }
+extern "C" unsigned cusim_smem_dynamic_size(void) { return (unsigned)engine.current->block->dynamic_bytes; }
+
+// The first thread that comes to the declaration allocates. What it did comes before what the others do with
+// the array.
+extern "C" void* cusim_smem_static(void* identity, size_t bytes) {
+    Block* block = engine.current->block;
+    size_t total = bytes;
+    for (const SharedArray& array : block->arrays) {
+        if (array.identity == identity) {
+            tsan_acquire(array.data);
+            return array.data;
+        }
+        total += array.bytes;
+    }
+    if (total > STATIC_MAX_BYTES) {
+        cusim_die("static shared memory of a block exceeds 48 KiB (%zu)", total);
+    }
+    char* data;
+    {
+        HostScope as_host;
+        data = shared_is_fresh() ? shared_new(bytes) : array_from_cache(identity, bytes);
+        block->arrays.push_back({identity, data, bytes});
+        tsan_release(data);
+    }
+    tsan_acquire(data);
+    return data;
+}
+
+static void throw_away(char* data, size_t bytes) {
+    engine.garbage.push_back(data);
+    engine.garbage_bytes += bytes;
+}
+
+static void free_garbage() {
+    tsan_acquire(engine.kernel_end);
+    for (char* data : engine.garbage) {
+        free(data);
+    }
+    engine.garbage.clear();
+    engine.garbage_bytes = 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A wave: the blocks that run at the same time
+
+static void warp_reset(Warp* warp, unsigned lanes) {
+    warp->present = lanes >= 32 ? ~0u : (1u << lanes) - 1;
+    warp->exited = 0;
+    for (Rendezvous& meeting : warp->meeting) {
+        meeting.mask = meeting.arrived = 0;
+        meeting.parity = 0;
+    }
+}
+
+static void block_reset(Block* block, unsigned long number, dim3 grid, unsigned threads,
+                        size_t dynamic_bytes) {
+    block->index = {(unsigned)(number % grid.x), (unsigned)(number / grid.x % grid.y),
+                    (unsigned)(number / ((unsigned long)grid.x * grid.y))};
+    block->threads = threads;
+    for (Barrier& barrier : block->barriers) {
+        barrier_reset(&barrier, threads);
+    }
+    const unsigned warps = (threads + 31) / 32;
+    if (block->warps.size() < warps) {
+        block->warps.resize(warps);
+    }
+    for (unsigned w = 0; w < warps; w++) {
+        warp_reset(&block->warps[w], threads - 32 * w);
+    }
+    block->arrays.clear();
+    block->bulk_copies.clear();
+    block->dynamic_bytes = dynamic_bytes;
+    block->dynamic_shared = shared_is_fresh() ? shared_new(dynamic_bytes) : dynamic_from_cache(dynamic_bytes);
+}
+
+static void thread_reset(DeviceThread* thread, Block* block, unsigned i, dim3 shape) {
+    thread->index = {i % shape.x, i / shape.x % shape.y, i / (shape.x * shape.y)};
+    thread->lane = i % 32;
+    thread->warp = &block->warps[i / 32];
+    thread->block = block;
+    thread->state = THREAD_NEW;
+    thread->why = nullptr;
+    thread->copy_group = thread->deferred_group = 0;
+}
+
+// ThreadSanitizer: thread i of the next block must not run on the fiber of thread i of the last one, or the
+// two would seem to be ordered and a race between blocks be missed. So there are more fibers than threads,
+// and they rotate.
+static void give_tsan_fibers() {
+    if (!__tsan_create_fiber) {
+        return;
+    }
+    if (!engine.tsan_copy_engine) {
+        engine.tsan_copy_engine = __tsan_create_fiber(0);
+    }
+    while (engine.tsan_fibers.size() < engine.count + 7) {
+        engine.tsan_fibers.push_back(__tsan_create_fiber(0));
+        engine.tsan_stacks.push_back(fiber_new());
+    }
+    for (unsigned i = 0; i < engine.count; i++) {
+        const size_t k = (i + engine.tsan_rotation) % engine.tsan_fibers.size();
+        engine.threads[i].tsan_fiber = engine.tsan_fibers[k];
+        engine.threads[i].own_fiber = engine.tsan_stacks[k];
+    }
+    engine.tsan_rotation = (engine.tsan_rotation + 5) % 4096;
+    engine.tsan_host = __tsan_get_current_fiber();
+    tsan_release(engine.kernel_start);
+}
+
+// Everything device threads will need is reserved here: they must not allocate.
+static void reserve_for_wave(unsigned blocks, unsigned threads) {
+    engine.count = engine.alive = blocks * threads;
+    engine.started = 0;
+    engine.spins = 0;
+    if (engine.blocks.size() < blocks) {
+        engine.blocks.resize(blocks);
+    }
+    if (engine.threads.size() < engine.count) {
+        engine.threads.resize(engine.count);
+        engine.order.resize(engine.count);
+    }
+    engine.ready.reset(engine.count);
+    engine.idle_fibers.reserve(engine.count + 1);
+    barrier_reset(&engine.grid, engine.count);
+}
+
+static void choose_order() {
+    const auto first = engine.order.begin();
+    for (unsigned i = 0; i < engine.count; i++) {
+        first[i] = i;
+    }
+    if (config.order == ORDER_DOWN) {
+        std::reverse(first, first + engine.count);
+    }
+    for (unsigned i = engine.count; config.order == ORDER_RANDOM && i > 1; i--) {
+        std::swap(first[i - 1], first[random_below(i)]);
+    }
+}
+
+static void block_end(Block* block) {
+    if (shared_is_fresh()) {
+        throw_away(block->dynamic_shared, block->dynamic_bytes);
+        for (const SharedArray& array : block->arrays) {
+            throw_away(array.data, array.bytes);
+        }
+    }
+    if (!block->bulk_copies.empty()) {
+        cusim_die("block ended with a bulk copy in flight (kernel %s)", kernel_name(engine.kernel));
+    }
+}
+
+static void run_wave(unsigned long first_block, unsigned blocks, dim3 grid, dim3 shape,
+                     size_t dynamic_bytes) {
+    const unsigned threads = shape.x * shape.y * shape.z;
+    reserve_for_wave(blocks, threads);
+    for (unsigned b = 0; b < blocks; b++) {
+        block_reset(&engine.blocks[b], first_block + b, grid, threads, dynamic_bytes);
+        for (unsigned i = 0; i < threads; i++) {
+            thread_reset(&engine.threads[b * threads + i], &engine.blocks[b], i, shape);
+        }
+    }
+    give_tsan_fibers();
+    choose_order();
+    DeviceThread* thread = thread_take_new();
+    Fiber* fiber = thread_stack(thread);
+    thread_begin(thread, fiber);
+    fiber_switch(&engine.host, fiber, thread); // comes back when all have ended
+    engine.current = nullptr;
+    for (unsigned b = 0; b < blocks; b++) {
+        block_end(&engine.blocks[b]);
+    }
+    // Under ThreadSanitizer an address that is used again by the next block would order the two: keep it for
+    // later.
+    if (!__tsan_init || engine.garbage_bytes > GARBAGE_MAX_BYTES) {
+        free_garbage();
+        tsan_release(engine.kernel_start);
+    }
+    engine.total_blocks += blocks;
+    engine.total_threads += engine.count;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A kernel
+
+// The i-th wave to run. In random order i -> i * factor + offset, a permutation if the factor has no divisor
+// in common with the number of waves.
+typedef struct {
+    unsigned long count, factor, offset;
+} WaveOrder;
+
+static WaveOrder wave_order(unsigned long count) {
+    WaveOrder order = {count, 1, 0};
+    if (order_is_random() && count > 1) {
+        order.offset = random_below((uint32_t)count);
+        do {
+            order.factor = 1 + random_below((uint32_t)count);
+        } while (std::__gcd(order.factor, count) != 1);
+    }
+    return order;
+}
+
+static unsigned long wave_at(WaveOrder order, unsigned long i) {
+    return config.order == ORDER_DOWN ? order.count - 1 - i : (i * order.factor + order.offset) % order.count;
+}
+
+struct KernelTime {
+    const void* kernel;
+    unsigned long launches;
+    double s;
+};
+static std::vector<KernelTime>& kernel_times() {
+    static auto* times = new std::vector<KernelTime>;
+    return *times;
+}
+static void add_kernel_time(const void* kernel, double s) {
+    for (KernelTime& time : kernel_times()) {
+        if (time.kernel == kernel) {
+            time.launches++;
+            time.s += s;
+            return;
+        }
+    }
+    kernel_times().push_back({kernel, 1, s});
+}
+
+void kernel_run(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes, bool cooperative,
+                const std::function<void()>& body) {
+    const unsigned long blocks = (unsigned long)grid.x * grid.y * grid.z;
+    const unsigned long wave = cooperative ? blocks : (unsigned long)config.wave;
+    const WaveOrder order = wave_order((blocks + wave - 1) / wave);
+    const double start_s = config.stats ? now_s() : 0;
+    fiber_learn_host_stack();
+    engine.kernel = kernel;
+    engine.body = &body;
+    engine.cooperative = cooperative;
+    gridDim = grid;
+    blockDim = block;
+    engine.total_launches++;
+    tsan_release(engine.kernel_start);
+    for (unsigned long i = 0; i < order.count; i++) {
+        const unsigned long first = wave_at(order, i) * wave;
+        run_wave(first, (unsigned)std::min(wave, blocks - first), grid, block, dynamic_bytes);
+    }
+    engine.body = nullptr;
+    free_garbage();
+    if (config.stats) {
+        add_kernel_time(kernel, now_s() - start_s);
+    }
+}
+
+__attribute__((destructor)) static void print_stats() {
+    if (!config.stats) {
+        return;
+    }
+    fprintf(stderr, "cusim: %lu launches, %lu blocks, %lu threads, %lu switches, %u stacks\n",
+            engine.total_launches, engine.total_blocks, engine.total_threads, engine.total_switches,
+            engine.fibers);
+    for (const KernelTime& time : kernel_times()) {
+        fprintf(stderr, "  %-60.60s %6lu x %9.1f us\n", kernel_name(time.kernel), time.launches,
+                1e6 * time.s / (double)time.launches);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Launching
+
+struct DynamicLimit {
+    const void* kernel;
+    size_t bytes;
+};
+static std::vector<DynamicLimit>& dynamic_limits() {
+    static auto* limits = new std::vector<DynamicLimit>;
+    return *limits;
+}
+
+// What cudaFuncSetAttribute allowed, or the 48 KiB that need no permission.
+size_t kernel_dynamic_limit(const void* kernel) {
+    for (const DynamicLimit& limit : dynamic_limits()) {
+        if (limit.kernel == kernel) {
+            return limit.bytes;
+        }
+    }
+    return DYNAMIC_DEFAULT_BYTES;
+}
+
+extern "C" cudaError_t CUDARTAPI cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute,
+                                                      int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) {
+        return cudaSuccess; // hints
+    }
+    if (value < 0 || value > 227 << 10) {
+        return failed(cudaErrorInvalidValue);
+    }
+    for (DynamicLimit& limit : dynamic_limits()) {
+        if (limit.kernel == kernel) {
+            limit.bytes = (size_t)value;
+            return cudaSuccess;
+        }
+    }
+    dynamic_limits().push_back({kernel, (size_t)value});
+    return cudaSuccess;
+}
+
+static bool is_cooperative(const cudaLaunchConfig_t* launch) {
+    for (unsigned i = 0; i < launch->numAttrs; i++) {
+        if (launch->attrs[i].id == cudaLaunchAttributeCooperative && launch->attrs[i].val.cooperative) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_possible(dim3 grid, dim3 block) {
+    const size_t threads = (size_t)block.x * block.y * block.z;
+    return grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535 &&
+           threads && threads <= 1024 && block.z <= 64;
+}
+
+extern "C" cudaError_t cusim_launch(const cudaLaunchConfig_t* launch, const void* kernel,
+                                    std::function<void()>* body) {
+    const dim3 grid = launch->gridDim, block = launch->blockDim;
+    const size_t dynamic_bytes = launch->dynamicSmemBytes;
+    const bool cooperative = is_cooperative(launch);
+    if (!is_possible(grid, block)) {
+        return failed(cudaErrorInvalidConfiguration);
+    }
+    if (dynamic_bytes > kernel_dynamic_limit(kernel)) {
+        return failed(cudaErrorInvalidValue);
+    }
+    const cudaError_t error = stream_accepts(launch->stream);
+    if (error != cudaSuccess) {
+        return error;
+    }
+    cusim_enqueue(launch->stream, true, [=, body = std::move(*body)] {
+        kernel_run(kernel, grid, block, dynamic_bytes, cooperative, body);
+    });
+    return cudaSuccess;
+}

@@ -1,0 +1,377 @@
+// cusim_memory.cpp -- device and pinned memory, what a pointer points into, and copies. Device memory is
+// ordinary memory of its own allocation, so that AddressSanitizer sees its ends; it begins full of garbage.
+#include "cusim_internal.h"
+
+#include <algorithm>
+#include <csignal>
+#include <execinfo.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+// Sorted by address.
+static std::vector<Allocation>& allocations() {
+    static auto* list = new std::vector<Allocation>;
+    return *list;
+}
+static size_t device_bytes_used = 0;
+
+// Read at every call, so that a test can change it.
+size_t device_memory_bytes() { return environment_number("CUSIM_MEMORY_MIB", 4096, 0, 1ul << 30) << 20; }
+
+static std::vector<Allocation>::iterator first_after(const void* pointer) {
+    return std::upper_bound(allocations().begin(), allocations().end(), (char*)pointer,
+                            [](char* address, const Allocation& a) { return address < a.data; });
+}
+
+static void allocation_add(char* data, size_t bytes, MemoryKind kind) {
+    allocations().insert(first_after(data), Allocation{data, bytes, kind});
+}
+
+Allocation* allocation_of(const void* pointer) {
+    auto after = first_after(pointer);
+    if (after == allocations().begin()) {
+        return nullptr;
+    }
+    Allocation* found = &*(after - 1);
+    const char* p = (const char*)pointer;
+    return p < found->data + found->bytes || p == found->data ? found : nullptr;
+}
+
+// Takes the allocation that begins at `pointer` off the list; NULL if there is none of this kind.
+static bool allocation_remove(void* pointer, MemoryKind kind) {
+    Allocation* found = allocation_of(pointer);
+    if (!found || found->data != pointer || found->kind != kind) {
+        return false;
+    }
+    if (kind == MEMORY_DEVICE) {
+        device_bytes_used -= found->bytes;
+    }
+    allocations().erase(allocations().begin() + (found - allocations().data()));
+    return true;
+}
+
+extern "C" void cusim_check_kernel_pointer(const void* pointer, int argument, const void* kernel) {
+    if (pointer && !allocation_of(pointer)) {
+        cusim_die("argument %d of kernel %s is %p, which is not device or pinned memory", argument,
+                  kernel_name(kernel), pointer);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// CUSIM_PROTECT: device memory comes from one range of addresses that faults except while work of a stream
+// runs. Nothing of it is used again.
+
+static const size_t ARENA_BYTES = (size_t)16 << 30;
+enum { PAGE_BYTES = 4096 };
+static char* arena = nullptr;
+static size_t arena_used = 0;
+static int device_depth = 0; // graphs nest
+
+static void on_fault(int, siginfo_t* info, void*) {
+    const char* address = (const char*)info->si_addr;
+    if (address >= arena && address < arena + ARENA_BYTES) {
+        fprintf(stderr, "CUSIM ERROR: host code touched device memory at %p\n", (const void*)address);
+    } else {
+        fprintf(stderr, "CUSIM ERROR: segmentation fault at %p%s\n", (const void*)address,
+                engine.body ? " inside a kernel" : "");
+    }
+    void* frames[24];
+    backtrace_symbols_fd(frames, backtrace(frames, 24), STDERR_FILENO);
+    _exit(139);
+}
+
+static void arena_open() {
+    arena = (char*)mmap(nullptr, ARENA_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (arena == MAP_FAILED) {
+        cusim_die("no address space for CUSIM_PROTECT");
+    }
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, nullptr);
+}
+
+static void arena_set_rights(int rights) {
+    if (mprotect(arena, arena_used, rights)) {
+        cusim_die("mprotect failed");
+    }
+}
+
+static char* arena_alloc(size_t bytes) {
+    if (!arena) {
+        arena_open();
+    }
+    const size_t pages = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    char* data = arena + arena_used;
+    arena_used += pages + PAGE_BYTES; // with a page between allocations that belongs to none
+    if (arena_used > ARENA_BYTES) {
+        cusim_die("more than %zu MiB of device memory were allocated with CUSIM_PROTECT", ARENA_BYTES >> 20);
+    }
+    mprotect(data, pages, PROT_READ | PROT_WRITE);
+    memset(data, 0xff, pages);
+    if (!device_depth) {
+        mprotect(data, pages, PROT_NONE);
+    }
+    return data;
+}
+
+void device_memory_open() {
+    if (config.protect && arena && device_depth++ == 0) {
+        arena_set_rights(PROT_READ | PROT_WRITE);
+    }
+}
+void device_memory_close() {
+    if (config.protect && arena && --device_depth == 0) {
+        arena_set_rights(PROT_NONE);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Allocation
+
+// The exact size, so that the first byte behind it is in AddressSanitizer's red zone.
+static char* device_alloc(size_t bytes) {
+    if (config.protect) {
+        return arena_alloc(bytes);
+    }
+    void* data = nullptr;
+    if (posix_memalign(&data, 512, bytes ? bytes : 1)) {
+        return nullptr;
+    }
+    if (!__msan_init) {
+        memset(data, 0xff, bytes); // NaN, or -1; MemorySanitizer knows that it is not initialized
+    }
+    return (char*)data;
+}
+
+extern "C" {
+
+cudaError_t CUDARTAPI cudaMalloc(void** out, size_t bytes) {
+    if (!out) {
+        return failed(cudaErrorInvalidValue);
+    }
+    const cudaError_t error = synchronizing_call();
+    if (error != cudaSuccess) {
+        return error;
+    }
+    const size_t total = device_memory_bytes();
+    char* data = bytes > total || device_bytes_used > total - bytes ? nullptr : device_alloc(bytes);
+    if (!data) {
+        return failed(cudaErrorMemoryAllocation);
+    }
+    allocation_add(data, bytes, MEMORY_DEVICE);
+    device_bytes_used += bytes;
+    *out = data;
+    return cudaSuccess;
+}
+
+cudaError_t CUDARTAPI cudaFree(void* data) {
+    if (!data) {
+        return cudaSuccess;
+    }
+    const cudaError_t error = cudaDeviceSynchronize();
+    if (error != cudaSuccess) {
+        return error;
+    }
+    if (!allocation_remove(data, MEMORY_DEVICE)) {
+        return failed(cudaErrorInvalidValue);
+    }
+    if (!config.protect) {
+        free(data);
+    }
+    return cudaSuccess;
+}
+
+cudaError_t CUDARTAPI cudaHostAlloc(void** out, size_t bytes, unsigned) {
+    void* data = nullptr;
+    const cudaError_t error = synchronizing_call();
+    if (error != cudaSuccess) {
+        return error;
+    }
+    if (posix_memalign(&data, PAGE_BYTES, bytes ? bytes : 1)) {
+        return failed(cudaErrorMemoryAllocation);
+    }
+    allocation_add((char*)data, bytes, MEMORY_HOST);
+    *out = data;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMallocHost(void** out, size_t bytes) { return cudaHostAlloc(out, bytes, 0); }
+
+cudaError_t CUDARTAPI cudaFreeHost(void* data) {
+    if (!data) {
+        return cudaSuccess;
+    }
+    const cudaError_t error = cudaDeviceSynchronize();
+    if (error != cudaSuccess) {
+        return error;
+    }
+    if (!allocation_remove(data, MEMORY_HOST)) {
+        return failed(cudaErrorInvalidValue);
+    }
+    free(data);
+    return cudaSuccess;
+}
+
+cudaError_t CUDARTAPI cudaHostRegister(void* data, size_t bytes, unsigned) {
+    if (!data || !bytes) {
+        return failed(cudaErrorInvalidValue);
+    }
+    if (allocation_of(data)) {
+        return failed(cudaErrorHostMemoryAlreadyRegistered);
+    }
+    allocation_add((char*)data, bytes, MEMORY_REGISTERED);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaHostUnregister(void* data) {
+    cudaDeviceSynchronize();
+    return allocation_remove(data, MEMORY_REGISTERED) ? cudaSuccess
+                                                      : failed(cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+    *total_bytes = device_memory_bytes();
+    *free_bytes = *total_bytes > device_bytes_used ? *total_bytes - device_bytes_used : 0;
+    return cudaSuccess;
+}
+
+cudaError_t CUDARTAPI cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+    const Allocation* found = allocation_of(pointer);
+    const bool on_device = found && found->kind == MEMORY_DEVICE;
+    memset((void*)attributes, 0, sizeof(*attributes));
+    attributes->type = !found      ? cudaMemoryTypeUnregistered
+                       : on_device ? cudaMemoryTypeDevice
+                                   : cudaMemoryTypeHost;
+    attributes->device = found ? 0 : -2; // cudaInvalidDeviceId
+    attributes->devicePointer = found ? (void*)pointer : nullptr;
+    attributes->hostPointer = on_device ? nullptr : (void*)pointer;
+    return cudaSuccess;
+}
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Copies
+
+typedef enum { WANT_ANY, WANT_HOST, WANT_DEVICE } Want;
+
+static void check_range(const void* pointer, size_t bytes, Want want, const char* what) {
+    const Allocation* found = allocation_of(pointer);
+    const bool on_device = found && found->kind == MEMORY_DEVICE;
+    if (found && (const char*)pointer + bytes > found->data + found->bytes) {
+        cusim_die("%s: %zu bytes at %p run past the end of a %zu-byte allocation", what, bytes, pointer,
+                  found->bytes);
+    }
+    if (want == WANT_DEVICE && !on_device) {
+        cusim_die("%s: %p is not device memory", what, pointer);
+    }
+    if (want == WANT_HOST && on_device) {
+        cusim_die("%s: %p is device memory, host expected", what, pointer);
+    }
+}
+
+typedef struct {
+    char* to;
+    const char* from;
+    size_t to_pitch, from_pitch, width, height; // bytes; rows
+    cudaMemcpyKind kind;
+} Copy;
+
+static void copy_check(const Copy& c) {
+    const bool to_device = c.kind == cudaMemcpyHostToDevice || c.kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = c.kind == cudaMemcpyDeviceToHost || c.kind == cudaMemcpyDeviceToDevice;
+    const bool any = c.kind == cudaMemcpyDefault;
+    check_range(c.to, (c.height - 1) * c.to_pitch + c.width,
+                any         ? WANT_ANY
+                : to_device ? WANT_DEVICE
+                            : WANT_HOST,
+                "cudaMemcpy dst");
+    check_range(c.from, (c.height - 1) * c.from_pitch + c.width,
+                any           ? WANT_ANY
+                : from_device ? WANT_DEVICE
+                              : WANT_HOST,
+                "cudaMemcpy src");
+}
+
+static void copy_run(const Copy& c) {
+    for (size_t row = 0; row < c.height; row++) {
+        const char* from = c.from + row * c.from_pitch;
+        if (c.kind == cudaMemcpyDeviceToHost && __msan_check_mem_is_initialized) {
+            __msan_check_mem_is_initialized(from, c.width);
+        }
+        memcpy(c.to + row * c.to_pitch, from, c.width);
+    }
+}
+
+// As the device does it: pageable memory is read before the call returns (but by a graph when it runs), and
+// has been written when it returns; pinned memory is read and written some time.
+static cudaError_t copy_enqueue(Copy c, cudaStream_t stream) {
+    if (c.width == 0 || c.height == 0) {
+        return cudaSuccess;
+    }
+    if (c.to_pitch < c.width || c.from_pitch < c.width) {
+        return failed(cudaErrorInvalidPitchValue);
+    }
+    const cudaError_t error = stream_accepts(stream);
+    if (error != cudaSuccess) {
+        return error;
+    }
+    copy_check(c);
+    const bool capturing = stream_is_capturing(stream);
+    if (!allocation_of(c.from) && !capturing) {
+        std::vector<char> staged(c.from, c.from + (c.height - 1) * c.from_pitch + c.width);
+        cusim_enqueue(stream, true, [c, staged = std::move(staged)] {
+            Copy from_staged = c;
+            from_staged.from = staged.data();
+            copy_run(from_staged);
+        });
+    } else {
+        cusim_enqueue(stream, true, [c] { copy_run(c); });
+    }
+    if (!allocation_of(c.to) && !capturing) {
+        stream_drain(stream);
+    }
+    return cudaSuccess;
+}
+
+// The forms without a stream wait.
+static cudaError_t copy_now(Copy c) {
+    const cudaError_t error = synchronizing_call();
+    if (error != cudaSuccess) {
+        return error;
+    }
+    const cudaError_t result = copy_enqueue(c, nullptr);
+    stream_drain(nullptr);
+    return result;
+}
+
+extern "C" {
+
+cudaError_t CUDARTAPI cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                      cudaStream_t stream) {
+    return copy_enqueue({(char*)to, (const char*)from, bytes, bytes, bytes, 1, kind}, stream);
+}
+cudaError_t CUDARTAPI cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    return copy_now({(char*)to, (const char*)from, bytes, bytes, bytes, 1, kind});
+}
+cudaError_t CUDARTAPI cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                                        size_t width, size_t height, cudaMemcpyKind kind,
+                                        cudaStream_t stream) {
+    return copy_enqueue({(char*)to, (const char*)from, to_pitch, from_pitch, width, height, kind}, stream);
+}
+cudaError_t CUDARTAPI cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                                   size_t width, size_t height, cudaMemcpyKind kind) {
+    return copy_now({(char*)to, (const char*)from, to_pitch, from_pitch, width, height, kind});
+}
+
+cudaError_t CUDARTAPI cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+    const cudaError_t error = stream_accepts(stream);
+    if (error != cudaSuccess || bytes == 0) {
+        return error;
+    }
+    check_range(to, bytes, WANT_DEVICE, "cudaMemset");
+    cusim_enqueue(stream, true, [=] { memset(to, value, bytes); });
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemset(void* to, int value, size_t bytes) {
+    return cudaMemsetAsync(to, value, bytes, nullptr);
+}
+}
