@@ -1,0 +1,186 @@
+// test_classifier.cu -- softmax and cross-entropy on the GPU against the CPU: every type, both ways of
+// reading the row, padding, extremes.
+#include "llmc/classifier.cuh"
+#include "ops.h"
+
+// Half a unit in the last place of 1.
+template <class T> static double roundoff(void) {
+    return DTYPE_OF(T) == DTYPE_FP32 ? 0x1p-24 : DTYPE_OF(T) == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
+}
+
+// Device memory `shift` elements past an aligned address, filled with x rounded to T; x is rounded too.
+template <class T> static T* upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
+    T *host = (T*)check_alloc(n, sizeof(T), "host"), *memory = (T*)gpu_alloc(n + shift, sizeof(T), "test");
+    for (size_t i = 0; i < n; i++) {
+        host[i] = from_float<T>(x[i]);
+        x[i] = to_float(host[i]);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(memory + shift, host, n * sizeof(T), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    free(host);
+    return memory + shift;
+}
+
+template <class T> static float* download(const T* x, size_t n, const Gpu* gpu) {
+    T* host = (T*)check_alloc(n, sizeof(T), "host");
+    float* wide = ops_floats(n);
+    CUDA_CHECK(cudaMemcpyAsync(host, x, n * sizeof(T), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (size_t i = 0; i < n; i++) {
+        wide[i] = to_float(host[i]);
+    }
+    free(host);
+    return wide;
+}
+
+static int* upload_ints(const int* x, size_t n, const Gpu* gpu) {
+    int* memory = (int*)gpu_alloc(n, sizeof(int), "test");
+    CUDA_CHECK(cudaMemcpyAsync(memory, x, n * sizeof(int), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    return memory;
+}
+
+typedef struct {
+    int N, V, Vp;
+    float* logits; // on the host, rounded to T
+    int* target;
+    float *loss, *dlogits; // what the CPU says
+} Case;
+
+// The fast exponentials, the logarithm and what is made of them are wrong by 2^-18 at most; the CPU adds up V
+// / LANES terms in a row, whose roundings mostly cancel.
+template <class T>
+static void compare(const Case* k, const float* loss, const float* dlogits, float scale, const char* what) {
+    const double wrong = 0x1p-18 + 0x1p-28 * k->V / LANES;
+    for (int n = 0; n < k->N; n++) {
+        EXPECT_NEAR(loss[n], k->loss[n], wrong * (1 + fabs(k->loss[n])), "%s: row %d, V %d, %s", what, n,
+                    k->V, dtype_name(DTYPE_OF(T)));
+        for (int v = 0; v < k->Vp && dlogits; v++) {
+            const double want = k->dlogits[(size_t)n * k->Vp + v];
+            const double terms = fabs(want) + (v == k->target[n] ? scale : 0); // p scale and scale
+            const double tolerance = v < k->V ? roundoff<T>() * fabs(want) + wrong * terms + 0x1p-25 : 0;
+            EXPECT_NEAR(dlogits[(size_t)n * k->Vp + v], want, tolerance, "%s: row %d, column %d of %d, %s",
+                        what, n, v, k->V, dtype_name(DTYPE_OF(T)));
+        }
+    }
+}
+
+// Sets loss and dlogits, on the host, from `gpu`.
+template <class T>
+static void backward(float** loss, float** dlogits, const Case* k, float scale, size_t shift,
+                     const Gpu* gpu) {
+    const size_t n = (size_t)k->N * k->Vp;
+    T* logits = upload<T>(k->logits, n, shift, gpu);
+    int* target = upload_ints(k->target, k->N, gpu);
+    float* losses = upload<float>(ops_floats(k->N), k->N, 0, gpu);
+    classifier_backward(losses, logits, target, scale, k->N, k->V, k->Vp, gpu);
+    *loss = download(losses, k->N, gpu);
+    *dlogits = download(logits, n, gpu);
+    gpu_free(losses);
+    gpu_free(target);
+    gpu_free(logits - shift);
+}
+
+template <class T> static float* loss_only(const Case* k, size_t shift, const Gpu* gpu) {
+    const size_t n = (size_t)k->N * k->Vp;
+    T* logits = upload<T>(k->logits, n, shift, gpu);
+    int* target = upload_ints(k->target, k->N, gpu);
+    float* losses = upload<float>(ops_floats(k->N), k->N, 0, gpu);
+    classifier_loss(losses, logits, target, k->N, k->V, k->Vp, gpu);
+    EXPECT(ops_same_bits(download(logits, n, gpu), k->logits, n), "classifier_loss wrote to the logits");
+    float* loss = download(losses, k->N, gpu);
+    gpu_free(losses);
+    gpu_free(target);
+    gpu_free(logits - shift);
+    return loss;
+}
+
+static Case case_open(int N, int V, int Vp) {
+    const Case k = {N, V, Vp, ops_normal((size_t)N * Vp, 4), ops_below(N, V), ops_floats(N), NULL};
+    for (int i = 0; i < N * Vp;
+         i++) { // what stands in the padding must not matter; a CPU vector may look at it
+        k.logits[i] = i % Vp < V ? k.logits[i] : 10000.0f;
+    }
+    return k;
+}
+
+template <class T> static void test_case(Case* k, size_t shift, const Gpu* gpu) {
+    const float scale = 0.25f;
+    Gpu small = *gpu; // has no shared memory for a row
+    small.shared_bytes = 1024;
+    float *loss, *dlogits, *loss_again, *dlogits_again;
+    backward<T>(&loss, &dlogits, k, scale, shift, gpu); // rounds the logits
+    k->dlogits = ops_copy(k->logits, (size_t)k->N * k->Vp);
+    classifier_backward_cpu(k->loss, k->dlogits, k->target, scale, k->N, k->V, k->Vp);
+    compare<T>(k, loss, dlogits, scale, "one reading");
+    backward<T>(&loss_again, &dlogits_again, k, scale, shift, &small);
+    EXPECT(ops_same_bits(loss, loss_again, k->N), "loss of two readings, %d x %d", k->N, k->V);
+    EXPECT(ops_same_bits(dlogits, dlogits_again, (size_t)k->N * k->Vp), "dlogits of two readings, %d x %d",
+           k->N, k->V);
+    compare<T>(k, loss_only<T>(k, shift, gpu), NULL, scale, "loss only");
+}
+
+template <class T> static void test_size(int N, int V, int Vp, size_t shift, const Gpu* gpu) {
+    Case k = case_open(N, V, Vp);
+    test_case<T>(&k, shift, gpu);
+    ops_close("sizes");
+}
+
+// Rows of equal logits, of masked ones (-infinity), one that rules the others, and large ones.
+template <class T> static void test_extremes(const Gpu* gpu) {
+    enum { V = 2000, VP = 2048 };
+    Case k = case_open(5, V, VP);
+    for (int v = 0; v < V; v++) {
+        k.logits[0 * VP + v] = -3;
+        k.logits[1 * VP + v] = v % 100 == 7 ? k.logits[VP + v] : -INFINITY;
+        k.logits[2 * VP + v] = v == 1999 ? 500.0f : k.logits[2 * VP + v];
+        k.logits[3 * VP + v] += 10000;
+        k.logits[4 * VP + v] = -(float)v; // every element a smaller one
+    }
+    k.target[1] = 107;
+    test_case<T>(&k, 0, gpu);
+    ops_close("extremes");
+}
+
+// NaN and +infinity anywhere, the target or not, give a loss of NaN in their row and no other.
+template <class T> static void test_nan(const Gpu* gpu) {
+    enum { V = 777, VP = 784 };
+    Case k = case_open(5, V, VP);
+    k.logits[1 * VP + 0] = NAN;
+    k.logits[2 * VP + V - 1] = NAN;
+    k.logits[3 * VP + 400] = INFINITY;
+    k.logits[4 * VP + V] = NAN; // in the padding
+    k.target[1] = 5;
+    k.target[2] = V - 1;
+    float *loss, *dlogits;
+    const float* only = loss_only<T>(&k, 0, gpu);
+    backward<T>(&loss, &dlogits, &k, 1, 0, gpu);
+    for (int n = 0; n < 5; n++) {
+        const int wanted = n == 1 || n == 2 || n == 3;
+        EXPECT(isnan(loss[n]) == wanted && isnan(only[n]) == wanted, "row %d: %g %g", n, loss[n], only[n]);
+        EXPECT(isnan(dlogits[n * VP + 3]) == wanted, "row %d: dlogits %g", n, dlogits[n * VP + 3]);
+        EXPECT(dlogits[n * VP + V] == 0, "row %d: dlogits %g in the padding", n, dlogits[n * VP + V]);
+    }
+    ops_close("nan");
+}
+
+template <class T> static void test_type(const Gpu* gpu) {
+    const int sizes[][3] = {{1, 1, 1},     {3, 1, 8},       {31, 31, 31},    {33, 33, 128},    {2, 768, 768},
+                            {2, 769, 777}, {2, 1000, 1024}, {1, 9000, 9001}, {2, 50257, 50304}};
+    for (const int* size : sizes) {
+        test_size<T>(size[0], size[1], size[2], 0, gpu);
+    }
+    test_size<T>(3, 500, 512, 1, gpu); // no pack can be read here
+    test_extremes<T>(gpu);
+    test_nan<T>(gpu);
+}
+
+int main(void) {
+    Gpu gpu;
+    gpu_open(&gpu, 0);
+    test_type<float>(&gpu);
+    test_type<bf16>(&gpu);
+    test_type<fp16>(&gpu);
+    gpu_close(&gpu);
+    return test_done("classifier on the GPU");
+}

@@ -1,0 +1,284 @@
+// test_layernorm.cu -- layer normalization and the residual sum on the GPU against the CPU: every type, every
+// way through the launchers, gradients set and added, of both types, the same bits again.
+#include "llmc/layernorm.cuh"
+#include "ops.h"
+
+// Half a unit in the last place of 1.
+template <class T> static double roundoff(void) {
+    return DTYPE_OF(T) == DTYPE_FP32 ? 0x1p-24 : DTYPE_OF(T) == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
+}
+
+// Device memory `shift` elements past an aligned address, filled with x rounded to T; x is rounded too.
+template <class T> static T* upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
+    T *host = (T*)check_alloc(n, sizeof(T), "host"), *memory = (T*)gpu_alloc(n + shift, sizeof(T), "test");
+    for (size_t i = 0; i < n; i++) {
+        host[i] = from_float<T>(x[i]);
+        x[i] = to_float(host[i]);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(memory + shift, host, n * sizeof(T), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    free(host);
+    return memory + shift;
+}
+
+template <class T> static float* download(const T* x, size_t n, const Gpu* gpu) {
+    T* host = (T*)check_alloc(n, sizeof(T), "host");
+    float* wide = ops_floats(n);
+    CUDA_CHECK(cudaMemcpyAsync(host, x, n * sizeof(T), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (size_t i = 0; i < n; i++) {
+        wide[i] = to_float(host[i]);
+    }
+    free(host);
+    return wide;
+}
+
+// One rounding to T, and `limit` units of FLT_EPSILON of the terms an element is made of, where the sums have
+// another order than on the CPU.
+static const double limit = 8;
+template <class T>
+static void compare(const float* got, const float* want, const double* magnitude, size_t n, const char* what,
+                    int N, int C) {
+    for (size_t i = 0; i < n; i++) {
+        const double tolerance = roundoff<T>() * fabs(want[i]) + limit * FLT_EPSILON * magnitude[i] + 0x1p-25;
+        EXPECT_NEAR(got[i], want[i], tolerance, "%s of %d x %d, element %zu, %s", what, N, C, i,
+                    dtype_name(DTYPE_OF(T)));
+    }
+}
+
+typedef struct {
+    int N, C;
+    float *left, *right, *inp, *weight, *bias, *dout, *held; // on the host, rounded to T
+    float *mean, *rstd;                                      // on the host, as the GPU found them
+} Norm;
+
+// The arrays of one case on the GPU.
+template <class T> struct Device {
+    T *left, *right, *inp, *weight, *bias, *dout, *out;
+    float *mean, *rstd;
+};
+
+template <class T> static Device<T> device_open(const Norm* l, size_t shift, const Gpu* gpu) {
+    const size_t nc = (size_t)l->N * l->C;
+    float* nothing = ops_floats(nc);
+    const Device<T> d = {
+        upload<T>(l->left, nc, shift, gpu),           upload<T>(l->right, nc, shift, gpu),
+        upload<T>(nothing, nc, shift, gpu),           upload<T>(l->weight, l->C, shift, gpu),
+        upload<T>(l->bias, l->C, shift, gpu),         upload<T>(l->dout, nc, shift, gpu),
+        upload<T>(nothing, nc, shift, gpu),           upload<float>(ops_floats(l->N), l->N, 0, gpu),
+        upload<float>(ops_floats(l->N), l->N, 0, gpu)};
+    return d;
+}
+
+template <class T> static void device_close(const Device<T>* d, size_t shift) {
+    T* const arrays[] = {d->left, d->right, d->inp, d->weight, d->bias, d->dout, d->out};
+    for (T* array : arrays) {
+        gpu_free(array - shift);
+    }
+    gpu_free(d->mean);
+    gpu_free(d->rstd);
+}
+
+// How far roundings of one epsilon can move each result: see test_layernorm.c.
+static void forward_magnitude(const Norm* l, double* mean_size, double* rstd_size, double* out_size) {
+    for (int n = 0; n < l->N; n++) {
+        const float *x = l->inp + (size_t)n * l->C, mean = l->mean[n], rstd = l->rstd[n];
+        double size = 0, moved = 0;
+        for (int c = 0; c < l->C; c++) {
+            size += fabs(x[c]) / l->C;
+            moved += fabs(x[c] - mean) * (fabs(x[c]) + fabs(mean)) / l->C;
+        }
+        mean_size[n] = size;
+        rstd_size[n] = rstd * (1 + (double)rstd * rstd * moved);
+        for (int c = 0; c < l->C; c++) {
+            const double centered = (fabs(x[c]) + fabs(mean)) * rstd + fabs(x[c] - mean) * rstd_size[n];
+            out_size[(size_t)n * l->C + c] = fabs(l->weight[c]) * centered + fabs(l->bias[c]);
+        }
+    }
+}
+
+static void backward_magnitude(const Norm* l, double* dinp_size, double* dweight_size, double* dbias_size) {
+    for (int n = 0; n < l->N; n++) {
+        const float *x = l->inp + (size_t)n * l->C, *d = l->dout + (size_t)n * l->C;
+        double sum = 0, dot = 0;
+        for (int pass = 0; pass < 2; pass++) {
+            for (int c = 0; c < l->C; c++) {
+                const double norm = (fabs(x[c]) + fabs(l->mean[n])) * l->rstd[n],
+                             g = fabs(d[c] * l->weight[c]);
+                if (pass == 0) {
+                    sum += g / l->C;
+                    dot += g * norm / l->C;
+                    dweight_size[c] += fabs(d[c]) * norm;
+                    dbias_size[c] += fabs(d[c]);
+                } else {
+                    dinp_size[(size_t)n * l->C + c] =
+                        l->rstd[n] * (g + sum + norm * dot) + fabs(l->held[(size_t)n * l->C + c]);
+                }
+            }
+        }
+    }
+}
+
+template <class T> static void test_forward(Norm* l, const Device<T>* d, const Gpu* gpu) {
+    const int N = l->N, C = l->C;
+    const size_t nc = (size_t)N * C;
+    residual_forward(d->inp, d->left, d->right, nc, gpu);
+    l->inp = download(d->inp, nc, gpu);
+    for (size_t i = 0; i < nc; i++) {
+        EXPECT(l->inp[i] == to_float(from_float<T>(l->left[i] + l->right[i])),
+               "residual sum, element %zu of %zu", i, nc);
+    }
+    float *out = ops_floats(nc), *mean = ops_floats(N), *rstd = ops_floats(N);
+    layernorm_forward_cpu(out, mean, rstd, l->inp, l->weight, l->bias, N, C);
+    layernorm_forward(d->out, d->mean, d->rstd, d->inp, d->weight, d->bias, N, C, gpu);
+    l->mean = download(d->mean, N, gpu);
+    l->rstd = download(d->rstd, N, gpu);
+    const float* first = download(d->out, nc, gpu);
+    double *mean_size = ops_doubles(N), *rstd_size = ops_doubles(N), *out_size = ops_doubles(nc);
+    forward_magnitude(l, mean_size, rstd_size, out_size);
+    compare<float>(l->mean, mean, mean_size, N, "mean", N, C);
+    compare<float>(l->rstd, rstd, rstd_size, N, "rstd", N, C);
+    compare<T>(first, out, out_size, nc, "out", N, C);
+
+    CUDA_CHECK(cudaMemsetAsync(d->inp, 0xFF, nc * sizeof(T), gpu->stream)); // NaN: all must be set
+    CUDA_CHECK(cudaMemsetAsync(d->out, 0xFF, nc * sizeof(T), gpu->stream));
+    CUDA_CHECK(cudaMemsetAsync(d->mean, 0xFF, N * sizeof(float), gpu->stream));
+    CUDA_CHECK(cudaMemsetAsync(d->rstd, 0xFF, N * sizeof(float), gpu->stream));
+    residual_layernorm_forward(d->inp, d->out, d->mean, d->rstd, d->left, d->right, d->weight, d->bias, N, C,
+                               gpu);
+    EXPECT(ops_same_bits(download(d->inp, nc, gpu), l->inp, nc), "residual sum in one pass, %d x %d", N, C);
+    EXPECT(ops_same_bits(download(d->out, nc, gpu), first, nc), "out in one pass, %d x %d", N, C);
+    EXPECT(ops_same_bits(download(d->mean, N, gpu), l->mean, N), "mean in one pass, %d x %d", N, C);
+    EXPECT(ops_same_bits(download(d->rstd, N, gpu), l->rstd, N), "rstd in one pass, %d x %d", N, C);
+}
+
+// G is the type of the gradients of the parameters.
+template <class T, class G>
+static void test_backward(const Norm* l, const Device<T>* d, GradientMode mode, LayernormGpu* scratch,
+                          const Gpu* gpu) {
+    const int N = l->N, C = l->C;
+    const size_t nc = (size_t)N * C;
+    float *dweight = ops_normal(C, 1), *dbias = ops_normal(C, 1);
+    float *weight_nothing = ops_floats(C), *bias_nothing = ops_floats(C), *before = ops_copy(l->held, nc);
+    float* results[2][3];
+    for (int run = 0; run < 2; run++) {
+        T* dinp = upload<T>(before, nc, (uintptr_t)d->inp % 16 != 0, gpu);
+        G* dw = upload<G>(mode == GRADIENT_ADD ? dweight : weight_nothing, C, 0, gpu);
+        G* db = upload<G>(mode == GRADIENT_ADD ? dbias : bias_nothing, C, 0, gpu);
+        const Gradient to_weight = {dw, DTYPE_OF(G)}, to_bias = {db, DTYPE_OF(G)};
+        layernorm_backward(dinp, to_weight, to_bias, d->dout, d->inp, d->weight, d->mean, d->rstd, N, C, mode,
+                           scratch, gpu);
+        results[run][0] = download(dinp, nc, gpu);
+        results[run][1] = download(dw, C, gpu);
+        results[run][2] = download(db, C, gpu);
+        gpu_free(dinp - ((uintptr_t)d->inp % 16 != 0));
+        gpu_free(dw);
+        gpu_free(db);
+    }
+    EXPECT(ops_same_bits(results[0][0], results[1][0], nc), "dinp again, %d x %d", N, C);
+    EXPECT(ops_same_bits(results[0][1], results[1][1], C), "dweight again, %d x %d", N, C);
+    EXPECT(ops_same_bits(results[0][2], results[1][2], C), "dbias again, %d x %d", N, C);
+
+    double *dinp_size = ops_doubles(nc), *dweight_size = ops_doubles(C), *dbias_size = ops_doubles(C);
+    for (int c = 0; c < C && mode == GRADIENT_ADD; c++) {
+        dweight_size[c] = fabs(dweight[c]);
+        dbias_size[c] = fabs(dbias[c]);
+    }
+    backward_magnitude(l, dinp_size, dweight_size, dbias_size);
+    layernorm_backward_cpu(before, dweight, dbias, l->dout, l->inp, l->weight, l->mean, l->rstd, N, C, mode);
+    compare<T>(results[0][0], before, dinp_size, nc, "dinp", N, C);
+    compare<G>(results[0][1], dweight, dweight_size, C, mode == GRADIENT_ADD ? "dweight added" : "dweight", N,
+               C);
+    compare<G>(results[0][2], dbias, dbias_size, C, mode == GRADIENT_ADD ? "dbias added" : "dbias", N, C);
+}
+
+// `offset` is the mean of the input: a variance computed as mean square minus squared mean would drown in it.
+template <class T> static void test_size(int N, int C, float offset, size_t shift, const Gpu* gpu) {
+    const size_t nc = (size_t)N * C;
+    Norm l = {N,
+              C,
+              ops_normal(nc, 1),
+              ops_normal(nc, 1),
+              NULL,
+              ops_normal(C, 1),
+              ops_normal(C, 1),
+              ops_normal(nc, 1),
+              ops_normal(nc, 1),
+              NULL,
+              NULL};
+    for (size_t i = 0; i < nc; i++) {
+        l.left[i] += offset;
+    }
+    LayernormGpu scratch;
+    layernorm_open(&scratch, N, C);
+    const Device<T> d = device_open<T>(&l, shift, gpu);
+    test_forward<T>(&l, &d, gpu);
+    test_backward<T, float>(&l, &d, GRADIENT_SET, &scratch, gpu);
+    test_backward<T, T>(&l, &d, GRADIENT_ADD, &scratch, gpu);
+    device_close(&d, shift);
+    layernorm_close(&scratch);
+    ops_close("sizes");
+}
+
+// NaN in one row stays in that row, and reaches every column sum.
+template <class T> static void test_nan(const Gpu* gpu) {
+    enum { N = 9, C = 64 };
+    Norm l = {N,
+              C,
+              ops_normal(N * C, 1),
+              ops_normal(N * C, 1),
+              NULL,
+              ops_normal(C, 1),
+              ops_normal(C, 1),
+              ops_normal(N * C, 1),
+              ops_normal(N * C, 1),
+              NULL,
+              NULL};
+    l.left[2 * C + 5] = NAN;
+    LayernormGpu scratch;
+    layernorm_open(&scratch, N, C);
+    const Device<T> d = device_open<T>(&l, 0, gpu);
+    T* dinp = upload<T>(l.held, N * C, 0, gpu);
+    const Gradient dweight = {gpu_alloc(C, 4, "dweight"), DTYPE_FP32},
+                   dbias = {gpu_alloc(C, 4, "dbias"), DTYPE_FP32};
+    residual_layernorm_forward(d.inp, d.out, d.mean, d.rstd, d.left, d.right, d.weight, d.bias, N, C, gpu);
+    layernorm_backward(dinp, dweight, dbias, d.dout, d.inp, d.weight, d.mean, d.rstd, N, C, GRADIENT_SET,
+                       &scratch, gpu);
+    const float *out = download(d.out, N * C, gpu), *dx = download(dinp, N * C, gpu);
+    const float* dw = download((float*)dweight.data, C, gpu);
+    for (int i = 0; i < N * C; i++) {
+        EXPECT(isnan(out[i]) == (i / C == 2) && isnan(dx[i]) == (i / C == 2), "element %d: %g %g", i, out[i],
+               dx[i]);
+        EXPECT(isnan(dw[i % C]), "dweight %g of column %d", dw[i % C], i % C);
+    }
+    gpu_free(dbias.data);
+    gpu_free(dweight.data);
+    gpu_free(dinp);
+    device_close(&d, 0);
+    layernorm_close(&scratch);
+    ops_close("nan");
+}
+
+template <class T> static void test_type(const Gpu* gpu) {
+    const int sizes[][2] = {
+        {1, 1},    {31, 31},  {33, 33}, {33, 768},
+        {5, 1600}, {1, 8},    {3, 521}, {2, 1033}, // scalars: two columns to a thread, then from memory
+        {2, 4100}, {2, 4104},                      // blocks and long rows, by the type
+        {2, 8320}, {8200, 8}};                     // groups of more than 8 rows
+    for (const int* size : sizes) {
+        test_size<T>(size[0], size[1], 0, 0, gpu);
+    }
+    test_size<T>(3, 768, 100, 0, gpu);
+    test_size<T>(9, 64, 0, 1, gpu); // no pack can be read here
+    test_nan<T>(gpu);
+}
+
+int main(void) {
+    Gpu gpu;
+    gpu_open(&gpu, 0);
+    test_type<float>(&gpu);
+    test_type<bf16>(&gpu);
+    test_type<fp16>(&gpu);
+    gpu_close(&gpu);
+    return test_done("layernorm on the GPU");
+}

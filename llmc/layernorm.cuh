@@ -1,0 +1,506 @@
+/*
+layernorm.cuh -- layernorm.h on the GPU: the same functions on T = float, bf16 or fp16, computed in fp32.
+
+Results do not depend on the GPU: the rows are divided into groups by N alone, dweight and dbias are summed
+within a group row by row, and over the groups in an order that is fixed.
+
+residual_layernorm_forward normalizes the sum as it was stored, rounded to T: it gives the same bits as
+residual_forward and then layernorm_forward.
+
+needs:   layernorm.h gpu.cuh
+defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, residual_forward,
+         residual_layernorm_forward, layernorm_backward, layernorm_forward_bytes, residual_forward_bytes,
+         residual_layernorm_forward_bytes, layernorm_backward_bytes
+*/
+#ifndef LLMC_LAYERNORM_CUH
+#define LLMC_LAYERNORM_CUH
+
+#include <assert.h>
+
+#include "gpu.cuh"
+#include "layernorm.h"
+
+#define LAYERNORM_ITEMS 4      // groups of columns that a thread of the forward pass holds in registers
+#define LAYERNORM_ROWS 8       // rows to a block, where one warp is enough for a row
+#define LAYERNORM_GROUPS 1024  // of rows, at most, in the backward pass: fills any GPU of today
+#define LAYERNORM_GROUP_ROWS 8 // at least: the partial sums stay below a tenth of the traffic
+#define LAYERNORM_BACKWARD_THREADS 512
+#define LAYERNORM_SLICES 16 // warps that share the groups in the last sum
+
+// Partial sums of dweight and dbias.
+typedef struct {
+    float* partial; // (groups, 2, C)
+    size_t floats;
+} LayernormGpu;
+
+static inline int layernorm_group_rows_(int N) {
+    const int batch = 4 * ceil_div(N, 4 * LAYERNORM_GROUPS); // whole batches of 4 rows
+    return batch > LAYERNORM_GROUP_ROWS ? batch : LAYERNORM_GROUP_ROWS;
+}
+
+static inline int layernorm_groups_(int N) { return ceil_div(N, layernorm_group_rows_(N)); }
+
+// For up to N rows of up to C columns.
+static inline void layernorm_open(LayernormGpu* scratch, int N, int C) {
+    const int most =
+        LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // rows from which on groups become longer, not more
+    scratch->floats = 2 * (size_t)C * (N < most ? layernorm_groups_(N) : LAYERNORM_GROUPS);
+    scratch->partial = (float*)gpu_alloc(scratch->floats, sizeof(float), "layernorm: partial sums");
+}
+
+static inline void layernorm_close(LayernormGpu* scratch) { gpu_free(scratch->partial); }
+
+static inline double layernorm_forward_bytes(double N, double C, double element_bytes) {
+    return 2 * N * C * element_bytes + 8 * N;
+}
+static inline double residual_forward_bytes(double n, double element_bytes) { return 3 * n * element_bytes; }
+static inline double residual_layernorm_forward_bytes(double N, double C, double element_bytes) {
+    return 4 * N * C * element_bytes + 8 * N;
+}
+static inline double layernorm_backward_bytes(double N, double C, double element_bytes) {
+    return 4 * N * C * element_bytes + 8 * N +
+           2 * 8 * C * layernorm_groups_((int)N); // partial sums: out and in
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Elements: WIDTH of them at a time, a pack or 1
+
+template <int WIDTH, class T> __device__ inline void layernorm_load_(float* to, const T* from) {
+    if constexpr (WIDTH == 1) {
+        to[0] = to_float(from[0]);
+    } else {
+        const Pack<T> pack = load_pack(from);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            to[i] = to_float(pack[i]);
+        }
+    }
+}
+
+// Also leaves in `from` what was stored, rounded to T.
+template <int WIDTH, class T> __device__ inline void layernorm_store_(T* to, float* from) {
+    Pack<T> pack;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        pack[i] = from_float<T>(from[i]);
+        from[i] = to_float(pack[i]);
+    }
+    if constexpr (WIDTH == 1) {
+        to[0] = pack[0];
+    } else {
+        store_pack(to, pack);
+    }
+}
+
+static inline int layernorm_aligned_(const void* a, const void* b, const void* c) {
+    return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The residual sum
+
+// A thread adds one pack; the last one, or every one if packs = 0, goes element by element.
+// grid   ceil(n / (256 packs))      block   256      shared   none
+// moves  2n in, n out. Bound by memory.
+// order  fixed
+// needs  addresses that are multiples of 16 bytes, if packs = 1
+template <class T>
+__global__ void residual_forward_kernel(T* out, const T* left, const T* right, size_t n, int packs) {
+    const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::SIZE;
+    if (packs && first + Pack<T>::SIZE <= n) {
+        const Pack<T> b = load_pack_once(right + first);
+        Pack<T> sum = load_pack_once(left + first);
+#pragma unroll
+        for (int i = 0; i < Pack<T>::SIZE; i++) {
+            sum[i] = from_float<T>(to_float(sum[i]) + to_float(b[i]));
+        }
+        store_pack(out + first, sum);
+        return;
+    }
+    for (size_t i = first; i < n && i < first + Pack<T>::SIZE; i++) {
+        out[i] = from_float<T>(to_float(left[i]) + to_float(right[i]));
+    }
+}
+
+template <class T>
+static inline void residual_forward(T* out, const T* left, const T* right, size_t n, const Gpu* gpu) {
+    if (n > 0) {
+        launch(residual_forward_kernel<T>, (unsigned)ceil_div(n, (size_t)(256 * Pack<T>::SIZE)), 256, 0, gpu,
+               out, left, right, n, layernorm_aligned_(out, left, right));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// The sum over the threads of a row: a warp, or the whole block.
+__device__ inline float layernorm_row_sum_(float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); }
+
+// The variance of the row whose columns the threads hold in x, columns past C being anything.
+template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x)[WIDTH], float mean, int C) {
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < LAYERNORM_ITEMS; k++) {
+        if ((int)(threadIdx.x + k * blockDim.x) * WIDTH < C) {
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) {
+                sum += (x[k][i] - mean) * (x[k][i] - mean);
+            }
+        }
+    }
+    return layernorm_row_sum_(sum) / C;
+}
+
+// A warp, or a block of up to 1024 threads, normalizes a row of inp, or of left + right, which it then stores
+// as inp; right is NULL where there is no sum, and left is the row. Thread i holds groups i, i + blockDim.x,
+// ... of WIDTH columns in registers. grid   ceil(N / rows)      block   (32, 8 rows), or (threads, 1) shared
+// two arrays of block_sum moves  N*C in, N*C out, twice that with the sum; 2N fp32 out; weight and bias stay
+// in L2. Bound by memory. order  fixed needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned
+// addresses where that is a pack
+template <class T, int WIDTH>
+__global__ void layernorm_forward_kernel(T* inp, T* out, float* mean, float* rstd, const T* left,
+                                         const T* right, const T* weight, const T* bias, int N, int C) {
+    const int n = blockIdx.x * blockDim.y + threadIdx.y;
+    if (n >= N) { // a whole warp: a block of one row is never past N
+        return;
+    }
+    const size_t row = (size_t)n * C;
+    float x[LAYERNORM_ITEMS][WIDTH], sum = 0;
+#pragma unroll
+    for (int k = 0; k < LAYERNORM_ITEMS; k++) {
+        const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
+        if (c < C) {
+            layernorm_load_<WIDTH>(x[k], left + row + c);
+            if (right) {
+                float other[WIDTH];
+                layernorm_load_<WIDTH>(other, right + row + c);
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++) {
+                    x[k][i] += other[i];
+                }
+                layernorm_store_<WIDTH>(inp + row + c, x[k]);
+            }
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) {
+                sum += x[k][i];
+            }
+        }
+    }
+    const float m = layernorm_row_sum_(sum) / C;
+    const float r = 1.0f / sqrtf(layernorm_variance_<WIDTH>(x, m, C) + LAYERNORM_EPS);
+#pragma unroll
+    for (int k = 0; k < LAYERNORM_ITEMS; k++) {
+        const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
+        if (c < C) {
+            float w[WIDTH], b[WIDTH];
+            layernorm_load_<WIDTH>(w, weight + c);
+            layernorm_load_<WIDTH>(b, bias + c);
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) {
+                x[k][i] = (x[k][i] - m) * r * w[i] + b[i];
+            }
+            layernorm_store_<WIDTH>(out + row + c, x[k]);
+        }
+    }
+    if (threadIdx.x == 0) {
+        mean[n] = m;
+        rstd[n] = r;
+    }
+}
+
+// The same for rows that are too long for registers: a block per row, which is read three times, twice from
+// cache. grid   N      block   1024      shared   two arrays of block_sum moves  as layernorm_forward_kernel
+// where the caches hold the rows in work order  fixed
+template <class T>
+__global__ void layernorm_forward_long_kernel(T* inp, T* out, float* mean, float* rstd, const T* left,
+                                              const T* right, const T* weight, const T* bias, int C) {
+    const size_t row = (size_t)blockIdx.x * C;
+    const T* read = right ? inp : left; // a thread reads back only what it has written
+    float sum = 0, square = 0;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        if (right) {
+            inp[row + c] = from_float<T>(to_float(left[row + c]) + to_float(right[row + c]));
+        }
+        sum += to_float(read[row + c]);
+    }
+    const float m = block_sum(sum) / C;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        const float d = to_float(read[row + c]) - m;
+        square += d * d;
+    }
+    const float r = 1.0f / sqrtf(block_sum(square) / C + LAYERNORM_EPS);
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        out[row + c] =
+            from_float<T>((to_float(read[row + c]) - m) * r * to_float(weight[c]) + to_float(bias[c]));
+    }
+    if (threadIdx.x == 0) {
+        mean[blockIdx.x] = m;
+        rstd[blockIdx.x] = r;
+    }
+}
+
+// A warp per row as long as its registers hold it, then a block per row.
+template <class T, int WIDTH>
+static inline void layernorm_launch_forward_(T* inp, T* out, float* mean, float* rstd, const T* left,
+                                             const T* right, const T* weight, const T* bias, int N, int C,
+                                             const Gpu* gpu) {
+    const int threads = 32 * ceil_div(C, 32 * WIDTH * LAYERNORM_ITEMS);
+    if (threads > 1024) {
+        launch(layernorm_forward_long_kernel<T>, N, 1024, 0, gpu, inp, out, mean, rstd, left, right, weight,
+               bias, C);
+        return;
+    }
+    const int rows = threads == 32 ? LAYERNORM_ROWS : 1;
+    launch(layernorm_forward_kernel<T, WIDTH>, ceil_div(N, rows), dim3(threads, rows), 0, gpu, inp, out, mean,
+           rstd, left, right, weight, bias, N, C);
+}
+
+// right is NULL: left is inp.
+template <class T>
+static inline void layernorm_forward_any_(T* inp, T* out, float* mean, float* rstd, const T* left,
+                                          const T* right, const T* weight, const T* bias, int N, int C,
+                                          const Gpu* gpu) {
+    if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(inp, out, left) &&
+        layernorm_aligned_(right, weight, bias)) {
+        layernorm_launch_forward_<T, Pack<T>::SIZE>(inp, out, mean, rstd, left, right, weight, bias, N, C,
+                                                    gpu);
+    } else {
+        layernorm_launch_forward_<T, 1>(inp, out, mean, rstd, left, right, weight, bias, N, C, gpu);
+    }
+}
+
+template <class T>
+static inline void layernorm_forward(T* out, float* mean, float* rstd, const T* inp, const T* weight,
+                                     const T* bias, int N, int C, const Gpu* gpu) {
+    layernorm_forward_any_<T>(NULL, out, mean, rstd, inp, NULL, weight, bias, N, C, gpu);
+}
+
+template <class T>
+static inline void residual_layernorm_forward(T* inp, T* out, float* mean, float* rstd, const T* left,
+                                              const T* right, const T* weight, const T* bias, int N, int C,
+                                              const Gpu* gpu) {
+    layernorm_forward_any_<T>(inp, out, mean, rstd, left, right, weight, bias, N, C, gpu);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+// What a thread knows of one group of WIDTH columns, over all rows of a block.
+template <int WIDTH> struct LayernormColumns_ { float weight[WIDTH], dweight[WIDTH], dbias[WIDTH]; };
+
+// Sums VALUES values of every thread over the block; every thread gets the results. of_warp (16, VALUES) must
+// not be the array of the call before: then one barrier is enough.
+template <int VALUES> __device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+#pragma unroll
+    for (int v = 0; v < VALUES; v++) {
+        x[v] = warp_sum(x[v]);
+        if (lane == 0) {
+            of_warp[warp][v] = x[v];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < VALUES; v++) {
+        x[v] = of_warp[0][v];
+        for (int w = 1; w < warps; w++) {
+            x[v] += of_warp[w][v];
+        }
+    }
+}
+
+// Takes WIDTH elements of a row into the sums: of g, of g norm, and of the columns; x becomes norm, d becomes
+// g.
+template <int WIDTH>
+__device__ inline void layernorm_backward_take_(float* d, float* x, float* sum, float* dot,
+                                                LayernormColumns_<WIDTH>* columns, float mean, float rstd) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        x[i] = (x[i] - mean) * rstd;
+        columns->dweight[i] += d[i] * x[i];
+        columns->dbias[i] += d[i];
+        d[i] *= columns->weight[i];
+        *sum += d[i];
+        *dot += d[i] * x[i];
+    }
+}
+
+// Sets this thread's columns of both partial sums of the block's group of rows.
+template <int WIDTH>
+__device__ inline void layernorm_store_columns_(float* partial, LayernormColumns_<WIDTH>* columns, int c,
+                                                int C) {
+    constexpr int STEP = WIDTH == 1 ? 1 : 4; // floats that are stored at once
+    float* to = partial + 2 * (size_t)blockIdx.x * C + c;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += STEP) {
+        layernorm_store_<STEP>(to + i, columns->dweight + i);
+        layernorm_store_<STEP>(to + C + i, columns->dbias + i);
+    }
+}
+
+// A block goes through a group of rows, a few at a time; thread i owns the columns i, i + blockDim.x, ... in
+// groups of WIDTH and sums them over the group in registers. All loads of a step are issued before the sums
+// of its rows are needed; where there is nothing to load, the last row or column is loaded again. grid groups
+// of rows      block   up to 512      shared   double-buffered sums of the warps moves  3 N*C in, N*C out, 2C
+// fp32 out per group. Bound by memory. order  fixed: rows of a group in order needs  C <= ITEMS WIDTH
+// threads; C a multiple of WIDTH, and aligned addresses where that is a pack
+template <class T, int WIDTH, int ITEMS>
+__global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS)
+    layernorm_backward_kernel(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
+                              const float* mean, const float* rstd, int N, int C, int group_rows) {
+    constexpr int ROWS = (WIDTH == 8 ? 2 : 4) / ITEMS; // rows in flight: as many as registers allow
+    SMEM_ARRAY(float, of_warp, [2][LAYERNORM_BACKWARD_THREADS / 32][2 * ROWS]);
+    const int first = blockIdx.x * group_rows, end = min(first + group_rows, N);
+    LayernormColumns_<WIDTH> columns[ITEMS] = {};
+    int column[ITEMS];
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        column[k] = min((int)(threadIdx.x + k * blockDim.x) * WIDTH, C - WIDTH);
+        layernorm_load_<WIDTH>(columns[k].weight, weight + column[k]);
+    }
+    for (int n = first, buffer = 0; n < end; n += ROWS, buffer ^= 1) {
+        float g[ROWS][ITEMS][WIDTH], norm[ROWS][ITEMS][WIDTH], before[ROWS][ITEMS][WIDTH],
+            sums[2 * ROWS] = {};
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const size_t row = (size_t)min(n + r, end - 1) * C;
+#pragma unroll
+            for (int k = 0; k < ITEMS; k++) {
+                layernorm_load_<WIDTH>(g[r][k], dout + row + column[k]);
+                layernorm_load_<WIDTH>(norm[r][k], inp + row + column[k]);
+                layernorm_load_<WIDTH>(before[r][k], dinp + row + column[k]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const float m = mean[min(n + r, end - 1)], s = rstd[min(n + r, end - 1)];
+#pragma unroll
+            for (int k = 0; k < ITEMS; k++) {
+                if (n + r < end && (int)(threadIdx.x + k * blockDim.x) * WIDTH < C) {
+                    layernorm_backward_take_<WIDTH>(g[r][k], norm[r][k], &sums[2 * r], &sums[2 * r + 1],
+                                                    &columns[k], m, s);
+                }
+            }
+        }
+        layernorm_block_sums_<2 * ROWS>(sums, of_warp[buffer]);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const size_t row = (size_t)min(n + r, end - 1) * C;
+            const float s = rstd[min(n + r, end - 1)], shift = sums[2 * r] / C, slope = sums[2 * r + 1] / C;
+#pragma unroll
+            for (int k = 0; k < ITEMS; k++) {
+                if (n + r < end && (int)(threadIdx.x + k * blockDim.x) * WIDTH < C) {
+#pragma unroll
+                    for (int i = 0; i < WIDTH; i++) {
+                        before[r][k][i] += s * (g[r][k][i] - shift - norm[r][k][i] * slope);
+                    }
+                    layernorm_store_<WIDTH>(dinp + row + column[k], before[r][k]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        if ((int)(threadIdx.x + k * blockDim.x) * WIDTH < C) {
+            layernorm_store_columns_<WIDTH>(partial, &columns[k], column[k], C);
+        }
+    }
+}
+
+// The same for rows that are too long for registers: the sums over columns grow in `partial`, and rows are
+// read twice. grid   groups of rows      block   1024      shared   two arrays of block_sum moves  3 N*C in,
+// N*C out; partial and the second reading of a row mostly come from cache order  fixed: rows of a group in
+// order
+template <class T>
+__global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp,
+                                               const T* weight, const float* mean, const float* rstd, int N,
+                                               int C, int group_rows) {
+    const int first = blockIdx.x * group_rows, end = min(first + group_rows, N);
+    float *dweight = partial + 2 * (size_t)blockIdx.x * C, *dbias = dweight + C;
+    for (int n = first; n < end; n++) {
+        const size_t row = (size_t)n * C;
+        const float m = mean[n], s = rstd[n];
+        float sum = 0, dot = 0;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            const float g = to_float(dout[row + c]) * to_float(weight[c]);
+            sum += g;
+            dot += g * (to_float(inp[row + c]) - m) * s;
+        }
+        const float shift = block_sum(sum) / C, slope = block_sum(dot) / C;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            const float d = to_float(dout[row + c]), norm = (to_float(inp[row + c]) - m) * s;
+            const float change = s * (d * to_float(weight[c]) - shift - norm * slope);
+            dinp[row + c] = from_float<T>(to_float(dinp[row + c]) + change);
+            dweight[c] = (n > first ? dweight[c] : 0.0f) + d * norm;
+            dbias[c] = (n > first ? dbias[c] : 0.0f) + d;
+        }
+    }
+}
+
+// The sums over the groups. Lane i of every warp has column i; warp y takes groups y, y + 16, ..., then the
+// first warp adds up what the 16 found, in order. Blocks with blockIdx.y = 0 make dweight, the others dbias.
+// grid   (ceil(C / 32), 2)      block   (32, 16)      shared   16 x 32 floats
+// moves  2C fp32 in per group, mostly from L2. Bound by latency.
+// order  fixed
+template <class G>
+__global__ void layernorm_columns_kernel(G* dweight, G* dbias, const float* partial, int groups, int C,
+                                         GradientMode mode) {
+    SMEM_ARRAY(float, of_slice, [LAYERNORM_SLICES][32]);
+    const int c = blockIdx.x * 32 + threadIdx.x;
+    G* to = blockIdx.y == 0 ? dweight : dbias;
+    float sum = 0;
+    if (c < C) {
+#pragma unroll 4
+        for (int j = threadIdx.y; j < groups; j += LAYERNORM_SLICES) {
+            sum += partial[(2 * (size_t)j + blockIdx.y) * C + c];
+        }
+    }
+    of_slice[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && c < C) {
+        for (int y = 1; y < LAYERNORM_SLICES; y++) {
+            sum += of_slice[y][threadIdx.x];
+        }
+        to[c] = from_float<G>(mode == GRADIENT_ADD ? to_float(to[c]) + sum : sum);
+    }
+}
+
+template <class T, int WIDTH>
+static inline void layernorm_launch_backward_(T* dinp, float* partial, const T* dout, const T* inp,
+                                              const T* weight, const float* mean, const float* rstd, int N,
+                                              int C, const Gpu* gpu) {
+    const int rows = layernorm_group_rows_(N), groups = layernorm_groups_(N), packs = ceil_div(C, WIDTH);
+    const int most = LAYERNORM_BACKWARD_THREADS;
+    if (packs <= most) {
+        launch(layernorm_backward_kernel<T, WIDTH, 1>, groups, 32 * ceil_div(packs, 32), 0, gpu, dinp,
+               partial, dout, inp, weight, mean, rstd, N, C, rows);
+    } else if (packs <= 2 * most) {
+        launch(layernorm_backward_kernel<T, WIDTH, 2>, groups, 32 * ceil_div(packs, 64), 0, gpu, dinp,
+               partial, dout, inp, weight, mean, rstd, N, C, rows);
+    } else {
+        launch(layernorm_backward_long_kernel<T>, groups, 1024, 0, gpu, dinp, partial, dout, inp, weight,
+               mean, rstd, N, C, rows);
+    }
+}
+
+// dweight and dbias are of the same type. N >= 1.
+template <class T>
+static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias, const T* dout, const T* inp,
+                                      const T* weight, const float* mean, const float* rstd, int N, int C,
+                                      GradientMode mode, LayernormGpu* scratch, const Gpu* gpu) {
+    const int groups = layernorm_groups_(N);
+    assert(2 * (size_t)groups * C <= scratch->floats && dweight.dtype == dbias.dtype);
+    if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(dinp, dout, inp) &&
+        layernorm_aligned_(weight, scratch->partial, NULL)) {
+        layernorm_launch_backward_<T, Pack<T>::SIZE>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N,
+                                                     C, gpu);
+    } else {
+        layernorm_launch_backward_<T, 1>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N, C, gpu);
+    }
+    GRADIENT_DISPATCH(dweight, T,
+                      launch(layernorm_columns_kernel<G>, dim3(ceil_div(C, 32), 2),
+                             dim3(32, LAYERNORM_SLICES), 0, gpu, (G*)dweight.data, (G*)dbias.data,
+                             scratch->partial, groups, C, mode));
+}
+
+#endif
