@@ -2,15 +2,18 @@
 
 # ---- settings: make NAME=value ----
 CC     ?= cc
-ARCH   ?= -march=native     # instruction set: the vectors' width follows it (llmc/vec.h)
+MARCH  ?= -march=native     # instruction set: the vectors' width follows it (llmc/vec.h)
 OPT    ?= -O3
 OPENMP ?= -fopenmp          # empty: one thread
 WERROR ?=                   # -Werror in `make test` and `make lint`
 OUT    ?= out/quickstart    # directory of `make run`
+NVCC   ?= nvcc              # of CUDA 12 or 13
+ARCH   ?=                   # GPU architecture, sm_90a for example; empty: that of this machine's GPU
+PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights and activations
 
 # Contraction is asked for: a standard mode of the compiler would keep a*b+c from becoming one instruction.
 # No -ffast-math: NaN and infinity must be seen.
-override CFLAGS += -std=gnu11 $(OPT) $(strip $(ARCH)) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
+override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
     $(strip $(OPENMP)) -Wall -Wextra -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
     $(strip $(WERROR)) -D_GNU_SOURCE -MMD -MP
 LDLIBS += -lm
@@ -19,11 +22,25 @@ BUILD  ?= build/plain
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
 TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 
-.PHONY: help run test tests lint format bench-cpu soak clean
+# Without a GPU to ask, the code is compiled for Hopper. Each object carries what it was compiled for in its path.
+GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+    head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
+GPU_BUILD = build/cuda/$(GPU_ARCH)-$(strip $(PRECISION))
+NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) -D_GNU_SOURCE -MMD -MP \
+    -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
+    $(if $(strip $(WERROR)),-Werror all-warnings)
+GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
+
+.PHONY: help run test tests lint format bench-cpu soak clean train_gpt2cu sim sim-tests test-gpu
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2
 	@rm -f $@ && cp $< $@  # a running program cannot be written over
+
+train_gpt2cu: $(GPU_BUILD)/train_gpt2
+	@rm -f $@ && cp $< $@
+
+sim: build/sim/$(strip $(PRECISION))/train_gpt2cu  ## the GPU trainer on the simulated GPU: build/sim/PRECISION/train_gpt2cu
 
 help:       ## this list
 	@sed -n 's/^\([a-z_][a-z_0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -36,11 +53,14 @@ test:       ## everything that needs no GPU; ends with `N passed, N failed, N sk
 
 tests: $(TESTS)  ## build the test programs of one variant into BUILD
 
+test-gpu: $(GPU_MODULES:%=$(GPU_BUILD)/%) $(GPU_BUILD)/test_gpt2  ## the tests of the GPU trainer, on a GPU
+	@set -e; for test in $^; do $$test; done
+
 lint:       ## every header alone as C and as C++, with gcc and clang; formatting
 	@dev/test/lint.sh
 
 format:     ## clang-format all sources in place
-	clang-format -i *.c llmc/*.h dev/*/*.c dev/test/*.h
+	clang-format -i *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/test/*.cu dev/test/*.h
 
 bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
@@ -49,7 +69,7 @@ soak:       ## long tests: the built-in run at full length against its floor
 	@dev/test/soak.sh
 
 clean:      ## remove what was built
-	rm -rf build train_gpt2
+	rm -rf build train_gpt2 train_gpt2cu
 
 # Every program is one source file and the headers it includes.
 vpath %.c . dev/test dev/bench
@@ -57,4 +77,31 @@ $(BUILD)/%: %.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
--include $(wildcard build/*/*.d)
+vpath %.cu . dev/test
+$(GPU_BUILD)/reference.o: dev/test/reference.c Makefile
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -I. -c $< -o $@
+$(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o Makefile
+	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o -o $@ -lcublasLt
+$(GPU_BUILD)/%: %.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -I. $< -o $@ -lcublasLt
+
+# The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
+# and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
+SIM_SOURCES = $(wildcard *.cu train_gpt2.c llmc/*.cuh llmc/*.h dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
+SIM_MODES = plain asan tsan msan
+SIM_TESTS = $(foreach mode,$(SIM_MODES),$(GPU_MODULES:%=build/sim/$(mode)/%)) \
+    $(foreach variant,FP32-plain FP16-plain BF16-plain BF16-asan BF16-tsan BF16-msan,build/sim/$(variant)/test_gpt2)
+sim-tests: $(SIM_TESTS)
+build/sim/runtime.done: $(SIM_SOURCES)  # once, before many use it at a time
+	dev/cusim/build.sh dev/test/test_gpu.cu plain && dev/cusim/build.sh dev/test/test_gpu.cu msan && touch $@
+$(foreach mode,$(SIM_MODES),build/sim/$(mode)/test_%): dev/test/test_%.cu build/sim/runtime.done
+	dev/cusim/build.sh $< $(notdir $(@D)) $@
+build/sim/%/train_gpt2cu: build/sim/runtime.done
+	CUSIM_FLAGS=-DPRECISION_$* dev/cusim/build.sh train_gpt2.cu plain $@
+build/sim/%/test_gpt2: build/sim/runtime.done dev/test/reference.c
+	CUSIM_FLAGS=-DPRECISION_$(firstword $(subst -, ,$*)) \
+	    dev/cusim/build.sh test_gpt2.cu $(lastword $(subst -, ,$*)) $@ dev/test/reference.c
+
+-include $(wildcard build/*/*.d build/cuda/*/*.d)

@@ -53,8 +53,18 @@ lint_format() {
         echo "skipped: format: clang-format $version, wanted 14 or later"
         return
     fi
-    for source in ./*.c llmc/*.h dev/test/*.[ch] dev/bench/*.c; do
+    for source in ./*.c ./*.cu llmc/*.h llmc/*.cuh dev/test/*.[ch] dev/test/*.cu dev/bench/*.c; do
         lint "$source, make format" clang-format --dry-run -Werror "$source"
+    done
+}
+
+# Each alone, with the CPU device's CUDA.
+lint_cuda_headers() {
+    local header cuda=${CUDA_HOME:-/usr/local/cuda}
+    [ -e "$cuda/include/cublasLt.h" ] || { echo "skipped: .cuh headers: no CUDA toolkit in $cuda (CUDA_HOME)"; return; }
+    for header in llmc/*.cuh; do
+        lint "$header, g++" g++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas -fno-strict-aliasing \
+            -Idev/cusim/include -isystem "$cuda/include" -x c++ "$header"
     done
 }
 
@@ -74,6 +84,7 @@ clang=no
 is_here g++ "headers as C++, g++" && gxx=yes
 is_here clang "headers, clang" && clang=yes
 lint_headers
+[ $gxx = yes ] && lint_cuda_headers
 is_here clang-format "format" && lint_format
 lint_scripts
 echo "lint: $checks checks, $failures failed"

@@ -9,6 +9,9 @@
 #     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh)
+#     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
+#               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers
+#     nvcc      the GPU trainer compiled for every supported architecture
 #
 # The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed. Environment:
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
@@ -86,11 +89,11 @@ build asan tests build/asan/train_gpt2 OPT="$sanitizers"
 run_tests asan
 run asan dev/test/test_cli.sh build/asan/train_gpt2
 
-build narrow tests ARCH=
+build narrow tests MARCH=
 run_tests narrow
 
 if has_cpu avx2 && has_cpu fma; then
-    build avx2 tests ARCH=-march=haswell
+    build avx2 tests MARCH=-march=haswell
     run_tests avx2
 else
     skip "avx2: this machine has no AVX2"
@@ -108,6 +111,49 @@ fi
 
 build serial build/serial/train_gpt2 OPENMP=
 run serial build/serial/train_gpt2 "${quick_run[@]}"
+
+# ---- the GPU trainer ----
+
+cuda=${CUDA_HOME:-/usr/local/cuda}
+export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
+
+# run_sim MODE PROGRAM: in the orders that show most in this mode.
+run_sim() {
+    local mode=$1 program=$2
+    case $mode in
+    plain)
+        run "sim plain" "$program"
+        for order in down random greedy; do
+            run "sim $order, lazy streams" env CUSIM_ORDER=$order CUSIM_STREAMS=lazy "$program"
+        done
+        ;;
+    *) run "sim $mode" "$program" ;;
+    esac
+}
+
+if [ ! -e "$cuda/include/cublasLt.h" ]; then
+    skip "sim, nvcc: no CUDA toolkit in $cuda (CUDA_HOME)"
+elif ! command -v clang++ >/dev/null; then
+    skip "sim, nvcc: clang++ is missing (scripts/install_deps.sh)"
+else
+    build sim sim-tests build/sim/FP32/train_gpt2cu
+    for program in build/sim/{plain,asan,tsan,msan}/test_* build/sim/*-*/test_gpt2; do
+        case $program in
+        *.o) continue ;;
+        *-*/test_gpt2) mode=${program%/*} mode=${mode##*-} ;;
+        *) mode=${program%/*} mode=${mode##*/} ;;
+        esac
+        run_sim "$mode" "$program"
+    done
+    run sim dev/test/test_sim.sh
+    [ -e dev/cusim/test/run.sh ] && run cusim dev/cusim/test/run.sh
+fi
+
+if command -v nvcc >/dev/null; then
+    run nvcc dev/test/nvcc.sh
+else
+    skip "nvcc is missing: the GPU trainer is not compiled for any GPU"
+fi
 
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

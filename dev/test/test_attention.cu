@@ -1,0 +1,267 @@
+// test_attention.cu -- flash attention on the GPU against the reference on the CPU: both passes and all types
+// at awkward sizes, generation, huge scores, causality, used scratch memory, the same bits in every run.
+#include "llmc/attention.cuh"
+#include "ops.h"
+
+typedef struct {
+    int B, T, NH, HS;
+} Shape;
+
+static size_t outs(const Shape* s) { return (size_t)s->B * s->T * s->NH * s->HS; }
+static size_t lses(const Shape* s) { return (size_t)s->B * s->NH * s->T; }
+
+// Unit roundoff: the largest relative error of rounding to X.
+template <class X> static double roundoff(void);
+template <> double roundoff<float>(void) { return 0x1p-24; }
+template <> double roundoff<bf16>(void) { return 0x1p-8; }
+template <> double roundoff<fp16>(void) { return 0x1p-11; }
+
+template <class X> static float* normal(size_t n, float scale) { // random numbers that X can hold
+    float* x = ops_normal(n, scale);
+    for (size_t i = 0; i < n; i++) {
+        x[i] = to_float(from_float<X>(x[i]));
+    }
+    return x;
+}
+
+// ---- arrays on the device
+
+template <class X> static X* upload(const float* x, size_t n, const Gpu* gpu) {
+    X* host = (X*)check_alloc(n, sizeof(X), "test");
+    X* device = (X*)gpu_alloc(n, sizeof(X), "test");
+    for (size_t i = 0; i < n; i++) {
+        host[i] = from_float<X>(x[i]);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(device, host, n * sizeof(X), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    free(host);
+    return device;
+}
+
+template <class X> static X* unset(size_t n, const Gpu* gpu) { // all NaN, so that what is not set shows
+    X* device = (X*)gpu_alloc(n, sizeof(X), "test");
+    CUDA_CHECK(cudaMemsetAsync(device, 0xFF, n * sizeof(X), gpu->stream));
+    return device;
+}
+
+template <class X> static float* download(X* device, size_t n, const Gpu* gpu) { // and frees it
+    float* x = ops_floats(n);
+    X* host = (X*)check_alloc(n, sizeof(X), "test");
+    CUDA_CHECK(cudaMemcpyAsync(host, device, n * sizeof(X), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (size_t i = 0; i < n; i++) {
+        x[i] = to_float(host[i]);
+    }
+    free(host);
+    gpu_free(device);
+    return x;
+}
+
+// ---- what the code under test and the reference make of the same inputs
+
+typedef struct {
+    float *out, *lse, *dqkv;
+} Results;
+
+// Without dout only the forward pass, for the tokens from `first` on.
+template <class X>
+static Results run(const Shape* s, const float* qkv, const float* dout, int first, AttentionGpu* scratch,
+                   const Gpu* gpu) {
+    const size_t n = outs(s);
+    const int C = s->NH * s->HS;
+    X *qkv_x = upload<X>(qkv, 3 * n, gpu), *out = unset<X>(n, gpu);
+    float* lse = unset<float>(lses(s), gpu);
+    Results r = {};
+    attention_forward(out, lse, qkv_x, s->B, s->T, first, C, s->NH, gpu);
+    if (dout) {
+        X *dout_x = upload<X>(dout, n, gpu), *dqkv = unset<X>(3 * n, gpu);
+        attention_backward(dqkv, dout_x, qkv_x, out, lse, s->B, s->T, C, s->NH, scratch, gpu);
+        r.dqkv = download(dqkv, 3 * n, gpu);
+        gpu_free(dout_x);
+    }
+    r.out = download(out, n, gpu);
+    r.lse = download(lse, lses(s), gpu);
+    gpu_free(qkv_x);
+    return r;
+}
+
+template <class X>
+static Results run_alone(const Shape* s, const float* qkv, const float* dout, const Gpu* gpu) {
+    AttentionGpu scratch;
+    attention_gpu_open(&scratch, s->B, s->T, s->NH);
+    const Results r = run<X>(s, qkv, dout, 0, &scratch, gpu);
+    attention_gpu_close(&scratch);
+    return r;
+}
+
+static Results reference(const Shape* s, const float* qkv, const float* dout) {
+    const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(3 * outs(s))};
+    AttentionScratch scratch;
+    attention_open(&scratch, s->T, s->HS);
+    attention_forward_cpu(r.out, r.lse, qkv, s->B, s->T, 0, s->NH * s->HS, s->NH, &scratch);
+    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, s->B, s->T, s->NH * s->HS, s->NH, &scratch);
+    attention_close(&scratch);
+    return r;
+}
+
+// Every element within `tolerance`, in units of the largest wanted one; NaN fails.
+static void expect_near(const float* got, const float* want, size_t n, double tolerance, const char* what,
+                        const Shape* s, DType dtype) {
+    double largest = 0, worst = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        largest = fmax(largest, fabs((double)want[i]));
+    }
+    for (size_t i = 0; i < n; i++) {
+        const double error = fabs((double)got[i] - want[i]);
+        if (!(error <= worst)) {
+            worst = error;
+            at = i;
+        }
+        if (isnan(worst)) {
+            break;
+        }
+    }
+    EXPECT(worst <= tolerance * largest, "%s of %d x %d x %d x %d, %s: element %zu is %g, wanted %g +- %g",
+           what, s->B, s->T, s->NH, s->HS, dtype_name(dtype), at, got[at], want[at], tolerance * largest);
+}
+
+static void expect_same(const Results* a, const Results* b, const Shape* s, const char* what) {
+    EXPECT(ops_same_bits(a->out, b->out, outs(s)), "out: %s", what);
+    EXPECT(ops_same_bits(a->lse, b->lse, lses(s)), "lse: %s", what);
+    EXPECT(ops_same_bits(a->dqkv, b->dqkv, 3 * outs(s)), "dqkv: %s", what);
+}
+
+// With u the unit roundoff of X, the GPU rounds p to X (out errs by u sum p |v|, at most u max |v|) and then
+// out (another u); ds (dq and dk err by u sum |ds| |k|), delta by what out was rounded by, and then the
+// gradients. Signs are random, so 2 u of the largest element are enough for out, and 3 u for the gradients.
+// Besides, both sides sum in fp32: a score is a sum of HS terms of about 1 / sqrt(HS), and its rounding,
+// times `spread`, is the relative error of a probability; exp2 adds 2^-22.
+template <class X> static void check(Shape s, float spread, const Gpu* gpu) {
+    const int C = s.NH * s.HS;
+    const size_t n = outs(&s);
+    float *qkv = ops_normal(3 * n, 1), *dout = normal<X>(n, 1);
+    for (size_t i = 0; i < 3 * n; i++) {
+        qkv[i] = to_float(from_float<X>(qkv[i] * (i / C % 3 == 0 ? spread : 1)));
+    }
+    const double sums = (8 + 2 * sqrt(s.HS) * spread) * FLT_EPSILON, u = roundoff<X>();
+    const Results got = run_alone<X>(&s, qkv, dout, gpu), want = reference(&s, qkv, dout);
+    expect_near(got.out, want.out, n, 2 * u + sums, "out", &s, DTYPE_OF(X));
+    expect_near(got.lse, want.lse, lses(&s), (8 + 2 * sqrt(s.HS)) * FLT_EPSILON, "lse", &s, DTYPE_OF(X));
+    expect_near(got.dqkv, want.dqkv, 3 * n, 3 * u + sums, "dqkv", &s, DTYPE_OF(X));
+    ops_close("sizes");
+}
+
+// Both sides of every width and of every tile; heads that fill a width and that do not; with HS 12 the rows
+// of 16-bit heads are no multiple of 16 bytes, with 3 and 1 those of fp32 neither.
+template <class X> static void test_sizes(const Gpu* gpu) {
+    const Shape shapes[] = {{1, 1, 1, 64},  {2, 31, 2, 64},  {1, 33, 2, 80}, {1, 130, 1, 96}, {1, 65, 1, 128},
+                            {1, 70, 2, 16}, {1, 257, 1, 64}, {3, 2, 3, 8},   {1, 31, 2, 24},  {1, 64, 1, 32},
+                            {1, 17, 2, 40}, {2, 16, 1, 48},  {1, 63, 1, 72}, {1, 32, 1, 104}, {1, 97, 2, 12},
+                            {2, 34, 3, 3},  {1, 129, 1, 1},  {1, 15, 1, 100}};
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        check<X>(shapes[i], 1, gpu);
+    }
+}
+
+// Of scores in the thousands, hardly more than one key in a row keeps a probability.
+template <class X> static void test_huge_scores(const Gpu* gpu) { check<X>({1, 40, 1, 64}, 1e3f, gpu); }
+
+// Generation computes only the tokens from `first` on, to the same bits, and leaves the others alone.
+template <class X> static void test_first(const Gpu* gpu) {
+    const Shape s = {2, 140, 2, 24};
+    const int C = s.NH * s.HS, firsts[] = {1, 63, 64, 139, 140};
+    float* qkv = normal<X>(3 * outs(&s), 1);
+    const Results full = run<X>(&s, qkv, NULL, 0, NULL, gpu);
+    for (int f = 0; f < 5; f++) {
+        const Results r = run<X>(&s, qkv, NULL, firsts[f], NULL, gpu);
+        for (size_t i = 0; i < outs(&s); i++) {
+            const int t = (int)(i / C % s.T);
+            EXPECT(t >= firsts[f] ? r.out[i] == full.out[i] : isnan(r.out[i]),
+                   "first %d: out of token %d is %g, %g in full", firsts[f], t, r.out[i], full.out[i]);
+        }
+        for (size_t i = 0; i < lses(&s); i++) {
+            const int t = (int)(i % s.T);
+            EXPECT(t >= firsts[f] ? r.lse[i] == full.lse[i] : isnan(r.lse[i]),
+                   "first %d: lse of token %d is %g, %g in full", firsts[f], t, r.lse[i], full.lse[i]);
+        }
+    }
+    ops_close("first");
+}
+
+// Later tokens do not change one bit of a result, and a gradient that enters at a token reaches nothing
+// later.
+template <class X> static void test_causality(const Gpu* gpu) {
+    const Shape s = {1, 70, 1, 16};
+    const int C = s.NH * s.HS;
+    for (int t = 0; t < s.T; t += 23) {
+        float *qkv = normal<X>(3 * outs(&s), 1), *changed = normal<X>(3 * outs(&s), 30),
+              *dout = normal<X>(outs(&s), 0);
+        memcpy(changed, qkv, (t + 1) * 3 * C * sizeof(float));
+        dout[t * C] = 1;
+        const Results a = run_alone<X>(&s, qkv, dout, gpu), b = run_alone<X>(&s, changed, dout, gpu);
+        EXPECT(ops_same_bits(a.out, b.out, (t + 1) * C), "tokens after %d changed an output up to it", t);
+        EXPECT(ops_same_bits(a.lse, b.lse, t + 1), "tokens after %d changed lse up to it", t);
+        for (int i = 0; i < s.T * 3 * C; i++) {
+            EXPECT(i < (t + 1) * 3 * C ? a.dqkv[i] == b.dqkv[i] : a.dqkv[i] == 0,
+                   "a gradient at token %d: element %d of dqkv is %g, and %g with other tokens later", t, i,
+                   a.dqkv[i], b.dqkv[i]);
+        }
+        ops_close("causality");
+    }
+}
+
+// Two runs give the same bits, also in scratch memory for longer sequences and more heads that others left
+// full of NaN.
+template <class X> static void test_scratch(const Gpu* gpu) {
+    const Shape s = {2, 45, 2, 40}, longer = {2, 150, 3, 8};
+    float *qkv = normal<X>(3 * outs(&s), 1), *dout = normal<X>(outs(&s), 1);
+    AttentionGpu scratch;
+    attention_gpu_open(&scratch, longer.B, longer.T, longer.NH);
+    const Results alone = run_alone<X>(&s, qkv, dout, gpu), again = run_alone<X>(&s, qkv, dout, gpu);
+    run<X>(&longer, ops_floats(3 * outs(&longer)), ops_floats(outs(&longer)), 0, &scratch, gpu);
+    const Results used = run<X>(&s, qkv, dout, 0, &scratch, gpu);
+    expect_same(&alone, &again, &s, "a second run");
+    expect_same(&alone, &used, &s, "in scratch memory full of NaN");
+    attention_gpu_close(&scratch);
+    ops_close("scratch");
+}
+
+// NaN in one query is seen in its output and its gradient.
+template <class X> static void test_nan(const Gpu* gpu) {
+    const Shape s = {1, 20, 1, 16};
+    float *qkv = normal<X>(3 * outs(&s), 1), *dout = normal<X>(outs(&s), 1);
+    qkv[7 * 3 * s.HS] = NAN;
+    const Results r = run_alone<X>(&s, qkv, dout, gpu);
+    EXPECT(isnan(r.out[7 * s.HS]) && isnan(r.lse[7]) && isnan(r.dqkv[7 * 3 * s.HS]), "%s: NaN got lost",
+           dtype_name(DTYPE_OF(X)));
+    EXPECT(!isnan(r.out[8 * s.HS]) && !isnan(r.lse[6]), "%s: NaN got to other tokens",
+           dtype_name(DTYPE_OF(X)));
+    ops_close("NaN");
+}
+
+static void forward_too_large(const void* gpu) {
+    attention_forward<float>(NULL, NULL, NULL, 1, 1, 0, 129, 1, (const Gpu*)gpu);
+}
+
+template <class X> static void test_type(const Gpu* gpu) {
+    test_sizes<X>(gpu);
+    test_huge_scores<X>(gpu);
+    test_first<X>(gpu);
+    test_causality<X>(gpu);
+    test_scratch<X>(gpu);
+    test_nan<X>(gpu);
+}
+
+int main(void) {
+    Gpu gpu;
+    gpu_open(&gpu, 0);
+    test_type<float>(&gpu);
+    test_type<bf16>(&gpu);
+    test_type<fp16>(&gpu);
+    EXPECT(
+        test_dies(forward_too_large, &gpu, EXIT_FAILURE, "attention: heads of size 129|wanted at most 128"),
+        "large heads");
+    gpu_close(&gpu);
+    return test_done("attention");
+}

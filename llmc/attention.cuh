@@ -1,0 +1,806 @@
+/*
+attention.cuh -- causal multi-head self-attention on the GPU: flash attention, both passes.
+
+After FlashAttention-2 (Dao, 2023): a block of four warps owns a tile of rows of one head, in shared memory,
+and streams over the rows that it meets, a tile at a time, the next tile arriving meanwhile. A warp owns M
+times 16 rows of the block. Scores and probabilities exist only in registers, M * 16 x COLS of them in a warp.
+
+    kernel      the block's rows    the stream     products
+    forward     queries             keys, values   s = q k^T, out += p v
+    key grads   keys, values        q, dout        s^T = k q^T, dp^T = v dout^T, dv += p^T dout, dk += ds^T q
+    query grad  q, dout             keys, values   s = q k^T, dp = dout v^T, dq += ds k
+
+The backward pass computes s and dp twice (7 products instead of 5), so that every sum has one owner: no
+atomics, one order, no fp32 copy of dq. All of it stands on two products of tiles, attention_dot_ and
+attention_mix_: by tensor cores for bf16 and fp16, by plain multiply-adds in the same layout for fp32. In that
+layout, the one of mma_16816's results, element e of part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2),
+column 8n + 2t + e % 2.
+
+Heads of up to 128; other than 16, 32, 64, 80, 96 and 128 are filled up with zeros to the next of these in
+shared memory. Heads of which a row is no multiple of 16 bytes work too, copied element by element.
+
+needs:   attention.h gpu.cuh ptx.cuh
+defines: attention_forward, AttentionGpu, attention_gpu_open, attention_gpu_close, attention_backward,
+         attention_forward_bytes, attention_backward_bytes
+*/
+#ifndef LLMC_ATTENTION_CUH
+#define LLMC_ATTENTION_CUH
+
+#include "attention.h"
+#include "gpu.cuh"
+#include "ptx.cuh"
+
+enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
+
+#define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
+
+// What all kernels are told. A block's tile is its index modulo `tiles`, its head the quotient, so that
+// blocks that run together share keys and values in the L2 cache.
+typedef struct {
+    int T, first, C, NH, HS, tiles;
+    int packs; // rows of heads can be read and written 16 bytes at a time
+} AttentionSize_;
+
+// Tiles of each kernel for heads of up to W: chosen by ptxas -v for no spills on sm_80 and sm_90a (CUDA 13;
+// on sm_120 key grads of W = 64, 80 and 96 spill 20, 12 and 44 bytes), so that two blocks fit on a
+// multiprocessor of an A100 (65,536 registers, 164 KiB; fp32 of W = 128: one), and one block in 99 KiB. None
+// is timed yet.
+//     M      16-row tiles of a warp                        COLS   rows of a tile of the stream
+//     STEP   columns of scores at a time, at most COLS     KEEP   see AttentionLeft_
+template <class X, int W> struct AttentionTiling_ {
+    static constexpr bool HALF = sizeof(X) == 2;
+    static constexpr int STRIDE = W + Pack<X>::SIZE; // an odd number of 16 bytes: rows start in other banks
+    static constexpr int FORWARD_M = HALF || W <= 64 ? 2 : 1;
+    static constexpr int FORWARD_COLS = HALF && W <= 96 ? 64 : HALF || W <= 64 ? 32 : 16;
+    static constexpr int FORWARD_KEEP = HALF && W <= 64 ? W / 16 : 0;
+    static constexpr int BACKWARD_M = HALF && W <= 96 ? 2 : 1;
+    static constexpr int BACKWARD_COLS = HALF || W <= 64 ? 32 : 16;
+    static constexpr int BACKWARD_STEP = HALF && W == 128 ? 32 : 16;
+    static constexpr int KEYS_KEEP_K = !HALF || W == 80 || W == 96 ? 0 : W / 16;
+    static constexpr int KEYS_KEEP_V = !HALF || W >= 64 ? 0 : W / 16;
+    static constexpr int QUERIES_KEEP = !HALF ? 0 : W == 80 || W == 96 ? 3 : W / 16;
+    static constexpr size_t FORWARD_BYTES =
+        (size_t)(16 * ATTENTION_WARPS * FORWARD_M + 4 * FORWARD_COLS) * STRIDE * sizeof(X);
+    static constexpr size_t BACKWARD_BYTES =
+        (size_t)(2 * 16 * ATTENTION_WARPS * BACKWARD_M + 4 * BACKWARD_COLS) * STRIDE * sizeof(X);
+    static_assert(FORWARD_BYTES <= 99 << 10 && BACKWARD_BYTES <= 99 << 10, "more than some GPUs have");
+};
+
+// Where the rows of a block's head start in qkv (its q; k and v are C and 2 C further), out and lse.
+typedef struct {
+    size_t in_qkv, in_out, in_lse;
+} AttentionHead_;
+
+__device__ inline AttentionHead_ attention_head_(const AttentionSize_& size) {
+    const size_t head = blockIdx.x / size.tiles, b = head / size.NH, h = head % size.NH;
+    AttentionHead_ at;
+    at.in_qkv = b * size.T * 3 * size.C + h * size.HS;
+    at.in_out = b * size.T * size.C + h * size.HS;
+    at.in_lse = head * size.T;
+    return at;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Between global and shared memory
+
+// `count` elements (0 if negative), then zeros.
+template <class X> __device__ inline Pack<X> attention_gather_(const X* from, int count) {
+    Pack<X> pack;
+#pragma unroll
+    for (int i = 0; i < Pack<X>::SIZE; i++) {
+        pack[i] = i < count ? from[i] : from_float<X>(0.0f);
+    }
+    return pack;
+}
+
+// The block starts to copy a tile of ROWS rows of the head; those from `count` on and columns from HS on
+// become 0.
+template <class X, int ROWS, int W>
+__device__ inline void attention_load_(X* tile, const X* rows, size_t stride, int count,
+                                       const AttentionSize_& size) {
+    constexpr int SIZE = Pack<X>::SIZE, PACKS = W / SIZE;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < ROWS * PACKS; i += ATTENTION_THREADS) {
+        const int row = i / PACKS, d = i % PACKS * SIZE;
+        X* to = tile + row * (W + SIZE) + d;
+        if (size.packs) {
+            const bool there = row < count && d < size.HS;
+            cp_async_16(to, there ? rows + row * stride + d : rows, there ? 16 : 0);
+        } else {
+            store_pack(to, attention_gather_(rows + row * stride + d, row < count ? size.HS - d : 0));
+        }
+    }
+}
+
+// Two tiles one behind the other: rows from `row` on of k and v, or of q and dout.
+template <class X, int ROWS, int W>
+__device__ inline void attention_load_two_(X* tiles, const X* first, size_t first_stride, const X* second,
+                                           size_t second_stride, int row, const AttentionSize_& size) {
+    const int count = size.T - row;
+    attention_load_<X, ROWS, W>(tiles, first + row * first_stride, first_stride, count, size);
+    attention_load_<X, ROWS, W>(tiles + ROWS * (W + Pack<X>::SIZE), second + row * second_stride,
+                                second_stride, count, size);
+}
+
+// The stream has room for two pairs of tiles of ROWS rows: where the pair from `row` on, a multiple of ROWS,
+// is.
+template <class X, int ROWS, int W> __device__ inline X* attention_stage_(X* stream, int row) {
+    return stream + row / ROWS % 2 * 2 * ROWS * (W + Pack<X>::SIZE);
+}
+
+template <class X, int ROWS, int W>
+__device__ inline void attention_stream_(X* stream, const X* first, size_t first_stride, const X* second,
+                                         size_t second_stride, int row, const AttentionSize_& size) {
+    attention_load_two_<X, ROWS, W>(attention_stage_<X, ROWS, W>(stream, row), first, first_stride, second,
+                                    second_stride, row, size);
+}
+
+// All copies that the block started are there for all of its threads, and all have finished with what they
+// read before.
+__device__ inline void attention_wait_(void) {
+    cp_async_wait_all();
+    __syncthreads();
+}
+
+template <class X> __device__ inline unsigned attention_pair_(float low, float high);
+template <> __device__ inline unsigned attention_pair_<bf16>(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const unsigned*>(&pair);
+}
+template <> __device__ inline unsigned attention_pair_<fp16>(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const unsigned*>(&pair);
+}
+
+template <class X> __device__ inline void attention_store_pair_(X* to, float low, float high) {
+    *reinterpret_cast<unsigned*>(to) = attention_pair_<X>(low, high);
+}
+__device__ inline void attention_store_pair_(float* to, float low, float high) {
+    *reinterpret_cast<float2*>(to) = make_float2(low, high);
+}
+
+// A warp writes its first `count` rows, by way of a tile in shared memory that no other warp uses any more.
+template <class X, int M, int W>
+__device__ inline void attention_store_(X* to, size_t stride, int count, const AttentionSize_& size, X* tile,
+                                        const float (&acc)[M][W / 8][4]) {
+    constexpr int SIZE = Pack<X>::SIZE, PACKS = W / SIZE;
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < M * W / 4; i++) {
+        const int m = i / (W / 4), n = i / 2 % (W / 8), half = i % 2;
+        attention_store_pair_(tile + (16 * m + 8 * half + lane / 4) * (W + SIZE) + 8 * n + lane % 4 * 2,
+                              acc[m][n][2 * half], acc[m][n][2 * half + 1]);
+    }
+    __syncwarp();
+    for (int i = lane; i < 16 * M * PACKS; i += 32) {
+        const int row = i / PACKS, d = i % PACKS * SIZE;
+        const Pack<X> pack = load_pack(tile + row * (W + SIZE) + d);
+        if (row < count && d < size.HS && size.packs) {
+            store_pack(to + row * stride + d, pack);
+        }
+        for (int e = 0; e < SIZE && row < count && d + e < size.HS && !size.packs; e++) {
+            to[row * stride + d + e] = pack[e];
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Products of tiles, by one warp
+
+// The M * 16 rows of a warp as the left operand of attention_dot_, W wide. The first KEEP groups of 16
+// columns stay in registers, the others are read again at each use.
+template <class X, int M, int W, int KEEP> struct AttentionLeft_ {
+    const X* rows; // in shared memory
+    unsigned kept[M][KEEP > 0 ? KEEP : 1][4];
+};
+
+// Where a lane's row is for ldmatrix of 16 x 16 elements: matrices 0 and 1 above each other, then 2 and 3.
+template <class X, int W> __device__ inline const X* attention_16x16_(const X* corner) {
+    return corner + threadIdx.x % 16 * (W + Pack<X>::SIZE) + threadIdx.x % 32 / 16 * 8;
+}
+
+template <class X, int M, int W, int KEEP>
+__device__ inline void attention_left_(AttentionLeft_<X, M, W, KEEP>& left, const X* rows) {
+    left.rows = rows;
+#pragma unroll
+    for (int i = 0; i < M * KEEP; i++) {
+        const int m = i % M, k = i / M;
+        ldmatrix_x4(left.kept[m][k], attention_16x16_<X, W>(rows + 16 * m * (W + Pack<X>::SIZE) + 16 * k));
+    }
+}
+
+// Columns 16k ... 16k+15 of rows 16m ... 16m+15; k is known when this is compiled.
+template <class X, int M, int W, int KEEP>
+__device__ inline void attention_left_operand_(unsigned (&a)[4], const AttentionLeft_<X, M, W, KEEP>& left,
+                                               int m, int k) {
+    if (k >= KEEP) {
+        ldmatrix_x4(a, attention_16x16_<X, W>(left.rows + 16 * m * (W + Pack<X>::SIZE) + 16 * k));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] = left.kept[m][k][i];
+    }
+}
+
+// s (M * 16, 8 N) = left . right^T, right (8 N, W) in shared memory.
+template <class X, int M, int N, int W, int KEEP>
+__device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<X, M, W, KEEP>& left,
+                                      const X* right) {
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        s[i / 4 / N][i / 4 % N][i % 4] = 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < W / 16; k++) {
+        unsigned a[M][4], b[4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            attention_left_operand_(a[m], left, m, k);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            ldmatrix_x4(b, attention_16x16_<X, W>(right + 8 * n * (W + Pack<X>::SIZE) + 16 * k));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16816<X>(s[m][n], a[m], b[0], b[2]);
+                mma_16816<X>(s[m][n + 1], a[m], b[1], b[3]);
+            }
+        }
+    }
+}
+
+__device__ inline void attention_add_dot_(float& sum, const Pack<float>& x, const Pack<float>& y) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum += x[i] * y[i];
+    }
+}
+
+template <int M, int N, int W, int KEEP>
+__device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<float, M, W, KEEP>& left,
+                                      const float* right) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        s[i / 4 / N][i / 4 % N][i % 4] = 0.0f;
+    }
+#pragma unroll 2
+    for (int d = 0; d < W; d += 4) {
+        Pack<float> x[2 * M];
+#pragma unroll
+        for (int i = 0; i < 2 * M; i++) {
+            x[i] = load_pack(left.rows + (8 * i + g) * (W + 4) + d);
+        }
+#pragma unroll
+        for (int j = 0; j < 2 * N; j++) {
+            const Pack<float> y = load_pack(right + (j / 2 * 8 + 2 * t + j % 2) * (W + 4) + d);
+#pragma unroll
+            for (int i = 0; i < 2 * M; i++) {
+                attention_add_dot_(s[i / 2][j / 2][i % 2 * 2 + j % 2], x[i], y);
+            }
+        }
+    }
+}
+
+// acc (M * 16, 8 D) += p . right, p (M * 16, 8 N) in registers and rounded to X, right (8 N, 8 D) in shared
+// memory. A result of one product is laid out as the left operand of the next one wants it.
+template <class X, int M, int N, int D>
+__device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M][N][4], const X* right) {
+    constexpr int W = 8 * D;
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        unsigned a[M][4], b[4];
+#pragma unroll
+        for (int i = 0; i < 4 * M; i++) {
+            const float* two = &p[i / 4][n + i % 4 / 2][i % 2 * 2];
+            a[i / 4][i % 4] = attention_pair_<X>(two[0], two[1]);
+        }
+#pragma unroll
+        for (int d = 0; d < D; d += 2) {
+            ldmatrix_x4_trans(b, attention_16x16_<X, W>(right + 8 * n * (W + Pack<X>::SIZE) + 8 * d));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16816<X>(acc[m][d], a[m], b[0], b[1]);
+                mma_16816<X>(acc[m][d + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// A row of p is spread over four lanes, which hand it around.
+template <int M, int N, int D>
+__device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M][N][4], const float* right) {
+    constexpr int W = 8 * D;
+    const float* columns = right + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 8 * N; j++) {
+        float x[2 * M];
+#pragma unroll
+        for (int i = 0; i < 2 * M; i++) {
+            x[i] = __shfl_sync(0xffffffffu, p[i / 2][j / 8][i % 2 * 2 + j % 2], j % 8 / 2, 4);
+        }
+#pragma unroll
+        for (int d = 0; d < D; d++) {
+            const float2 y = *reinterpret_cast<const float2*>(columns + j * (W + 4) + 8 * d);
+#pragma unroll
+            for (int i = 0; i < 2 * M; i++) {
+                acc[i / 2][d][i % 2 * 2] += x[i] * y.x;
+                acc[i / 2][d][i % 2 * 2 + 1] += x[i] * y.y;
+            }
+        }
+    }
+}
+
+template <int M, int N> __device__ inline void attention_scale_(float (&x)[M][N][4], float factor) {
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        x[i / 4 / N][i / 4 % N][i % 4] *= factor;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// Of the rows of a warp so far: the largest score times `scale`, and the lane's share of the sum of
+// p = 2^(s * scale - max).
+template <int M> struct AttentionSoftmax_ { float max[M][2], sum[M][2]; };
+
+template <int M> __device__ inline void attention_softmax_open_(AttentionSoftmax_<M>& softmax) {
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        softmax.max[i / 2][i % 2] = -INFINITY;
+        softmax.sum[i / 2][i % 2] = 0.0f;
+    }
+}
+
+// Scores of queries from row0 on with later keys (keys from u0 on) become -infinity.
+template <int M, int N> __device__ inline void attention_mask_(float (&s)[M][N][4], int row0, int u0) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
+        if (u0 + 8 * n + 2 * t + e % 2 > row0 + 16 * m + 8 * (e / 2) + g) {
+            s[m][n][e] = -INFINITY;
+        }
+    }
+}
+
+// The four lanes that share a row agree on its maximum, or its sum.
+__device__ inline float attention_row_max_(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ inline float attention_row_sum_(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Scores of a row become probabilities relative to the largest so far, and what was summed up before is
+// scaled to it. Every row sees key 0 in the first tile, so the maximum is finite.
+template <int N, int D>
+__device__ inline void attention_softmax_row_(float (&s)[N][4], float (&acc)[D][4], float& max, float& sum,
+                                              int half, float scale) {
+    float largest = max;
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        largest = fmaxf(largest, s[i / 2][2 * half + i % 2] * scale);
+    }
+    largest = attention_row_max_(largest);
+    const float factor = exp2_approx(max - largest);
+    max = largest;
+    sum *= factor;
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        float& p = s[i / 2][2 * half + i % 2];
+        p = exp2_approx(p * scale - largest);
+        sum += p;
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * D; i++) {
+        acc[i / 2][2 * half + i % 2] *= factor;
+    }
+}
+
+// out = acc / sum, lse = log of the sum of e^s, for the warp's rows from row0 on.
+template <int M, int D>
+__device__ inline void attention_finish_(float (&acc)[M][D][4], float* lse,
+                                         const AttentionSoftmax_<M>& softmax, int row0, int T) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        const int m = i / 2, half = i % 2, row = row0 + 8 * i + lane / 4;
+        const float sum = attention_row_sum_(softmax.sum[m][half]), inverse = 1.0f / sum;
+#pragma unroll
+        for (int j = 0; j < 2 * D; j++) {
+            acc[m][j / 2][2 * half + j % 2] *= inverse;
+        }
+        if (lane % 4 == 0 && row < T) {
+            lse[row] = softmax.max[m][half] / ATTENTION_LOG2_E + logf(sum);
+        }
+    }
+}
+
+// The keys u0 ... u0+8N-1, in shared memory with their values behind them, join the warp's rows from row0 on.
+template <class X, int M, int N, int W, int KEEP>
+__device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], AttentionSoftmax_<M>& softmax,
+                                               const AttentionLeft_<X, M, W, KEEP>& left, const X* keys,
+                                               int row0, int u0, float scale) {
+    float s[M][N][4];
+    attention_dot_(s, left, keys);
+    if (u0 + 8 * N - 1 > row0) {
+        attention_mask_(s, row0, u0);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        attention_softmax_row_(s[i / 2], acc[i / 2], softmax.max[i / 2][i % 2], softmax.sum[i / 2][i % 2],
+                               i % 2, scale);
+    }
+    attention_mix_(acc, s, keys + 8 * N * (W + Pack<X>::SIZE));
+}
+
+// A block owns ROWS queries of one head, the last ones first because they meet the most keys.
+// grid   heads * ceil((T - first) / ROWS)      block   128      shared   q, and 2 x (k, v)
+// moves  B*T*3C in, B*T*C out, B*NH*T fp32 out; tiles of a head meet in the L2 cache.
+//        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
+// order  fixed, and for each row the same whatever `first` is
+// needs  HS <= W
+template <class X, int W>
+__global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
+    attention_forward_kernel_(X* out, float* lse, const X* qkv, AttentionSize_ size) {
+    typedef AttentionTiling_<X, W> Tiling;
+    constexpr int M = Tiling::FORWARD_M, COLS = Tiling::FORWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
+    constexpr int STRIDE = Tiling::STRIDE;
+    SMEM_DYNAMIC(X, q_tile);
+    X* stream = q_tile + ROWS * STRIDE;
+    const AttentionHead_ at = attention_head_(size);
+    const size_t stride = 3 * (size_t)size.C;
+    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C;
+    const int t0 = size.first + (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS;
+    const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine, keys = min(t0 + ROWS, size.T);
+    const float scale = ATTENTION_LOG2_E / sqrtf((float)size.HS);
+
+    attention_load_<X, ROWS, W>(q_tile, q + t0 * stride, stride, size.T - t0, size);
+    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, 0, size);
+    attention_wait_();
+    AttentionLeft_<X, M, W, Tiling::FORWARD_KEEP> left;
+    attention_left_(left, q_tile + mine * STRIDE);
+    AttentionSoftmax_<M> softmax;
+    attention_softmax_open_(softmax);
+    float acc[M][W / 8][4] = {};
+    for (int u0 = 0; u0 < keys; u0 += COLS) {
+        if (u0 + COLS < keys) {
+            attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
+        }
+        // Else the tile is above the diagonal for the whole warp.
+        if (row0 < size.T && u0 < row0 + 16 * M) {
+            const X* tile = attention_stage_<X, COLS, W>(stream, u0);
+            attention_forward_tile_<X, M, COLS / 8, W>(acc, softmax, left, tile, row0, u0, scale);
+        }
+        attention_wait_();
+    }
+    attention_finish_(acc, lse + at.in_lse, softmax, row0, size.T);
+    attention_store_<X, M, W>(out + at.in_out + row0 * (size_t)size.C, size.C, size.T - row0, size,
+                              q_tile + mine * STRIDE, acc);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+// Working memory of the backward pass: for every row of every head lse * ATTENTION_LOG2_E and delta, side by
+// side. Rows are T rounded up to ATTENTION_ROW_ALIGN, and those beyond T hold zeros.
+typedef struct {
+    float2* rows; // (B, NH, Tp)
+    size_t capacity;
+} AttentionGpu;
+
+enum { ATTENTION_ROW_ALIGN = 128 }; // a multiple of the tiles' rows
+
+static inline int attention_padded_(int T) { return ceil_div(T, ATTENTION_ROW_ALIGN) * ATTENTION_ROW_ALIGN; }
+
+// For backward passes of up to B * NH heads of up to T tokens.
+static inline void attention_gpu_open(AttentionGpu* scratch, int B, int T, int NH) {
+    scratch->capacity = (size_t)B * NH * attention_padded_(T);
+    scratch->rows = (float2*)gpu_alloc(scratch->capacity, sizeof(float2), "attention: scratch");
+}
+
+static inline void attention_gpu_close(AttentionGpu* scratch) { gpu_free(scratch->rows); }
+
+// Eight lanes per token and head take its elements in turn.
+// grid   ceil(B*Tp*NH / 32)      block   256 = 32 rows of heads      shared   none
+// moves  2 * B*T*C in, B*NH*T fp32 in, 2 * B*NH*Tp fp32 out. Bound by memory.
+// order  fixed
+template <class X>
+__global__ void attention_delta_kernel_(float2* rows, const X* dout, const X* out, const float* lse,
+                                        AttentionSize_ size, int Tp, size_t count) {
+    const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) / 8, h = i % size.NH,
+                 t = i / size.NH % Tp;
+    const size_t b = i / size.NH / Tp, at = (b * size.T + t) * size.C + h * size.HS;
+    const bool is_row = i < count && t < (size_t)size.T;
+    float delta = 0.0f;
+    for (int d = threadIdx.x % 8 * Pack<X>::SIZE; d < size.HS && is_row; d += 8 * Pack<X>::SIZE) {
+        const Pack<X> x =
+            size.packs ? load_pack(dout + at + d) : attention_gather_(dout + at + d, size.HS - d);
+        const Pack<X> y =
+            size.packs ? load_pack_once(out + at + d) : attention_gather_(out + at + d, size.HS - d);
+#pragma unroll
+        for (int e = 0; e < Pack<X>::SIZE; e++) {
+            delta += to_float(x[e]) * to_float(y[e]);
+        }
+    }
+#pragma unroll
+    for (int distance = 4; distance > 0; distance /= 2) {
+        delta += __shfl_xor_sync(0xffffffffu, delta, distance);
+    }
+    if (i < count && threadIdx.x % 8 == 0) {
+        const float shift = is_row ? lse[(b * size.NH + h) * size.T + t] * ATTENTION_LOG2_E : 0.0f;
+        rows[(b * size.NH + h) * Tp + t] = make_float2(shift, delta);
+    }
+}
+
+// From s and dp of one score to p and ds, but for the factor 1 / sqrt(HS), which the sums get at the end.
+__device__ inline void attention_gradient_(float& s, float& dp, float shift, float delta, float scale,
+                                           bool seen) {
+    s = seen ? exp2_approx(s * scale - shift) : 0.0f;
+    dp = s * (dp - delta);
+}
+
+// The warp's rows are keys from u0 on, the columns are queries from t0 on, `rows` is what is known of those.
+template <int M, int N>
+__device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&dp)[M][N][4],
+                                                   const float2* rows, int u0, int t0, float scale) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const bool all_seen = t0 >= u0 + 16 * M - 1;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float4 two =
+            *reinterpret_cast<const float4*>(rows + 8 * n + 2 * t); // queries 8n + 2t and the next
+#pragma unroll
+        for (int i = 0; i < 4 * M; i++) {
+            const int m = i / 4, e = i % 4, key = u0 + 16 * m + 8 * (e / 2) + g,
+                      query = t0 + 8 * n + 2 * t + e % 2;
+            attention_gradient_(s[m][n][e], dp[m][n][e], e % 2 ? two.z : two.x, e % 2 ? two.w : two.y, scale,
+                                all_seen || key <= query);
+        }
+    }
+}
+
+// The warp's rows are queries from t0 on, the columns are keys from u0 on.
+template <int M, int N>
+__device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float (&dp)[M][N][4],
+                                                      const float2 (&rows)[M][2], int t0, int u0,
+                                                      float scale) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const bool all_seen = t0 >= u0 + 8 * N - 1;
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
+        const int query = t0 + 16 * m + 8 * (e / 2) + g, key = u0 + 8 * n + 2 * t + e % 2;
+        attention_gradient_(s[m][n][e], dp[m][n][e], rows[m][e / 2].x, rows[m][e / 2].y, scale,
+                            all_seen || key <= query);
+    }
+}
+
+// A block owns ROWS keys of one head and their values, the first ones first: they meet the most queries.
+// grid   heads * ceil(T / ROWS)      block   128      shared   k, v, and 2 x (q, dout)
+// moves  B*T*4C in, B*T*2C out, 2 * B*NH*T fp32 in; tiles of a head meet in the L2 cache.
+//        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
+// order  fixed: queries in order
+// needs  HS <= W
+template <class X, int W>
+__global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
+    attention_backward_keys_kernel_(X* dqkv, const X* dout, const X* qkv, const float2* rows,
+                                    AttentionSize_ size, int Tp) {
+    typedef AttentionTiling_<X, W> Tiling;
+    constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
+    constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
+    SMEM_DYNAMIC(X, k_tile);
+    X *v_tile = k_tile + ROWS * STRIDE, *stream = v_tile + ROWS * STRIDE;
+    const AttentionHead_ at = attention_head_(size);
+    const size_t stride = 3 * (size_t)size.C;
+    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C, *d = dout + at.in_out;
+    const int u0 = (int)(blockIdx.x % size.tiles) * ROWS, mine = 16 * M * (threadIdx.x / 32),
+              row0 = u0 + mine;
+    const float scale = 1.0f / sqrtf((float)size.HS);
+    rows += blockIdx.x / size.tiles * (size_t)Tp;
+
+    attention_load_two_<X, ROWS, W>(k_tile, k, stride, v, stride, u0, size);
+    attention_stream_<X, COLS, W>(stream, q, stride, d, size.C, u0, size);
+    attention_wait_();
+    AttentionLeft_<X, M, W, Tiling::KEYS_KEEP_K> left_k;
+    AttentionLeft_<X, M, W, Tiling::KEYS_KEEP_V> left_v;
+    attention_left_(left_k, k_tile + mine * STRIDE);
+    attention_left_(left_v, v_tile + mine * STRIDE);
+    float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {};
+    for (int t0 = u0; t0 < size.T; t0 += COLS) {
+        if (t0 + COLS < size.T) {
+            attention_stream_<X, COLS, W>(stream, q, stride, d, size.C, t0 + COLS, size);
+        }
+#pragma unroll 1
+        for (int i = 0; i < COLS; i += STEP) {
+            if (row0 < size.T && t0 + i < size.T && t0 + i + STEP > row0) { // some query sees some key
+                const X *q_step = attention_stage_<X, COLS, W>(stream, t0) + i * STRIDE,
+                        *d_step = q_step + COLS * STRIDE;
+                float s[M][STEP / 8][4], ds[M][STEP / 8][4];
+                attention_dot_(s, left_k, q_step);
+                attention_dot_(ds, left_v, d_step);
+                attention_gradient_of_keys_(s, ds, rows + t0 + i, row0, t0 + i, scale * ATTENTION_LOG2_E);
+                attention_mix_(dv, s, d_step);
+                attention_mix_(dk, ds, q_step);
+            }
+        }
+        attention_wait_();
+    }
+    attention_scale_(dk, scale);
+    X* to = dqkv + at.in_qkv + size.C + row0 * stride;
+    attention_store_<X, M, W>(to, stride, size.T - row0, size, k_tile + mine * STRIDE, dk);
+    attention_store_<X, M, W>(to + size.C, stride, size.T - row0, size, v_tile + mine * STRIDE, dv);
+}
+
+// A block owns ROWS queries of one head, the last ones first because they meet the most keys.
+// grid   heads * ceil(T / ROWS)      block   128      shared   q, dout, and 2 x (k, v)
+// moves  B*T*4C in, B*T*C out, 2 * B*NH*T fp32 in; tiles of a head meet in the L2 cache.
+//        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
+// order  fixed: keys in order
+// needs  HS <= W
+template <class X, int W>
+__global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
+    attention_backward_queries_kernel_(X* dqkv, const X* dout, const X* qkv, const float2* rows,
+                                       AttentionSize_ size, int Tp) {
+    typedef AttentionTiling_<X, W> Tiling;
+    constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
+    constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
+    SMEM_DYNAMIC(X, q_tile);
+    X *d_tile = q_tile + ROWS * STRIDE, *stream = d_tile + ROWS * STRIDE;
+    const AttentionHead_ at = attention_head_(size);
+    const size_t stride = 3 * (size_t)size.C;
+    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C, *d = dout + at.in_out;
+    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS, keys = min(t0 + ROWS, size.T);
+    const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine;
+    const float scale = 1.0f / sqrtf((float)size.HS);
+
+    attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.C, t0, size);
+    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, 0, size);
+    float2 mine_rows[M][2];
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        mine_rows[i / 2][i % 2] =
+            rows[blockIdx.x / size.tiles * (size_t)Tp + row0 + 8 * i + threadIdx.x % 32 / 4];
+    }
+    attention_wait_();
+    AttentionLeft_<X, M, W, Tiling::QUERIES_KEEP> left_q, left_d;
+    attention_left_(left_q, q_tile + mine * STRIDE);
+    attention_left_(left_d, d_tile + mine * STRIDE);
+    float dq[M][W / 8][4] = {};
+    for (int u0 = 0; u0 < keys; u0 += COLS) {
+        if (u0 + COLS < keys) {
+            attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
+        }
+#pragma unroll 1
+        for (int i = 0; i < COLS; i += STEP) {
+            if (row0 < size.T && u0 + i < row0 + 16 * M) { // some query sees some key
+                const X *k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE,
+                        *v_step = k_step + COLS * STRIDE;
+                float s[M][STEP / 8][4], ds[M][STEP / 8][4];
+                attention_dot_(s, left_q, k_step);
+                attention_dot_(ds, left_d, v_step);
+                attention_gradient_of_queries_(s, ds, mine_rows, row0, u0 + i, scale * ATTENTION_LOG2_E);
+                attention_mix_(dq, ds, k_step);
+            }
+        }
+        attention_wait_();
+    }
+    attention_scale_(dq, scale);
+    attention_store_<X, M, W>(dqkv + at.in_qkv + row0 * stride, stride, size.T - row0, size,
+                              q_tile + mine * STRIDE, dq);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Launchers
+
+static inline AttentionSize_ attention_size_(int T, int first, int C, int NH) {
+    AttentionSize_ size = {};
+    size.T = T;
+    size.first = first;
+    size.C = C;
+    size.NH = NH;
+    size.HS = C / NH;
+    return size;
+}
+
+// Runs the statement with W the width in shared memory of heads of size HS.
+#define ATTENTION_DISPATCH_(HS, ...)                                                                         \
+    do {                                                                                                     \
+        CHECK((HS) <= 128, "attention: heads of size %d, wanted at most 128", (HS));                         \
+        if ((HS) <= 16) {                                                                                    \
+            constexpr int W = 16;                                                                            \
+            __VA_ARGS__;                                                                                     \
+        } else if ((HS) <= 32) {                                                                             \
+            constexpr int W = 32;                                                                            \
+            __VA_ARGS__;                                                                                     \
+        } else if ((HS) <= 64) {                                                                             \
+            constexpr int W = 64;                                                                            \
+            __VA_ARGS__;                                                                                     \
+        } else if ((HS) <= 80) {                                                                             \
+            constexpr int W = 80;                                                                            \
+            __VA_ARGS__;                                                                                     \
+        } else if ((HS) <= 96) {                                                                             \
+            constexpr int W = 96;                                                                            \
+            __VA_ARGS__;                                                                                     \
+        } else {                                                                                             \
+            constexpr int W = 128;                                                                           \
+            __VA_ARGS__;                                                                                     \
+        }                                                                                                    \
+    } while (0)
+
+// Blocks for all tiles of `rows` rows of `heads` heads; sets size->tiles.
+static inline unsigned attention_grid_(AttentionSize_* size, size_t heads, int rows) {
+    size->tiles = ceil_div(size->T - size->first, rows);
+    CHECK(heads * size->tiles <= INT_MAX, "attention: %zu heads of %d tiles are more than a grid", heads,
+          size->tiles);
+    return (unsigned)(heads * size->tiles);
+}
+
+template <class X>
+static inline int attention_packs_(int HS, const X* a, const X* b, const X* c, const X* d) {
+    const uintptr_t addresses = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d;
+    return HS % Pack<X>::SIZE == 0 && addresses % 16 == 0;
+}
+
+template <class X, int W>
+static inline void attention_forward_(X* out, float* lse, const X* qkv, size_t heads, AttentionSize_ size,
+                                      const Gpu* gpu) {
+    typedef AttentionTiling_<X, W> Tiling;
+    const unsigned grid = attention_grid_(&size, heads, 16 * ATTENTION_WARPS * Tiling::FORWARD_M);
+    launch(attention_forward_kernel_<X, W>, grid, ATTENTION_THREADS, Tiling::FORWARD_BYTES, gpu, out, lse,
+           qkv, size);
+}
+
+template <class X>
+static inline void attention_forward(X* out, float* lse, const X* qkv, int B, int T, int first, int C, int NH,
+                                     const Gpu* gpu) {
+    assert(C % NH == 0 && first >= 0);
+    if (first >= T) {
+        return;
+    }
+    AttentionSize_ size = attention_size_(T, first, C, NH);
+    size.packs = attention_packs_<X>(size.HS, out, qkv, NULL, NULL);
+    ATTENTION_DISPATCH_(size.HS, attention_forward_<X, W>(out, lse, qkv, (size_t)B * NH, size, gpu));
+}
+
+template <class X, int W>
+static inline void attention_backward_(X* dqkv, const X* dout, const X* qkv, const float2* rows, size_t heads,
+                                       AttentionSize_ size, const Gpu* gpu) {
+    typedef AttentionTiling_<X, W> Tiling;
+    const int Tp = attention_padded_(size.T);
+    const unsigned grid = attention_grid_(&size, heads, 16 * ATTENTION_WARPS * Tiling::BACKWARD_M);
+    launch(attention_backward_keys_kernel_<X, W>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu, dqkv,
+           dout, qkv, rows, size, Tp);
+    launch(attention_backward_queries_kernel_<X, W>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
+           dqkv, dout, qkv, rows, size, Tp);
+}
+
+template <class X>
+static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, const X* out, const float* lse,
+                                      int B, int T, int C, int NH, AttentionGpu* scratch, const Gpu* gpu) {
+    const int Tp = attention_padded_(T);
+    const size_t heads = (size_t)B * NH, count = heads * Tp;
+    assert(C % NH == 0 && count <= scratch->capacity);
+    AttentionSize_ size = attention_size_(T, 0, C, NH);
+    size.packs = attention_packs_(size.HS, dqkv, dout, qkv, out);
+    launch(attention_delta_kernel_<X>, (unsigned)ceil_div(count, (size_t)32), 256, 0, gpu, scratch->rows,
+           dout, out, lse, size, Tp, count);
+    ATTENTION_DISPATCH_(size.HS, attention_backward_<X, W>(dqkv, dout, qkv, scratch->rows, heads, size, gpu));
+}
+
+// What each pass moves at least: tiles of a head meet in the L2 cache. Their work is attention_flops
+// (attention.h); the backward pass does 7 / 2 of it here, 5 / 2 of it is useful.
+static inline double attention_forward_bytes(double B, double T, double C, double NH, double element_bytes) {
+    return B * T * (4 * C * element_bytes + 4 * NH);
+}
+static inline double attention_backward_bytes(double B, double T, double C, double NH, double element_bytes) {
+    return B * T * (13 * C * element_bytes + (4 + 8 + 2 * 8) * NH);
+}
+
+#endif

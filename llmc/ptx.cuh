@@ -1,0 +1,152 @@
+/*
+ptx.cuh -- one function per PTX instruction: inline assembly for nvcc, plain C++ for the CPU device.
+
+The twin of an instruction is our reading of the PTX ISA manual; dev/test/test_ptx.cu checks both against the
+same tables, element by element. Lane l of a warp has g = l / 4 and t = l % 4; a register of type unsigned
+holds two 16-bit elements, the lower half first. Where an operand of mma_16816 is:
+
+    a[i]   (16, 16)   row g + 8 (i % 2),   columns 2t + 8 (i / 2) and the next
+    b[i]   (16, 8)    rows 2t + 8 i and the next,   column g
+    d[i]   (16, 8)    row g + 8 (i / 2),   column 2t + i % 2
+
+needs:   gpu.cuh
+defines: cp_async_16, cp_async_wait_all, ldmatrix_x4, ldmatrix_x4_trans, mma_16816, exp2_approx
+*/
+#ifndef LLMC_PTX_CUH
+#define LLMC_PTX_CUH
+
+#include <float.h>
+
+#include "gpu.cuh"
+
+#ifdef __CUDACC__
+
+__device__ inline unsigned ptx_shared_address_(const void* p) {
+    return (unsigned)__cvta_generic_to_shared(p);
+}
+
+// Starts to copy `bytes` (0 ... 16) from global memory to shared memory, past the L1 cache and past the
+// registers; the rest of the 16 bytes at `to` become 0. Both addresses are multiples of 16, and `from` is
+// valid even if bytes is 0.
+__device__ inline void cp_async_16(void* to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx_shared_address_(to)), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// Waits for the copies that this thread started; those of others are there after the next barrier.
+__device__ inline void cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Four 8x8 matrices of 16-bit elements from shared memory: lane 8i+j gives the address of row j of matrix i,
+// a multiple of 16 bytes; r[i] of lane l becomes elements 2t and 2t+1 of row g of matrix i.
+__device__ inline void ldmatrix_x4(unsigned (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(ptx_shared_address_(row))
+                 : "memory");
+}
+
+// The same with each matrix transposed: r[i] becomes elements g of rows 2t and 2t+1 of matrix i.
+__device__ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(ptx_shared_address_(row))
+                 : "memory");
+}
+
+// d += a b, for elements of type X, sums in fp32.
+template <class X>
+__device__ inline void mma_16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+template <>
+__device__ inline void mma_16816<bf16>(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ inline void mma_16816<fp16>(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// 2^x with a relative error below 2^-22; results below the smallest normal number are 0.
+__device__ inline float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#else
+
+inline void cp_async_16(void* to, const void* from, int bytes) { cusim_cp_async(to, from, 16, bytes); }
+
+inline void cp_async_wait_all(void) {
+    cusim_cp_async_commit();
+    cusim_cp_async_wait(0);
+}
+
+// What a lane gets of matrix i: elements `first` and `second`, numbered along the rows.
+inline void ptx_ldmatrix_(unsigned (&r)[4], const void* row, int first_row, int first_column, int second_row,
+                          int second_column, CUSIM_LOC) {
+    if ((uintptr_t)row % 16) {
+        cusim_die("%s:%d: ldmatrix: the address of a row is no multiple of 16", CUSIM_L);
+    }
+    const unsigned char* all = cusim_warp_exchange(CUSIM_LDM, 0xffffffffu, &row, sizeof(row), CUSIM_L);
+    for (int i = 0; i < 4; i++) {
+        const uint16_t *first, *second;
+        memcpy(&first, all + 16 * (8 * i + first_row), sizeof(first));
+        memcpy(&second, all + 16 * (8 * i + second_row), sizeof(second));
+        r[i] = first[first_column] | (unsigned)second[second_column] << 16;
+    }
+}
+
+inline void ldmatrix_x4(unsigned (&r)[4], const void* row, CUSIM_LOC) {
+    const int g = (int)cusim_lane() / 4, t = (int)cusim_lane() % 4;
+    ptx_ldmatrix_(r, row, g, 2 * t, g, 2 * t + 1, CUSIM_L);
+}
+
+inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row, CUSIM_LOC) {
+    const int g = (int)cusim_lane() / 4, t = (int)cusim_lane() % 4;
+    ptx_ldmatrix_(r, row, 2 * t, g, 2 * t + 1, g, CUSIM_L);
+}
+
+// Sixteen elements along k of operand a (row `of`) or b (column `of`), from the registers of the four lanes 4
+// of ...: registers `low` hold k < 8, registers `high` the rest.
+template <class X>
+inline void ptx_operand_(float (&to)[16], const unsigned char* all, int of, int low, int high) {
+    for (int k = 0; k < 16; k++) {
+        X element;
+        memcpy((void*)&element, all + 16 * (4 * of + k % 8 / 2) + 4 * (k < 8 ? low : high) + 2 * (k % 2), 2);
+        to[k] = to_float(element);
+    }
+}
+
+template <class X>
+inline void mma_16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, CUSIM_LOC) {
+    const int g = (int)cusim_lane() / 4, t = (int)cusim_lane() % 4;
+    const unsigned b[2] = {b0, b1};
+    float rows[2][16], columns[2][16];
+    const unsigned char* all = cusim_warp_exchange(CUSIM_MMA, 0xffffffffu, a, sizeof(a), CUSIM_L);
+    ptx_operand_<X>(rows[0], all, g, 0, 2);
+    ptx_operand_<X>(rows[1], all, g, 1, 3);
+    all = cusim_warp_exchange(CUSIM_MMA, 0xffffffffu, b, sizeof(b), CUSIM_L);
+    ptx_operand_<X>(columns[0], all, 2 * t, 0, 1);
+    ptx_operand_<X>(columns[1], all, 2 * t + 1, 0, 1);
+    for (int i = 0; i < 4; i++) {
+        for (int k = 0; k < 16; k++) {
+            d[i] += rows[i / 2][k] * columns[i % 2][k];
+        }
+    }
+}
+
+inline float exp2_approx(float x) {
+    const float y = exp2f(x);
+    return y < FLT_MIN ? 0.0f : y;
+}
+
+#endif
+
+#endif

@@ -1,0 +1,292 @@
+/*
+test_gpt2.cu -- the whole model on the GPU: loss, logits, every gradient and ten optimizer steps against the
+CPU trainer, and against itself: recomputation, accumulation, graphs, two runs. Compiled for each PRECISION,
+by nvcc and for the CPU device.
+
+    make test-gpu, or dev/test/run.sh for the CPU device
+*/
+#define TRAIN_GPT2_NO_MAIN
+#define GPT2_CHUNK_LOGITS 700 // the classifier takes the batch in several chunks
+#include "train_gpt2.cu"
+
+#include "dev/test/reference.h"
+#include "dev/test/test.h"
+
+enum { B = 2, T = 13, N = B * T, ADAMW_STEPS = 10, BATCHES = 2 };
+
+// Odd sizes: V is no multiple of 128, T is below the context, heads have 24 channels, rows are no whole
+// warps.
+static const GPT2Config ODD = {17, 51, 128, 3, 2, 48};
+
+// |got - want| / |want| of a tensor: each element goes through some tens of roundings, whose errors add up
+// like a random walk.
+static double tolerance(void) {
+    switch (DTYPE_OF(floatX)) {
+    case DTYPE_FP32:
+        return 1e-5;
+    case DTYPE_FP16:
+        return 8 * 0x1p-11;
+    default:
+        return 8 * 0x1p-8;
+    }
+}
+
+typedef struct {
+    const char *recompute, *gelu_fusion, *graph, *gradients, *master_weights;
+} Settings;
+static const Settings USUAL = {"0", "2", "off", "model", "on"};
+
+static Options options_of(Settings s, int batch) {
+    char number[16];
+    snprintf(number, sizeof(number), "%d", batch);
+    const char* line[] = {"test",        "--batch",          number,          "--seq-len",
+                          "13",          "--tf32",           "off",           "--autotune",
+                          "off",         "--recompute",      s.recompute,     "--gelu-fusion",
+                          s.gelu_fusion, "--graph",          s.graph,         "--gradients",
+                          s.gradients,   "--master-weights", s.master_weights};
+    Options options;
+    options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line);
+    return options;
+}
+
+// First weights that floatX holds exactly. The vectors, too, are random.
+static float* first_weights(size_t* count) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const size_t bytes = gpt2_parameter_rows_of(rows, ODD, sizeof(float));
+    float* values = (float*)check_alloc(bytes, 1, "weights");
+    gpt2_random_weights(rows, values, ODD, 7);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        float* tensor = (float*)((char*)values + rows[i].offset_bytes);
+        const int vector = rows[i].rows == 1;
+        for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
+            const float x = vector ? tensor[j] + 0.1f * rand_normal(3, (uint64_t)i, j) : tensor[j];
+            tensor[j] = to_float(from_float<floatX>(x));
+        }
+    }
+    *count = bytes / sizeof(float);
+    return values;
+}
+
+// Tokens and their targets, BATCHES of them.
+static void batch_tokens(int tokens[BATCHES * N], int targets[BATCHES * N]) {
+    Rand rng = rand_open(5, 1);
+    for (int i = 0; i < BATCHES * N; i++) {
+        tokens[i] = (int)rand_below(&rng, (uint32_t)ODD.V);
+        targets[i] = (int)rand_below(&rng, (uint32_t)ODD.V);
+    }
+}
+
+static GPT2* model_open(Settings settings, int batch, const float* weights) {
+    GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
+    const Options options = options_of(settings, batch);
+    gpt2_open(model, ODD, &options);
+    gpt2_upload(model, weights);
+    return model;
+}
+
+static void model_close(GPT2* model) {
+    gpt2_close(model);
+    free(model);
+}
+
+// The gradients of both batches, of `batch` sequences at a time, into grads_memory, times the loss scale;
+// returns the mean loss.
+static double model_gradients(GPT2* model, const int* tokens, const int* targets) {
+    const int count = model->B * T, micro_steps = BATCHES * N / count;
+    const float dloss = model->loss_scale.scale / (BATCHES * N);
+    for (int micro = 0; micro < micro_steps; micro++) {
+        batch_queue_push(&model->batches, tokens + micro * count, targets + micro * count, (size_t)count);
+        gpt2_micro_step(model, model->B, T, dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+    }
+    gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
+                                &model->norm, &model->gpu);
+    return gpt2_read_result(model).loss / micro_steps;
+}
+
+static double reference_both(Reference* reference, const int* tokens, const int* targets) {
+    double loss = 0;
+    for (int i = 0; i < BATCHES; i++) {
+        loss += reference_gradients(reference, tokens + i * N, targets + i * N, BATCHES * N,
+                                    i == 0 ? GRADIENT_SET : GRADIENT_ADD) /
+                BATCHES;
+    }
+    return loss;
+}
+
+// The gradients as fp32 on the host, without the loss scale. Free it.
+static float* gradients_on_host(const GPT2* model) {
+    const size_t bytes = model->elements * dtype_bytes(model->grad_dtype);
+    float* values = (float*)check_alloc(model->elements, sizeof(float), "gradients");
+    void* raw = check_alloc(bytes, 1, "gradients");
+    CUDA_CHECK(cudaMemcpy(raw, model->grads_memory, bytes, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < model->elements; i++) {
+        values[i] = (model->grad_dtype == DTYPE_FP32 ? ((float*)raw)[i] : to_float(((floatX*)raw)[i])) /
+                    model->loss_scale.scale;
+    }
+    free(raw);
+    return values;
+}
+
+// A bias of keys adds the same to all scores of a query: its gradient is nothing but rounding, which AdamW
+// scales to steps of full size in directions of its own.
+static int is_key_bias(const GPT2* model, int row, size_t element) {
+    const size_t C = (size_t)model->cfg.C;
+    return strcmp(model->parameter_rows[row].name, "qkvb") == 0 && element % (3 * C) / C == 1;
+}
+
+// Each tensor by name, but for key biases.
+static void expect_tensors(const char* what, const GPT2* model, const float* got, const float* want,
+                           double tolerance) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        double error = 0, size = 0;
+        for (size_t j = model->segments.start[i]; j < model->segments.end[i]; j++) {
+            const double difference =
+                is_key_bias(model, i, j - model->segments.start[i]) ? 0 : got[j] - want[j];
+            error += difference * difference;
+            size += want[j] * (double)want[j];
+        }
+        EXPECT_NEAR(sqrt(error / size), 0, tolerance, "%s of %s", what, model->parameter_rows[i].name);
+    }
+}
+
+// Loss, logits and gradients.
+static void test_against_cpu(Settings settings, const float* weights) {
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    batch_tokens(tokens, targets);
+    GPT2* model = model_open(settings, B, weights);
+    Reference* reference = reference_open(ODD, B, T, weights);
+    const double loss = model_gradients(model, tokens, targets);
+    EXPECT_NEAR(loss, reference_both(reference, tokens, targets), tolerance(), "loss");
+    float* grads = gradients_on_host(model);
+    expect_tensors("gradient", model, grads, reference_grads(reference), tolerance());
+    EXPECT_NEAR(sqrt(model->result_host->square_sum) / model->loss_scale.scale / reference_norm(reference), 1,
+                tolerance(), "norm");
+    free(grads);
+
+    const float* want = reference_logits(reference, tokens);
+    double error = 0, size = 0;
+    for (int t = 1; t <= T;
+         t++) { // one token more each time: the keys and values of the earlier ones are kept
+        const float* got = next_logits(model, tokens, t, t - 1);
+        for (int v = 0; v < ODD.V; v++) {
+            const double w = want[(size_t)(t - 1) * ODD.Vp + v];
+            error += (got[v] - w) * (got[v] - w);
+            size += w * w;
+        }
+    }
+    EXPECT_NEAR(sqrt(error / size), 0, tolerance(), "logits, token by token");
+    reference_close(reference);
+    model_close(model);
+}
+
+// Ten updates: losses and norms at every step, all parameters at the end.
+static void test_adamw_steps(Settings settings, const float* weights, double tolerance) {
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    batch_tokens(tokens, targets);
+    GPT2* model = model_open(settings, B, weights);
+    Reference* reference = reference_open(ODD, B, T, weights);
+    for (int t = 1; t <= ADAMW_STEPS; t++) {
+        const double loss = model_gradients(model, tokens, targets);
+        const double want = reference_both(reference, tokens, targets), norm = reference_norm(reference);
+        AdamW adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t};
+        EXPECT_NEAR(loss / want, 1, tolerance, "loss of step %d", t);
+        EXPECT_NEAR(sqrt(model->result_host->square_sum) / model->loss_scale.scale / norm, 1, 4 * tolerance,
+                    "norm of step %d", t);
+        reference_update(reference, adamw);
+        adamw.grad_scale /= model->loss_scale.scale;
+        gpt2_update(model, adamw);
+    }
+    float* params = gpt2_download(model);
+    expect_tensors("parameter", model, params, reference_params(reference), 4 * tolerance);
+    free(params);
+    reference_close(reference);
+    model_close(model);
+}
+
+// The bits of the gradients after one update, so that everything has been through memory once.
+static void* bits_after_update(Settings settings, int batch, const float* weights, size_t* bytes) {
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    batch_tokens(tokens, targets);
+    GPT2* model = model_open(settings, batch, weights);
+    for (int t = 1; t <= 3; t++) { // the second and third time as graphs, if at all
+        model_gradients(model, tokens, targets);
+        const AdamW adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / model->loss_scale.scale, t};
+        gpt2_update(model, adamw);
+    }
+    model_gradients(model, tokens, targets);
+    *bytes = model->elements * dtype_bytes(model->grad_dtype);
+    char* bits = (char*)check_alloc(*bytes + sizeof(StepResult), 1, "gradients");
+    CUDA_CHECK(cudaMemcpy(bits, model->grads_memory, *bytes, cudaMemcpyDeviceToHost));
+    memcpy(bits + *bytes, &model->result_host->square_sum, sizeof(double));
+    *bytes += sizeof(double);
+    model_close(model);
+    return bits;
+}
+
+static void expect_same_bits(const char* what, Settings a, Settings b, const float* weights) {
+    size_t bytes, bytes_b;
+    void *bits = bits_after_update(a, B, weights, &bytes),
+         *bits_b = bits_after_update(b, B, weights, &bytes_b);
+    EXPECT(bytes == bytes_b && memcmp(bits, bits_b, bytes) == 0, "%s", what);
+    free(bits_b);
+    free(bits);
+}
+
+static void test_same_bits(const float* weights) {
+    Settings plain = USUAL, other;
+    expect_same_bits("two runs", plain, plain, weights);
+    other = plain;
+    other.graph = "on";
+    expect_same_bits("graph", plain, other, weights);
+    other = plain;
+    other.recompute = "3";
+    expect_same_bits("--recompute 3", plain, other, weights);
+    plain.gelu_fusion = "0";
+    other = plain;
+    for (int level = 1; level <= 3; level++) {
+        static const char* const levels[] = {"0", "1", "2", "3"};
+        other.recompute = levels[level];
+        other.graph = level == 2 ? "on" : "off";
+        expect_same_bits("--gelu-fusion 0 --recompute 1, 2, 3", plain, other, weights);
+    }
+}
+
+// The same batch in other micro-batches: the same sums in another order.
+static void test_micro_batches(const float* weights) {
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    batch_tokens(tokens, targets);
+    Settings settings = USUAL;
+    settings.gradients = "fp32";
+    GPT2 *one = model_open(settings, 1, weights), *two = model_open(settings, B, weights);
+    const double loss = model_gradients(one, tokens, targets);
+    EXPECT_NEAR(loss, model_gradients(two, tokens, targets), tolerance(), "loss");
+    float *grads = gradients_on_host(one), *want = gradients_on_host(two);
+    expect_tensors("gradient, micro-batches of 1", one, grads, want, tolerance());
+    free(want);
+    free(grads);
+    model_close(two);
+    model_close(one);
+}
+
+int main(void) {
+    size_t count;
+    float* weights = first_weights(&count);
+    Settings settings = USUAL;
+    test_against_cpu(settings, weights);
+    settings.gelu_fusion = "0";
+    settings.recompute = "1";
+    settings.gradients = "fp32";
+    test_against_cpu(settings, weights);
+    settings.recompute = "3";
+    test_against_cpu(settings, weights);
+    test_adamw_steps(USUAL, weights, tolerance());
+    if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights
+        settings = USUAL;
+        settings.master_weights = "off";
+        test_adamw_steps(settings, weights, 2 * tolerance());
+    }
+    test_same_bits(weights);
+    test_micro_batches(weights);
+    free(weights);
+    return test_done("gpt2 on the GPU, " PRECISION_NAME);
+}

@@ -1,0 +1,744 @@
+/*
+train_gpt2.cu -- pretrains GPT-2 and GPT-3 class models on a GPU. Top to bottom: the model, forward, backward,
+update, evaluation, the training loop, main; the same order and names as train_gpt2.c, its reference. The
+operations and everything that is not the model are modules in llmc/.
+
+    make train_gpt2cu PRECISION=BF16|FP16|FP32 && ./train_gpt2cu         ./train_gpt2cu --help lists the rest
+
+Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
+optimizer's state are fp32.
+*/
+#define OPTIONS_TRAINER GPU_
+#ifndef GPT2_CHUNK_LOGITS
+#define GPT2_CHUNK_LOGITS ((size_t)1 << 30) // 2 GiB of 16-bit logits
+#endif
+#include "llmc/gpu.cuh"
+#if defined(PRECISION_FP32)
+#define floatX float
+#define PRECISION_NAME "FP32"
+#elif defined(PRECISION_FP16)
+#define floatX fp16
+#define PRECISION_NAME "FP16"
+#else
+#define floatX bf16
+#define PRECISION_NAME "BF16"
+#endif
+
+#include "llmc/adamw.cuh"
+#include "llmc/attention.cuh"
+#include "llmc/batch_queue.cuh"
+#include "llmc/checkpoint.h"
+#include "llmc/classifier.cuh"
+#include "llmc/dataloader.h"
+#include "llmc/encoder.cuh"
+#include "llmc/gelu.cuh"
+#include "llmc/generator.h"
+#include "llmc/gpt2.h"
+#include "llmc/gpu_report.cuh"
+#include "llmc/layernorm.cuh"
+#include "llmc/log.h"
+#include "llmc/loss_scale.h"
+#include "llmc/matmul.cuh"
+#include "llmc/model_file.h"
+#include "llmc/options.h"
+#include "llmc/outlier.h"
+#include "llmc/peak.h"
+#include "llmc/plan.h"
+#include "llmc/schedule.h"
+#include "llmc/setup.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The model
+
+// What is read back after an update: pinned on the host, and on the GPU.
+typedef struct {
+    double square_sum; // of the gradient
+    float loss;        // mean
+} StepResult;
+
+// A micro-step as one CUDA graph, made from the second time on that it is done: the first one chooses
+// algorithms.
+typedef struct {
+    int times;
+    float dloss; // the scale of the losses' gradient, for which it was made
+    cudaGraphExec_t graph;
+} MicroStepGraph;
+
+typedef struct {
+    GPT2Config cfg;
+    int B, T;         // micro-batches up to B sequences of up to T tokens
+    int recompute;    // level, 0 to 3: which activations the backward pass computes again
+    int use_graph;    // replay micro-steps
+    DType grad_dtype; // of the parameters' gradients
+    uint64_t seed;    // of stochastic rounding
+    Gpu gpu;
+    TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
+    size_t parameter_bytes, activation_bytes;
+    size_t elements; // of all parameters, with alignment: grads, master, m and v have as many
+
+    void *params_memory, *grads_memory, *acts_memory; // one allocation each, cut up by the rows
+    float *master, *m, *v;                            // master is NULL without master weights
+    GPT2Parameters params;
+    GPT2Activations acts;
+
+    AdamWSegments segments; // the parameter rows as ranges of elements
+    BatchQueue batches;
+    MatmulGpu matmul;
+    AttentionGpu attention;
+    LayernormGpu layernorm;
+    EncoderGpu encoder;
+    GradientNorm norm;
+    LossScale loss_scale;
+    MicroStepGraph graphs[2]; // of GRADIENT_SET, of GRADIENT_ADD
+    StepResult *result, *result_host;
+    float* logits_host; // (Vp) of one token
+} GPT2;
+
+static AdamWSegments parameter_segments(const TensorRow* rows) {
+    AdamWSegments segments;
+    memset(&segments, 0, sizeof(segments));
+    segments.count = GPT2_PARAMETER_ROWS;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        segments.start[i] = rows[i].offset_bytes / rows[i].element_bytes;
+        segments.end[i] = segments.start[i] + tensor_elements(&rows[i]);
+        segments.decay[i] = rows[i].decay;
+    }
+    return segments;
+}
+
+// The large allocations, before any is made; the list ends with a name of NULL.
+static void memory_plan(PlanMemory plan[8], GPT2Config cfg, const Options* o) {
+    TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    const size_t params = gpt2_parameter_rows(rows, cfg), fp32 = params / sizeof(floatX) * sizeof(float);
+    const PlanMemory kinds[8] = {
+        {"parameters", params},
+        {"gradients", o->gradients ? fp32 : params},
+        {"master weights", sizeof(floatX) < 4 && o->master_weights ? fp32 : 0},
+        {"AdamW m", fp32},
+        {"v", fp32},
+        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute)},
+        {"cuBLASLt workspace", (size_t)32 << 20},
+        {NULL, 0}};
+    memcpy(plan, kinds, sizeof(kinds));
+}
+
+// Memory for the model; all parameters are zero. Nothing is allocated after this.
+static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
+    const size_t N = (size_t)o->batch * o->seq_len;
+    memset((void*)model, 0, sizeof(*model));
+    model->cfg = cfg;
+    model->B = o->batch;
+    model->T = o->seq_len;
+    model->recompute = o->recompute;
+    model->use_graph = o->graph;
+    model->seed = o->seed;
+    model->grad_dtype = o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
+    gpu_open(&model->gpu, o->device);
+    model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, cfg);
+    model->activation_bytes =
+        gpt2_activation_rows(model->activation_rows, cfg, model->B, model->T, model->recompute);
+    model->elements = model->parameter_bytes / sizeof(floatX);
+    model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
+    model->grads_memory = gpu_alloc(model->elements, dtype_bytes(model->grad_dtype), "gradients");
+    model->m = (float*)gpu_alloc(model->elements, sizeof(float), "optimizer state m");
+    model->v = (float*)gpu_alloc(model->elements, sizeof(float), "optimizer state v");
+    if (sizeof(floatX) < sizeof(float) && o->master_weights) {
+        model->master = (float*)gpu_alloc(model->elements, sizeof(float), "master weights");
+    }
+    model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
+    tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
+    tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
+    model->segments = parameter_segments(model->parameter_rows);
+
+    // GELU inside a product takes values that were not yet rounded; what is computed again starts from
+    // rounded ones. So levels 1 and 2, which compute GELU again alone, keep it out of the products.
+    const int gelu_again = model->recompute == 1 || model->recompute == 2;
+    const MatmulSettings settings = {o->tf32, gelu_again ? GELU_SEPARATE : (GeluFusion)o->gelu_fusion,
+                                     o->autotune};
+    batch_queue_open(&model->batches, N, &model->gpu);
+    matmul_gpu_open(&model->matmul, &model->gpu, settings);
+    attention_gpu_open(&model->attention, model->B, model->T, cfg.NH);
+    layernorm_open(&model->layernorm, (int)N, cfg.C);
+    encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
+    gradient_norm_open(&model->norm, model->segments);
+    model->loss_scale = DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
+    model->result = (StepResult*)gpu_alloc(1, sizeof(StepResult), "results");
+    CUDA_CHECK(cudaMallocHost((void**)&model->result_host, sizeof(StepResult)));
+    CUDA_CHECK(cudaMallocHost((void**)&model->logits_host, (size_t)cfg.Vp * sizeof(float)));
+}
+
+static void gpt2_close(GPT2* model) {
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    for (int mode = 0; mode < 2; mode++) {
+        if (model->graphs[mode].graph) {
+            CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
+        }
+    }
+    CUDA_CHECK(cudaFreeHost(model->logits_host));
+    CUDA_CHECK(cudaFreeHost(model->result_host));
+    gpu_free(model->result);
+    gradient_norm_close(&model->norm);
+    encoder_close(&model->encoder);
+    layernorm_close(&model->layernorm);
+    attention_gpu_close(&model->attention);
+    matmul_gpu_close(&model->matmul);
+    batch_queue_close(&model->batches);
+    gpu_free(model->acts_memory);
+    gpu_free(model->master);
+    gpu_free(model->v);
+    gpu_free(model->m);
+    gpu_free(model->grads_memory);
+    gpu_free(model->params_memory);
+    gpu_close(&model->gpu);
+}
+
+// The gradient of a parameter.
+static Gradient grad_of(const GPT2* model, const floatX* parameter) {
+    const size_t element = (size_t)(parameter - (const floatX*)model->params_memory);
+    const Gradient gradient = {(char*)model->grads_memory + element * dtype_bytes(model->grad_dtype),
+                               model->grad_dtype};
+    return gradient;
+}
+
+// Sets the parameters, and the master weights, from fp32 values on the host that lie as in the parameter
+// rows.
+static void gpt2_upload(GPT2* model, const float* values) {
+    float* fp32 = model->master ? model->master : model->m; // m is still zero: borrowed, and cleared again
+    const size_t bytes = model->elements * sizeof(float);
+    CUDA_CHECK(cudaMemcpyAsync(fp32, values, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
+    params_from_master((floatX*)model->params_memory, fp32, model->segments, &model->gpu);
+    if (fp32 == model->m) {
+        CUDA_CHECK(cudaMemsetAsync(model->m, 0, bytes, model->gpu.stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+}
+
+// The parameters as fp32 on the host, as in the parameter rows: the master weights if there are some. Free
+// it.
+static float* gpt2_download(const GPT2* model) {
+    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
+    const void* from = model->master ? (const void*)model->master : model->params_memory;
+    const size_t bytes = model->elements * (model->master ? sizeof(float) : sizeof(floatX));
+    CUDA_CHECK(cudaMemcpyAsync(values, from, bytes, cudaMemcpyDeviceToHost, model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    if (!model->master) { // widened in place, from the end
+        const floatX* narrow = (const floatX*)values;
+        for (size_t i = model->elements; i-- > 0;) {
+            const float wide = to_float(narrow[i]);
+            values[i] = wide;
+        }
+    }
+    return values;
+}
+
+// First weights: from the file, or random.
+static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
+    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
+    if (path) {
+        model_file_read(path, rows, values);
+    } else {
+        gpt2_random_weights(rows, values, model->cfg, seed);
+    }
+    gpt2_upload(model, values);
+    free(values);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// The residual stream that enters block l.
+static floatX* residual_into(const GPT2* model, int l) {
+    return l == 0 ? model->acts.encoded
+                  : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
+}
+
+// Block l up to the MLP's hidden layer, for the tokens first ... T-1 of B sequences (first > 0 only with B =
+// 1: the queries, keys and values of earlier tokens are then still there).
+static void block_hidden(GPT2* model, int l, int B, int T, int first) {
+    const Gpu* gpu = &model->gpu;
+    const int C = model->cfg.C, N = B * (T - first);
+    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const GPT2Activations a = gpt2_activations_at_token(all, model->activation_rows, first);
+    const floatX* residual = residual_into(model, l) + (size_t)first * C;
+    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
+    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
+    attention_forward(all.atty, all.att_lse, all.qkv, B, T, first, C, model->cfg.NH, gpu);
+    matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
+    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
+    matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, &model->matmul);
+}
+
+// Sets the last hidden state, lnf, of the tokens first ... T-1 of those in the batch queue.
+static void gpt2_forward(GPT2* model, int B, int T, int first) {
+    const GPT2Config cfg = model->cfg;
+    const int C = cfg.C, N = B * (T - first);
+    assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
+    const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
+    encoder_forward(a.encoded, model->batches.tokens + first, model->params.wte, model->params.wpe, B,
+                    T - first, first, C, &model->gpu);
+    for (int l = 0; l < cfg.L; l++) {
+        const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+        const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
+        block_hidden(model, l, B, T, first);
+        matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N,
+                                4 * C, C, &model->matmul);
+    }
+    const floatX* residual = residual_into(model, cfg.L) + (size_t)first * C;
+    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N, C,
+                      &model->gpu);
+}
+
+// Sets the logits of `count` tokens, at most a chunk, from the hidden state of those that begin at token
+// `first` of the batch.
+static void gpt2_logits(GPT2* model, int first, int count) {
+    const int C = model->cfg.C;
+    matmul_forward(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte,
+                   (const floatX*)NULL, count, C, model->cfg.Vp, &model->matmul);
+}
+
+// After gpt2_forward on the same batch: sets the mean loss on the GPU, or adds it, without gradients.
+static void gpt2_loss(GPT2* model, int B, int T, GradientMode mode) {
+    const int N = B * T, chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    for (int n = 0; n < N; n += chunk) {
+        const int count = n + chunk < N ? chunk : N - n;
+        gpt2_logits(model, n, count);
+        classifier_loss(model->acts.losses + n, model->acts.logits, model->batches.targets + n, count,
+                        model->cfg.V, model->cfg.Vp, &model->gpu);
+    }
+    mean_loss(&model->result->loss, model->acts.losses, N, mode, &model->gpu);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+// What the forward pass did not keep of block l, computed again: the same operations on the same inputs, so
+// the same bits.
+static void block_recompute(GPT2* model, int l, int B, int T) {
+    const Gpu* gpu = &model->gpu;
+    const int C = model->cfg.C, N = B * T;
+    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    if (model->recompute == 3) {
+        block_hidden(model, l, B, T, 0);
+        return;
+    }
+    if (model->recompute == 2) {
+        layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual_into(model, l), p.ln1w, p.ln1b, N, C, gpu);
+        layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
+    }
+    if (model->recompute >= 1) {
+        gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, gpu);
+    }
+}
+
+// The gradients of a linear layer's weight and bias (NULL: none), set or added to.
+static void parameter_backward(GPT2* model, const floatX* weight, const floatX* bias, const floatX* dout,
+                               const floatX* inp, int N, int C, int OC, GradientMode mode) {
+    matmul_backward_weight(grad_of(model, weight), dout, inp, N, C, OC, mode, &model->matmul);
+    if (bias) {
+        matmul_backward_bias(grad_of(model, bias), dout, N, OC, mode, &model->matmul);
+    }
+}
+
+// From the gradient of the stream after block l, in dresidual, to that of the stream before it, in place.
+static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) {
+    const Gpu* gpu = &model->gpu;
+    const int C = model->cfg.C, N = B * T;
+    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    block_recompute(model, l, B, T);
+
+    parameter_backward(model, p.fcprojw, p.fcprojb, a.dresidual, a.fch_gelu, N, 4 * C, C, mode);
+    matmul_backward_input_gelu(a.dfch, a.dresidual, p.fcprojw, a.fch, N, 4 * C, C, &model->matmul);
+    parameter_backward(model, p.fcw, p.fcb, a.dfch, a.ln2, N, C, 4 * C, mode);
+    matmul_backward_input(a.branch, a.dfch, p.fcw, N, C, 4 * C, &model->matmul);
+    layernorm_backward(a.dresidual, grad_of(model, p.ln2w), grad_of(model, p.ln2b), a.branch, a.residual2,
+                       p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, mode, &model->layernorm, gpu);
+
+    parameter_backward(model, p.attprojw, p.attprojb, a.dresidual, a.atty, N, C, C, mode);
+    matmul_backward_input(a.branch, a.dresidual, p.attprojw, N, C, C, &model->matmul);
+    attention_backward(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, B, T, C, model->cfg.NH, &model->attention,
+                       gpu);
+    parameter_backward(model, p.qkvw, p.qkvb, a.dqkv, a.ln1, N, C, 3 * C, mode);
+    matmul_backward_input(a.branch, a.dqkv, p.qkvw, N, C, 3 * C, &model->matmul);
+    layernorm_backward(a.dresidual, grad_of(model, p.ln1w), grad_of(model, p.ln1b), a.branch,
+                       residual_into(model, l), p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, mode, &model->layernorm,
+                       gpu);
+}
+
+// The classifier and its gradients, chunk by chunk: sets the losses and, in `branch`, the gradient of lnf.
+static void classifier_gradients(GPT2* model, int N, float dloss, GradientMode mode) {
+    const GPT2Activations a = model->acts;
+    const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
+    const int chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    for (int n = 0; n < N; n += chunk) {
+        const int count = n + chunk < N ? chunk : N - n;
+        const size_t at = (size_t)n * C;
+        gpt2_logits(model, n, count);
+        classifier_backward(a.losses + n, a.logits, model->batches.targets + n, dloss, count, V, Vp,
+                            &model->gpu);
+        parameter_backward(model, model->params.wte, NULL, a.logits, a.lnf + at, count, C, Vp,
+                           n == 0 ? mode : GRADIENT_ADD);
+        matmul_backward_input(a.branch + at, a.logits, model->params.wte, count, C, Vp, &model->matmul);
+    }
+}
+
+// After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
+// The gradient of each token's loss is dloss.
+static void gpt2_backward(GPT2* model, int B, int T, float dloss, GradientMode mode) {
+    const GPT2Config cfg = model->cfg;
+    const int C = cfg.C, N = B * T;
+    const GPT2Activations a = model->acts;
+    const GPT2Parameters p = model->params;
+    classifier_gradients(model, N, dloss, mode);
+    CUDA_CHECK(cudaMemsetAsync(a.dresidual, 0, (size_t)N * C * sizeof(floatX), model->gpu.stream));
+    layernorm_backward(a.dresidual, grad_of(model, p.lnfw), grad_of(model, p.lnfb), a.branch,
+                       residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, mode,
+                       &model->layernorm, &model->gpu);
+    for (int l = cfg.L - 1; l >= 0; l--) {
+        block_backward(model, l, B, T, mode);
+    }
+    encoder_backward(grad_of(model, p.wte), grad_of(model, p.wpe), a.dresidual, model->batches.tokens, B, T,
+                     cfg.max_T, C, mode, &model->encoder, &model->gpu);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A micro-step
+
+static void micro_step_work(GPT2* model, int B, int T, float dloss, GradientMode mode) {
+    gpt2_forward(model, B, T, 0);
+    gpt2_backward(model, B, T, dloss, mode);
+    mean_loss(&model->result->loss, model->acts.losses, B * T, mode, &model->gpu);
+}
+
+// Captures the work as a graph instead of doing it.
+static cudaGraphExec_t micro_step_capture(GPT2* model, int B, int T, float dloss, GradientMode mode) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    CUDA_CHECK(cudaStreamBeginCapture(model->gpu.stream, cudaStreamCaptureModeThreadLocal));
+    micro_step_work(model, B, T, dloss, mode);
+    CUDA_CHECK(cudaStreamEndCapture(model->gpu.stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    return executable;
+}
+
+// Forward and backward on the batch in the queue, full micro-batches: sets the gradients and the loss, or
+// adds to them.
+static void gpt2_micro_step(GPT2* model, int B, int T, float dloss, GradientMode mode) {
+    MicroStepGraph* step = &model->graphs[mode];
+    if (!model->use_graph || step->times++ == 0 || B != model->B || T != model->T) {
+        micro_step_work(model, B, T, dloss, mode);
+        return;
+    }
+    if (step->graph && step->dloss != dloss) {
+        CUDA_CHECK(cudaGraphExecDestroy(step->graph));
+        step->graph = NULL;
+    }
+    if (!step->graph) {
+        step->graph = micro_step_capture(model, B, T, dloss, mode);
+        step->dloss = dloss;
+    }
+    CUDA_CHECK(cudaGraphLaunch(step->graph, model->gpu.stream));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Update
+
+// The only wait of a step: for its loss, and for the square sum of the gradient.
+static StepResult gpt2_read_result(GPT2* model) {
+    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, sizeof(StepResult), cudaMemcpyDeviceToHost,
+                               model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    return *model->result_host;
+}
+
+static Gradient all_gradients(const GPT2* model) {
+    return grad_of(model, (const floatX*)model->params_memory);
+}
+
+// One AdamW update of every tensor; `adamw.grad_scale` applies to gradients as they are in memory.
+static void gpt2_update(GPT2* model, AdamW adamw) {
+    adamw_update((floatX*)model->params_memory, model->master, all_gradients(model), model->m, model->v,
+                 model->segments, adamw, model->seed, &model->gpu);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Evaluation
+
+// Mean loss over the first `batches` micro-batches of the validation data, in order.
+static double evaluate(GPT2* model, Dataloader* val, int64_t batches) {
+    dataloader_seek(val, 0);
+    for (int64_t i = 0; i < batches; i++) {
+        const Batch batch = dataloader_next(val);
+        batch_queue_push(&model->batches, batch.inputs, batch.targets, (size_t)batch.B * batch.T);
+        gpt2_forward(model, batch.B, batch.T, 0);
+        gpt2_loss(model, batch.B, batch.T, i == 0 ? GRADIENT_SET : GRADIENT_ADD);
+    }
+    return gpt2_read_result(model).loss / (double)batches;
+}
+
+// The logits of the next token, for the generator; level 3 of --recompute keeps no keys and values.
+static const float* next_logits(void* model_, const int* ids, int known, int seen) {
+    GPT2* model = (GPT2*)model_;
+    const int autotune = model->matmul.settings.autotune, Vp = model->cfg.Vp;
+    model->matmul.settings.autotune = 0; // not worth it for shapes that come up here
+    batch_queue_push(&model->batches, ids, NULL, (size_t)known);
+    gpt2_forward(model, 1, known, model->recompute == 3 ? 0 : seen);
+    gpt2_logits(model, known - 1, 1);
+    model->matmul.settings.autotune = autotune;
+    CUDA_CHECK(cudaMemcpyAsync(model->logits_host, model->acts.logits, (size_t)Vp * sizeof(floatX),
+                               cudaMemcpyDeviceToHost, model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    const floatX* narrow = (const floatX*)model->logits_host;
+    for (int v = Vp; v-- > 0;) { // widened in place, from the end
+        const float wide = to_float(narrow[v]);
+        model->logits_host[v] = wide;
+    }
+    return model->logits_host;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The training loop
+
+typedef struct {
+    GPT2* model;
+    const Options* options;
+    Dataloader *train, *val;
+    Generator* generator;
+    RunLog* log;
+    UpdateGuard guard;
+    int64_t updates; // that were not skipped
+    double peak;     // FLOP/s
+} Run;
+
+// One micro-batch after another: sets the gradients of the whole batch, times the loss scale, and their
+// square sum. Returns the mean loss; sets the norm.
+static double accumulate_gradients(GPT2* model, Dataloader* train, int64_t total_tokens, double* norm) {
+    const int64_t micro_steps = total_tokens / ((int64_t)train->B * train->T);
+    const float dloss = (float)(model->loss_scale.scale / (double)total_tokens);
+    for (int64_t micro = 0; micro < micro_steps; micro++) {
+        const Batch batch = dataloader_next(train);
+        batch_queue_push(&model->batches, batch.inputs, batch.targets, (size_t)batch.B * batch.T);
+        gpt2_micro_step(model, batch.B, batch.T, dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+    }
+    gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
+                                &model->norm, &model->gpu);
+    const StepResult result = gpt2_read_result(model);
+    *norm = sqrt(result.square_sum) / model->loss_scale.scale;
+    return result.loss / (double)micro_steps;
+}
+
+static void save(const GPT2* model, const Options* o, RunLog* log, int64_t step) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    char path[PATH_MAX];
+    gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
+    float* values = gpt2_download(model);
+    checkpoint_save(path, o->out, step, o->keep, o->keep_major, model->cfg, rows, values);
+    free(values);
+    log_save(log, step, path);
+}
+
+// Halves the loss scale if the gradient overflowed, which is no fault of the run as long as it can; returns
+// whether that explains it.
+static int overflowed(Run* run, int64_t step, double loss, double norm) {
+    LossScale* scale = &run->model->loss_scale;
+    const float before = scale->scale;
+    loss_scale_update(scale, isfinite(norm));
+    if (isfinite(norm) || !isfinite(loss) || scale->scale == before) {
+        return 0;
+    }
+    char reason[64];
+    snprintf(reason, sizeof(reason), "gradient overflow: loss scale %g, was %g", scale->scale, before);
+    log_skip(run->log, step, reason);
+    return 1;
+}
+
+// One update, or none if the loss or the norm forbids it.
+static void run_step(Run* run, int64_t step) {
+    const Options* o = run->options;
+    const double start_s = time_now_s();
+    if (o->overfit) {
+        dataloader_seek(run->train, 0);
+    }
+    double norm;
+    const float loss_scale = run->model->loss_scale.scale;
+    const double loss = accumulate_gradients(run->model, run->train, o->total_batch, &norm);
+    AdamW adamw = setup_adamw(o, step, run->updates + 1, norm);
+    adamw.grad_scale /= loss_scale;
+    const int overflow = overflowed(run, step + 1, loss, norm);
+    const UpdateVerdict verdict = overflow ? UPDATE_DO : guard_check(&run->guard, loss, norm);
+    if (!overflow && verdict == UPDATE_DO) {
+        gpt2_update(run->model, adamw);
+        run->updates++;
+    }
+    const double s = time_now_s() - start_s;
+    const double flops = gpt2_flops_per_token(run->model->cfg, o->seq_len) * (double)o->total_batch;
+    log_train(run->log, step + 1, loss, run->guard.loss_z, norm, run->guard.norm_z, adamw.lr, s * 1e3,
+              flops / s / run->peak);
+    if (verdict != UPDATE_DO) {
+        log_skip(run->log, step + 1, guard_reason(verdict));
+    }
+    guard_enforce(&run->guard, step + 1, o->max_skips);
+}
+
+// The run. Returns the last validation loss, NAN if there was none.
+static double train(Run* run) {
+    const Options* o = run->options;
+    double val_loss = NAN;
+    for (int64_t step = 0;; step++) {
+        if (schedule_due(o->eval_every, step, o->steps)) {
+            val_loss = evaluate(run->model, run->val, setup_eval_batches(o, run->val));
+            log_val(run->log, step, val_loss);
+        }
+        if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
+            generator_log(run->generator, run->log, step);
+        }
+        if (step > 0 && schedule_due(o->save_every, step, o->steps)) {
+            save(run->model, o, run->log, step);
+        }
+        if (step == o->steps) { // the last lap only evaluates, samples and saves
+            return val_loss;
+        }
+        run_step(run, step);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// main
+
+static void print_options_json(FILE* file, const void* options) {
+    options_print_json(file, (const Options*)options);
+}
+
+// --plan: what the run would take, without taking it, on a machine that need not have a GPU.
+static void print_plan(GPT2Config cfg, const Options* options) {
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    PlanMemory memory[8];
+    char device[256];
+    gpt2_parameter_rows(parameters, cfg);
+    gpt2_activation_rows(activations, cfg, options->batch, options->seq_len, options->recompute);
+    memory_plan(memory, cfg, options);
+    const double peak =
+        gpu_peak_or_default(device, sizeof(device), options->device, DTYPE_OF(floatX), options->tf32);
+    plan_print(stdout, cfg, options, parameters, activations, memory, peak, device);
+}
+
+static size_t planned_bytes(GPT2Config cfg, const Options* options) {
+    PlanMemory memory[8];
+    size_t total = 0;
+    memory_plan(memory, cfg, options);
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        total += kind->bytes;
+    }
+    return total + total / 50; // modules' working memory
+}
+
+// Ends the program if the run does not fit into the GPU's memory, with the largest micro-batch that does, and
+// the lowest level of recomputation that allows it.
+static void require_memory(GPT2Config cfg, const Options* options) {
+    size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaSetDevice(options->device));
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    const size_t wanted = planned_bytes(cfg, options);
+    if (wanted <= free_bytes) {
+        return;
+    }
+    Options smaller = *options;
+    for (; smaller.batch > 0; smaller.batch /= 2) {
+        for (smaller.recompute = options->recompute; smaller.recompute <= 3; smaller.recompute++) {
+            if (planned_bytes(cfg, &smaller) <= free_bytes) {
+                CHECK(0,
+                      "the run takes %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d fits",
+                      (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
+                      smaller.recompute);
+            }
+        }
+    }
+    CHECK(0,
+          "the run takes %.1f MiB of GPU memory, %.1f are free: too little even with --batch 1 --recompute 3",
+          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
+}
+
+#ifndef TRAIN_GPT2_NO_MAIN
+int main(int argc, char** argv) {
+    Options options;
+    RunData data;
+    char path_memory[PATH_MAX];
+    options_parse(&options, argc, argv);
+    setup_tokenizer(&data, &options);
+    const char* model_path = setup_model_path(&options, path_memory);
+    const GPT2Config cfg = setup_model(&options, &data, model_path);
+    setup_data(&data, &options);
+    setup_training(&options);
+    if (options.print_config) {
+        options_print_config(stdout, &options);
+        setup_close(&data);
+        return EXIT_SUCCESS;
+    }
+    options_print_banner(stdout, &options, argv[0]);
+    if (options.plan) {
+        print_plan(cfg, &options);
+        setup_close(&data);
+        return EXIT_SUCCESS;
+    }
+
+    RunLog log;
+    GPT2 model;
+    PlanMemory memory[8];
+    Dataloader train_loader, val_loader;
+    Generator generator;
+    memory_plan(memory, cfg, &options);
+    plan_print_memory(stdout, cfg, memory);
+    require_memory(cfg, &options);
+    log_open(&log, options.out, 0, options.steps, options.total_batch, stdout);
+    log_config(&log, print_options_json, &options);
+    dataloader_open(&train_loader, &data.train, options.batch, options.seq_len, (Shuffle)options.shuffle,
+                    options.seed);
+    dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
+    gpt2_open(&model, cfg, &options);
+    generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
+    gpt2_first_weights(&model, model_path, options.seed);
+    const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
+    const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options.tf32);
+    printf("data: %zu training tokens, %zu for validation; %s (sm_%d%d), %s, peak %.0f TFLOP/s\n",
+           data.train.count, data.val.count, model.gpu.name, model.gpu.major, model.gpu.minor,
+           dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
+    if (isfinite(floor)) {
+        printf(
+            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
+            floor);
+    }
+
+    Run run;
+    memset(&run, 0, sizeof(run));
+    run.model = &model;
+    run.options = &options;
+    run.train = &train_loader;
+    run.val = &val_loader;
+    run.generator = &generator;
+    run.log = &log;
+    run.guard = guard_open(options.skip_loss_z, options.skip_grad_z);
+    run.peak = peak;
+    const double val_loss = train(&run);
+    if (options.export_file[0]) {
+        TensorRow rows[GPT2_PARAMETER_ROWS];
+        gpt2_parameter_rows_of(rows, cfg, sizeof(float));
+        float* values = gpt2_download(&model);
+        model_file_write(options.export_file, cfg, rows, values, (ModelDtype)options.export_dtype);
+        free(values);
+    }
+    log_summary(&log, options.steps, val_loss, floor, gpu_used_mb());
+
+    generator_close(&generator);
+    gpt2_close(&model);
+    dataloader_close(&val_loader);
+    dataloader_close(&train_loader);
+    log_close(&log);
+    setup_close(&data);
+    return EXIT_SUCCESS;
+}
+#endif
