@@ -96,8 +96,11 @@ SIM_TESTS = $(foreach mode,$(SIM_MODES),$(GPU_MODULES:%=build/sim/$(mode)/%)) \
 sim-tests: $(SIM_TESTS)
 build/sim/runtime.done: $(SIM_SOURCES)  # once, before many use it at a time
 	dev/cusim/build.sh dev/test/test_gpu.cu plain && dev/cusim/build.sh dev/test/test_gpu.cu msan && touch $@
-$(foreach mode,$(SIM_MODES),build/sim/$(mode)/test_%): dev/test/test_%.cu build/sim/runtime.done
-	dev/cusim/build.sh $< $(notdir $(@D)) $@
+define SIM_RULE
+build/sim/$(1)/test_%: dev/test/test_%.cu build/sim/runtime.done
+	dev/cusim/build.sh $$< $(1) $$@
+endef
+$(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULE,$(mode))))
 build/sim/%/train_gpt2cu: build/sim/runtime.done
 	CUSIM_FLAGS=-DPRECISION_$* dev/cusim/build.sh train_gpt2.cu plain $@
 build/sim/%/test_gpt2: build/sim/runtime.done dev/test/reference.c
