@@ -47,13 +47,13 @@ static const char *const stories_lists_[][2] = {
      "meadow/in school/at mill/at zoo/at barn/in cave/in"},
     {"by by2 by3", "under behind near beside"},
     {"spot spot2 spot3", "tree bush bench bridge rock table cart log ladder barrel tent wagon boat"},
-    {"look look2", "little big shiny tiny pretty lovely strange funny new nice"},
-    {"color color2 color3", "red blue green yellow white golden brown pink silver purple black gray"},
-    {"thing thing2",
+    {"look look2 look3", "little big shiny tiny pretty lovely strange funny new nice"},
+    {"color color2 color3 color4", "red blue green yellow white golden brown pink silver purple black gray"},
+    {"thing thing2 thing3",
      "ball kite book boat drum doll hat lamp bell key cup ring scarf map flute rope spoon blanket mirror "
      "candle clock whistle puppet robot train shell feather crown pillow"},
     {"bucket", "basket bucket box bag jar pot"},
-    {"animal animal2", "dog cat fox rabbit bear duck frog mouse goat pig crow turtle squirrel wolf donkey"},
+    {"animal", "dog cat fox rabbit bear duck frog mouse goat pig crow turtle squirrel wolf donkey"},
     {"fruit", "pear/pears plum/plums nut/nuts carrot/carrots cherry/cherries"},
     {"dish dish2", "soup bread cake cheese pie honey rice jam"},
     {"glad", "happy glad proud cheerful thankful merry"},
@@ -82,69 +82,65 @@ static const char *const stories_rules_[][2] = {
      "|2 It was a {weather} {time}. {hero}"
      "|Once there was a {trait} child named {hero}. One {weather} {time}, {hero.he/she}] "
      "{go} to the {any look} {place} [2 with|to meet|and met] {hero.his/her} "
-     "[2 friend|cousin|4 {trait2} friend] {friend}."},
+     "[2 friend|cousin|4 {trait2} friend] {friend}. {hero.He/She} <had> a {look} {color} {thing}."},
     {"scene",
-     "[4 A {trait3} {animal2} {play} {any by} the {any color} {any spot}. "
-     "|2 They {play} and {play2} on the way. "
-     "|2 Both sang a {any trait} song about a {any look} {any color} {any animal}. "
-     "|]"},
+     "[4 A {trait3} {animal} {play} {by} the {color2} {spot}. "
+     "|2 They <met> a {trait3} {animal} {by} the {color2} {spot}. "
+     "|2 There was a {trait3} {animal} {by} the {color2} {spot}. ]"},
     {"lost",
-     "{hero} <had> a {look} {color} {thing} and {hid} it {by} the {color2} {spot}. "
-     "[Then|Soon|Later] they {play3} and {play4} with a {any trait} {any color} {animal}. "
+     "{hero} {hid} the {thing} {by} the {spot}. "
+     "[Then|Soon|Later] they {play2} and {play3} with the {animal}. "
      "\"Where is your {thing}?\" <asked> {friend}<how>. "
      "<they> <looked> {by2} the {color3} {spot2} and <found> a {look2} {any color} {thing2}. "
-     "\"You {hid} it {by} the {color2} {spot},\" {friend.he/she} <said><how>. "
-     "<home> {hero.He/She} [was|felt] {glad} and never lost it again."},
+     "\"You {hid} the {thing} {by} the {color2} {spot},\" {friend.he/she} <said><how>. "
+     "<home> {hero.He/She} [was|felt] {glad} and never lost the {color} {thing} again."},
     {"seek",
-     "\"Hide and seek,\" <said> {friend}<how>. {friend.He/She} hid {by} the {color} {spot}. "
-     "{hero} counted to {count} and <looked> {by2} the {color2} {spot2}, "
-     "but <found> only a {any trait} {any color} {animal}. "
-     "[Then {hero.he/she} <looked> {by3} the {color3} {spot3} and <found> a {look} {any color} {thing}. |]"
-     "\"I see you {by} the {color} {spot},\" {hero.he/she} <said><how>. "
+     "\"Hide and seek,\" <said> {friend}<how>. {friend.He/She} hid {by} the {spot} with the {animal}. "
+     "{hero} counted to {count} and <looked> {by2} the {color3} {spot2}, "
+     "but <found> only a {look2} {any color} {thing2}. "
+     "\"I see you {by} the {color2} {spot},\" {hero.he/she} <said><how>. "
      "<home> It was a [good|long|funny|lovely|merry|strange] game."},
     {"gift",
-     "It was {friend}'s birthday. {hero} <gave> {friend.him/her} a {look} {color} {thing}. "
-     "{friend.His/Her} {elder} <gave> {friend.him/her} a {look2} {color2} {thing2} and a {any fruit}. "
-     "[{friend.He/She} was {glad} and {play3}<how>. |]"
-     "<came>. \"Who gave you the [{thing}?\" <asked> the {animal}<how>. \"It was {hero}"
+     "It was {friend}'s birthday. {hero} <gave> {friend.him/her} the {thing}. "
+     "{friend.His/Her} {elder} <gave> {friend.him/her} a {look2} {color3} {thing2} and a {any fruit}. "
+     "[{friend.He/She} was {glad} and {play2}<how>. |]"
+     "\"Who gave you the [{thing}?\" <asked> the {animal}<how>. \"It was {hero}"
      "|{thing2}?\" <asked> the {animal}<how>. \"It was my {elder}],\" {friend.he/she} <said><how>. "
      "<home> That night {friend.he/she} [slept|rested] with the {color} {thing} "
-     "[{by} the {any color} bed|in {friend.his/her} arms]."},
+     "[{by2} the {any color} bed|in {friend.his/her} arms]."},
     {"add",
-     "There {hero} [found|picked] {many} {any look} {fruit.n} {by} the {color2} {spot}. "
-     "{friend} [found|picked|bought] {more} more and [put|left|hid] them in a {look} {color} {bucket}. "
-     "[They {play3} and {play4} with a {any trait} {any color} {animal}. |<came> and got one {fruit}. |]"
+     "There {hero} [found|picked] {many} {any look} {fruit.n} {by} the {spot}. "
+     "{friend} [found|picked|bought] {more} more and [put|left|hid] them in a {look2} {color3} {bucket}. "
+     "[They {play2} and {play3} with the {animal}. |The {animal} came and got one {fruit}. |]"
      "\"How many {fruit.s} did we have?\" <asked> {friend}<how>. "
      "\"We had {many+more},\" {hero.he/she} <said><how>. "
-     "<home> Now the {look} {color} {bucket} was empty."},
+     "<home> Now the {look2} {color3} {bucket} was empty."},
     {"share",
      "For [lunch|dinner], {hero} [had|brought|packed] "
-     "{many} {any look} {fruit.n} in a {look} {color} {bucket}. "
+     "{many} {any look} {fruit.n} in a {look2} {color3} {bucket}. "
      "{friend} [was {any tired}|had [none|only {any dish}]]. "
      "\"[May|Can] I have {few} {fruit.n}, please?\" {friend.he/she} <asked><how>. "
      "{hero} gave {friend.him/her} {few} and had {many-few} {fruit.n} left. "
-     "<they> [2 sat|rested|played] {by} the {color2} {spot} with a {any trait} {any color} {animal}. "
+     "<they> [2 sat|rested|played] {by} the {spot} with the {animal}. "
      "<home> It is [good|nice|lovely] to share."},
     {"help",
-     "Near the {color2} {spot} they [2 met|saw|found] <one>. "
-     "\"I lost my {look} {color} {thing},\" <said> the {animal}<how>. "
-     "<they> {go2} to the {any look} {place2}, <looked> {by} the {color3} {spot2} "
-     "and found the {color} {thing}. "
-     "\"It was {place2.in} the {place2}, {by} the {color3} {spot2},\" <said> [{hero}|{friend}]<how>. "
+     "Soon the {animal} was [sad|sorry]. \"I lost my {look2} {color3} {thing2},\" "
+     "<said> the {animal}<how>. <they> {go2} to the {any look} {place2}, "
+     "<looked> {by2} the {color4} {spot2} and found the {thing2}. "
+     "\"It was {place2.in} the {place2}, {by2} the {color4} {spot2},\" <said> [{hero}|{friend}]<how>. "
      "<home> Now the {animal} was {glad}."},
     {"trade",
-     "Soon they [2 met|saw|found] <one> with a {look2} {color2} {thing2}. "
-     "{hero} <had> a {look} {color} {thing}. \"Will you [trade|swap]?\" <asked> the {animal}<how>. "
-     "\"[3 [2 Yes|Sure],\" {hero.he/she} <said><how>. The {animal} took the {thing} and {play3}<how>. "
-     "<question> \"A {look2} {color2} {thing2}"
+     "The {animal} had a {look2} {color3} {thing2}. \"Will you [trade|swap]?\" <asked> the {animal}<how>. "
+     "\"[3 [2 Yes|Sure],\" {hero.he/she} <said><how>. The {animal} took the {thing} and {play2}<how>. "
+     "<question> \"A {look2} {color3} {thing2}"
      "|2 No,\" {hero.he/she} <said><how>. The {animal} was [sad|sorry]. "
      "<question> \"My {look} {color} {thing}],\" {hero.he/she} <said><how>."},
     {"shop",
-     "In a {any look} shop, {hero} <bought> a {look} {color} {thing} for {many} coins. "
-     "{friend} <bought> a {look2} {color2} {thing2} for {more} coins. "
-     "[<they> were {glad} and {play3}<how>. |<came>. |]"
-     "\"What did [you buy?\" <asked> {hero.his/her} {elder}<how>. \"A {look} {color} {thing}"
-     "|{friend} buy?\" <asked> {hero.his/her} {elder}<how>. \"A {look2} {color2} {thing2}],\" "
+     "In a {any look} shop, {hero} <bought> a {look2} {color3} {thing2} for {many} coins. "
+     "{friend} <bought> a {look3} {color4} {thing3} for {more} coins. "
+     "[<they> were {glad} and {play2} with the {animal}. |]"
+     "\"What did [you buy?\" <asked> {hero.his/her} {elder}<how>. \"A {look2} {color3} {thing2}"
+     "|{friend} buy?\" <asked> {hero.his/her} {elder}<how>. \"A {look3} {color4} {thing3}],\" "
      "{hero.he/she} <said><how>. "
      "<home> Together they paid {many+more} coins."},
     {"home",
@@ -154,8 +150,7 @@ static const char *const stories_rules_[][2] = {
      "|3]"},
     {"question",
      "[At home|Later|That night] {hero.his/her} {elder} <asked><how>, \"What do you have there?\""},
-    {"one", "[3 a {any trait}|2 an old] {any color} {animal}"},
-    {"came", "[3 A {any trait}|2 An old] {any color} {animal} [came|walked|ran|danced|skipped] by"},
+    {"met", "[2 met|saw|found]"},
     {"they", "[They|Both]"},
     {"had", "[had|carried|owned]"},
     {"gave", "[gave|brought|made]"},

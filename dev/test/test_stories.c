@@ -311,7 +311,9 @@ static void check_memory(const char* story) {
     }
     if (strstr(story, "\"We had ")) {
         const char* more = find(story, " more and ");
-        EXPECT(sscanf(find(story, " There "), " There %*s %*s %31s", a) == 1, "%s", story);
+        const char* there = find(story, " There ");
+        there = strncmp(there, " There was ", 11) == 0 ? find(there + 1, " There ") : there;
+        EXPECT(sscanf(there, " There %*s %*s %31s", a) == 1, "%s", story);
         while (more > story && more[-1] != ' ') {
             more--;
         }
@@ -319,19 +321,33 @@ static void check_memory(const char* story) {
         EXPECT(sscanf(find(story, "\"We had "), "\"We had %31[a-z]", c) == 1, "%s", story);
         check_sum(story, a, b, 1, c);
     }
-    if (strstr(story, "\"Where is your ")) {
-        EXPECT(sscanf(find(story, " it "), " it %127[^.]", a) == 1, "%s", story);
-        EXPECT(sscanf(find(story, "\"You "), "\"You %*s it %127[^,]", b) == 1, "%s", story);
-        EXPECT(strcmp(a, b) == 0, "%s", story);
+    if (strstr(story, "\"Where is your ")) { // "You put the hat under the red bench"
+        char verb[32] = "", thing[32] = "", by[32] = "", color[32] = "", spot[32] = "";
+        EXPECT(sscanf(find(story, "\"You "), "\"You %31s the %31s %31s the %31s %31[a-z]", verb, thing, by,
+                      color, spot) == 5,
+               "%s", story);
+        snprintf(a, sizeof(a), " %s the %s %s the %s.", verb, thing, by, spot);
+        snprintf(b, sizeof(b), " %s the %s %s.", by, color, spot);
+        snprintf(c, sizeof(c), "\"Where is your %s?\"", thing);
+        find(story, a);
+        find(story, b);
+        find(story, c);
+        snprintf(a, sizeof(a), " %s.", thing); // which the hero has
+        find(story, a);
     }
     if (strstr(story, "\"Who gave you the ")) {
         char thing[32] = "", giver[32] = "", hero[32] = "";
         EXPECT(sscanf(find(story, "\"Who gave"), "\"Who gave you the %31[a-z]", thing) == 1, "%s", story);
-        EXPECT(sscanf(find(story, "birthday. "), "birthday. %31s %*s %*s %*s %*s %*s %31[a-z]", hero, a) == 2,
-               "%s", story);
+        EXPECT(sscanf(find(story, "birthday. "), "birthday. %31s %*s %*s the %31[a-z]", hero, a) == 2, "%s",
+               story);
         const char* wanted = strcmp(thing, a) == 0 ? hero : "my"; // "It was Tom", "It was my aunt"
         EXPECT(sscanf(find(story, "\"It was "), "\"It was %31[A-Za-z]", giver) == 1, "%s", story);
         EXPECT(strcmp(giver, wanted) == 0, "%s", story);
+    }
+    if (strstr(story, " took the ")) { // the trade: what the hero had, for what the animal had
+        EXPECT(sscanf(find(story, " took the "), " took the %31[a-z]", a) == 1, "%s", story);
+        snprintf(b, sizeof(b), " %s.", a);
+        EXPECT(find(story, b) < find(story, " took the "), "%s", story);
     }
 }
 
