@@ -45,8 +45,10 @@ sim: build/sim/$(strip $(PRECISION))/train_gpt2cu  ## the GPU trainer on the sim
 help:       ## this list
 	@sed -n 's/^\([a-z_][a-z_0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
-run: train_gpt2  ## train on the built-in stories for a minute or two, no download; results in out/quickstart
-	./train_gpt2 --out $(strip $(OUT))
+# The GPU trainer where there is a GPU and nvcc.
+RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(shell nvidia-smi -L 2>/dev/null)),cu)
+run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, no download; results in out/quickstart
+	./$(RUN_TRAINER) --out $(strip $(OUT))
 
 test:       ## everything that needs no GPU; ends with `N passed, N failed, N skipped`
 	@dev/test/run.sh

@@ -154,7 +154,7 @@ static const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, 0,                "adamw",
         "adamw", "update rule"},
     {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_,   "auto",
-        "", "peak learning rate"},
+        "", "peak learning rate; auto: 6e-4 x 768 / channels for 524288 tokens an update, less for fewer"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_,            "auto",
         "steps", "in which the learning rate rises to its peak"},
     {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, 0,                "0",

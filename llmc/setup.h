@@ -33,7 +33,9 @@ enum {
     SETUP_CHANNELS = 128,
     SETUP_HEADS = 4,
     SETUP_CONTEXT = 128,
-    SETUP_BATCH_TOKENS = 1024,   // of a micro-batch
+    SETUP_BATCH_TOKENS = 1024, // of a micro-batch
+    SETUP_FULL_BATCH =
+        524288, // tokens of an update of GPT-3 125M and of llm.c's runs, for which rates are published
     SETUP_STORIES_STEPS = 3600,  // about a minute on two cores
     SETUP_STORIES_PAGE = 128,    // tokens: a story that crosses the end of a page is cut there
     SETUP_STORIES_SEED = 271828, // validation stories: the same whatever the seed of the run
@@ -239,11 +241,18 @@ static inline int64_t setup_once_(int64_t steps) {
     return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
 }
 
+// GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1 / C, for batches of half a million tokens;
+// smaller ones are noisier and want less, by their fourth root as far as the built-in run shows (dev/LOG.md).
+static inline float setup_lr_(int C, int64_t total_batch) {
+    const double batch = fmin((double)total_batch / SETUP_FULL_BATCH, 1);
+    return (float)fmin(6e-4 * 768 / C * sqrt(sqrt(batch)), 4e-3);
+}
+
 // The mean of squares should remember as many tokens whatever the batch (Marek et al., "Small batch size
 // training for language models", 2025): GPT-3's 0.95 for its batch of half a million tokens, more for less.
 // The limit keeps the memory, a thousand updates, shorter than a run.
 static inline float setup_beta2_(int64_t total_batch) {
-    const float beta2 = (float)pow(0.95, (double)total_batch / 524288);
+    const float beta2 = (float)pow(0.95, (double)total_batch / SETUP_FULL_BATCH);
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
@@ -255,9 +264,8 @@ static inline void setup_training(Options* options) {
     if (options->save_every && !options->out[0]) {
         die_usage("--save-every %d needs a directory: --out", options->save_every);
     }
-    if (options->lr == OPTION_AUTO) { // GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1/C
-        const float lr = 6e-4f * 768 / (float)options->channels;
-        options->lr = lr < 4e-3f ? lr : 4e-3f;
+    if (options->lr == OPTION_AUTO) {
+        options->lr = setup_lr_(options->channels, options->total_batch);
     }
     if (options->beta2 == OPTION_AUTO) {
         options->beta2 = setup_beta2_(options->total_batch);

@@ -28,28 +28,57 @@ tests=(dev/test/test_*.c test_gpt2.c)
 tests=("${tests[@]##*/}")
 tests=("${tests[@]%.c}")
 output=$(mktemp)
-trap 'rm -f "$output"' EXIT
+later_dir=$(mktemp -d)
+later_count=0
+trap 'rm -rf "$output" "$later_dir"' EXIT
 
 skip() {
     echo "skipped: $*"
     skipped=$((skipped + 1))
 }
 
-# run VARIANT COMMAND...: one test; shows the last line of a test that passes, all of one that fails.
-run() {
-    local variant=$1 status
-    shift
-    timeout 300 "$@" >"$output" 2>&1
-    status=$?
-    skipped=$((skipped + $(grep -c '^skipped: ' "$output")))
-    if [ $status = 0 ]; then
+# report VARIANT STATUS OUTPUT COMMAND...: counts a test; shows the last line if it passed, all of it if not.
+report() {
+    local variant=$1 status=$2 file=$3
+    shift 3
+    skipped=$((skipped + $(grep -c '^skipped: ' "$file")))
+    if [ "$status" = 0 ]; then
         passed=$((passed + 1))
-        { grep '^skipped: ' "$output" || true; tail -n 1 "$output"; } | sed "s/^/$variant: /"
+        { grep '^skipped: ' "$file" || true; tail -n 1 "$file"; } | sed "s/^/$variant: /"
     else
         failed=$((failed + 1))
-        sed "s/^/$variant: /" "$output"
+        sed "s/^/$variant: /" "$file"
         echo "$variant: FAILED: $* (exit status $status)"
     fi
+}
+
+# run VARIANT COMMAND...: one test.
+run() {
+    local variant=$1
+    shift
+    timeout 300 "$@" >"$output" 2>&1
+    report "$variant" $? "$output" "$@"
+}
+
+# later VARIANT COMMAND...: a test on one core, beside another one; `finish` waits for all and reports them in order.
+later() {
+    local file=$later_dir/$((++later_count))
+    while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+    printf '%s\n' "$@" >"$file.command"
+    {
+        timeout 300 "${@:2}" >"$file.out" 2>&1
+        echo $? >"$file.status"
+    } &
+}
+
+finish() {
+    local i command
+    wait
+    for ((i = 1; i <= later_count; i++)); do
+        mapfile -t command <"$later_dir/$i.command"
+        report "${command[0]}" "$(<"$later_dir/$i.status")" "$later_dir/$i.out" "${command[@]:1}"
+    done
+    later_count=0
 }
 
 # build VARIANT TARGETS [NAME=value...]: with warnings as errors; what does not compile is a failed test.
@@ -119,16 +148,13 @@ export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 
 # run_sim MODE PROGRAM: in the orders that show most in this mode.
 run_sim() {
-    local mode=$1 program=$2
-    case $mode in
-    plain)
-        run "sim plain" "$program"
+    local mode=$1 program=$2 order
+    later "sim $mode" "$program"
+    if [ "$mode" = plain ]; then
         for order in down random greedy; do
-            run "sim $order, lazy streams" env CUSIM_ORDER=$order CUSIM_STREAMS=lazy "$program"
+            later "sim $order, lazy streams" env CUSIM_ORDER=$order CUSIM_STREAMS=lazy "$program"
         done
-        ;;
-    *) run "sim $mode" "$program" ;;
-    esac
+    fi
 }
 
 if [ ! -e "$cuda/include/cublasLt.h" ]; then
@@ -145,8 +171,9 @@ else
         esac
         run_sim "$mode" "$program"
     done
-    run sim dev/test/test_sim.sh
-    [ -e dev/cusim/test/run.sh ] && run cusim dev/cusim/test/run.sh
+    later sim dev/test/test_sim.sh
+    later cusim dev/cusim/test/run.sh
+    finish
 fi
 
 if command -v nvcc >/dev/null; then

@@ -352,9 +352,11 @@ static void test_learning_rate(void) {
     static const struct {
         const char* line;
         float lr;
-    } cases[] = {{SHARDS "--seq-len 16 --model d12", 6e-4f},
-                 {SHARDS "--seq-len 16 --model d48", 6e-4f * 768 / 1600},
-                 {SHARDS "--seq-len 16 --channels 8", 4e-3f}};
+    } cases[] = {{SHARDS "--seq-len 16 --model d12 --total-batch 524288", 6e-4f},
+                 {SHARDS "--seq-len 16 --model d12 --total-batch 1048576", 6e-4f},
+                 {SHARDS "--seq-len 16 --model d12 --total-batch 32768", 3e-4f}, // a sixteenth: half
+                 {SHARDS "--seq-len 16 --model d48 --total-batch 524288", 6e-4f * 768 / 1600},
+                 {SHARDS "--seq-len 16 --channels 8 --total-batch 524288", 4e-3f}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
         EXPECT_NEAR(run.options.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
