@@ -155,7 +155,7 @@ def measure_ours(args, B, T, steps, shard, tmp):
     out = Path(tempfile.mkdtemp(dir=tmp))
     command = [args.ours.resolve(), "--model", "d12", "--train-data", shard, "--batch", B, "--seq-len", T,
                "--steps", steps, "--eval-every", 0, "--sample-every", 0, "--eval-batches", 1,
-               "--threads", args.threads, "--out", out]
+               "--threads", args.threads, "--recompute", 2, "--out", out]
     _, peak = run([str(word) for word in command], os.environ)
     rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     train = [row for row in rows if row["kind"] == "train"]
