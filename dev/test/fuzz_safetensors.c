@@ -1,0 +1,66 @@
+// fuzz_safetensors.c -- random files against the reader: no crash, no read out of bounds, and what is
+// accepted can be read. Built and run by hand:
+//
+//     clang -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -D_GNU_SOURCE -I. \
+//         dev/test/fuzz_safetensors.c -o build/fuzz_safetensors -lm
+//     build/fuzz_safetensors -max_total_time=60 -max_len=4096 CORPUS    (a directory, with some small files
+//     to begin)
+//
+// The first bit of the input says whether the rest is a file or an index of a model in several files.
+#include "llmc/safetensors.h"
+
+// In exactly its bytes of memory, so that every step beyond them is seen.
+static void fuzz_file(const unsigned char* data, size_t bytes) {
+    SafeTensors st;
+    memset(&st, 0, sizeof(st));
+    st.path = safetensors_copy_("fuzz");
+    st.map = (unsigned char*)malloc(bytes ? bytes : 1);
+    memcpy(st.map, data, bytes);
+    st.map_bytes = bytes;
+    const int ok = safetensors_parse_(&st);
+    for (size_t i = 0; ok && i < st.num_tensors; i++) {
+        const SafeTensorsView* view = &st.tensors[i];
+        void* out = malloc(view->elements * 8 + 1);
+        safetensors_read_raw(view, view->dtype, out);
+        if (view->dtype <= SAFETENSORS_BF16) {
+            safetensors_read_f32(view, (float*)out);
+        }
+        free(out);
+        if (safetensors_find(&st, view->name) != view) {
+            abort();
+        }
+    }
+    if (!ok && strncmp(st.error, "fuzz: ", 6) != 0) {
+        abort();
+    }
+    free(st.map);
+    st.map = NULL;
+    safetensors_close(&st);
+}
+
+static void fuzz_index(const unsigned char* data, size_t bytes) {
+    char error[SAFETENSORS_ERROR_BYTES_] = "";
+    SafeTensorsPair* pairs = NULL;
+    size_t count = 0;
+    unsigned char* copy = (unsigned char*)malloc(bytes ? bytes : 1);
+    memcpy(copy, data, bytes);
+    SafeTensorsText_ text = {"fuzz", error, copy, bytes, 0, 0};
+    if (!safetensors_index_(&text, &pairs, &count) != (strncmp(error, "fuzz: ", 6) == 0)) {
+        abort();
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (strlen(pairs[i].key) + strlen(pairs[i].value) > bytes) {
+            abort();
+        }
+    }
+    free(pairs);
+    free(copy);
+}
+
+int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes);
+int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
+    if (bytes) {
+        (data[0] & 1 ? fuzz_index : fuzz_file)(data + 1, bytes - 1);
+    }
+    return 0;
+}

@@ -1,0 +1,1241 @@
+/*
+safetensors.h -- tensors in files, in Hugging Face's format: reading, writing, and models in several files.
+
+    u64 n     length of the header: a multiple of 8 in our files, so that the data is aligned to 64 bytes
+    n bytes   JSON: {"__metadata__": {"format": "pt", ...},
+                     "wte.weight": {"dtype": "F32", "shape": [50257, 768], "data_offsets": [begin, end]}, ...}
+              then blanks; offsets count from the end of the header
+    data      little endian, last dimension fastest; the tensors fill it without holes or overlaps
+
+A file is mapped and checked as a whole before any of it is used; nothing in it is trusted: lengths, offsets,
+products of sizes, UTF-8, numbers, names that come twice. More than the format asks, names and keys must have
+1 to 511 bytes and no control characters (they are printed in errors), no string contains a zero, a tensor has
+at most 8 dimensions and no unknown keys. The order of the names in the header is free.
+
+A reader that must go on where a file is damaged (the newest valid checkpoint) takes the _try_ functions,
+which return 0 and leave the message in `error`; the others end the program with it.
+
+Names of GPT-2's tensors begin with "transformer." or not, depending on who wrote the file:
+safetensors_find_gpt2 and the functions that require a tensor take either for the other.
+
+needs:   check.h file.h json.h xxh64.h
+defines: SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes, bf16_from_float, bf16_to_float,
+fp16_from_float, fp16_to_float; SafeTensors, SafeTensorsView, safetensors_try_open, safetensors_open,
+safetensors_close, safetensors_find, safetensors_find_gpt2, safetensors_require, safetensors_metadata,
+safetensors_read_f32, safetensors_read_f32_part, safetensors_read_raw; SafeTensorsSet,
+safetensors_set_try_open, safetensors_set_open, safetensors_set_close, safetensors_set_find,
+safetensors_set_require; SafeTensorsWriter, safetensors_writer_open, safetensors_writer_metadata,
+safetensors_writer_declare, safetensors_writer_begin, safetensors_write_f32, safetensors_write_raw,
+safetensors_writer_commit
+*/
+#ifndef LLMC_SAFETENSORS_H
+#define LLMC_SAFETENSORS_H
+
+#include <assert.h>
+#include <sys/stat.h>
+
+#include "file.h"
+#include "json.h"
+#include "xxh64.h"
+
+#define SAFETENSORS_MAX_DIMS 8
+#define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation
+#define SAFETENSORS_MAX_NAME_ 511                   // bytes
+#define SAFETENSORS_MAX_DEPTH_ 32                   // of values that are skipped
+#define SAFETENSORS_ALIGN_ 64                       // bytes, of the data in files that we write
+#define SAFETENSORS_CHUNK_ 16384                    // elements converted at a time
+#define SAFETENSORS_ERROR_BYTES_ (PATH_MAX + 2048)
+#define SAFETENSORS_PREFIX_ "transformer."
+#define SAFETENSORS_METADATA_ "__metadata__"
+
+// ---- types of elements
+
+typedef enum {
+    SAFETENSORS_F32,
+    SAFETENSORS_F16,
+    SAFETENSORS_BF16,
+    SAFETENSORS_F64,
+    SAFETENSORS_I64,
+    SAFETENSORS_I32,
+    SAFETENSORS_I16,
+    SAFETENSORS_I8,
+    SAFETENSORS_U64,
+    SAFETENSORS_U32,
+    SAFETENSORS_U16,
+    SAFETENSORS_U8,
+    SAFETENSORS_BOOL,
+    SAFETENSORS_DTYPES // their number
+} SafeTensorsDtype;
+
+static inline const char* safetensors_dtype_name(SafeTensorsDtype dtype) {
+    static const char* const names[SAFETENSORS_DTYPES] = {"F32", "F16", "BF16", "F64", "I64", "I32", "I16",
+                                                          "I8",  "U64", "U32",  "U16", "U8",  "BOOL"};
+    return names[dtype];
+}
+
+static inline size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
+    static const size_t bytes[SAFETENSORS_DTYPES] = {4, 2, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1};
+    return bytes[dtype];
+}
+
+// Numbers of 16 bits. To nearest, ties to even; beyond the largest becomes infinity; a NaN stays a NaN with
+// as much of its payload as has room. So every pattern of 16 bits is the same after widening and rounding. No
+// step has a subnormal float as its result, so flushing them (vec_flush_denormals) changes nothing.
+
+static inline float safetensors_float_(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+static inline uint32_t safetensors_bits_(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+static inline float bf16_to_float(uint16_t bits) { return safetensors_float_((uint32_t)bits << 16); }
+
+static inline uint16_t bf16_from_float(float value) {
+    const uint32_t bits = safetensors_bits_(value), cut = bits >> 16;
+    const uint32_t nan = cut | ((cut & 0x7F) == 0 ? 0x40 : 0); // without its last bits it would be infinity
+    const uint32_t rounded = (bits + 0x7FFF + (cut & 1)) >> 16;
+    return (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? nan : rounded);
+}
+
+static inline float fp16_to_float(uint16_t bits) {
+    const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7FFF;
+    const uint32_t small = safetensors_bits_((float)rest * 0x1p-24f); // below 2^-14: a multiple of 2^-24
+    const uint32_t large = (rest << 13) + ((rest < 0x7C00 ? 127 - 15 : 255 - 31) << 23);
+    return safetensors_float_(sign | (rest < 0x400 ? small : large));
+}
+
+static inline uint16_t fp16_from_float(float value) {
+    const uint32_t bits = safetensors_bits_(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7FFFFFFF;
+    const uint32_t payload = rest >> 13 & 0x3FF, nan = 0x7C00 | (payload ? payload : 0x200);
+    // Half has units of 2^-24 in its last place: adding it rounds to those.
+    const uint32_t small = safetensors_bits_(safetensors_float_(rest) + 0.5f) - safetensors_bits_(0.5f);
+    const uint32_t large = (rest - ((127 - 15) << 23) + 0xFFF + (rest >> 13 & 1)) >> 13;
+    const uint32_t magnitude = rest > 0x7F800000 ? nan
+                               : rest >= 0x47800000
+                                   ? 0x7C00 // 65536; from 65520 on, rounding carries to infinity
+                               : rest < 0x38800000 ? small // below 2^-14
+                                                   : large;
+    return (uint16_t)(sign | magnitude);
+}
+
+// ---- files in memory
+
+typedef struct {
+    const char* path; // of its file, for errors
+    const char* name;
+    SafeTensorsDtype dtype;
+    int ndim; // 0: one element
+    size_t shape[SAFETENSORS_MAX_DIMS];
+    size_t elements, bytes;
+    const unsigned char* data; // in the mapped file; in foreign files not aligned to the element
+} SafeTensorsView;
+
+typedef struct {
+    const char *key, *value;
+} SafeTensorsPair;
+
+typedef struct {
+    char* path;
+    unsigned char* map;
+    size_t map_bytes;
+    unsigned char* header;    // a copy, where strings are decoded in place
+    SafeTensorsView* tensors; // in order of name
+    size_t num_tensors;
+    SafeTensorsPair* metadata; // in order of key
+    size_t num_metadata;
+    char error[SAFETENSORS_ERROR_BYTES_]; // why it could not be opened
+} SafeTensors;
+
+// Sets `error` to "path: message" and returns 0.
+__attribute__((format(printf, 3, 4))) static inline int safetensors_fail_(char* error, const char* path,
+                                                                          const char* format, ...) {
+    va_list args;
+    const int n = snprintf(error, SAFETENSORS_ERROR_BYTES_, "%.*s: ", PATH_MAX, path);
+    va_start(args, format);
+    vsnprintf(error + n, SAFETENSORS_ERROR_BYTES_ - (size_t)n, format, args);
+    va_end(args);
+    return 0;
+}
+
+// Room for one item more at the end of an array that grows by doubling.
+static inline void* safetensors_grow_(void* items, size_t count, size_t item_bytes) {
+    if (count & (count - 1)) {
+        return items;
+    }
+    void* grown = realloc(items, array_bytes(count ? 2 * count : 1, item_bytes));
+    CHECK(grown, "no memory for the names of %zu tensors", count);
+    return grown;
+}
+
+static inline char* safetensors_copy_(const char* string) {
+    char* copy = strdup(string);
+    CHECK(copy, "no memory for a name");
+    return copy;
+}
+
+// ---- JSON, strictly: RFC 8259 without what no header needs
+
+typedef struct {
+    const char* path;
+    char* error;
+    unsigned char* text; // strings are decoded in place: no character is longer than what stands for it
+    size_t bytes, at;
+    size_t first; // position of the text in its file
+} SafeTensorsText_;
+
+// The errors of syntax: 0, with the place.
+static inline int safetensors_unexpected_(SafeTensorsText_* text, const char* wanted) {
+    const size_t place = text->first + text->at;
+    const unsigned c = text->at < text->bytes ? text->text[text->at] : 0;
+    if (text->at >= text->bytes) {
+        return safetensors_fail_(text->error, text->path, "byte %zu: found the end of the text, wanted %s",
+                                 place, wanted);
+    }
+    return safetensors_fail_(text->error, text->path,
+                             c >= ' ' && c < 0x7F ? "byte %zu: found '%c', wanted %s"
+                                                  : "byte %zu: found the byte 0x%02x, wanted %s",
+                             place, c, wanted);
+}
+
+// The next character that is no blank, or -1 at the end.
+static inline int safetensors_peek_(SafeTensorsText_* text) {
+    while (text->at < text->bytes && text->text[text->at] && strchr(" \t\r\n", text->text[text->at])) {
+        text->at++;
+    }
+    return text->at < text->bytes ? text->text[text->at] : -1;
+}
+
+// Steps over the character c.
+static inline int safetensors_take_(SafeTensorsText_* text, char c) {
+    const char wanted[4] = {'\'', c, '\'', '\0'};
+    if (safetensors_peek_(text) != c) {
+        return safetensors_unexpected_(text, wanted);
+    }
+    text->at++;
+    return 1;
+}
+
+// The value of four hexadecimal digits at a position, or -1.
+static inline int safetensors_hex_(const SafeTensorsText_* text, size_t at) {
+    int value = 0;
+    for (size_t i = 0; i < 4; i++) {
+        static const char digits[] = "0123456789abcdefABCDEF";
+        const char* digit =
+            at + i < text->bytes && text->text[at + i] ? strchr(digits, text->text[at + i]) : NULL;
+        if (!digit) {
+            return -1;
+        }
+        const int index = (int)(digit - digits);
+        value = value << 4 | (index < 16 ? index : index - 6);
+    }
+    return value;
+}
+
+// Appends a character from U+0001 to U+10FFFF in UTF-8.
+static inline unsigned char* safetensors_utf8_(unsigned char* out, uint32_t character) {
+    const int more = character < 0x80 ? 0 : character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;
+    static const unsigned lead[4] = {0, 0xC0, 0xE0, 0xF0};
+    *out++ = (unsigned char)(lead[more] | character >> (6 * more));
+    for (int i = more - 1; i >= 0; i--) {
+        *out++ = (unsigned char)(0x80 | (character >> (6 * i) & 0x3F));
+    }
+    return out;
+}
+
+// \uXXXX, or two of them for one character above U+FFFF.
+static inline int safetensors_unicode_(SafeTensorsText_* text, unsigned char** out) {
+    const int first = safetensors_hex_(text, text->at + 2);
+    const int pair = first >= 0xD800 && first <= 0xDBFF && text->at + 7 < text->bytes &&
+                     text->text[text->at + 6] == '\\' && text->text[text->at + 7] == 'u';
+    const int second = pair ? safetensors_hex_(text, text->at + 8) : -1;
+    const int is_pair = second >= 0xDC00 && second <= 0xDFFF, is_half = first >= 0xD800 && first <= 0xDFFF;
+    if (first <= 0 || (is_half && !is_pair)) {
+        return safetensors_unexpected_(text,
+                                       "\\u and four digits of a character that is not zero, or a pair");
+    }
+    *out = safetensors_utf8_(
+        *out, is_pair ? 0x10000u + ((uint32_t)(first - 0xD800) << 10 | (uint32_t)(second - 0xDC00))
+                      : (uint32_t)first);
+    text->at += is_pair ? 12 : 6;
+    return 1;
+}
+
+// Decodes one character of a string.
+static inline int safetensors_character_(SafeTensorsText_* text, unsigned char** out) {
+    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    const unsigned char* from = text->text + text->at;
+    const size_t left = text->bytes - text->at;
+    if (*from < 0x20) {
+        return safetensors_unexpected_(text, "no control character in a string");
+    }
+    if (*from == '\\' && left > 1 && from[1] == 'u') {
+        return safetensors_unicode_(text, out);
+    }
+    if (*from == '\\') {
+        const char* letter = left > 1 && from[1] ? strchr(letters, from[1]) : NULL;
+        text->at += letter ? 2 : 1;
+        if (!letter) {
+            return safetensors_unexpected_(text, "one of \"\\/bfnrtu after a backslash");
+        }
+        *(*out)++ = (unsigned char)meanings[letter - letters];
+        return 1;
+    }
+    const size_t length = json_utf8_length_(from, left);
+    if (length == 0) {
+        return safetensors_unexpected_(text, "UTF-8");
+    }
+    memmove(*out, from, length);
+    *out += length;
+    text->at += length;
+    return 1;
+}
+
+// Sets *string to a string in `text`, terminated.
+static inline int safetensors_string_(SafeTensorsText_* text, const char** string) {
+    if (!safetensors_take_(text, '"')) {
+        return 0;
+    }
+    unsigned char* out = text->text + text->at;
+    *string = (const char*)out;
+    while (text->at < text->bytes && text->text[text->at] != '"') {
+        if (!safetensors_character_(text, &out)) {
+            return 0;
+        }
+    }
+    const int closed = text->at < text->bytes;
+    if (closed) {
+        *out = '\0'; // at the latest, in the place of the closing quote
+        text->at++;
+    }
+    return closed ? 1 : safetensors_unexpected_(text, "the end of a string");
+}
+
+// A string that can be printed in an error.
+static inline int safetensors_name_(SafeTensorsText_* text, const char** name) {
+    safetensors_peek_(text);
+    const size_t begin = text->at;
+    if (!safetensors_string_(text, name)) {
+        return 0;
+    }
+    const size_t length = strlen(*name);
+    for (size_t i = 0; i < length; i++) {
+        if ((unsigned char)(*name)[i] < ' ' || (*name)[i] == 0x7F) {
+            text->at = begin;
+            return safetensors_unexpected_(text, "a name without control characters");
+        }
+    }
+    if (length < 1 || length > SAFETENSORS_MAX_NAME_) {
+        return safetensors_fail_(text->error, text->path, "byte %zu: a name of %zu bytes, wanted 1 to %d",
+                                 text->first + begin, length, SAFETENSORS_MAX_NAME_);
+    }
+    return 1;
+}
+
+// Inside an object: 1 and the next key, its colon behind; 0 after the closing brace; -1 after an error.
+typedef enum { SAFETENSORS_FIRST_, SAFETENSORS_NEXT_ } SafeTensorsMember_;
+static inline int safetensors_member_(SafeTensorsText_* text, SafeTensorsMember_ which, const char** key) {
+    const int c = safetensors_peek_(text);
+    if (c == '}') {
+        text->at++;
+        return 0;
+    }
+    if (which == SAFETENSORS_NEXT_) {
+        if (c != ',') {
+            safetensors_unexpected_(text, "',' or '}'");
+            return -1;
+        }
+        text->at++;
+    }
+    return safetensors_name_(text, key) && safetensors_take_(text, ':') ? 1 : -1;
+}
+
+static inline int safetensors_is_digit_(const SafeTensorsText_* text) {
+    return text->at < text->bytes && text->text[text->at] >= '0' && text->text[text->at] <= '9';
+}
+
+// A whole number that is not negative.
+static inline int safetensors_natural_(SafeTensorsText_* text, size_t* value) {
+    const int zero = safetensors_peek_(text) == '0';
+    const size_t begin = text->at;
+    *value = 0;
+    if (!safetensors_is_digit_(text)) {
+        return safetensors_unexpected_(text, "a whole number");
+    }
+    for (; safetensors_is_digit_(text); text->at++) {
+        if (zero && text->at > begin) {
+            return safetensors_unexpected_(text, "no digit after a leading 0");
+        }
+        if (__builtin_mul_overflow(*value, (size_t)10, value) ||
+            __builtin_add_overflow(*value, (size_t)(text->text[text->at] - '0'), value)) {
+            return safetensors_fail_(text->error, text->path, "byte %zu: found a number above %zu",
+                                     text->first + begin, SIZE_MAX);
+        }
+    }
+    return 1;
+}
+
+// An array of at most `most` of them.
+static inline int safetensors_naturals_(SafeTensorsText_* text, size_t* values, int most, int* count) {
+    *count = 0;
+    if (!safetensors_take_(text, '[')) {
+        return 0;
+    }
+    if (safetensors_peek_(text) == ']') {
+        text->at++;
+        return 1;
+    }
+    while (*count < most) {
+        if (!safetensors_natural_(text, &values[*count])) {
+            return 0;
+        }
+        ++*count;
+        const int c = safetensors_peek_(text);
+        if (c != ',' && c != ']') {
+            return safetensors_unexpected_(text, "',' or ']'");
+        }
+        text->at++;
+        if (c == ']') {
+            return 1;
+        }
+    }
+    return safetensors_fail_(text->error, text->path, "byte %zu: found more than %d numbers",
+                             text->first + text->at, most);
+}
+
+static inline int safetensors_digits_(SafeTensorsText_* text) {
+    if (!safetensors_is_digit_(text)) {
+        return safetensors_unexpected_(text, "a digit");
+    }
+    while (safetensors_is_digit_(text)) {
+        text->at++;
+    }
+    return 1;
+}
+
+// Steps over a character if it is one of `set`.
+static inline int safetensors_one_of_(SafeTensorsText_* text, const char* set) {
+    const int c = text->at < text->bytes ? text->text[text->at] : 0;
+    const int is_one = c && strchr(set, c);
+    text->at += is_one ? 1 : 0;
+    return is_one;
+}
+
+static inline int safetensors_skip_number_(SafeTensorsText_* text) {
+    safetensors_one_of_(text, "-");
+    if (!(safetensors_one_of_(text, "0") || safetensors_digits_(text))) {
+        return 0;
+    }
+    if (safetensors_one_of_(text, ".") && !safetensors_digits_(text)) {
+        return 0;
+    }
+    if (safetensors_one_of_(text, "eE")) {
+        safetensors_one_of_(text, "+-");
+        return safetensors_digits_(text);
+    }
+    return 1;
+}
+
+static inline int safetensors_skip_word_(SafeTensorsText_* text) {
+    static const char* const words[3] = {"true", "false", "null"};
+    for (int i = 0; i < 3; i++) {
+        const size_t length = strlen(words[i]);
+        if (text->bytes - text->at >= length && memcmp(text->text + text->at, words[i], length) == 0) {
+            text->at += length;
+            return 1;
+        }
+    }
+    return safetensors_unexpected_(text, "a value");
+}
+
+// Steps over any value, objects and arrays nested to the given depth.
+static inline int safetensors_skip_(SafeTensorsText_* text, int depth) {
+    const char* ignored;
+    const int c = safetensors_peek_(text), closing = c == '{' ? '}' : ']';
+    if (c == '"') {
+        return safetensors_string_(text, &ignored);
+    }
+    if (c != '{' && c != '[') {
+        const int is_number = c == '-' || safetensors_is_digit_(text);
+        return is_number ? safetensors_skip_number_(text) : safetensors_skip_word_(text);
+    }
+    if (depth == 0) {
+        return safetensors_unexpected_(text, "values that are nested less deep");
+    }
+    text->at++;
+    for (int first = 1; safetensors_peek_(text) != closing; first = 0) {
+        if ((!first && !safetensors_take_(text, ',')) ||
+            (c == '{' && !(safetensors_string_(text, &ignored) && safetensors_take_(text, ':'))) ||
+            !safetensors_skip_(text, depth - 1)) {
+            return 0;
+        }
+    }
+    text->at++;
+    return 1;
+}
+
+// ---- the header
+
+static inline int safetensors_by_name_(const void* a, const void* b) {
+    return strcmp(((const SafeTensorsView*)a)->name, ((const SafeTensorsView*)b)->name);
+}
+
+static inline int safetensors_by_key_(const void* a, const void* b) {
+    return strcmp(((const SafeTensorsPair*)a)->key, ((const SafeTensorsPair*)b)->key);
+}
+
+// In the order of the data; a tensor without elements comes before the one that begins in the same place.
+static inline int safetensors_by_place_(const void* a, const void* b) {
+    const SafeTensorsView *x = (const SafeTensorsView*)a, *y = (const SafeTensorsView*)b;
+    return x->data != y->data ? (x->data < y->data ? -1 : 1) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+static inline void safetensors_sort_(void* items, size_t count, size_t item_bytes,
+                                     int (*compare)(const void*, const void*)) {
+    if (count > 1) { // an empty array is NULL, which qsort does not take
+        qsort(items, count, item_bytes, compare);
+    }
+}
+
+// An object of strings, sorted by key; the caller frees *pairs, also after an error.
+static inline int safetensors_pairs_(SafeTensorsText_* text, SafeTensorsPair** pairs, size_t* count) {
+    SafeTensorsPair pair = {NULL, NULL};
+    int more;
+    if (!safetensors_take_(text, '{')) {
+        return 0;
+    }
+    while ((more = safetensors_member_(text, *count ? SAFETENSORS_NEXT_ : SAFETENSORS_FIRST_, &pair.key)) >
+           0) {
+        if (!safetensors_string_(text, &pair.value)) {
+            return 0;
+        }
+        *pairs = (SafeTensorsPair*)safetensors_grow_(*pairs, *count, sizeof(pair));
+        (*pairs)[(*count)++] = pair;
+    }
+    safetensors_sort_(*pairs, *count, sizeof(pair), safetensors_by_key_);
+    for (size_t i = 1; more == 0 && i < *count; i++) {
+        if (strcmp((*pairs)[i - 1].key, (*pairs)[i].key) == 0) {
+            return safetensors_fail_(text->error, text->path, "key %s comes twice", (*pairs)[i].key);
+        }
+    }
+    return more == 0;
+}
+
+static inline int safetensors_dtype_(SafeTensorsText_* text, SafeTensorsView* view) {
+    const char* name;
+    if (!safetensors_name_(text, &name)) {
+        return 0;
+    }
+    for (int i = 0; i < SAFETENSORS_DTYPES; i++) {
+        if (strcmp(name, safetensors_dtype_name((SafeTensorsDtype)i)) == 0) {
+            view->dtype = (SafeTensorsDtype)i;
+            return 1;
+        }
+    }
+    return safetensors_fail_(text->error, text->path,
+                             "tensor %s: dtype %s, wanted one of F32 F16 BF16 F64 I64 I32 I16 I8 U64 U32 U16 "
+                             "U8 BOOL",
+                             view->name, name);
+}
+
+// {"dtype": ..., "shape": ..., "data_offsets": ...} in any order.
+static inline int safetensors_entry_(SafeTensorsText_* text, SafeTensorsView* view, size_t offsets[2]) {
+    static const char* const keys[3] = {"dtype", "shape", "data_offsets"};
+    const char* key;
+    int seen[3] = {0, 0, 0}, more, count = 2;
+    if (!safetensors_take_(text, '{')) {
+        return 0;
+    }
+    for (int n = 0; (more = safetensors_member_(text, n ? SAFETENSORS_NEXT_ : SAFETENSORS_FIRST_, &key)) > 0;
+         n++) {
+        int i = 0;
+        while (i < 3 && strcmp(key, keys[i]) != 0) {
+            i++;
+        }
+        if (i == 3 || seen[i]++) {
+            return safetensors_fail_(text->error, text->path,
+                                     "tensor %s: key %s %s, wanted dtype, shape and data_offsets", view->name,
+                                     key, i == 3 ? "is unknown" : "comes twice");
+        }
+        if (!(i == 0   ? safetensors_dtype_(text, view)
+              : i == 1 ? safetensors_naturals_(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
+                       : safetensors_naturals_(text, offsets, 2, &count))) {
+            return 0;
+        }
+    }
+    for (int i = 0; more == 0 && i < 3; i++) {
+        if (!seen[i]) {
+            return safetensors_fail_(text->error, text->path, "tensor %s: no %s", view->name, keys[i]);
+        }
+    }
+    if (more == 0 && count != 2) {
+        return safetensors_fail_(text->error, text->path, "tensor %s: %d data_offsets, wanted 2", view->name,
+                                 count);
+    }
+    return more == 0;
+}
+
+// "(768, 2304)", for messages.
+typedef struct {
+    char text[SAFETENSORS_MAX_DIMS * 22 + 3];
+} SafeTensorsShapeText_;
+
+static inline SafeTensorsShapeText_ safetensors_shape_text_(int ndim, const size_t* shape) {
+    SafeTensorsShapeText_ out;
+    int n = snprintf(out.text, sizeof(out.text), "(");
+    for (int i = 0; i < ndim; i++) {
+        n += snprintf(out.text + n, sizeof(out.text) - (size_t)n, "%s%zu", i ? ", " : "", shape[i]);
+    }
+    snprintf(out.text + n, sizeof(out.text) - (size_t)n, ")");
+    return out;
+}
+
+// Sets the sizes of a tensor from its shape; 0 if they are more than can be addressed.
+static inline int safetensors_sizes_(SafeTensorsView* view) {
+    view->elements = 1;
+    for (int i = 0; i < view->ndim; i++) {
+        if (__builtin_mul_overflow(view->elements, view->shape[i], &view->elements)) {
+            return 0;
+        }
+    }
+    return !__builtin_mul_overflow(view->elements, safetensors_dtype_bytes(view->dtype), &view->bytes);
+}
+
+// Finds a tensor's data in the file; `begin` is where that of all tensors begins.
+static inline int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t begin,
+                                     const size_t offsets[2]) {
+    const size_t data_bytes = st->map_bytes - begin;
+    const SafeTensorsShapeText_ shape = safetensors_shape_text_(view->ndim, view->shape);
+    if (!safetensors_sizes_(view)) {
+        return safetensors_fail_(st->error, st->path, "tensor %s: shape %s is too large", view->name,
+                                 shape.text);
+    }
+    if (offsets[0] > offsets[1] || offsets[1] > data_bytes) {
+        return safetensors_fail_(st->error, st->path,
+                                 "tensor %s: data_offsets [%zu, %zu] in %zu bytes of data: the file is "
+                                 "truncated or damaged",
+                                 view->name, offsets[0], offsets[1], data_bytes);
+    }
+    if (offsets[1] - offsets[0] != view->bytes) {
+        return safetensors_fail_(st->error, st->path, "tensor %s: %zu bytes, wanted %zu for %s of shape %s",
+                                 view->name, offsets[1] - offsets[0], view->bytes,
+                                 safetensors_dtype_name(view->dtype), shape.text);
+    }
+    view->data = st->map + begin + offsets[0];
+    return 1;
+}
+
+// The object that is the header.
+static inline int safetensors_entries_(SafeTensors* st, SafeTensorsText_* text) {
+    const char* name;
+    int more, has_metadata = 0;
+    if (text->bytes == 0 || text->text[0] != '{') { // not even a blank may come before
+        return safetensors_unexpected_(text, "'{'");
+    }
+    text->at = 1;
+    for (int n = 0; (more = safetensors_member_(text, n ? SAFETENSORS_NEXT_ : SAFETENSORS_FIRST_, &name)) > 0;
+         n++) {
+        if (strcmp(name, SAFETENSORS_METADATA_) == 0) {
+            if (has_metadata++) {
+                return safetensors_fail_(st->error, st->path, "%s comes twice", SAFETENSORS_METADATA_);
+            }
+            if (!safetensors_pairs_(text, &st->metadata, &st->num_metadata)) {
+                return 0;
+            }
+            continue;
+        }
+        SafeTensorsView view;
+        size_t offsets[2];
+        memset(&view, 0, sizeof(view));
+        view.path = st->path;
+        view.name = name;
+        if (!safetensors_entry_(text, &view, offsets) ||
+            !safetensors_place_(st, &view, text->first + text->bytes, offsets)) {
+            return 0;
+        }
+        st->tensors =
+            (SafeTensorsView*)safetensors_grow_(st->tensors, st->num_tensors, sizeof(SafeTensorsView));
+        st->tensors[st->num_tensors++] = view;
+    }
+    return more < 0 ? 0
+                    : safetensors_peek_(text) == -1 || safetensors_unexpected_(text, "nothing but blanks");
+}
+
+// The tensors fill the data, from `at` to the end of the file.
+static inline int safetensors_check_places_(SafeTensors* st, const unsigned char* at) {
+    const unsigned char* const begin = at;
+    safetensors_sort_(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_place_);
+    for (size_t i = 0; i < st->num_tensors; i++) {
+        const SafeTensorsView* view = &st->tensors[i];
+        if (view->data != at) {
+            return safetensors_fail_(st->error, st->path,
+                                     "tensor %s: begins at byte %zu of the data, wanted %zu: %s", view->name,
+                                     (size_t)(view->data - begin), (size_t)(at - begin),
+                                     view->data > at ? "a hole" : "an overlap");
+        }
+        at += view->bytes;
+    }
+    const size_t left = (size_t)(st->map + st->map_bytes - at);
+    if (left) {
+        return safetensors_fail_(st->error, st->path, "%zu bytes behind the last tensor, wanted none", left);
+    }
+    return 1;
+}
+
+static inline int safetensors_check_names_(SafeTensors* st) {
+    safetensors_sort_(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_name_);
+    for (size_t i = 1; i < st->num_tensors; i++) {
+        if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0) {
+            return safetensors_fail_(st->error, st->path, "tensor %s comes twice", st->tensors[i].name);
+        }
+    }
+    return 1;
+}
+
+// Reads and checks the header of what is at st->map.
+static inline int safetensors_parse_(SafeTensors* st) {
+    uint64_t header_bytes;
+    const size_t first = sizeof(header_bytes);
+    if (st->map_bytes < first) {
+        return safetensors_fail_(st->error, st->path, "%zu bytes, wanted a safetensors file", st->map_bytes);
+    }
+    memcpy(&header_bytes, st->map, first);
+    if (header_bytes > SAFETENSORS_MAX_HEADER_ || header_bytes > st->map_bytes - first) {
+        return safetensors_fail_(
+            st->error, st->path,
+            "a header of %llu bytes, wanted at most %zu, in a file of %zu: truncated, or "
+            "not a safetensors file",
+            (unsigned long long)header_bytes, SAFETENSORS_MAX_HEADER_, st->map_bytes);
+    }
+    const size_t bytes = (size_t)header_bytes;
+    st->header = (unsigned char*)malloc(bytes ? bytes : 1); // exactly: a tool sees every step beyond it
+    CHECK(st->header, "%s: no memory for a header of %zu bytes", st->path, bytes);
+    memcpy(st->header, st->map + first, bytes);
+    SafeTensorsText_ text = {st->path, st->error, st->header, bytes, 0, first};
+    return safetensors_entries_(st, &text) && safetensors_check_places_(st, st->map + first + bytes) &&
+           safetensors_check_names_(st);
+}
+
+// Maps a file. An empty one has no map.
+static inline int safetensors_map_(char* error, const char* path, unsigned char** map, size_t* bytes) {
+    struct stat info;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        safetensors_fail_(error, path, "cannot open: %s", strerror(errno));
+        if (fd >= 0) {
+            close(fd);
+        }
+        return 0;
+    }
+    void* memory = NULL;
+    int reason = 0;
+    if (S_ISREG(info.st_mode) && info.st_size > 0) {
+        memory = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        reason = memory == MAP_FAILED ? errno : 0;
+    }
+    close(fd); // the mapping stays
+    if (!S_ISREG(info.st_mode)) {
+        return safetensors_fail_(error, path, "not a regular file");
+    }
+    if (reason) {
+        return safetensors_fail_(error, path, "cannot map %zu bytes: %s", (size_t)info.st_size,
+                                 strerror(reason));
+    }
+    *map = (unsigned char*)memory;
+    *bytes = (size_t)info.st_size;
+    return 1;
+}
+
+static inline void safetensors_unmap_(unsigned char* map, size_t bytes) {
+    if (map) {
+        munmap(map, bytes);
+    }
+}
+
+// ---- reading
+
+// Leaves the message in `error`.
+static inline void safetensors_close(SafeTensors* st) {
+    safetensors_unmap_(st->map, st->map_bytes);
+    free(st->path);
+    free(st->header);
+    free(st->tensors);
+    free(st->metadata);
+    memset(st, 0, offsetof(SafeTensors, error));
+}
+
+// Maps the file and checks all of its header. Returns 1; or 0, with the reason in st->error and nothing to
+// close.
+static inline int safetensors_try_open(SafeTensors* st, const char* path) {
+    memset(st, 0, sizeof(*st));
+    st->path = safetensors_copy_(path);
+    const int ok = safetensors_map_(st->error, path, &st->map, &st->map_bytes) && safetensors_parse_(st);
+    if (!ok) {
+        safetensors_close(st);
+    }
+    return ok;
+}
+
+// The file must not become shorter while it is open: the system kills who reads beyond its end.
+static inline void safetensors_open(SafeTensors* st, const char* path) {
+    CHECK(safetensors_try_open(st, path), "%s", st->error);
+}
+
+// The tensor of exactly this name, or NULL.
+static inline const SafeTensorsView* safetensors_find(const SafeTensors* st, const char* name) {
+    SafeTensorsView key;
+    memset(&key, 0, sizeof(key));
+    key.name = name;
+    return st->num_tensors ? (const SafeTensorsView*)bsearch(&key, st->tensors, st->num_tensors, sizeof(key),
+                                                             safetensors_by_name_)
+                           : NULL;
+}
+
+// The same name without the prefix "transformer.", or with it.
+typedef struct {
+    char text[SAFETENSORS_MAX_NAME_ + sizeof(SAFETENSORS_PREFIX_)];
+} SafeTensorsName_;
+
+static inline SafeTensorsName_ safetensors_other_name_(const char* name) {
+    const size_t length = strlen(SAFETENSORS_PREFIX_);
+    const int has_prefix = strncmp(name, SAFETENSORS_PREFIX_, length) == 0;
+    SafeTensorsName_ other;
+    snprintf(other.text, sizeof(other.text), "%s%s", has_prefix ? "" : SAFETENSORS_PREFIX_,
+             has_prefix ? name + length : name);
+    return other;
+}
+
+// The tensor of this name, or of the name with or without "transformer.", or NULL.
+static inline const SafeTensorsView* safetensors_find_gpt2(const SafeTensors* st, const char* name) {
+    const SafeTensorsView* view = safetensors_find(st, name);
+    return view ? view : safetensors_find(st, safetensors_other_name_(name).text);
+}
+
+static inline const SafeTensorsView* safetensors_check_shape_(const SafeTensorsView* view, const char* path,
+                                                              const char* name, int ndim,
+                                                              const size_t* shape) {
+    const SafeTensorsShapeText_ wanted = safetensors_shape_text_(ndim, shape);
+    CHECK(view, "%s: no tensor %s, wanted one of shape %s", path, name, wanted.text);
+    CHECK(view->ndim == ndim && (ndim == 0 || memcmp(view->shape, shape, (size_t)ndim * sizeof(*shape)) == 0),
+          "%s: tensor %s is %s, wanted %s", view->path, view->name,
+          safetensors_shape_text_(view->ndim, view->shape).text, wanted.text);
+    return view;
+}
+
+// The tensor as safetensors_find_gpt2 finds it; ends the program if it is not there or has another shape.
+static inline const SafeTensorsView* safetensors_require(const SafeTensors* st, const char* name, int ndim,
+                                                         const size_t* shape) {
+    return safetensors_check_shape_(safetensors_find_gpt2(st, name), st->path, name, ndim, shape);
+}
+
+// The value of a key of __metadata__, or NULL.
+static inline const char* safetensors_metadata(const SafeTensors* st, const char* key) {
+    const SafeTensorsPair wanted = {key, NULL};
+    const SafeTensorsPair* pair =
+        st->num_metadata ? (const SafeTensorsPair*)bsearch(&wanted, st->metadata, st->num_metadata,
+                                                           sizeof(wanted), safetensors_by_key_)
+                         : NULL;
+    return pair ? pair->value : NULL;
+}
+
+// Sets out (count) to the elements [start, start + count) of an F32, F16 or BF16 tensor.
+static inline void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t count,
+                                             float* out) {
+    const SafeTensorsDtype dtype = view->dtype;
+    CHECK(dtype == SAFETENSORS_F32 || dtype == SAFETENSORS_F16 || dtype == SAFETENSORS_BF16,
+          "%s: tensor %s is %s, wanted F32, F16 or BF16", view->path, view->name,
+          safetensors_dtype_name(dtype));
+    assert(start <= view->elements && count <= view->elements - start);
+    const unsigned char* from = view->data + start * safetensors_dtype_bytes(dtype);
+    if (dtype == SAFETENSORS_F32 && count) {
+        memcpy(out, from, count * sizeof(float));
+    }
+    for (size_t i = 0; dtype == SAFETENSORS_BF16 && i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, from + 2 * i, 2);
+        out[i] = bf16_to_float(bits);
+    }
+    for (size_t i = 0; dtype == SAFETENSORS_F16 && i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, from + 2 * i, 2);
+        out[i] = fp16_to_float(bits);
+    }
+}
+
+// Sets out (elements of the view) to all of an F32, F16 or BF16 tensor.
+static inline void safetensors_read_f32(const SafeTensorsView* view, float* out) {
+    safetensors_read_f32_part(view, 0, view->elements, out);
+}
+
+// Copies a tensor that must have this dtype.
+static inline void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, void* out) {
+    CHECK(view->dtype == dtype, "%s: tensor %s is %s, wanted %s", view->path, view->name,
+          safetensors_dtype_name(view->dtype), safetensors_dtype_name(dtype));
+    if (view->bytes) {
+        memcpy(out, view->data, view->bytes);
+    }
+}
+
+// ---- a model in one file or in several
+
+// Where an index says that a tensor is.
+typedef struct {
+    const char* name;
+    const SafeTensorsView* view;
+} SafeTensorsPlace_;
+
+typedef struct {
+    char* path;         // of the directory, or of the one file
+    SafeTensors* files; // each opened once
+    size_t num_files;
+    unsigned char* index;      // the text of the index, where the names are; NULL: one file, without an index
+    SafeTensorsPlace_* places; // in order of name
+    size_t num_places;
+    char error[SAFETENSORS_ERROR_BYTES_]; // why it could not be opened
+} SafeTensorsSet;
+
+static inline int safetensors_by_file_(const void* a, const void* b) {
+    return strcmp(((const SafeTensorsPair*)a)->value, ((const SafeTensorsPair*)b)->value);
+}
+
+static inline int safetensors_by_place_name_(const void* a, const void* b) {
+    return strcmp(((const SafeTensorsPlace_*)a)->name, ((const SafeTensorsPlace_*)b)->name);
+}
+
+// Leaves the message in `error`.
+static inline void safetensors_set_close(SafeTensorsSet* set) {
+    for (size_t i = 0; i < set->num_files; i++) {
+        safetensors_close(&set->files[i]);
+    }
+    free(set->path);
+    free(set->files);
+    free(set->index);
+    free(set->places);
+    memset(set, 0, offsetof(SafeTensorsSet, error));
+}
+
+// Opens one file more.
+static inline int safetensors_set_add_(SafeTensorsSet* set, const char* path) {
+    set->files = (SafeTensors*)safetensors_grow_(set->files, set->num_files, sizeof(SafeTensors));
+    SafeTensors* file = &set->files[set->num_files];
+    if (!safetensors_try_open(file, path)) {
+        memcpy(set->error, file->error, sizeof(set->error));
+        return 0;
+    }
+    set->num_files++;
+    return 1;
+}
+
+// {"metadata": anything, "weight_map": {tensor: file, ...}}
+static inline int safetensors_index_(SafeTensorsText_* text, SafeTensorsPair** pairs, size_t* count) {
+    const char* key;
+    int more, has_map = 0;
+    if (!safetensors_take_(text, '{')) {
+        return 0;
+    }
+    for (int n = 0; (more = safetensors_member_(text, n ? SAFETENSORS_NEXT_ : SAFETENSORS_FIRST_, &key)) > 0;
+         n++) {
+        const int is_map = strcmp(key, "weight_map") == 0;
+        if (is_map && has_map++) {
+            return safetensors_fail_(text->error, text->path, "weight_map comes twice");
+        }
+        if (!(is_map ? safetensors_pairs_(text, pairs, count)
+                     : safetensors_skip_(text, SAFETENSORS_MAX_DEPTH_))) {
+            return 0;
+        }
+    }
+    if (more == 0 && safetensors_peek_(text) != -1) {
+        return safetensors_unexpected_(text, "nothing but blanks");
+    }
+    if (more == 0 && *count == 0) {
+        return safetensors_fail_(text->error, text->path, "no weight_map, wanted the files of the tensors");
+    }
+    return more == 0;
+}
+
+// Opens the files of an index, which stand beside it, and finds each tensor.
+static inline int safetensors_set_files_(SafeTensorsSet* set, const char* index, SafeTensorsPair* pairs,
+                                         size_t count) {
+    char path[PATH_MAX];
+    safetensors_sort_(pairs, count, sizeof(*pairs), safetensors_by_file_);
+    set->places = (SafeTensorsPlace_*)check_alloc(count, sizeof(SafeTensorsPlace_), index);
+    for (size_t i = 0; i < count; i++) {
+        const char* file = pairs[i].value;
+        if (i == 0 || strcmp(file, pairs[i - 1].value) != 0) {
+            if (!file[0] || strchr(file, '/') || strlen(file) > NAME_MAX) {
+                return safetensors_fail_(set->error, index,
+                                         "tensor %s: a file called \"%.100s\", wanted one "
+                                         "beside the index",
+                                         pairs[i].key, file);
+            }
+            if (snprintf(path, sizeof(path), "%s/%s", set->path, file) >= (int)sizeof(path)) {
+                return safetensors_fail_(set->error, index, "the name is too long");
+            }
+            if (!safetensors_set_add_(set, path)) {
+                return 0;
+            }
+        }
+        const SafeTensorsView* view = safetensors_find(&set->files[set->num_files - 1], pairs[i].key);
+        if (!view) {
+            return safetensors_fail_(set->error, index, "tensor %s is not in %s", pairs[i].key, path);
+        }
+        set->places[set->num_places].name = pairs[i].key;
+        set->places[set->num_places++].view = view;
+    }
+    safetensors_sort_(set->places, set->num_places, sizeof(*set->places), safetensors_by_place_name_);
+    return 1;
+}
+
+static inline int safetensors_set_index_(SafeTensorsSet* set, const char* path) {
+    unsigned char* map = NULL;
+    size_t bytes = 0, count = 0;
+    SafeTensorsPair* pairs = NULL;
+    if (!safetensors_map_(set->error, path, &map, &bytes)) {
+        return 0;
+    }
+    if (bytes > SAFETENSORS_MAX_HEADER_) {
+        safetensors_unmap_(map, bytes);
+        return safetensors_fail_(set->error, path, "%zu bytes, wanted at most %zu", bytes,
+                                 SAFETENSORS_MAX_HEADER_);
+    }
+    set->index = (unsigned char*)malloc(bytes + 1);
+    CHECK(set->index, "%s: no memory for %zu bytes", path, bytes);
+    if (bytes) {
+        memcpy(set->index, map, bytes);
+    }
+    safetensors_unmap_(map, bytes);
+    SafeTensorsText_ text = {path, set->error, set->index, bytes, 0, 0};
+    const int ok =
+        safetensors_index_(&text, &pairs, &count) && safetensors_set_files_(set, path, pairs, count);
+    free(pairs);
+    return ok;
+}
+
+// As safetensors_set_open, but returns 0 with the reason in set->error, and nothing to close.
+static inline int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
+    char one[PATH_MAX], index[PATH_MAX];
+    struct stat info;
+    memset(set, 0, sizeof(*set));
+    set->path = safetensors_copy_(path);
+    int ok = 1;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
+        ok = safetensors_set_add_(set, path);
+    } else if (snprintf(one, sizeof(one), "%s/model.safetensors", path) >= (int)sizeof(one) ||
+               snprintf(index, sizeof(index), "%s/model.safetensors.index.json", path) >=
+                   (int)sizeof(index)) {
+        ok = safetensors_fail_(set->error, path, "the name is too long");
+    } else if (stat(one, &info) == 0) {
+        ok = safetensors_set_add_(set, one);
+    } else if (stat(index, &info) == 0) {
+        ok = safetensors_set_index_(set, index);
+    } else {
+        ok = safetensors_fail_(set->error, path,
+                               "no model.safetensors and no model.safetensors.index.json in this directory");
+    }
+    if (!ok) {
+        safetensors_set_close(set);
+    }
+    return ok;
+}
+
+// Opens a model: a file, a directory with model.safetensors, or one with model.safetensors.index.json and the
+// files that it names. All are checked.
+static inline void safetensors_set_open(SafeTensorsSet* set, const char* path) {
+    CHECK(safetensors_set_try_open(set, path), "%s", set->error);
+}
+
+static inline const SafeTensorsView* safetensors_set_find_exactly_(const SafeTensorsSet* set,
+                                                                   const char* name) {
+    const SafeTensorsPlace_ key = {name, NULL};
+    const SafeTensorsPlace_* place =
+        set->num_places ? (const SafeTensorsPlace_*)bsearch(&key, set->places, set->num_places, sizeof(key),
+                                                            safetensors_by_place_name_)
+                        : NULL;
+    return set->index ? (place ? place->view : NULL) : safetensors_find(&set->files[0], name);
+}
+
+// The tensor of this name, or of the name with or without "transformer.", or NULL.
+static inline const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name) {
+    const SafeTensorsView* view = safetensors_set_find_exactly_(set, name);
+    return view ? view : safetensors_set_find_exactly_(set, safetensors_other_name_(name).text);
+}
+
+// As safetensors_require.
+static inline const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const char* name,
+                                                             int ndim, const size_t* shape) {
+    return safetensors_check_shape_(safetensors_set_find(set, name), set->path, name, ndim, shape);
+}
+
+// ---- writing: open, metadata and declarations, begin, the data, commit
+
+typedef struct {
+    FileWriter file;
+    Xxh64 hash;
+    SafeTensorsView* tensors; // in the order of the file; without data
+    size_t num_tensors;
+    SafeTensorsPair* metadata;
+    size_t num_metadata;
+    size_t data_bytes; // of all tensors
+    size_t current;    // the tensor that is being written,
+    size_t written;    // and its bytes so far
+} SafeTensorsWriter;
+
+static inline void safetensors_put_(SafeTensorsWriter* writer, const void* data, size_t bytes) {
+    file_put(&writer->file, data, bytes);
+    xxh64_add(&writer->hash, data, bytes);
+}
+
+// Strings are copied. No key twice: the reader would refuse the file.
+static inline void safetensors_writer_metadata(SafeTensorsWriter* writer, const char* key,
+                                               const char* value) {
+    SafeTensorsPair pair = {safetensors_copy_(key), safetensors_copy_(value)};
+    for (size_t i = 0; i < writer->num_metadata; i++) {
+        assert(strcmp(writer->metadata[i].key, key) != 0);
+    }
+    writer->metadata =
+        (SafeTensorsPair*)safetensors_grow_(writer->metadata, writer->num_metadata, sizeof(pair));
+    writer->metadata[writer->num_metadata++] = pair;
+}
+
+// Starts the file `path`, which is under this name when it is whole (file.h). Its metadata begin with
+// "format": "pt", without which transformers does not read it.
+static inline void safetensors_writer_open(SafeTensorsWriter* writer, const char* path) {
+    memset(writer, 0, sizeof(*writer));
+    file_open(&writer->file, path);
+    xxh64_open(&writer->hash);
+    safetensors_writer_metadata(writer, "format", "pt");
+}
+
+// The next tensor of the file. Its data must begin at a multiple of its element's size, which PyTorch needs:
+// where types are mixed, declare the wide ones first.
+static inline void safetensors_writer_declare(SafeTensorsWriter* writer, const char* name,
+                                              SafeTensorsDtype dtype, int ndim, const size_t* shape) {
+    SafeTensorsView view;
+    const size_t length = strlen(name);
+    assert(0 <= ndim && ndim <= SAFETENSORS_MAX_DIMS && 0 < length && length <= SAFETENSORS_MAX_NAME_);
+    assert(strcmp(name, SAFETENSORS_METADATA_) != 0 && writer->hash.bytes == 0);
+    memset(&view, 0, sizeof(view));
+    view.name = safetensors_copy_(name);
+    view.dtype = dtype;
+    view.ndim = ndim;
+    for (int i = 0; i < ndim; i++) {
+        view.shape[i] = shape[i];
+    }
+    CHECK(safetensors_sizes_(&view) && view.bytes <= SIZE_MAX / 2 - writer->data_bytes,
+          "%s: tensor %s of shape %s is too large", writer->file.path, name,
+          safetensors_shape_text_(ndim, shape).text);
+    assert(writer->data_bytes % safetensors_dtype_bytes(dtype) == 0);
+    writer->data_bytes += view.bytes;
+    writer->tensors =
+        (SafeTensorsView*)safetensors_grow_(writer->tensors, writer->num_tensors, sizeof(SafeTensorsView));
+    writer->tensors[writer->num_tensors++] = view;
+}
+
+static inline void safetensors_print_header_(const SafeTensorsWriter* writer, FILE* out) {
+    size_t at = 0;
+    fputs("{\"" SAFETENSORS_METADATA_ "\":{", out);
+    for (size_t i = 0; i < writer->num_metadata; i++) {
+        const SafeTensorsPair pair = writer->metadata[i];
+        fputs(i ? "," : "", out);
+        json_print_string(out, pair.key, strlen(pair.key));
+        fputc(':', out);
+        json_print_string(out, pair.value, strlen(pair.value));
+    }
+    fputc('}', out);
+    for (size_t i = 0; i < writer->num_tensors; i++) {
+        const SafeTensorsView* view = &writer->tensors[i];
+        fputc(',', out);
+        json_print_string(out, view->name, strlen(view->name));
+        fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", safetensors_dtype_name(view->dtype));
+        for (int k = 0; k < view->ndim; k++) {
+            fprintf(out, "%s%zu", k ? "," : "", view->shape[k]);
+        }
+        fprintf(out, "],\"data_offsets\":[%zu,%zu]}", at, at + view->bytes);
+        at += view->bytes;
+    }
+    fputc('}', out);
+}
+
+// What is complete is left behind, also tensors without elements.
+static inline void safetensors_advance_(SafeTensorsWriter* writer) {
+    while (writer->current < writer->num_tensors &&
+           writer->written == writer->tensors[writer->current].bytes) {
+        writer->current++;
+        writer->written = 0;
+    }
+}
+
+// All tensors are declared: writes the header.
+static inline void safetensors_writer_begin(SafeTensorsWriter* writer) {
+    static const char blanks[SAFETENSORS_ALIGN_ + 1] =
+        "                                                                ";
+    char* text = NULL;
+    size_t bytes = 0;
+    FILE* out = open_memstream(&text, &bytes);
+    CHECK(out, "%s: no memory for the header", writer->file.path);
+    safetensors_print_header_(writer, out);
+    const int failed = ferror(out);
+    CHECK(fclose(out) == 0 && !failed, "%s: no memory for the header", writer->file.path);
+    const size_t padding = (SAFETENSORS_ALIGN_ - (8 + bytes) % SAFETENSORS_ALIGN_) % SAFETENSORS_ALIGN_;
+    const uint64_t header_bytes = bytes + padding;
+    CHECK(header_bytes <= SAFETENSORS_MAX_HEADER_, "%s: a header of %zu bytes, wanted at most %zu",
+          writer->file.path, bytes + padding, SAFETENSORS_MAX_HEADER_);
+    safetensors_put_(writer, &header_bytes, sizeof(header_bytes));
+    safetensors_put_(writer, text, bytes);
+    safetensors_put_(writer, blanks, padding);
+    free(text);
+}
+
+// The next bytes of the data, as they are; not beyond the end of a tensor.
+static inline void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t bytes) {
+    safetensors_advance_(writer);
+    assert(bytes == 0 || (writer->current < writer->num_tensors &&
+                          bytes <= writer->tensors[writer->current].bytes - writer->written));
+    safetensors_put_(writer, data, bytes);
+    writer->written += bytes;
+}
+
+// The next `count` elements of an F32, F16 or BF16 tensor, rounded to its type; not beyond its end.
+static inline void safetensors_write_f32(SafeTensorsWriter* writer, const float* data, size_t count) {
+    uint16_t chunk[SAFETENSORS_CHUNK_];
+    safetensors_advance_(writer);
+    assert(count == 0 || writer->current < writer->num_tensors);
+    const SafeTensorsDtype dtype = count ? writer->tensors[writer->current].dtype : SAFETENSORS_F32;
+    assert(dtype == SAFETENSORS_F32 || dtype == SAFETENSORS_F16 || dtype == SAFETENSORS_BF16);
+    if (dtype == SAFETENSORS_F32) {
+        safetensors_write_raw(writer, data, array_bytes(count, sizeof(float)));
+        return;
+    }
+    for (size_t at = 0; at < count; at += SAFETENSORS_CHUNK_) {
+        const size_t n = count - at < SAFETENSORS_CHUNK_ ? count - at : SAFETENSORS_CHUNK_;
+        for (size_t i = 0; i < n; i++) {
+            chunk[i] =
+                dtype == SAFETENSORS_BF16 ? bf16_from_float(data[at + i]) : fp16_from_float(data[at + i]);
+        }
+        safetensors_write_raw(writer, chunk, n * sizeof(uint16_t));
+    }
+}
+
+// All data are written: the file is on the disk and under its name. Returns its checksum, that of xxh64_file.
+static inline uint64_t safetensors_writer_commit(SafeTensorsWriter* writer) {
+    safetensors_advance_(writer);
+    assert(writer->hash.bytes > 0 && writer->current == writer->num_tensors && writer->written == 0);
+    file_commit(&writer->file);
+    for (size_t i = 0; i < writer->num_tensors; i++) {
+        free((char*)writer->tensors[i].name);
+    }
+    for (size_t i = 0; i < writer->num_metadata; i++) {
+        free((char*)writer->metadata[i].key);
+        free((char*)writer->metadata[i].value);
+    }
+    free(writer->tensors);
+    free(writer->metadata);
+    return xxh64_value(&writer->hash);
+}
+
+#endif
