@@ -1,0 +1,117 @@
+"""Writes llmc/unicode_tables.h: which characters are letters, digits and blanks.
+
+    dev/ref/setup.sh && build/venv/bin/python dev/data/make_unicode_tables.py
+
+The classes are asked of tiktoken's own regular expressions, character by character: what must come out equal
+there is equal by construction, and the version is the newest whose \\p{Age} it knows. Python's unicodedata,
+an older version, must agree on every character that it knows.
+"""
+
+import unicodedata
+from pathlib import Path
+
+import tiktoken
+
+OUT = Path(__file__).parents[2] / "llmc" / "unicode_tables.h"
+VERSIONS = ["14.0", "15.0", "15.1", "16.0", "17.0", "18.0", "19.0", "20.0"]
+CLASSES = [("letter", r"\p{L}"), ("number", r"\p{N}"), ("blank", r"\s")]
+PER_LINE = 5
+
+HEADER = """\
+/*
+unicode_tables.h -- letters, numbers and blanks of Unicode {version}: \\p{{L}}, \\p{{N}} and \\s (White_Space).
+
+Made by dev/data/make_unicode_tables.py with tiktoken {tiktoken}; change the script, not this file. Each row is
+the first and the last character of a range; rows ascend and do not touch.
+{counts}.
+
+needs:   nothing
+defines: UNICODE_VERSION, UNICODE_LETTERS, UNICODE_NUMBERS, UNICODE_BLANKS (numbers of rows), unicode_letters,
+unicode_numbers, unicode_blanks
+*/
+#ifndef LLMC_UNICODE_TABLES_H
+#define LLMC_UNICODE_TABLES_H
+
+#include <stdint.h>
+
+#define UNICODE_VERSION "{version}"
+
+// clang-format off
+enum {{ {sizes} }};
+"""
+
+
+def matcher(pattern):
+    """A function that tells whether the pattern matches in a text: what matches becomes tokens."""
+    single_bytes = {bytes([i]): i for i in range(256)}
+    encoding = tiktoken.Encoding("bytes", pat_str=pattern, mergeable_ranks=single_bytes, special_tokens={})
+    return lambda text: bool(encoding.encode_ordinary(text))
+
+
+def newest_version():
+    known = None
+    for version in VERSIONS:
+        try:
+            matcher(rf"\p{{Age={version}}}")
+        except Exception:  # an error in the pattern
+            break
+        known = version
+    assert known and known != VERSIONS[-1], "extend VERSIONS"
+    return known
+
+
+def characters():
+    return (c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF)
+
+
+def ranges(found):
+    rows = []
+    for c in found:
+        if rows and rows[-1][1] == c - 1:
+            rows[-1][1] = c
+        else:
+            rows.append([c, c])
+    return rows
+
+
+def check_against_python(name, found):
+    """Characters that Python knows are in the same class there. Its str.isspace is no White_Space: blanks are
+    held against the two parts of the category Z and the controls."""
+    found = set(found)
+    controls = {*range(0x09, 0x0E), 0x85}
+    for c in characters():
+        category = unicodedata.category(chr(c))
+        if category != "Cn":
+            if name == "blank":
+                in_python = c in controls or category[0] == "Z"
+            else:
+                in_python = category[0] == name[0].upper()
+            assert in_python == (c in found), f"U+{c:04X} is {category} in Python's Unicode"
+
+
+def main():
+    classes = {}
+    for name, pattern in CLASSES:
+        matches = matcher(pattern)
+        classes[name] = [c for c in characters() if matches(chr(c))]
+        check_against_python(name, classes[name])
+    rows = {name: ranges(found) for name, found in classes.items()}
+    text = HEADER.format(
+        version=newest_version(),
+        tiktoken=tiktoken.__version__,
+        counts=", ".join(f"{len(found)} {name}s" for name, found in classes.items()),
+        sizes=", ".join(f"UNICODE_{name.upper()}S = {len(r)}" for name, r in rows.items()),
+    )
+    for name, pairs in rows.items():
+        text += "\n__attribute__((unused)) "
+        text += f"static const uint32_t unicode_{name}s[UNICODE_{name.upper()}S][2] = {{\n"
+        cells = [f"{{0x{first:05X}, 0x{last:05X}}}" for first, last in pairs]
+        for i in range(0, len(cells), PER_LINE):
+            text += "    " + ", ".join(cells[i : i + PER_LINE]) + ",\n"
+        text += "};\n"
+    OUT.write_text(text + "// clang-format on\n\n#endif\n")
+    print(f"{OUT}: Unicode {newest_version()}, agrees with Python's {unicodedata.unidata_version}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,708 @@
+// Tests of llmc/bpe.h: against a slow reference on a vocabulary of its own, and with
+// GPT2_VOCAB=.../gpt2.tiktoken against tiktoken's ids for dev/ref/fixtures/bpe_cases.bin.
+#include "llmc/bpe.h"
+#include "test.h"
+#include <time.h>
+
+static uint64_t random_state = 20240328;
+
+// A number below n.
+static uint32_t random_below(uint32_t n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((random_state >> 33) % n);
+}
+
+// ---- texts and ids in memory of exactly their size, so that the address sanitizer sees what goes beyond
+
+typedef struct {
+    char* bytes;
+    size_t length;
+} Text;
+
+static Text text_of(const void* bytes, size_t length) {
+    const Text text = {(char*)malloc(length ? length : 1), length};
+    memcpy(text.bytes, bytes, length);
+    return text;
+}
+
+static Text text_repeat(const char* unit, size_t unit_bytes, size_t repeats) {
+    const Text text = {(char*)malloc(unit_bytes * repeats + 1), unit_bytes * repeats};
+    for (size_t i = 0; i < repeats; i++) {
+        memcpy(text.bytes + i * unit_bytes, unit, unit_bytes);
+    }
+    return text;
+}
+
+typedef struct {
+    int* ids;
+    size_t count;
+} Ids;
+
+static Ids encode(BpeEncoder* encoder, Text text) {
+    Ids out = {(int*)malloc((text.length ? text.length : 1) * sizeof(int)), 0};
+    size_t consumed = 0;
+    out.count = bpe_encode(encoder, text.bytes, text.length, BPE_ENDS, out.ids, &consumed);
+    EXPECT(consumed == text.length, "%zu of %zu bytes", consumed, text.length);
+    return out;
+}
+
+static int same_ids(Ids a, Ids b) {
+    return a.count == b.count && memcmp(a.ids, b.ids, a.count * sizeof(int)) == 0;
+}
+
+// The text comes in pieces of 1 to `most` bytes, as from a pipe.
+static Ids encode_in_parts(BpeEncoder* encoder, Text text, uint32_t most) {
+    Ids out = {(int*)malloc((text.length ? text.length : 1) * sizeof(int)), 0};
+    for (size_t begin = 0, end = 0, consumed; begin < text.length; begin += consumed) {
+        end += 1 + random_below(most);
+        end = end < text.length ? end : text.length;
+        const Text part = text_of(text.bytes + begin, end - begin);
+        const BpeMore more = end < text.length ? BPE_CONTINUES : BPE_ENDS;
+        out.count += bpe_encode(encoder, part.bytes, part.length, more, out.ids + out.count, &consumed);
+        free(part.bytes);
+    }
+    return out;
+}
+
+static int decodes_to(const Bpe* bpe, Ids ids, Text text) {
+    size_t at = 0;
+    for (size_t i = 0; i < ids.count; i++) {
+        int length;
+        const char* token = bpe_token(bpe, ids.ids[i], &length);
+        if ((size_t)length > text.length - at || memcmp(token, text.bytes + at, (size_t)length) != 0) {
+            return 0;
+        }
+        at += (size_t)length;
+    }
+    return at == text.length;
+}
+
+// ---- the reference: the pattern by its definition, a character at a time, and merging by its definition
+
+typedef struct {
+    size_t length;  // bytes; 0 at the end of the text
+    int class_;     // 'L', 'N', 'S' or 'O'
+    uint32_t value; // the character
+} Character;
+
+static int in_ranges(uint32_t c, const uint32_t (*ranges)[2], int rows) {
+    int in = 0;
+    for (int row = 0; row < rows; row++) {
+        in |= ranges[row][0] <= c && c <= ranges[row][1];
+    }
+    return in;
+}
+
+static Character character_at(Text text, size_t at) {
+    Character c = {at < text.length, 'O', UINT32_MAX};
+    const unsigned char* s = (const unsigned char*)text.bytes + at;
+    const size_t left = text.length - at;
+    if (c.length == 0) {
+        return c;
+    }
+    uint32_t value = UINT32_MAX, least = 0;
+    size_t n = 1;
+    if (s[0] < 0x80) {
+        value = s[0];
+    } else if (s[0] >> 5 == 6) {
+        n = 2, value = s[0] & 31, least = 0x80;
+    } else if (s[0] >> 4 == 14) {
+        n = 3, value = s[0] & 15, least = 0x800;
+    } else if (s[0] >> 3 == 30) {
+        n = 4, value = s[0] & 7, least = 0x10000;
+    }
+    for (size_t i = 1; i < n; i++) {
+        if (i >= left || s[i] >> 6 != 2) {
+            return c;
+        }
+        value = value << 6 | (s[i] & 63);
+    }
+    if (value < least || value > 0x10FFFF || value >> 11 == 27) {
+        return c;
+    }
+    c.length = n;
+    c.value = value;
+    c.class_ = in_ranges(value, unicode_letters, UNICODE_LETTERS)   ? 'L'
+               : in_ranges(value, unicode_numbers, UNICODE_NUMBERS) ? 'N'
+               : in_ranges(value, unicode_blanks, UNICODE_BLANKS)   ? 'S'
+                                                                    : 'O';
+    return c;
+}
+
+// The end of the longest run of characters of a class.
+static size_t run_end(Text text, size_t at, int class_) {
+    for (Character c; (c = character_at(text, at)).length && c.class_ == class_;) {
+        at += c.length;
+    }
+    return at;
+}
+
+static size_t reference_piece_end(Text text, size_t at) {
+    static const char* contractions[] = {"'s", "'d", "'m", "'t", "'ll", "'ve", "'re"};
+    for (int i = 0; i < 7; i++) {
+        const size_t n = strlen(contractions[i]);
+        if (n <= text.length - at && memcmp(text.bytes + at, contractions[i], n) == 0) {
+            return at + n;
+        }
+    }
+    const size_t after_space = at + (text.bytes[at] == ' ');
+    for (const char* class_ = "LNO"; *class_; class_++) {
+        const size_t end = run_end(text, after_space, *class_);
+        if (end > after_space) {
+            return end;
+        }
+    }
+    const size_t end = run_end(text, at, 'S');
+    size_t last = at;
+    for (size_t i = at; i < end; i += character_at(text, i).length) {
+        last = i;
+    }
+    return end == text.length || last == at ? end : last;
+}
+
+static Ids reference_encode(const Bpe* bpe, Text text) {
+    Ids out = {(int*)malloc((text.length ? text.length : 1) * sizeof(int)), 0};
+    size_t* cuts = (size_t*)malloc((text.length + 1) * sizeof(size_t)); // where the tokens of a piece begin
+    for (size_t begin = 0, end; begin < text.length; begin = end) {
+        end = reference_piece_end(text, begin);
+        size_t n = end - begin;
+        for (size_t i = 0; i <= n; i++) {
+            cuts[i] = begin + i;
+        }
+        for (;;) {
+            int lowest = INT_MAX;
+            size_t at = 0;
+            for (size_t i = 0; i + 2 <= n; i++) {
+                const int id = bpe_find(bpe, text.bytes + cuts[i], cuts[i + 2] - cuts[i]);
+                if (0 <= id && id < lowest) {
+                    lowest = id;
+                    at = i;
+                }
+            }
+            if (lowest == INT_MAX) {
+                break;
+            }
+            memmove(&cuts[at + 1], &cuts[at + 2], (n - at - 1) * sizeof(size_t));
+            n--;
+        }
+        for (size_t i = 0; i < n; i++) {
+            out.ids[out.count++] = bpe_find(bpe, text.bytes + cuts[i], cuts[i + 1] - cuts[i]);
+        }
+    }
+    free(cuts);
+    return out;
+}
+
+// ---- a small vocabulary
+
+static const char small_merges[] =
+    "#version: 0.2\n"
+    "a a\naa aa\naa a\naaaa aaaa\n" // 256 ..
+    "t h\nth e\n\xC4\xA0 the\n"     // 260 ..; U+0120 spells the space
+    "' s\n' t\nl l\n\xC4\xA0 \xC4\xA0\n\xC4\x8A \xC4\x8A\n1 1\n! !\n\xC3\x83 \xC2\xA9\n";
+
+static Bpe open_small(void) {
+    Bpe bpe;
+    bpe_open(&bpe, test_write("small.bpe", small_merges, strlen(small_merges)));
+    return bpe;
+}
+
+static void test_small(void) {
+    Bpe bpe = open_small();
+    EXPECT(bpe.vocab_size == 256 + 15 + 1 && bpe.eot == 271, "");
+    EXPECT(bpe_find(&bpe, "!", 1) == 0 && bpe_find(&bpe, "~", 1) == 93 && bpe_find(&bpe, "\xA1", 1) == 94,
+           "");
+    EXPECT(bpe_find(&bpe, "\0", 1) == 188 && bpe_find(&bpe, " ", 1) == 220 &&
+               bpe_find(&bpe, "\xAD", 1) == 255,
+           "");
+    EXPECT(bpe_find(&bpe, " the", 4) == 262 && bpe_find(&bpe, "\n\n", 2) == 267, "");
+    EXPECT(bpe_find(&bpe, "\xC3\xA9", 2) == 270 && bpe_find(&bpe, "x the", 5) == -1, "");
+    EXPECT(bpe_find(&bpe, "<|endoftext|>", 13) == -1 && bpe_find(&bpe, "", 0) == -1, "");
+    int length;
+    EXPECT(memcmp(bpe_token(&bpe, 271, &length), "<|endoftext|>", 13) == 0 && length == 13, "");
+
+    BpeEncoder encoder;
+    bpe_encoder_open(&encoder, &bpe);
+    const Text text = text_of("the the's aaaaa", 15);
+    const Ids ids = encode(&encoder, text);
+    const int wanted[] = {261, 262, 263, 220, 257, 64};
+    EXPECT(ids.count == 6 && memcmp(ids.ids, wanted, sizeof(wanted)) == 0, "%zu ids", ids.count);
+    free(text.bytes);
+    free(ids.ids);
+    const Text empty = text_of("", 0);
+    const Ids none = encode(&encoder, empty);
+    EXPECT(none.count == 0, "");
+    free(empty.bytes);
+    free(none.ids);
+    bpe_encoder_close(&encoder);
+    bpe_close(&bpe);
+}
+
+// A text of up to `most` units of all kinds, each a few times; `valid` without bytes that are no UTF-8.
+static Text random_text(uint32_t most, int valid) {
+    static const char* units[] = {
+        "a", "aa", "t", "the", " ", " ", "\n", "\t", "\v", "'", "s", "'s", "'ll", "'v", "e", "1", "!",
+        "\xC3\xA9", "\xC2\xA0", "\xE3\x80\x80", "\xE6\xBC\xA2", "\xF0\xA0\x80\x80", "\xF0\x9F\x98\x80",
+        "\xC2\xBD", "\xE2\x80\x99", "\xC2\x85",
+        // no UTF-8: lone continuation, cut characters, too long forms, a surrogate, above U+10FFFF, no lead
+        // at all
+        "\x80", "\xC3", "\xE3\x80", "\xF0\x9F\x98", "\xC0\x80", "\xC1\xBF", "\xE0\x80\xA0", "\xED\xA0\x80",
+        "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xF0\x80\x80\xA0"};
+    char bytes[8192];
+    size_t length = 0;
+    for (uint32_t i = 0, n = random_below(most + 1); i < n; i++) {
+        const char* unit = units[random_below(valid ? 26 : sizeof(units) / sizeof(units[0]))];
+        for (uint32_t times = random_below(8) ? 1 : 1 + random_below(9); times > 0; times--) {
+            memcpy(bytes + length, unit, strlen(unit));
+            length += strlen(unit);
+        }
+    }
+    return text_of(bytes, length);
+}
+
+static void test_against_reference(const Bpe* bpe, int rounds) {
+    BpeEncoder encoder;
+    bpe_encoder_open(&encoder, bpe);
+    for (int i = 0; i < rounds; i++) {
+        const Text text = random_text(i % 4 ? 60 : 200, i % 2);
+        const Ids want = reference_encode(bpe, text);
+        for (int again = 0; again < 2; again++) { // the second time out of the cache
+            const Ids got = encode(&encoder, text);
+            EXPECT(same_ids(got, want), "text %d of %zu bytes, time %d", i, text.length, again);
+            EXPECT(decodes_to(bpe, got, text), "text %d", i);
+            free(got.ids);
+        }
+        const Ids parts = encode_in_parts(&encoder, text, i % 3 == 0 ? 1 : i % 3 == 1 ? 5 : 200);
+        EXPECT(same_ids(parts, want), "text %d of %zu bytes, in parts", i, text.length);
+        free(parts.ids);
+        free(want.ids);
+        free(text.bytes);
+    }
+    bpe_encoder_close(&encoder);
+}
+
+// Both ways of merging, on pieces that look like tokens put together.
+static void test_merging(const Bpe* bpe, int rounds) {
+    BpeMerger_ merger;
+    bpe_merger_open_(&merger, bpe->vocab_size);
+    for (int i = 0; i < rounds; i++) {
+        unsigned char piece[BPE_SHORT_];
+        int short_ids[BPE_SHORT_], long_ids[BPE_SHORT_];
+        const size_t n = 1 + random_below(BPE_SHORT_);
+        for (size_t at = 0; at < n;) {
+            int length;
+            const char* token = bpe_token(bpe, (int)random_below((uint32_t)bpe->eot), &length);
+            for (uint32_t times = 1 + random_below(4); times > 0; times--) {
+                const size_t part = (size_t)length < n - at ? (size_t)length : n - at;
+                memcpy(piece + at, token, part);
+                at += part;
+            }
+        }
+        const size_t short_count = (size_t)bpe_merge_short_(bpe, piece, (int)n, short_ids);
+        const size_t long_count = bpe_merge_long_(bpe, &merger, piece, n, long_ids);
+        const Ids a = {short_ids, short_count}, b = {long_ids, long_count};
+        EXPECT(same_ids(a, b), "piece %d of %zu bytes: %zu and %zu ids", i, n, short_count, long_count);
+    }
+    bpe_merger_close_(&merger);
+}
+
+// What a text that continues leaves for later, and how much that is at most.
+static void test_consumed(const Bpe* bpe) {
+    static const struct {
+        const char* text;
+        size_t consumed;
+    } cases[] = {
+        {"", 0},
+        {"the", 0},
+        {"the th", 3},
+        {"the  ", 3},
+        {"the \n", 3},
+        {"the\xC3", 0},
+        {"a'", 1},
+        {"a'l", 0},
+        {"a'le", 2},
+        {"a'll", 4},
+        {"a'll ", 4},
+        {"a'r", 0},
+        {"a's", 3},
+        {"a'sx", 3},
+        {"  a", 1},
+        {"a \xE3\x80", 1},
+        {"a!\xF0\x9F\x98", 1},
+        {"a\x80", 1},
+        {"a\xF5\x80", 1},
+        {"a\xC3\xA9", 0},
+        {"a!\xE2\x80\x99", 1},
+    };
+    BpeEncoder encoder;
+    bpe_encoder_open(&encoder, bpe);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        int ids[64];
+        size_t consumed = 99;
+        const Text text = text_of(cases[i].text, strlen(cases[i].text));
+        bpe_encode(&encoder, text.bytes, text.length, BPE_CONTINUES, ids, &consumed);
+        EXPECT(consumed == cases[i].consumed, "case %zu: %zu bytes, wanted %zu", i, consumed,
+               cases[i].consumed);
+        free(text.bytes);
+    }
+    bpe_encoder_close(&encoder);
+}
+
+// ---- files that are none
+
+static void open_path(const void* path) {
+    Bpe bpe;
+    bpe_open(&bpe, (const char*)path);
+}
+
+static int dies(const char* data, size_t bytes, const char* wanted) {
+    char words[256];
+    snprintf(words, sizeof(words), "error: |bad.vocab|%s", wanted);
+    return test_dies(open_path, test_write("bad.vocab", data, bytes), EXIT_FAILURE, words);
+}
+
+static void test_merges_errors(void) {
+    static const struct {
+        const char *lines, *wanted;
+    } cases[] = {
+        {"a b\na\n", "bad.vocab:3: wanted two tokens"},
+        {"a b\n\n", "bad.vocab:3: wanted two tokens"},
+        {"a b c\n", "bad.vocab:2: wanted two tokens"},
+        {"a b\r\n", "bad.vocab:2: wanted two tokens"},
+        {"a  b\n", "bad.vocab:2: wanted two tokens"},
+        {"a \xC5\x84\n", "bad.vocab:2: wanted two tokens"}, // U+0144 is no byte
+        {"a \xC4\n", "bad.vocab:2: wanted two tokens"},
+        {"a \xC2\xAD\n", "bad.vocab:2: wanted two tokens"}, // the soft hyphen is spelled U+0143
+        {"a b\nabc d\n", "bad.vocab:3: its left side"},
+        {"a b\nc bd\n", "bad.vocab:3: its right side"},
+        {"a b\na b\n", "bad.vocab:3: makes token 256 again"},
+        {"a b\nb c\na bc\n", "bad.vocab:4: the lines before never leave"}, // a b c is ab c
+        {"a b\nb c\nab bc\nab c\n", ""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[256];
+        snprintf(text, sizeof(text), "#version: 0.2\n%s", cases[i].lines);
+        if (cases[i].wanted[0]) {
+            EXPECT(dies(text, strlen(text), cases[i].wanted), "case %zu", i);
+        } else {
+            Bpe bpe;
+            bpe_open(&bpe, test_write("good.bpe", text, strlen(text)));
+            bpe_close(&bpe);
+        }
+    }
+    Bpe bytes; // no newline, no merges
+    bpe_open(&bytes, test_write("bytes.bpe", "#version", 8));
+    EXPECT(bytes.vocab_size == 257, "");
+    bpe_close(&bytes);
+}
+
+static void open_and_close(const char* path, int vocab_size) {
+    Bpe bpe;
+    bpe_open(&bpe, path);
+    EXPECT(bpe.vocab_size == vocab_size, "%d ids", bpe.vocab_size);
+    bpe_close(&bpe);
+}
+
+// Writes the 256 bytes and "th" as a .tiktoken to `text`, with another line instead of line `at`, from 0, or
+// after the last. Returns its bytes.
+static size_t tiktoken_with(char text[8192], int at, const char* instead) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    size_t length = 0;
+    for (int id = 0; id < 258; id++) {
+        if (id == at) {
+            length += (size_t)sprintf(text + length, "%s\n", instead);
+        } else if (id < 256) {
+            length +=
+                (size_t)sprintf(text + length, "%c%c== %d\n", digits[id >> 2], digits[(id & 3) << 4], id);
+        } else if (id == 256) {
+            length += (size_t)sprintf(text + length, "dGg= %d\n", id);
+        }
+    }
+    return length;
+}
+
+static void test_tiktoken_errors(void) {
+    static const struct {
+        int at;
+        const char *instead, *wanted;
+    } cases[] = {
+        {100, "*A== 100", "bad.vocab:101: wanted a token in base64"},
+        {100, "ZA= 100", "bad.vocab:101: wanted a token in base64"},
+        {100, "ZB== 100", "bad.vocab:101: wanted a token in base64"}, // bits beyond the byte
+        {100, "ZA==", "bad.vocab:101: wanted a token in base64"},
+        {100, "", "bad.vocab:101: wanted a token in base64"},
+        {100, " 100", "bad.vocab:101: wanted a token in base64"},
+        {100, "ZA== ", "bad.vocab:101: id \"\""},
+        {100, "ZA== 100\r", "bad.vocab:101: id \"100?\""},
+        {100, "ZA== -100", "bad.vocab:101: id \"-100\", wanted 0 to 256 in a file of 257 lines"},
+        {100, "ZA== 257", "bad.vocab:101: id \"257\""},
+        {100, "ZA== 99999999999999999999999999", "bad.vocab:101: id \"99999999999999999999999\""},
+        {100, "ZA== 99", "bad.vocab:101: id 99 is there twice"},
+        {257, "dGg= 257", "bad.vocab:258: token 257 is token 256 again"},
+        {100, "dGho 100", "no token is the byte 0x64"},
+        {257, "dGhlcmU= 257", "token 257 is 4 tokens of lower ids"}, // th e r e
+        {0, "not a vocabulary", "wanted a vocabulary"},
+        {0, "{\"version\": \"1.0\",", "wanted a vocabulary"},
+    };
+    char text[8192];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const size_t bytes = tiktoken_with(text, cases[i].at, cases[i].instead);
+        EXPECT(dies(text, bytes, cases[i].wanted), "case %zu", i);
+    }
+    const size_t bytes = tiktoken_with(text, 257, "dGhl 257");
+    open_and_close(test_write("good.tiktoken", text, bytes), 259);
+    open_and_close(test_write("good.tiktoken", text, bytes - 1), 259); // the last line without its newline
+}
+
+// The small vocabulary as llm.c's .bin; the caller frees it.
+static Text bin_of(const Bpe* bpe, uint32_t version) {
+    const uint32_t header[256] = {20240328, version, (uint32_t)bpe->vocab_size,
+                                  version == 2 ? (uint32_t)bpe->eot : 0};
+    Text bin = {(char*)malloc(sizeof(header) + (size_t)bpe->vocab_size * 256), sizeof(header)};
+    memcpy(bin.bytes, header, sizeof(header));
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        int length;
+        const char* token = bpe_token(bpe, id, &length);
+        bin.bytes[bin.length++] = (char)length;
+        memcpy(bin.bytes + bin.length, token, (size_t)length);
+        bin.length += (size_t)length;
+    }
+    return bin;
+}
+
+static void test_bin_errors(void) {
+    Bpe bpe = open_small();
+    Text bin = bin_of(&bpe, 2);
+    open_and_close(test_write("good.bin", bin.bytes, bin.length), 272);
+    const struct {
+        int field; // of the header
+        uint32_t value;
+        size_t bytes;
+        const char* wanted;
+    } cases[] = {
+        {1, 3, bin.length, "version 3, wanted 1 or 2"},
+        {1, 1, bin.length, "end-of-text id 50256, wanted one of the 272"},
+        {2, 0, bin.length, "end-of-text id 271, wanted one of the 0"},
+        {2, 273, bin.length, "ends before token 272"},
+        {2, UINT32_MAX, bin.length, "4294967295 tokens"},
+        {3, 272, bin.length, "end-of-text id 272"},
+        {3, 270, bin.length, "token 271 is 13 tokens of lower ids"}, // "<|endoftext|>" as a token like others
+        {1, 2, bin.length - 1, "token 271 of 13 bytes, wanted 1 to the 12 left"},
+        {1, 2, bin.length - 14, "ends before token 271"},
+        {1, 2, bin.length + 1, "1 bytes after the last of 272"},
+        {1, 2, 1023, "1023 bytes, wanted a header of 1024"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Text bad = text_of(bin.bytes, bin.length);
+        bad.bytes = (char*)realloc(bad.bytes, bin.length + 1);
+        bad.bytes[bin.length] = 0;
+        memcpy(bad.bytes + 4 * cases[i].field, &cases[i].value, 4);
+        EXPECT(dies(bad.bytes, cases[i].bytes, cases[i].wanted), "case %zu", i);
+        free(bad.bytes);
+    }
+    bin.bytes[1024 + 1] = '"'; // token 0 becomes token 1
+    EXPECT(dies(bin.bytes, bin.length, "token 1 is token 0 again"), "");
+    bin.bytes[1024] = 0;
+    EXPECT(dies(bin.bytes, bin.length, "token 0 of 0 bytes"), "");
+    free(bin.bytes);
+    bpe_close(&bpe);
+
+    EXPECT(dies("", 0, "empty file"), "");
+    EXPECT(dies("x", 1, "wanted a vocabulary"), "");
+    EXPECT(test_dies(open_path, test_path("none.bin"), EXIT_FAILURE, "none.bin|No such file"), "");
+    EXPECT(test_dies(open_path, test_tmpdir(), EXIT_FAILURE, "not a regular file"), "");
+}
+
+// ---- the vocabulary of GPT-2
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// A piece as long as the text. Merging that is quadratic would take hours.
+static void test_one_long_piece(const Bpe* bpe) {
+    static const char* units[] = {"a", " ", "=", "ab", "the"};
+    BpeEncoder encoder;
+    bpe_encoder_open(&encoder, bpe);
+    for (int i = 0; i < 5; i++) {
+        const Text text = text_repeat(units[i], strlen(units[i]), (1 << 20) / strlen(units[i]));
+        const double start = seconds();
+        const Ids ids = encode(&encoder, text);
+        const double s = seconds() - start;
+        EXPECT(s < 10, "%zu times \"%s\": %.1f s", text.length / strlen(units[i]), units[i], s);
+        EXPECT(decodes_to(bpe, ids, text), "\"%s\"", units[i]);
+        free(ids.ids);
+        free(text.bytes);
+    }
+    bpe_encoder_close(&encoder);
+}
+
+static uint64_t fnv1a_uint16(Ids ids) {
+    uint64_t hash = 0xCBF29CE484222325;
+    for (size_t i = 0; i < ids.count; i++) {
+        hash = (hash ^ (ids.ids[i] & 255)) * 0x100000001B3;
+        hash = (hash ^ (uint64_t)(ids.ids[i] >> 8)) * 0x100000001B3;
+    }
+    return hash;
+}
+
+static void test_fixture(const Bpe* bpe) {
+    const char* path = "dev/ref/fixtures/bpe_cases.bin";
+    FILE* file = fopen(path, "rb");
+    char magic[8];
+    uint32_t cases = 0, header[3];
+    EXPECT(file && fread(magic, 1, 8, file) == 8 && memcmp(magic, "bpecases", 8) == 0, "%s", path);
+    EXPECT(file && fread(&cases, 4, 1, file) == 1 && cases > 4000, "%u cases", cases);
+    BpeEncoder encoder;
+    bpe_encoder_open(&encoder, bpe);
+    for (uint32_t i = 0; i < cases; i++) {
+        uint64_t hash;
+        char unit[4096];
+        EXPECT(fread(header, 4, 3, file) == 3 && fread(&hash, 8, 1, file) == 1 && header[0] <= sizeof(unit) &&
+                   fread(unit, 1, header[0], file) == header[0],
+               "case %u of %s", i, path);
+        const Text text = text_repeat(unit, header[0], header[1]);
+        for (int again = 0; again < 2; again++) {
+            const Ids ids = encode(&encoder, text);
+            EXPECT(ids.count == header[2] && fnv1a_uint16(ids) == hash,
+                   "case %u: %u x \"%.*s\", %zu ids, wanted %u", i, header[1], (int)header[0], unit,
+                   ids.count, header[2]);
+            free(ids.ids);
+        }
+        if (text.length <= 4096) {
+            const Ids parts = encode_in_parts(&encoder, text, i % 2 ? 3 : 40);
+            EXPECT(parts.count == header[2] && fnv1a_uint16(parts) == hash, "case %u in parts: \"%.*s\"", i,
+                   (int)header[0], unit);
+            free(parts.ids);
+        }
+        free(text.bytes);
+    }
+    if (file) {
+        EXPECT(fgetc(file) == EOF, "%s goes on", path);
+        fclose(file);
+    }
+    bpe_encoder_close(&encoder);
+}
+
+static int is_utf8(Text text) {
+    for (size_t at = 0; at < text.length;) {
+        const Character c = character_at(text, at);
+        if (c.value == UINT32_MAX) {
+            return 0;
+        }
+        at += c.length;
+    }
+    return 1;
+}
+
+static void test_every_token(const Bpe* bpe) {
+    BpeEncoder encoder;
+    bpe_encoder_open(&encoder, bpe);
+    for (int id = 0; id < bpe->eot; id++) {
+        int length;
+        const char* token = bpe_token(bpe, id, &length);
+        const Text text = text_of(token, (size_t)length);
+        const Ids ids = encode(&encoder, text);
+        EXPECT(bpe_find(bpe, text.bytes, text.length) == id, "token %d", id);
+        EXPECT(decodes_to(bpe, ids, text), "token %d", id);
+        EXPECT(!is_utf8(text) || (ids.count == 1 && ids.ids[0] == id), "token %d is %zu ids", id, ids.count);
+        free(text.bytes);
+        free(ids.ids);
+    }
+    bpe_encoder_close(&encoder);
+}
+
+static void put_spelled(FILE* file, const char* bytes, int length) {
+    for (int i = 0; i < length; i++) {
+        const int byte = (unsigned char)bytes[i];
+        // the bytes that cannot be seen, in order, are the characters from U+0100
+        const int c = byte <= 0x20   ? 0x100 + byte
+                      : byte < 0x7F  ? byte
+                      : byte <= 0xA0 ? 0x121 + byte - 0x7F
+                      : byte == 0xAD ? 0x143
+                                     : byte;
+        if (c < 0x80) {
+            fputc(c, file);
+        } else {
+            fprintf(file, "%c%c", 0xC0 | c >> 6, 0x80 | (c & 63));
+        }
+    }
+}
+
+// The tables of two vocabularies in all that they say.
+static void expect_same_vocabulary(const Bpe* a, const char* path) {
+    Bpe b;
+    bpe_open(&b, path);
+    EXPECT(a->vocab_size == b.vocab_size && a->eot == b.eot, "%s: %d ids", path, b.vocab_size);
+    for (int id = 0; id < a->vocab_size && id < b.vocab_size; id++) {
+        int a_length, b_length;
+        const char *a_text = bpe_token(a, id, &a_length), *b_text = bpe_token(&b, id, &b_length);
+        EXPECT(a_length == b_length && memcmp(a_text, b_text, (size_t)a_length) == 0, "%s: token %d", path,
+               id);
+    }
+    EXPECT(memcmp(a->by_pair, b.by_pair, sizeof(uint64_t) << a->hash_bits) == 0, "%s", path);
+    bpe_close(&b);
+}
+
+static void test_formats(const Bpe* bpe) {
+    for (uint32_t version = 1; version <= 2; version++) {
+        const Text bin = bin_of(bpe, version);
+        expect_same_vocabulary(bpe, test_write("gpt2.bin", bin.bytes, bin.length));
+        free(bin.bytes);
+    }
+    const char* path = test_path("vocab.bpe");
+    FILE* file = fopen(path, "wb");
+    fputs("#version: 0.2\n", file);
+    int(*pairs)[2] = (int(*)[2])calloc((size_t)bpe->vocab_size, sizeof(*pairs));
+    for (size_t i = 0; i < (size_t)1 << bpe->hash_bits; i++) {
+        const uint64_t entry = bpe->by_pair[i];
+        pairs[entry & BPE_NONE_][0] = (int)(entry >> 42);
+        pairs[entry & BPE_NONE_][1] = (int)(entry >> 21 & BPE_NONE_);
+    }
+    for (int id = 256; id < bpe->eot; id++) {
+        for (int side = 0; side < 2; side++) {
+            int length;
+            const char* token = bpe_token(bpe, pairs[id][side], &length);
+            put_spelled(file, token, length);
+            fputc(side ? '\n' : ' ', file);
+        }
+    }
+    fclose(file);
+    free(pairs);
+    expect_same_vocabulary(bpe, path);
+}
+
+static void test_gpt2(const char* path) {
+    Bpe bpe;
+    bpe_open(&bpe, path);
+    EXPECT(bpe.vocab_size == 50257 && bpe.eot == 50256, "");
+    test_fixture(&bpe);
+    test_every_token(&bpe);
+    test_formats(&bpe);
+    test_against_reference(&bpe, 200);
+    test_merging(&bpe, 20000);
+    test_one_long_piece(&bpe);
+    bpe_close(&bpe);
+}
+
+int main(void) {
+    test_small();
+    Bpe small = open_small();
+    test_against_reference(&small, 2000);
+    test_merging(&small, 5000);
+    test_consumed(&small);
+    test_one_long_piece(&small);
+    bpe_close(&small);
+    test_merges_errors();
+    test_tiktoken_errors();
+    test_bin_errors();
+    const char* vocabulary = getenv("GPT2_VOCAB");
+    if (vocabulary) {
+        test_gpt2(vocabulary);
+    } else {
+        printf("skipped: bpe with the vocabulary of GPT-2: GPT2_VOCAB is unset\n");
+    }
+    return test_done("bpe");
+}
