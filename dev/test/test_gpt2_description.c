@@ -268,6 +268,14 @@ static void test_activation_pointers(int recompute) {
     free(memory);
 }
 
+// Equal parts, of at most 64 MiB of fp32 logits and a token.
+static void test_classifier_chunk(void) {
+    const GPT2Config large = {.Vp = 50304, .V = 50257};
+    EXPECT(gpt2_classifier_chunk(large, 256) == 256, "one chunk");
+    EXPECT(gpt2_classifier_chunk(large, 1024) == 256, "four equal chunks");
+    EXPECT(gpt2_classifier_chunk(TINY, 7) == 7, "one chunk");
+}
+
 // ---- the weights of a new model ----
 
 // Mean and standard deviation of one layer of a random tensor.
@@ -357,6 +365,7 @@ int main(void) {
     for (int recompute = 0; recompute <= 3; recompute++) {
         test_activation_pointers(recompute);
     }
+    test_classifier_chunk();
     test_initial_values();
     test_padding();
     test_determinism();
