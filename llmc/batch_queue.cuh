@@ -44,7 +44,6 @@ static inline void batch_queue_open(BatchQueue* queue, size_t capacity, const Gp
 }
 
 static inline void batch_queue_close(BatchQueue* queue) {
-    CUDA_CHECK(cudaStreamSynchronize(queue->stream));
     for (int slot = 0; slot < BATCH_SLOTS; slot++) {
         CUDA_CHECK(cudaEventDestroy(queue->used[slot]));
         CUDA_CHECK(cudaEventDestroy(queue->arrived[slot]));
