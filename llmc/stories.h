@@ -47,8 +47,9 @@ static const char *const stories_lists_[][2] = {
      "meadow/in school/at mill/at zoo/at barn/in cave/in"},
     {"by by2 by3", "under behind near beside"},
     {"spot spot2 spot3", "tree bush bench bridge rock table cart log ladder barrel tent wagon boat"},
+    {"state state2", "old tall wooden broken round dusty hollow mossy painted crooked"},
     {"look look2 look3", "little big shiny tiny pretty lovely strange funny new nice"},
-    {"color color2 color3 color4", "red blue green yellow white golden brown pink silver purple black gray"},
+    {"color color2 color3", "red blue green yellow white golden brown pink silver purple black gray"},
     {"thing thing2 thing3",
      "ball kite book boat drum doll hat lamp bell key cup ring scarf map flute rope spoon blanket mirror "
      "candle clock whistle puppet robot train shell feather crown pillow"},
@@ -84,25 +85,25 @@ static const char *const stories_rules_[][2] = {
      "{go} to the {any look} {place} [2 with|to meet|and met] {hero.his/her} "
      "[2 friend|cousin|4 {trait2} friend] {friend}. {hero.He/She} <had> a {look} {color} {thing}."},
     {"scene",
-     "[4 A {trait3} {animal} {play} {by} the {color2} {spot}. "
-     "|2 They <met> a {trait3} {animal} {by} the {color2} {spot}. "
-     "|2 There was a {trait3} {animal} {by} the {color2} {spot}. ]"},
+     "[4 A {trait3} {animal} {play} {by} the {state} {spot}. "
+     "|2 They <met> a {trait3} {animal} {by} the {state} {spot}. "
+     "|2 There was a {trait3} {animal} {by} the {state} {spot}. ]"},
     {"lost",
      "{hero} {hid} the {thing} {by} the {spot}. "
      "[Then|Soon|Later] they {play2} and {play3} with the {animal}. "
      "\"Where is your {thing}?\" <asked> {friend}<how>. "
-     "<they> <looked> {by2} the {color3} {spot2} and <found> a {look2} {any color} {thing2}. "
-     "\"You {hid} the {thing} {by} the {color2} {spot},\" {friend.he/she} <said><how>. "
+     "<they> <looked> {by2} the {state2} {spot2} and <found> a {look2} {any color} {thing2}. "
+     "\"You {hid} the {thing} {by} the {state} {spot},\" {friend.he/she} <said><how>. "
      "<home> {hero.He/She} [was|felt] {glad} and never lost the {color} {thing} again."},
     {"seek",
      "\"Hide and seek,\" <said> {friend}<how>. {friend.He/She} hid {by} the {spot} with the {animal}. "
-     "{hero} counted to {count} and <looked> {by2} the {color3} {spot2}, "
+     "{hero} counted to {count} and <looked> {by2} the {state2} {spot2}, "
      "but <found> only a {look2} {any color} {thing2}. "
-     "\"I see you {by} the {color2} {spot},\" {hero.he/she} <said><how>. "
+     "\"I see you {by} the {state} {spot},\" {hero.he/she} <said><how>. "
      "<home> It was a [good|long|funny|lovely|merry|strange] game."},
     {"gift",
      "It was {friend}'s birthday. {hero} <gave> {friend.him/her} the {thing}. "
-     "{friend.His/Her} {elder} <gave> {friend.him/her} a {look2} {color3} {thing2} and a {any fruit}. "
+     "{friend.His/Her} {elder} <gave> {friend.him/her} a {look2} {color2} {thing2} and a {any fruit}. "
      "[{friend.He/She} was {glad} and {play2}<how>. |]"
      "\"Who gave you the [{thing}?\" <asked> the {animal}<how>. \"It was {hero}"
      "|{thing2}?\" <asked> the {animal}<how>. \"It was my {elder}],\" {friend.he/she} <said><how>. "
@@ -110,37 +111,37 @@ static const char *const stories_rules_[][2] = {
      "[{by2} the {any color} bed|in {friend.his/her} arms]."},
     {"add",
      "There {hero} [found|picked] {many} {any look} {fruit.n} {by} the {spot}. "
-     "{friend} [found|picked|bought] {more} more and [put|left|hid] them in a {look2} {color3} {bucket}. "
+     "{friend} [found|picked|bought] {more} more and [put|left|hid] them in a {look2} {color2} {bucket}. "
      "[They {play2} and {play3} with the {animal}. |The {animal} came and got one {fruit}. |]"
      "\"How many {fruit.s} did we have?\" <asked> {friend}<how>. "
      "\"We had {many+more},\" {hero.he/she} <said><how>. "
-     "<home> Now the {look2} {color3} {bucket} was empty."},
+     "<home> Now the {look2} {color2} {bucket} was empty."},
     {"share",
      "For [lunch|dinner], {hero} [had|brought|packed] "
-     "{many} {any look} {fruit.n} in a {look2} {color3} {bucket}. "
+     "{many} {any look} {fruit.n} in a {look2} {color2} {bucket}. "
      "{friend} [was {any tired}|had [none|only {any dish}]]. "
      "\"[May|Can] I have {few} {fruit.n}, please?\" {friend.he/she} <asked><how>. "
      "{hero} gave {friend.him/her} {few} and had {many-few} {fruit.n} left. "
      "<they> [2 sat|rested|played] {by} the {spot} with the {animal}. "
      "<home> It is [good|nice|lovely] to share."},
     {"help",
-     "Soon the {animal} was [sad|sorry]. \"I lost my {look2} {color3} {thing2},\" "
+     "Soon the {animal} was [sad|sorry]. \"I lost my {look2} {color2} {thing2},\" "
      "<said> the {animal}<how>. <they> {go2} to the {any look} {place2}, "
-     "<looked> {by2} the {color4} {spot2} and found the {thing2}. "
-     "\"It was {place2.in} the {place2}, {by2} the {color4} {spot2},\" <said> [{hero}|{friend}]<how>. "
+     "<looked> {by2} the {state2} {spot2} and found the {thing2}. "
+     "\"It was {place2.in} the {place2}, {by2} the {state2} {spot2},\" <said> [{hero}|{friend}]<how>. "
      "<home> Now the {animal} was {glad}."},
     {"trade",
-     "The {animal} had a {look2} {color3} {thing2}. \"Will you [trade|swap]?\" <asked> the {animal}<how>. "
+     "The {animal} had a {look2} {color2} {thing2}. \"Will you [trade|swap]?\" <asked> the {animal}<how>. "
      "\"[3 [2 Yes|Sure],\" {hero.he/she} <said><how>. The {animal} took the {thing} and {play2}<how>. "
-     "<question> \"A {look2} {color3} {thing2}"
+     "<question> \"A {look2} {color2} {thing2}"
      "|2 No,\" {hero.he/she} <said><how>. The {animal} was [sad|sorry]. "
      "<question> \"My {look} {color} {thing}],\" {hero.he/she} <said><how>."},
     {"shop",
-     "In a {any look} shop, {hero} <bought> a {look2} {color3} {thing2} for {many} coins. "
-     "{friend} <bought> a {look3} {color4} {thing3} for {more} coins. "
+     "In a {any look} shop, {hero} <bought> a {look2} {color2} {thing2} for {many} coins. "
+     "{friend} <bought> a {look3} {color3} {thing3} for {more} coins. "
      "[<they> were {glad} and {play2} with the {animal}. |]"
-     "\"What did [you buy?\" <asked> {hero.his/her} {elder}<how>. \"A {look2} {color3} {thing2}"
-     "|{friend} buy?\" <asked> {hero.his/her} {elder}<how>. \"A {look3} {color4} {thing3}],\" "
+     "\"What did [you buy?\" <asked> {hero.his/her} {elder}<how>. \"A {look2} {color2} {thing2}"
+     "|{friend} buy?\" <asked> {hero.his/her} {elder}<how>. \"A {look3} {color3} {thing3}],\" "
      "{hero.he/she} <said><how>. "
      "<home> Together they paid {many+more} coins."},
     {"home",
