@@ -40,6 +40,7 @@ optimizer's state are fp32.
 #include "llmc/loss_scale.h"
 #include "llmc/matmul.cuh"
 #include "llmc/model_file.h"
+#include "llmc/nvml.h"
 #include "llmc/options.h"
 #include "llmc/outlier.h"
 #include "llmc/peak.h"
@@ -513,6 +514,8 @@ typedef struct {
     UpdateGuard guard;
     int64_t updates; // that were not skipped
     double peak;     // FLOP/s
+    Nvml nvml;
+    int has_nvml;
 } Run;
 
 // One micro-batch after another: sets the gradients of the whole batch, times the loss scale, and their
@@ -585,6 +588,27 @@ static void run_step(Run* run, int64_t step) {
     guard_enforce(&run->guard, step + 1, o->max_skips);
 }
 
+// --gpu-report: opens the management library for the GPU of the run, or says why there will be no report.
+static void open_gpu_report(Run* run) {
+    char bus_id[32];
+    if (run->options->gpu_report == 0) {
+        return;
+    }
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), run->options->device));
+    run->has_nvml = nvml_open(&run->nvml, bus_id);
+    if (!run->has_nvml) {
+        printf("no GPU report: %s\n", run->nvml.reason);
+    }
+}
+
+static void report_gpu(const Run* run, int64_t step) {
+    char line[256];
+    if (run->has_nvml && schedule_due(run->options->gpu_report, step, run->options->steps) &&
+        nvml_line(&run->nvml, line, sizeof(line))) {
+        printf("%s\n", line);
+    }
+}
+
 // The run. Returns the last validation loss, NAN if there was none.
 static double train(Run* run) {
     const Options* o = run->options;
@@ -604,6 +628,7 @@ static double train(Run* run) {
             return val_loss;
         }
         run_step(run, step);
+        report_gpu(run, step + 1);
     }
 }
 
@@ -723,7 +748,11 @@ int main(int argc, char** argv) {
     run.log = &log;
     run.guard = guard_open(options.skip_loss_z, options.skip_grad_z);
     run.peak = peak;
+    open_gpu_report(&run);
     const double val_loss = train(&run);
+    if (run.has_nvml) {
+        nvml_close(&run.nvml);
+    }
     if (options.export_file[0]) {
         TensorRow rows[GPT2_PARAMETER_ROWS];
         gpt2_parameter_rows_of(rows, cfg, sizeof(float));

@@ -82,7 +82,7 @@ typedef struct {
     int export_dtype, overfit;
 
     int recompute, threads;
-    int gradients, master_weights, tf32, gelu_fusion, autotune, graph, device;
+    int gradients, master_weights, tf32, gelu_fusion, autotune, graph, device, gpu_report;
 
     int plan, print_config, help, version;
 
@@ -230,6 +230,8 @@ static const OptionRow OPTION_TABLE[] = {
         "off|on", "replay a micro-step as one CUDA graph"},
     {"memory, speed", "device",     "",   INT_(device),            0,     1023, GPU_,             "0",
         "", "number of the GPU"},
+    {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_,             "0",
+        "steps", "between lines on the GPU's temperature, power, clocks and memory; 0: none"},
 
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, 0,                "off",
         "off|on", "estimate memory, speed and time, and stop"},
