@@ -295,7 +295,7 @@ static void check_sum(const char* story, const char* a, const char* b, int sign,
 
 // What is asked and counted late must agree with what was told early.
 static void check_memory(const char* story) {
-    char a[128] = "", b[128] = "", c[128] = "";
+    char a[160] = "", b[160] = "", c[160] = "";
     if (strstr(story, "Together they paid ")) {
         const char* first = find(story, " for ");
         EXPECT(sscanf(first, " for %31s", a) == 1, "%s", story);
@@ -346,7 +346,7 @@ static void check_memory(const char* story) {
     }
     if (strstr(story, " took the ")) { // the trade: what the hero had, for what the animal had
         EXPECT(sscanf(find(story, " took the "), " took the %31[a-z]", a) == 1, "%s", story);
-        snprintf(b, sizeof(b), " %s.", a);
+        snprintf(b, sizeof(b), " %.31s.", a);
         EXPECT(find(story, b) < find(story, " took the "), "%s", story);
     }
 }
