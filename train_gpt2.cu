@@ -92,7 +92,8 @@ typedef struct {
     LossScale loss_scale;
     MicroStepGraph graphs[2]; // of GRADIENT_SET, of GRADIENT_ADD
     StepResult *result, *result_host;
-    float* logits_host; // (Vp) of one token
+    floatX* logits_pinned; // (Vp) of one token, and the same as fp32
+    float* logits_host;
 } GPT2;
 
 static AdamWSegments parameter_segments(const TensorRow* rows) {
@@ -165,7 +166,8 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->loss_scale = DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
     model->result = (StepResult*)gpu_alloc(1, sizeof(StepResult), "results");
     CUDA_CHECK(cudaMallocHost((void**)&model->result_host, sizeof(StepResult)));
-    CUDA_CHECK(cudaMallocHost((void**)&model->logits_host, (size_t)cfg.Vp * sizeof(float)));
+    CUDA_CHECK(cudaMallocHost((void**)&model->logits_pinned, (size_t)cfg.Vp * sizeof(floatX)));
+    model->logits_host = (float*)check_alloc((size_t)cfg.Vp, sizeof(float), "logits of a token");
 }
 
 static void gpt2_close(GPT2* model) {
@@ -175,7 +177,8 @@ static void gpt2_close(GPT2* model) {
             CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
         }
     }
-    CUDA_CHECK(cudaFreeHost(model->logits_host));
+    free(model->logits_host);
+    CUDA_CHECK(cudaFreeHost(model->logits_pinned));
     CUDA_CHECK(cudaFreeHost(model->result_host));
     gpu_free(model->result);
     gradient_norm_close(&model->norm);
@@ -218,17 +221,20 @@ static void gpt2_upload(GPT2* model, const float* values) {
 // it.
 static float* gpt2_download(const GPT2* model) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
-    const void* from = model->master ? (const void*)model->master : model->params_memory;
-    const size_t bytes = model->elements * (model->master ? sizeof(float) : sizeof(floatX));
-    CUDA_CHECK(cudaMemcpyAsync(values, from, bytes, cudaMemcpyDeviceToHost, model->gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    if (!model->master) { // widened in place, from the end
-        const floatX* narrow = (const floatX*)values;
-        for (size_t i = model->elements; i-- > 0;) {
-            const float wide = to_float(narrow[i]);
-            values[i] = wide;
-        }
+    if (model->master) {
+        CUDA_CHECK(cudaMemcpyAsync(values, model->master, model->elements * sizeof(float),
+                                   cudaMemcpyDeviceToHost, model->gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+        return values;
     }
+    floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
+    CUDA_CHECK(cudaMemcpyAsync(narrow, model->params_memory, model->elements * sizeof(floatX),
+                               cudaMemcpyDeviceToHost, model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    for (size_t i = 0; i < model->elements; i++) {
+        values[i] = to_float(narrow[i]);
+    }
+    free(narrow);
     return values;
 }
 
@@ -491,13 +497,11 @@ static const float* next_logits(void* model_, const int* ids, int known, int see
     gpt2_forward(model, 1, known, model->recompute == 3 ? 0 : seen);
     gpt2_logits(model, known - 1, 1);
     model->matmul.settings.autotune = autotune;
-    CUDA_CHECK(cudaMemcpyAsync(model->logits_host, model->acts.logits, (size_t)Vp * sizeof(floatX),
+    CUDA_CHECK(cudaMemcpyAsync(model->logits_pinned, model->acts.logits, (size_t)Vp * sizeof(floatX),
                                cudaMemcpyDeviceToHost, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    const floatX* narrow = (const floatX*)model->logits_host;
-    for (int v = Vp; v-- > 0;) { // widened in place, from the end
-        const float wide = to_float(narrow[v]);
-        model->logits_host[v] = wide;
+    for (int v = 0; v < Vp; v++) {
+        model->logits_host[v] = to_float(model->logits_pinned[v]);
     }
     return model->logits_host;
 }
@@ -572,9 +576,9 @@ static void run_step(Run* run, int64_t step) {
     const double loss = accumulate_gradients(run->model, run->train, o->total_batch, &norm);
     AdamW adamw = setup_adamw(o, step, run->updates + 1, norm);
     adamw.grad_scale /= loss_scale;
-    const int overflow = overflowed(run, step + 1, loss, norm);
+    const int overflow = overflowed(run, step + 1, loss, norm); // which is no matter for the guard
     const UpdateVerdict verdict = overflow ? UPDATE_DO : guard_check(&run->guard, loss, norm);
-    if (!overflow && verdict == UPDATE_DO) {
+    if (verdict == UPDATE_DO && !overflow) {
         gpt2_update(run->model, adamw);
         run->updates++;
     }
