@@ -12,11 +12,12 @@ Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command
 stopped by a signal after saving.
 
 needs:   nothing
-defines: CHECK, die_usage, check_alloc, array_bytes, EXIT_USAGE, EXIT_INTERRUPTED
+defines: CHECK, die_usage, error_set, ERROR_BYTES, check_alloc, array_bytes, EXIT_USAGE, EXIT_INTERRUPTED
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
 
+#include <limits.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -61,6 +62,19 @@ CHECK_DIES_(1) static void die_usage(const char* format, ...) {
             check_failed_(__FILE__, __LINE__, __VA_ARGS__);                                                  \
         }                                                                                                    \
     } while (0)
+
+// For readers that return 0 and leave the message to the caller, who may be able to go on: sets `error`, of
+// ERROR_BYTES, to "path: message" and returns 0.
+#define ERROR_BYTES (PATH_MAX + 2048)
+__attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, const char* path,
+                                                                   const char* format, ...) {
+    va_list args;
+    const int n = snprintf(error, ERROR_BYTES, "%.*s: ", PATH_MAX, path);
+    va_start(args, format);
+    vsnprintf(error + n, ERROR_BYTES - (size_t)n, format, args);
+    va_end(args);
+    return 0;
+}
 
 // Bytes of an array of `count` elements of `element_bytes`; an overflow of size_t is an error, not a
 // wrap-around.

@@ -8,7 +8,7 @@ Little endian. Parameters are fp32 in memory here; bf16 files are widened on rea
 ties to even, on writing. The header is not trusted: sizes are checked against each other and against the
 file's length before anything is allocated, and a weight that is not finite is an error that names its tensor.
 
-needs:   check.h file.h gpt2.h
+needs:   check.h file.h float16.h gpt2.h
 defines: ModelDtype, model_file_read_config, model_file_read, model_file_write
 */
 #ifndef LLMC_MODEL_FILE_H
@@ -17,6 +17,7 @@ defines: ModelDtype, model_file_read_config, model_file_read, model_file_write
 #include <sys/stat.h>
 
 #include "file.h"
+#include "float16.h"
 #include "gpt2.h"
 
 typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype; // in the order of --export-dtype
@@ -27,22 +28,6 @@ typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype; // in the order of --export-
 
 static inline int model_file_version_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 5 : 3; }
 static inline size_t model_file_element_bytes_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 2 : 4; }
-
-static inline float model_bf16_to_float_(uint16_t bits) {
-    const uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof(value));
-    return value;
-}
-
-static inline uint16_t model_float_to_bf16_(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    if (value != value) {
-        return (uint16_t)(bits >> 16 | 64); // a quiet NaN, whatever its payload was
-    }
-    return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1)) >> 16);
-}
 
 // Bytes that a file of this model has.
 static inline double model_file_bytes_(GPT2Config cfg, ModelDtype dtype) {
@@ -106,7 +91,7 @@ static inline void model_file_read_tensor_(const char* path, FILE* file, ModelDt
         CHECK(fread(to, element_bytes, n, file) == n, "%s: cannot read tensor %s", path, row->name);
         for (size_t i = 0; i < n; i++) {
             if (dtype == MODEL_BF16) {
-                tensor[at + i] = model_bf16_to_float_(chunk[i]);
+                tensor[at + i] = bf16_to_float(chunk[i]);
             }
             const size_t layer = (at + i) / tensor_layer_elements(row),
                          place = (at + i) % tensor_layer_elements(row);
@@ -134,7 +119,7 @@ static inline void model_file_write_tensor_(FileWriter* writer, ModelDtype dtype
     for (size_t at = 0; at < count; at += MODEL_FILE_CHUNK_) {
         const size_t n = count - at < MODEL_FILE_CHUNK_ ? count - at : MODEL_FILE_CHUNK_;
         for (size_t i = 0; dtype == MODEL_BF16 && i < n; i++) {
-            chunk[i] = model_float_to_bf16_(tensor[at + i]);
+            chunk[i] = bf16_from_float(tensor[at + i]);
         }
         file_put(writer, dtype == MODEL_BF16 ? (const void*)chunk : (const void*)(tensor + at),
                  n * model_file_element_bytes_(dtype));

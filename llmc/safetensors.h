@@ -18,15 +18,14 @@ which return 0 and leave the message in `error`; the others end the program with
 Names of GPT-2's tensors begin with "transformer." or not, depending on who wrote the file:
 safetensors_find_gpt2 and the functions that require a tensor take either for the other.
 
-needs:   check.h file.h json.h xxh64.h
-defines: SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes, bf16_from_float, bf16_to_float,
-fp16_from_float, fp16_to_float; SafeTensors, SafeTensorsView, safetensors_try_open, safetensors_open,
-safetensors_close, safetensors_find, safetensors_find_gpt2, safetensors_require, safetensors_metadata,
-safetensors_read_f32, safetensors_read_f32_part, safetensors_read_raw; SafeTensorsSet,
-safetensors_set_try_open, safetensors_set_open, safetensors_set_close, safetensors_set_find,
-safetensors_set_require; SafeTensorsWriter, safetensors_writer_open, safetensors_writer_metadata,
-safetensors_writer_declare, safetensors_writer_begin, safetensors_write_f32, safetensors_write_raw,
-safetensors_writer_commit
+needs:   check.h file.h float16.h json.h xxh64.h
+defines: SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes, SafeTensors, SafeTensorsView,
+safetensors_try_open, safetensors_open, safetensors_close, safetensors_find, safetensors_find_gpt2,
+safetensors_require, safetensors_metadata, safetensors_read_f32, safetensors_read_f32_part,
+safetensors_read_raw; SafeTensorsSet, safetensors_set_try_open, safetensors_set_open, safetensors_set_close,
+safetensors_set_find, safetensors_set_require; SafeTensorsWriter, safetensors_writer_open,
+safetensors_writer_metadata, safetensors_writer_declare, safetensors_writer_begin, safetensors_write_f32,
+safetensors_write_raw, safetensors_writer_commit
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -35,16 +34,14 @@ safetensors_writer_commit
 #include <sys/stat.h>
 
 #include "file.h"
+#include "float16.h"
 #include "json.h"
 #include "xxh64.h"
 
 #define SAFETENSORS_MAX_DIMS 8
 #define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation
-#define SAFETENSORS_MAX_NAME_ 511                   // bytes
-#define SAFETENSORS_MAX_DEPTH_ 32                   // of values that are skipped
 #define SAFETENSORS_ALIGN_ 64                       // bytes, of the data in files that we write
 #define SAFETENSORS_CHUNK_ 16384                    // elements converted at a time
-#define SAFETENSORS_ERROR_BYTES_ (PATH_MAX + 2048)
 #define SAFETENSORS_PREFIX_ "transformer."
 #define SAFETENSORS_METADATA_ "__metadata__"
 
@@ -82,48 +79,6 @@ static inline size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
 // as much of its payload as has room. So every pattern of 16 bits is the same after widening and rounding. No
 // step has a subnormal float as its result, so flushing them (vec_flush_denormals) changes nothing.
 
-static inline float safetensors_float_(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
-static inline uint32_t safetensors_bits_(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    return bits;
-}
-
-static inline float bf16_to_float(uint16_t bits) { return safetensors_float_((uint32_t)bits << 16); }
-
-static inline uint16_t bf16_from_float(float value) {
-    const uint32_t bits = safetensors_bits_(value), cut = bits >> 16;
-    const uint32_t nan = cut | ((cut & 0x7F) == 0 ? 0x40 : 0); // without its last bits it would be infinity
-    const uint32_t rounded = (bits + 0x7FFF + (cut & 1)) >> 16;
-    return (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? nan : rounded);
-}
-
-static inline float fp16_to_float(uint16_t bits) {
-    const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7FFF;
-    const uint32_t small = safetensors_bits_((float)rest * 0x1p-24f); // below 2^-14: a multiple of 2^-24
-    const uint32_t large = (rest << 13) + ((rest < 0x7C00 ? 127 - 15 : 255 - 31) << 23);
-    return safetensors_float_(sign | (rest < 0x400 ? small : large));
-}
-
-static inline uint16_t fp16_from_float(float value) {
-    const uint32_t bits = safetensors_bits_(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7FFFFFFF;
-    const uint32_t payload = rest >> 13 & 0x3FF, nan = 0x7C00 | (payload ? payload : 0x200);
-    // Half has units of 2^-24 in its last place: adding it rounds to those.
-    const uint32_t small = safetensors_bits_(safetensors_float_(rest) + 0.5f) - safetensors_bits_(0.5f);
-    const uint32_t large = (rest - ((127 - 15) << 23) + 0xFFF + (rest >> 13 & 1)) >> 13;
-    const uint32_t magnitude = rest > 0x7F800000 ? nan
-                               : rest >= 0x47800000
-                                   ? 0x7C00 // 65536; from 65520 on, rounding carries to infinity
-                               : rest < 0x38800000 ? small // below 2^-14
-                                                   : large;
-    return (uint16_t)(sign | magnitude);
-}
-
 // ---- files in memory
 
 typedef struct {
@@ -149,19 +104,8 @@ typedef struct {
     size_t num_tensors;
     SafeTensorsPair* metadata; // in order of key
     size_t num_metadata;
-    char error[SAFETENSORS_ERROR_BYTES_]; // why it could not be opened
+    char error[ERROR_BYTES]; // why it could not be opened
 } SafeTensors;
-
-// Sets `error` to "path: message" and returns 0.
-__attribute__((format(printf, 3, 4))) static inline int safetensors_fail_(char* error, const char* path,
-                                                                          const char* format, ...) {
-    va_list args;
-    const int n = snprintf(error, SAFETENSORS_ERROR_BYTES_, "%.*s: ", PATH_MAX, path);
-    va_start(args, format);
-    vsnprintf(error + n, SAFETENSORS_ERROR_BYTES_ - (size_t)n, format, args);
-    va_end(args);
-    return 0;
-}
 
 // Room for one item more at the end of an array that grows by doubling.
 static inline void* safetensors_grow_(void* items, size_t count, size_t item_bytes) {
@@ -177,306 +121,6 @@ static inline char* safetensors_copy_(const char* string) {
     char* copy = strdup(string);
     CHECK(copy, "no memory for a name");
     return copy;
-}
-
-// ---- JSON, strictly: RFC 8259 without what no header needs
-
-typedef struct {
-    const char* path;
-    char* error;
-    unsigned char* text; // strings are decoded in place: no character is longer than what stands for it
-    size_t bytes, at;
-    size_t first; // position of the text in its file
-} SafeTensorsText_;
-
-// The errors of syntax: 0, with the place.
-static inline int safetensors_unexpected_(SafeTensorsText_* text, const char* wanted) {
-    const size_t place = text->first + text->at;
-    const unsigned c = text->at < text->bytes ? text->text[text->at] : 0;
-    if (text->at >= text->bytes) {
-        return safetensors_fail_(text->error, text->path, "byte %zu: found the end of the text, wanted %s",
-                                 place, wanted);
-    }
-    return safetensors_fail_(text->error, text->path,
-                             c >= ' ' && c < 0x7F ? "byte %zu: found '%c', wanted %s"
-                                                  : "byte %zu: found the byte 0x%02x, wanted %s",
-                             place, c, wanted);
-}
-
-// The next character that is no blank, or -1 at the end.
-static inline int safetensors_peek_(SafeTensorsText_* text) {
-    while (text->at < text->bytes && text->text[text->at] && strchr(" \t\r\n", text->text[text->at])) {
-        text->at++;
-    }
-    return text->at < text->bytes ? text->text[text->at] : -1;
-}
-
-// Steps over the character c.
-static inline int safetensors_take_(SafeTensorsText_* text, char c) {
-    const char wanted[4] = {'\'', c, '\'', '\0'};
-    if (safetensors_peek_(text) != c) {
-        return safetensors_unexpected_(text, wanted);
-    }
-    text->at++;
-    return 1;
-}
-
-// The value of four hexadecimal digits at a position, or -1.
-static inline int safetensors_hex_(const SafeTensorsText_* text, size_t at) {
-    int value = 0;
-    for (size_t i = 0; i < 4; i++) {
-        static const char digits[] = "0123456789abcdefABCDEF";
-        const char* digit =
-            at + i < text->bytes && text->text[at + i] ? strchr(digits, text->text[at + i]) : NULL;
-        if (!digit) {
-            return -1;
-        }
-        const int index = (int)(digit - digits);
-        value = value << 4 | (index < 16 ? index : index - 6);
-    }
-    return value;
-}
-
-// Appends a character from U+0001 to U+10FFFF in UTF-8.
-static inline unsigned char* safetensors_utf8_(unsigned char* out, uint32_t character) {
-    const int more = character < 0x80 ? 0 : character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;
-    static const unsigned lead[4] = {0, 0xC0, 0xE0, 0xF0};
-    *out++ = (unsigned char)(lead[more] | character >> (6 * more));
-    for (int i = more - 1; i >= 0; i--) {
-        *out++ = (unsigned char)(0x80 | (character >> (6 * i) & 0x3F));
-    }
-    return out;
-}
-
-// \uXXXX, or two of them for one character above U+FFFF.
-static inline int safetensors_unicode_(SafeTensorsText_* text, unsigned char** out) {
-    const int first = safetensors_hex_(text, text->at + 2);
-    const int pair = first >= 0xD800 && first <= 0xDBFF && text->at + 7 < text->bytes &&
-                     text->text[text->at + 6] == '\\' && text->text[text->at + 7] == 'u';
-    const int second = pair ? safetensors_hex_(text, text->at + 8) : -1;
-    const int is_pair = second >= 0xDC00 && second <= 0xDFFF, is_half = first >= 0xD800 && first <= 0xDFFF;
-    if (first <= 0 || (is_half && !is_pair)) {
-        return safetensors_unexpected_(text,
-                                       "\\u and four digits of a character that is not zero, or a pair");
-    }
-    *out = safetensors_utf8_(
-        *out, is_pair ? 0x10000u + ((uint32_t)(first - 0xD800) << 10 | (uint32_t)(second - 0xDC00))
-                      : (uint32_t)first);
-    text->at += is_pair ? 12 : 6;
-    return 1;
-}
-
-// Decodes one character of a string.
-static inline int safetensors_character_(SafeTensorsText_* text, unsigned char** out) {
-    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
-    const unsigned char* from = text->text + text->at;
-    const size_t left = text->bytes - text->at;
-    if (*from < 0x20) {
-        return safetensors_unexpected_(text, "no control character in a string");
-    }
-    if (*from == '\\' && left > 1 && from[1] == 'u') {
-        return safetensors_unicode_(text, out);
-    }
-    if (*from == '\\') {
-        const char* letter = left > 1 && from[1] ? strchr(letters, from[1]) : NULL;
-        text->at += letter ? 2 : 1;
-        if (!letter) {
-            return safetensors_unexpected_(text, "one of \"\\/bfnrtu after a backslash");
-        }
-        *(*out)++ = (unsigned char)meanings[letter - letters];
-        return 1;
-    }
-    const size_t length = json_utf8_length_(from, left);
-    if (length == 0) {
-        return safetensors_unexpected_(text, "UTF-8");
-    }
-    memmove(*out, from, length);
-    *out += length;
-    text->at += length;
-    return 1;
-}
-
-// Sets *string to a string in `text`, terminated.
-static inline int safetensors_string_(SafeTensorsText_* text, const char** string) {
-    if (!safetensors_take_(text, '"')) {
-        return 0;
-    }
-    unsigned char* out = text->text + text->at;
-    *string = (const char*)out;
-    while (text->at < text->bytes && text->text[text->at] != '"') {
-        if (!safetensors_character_(text, &out)) {
-            return 0;
-        }
-    }
-    const int closed = text->at < text->bytes;
-    if (closed) {
-        *out = '\0'; // at the latest, in the place of the closing quote
-        text->at++;
-    }
-    return closed ? 1 : safetensors_unexpected_(text, "the end of a string");
-}
-
-// A string that can be printed in an error.
-static inline int safetensors_name_(SafeTensorsText_* text, const char** name) {
-    safetensors_peek_(text);
-    const size_t begin = text->at;
-    if (!safetensors_string_(text, name)) {
-        return 0;
-    }
-    const size_t length = strlen(*name);
-    for (size_t i = 0; i < length; i++) {
-        if ((unsigned char)(*name)[i] < ' ' || (*name)[i] == 0x7F) {
-            text->at = begin;
-            return safetensors_unexpected_(text, "a name without control characters");
-        }
-    }
-    if (length < 1 || length > SAFETENSORS_MAX_NAME_) {
-        return safetensors_fail_(text->error, text->path, "byte %zu: a name of %zu bytes, wanted 1 to %d",
-                                 text->first + begin, length, SAFETENSORS_MAX_NAME_);
-    }
-    return 1;
-}
-
-// Inside an object: 1 and the next key, its colon behind; 0 after the closing brace; -1 after an error.
-typedef enum { SAFETENSORS_FIRST_, SAFETENSORS_NEXT_ } SafeTensorsMember_;
-static inline int safetensors_member_(SafeTensorsText_* text, SafeTensorsMember_ which, const char** key) {
-    const int c = safetensors_peek_(text);
-    if (c == '}') {
-        text->at++;
-        return 0;
-    }
-    if (which == SAFETENSORS_NEXT_) {
-        if (c != ',') {
-            safetensors_unexpected_(text, "',' or '}'");
-            return -1;
-        }
-        text->at++;
-    }
-    return safetensors_name_(text, key) && safetensors_take_(text, ':') ? 1 : -1;
-}
-
-static inline int safetensors_is_digit_(const SafeTensorsText_* text) {
-    return text->at < text->bytes && text->text[text->at] >= '0' && text->text[text->at] <= '9';
-}
-
-// A whole number that is not negative.
-static inline int safetensors_natural_(SafeTensorsText_* text, size_t* value) {
-    const int zero = safetensors_peek_(text) == '0';
-    const size_t begin = text->at;
-    *value = 0;
-    if (!safetensors_is_digit_(text)) {
-        return safetensors_unexpected_(text, "a whole number");
-    }
-    for (; safetensors_is_digit_(text); text->at++) {
-        if (zero && text->at > begin) {
-            return safetensors_unexpected_(text, "no digit after a leading 0");
-        }
-        if (__builtin_mul_overflow(*value, (size_t)10, value) ||
-            __builtin_add_overflow(*value, (size_t)(text->text[text->at] - '0'), value)) {
-            return safetensors_fail_(text->error, text->path, "byte %zu: found a number above %zu",
-                                     text->first + begin, SIZE_MAX);
-        }
-    }
-    return 1;
-}
-
-// An array of at most `most` of them.
-static inline int safetensors_naturals_(SafeTensorsText_* text, size_t* values, int most, int* count) {
-    *count = 0;
-    if (!safetensors_take_(text, '[')) {
-        return 0;
-    }
-    if (safetensors_peek_(text) == ']') {
-        text->at++;
-        return 1;
-    }
-    while (*count < most) {
-        if (!safetensors_natural_(text, &values[*count])) {
-            return 0;
-        }
-        ++*count;
-        const int c = safetensors_peek_(text);
-        if (c != ',' && c != ']') {
-            return safetensors_unexpected_(text, "',' or ']'");
-        }
-        text->at++;
-        if (c == ']') {
-            return 1;
-        }
-    }
-    return safetensors_fail_(text->error, text->path, "byte %zu: found more than %d numbers",
-                             text->first + text->at, most);
-}
-
-static inline int safetensors_digits_(SafeTensorsText_* text) {
-    if (!safetensors_is_digit_(text)) {
-        return safetensors_unexpected_(text, "a digit");
-    }
-    while (safetensors_is_digit_(text)) {
-        text->at++;
-    }
-    return 1;
-}
-
-// Steps over a character if it is one of `set`.
-static inline int safetensors_one_of_(SafeTensorsText_* text, const char* set) {
-    const int c = text->at < text->bytes ? text->text[text->at] : 0;
-    const int is_one = c && strchr(set, c);
-    text->at += is_one ? 1 : 0;
-    return is_one;
-}
-
-static inline int safetensors_skip_number_(SafeTensorsText_* text) {
-    safetensors_one_of_(text, "-");
-    if (!(safetensors_one_of_(text, "0") || safetensors_digits_(text))) {
-        return 0;
-    }
-    if (safetensors_one_of_(text, ".") && !safetensors_digits_(text)) {
-        return 0;
-    }
-    if (safetensors_one_of_(text, "eE")) {
-        safetensors_one_of_(text, "+-");
-        return safetensors_digits_(text);
-    }
-    return 1;
-}
-
-static inline int safetensors_skip_word_(SafeTensorsText_* text) {
-    static const char* const words[3] = {"true", "false", "null"};
-    for (int i = 0; i < 3; i++) {
-        const size_t length = strlen(words[i]);
-        if (text->bytes - text->at >= length && memcmp(text->text + text->at, words[i], length) == 0) {
-            text->at += length;
-            return 1;
-        }
-    }
-    return safetensors_unexpected_(text, "a value");
-}
-
-// Steps over any value, objects and arrays nested to the given depth.
-static inline int safetensors_skip_(SafeTensorsText_* text, int depth) {
-    const char* ignored;
-    const int c = safetensors_peek_(text), closing = c == '{' ? '}' : ']';
-    if (c == '"') {
-        return safetensors_string_(text, &ignored);
-    }
-    if (c != '{' && c != '[') {
-        const int is_number = c == '-' || safetensors_is_digit_(text);
-        return is_number ? safetensors_skip_number_(text) : safetensors_skip_word_(text);
-    }
-    if (depth == 0) {
-        return safetensors_unexpected_(text, "values that are nested less deep");
-    }
-    text->at++;
-    for (int first = 1; safetensors_peek_(text) != closing; first = 0) {
-        if ((!first && !safetensors_take_(text, ',')) ||
-            (c == '{' && !(safetensors_string_(text, &ignored) && safetensors_take_(text, ':'))) ||
-            !safetensors_skip_(text, depth - 1)) {
-            return 0;
-        }
-    }
-    text->at++;
-    return 1;
 }
 
 // ---- the header
@@ -503,15 +147,14 @@ static inline void safetensors_sort_(void* items, size_t count, size_t item_byte
 }
 
 // An object of strings, sorted by key; the caller frees *pairs, also after an error.
-static inline int safetensors_pairs_(SafeTensorsText_* text, SafeTensorsPair** pairs, size_t* count) {
+static inline int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
     SafeTensorsPair pair = {NULL, NULL};
     int more;
-    if (!safetensors_take_(text, '{')) {
+    if (!json_take(text, '{')) {
         return 0;
     }
-    while ((more = safetensors_member_(text, *count ? SAFETENSORS_NEXT_ : SAFETENSORS_FIRST_, &pair.key)) >
-           0) {
-        if (!safetensors_string_(text, &pair.value)) {
+    while ((more = json_member(text, *count ? JSON_NEXT : JSON_FIRST, &pair.key)) > 0) {
+        if (!json_string(text, &pair.value)) {
             return 0;
         }
         *pairs = (SafeTensorsPair*)safetensors_grow_(*pairs, *count, sizeof(pair));
@@ -520,15 +163,15 @@ static inline int safetensors_pairs_(SafeTensorsText_* text, SafeTensorsPair** p
     safetensors_sort_(*pairs, *count, sizeof(pair), safetensors_by_key_);
     for (size_t i = 1; more == 0 && i < *count; i++) {
         if (strcmp((*pairs)[i - 1].key, (*pairs)[i].key) == 0) {
-            return safetensors_fail_(text->error, text->path, "key %s comes twice", (*pairs)[i].key);
+            return error_set(text->error, text->path, "key %s comes twice", (*pairs)[i].key);
         }
     }
     return more == 0;
 }
 
-static inline int safetensors_dtype_(SafeTensorsText_* text, SafeTensorsView* view) {
+static inline int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
     const char* name;
-    if (!safetensors_name_(text, &name)) {
+    if (!json_name(text, &name)) {
         return 0;
     }
     for (int i = 0; i < SAFETENSORS_DTYPES; i++) {
@@ -537,45 +180,43 @@ static inline int safetensors_dtype_(SafeTensorsText_* text, SafeTensorsView* vi
             return 1;
         }
     }
-    return safetensors_fail_(text->error, text->path,
-                             "tensor %s: dtype %s, wanted one of F32 F16 BF16 F64 I64 I32 I16 I8 U64 U32 U16 "
-                             "U8 BOOL",
-                             view->name, name);
+    return error_set(text->error, text->path,
+                     "tensor %s: dtype %s, wanted one of F32 F16 BF16 F64 I64 I32 I16 I8 U64 U32 U16 "
+                     "U8 BOOL",
+                     view->name, name);
 }
 
 // {"dtype": ..., "shape": ..., "data_offsets": ...} in any order.
-static inline int safetensors_entry_(SafeTensorsText_* text, SafeTensorsView* view, size_t offsets[2]) {
+static inline int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t offsets[2]) {
     static const char* const keys[3] = {"dtype", "shape", "data_offsets"};
     const char* key;
     int seen[3] = {0, 0, 0}, more, count = 2;
-    if (!safetensors_take_(text, '{')) {
+    if (!json_take(text, '{')) {
         return 0;
     }
-    for (int n = 0; (more = safetensors_member_(text, n ? SAFETENSORS_NEXT_ : SAFETENSORS_FIRST_, &key)) > 0;
-         n++) {
+    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
         int i = 0;
         while (i < 3 && strcmp(key, keys[i]) != 0) {
             i++;
         }
         if (i == 3 || seen[i]++) {
-            return safetensors_fail_(text->error, text->path,
-                                     "tensor %s: key %s %s, wanted dtype, shape and data_offsets", view->name,
-                                     key, i == 3 ? "is unknown" : "comes twice");
+            return error_set(text->error, text->path,
+                             "tensor %s: key %s %s, wanted dtype, shape and data_offsets", view->name, key,
+                             i == 3 ? "is unknown" : "comes twice");
         }
         if (!(i == 0   ? safetensors_dtype_(text, view)
-              : i == 1 ? safetensors_naturals_(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
-                       : safetensors_naturals_(text, offsets, 2, &count))) {
+              : i == 1 ? json_naturals(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
+                       : json_naturals(text, offsets, 2, &count))) {
             return 0;
         }
     }
     for (int i = 0; more == 0 && i < 3; i++) {
         if (!seen[i]) {
-            return safetensors_fail_(text->error, text->path, "tensor %s: no %s", view->name, keys[i]);
+            return error_set(text->error, text->path, "tensor %s: no %s", view->name, keys[i]);
         }
     }
     if (more == 0 && count != 2) {
-        return safetensors_fail_(text->error, text->path, "tensor %s: %d data_offsets, wanted 2", view->name,
-                                 count);
+        return error_set(text->error, text->path, "tensor %s: %d data_offsets, wanted 2", view->name, count);
     }
     return more == 0;
 }
@@ -612,37 +253,35 @@ static inline int safetensors_place_(SafeTensors* st, SafeTensorsView* view, siz
     const size_t data_bytes = st->map_bytes - begin;
     const SafeTensorsShapeText_ shape = safetensors_shape_text_(view->ndim, view->shape);
     if (!safetensors_sizes_(view)) {
-        return safetensors_fail_(st->error, st->path, "tensor %s: shape %s is too large", view->name,
-                                 shape.text);
+        return error_set(st->error, st->path, "tensor %s: shape %s is too large", view->name, shape.text);
     }
     if (offsets[0] > offsets[1] || offsets[1] > data_bytes) {
-        return safetensors_fail_(st->error, st->path,
-                                 "tensor %s: data_offsets [%zu, %zu] in %zu bytes of data: the file is "
-                                 "truncated or damaged",
-                                 view->name, offsets[0], offsets[1], data_bytes);
+        return error_set(st->error, st->path,
+                         "tensor %s: data_offsets [%zu, %zu] in %zu bytes of data: the file is "
+                         "truncated or damaged",
+                         view->name, offsets[0], offsets[1], data_bytes);
     }
     if (offsets[1] - offsets[0] != view->bytes) {
-        return safetensors_fail_(st->error, st->path, "tensor %s: %zu bytes, wanted %zu for %s of shape %s",
-                                 view->name, offsets[1] - offsets[0], view->bytes,
-                                 safetensors_dtype_name(view->dtype), shape.text);
+        return error_set(st->error, st->path, "tensor %s: %zu bytes, wanted %zu for %s of shape %s",
+                         view->name, offsets[1] - offsets[0], view->bytes,
+                         safetensors_dtype_name(view->dtype), shape.text);
     }
     view->data = st->map + begin + offsets[0];
     return 1;
 }
 
 // The object that is the header.
-static inline int safetensors_entries_(SafeTensors* st, SafeTensorsText_* text) {
+static inline int safetensors_entries_(SafeTensors* st, JsonReader* text) {
     const char* name;
     int more, has_metadata = 0;
     if (text->bytes == 0 || text->text[0] != '{') { // not even a blank may come before
-        return safetensors_unexpected_(text, "'{'");
+        return json_unexpected(text, "'{'");
     }
     text->at = 1;
-    for (int n = 0; (more = safetensors_member_(text, n ? SAFETENSORS_NEXT_ : SAFETENSORS_FIRST_, &name)) > 0;
-         n++) {
+    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &name)) > 0; n++) {
         if (strcmp(name, SAFETENSORS_METADATA_) == 0) {
             if (has_metadata++) {
-                return safetensors_fail_(st->error, st->path, "%s comes twice", SAFETENSORS_METADATA_);
+                return error_set(st->error, st->path, "%s comes twice", SAFETENSORS_METADATA_);
             }
             if (!safetensors_pairs_(text, &st->metadata, &st->num_metadata)) {
                 return 0;
@@ -662,8 +301,7 @@ static inline int safetensors_entries_(SafeTensors* st, SafeTensorsText_* text) 
             (SafeTensorsView*)safetensors_grow_(st->tensors, st->num_tensors, sizeof(SafeTensorsView));
         st->tensors[st->num_tensors++] = view;
     }
-    return more < 0 ? 0
-                    : safetensors_peek_(text) == -1 || safetensors_unexpected_(text, "nothing but blanks");
+    return more < 0 ? 0 : json_end(text);
 }
 
 // The tensors fill the data, from `at` to the end of the file.
@@ -673,16 +311,15 @@ static inline int safetensors_check_places_(SafeTensors* st, const unsigned char
     for (size_t i = 0; i < st->num_tensors; i++) {
         const SafeTensorsView* view = &st->tensors[i];
         if (view->data != at) {
-            return safetensors_fail_(st->error, st->path,
-                                     "tensor %s: begins at byte %zu of the data, wanted %zu: %s", view->name,
-                                     (size_t)(view->data - begin), (size_t)(at - begin),
-                                     view->data > at ? "a hole" : "an overlap");
+            return error_set(st->error, st->path, "tensor %s: begins at byte %zu of the data, wanted %zu: %s",
+                             view->name, (size_t)(view->data - begin), (size_t)(at - begin),
+                             view->data > at ? "a hole" : "an overlap");
         }
         at += view->bytes;
     }
     const size_t left = (size_t)(st->map + st->map_bytes - at);
     if (left) {
-        return safetensors_fail_(st->error, st->path, "%zu bytes behind the last tensor, wanted none", left);
+        return error_set(st->error, st->path, "%zu bytes behind the last tensor, wanted none", left);
     }
     return 1;
 }
@@ -691,7 +328,7 @@ static inline int safetensors_check_names_(SafeTensors* st) {
     safetensors_sort_(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_name_);
     for (size_t i = 1; i < st->num_tensors; i++) {
         if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0) {
-            return safetensors_fail_(st->error, st->path, "tensor %s comes twice", st->tensors[i].name);
+            return error_set(st->error, st->path, "tensor %s comes twice", st->tensors[i].name);
         }
     }
     return 1;
@@ -702,21 +339,20 @@ static inline int safetensors_parse_(SafeTensors* st) {
     uint64_t header_bytes;
     const size_t first = sizeof(header_bytes);
     if (st->map_bytes < first) {
-        return safetensors_fail_(st->error, st->path, "%zu bytes, wanted a safetensors file", st->map_bytes);
+        return error_set(st->error, st->path, "%zu bytes, wanted a safetensors file", st->map_bytes);
     }
     memcpy(&header_bytes, st->map, first);
     if (header_bytes > SAFETENSORS_MAX_HEADER_ || header_bytes > st->map_bytes - first) {
-        return safetensors_fail_(
-            st->error, st->path,
-            "a header of %llu bytes, wanted at most %zu, in a file of %zu: truncated, or "
-            "not a safetensors file",
-            (unsigned long long)header_bytes, SAFETENSORS_MAX_HEADER_, st->map_bytes);
+        return error_set(st->error, st->path,
+                         "a header of %llu bytes, wanted at most %zu, in a file of %zu: truncated, or "
+                         "not a safetensors file",
+                         (unsigned long long)header_bytes, SAFETENSORS_MAX_HEADER_, st->map_bytes);
     }
     const size_t bytes = (size_t)header_bytes;
     st->header = (unsigned char*)malloc(bytes ? bytes : 1); // exactly: a tool sees every step beyond it
     CHECK(st->header, "%s: no memory for a header of %zu bytes", st->path, bytes);
     memcpy(st->header, st->map + first, bytes);
-    SafeTensorsText_ text = {st->path, st->error, st->header, bytes, 0, first};
+    JsonReader text = {st->path, st->error, st->header, bytes, 0, first};
     return safetensors_entries_(st, &text) && safetensors_check_places_(st, st->map + first + bytes) &&
            safetensors_check_names_(st);
 }
@@ -726,7 +362,7 @@ static inline int safetensors_map_(char* error, const char* path, unsigned char*
     struct stat info;
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info) != 0) {
-        safetensors_fail_(error, path, "cannot open: %s", strerror(errno));
+        error_set(error, path, "cannot open: %s", strerror(errno));
         if (fd >= 0) {
             close(fd);
         }
@@ -740,11 +376,10 @@ static inline int safetensors_map_(char* error, const char* path, unsigned char*
     }
     close(fd); // the mapping stays
     if (!S_ISREG(info.st_mode)) {
-        return safetensors_fail_(error, path, "not a regular file");
+        return error_set(error, path, "not a regular file");
     }
     if (reason) {
-        return safetensors_fail_(error, path, "cannot map %zu bytes: %s", (size_t)info.st_size,
-                                 strerror(reason));
+        return error_set(error, path, "cannot map %zu bytes: %s", (size_t)info.st_size, strerror(reason));
     }
     *map = (unsigned char*)memory;
     *bytes = (size_t)info.st_size;
@@ -798,7 +433,7 @@ static inline const SafeTensorsView* safetensors_find(const SafeTensors* st, con
 
 // The same name without the prefix "transformer.", or with it.
 typedef struct {
-    char text[SAFETENSORS_MAX_NAME_ + sizeof(SAFETENSORS_PREFIX_)];
+    char text[JSON_MAX_NAME + sizeof(SAFETENSORS_PREFIX_)];
 } SafeTensorsName_;
 
 static inline SafeTensorsName_ safetensors_other_name_(const char* name) {
@@ -896,7 +531,7 @@ typedef struct {
     unsigned char* index;      // the text of the index, where the names are; NULL: one file, without an index
     SafeTensorsPlace_* places; // in order of name
     size_t num_places;
-    char error[SAFETENSORS_ERROR_BYTES_]; // why it could not be opened
+    char error[ERROR_BYTES]; // why it could not be opened
 } SafeTensorsSet;
 
 static inline int safetensors_by_file_(const void* a, const void* b) {
@@ -932,28 +567,26 @@ static inline int safetensors_set_add_(SafeTensorsSet* set, const char* path) {
 }
 
 // {"metadata": anything, "weight_map": {tensor: file, ...}}
-static inline int safetensors_index_(SafeTensorsText_* text, SafeTensorsPair** pairs, size_t* count) {
+static inline int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
     const char* key;
     int more, has_map = 0;
-    if (!safetensors_take_(text, '{')) {
+    if (!json_take(text, '{')) {
         return 0;
     }
-    for (int n = 0; (more = safetensors_member_(text, n ? SAFETENSORS_NEXT_ : SAFETENSORS_FIRST_, &key)) > 0;
-         n++) {
+    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
         const int is_map = strcmp(key, "weight_map") == 0;
         if (is_map && has_map++) {
-            return safetensors_fail_(text->error, text->path, "weight_map comes twice");
+            return error_set(text->error, text->path, "weight_map comes twice");
         }
-        if (!(is_map ? safetensors_pairs_(text, pairs, count)
-                     : safetensors_skip_(text, SAFETENSORS_MAX_DEPTH_))) {
+        if (!(is_map ? safetensors_pairs_(text, pairs, count) : json_skip(text))) {
             return 0;
         }
     }
-    if (more == 0 && safetensors_peek_(text) != -1) {
-        return safetensors_unexpected_(text, "nothing but blanks");
+    if (more == 0 && !json_end(text)) {
+        return 0;
     }
     if (more == 0 && *count == 0) {
-        return safetensors_fail_(text->error, text->path, "no weight_map, wanted the files of the tensors");
+        return error_set(text->error, text->path, "no weight_map, wanted the files of the tensors");
     }
     return more == 0;
 }
@@ -968,13 +601,13 @@ static inline int safetensors_set_files_(SafeTensorsSet* set, const char* index,
         const char* file = pairs[i].value;
         if (i == 0 || strcmp(file, pairs[i - 1].value) != 0) {
             if (!file[0] || strchr(file, '/') || strlen(file) > NAME_MAX) {
-                return safetensors_fail_(set->error, index,
-                                         "tensor %s: a file called \"%.100s\", wanted one "
-                                         "beside the index",
-                                         pairs[i].key, file);
+                return error_set(set->error, index,
+                                 "tensor %s: a file called \"%.100s\", wanted one "
+                                 "beside the index",
+                                 pairs[i].key, file);
             }
             if (snprintf(path, sizeof(path), "%s/%s", set->path, file) >= (int)sizeof(path)) {
-                return safetensors_fail_(set->error, index, "the name is too long");
+                return error_set(set->error, index, "the name is too long");
             }
             if (!safetensors_set_add_(set, path)) {
                 return 0;
@@ -982,7 +615,7 @@ static inline int safetensors_set_files_(SafeTensorsSet* set, const char* index,
         }
         const SafeTensorsView* view = safetensors_find(&set->files[set->num_files - 1], pairs[i].key);
         if (!view) {
-            return safetensors_fail_(set->error, index, "tensor %s is not in %s", pairs[i].key, path);
+            return error_set(set->error, index, "tensor %s is not in %s", pairs[i].key, path);
         }
         set->places[set->num_places].name = pairs[i].key;
         set->places[set->num_places++].view = view;
@@ -1000,8 +633,7 @@ static inline int safetensors_set_index_(SafeTensorsSet* set, const char* path) 
     }
     if (bytes > SAFETENSORS_MAX_HEADER_) {
         safetensors_unmap_(map, bytes);
-        return safetensors_fail_(set->error, path, "%zu bytes, wanted at most %zu", bytes,
-                                 SAFETENSORS_MAX_HEADER_);
+        return error_set(set->error, path, "%zu bytes, wanted at most %zu", bytes, SAFETENSORS_MAX_HEADER_);
     }
     set->index = (unsigned char*)malloc(bytes + 1);
     CHECK(set->index, "%s: no memory for %zu bytes", path, bytes);
@@ -1009,7 +641,7 @@ static inline int safetensors_set_index_(SafeTensorsSet* set, const char* path) 
         memcpy(set->index, map, bytes);
     }
     safetensors_unmap_(map, bytes);
-    SafeTensorsText_ text = {path, set->error, set->index, bytes, 0, 0};
+    JsonReader text = {path, set->error, set->index, bytes, 0, 0};
     const int ok =
         safetensors_index_(&text, &pairs, &count) && safetensors_set_files_(set, path, pairs, count);
     free(pairs);
@@ -1028,14 +660,14 @@ static inline int safetensors_set_try_open(SafeTensorsSet* set, const char* path
     } else if (snprintf(one, sizeof(one), "%s/model.safetensors", path) >= (int)sizeof(one) ||
                snprintf(index, sizeof(index), "%s/model.safetensors.index.json", path) >=
                    (int)sizeof(index)) {
-        ok = safetensors_fail_(set->error, path, "the name is too long");
+        ok = error_set(set->error, path, "the name is too long");
     } else if (stat(one, &info) == 0) {
         ok = safetensors_set_add_(set, one);
     } else if (stat(index, &info) == 0) {
         ok = safetensors_set_index_(set, index);
     } else {
-        ok = safetensors_fail_(set->error, path,
-                               "no model.safetensors and no model.safetensors.index.json in this directory");
+        ok = error_set(set->error, path,
+                       "no model.safetensors and no model.safetensors.index.json in this directory");
     }
     if (!ok) {
         safetensors_set_close(set);
@@ -1117,7 +749,7 @@ static inline void safetensors_writer_declare(SafeTensorsWriter* writer, const c
                                               SafeTensorsDtype dtype, int ndim, const size_t* shape) {
     SafeTensorsView view;
     const size_t length = strlen(name);
-    assert(0 <= ndim && ndim <= SAFETENSORS_MAX_DIMS && 0 < length && length <= SAFETENSORS_MAX_NAME_);
+    assert(0 <= ndim && ndim <= SAFETENSORS_MAX_DIMS && 0 < length && length <= JSON_MAX_NAME);
     assert(strcmp(name, SAFETENSORS_METADATA_) != 0 && writer->hash.bytes == 0);
     memset(&view, 0, sizeof(view));
     view.name = safetensors_copy_(name);

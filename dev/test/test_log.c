@@ -23,7 +23,7 @@ static char* slurp(const char* path) {
 }
 
 // Skips one JSON value; NULL if it is none. Whitespace is not allowed: we write none.
-static const char* json_skip(const char* s) {
+static const char* value_end(const char* s) {
     if (*s == '"') {
         for (s++; *s && *s != '"' && (unsigned char)*s >= ' '; s++) {
             if (*s == '\\') {
@@ -40,8 +40,8 @@ static const char* json_skip(const char* s) {
     }
     if (*s == '{') {
         for (s++; *s == '"';) {
-            s = json_skip(s);
-            if (!s || *s != ':' || !(s = json_skip(s + 1)) || (*s != ',' && *s != '}')) {
+            s = value_end(s);
+            if (!s || *s != ':' || !(s = value_end(s + 1)) || (*s != ',' && *s != '}')) {
                 return NULL;
             }
             if (*s++ == '}') {
@@ -66,7 +66,7 @@ static const char* json_value(const char* line, const char* key) {
     return at ? at + strlen(quoted) : NULL;
 }
 
-static double json_number(const char* line, const char* key) {
+static double number_of(const char* line, const char* key) {
     const char* value = json_value(line, key);
     return value && strncmp(value, "null", 4) != 0 ? strtod(value, NULL) : NAN;
 }
@@ -125,22 +125,22 @@ static void test_files(void) {
     const char* jsonl = slurp(test_path("files/log.jsonl"));
     EXPECT(count_of(jsonl, "\n") == 8, "8 lines, found %d", count_of(jsonl, "\n"));
     for (int i = 0; i < 8; i++) {
-        const char *line = line_of(jsonl, i), *end = json_skip(line);
+        const char *line = line_of(jsonl, i), *end = value_end(line);
         char start[32];
         snprintf(start, sizeof(start), "{\"kind\":\"%s\",", kinds[i]);
         EXPECT(end && *end == '\0', "line %d is not JSON: %s", i, line);
         EXPECT(strncmp(line, start, strlen(start)) == 0, "line %d: %s", i, line);
     }
     EXPECT(json_is(line_of(jsonl, 0), "options", "{\"lr\":0.0003}}"), "config");
-    EXPECT(json_number(line_of(jsonl, 1), "step") == 0, "the first evaluation is at step 0");
-    EXPECT_NEAR(json_number(line_of(jsonl, 1), "loss"), 10.9876543, 1e-7, "digits of a loss");
+    EXPECT(number_of(line_of(jsonl, 1), "step") == 0, "the first evaluation is at step 0");
+    EXPECT_NEAR(number_of(line_of(jsonl, 1), "loss"), 10.9876543, 1e-7, "digits of a loss");
     const char* train = line_of(jsonl, 2);
-    EXPECT(json_number(train, "step") == 1 && json_number(train, "ms") == 812.3, "%s", train);
-    EXPECT_NEAR(json_number(train, "loss"), 4.12345678, 1e-8, "digits of a loss");
-    EXPECT_NEAR(json_number(train, "norm"), 0.567812345, 1e-9, "digits of a norm");
-    EXPECT_NEAR(json_number(train, "lr"), 3e-4, 1e-12, "learning rate");
-    EXPECT_NEAR(json_number(train, "mfu"), 0.412, 1e-9, "a fraction");
-    EXPECT_NEAR(json_number(train, "tok_per_s"), STEP_TOKENS / 0.8123, 1e-3, "of this step");
+    EXPECT(number_of(train, "step") == 1 && number_of(train, "ms") == 812.3, "%s", train);
+    EXPECT_NEAR(number_of(train, "loss"), 4.12345678, 1e-8, "digits of a loss");
+    EXPECT_NEAR(number_of(train, "norm"), 0.567812345, 1e-9, "digits of a norm");
+    EXPECT_NEAR(number_of(train, "lr"), 3e-4, 1e-12, "learning rate");
+    EXPECT_NEAR(number_of(train, "mfu"), 0.412, 1e-9, "a fraction");
+    EXPECT_NEAR(number_of(train, "tok_per_s"), STEP_TOKENS / 0.8123, 1e-3, "of this step");
     const char* bad = line_of(jsonl, 3);
     EXPECT(json_is(bad, "loss", "null,") && json_is(bad, "norm", "null,") && json_is(bad, "mfu", "null}"),
            "%s", bad);
@@ -150,10 +150,10 @@ static void test_files(void) {
            "%s", line_of(jsonl, 5));
     EXPECT(json_is(line_of(jsonl, 6), "path", "\"out/a\\\\b\"}"), "save");
     const char* summary = line_of(jsonl, 7);
-    EXPECT(json_number(summary, "steps") == 2 && json_number(summary, "peak_mb") == 345.5, "%s", summary);
-    EXPECT_NEAR(json_number(summary, "val_loss"), 3.14159265, 1e-8, "summary");
-    EXPECT_NEAR(json_number(summary, "floor"), 1.0833, 1e-9, "summary");
-    EXPECT_NEAR(json_number(summary, "tok_per_s"), 2 * STEP_TOKENS / 1.6123, 1e-3, "all steps, their time");
+    EXPECT(number_of(summary, "steps") == 2 && number_of(summary, "peak_mb") == 345.5, "%s", summary);
+    EXPECT_NEAR(number_of(summary, "val_loss"), 3.14159265, 1e-8, "summary");
+    EXPECT_NEAR(number_of(summary, "floor"), 1.0833, 1e-9, "summary");
+    EXPECT_NEAR(number_of(summary, "tok_per_s"), 2 * STEP_TOKENS / 1.6123, 1e-3, "all steps, their time");
 
     EXPECT(strcmp(slurp(test_path("files/main.log")), "s:0 tel:10.9877\n"
                                                       "s:1 trl:4.1235 lr:0.000300 norm:0.57\n"
@@ -220,7 +220,7 @@ static void test_resume(void) {
     }
     char* parts = slurp(test_path("parts/log.jsonl"));
     char* config = strstr(parts, "{\"kind\":\"config\",\"options\":{\"lr\":2}}\n");
-    EXPECT(config && json_number(strchr(config, '\n') + 1, "step") == 5, "the resumed run says its options");
+    EXPECT(config && number_of(strchr(config, '\n') + 1, "step") == 5, "the resumed run says its options");
     if (config) {
         const char* after = strchr(config, '\n') + 1;
         memmove(config, after, strlen(after) + 1);

@@ -187,12 +187,12 @@ static void test_bf16_rounding(void) {
         {0x7F800000, 0x7F80}, {0xFF800000, 0xFF80}, // infinities
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const uint16_t got = model_float_to_bf16_(float_of(cases[i].from));
+        const uint16_t got = bf16_from_float(float_of(cases[i].from));
         EXPECT(got == cases[i].to, "%08x becomes %04x, wanted %04x", cases[i].from, got, cases[i].to);
     }
     static const uint32_t nans[] = {0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF};
     for (size_t i = 0; i < 5; i++) {
-        const float back = model_bf16_to_float_(model_float_to_bf16_(float_of(nans[i])));
+        const float back = bf16_to_float(bf16_from_float(float_of(nans[i])));
         EXPECT(isnan(back), "NaN %08x becomes %g", nans[i], (double)back);
     }
 }
@@ -201,16 +201,16 @@ static void test_bf16_rounding(void) {
 static void test_bf16_exhaustive(void) {
     int changed = 0, farther = 0;
     for (uint32_t bits = 0; bits < 0x10000; bits++) {
-        const float value = model_bf16_to_float_((uint16_t)bits);
-        changed += bits_of(value) != bits << 16 || (!isnan(value) && model_float_to_bf16_(value) != bits);
+        const float value = bf16_to_float((uint16_t)bits);
+        changed += bits_of(value) != bits << 16 || (!isnan(value) && bf16_from_float(value) != bits);
     }
     Rand rng = rand_open(1, 1);
     for (int i = 0; i < 100000; i++) {
         const uint32_t bits = rand_u32(&rng) & 0xBFFFFFFF; // below 2
-        const uint16_t rounded = model_float_to_bf16_(float_of(bits)), low = (uint16_t)(bits >> 16);
-        const double got = fabs((double)model_bf16_to_float_(rounded) - float_of(bits));
-        const double down = fabs((double)model_bf16_to_float_(low) - float_of(bits));
-        const double up = fabs((double)model_bf16_to_float_((uint16_t)(low + 1)) - float_of(bits));
+        const uint16_t rounded = bf16_from_float(float_of(bits)), low = (uint16_t)(bits >> 16);
+        const double got = fabs((double)bf16_to_float(rounded) - float_of(bits));
+        const double down = fabs((double)bf16_to_float(low) - float_of(bits));
+        const double up = fabs((double)bf16_to_float((uint16_t)(low + 1)) - float_of(bits));
         farther += got > fmin(down, up);
     }
     EXPECT(changed == 0, "%d bf16 numbers change", changed);
@@ -230,7 +230,7 @@ static void test_fixtures(void) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         size_t wrong = 0;
         for (size_t k = 0; k < tensor_elements(&fp32.rows[i]); k++) {
-            const uint16_t wanted = model_float_to_bf16_(tensor_of(&fp32, i)[k]);
+            const uint16_t wanted = bf16_from_float(tensor_of(&fp32, i)[k]);
             wrong += bits_of(tensor_of(&bf16, i)[k]) != (uint32_t)wanted << 16;
         }
         EXPECT(wrong == 0, "%zu weights of %s", wrong, fp32.rows[i].name);

@@ -163,7 +163,7 @@ static void test_half_rounding(const Half* half) {
     EXPECT(half->round(3.4e38f) == infinity || half->max_exponent == 255, "%s: a large number", half->name);
     static const uint32_t nans[] = {0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7F802000};
     for (int i = 0; i < 6; i++) {
-        const float back = half->widen(half->round(safetensors_float_(nans[i])));
+        const float back = half->widen(half->round(float_of_bits(nans[i])));
         EXPECT(isnan(back) && !signbit(back) == !(nans[i] >> 31), "%s: NaN %08x", half->name, nans[i]);
     }
 }
@@ -174,8 +174,8 @@ static uint64_t half_fingerprint(const Half* half) {
     Xxh64 hash;
     xxh64_open(&hash);
     for (unsigned i = 0; i < 0x20000; i++) {
-        const uint16_t rounded = half->round(safetensors_float_(rand_u32(&rng)));
-        const uint32_t wide = safetensors_bits_(half->widen((uint16_t)i));
+        const uint16_t rounded = half->round(float_of_bits(rand_u32(&rng)));
+        const uint32_t wide = float_bits(half->widen((uint16_t)i));
         xxh64_add(&hash, &rounded, sizeof(rounded));
         xxh64_add(&hash, &wide, sizeof(wide));
     }
@@ -1015,7 +1015,7 @@ static int print_for_reference(const char* path) {
         for (size_t k = 0; view->dtype <= SAFETENSORS_BF16 && k < view->elements; k++) {
             float value;
             safetensors_read_f32_part(view, k, 1, &value);
-            printf(" %08x", safetensors_bits_(value)); // the bits of the fp32 number
+            printf(" %08x", float_bits(value)); // the bits of the fp32 number
         }
         for (size_t k = 0; view->dtype > SAFETENSORS_BF16 && k < view->bytes; k++) {
             printf("%s%02x", k ? "" : " ", view->data[k]);
