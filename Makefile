@@ -31,7 +31,7 @@ NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) 
     $(if $(strip $(WERROR)),-Werror all-warnings)
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
 
-.PHONY: help run test tests lint format bench-cpu soak clean train_gpt2cu sim sim-tests test-gpu
+.PHONY: help run test tests lint format bench bench-cpu soak clean train_gpt2cu sim sim-tests test-gpu
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2
@@ -62,10 +62,14 @@ lint:       ## every header alone as C and as C++, with gcc and clang; formattin
 	@dev/test/lint.sh
 
 format:     ## clang-format all sources in place
-	clang-format -i *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/test/*.cu dev/test/*.h
+	clang-format -i *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/test/*.cu dev/bench/*.cu dev/test/*.h
 
 bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
+
+bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on a GPU, against its peak
+	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
+	$(GPU_BUILD)/bench_gpu --model d48 --batch 16
 
 soak:       ## long tests: the built-in run at full length against its floor
 	@dev/test/soak.sh
@@ -79,7 +83,7 @@ $(BUILD)/%: %.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
-vpath %.cu . dev/test
+vpath %.cu . dev/test dev/bench
 $(GPU_BUILD)/reference.o: dev/test/reference.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. -c $< -o $@

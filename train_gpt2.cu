@@ -9,20 +9,7 @@ Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, 
 optimizer's state are fp32.
 */
 #define OPTIONS_TRAINER GPU_
-#ifndef GPT2_CHUNK_LOGITS
-#define GPT2_CHUNK_LOGITS ((size_t)1 << 30) // 2 GiB of 16-bit logits
-#endif
-#include "llmc/gpu.cuh"
-#if defined(PRECISION_FP32)
-#define floatX float
-#define PRECISION_NAME "FP32"
-#elif defined(PRECISION_FP16)
-#define floatX fp16
-#define PRECISION_NAME "FP16"
-#else
-#define floatX bf16
-#define PRECISION_NAME "BF16"
-#endif
+#include "llmc/precision.cuh"
 
 #include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
