@@ -31,7 +31,7 @@ NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) 
     $(if $(strip $(WERROR)),-Werror all-warnings)
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
 
-.PHONY: help run test tests lint format bench bench-cpu soak clean train_gpt2cu sim sim-tests test-gpu
+.PHONY: help run test tests lint format bench bench-cpu soak clean train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2
@@ -57,6 +57,10 @@ tests: $(TESTS)  ## build the test programs of one variant into BUILD
 
 test-gpu: $(GPU_MODULES:%=$(GPU_BUILD)/%) $(GPU_BUILD)/test_gpt2  ## the tests of the GPU trainer, on a GPU
 	@set -e; for test in $^; do $$test; done
+
+gpu-tests: $(GPU_MODULES:%=$(GPU_BUILD)/%)
+print-gpu-build:
+	@echo $(GPU_BUILD)
 
 lint:       ## every header alone as C and as C++, with gcc and clang; formatting
 	@dev/test/lint.sh

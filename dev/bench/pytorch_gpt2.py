@@ -19,7 +19,8 @@ from torch_model import GPT2, adamw
 
 # name: layers, heads, channels
 MODELS = {"d6": (6, 6, 384), "d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280),
-          "d48": (48, 25, 1600)}
+          "d48": (48, 25, 1600),
+          "toy": (1, 2, 32)}
 VP = 50304
 
 
