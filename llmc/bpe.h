@@ -11,6 +11,7 @@ token, leftmost first, until no two neighbours make a token. No token is ever ma
 character counts as one character that is neither letter, number nor blank, so decoding gives it back.
 
     bpe_open            a vocabulary, read-only afterwards: any number of threads may share it
+    bpe_open_merges     the same from merges in memory
     bpe_encoder_open    what one thread needs to encode: a cache of pieces, and memory for merging
 
 A vocabulary is one of these files, told apart by what is in them:
@@ -30,8 +31,8 @@ linear in the length of the piece (bpe_merge_long_), so no text is slow. One cor
 26 ms.
 
 needs:   check.h, vec.h (ALWAYS_INLINE), unicode_tables.h
-defines: Bpe, BPE_MAX_VOCAB, bpe_open, bpe_close, bpe_token, bpe_find, BpeEncoder, bpe_encoder_open,
-bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUES, bpe_encode
+defines: Bpe, BPE_MAX_VOCAB, bpe_open, bpe_open_merges, bpe_close, bpe_token, bpe_find, BpeEncoder,
+bpe_encoder_open, bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUES, bpe_encode
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
@@ -630,14 +631,14 @@ static inline size_t bpe_lines_(const BpeFile_* file) {
     return lines;
 }
 
-// Begins a vocabulary of V ids. The tokens are empty.
-static inline void bpe_open_ids_(Bpe* bpe, const BpeFile_* file, size_t V, size_t eot) {
-    CHECK(0 < V && V <= BPE_MAX_VOCAB, "%s: %zu tokens with end-of-text, wanted 1 to %d", file->path, V,
+// Begins a vocabulary of V ids, which becomes the owner of the buffer. The tokens are empty.
+static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buffer, size_t V, size_t eot) {
+    CHECK(0 < V && V <= BPE_MAX_VOCAB, "%s: %zu tokens with end-of-text, wanted 1 to %d", name, V,
           BPE_MAX_VOCAB);
     memset(bpe, 0, sizeof(*bpe));
     bpe->vocab_size = (int)V;
     bpe->eot = (int)eot;
-    bpe->buffer = file->data;
+    bpe->buffer = buffer;
     bpe->tokens = (BpeToken_*)check_alloc(V, sizeof(BpeToken_), "vocabulary");
     for (bpe->hash_bits = 9; (size_t)1 << bpe->hash_bits < 2 * V; bpe->hash_bits++) {
     }
@@ -668,7 +669,7 @@ static inline void bpe_open_bin_(Bpe* bpe, const BpeFile_* file) {
     const uint32_t version = header[1], V = header[2], eot = version == 1 ? 50256 : header[3];
     CHECK(version == 1 || version == 2, "%s: version %u, wanted 1 or 2", file->path, version);
     CHECK(eot < V, "%s: end-of-text id %u, wanted one of the %u tokens", file->path, eot, V);
-    bpe_open_ids_(bpe, file, V, eot);
+    bpe_open_ids_(bpe, file->path, file->data, V, eot);
     size_t at = header_bytes;
     for (uint32_t id = 0; id < V; id++) {
         CHECK(at < file->bytes, "%s: ends before token %u, wanted %u tokens", file->path, id, V);
@@ -748,7 +749,7 @@ static inline int bpe_decimal_(BpeSpan_ span, size_t limit) {
 // Lines "base64 id" in any order: n of them hold the ids 0 .. n-1.
 static inline void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
     const size_t n = bpe_lines_(file);
-    bpe_open_ids_(bpe, file, n + 1, n);
+    bpe_open_ids_(bpe, file->path, file->data, n + 1, n);
     unsigned char* at = file->data;
     for (size_t number = 1; number <= n; number++) {
         const BpeSpan_ line = bpe_until_(at, file->bytes - (size_t)(at - file->data), '\n');
@@ -801,8 +802,30 @@ static inline size_t bpe_unspell_(BpeSpan_ span, const int16_t byte_of[0x200]) {
     return bytes;
 }
 
+// Begins the vocabulary of n merges: the single bytes in the order of GPT-2, the unions to come, end-of-text.
+// The buffer is for the bytes of all tokens.
+static inline void bpe_begin_merges_(Bpe* bpe, const char* name, unsigned char* buffer, size_t n) {
+    uint16_t spelling[256];
+    bpe_open_ids_(bpe, name, buffer, 256 + n + 1, 256 + n);
+    bpe_spelled_bytes_(buffer, spelling);
+    for (int id = 0; id < 256; id++) {
+        bpe_set_token_(bpe, id, buffer + id, 1);
+    }
+}
+
+// Sets token `id`, the one after the last so far, to the union of two. Returns the token of these bytes,
+// which is another if there was one already.
+static inline int bpe_add_merge_(Bpe* bpe, int id, int left, int right) {
+    const BpeToken_ before = bpe->tokens[id - 1], a = bpe->tokens[left], b = bpe->tokens[right];
+    unsigned char* text = (unsigned char*)before.text + before.length; // in bpe->buffer
+    memcpy(text, a.text, a.length);
+    memcpy(text + a.length, b.text, b.length);
+    bpe_set_token_(bpe, id, text, a.length + b.length);
+    return bpe_find(bpe, (const char*)text, a.length + b.length);
+}
+
 // A line "#version", then "A B" on each: the ids from 256, in order. Sets (left, right) of each merge.
-static inline void bpe_open_merges_(Bpe* bpe, BpeFile_* file, int (**pairs)[2]) {
+static inline void bpe_read_merges_(Bpe* bpe, BpeFile_* file, int (**pairs)[2]) {
     unsigned char order[256];
     uint16_t spelling[256];
     int16_t byte_of[0x200];
@@ -813,36 +836,26 @@ static inline void bpe_open_merges_(Bpe* bpe, BpeFile_* file, int (**pairs)[2]) 
     }
     const BpeSpan_ version = bpe_until_(file->data, file->bytes, '\n');
     const size_t n = bpe_lines_(file) - 1; // merges
-    bpe_open_ids_(bpe, file, 256 + n + 1, 256 + n);
+    bpe_begin_merges_(bpe, file->path, (unsigned char*)check_alloc(256 + file->bytes, 1, "vocabulary"), n);
     *pairs = (int(*)[2])check_alloc(n, sizeof(**pairs), "merges");
-    unsigned char *bytes = (unsigned char*)check_alloc(256 + file->bytes, 1, "vocabulary"), *to = bytes;
-    for (int id = 0; id < 256; id++) {
-        *to = order[id];
-        bpe_set_token_(bpe, id, to++, 1);
-    }
     unsigned char* at = file->data + version.length + 1;
     for (size_t i = 0; i < n; i++) {
         const BpeSpan_ line = bpe_until_(at, file->bytes - (size_t)(at - file->data), '\n');
         const BpeSpan_ sides[2] = {bpe_until_(line.text, line.length, ' '), bpe_after_blank_(line)};
-        size_t length = 0;
+        int* pair = (*pairs)[i];
         for (int side = 0; side < 2; side++) {
-            const size_t side_bytes = bpe_unspell_(sides[side], byte_of);
-            CHECK(side_bytes > 0,
-                  "%s:%zu: wanted two tokens in the spelling of vocab.bpe, with a blank between", file->path,
-                  i + 2);
-            (*pairs)[i][side] = bpe_find(bpe, (const char*)sides[side].text, side_bytes);
-            CHECK((*pairs)[i][side] >= 0, "%s:%zu: its %s side is not a byte and no line before makes it",
+            const size_t bytes = bpe_unspell_(sides[side], byte_of);
+            CHECK(bytes > 0, "%s:%zu: wanted two tokens in the spelling of vocab.bpe, with a blank between",
+                  file->path, i + 2);
+            pair[side] = bpe_find(bpe, (const char*)sides[side].text, bytes);
+            CHECK(pair[side] >= 0, "%s:%zu: its %s side is not a byte and no line before makes it",
                   file->path, i + 2, side ? "right" : "left");
-            memcpy(to + length, sides[side].text, side_bytes);
-            length += side_bytes;
         }
-        CHECK(bpe_set_token_(bpe, 256 + (int)i, to, length), "%s:%zu: makes token %d again", file->path,
-              i + 2, bpe_find(bpe, (const char*)to, length));
-        to += length;
+        const int id = 256 + (int)i, made = bpe_add_merge_(bpe, id, pair[0], pair[1]);
+        CHECK(made == id, "%s:%zu: makes token %d again", file->path, i + 2, made);
         at += line.length + 1;
     }
     free(file->data);
-    bpe->buffer = bytes;
 }
 
 // Finds for each token the two whose union it is: what its bytes merge to with the tokens before it. In any
@@ -874,6 +887,57 @@ static inline void bpe_find_pairs_(Bpe* bpe, const char* path) {
     bpe_merger_close_(&merger);
 }
 
+// The tokens are there: adds all else.
+static inline void bpe_finish_(Bpe* bpe, const char* name) {
+    bpe_find_pairs_(bpe, name);
+    bpe->tokens[bpe->eot].text = (const unsigned char*)"<|endoftext|>";
+    bpe->tokens[bpe->eot].length = 13;
+    bpe_open_classes_(bpe);
+}
+
+// The first merge whose parts are not those that bpe_find_pairs_ found: no text ever has them side by side
+// when it is their turn. -1 if there is none.
+static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
+    for (int id = 256; id < bpe->eot; id++) {
+        if (bpe_pair_(bpe, pairs[id - 256][0], pairs[id - 256][1]) != id) {
+            return id - 256;
+        }
+    }
+    return -1;
+}
+
+// The vocabulary of merges in their order, pairs[i] = (left id, right id): ids 0 to 255 are the single bytes
+// in the order of GPT-2, 256 + i is the union of pairs[i], end-of-text is the last. `name` is for errors.
+static inline void bpe_open_merges(Bpe* bpe, const int (*pairs)[2], int num_merges, const char* name) {
+    assert(0 <= num_merges);
+    size_t* ends = (size_t*)check_alloc(256 + (size_t)num_merges, sizeof(size_t), "merges"); // of the tokens
+    for (int id = 0; id < 256; id++) {
+        ends[id] = (size_t)id + 1;
+    }
+    for (int id = 256, i = 0; i < num_merges; id++, i++) {
+        size_t bytes = 0;
+        for (int side = 0; side < 2; side++) {
+            const int part = pairs[i][side];
+            CHECK(0 <= part && part < id, "%s: merge %d has the id %d, wanted 0 to %d", name, i, part,
+                  id - 1);
+            bytes += ends[part] - (part > 0 ? ends[part - 1] : 0);
+        }
+        CHECK(bytes <= INT_MAX, "%s: merge %d makes a token of %zu bytes, wanted at most %d", name, i, bytes,
+              INT_MAX);
+        ends[id] = ends[id - 1] + bytes;
+    }
+    unsigned char* buffer = (unsigned char*)check_alloc(ends[255 + num_merges], 1, "vocabulary");
+    free(ends);
+    bpe_begin_merges_(bpe, name, buffer, (size_t)num_merges);
+    for (int i = 0; i < num_merges; i++) {
+        const int made = bpe_add_merge_(bpe, 256 + i, pairs[i][0], pairs[i][1]);
+        CHECK(made == 256 + i, "%s: merge %d makes token %d again", name, i, made);
+    }
+    bpe_finish_(bpe, name);
+    const int wrong = bpe_wrong_merge_(bpe, pairs);
+    CHECK(wrong < 0, "%s: merge %d: the merges before never leave its two tokens side by side", name, wrong);
+}
+
 static inline void bpe_open(Bpe* bpe, const char* path) {
     const uint32_t bin_magic = 20240328;
     BpeFile_ file = bpe_read_(path);
@@ -881,7 +945,7 @@ static inline void bpe_open(Bpe* bpe, const char* path) {
     if (file.bytes >= 4 && memcmp(file.data, &bin_magic, 4) == 0) {
         bpe_open_bin_(bpe, &file);
     } else if (file.bytes >= 8 && memcmp(file.data, "#version", 8) == 0) {
-        bpe_open_merges_(bpe, &file, &pairs);
+        bpe_read_merges_(bpe, &file, &pairs);
     } else {
         const BpeSpan_ line = bpe_until_(file.data, file.bytes, '\n');
         CHECK(bpe_decimal_(bpe_after_blank_(line), INT_MAX) >= 0,
@@ -890,16 +954,10 @@ static inline void bpe_open(Bpe* bpe, const char* path) {
               path);
         bpe_open_tiktoken_(bpe, &file);
     }
-    bpe_find_pairs_(bpe, path);
-    for (int id = 256; pairs && id < bpe->eot; id++) {
-        const int *pair = pairs[id - 256], made = bpe_pair_(bpe, pair[0], pair[1]);
-        CHECK(made == id, "%s:%d: the lines before never leave these two tokens side by side", path,
-              id - 254);
-    }
+    bpe_finish_(bpe, path);
+    const int wrong = pairs ? bpe_wrong_merge_(bpe, pairs) : -1;
+    CHECK(wrong < 0, "%s:%d: the lines before never leave these two tokens side by side", path, wrong + 2);
     free(pairs);
-    bpe->tokens[bpe->eot].text = (const unsigned char*)"<|endoftext|>";
-    bpe->tokens[bpe->eot].length = 13;
-    bpe_open_classes_(bpe);
 }
 
 static inline void bpe_close(Bpe* bpe) {

@@ -396,6 +396,35 @@ static void test_merges_errors(void) {
     bpe_close(&bytes);
 }
 
+static void open_pairs(const void* pairs) {
+    Bpe bpe;
+    bpe_open_merges(&bpe, (const int(*)[2])pairs, 3, "the pairs");
+}
+
+static void test_merges_in_memory(void) {
+    const int a = 'a' - '!'; // printable ASCII begins at id 0
+    const int good[3][2] = {{a, a + 1}, {a + 1, a + 2}, {256, 257}};
+    Bpe bpe;
+    bpe_open_merges(&bpe, good, 3, "good");
+    EXPECT(bpe.vocab_size == 260 && bpe.eot == 259, "");
+    EXPECT(bpe_find(&bpe, "ab", 2) == 256 && bpe_find(&bpe, "abbc", 4) == 258, "");
+    EXPECT(bpe_find(&bpe, "\xAD", 1) == 255 && bpe_pair_(&bpe, 256, 257) == 258, "");
+    bpe_close(&bpe);
+    bpe_open_merges(&bpe, good, 0, "bytes");
+    EXPECT(bpe.vocab_size == 257 && bpe.eot == 256, "");
+    bpe_close(&bpe);
+
+    const int later[3][2] = {{a, a}, {257, a}, {a, a + 1}}, none[3][2] = {{a, a}, {a, a + 1}, {a, -1}};
+    const int again[3][2] = {{a, a}, {256, a}, {a, 256}},
+              never[3][2] = {{a, a + 1}, {a + 1, a + 2}, {a, 257}};
+    EXPECT(test_dies(open_pairs, later, EXIT_FAILURE, "the pairs: merge 1 has the id 257, wanted 0 to 256"),
+           "");
+    EXPECT(test_dies(open_pairs, none, EXIT_FAILURE, "the pairs: merge 2 has the id -1"), "");
+    EXPECT(test_dies(open_pairs, again, EXIT_FAILURE, "the pairs: merge 2 makes token 257 again"), "");
+    EXPECT(test_dies(open_pairs, never, EXIT_FAILURE, "the pairs: merge 2: the merges before never leave"),
+           "");
+}
+
 static void open_and_close(const char* path, int vocab_size) {
     Bpe bpe;
     bpe_open(&bpe, path);
@@ -696,6 +725,7 @@ int main(void) {
     test_one_long_piece(&small);
     bpe_close(&small);
     test_merges_errors();
+    test_merges_in_memory();
     test_tiktoken_errors();
     test_bin_errors();
     const char* vocabulary = getenv("GPT2_VOCAB");
