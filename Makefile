@@ -18,6 +18,13 @@ override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-m
     $(strip $(WERROR)) -D_GNU_SOURCE -MMD -MP
 LDLIBS += -lm
 
+# Libraries for compressed data, where they are: GZIP, ZSTD and SNAPPY. Without one, what it would read is refused by name.
+HAVE_ZLIB := $(shell printf '#include <zlib.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+HAVE_ZSTD := $(shell printf '#include <zstd.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+HAVE_SNAPPY := $(shell printf '#include <snappy-c.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+override CFLAGS += $(if $(HAVE_ZLIB),-DHAVE_ZLIB) $(if $(HAVE_ZSTD),-DHAVE_ZSTD) $(if $(HAVE_SNAPPY),-DHAVE_SNAPPY)
+LDLIBS += $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ZSTD),-lzstd) $(if $(HAVE_SNAPPY),-lsnappy)
+
 BUILD  ?= build/plain
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
 TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
