@@ -18,12 +18,6 @@ override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-m
     $(strip $(WERROR)) -D_GNU_SOURCE -MMD -MP
 LDLIBS += -lm -pthread
 
-# Optional libraries: compressed text. Programs say what they miss when a file needs it.
-HAVE_ZLIB := $(shell printf '#include <zlib.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
-HAVE_ZSTD := $(shell printf '#include <zstd.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
-override CFLAGS += $(if $(HAVE_ZLIB),-DHAVE_ZLIB) $(if $(HAVE_ZSTD),-DHAVE_ZSTD)
-LDLIBS += $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ZSTD),-lzstd)
-
 # Libraries for compressed data, where they are: GZIP, ZSTD and SNAPPY. Without one, what it would read is refused by name.
 HAVE_ZLIB := $(shell printf '#include <zlib.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
 HAVE_ZSTD := $(shell printf '#include <zstd.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
