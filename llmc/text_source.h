@@ -12,8 +12,8 @@ What a file holds is told by its name, or by options.format for all of them:
     jsonl      .jsonl .ndjson         one document a line: the string options.field of an object
     parquet    .parquet               one document a row: the string column options.field
 
-each also with .gz or .zst behind it (packed_file.h); "-" is standard input. Documents without text are left
-out, as are empty lines and fields that are null.
+text and JSON also with .gz or .zst behind it (packed_file.h); "-" is standard input. Documents without text
+are left out, as are empty lines and fields that are null.
 
 A block has about options.block_bytes of text. `documents` are the offsets at which documents begin,
 ascending; without one at 0, the block goes on with the last document of the block before. A document is
@@ -26,7 +26,7 @@ of other lengths perhaps, but with the same tokens.
 
 Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
 
-needs:   check.h json.h packed_file.h unicode_tables.h
+needs:   check.h json.h packed_file.h parquet.h unicode_tables.h
 defines: TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, TextSource, text_source_open,
 text_source_seek, text_source_next, text_source_close, text_reserve, TEXT_BLOCK_BYTES
 */
@@ -36,6 +36,7 @@ text_source_seek, text_source_next, text_source_close, text_reserve, TEXT_BLOCK_
 #include "check.h"
 #include "json.h"
 #include "packed_file.h"
+#include "parquet.h"
 #include "unicode_tables.h"
 
 enum {
@@ -76,12 +77,14 @@ typedef struct {
     uint64_t* file_bytes; // (num_files) on the disk; 0 of standard input
     uint64_t total_bytes;
 
-    PackedFile file; // paths[at.file], if is_open
+    PackedFile file; // paths[at.file], if is_open and no Parquet file
+    Parquet parquet; // the same, if it is one
     int is_open;
     TextFormat format;     // of this file
     TextPosition at;       // of the next byte that goes into a block
     uint64_t records;      // of this file, taken so far
-    const char* document;  // the rest of a record
+    char* record;          // the last one, of lines and parts
+    const char* document;  // the rest of it
     size_t document_bytes; // of it
     uint64_t read_before;  // bytes of the files before this one
     char* window;          // records of this file are cut out of window[begin .. end)
@@ -190,20 +193,40 @@ static inline int text_open_file_(TextSource* source) {
     if (!text_format_(source, path, &source->format)) {
         return 0;
     }
-    if (source->format == TEXT_PARQUET) { // here parquet.h opens the file
-        return error_set(source->error, path, "Parquet cannot be read yet, wanted text or .jsonl");
+    if (source->format != TEXT_PARQUET) {
+        source->is_open = packed_open(&source->file, path, source->error);
+    } else if (packed_kind(path) != PACKED_NOT) {
+        error_set(source->error, path, "Parquet is packed inside already, wanted the file unpacked");
+    } else {
+        source->is_open = parquet_try_open(&source->parquet, path, source->options.field);
+        if (!source->is_open) {
+            memcpy(source->error, source->parquet.error, sizeof(source->error));
+        }
     }
-    source->is_open = packed_open(&source->file, path, source->error);
     return source->is_open;
 }
 
 static inline void text_close_file_(TextSource* source) {
     source->is_open = 0;
-    packed_close(&source->file);
+    if (source->format == TEXT_PARQUET) {
+        parquet_close(&source->parquet);
+    } else {
+        packed_close(&source->file);
+    }
+}
+
+// Bytes of the open file that were read; of a Parquet file, what its rows are on average.
+static inline uint64_t text_read_bytes_(const TextSource* source) {
+    if (source->format != TEXT_PARQUET) {
+        return source->file.read_bytes;
+    }
+    const double rows = (double)parquet_rows(&source->parquet);
+    return (uint64_t)((double)source->file_bytes[source->at.file] * (double)source->records / rows);
 }
 
 static inline void text_next_file_(TextSource* source) {
-    source->read_before += source->file.read_bytes;
+    source->read_before +=
+        source->format == TEXT_PARQUET ? source->file_bytes[source->at.file] : source->file.read_bytes;
     text_close_file_(source);
     source->at.file++;
     source->at.document = source->at.offset = 0;
@@ -229,9 +252,19 @@ static inline int text_widen_(TextSource* source, size_t* got) {
     return ok;
 }
 
+// The next row of a Parquet file: 1, 0 at its end, -1 after an error.
+static inline int text_row_(TextSource* source, const char** row, size_t* bytes) {
+    const int more = parquet_try_next(&source->parquet, row, bytes);
+    if (more < 0) {
+        memcpy(source->error, source->parquet.error, sizeof(source->error));
+    }
+    source->records += more > 0 ? 1 : 0;
+    return more;
+}
+
 // Takes the next record off the window: 1, 0 at the end of the file, -1 after an error. The record is the
 // caller's to change, until the next one is taken.
-static inline int text_record_(TextSource* source, char** record, size_t* bytes) {
+static inline int text_cut_record_(TextSource* source, char** record, size_t* bytes) {
     const char* delimiter = source->format == TEXT_PLAIN ? source->options.separator : "\n";
     const size_t delimiter_bytes = strlen(delimiter);
     for (size_t searched = 0, got;;) {
@@ -310,30 +343,39 @@ static inline int text_json_document_(TextSource* source, char* line, size_t byt
         return -1;
     }
     source->document = text;
-    return text && source->document_bytes > 0;
+    return text != NULL;
 }
 
 // ---- documents
 
+// The next record of the open file, whatever is in it: 1, 0 at the end of the file, -1 after an error.
+static inline int text_record_(TextSource* source) {
+    char* record = NULL;
+    if (source->format == TEXT_PARQUET) {
+        return text_row_(source, &source->document, &source->document_bytes);
+    }
+    const int more = text_cut_record_(source, &record, &source->document_bytes);
+    source->document = source->record = record;
+    return more;
+}
+
 // Takes the next document that has text: 1, 0 at the end of the file, -1 after an error.
 static inline int text_document_(TextSource* source) {
     for (;;) {
-        char* record = NULL;
-        size_t bytes = 0;
-        const int more = text_record_(source, &record, &bytes);
-        if (more <= 0) {
-            return more;
+        int found = text_record_(source);
+        if (found <= 0) {
+            return found;
         }
-        int found = bytes > 0;
-        source->document = record;
-        source->document_bytes = bytes;
         if (source->format == TEXT_JSONL) {
-            found = text_json_document_(source, record, bytes);
+            found = text_json_document_(source, source->record, source->document_bytes);
         }
-        if (found) {
+        if (found < 0) {
+            return found;
+        }
+        if (found && source->document_bytes > 0) {
             source->at.document = source->records - 1;
             source->at.offset = 0;
-            return found;
+            return 1;
         }
     }
 }
@@ -342,7 +384,7 @@ static inline int text_document_(TextSource* source) {
 static inline void text_begin_(TextSource* source, TextBlock* block) {
     if (source->at.offset == 0) {
         text_reserve((void**)&block->documents, &block->documents_room, block->num_documents + 1,
-                      sizeof(size_t));
+                     sizeof(size_t));
         block->documents[block->num_documents++] = block->bytes;
     }
     if (block->bytes == 0) {
@@ -443,7 +485,7 @@ static inline int text_source_next(TextSource* source, TextBlock* block) {
         while (more > 0 && block->bytes < wanted) {
             more = text_append_(source, block, wanted - block->bytes);
         }
-        block->read_bytes = source->read_before + (source->is_open ? source->file.read_bytes : 0);
+        block->read_bytes = source->read_before + (source->is_open ? text_read_bytes_(source) : 0);
         if (more < 0) {
             return -1;
         }
@@ -502,15 +544,13 @@ static inline int text_source_seek(TextSource* source, TextPosition position) {
     if (!text_has_records_(source)) {
         return packed_skip(&source->file, position.offset);
     }
-    char* record;
-    size_t bytes;
     int more = 1;
     while (more > 0 && source->records < position.document) {
-        more = text_record_(source, &record, &bytes);
+        more = text_record_(source);
     }
     more = more > 0 ? text_document_(source) : more;
     if (more == 0 || (more > 0 && source->document_bytes < position.offset)) {
-        return error_set(source->error, source->file.path, "document %llu is not there any more",
+        return error_set(source->error, source->paths[position.file], "document %llu is not there any more",
                          (unsigned long long)position.document);
     }
     if (more > 0) {

@@ -7,10 +7,13 @@ The ids are an end-of-text token before each document, and the document's own. T
 number of threads, nor on how the documents are divided into blocks (text_source.h). What the pipeline holds
 at a time is 2 * threads + 2 blocks with their ids, whatever the size of the files.
 
+tokenize_train counts pieces instead, to train a vocabulary: the same pipeline with a BpeTrainer's threads,
+and blocks without ids.
+
 A sink takes the blocks one after another in the order of the input. It returns 0 to end the run early.
 
-needs:   bpe.h check.h text_source.h; pthreads
-defines: TokenBlock, TokenSink, tokenize_run, tokenize_cores
+needs:   bpe.h bpe_train.h check.h text_source.h; pthreads
+defines: TokenBlock, TokenSink, tokenize_run, tokenize_train, tokenize_cores
 */
 #ifndef LLMC_TOKENIZE_H
 #define LLMC_TOKENIZE_H
@@ -20,6 +23,7 @@ defines: TokenBlock, TokenSink, tokenize_run, tokenize_cores
 #include <unistd.h>
 
 #include "bpe.h"
+#include "bpe_train.h"
 #include "check.h"
 #include "text_source.h"
 
@@ -36,14 +40,17 @@ typedef struct {
     TextBlock text;
     int* ids;
     size_t ids_room, count;
-    int is_encoded;
+    int is_worked;
 } TokenizeSlot_;
 
-// Block number n is in slot n % num_slots. Blocks below `sunk` are done, those below `taken` with an encoder
-// or encoded, those below `read` have text.
+// What a thread does to a block; `tool` is its own.
+typedef void (*TokenizeWork_)(TokenizeSlot_* slot, void* tool);
+
+// Block number n is in slot n % num_slots. Blocks below `sunk` are done, those below `taken` with a worker
+// or done, those below `read` have text.
 typedef struct {
     TextSource* source;
-    const Bpe* bpe;
+    TokenizeWork_ work;
     TokenizeSlot_* slots;
     uint64_t num_slots;
     pthread_mutex_t lock; // of all that follows
@@ -85,7 +92,7 @@ static inline void* tokenize_read_(void* argument) {
         pthread_mutex_unlock(&run->lock);
         const int more = text_source_next(run->source, &slot->text);
         pthread_mutex_lock(&run->lock);
-        slot->is_encoded = 0;
+        slot->is_worked = 0;
         run->read += more > 0 ? 1 : 0;
         run->source_is_done = more <= 0;
         run->failed = more < 0;
@@ -95,27 +102,14 @@ static inline void* tokenize_read_(void* argument) {
     return NULL;
 }
 
-// Encodes a block: its parts are what its documents' beginnings cut it into.
-static inline void tokenize_encode_(TokenizeSlot_* slot, BpeEncoder* encoder) {
-    const TextBlock* text = &slot->text;
-    text_reserve((void**)&slot->ids, &slot->ids_room, text->bytes + text->num_documents, sizeof(int));
-    slot->count = 0;
-    for (size_t i = 0, begin = 0; begin < text->bytes; i++) {
-        size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
-        size_t consumed;
-        slot->count += bpe_encode(encoder, text->text + begin, end - begin, BPE_ENDS, slot->ids + slot->count,
-                                  &consumed);
-        if (i < text->num_documents) {
-            slot->ids[slot->count++] = encoder->bpe->eot;
-        }
-        begin = end;
-    }
-}
+typedef struct {
+    Tokenize_* run;
+    void* tool;
+} TokenizeWorker_;
 
 static inline void* tokenize_work_(void* argument) {
-    Tokenize_* run = (Tokenize_*)argument;
-    BpeEncoder encoder;
-    bpe_encoder_open(&encoder, run->bpe);
+    const TokenizeWorker_* worker = (const TokenizeWorker_*)argument;
+    Tokenize_* run = worker->run;
     pthread_mutex_lock(&run->lock);
     while (!run->is_stopped && !(run->source_is_done && run->taken == run->read)) {
         if (run->taken == run->read) {
@@ -124,13 +118,12 @@ static inline void* tokenize_work_(void* argument) {
         }
         TokenizeSlot_* slot = &run->slots[run->taken++ % run->num_slots];
         pthread_mutex_unlock(&run->lock);
-        tokenize_encode_(slot, &encoder);
+        run->work(slot, worker->tool);
         pthread_mutex_lock(&run->lock);
-        slot->is_encoded = 1;
+        slot->is_worked = 1;
         tokenize_tell_(run);
     }
     pthread_mutex_unlock(&run->lock);
-    bpe_encoder_close(&encoder);
     return NULL;
 }
 
@@ -139,7 +132,7 @@ static inline void tokenize_sink_(Tokenize_* run, TokenSink sink, void* context)
     pthread_mutex_lock(&run->lock);
     while (!run->is_stopped && !(run->source_is_done && run->sunk == run->read)) {
         TokenizeSlot_* slot = &run->slots[run->sunk % run->num_slots];
-        if (run->sunk == run->taken || !slot->is_encoded) {
+        if (run->sunk == run->taken || !slot->is_worked) {
             tokenize_wait_(run);
             continue;
         }
@@ -154,30 +147,37 @@ static inline void tokenize_sink_(Tokenize_* run, TokenSink sink, void* context)
     pthread_mutex_unlock(&run->lock);
 }
 
-// ---- the whole
+// Starts the reader and one worker for each of the tools, and lets them run to the end.
+static inline void tokenize_threads_(Tokenize_* run, void** tools, size_t num_tools, TokenSink sink,
+                                     void* context) {
+    pthread_t* threads = (pthread_t*)check_alloc(num_tools + 1, sizeof(pthread_t), "threads");
+    TokenizeWorker_* workers = (TokenizeWorker_*)check_alloc(num_tools, sizeof(TokenizeWorker_), "threads");
+    int reason = pthread_create(&threads[num_tools], NULL, tokenize_read_, run);
+    for (size_t i = 0; reason == 0 && i < num_tools; i++) {
+        workers[i].run = run;
+        workers[i].tool = tools[i];
+        reason = pthread_create(&threads[i], NULL, tokenize_work_, &workers[i]);
+    }
+    CHECK(reason == 0, "cannot start %zu threads: %s", num_tools + 1, strerror(reason));
+    tokenize_sink_(run, sink, context);
+    for (size_t i = 0; i <= num_tools; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    free(workers);
+    free(threads);
+}
 
-// Runs the source to its end, or until the sink returns 0, with so many encoders. Returns 0 with
-// source->error after an error, when the sink has got all blocks before it.
-static inline int tokenize_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink,
-                               void* context) {
+static inline int tokenize_with_(TextSource* source, TokenizeWork_ work, void** tools, size_t num_tools,
+                                 TokenSink sink, void* context) {
     Tokenize_ run;
     memset(&run, 0, sizeof(run));
     run.source = source;
-    run.bpe = bpe;
-    run.num_slots = 2 * (uint64_t)threads + 2;
+    run.work = work;
+    run.num_slots = 2 * num_tools + 2;
     run.slots = (TokenizeSlot_*)check_alloc(run.num_slots, sizeof(TokenizeSlot_), "blocks of text");
     pthread_mutex_init(&run.lock, NULL);
     pthread_cond_init(&run.changed, NULL);
-    const size_t num_threads = (size_t)threads + 1;
-    pthread_t* ids = (pthread_t*)check_alloc(num_threads, sizeof(pthread_t), "threads");
-    for (size_t i = 0; i < num_threads; i++) {
-        const int reason = pthread_create(&ids[i], NULL, i ? tokenize_work_ : tokenize_read_, &run);
-        CHECK(reason == 0, "cannot start thread %zu of %zu: %s", i + 1, num_threads, strerror(reason));
-    }
-    tokenize_sink_(&run, sink, context);
-    for (size_t i = 0; i < num_threads; i++) {
-        pthread_join(ids[i], NULL);
-    }
+    tokenize_threads_(&run, tools, num_tools, sink, context);
     pthread_cond_destroy(&run.changed);
     pthread_mutex_destroy(&run.lock);
     for (uint64_t i = 0; i < run.num_slots; i++) {
@@ -185,8 +185,79 @@ static inline int tokenize_run(TextSource* source, const Bpe* bpe, int threads, 
         free(run.slots[i].ids);
     }
     free(run.slots);
-    free(ids);
     return !run.failed;
+}
+
+// ---- encoding
+
+// Encodes a block: its parts are what the beginnings of documents cut it into.
+static inline void tokenize_encode_(TokenizeSlot_* slot, void* tool) {
+    BpeEncoder* encoder = (BpeEncoder*)tool;
+    const TextBlock* text = &slot->text;
+    text_reserve((void**)&slot->ids, &slot->ids_room, text->bytes + text->num_documents, sizeof(int));
+    size_t count = 0, consumed;
+    for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
+        const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
+        count += bpe_encode(encoder, text->text + begin, end - begin, BPE_ENDS, slot->ids + count, &consumed);
+        if (i < text->num_documents) {
+            slot->ids[count++] = encoder->bpe->eot;
+        }
+        begin = end;
+    }
+    slot->count = count;
+}
+
+// Runs the source to its end, or until the sink returns 0, with so many encoders. Returns 0 with
+// source->error after an error, when the sink has got all blocks before it.
+static inline int tokenize_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink,
+                               void* context) {
+    const size_t n = (size_t)threads;
+    BpeEncoder* encoders = (BpeEncoder*)check_alloc(n, sizeof(BpeEncoder), "encoders");
+    void** tools = (void**)check_alloc(n, sizeof(void*), "encoders");
+    for (size_t i = 0; i < n; i++) {
+        bpe_encoder_open(&encoders[i], bpe);
+        tools[i] = &encoders[i];
+    }
+    const int ok = tokenize_with_(source, tokenize_encode_, tools, n, sink, context);
+    for (size_t i = 0; i < n; i++) {
+        bpe_encoder_close(&encoders[i]);
+    }
+    free(tools);
+    free(encoders);
+    return ok;
+}
+
+// ---- training
+
+typedef struct {
+    BpeTrainer* trainer;
+    int thread;
+} TokenizeCounter_;
+
+static inline void tokenize_count_(TokenizeSlot_* slot, void* tool) {
+    const TokenizeCounter_* counter = (const TokenizeCounter_*)tool;
+    const TextBlock* text = &slot->text;
+    for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
+        const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
+        bpe_trainer_add_by(counter->trainer, counter->thread, text->text + begin, end - begin);
+        begin = end;
+    }
+}
+
+// The same, but adds the pieces of all documents to the trainer, on as many threads as it was opened for.
+static inline int tokenize_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void* context) {
+    const size_t n = (size_t)trainer->threads;
+    TokenizeCounter_* counters = (TokenizeCounter_*)check_alloc(n, sizeof(TokenizeCounter_), "counters");
+    void** tools = (void**)check_alloc(n, sizeof(void*), "counters");
+    for (size_t i = 0; i < n; i++) {
+        counters[i].trainer = trainer;
+        counters[i].thread = (int)i;
+        tools[i] = &counters[i];
+    }
+    const int ok = tokenize_with_(source, tokenize_count_, tools, n, sink, context);
+    free(tools);
+    free(counters);
+    return ok;
 }
 
 #endif

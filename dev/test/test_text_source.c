@@ -129,6 +129,36 @@ static void test_jsonl(void) {
     expect_documents(write_text("b.jsonl", "{}\n"), options, "{}\n");
 }
 
+// texts.bin: for each row uint32 bytes, 0xffffffff of a null, and the bytes
+// (dev/ref/make_parquet_fixtures.py).
+static void test_parquet(void) {
+    const char* path = "dev/ref/fixtures/parquet/pyarrow_groups.parquet";
+    FILE* file = fopen("dev/ref/fixtures/parquet/texts.bin", "rb");
+    EXPECT(file, "run the tests from the top of the repository");
+    static const size_t sizes[] = {50, TEXT_BLOCK_BYTES};
+    for (int i = 0; file && i < 2; i++) {
+        Documents* all = read_all(&path, 1, options_of(sizes[i]));
+        static char text[1 << 16];
+        size_t count = 0;
+        for (uint32_t bytes; fread(&bytes, sizeof(bytes), 1, file) == 1;) {
+            if (bytes != UINT32_MAX && bytes != 0) {
+                EXPECT(fread(text, 1, bytes, file) == bytes && is_document(all, count, text, bytes),
+                       "row %zu: %s", count, all->error);
+                count++;
+            }
+        }
+        EXPECT(all->count == count && count > 50, "%zu of %zu documents", all->count, count);
+        Documents* rest = read_from(&path, 1, options_of(10), all->starts[all->num_blocks / 2]);
+        EXPECT(rest->bytes == all->bytes - all->at_start[all->num_blocks / 2], "%s", rest->error);
+        documents_close(rest);
+        documents_close(all);
+        rewind(file);
+    }
+    if (file) {
+        fclose(file);
+    }
+}
+
 // ---- errors
 
 static void expect_error(const char* path, TextOptions options, const char* wanted) {
@@ -159,6 +189,14 @@ static void test_json_errors(void) {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         expect_error(write_text("bad.jsonl", cases[i].text), options_of(TEXT_BLOCK_BYTES), cases[i].wanted);
     }
+}
+
+static void test_parquet_errors(void) {
+    TextOptions options = options_of(TEXT_BLOCK_BYTES);
+    expect_error(write_text("bad.parquet", "PAR1 is not enough"), options, "bad.parquet: ");
+    expect_error(write_text("bad.parquet.gz", "x"), options, "bad.parquet.gz: Parquet is packed inside");
+    options.field = "none";
+    expect_error("dev/ref/fixtures/parquet/pyarrow_groups.parquet", options, "none|text");
 }
 
 typedef struct {
@@ -366,7 +404,9 @@ int main(void) {
     test_plain();
     test_several();
     test_jsonl();
+    test_parquet();
     test_json_errors();
+    test_parquet_errors();
     test_open_errors();
     test_packing();
     test_cuts(&encoder);
