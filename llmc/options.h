@@ -600,7 +600,7 @@ static inline void options_print_help(FILE* file, const char* program) {
         }
         snprintf(name, sizeof(name), "--%s", row->name);
         snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
-        fprintf(file, "  %-16s%-4s%-30s%-8s", name, alias, option_wanted_(row, buffer),
+        fprintf(file, "  %-16s%-4s%-30s%-7s ", name, alias, option_wanted_(row, buffer),
                 row->type == OPTION_FLAG ? ""
                 : *row->fallback         ? row->fallback
                                          : "''");
