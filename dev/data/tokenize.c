@@ -19,6 +19,8 @@
 #include "llmc/tokenize.h"
 #include "llmc/xxh64.h"
 
+#include <dirent.h>
+
 typedef struct {
     double start_s, shown_s; // times of the clock
     uint64_t start_bytes;    // of the inputs, read by earlier runs
@@ -194,7 +196,7 @@ static int progress_read_inputs(const Run* run, JsonReader* reader) {
         }
     }
     if (ok && more == 0 && n < run->num_inputs) {
-        progress_refuse(run, "the number of inputs", "larger", run->inputs[n - 1]);
+        progress_check_input(run, n, "nothing", 0);
     }
     return ok && more == 0;
 }
@@ -266,18 +268,33 @@ static void check_shards(const Run* run) {
     }
 }
 
-// Both names of each number, until there is neither.
+// Whether a name in the prefix's directory is that of a shard; `base` is the prefix without the directory.
+static int is_shard_of(const char* name, const char* base) {
+    const size_t length = strlen(base);
+    if (strncmp(name, base, length) != 0) {
+        return 0;
+    }
+    const char* rest = name + length;
+    rest += strncmp(rest, "_val_", 5) == 0 ? 5 : strncmp(rest, "_train_", 7) == 0 ? 7 : strlen(rest);
+    const size_t digits = strspn(rest, "0123456789");
+    return digits >= 6 && strcmp(rest + digits, ".bin") == 0;
+}
+
+// All of an earlier run, whatever their number: a pattern of names must find only those of this one.
 static void remove_shards(const Run* run) {
-    unlink(run->progress_path);
-    for (unsigned number = 0, found = 1; found; number++) {
-        static const char* const kinds[2] = {"val", "train"};
-        found = 0;
-        for (int i = 0; i < 2; i++) {
-            char path[PATH_MAX];
-            snprintf(path, sizeof(path), "%s_%s_%06u.bin", run->options.out, kinds[i], number);
-            found += unlink(path) == 0;
+    char directory[PATH_MAX], path[2 * PATH_MAX];
+    const char *out = run->options.out, *base = strrchr(out, '/') ? strrchr(out, '/') + 1 : out;
+    snprintf(directory, sizeof(directory), "%.*s%s", (int)(base - out), out, base == out ? "./" : "");
+    DIR* entries = opendir(directory);
+    CHECK(entries, "%s: cannot open: %s", directory, strerror(errno));
+    for (struct dirent* entry; (entry = readdir(entries)) != NULL;) {
+        if (is_shard_of(entry->d_name, base)) {
+            snprintf(path, sizeof(path), "%s%s", directory, entry->d_name);
+            CHECK(unlink(path) == 0, "%s: cannot remove: %s", path, strerror(errno));
         }
     }
+    closedir(entries);
+    unlink(run->progress_path);
 }
 
 static void resume(Run* run) {
