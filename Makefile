@@ -16,7 +16,14 @@ PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights a
 override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
     $(strip $(OPENMP)) -Wall -Wextra -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
     $(strip $(WERROR)) -D_GNU_SOURCE -MMD -MP
-LDLIBS += -lm
+LDLIBS += -lm -pthread
+
+# Libraries for compressed data, where they are: GZIP, ZSTD and SNAPPY. Without one, what it would read is refused by name.
+HAVE_ZLIB := $(shell printf '#include <zlib.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+HAVE_ZSTD := $(shell printf '#include <zstd.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+HAVE_SNAPPY := $(shell printf '#include <snappy-c.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+override CFLAGS += $(if $(HAVE_ZLIB),-DHAVE_ZLIB) $(if $(HAVE_ZSTD),-DHAVE_ZSTD) $(if $(HAVE_SNAPPY),-DHAVE_SNAPPY)
+LDLIBS += $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ZSTD),-lzstd) $(if $(HAVE_SNAPPY),-lsnappy)
 
 BUILD  ?= build/plain
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
@@ -38,6 +45,9 @@ train_gpt2: $(BUILD)/train_gpt2
 	@rm -f $@ && cp $< $@  # a running program cannot be written over
 
 train_gpt2cu: $(GPU_BUILD)/train_gpt2
+	@rm -f $@ && cp $< $@
+
+tokenize: $(BUILD)/tokenize  ## text, .jsonl or .parquet files to shards of tokens; trains vocabularies
 	@rm -f $@ && cp $< $@
 
 sim: build/sim/$(strip $(PRECISION))/train_gpt2cu  ## the GPU trainer on the simulated GPU: build/sim/PRECISION/train_gpt2cu
@@ -79,10 +89,10 @@ soak:       ## long tests: the built-in run at full length against its floor
 	@dev/test/soak.sh
 
 clean:      ## remove what was built
-	rm -rf build train_gpt2 train_gpt2cu
+	rm -rf build train_gpt2 train_gpt2cu tokenize
 
 # Every program is one source file and the headers it includes.
-vpath %.c . dev/test dev/bench
+vpath %.c . dev/test dev/bench dev/data
 $(BUILD)/%: %.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)

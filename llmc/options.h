@@ -7,11 +7,14 @@ OPTION_TABLE below, so an option is added by one field of Options and one row. O
 value that starts like an option has to be written with the equals sign. Everything is strict: what is
 unknown, malformed, out of range, missing or given twice ends the program with status 2 before any work.
 
+A program with options of its own names a file with its Options and OPTION_TABLE in OPTION_TABLE_FILE, and
+what it takes besides in OPTION_ARGUMENTS, before it includes this one (dev/data/tokenize.c).
+
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
 needs:   check.h, json.h
-defines: Options, OPTION_AUTO, LLMC_VERSION, options_parse, options_given, options_print_help,
-options_print_banner, options_print_config, options_print_json
+defines: Options, OPTION_AUTO, LLMC_VERSION, options_parse, options_parse_arguments, options_given,
+options_print_help, options_print_banner, options_print_config, options_print_json
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -50,6 +53,7 @@ typedef enum {
 // legal. CPU_, GPU_: an option of that trainer alone.
 enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8, CPU_ = 16, GPU_ = 32 };
 
+#ifndef OPTION_TABLE_FILE
 // In the order of the table, which explains them.
 typedef struct {
     const char *train_data, *val_data, *tokenizer;
@@ -88,6 +92,7 @@ typedef struct {
 
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
+#endif
 
 typedef struct {
     const char *group, *name;
@@ -114,6 +119,9 @@ typedef struct {
 #define FLAG_(field) OPTION_FLAG, OPTION_AT_(int, field)
 #define MANY_ 1000000000 // no limit of ours; such a number of tokens, steps or files is a slip of the keys
 
+#ifdef OPTION_TABLE_FILE
+#include OPTION_TABLE_FILE
+#else
 // clang-format off
 static const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
@@ -245,6 +253,7 @@ static const OptionRow OPTION_TABLE[] = {
         "off|on", "print the version, and stop"},
 };
 // clang-format on
+#endif
 #undef INT_
 #undef COUNT_
 #undef SEED_
@@ -258,6 +267,9 @@ static const OptionRow OPTION_TABLE[] = {
 enum { OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) };
 static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
 
+#ifndef OPTION_ARGUMENTS
+#define OPTION_ARGUMENTS "" // what a program takes besides options, for --help
+#endif
 #ifndef OPTIONS_TRAINER
 #define OPTIONS_TRAINER CPU_ // or GPU_: which trainer this is
 #endif
@@ -576,8 +588,9 @@ static inline void option_print_wrapped_(FILE* file, const char* text) {
 }
 
 static inline void options_print_help(FILE* file, const char* program) {
-    fprintf(file, "usage: %s [--name value]...\nAlso --name=value, and -alias value with the short names.\n",
-            program);
+    fprintf(file,
+            "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short names.\n",
+            program, OPTION_ARGUMENTS);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char name[OPTION_NAME_BYTES + 2], alias[8], buffer[OPTION_TEXT_BYTES];
@@ -589,7 +602,7 @@ static inline void options_print_help(FILE* file, const char* program) {
         }
         snprintf(name, sizeof(name), "--%s", row->name);
         snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
-        fprintf(file, "  %-16s%-4s%-30s%-8s", name, alias, option_wanted_(row, buffer),
+        fprintf(file, "  %-16s%-4s%-30s%-7s ", name, alias, option_wanted_(row, buffer),
                 row->type == OPTION_FLAG ? ""
                 : *row->fallback         ? row->fallback
                                          : "''");
@@ -660,8 +673,10 @@ static inline void options_print_json(FILE* file, const Options* options) {
 // ---- the whole ----
 
 // Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
-// for and ends the program. The strings point into argv.
-static inline void options_parse(Options* options, int argc, char** argv) {
+// for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option and
+// returns their number; NULL: there may be none.
+static inline int options_parse_arguments(Options* options, int argc, char** argv, const char** arguments) {
+    int num_arguments = 0;
     const char* program = argc > 0 ? argv[0] : "train_gpt2";
     memset(options, 0, sizeof(*options));
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -670,7 +685,11 @@ static inline void options_parse(Options* options, int argc, char** argv) {
         (void)legal;
     }
     for (int i = 1; i < argc; i++) {
-        i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+        if (arguments && !option_is_name_(argv[i])) {
+            arguments[num_arguments++] = argv[i];
+        } else {
+            i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+        }
     }
     if (options->help) {
         options_print_help(stdout, options_program_name_(program));
@@ -680,6 +699,11 @@ static inline void options_parse(Options* options, int argc, char** argv) {
         options_print_version_(stdout, program);
         exit(EXIT_SUCCESS);
     }
+    return num_arguments;
+}
+
+static inline void options_parse(Options* options, int argc, char** argv) {
+    options_parse_arguments(options, argc, argv, NULL);
 }
 
 // Was this option on the command line? `name` is the long name, without dashes.
