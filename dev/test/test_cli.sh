@@ -278,11 +278,11 @@ test_log() {
     good "a run" "${tiny[@]}" --out run
     check "the first line is the configuration" grep -q '^{"kind":"config","options":{"train-data":""' <(head -n 1 $log)
     check "the last line is the summary" grep -q '^{"kind":"summary","steps":3,' <(tail -n 1 $log)
-    check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"tok_per_s":V,"mfu":V}'
+    check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"data_ms":V,"tok_per_s":V,"mfu":V}'
     check_keys val $log '{"kind":V,"step":V,"loss":V}'
     check_keys sample $log '{"kind":V,"step":V,"text":V}'
     check_keys save $log '{"kind":V,"step":V,"path":V}'
-    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"tok_per_s":V,"peak_mb":V}'
+    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"tok_per_s":V,"data_s":V,"peak_mb":V}'
     check "updates count from 1" [ "$(steps_of train $log)" = "1 2 3 " ]
     check "the first validation is step 0" [ "$(steps_of val $log)" = "0 1 2 3 " ]
     check "a checkpoint at the end" [ "$(values save path $log)" = '"run/step_00000003"' ]
@@ -317,7 +317,7 @@ test_intervals() {
 
 test_data() {
     good "text" "${tiny[@]}" "${text[@]}" --out text
-    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"tok_per_s":V,"peak_mb":V}' # no floor
+    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"tok_per_s":V,"data_s":V,"peak_mb":V}' # no floor
     check "the first loss is log 257" near "$(values val loss text/log.jsonl | head -n 1)" 5.549 0.03
     good "shards" "${tiny[@]}" "${shards[@]}" --out shards
     check "the first loss is log 100" near "$(values val loss shards/log.jsonl | head -n 1)" 4.605 0.03

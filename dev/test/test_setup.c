@@ -186,12 +186,12 @@ static void test_model_file(void) {
 static void test_data(void) {
     Run run = run_open(TEXT "--seq-len 16");
     EXPECT(run.data.kind == DATA_TEXT && run.data.has_tokenizer, "text");
-    EXPECT(run.data.train.count + run.data.val.count == 2001, "a text and its end-of-text token");
-    EXPECT(run.data.val.count == 100, "%zu tokens to validate, wanted 5 %%", run.data.val.count);
+    EXPECT(run.data.train.tokens + run.data.val.tokens == 2001, "a text and its end-of-text token");
+    EXPECT(run.data.val.tokens == 100, "%zu tokens to validate, wanted 5 %%", run.data.val.tokens);
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16 --val-data %/val.bin");
     EXPECT(run.data.kind == DATA_SHARDS && !run.data.has_tokenizer, "shards");
-    EXPECT(run.data.train.count == 1000 && run.data.val.count == 200, "their tokens");
+    EXPECT(run.data.train.tokens == 1000 && run.data.val.tokens == 200, "their tokens");
     run_close(&run);
 
     expect_refused(TEXT "--tokenizer %/tokenizer.bin", 2, "--tokenizer|bytes");
@@ -209,13 +209,13 @@ static void test_data(void) {
 static void test_stories(void) {
     Run run = run_open("--steps 3 --batch 2 --seq-len 16 --total-batch 64 --eval-batches 5");
     EXPECT(run.data.kind == DATA_STORIES && run.data.has_tokenizer, "no data named");
-    EXPECT(run.data.train.count == 3 * 64 + 1, "%zu tokens, none read twice", run.data.train.count);
-    EXPECT(run.data.val.count == 5 * 32 + 1, "%zu tokens to validate", run.data.val.count);
+    EXPECT(run.data.train.tokens == 3 * 64 + 1, "%zu tokens, none read twice", run.data.train.tokens);
+    EXPECT(run.data.val.tokens == 5 * 32 + 1, "%zu tokens to validate", run.data.val.tokens);
     EXPECT(run.cfg.V == run.data.tokenizer.vocab_size && run.cfg.V == run.data.stories->eot + 1, "words");
     EXPECT(setup_eot(&run.data, run.cfg.V) == run.data.stories->eot, "end of text");
     run_close(&run);
     run = run_open("--steps 0 --batch 2 --seq-len 16 --eval-batches 0"); // only validation
-    EXPECT(run.data.train.count == 33 && run.data.val.count == 20 * 32 + 1, "at least a batch");
+    EXPECT(run.data.train.tokens == 33 && run.data.val.tokens == 20 * 32 + 1, "at least a batch");
     run_close(&run);
 }
 
@@ -223,8 +223,9 @@ static void test_stories(void) {
 static void test_stories_seed(void) {
     Run one = run_open("--steps 5 --batch 8 --seq-len 32 --seed 1");
     Run two = run_open("--steps 5 --batch 8 --seq-len 32 --seed 2");
-    EXPECT(memcmp(one.data.train_stories, two.data.train_stories, 2 * one.data.train.count) != 0, "training");
-    EXPECT(memcmp(one.data.val_stories, two.data.val_stories, 2 * one.data.val.count) == 0, "validation");
+    EXPECT(memcmp(one.data.train_stories, two.data.train_stories, 2 * one.data.train.tokens) != 0,
+           "training");
+    EXPECT(memcmp(one.data.val_stories, two.data.val_stories, 2 * one.data.val.tokens) == 0, "validation");
     run_close(&two);
     run_close(&one);
 }
