@@ -15,8 +15,8 @@ PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights a
 # No -ffast-math: NaN and infinity must be seen.
 override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
     $(strip $(OPENMP)) -Wall -Wextra -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
-    $(strip $(WERROR)) -D_GNU_SOURCE -MMD -MP
-LDLIBS += -lm -pthread
+    $(strip $(WERROR)) -D_GNU_SOURCE -pthread -MMD -MP
+LDLIBS += -lm
 
 # Libraries for compressed data, where they are: GZIP, ZSTD and SNAPPY. Without one, what it would read is refused by name.
 HAVE_ZLIB := $(shell printf '#include <zlib.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
@@ -34,7 +34,7 @@ GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute
     head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
 GPU_BUILD = build/cuda/$(GPU_ARCH)-$(strip $(PRECISION))
 NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) -D_GNU_SOURCE -MMD -MP \
-    -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
+    -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
     $(if $(strip $(WERROR)),-Werror all-warnings)
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
 

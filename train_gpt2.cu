@@ -570,6 +570,7 @@ static void run_step(Run* run, int64_t step) {
     }
     const double s = time_now_s() - start_s;
     const double flops = gpt2_flops_per_token(run->model->cfg, o->seq_len) * (double)o->total_batch;
+    log_data_wait(run->log, run->train->wait_s);
     log_train(run->log, step + 1, loss, run->guard.loss_z, norm, run->guard.norm_z, adamw.lr, s * 1e3,
               flops / s / run->peak);
     if (verdict != UPDATE_DO) {
@@ -687,6 +688,11 @@ int main(int argc, char** argv) {
     setup_tokenizer(&data, &options);
     const char* model_path = setup_model_path(&options, path_memory);
     const GPT2Config cfg = setup_model(&options, &data, model_path);
+    if (options.verify_data) {
+        const int status = setup_verify_data(&options);
+        setup_close(&data);
+        return status;
+    }
     setup_data(&data, &options);
     setup_training(&options);
     if (options.print_config) {
@@ -711,16 +717,14 @@ int main(int argc, char** argv) {
     require_memory(cfg, &options);
     log_open(&log, options.out, 0, options.steps, options.total_batch, stdout);
     log_config(&log, print_options_json, &options);
-    dataloader_open(&train_loader, &data.train, options.batch, options.seq_len, (Shuffle)options.shuffle,
-                    options.seed);
-    dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
+    setup_loaders(&train_loader, &val_loader, &data, &options);
     gpt2_open(&model, cfg, &options);
     generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
     gpt2_first_weights(&model, model_path, options.seed);
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
     const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options.tf32);
     printf("data: %zu training tokens, %zu for validation; %s (sm_%d%d), %s, peak %.0f TFLOP/s\n",
-           data.train.count, data.val.count, model.gpu.name, model.gpu.major, model.gpu.minor,
+           data.train.tokens, data.val.tokens, model.gpu.name, model.gpu.major, model.gpu.minor,
            dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
     if (isfinite(floor)) {
         printf(
