@@ -20,7 +20,7 @@ or a line break.
 bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers.
 
 needs:   bpe.h, file.h, json.h
-defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf
+defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_checksum
 */
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H
@@ -32,6 +32,7 @@ defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf
 #include "bpe.h"
 #include "file.h"
 #include "json.h"
+#include "xxh64.h"
 
 #define BPE_BIN_MAGIC_ 20240328
 enum { BPE_BIN_HEADER_BYTES_ = 1024 };
@@ -926,6 +927,20 @@ static inline void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T
     bpe_put_special_tokens_(writer.file);
     fputs("\n}\n", writer.file);
     file_commit(&writer);
+}
+
+// A checksum of all tokens: a vocabulary has the same whatever file it was read from.
+static inline uint64_t bpe_checksum(const Bpe* bpe) {
+    Xxh64 hash;
+    xxh64_open(&hash);
+    xxh64_add(&hash, &bpe->eot, sizeof(bpe->eot));
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        int length;
+        const char* token = bpe_token(bpe, id, &length);
+        xxh64_add(&hash, &length, sizeof(length));
+        xxh64_add(&hash, token, (size_t)length);
+    }
+    return xxh64_value(&hash);
 }
 
 #endif
