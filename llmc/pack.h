@@ -86,32 +86,43 @@ static inline size_t positions_until_(const PositionList_* list, uint64_t positi
 
 // ---- documents
 
-static inline size_t documents_count_u16_(const uint16_t* tokens, size_t n, int eot) {
-    size_t count = 0;
+// In sums as wide as a token, which is what the compiler makes vectors of: at most 2^15 tokens.
+static inline size_t documents_count_u16_(const uint16_t* tokens, size_t n, uint16_t eot) {
+    uint16_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        count = (uint16_t)(count + (tokens[i] == eot));
+    }
+    return count;
+}
+
+static inline size_t documents_count_u32_(const uint32_t* tokens, size_t n, uint32_t eot) {
+    uint32_t count = 0;
     for (size_t i = 0; i < n; i++) {
         count += tokens[i] == eot;
     }
     return count;
 }
 
-static inline size_t documents_count_u32_(const uint32_t* tokens, size_t n, int eot) {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        count += tokens[i] == (uint32_t)eot;
-    }
-    return count;
-}
-
 // End-of-text tokens among n tokens of 2 or 4 bytes.
 static inline size_t documents_count_(const TokenSpan* span, size_t start, size_t n, int eot) {
-    return span->width == 2 ? documents_count_u16_((const uint16_t*)span->tokens + start, n, eot)
-                            : documents_count_u32_((const uint32_t*)span->tokens + start, n, eot);
+    const size_t step = 1 << 15;
+    size_t count = 0;
+    if (span->width == 2 && eot > UINT16_MAX) {
+        return 0;
+    }
+    for (size_t i = 0; i < n; i += step) {
+        const size_t take = n - i < step ? n - i : step;
+        count += span->width == 2
+                     ? documents_count_u16_((const uint16_t*)span->tokens + start + i, take, (uint16_t)eot)
+                     : documents_count_u32_((const uint32_t*)span->tokens + start + i, take, (uint32_t)eot);
+    }
+    return count;
 }
 
 // Writes where they are, plus `base`; looks closely only where there are any.
 static inline void documents_write_(const TokenSpan* span, size_t start, size_t n, int eot, uint64_t base,
                                     uint64_t* out) {
-    const size_t step = 512;
+    const size_t step = 64;
     for (size_t i = 0; i < n; i += step) {
         const size_t end = n - i < step ? n : i + step;
         if (documents_count_(span, start + i, end - i, eot) == 0) {
