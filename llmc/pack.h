@@ -24,7 +24,7 @@ end-of-text token, with target -1. A piece without any target (one last token) i
 Row k of R is found at once, by a table of the pieces (8 bytes each) that is made when the rows are opened.
 
 needs:   check.h, tokens.h
-defines: Pack, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_close
+defines: Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_close
 */
 #ifndef LLMC_PACK_H
 #define LLMC_PACK_H
@@ -33,7 +33,7 @@ defines: Pack, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_close
 #include "tokens.h"
 
 // In the order of --pack.
-typedef enum { PACK_STREAM, PACK_ALIGNED, PACK_BESTFIT, PACK_PAD, PACK_DYNAMIC, PACK_UNIFORM } Pack;
+typedef enum { PACK_STREAM, PACK_ALIGNED, PACK_BESTFIT, PACK_PAD, PACK_DYNAMIC, PACK_UNIFORM } Packing;
 typedef enum { DOCUMENT_MASK_OFF, DOCUMENT_MASK_ON } DocumentMask;
 
 // A growing list of positions.
@@ -44,7 +44,7 @@ typedef struct {
 
 typedef struct {
     const TokenStream* stream; // must stay
-    Pack pack;
+    Packing pack;
     int T, eot;
     uint64_t count;          // R
     PositionList_ documents; // where each begins, ascending, the first at 0; empty if nobody asks
@@ -444,7 +444,7 @@ static inline void rows_bestfit_(Rows* rows) {
 
 // `stream` must stay as it is. `eot` is the end-of-text token, which also fills what is padded. Documents are
 // looked for when they are needed: to be packed, or for a mask.
-static inline void rows_open(Rows* rows, const TokenStream* stream, Pack pack, int T, int eot,
+static inline void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot,
                              DocumentMask mask) {
     memset(rows, 0, sizeof(*rows));
     rows->stream = stream;
