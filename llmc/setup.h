@@ -315,7 +315,7 @@ static inline void setup_files_(RunData* data, const Options* options) {
 
 // Makes the rows. Validation reads in order, where rows sorted by length would show short documents alone.
 static inline void setup_rows_(RunData* data, const Options* options) {
-    const Pack pack = (Pack)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
+    const Packing pack = (Packing)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
     const int eot = setup_eot(data, options->vocab_size);
     if (pack == PACK_UNIFORM && data->train.count > 1) {
         die_usage("--pack uniform is for one source: sequences of %d sources take turns", data->train.count);

@@ -242,7 +242,7 @@ static void write_documents(const char* name) {
 static void test_pack(void) {
     static const struct {
         const char* option;
-        Pack train, val;
+        Packing train, val;
         uint64_t rows;
     } cases[] = {{"--pack stream", PACK_STREAM, PACK_STREAM, 62},
                  {"--pack aligned", PACK_ALIGNED, PACK_ALIGNED, 62},
