@@ -72,7 +72,7 @@ lint:       ## every header alone as C and as C++, with gcc and clang; formattin
 	@dev/test/lint.sh
 
 format:     ## clang-format all sources in place
-	clang-format -i *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/test/*.cu dev/test/*.h
+	clang-format -i *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/test/*.cu dev/test/*.h dev/data/*.h
 
 bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
