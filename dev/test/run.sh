@@ -8,6 +8,7 @@
 #     avx2      256-bit vectors
 #     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
+#     fuzz      readers of files against random ones (fuzz.sh), 5 s each
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers
@@ -140,6 +141,8 @@ fi
 
 build serial build/serial/train_gpt2 OPENMP=
 run serial build/serial/train_gpt2 "${quick_run[@]}"
+
+run fuzz dev/test/fuzz.sh
 
 # ---- the GPU trainer ----
 
