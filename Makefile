@@ -77,7 +77,7 @@ format:     ## clang-format all sources in place
 bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
 
-soak:       ## long tests: the built-in run at full length against its floor
+soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target
 	@dev/test/soak.sh
 
 clean:      ## remove what was built

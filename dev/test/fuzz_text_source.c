@@ -1,11 +1,6 @@
 // fuzz_text_source.c -- random files against the reader of documents: no crash, no read out of bounds, and
-// the same documents or the same error in blocks of any size. Built and run by hand:
-//
-//     clang -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -D_GNU_SOURCE -DHAVE_ZLIB \
-//         -DHAVE_ZSTD -I. dev/test/fuzz_text_source.c -o build/fuzz_text_source -lm -lz -lzstd
-//     build/fuzz_text_source -max_total_time=60 -max_len=4096 CORPUS    (a directory, with some small files)
-//
-// The first byte of the input says which kind of file the rest is.
+// the same documents or the same error in blocks of any size (fuzz.sh). The first byte of the input says which
+// kind of file the rest is.
 #define PACKED_ZSTD_WINDOW 24 // 16 MiB: a file may choose its window
 #include "llmc/text_source.h"
 
