@@ -12,7 +12,7 @@ what it takes besides in OPTION_ARGUMENTS, before it includes this one (dev/data
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
-needs:   check.h, json.h
+needs:   check.h, json.h, unicode_tables.h (its version)
 defines: Options, OPTION_AUTO, LLMC_VERSION, options_parse, options_parse_arguments, options_given,
 options_print_help, options_print_banner, options_print_config, options_print_json
 */
@@ -31,6 +31,7 @@ options_print_help, options_print_banner, options_print_config, options_print_js
 
 #include "check.h"
 #include "json.h"
+#include "unicode_tables.h"
 
 #define LLMC_VERSION "0.1.0"
 #define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
@@ -57,7 +58,7 @@ enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8, CPU_ = 16, GPU_ = 32 };
 // In the order of the table, which explains them.
 typedef struct {
     const char *train_data, *val_data, *tokenizer;
-    int shuffle;
+    int data_format, pack, doc_mask, shuffle;
     uint64_t seed;
 
     const char* model;
@@ -86,9 +87,9 @@ typedef struct {
     int export_dtype, overfit;
 
     int recompute, threads;
-    int gradients, master_weights, tf32, gelu_fusion, autotune, graph, device, gpu_report;
+    int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
-    int plan, print_config, help, version;
+    int plan, verify_data, print_config, help, version;
 
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
@@ -127,11 +128,20 @@ static const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
     {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, 0,                "",
-        "", "what to train on, a glob: .bin token shards, or text files; empty: the built-in stories"},
+        "", "what to train on, a glob: .bin token shards, or text files; A:0.7,B:0.3 mixes sources by weight; empty: "
+        "the built-in stories"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
         "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, 0,                "",
-        "", "turns the tokens of .bin shards into text: llm.c's tokenizer .bin or gpt2.tiktoken"},
+        "", "text of .bin shards' tokens: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory"},
+    {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, 0,                "auto",
+        "auto|nanogpt", "of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare uint16"},
+    {"data",       "pack",          "",   CHOICE_(pack),           0,        0, 0,                "stream",
+        "stream|aligned|bestfit|pad|dynamic|uniform", "how documents become sequences: cut anywhere, from a "
+        "document's beginning, whole ones that fit, or one each, padded to --seq-len, to the longest of a batch, or "
+        "in batches of similar length"},
+    {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, 0,                "off",
+        "off|on", "attention stays inside of a document"},
     {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, 0,                "on",
         "off|on", "read the training data in another random order in each epoch"},
     {"data",       "seed",          "",   SEED_(seed),             0,        0, 0,                "42",
@@ -232,6 +242,8 @@ static const OptionRow OPTION_TABLE[] = {
         "off|on", "round the factors of fp32 products to 10 bits, for tensor cores"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_,             "2",
         "", "GELU inside the matrix products: 0 no, 1 forward, 2 forward and backward"},
+    {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "off",
+        "off|on", "gradients of biases inside the products of the weights' gradients, where cuBLASLt does that"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
         "off|on", "time cuBLASLt's algorithms for each product once, and keep the fastest"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_,             "on",
@@ -243,6 +255,8 @@ static const OptionRow OPTION_TABLE[] = {
 
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, 0,                "off",
         "off|on", "estimate memory, speed and time, and stop"},
+    {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, 0,                "off",
+        "off|on", "check every token of every file, and its checksum if there is a FILE.xxh64, and stop"},
     {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, 0,                "off",
         "off|on", "print every option with its value, and stop"},
     {"other",      "help",          "",   FLAG_(help),             0,        0, 0,                "off",
@@ -566,10 +580,11 @@ static inline void options_print_version_(FILE* file, const char* program) {
 #else
     const char* compiler = "gcc " __VERSION__;
 #endif
-    fprintf(file, "%s %s, compiled by %s\n", options_program_name_(program), LLMC_VERSION, compiler);
+    fprintf(file, "%s %s, Unicode %s, compiled by %s\n", options_program_name_(program), LLMC_VERSION,
+            UNICODE_VERSION, compiler);
 }
 
-enum { OPTION_HELP_COLUMN = 60, OPTION_HELP_WIDTH = 50 };
+enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 60, OPTION_HELP_WIDTH = 50 };
 
 // Prints text in lines of at most OPTION_HELP_WIDTH, broken at blanks, each after the first indented.
 static inline void option_print_wrapped_(FILE* file, const char* text) {
@@ -600,7 +615,10 @@ static inline void options_print_help(FILE* file, const char* program) {
         }
         snprintf(name, sizeof(name), "--%s", row->name);
         snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
-        fprintf(file, "  %-16s%-4s%-30s%-7s ", name, alias, option_wanted_(row, buffer),
+        const char* wanted = option_wanted_(row, buffer);
+        const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest is on a line of its own
+        fprintf(file, "  %-16s%-4s%-*s", name, alias, OPTION_WANTED_WIDTH, wanted);
+        fprintf(file, "%s%*s%-7s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 8, "",
                 row->type == OPTION_FLAG ? ""
                 : *row->fallback         ? row->fallback
                                          : "''");

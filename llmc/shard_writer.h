@@ -2,12 +2,12 @@
 shard_writer.h -- tokens into llm.c's shards: PREFIX_val_000000.bin, PREFIX_train_000001.bin, ...
 
 A shard is a header of 256 int32 (magic, version, number of tokens; the rest 0) and its tokens: uint16 where
-all ids of the vocabulary fit, else uint32 (dataloader.h reads both). The first val_tokens tokens are the
+all ids of the vocabulary fit, else uint32 (tokens.h reads both). The first val_tokens tokens are the
 validation data, cut into shards of their own; the others are for training. A shard has shard_tokens tokens,
 but for the last one of each kind; documents go on from one to the next. Shards are numbered in one row. Each
 is whole or not there (file.h).
 
-needs:   check.h dataloader.h file.h
+needs:   check.h file.h tokens.h
 defines: ShardWriter, shard_writer_open, shard_writer_path, shard_writer_bytes, shard_writer_resume,
 shard_writer_add, shard_writer_close
 */
@@ -15,7 +15,7 @@ shard_writer_add, shard_writer_close
 #define LLMC_SHARD_WRITER_H
 
 #include "check.h"
-#include "dataloader.h"
+#include "tokens.h"
 #include "file.h"
 
 enum {

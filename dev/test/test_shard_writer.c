@@ -19,7 +19,7 @@ static void expect_shard(const char* name, int V, int width, size_t from, size_t
     TokenStream stream;
     const char* path = test_path(name);
     static int got[TOKENS];
-    tokens_open_files(&stream, path, V);
+    tokens_open_files(&stream, path, TOKENS_AUTO, V);
     EXPECT(stream.count == to - from && stream.spans[0].width == width, "%s: %zu tokens of %d bytes", name,
            stream.count, stream.spans[0].width);
     tokens_fill(&stream, 0, to - from, got);
