@@ -97,8 +97,8 @@ static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, si
     const int result = inflate(stream, Z_NO_FLUSH);
     CHECK(result != Z_MEM_ERROR, "%s: no memory to unpack gzip", file->path);
     if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) { // Z_BUF_ERROR: nothing to do
-        return error_set(file->error, file->path, "damaged, or no gzip data, near byte %llu of the file: %s",
-                         (unsigned long long)(file->read_bytes - stream->avail_in),
+        return error_set(file->error, file->path, "damaged, or no gzip data, in its first %llu bytes: %s",
+                         (unsigned long long)file->read_bytes,
                          stream->msg ? stream->msg : "a dictionary is wanted");
     }
     *got = most - stream->avail_out;
@@ -139,9 +139,9 @@ static inline int packed_step_zstd_(PackedFile* file, void* out, size_t room, si
     ZSTD_outBuffer output = {out, room, 0};
     const size_t result = ZSTD_decompressStream(file->zstd, &output, &input);
     if (ZSTD_isError(result)) {
-        return error_set(
-            file->error, file->path, "damaged, or no Zstandard data, near byte %llu of the file: %s",
-            (unsigned long long)(file->read_bytes - (file->end - file->at)), ZSTD_getErrorName(result));
+        return error_set(file->error, file->path,
+                         "damaged, or no Zstandard data, in its first %llu bytes: %s",
+                         (unsigned long long)file->read_bytes, ZSTD_getErrorName(result));
     }
     *got = output.pos;
     file->at += input.pos;
