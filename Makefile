@@ -76,7 +76,7 @@ lint:       ## every header alone as C and as C++, with gcc and clang; formattin
 	@dev/test/lint.sh
 
 format:     ## clang-format all sources in place
-	clang-format -i *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/test/*.cu dev/bench/*.cu dev/test/*.h
+	clang-format -i *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/test/*.cu dev/bench/*.cu dev/test/*.h dev/data/*.h
 
 bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
@@ -85,7 +85,7 @@ bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on 
 	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
 	$(GPU_BUILD)/bench_gpu --model d48 --batch 16
 
-soak:       ## long tests: the built-in run at full length against its floor
+soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target
 	@dev/test/soak.sh
 
 clean:      ## remove what was built

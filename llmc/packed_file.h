@@ -16,7 +16,7 @@ file).
 
 needs:   check.h; zlib for .gz (HAVE_ZLIB), libzstd for .zst (HAVE_ZSTD)
 defines: PackedFile, PackedKind, packed_kind, packed_name_bytes, packed_open, packed_read, packed_skip,
-packed_close, packed_describe
+packed_close
 */
 #ifndef LLMC_PACKED_FILE_H
 #define LLMC_PACKED_FILE_H
@@ -35,6 +35,9 @@ packed_close, packed_describe
 #include "check.h"
 
 enum { PACKED_BUFFER_ = 1 << 18 }; // bytes read from a packed file at a time
+#ifndef PACKED_ZSTD_WINDOW
+#define PACKED_ZSTD_WINDOW 31 // log2 of the largest window in bytes: what `zstd --long=31` writes
+#endif
 
 typedef enum { PACKED_NOT, PACKED_GZIP, PACKED_ZSTD } PackedKind;
 
@@ -55,19 +58,6 @@ typedef struct {
     ZSTD_DStream* zstd;
 #endif
 } PackedFile;
-
-// The libraries that this program was built with, for --version.
-static inline const char* packed_describe(void) {
-#if defined(HAVE_ZLIB) && defined(HAVE_ZSTD)
-    return "zlib " ZLIB_VERSION ", zstd " ZSTD_VERSION_STRING;
-#elif defined(HAVE_ZLIB)
-    return "zlib " ZLIB_VERSION ", no zstd";
-#elif defined(HAVE_ZSTD)
-    return "no zlib, zstd " ZSTD_VERSION_STRING;
-#else
-    return "no zlib, no zstd";
-#endif
-}
 
 static inline int packed_ends_in_(const char* path, const char* ending) {
     const size_t length = strlen(path), ending_length = strlen(ending);
@@ -107,8 +97,8 @@ static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, si
     const int result = inflate(stream, Z_NO_FLUSH);
     CHECK(result != Z_MEM_ERROR, "%s: no memory to unpack gzip", file->path);
     if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) { // Z_BUF_ERROR: nothing to do
-        return error_set(file->error, file->path, "damaged, or no gzip data, near byte %llu of the file: %s",
-                         (unsigned long long)(file->read_bytes - stream->avail_in),
+        return error_set(file->error, file->path, "damaged, or no gzip data, in its first %llu bytes: %s",
+                         (unsigned long long)file->read_bytes,
                          stream->msg ? stream->msg : "a dictionary is wanted");
     }
     *got = most - stream->avail_out;
@@ -137,10 +127,9 @@ static inline void packed_close_gzip_(PackedFile* file) { (void)file; }
 
 #ifdef HAVE_ZSTD
 static inline int packed_open_zstd_(PackedFile* file) {
-    const int largest_window = 31; // log2 of bytes: what `zstd --long=31` writes
     file->zstd = ZSTD_createDStream();
     CHECK(file->zstd &&
-              !ZSTD_isError(ZSTD_DCtx_setParameter(file->zstd, ZSTD_d_windowLogMax, largest_window)),
+              !ZSTD_isError(ZSTD_DCtx_setParameter(file->zstd, ZSTD_d_windowLogMax, PACKED_ZSTD_WINDOW)),
           "%s: no memory to unpack Zstandard", file->path);
     return 1;
 }
@@ -150,9 +139,9 @@ static inline int packed_step_zstd_(PackedFile* file, void* out, size_t room, si
     ZSTD_outBuffer output = {out, room, 0};
     const size_t result = ZSTD_decompressStream(file->zstd, &output, &input);
     if (ZSTD_isError(result)) {
-        return error_set(
-            file->error, file->path, "damaged, or no Zstandard data, near byte %llu of the file: %s",
-            (unsigned long long)(file->read_bytes - (file->end - file->at)), ZSTD_getErrorName(result));
+        return error_set(file->error, file->path,
+                         "damaged, or no Zstandard data, in its first %llu bytes: %s",
+                         (unsigned long long)file->read_bytes, ZSTD_getErrorName(result));
     }
     *got = output.pos;
     file->at += input.pos;

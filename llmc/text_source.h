@@ -274,6 +274,7 @@ static inline int text_row_(TextSource* source, const char** row, size_t* bytes)
 static inline int text_cut_record_(TextSource* source, char** record, size_t* bytes) {
     const char* delimiter = source->format == TEXT_PLAIN ? source->options.separator : "\n";
     const size_t delimiter_bytes = strlen(delimiter);
+    text_reserve((void**)&source->window, &source->window_room, TEXT_READ_BYTES_, 1); // never NULL below
     for (size_t searched = 0, got;;) {
         const size_t there = source->end - source->begin, from = searched;
         char *first = source->window + source->begin, *found = NULL;

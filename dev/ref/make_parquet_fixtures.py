@@ -1,6 +1,6 @@
 """Writes dev/ref/fixtures/parquet: one table as different programs and options write it, and its texts.
 
-    pip install pyarrow polars duckdb
+    pip install pyarrow==26.0.1 polars==2.1.0 duckdb==2.0.0
     python dev/ref/make_parquet_fixtures.py
 
 texts.bin: for each row of the table uint32 bytes and the bytes; a null has 0xffffffff and no bytes. Every

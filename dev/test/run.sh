@@ -8,6 +8,8 @@
 #     avx2      256-bit vectors
 #     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
+#     get_data  downloads, from a server on this machine (test_get_data.sh)
+#     fuzz      readers of files against random ones (fuzz.sh), 5 s each
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), and ./tokenize (test_tokenize.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers
@@ -142,6 +144,9 @@ fi
 
 build serial build/serial/train_gpt2 OPENMP=
 run serial build/serial/train_gpt2 "${quick_run[@]}"
+
+run get_data dev/test/test_get_data.sh
+run fuzz dev/test/fuzz.sh
 
 # ---- the GPU trainer ----
 
