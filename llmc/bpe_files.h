@@ -50,6 +50,8 @@ static inline BpeFile_ bpe_read_(const char* path) {
     CHECK(stat(path, &info) == 0, "%s: cannot open the tokenizer: %s", path, strerror(errno));
     CHECK(S_ISREG(info.st_mode), "%s: not a regular file, wanted a tokenizer", path);
     CHECK(info.st_size > 0, "%s: empty file, wanted a tokenizer", path);
+    CHECK(info.st_size <= INT_MAX, "%s: %lld bytes, wanted a tokenizer, at most %d", path,
+          (long long)info.st_size, INT_MAX);
     FILE* stream = fopen(path, "rb");
     CHECK(stream, "%s: cannot open the tokenizer: %s", path, strerror(errno));
     const BpeFile_ file = {path, (unsigned char*)check_alloc((size_t)info.st_size, 1, path),
@@ -109,8 +111,7 @@ static inline int bpe_ends_in_(const char* path, const char* ending) {
     return length >= end && strcmp(path + length - end, ending) == 0;
 }
 
-// ---- llm.c's tokenizer: a header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8 length,
-// bytes)
+// ---- llm.c's tokenizer .bin: a header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8, bytes)
 
 // Returns 0, with the reason, if two tokens are the same; their bytes are there nevertheless.
 static inline int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
@@ -855,7 +856,14 @@ typedef struct {
 static inline void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) {
     unsigned char order[256];
     uint16_t spelling[256];
+    int merges = 0;
     bpe_spelled_bytes_(order, spelling);
+    for (size_t i = 0; i < (size_t)1 << bpe->hash_bits; i++) {
+        merges += bpe->by_pair[i] != 0;
+    }
+    CHECK(merges == bpe->vocab_size - 257,
+          "%s: %d merges for %d tokens: these can only be decoded, not written", path, merges,
+          bpe->vocab_size);
     CHECK(needs == BPE_ALL_ || needs == BPE_255_BYTES_ || bpe->eot == bpe->vocab_size - 1,
           "%s: end-of-text is id %d of %d, and this format has it last", path, bpe->eot, bpe->vocab_size);
     for (int id = 0; needs == BPE_GPT2_ORDER_ && id < 256; id++) {

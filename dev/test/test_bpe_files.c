@@ -351,6 +351,14 @@ static Bpe open_reordered(void) {
     return bpe;
 }
 
+// Opens a .bin that does not encode, and writes it.
+static void rewrite_odd(const void* path) {
+    char error[ERROR_BYTES];
+    Bpe bpe;
+    bpe_open_tokens(&bpe, (const char*)path, error);
+    bpe_write(&bpe, test_path("again.bin"));
+}
+
 static void test_round_trips(const Bpe* bpe) {
     for (int i = 0; i < NUM_FORMATS; i++) {
         bpe_write(bpe, test_path(FORMATS[i]));
@@ -376,6 +384,8 @@ static void test_write_errors(void) {
     EXPECT(write_dies(&bpe, "none/new.bin", "none/new.bin: cannot write: No such file"), "");
     EXPECT(write_dies(&bpe, "new.json", "new.json: wanted a name that ends in"), "");
     bpe_close(&bpe);
+    EXPECT(test_dies(rewrite_odd, test_path("odd.bin"), EXIT_FAILURE, "again.bin: 0 merges for 4 tokens"),
+           "");
 
     const int a = 'a' - '!', doubling[8][2] = {{a, a},     {256, 256}, {257, 257}, {258, 258},
                                                {259, 259}, {260, 260}, {261, 261}, {262, 262}};
