@@ -138,7 +138,8 @@ static inline void setup_tokenizer(RunData* data, const Options* options) {
         if (options->tokenizer[0]) {
             setup_file_tokenizer_(data, options);
         }
-        CHECK(!is_text || data->tokenizer.encoder, "%s: %s", options->tokenizer, data->tokenizer.decode_only);
+        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded, only decoded: %s",
+              data->tokenizer.decode_only);
     }
 }
 

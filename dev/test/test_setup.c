@@ -196,7 +196,7 @@ static void test_data(void) {
     EXPECT(run.data.train.tokens == 1000 && run.data.val.tokens == 200, "their tokens");
     run_close(&run);
 
-    expect_refused(TEXT "--tokenizer %/tokenizer.bin", 2, "--tokenizer|bytes");
+    expect_refused(TEXT "--tokenizer %/tokenizer.bin", 1, "tokenizer.bin|encode");
     expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|words");
     expect_refused(SHARDS "--tokenizer %/none.bin", 1, "none.bin|tokenizer");
     expect_refused("--val-data %/val.bin --steps 1", 2, "--val-data|--train-data");
