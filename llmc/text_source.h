@@ -28,7 +28,8 @@ Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB
 
 needs:   check.h json.h packed_file.h parquet.h unicode_tables.h
 defines: TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, TextSource, text_source_open,
-text_source_seek, text_source_next, text_source_close, text_source_is_plain, text_reserve, TEXT_BLOCK_BYTES
+text_source_seek, text_source_next, text_source_read_bytes, text_source_close, text_source_is_plain,
+text_reserve, TEXT_BLOCK_BYTES
 */
 #ifndef LLMC_TEXT_SOURCE_H
 #define LLMC_TEXT_SOURCE_H
@@ -222,13 +223,15 @@ static inline void text_close_file_(TextSource* source) {
     }
 }
 
-// Bytes of the open file that were read; of a Parquet file, what its rows are on average.
-static inline uint64_t text_read_bytes_(const TextSource* source) {
-    if (source->format != TEXT_PARQUET) {
-        return source->file.read_bytes;
+// Bytes of all files that were read or stepped over, as they are on the disk; of a Parquet file, what its
+// rows are on average.
+static inline uint64_t text_source_read_bytes(const TextSource* source) {
+    if (source->is_open && source->format == TEXT_PARQUET) {
+        const double rows = (double)parquet_rows(&source->parquet);
+        const double share = rows > 0 ? (double)source->records / rows : 0;
+        return source->read_before + (uint64_t)(share * (double)source->file_bytes[source->at.file]);
     }
-    const double rows = (double)parquet_rows(&source->parquet);
-    return (uint64_t)((double)source->file_bytes[source->at.file] * (double)source->records / rows);
+    return source->read_before + (source->is_open ? source->file.read_bytes : 0);
 }
 
 static inline void text_next_file_(TextSource* source) {
@@ -493,7 +496,7 @@ static inline int text_source_next(TextSource* source, TextBlock* block) {
         while (more > 0 && block->bytes < wanted) {
             more = text_append_(source, block, wanted - block->bytes);
         }
-        block->read_bytes = source->read_before + (source->is_open ? text_read_bytes_(source) : 0);
+        block->read_bytes = text_source_read_bytes(source);
         if (more < 0) {
             return -1;
         }

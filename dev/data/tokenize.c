@@ -59,13 +59,14 @@ static void screen_show(Screen* screen, const TextSource* source, uint64_t read_
         return;
     }
     screen->shown_s = now_s;
-    char eta[64] = "?";
     const double read = (double)(read_bytes - screen->start_bytes);
-    if (read_bytes <= source->total_bytes && read > 0) {
+    char of_all[64] = "", eta[64] = "?";
+    if (0 < read && read_bytes <= source->total_bytes) { // not from standard input
+        snprintf(of_all, sizeof(of_all), " of %.1f", 1e-6 * (double)source->total_bytes);
         log_duration_((double)(source->total_bytes - read_bytes) / read * spent_s, eta);
     }
-    fprintf(stderr, "%s%.1f of %.1f MB read | %.1f MB/s of text | %.2f M tokens | eta %s%s",
-            screen->is_terminal ? "\r" : "", 1e-6 * (double)read_bytes, 1e-6 * (double)source->total_bytes,
+    fprintf(stderr, "%s%.1f%s MB read | %.1f MB/s of text | %.2f M tokens | eta %s%s",
+            screen->is_terminal ? "\r" : "", 1e-6 * (double)read_bytes, of_all,
             1e-6 * (double)screen->text_bytes / spent_s, 1e-6 * (double)screen->ids, eta,
             screen->is_terminal ? "\033[K" : "\n");
 }
@@ -135,7 +136,7 @@ __attribute__((noreturn)) static void progress_refuse(const Run* run, const char
 
 static int progress_read_options(const Run* run, JsonReader* reader) {
     const char *key, *value;
-    int more, ok = json_take(reader, '{');
+    int more = 0, ok = json_take(reader, '{');
     for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
         char name[OPTION_NAME_BYTES + 2], buffer[OPTION_TEXT_BYTES], sum[17];
         ok = json_string(reader, &value);
@@ -190,7 +191,7 @@ static int progress_read_inputs(const Run* run, JsonReader* reader) {
 static int progress_read(Run* run, JsonReader* reader) {
     const char* key;
     size_t shards = 0, tokens, document = 0, offset = 0, file = 0, skip = 0;
-    int more, ok = json_take(reader, '{');
+    int more = 0, ok = json_take(reader, '{');
     for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
         ok = strcmp(key, "options") == 0    ? progress_read_options(run, reader)
              : strcmp(key, "inputs") == 0   ? progress_read_inputs(run, reader)
@@ -360,7 +361,7 @@ static void write_shards(Run* run) {
         fflush(stdout);
         CHECK(text_source_seek(&run->source, run->start), "%s", run->source.error);
     }
-    screen_open(&run->screen, run->source.read_before);
+    screen_open(&run->screen, text_source_read_bytes(&run->source));
     CHECK(tokenize_run(&run->source, &run->bpe, run->threads, sink_shards, run), "%s", run->source.error);
     shard_writer_close(&run->shards);
     const TextPosition end = {run->num_inputs, 0, 0};
