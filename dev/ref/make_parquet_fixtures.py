@@ -184,6 +184,16 @@ def write_hand_files():
         page(2, len(words), words, {7: {1: 40, 2: 0}}), data_page(8, b"\6" + varint(8 << 1) + b"\x28", encoding=8),
     ], 8, 0, required)  # fmt: skip
     write_hand("bad_no_dictionary", [data_page(8, b"\6" + varint(8 << 1) + b"\1", encoding=8)], 8, 0, required)
+    deltas = varint(128) + varint(4) + varint(2)  # a block, its miniblocks, numbers
+    prefixes = deltas + b"\0" + varint(2 << 1) + b"\0\0\0\0"  # 0 2: more than the text before has
+    lengths = deltas + varint(1 << 1) + b"\0" + b"\0\0\0\0"  # 1 1
+    write_hand("bad_prefix", [data_page(2, prefixes + lengths + b"ab", encoding=7)], 2, 0, required)
+    short = deltas + varint(1 << 1) + b"\0" + b"\x08\0\0\0" + b"\1" * 12  # the miniblock has 32 bytes
+    write_hand("bad_lengths", [data_page(2, short, encoding=6)], 2, 0, required)
+    longer = page(0, 41, plain(range(8)) + b"x", {5: {1: 8, 2: 0, 3: 3, 4: 3}})[:-1]
+    write_hand("bad_stored", [longer], 8, 0, required)
+    many = page(2, len(words), words, {7: {1: 1 << 30, 2: 0}})
+    write_hand("bad_dictionary", [many, data_page(8, b"\6" + varint(8 << 1) + b"\1", encoding=8)], 8, 0, required)
     write_hand("bad_encoding", [data_page(8, plain(range(8)), encoding=9)], 8, 0, required)
     write_hand("bad_size", [page(0, 1 << 30, plain(range(8)), {5: {1: 8, 2: 0, 3: 3, 4: 3}})], 8, 0, required)
 

@@ -213,6 +213,10 @@ static void test_refused_pages(void) {
         {"bad_missing", "page 1: not there: the row group ends with 1 rows missing"},
         {"bad_index", "page 1: damaged: an index is beyond the dictionary"},
         {"bad_no_dictionary", "page 0: indices without a dictionary"},
+        {"bad_prefix", "page 0: damaged: a prefix is longer than the value before"},
+        {"bad_lengths", "page 0: damaged lengths: lengths end too early"},
+        {"bad_stored", "page 0: 41 bytes, 41 when decompressed, in 40 bytes of pages"},
+        {"bad_dictionary", "page 0: a dictionary of 1073741824 values in 230 bytes"},
         {"bad_encoding", "page 0: encoding 9, wanted PLAIN (0)"},
         {"bad_size", "page 0: 40 bytes cannot become 1073741824 by UNCOMPRESSED"},
     };
