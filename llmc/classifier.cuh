@@ -5,7 +5,7 @@ The maximum and the sum of exponentials of a row are found in one pass (Milakov 
 normalizer calculation for softmax", 2018). The backward pass needs the row a second time: it keeps a copy in
 shared memory if a block can have that much, which saves reading it again; the results are the same.
 
-NaN or +infinity among the logits gives a loss of NaN.
+NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 
 needs:   classifier.h gpu.cuh
 defines: classifier_loss, classifier_backward, classifier_loss_bytes, classifier_backward_bytes
@@ -88,6 +88,14 @@ template <int WIDTH, class T> __device__ inline ClassifierSum_ classifier_row_(T
     return all;
 }
 
+// The whole block makes a row zero.
+template <class T, int WIDTH> __device__ inline void classifier_clear_(T* row, int Vp) {
+    for (int v = threadIdx.x * WIDTH; v < Vp; v += blockDim.x * WIDTH) {
+        const Pack<T> zeros = {};
+        classifier_store_<WIDTH>(row + v, zeros.element);
+    }
+}
+
 // A block per row.
 // grid   N      block   up to 1024      shared   those of block_sum and block_max
 // moves  N*V in, N fp32 out. Bound by memory.
@@ -97,9 +105,14 @@ template <class T, int WIDTH>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     classifier_loss_kernel(float* loss, const T* logits, const int* target, int V, int Vp) {
     const T* row = logits + (size_t)blockIdx.x * Vp;
+    const int hit = target[blockIdx.x];
+    if (hit == NO_TARGET) {
+        loss[blockIdx.x] = 0.0f;
+        return;
+    }
     const ClassifierSum_ s = classifier_row_<WIDTH>((T*)NULL, row, V);
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = logf(s.sum) + s.max - to_float(row[target[blockIdx.x]]);
+        loss[blockIdx.x] = logf(s.sum) + s.max - to_float(row[hit]);
     }
 }
 
@@ -118,6 +131,11 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     SMEM_DYNAMIC(T, copy);
     T* row = logits + (size_t)blockIdx.x * Vp;
     const int hit = target[blockIdx.x];
+    if (hit == NO_TARGET) {
+        classifier_clear_<T, WIDTH>(row, Vp);
+        loss[blockIdx.x] = 0.0f;
+        return;
+    }
     const float target_logit = to_float(row[hit]);
     const ClassifierSum_ s = classifier_row_<WIDTH>(keep ? copy : (T*)NULL, row, V);
     const float factor = scale / s.sum;
