@@ -88,14 +88,6 @@ template <int WIDTH, class T> __device__ inline ClassifierSum_ classifier_row_(T
     return all;
 }
 
-// The whole block makes a row zero.
-template <class T, int WIDTH> __device__ inline void classifier_clear_(T* row, int Vp) {
-    for (int v = threadIdx.x * WIDTH; v < Vp; v += blockDim.x * WIDTH) {
-        const Pack<T> zeros = {};
-        classifier_store_<WIDTH>(row + v, zeros.element);
-    }
-}
-
 // A block per row.
 // grid   N      block   up to 1024      shared   those of block_sum and block_max
 // moves  N*V in, N fp32 out. Bound by memory.
@@ -131,12 +123,8 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     SMEM_DYNAMIC(T, copy);
     T* row = logits + (size_t)blockIdx.x * Vp;
     const int hit = target[blockIdx.x];
-    if (hit == NO_TARGET) {
-        classifier_clear_<T, WIDTH>(row, Vp);
-        loss[blockIdx.x] = 0.0f;
-        return;
-    }
-    const float target_logit = to_float(row[hit]);
+    V = hit == NO_TARGET ? 0 : V; // a row that does not count is nothing but padding
+    const float target_logit = V ? to_float(row[hit]) : 0.0f;
     const ClassifierSum_ s = classifier_row_<WIDTH>(keep ? copy : (T*)NULL, row, V);
     const float factor = scale / s.sum;
     const T* again = keep ? copy : row;
@@ -154,7 +142,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
         classifier_store_<WIDTH>(row + v, x.element);
     }
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = logf(s.sum) + s.max - target_logit;
+        loss[blockIdx.x] = V ? logf(s.sum) + s.max - target_logit : 0.0f;
     }
 }
 

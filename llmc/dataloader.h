@@ -328,7 +328,9 @@ typedef enum { SHUFFLE_OFF, SHUFFLE_ON } Shuffle;
 
 typedef struct {
     const int *inputs, *targets; // (B, T) each; the loader's, valid until its next batch
+    const int* starts;           // (B, T) where in its row each token's document begins; NULL: not known
     int B, T;
+    int counted; // targets that are tokens
 } Batch;
 
 typedef struct {
@@ -379,7 +381,7 @@ static inline Batch dataloader_next(Dataloader* loader) {
         tokens_fill(&loader->stream, start, T, loader->inputs + b * T);
         tokens_fill(&loader->stream, start + 1, T, loader->targets + b * T);
     }
-    const Batch batch = {loader->inputs, loader->targets, loader->B, loader->T};
+    const Batch batch = {loader->inputs, loader->targets, NULL, loader->B, loader->T, loader->B * loader->T};
     return batch;
 }
 

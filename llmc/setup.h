@@ -12,7 +12,7 @@ and must agree with a file. Everything is checked here, before any memory for th
 
 needs:   adamw.h check.h dataloader.h gpt2.h model_file.h options.h schedule.h stories.h tokenizer.h
 defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_data, setup_training, setup_adamw,
-setup_eval_batches, setup_floor, setup_eot, setup_prompt, setup_close
+setup_batch, setup_eval_batches, setup_floor, setup_eot, setup_prompt, setup_close
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -173,6 +173,14 @@ static inline void setup_batch_(Options* options) {
         die_usage("--total-batch is %lld tokens; wanted a multiple of --batch %d x --seq-len %d = %lld",
                   (long long)options->total_batch, options->batch, options->seq_len, (long long)micro);
     }
+}
+
+// The next batch, with the beginnings of documents if attention is to stay inside of them.
+static inline Batch setup_batch(Dataloader* loader, int doc_mask) {
+    Batch batch = dataloader_next(loader);
+    CHECK(!doc_mask || batch.starts, "--doc-mask on: this data does not tell where documents begin");
+    batch.starts = doc_mask ? batch.starts : NULL;
+    return batch;
 }
 
 // Micro-batches of a validation: --eval-batches, but no more than there are.
