@@ -70,6 +70,7 @@ typedef struct {
     GPT2Config cfg;
     int B, T;         // micro-batches up to B sequences of up to T tokens
     int recompute;    // level, 0 to 3: which activations the backward pass computes again
+    int autotune;     // time algorithms of products
     int use_graph;    // replay micro-steps
     DType grad_dtype; // of the parameters' gradients
     uint64_t seed;    // of stochastic rounding
@@ -133,6 +134,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = o->recompute;
+    model->autotune = o->autotune;
     model->use_graph = o->graph;
     model->seed = o->seed;
     model->grad_dtype = o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
@@ -285,6 +287,8 @@ static void gpt2_forward(GPT2* model, int B, int T, int first) {
     const GPT2Config cfg = model->cfg;
     const int C = cfg.C, N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
+    // Only the products of full micro-batches are worth timing.
+    model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T && first == 0;
     const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
     encoder_forward(a.encoded, model->batches.tokens + first, model->params.wte, model->params.wpe, B,
                     T - first, first, C, &model->gpu);
@@ -447,23 +451,11 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, int B, int T, float dloss
     return executable;
 }
 
-// A smaller batch than the others: of a shape that seldom comes again, not worth an algorithm or a graph of
-// its own.
-static void micro_step_small(GPT2* model, int B, int T, float dloss, GradientMode mode) {
-    const int autotune = model->matmul.settings.autotune;
-    model->matmul.settings.autotune = 0;
-    micro_step_work(model, B, T, dloss, mode);
-    model->matmul.settings.autotune = autotune;
-}
-
 // Forward and backward on the batch in the queue: sets the gradients and the loss, or adds to them.
 static void gpt2_micro_step(GPT2* model, int B, int T, float dloss, GradientMode mode) {
     MicroStepGraph* step = &model->graphs[mode];
-    if (B != model->B || T != model->T) {
-        micro_step_small(model, B, T, dloss, mode);
-        return;
-    }
-    if (!model->use_graph || step->times++ == 0) {
+    const int is_full = B == model->B && T == model->T; // only those come again and again, and have a graph
+    if (!model->use_graph || !is_full || step->times++ == 0) {
         micro_step_work(model, B, T, dloss, mode);
         return;
     }
@@ -527,12 +519,10 @@ static double evaluate(GPT2* model, Dataloader* val, int64_t batches, int doc_ma
 // The logits of the next token, for the generator; level 3 of --recompute keeps no keys and values.
 static const float* next_logits(void* model_, const int* ids, int known, int seen) {
     GPT2* model = (GPT2*)model_;
-    const int autotune = model->matmul.settings.autotune, Vp = model->cfg.Vp;
-    model->matmul.settings.autotune = 0; // not worth it for shapes that come up here
+    const int Vp = model->cfg.Vp;
     batch_queue_push(&model->batches, ids, NULL, NULL, (size_t)known);
     gpt2_forward(model, 1, known, model->recompute == 3 ? 0 : seen);
     gpt2_logits(model, known - 1, 1);
-    model->matmul.settings.autotune = autotune;
     CUDA_CHECK(cudaMemcpyAsync(model->logits_pinned, model->acts.logits, (size_t)Vp * sizeof(floatX),
                                cudaMemcpyDeviceToHost, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
