@@ -53,7 +53,7 @@ enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8, CPU_ = 16, GPU_ = 32 };
 // In the order of the table, which explains them.
 typedef struct {
     const char *train_data, *val_data, *tokenizer;
-    int shuffle, doc_mask;
+    int doc_mask, shuffle;
     uint64_t seed;
 
     const char* model;
@@ -124,10 +124,10 @@ static const OptionRow OPTION_TABLE[] = {
         "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, 0,                "",
         "", "turns the tokens of .bin shards into text: llm.c's tokenizer .bin or gpt2.tiktoken"},
-    {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, 0,                "on",
-        "off|on", "read the training data in another random order in each epoch"},
     {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, 0,                "off",
         "off|on", "attention stays inside of a document"},
+    {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, 0,                "on",
+        "off|on", "read the training data in another random order in each epoch"},
     {"data",       "seed",          "",   SEED_(seed),             0,        0, 0,                "42",
         "", "of the first weights, the order of the data and the samples"},
 
