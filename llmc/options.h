@@ -82,7 +82,7 @@ typedef struct {
     int export_dtype, overfit;
 
     int recompute, threads;
-    int gradients, master_weights, tf32, gelu_fusion, autotune, graph, device, gpu_report;
+    int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
     int plan, print_config, help, version;
 
@@ -224,6 +224,8 @@ static const OptionRow OPTION_TABLE[] = {
         "off|on", "round the factors of fp32 products to 10 bits, for tensor cores"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_,             "2",
         "", "GELU inside the matrix products: 0 no, 1 forward, 2 forward and backward"},
+    {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "off",
+        "off|on", "gradients of biases inside the products of the weights' gradients, where cuBLASLt does that"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
         "off|on", "time cuBLASLt's algorithms for each product once, and keep the fastest"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_,             "on",
