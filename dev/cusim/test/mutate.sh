@@ -13,14 +13,12 @@
 # complained; tsan; hang). At the end the survivors; the exit status is 1 if there are any but those whose line says
 # `// redundant: why`, or if one of these is noticed after all. A survivor is a wait that no test needs, or one that is
 # not needed: look at it. A mutant takes a build and a run or two of the test, a survivor two builds and five runs.
-# MUTATE_MODES names the modes to use, MUTATE_UNDER a command (nice) to put builds and runs under. The sources here are
-# not touched: all of it happens in a copy.
+# MUTATE_MODES names the modes to use. The sources here are not touched: all of it happens in a copy.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 
 modes=(${MUTATE_MODES:-up down random greedy tsan})
-under=(${MUTATE_UNDER:-})
 waits='__syncthreads|__syncwarp|__threadfence|__threadfence_block|[a-z_0-9]+_wait_'
 waits+='|[a-z_0-9]*(barrier|mbar|bar|copy|async|group|wgmma)[a-z_0-9]*_(wait|sync)[a-z_0-9]*'
 waits+='|cudaStreamWaitEvent|cudaStreamSynchronize|cudaEventSynchronize|cudaDeviceSynchronize'
@@ -81,7 +79,7 @@ verdict_of() {
 build() {
     local c_sources=()
     grep -q '"dev/test/reference.h"' "$1" && c_sources=(dev/test/reference.c)
-    "${under[@]}" "$copy/dev/cusim/build.sh" "$1" "$2" test "${c_sources[@]}" >"$copy/output" 2>&1
+    "$copy/dev/cusim/build.sh" "$1" "$2" test "${c_sources[@]}" >"$copy/output" 2>&1
 }
 
 # noticed_by TEST: who is the first to notice that something is wrong in the copy.
@@ -96,7 +94,7 @@ noticed_by() {
         fi
         { # the braces keep the shell from saying "Aborted"
             # shellcheck disable=SC2046 # two variables
-            (cd "$copy" && exec env $(environment_of "$mode") "${under[@]}" timeout 120 ./test) >"$copy/output" 2>&1
+            (cd "$copy" && exec env $(environment_of "$mode") timeout 300 ./test) >"$copy/output" 2>&1
         } 2>/dev/null
         verdict=$(verdict_of $?)
         [ -z "$verdict" ] || { echo "$mode=$verdict"; return; }
