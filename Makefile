@@ -10,6 +10,8 @@ OUT    ?= out/quickstart    # directory of `make run`
 NVCC   ?= nvcc              # of CUDA 12 or 13
 ARCH   ?=                   # GPU architecture, sm_90a for example; empty: that of this machine's GPU
 PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights and activations
+USE_CUDNN ?=                # 1: attention by cuDNN 9; wants its headers, those of cudnn-frontend, and NVRTC
+CUDNN_FRONTEND ?= build/cudnn-frontend/include
 
 # Contraction is asked for: a standard mode of the compiler would keep a*b+c from becoming one instruction.
 # No -ffast-math: NaN and infinity must be seen.
@@ -38,6 +40,18 @@ GPU_BUILD = build/cuda/$(GPU_ARCH)-$(strip $(PRECISION))
 NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) -D_GNU_SOURCE $(PACKED_FLAGS) -MMD -MP \
     -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
     $(if $(strip $(WERROR)),-Werror all-warnings)
+GPU_LIBS = -lcublasLt $(PACKED_LIBS)
+ifeq ($(strip $(USE_CUDNN)),1)
+ifeq ($(wildcard $(CUDNN_FRONTEND)/cudnn_frontend.h),)
+$(error USE_CUDNN: no cudnn_frontend.h in $(CUDNN_FRONTEND): scripts/install_deps.sh --cudnn, or set CUDNN_FRONTEND)
+endif
+ifneq ($(shell echo '\#include <cudnn.h>' | $(NVCC) -E -x cu - >/dev/null 2>&1 || echo missing),)
+$(error USE_CUDNN: nvcc finds no cudnn.h: install cudnn9-cuda-12 or cudnn9-cuda-13 from NVIDIA's package repository)
+endif
+GPU_BUILD := $(GPU_BUILD)-cudnn
+NVCCFLAGS += -DUSE_CUDNN -isystem $(CUDNN_FRONTEND)
+GPU_LIBS += -lcudnn -lnvrtc
+endif
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
 
 .PHONY: help run test tests lint format bench bench-cpu soak clean train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build
@@ -87,7 +101,7 @@ bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on 
 	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
 	$(GPU_BUILD)/bench_gpu --model d48 --batch 16
 
-soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target
+soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target, forgotten waits
 	@dev/test/soak.sh
 
 clean:      ## remove what was built
@@ -104,10 +118,10 @@ $(GPU_BUILD)/reference.o: dev/test/reference.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. -c $< -o $@
 $(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o Makefile
-	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o -o $@ -lcublasLt $(PACKED_LIBS)
+	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o -o $@ $(GPU_LIBS)
 $(GPU_BUILD)/%: %.cu Makefile
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -I. $< -o $@ -lcublasLt $(PACKED_LIBS)
+	$(NVCC) $(NVCCFLAGS) -I. $< -o $@ $(GPU_LIBS)
 
 # The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
 # and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.

@@ -80,7 +80,11 @@ static GPT2* model_open(Settings settings, int batch, const float* weights) {
     GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
     const Options options = options_of(settings, batch);
     gpt2_open(model, ODD, &options);
-    gpt2_upload(model, weights);
+    float* copy = (float*)check_alloc(model->elements, sizeof(float), "weights");
+    memcpy(copy, weights, model->elements * sizeof(float));
+    gpt2_upload(model, copy);
+    memset(copy, 0xFF, model->elements * sizeof(float)); // NaN: the upload is over when the call returns
+    free(copy);
     return model;
 }
 

@@ -149,7 +149,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
                                      o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
-    attention_gpu_open(&model->attention, model->B, model->T, cfg.NH);
+    attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
     gradient_norm_open(&model->norm, model->segments);
@@ -161,7 +161,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
 }
 
 static void gpt2_close(GPT2* model) {
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // redundant: cudaFree waits, unpromised
     for (int mode = 0; mode < 2; mode++) {
         if (model->graphs[mode].graph) {
             CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
@@ -263,7 +263,7 @@ static void block_hidden(GPT2* model, int l, int B, int T, int first) {
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
     matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
     attention_forward(all.atty, all.att_lse, all.qkv, model->batches.starts, B, T, first, C, model->cfg.NH,
-                      gpu);
+                      &model->attention, gpu);
     matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
     layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
     matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, &model->matmul);
@@ -763,6 +763,9 @@ int main(int argc, char** argv) {
     printf("data: %zu training tokens, %zu for validation; %s (sm_%d%d), %s, peak %.0f TFLOP/s\n",
            data.train.tokens, data.val.tokens, model.gpu.name, model.gpu.major, model.gpu.minor,
            dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
+    if (attention_note(&model.attention)[0]) {
+        printf("attention: %s\n", attention_note(&model.attention));
+    }
     if (isfinite(floor)) {
         printf(
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",

@@ -21,9 +21,12 @@ column 8n + 2t + e % 2.
 Heads of up to 128; other than 16, 32, 64, 80, 96 and 128 are filled up with zeros to the next of these in
 shared memory. Heads of which a row is no multiple of 16 bytes work too, copied element by element.
 
+With USE_CUDNN, attention_cudnn.cuh takes the place of these kernels where it can.
+
 needs:   attention.h gpu.cuh ptx.cuh
-defines: attention_forward, AttentionGpu, attention_gpu_open, attention_gpu_close, attention_backward,
-         attention_forward_bytes, attention_backward_bytes
+defines: AttentionGpu (AttentionFlash, or AttentionCudnn), attention_gpu_open, attention_gpu_close,
+         attention_note, attention_forward, attention_backward, attention_forward_bytes,
+         attention_backward_bytes
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -187,13 +190,13 @@ __device__ inline void attention_store_pair_(float* to, float low, float high) {
     *reinterpret_cast<float2*>(to) = make_float2(low, high);
 }
 
-// A warp writes its first `count` rows, by way of a tile in shared memory that no other warp uses any more.
+// A warp writes its first `count` rows, by way of a tile in shared memory that nobody has read since the last
+// barrier of the block, and no other warp uses any more.
 template <class X, int M, int W>
 __device__ inline void attention_store_(X* to, size_t stride, int count, const AttentionSize_& size, X* tile,
                                         const float (&acc)[M][W / 8][4]) {
     constexpr int SIZE = Pack<X>::SIZE, PACKS = W / SIZE;
     const int lane = threadIdx.x % 32;
-    __syncwarp();
 #pragma unroll
     for (int i = 0; i < M * W / 4; i++) {
         const int m = i / (W / 4), n = i / 2 % (W / 8), half = i % 2;
@@ -555,19 +558,23 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 typedef struct {
     float2* rows; // (B, NH, Tp)
     size_t capacity;
-} AttentionGpu;
+} AttentionFlash;
 
 enum { ATTENTION_ROW_ALIGN = 128 }; // a multiple of the tiles' rows
 
 static inline int attention_padded_(int T) { return ceil_div(T, ATTENTION_ROW_ALIGN) * ATTENTION_ROW_ALIGN; }
 
-// For backward passes of up to B * NH heads of up to T tokens.
-static inline void attention_gpu_open(AttentionGpu* scratch, int B, int T, int NH) {
+// For backward passes of up to B * NH heads of up to T tokens. X and C matter only to cuDNN's plans.
+template <class X>
+static inline void attention_gpu_open(AttentionFlash* scratch, int B, int T, int /* C */, int NH) {
     scratch->capacity = (size_t)B * NH * attention_padded_(T);
     scratch->rows = (float2*)gpu_alloc(scratch->capacity, sizeof(float2), "attention: scratch");
 }
 
-static inline void attention_gpu_close(AttentionGpu* scratch) { gpu_free(scratch->rows); }
+static inline void attention_gpu_close(AttentionFlash* scratch) { gpu_free(scratch->rows); }
+
+// What a run should say about its attention: nothing unusual.
+static inline const char* attention_note(const AttentionFlash*) { return ""; }
 
 // Eight lanes per token and head take its elements in turn.
 // grid   ceil(B*Tp*NH / 32)      block   256 = 32 rows of heads      shared   none
@@ -862,7 +869,7 @@ static inline void attention_forward_(X* out, float* lse, const X* qkv, const in
 
 template <class X>
 static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts, int B, int T,
-                                     int first, int C, int NH, const Gpu* gpu) {
+                                     int first, int C, int NH, const AttentionFlash*, const Gpu* gpu) {
     assert(C % NH == 0 && first >= 0);
     if (first >= T) {
         return;
@@ -888,7 +895,7 @@ static inline void attention_backward_(X* dqkv, const X* dout, const X* qkv, con
 
 template <class X>
 static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, const X* out, const float* lse,
-                                      const int* starts, int B, int T, int C, int NH, AttentionGpu* scratch,
+                                      const int* starts, int B, int T, int C, int NH, AttentionFlash* scratch,
                                       const Gpu* gpu) {
     const int Tp = attention_padded_(T);
     const size_t heads = (size_t)B * NH, count = heads * Tp;
@@ -900,6 +907,14 @@ static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, cons
     ATTENTION_DISPATCH_(size.HS,
                         attention_backward_<X, W>(dqkv, dout, qkv, scratch->rows, starts, heads, size, gpu));
 }
+
+// The one place where cuDNN is chosen.
+#ifdef USE_CUDNN
+#include "attention_cudnn.cuh"
+typedef AttentionCudnn AttentionGpu;
+#else
+typedef AttentionFlash AttentionGpu;
+#endif
 
 // What each pass moves at least: tiles of a head meet in the L2 cache. Their work is attention_flops
 // (attention.h); the backward pass does 7 / 2 of it here, 5 / 2 of it is useful.

@@ -242,12 +242,13 @@ static void bench_attention(Bench* bench) {
     floatX *qkv = random_array<floatX>(bench, 3 * n, 1), *dqkv = random_array<floatX>(bench, 3 * n, 1);
     floatX *out = random_array<floatX>(bench, n, 1), *dout = random_array<floatX>(bench, n, 1);
     float* lse = random_array<float>(bench, (size_t)B * T * NH, 1);
-    attention_gpu_open(scratch, B, T, NH);
+    attention_gpu_open<floatX>(scratch, B, T, C, NH);
     snprintf(shape, sizeof(shape), "B %d T %d, %d heads of %d", B, T, NH, C / NH);
     measure(bench, "attention forward", shape, attention_flops(B, T, C), FLOP,
-            [=] { attention_forward(out, lse, qkv, B, T, 0, C, NH, gpu); });
-    measure(bench, "attention backward", shape, 2.5 * attention_flops(B, T, C), FLOP,
-            [=] { attention_backward(dqkv, dout, qkv, out, lse, B, T, C, NH, scratch, gpu); });
+            [=] { attention_forward(out, lse, qkv, (const int*)NULL, B, T, 0, C, NH, scratch, gpu); });
+    measure(bench, "attention backward", shape, 2.5 * attention_flops(B, T, C), FLOP, [=] {
+        attention_backward(dqkv, dout, qkv, out, lse, (const int*)NULL, B, T, C, NH, scratch, gpu);
+    });
     attention_gpu_close(scratch);
     section_close(bench);
 }

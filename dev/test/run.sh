@@ -13,7 +13,7 @@
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), and ./tokenize (test_tokenize.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers
-#     nvcc      the GPU trainer compiled for every supported architecture
+#     nvcc      the GPU trainer compiled for every supported architecture, and with cuDNN where that is installed
 #
 # The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed. Environment:
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
@@ -185,6 +185,7 @@ fi
 
 if command -v nvcc >/dev/null; then
     run nvcc dev/test/nvcc.sh
+    run nvcc dev/test/nvcc.sh cudnn
 else
     skip "nvcc is missing: the GPU trainer is not compiled for any GPU"
 fi

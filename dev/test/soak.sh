@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# soak.sh -- the long tests: does the trainer learn what can be learned? do the readers of files withstand any file?
+# soak.sh -- the long tests: does the trainer learn what can be learned? do the readers of files withstand any file? do
+# the tests of the GPU code notice a forgotten wait?
 #
-#     make soak      about a quarter of an hour on two cores
+#     make soak      the first about a quarter of an hour on two cores
 #
 # The built-in stories have a known entropy. The default run must end within 15 % of it, ten times the steps within 3 %, and
 # neither below it by more than the sampling error of 20,000 tokens. Then every fuzz target runs for a minute (fuzz.sh).
+# Each wait in the GPU trainer and its kernels, taken out, must make a test fail (dev/cusim/test/mutate.sh).
 set -eu
 cd "$(dirname "$0")/../.."
 make -s train_gpt2
@@ -29,4 +31,9 @@ expect_near_floor() {
 expect_near_floor 3600 1.15
 expect_near_floor 36000 1.03
 dev/test/fuzz.sh 60 || failed=1
+if [ -e "${CUDA_HOME:-/usr/local/cuda}/include/cublasLt.h" ] && command -v clang++ >/dev/null; then
+    dev/cusim/test/mutate.sh || failed=1
+else
+    echo "soak: skipped: forgotten waits: the CUDA toolkit (CUDA_HOME) or clang++ is missing"
+fi
 exit $failed
