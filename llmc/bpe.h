@@ -25,8 +25,8 @@ linear in the length of the piece (bpe_merge_long_), so no text is slow. One cor
 26 ms.
 
 needs:   check.h, vec.h (ALWAYS_INLINE), unicode_tables.h
-defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token, bpe_find, BpeEncoder,
-bpe_encoder_open, bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUES, bpe_encode
+defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token, bpe_find, bpe_cut,
+BpeEncoder, bpe_encoder_open, bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUES, bpe_encode
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
@@ -570,6 +570,37 @@ static inline size_t bpe_split_(BpeSplitter_* splitter, uint32_t cuts[BPE_CUTS_]
         splitter->at += 64;
     }
     return count;
+}
+
+// Class of the character that ends before text[at], at > 0.
+static inline int bpe_class_before_(const Bpe* bpe, const unsigned char* text, size_t at) {
+    int class_;
+    size_t n = 1;
+    while (n < 4 && n < at && (text[at - n] & 0xC0) == 0x80) { // not yet where a character may begin
+        n++;
+    }
+    const unsigned char first = text[at - n];
+    if (first < 0x80) {
+        return n == 1 ? bpe->classes[first / 4] >> 2 * (first % 4) & 3 : BPE_OTHER_;
+    }
+    return (size_t)bpe_character_(bpe, text + at - n, n, &class_) == n ? class_ : BPE_OTHER_;
+}
+
+// Whether a cut before text[at], at > 0, leaves all pieces as they were. A blank after another character
+// always begins a piece, and only blanks depend on what follows them. Blanks that are no ASCII are passed by.
+static inline int bpe_may_cut_(const Bpe* bpe, const char* text, size_t at) {
+    const unsigned char* bytes = (const unsigned char*)text;
+    const int blank = bytes[at] == ' ' || ('\t' <= bytes[at] && bytes[at] <= '\r');
+    return blank && bpe_class_before_(bpe, bytes, at) != BPE_BLANK_;
+}
+
+// The first place from `at` on where the text may be divided: the ids of its parts are then those of the
+// whole. 0 for 0, and `bytes` if there is none.
+static inline size_t bpe_cut(const Bpe* bpe, const char* text, size_t bytes, size_t at) {
+    while (0 < at && at < bytes && !bpe_may_cut_(bpe, text, at)) {
+        at++;
+    }
+    return at;
 }
 
 // ---- a vocabulary
