@@ -31,7 +31,7 @@ NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) 
     $(if $(strip $(WERROR)),-Werror all-warnings)
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
 
-.PHONY: help run test tests lint format bench-cpu soak clean train_gpt2cu sim sim-tests test-gpu
+.PHONY: help run test tests lint format bench-cpu bench-tokenizer soak clean train_gpt2cu sim sim-tests test-gpu
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2
@@ -66,6 +66,9 @@ format:     ## clang-format all sources in place
 
 bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
+
+bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE and GPT2_VOCAB=FILE if given
+	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
 soak:       ## long tests: the built-in run at full length against its floor
 	@dev/test/soak.sh

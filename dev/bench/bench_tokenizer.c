@@ -198,10 +198,11 @@ static void bench_letter(const Bpe* bpe) {
     memset(text, 'a', bytes);
     BpeEncoder encoder;
     size_t consumed;
-    const double start_s = time_now_s();
+    const double start_s = time_now_s(), start_cpu_s = cpu_now_s();
     bpe_encoder_open(&encoder, bpe);
     bpe_encode(&encoder, text, bytes, BPE_ENDS, ids, &consumed);
     printf("letter_ms %.2f\n", (time_now_s() - start_s) * 1e3);
+    printf("letter_cpu_ms %.2f\n", (cpu_now_s() - start_cpu_s) * 1e3);
     bpe_encoder_close(&encoder);
     free(ids);
     free(text);
@@ -218,66 +219,74 @@ static void bench_train(Text text, int threads, int vocab_size, Bpe* bpe) {
     bpe_trainer_close(&trainer);
 }
 
-int main(int argc, char** argv) {
-    threads_wait_briefly(argv);
-    const char *text_path = NULL, *vocabulary = NULL, *ids_path = NULL;
-    int threads = threads_max(), passes = 3, train = -1, text_mib = 128;
+typedef struct {
+    const char *text, *vocabulary, *ids; // files, NULL if not given
+    int threads, passes, train, text_mib;
+} Options;
+
+static Options parse_options(int argc, char** argv) {
+    Options options = {NULL, NULL, NULL, threads_max(), 3, -1, 128};
+    const struct {
+        const char* name;
+        const char** string; // or
+        int *number, least;
+    } rows[] = {
+        {"--text", &options.text, NULL, 0},         {"--vocabulary", &options.vocabulary, NULL, 0},
+        {"--ids", &options.ids, NULL, 0},           {"--threads", NULL, &options.threads, 1},
+        {"--passes", NULL, &options.passes, 0},     {"--train", NULL, &options.train, 0},
+        {"--text-mib", NULL, &options.text_mib, 1},
+    };
+    const int num_rows = (int)(sizeof(rows) / sizeof(rows[0]));
     for (int i = 1; i < argc; i += 2) {
-        const struct {
-            const char* name;
-            const char** string;
-            int* number;
-        } options[] = {{"--text", &text_path, NULL},   {"--vocabulary", &vocabulary, NULL},
-                       {"--ids", &ids_path, NULL},     {"--threads", NULL, &threads},
-                       {"--passes", NULL, &passes},    {"--train", NULL, &train},
-                       {"--text-mib", NULL, &text_mib}};
-        const int n = (int)(sizeof(options) / sizeof(options[0]));
         int row = 0;
-        while (row < n && strcmp(argv[i], options[row].name) != 0) {
+        while (row < num_rows && strcmp(argv[i], rows[row].name) != 0) {
             row++;
         }
-        if (row == n || i + 1 == argc) {
+        if (row == num_rows || i + 1 == argc) {
             die_usage("%s: wanted --text, --text-mib, --vocabulary, --threads, --passes, --train or --ids, "
                       "and a value",
                       argv[i]);
         }
-        if (options[row].string) {
-            *options[row].string = argv[i + 1];
-        } else {
-            char* end;
-            const long number = strtol(argv[i + 1], &end, 10);
-            if (*end || end == argv[i + 1] || number < 0 || number > INT_MAX) {
-                die_usage("%s %s: wanted a number", argv[i], argv[i + 1]);
-            }
-            *options[row].number = (int)number;
+        if (rows[row].string) {
+            *rows[row].string = argv[i + 1];
+            continue;
         }
+        char* end;
+        const long number = strtol(argv[i + 1], &end, 10);
+        if (*end || end == argv[i + 1] || number < rows[row].least || number > 1 << 24) {
+            die_usage("%s %s: wanted a number from %d", argv[i], argv[i + 1], rows[row].least);
+        }
+        *rows[row].number = (int)number;
     }
-    if (threads < 1 || passes < 0) {
-        die_usage("--threads %d: wanted at least 1", threads);
+    if (options.train < 0) {
+        options.train = options.vocabulary ? 0 : 50257;
     }
-    train = train >= 0 ? train : vocabulary ? 0 : 50257;
-    const Text text = text_path ? text_read(text_path) : text_make((size_t)text_mib << 20);
-    Bpe bpe, trained;
-    printf("text_bytes %zu\nthreads %d\n", text.length, threads);
-    if (train > 0) {
-        bench_train(text, threads, train, &trained);
+    return options;
+}
+
+int main(int argc, char** argv) {
+    threads_wait_briefly(argv);
+    const Options options = parse_options(argc, argv);
+    const Text text = options.text ? text_read(options.text) : text_make((size_t)options.text_mib << 20);
+    Bpe read, trained;
+    memset(&read, 0, sizeof(read));
+    memset(&trained, 0, sizeof(trained));
+    printf("text_bytes %zu\nthreads %d\n", text.length, options.threads);
+    if (options.train > 0) {
+        bench_train(text, options.threads, options.train, &trained);
     }
-    if (vocabulary) {
+    if (options.vocabulary) {
         const double start_s = time_now_s();
-        bpe_open(&bpe, vocabulary);
+        bpe_open(&read, options.vocabulary);
         printf("open_ms %.1f\n", (time_now_s() - start_s) * 1e3);
     }
-    if ((vocabulary || train > 0) && passes > 0) {
-        const Bpe* used = vocabulary ? &bpe : &trained;
-        bench_encode(used, text, threads, passes, ids_path);
-        bench_letter(used);
+    const Bpe* bpe = options.vocabulary ? &read : &trained;
+    if (bpe->vocab_size > 0 && options.passes > 0) {
+        bench_encode(bpe, text, options.threads, options.passes, options.ids);
+        bench_letter(bpe);
     }
-    if (vocabulary) {
-        bpe_close(&bpe);
-    }
-    if (train > 0) {
-        bpe_close(&trained);
-    }
+    bpe_close(&read); // closing one that was never opened does nothing
+    bpe_close(&trained);
     free(text.bytes);
     return 0;
 }
