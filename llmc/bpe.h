@@ -912,11 +912,16 @@ ALWAYS_INLINE size_t bpe_encode_cached_(BpeEncoder* encoder, const BpeLookup_* l
     return count;
 }
 
-// The ids of a piece that has been looked up.
-ALWAYS_INLINE size_t bpe_encode_lookup_(BpeEncoder* encoder, const BpeLookup_* lookup, int* ids) {
-    return lookup->slots == NULL ? bpe_encode_piece_(encoder, lookup->text, lookup->bytes, ids)
-           : lookup->bytes < 16  ? bpe_encode_cached_(encoder, lookup, 2, ids)
-                                 : bpe_encode_cached_(encoder, lookup, 4, ids);
+// The ids of pieces that have been looked up, one after another.
+ALWAYS_INLINE size_t bpe_encode_lookups_(BpeEncoder* encoder, const BpeLookup_* lookups, size_t n, int* ids) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        const BpeLookup_* lookup = &lookups[i];
+        count += lookup->slots == NULL ? bpe_encode_piece_(encoder, lookup->text, lookup->bytes, ids + count)
+                 : lookup->bytes < 16  ? bpe_encode_cached_(encoder, lookup, 2, ids + count)
+                                       : bpe_encode_cached_(encoder, lookup, 4, ids + count);
+    }
+    return count;
 }
 
 typedef enum {
@@ -957,15 +962,13 @@ static inline size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t by
             cuts[n++] = (uint32_t)(certain - base); // the end of the last piece; of a contraction it is a cut
         }
         for (size_t first = 0; first < n; first += BPE_LOOKUPS_) {
-            const size_t batch = n - first < BPE_LOOKUPS_ ? n - first : BPE_LOOKUPS_;
+            const size_t batch = n - first < (size_t)BPE_LOOKUPS_ ? n - first : (size_t)BPE_LOOKUPS_;
             for (size_t i = 0; i < batch; i++) {
                 const size_t end = base + cuts[first + i];
                 bpe_look_up_(encoder, at + begin, end - begin, bytes - begin, &lookups[i]);
                 begin = end;
             }
-            for (size_t i = 0; i < batch; i++) {
-                count += bpe_encode_lookup_(encoder, &lookups[i], ids + count);
-            }
+            count += bpe_encode_lookups_(encoder, lookups, batch, ids + count);
         }
     }
     *consumed = begin;
