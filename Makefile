@@ -54,7 +54,7 @@ GPU_LIBS += -lcudnn -lnvrtc
 endif
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
 
-.PHONY: help run test tests lint format bench bench-cpu soak clean train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build
+.PHONY: help run test tests lint format bench bench-cpu bench-tokenizer soak clean train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2
@@ -100,6 +100,9 @@ bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound op
 bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on a GPU, against its peak
 	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
 	$(GPU_BUILD)/bench_gpu --model d48 --batch 16
+
+bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE and GPT2_VOCAB=FILE if given
+	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
 soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target, forgotten waits
 	@dev/test/soak.sh

@@ -25,8 +25,8 @@ linear in the length of the piece (bpe_merge_long_), so no text is slow. One cor
 26 ms.
 
 needs:   check.h, vec.h (ALWAYS_INLINE), unicode_tables.h
-defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token, bpe_find, BpeEncoder,
-bpe_encoder_open, bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUES, bpe_encode
+defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token, bpe_find, bpe_cut,
+BpeEncoder, bpe_encoder_open, bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUES, bpe_encode
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
@@ -54,14 +54,15 @@ typedef struct {
 } BpeToken_;
 
 typedef struct {
-    int vocab_size;         // V
-    int eot;                // end-of-text id
-    BpeToken_* tokens;      // (V), into `buffer`
-    unsigned char* buffer;  // the bytes of all tokens
-    int byte_ids[256];      // the tokens of single bytes
-    int hash_bits;          // both tables have 2^hash_bits entries, open addressing, 0 is empty:
-    uint64_t* by_bytes;     // 32 bits of the hash of a token's bytes, and its id + 1
-    uint64_t* by_pair;      // left id, right id, id of their union: 21 bits each
+    int vocab_size;        // V
+    int eot;               // end-of-text id
+    BpeToken_* tokens;     // (V), into `buffer`
+    unsigned char* buffer; // the bytes of all tokens
+    int byte_ids[256];     // the tokens of single bytes
+    int* byte_pairs;    // (256, 256) the union of two bytes, or BPE_NONE_: where most merging begins and ends
+    int hash_bits;      // both tables have 2^hash_bits entries, open addressing, 0 is empty:
+    uint64_t* by_bytes; // 32 bits of the hash of a token's bytes, and its id + 1
+    uint64_t* by_pair;  // left id, right id, id of their union: 21 bits each
     unsigned char* classes; // the class of each character below `classes_end`, 2 bits each
     uint32_t classes_end;
 } Bpe;
@@ -192,16 +193,15 @@ static inline int bpe_merge_short_(const Bpe* bpe, const unsigned char* piece, i
         part[i] = bpe->byte_ids[piece[i]];
     }
     for (int i = 0; i + 1 < n; i++) {
-        rank[i] = bpe_pair_(bpe, part[i], part[i + 1]);
+        rank[i] = bpe->byte_pairs[256 * piece[i] + piece[i + 1]];
     }
     while (n > 1) {
-        int lowest = BPE_NONE_, at = 0;
+        int first = BPE_NONE_ << 6; // the lowest rank, and its place in the lower bits: no branch to predict
         for (int i = 0; i + 1 < n; i++) {
-            if (rank[i] < lowest) {
-                lowest = rank[i];
-                at = i;
-            }
+            const int here = rank[i] << 6 | i;
+            first = here < first ? here : first;
         }
+        const int lowest = first >> 6, at = first & 63;
         if (lowest == BPE_NONE_) {
             break;
         }
@@ -572,6 +572,37 @@ static inline size_t bpe_split_(BpeSplitter_* splitter, uint32_t cuts[BPE_CUTS_]
     return count;
 }
 
+// Class of the character that ends before text[at], at > 0.
+static inline int bpe_class_before_(const Bpe* bpe, const unsigned char* text, size_t at) {
+    int class_;
+    size_t n = 1;
+    while (n < 4 && n < at && (text[at - n] & 0xC0) == 0x80) { // not yet where a character may begin
+        n++;
+    }
+    const unsigned char first = text[at - n];
+    if (first < 0x80) {
+        return n == 1 ? bpe->classes[first / 4] >> 2 * (first % 4) & 3 : BPE_OTHER_;
+    }
+    return (size_t)bpe_character_(bpe, text + at - n, n, &class_) == n ? class_ : BPE_OTHER_;
+}
+
+// Whether a cut before text[at], at > 0, leaves all pieces as they were. A blank after another character
+// always begins a piece, and only blanks depend on what follows them. Blanks that are no ASCII are passed by.
+static inline int bpe_may_cut_(const Bpe* bpe, const char* text, size_t at) {
+    const unsigned char* bytes = (const unsigned char*)text;
+    const int blank = bytes[at] == ' ' || ('\t' <= bytes[at] && bytes[at] <= '\r');
+    return blank && bpe_class_before_(bpe, bytes, at) != BPE_BLANK_;
+}
+
+// The first place from `at` on where the text may be divided: the ids of its parts are then those of the
+// whole. 0 for 0, and `bytes` if there is none.
+static inline size_t bpe_cut(const Bpe* bpe, const char* text, size_t bytes, size_t at) {
+    while (0 < at && at < bytes && !bpe_may_cut_(bpe, text, at)) {
+        at++;
+    }
+    return at;
+}
+
 // ---- a vocabulary
 
 // Begins a vocabulary of V ids, which becomes the owner of the buffer. All tokens but end-of-text are empty.
@@ -647,6 +678,10 @@ static inline int bpe_add_merge_(Bpe* bpe, int id, int left, int right) {
 // `error`, where merging cannot make the tokens.
 static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
     bpe_open_classes_(bpe);
+    bpe->byte_pairs = (int*)check_alloc(256 * 256, sizeof(int), "vocabulary");
+    for (int pair = 0; pair < 256 * 256; pair++) {
+        bpe->byte_pairs[pair] = BPE_NONE_;
+    }
     for (int byte = 0; byte < 256; byte++) {
         const char text = (char)byte;
         bpe->byte_ids[byte] = bpe_find(bpe, &text, 1);
@@ -671,6 +706,9 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
         ok = n == 2 && parts[0] < id && parts[1] < id;
         if (ok) {
             bpe_add_pair_(bpe, parts[0], parts[1], id);
+            if (token.length == 2) {
+                bpe->byte_pairs[256 * token.text[0] + token.text[1]] = id;
+            }
         } else {
             error_set(error, name, "token %d merges to %zu tokens, wanted two of lower ids", id, n);
         }
@@ -729,6 +767,7 @@ static inline void bpe_close(Bpe* bpe) {
     free(bpe->buffer);
     free(bpe->by_bytes);
     free(bpe->by_pair);
+    free(bpe->byte_pairs);
     free(bpe->classes);
     memset(bpe, 0, sizeof(*bpe));
 }
@@ -750,11 +789,13 @@ typedef union {
 } BpeSlot_;
 
 // 8 MiB, from where check_alloc asks for huge pages: 1/8 faster than 4 MiB, which is 1/4 faster than 2 MiB.
-enum { BPE_SHORT_SLOTS_BITS_ = 17, BPE_LONG_SLOTS_BITS_ = 14 };
+enum { BPE_SHORT_SLOTS_BITS_ = 18, BPE_LONG_SLOTS_BITS_ = 14 };
+
+enum { BPE_LOOKUPS_ = 32 }; // pieces whose slots come from memory at a time
 
 typedef struct {
     const Bpe* bpe;
-    BpeSlot_ *short_slots, *long_slots; // keys of 2 and 4 words; a piece has one slot, the latest takes it
+    BpeSlot_ *short_slots, *long_slots; // keys of 2 and 4 words; a piece has two slots side by side
     BpeMerger_ merger;
 } BpeEncoder;
 
@@ -784,17 +825,28 @@ static inline size_t bpe_encode_piece_(BpeEncoder* encoder, const unsigned char*
     return bpe_merge_(encoder->bpe, &encoder->merger, piece, n, ids);
 }
 
-// The same, and puts it into its slot if there is room for the ids.
-__attribute__((noinline, unused)) static size_t bpe_encode_miss_(BpeEncoder* encoder, BpeSlot_* slot,
+// The same for a piece that is not in the first slot of its two. Afterwards it is, if there is room for its
+// ids, and what was there is in the second.
+__attribute__((noinline, unused)) static size_t bpe_encode_miss_(BpeEncoder* encoder, BpeSlot_ slots[2],
                                                                  const uint64_t* key, int words,
                                                                  const unsigned char* piece, size_t n,
                                                                  int* ids) {
-    const size_t count = bpe_encode_piece_(encoder, piece, n, ids);
-    if (count <= (size_t)(15 - 2 * words)) {
-        memcpy(slot->key, key, (size_t)words * sizeof(uint64_t));
-        slot->ids[2 * words] = (int32_t)count;
-        memcpy(&slot->ids[2 * words + 1], ids, count * sizeof(int));
+    const size_t key_bytes = (size_t)words * sizeof(uint64_t);
+    BpeSlot_ slot = slots[1];
+    size_t count = (size_t)slot.ids[2 * words];
+    if (memcmp(slot.key, key, key_bytes) == 0) {
+        memcpy(ids, &slot.ids[2 * words + 1], count * sizeof(int));
+    } else {
+        count = bpe_encode_piece_(encoder, piece, n, ids);
+        if (count > (size_t)(15 - 2 * words)) {
+            return count;
+        }
+        memcpy(slot.key, key, key_bytes);
+        slot.ids[2 * words] = (int32_t)count;
+        memcpy(&slot.ids[2 * words + 1], ids, count * sizeof(int));
     }
+    slots[1] = slots[0];
+    slots[0] = slot;
     return count;
 }
 
@@ -817,17 +869,40 @@ ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words,
     return hash * BPE_HASH_MULTIPLIER_;
 }
 
-// The ids of a piece of less than 8 * words bytes, of which 8 * words can be read, and ids written.
-ALWAYS_INLINE size_t bpe_encode_cached_(BpeEncoder* encoder, BpeSlot_* slots, int slots_bits, int words,
-                                        const unsigned char* piece, size_t n, int* ids) {
-    uint64_t key[4], differ = 0;
-    const uint64_t hash = bpe_key_(piece, n, words, key);
-    BpeSlot_* slot = &slots[hash >> (64 - slots_bits)];
+// A piece on its way to its ids.
+typedef struct {
+    const unsigned char* text;
+    size_t bytes;
+    BpeSlot_* slots; // the two in which it may be, on their way from memory; NULL if it is too long for them
+    uint64_t key[4];
+} BpeLookup_;
+
+// Begins to look up a piece, behind whose start `left` bytes can be read.
+ALWAYS_INLINE void bpe_look_up_(const BpeEncoder* encoder, const unsigned char* piece, size_t n, size_t left,
+                                BpeLookup_* lookup) {
+    lookup->text = piece;
+    lookup->bytes = n;
+    if (n < 16 && left >= 16) {
+        const uint64_t hash = bpe_key_(piece, n, 2, lookup->key);
+        lookup->slots = &encoder->short_slots[hash >> (65 - BPE_SHORT_SLOTS_BITS_) << 1];
+    } else if (n < 32 && left >= 32) {
+        const uint64_t hash = bpe_key_(piece, n, 4, lookup->key);
+        lookup->slots = &encoder->long_slots[hash >> (65 - BPE_LONG_SLOTS_BITS_) << 1];
+    } else {
+        lookup->slots = NULL;
+    }
+    __builtin_prefetch(lookup->slots);
+}
+
+// The ids of a piece of less than 8 * words bytes; room for so many ids.
+ALWAYS_INLINE size_t bpe_encode_cached_(BpeEncoder* encoder, const BpeLookup_* lookup, int words, int* ids) {
+    BpeSlot_* slot = lookup->slots;
+    uint64_t differ = 0;
     for (int i = 0; i < words; i++) {
-        differ |= slot->key[i] ^ key[i];
+        differ |= slot->key[i] ^ lookup->key[i];
     }
     if (__builtin_expect(differ != 0, 0)) {
-        return bpe_encode_miss_(encoder, slot, key, words, piece, n, ids);
+        return bpe_encode_miss_(encoder, slot, lookup->key, words, lookup->text, lookup->bytes, ids);
     }
     const size_t count = (size_t)slot->ids[2 * words];
     memcpy(ids, &slot->ids[2 * words + 1], 4 * sizeof(int));
@@ -837,16 +912,16 @@ ALWAYS_INLINE size_t bpe_encode_cached_(BpeEncoder* encoder, BpeSlot_* slots, in
     return count;
 }
 
-// The ids of a piece of n bytes, behind whose start `left` bytes can be read, and ids written.
-ALWAYS_INLINE size_t bpe_encode_at_(BpeEncoder* encoder, const unsigned char* piece, size_t n, size_t left,
-                                    int* ids) {
-    if (n < 16 && left >= 16) {
-        return bpe_encode_cached_(encoder, encoder->short_slots, BPE_SHORT_SLOTS_BITS_, 2, piece, n, ids);
+// The ids of pieces that have been looked up, one after another.
+ALWAYS_INLINE size_t bpe_encode_lookups_(BpeEncoder* encoder, const BpeLookup_* lookups, size_t n, int* ids) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        const BpeLookup_* lookup = &lookups[i];
+        count += lookup->slots == NULL ? bpe_encode_piece_(encoder, lookup->text, lookup->bytes, ids + count)
+                 : lookup->bytes < 16  ? bpe_encode_cached_(encoder, lookup, 2, ids + count)
+                                       : bpe_encode_cached_(encoder, lookup, 4, ids + count);
     }
-    if (n < 32 && left >= 32) {
-        return bpe_encode_cached_(encoder, encoder->long_slots, BPE_LONG_SLOTS_BITS_, 4, piece, n, ids);
-    }
-    return bpe_encode_piece_(encoder, piece, n, ids);
+    return count;
 }
 
 typedef enum {
@@ -877,19 +952,24 @@ static inline size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t by
     const unsigned char* at = (const unsigned char*)text;
     const size_t certain = more == BPE_ENDS ? bytes : bytes - bpe_uncertain_(at, bytes);
     BpeSplitter_ splitter = bpe_splitter_(encoder->bpe, at, certain);
+    BpeLookup_ lookups[BPE_LOOKUPS_];
     size_t begin = 0, count = 0;
     while (splitter.at < certain) {
         uint32_t cuts[BPE_CUTS_];
-        const size_t base = splitter.at, n = bpe_split_(&splitter, cuts);
-        for (size_t i = 0; i < n; i++) {
-            const size_t end = base + cuts[i];
-            count += bpe_encode_at_(encoder, at + begin, end - begin, bytes - begin, ids + count);
-            begin = end;
+        const size_t base = splitter.at;
+        size_t n = bpe_split_(&splitter, cuts);
+        if (more == BPE_ENDS && splitter.at >= certain && (n == 0 || base + cuts[n - 1] < certain)) {
+            cuts[n++] = (uint32_t)(certain - base); // the end of the last piece; of a contraction it is a cut
         }
-    }
-    if (more == BPE_ENDS && begin < bytes) {
-        count += bpe_encode_at_(encoder, at + begin, bytes - begin, bytes - begin, ids + count);
-        begin = bytes;
+        for (size_t first = 0; first < n; first += BPE_LOOKUPS_) {
+            const size_t batch = n - first < (size_t)BPE_LOOKUPS_ ? n - first : (size_t)BPE_LOOKUPS_;
+            for (size_t i = 0; i < batch; i++) {
+                const size_t end = base + cuts[first + i];
+                bpe_look_up_(encoder, at + begin, end - begin, bytes - begin, &lookups[i]);
+                begin = end;
+            }
+            count += bpe_encode_lookups_(encoder, lookups, batch, ids + count);
+        }
     }
     *consumed = begin;
     return count;

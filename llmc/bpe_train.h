@@ -176,7 +176,7 @@ ALWAYS_INLINE void bpe_count_piece_(BpeCounts_* counts, const unsigned char* pie
     bpe_count_key_(counts, key, hash, 1, piece);
 }
 
-// Counts the pieces of a whole document, or of a text cut where it may be cut (bpe_may_cut_).
+// Counts the pieces of a whole document, or of a part of one between two of its cuts (bpe_cut).
 static inline void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;
     BpeCounts_* counts = &trainer->counts[thread];
@@ -196,51 +196,24 @@ static inline void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const cha
     }
 }
 
-// Class of the character that ends before text[at], at > 0.
-static inline int bpe_class_before_(const Bpe* bpe, const unsigned char* text, size_t at) {
-    int class_;
-    size_t n = 1;
-    while (n < 4 && n < at && (text[at - n] & 0xC0) == 0x80) { // not yet where a character may begin
-        n++;
-    }
-    const unsigned char first = text[at - n];
-    if (first < 0x80) {
-        return n == 1 ? bpe->classes[first / 4] >> 2 * (first % 4) & 3 : BPE_OTHER_;
-    }
-    return (size_t)bpe_character_(bpe, text + at - n, n, &class_) == n ? class_ : BPE_OTHER_;
-}
-
-// Whether a cut before text[at], at > 0, leaves all pieces as they are. A blank after another character
-// always begins a piece, and only blanks depend on what follows them. Blanks that are no ASCII are passed by.
-static inline int bpe_may_cut_(const Bpe* bpe, const unsigned char* text, size_t at) {
-    const int blank = text[at] == ' ' || ('\t' <= text[at] && text[at] <= '\r');
-    return blank && bpe_class_before_(bpe, text, at) != BPE_BLANK_;
-}
-
-// The first of the text's bytes that belongs to part `part` of about equal parts.
-static inline size_t bpe_part_begin_(const Bpe* bpe, const unsigned char* text, size_t bytes, int part,
-                                     int parts) {
-    size_t at = part < parts ? bytes / (size_t)parts * (size_t)part : bytes;
-    while (0 < at && at < bytes && !bpe_may_cut_(bpe, text, at)) {
-        at++;
-    }
-    return at;
+// Where part `part` of about equal parts of the text begins.
+static inline size_t bpe_part_begin_(const Bpe* bpe, const char* text, size_t bytes, int part, int parts) {
+    return bpe_cut(bpe, text, bytes, part < parts ? bytes / (size_t)parts * (size_t)part : bytes);
 }
 
 static inline size_t bpe_trainer_add(BpeTrainer* trainer, const char* text, size_t bytes, BpeMore more) {
     const size_t worth_a_thread = 1 << 16;
-    const unsigned char* at = (const unsigned char*)text;
     size_t end = bytes;
     if (more == BPE_CONTINUES && bytes > 0) {
-        for (end = bytes - 1; end > 0 && !bpe_may_cut_(&trainer->classes, at, end); end--) {
+        for (end = bytes - 1; end > 0 && !bpe_may_cut_(&trainer->classes, text, end); end--) {
         }
     }
     const size_t wanted = 1 + end / worth_a_thread;
     const int parts = wanted < (size_t)trainer->threads ? (int)wanted : trainer->threads;
 #pragma omp parallel for schedule(static, 1) num_threads(parts)
     for (int part = 0; part < parts; part++) {
-        const size_t from = bpe_part_begin_(&trainer->classes, at, end, part, parts);
-        const size_t to = bpe_part_begin_(&trainer->classes, at, end, part + 1, parts);
+        const size_t from = bpe_part_begin_(&trainer->classes, text, end, part, parts);
+        const size_t to = bpe_part_begin_(&trainer->classes, text, end, part + 1, parts);
         bpe_trainer_add_by(trainer, part, text + from, to - from);
     }
     return end;

@@ -281,6 +281,33 @@ static void test_against_reference(const Bpe* bpe, int rounds) {
     bpe_encoder_close(&encoder);
 }
 
+// A text that is divided where bpe_cut says has the same ids, and every blank after a letter is such a place.
+static void test_cuts(const Bpe* bpe, int rounds) {
+    BpeEncoder encoder;
+    bpe_encoder_open(&encoder, bpe);
+    EXPECT(bpe_cut(bpe, "ab  c", 5, 0) == 0 && bpe_cut(bpe, "ab  c", 5, 1) == 2, "");
+    EXPECT(bpe_cut(bpe, "ab  c", 5, 3) == 5 && bpe_cut(bpe, "ab  c", 5, 5) == 5, "");
+    EXPECT(bpe_cut(bpe, "\xC3\xA9\n\xC2\xA0 c", 7, 1) == 2 && bpe_cut(bpe, "\xC2\xA0 c", 4, 1) == 4, "");
+    for (int i = 0; i < rounds; i++) {
+        const Text text = random_text(60, i % 2);
+        const size_t cut = bpe_cut(bpe, text.bytes, text.length, random_below((uint32_t)text.length + 1));
+        const Text before = text_of(text.bytes, cut), after = text_of(text.bytes + cut, text.length - cut);
+        const Ids want = encode(&encoder, text), second = encode(&encoder, after);
+        Ids got = encode(&encoder, before);
+        got.ids = (int*)realloc(got.ids, (text.length + 1) * sizeof(int));
+        memcpy(got.ids + got.count, second.ids, second.count * sizeof(int));
+        got.count += second.count;
+        EXPECT(same_ids(got, want), "text %d of %zu bytes, cut at %zu", i, text.length, cut);
+        free(got.ids);
+        free(second.ids);
+        free(want.ids);
+        free(before.bytes);
+        free(after.bytes);
+        free(text.bytes);
+    }
+    bpe_encoder_close(&encoder);
+}
+
 // Both ways of merging, on pieces that look like tokens put together.
 static void test_merging(const Bpe* bpe, int rounds) {
     BpeMerger_ merger;
@@ -494,6 +521,7 @@ int main(void) {
     test_small();
     Bpe small = open_small();
     test_against_reference(&small, 2000);
+    test_cuts(&small, 3000);
     test_merging(&small, 5000);
     test_consumed(&small);
     test_one_long_piece(&small);

@@ -1,7 +1,10 @@
 // Tests of llmc/bpe_train.h: the merges of a slow trainer that follows the definition, whatever the number of
 // threads, the order of the texts and the places where they are divided.
+//
+//     test_bpe_train --merges FILE VOCAB_SIZE    prints the merges of a text: lines "id left right"
 #include "llmc/bpe_train.h"
 #include "llmc/rand.h"
+#include "llmc/threads.h"
 #include "test.h"
 
 // ---- texts in memory of exactly their size, so that the address sanitizer sees what goes beyond
@@ -321,7 +324,43 @@ static void test_errors(void) {
            "");
 }
 
-int main(void) {
+// What dev/ref/check_bpe_training.py reads.
+static int print_merges(const char* path, int vocab_size) {
+    FILE* file = fopen(path, "rb");
+    CHECK(file, "%s: cannot open", path);
+    const size_t most = (size_t)1 << 20;
+    Text text = {(char*)malloc(most), 0};
+    BpeTrainer trainer;
+    bpe_trainer_open(&trainer, threads_max());
+    for (size_t got = 1; got > 0 || text.length > 0;) { // 1 MiB at a time
+        got = fread(text.bytes + text.length, 1, most - text.length, file);
+        text.length += got;
+        const size_t used =
+            bpe_trainer_add(&trainer, text.bytes, text.length, got ? BPE_CONTINUES : BPE_ENDS);
+        CHECK(used > 0 || text.length < most, "%s: a piece of more than 1 MiB", path);
+        text.length -= used;
+        memmove(text.bytes, text.bytes + used, text.length);
+    }
+    fclose(file);
+    Bpe bpe;
+    bpe_trainer_run(&trainer, vocab_size, NULL, NULL, &bpe);
+    bpe_trainer_close(&trainer);
+    for (size_t i = 0; i < (size_t)1 << bpe.hash_bits; i++) {
+        const uint64_t entry = bpe.by_pair[i];
+        if (entry) {
+            printf("%d %d %d\n", (int)(entry & BPE_NONE_), (int)(entry >> 42),
+                   (int)(entry >> 21 & BPE_NONE_));
+        }
+    }
+    bpe_close(&bpe);
+    free(text.bytes);
+    return 0;
+}
+
+int main(int argc, char** argv) {
+    if (argc == 4 && strcmp(argv[1], "--merges") == 0) {
+        return print_merges(argv[2], atoi(argv[3]));
+    }
     test_against_reference();
     test_threads();
     test_long_pieces();

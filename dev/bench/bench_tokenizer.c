@@ -1,0 +1,292 @@
+/*
+bench_tokenizer.c -- how fast text becomes tokens, and a vocabulary is made.
+
+    make bench-tokenizer                        128 MiB of made-up text, a vocabulary trained on it
+    bench_tokenizer [NAME VALUE]...             --text FILE, --text-mib N (of made-up text), --vocabulary
+FILE,
+                                                --threads N, --passes N, --train V (0: no training), --ids
+FILE
+
+The text is in memory, in blocks of 1 MiB that may be encoded alone (bpe_cut), which the threads take in turn;
+ids are stored as uint16 (uint32 above 65,536 ids). The first pass is cold: fresh encoders in a fresh process;
+the later ones have seen the whole text. --ids writes the ids of the last pass to a file, to compare them.
+
+Each line is a name and a value, for dev/bench/tokenizers.py.
+*/
+#include "llmc/bpe_files.h"
+#include "llmc/bpe_train.h"
+#include "llmc/peak.h"
+#include "llmc/rand.h"
+#include "llmc/threads.h"
+
+enum { BLOCK_BYTES = 1 << 20, DISTINCT_WORDS = 1 << 20, LONGEST_WORD = 14 };
+
+typedef struct {
+    char* bytes;
+    size_t length;
+} Text;
+
+static Text text_read(const char* path) {
+    struct stat info;
+    FILE* file = fopen(path, "rb");
+    CHECK(file && fstat(fileno(file), &info) == 0, "%s: cannot open: %s", path, strerror(errno));
+    const Text text = {(char*)check_alloc((size_t)info.st_size, 1, path), (size_t)info.st_size};
+    CHECK(fread(text.bytes, 1, text.length, file) == text.length, "%s: cannot read", path);
+    fclose(file);
+    return text;
+}
+
+// The word of a rank: letters of the frequencies of English, rarer words longer.
+static int word_spell(uint32_t rank, char word[LONGEST_WORD + 1]) {
+    static const char letters[] =
+        "eeeeeeeeeeeetttttttttaaaaaaaaooooooooiiiiiiinnnnnnnsssssshhhhhhrrrrrrddddlllluuu"
+        "cccmmmwwffggyyppbbvkjxqz";
+    Rand rng = rand_open(rank, rand_stream("word"));
+    int length = 1 + (int)rand_below(&rng, 4);
+    for (uint32_t rest = rank; rest > 0 && length < LONGEST_WORD; rest /= 8) {
+        length++;
+    }
+    for (int i = 0; i < length; i++) {
+        word[i] = letters[rand_below(&rng, sizeof(letters) - 1)];
+    }
+    return length;
+}
+
+// Words whose frequency is in inverse proportion to their rank (Zipf), in sentences, lines and paragraphs.
+static Text text_make(size_t length) {
+    Text text = {(char*)check_alloc(length + 64, 1, "text"), 0};
+    Rand rng = rand_open(1, rand_stream("text"));
+    int capital = 1;
+    while (text.length < length) {
+        char word[LONGEST_WORD + 1];
+        const uint32_t rank = (uint32_t)exp(rand_uniform(&rng) * log(DISTINCT_WORDS)),
+                       kind = rand_below(&rng, 100);
+        const int n = word_spell(rank, word);
+        word[0] = (char)(capital ? word[0] - 'a' + 'A' : word[0]);
+        memcpy(text.bytes + text.length, word, (size_t)n);
+        text.length += (size_t)n;
+        const char* after = kind < 80   ? " "
+                            : kind < 86 ? ", "
+                            : kind < 92 ? ". "
+                            : kind < 97 ? "\n"
+                            : kind < 98 ? "'s "
+                            : kind < 99 ? " (1999) "
+                                        : ".\n\n";
+        capital = after[0] == '.';
+        memcpy(text.bytes + text.length, after, strlen(after));
+        text.length += strlen(after);
+    }
+    return text;
+}
+
+// Seconds that all threads of this process have been at work: what others do on the machine counts less.
+static double cpu_now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// What an encoding of a whole text leaves behind.
+typedef struct {
+    size_t num_blocks, *begins; // (num_blocks + 1)
+    size_t* counts;             // ids of each block
+    void* ids;                  // those of a block begin at the index of its first byte
+    int id_bytes;
+} Run;
+
+static Run run_open(const Bpe* bpe, Text text) {
+    Run run = {0, NULL, NULL, NULL, bpe->vocab_size > 65536 ? 4 : 2};
+    const size_t most = text.length / BLOCK_BYTES + 2;
+    run.begins = (size_t*)check_alloc(most, sizeof(size_t), "blocks");
+    run.counts = (size_t*)check_alloc(most, sizeof(size_t), "blocks");
+    run.ids = malloc(array_bytes(text.length + 1, (size_t)run.id_bytes)); // a quarter of it is touched
+    CHECK(run.ids, "no memory for the ids of %zu bytes", text.length);
+    for (size_t at = 0; at < text.length; run.num_blocks++) {
+        run.begins[run.num_blocks] = at;
+        at = at + BLOCK_BYTES < text.length ? bpe_cut(bpe, text.bytes, text.length, at + BLOCK_BYTES)
+                                            : text.length;
+    }
+    run.begins[run.num_blocks] = text.length;
+    return run;
+}
+
+static void run_close(Run* run) {
+    free(run->begins);
+    free(run->counts);
+    free(run->ids);
+}
+
+static void encode_block(BpeEncoder* encoder, Text text, Run* run, size_t block, int* ids) {
+    const size_t begin = run->begins[block];
+    size_t consumed;
+    const size_t n =
+        bpe_encode(encoder, text.bytes + begin, run->begins[block + 1] - begin, BPE_ENDS, ids, &consumed);
+    for (size_t i = 0; i < n && run->id_bytes == 2; i++) {
+        ((uint16_t*)run->ids)[begin + i] = (uint16_t)ids[i];
+    }
+    if (run->id_bytes == 4) {
+        memcpy((uint32_t*)run->ids + begin, ids, n * sizeof(int));
+    }
+    run->counts[block] = n;
+}
+
+static void encode_text(BpeEncoder* encoders, int threads, Text text, Run* run) {
+    size_t longest = 0;
+    for (size_t block = 0; block < run->num_blocks; block++) {
+        const size_t bytes = run->begins[block + 1] - run->begins[block];
+        longest = bytes > longest ? bytes : longest;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        int* ids = (int*)check_alloc(longest, sizeof(int), "ids of a block");
+#pragma omp for schedule(dynamic, 1)
+        for (size_t block = 0; block < run->num_blocks; block++) {
+            encode_block(&encoders[thread_index()], text, run, block, ids);
+        }
+        free(ids);
+    }
+}
+
+static void write_ids(const Run* run, const char* path) {
+    FILE* file = fopen(path, "wb");
+    CHECK(file, "%s: cannot write: %s", path, strerror(errno));
+    for (size_t block = 0; block < run->num_blocks; block++) {
+        const size_t id_bytes = (size_t)run->id_bytes;
+        const char* ids = (const char*)run->ids + run->begins[block] * id_bytes;
+        CHECK(fwrite(ids, id_bytes, run->counts[block], file) == run->counts[block], "%s: cannot write",
+              path);
+    }
+    CHECK(fclose(file) == 0, "%s: cannot write: %s", path, strerror(errno));
+}
+
+static void bench_encode(const Bpe* bpe, Text text, int threads, int passes, const char* ids_path) {
+    Run run = run_open(bpe, text);
+    const double mb = (double)text.length * 1e-6;
+    double start_s = time_now_s(), start_cpu_s = cpu_now_s();
+    BpeEncoder* encoders = (BpeEncoder*)check_alloc((size_t)threads, sizeof(BpeEncoder), "encoders");
+    for (int pass = 0; pass < passes; pass++) {
+        for (int thread = 0; pass == 0 && thread < threads; thread++) {
+            bpe_encoder_open(&encoders[thread], bpe);
+        }
+        encode_text(encoders, threads, text, &run);
+        const char* name = pass == 0 ? "cold" : "warm";
+        printf("%s_mb_per_s %.1f\n", name, mb / (time_now_s() - start_s));
+        printf("%s_mb_per_cpu_s %.1f\n", name, mb / (cpu_now_s() - start_cpu_s));
+        start_s = time_now_s();
+        start_cpu_s = cpu_now_s();
+    }
+    size_t tokens = 0;
+    for (size_t block = 0; block < run.num_blocks; block++) {
+        tokens += run.counts[block];
+    }
+    printf("tokens %zu\n", tokens);
+    if (ids_path) {
+        write_ids(&run, ids_path);
+    }
+    for (int thread = 0; thread < threads; thread++) {
+        bpe_encoder_close(&encoders[thread]);
+    }
+    free(encoders);
+    run_close(&run);
+}
+
+// A megabyte of one letter: a single piece.
+static void bench_letter(const Bpe* bpe) {
+    const size_t bytes = 1000000;
+    char* text = (char*)check_alloc(bytes, 1, "text");
+    int* ids = (int*)check_alloc(bytes, sizeof(int), "ids");
+    memset(text, 'a', bytes);
+    BpeEncoder encoder;
+    size_t consumed;
+    const double start_s = time_now_s(), start_cpu_s = cpu_now_s();
+    bpe_encoder_open(&encoder, bpe);
+    bpe_encode(&encoder, text, bytes, BPE_ENDS, ids, &consumed);
+    printf("letter_ms %.2f\n", (time_now_s() - start_s) * 1e3);
+    printf("letter_cpu_ms %.2f\n", (cpu_now_s() - start_cpu_s) * 1e3);
+    bpe_encoder_close(&encoder);
+    free(ids);
+    free(text);
+}
+
+static void bench_train(Text text, int threads, int vocab_size, Bpe* bpe) {
+    BpeTrainer trainer;
+    bpe_trainer_open(&trainer, threads);
+    const double start_s = time_now_s();
+    bpe_trainer_add(&trainer, text.bytes, text.length, BPE_ENDS);
+    const double counted_s = time_now_s();
+    bpe_trainer_run(&trainer, vocab_size, NULL, NULL, bpe);
+    printf("train_count_s %.3f\ntrain_merge_s %.3f\n", counted_s - start_s, time_now_s() - counted_s);
+    bpe_trainer_close(&trainer);
+}
+
+typedef struct {
+    const char *text, *vocabulary, *ids; // files, NULL if not given
+    int threads, passes, train, text_mib;
+} Options;
+
+static Options parse_options(int argc, char** argv) {
+    Options options = {NULL, NULL, NULL, threads_max(), 3, -1, 128};
+    const struct {
+        const char* name;
+        const char** string; // or
+        int *number, least;
+    } rows[] = {
+        {"--text", &options.text, NULL, 0},         {"--vocabulary", &options.vocabulary, NULL, 0},
+        {"--ids", &options.ids, NULL, 0},           {"--threads", NULL, &options.threads, 1},
+        {"--passes", NULL, &options.passes, 0},     {"--train", NULL, &options.train, 0},
+        {"--text-mib", NULL, &options.text_mib, 1},
+    };
+    const int num_rows = (int)(sizeof(rows) / sizeof(rows[0]));
+    for (int i = 1; i < argc; i += 2) {
+        int row = 0;
+        while (row < num_rows && strcmp(argv[i], rows[row].name) != 0) {
+            row++;
+        }
+        if (row == num_rows || i + 1 == argc) {
+            die_usage("%s: wanted --text, --text-mib, --vocabulary, --threads, --passes, --train or --ids, "
+                      "and a value",
+                      argv[i]);
+        }
+        if (rows[row].string) {
+            *rows[row].string = argv[i + 1];
+            continue;
+        }
+        char* end;
+        const long number = strtol(argv[i + 1], &end, 10);
+        if (*end || end == argv[i + 1] || number < rows[row].least || number > 1 << 24) {
+            die_usage("%s %s: wanted a number from %d", argv[i], argv[i + 1], rows[row].least);
+        }
+        *rows[row].number = (int)number;
+    }
+    if (options.train < 0) {
+        options.train = options.vocabulary ? 0 : 50257;
+    }
+    return options;
+}
+
+int main(int argc, char** argv) {
+    threads_wait_briefly(argv);
+    const Options options = parse_options(argc, argv);
+    const Text text = options.text ? text_read(options.text) : text_make((size_t)options.text_mib << 20);
+    Bpe read, trained;
+    memset(&read, 0, sizeof(read));
+    memset(&trained, 0, sizeof(trained));
+    printf("text_bytes %zu\nthreads %d\n", text.length, options.threads);
+    if (options.train > 0) {
+        bench_train(text, options.threads, options.train, &trained);
+    }
+    if (options.vocabulary) {
+        const double start_s = time_now_s();
+        bpe_open(&read, options.vocabulary);
+        printf("open_ms %.1f\n", (time_now_s() - start_s) * 1e3);
+    }
+    const Bpe* bpe = options.vocabulary ? &read : &trained;
+    if (bpe->vocab_size > 0 && options.passes > 0) {
+        bench_encode(bpe, text, options.threads, options.passes, options.ids);
+        bench_letter(bpe);
+    }
+    bpe_close(&read); // closing one that was never opened does nothing
+    bpe_close(&trained);
+    free(text.bytes);
+    return 0;
+}
