@@ -22,8 +22,10 @@ LDLIBS += -lm
 HAVE_ZLIB := $(shell printf '#include <zlib.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
 HAVE_ZSTD := $(shell printf '#include <zstd.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
 HAVE_SNAPPY := $(shell printf '#include <snappy-c.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
-override CFLAGS += $(if $(HAVE_ZLIB),-DHAVE_ZLIB) $(if $(HAVE_ZSTD),-DHAVE_ZSTD) $(if $(HAVE_SNAPPY),-DHAVE_SNAPPY)
-LDLIBS += $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ZSTD),-lzstd) $(if $(HAVE_SNAPPY),-lsnappy)
+PACKED_FLAGS := $(if $(HAVE_ZLIB),-DHAVE_ZLIB) $(if $(HAVE_ZSTD),-DHAVE_ZSTD) $(if $(HAVE_SNAPPY),-DHAVE_SNAPPY)
+PACKED_LIBS := $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ZSTD),-lzstd) $(if $(HAVE_SNAPPY),-lsnappy)
+override CFLAGS += $(PACKED_FLAGS)
+LDLIBS += -Wl,--as-needed $(PACKED_LIBS)
 
 BUILD  ?= build/plain
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
@@ -33,7 +35,7 @@ TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
 GPU_BUILD = build/cuda/$(GPU_ARCH)-$(strip $(PRECISION))
-NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) -D_GNU_SOURCE -MMD -MP \
+NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) -D_GNU_SOURCE $(PACKED_FLAGS) -MMD -MP \
     -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
     $(if $(strip $(WERROR)),-Werror all-warnings)
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
@@ -102,10 +104,10 @@ $(GPU_BUILD)/reference.o: dev/test/reference.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. -c $< -o $@
 $(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o Makefile
-	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o -o $@ -lcublasLt
+	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o -o $@ -lcublasLt $(PACKED_LIBS)
 $(GPU_BUILD)/%: %.cu Makefile
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -I. $< -o $@ -lcublasLt
+	$(NVCC) $(NVCCFLAGS) -I. $< -o $@ -lcublasLt $(PACKED_LIBS)
 
 # The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
 # and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.

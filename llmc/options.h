@@ -57,7 +57,7 @@ enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8, CPU_ = 16, GPU_ = 32 };
 #ifndef OPTION_TABLE_FILE
 // In the order of the table, which explains them.
 typedef struct {
-    const char *train_data, *val_data, *tokenizer;
+    const char *train_data, *val_data, *tokenizer, *text_field;
     int data_format, pack, doc_mask, shuffle;
     uint64_t seed;
 
@@ -128,12 +128,15 @@ static const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
     {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, 0,                "",
-        "", "what to train on, a glob: .bin token shards, or text files; A:0.7,B:0.3 mixes sources by weight; empty: "
-        "the built-in stories"},
+        "", "what to train on, a glob: .bin token shards, or text: .txt, .jsonl, .parquet, also .gz and .zst; "
+        "A:0.7,B:0.3 mixes sources by weight; empty: the built-in stories"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
         "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, 0,                "",
-        "", "text of .bin shards' tokens: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory"},
+        "", "of text, and to print the tokens of shards: tokenizer.json, merges.txt, .tiktoken, .bin, or their "
+        "directory; bpe:8192: one of so many tokens, trained on the text and kept in --out; empty: text is bytes"},
+    {"data",       "text-field",    "",   STRING_(text_field),     0,        0, 0,                "text",
+        "", "of JSON lines and Parquet files: the string that is the document"},
     {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, 0,                "auto",
         "auto|nanogpt", "of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare uint16"},
     {"data",       "pack",          "",   CHOICE_(pack),           0,        0, 0,                "stream",

@@ -24,7 +24,7 @@ end-of-text token, with target -1. A piece without any target (one last token) i
 Row k of R is found at once, by a table of the pieces (8 bytes each) that is made when the rows are opened.
 
 needs:   check.h, tokens.h
-defines: Pack, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_close
+defines: Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_close
 */
 #ifndef LLMC_PACK_H
 #define LLMC_PACK_H
@@ -33,7 +33,7 @@ defines: Pack, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_close
 #include "tokens.h"
 
 // In the order of --pack.
-typedef enum { PACK_STREAM, PACK_ALIGNED, PACK_BESTFIT, PACK_PAD, PACK_DYNAMIC, PACK_UNIFORM } Pack;
+typedef enum { PACK_STREAM, PACK_ALIGNED, PACK_BESTFIT, PACK_PAD, PACK_DYNAMIC, PACK_UNIFORM } Packing;
 typedef enum { DOCUMENT_MASK_OFF, DOCUMENT_MASK_ON } DocumentMask;
 
 // A growing list of positions.
@@ -44,7 +44,7 @@ typedef struct {
 
 typedef struct {
     const TokenStream* stream; // must stay
-    Pack pack;
+    Packing pack;
     int T, eot;
     uint64_t count;          // R
     PositionList_ documents; // where each begins, ascending, the first at 0; empty if nobody asks
@@ -86,32 +86,43 @@ static inline size_t positions_until_(const PositionList_* list, uint64_t positi
 
 // ---- documents
 
-static inline size_t documents_count_u16_(const uint16_t* tokens, size_t n, int eot) {
-    size_t count = 0;
+// In sums as wide as a token, which is what the compiler makes vectors of: at most 2^15 tokens.
+static inline size_t documents_count_u16_(const uint16_t* tokens, size_t n, uint16_t eot) {
+    uint16_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        count = (uint16_t)(count + (tokens[i] == eot));
+    }
+    return count;
+}
+
+static inline size_t documents_count_u32_(const uint32_t* tokens, size_t n, uint32_t eot) {
+    uint32_t count = 0;
     for (size_t i = 0; i < n; i++) {
         count += tokens[i] == eot;
     }
     return count;
 }
 
-static inline size_t documents_count_u32_(const uint32_t* tokens, size_t n, int eot) {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        count += tokens[i] == (uint32_t)eot;
-    }
-    return count;
-}
-
 // End-of-text tokens among n tokens of 2 or 4 bytes.
 static inline size_t documents_count_(const TokenSpan* span, size_t start, size_t n, int eot) {
-    return span->width == 2 ? documents_count_u16_((const uint16_t*)span->tokens + start, n, eot)
-                            : documents_count_u32_((const uint32_t*)span->tokens + start, n, eot);
+    const size_t step = 1 << 15;
+    size_t count = 0;
+    if (span->width == 2 && eot > UINT16_MAX) {
+        return 0;
+    }
+    for (size_t i = 0; i < n; i += step) {
+        const size_t take = n - i < step ? n - i : step;
+        count += span->width == 2
+                     ? documents_count_u16_((const uint16_t*)span->tokens + start + i, take, (uint16_t)eot)
+                     : documents_count_u32_((const uint32_t*)span->tokens + start + i, take, (uint32_t)eot);
+    }
+    return count;
 }
 
 // Writes where they are, plus `base`; looks closely only where there are any.
 static inline void documents_write_(const TokenSpan* span, size_t start, size_t n, int eot, uint64_t base,
                                     uint64_t* out) {
-    const size_t step = 512;
+    const size_t step = 64;
     for (size_t i = 0; i < n; i += step) {
         const size_t end = n - i < step ? n : i + step;
         if (documents_count_(span, start + i, end - i, eot) == 0) {
@@ -433,7 +444,7 @@ static inline void rows_bestfit_(Rows* rows) {
 
 // `stream` must stay as it is. `eot` is the end-of-text token, which also fills what is padded. Documents are
 // looked for when they are needed: to be packed, or for a mask.
-static inline void rows_open(Rows* rows, const TokenStream* stream, Pack pack, int T, int eot,
+static inline void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot,
                              DocumentMask mask) {
     memset(rows, 0, sizeof(*rows));
     rows->stream = stream;

@@ -227,6 +227,7 @@ enum { // parquet.thrift
     PARQUET_PAGE_V1_ = 0,
     PARQUET_PAGE_DICTIONARY_ = 2,
     PARQUET_PAGE_V2_ = 3,
+    PARQUET_NO_PAGE_ = -1,
     PARQUET_PLAIN_ = 0,
     PARQUET_PLAIN_DICTIONARY_ = 2,
     PARQUET_RLE_ = 3,
@@ -703,6 +704,7 @@ static inline void parquet_close(Parquet* p) {
 // Opens a file and checks its footer. Returns 1; or 0, with the reason in p->error and nothing to close.
 static inline int parquet_try_open(Parquet* p, const char* path, const char* column) {
     memset(p, 0, sizeof(*p));
+    p->encoding = PARQUET_NO_PAGE_;
     p->path = parquet_copy_(path);
     p->column = parquet_copy_(column);
     const int ok = parquet_open_file_(p) && parquet_parse_(p);
@@ -1039,12 +1041,18 @@ static inline int parquet_page_(Parquet* p) {
            (page.type == PARQUET_PAGE_DICTIONARY_ ? parquet_dictionary_ : parquet_page_data_)(p, &page);
 }
 
-// The format knows no padding: what is left of a page whose rows are read is a sign of damage.
+// What is left of a page whose rows are read is a sign of damage. The format knows no padding; fastparquet
+// writes 8 zeros all the same.
 static inline int parquet_page_end_(Parquet* p) {
+    static const unsigned char zeros[8];
     const int has_lengths = p->encoding == PARQUET_DELTA_LENGTH_ || p->encoding == PARQUET_DELTA_BYTES_;
-    const int left = has_lengths ? p->lengths.left > 0 || p->values.at != p->values.end
-                                 : p->encoding == PARQUET_PLAIN_ && p->values.at != p->values.end;
-    return left ? parquet_fail_(p, "values are left when its rows are read: damaged") : 1;
+    const size_t left = has_lengths || p->encoding == PARQUET_PLAIN_ ? thrift_left(&p->values) : 0;
+    const int is_padding = left <= sizeof(zeros) && (left == 0 || memcmp(p->values.at, zeros, left) == 0);
+    if (!is_padding || (has_lengths && p->lengths.left > 0)) {
+        return parquet_fail_(p, "values are left when its rows are read: damaged");
+    }
+    p->encoding = PARQUET_NO_PAGE_;
+    return 1;
 }
 
 // Steps to the next page with rows: 1; 0 at the end of the file; -1: an error.

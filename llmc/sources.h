@@ -33,7 +33,7 @@ typedef struct {
     DataSource* source; // (count)
     int count;
     size_t tokens; // of all
-    Pack pack;     // after sources_pack, as the next two
+    Packing pack;  // after sources_pack, as the next two
     int T;
     DocumentMask mask;
     uint64_t cycle;
@@ -242,7 +242,7 @@ static inline void sources_split_tail(DataSources* sources, DataSources* tail, i
 }
 
 // Makes the rows of all sources (rows_open). `sources` stays where it is from now on.
-static inline void sources_pack(DataSources* sources, Pack pack, int T, int eot, DocumentMask mask) {
+static inline void sources_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask) {
     sources->pack = pack;
     sources->T = T;
     sources->mask = mask;

@@ -28,7 +28,8 @@ Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB
 
 needs:   check.h json.h packed_file.h parquet.h unicode_tables.h
 defines: TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, TextSource, text_source_open,
-text_source_seek, text_source_next, text_source_read_bytes, text_source_close, text_reserve, TEXT_BLOCK_BYTES
+text_source_seek, text_source_next, text_source_read_bytes, text_source_close, text_source_is_plain,
+text_reserve, TEXT_BLOCK_BYTES
 */
 #ifndef LLMC_TEXT_SOURCE_H
 #define LLMC_TEXT_SOURCE_H
@@ -161,8 +162,8 @@ static inline size_t text_cut_(const char* text, size_t begin, size_t end) {
 
 // ---- files
 
-// The format of a file by its name; 0 with the error if it is none of ours.
-static inline int text_format_(TextSource* source, const char* path, TextFormat* format) {
+// The format of a file by its name; TEXT_BY_NAME if it is none of ours.
+static inline TextFormat text_format_of_name_(const char* path) {
     static const struct {
         const char* ending;
         TextFormat format;
@@ -171,17 +172,24 @@ static inline int text_format_(TextSource* source, const char* path, TextFormat*
                  {".zip", TEXT_BY_NAME}, {".tar", TEXT_BY_NAME},  {".tgz", TEXT_BY_NAME},
                  {".bin", TEXT_BY_NAME}, {".npy", TEXT_BY_NAME},  {".arrow", TEXT_BY_NAME}};
     const size_t length = packed_name_bytes(path);
-    *format = source->options.format;
-    if (*format != TEXT_BY_NAME) {
-        return 1;
-    }
-    *format = TEXT_PLAIN;
+    TextFormat format = TEXT_PLAIN;
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
         const size_t n = strlen(known[i].ending);
         if (length > n && memcmp(path + length - n, known[i].ending, n) == 0) {
-            *format = known[i].format;
+            format = known[i].format;
         }
     }
+    return format;
+}
+
+// Whether a file is text from its first byte to its last, by its name.
+static inline int text_source_is_plain(const char* path) {
+    return packed_kind(path) == PACKED_NOT && text_format_of_name_(path) == TEXT_PLAIN;
+}
+
+// The format of a file; 0 with the error if its name is none of ours.
+static inline int text_format_(TextSource* source, const char* path, TextFormat* format) {
+    *format = source->options.format == TEXT_BY_NAME ? text_format_of_name_(path) : source->options.format;
     return *format != TEXT_BY_NAME ||
            error_set(source->error, path, "no text by its name, wanted text, .jsonl, .parquet, .gz or .zst");
 }

@@ -17,7 +17,6 @@
 #include "llmc/log.h"
 #include "llmc/shard_writer.h"
 #include "llmc/tokenize.h"
-#include "llmc/xxh64.h"
 
 #include <dirent.h>
 
@@ -92,20 +91,6 @@ static int is_kept(const OptionRow* row) {
     return strcmp(row->group, "input") == 0 || strcmp(row->group, "shards") == 0;
 }
 
-// A checksum of all tokens: a vocabulary is the same whatever file it was read from.
-static uint64_t vocabulary_sum(const Bpe* bpe) {
-    Xxh64 hash;
-    xxh64_open(&hash);
-    xxh64_add(&hash, &bpe->eot, sizeof(bpe->eot));
-    for (int id = 0; id < bpe->vocab_size; id++) {
-        int length;
-        const char* token = bpe_token(bpe, id, &length);
-        xxh64_add(&hash, &length, sizeof(length));
-        xxh64_add(&hash, token, (size_t)length);
-    }
-    return xxh64_value(&hash);
-}
-
 static void progress_put_inputs(const Run* run, FILE* file) {
     fputs("{\n\"inputs\":[", file);
     for (uint64_t i = 0; i < run->num_inputs; i++) {
@@ -117,7 +102,7 @@ static void progress_put_inputs(const Run* run, FILE* file) {
 }
 
 static void progress_put_options(const Run* run, FILE* file) {
-    fprintf(file, "\"options\":{\"tokenizer\":\"%016" PRIx64 "\"", vocabulary_sum(&run->bpe));
+    fprintf(file, "\"options\":{\"tokenizer\":\"%016" PRIx64 "\"", bpe_checksum(&run->bpe));
     for (int i = 0; i < OPTION_ROWS; i++) {
         char buffer[OPTION_TEXT_BYTES];
         if (is_kept(&OPTION_TABLE[i])) {
@@ -156,7 +141,7 @@ static int progress_read_options(const Run* run, JsonReader* reader) {
         char name[OPTION_NAME_BYTES + 2], buffer[OPTION_TEXT_BYTES], sum[17];
         ok = json_string(reader, &value);
         snprintf(name, sizeof(name), "--%s", key);
-        snprintf(sum, sizeof(sum), "%016" PRIx64, vocabulary_sum(&run->bpe));
+        snprintf(sum, sizeof(sum), "%016" PRIx64, bpe_checksum(&run->bpe));
         const OptionRow* row = option_find_(name, strlen(name));
         if (ok && strcmp(key, "tokenizer") == 0 && strcmp(value, sum) != 0) {
             progress_refuse(run, "--tokenizer: the checksum of the vocabulary", sum, value);

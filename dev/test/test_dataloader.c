@@ -193,7 +193,7 @@ static void trace_run(Trace* trace, const DataSources* sources, int B, int n, in
 }
 
 // The same sequences at the same places, whatever the micro-batch and the number of processes.
-static void test_partitions(const char* list, Pack pack) {
+static void test_partitions(const char* list, Packing pack) {
     static const int parts[][2] = {{1, 1}, {12, 1}, {3, 1}, {1, 3}, {2, 3}, {4, 3}};
     static Trace traces[6];
     DataSources sources;
@@ -377,7 +377,7 @@ int main(void) {
     test_orders();
     test_one_sequence();
     for (int pack = PACK_STREAM; pack <= PACK_DYNAMIC; pack++) {
-        test_partitions(list, (Pack)pack);
+        test_partitions(list, (Packing)pack);
     }
     test_partitions(test_path("d0.bin"), PACK_UNIFORM);
     test_mixture(list);

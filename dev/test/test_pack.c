@@ -115,7 +115,7 @@ static void expect_padding(const Row* row, int T) {
 }
 
 // bestfit, pad, dynamic, uniform: every token of the text once; in all but bestfit, one piece in a row.
-static void test_whole(const Text* text, Pack pack, int T) {
+static void test_whole(const Text* text, Packing pack, int T) {
     Rows rows;
     size_t taken = 0;
     int shorter = 0;
@@ -234,7 +234,7 @@ static void test_random_texts(void) {
         for (int i = 0; i < 5; i++) {
             const int T = lengths[i];
             for (int pack = PACK_BESTFIT; pack <= PACK_UNIFORM; pack++) {
-                test_whole(&text, (Pack)pack, T);
+                test_whole(&text, (Packing)pack, T);
             }
             if (text.count > (size_t)T) {
                 test_aligned(&text, T);
@@ -338,7 +338,7 @@ static void test_scan(void) {
 // ---- errors
 
 typedef struct {
-    Pack pack;
+    Packing pack;
     int T;
     size_t count;
     uint16_t tokens[4];

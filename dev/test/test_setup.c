@@ -196,7 +196,7 @@ static void test_data(void) {
     EXPECT(run.data.train.tokens == 1000 && run.data.val.tokens == 200, "their tokens");
     run_close(&run);
 
-    expect_refused(TEXT "--tokenizer %/tokenizer.bin", 2, "--tokenizer|bytes");
+    expect_refused(TEXT "--tokenizer %/tokenizer.bin", 1, "tokenizer.bin|encode");
     expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|words");
     expect_refused(SHARDS "--tokenizer %/none.bin", 1, "none.bin|tokenizer");
     expect_refused("--val-data %/val.bin --steps 1", 2, "--val-data|--train-data");
@@ -242,7 +242,7 @@ static void write_documents(const char* name) {
 static void test_pack(void) {
     static const struct {
         const char* option;
-        Pack train, val;
+        Packing train, val;
         uint64_t rows;
     } cases[] = {{"--pack stream", PACK_STREAM, PACK_STREAM, 62},
                  {"--pack aligned", PACK_ALIGNED, PACK_ALIGNED, 62},
