@@ -132,7 +132,7 @@ static void test_jsonl(void) {
 // texts.bin: for each row uint32 bytes, 0xffffffff of a null, and the bytes
 // (dev/ref/make_parquet_fixtures.py).
 static void test_parquet(void) {
-    const char* path = "dev/ref/fixtures/parquet/pyarrow_groups.parquet";
+    const char* path = "dev/ref/fixtures/parquet/pyarrow_plain.parquet";
     FILE* file = fopen("dev/ref/fixtures/parquet/texts.bin", "rb");
     EXPECT(file, "run the tests from the top of the repository");
     static const size_t sizes[] = {50, TEXT_BLOCK_BYTES};
@@ -196,7 +196,7 @@ static void test_parquet_errors(void) {
     expect_error(write_text("bad.parquet", "PAR1 is not enough"), options, "bad.parquet: ");
     expect_error(write_text("bad.parquet.gz", "x"), options, "bad.parquet.gz: Parquet is packed inside");
     options.field = "none";
-    expect_error("dev/ref/fixtures/parquet/pyarrow_groups.parquet", options, "none|text");
+    expect_error("dev/ref/fixtures/parquet/pyarrow_plain.parquet", options, "none|text");
 }
 
 typedef struct {
