@@ -83,7 +83,10 @@ for name in "${names[@]}"; do
     if [ ! -e "$work/$name.ok" ]; then
         failures=$((failures + 1))
         echo "fuzz: FAILED: fuzz_$name"
-        tail -n 60 "$work/$name.log"
+        if grep -q 'ERROR: ' "$work/$name.log"; then # of a sanitizer or of libFuzzer
+            sed -n '/ERROR: /,$p' "$work/$name.log" | head -n 30
+        fi
+        tail -n 10 "$work/$name.log"
     fi
 done
 [ $failures = 0 ] && echo "fuzz: ${#names[@]} targets, $seconds s each: ok"
