@@ -349,6 +349,7 @@ static void run_step(Run* run, int64_t step) {
     }
     const double s = time_now_s() - start_s;
     const double flops = gpt2_flops_per_token(run->model->cfg, o->seq_len) * (double)o->total_batch;
+    log_data_wait(run->log, run->train->wait_s);
     log_train(run->log, step + 1, loss, run->guard.loss_z, norm, run->guard.norm_z, adamw.lr, s * 1e3,
               flops / s / run->peak);
     if (verdict != UPDATE_DO) {
@@ -419,6 +420,11 @@ int main(int argc, char** argv) {
     setup_tokenizer(&data, &options);
     const char* model_path = setup_model_path(&options, path_memory);
     const GPT2Config cfg = setup_model(&options, &data, model_path);
+    if (options.verify_data) {
+        const int status = setup_verify_data(&options);
+        setup_close(&data);
+        return status;
+    }
     setup_data(&data, &options);
     setup_training(&options);
     if (options.print_config) {
@@ -441,9 +447,7 @@ int main(int argc, char** argv) {
     Generator generator;
     log_open(&log, options.out, 0, options.steps, options.total_batch, stdout);
     log_config(&log, print_options_json, &options);
-    dataloader_open(&train_loader, &data.train, options.batch, options.seq_len, (Shuffle)options.shuffle,
-                    options.seed);
-    dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
+    setup_loaders(&train_loader, &val_loader, &data, &options);
     gpt2_open(&model, cfg, options.batch, options.seq_len, options.recompute);
     generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
     if (model_path) {
@@ -455,7 +459,7 @@ int main(int argc, char** argv) {
     memory_plan(memory, model.parameter_bytes, model.activation_bytes);
     plan_print_memory(stdout, cfg, memory);
     printf("data: %zu training tokens, %zu for validation; %d threads, %s, peak %.0f GFLOP/s\n",
-           data.train.count, data.val.count, threads_max(), VEC_ISA, peak * 1e-9);
+           data.train.tokens, data.val.tokens, threads_max(), VEC_ISA, peak * 1e-9);
     if (isfinite(floor)) {
         printf(
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",

@@ -220,7 +220,8 @@ static const char* printed(const char* words) {
 }
 
 static void test_help_and_version(void) {
-    EXPECT(strncmp(printed("--version"), "prog " LLMC_VERSION, 5 + strlen(LLMC_VERSION)) == 0);
+    const char version[] = "prog " LLMC_VERSION ", Unicode " UNICODE_VERSION ", compiled by ";
+    EXPECT(strncmp(printed("--version"), version, strlen(version)) == 0);
     const char* help = printed("-b|3|--help");
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
@@ -228,10 +229,13 @@ static void test_help_and_version(void) {
         snprintf(name, sizeof(name), "\n  --%-14s", row->name);
         const char* line = strstr(help, name);
         EXPECT(line, "--%s is not in --help, or too long for its column", row->name);
-        EXPECT(strlen(option_wanted_(row, wanted)) < 30, "--%s: %s", row->name, option_wanted_(row, wanted));
+        EXPECT(!line || strncmp(line + 20, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
+        if (line &&
+            strlen(option_wanted_(row, wanted)) >= OPTION_WANTED_WIDTH) { // the rest is on the next line
+            line = strchr(line + 1, '\n');
+        }
         EXPECT(strlen(row->fallback) < 8, "--%s: %s", row->name, row->fallback);
         EXPECT(!line || strncmp(line + 1 + OPTION_HELP_COLUMN, row->help, 10) == 0, "--%s", row->name);
-        EXPECT(!line || strncmp(line + 20, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
     }
     for (const char* line = help; *line; line += strcspn(line, "\n") + 1) {
         EXPECT(strcspn(line, "\n") <= 110, "%.*s", (int)strcspn(line, "\n"), line);
