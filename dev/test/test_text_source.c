@@ -132,7 +132,7 @@ static void test_jsonl(void) {
 // texts.bin: for each row uint32 bytes, 0xffffffff of a null, and the bytes
 // (dev/ref/make_parquet_fixtures.py).
 static void test_parquet(void) {
-    const char* path = "dev/ref/fixtures/parquet/pyarrow_groups.parquet";
+    const char* path = "dev/ref/fixtures/parquet/pyarrow_plain.parquet";
     FILE* file = fopen("dev/ref/fixtures/parquet/texts.bin", "rb");
     EXPECT(file, "run the tests from the top of the repository");
     static const size_t sizes[] = {50, TEXT_BLOCK_BYTES};
@@ -196,7 +196,7 @@ static void test_parquet_errors(void) {
     expect_error(write_text("bad.parquet", "PAR1 is not enough"), options, "bad.parquet: ");
     expect_error(write_text("bad.parquet.gz", "x"), options, "bad.parquet.gz: Parquet is packed inside");
     options.field = "none";
-    expect_error("dev/ref/fixtures/parquet/pyarrow_groups.parquet", options, "none|text");
+    expect_error("dev/ref/fixtures/parquet/pyarrow_plain.parquet", options, "none|text");
 }
 
 typedef struct {
@@ -280,6 +280,21 @@ static void test_packed(const char* command, const char* ending, const char* wha
 }
 #endif
 
+#ifdef HAVE_ZSTD
+// A frame without a checksum is read to its last byte when most of its text is still to come.
+static void test_last_frame(void) {
+    enum { BYTES = 100000 };
+    static char text[BYTES];
+    uint64_t state = 9;
+    const size_t bytes = random_text(&state, text, BYTES, 1);
+    const char* path = test_path("last.txt.zst");
+    pack("zstd -qc --no-check", test_write("last", text, bytes), path);
+    Documents* all = read_all(&path, 1, options_of(100));
+    EXPECT(is_document(all, 0, text, bytes), "%s", all->error);
+    documents_close(all);
+}
+#endif
+
 // Either reads such files, or says what is missing.
 static void test_packing(void) {
 #ifdef HAVE_ZLIB
@@ -291,6 +306,7 @@ static void test_packing(void) {
 #ifdef HAVE_ZSTD
     if (system("command -v zstd >/dev/null") == 0) {
         test_packed("zstd -qc --check", ".zst", "truncated: its Zstandard data");
+        test_last_frame();
     } else {
         printf("skipped: text_source: .zst: zstd is missing (scripts/install_deps.sh)\n");
     }

@@ -12,7 +12,7 @@ export LC_ALL=C
 tokenize=$(realpath "${1:?usage: test_tokenize.sh TOKENIZE}")
 GPT2_VOCAB=${GPT2_VOCAB:+$(realpath "$GPT2_VOCAB")}
 TINY_TEXT=${TINY_TEXT:+$(realpath "$TINY_TEXT")}
-parquet=$(realpath dev/ref/fixtures/parquet/pyarrow_groups.parquet)
+parquet=$(realpath dev/ref/fixtures/parquet/pyarrow_plain.parquet)
 # In memory if there is such a place: every shard is flushed to the disk, and hundreds of them take a while.
 work=$(mktemp -d /dev/shm/llmc_tokenize_XXXXXX 2>/dev/null || mktemp -d /tmp/llmc_tokenize_XXXXXX)
 trap 'rm -rf "$work"' EXIT
