@@ -282,6 +282,7 @@ static void test_index(void) {
     tokens_open_files(&stream, path, TOKENS_AUTO, V);
     rows_open(&rows, &stream, PACK_PAD, 4, EOT, DOCUMENT_MASK_OFF);
     EXPECT(rows.count == 3 && rows.tokens == 10, "%d rows", (int)rows.count);
+    EXPECT(rows.documents.count == 3, "%zu documents, without those of no tokens", rows.documents.count);
     for (uint64_t k = 0; k < 3; k++) {
         const Row row = row_of(&rows, k, 4);
         EXPECT(memcmp(row.targets, wanted[k], (size_t)row.length * sizeof(int)) == 0, "row %d", (int)k);
