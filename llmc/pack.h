@@ -24,7 +24,7 @@ end-of-text token, with target -1. A piece without any target (one last token) i
 Row k of R is found at once, by a table of the pieces (8 bytes each) that is made when the rows are opened.
 
 needs:   check.h, tokens.h
-defines: Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_close
+defines: Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_sum_targets, rows_close
 */
 #ifndef LLMC_PACK_H
 #define LLMC_PACK_H
@@ -569,6 +569,28 @@ static inline int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, 
         }
     }
     return counted;
+}
+
+// The sum of a value of each target of a row; `values` are those of all tokens of the stream. Adds the number
+// of targets to *counted.
+static inline double rows_sum_targets(const Rows* rows, uint64_t row, const float* values,
+                                      uint64_t* counted) {
+    uint64_t first = 0, end = 1;
+    double sum = 0;
+    if (rows->pack != PACK_STREAM) {
+        rows_pieces_(rows, row, &first, &end);
+    }
+    for (uint64_t i = first; i < end; i++) {
+        const uint64_t piece = rows->pack == PACK_STREAM ? piece_(row * (uint64_t)rows->T, (uint64_t)rows->T)
+                                                         : rows->pieces.at[i];
+        const uint64_t next = piece_start_(piece) + (uint64_t)piece_length_(piece);
+        const int is_open = rows->pack <= PACK_ALIGNED || rows_target_(rows, next) >= 0; // has a last target
+        for (uint64_t at = piece_start_(piece) + 1; at < next + (uint64_t)is_open; at++) {
+            sum += values[at];
+            ++*counted;
+        }
+    }
+    return sum;
 }
 
 #endif

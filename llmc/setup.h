@@ -358,16 +358,17 @@ static inline AdamW setup_adamw(const Options* options, int64_t step, int64_t t,
 }
 
 // The entropy, in nats per token, of the targets that a validation of `batches` micro-batches looks at; NAN
-// if unknown, or if the validation reads them in another order than they were written.
+// if unknown.
 static inline double setup_floor(const RunData* data, const Options* options, int64_t batches) {
-    if (!data->val_nats || options->pack != PACK_STREAM) {
+    if (!data->val_nats) {
         return NAN;
     }
-    const int64_t wanted = batches * options->batch * options->seq_len, all = (int64_t)data->val.tokens - 1;
-    const int64_t targets = wanted < all ? wanted : all;
+    const Rows* rows = &data->val.source[0].rows;
+    const uint64_t wanted = (uint64_t)batches * (uint64_t)options->batch;
+    uint64_t targets = 0;
     double sum = 0;
-    for (int64_t i = 1; i <= targets; i++) {
-        sum += data->val_nats[i];
+    for (uint64_t row = 0; row < wanted && row < rows->count; row++) {
+        sum += rows_sum_targets(rows, row, data->val_nats, &targets);
     }
     return sum / (double)targets;
 }
