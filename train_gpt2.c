@@ -94,8 +94,8 @@ static float* residual_into(const GPT2* model, int l) {
 }
 
 // Block l up to the MLP's hidden layer, for the tokens first ... T-1 of B sequences (first > 0 only with B =
-// 1: the queries, keys and values of earlier tokens are then still there).
-static void block_hidden(GPT2* model, int l, int B, int T, int first) {
+// 1: the queries, keys and values of earlier tokens are then still there). `starts` is as in attention.h.
+static void block_hidden(GPT2* model, int l, const int* starts, int B, int T, int first) {
     const int C = model->cfg.C, N = B * (T - first);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
@@ -103,7 +103,8 @@ static void block_hidden(GPT2* model, int l, int B, int T, int first) {
     const float* residual = residual_into(model, l) + (size_t)first * C;
     layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
     matmul_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
-    attention_forward_cpu(all.atty, all.att_lse, all.qkv, B, T, first, C, model->cfg.NH, &model->attention);
+    attention_forward_cpu(all.atty, all.att_lse, all.qkv, starts, B, T, first, C, model->cfg.NH,
+                          &model->attention);
     matmul_forward_cpu(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
     residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, a.branch, p.ln2w,
                                    p.ln2b, N, C);
@@ -112,7 +113,7 @@ static void block_hidden(GPT2* model, int l, int B, int T, int first) {
 }
 
 // Sets the last hidden state, lnf, of the tokens first ... T-1.
-static void gpt2_forward(GPT2* model, const int* tokens, int B, int T, int first) {
+static void gpt2_forward(GPT2* model, const int* tokens, const int* starts, int B, int T, int first) {
     const GPT2Config cfg = model->cfg;
     const int C = cfg.C, N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
@@ -122,7 +123,7 @@ static void gpt2_forward(GPT2* model, const int* tokens, int B, int T, int first
     for (int l = 0; l < cfg.L; l++) {
         const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
-        block_hidden(model, l, B, T, first);
+        block_hidden(model, l, starts, B, T, first);
         matmul_forward_cpu(a.branch, layer.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, &model->matmul);
         residual_forward_cpu(layer.residual3, layer.residual2, a.branch, (size_t)N * C);
     }
@@ -139,25 +140,32 @@ static void gpt2_logits(GPT2* model, int first, int count) {
                        count, C, model->cfg.Vp, &model->matmul);
 }
 
-// The mean of the losses of N tokens, summed in order.
-static double mean_loss(const GPT2* model, int N) {
-    double sum = 0;
-    for (int n = 0; n < N; n++) {
-        sum += model->acts.losses[n];
-    }
-    return sum / N;
+// The tokens of a classifier's chunk, of the largest batch: a smaller one need not have smaller chunks of its
+// own.
+static int classifier_chunk(const GPT2* model) {
+    return (int)gpt2_classifier_chunk(model->cfg, (size_t)model->B * (size_t)model->T);
 }
 
-// After gpt2_forward on the same batch: the mean loss, without gradients.
+// The sum of the losses of a batch, in order, over the tokens of a full micro-batch: the mean, if it is one
+// and all of its targets count.
+static double mean_loss(const GPT2* model, Batch batch) {
+    double sum = 0;
+    for (int n = 0; n < batch.B * batch.T; n++) {
+        sum += model->acts.losses[n];
+    }
+    return sum / (model->B * model->T);
+}
+
+// After gpt2_forward on the same batch: mean_loss, without gradients.
 static double gpt2_loss(GPT2* model, Batch batch) {
-    const int N = batch.B * batch.T, chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    const int N = batch.B * batch.T, chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
         classifier_loss_cpu(model->acts.losses + n, model->acts.logits, batch.targets + n, count,
                             model->cfg.V, model->cfg.Vp);
     }
-    return mean_loss(model, N);
+    return mean_loss(model, batch);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -165,12 +173,12 @@ static double gpt2_loss(GPT2* model, Batch batch) {
 
 // What the forward pass did not keep of block l, computed again: the same operations on the same inputs, so
 // the same bits.
-static void block_recompute(GPT2* model, int l, int B, int T) {
+static void block_recompute(GPT2* model, int l, const int* starts, int B, int T) {
     const int C = model->cfg.C, N = B * T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     if (model->recompute == 3) {
-        block_hidden(model, l, B, T, 0);
+        block_hidden(model, l, starts, B, T, 0);
         return;
     }
     if (model->recompute == 2) {
@@ -193,12 +201,12 @@ static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbi
 }
 
 // From the gradient of the stream after block l, in dresidual, to that of the stream before it, in place.
-static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) {
+static void block_backward(GPT2* model, int l, const int* starts, int B, int T, GradientMode mode) {
     const int C = model->cfg.C, N = B * T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Parameters d = gpt2_parameters_at_layer(model->grads, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
-    block_recompute(model, l, B, T);
+    block_recompute(model, l, starts, B, T);
 
     linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C,
                     mode);
@@ -208,7 +216,7 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
                            N, C, mode);
 
     linear_backward(model, a.branch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, mode);
-    attention_backward_cpu(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, B, T, C, model->cfg.NH,
+    attention_backward_cpu(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, starts, B, T, C, model->cfg.NH,
                            &model->attention);
     linear_backward(model, a.branch, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, 3 * C, mode);
     layernorm_backward_cpu(a.dresidual, d.ln1w, d.ln1b, a.branch, residual_into(model, l), p.ln1w, a.ln1_mean,
@@ -219,7 +227,7 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
 static void classifier_backward(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
-    const int N = batch.B * batch.T, chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    const int N = batch.B * batch.T, chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
@@ -243,7 +251,7 @@ static void gpt2_backward(GPT2* model, Batch batch, double loss_tokens, Gradient
                            residual_into(model, cfg.L), model->params.lnfw, a.lnf_mean, a.lnf_rstd, N, C,
                            mode);
     for (int l = cfg.L - 1; l >= 0; l--) {
-        block_backward(model, l, B, T, mode);
+        block_backward(model, l, batch.starts, B, T, mode);
     }
     encoder_backward_cpu(model->grads.wte, model->grads.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C,
                          mode);
@@ -280,20 +288,21 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 
 // Mean loss over the first `batches` micro-batches of the validation data, in order.
 static double evaluate(GPT2* model, Dataloader* val, int64_t batches) {
-    double sum = 0;
+    double sum = 0, counted = 0;
     dataloader_seek(val, 0);
     for (int64_t i = 0; i < batches; i++) {
         const Batch batch = dataloader_next(val);
-        gpt2_forward(model, batch.inputs, batch.B, batch.T, 0);
+        gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
         sum += gpt2_loss(model, batch);
+        counted += batch.counted;
     }
-    return sum / (double)batches;
+    return sum / (double)batches * targets_factor((double)batches * model->B * model->T, counted);
 }
 
 // The logits of the next token, for the generator; level 3 of --recompute keeps no keys and values.
 static const float* next_logits(void* model_, const int* ids, int known, int seen) {
     GPT2* model = (GPT2*)model_;
-    gpt2_forward(model, ids, 1, known, model->recompute == 3 ? 0 : seen);
+    gpt2_forward(model, ids, NULL, 1, known, model->recompute == 3 ? 0 : seen);
     gpt2_logits(model, known - 1, 1);
     return model->acts.logits;
 }
@@ -301,17 +310,31 @@ static const float* next_logits(void* model_, const int* ids, int known, int see
 // ---------------------------------------------------------------------------------------------------------------------
 // The training loop
 
-// One micro-batch after another: sets the gradients of the whole batch, returns its mean loss.
-static double accumulate_gradients(GPT2* model, Dataloader* train, int64_t total_tokens) {
-    const int64_t micro_steps = total_tokens / ((int64_t)train->B * train->T);
-    double loss = 0;
+// What the micro-batches of an update give together.
+typedef struct {
+    double loss;  // mean over the targets that count
+    double norm;  // of its gradient,
+    double scale; // which is what is in memory times this
+    double flops; // of the tokens that were computed
+} BatchGradient;
+
+// One micro-batch after another: sets the gradients of the whole batch.
+static BatchGradient accumulate_gradients(GPT2* model, Dataloader* train, const Options* o) {
+    const int64_t micro_steps = o->total_batch / ((int64_t)train->B * train->T);
+    BatchGradient gradient = {0, 0, 0, 0};
+    double counted = 0;
     for (int64_t micro = 0; micro < micro_steps; micro++) {
         const Batch batch = dataloader_next(train);
-        gpt2_forward(model, batch.inputs, batch.B, batch.T, 0);
-        gpt2_backward(model, batch, (double)total_tokens, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
-        loss += mean_loss(model, batch.B * batch.T) / (double)micro_steps;
+        gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
+        gpt2_backward(model, batch, (double)o->total_batch, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        gradient.loss += mean_loss(model, batch) / (double)micro_steps;
+        gradient.flops += gpt2_flops_per_token(model->cfg, batch.T) * batch.B * batch.T;
+        counted += batch.counted;
     }
-    return loss;
+    gradient.scale = targets_factor((double)o->total_batch, counted);
+    gradient.loss *= gradient.scale;
+    gradient.norm = gpt2_gradient_norm(model) * gradient.scale;
+    return gradient;
 }
 
 static void save(const GPT2* model, const Options* o, RunLog* log, int64_t step) {
@@ -339,19 +362,19 @@ static void run_step(Run* run, int64_t step) {
     if (o->overfit) {
         dataloader_seek(run->train, 0);
     }
-    const double loss = accumulate_gradients(run->model, run->train, o->total_batch);
-    const double norm = gpt2_gradient_norm(run->model);
+    const BatchGradient gradient = accumulate_gradients(run->model, run->train, o);
+    const double loss = gradient.loss, norm = gradient.norm;
     const UpdateVerdict verdict = guard_check(&run->guard, loss, norm);
-    const AdamW adamw = setup_adamw(o, step, run->updates + 1, norm);
+    AdamW adamw = setup_adamw(o, step, run->updates + 1, norm);
+    adamw.grad_scale *= (float)gradient.scale;
     if (verdict == UPDATE_DO) {
         gpt2_update(run->model, adamw);
         run->updates++;
     }
     const double s = time_now_s() - start_s;
-    const double flops = gpt2_flops_per_token(run->model->cfg, o->seq_len) * (double)o->total_batch;
     log_data_wait(run->log, run->train->wait_s);
     log_train(run->log, step + 1, loss, run->guard.loss_z, norm, run->guard.norm_z, adamw.lr, s * 1e3,
-              flops / s / run->peak);
+              gradient.flops / s / run->peak);
     if (verdict != UPDATE_DO) {
         log_skip(run->log, step + 1, guard_reason(verdict));
     }

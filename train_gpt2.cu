@@ -61,7 +61,8 @@ typedef struct {
 // algorithms.
 typedef struct {
     int times;
-    float dloss; // the scale of the losses' gradient, for which it was made
+    float dloss;       // the scale of the losses' gradient, for which it was made
+    const int* starts; // and whether it stays inside of documents
     cudaGraphExec_t graph;
 } MicroStepGraph;
 
@@ -69,6 +70,7 @@ typedef struct {
     GPT2Config cfg;
     int B, T;         // micro-batches up to B sequences of up to T tokens
     int recompute;    // level, 0 to 3: which activations the backward pass computes again
+    int autotune;     // time algorithms of products
     int use_graph;    // replay micro-steps
     DType grad_dtype; // of the parameters' gradients
     uint64_t seed;    // of stochastic rounding
@@ -132,6 +134,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = o->recompute;
+    model->autotune = o->autotune;
     model->use_graph = o->graph;
     model->seed = o->seed;
     model->grad_dtype = o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
@@ -272,7 +275,8 @@ static void block_hidden(GPT2* model, int l, int B, int T, int first) {
     const floatX* residual = residual_into(model, l) + (size_t)first * C;
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
     matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
-    attention_forward(all.atty, all.att_lse, all.qkv, B, T, first, C, model->cfg.NH, gpu);
+    attention_forward(all.atty, all.att_lse, all.qkv, model->batches.starts, B, T, first, C, model->cfg.NH,
+                      gpu);
     matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
     layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
     matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, &model->matmul);
@@ -283,6 +287,8 @@ static void gpt2_forward(GPT2* model, int B, int T, int first) {
     const GPT2Config cfg = model->cfg;
     const int C = cfg.C, N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
+    // Only the products of full micro-batches are worth timing.
+    model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T && first == 0;
     const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
     encoder_forward(a.encoded, model->batches.tokens + first, model->params.wte, model->params.wpe, B,
                     T - first, first, C, &model->gpu);
@@ -306,16 +312,28 @@ static void gpt2_logits(GPT2* model, int first, int count) {
                    (const floatX*)NULL, count, C, model->cfg.Vp, &model->matmul);
 }
 
-// After gpt2_forward on the same batch: sets the mean loss on the GPU, or adds it, without gradients.
+// The tokens of a classifier's chunk, of the largest batch: a smaller one need not have smaller chunks of its
+// own.
+static int classifier_chunk(const GPT2* model) {
+    return (int)gpt2_classifier_chunk(model->cfg, (size_t)model->B * (size_t)model->T);
+}
+
+// Sets, or adds, on the GPU, the sum of the losses of N tokens over the tokens of a full micro-batch: the
+// mean, if they are one and all of its targets count.
+static void batch_loss(GPT2* model, int N, GradientMode mode) {
+    mean_loss(&model->result->loss, model->acts.losses, N, model->B * model->T, mode, &model->gpu);
+}
+
+// After gpt2_forward on the same batch: batch_loss, without gradients.
 static void gpt2_loss(GPT2* model, int B, int T, GradientMode mode) {
-    const int N = B * T, chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    const int N = B * T, chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
         classifier_loss(model->acts.losses + n, model->acts.logits, model->batches.targets + n, count,
                         model->cfg.V, model->cfg.Vp, &model->gpu);
     }
-    mean_loss(&model->result->loss, model->acts.losses, N, mode, &model->gpu);
+    batch_loss(model, N, mode);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -367,8 +385,8 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
 
     parameter_backward(model, p.attprojw, p.attprojb, a.dresidual, a.atty, N, C, C, mode);
     matmul_backward_input(a.branch, a.dresidual, p.attprojw, N, C, C, &model->matmul);
-    attention_backward(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, B, T, C, model->cfg.NH, &model->attention,
-                       gpu);
+    attention_backward(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, model->batches.starts, B, T, C,
+                       model->cfg.NH, &model->attention, gpu);
     parameter_backward(model, p.qkvw, p.qkvb, a.dqkv, a.ln1, N, C, 3 * C, mode);
     matmul_backward_input(a.branch, a.dqkv, p.qkvw, N, C, 3 * C, &model->matmul);
     layernorm_backward(a.dresidual, grad_of(model, p.ln1w), grad_of(model, p.ln1b), a.branch,
@@ -380,7 +398,7 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
 static void classifier_gradients(GPT2* model, int N, float dloss, GradientMode mode) {
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
-    const int chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    const int chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
@@ -418,7 +436,7 @@ static void gpt2_backward(GPT2* model, int B, int T, float dloss, GradientMode m
 static void micro_step_work(GPT2* model, int B, int T, float dloss, GradientMode mode) {
     gpt2_forward(model, B, T, 0);
     gpt2_backward(model, B, T, dloss, mode);
-    mean_loss(&model->result->loss, model->acts.losses, B * T, mode, &model->gpu);
+    batch_loss(model, B * T, mode);
 }
 
 // Captures the work as a graph instead of doing it.
@@ -433,21 +451,22 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, int B, int T, float dloss
     return executable;
 }
 
-// Forward and backward on the batch in the queue, full micro-batches: sets the gradients and the loss, or
-// adds to them.
+// Forward and backward on the batch in the queue: sets the gradients and the loss, or adds to them.
 static void gpt2_micro_step(GPT2* model, int B, int T, float dloss, GradientMode mode) {
     MicroStepGraph* step = &model->graphs[mode];
-    if (!model->use_graph || step->times++ == 0 || B != model->B || T != model->T) {
+    const int is_full = B == model->B && T == model->T; // only those come again and again, and have a graph
+    if (!model->use_graph || !is_full || step->times++ == 0) {
         micro_step_work(model, B, T, dloss, mode);
         return;
     }
-    if (step->graph && step->dloss != dloss) {
+    if (step->graph && (step->dloss != dloss || step->starts != model->batches.starts)) {
         CUDA_CHECK(cudaGraphExecDestroy(step->graph));
         step->graph = NULL;
     }
     if (!step->graph) {
         step->graph = micro_step_capture(model, B, T, dloss, mode);
         step->dloss = dloss;
+        step->starts = model->batches.starts;
     }
     CUDA_CHECK(cudaGraphLaunch(step->graph, model->gpu.stream));
 }
@@ -476,27 +495,34 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation
 
+// The next batch, on its way to the GPU.
+static Batch push_batch(GPT2* model, Dataloader* loader) {
+    const Batch batch = dataloader_next(loader);
+    batch_queue_push(&model->batches, batch.inputs, batch.targets, batch.starts, (size_t)batch.B * batch.T);
+    return batch;
+}
+
 // Mean loss over the first `batches` micro-batches of the validation data, in order.
 static double evaluate(GPT2* model, Dataloader* val, int64_t batches) {
+    double counted = 0;
     dataloader_seek(val, 0);
     for (int64_t i = 0; i < batches; i++) {
-        const Batch batch = dataloader_next(val);
-        batch_queue_push(&model->batches, batch.inputs, batch.targets, (size_t)batch.B * batch.T);
+        const Batch batch = push_batch(model, val);
+        counted += batch.counted;
         gpt2_forward(model, batch.B, batch.T, 0);
         gpt2_loss(model, batch.B, batch.T, i == 0 ? GRADIENT_SET : GRADIENT_ADD);
     }
-    return gpt2_read_result(model).loss / (double)batches;
+    return gpt2_read_result(model).loss / (double)batches *
+           targets_factor((double)batches * model->B * model->T, counted);
 }
 
 // The logits of the next token, for the generator; level 3 of --recompute keeps no keys and values.
 static const float* next_logits(void* model_, const int* ids, int known, int seen) {
     GPT2* model = (GPT2*)model_;
-    const int autotune = model->matmul.settings.autotune, Vp = model->cfg.Vp;
-    model->matmul.settings.autotune = 0; // not worth it for shapes that come up here
-    batch_queue_push(&model->batches, ids, NULL, (size_t)known);
+    const int Vp = model->cfg.Vp;
+    batch_queue_push(&model->batches, ids, NULL, NULL, (size_t)known);
     gpt2_forward(model, 1, known, model->recompute == 3 ? 0 : seen);
     gpt2_logits(model, known - 1, 1);
-    model->matmul.settings.autotune = autotune;
     CUDA_CHECK(cudaMemcpyAsync(model->logits_pinned, model->acts.logits, (size_t)Vp * sizeof(floatX),
                                cudaMemcpyDeviceToHost, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
@@ -522,21 +548,34 @@ typedef struct {
     int has_nvml;
 } Run;
 
+// What the micro-batches of an update give together.
+typedef struct {
+    double loss;  // mean over the targets that count
+    double norm;  // of its gradient,
+    double scale; // which is what is in memory times this
+    double flops; // of the tokens that were computed
+} BatchGradient;
+
 // One micro-batch after another: sets the gradients of the whole batch, times the loss scale, and their
-// square sum. Returns the mean loss; sets the norm.
-static double accumulate_gradients(GPT2* model, Dataloader* train, int64_t total_tokens, double* norm) {
-    const int64_t micro_steps = total_tokens / ((int64_t)train->B * train->T);
-    const float dloss = (float)(model->loss_scale.scale / (double)total_tokens);
+// square sum.
+static BatchGradient accumulate_gradients(GPT2* model, Dataloader* train, const Options* o) {
+    const int64_t micro_steps = o->total_batch / ((int64_t)train->B * train->T);
+    const float dloss = (float)(model->loss_scale.scale / (double)o->total_batch);
+    double counted = 0, flops = 0;
     for (int64_t micro = 0; micro < micro_steps; micro++) {
-        const Batch batch = dataloader_next(train);
-        batch_queue_push(&model->batches, batch.inputs, batch.targets, (size_t)batch.B * batch.T);
+        const Batch batch = push_batch(model, train);
         gpt2_micro_step(model, batch.B, batch.T, dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        flops += gpt2_flops_per_token(model->cfg, batch.T) * batch.B * batch.T;
+        counted += batch.counted;
     }
     gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
                                 &model->norm, &model->gpu);
     const StepResult result = gpt2_read_result(model);
-    *norm = sqrt(result.square_sum) / model->loss_scale.scale;
-    return result.loss / (double)micro_steps;
+    const double factor = targets_factor((double)o->total_batch, counted),
+                 scale = factor / model->loss_scale.scale;
+    const BatchGradient gradient = {result.loss / (double)micro_steps * factor,
+                                    sqrt(result.square_sum) * scale, scale, flops};
+    return gradient;
 }
 
 static void save(const GPT2* model, const Options* o, RunLog* log, int64_t step) {
@@ -571,11 +610,10 @@ static void run_step(Run* run, int64_t step) {
     if (o->overfit) {
         dataloader_seek(run->train, 0);
     }
-    double norm;
-    const float loss_scale = run->model->loss_scale.scale;
-    const double loss = accumulate_gradients(run->model, run->train, o->total_batch, &norm);
+    const BatchGradient gradient = accumulate_gradients(run->model, run->train, o);
+    const double loss = gradient.loss, norm = gradient.norm;
     AdamW adamw = setup_adamw(o, step, run->updates + 1, norm);
-    adamw.grad_scale /= loss_scale;
+    adamw.grad_scale *= (float)gradient.scale;
     const int overflow = overflowed(run, step + 1, loss, norm); // which is no matter for the guard
     const UpdateVerdict verdict = overflow ? UPDATE_DO : guard_check(&run->guard, loss, norm);
     if (verdict == UPDATE_DO && !overflow) {
@@ -583,10 +621,9 @@ static void run_step(Run* run, int64_t step) {
         run->updates++;
     }
     const double s = time_now_s() - start_s;
-    const double flops = gpt2_flops_per_token(run->model->cfg, o->seq_len) * (double)o->total_batch;
     log_data_wait(run->log, run->train->wait_s);
     log_train(run->log, step + 1, loss, run->guard.loss_z, norm, run->guard.norm_z, adamw.lr, s * 1e3,
-              flops / s / run->peak);
+              gradient.flops / s / run->peak);
     if (verdict != UPDATE_DO) {
         log_skip(run->log, step + 1, guard_reason(verdict));
     }

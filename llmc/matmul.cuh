@@ -12,7 +12,8 @@ once, with one exception: what cublasLt cannot do to the result of a product (bi
 afterwards, on the rounded result. C and OC should be multiples of 8, else products are slow; any size works.
 
 Plans. The first product of a shape makes a plan: descriptors, and the algorithm that cublasLt's heuristic
-thinks best or, with `autotune`, that measures fastest. The plan is kept, so later products create nothing.
+thinks best or, with `autotune`, that measures fastest. The plan is kept, so later products create nothing;
+when there are too many, that of the unmeasured one which was used longest ago makes room.
 Tuning takes time, waits for the GPU and may allocate: before products are captured in a graph, run each of
 them once, then call matmul_gpu_fix_plans, after which a new shape is an error.
 
@@ -80,6 +81,7 @@ typedef struct {
     cublasLtMatmulAlgo_t algorithm;
     int chosen, candidates; // number in the order of the heuristic
     float ms;               // measured by autotune, else 0
+    uint64_t last_use;
 } MatmulPlan_;
 
 typedef struct {
@@ -91,6 +93,7 @@ typedef struct {
     size_t workspace_bytes;
     cudaEvent_t start, stop; // of autotune
     int plans_fixed, plans_count;
+    uint64_t uses; // of all plans
     MatmulPlan_ plans[MATMUL_PLANS];
 } MatmulGpu;
 
@@ -389,20 +392,38 @@ static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, const
     }
 }
 
+// Room for a plan.
+static inline MatmulPlan_* matmul_plan_new_(const MatmulKey_* key, MatmulGpu* ctx) {
+    if (ctx->plans_count < MATMUL_PLANS) {
+        return &ctx->plans[ctx->plans_count++];
+    }
+    MatmulPlan_* oldest = NULL;
+    for (int i = 0; i < MATMUL_PLANS; i++) {
+        MatmulPlan_* plan = &ctx->plans[i];
+        if (plan->ms == 0 && (!oldest || plan->last_use < oldest->last_use)) {
+            oldest = plan;
+        }
+    }
+    CHECK(oldest, "matmul %s: already %d measured plans; wanted at most as many shapes with autotune",
+          matmul_name_(key).text, MATMUL_PLANS);
+    matmul_plan_close_(oldest);
+    memset((void*)oldest, 0, sizeof(*oldest));
+    return oldest;
+}
+
 // The plan for this product, made now if it is the first of its kind.
 static inline MatmulPlan_* matmul_plan_(const MatmulKey_* key, MatmulOperands_ x, MatmulGpu* ctx) {
     for (int i = 0; i < ctx->plans_count; i++) {
         if (memcmp(&ctx->plans[i].key, key, sizeof(*key)) == 0) {
+            ctx->plans[i].last_use = ++ctx->uses;
             return &ctx->plans[i];
         }
     }
     CHECK(!ctx->plans_fixed, "matmul %s: first used after the plans were fixed; run it once before",
           matmul_name_(key).text);
-    CHECK(ctx->plans_count < MATMUL_PLANS,
-          "matmul %s: already %d plans; wanted at most %d shapes in a process", matmul_name_(key).text,
-          ctx->plans_count, MATMUL_PLANS);
-    MatmulPlan_* plan = &ctx->plans[ctx->plans_count++];
+    MatmulPlan_* plan = matmul_plan_new_(key, ctx);
     plan->key = *key;
+    plan->last_use = ++ctx->uses;
     matmul_plan_make_(plan, x, ctx);
     return plan;
 }

@@ -1,10 +1,12 @@
 // test_attention.cu -- flash attention on the GPU against the reference on the CPU: both passes and all types
-// at awkward sizes, generation, huge scores, causality, used scratch memory, the same bits in every run.
+// at awkward sizes, documents, generation, huge scores, causality, used scratch memory, the same bits in
+// every run.
 #include "llmc/attention.cuh"
 #include "ops.h"
 
 typedef struct {
     int B, T, NH, HS;
+    const int* starts = NULL; // (B, T) on the host; NULL: one document a row
 } Shape;
 
 static size_t outs(const Shape* s) { return (size_t)s->B * s->T * s->NH * s->HS; }
@@ -35,6 +37,17 @@ template <class X> static X* upload(const float* x, size_t n, const Gpu* gpu) {
     CUDA_CHECK(cudaMemcpyAsync(device, host, n * sizeof(X), cudaMemcpyHostToDevice, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     free(host);
+    return device;
+}
+
+static int* upload_starts(const Shape* s, const Gpu* gpu) { // NULL if there are none
+    if (!s->starts) {
+        return NULL;
+    }
+    const size_t n = (size_t)s->B * s->T;
+    int* device = (int*)gpu_alloc(n, sizeof(int), "test");
+    CUDA_CHECK(cudaMemcpyAsync(device, s->starts, n * sizeof(int), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     return device;
 }
 
@@ -70,17 +83,19 @@ static Results run(const Shape* s, const float* qkv, const float* dout, int firs
     const size_t n = outs(s);
     const int C = s->NH * s->HS;
     X *qkv_x = upload<X>(qkv, 3 * n, gpu), *out = unset<X>(n, gpu);
+    int* starts = upload_starts(s, gpu);
     float* lse = unset<float>(lses(s), gpu);
     Results r = {};
-    attention_forward(out, lse, qkv_x, s->B, s->T, first, C, s->NH, gpu);
+    attention_forward(out, lse, qkv_x, starts, s->B, s->T, first, C, s->NH, gpu);
     if (dout) {
         X *dout_x = upload<X>(dout, n, gpu), *dqkv = unset<X>(3 * n, gpu);
-        attention_backward(dqkv, dout_x, qkv_x, out, lse, s->B, s->T, C, s->NH, scratch, gpu);
+        attention_backward(dqkv, dout_x, qkv_x, out, lse, starts, s->B, s->T, C, s->NH, scratch, gpu);
         r.dqkv = download(dqkv, 3 * n, gpu);
         gpu_free(dout_x);
     }
     r.out = download(out, n, gpu);
     r.lse = download(lse, lses(s), gpu);
+    gpu_free(starts);
     gpu_free(qkv_x);
     return r;
 }
@@ -98,8 +113,9 @@ static Results reference(const Shape* s, const float* qkv, const float* dout) {
     const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(3 * outs(s))};
     AttentionScratch scratch;
     attention_open(&scratch, s->T, s->HS);
-    attention_forward_cpu(r.out, r.lse, qkv, s->B, s->T, 0, s->NH * s->HS, s->NH, &scratch);
-    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, s->B, s->T, s->NH * s->HS, s->NH, &scratch);
+    attention_forward_cpu(r.out, r.lse, qkv, s->starts, s->B, s->T, 0, s->NH * s->HS, s->NH, &scratch);
+    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, s->starts, s->B, s->T, s->NH * s->HS, s->NH,
+                           &scratch);
     attention_close(&scratch);
     return r;
 }
@@ -162,6 +178,53 @@ template <class X> static void test_sizes(const Gpu* gpu) {
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         check<X>(shapes[i], 1, gpu);
     }
+}
+
+// (B, T) of documents of about `length` tokens, but a border at token `border` of each row, if that is > 0.
+static const int* documents(int B, int T, int length, int border) {
+    int *starts = ops_below((size_t)B * T, length), start = 0;
+    for (int n = 0; n < B * T; n++) {
+        const int t = n % T;
+        if (t == 0 || t == border || starts[n] == 0) {
+            start = t;
+        }
+        starts[n] = start;
+    }
+    return starts;
+}
+
+// Documents of a token, of a few, longer than a tile; borders at ends of tiles and beside them; every width.
+template <class X> static void test_documents(const Gpu* gpu) {
+    const int shapes[][6] = {{1, 1, 1, 64, 2, 0},      {2, 31, 2, 64, 9, 0},       {1, 33, 1, 80, 40, 32},
+                             {1, 130, 1, 96, 60, 64},  {2, 65, 1, 128, 1000, 64},  {1, 70, 2, 16, 1, 0},
+                             {1, 257, 1, 64, 90, 128}, {1, 257, 1, 64, 1000, 191}, {1, 300, 1, 16, 1000, 129},
+                             {3, 34, 3, 3, 20, 0},     {1, 200, 1, 32, 70, 63},    {1, 97, 1, 12, 1000, 31}};
+    for (const int* x : shapes) {
+        check<X>({x[0], x[1], x[2], x[3], documents(x[0], x[1], x[4], x[5])}, 1, gpu);
+    }
+}
+
+// A row of one document is what it is without starts; a document's results do not depend on the others.
+template <class X> static void test_documents_apart(const Gpu* gpu) {
+    const int T = 170, begin = 50, end = 131;
+    const Shape plain = {1, T, 1, 16, NULL}, whole = {1, T, 1, 16, ops_below((size_t)T, 1)};
+    int* starts = ops_below((size_t)T, 1);
+    for (int t = begin; t < T; t++) {
+        starts[t] = t < end ? begin : end;
+    }
+    const Shape three = {1, T, 1, 16, starts};
+    const size_t C = 16, count = (size_t)(end - begin);
+    float *qkv = normal<X>(3 * T * C, 1), *dout = normal<X>(T * C, 1);
+    const Results a = run_alone<X>(&plain, qkv, dout, gpu), b = run_alone<X>(&whole, qkv, dout, gpu);
+    expect_same(&a, &b, &plain, "starts all 0");
+    float *other = normal<X>(3 * T * C, 9), *other_dout = normal<X>(T * C, 9);
+    memcpy(other + 3 * begin * C, qkv + 3 * begin * C, 3 * count * C * sizeof(float));
+    memcpy(other_dout + begin * C, dout + begin * C, count * C * sizeof(float));
+    const Results c = run_alone<X>(&three, qkv, dout, gpu), d = run_alone<X>(&three, other, other_dout, gpu);
+    EXPECT(ops_same_bits(c.out + begin * C, d.out + begin * C, count * C), "out beside other documents");
+    EXPECT(ops_same_bits(c.dqkv + 3 * begin * C, d.dqkv + 3 * begin * C, 3 * count * C),
+           "dqkv beside other documents");
+    ops_close("documents apart");
 }
 
 // Of scores in the thousands, hardly more than one key in a row keeps a probability.
@@ -241,7 +304,7 @@ template <class X> static void test_nan(const Gpu* gpu) {
 }
 
 static void forward_too_large(const void* gpu) {
-    attention_forward<float>(NULL, NULL, NULL, 1, 1, 0, 129, 1, (const Gpu*)gpu);
+    attention_forward<float>(NULL, NULL, NULL, NULL, 1, 1, 0, 129, 1, (const Gpu*)gpu);
 }
 
 template <class X> static void test_type(const Gpu* gpu) {
@@ -251,6 +314,8 @@ template <class X> static void test_type(const Gpu* gpu) {
     test_causality<X>(gpu);
     test_scratch<X>(gpu);
     test_nan<X>(gpu);
+    test_documents<X>(gpu);
+    test_documents_apart<X>(gpu);
 }
 
 int main(void) {

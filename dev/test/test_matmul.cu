@@ -458,8 +458,31 @@ static void test_capture(const Gpu* gpu) {
 // ---------------------------------------------------------------------------------------------------------------------
 // What ends the program
 
+// Products of more shapes than there is room for plans, the first one again at the end.
+static void test_many_plans(const Gpu* gpu) {
+    MatmulGpu ctx;
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0};
+    matmul_gpu_open(&ctx, gpu, settings);
+    float *x = ops_normal(1, 1), *w = ops_normal(MATMUL_PLANS + 9, 1), *out = ops_floats(MATMUL_PLANS + 9);
+    float *x_gpu = upload(x, 1, 0, gpu), *w_gpu = upload(w, MATMUL_PLANS + 9, 0, gpu),
+          *out_gpu = upload(out, MATMUL_PLANS + 9, 0, gpu);
+    for (int OC = 1; OC <= MATMUL_PLANS + 9; OC++) {
+        matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, OC, &ctx);
+        matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 1, &ctx); // is never the oldest
+    }
+    EXPECT(ctx.plans_count == MATMUL_PLANS && ctx.plans[0].key.cols == 1, "%d plans", ctx.plans_count);
+    matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 2, &ctx);
+    const float* got = download(out_gpu, MATMUL_PLANS + 9, gpu);
+    for (int i = 0; i < MATMUL_PLANS + 9; i++) {
+        EXPECT_NEAR(got[i], x[0] * w[i], 1e-6, "column %d", i);
+    }
+    matmul_gpu_close(&ctx);
+    case_close("many plans");
+}
+
 static void too_many_plans(const void* arg) {
     MatmulGpu* ctx = (MatmulGpu*)arg;
+    ctx->settings.autotune = 1;
     float* memory = (float*)gpu_alloc(3 * 512, sizeof(float), "test");
     for (int OC = 1; OC <= MATMUL_PLANS + 1; OC++) {
         matmul_forward(memory, memory + 512, memory + 1024, (const float*)NULL, 1, 1, OC, ctx);
@@ -494,7 +517,8 @@ static void test_errors(const Gpu* gpu) {
         return; // a forked child cannot use the parent's GPU
     }
     matmul_gpu_open(&ctx, gpu, settings);
-    EXPECT(test_dies(too_many_plans, &ctx, EXIT_FAILURE, "(1, 257) = (1, 1) (257, 1)^T|already 256 plans"),
+    EXPECT(test_dies(too_many_plans, &ctx, EXIT_FAILURE,
+                     "(1, 257) = (1, 1) (257, 1)^T|already 256 measured plans"),
            "plans");
     EXPECT(test_dies(new_plan_when_fixed, &ctx, EXIT_FAILURE, "(2, 7) = (2, 3) (7, 3)^T, bf16 to bf16|fixed"),
            "fixed");
@@ -527,6 +551,7 @@ int main(void) {
     test_autotune<bf16>(&gpu);
     test_autotune_keeps_first(&gpu);
     test_capture(&gpu);
+    test_many_plans(&gpu);
     test_errors(&gpu);
     CUDA_CHECK(cudaMemGetInfo(&free_after, &total_bytes));
     EXPECT(!simulated || free_before == free_after, "%zu bytes of GPU memory lost", free_before - free_after);
