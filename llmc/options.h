@@ -53,7 +53,7 @@ enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8, CPU_ = 16, GPU_ = 32 };
 // In the order of the table, which explains them.
 typedef struct {
     const char *train_data, *val_data, *tokenizer;
-    int data_format, pack, shuffle, doc_mask;
+    int data_format, pack, doc_mask, shuffle;
     uint64_t seed;
 
     const char* model;
@@ -131,10 +131,10 @@ static const OptionRow OPTION_TABLE[] = {
         "stream|aligned|bestfit|pad|dynamic|uniform", "how documents become sequences: cut anywhere, from a "
         "document's beginning, whole ones that fit, or one each, padded to --seq-len, to the longest of a batch, or "
         "in batches of similar length"},
-    {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, 0,                "on",
-        "off|on", "read the training data in another random order in each epoch"},
     {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, 0,                "off",
         "off|on", "attention stays inside of a document"},
+    {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, 0,                "on",
+        "off|on", "read the training data in another random order in each epoch"},
     {"data",       "seed",          "",   SEED_(seed),             0,        0, 0,                "42",
         "", "of the first weights, the order of the data and the samples"},
 

@@ -464,8 +464,8 @@ static void test_many_plans(const Gpu* gpu) {
     const MatmulSettings settings = {0, GELU_SEPARATE, 0};
     matmul_gpu_open(&ctx, gpu, settings);
     float *x = ops_normal(1, 1), *w = ops_normal(MATMUL_PLANS + 9, 1), *out = ops_floats(MATMUL_PLANS + 9);
-    float *x_gpu = upload(x, 1, 0, gpu), *w_gpu = upload(w, MATMUL_PLANS + 9, 0, gpu),
-          *out_gpu = upload(out, MATMUL_PLANS + 9, 0, gpu);
+    float *x_gpu = upload<float>(x, 1, 0, gpu), *w_gpu = upload<float>(w, MATMUL_PLANS + 9, 0, gpu),
+          *out_gpu = upload<float>(out, MATMUL_PLANS + 9, 0, gpu);
     for (int OC = 1; OC <= MATMUL_PLANS + 9; OC++) {
         matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, OC, &ctx);
         matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 1, &ctx); // is never the oldest
