@@ -9,20 +9,7 @@ Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, 
 optimizer's state are fp32.
 */
 #define OPTIONS_TRAINER GPU_
-#ifndef GPT2_CHUNK_LOGITS
-#define GPT2_CHUNK_LOGITS ((size_t)1 << 30) // 2 GiB of 16-bit logits
-#endif
-#include "llmc/gpu.cuh"
-#if defined(PRECISION_FP32)
-#define floatX float
-#define PRECISION_NAME "FP32"
-#elif defined(PRECISION_FP16)
-#define floatX fp16
-#define PRECISION_NAME "FP16"
-#else
-#define floatX bf16
-#define PRECISION_NAME "BF16"
-#endif
+#include "llmc/precision.cuh"
 
 #include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
@@ -159,7 +146,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     // rounded ones. So levels 1 and 2, which compute GELU again alone, keep it out of the products.
     const int gelu_again = model->recompute == 1 || model->recompute == 2;
     const MatmulSettings settings = {o->tf32, gelu_again ? GELU_SEPARATE : (GeluFusion)o->gelu_fusion,
-                                     o->autotune};
+                                     o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
     attention_gpu_open(&model->attention, model->B, model->T, cfg.NH);
@@ -362,10 +349,9 @@ static void block_recompute(GPT2* model, int l, int B, int T) {
 // The gradients of a linear layer's weight and bias (NULL: none), set or added to.
 static void parameter_backward(GPT2* model, const floatX* weight, const floatX* bias, const floatX* dout,
                                const floatX* inp, int N, int C, int OC, GradientMode mode) {
-    matmul_backward_weight(grad_of(model, weight), dout, inp, N, C, OC, mode, &model->matmul);
-    if (bias) {
-        matmul_backward_bias(grad_of(model, bias), dout, N, OC, mode, &model->matmul);
-    }
+    const Gradient none = {NULL, DTYPE_OF(floatX)};
+    matmul_backward_parameters(grad_of(model, weight), bias ? grad_of(model, bias) : none, dout, inp, N, C,
+                               OC, mode, &model->matmul);
 }
 
 // From the gradient of the stream after block l, in dresidual, to that of the stream before it, in place.

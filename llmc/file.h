@@ -6,7 +6,7 @@ A full disk, a missing directory or any other failure removes the unfinished fil
 one error that names the file; what stood under the name before is untouched.
 
 needs:   check.h
-defines: FileWriter, file_open, file_put, file_commit, file_sync_directory
+defines: FileWriter, file_open, file_put, file_commit, file_sync_directory, file_make_directory
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -14,6 +14,7 @@ defines: FileWriter, file_open, file_put, file_commit, file_sync_directory
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -68,7 +69,8 @@ static inline void file_sync_directory(const char* path) {
 
 // The file is whole: on the disk, and under its name.
 static inline void file_commit(FileWriter* writer) {
-    if (fflush(writer->file) != 0 || fsync(fileno(writer->file)) != 0) {
+    // an error of the stream: of a printf before, which nobody looked at
+    if (fflush(writer->file) != 0 || ferror(writer->file) || fsync(fileno(writer->file)) != 0) {
         file_fail_(writer, "write");
     }
     const int failed = fclose(writer->file) != 0;
@@ -77,6 +79,21 @@ static inline void file_commit(FileWriter* writer) {
         file_fail_(writer, "write");
     }
     file_sync_directory(writer->path);
+}
+
+// Makes a directory and its parents. What is no directory shows when the files in it are opened.
+static inline void file_make_directory(const char* path) {
+    char prefix[1024];
+    const size_t length = strlen(path);
+    CHECK(length < sizeof(prefix) - 32, "%s: the path is longer than %zu bytes", path, sizeof(prefix) - 32);
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] == '/' || path[i] == '\0') {
+            memcpy(prefix, path, i);
+            prefix[i] = '\0';
+            CHECK(mkdir(prefix, 0777) == 0 || errno == EEXIST, "%s: cannot make the directory: %s", prefix,
+                  strerror(errno));
+        }
+    }
 }
 
 #endif

@@ -17,8 +17,8 @@ something else. Strings are decoded in place, in the caller's copy of the text:
 
 needs:   check.h
 defines: json_print_string; JsonReader, json_reader, json_unexpected, json_peek, json_take, json_end,
-json_string, json_text, json_name, json_member, json_element, json_natural, json_naturals, json_number,
-json_truth, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME, JSON_MAX_DEPTH
+json_string, json_text, json_name, json_member, json_text_member, json_element, json_natural, json_naturals,
+json_number, json_truth, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME, JSON_MAX_DEPTH
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
@@ -205,6 +205,28 @@ static inline int json_character_(JsonReader* text, JsonText_ kind, unsigned cha
     return 1;
 }
 
+// Bytes at `at` that stand for themselves: ASCII, neither control character, quote nor backslash. Eight at a
+// time, because corpora are read through here: a byte that is `c` is 0 after the XOR, and of bytes that have
+// their highest bit clear, only 0 gets it set by subtracting 1.
+static inline size_t json_plain_(const unsigned char* at, size_t left) {
+    const uint64_t each = 0x0101010101010101, high = 0x80 * each;
+    size_t n = 0;
+    for (; left - n >= 8; n += 8) {
+        uint64_t word;
+        memcpy(&word, at + n, sizeof(word));
+        const uint64_t quote = word ^ '"' * each, backslash = word ^ '\\' * each;
+        const uint64_t special = (word | (word - ' ' * each) | (quote - each) | (backslash - each)) & high;
+        if (special) {
+            // a borrow goes only into higher bytes, so the lowest one found is right
+            return n + (size_t)__builtin_ctzll(special) / 8;
+        }
+    }
+    while (n < left && at[n] >= ' ' && at[n] < 0x80 && at[n] != '"' && at[n] != '\\') {
+        n++;
+    }
+    return n;
+}
+
 static inline int json_text_(JsonReader* text, JsonText_ kind, const char** string, size_t* length) {
     if (!json_take(text, '"')) {
         return 0;
@@ -212,7 +234,11 @@ static inline int json_text_(JsonReader* text, JsonText_ kind, const char** stri
     unsigned char* out = text->text + text->at;
     *string = (const char*)out;
     while (text->at < text->bytes && text->text[text->at] != '"') {
-        if (!json_character_(text, kind, &out)) {
+        const size_t plain = json_plain_(text->text + text->at, text->bytes - text->at);
+        memmove(out, text->text + text->at, plain);
+        out += plain;
+        text->at += plain;
+        if (plain == 0 && !json_character_(text, kind, &out)) {
             return 0;
         }
     }
@@ -257,41 +283,41 @@ static inline int json_name(JsonReader* text, const char** name) {
     return 1;
 }
 
-// Inside an object, its brace taken: 1 and the next key, its colon behind; 0 after the closing brace; -1
-// after an error.
 typedef enum { JSON_FIRST, JSON_NEXT } JsonPlace;
-static inline int json_member(JsonReader* text, JsonPlace which, const char** key) {
-    const int c = json_peek(text);
-    if (c == '}') {
-        text->at++;
-        return 0;
-    }
-    if (which == JSON_NEXT) {
-        if (c != ',') {
-            json_unexpected(text, "',' or '}'");
-            return -1;
-        }
-        text->at++;
-    }
-    return json_name(text, key) && json_take(text, ':') ? 1 : -1;
-}
 
-// The same inside an array: 1 before the next element.
-static inline int json_element(JsonReader* text, JsonPlace which) {
+// Inside an object or array, its bracket taken: 1 before the next member or element; 0 after the closing
+// bracket; -1 after an error.
+static inline int json_next_(JsonReader* text, JsonPlace which, char closing) {
+    const char wanted[] = {'\'', ',', '\'', ' ', 'o', 'r', ' ', '\'', closing, '\'', '\0'};
     const int c = json_peek(text);
-    if (c == ']') {
+    if (c == closing) {
         text->at++;
         return 0;
     }
     if (which == JSON_NEXT) {
         if (c != ',') {
-            json_unexpected(text, "',' or ']'");
+            json_unexpected(text, wanted);
             return -1;
         }
         text->at++;
     }
     return 1;
 }
+
+// Inside an object: the same, and the next key, its colon behind.
+static inline int json_member(JsonReader* text, JsonPlace which, const char** key) {
+    const int more = json_next_(text, which, '}');
+    return more <= 0 ? more : json_name(text, key) && json_take(text, ':') ? 1 : -1;
+}
+
+// The same where a key may be any string.
+static inline int json_text_member(JsonReader* text, JsonPlace which, const char** key, size_t* length) {
+    const int more = json_next_(text, which, '}');
+    return more <= 0 ? more : json_text(text, key, length) && json_take(text, ':') ? 1 : -1;
+}
+
+// Inside an array: 1 before the next element, and 0 and -1 as above.
+static inline int json_element(JsonReader* text, JsonPlace which) { return json_next_(text, which, ']'); }
 
 // Whether nothing follows but blanks.
 static inline int json_end(JsonReader* text) {
@@ -428,9 +454,10 @@ static inline int json_truth(JsonReader* text, int* value) {
 // Steps over any value, objects and arrays nested to the given depth.
 static inline int json_skip_(JsonReader* text, int depth) {
     const char* ignored;
+    size_t length;
     const int c = json_peek(text), closing = c == '{' ? '}' : ']';
     if (c == '"') {
-        return json_string(text, &ignored);
+        return json_text(text, &ignored, &length);
     }
     if (c != '{' && c != '[') {
         const int is_number = c == '-' || json_is_digit_(text);
@@ -442,7 +469,7 @@ static inline int json_skip_(JsonReader* text, int depth) {
     text->at++;
     for (int first = 1; json_peek(text) != closing; first = 0) {
         if ((!first && !json_take(text, ',')) ||
-            (c == '{' && !(json_string(text, &ignored) && json_take(text, ':'))) ||
+            (c == '{' && !(json_text(text, &ignored, &length) && json_take(text, ':'))) ||
             !json_skip_(text, depth - 1)) {
             return 0;
         }

@@ -22,7 +22,7 @@ run is that of one that was not, but for one more config line.
 On a terminal, steps faster than 100 ms share one line that is rewritten; elsewhere, a step that comes less
 than half a second after the last one printed is not printed. The first and the last step always are.
 
-needs:   check.h, curve.h, json.h
+needs:   check.h, curve.h, file.h, json.h
 defines: RunLog, LogPrint, log_open, log_close, log_config, log_data_wait, log_train, log_val, log_sample,
 log_save, log_skip, log_summary, log_tok_per_s, log_peak_mb
 */
@@ -42,6 +42,7 @@ log_save, log_skip, log_summary, log_tok_per_s, log_peak_mb
 
 #include "check.h"
 #include "curve.h"
+#include "file.h"
 #include "json.h"
 
 enum { LOG_BINS_ = 512, LOG_CURVE_COLUMNS_ = 79, LOG_CURVE_ROWS_ = 20 };
@@ -88,21 +89,6 @@ static inline double log_now_s_(void) {
 static inline void log_flush_(LogFile* log) {
     const int ok = fflush(log->file) == 0 && !ferror(log->file);
     CHECK(ok, "%s: cannot write: %s", log->path, strerror(errno));
-}
-
-// Makes a directory and its parents. What is no directory shows when the files in it are opened.
-static inline void log_make_directory_(const char* path) {
-    char prefix[1024];
-    const size_t length = strlen(path);
-    CHECK(length < sizeof(prefix) - 32, "%s: the path is longer than %zu bytes", path, sizeof(prefix) - 32);
-    for (size_t i = 1; i <= length; i++) {
-        if (path[i] == '/' || path[i] == '\0') {
-            memcpy(prefix, path, i);
-            prefix[i] = '\0';
-            CHECK(mkdir(prefix, 0777) == 0 || errno == EEXIST, "%s: cannot make the directory: %s", prefix,
-                  strerror(errno));
-        }
-    }
 }
 
 static inline void log_open_file_(LogFile* log, const char* mode) {
@@ -210,7 +196,7 @@ static inline void log_open(RunLog* log, const char* out_dir, int64_t start_step
     log->steps = steps;
     log->step_tokens = (double)step_tokens;
     if (out_dir[0]) {
-        log_make_directory_(out_dir);
+        file_make_directory(out_dir);
         log_open_in_(log, &log->json, out_dir, "log.jsonl");
         log_open_in_(log, &log->text, out_dir, "main.log");
     } else {

@@ -5,12 +5,14 @@ setup.h -- from the command line to a run: which data, which tokens, which model
     data                        tokens                                   V of a new model
     none named                  words of the built-in stories            their number
     text files                  bytes                                    257
+    text, --tokenizer           those of the tokenizer (text_data.h)     the tokenizer's
     .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
 
 The model is a name, a model file, or the sizes on the command line; options that are given override a name
 and must agree with a file. Everything is checked here, before any memory for the model is taken.
 
-needs:   adamw.h check.h dataloader.h gpt2.h model_file.h options.h schedule.h stories.h tokenizer.h
+needs:   adamw.h check.h dataloader.h gpt2.h model_file.h options.h schedule.h stories.h text_data.h
+tokenizer.h
 defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_data, setup_loaders,
 setup_verify_data, setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_prompt,
 setup_close
@@ -26,6 +28,7 @@ setup_close
 #include "options.h"
 #include "schedule.h"
 #include "stories.h"
+#include "text_data.h"
 #include "tokenizer.h"
 
 // Sizes of a new model without a name, and of the run with it: they train on a laptop in minutes.
@@ -49,6 +52,7 @@ typedef struct {
     DataKind kind;
     int has_tokenizer; // without one, samples are printed as token ids
     Tokenizer tokenizer;
+    int is_encoded; // text, by the tokenizer: its files are turned into shards first
     DataSources train, val;
     Stories* stories; // the built-in corpus, NULL for other data:
     uint16_t *train_stories, *val_stories;
@@ -58,36 +62,84 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // Vocabulary and model
 
+static inline void setup_stories_tokenizer_(RunData* data) {
+    data->stories = (Stories*)check_alloc(1, sizeof(Stories), "stories");
+    stories_open(data->stories);
+    const int words = data->stories->eot;
+    const char** word = (const char**)check_alloc((size_t)words, sizeof(*word), "vocabulary");
+    for (int i = 0; i < words; i++) {
+        word[i] = data->stories->token[i];
+    }
+    tokenizer_open_words(&data->tokenizer, word, words);
+    free(word);
+}
+
+// --tokenizer bpe:N: sets path (PATH_MAX) to the vocabulary beside the run, which is trained on the text the
+// first time.
+static inline void setup_own_vocabulary_(const Options* options, char* path) {
+    char* end;
+    const long V = strtol(options->tokenizer + strlen("bpe:"), &end, 10);
+    if (*end || V < 257 || V > BPE_MAX_VOCAB) {
+        die_usage("--tokenizer %s: wanted bpe: and a number of tokens from 257 to %d", options->tokenizer,
+                  BPE_MAX_VOCAB);
+    }
+    if (!options->out[0] || sources_kind(options->train_data) != TOKENS_TEXT) {
+        die_usage("--tokenizer %s: wanted text as --train-data, and --out to keep the vocabulary",
+                  options->tokenizer);
+    }
+    CHECK(snprintf(path, PATH_MAX, "%s/tokenizer.json", options->out) < PATH_MAX, "%s: the name is too long",
+          options->out);
+    if (access(path, F_OK) != 0) {
+        Bpe bpe;
+        file_make_directory(options->out);
+        text_data_train(&bpe, options->train_data, options->text_field, (int)V, stdout);
+        bpe_write(&bpe, path);
+        bpe_close(&bpe);
+    }
+    Bpe kept;
+    bpe_open(&kept, path);
+    CHECK(kept.vocab_size == V, "%s: %d tokens, wanted %ld; remove it to train another", path,
+          kept.vocab_size, V);
+    bpe_close(&kept);
+}
+
+static inline void setup_file_tokenizer_(RunData* data, const Options* options) {
+    char path[PATH_MAX];
+    const int is_own = strncmp(options->tokenizer, "bpe:", 4) == 0;
+    if (is_own) {
+        setup_own_vocabulary_(options, path);
+    }
+    tokenizer_open_file(&data->tokenizer, is_own ? path : options->tokenizer);
+    data->has_tokenizer = 1;
+}
+
 // Opens the tokenizer that goes with the data; the data itself is opened by setup_data, when V and T are
 // known.
 static inline void setup_tokenizer(RunData* data, const Options* options) {
     memset(data, 0, sizeof(*data));
+    const int is_text = options->train_data[0] && sources_kind(options->train_data) == TOKENS_TEXT;
     if (!options->train_data[0]) {
-        data->kind = DATA_STORIES;
-        data->stories = (Stories*)check_alloc(1, sizeof(Stories), "stories");
-        stories_open(data->stories);
-        const int words = data->stories->eot;
-        const char** word = (const char**)check_alloc((size_t)words, sizeof(*word), "vocabulary");
-        for (int i = 0; i < words; i++) {
-            word[i] = data->stories->token[i];
+        if (options->tokenizer[0]) {
+            die_usage(
+                "--tokenizer %s needs --train-data: the built-in stories have tokens of their own (words)",
+                options->tokenizer);
         }
-        tokenizer_open_words(&data->tokenizer, word, words);
-        free(word);
-    } else if (sources_kind(options->train_data) == TOKENS_TEXT) {
+        data->kind = DATA_STORIES;
+        setup_stories_tokenizer_(data);
+        data->has_tokenizer = 1;
+    } else if (is_text && !options->tokenizer[0]) {
+        text_data_require_plain(options->train_data);
         data->kind = DATA_TEXT;
         tokenizer_open_bytes(&data->tokenizer);
+        data->has_tokenizer = 1;
     } else {
         data->kind = DATA_SHARDS;
-        data->has_tokenizer = options->tokenizer[0] != '\0';
-        if (data->has_tokenizer) {
-            tokenizer_open_file(&data->tokenizer, options->tokenizer);
+        data->is_encoded = is_text;
+        if (options->tokenizer[0]) {
+            setup_file_tokenizer_(data, options);
         }
-        return;
-    }
-    data->has_tokenizer = 1;
-    if (options->tokenizer[0]) {
-        die_usage("--tokenizer %s is for .bin shards; this data has tokens of its own (%s)",
-                  options->tokenizer, data->tokenizer.kind);
+        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded, only decoded: %s",
+              data->tokenizer.decode_only);
     }
 }
 
@@ -213,19 +265,52 @@ static inline void setup_stories_(RunData* data, Options* options) {
     sources_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
 }
 
+// Opens a list of files; of text, when the run has a tokenizer for it, the shards that it is encoded to.
+static inline void setup_sources_(DataSources* sources, const RunData* data, const Options* options,
+                                  const char* list, const char* directory) {
+    char* shards = NULL;
+    if (data->is_encoded && sources_kind(list) == TOKENS_TEXT) {
+        const TextData text = {&data->tokenizer.bpe, options->text_field, directory, stdout};
+        shards = text_data_shards(&text, list);
+    }
+    const TokensFormat format = shards ? TOKENS_AUTO : (TokensFormat)options->data_format;
+    sources_open_files(sources, shards ? shards : list, format, options->vocab_size);
+    free(shards);
+}
+
+// Where text is encoded to: beside the run or, without --out, where it is removed as soon as it is mapped.
+// Sets path (PATH_MAX).
+static inline void setup_encoded_directory_(const Options* options, char* path) {
+    const char *out = options->out, *tmp = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    const int length =
+        snprintf(path, PATH_MAX, out[0] ? "%s/tokens" : "%s/tokens-XXXXXX", out[0] ? out : tmp);
+    CHECK(length < PATH_MAX, "%s: the name is too long", out[0] ? out : tmp);
+    if (out[0]) {
+        file_make_directory(path);
+    } else {
+        CHECK(mkdtemp(path), "%s: cannot make a directory: %s", tmp, strerror(errno));
+    }
+}
+
 // Opens the files.
 static inline void setup_files_(RunData* data, const Options* options) {
-    const TokensFormat format = (TokensFormat)options->data_format;
-    if (options->val_data[0] &&
+    char directory[PATH_MAX] = "";
+    if (options->val_data[0] && !data->is_encoded &&
         (sources_kind(options->val_data) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
         die_usage("--val-data %s and --train-data %s: wanted both shards or both text", options->val_data,
                   options->train_data);
     }
-    sources_open_files(&data->train, options->train_data, format, options->vocab_size);
+    if (data->is_encoded) {
+        setup_encoded_directory_(options, directory);
+    }
+    setup_sources_(&data->train, data, options, options->train_data, directory);
     if (options->val_data[0]) {
-        sources_open_files(&data->val, options->val_data, format, options->vocab_size);
+        setup_sources_(&data->val, data, options, options->val_data, directory);
     } else {
         sources_split_tail(&data->train, &data->val, options->seq_len);
+    }
+    if (data->is_encoded && !options->out[0]) {
+        text_data_remove(directory);
     }
 }
 

@@ -509,6 +509,10 @@ test_samples() {
     good "a prompt of words" "${run[@]}" --prompt "One sunny day" --out words
     check "begins each sample" [ "$(samples_of words | grep -c '^ *One sunny day')" = 2 ]
     bad 2 "xyzzy" "${run[@]}" --prompt "One xyzzy"
+    printf '#version: 0.2\nt h\nth e\n' >merges.txt
+    good "a prompt of GPT-2's kind" "${run[@]}" --train-data train_0.bin --tokenizer merges.txt --prompt "the th" \
+        --samples 1 --out bpe
+    check "begins the sample" grep -q '^the th.' <(samples_of bpe)
     good "a long sample" "${run[@]}" "${long[@]}" --out long
     check "is longer than the context" [ "$(samples_of long | head -n 1 | wc -w)" -gt 16 ]
     check "and each has its own text" [ "$(samples_of long | wc -w)" -le 200 ]
