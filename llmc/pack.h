@@ -24,7 +24,7 @@ end-of-text token, with target -1. A piece without any target (one last token) i
 Row k of R is found at once, by a table of the pieces (8 bytes each) that is made when the rows are opened.
 
 needs:   check.h, tokens.h
-defines: Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_close
+defines: Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_sum_targets, rows_close
 */
 #ifndef LLMC_PACK_H
 #define LLMC_PACK_H
@@ -265,14 +265,14 @@ static inline void rows_align_(Rows* rows) {
     rows->tokens = rows->pieces.count * T;
 }
 
-// The rest of document d after its pieces of T tokens, which are added to the rows'; PIECE_NONE_ if there is
+// The rest of document d after its pieces of T tokens, which are added to the list; PIECE_NONE_ if there is
 // none.
-static inline uint64_t rows_cut_(Rows* rows, size_t d) {
+static inline uint64_t rows_cut_(Rows* rows, size_t d, PositionList_* list) {
     const uint64_t T = (uint64_t)rows->T, end = document_end_(rows, d);
     uint64_t at = rows->documents.at[d];
     for (; end - at >= T; at += T) {
         if (T > 1 || at + T < end || rows_target_(rows, end) >= 0) {
-            positions_add_(&rows->pieces, piece_(at, T));
+            positions_add_(list, piece_(at, T));
             rows->tokens += T;
         }
     }
@@ -285,7 +285,7 @@ static inline uint64_t rows_cut_(Rows* rows, size_t d) {
 
 static inline void rows_pad_(Rows* rows) {
     for (size_t d = 0; d < rows->documents.count; d++) {
-        const uint64_t rest = rows_cut_(rows, d);
+        const uint64_t rest = rows_cut_(rows, d, &rows->pieces);
         if (rest != PIECE_NONE_) {
             positions_add_(&rows->pieces, rest);
         }
@@ -323,7 +323,8 @@ enum { BESTFIT_WINDOW = 1 << 16 }; // documents
 // The rows of a window that are being filled.
 typedef struct {
     int T;
-    PositionList_ pieces, sorted; // (BESTFIT_WINDOW)
+    PositionList_ pieces, sorted; // (BESTFIT_WINDOW) those of less than T tokens
+    PositionList_ whole, order;   // those of T; the rows, as they are added
     int num_rows;
     int *first, *last;  // (BESTFIT_WINDOW) by row: its pieces, by their numbers in `sorted`
     int *space, *below; // (BESTFIT_WINDOW) by row: free tokens, and the next row with as many, or -1
@@ -338,6 +339,7 @@ static inline void bestfit_open_(Bestfit_* fit, int T) {
     fit->T = T;
     positions_reserve_(&fit->pieces, BESTFIT_WINDOW);
     positions_reserve_(&fit->sorted, BESTFIT_WINDOW);
+    positions_reserve_(&fit->order, BESTFIT_WINDOW);
     fit->first = memory;
     fit->last = memory + BESTFIT_WINDOW;
     fit->space = memory + 2 * BESTFIT_WINDOW;
@@ -350,6 +352,8 @@ static inline void bestfit_open_(Bestfit_* fit, int T) {
 static inline void bestfit_close_(Bestfit_* fit) {
     free(fit->some);
     free(fit->first);
+    free(fit->order.at);
+    free(fit->whole.at);
     free(fit->sorted.at);
     free(fit->pieces.at);
 }
@@ -402,6 +406,38 @@ static inline void bestfit_place_(Bestfit_* fit, int piece) {
     bestfit_push_(fit, row);
 }
 
+static inline int bestfit_compare_(const void* a, const void* b) {
+    const uint64_t one = *(const uint64_t*)a, other = *(const uint64_t*)b;
+    return (one > other) - (one < other);
+}
+
+// Adds the rows of the window, also the whole pieces of T tokens, in the order of their first pieces in the
+// stream: the beginning of the data must be no sample of long documents alone.
+static inline void bestfit_emit_(Bestfit_* fit, Rows* rows) {
+    size_t whole = 0;
+    fit->order.count = 0;
+    for (int row = 0; row < fit->num_rows; row++) {
+        positions_add_(&fit->order,
+                       piece_start_(fit->sorted.at[fit->first[row]]) * BESTFIT_WINDOW + (uint64_t)row);
+    }
+    qsort(fit->order.at, fit->order.count, sizeof(uint64_t), bestfit_compare_);
+    for (size_t i = 0; i <= fit->order.count; i++) {
+        const uint64_t key = i < fit->order.count ? fit->order.at[i] : UINT64_MAX;
+        for (; whole < fit->whole.count && piece_start_(fit->whole.at[whole]) < key / BESTFIT_WINDOW;
+             whole++) {
+            positions_add_(&rows->row_pieces, rows->pieces.count);
+            positions_add_(&rows->pieces, fit->whole.at[whole]);
+        }
+        if (i == fit->order.count) {
+            return;
+        }
+        positions_add_(&rows->row_pieces, rows->pieces.count);
+        for (int piece = fit->first[key % BESTFIT_WINDOW]; piece >= 0; piece = fit->next[piece]) {
+            positions_add_(&rows->pieces, fit->sorted.at[piece]);
+        }
+    }
+}
+
 // Packs the pieces of a window, each shorter than T, the longest first, and adds the rows.
 static inline void bestfit_window_(Bestfit_* fit, Rows* rows) {
     fit->num_rows = 0;
@@ -411,28 +447,19 @@ static inline void bestfit_window_(Bestfit_* fit, Rows* rows) {
     for (int piece = (int)fit->pieces.count - 1; piece >= 0; piece--) {
         bestfit_place_(fit, piece);
     }
-    for (int row = 0; row < fit->num_rows; row++) {
-        positions_add_(&rows->row_pieces, rows->pieces.count);
-        for (int piece = fit->first[row]; piece >= 0; piece = fit->next[piece]) {
-            positions_add_(&rows->pieces, fit->sorted.at[piece]);
-        }
-    }
-    fit->pieces.count = 0;
+    bestfit_emit_(fit, rows);
+    fit->pieces.count = fit->whole.count = 0;
 }
 
 static inline void rows_bestfit_(Rows* rows) {
     Bestfit_ fit;
     bestfit_open_(&fit, rows->T);
     for (size_t d = 0; d < rows->documents.count; d++) {
-        const size_t whole = rows->pieces.count;
-        const uint64_t rest = rows_cut_(rows, d);
-        for (size_t piece = whole; piece < rows->pieces.count; piece++) {
-            positions_add_(&rows->row_pieces, piece);
-        }
+        const uint64_t rest = rows_cut_(rows, d, &fit.whole);
         if (rest != PIECE_NONE_) {
             positions_add_(&fit.pieces, rest);
         }
-        if (fit.pieces.count == BESTFIT_WINDOW || d + 1 == rows->documents.count) {
+        if ((d + 1) % BESTFIT_WINDOW == 0 || d + 1 == rows->documents.count) {
             bestfit_window_(&fit, rows);
         }
     }
@@ -569,6 +596,28 @@ static inline int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, 
         }
     }
     return counted;
+}
+
+// The sum of a value of each target of a row; `values` are those of all tokens of the stream. Adds the number
+// of targets to *counted.
+static inline double rows_sum_targets(const Rows* rows, uint64_t row, const float* values,
+                                      uint64_t* counted) {
+    uint64_t first = 0, end = 1;
+    double sum = 0;
+    if (rows->pack != PACK_STREAM) {
+        rows_pieces_(rows, row, &first, &end);
+    }
+    for (uint64_t i = first; i < end; i++) {
+        const uint64_t piece = rows->pack == PACK_STREAM ? piece_(row * (uint64_t)rows->T, (uint64_t)rows->T)
+                                                         : rows->pieces.at[i];
+        const uint64_t next = piece_start_(piece) + (uint64_t)piece_length_(piece);
+        const int is_open = rows->pack <= PACK_ALIGNED || rows_target_(rows, next) >= 0; // has a last target
+        for (uint64_t at = piece_start_(piece) + 1; at < next + (uint64_t)is_open; at++) {
+            sum += values[at];
+            ++*counted;
+        }
+    }
+    return sum;
 }
 
 #endif

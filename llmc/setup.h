@@ -268,12 +268,12 @@ static inline void setup_stories_(RunData* data, Options* options) {
 // Opens a list of files; of text, when the run has a tokenizer for it, the shards that it is encoded to.
 static inline void setup_sources_(DataSources* sources, const RunData* data, const Options* options,
                                   const char* list, const char* directory) {
-    const TokensFormat format = (TokensFormat)options->data_format;
     char* shards = NULL;
     if (data->is_encoded && sources_kind(list) == TOKENS_TEXT) {
         const TextData text = {&data->tokenizer.bpe, options->text_field, directory, stdout};
         shards = text_data_shards(&text, list);
     }
+    const TokensFormat format = shards ? TOKENS_AUTO : (TokensFormat)options->data_format;
     sources_open_files(sources, shards ? shards : list, format, options->vocab_size);
     free(shards);
 }
@@ -443,16 +443,17 @@ static inline AdamW setup_adamw(const Options* options, int64_t step, int64_t t,
 }
 
 // The entropy, in nats per token, of the targets that a validation of `batches` micro-batches looks at; NAN
-// if unknown, or if the validation reads them in another order than they were written.
+// if unknown.
 static inline double setup_floor(const RunData* data, const Options* options, int64_t batches) {
-    if (!data->val_nats || options->pack != PACK_STREAM) {
+    if (!data->val_nats) {
         return NAN;
     }
-    const int64_t wanted = batches * options->batch * options->seq_len, all = (int64_t)data->val.tokens - 1;
-    const int64_t targets = wanted < all ? wanted : all;
+    const Rows* rows = &data->val.source[0].rows;
+    const uint64_t wanted = (uint64_t)batches * (uint64_t)options->batch;
+    uint64_t targets = 0;
     double sum = 0;
-    for (int64_t i = 1; i <= targets; i++) {
-        sum += data->val_nats[i];
+    for (uint64_t row = 0; row < wanted && row < rows->count; row++) {
+        sum += rows_sum_targets(rows, row, data->val_nats, &targets);
     }
     return sum / (double)targets;
 }

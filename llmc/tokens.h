@@ -592,8 +592,11 @@ static inline int tokens_verify_file(FILE* out, const char* path, TokensFormat f
                    tokens_verify_checksum_(path, &checksum, error);
     if (ok) {
         const TokenSpan* span = &spans[stream.num_spans - 1];
-        fprintf(out, "ok   %s: %zu tokens of %d byte%s, %s\n", path, span->count, span->width,
-                span->width > 1 ? "s" : "", checksum);
+        fprintf(out, "ok   %s: %zu %s%s, %s\n", path, span->count,
+                span->width == 1   ? "bytes of text"
+                : span->width == 2 ? "tokens, uint16"
+                                   : "tokens, uint32",
+                span->index ? ", with their index" : "", checksum);
     } else {
         fprintf(out, "BAD  %s\n", error);
     }

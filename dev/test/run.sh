@@ -4,6 +4,7 @@
 #     lint      headers, formatting, scripts (lint.sh)
 #     plain     all tests as `make` builds them for this machine
 #     asan      the same with gcc's address and undefined-behaviour sanitizers
+#     tsan      what has threads of its own, with gcc's race detector (OpenMP's it does not understand)
 #     narrow    for the oldest machine of this kind: 128-bit vectors, no fused multiply-add on x86-64
 #     avx2      256-bit vectors
 #     clang     another compiler, without OpenMP where its runtime is missing
@@ -121,6 +122,9 @@ build asan tests build/asan/train_gpt2 build/asan/tokenize OPT="$sanitizers"
 run_tests asan
 run asan dev/test/test_cli.sh build/asan/train_gpt2
 run asan dev/test/test_tokenize.sh build/asan/tokenize
+
+build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g -fsanitize=thread"
+run tsan build/tsan/test_dataloader
 
 build narrow tests MARCH=
 run_tests narrow

@@ -415,6 +415,29 @@ test_accumulation() {
     check "norms of 4 x 1 and 1 x 4 sequences" all_near norms_4 norms_1 1e-4
 }
 
+# Documents as sequences, of the built-in stories: the same sequences, whatever the micro-batch, give the same losses,
+# and padding changes none.
+test_packing() {
+    local run=("${model[@]}" --seq-len 64 --total-batch 512 --steps 4 --eval-every 4 --eval-batches 8 --sample-every 0
+        --save-every 0) pack
+    for pack in aligned bestfit pad dynamic uniform; do
+        good "--pack $pack" "${run[@]}" --pack $pack --batch 8 --doc-mask on --out pack_$pack
+        check "--pack $pack: padding or discarded tokens are said" \
+            grep -qE "packed \($pack\) into [0-9]+ rows, .* % discarded" stdout
+        check "--pack $pack: the floor is below" below "$(values summary floor pack_$pack/log.jsonl)" \
+            "$(values summary val_loss pack_$pack/log.jsonl)"
+        good "--pack $pack in four" "${run[@]}" --pack $pack --batch 2 --doc-mask on --out pack_4
+        values train loss pack_$pack/log.jsonl >losses_1
+        values train loss pack_4/log.jsonl >losses_4
+        check "--pack $pack: losses of 8 x 1 and 2 x 4 sequences" all_near losses_4 losses_1 1e-5
+    done
+    values train loss pack_pad/log.jsonl >losses_1
+    values train loss pack_dynamic/log.jsonl >losses_2
+    check "losses of pad and dynamic" all_near losses_2 losses_1 1e-5
+    good "without the mask" "${run[@]}" --pack aligned --batch 8 --out pack_unmasked
+    check "other losses" [ "$(numbers pack_unmasked)" != "$(numbers pack_aligned)" ]
+}
+
 # What --print-config prints is a command line; so is the banner.
 test_repeat() {
     local args options=("${tiny[@]}" "${text[@]}" --prompt "it's a \"\$HOME\"" --lr 0.0123 --schedule wsd --out repeat)
@@ -526,6 +549,7 @@ test_verify
 test_learning
 test_same_numbers
 test_accumulation
+test_packing
 test_repeat
 test_models
 test_not_finite

@@ -249,6 +249,25 @@ static void test_mixture(const char* list) {
     sources_close(&sources);
 }
 
+// The same file twice: each source has an order of its own.
+static void test_twice(void) {
+    char list[600];
+    DataSources sources;
+    Dataloader loader;
+    int same = 0;
+    snprintf(list, sizeof(list), "%s:1,%s:1", test_path("d0.bin"), test_path("d0.bin"));
+    sources_open_files(&sources, list, TOKENS_AUTO, V);
+    sources_pack(&sources, PACK_STREAM, T, EOT, DOCUMENT_MASK_OFF);
+    dataloader_open(&loader, &sources, settings_of(1, SHUFFLE_ON, 5));
+    const uint64_t S = sources.source[0].rows.count;
+    for (uint64_t j = 0; j < S; j++) {
+        same += dataloader_row_(&loader, 0, j) == dataloader_row_(&loader, 1, j);
+    }
+    EXPECT(same < (int)S / 4, "%d of %d rows at the same place", same, (int)S);
+    dataloader_close(&loader);
+    sources_close(&sources);
+}
+
 // A batch is as long as its longest row, up to the next multiple of 8, and of uniform ones little is padding.
 static void test_widths(void) {
     double padding[2];
@@ -381,6 +400,7 @@ int main(void) {
     }
     test_partitions(test_path("d0.bin"), PACK_UNIFORM);
     test_mixture(list);
+    test_twice();
     test_widths();
     test_uniform_epoch();
     test_seeking(list);

@@ -146,10 +146,11 @@ static void test_bestfit_fits(const Text* text, int T) {
     rows_close(&rows);
 }
 
-// In the first window the longest go first, each where it leaves the least.
+// In a window the longest go first, each where it leaves the least; then rows stand as their longest
+// documents do.
 static void test_bestfit_example(void) {
     const int lengths[] = {3, 7, 4, 2, 10, 5, 23, 6}; // 23 = 10 + 10 + 3
-    const int wanted[][4] = {{10}, {10}, {10}, {7, 3}, {6, 4}, {5, 3, 2}};
+    const int wanted[][4] = {{7, 3}, {10}, {5, 3, 2}, {10}, {10}, {6, 4}};
     uint16_t tokens[64];
     TokenStream stream;
     Rows rows;
@@ -282,6 +283,7 @@ static void test_index(void) {
     tokens_open_files(&stream, path, TOKENS_AUTO, V);
     rows_open(&rows, &stream, PACK_PAD, 4, EOT, DOCUMENT_MASK_OFF);
     EXPECT(rows.count == 3 && rows.tokens == 10, "%d rows", (int)rows.count);
+    EXPECT(rows.documents.count == 3, "%zu documents, without those of no tokens", rows.documents.count);
     for (uint64_t k = 0; k < 3; k++) {
         const Row row = row_of(&rows, k, 4);
         EXPECT(memcmp(row.targets, wanted[k], (size_t)row.length * sizeof(int)) == 0, "row %d", (int)k);

@@ -352,9 +352,9 @@ static void test_verify(void) {
     const int32_t header[256] = {MAGIC_U16, 1, 2};
     char sum[32];
     uint64_t value = 0;
-    EXPECT(verify(good, "v.bin: 9 tokens of 2 bytes, no checksum beside it"), "");
-    EXPECT(verify(wide, "w.bin: 9 tokens of 4 bytes"), "");
-    EXPECT(verify(test_write("v.txt", "abc", 3), "v.txt: 3 tokens of 1 byte,"), "");
+    EXPECT(verify(good, "v.bin: 9 tokens, uint16, no checksum beside it"), "");
+    EXPECT(verify(wide, "w.bin: 9 tokens, uint32,"), "");
+    EXPECT(verify(test_write("v.txt", "abc", 3), "v.txt: 3 bytes of text,"), "");
     EXPECT(!verify(test_path("none.bin"), "none.bin: cannot open the data"), "");
     EXPECT(!verify(write_tokens("id.bin", header, 1024, 2, bad, 2), "id.bin: token 1 has id 60000"), "");
     EXPECT(xxh64_file(good, &value) == 0, "checksum");
