@@ -19,7 +19,8 @@ layout, the one of mma_16816's results, element e of part (m, n) in lane l = 4g 
 column 8n + 2t + e % 2.
 
 Heads of up to 128; other than 16, 32, 64, 80, 96 and 128 are filled up with zeros to the next of these in
-shared memory. Heads of which a row is no multiple of 16 bytes work too, copied element by element.
+shared memory; with documents 32, 64 and 128. Heads of which a row is no multiple of 16 bytes work too, copied
+element by element.
 
 With USE_CUDNN, attention_cudnn.cuh takes the place of these kernels where it can.
 
@@ -684,7 +685,7 @@ __device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float
 // order  fixed: queries in order
 // needs  HS <= W
 // Spills 12 to 44 bytes on sm_120 at W = 64, 80 and 96: tiles are chosen for sm_80 and sm_90a, where nothing
-// does but, with documents, one register at W = 96 on sm_90a.
+// does.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_keys_kernel_(X* dqkv, const X* dout, const X* qkv, const float2* rows,
@@ -843,6 +844,10 @@ static inline AttentionSize_ attention_size_(int T, int first, int C, int NH) {
         }                                                                                                    \
     } while (0)
 
+// Kernels with documents exist for these widths only: each takes seconds to compile, in every program, and at
+// W = 96 one would spill.
+constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 ? 64 : 128; }
+
 // Blocks for all tiles of `rows` rows of `heads` heads; sets size->tiles.
 static inline unsigned attention_grid_(AttentionSize_* size, size_t heads, int rows) {
     size->tiles = ceil_div(size->T - size->first, rows);
@@ -857,14 +862,13 @@ static inline int attention_packs_(int HS, const X* a, const X* b, const X* c, c
     return HS % Pack<X>::SIZE == 0 && addresses % 16 == 0;
 }
 
-template <class X, int W>
+template <class X, int W, AttentionMask_ MASK>
 static inline void attention_forward_(X* out, float* lse, const X* qkv, const int* starts, size_t heads,
                                       AttentionSize_ size, const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
     const unsigned grid = attention_grid_(&size, heads, 16 * ATTENTION_WARPS * Tiling::FORWARD_M);
-    launch(starts ? attention_forward_kernel_<X, W, ATTENTION_DOCUMENTS>
-                  : attention_forward_kernel_<X, W, ATTENTION_CAUSAL>,
-           grid, ATTENTION_THREADS, Tiling::FORWARD_BYTES, gpu, out, lse, qkv, starts, size);
+    launch(attention_forward_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::FORWARD_BYTES, gpu, out,
+           lse, qkv, starts, size);
 }
 
 template <class X>
@@ -876,21 +880,23 @@ static inline void attention_forward(X* out, float* lse, const X* qkv, const int
     }
     AttentionSize_ size = attention_size_(T, first, C, NH);
     size.packs = attention_packs_<X>(size.HS, out, qkv, NULL, NULL);
-    ATTENTION_DISPATCH_(size.HS, attention_forward_<X, W>(out, lse, qkv, starts, (size_t)B * NH, size, gpu));
+    ATTENTION_DISPATCH_(size.HS,
+                        const auto pass =
+                            starts ? attention_forward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
+                                   : attention_forward_<X, W, ATTENTION_CAUSAL>;
+                        pass(out, lse, qkv, starts, (size_t)B * NH, size, gpu));
 }
 
-template <class X, int W>
+template <class X, int W, AttentionMask_ MASK>
 static inline void attention_backward_(X* dqkv, const X* dout, const X* qkv, const float2* rows,
                                        const int* starts, size_t heads, AttentionSize_ size, const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
     const int Tp = attention_padded_(size.T);
     const unsigned grid = attention_grid_(&size, heads, 16 * ATTENTION_WARPS * Tiling::BACKWARD_M);
-    launch(starts ? attention_backward_keys_kernel_<X, W, ATTENTION_DOCUMENTS>
-                  : attention_backward_keys_kernel_<X, W, ATTENTION_CAUSAL>,
-           grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu, dqkv, dout, qkv, rows, starts, size, Tp);
-    launch(starts ? attention_backward_queries_kernel_<X, W, ATTENTION_DOCUMENTS>
-                  : attention_backward_queries_kernel_<X, W, ATTENTION_CAUSAL>,
-           grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu, dqkv, dout, qkv, rows, starts, size, Tp);
+    launch(attention_backward_keys_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
+           dqkv, dout, qkv, rows, starts, size, Tp);
+    launch(attention_backward_queries_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
+           gpu, dqkv, dout, qkv, rows, starts, size, Tp);
 }
 
 template <class X>
@@ -904,8 +910,11 @@ static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, cons
     size.packs = attention_packs_(size.HS, dqkv, dout, qkv, out);
     launch(attention_delta_kernel_<X>, (unsigned)ceil_div(count, (size_t)32), 256, 0, gpu, scratch->rows,
            dout, out, lse, size, Tp, count);
-    ATTENTION_DISPATCH_(size.HS,
-                        attention_backward_<X, W>(dqkv, dout, qkv, scratch->rows, starts, heads, size, gpu));
+    ATTENTION_DISPATCH_(
+        size.HS,
+        const auto pass = starts ? attention_backward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
+                                 : attention_backward_<X, W, ATTENTION_CAUSAL>;
+        pass(dqkv, dout, qkv, scratch->rows, starts, heads, size, gpu));
 }
 
 // The one place where cuDNN is chosen.

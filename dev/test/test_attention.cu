@@ -207,13 +207,13 @@ template <class X> static void test_documents(const Gpu* gpu) {
 // A row of one document is what it is without starts; a document's results do not depend on the others.
 template <class X> static void test_documents_apart(const Gpu* gpu) {
     const int T = 170, begin = 50, end = 131;
-    const Shape plain = {1, T, 1, 16, NULL}, whole = {1, T, 1, 16, ops_below((size_t)T, 1)};
+    const Shape plain = {1, T, 1, 32, NULL}, whole = {1, T, 1, 32, ops_below((size_t)T, 1)};
     int* starts = ops_below((size_t)T, 1);
     for (int t = begin; t < T; t++) {
         starts[t] = t < end ? begin : end;
     }
-    const Shape three = {1, T, 1, 16, starts};
-    const size_t C = 16, count = (size_t)(end - begin);
+    const Shape three = {1, T, 1, 32, starts};
+    const size_t C = 32, count = (size_t)(end - begin);
     float *qkv = normal<X>(3 * T * C, 1), *dout = normal<X>(T * C, 1);
     const Results a = run_alone<X>(&plain, qkv, dout, gpu), b = run_alone<X>(&whole, qkv, dout, gpu);
     expect_same(&a, &b, &plain, "starts all 0");
