@@ -14,7 +14,7 @@ PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights a
 # Contraction is asked for: a standard mode of the compiler would keep a*b+c from becoming one instruction.
 # No -ffast-math: NaN and infinity must be seen.
 override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
-    $(strip $(OPENMP)) -Wall -Wextra -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
+    $(strip $(OPENMP)) -pthread -Wall -Wextra -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
     $(strip $(WERROR)) -D_GNU_SOURCE -MMD -MP
 LDLIBS += -lm
 

@@ -7,12 +7,13 @@ setup.h -- from the command line to a run: which data, which tokens, which model
     text files                  bytes                                    257
     .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
 
-The model is a name, a model file, or the sizes on the command line; options that are given override a name
-and must agree with a file. Everything is checked here, before any memory for the model is taken.
+The model is a name, a file of llm.c's, a Hugging Face directory (a checkpoint is one), or the sizes on the
+command line; options that are given override a name and must agree with files. Everything is checked here,
+before any memory for the model is taken.
 
-needs:   adamw.h check.h dataloader.h gpt2.h model_file.h options.h schedule.h stories.h tokenizer.h
-defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_data, setup_training, setup_adamw,
-setup_eval_batches, setup_floor, setup_eot, setup_prompt, setup_close
+needs:   adamw.h check.h dataloader.h gpt2.h hf_model.h model_file.h options.h schedule.h stories.h
+tokenizer.h defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data,
+setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_prompt, setup_close
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -21,6 +22,7 @@ setup_eval_batches, setup_floor, setup_eot, setup_prompt, setup_close
 #include "check.h"
 #include "dataloader.h"
 #include "gpt2.h"
+#include "hf_model.h"
 #include "model_file.h"
 #include "options.h"
 #include "schedule.h"
@@ -90,9 +92,13 @@ static inline void setup_tokenizer(RunData* data, const Options* options) {
     }
 }
 
-// The file that --model names, or NULL when it names no file but a size, or nothing. A directory is a
-// checkpoint.
-static inline const char* setup_model_path(const Options* options, char path[PATH_MAX]) {
+static inline int setup_is_directory_(const char* path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+// The file or directory that --model names, or NULL when it names a size, or nothing.
+static inline const char* setup_model_path(const Options* options) {
     struct stat info;
     if (!options->model[0] || gpt2_model_by_name(options->model)) {
         return NULL;
@@ -104,8 +110,25 @@ static inline const char* setup_model_path(const Options* options, char path[PAT
                   options->model);
     }
     CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
-    snprintf(path, PATH_MAX, "%s%s", options->model, S_ISDIR(info.st_mode) ? "/model.bin" : "");
-    return path;
+    return options->model;
+}
+
+// The sizes of the model that setup_model_path found.
+static inline GPT2Config setup_read_config_(const char* path) {
+    return setup_is_directory_(path) ? hf_config_read(path) : model_file_read_config(path);
+}
+
+// Sets the first weights of a model, fp32, laid out by `rows`: those that setup_model_path found, or random
+// ones.
+static inline void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path,
+                                 uint64_t seed) {
+    if (!path) {
+        gpt2_random_weights(rows, memory, cfg, seed);
+    } else if (setup_is_directory_(path)) {
+        hf_model_read(path, cfg, rows, memory);
+    } else {
+        model_file_read(path, rows, memory);
+    }
 }
 
 // Puts the model's size where the option is "auto"; with a model file the two must agree.
@@ -126,7 +149,7 @@ static inline GPT2Config setup_model(Options* options, const RunData* data, cons
     const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
     GPT2Config cfg = {named->max_T, V, 0, named->L, named->NH, named->C};
     if (path) {
-        cfg = model_file_read_config(path);
+        cfg = setup_read_config_(path);
     }
     setup_size_(&options->layers, cfg.L, "layers", path);
     setup_size_(&options->channels, cfg.C, "channels", path);

@@ -209,7 +209,7 @@ test_bad_data() {
 
 test_bad_model() {
     local size
-    good "export" "${tiny[@]}" --export good.bin
+    good "export" "${tiny[@]}" --export-llmc good.bin
     size=$(stat -c %s good.bin)
     head -c $((size - 1)) good.bin >short_model.bin
     { cat good.bin && printf x; } >long_model.bin
@@ -236,7 +236,7 @@ test_bad_output() {
     echo mine >file
     bad 1 "file/out|Not a directory" "${tiny[@]}" --out file/out
     bad 1 "file/log.jsonl|Not a directory" "${tiny[@]}" --out file
-    bad 1 "nowhere/model.bin|No such file" "${tiny[@]}" --export nowhere/model.bin
+    bad 1 "nowhere/model.bin|No such file" "${tiny[@]}" --export-llmc nowhere/model.bin
     mkdir -p taken/step_00000003.part/log
     bad 1 "taken/step_00000003.part|cannot make" "${tiny[@]}" --out taken
 }
@@ -253,14 +253,14 @@ test_full_disk() {
     status=$?
     check_error "a full standard output" 1 "standard output|No space left"
 
-    good "a run before the disk is full" "${tiny[@]}" --out fills --export fills/export.bin
+    good "a run before the disk is full" "${tiny[@]}" --out fills --export-llmc fills/export.bin
     mkdir before
     cp fills/step_00000003/model.bin fills/export.bin before
     (trap '' XFSZ && ulimit -f 8 && train "${tiny[@]}" --seed 7 --out fills && exit "$status")
     status=$?
     check_error "a checkpoint on a full disk" 1 "fills/step_00000003|model.bin|File too large"
     check "the older checkpoint is untouched" cmp fills/step_00000003/model.bin before/model.bin
-    (trap '' XFSZ && ulimit -f 8 && train "${tiny[@]}" --seed 7 --export fills/export.bin && exit "$status")
+    (trap '' XFSZ && ulimit -f 8 && train "${tiny[@]}" --seed 7 --export-llmc fills/export.bin && exit "$status")
     status=$?
     check_error "an export on a full disk" 1 "fills/export.bin|File too large"
     check "the older export is untouched" cmp fills/export.bin before/export.bin
@@ -409,7 +409,7 @@ test_repeat() {
 # ---- models ----
 
 test_models() {
-    good "training" "${tiny[@]}" --export model.bin --out models
+    good "training" "${tiny[@]}" --export-llmc model.bin --out models
     local last
     last=$(values summary val_loss models/log.jsonl)
     good "the exported model" "${batch[@]}" --eval-batches 2 --model model.bin --steps 0 --out reload
@@ -417,7 +417,7 @@ test_models() {
     good "the checkpoint" "${batch[@]}" --eval-batches 2 --model models/step_00000003 --steps 0 --out reload_2
     check "has the same loss" [ "$(values val loss reload_2/log.jsonl)" = "$last" ]
     check "checkpoint and export are the same file" cmp model.bin models/step_00000003/model.bin
-    good "export in bf16" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --export bf16.bin --export-dtype bf16
+    good "export in bf16" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --export-llmc bf16.bin --export-dtype bf16
     check "is half as long" [ $((2 * $(stat -c %s bf16.bin) - 1024)) = "$(stat -c %s model.bin)" ]
     good "the model in bf16" "${batch[@]}" --eval-batches 2 --model bf16.bin --steps 0 --out reload_3
     check "has about the same loss" near "$(values val loss reload_3/log.jsonl)" "$last" 1e-2
@@ -426,7 +426,7 @@ test_models() {
 
 # An enormous norm weight makes every logit infinite: all updates are skipped, and the run gives up.
 test_not_finite() {
-    good "a model" "${tiny[@]}" --export huge.bin
+    good "a model" "${tiny[@]}" --export-llmc huge.bin
     local weights
     weights=$(printf '\\x99\\x76\\x7e\\x7f%.0s' {1..16}) # 3.38e38
     printf '%b' "$weights" | patch huge.bin $(($(stat -c %s huge.bin) - 2 * 4 * 16)) # lnfw, the last but one
@@ -436,7 +436,7 @@ test_not_finite() {
     check_keys skip huge/log.jsonl '{"kind":V,"step":V,"reason":V}'
     check "losses that are not numbers are null" [ "$(values train loss huge/log.jsonl | sort -u)" = null ]
     check "the weights are those of before" cmp huge.bin huge/step_00000003/model.bin
-    train "${model[@]}" "${batch[@]}" --steps 40 --lr 10 --grad-clip 0 --eval-every 0 --sample-every 0 --export wild.bin
+    train "${model[@]}" "${batch[@]}" --steps 40 --lr 10 --grad-clip 0 --eval-every 0 --sample-every 0 --export-llmc wild.bin
     if [ $status = 0 ]; then
         good "a model after wild updates is finite" "${batch[@]}" --model wild.bin --steps 0 --sample-every 0
     else
