@@ -27,7 +27,7 @@ static void read_exactly(FILE* file, void* to, size_t bytes, const char* path) {
     CHECK(fread(to, 1, bytes, file) == bytes, "%s: too short", path);
 }
 
-static State state_open(const char* path, const GPT2* model) {
+static State fixture_open(const char* path, const GPT2* model) {
     State s;
     int32_t header[256];
     FILE* file = fopen(path, "rb");
@@ -54,7 +54,7 @@ static State state_open(const char* path, const GPT2* model) {
     return s;
 }
 
-static void state_close(State* s) {
+static void fixture_close(State* s) {
     free(s->x);
     free(s->y);
     free(s->logits);
@@ -89,7 +89,7 @@ static double relative_error(const float* a, const float* b, size_t n) {
 static void test_against_pytorch(void) {
     GPT2 model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const int N = s.B * s.T, V = model.cfg.V;
     EXPECT(gpt2_classifier_chunk(model.cfg, (size_t)N) < (size_t)N / 2, "too few chunks for a test");
     gpt2_forward(&model, s.x, s.B, s.T, 0);
@@ -106,7 +106,7 @@ static void test_against_pytorch(void) {
                                             tensor_elements(row));
         EXPECT_NEAR(error, 0, 5e-6, "gradient of %s", row->name);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -120,7 +120,7 @@ static void test_adamw_steps(void) {
     GPT2 model, after;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
     open_fixture(&after, FIXTURES "gpt2_tiny_adamw.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     FILE* file = fopen(FIXTURES "gpt2_tiny_adamw.txt", "r");
     CHECK(file, FIXTURES "gpt2_tiny_adamw.txt: cannot read");
     char line[256];
@@ -157,7 +157,7 @@ static void test_adamw_steps(void) {
             }
         }
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&after);
     gpt2_close(&model);
 }
@@ -168,7 +168,7 @@ static void test_adamw_steps(void) {
 static void test_finite_differences(void) {
     GPT2 model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     pass(&model, &s);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.parameter_rows[i];
@@ -194,7 +194,7 @@ static void test_finite_differences(void) {
                     row->name);
         free(saved);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -202,7 +202,7 @@ static void test_finite_differences(void) {
 static void test_same_bits(void) {
     GPT2 model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const double loss = pass(&model, &s);
     for (int level = 1; level <= 3; level++) {
         GPT2 other;
@@ -222,7 +222,7 @@ static void test_same_bits(void) {
                threads);
         gpt2_close(&other);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -232,7 +232,7 @@ static void test_accumulation(void) {
     GPT2 model, whole;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
     open_fixture(&whole, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const double loss = pass(&whole, &s);
     for (int repeat = 0; repeat < 2; repeat++) {
         double sum = 0;
@@ -250,7 +250,7 @@ static void test_accumulation(void) {
                         0, 2e-6, "accumulated gradient of %s", row->name);
         }
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&whole);
     gpt2_close(&model);
 }
@@ -261,7 +261,7 @@ static void test_generation_cache(void) {
     GPT2 model, whole;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
     open_fixture(&whole, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     gpt2_forward(&whole, s.x, 1, s.T, 0);
     gpt2_forward(&model, s.x, 1, PROMPT, 0);
     for (int known = PROMPT; known < s.T; known++) {
@@ -271,7 +271,7 @@ static void test_generation_cache(void) {
         EXPECT_NEAR(relative_error(model.acts.logits, whole.acts.logits, model.cfg.V), 0, 2e-6, "token %d",
                     known);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&whole);
     gpt2_close(&model);
 }

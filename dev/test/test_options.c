@@ -102,7 +102,7 @@ static void test_defaults_and_bounds(void) {
         EXPECT(strcmp(text, row->fallback) == 0, "--%s: %s printed as %s", row->name, row->fallback, text);
         EXPECT(!options_given(&options, row->name), "--%s", row->name);
         if (!is_number(row)) {
-            EXPECT(row->min == 0 && row->max == 0 && (row->flags & ~(CPU_ | GPU_)) == 0, "--%s is no number",
+            EXPECT(row->min == 0 && row->max == 0 && (row->flags & ~(CPU_ | GPU_ | MATH_ | HERE_)) == 0, "--%s is no number",
                    row->name);
             continue;
         }
