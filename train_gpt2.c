@@ -537,8 +537,9 @@ int main(int argc, char** argv) {
     generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
     void* copy =
         options.out[0] ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save") : NULL;
-    session_open(&session, &options, &resume, cfg, SAFETENSORS_F32, generator.eot, TRAINER_NAME,
-                 data.train.count, copy, start_s);
+    const CheckpointRun checkpoint_run = {
+        TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&data), data.train.count};
+    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, stdout);
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
     print_facts(cfg, &options, &data, peak, floor);
 

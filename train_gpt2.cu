@@ -838,8 +838,9 @@ int main(int argc, char** argv) {
     if (options.out[0]) {
         CUDA_CHECK(cudaMallocHost(&copy, checkpoints_bytes(cfg, dtype)));
     }
-    session_open(&session, &options, &resume, cfg, dtype, generator.eot, TRAINER_NAME, data.train.count, copy,
-                 start_s);
+    const CheckpointRun checkpoint_run = {TRAINER_NAME,    cfg, dtype, generator.eot, setup_bpe(&data),
+                                          data.train.count};
+    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, stdout);
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
     const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options.tf32);
     print_facts(&model, &data, peak, floor);

@@ -10,18 +10,13 @@ token, leftmost first, until no two neighbours make a token. No token is ever ma
 "<|endoftext|>": it is text like any other. Any bytes are text: a byte that belongs to no valid UTF-8
 character counts as one character that is neither letter, number nor blank, so decoding gives it back.
 
-    bpe_open            a vocabulary, read-only afterwards: any number of threads may share it
+    bpe_open            a vocabulary, out of a file (bpe_files.h); read-only afterwards: threads may share it
+    bpe_open_merges     the same from merges in memory
     bpe_encoder_open    what one thread needs to encode: a cache of pieces, and memory for merging
 
-A vocabulary is one of these files, told apart by what is in them:
-
-    llm.c tokenizer .bin         magic 20240328; every token with its bytes, in the order of the ids
-    .tiktoken                    lines "base64 id"
-    vocab.bpe, merges.txt        "#version", then lines "A B" in GPT-2's spelling of bytes as characters:
-                                 ids 0 to 255 are the single bytes, then comes one id per line
-
-In the last two the end-of-text token is the id after the last. In all of them each token longer than a byte
-must be what two tokens of lower ids merge to, as it is in every vocabulary that training by merges has made.
+In every vocabulary each token longer than a byte must be what two tokens of lower ids merge to, as it is
+where training by merges has made it. In the order of GPT-2, which files of merges imply, ids 0 to 255 are the
+single bytes, then comes one id per merge, and end-of-text is the last.
 
 Speed. Classes of characters come as bits, 64 bytes at a time, and the pattern's cuts from shifts of these
 bits (gigatoken does so). Most pieces are then found in the cache by their first 15 or 31 bytes. Merging is
@@ -30,16 +25,14 @@ linear in the length of the piece (bpe_merge_long_), so no text is slow. One cor
 26 ms.
 
 needs:   check.h, vec.h (ALWAYS_INLINE), unicode_tables.h
-defines: Bpe, BPE_MAX_VOCAB, bpe_open, bpe_close, bpe_token, bpe_find, BpeEncoder, bpe_encoder_open,
-bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUES, bpe_encode
+defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token, bpe_find, BpeEncoder,
+bpe_encoder_open, bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUES, bpe_encode
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
 
 #include <assert.h>
-#include <errno.h>
 #include <limits.h>
-#include <sys/stat.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -47,6 +40,8 @@ bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUES, bpe_encode
 #include "check.h"
 #include "unicode_tables.h"
 #include "vec.h"
+
+#define BPE_EOT_TEXT "<|endoftext|>" // the name of the end-of-text token
 
 enum {
     BPE_MAX_VOCAB = (1 << 21) - 1, // three ids fit in 64 bits, and one value is left for
@@ -577,68 +572,19 @@ static inline size_t bpe_split_(BpeSplitter_* splitter, uint32_t cuts[BPE_CUTS_]
     return count;
 }
 
-// ---- vocabulary files
+// ---- a vocabulary
 
-// A file that is being read, named in every error.
-typedef struct {
-    const char* path;
-    unsigned char* data; // becomes the vocabulary's buffer, in which the tokens stay where they are
-    size_t bytes;
-} BpeFile_;
-
-static inline BpeFile_ bpe_read_(const char* path) {
-    struct stat info;
-    CHECK(stat(path, &info) == 0, "%s: cannot open the vocabulary: %s", path, strerror(errno));
-    CHECK(S_ISREG(info.st_mode), "%s: not a regular file, wanted a vocabulary", path);
-    CHECK(info.st_size > 0, "%s: empty file, wanted a vocabulary", path);
-    FILE* stream = fopen(path, "rb");
-    CHECK(stream, "%s: cannot open the vocabulary: %s", path, strerror(errno));
-    const BpeFile_ file = {path, (unsigned char*)check_alloc((size_t)info.st_size, 1, path),
-                           (size_t)info.st_size};
-    const size_t got = fread(file.data, 1, file.bytes, stream);
-    CHECK(got == file.bytes, "%s: read %zu bytes, wanted %zu", path, got, file.bytes);
-    fclose(stream);
-    return file;
-}
-
-// The part of a text up to the next `end` character, at most to its end.
-typedef struct {
-    unsigned char* text;
-    size_t length;
-} BpeSpan_;
-
-static inline BpeSpan_ bpe_until_(unsigned char* text, size_t left, char end) {
-    const unsigned char* found = left ? (const unsigned char*)memchr(text, end, left) : NULL;
-    const BpeSpan_ span = {text, found ? (size_t)(found - text) : left};
-    return span;
-}
-
-// What follows the first blank of a line; empty if there is none.
-static inline BpeSpan_ bpe_after_blank_(BpeSpan_ line) {
-    const size_t first = bpe_until_(line.text, line.length, ' ').length;
-    const size_t skipped = first < line.length ? first + 1 : line.length;
-    const BpeSpan_ span = {line.text + skipped, line.length - skipped};
-    return span;
-}
-
-// Lines of a file; the last may lack its newline.
-static inline size_t bpe_lines_(const BpeFile_* file) {
-    size_t lines = file->data[file->bytes - 1] != '\n';
-    for (size_t i = 0; i < file->bytes; i++) {
-        lines += file->data[i] == '\n';
-    }
-    return lines;
-}
-
-// Begins a vocabulary of V ids. The tokens are empty.
-static inline void bpe_open_ids_(Bpe* bpe, const BpeFile_* file, size_t V, size_t eot) {
-    CHECK(0 < V && V <= BPE_MAX_VOCAB, "%s: %zu tokens with end-of-text, wanted 1 to %d", file->path, V,
+// Begins a vocabulary of V ids, which becomes the owner of the buffer. All tokens but end-of-text are empty.
+static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buffer, size_t V, size_t eot) {
+    CHECK(0 < V && V <= BPE_MAX_VOCAB, "%s: %zu tokens with end-of-text, wanted 1 to %d", name, V,
           BPE_MAX_VOCAB);
     memset(bpe, 0, sizeof(*bpe));
     bpe->vocab_size = (int)V;
     bpe->eot = (int)eot;
-    bpe->buffer = file->data;
+    bpe->buffer = buffer;
     bpe->tokens = (BpeToken_*)check_alloc(V, sizeof(BpeToken_), "vocabulary");
+    bpe->tokens[eot].text = (const unsigned char*)BPE_EOT_TEXT;
+    bpe->tokens[eot].length = strlen(BPE_EOT_TEXT);
     for (bpe->hash_bits = 9; (size_t)1 << bpe->hash_bits < 2 * V; bpe->hash_bits++) {
     }
     bpe->by_bytes = (uint64_t*)check_alloc((size_t)1 << bpe->hash_bits, sizeof(uint64_t), "vocabulary");
@@ -658,116 +604,6 @@ static inline int bpe_set_token_(Bpe* bpe, int id, const unsigned char* text, si
     return 1;
 }
 
-// llm.c's tokenizer: a header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8 length, bytes).
-static inline void bpe_open_bin_(Bpe* bpe, const BpeFile_* file) {
-    const size_t header_bytes = 1024;
-    uint32_t header[4];
-    CHECK(file->bytes >= header_bytes, "%s: %zu bytes, wanted a header of %zu", file->path, file->bytes,
-          header_bytes);
-    memcpy(header, file->data, sizeof(header));
-    const uint32_t version = header[1], V = header[2], eot = version == 1 ? 50256 : header[3];
-    CHECK(version == 1 || version == 2, "%s: version %u, wanted 1 or 2", file->path, version);
-    CHECK(eot < V, "%s: end-of-text id %u, wanted one of the %u tokens", file->path, eot, V);
-    bpe_open_ids_(bpe, file, V, eot);
-    size_t at = header_bytes;
-    for (uint32_t id = 0; id < V; id++) {
-        CHECK(at < file->bytes, "%s: ends before token %u, wanted %u tokens", file->path, id, V);
-        const size_t length = file->data[at++];
-        CHECK(0 < length && length <= file->bytes - at, "%s: token %u of %zu bytes, wanted 1 to the %zu left",
-              file->path, id, length, file->bytes - at);
-        if (id != eot) {
-            CHECK(bpe_set_token_(bpe, (int)id, file->data + at, length), "%s: token %u is token %d again",
-                  file->path, id, bpe_find(bpe, (const char*)file->data + at, length));
-        }
-        at += length;
-    }
-    CHECK(at == file->bytes, "%s: %zu bytes after the last of %u tokens, wanted none", file->path,
-          file->bytes - at, V);
-}
-
-static inline int bpe_base64_digit_(unsigned char c) {
-    return 'A' <= c && c <= 'Z'   ? c - 'A'
-           : 'a' <= c && c <= 'z' ? c - 'a' + 26
-           : '0' <= c && c <= '9' ? c - '0' + 52
-           : c == '+'             ? 62
-           : c == '/'             ? 63
-                                  : -1;
-}
-
-// Decodes base64 in place and returns the number of bytes; 0 if it is malformed.
-static inline size_t bpe_base64_(BpeSpan_ span) {
-    size_t length = span.length, bytes = 0;
-    if (length % 4 != 0) {
-        return 0;
-    }
-    for (int padding = 0; padding < 2 && length > 0 && span.text[length - 1] == '='; padding++) {
-        length--;
-    }
-    uint32_t bits = 0;
-    for (size_t i = 0; i < length; i++) {
-        const int digit = bpe_base64_digit_(span.text[i]);
-        if (digit < 0) {
-            return 0;
-        }
-        bits = bits << 6 | (uint32_t)digit;
-        if (i % 4 != 0) { // digits 1, 2, 3 of four complete a byte and leave 4, 2, 0 bits over
-            span.text[bytes++] = (unsigned char)(bits >> (6 - 2 * (i % 4)));
-        }
-    }
-    const uint32_t over = length % 4 == 2 ? bits & 15 : length % 4 == 3 ? bits & 3 : 0;
-    return over == 0 ? bytes : 0;
-}
-
-// The beginning of a text, for a message: one line, terminated.
-typedef struct {
-    char text[24];
-} BpeExcerpt_;
-
-static inline BpeExcerpt_ bpe_excerpt_(BpeSpan_ span) {
-    BpeExcerpt_ excerpt;
-    const size_t n = span.length < sizeof(excerpt.text) ? span.length : sizeof(excerpt.text) - 1;
-    for (size_t i = 0; i < n; i++) {
-        excerpt.text[i] = ' ' <= span.text[i] && span.text[i] <= '~' ? (char)span.text[i] : '?';
-    }
-    excerpt.text[n] = '\0';
-    return excerpt;
-}
-
-// A decimal number below `limit` that fills the text exactly, or -1.
-static inline int bpe_decimal_(BpeSpan_ span, size_t limit) {
-    size_t number = 0;
-    for (size_t i = 0; i < span.length; i++) {
-        if (span.text[i] < '0' || span.text[i] > '9' || number >= limit) {
-            return -1;
-        }
-        number = 10 * number + (size_t)(span.text[i] - '0');
-    }
-    return span.length > 0 && number < limit ? (int)number : -1;
-}
-
-// Lines "base64 id" in any order: n of them hold the ids 0 .. n-1.
-static inline void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
-    const size_t n = bpe_lines_(file);
-    bpe_open_ids_(bpe, file, n + 1, n);
-    unsigned char* at = file->data;
-    for (size_t number = 1; number <= n; number++) {
-        const BpeSpan_ line = bpe_until_(at, file->bytes - (size_t)(at - file->data), '\n');
-        BpeSpan_ token = bpe_until_(line.text, line.length, ' ');
-        const BpeSpan_ digits = bpe_after_blank_(line);
-        const int has_blank = token.length < line.length;
-        token.length = bpe_base64_(token);
-        CHECK(token.length > 0 && has_blank, "%s:%zu: wanted a token in base64, a blank, and its id",
-              file->path, number);
-        const int id = bpe_decimal_(digits, n); // n different ids below n: then none is missing
-        CHECK(id >= 0, "%s:%zu: id \"%s\", wanted 0 to %zu in a file of %zu lines", file->path, number,
-              bpe_excerpt_(digits).text, n - 1, n);
-        CHECK(bpe->tokens[id].length == 0, "%s:%zu: id %d is there twice", file->path, number, id);
-        CHECK(bpe_set_token_(bpe, id, token.text, token.length), "%s:%zu: token %d is token %d again",
-              file->path, number, id, bpe_find(bpe, (const char*)token.text, token.length));
-        at += line.length + 1;
-    }
-}
-
 // The bytes in the order of their ids: first those that GPT-2's files spell as themselves (Latin-1 characters
 // that can be seen), then the others, spelled as the characters from U+0100.
 static inline void bpe_spelled_bytes_(unsigned char order[256], uint16_t spelling[256]) {
@@ -783,123 +619,109 @@ static inline void bpe_spelled_bytes_(unsigned char order[256], uint16_t spellin
     }
 }
 
-// Decodes in place what is spelled in such characters and returns the number of bytes; 0 if it is malformed.
-static inline size_t bpe_unspell_(BpeSpan_ span, const int16_t byte_of[0x200]) {
-    size_t bytes = 0;
-    for (size_t i = 0; i < span.length; i++) {
-        unsigned c = span.text[i];
-        if (0xC2 <= c && c <= 0xC7 && i + 1 < span.length && (span.text[i + 1] & 0xC0) == 0x80) {
-            c = (c & 0x1F) << 6 | (span.text[++i] & 0x3Fu);
-        } else if (c >= 0x80) {
-            return 0;
-        }
-        if (byte_of[c] < 0) {
-            return 0;
-        }
-        span.text[bytes++] = (unsigned char)byte_of[c];
-    }
-    return bytes;
-}
-
-// A line "#version", then "A B" on each: the ids from 256, in order. Sets (left, right) of each merge.
-static inline void bpe_open_merges_(Bpe* bpe, BpeFile_* file, int (**pairs)[2]) {
-    unsigned char order[256];
+// Begins the vocabulary of n merges: the single bytes in the order of GPT-2, the unions to come, end-of-text.
+// The buffer is for the bytes of all tokens.
+static inline void bpe_begin_merges_(Bpe* bpe, const char* name, unsigned char* buffer, size_t n) {
     uint16_t spelling[256];
-    int16_t byte_of[0x200];
-    bpe_spelled_bytes_(order, spelling);
-    memset(byte_of, -1, sizeof(byte_of));
+    bpe_open_ids_(bpe, name, buffer, 256 + n + 1, 256 + n);
+    bpe_spelled_bytes_(buffer, spelling);
     for (int id = 0; id < 256; id++) {
-        byte_of[spelling[id]] = order[id];
+        bpe_set_token_(bpe, id, buffer + id, 1);
     }
-    const BpeSpan_ version = bpe_until_(file->data, file->bytes, '\n');
-    const size_t n = bpe_lines_(file) - 1; // merges
-    bpe_open_ids_(bpe, file, 256 + n + 1, 256 + n);
-    *pairs = (int(*)[2])check_alloc(n, sizeof(**pairs), "merges");
-    unsigned char *bytes = (unsigned char*)check_alloc(256 + file->bytes, 1, "vocabulary"), *to = bytes;
-    for (int id = 0; id < 256; id++) {
-        *to = order[id];
-        bpe_set_token_(bpe, id, to++, 1);
-    }
-    unsigned char* at = file->data + version.length + 1;
-    for (size_t i = 0; i < n; i++) {
-        const BpeSpan_ line = bpe_until_(at, file->bytes - (size_t)(at - file->data), '\n');
-        const BpeSpan_ sides[2] = {bpe_until_(line.text, line.length, ' '), bpe_after_blank_(line)};
-        size_t length = 0;
-        for (int side = 0; side < 2; side++) {
-            const size_t side_bytes = bpe_unspell_(sides[side], byte_of);
-            CHECK(side_bytes > 0,
-                  "%s:%zu: wanted two tokens in the spelling of vocab.bpe, with a blank between", file->path,
-                  i + 2);
-            (*pairs)[i][side] = bpe_find(bpe, (const char*)sides[side].text, side_bytes);
-            CHECK((*pairs)[i][side] >= 0, "%s:%zu: its %s side is not a byte and no line before makes it",
-                  file->path, i + 2, side ? "right" : "left");
-            memcpy(to + length, sides[side].text, side_bytes);
-            length += side_bytes;
-        }
-        CHECK(bpe_set_token_(bpe, 256 + (int)i, to, length), "%s:%zu: makes token %d again", file->path,
-              i + 2, bpe_find(bpe, (const char*)to, length));
-        to += length;
-        at += line.length + 1;
-    }
-    free(file->data);
-    bpe->buffer = bytes;
 }
 
-// Finds for each token the two whose union it is: what its bytes merge to with the tokens before it. In any
-// text it then arises from these two only: as long as no token crosses its borders, the merges inside them
-// are the same as if it stood alone.
-static inline void bpe_find_pairs_(Bpe* bpe, const char* path) {
-    BpeMerger_ merger;
-    bpe_merger_open_(&merger, bpe->vocab_size);
+// Sets token `id`, the one after the last so far, to the union of two. Returns the token of these bytes,
+// which is another if there was one already.
+static inline int bpe_add_merge_(Bpe* bpe, int id, int left, int right) {
+    const BpeToken_ before = bpe->tokens[id - 1], a = bpe->tokens[left], b = bpe->tokens[right];
+    unsigned char* text = (unsigned char*)before.text + before.length; // in bpe->buffer
+    memcpy(text, a.text, a.length);
+    memcpy(text + a.length, b.text, b.length);
+    bpe_set_token_(bpe, id, text, a.length + b.length);
+    return bpe_find(bpe, (const char*)text, a.length + b.length);
+}
+
+// The tokens are there: adds all else. Finds for each token the two whose union it is: what its bytes merge
+// to with the tokens before it. In any text it then arises from these two only: as long as no token crosses
+// its borders, the merges inside them are the same as if it stood alone. Returns 0, with the reason in
+// `error`, where merging cannot make the tokens.
+static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
+    bpe_open_classes_(bpe);
     for (int byte = 0; byte < 256; byte++) {
         const char text = (char)byte;
         bpe->byte_ids[byte] = bpe_find(bpe, &text, 1);
-        CHECK(bpe->byte_ids[byte] >= 0, "%s: no token is the byte 0x%02X, wanted all 256", path, byte);
+        if (bpe->byte_ids[byte] < 0) {
+            return error_set(error, name, "no token is the byte 0x%02X, wanted all 256", (unsigned)byte);
+        }
     }
     size_t longest = 0;
     for (int id = 0; id < bpe->vocab_size; id++) {
         longest = bpe->tokens[id].length > longest ? bpe->tokens[id].length : longest;
     }
+    BpeMerger_ merger;
+    bpe_merger_open_(&merger, bpe->vocab_size);
     int* parts = (int*)check_alloc(longest, sizeof(int), "vocabulary");
-    for (int id = 0; id < bpe->vocab_size; id++) {
+    int ok = 1;
+    for (int id = 0; ok && id < bpe->vocab_size; id++) {
         const BpeToken_ token = bpe->tokens[id];
-        if (token.length > 1) { // not end-of-text, which is still empty
-            const size_t n = bpe_merge_(bpe, &merger, token.text, token.length, parts);
-            CHECK(n == 2 && parts[0] < id && parts[1] < id,
-                  "%s: token %d is %zu tokens of lower ids, wanted the union of two", path, id, n);
+        if (token.length == 1 || id == bpe->eot) {
+            continue;
+        }
+        const size_t n = bpe_merge_(bpe, &merger, token.text, token.length, parts);
+        ok = n == 2 && parts[0] < id && parts[1] < id;
+        if (ok) {
             bpe_add_pair_(bpe, parts[0], parts[1], id);
+        } else {
+            error_set(error, name, "token %d is %zu tokens of lower ids, wanted the union of two", id, n);
         }
     }
     free(parts);
     bpe_merger_close_(&merger);
+    return ok;
 }
 
-static inline void bpe_open(Bpe* bpe, const char* path) {
-    const uint32_t bin_magic = 20240328;
-    BpeFile_ file = bpe_read_(path);
-    int(*pairs)[2] = NULL;
-    if (file.bytes >= 4 && memcmp(file.data, &bin_magic, 4) == 0) {
-        bpe_open_bin_(bpe, &file);
-    } else if (file.bytes >= 8 && memcmp(file.data, "#version", 8) == 0) {
-        bpe_open_merges_(bpe, &file, &pairs);
-    } else {
-        const BpeSpan_ line = bpe_until_(file.data, file.bytes, '\n');
-        CHECK(bpe_decimal_(bpe_after_blank_(line), INT_MAX) >= 0,
-              "%s: wanted a vocabulary: a llm.c tokenizer .bin, lines of base64 and id (.tiktoken), "
-              "or #version and lines of two tokens (vocab.bpe, merges.txt)",
-              path);
-        bpe_open_tiktoken_(bpe, &file);
+// The first merge whose parts are not those that bpe_finish_ found: no text ever has them side by side
+// when it is their turn. -1 if there is none.
+static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
+    for (int id = 256; id < bpe->eot; id++) {
+        if (bpe_pair_(bpe, pairs[id - 256][0], pairs[id - 256][1]) != id) {
+            return id - 256;
+        }
     }
-    bpe_find_pairs_(bpe, path);
-    for (int id = 256; pairs && id < bpe->eot; id++) {
-        const int *pair = pairs[id - 256], made = bpe_pair_(bpe, pair[0], pair[1]);
-        CHECK(made == id, "%s:%d: the lines before never leave these two tokens side by side", path,
-              id - 254);
+    return -1;
+}
+
+// The vocabulary of merges in their order, pairs[i] = (left id, right id): ids 0 to 255 are the single bytes
+// in the order of GPT-2, 256 + i is the union of pairs[i], end-of-text is the last. `name` is for errors.
+static inline void bpe_open_merges(Bpe* bpe, const int (*pairs)[2], int num_merges, const char* name) {
+    assert(0 <= num_merges);
+    size_t* ends = (size_t*)check_alloc(256 + (size_t)num_merges, sizeof(size_t), "merges"); // of the tokens
+    for (int id = 0; id < 256; id++) {
+        ends[id] = (size_t)id + 1;
     }
-    free(pairs);
-    bpe->tokens[bpe->eot].text = (const unsigned char*)"<|endoftext|>";
-    bpe->tokens[bpe->eot].length = 13;
-    bpe_open_classes_(bpe);
+    for (int id = 256, i = 0; i < num_merges; id++, i++) {
+        size_t bytes = 0;
+        for (int side = 0; side < 2; side++) {
+            const int part = pairs[i][side];
+            CHECK(0 <= part && part < id, "%s: merge %d has the id %d, wanted 0 to %d", name, i, part,
+                  id - 1);
+            bytes += ends[part] - (part > 0 ? ends[part - 1] : 0);
+        }
+        CHECK(bytes <= INT_MAX, "%s: merge %d makes a token of %zu bytes, wanted at most %d", name, i, bytes,
+              INT_MAX);
+        ends[id] = ends[id - 1] + bytes;
+    }
+    unsigned char* buffer = (unsigned char*)check_alloc(ends[255 + num_merges], 1, "vocabulary");
+    free(ends);
+    bpe_begin_merges_(bpe, name, buffer, (size_t)num_merges);
+    for (int i = 0; i < num_merges; i++) {
+        const int made = bpe_add_merge_(bpe, 256 + i, pairs[i][0], pairs[i][1]);
+        CHECK(made == 256 + i, "%s: merge %d makes token %d again", name, i, made);
+    }
+    char error[ERROR_BYTES];
+    CHECK(bpe_finish_(bpe, name, error), "%s", error);
+    const int wrong = bpe_wrong_merge_(bpe, pairs);
+    CHECK(wrong < 0, "%s: merge %d: the merges before never leave its two tokens side by side", name, wrong);
 }
 
 static inline void bpe_close(Bpe* bpe) {

@@ -2,6 +2,7 @@
 checkpoint.h -- all that a run is, in a directory: OUT/step_00001000/, whole or not there.
 
     config.json, generation_config.json, model.safetensors    a Hugging Face model (hf_model.h)
+    vocab.json, merges.txt, tokenizer.json, ...               its tokenizer, of a run that has GPT-2's kind
     optimizer.1of1.safetensors                                AdamW's m and v
     state.json                                                the rest, and checksums of all files (state.h)
 
@@ -18,8 +19,8 @@ checkpoints that were there.
 
 What a killed run left behind is cleared by the next one in the same place; two at a time are refused.
 
-needs:   check.h file.h gpt2.h hf_model.h options.h safetensors.h state.h; POSIX threads
-defines: Checkpoints, checkpoints_bytes, checkpoints_open, checkpoints_close,
+needs:   bpe_files.h check.h file.h gpt2.h hf_model.h options.h safetensors.h state.h; POSIX threads
+defines: Checkpoints, CheckpointRun, checkpoints_bytes, checkpoints_open, checkpoints_close,
 checkpoint_start, checkpoint_finished, checkpoint_wait; checkpoint_try_check, checkpoint_newest,
 checkpoint_path, checkpoint_read
 */
@@ -35,6 +36,7 @@ checkpoint_path, checkpoint_read
 #include <sys/syscall.h>
 #include <time.h>
 
+#include "bpe_files.h"
 #include "hf_model.h"
 #include "options.h"
 #include "state.h"
@@ -43,17 +45,25 @@ checkpoint_path, checkpoint_read
 #define CHECKPOINT_OLD_ ".old"   // while another takes its place, where the two cannot change places at once
 #define CHECKPOINT_MAX_SLICES_ 4096
 
+// What is the same in all checkpoints of a run.
+typedef struct {
+    const char* trainer; // in words: which program, with which precision
+    GPT2Config cfg;
+    SafeTensorsDtype dtype; // of the parameters in the copy
+    int eot;                // the token that ends documents
+    const Bpe* bpe;         // the tokenizer, NULL: none that Hugging Face knows
+    size_t train_tokens;
+} CheckpointRun;
+
 typedef struct {
     char out[PATH_MAX];
     int keep, keep_major; // keep 0 keeps all
     const Options* options;
-    GPT2Config cfg;
-    int eot;
-    SafeTensorsDtype dtype;              // of the parameters in the copy
-    TensorRow rows[GPT2_PARAMETER_ROWS]; // in the copy
-    TensorRow state_rows[GPT2_PARAMETER_ROWS];
-    void* params; // the copy, on the host: the parameters as rows say,
-    float *m, *v; // and as state_rows say
+    CheckpointRun run;
+    TensorRow rows[GPT2_PARAMETER_ROWS];       // of the parameters in the copy
+    TensorRow state_rows[GPT2_PARAMETER_ROWS]; // of m and v
+    void* params;                              // the copy, on the host: the parameters as rows say,
+    float *m, *v;                              // and as state_rows say
     size_t params_bytes, state_bytes;
     int lock; // a descriptor of the directory; -1: it cannot be locked
 
@@ -201,12 +211,12 @@ static inline void checkpoint_write_moment_(SafeTensorsWriter* writer, const Che
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &c->state_rows[i];
         safetensors_write_raw(writer, (const char*)memory + row->offset_bytes,
-                              checkpoint_row_elements_(row, c->cfg) * sizeof(float));
+                              checkpoint_row_elements_(row, c->run.cfg) * sizeof(float));
     }
 }
 
 static inline uint64_t checkpoint_write_optimizer_(const Checkpoints* c, const char* path) {
-    const size_t total = (size_t)checkpoint_elements_(c->cfg);
+    const size_t total = (size_t)checkpoint_elements_(c->run.cfg);
     char number[32];
     SafeTensorsWriter writer;
     snprintf(number, sizeof(number), "%zu", total);
@@ -253,7 +263,8 @@ static inline void checkpoint_list_files_(SavedState* s, const char* directory) 
 
 // Bytes of a checkpoint, at most about.
 static inline double checkpoint_disk_bytes_(const Checkpoints* c) {
-    return hf_model_bytes(c->cfg, c->dtype) + 8.0 * (double)checkpoint_elements_(c->cfg) + (1 << 20);
+    return hf_model_bytes(c->run.cfg, c->run.dtype) + 8.0 * (double)checkpoint_elements_(c->run.cfg) +
+           (1 << 20);
 }
 
 // Ends the program if the file system of OUT has no room for a checkpoint.
@@ -298,9 +309,12 @@ static inline void checkpoint_put_(const char* part, const char* path, const cha
 static inline void checkpoint_write_files_(Checkpoints* c, const char* directory) {
     char path[PATH_MAX];
     SavedState* s = &c->state;
-    hf_config_write(directory, c->cfg, c->dtype, c->eot);
+    hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot);
+    if (c->run.bpe) {
+        bpe_write_hf(c->run.bpe, directory, c->run.cfg.max_T);
+    }
     checkpoint_list_files_(s, directory);
-    const uint64_t model = hf_model_write(directory, c->cfg, c->rows, c->params, c->dtype);
+    const uint64_t model = hf_model_write(directory, c->run.cfg, c->rows, c->params, c->run.dtype);
     checkpoint_list_file_(s, directory, "model.safetensors", model);
     checkpoint_file_(path, directory, "optimizer.1of1.safetensors");
     const uint64_t optimizer = checkpoint_write_optimizer_(c, path);
@@ -544,29 +558,24 @@ static inline int checkpoint_lock_(const char* out) {
 }
 
 // Prepares to save into --out, which exists. `memory` has checkpoints_bytes, belongs to the caller and stays,
-// as do options; `trainer` says in words which program with which precision this is, eot is the token that
-// ends documents. There must be room on the disk for at least one checkpoint.
-static inline void checkpoints_open(Checkpoints* c, const Options* options, GPT2Config cfg,
-                                    SafeTensorsDtype dtype, int eot, const char* trainer,
-                                    int64_t train_tokens, void* memory) {
+// as do options and what `run` points to. There must be room on the disk for at least one checkpoint.
+static inline void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory) {
     memset(c, 0, sizeof(*c));
     CHECK(snprintf(c->out, sizeof(c->out), "%s", options->out) < (int)sizeof(c->out) - 64,
           "%s: the name is too long", options->out);
     c->keep = options->keep;
     c->keep_major = options->keep_major;
     c->options = options;
-    c->cfg = cfg;
-    c->eot = eot;
-    c->dtype = dtype;
+    c->run = run;
     c->saved_step = -1;
-    c->params_bytes = gpt2_parameter_rows_of(c->rows, cfg, safetensors_dtype_bytes(dtype));
-    c->state_bytes = gpt2_parameter_rows_of(c->state_rows, cfg, sizeof(float));
+    c->params_bytes = gpt2_parameter_rows_of(c->rows, run.cfg, safetensors_dtype_bytes(run.dtype));
+    c->state_bytes = gpt2_parameter_rows_of(c->state_rows, run.cfg, sizeof(float));
     c->params = memory;
     c->m = (float*)((char*)memory + c->params_bytes);
     c->v = (float*)((char*)memory + c->params_bytes + c->state_bytes);
-    c->state.trainer = trainer;
-    c->state.train_tokens = train_tokens;
-    c->state.padded_vocab = cfg.Vp;
+    c->state.trainer = run.trainer;
+    c->state.train_tokens = (int64_t)run.train_tokens;
+    c->state.padded_vocab = run.cfg.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
     c->lock = checkpoint_lock_(c->out);
     checkpoint_recover_(c->out);

@@ -70,7 +70,8 @@ static inline void file_sync_directory(const char* path) {
 
 // The file is whole: on the disk, and under its name.
 static inline void file_commit(FileWriter* writer) {
-    if (fflush(writer->file) != 0 || fsync(fileno(writer->file)) != 0) {
+    // an error of the stream: of a printf before, which nobody looked at
+    if (fflush(writer->file) != 0 || ferror(writer->file) || fsync(fileno(writer->file)) != 0) {
         file_fail_(writer, "write");
     }
     const int failed = fclose(writer->file) != 0;

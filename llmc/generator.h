@@ -20,7 +20,7 @@ defines: NextLogits, Generator, generator_open, generator_close, generator_run, 
 
 typedef const float* (*NextLogits)(void* model, const int* ids, int known, int seen);
 
-enum { GENERATOR_TOKEN_BYTES = 256 }; // no token is longer
+enum { GENERATOR_NUMBER_BYTES = 16 }; // an id as text
 
 typedef struct {
     NextLogits next_logits;
@@ -53,7 +53,9 @@ static inline void generator_open(Generator* g, NextLogits next_logits, void* mo
     g->prompt = (int*)check_alloc((size_t)T + 1, sizeof(int), "prompt");
     g->prompt_tokens = setup_prompt(g->prompt, T, data, options, V);
     g->ids = (int*)check_alloc((size_t)T + 1, sizeof(int), "sample");
-    g->text_capacity = ((size_t)options->sample_tokens + (size_t)g->prompt_tokens) * GENERATOR_TOKEN_BYTES;
+    const int longest = data->has_tokenizer ? tokenizer_longest(&data->tokenizer) : 0;
+    const size_t tokens = (size_t)options->sample_tokens + (size_t)g->prompt_tokens;
+    g->text_capacity = tokens * (size_t)(longest > GENERATOR_NUMBER_BYTES ? longest : GENERATOR_NUMBER_BYTES);
     g->text = (char*)check_alloc(g->text_capacity, 1, "sample");
 }
 
@@ -66,7 +68,7 @@ static inline void generator_close(Generator* g) {
 
 // Adds a token to the text; its number if the tokenizer does not know it, or there is none.
 static inline void generator_append_(Generator* g, int id) {
-    char number[16];
+    char number[GENERATOR_NUMBER_BYTES];
     int length = snprintf(number, sizeof(number), "%d ", id);
     const char* token = number;
     if (g->data->has_tokenizer && id < g->data->tokenizer.vocab_size) {

@@ -17,8 +17,8 @@ something else. Strings are decoded in place, in the caller's copy of the text:
 
 needs:   check.h
 defines: json_print_string; JsonReader, json_reader, json_unexpected, json_peek, json_take, json_end,
-json_string, json_text, json_name, json_member, json_element, json_natural, json_naturals, json_number,
-json_truth, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME, JSON_MAX_DEPTH
+json_string, json_text, json_name, json_member, json_text_member, json_element, json_natural, json_naturals,
+json_number, json_truth, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME, JSON_MAX_DEPTH
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
@@ -257,41 +257,41 @@ static inline int json_name(JsonReader* text, const char** name) {
     return 1;
 }
 
-// Inside an object, its brace taken: 1 and the next key, its colon behind; 0 after the closing brace; -1
-// after an error.
 typedef enum { JSON_FIRST, JSON_NEXT } JsonPlace;
-static inline int json_member(JsonReader* text, JsonPlace which, const char** key) {
-    const int c = json_peek(text);
-    if (c == '}') {
-        text->at++;
-        return 0;
-    }
-    if (which == JSON_NEXT) {
-        if (c != ',') {
-            json_unexpected(text, "',' or '}'");
-            return -1;
-        }
-        text->at++;
-    }
-    return json_name(text, key) && json_take(text, ':') ? 1 : -1;
-}
 
-// The same inside an array: 1 before the next element.
-static inline int json_element(JsonReader* text, JsonPlace which) {
+// Inside an object or array, its bracket taken: 1 before the next member or element; 0 after the closing
+// bracket; -1 after an error.
+static inline int json_next_(JsonReader* text, JsonPlace which, char closing) {
+    const char wanted[] = {'\'', ',', '\'', ' ', 'o', 'r', ' ', '\'', closing, '\'', '\0'};
     const int c = json_peek(text);
-    if (c == ']') {
+    if (c == closing) {
         text->at++;
         return 0;
     }
     if (which == JSON_NEXT) {
         if (c != ',') {
-            json_unexpected(text, "',' or ']'");
+            json_unexpected(text, wanted);
             return -1;
         }
         text->at++;
     }
     return 1;
 }
+
+// Inside an object: the same, and the next key, its colon behind.
+static inline int json_member(JsonReader* text, JsonPlace which, const char** key) {
+    const int more = json_next_(text, which, '}');
+    return more <= 0 ? more : json_name(text, key) && json_take(text, ':') ? 1 : -1;
+}
+
+// The same where a key may be any string.
+static inline int json_text_member(JsonReader* text, JsonPlace which, const char** key, size_t* length) {
+    const int more = json_next_(text, which, '}');
+    return more <= 0 ? more : json_text(text, key, length) && json_take(text, ':') ? 1 : -1;
+}
+
+// Inside an array: 1 before the next element, and 0 and -1 as above.
+static inline int json_element(JsonReader* text, JsonPlace which) { return json_next_(text, which, ']'); }
 
 // Whether nothing follows but blanks.
 static inline int json_end(JsonReader* text) {

@@ -9,7 +9,7 @@ unknown, malformed, out of range, missing or given twice ends the program with s
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
-needs:   check.h, json.h
+needs:   check.h, json.h, unicode_tables.h (its version)
 defines: Options, OPTION_AUTO, LLMC_VERSION, options_parse, options_given, options_print_help,
 options_print_banner, options_print_config, options_print_json
 */
@@ -28,6 +28,7 @@ options_print_banner, options_print_config, options_print_json
 
 #include "check.h"
 #include "json.h"
+#include "unicode_tables.h"
 
 #define LLMC_VERSION "0.1.0"
 #define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
@@ -130,7 +131,7 @@ static const OptionRow OPTION_TABLE[] = {
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
         "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, 0,                "",
-        "", "turns the tokens of .bin shards into text: llm.c's tokenizer .bin or gpt2.tiktoken"},
+        "", "text of .bin shards' tokens: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory"},
     {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, MATH_,            "on",
         "off|on", "read the training data in another random order in each epoch"},
     {"data",       "seed",          "",   SEED_(seed),             0,        0, MATH_,            "42",
@@ -571,7 +572,8 @@ static inline void options_print_version_(FILE* file, const char* program) {
 #else
     const char* compiler = "gcc " __VERSION__;
 #endif
-    fprintf(file, "%s %s, compiled by %s\n", options_program_name_(program), LLMC_VERSION, compiler);
+    fprintf(file, "%s %s, Unicode %s, compiled by %s\n", options_program_name_(program), LLMC_VERSION,
+            UNICODE_VERSION, compiler);
 }
 
 enum { OPTION_HELP_COLUMN = 60, OPTION_HELP_WIDTH = 50 };

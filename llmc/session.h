@@ -36,10 +36,9 @@ typedef struct {
 } Session;
 
 // `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open; `memory` is
-// NULL without --out.
-static inline void session_open(Session* s, const Options* options, const Resume* resume, GPT2Config cfg,
-                                SafeTensorsDtype dtype, int eot, const char* trainer, size_t train_tokens,
-                                void* memory, double start_s) {
+// NULL without --out. What there is to know goes to `screen`.
+static inline void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
+                                void* memory, double start_s, FILE* screen) {
     memset(s, 0, sizeof(*s));
     s->options = options;
     s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
@@ -47,7 +46,10 @@ static inline void session_open(Session* s, const Options* options, const Resume
     if (!s->can_save) {
         return;
     }
-    checkpoints_open(&s->checkpoints, options, cfg, dtype, eot, trainer, (int64_t)train_tokens, memory);
+    checkpoints_open(&s->checkpoints, options, run, memory);
+    if (!resume->is_active && s->checkpoints.state.serial > 0) {
+        fprintf(screen, "note: %s has checkpoints of an earlier run, and a new one begins\n", options->out);
+    }
     const size_t length = strlen(options->out);
     const int is_here = strncmp(resume->path, options->out, length) == 0 && resume->path[length] == '/';
     s->first_serial = resume->is_active && is_here ? resume->saved.serial : s->checkpoints.state.serial + 1;

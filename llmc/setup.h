@@ -13,7 +13,7 @@ before any memory for the model is taken.
 
 needs:   adamw.h check.h dataloader.h gpt2.h hf_model.h model_file.h options.h schedule.h stories.h
 tokenizer.h defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data,
-setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_prompt, setup_close
+setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_bpe, setup_prompt, setup_close
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -341,6 +341,12 @@ static inline double setup_floor(const RunData* data, const Options* options, in
 // The id that separates documents: the last of every vocabulary.
 static inline int setup_eot(const RunData* data, int V) {
     return data->has_tokenizer ? data->tokenizer.eot : V - 1;
+}
+
+// The tokenizer, if it is one that goes with a Hugging Face model, or NULL.
+static inline const Bpe* setup_bpe(const RunData* data) {
+    return data->kind == DATA_SHARDS && data->has_tokenizer && data->tokenizer.encoder ? &data->tokenizer.bpe
+                                                                                       : NULL;
 }
 
 // The tokens that samples begin with: end-of-text, then --prompt. `ids` has room for most + 1; returns their

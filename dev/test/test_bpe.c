@@ -1,6 +1,6 @@
 // Tests of llmc/bpe.h: against a slow reference on a vocabulary of its own, and with
 // GPT2_VOCAB=.../gpt2.tiktoken against tiktoken's ids for dev/ref/fixtures/bpe_cases.bin.
-#include "llmc/bpe.h"
+#include "llmc/bpe_files.h"
 #include "test.h"
 #include <time.h>
 
@@ -348,169 +348,33 @@ static void test_consumed(const Bpe* bpe) {
     bpe_encoder_close(&encoder);
 }
 
-// ---- files that are none
-
-static void open_path(const void* path) {
+static void open_pairs(const void* pairs) {
     Bpe bpe;
-    bpe_open(&bpe, (const char*)path);
+    bpe_open_merges(&bpe, (const int(*)[2])pairs, 3, "the pairs");
 }
 
-static int dies(const char* data, size_t bytes, const char* wanted) {
-    char words[256];
-    snprintf(words, sizeof(words), "error: |bad.vocab|%s", wanted);
-    return test_dies(open_path, test_write("bad.vocab", data, bytes), EXIT_FAILURE, words);
-}
-
-static void test_merges_errors(void) {
-    static const struct {
-        const char *lines, *wanted;
-    } cases[] = {
-        {"a b\na\n", "bad.vocab:3: wanted two tokens"},
-        {"a b\n\n", "bad.vocab:3: wanted two tokens"},
-        {"a b c\n", "bad.vocab:2: wanted two tokens"},
-        {"a b\r\n", "bad.vocab:2: wanted two tokens"},
-        {"a  b\n", "bad.vocab:2: wanted two tokens"},
-        {"a \xC5\x84\n", "bad.vocab:2: wanted two tokens"}, // U+0144 is no byte
-        {"a \xC4\n", "bad.vocab:2: wanted two tokens"},
-        {"a \xC2\xAD\n", "bad.vocab:2: wanted two tokens"}, // the soft hyphen is spelled U+0143
-        {"a b\nabc d\n", "bad.vocab:3: its left side"},
-        {"a b\nc bd\n", "bad.vocab:3: its right side"},
-        {"a b\na b\n", "bad.vocab:3: makes token 256 again"},
-        {"a b\nb c\na bc\n", "bad.vocab:4: the lines before never leave"}, // a b c is ab c
-        {"a b\nb c\nab bc\nab c\n", ""},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char text[256];
-        snprintf(text, sizeof(text), "#version: 0.2\n%s", cases[i].lines);
-        if (cases[i].wanted[0]) {
-            EXPECT(dies(text, strlen(text), cases[i].wanted), "case %zu", i);
-        } else {
-            Bpe bpe;
-            bpe_open(&bpe, test_write("good.bpe", text, strlen(text)));
-            bpe_close(&bpe);
-        }
-    }
-    Bpe bytes; // no newline, no merges
-    bpe_open(&bytes, test_write("bytes.bpe", "#version", 8));
-    EXPECT(bytes.vocab_size == 257, "");
-    bpe_close(&bytes);
-}
-
-static void open_and_close(const char* path, int vocab_size) {
+static void test_merges_in_memory(void) {
+    const int a = 'a' - '!'; // printable ASCII begins at id 0
+    const int good[3][2] = {{a, a + 1}, {a + 1, a + 2}, {256, 257}};
     Bpe bpe;
-    bpe_open(&bpe, path);
-    EXPECT(bpe.vocab_size == vocab_size, "%d ids", bpe.vocab_size);
+    bpe_open_merges(&bpe, good, 3, "good");
+    EXPECT(bpe.vocab_size == 260 && bpe.eot == 259, "");
+    EXPECT(bpe_find(&bpe, "ab", 2) == 256 && bpe_find(&bpe, "abbc", 4) == 258, "");
+    EXPECT(bpe_find(&bpe, "\xAD", 1) == 255 && bpe_pair_(&bpe, 256, 257) == 258, "");
     bpe_close(&bpe);
-}
-
-// Writes the 256 bytes and "th" as a .tiktoken to `text`, with another line instead of line `at`, from 0, or
-// after the last. Returns its bytes.
-static size_t tiktoken_with(char text[8192], int at, const char* instead) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    size_t length = 0;
-    for (int id = 0; id < 258; id++) {
-        if (id == at) {
-            length += (size_t)sprintf(text + length, "%s\n", instead);
-        } else if (id < 256) {
-            length +=
-                (size_t)sprintf(text + length, "%c%c== %d\n", digits[id >> 2], digits[(id & 3) << 4], id);
-        } else if (id == 256) {
-            length += (size_t)sprintf(text + length, "dGg= %d\n", id);
-        }
-    }
-    return length;
-}
-
-static void test_tiktoken_errors(void) {
-    static const struct {
-        int at;
-        const char *instead, *wanted;
-    } cases[] = {
-        {100, "*A== 100", "bad.vocab:101: wanted a token in base64"},
-        {100, "ZA= 100", "bad.vocab:101: wanted a token in base64"},
-        {100, "ZB== 100", "bad.vocab:101: wanted a token in base64"}, // bits beyond the byte
-        {100, "ZA==", "bad.vocab:101: wanted a token in base64"},
-        {100, "", "bad.vocab:101: wanted a token in base64"},
-        {100, " 100", "bad.vocab:101: wanted a token in base64"},
-        {100, "ZA== ", "bad.vocab:101: id \"\""},
-        {100, "ZA== 100\r", "bad.vocab:101: id \"100?\""},
-        {100, "ZA== -100", "bad.vocab:101: id \"-100\", wanted 0 to 256 in a file of 257 lines"},
-        {100, "ZA== 257", "bad.vocab:101: id \"257\""},
-        {100, "ZA== 99999999999999999999999999", "bad.vocab:101: id \"99999999999999999999999\""},
-        {100, "ZA== 99", "bad.vocab:101: id 99 is there twice"},
-        {257, "dGg= 257", "bad.vocab:258: token 257 is token 256 again"},
-        {100, "dGho 100", "no token is the byte 0x64"},
-        {257, "dGhlcmU= 257", "token 257 is 4 tokens of lower ids"}, // th e r e
-        {0, "not a vocabulary", "wanted a vocabulary"},
-        {0, "{\"version\": \"1.0\",", "wanted a vocabulary"},
-    };
-    char text[8192];
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const size_t bytes = tiktoken_with(text, cases[i].at, cases[i].instead);
-        EXPECT(dies(text, bytes, cases[i].wanted), "case %zu", i);
-    }
-    const size_t bytes = tiktoken_with(text, 257, "dGhl 257");
-    open_and_close(test_write("good.tiktoken", text, bytes), 259);
-    open_and_close(test_write("good.tiktoken", text, bytes - 1), 259); // the last line without its newline
-}
-
-// The small vocabulary as llm.c's .bin; the caller frees it.
-static Text bin_of(const Bpe* bpe, uint32_t version) {
-    const uint32_t header[256] = {20240328, version, (uint32_t)bpe->vocab_size,
-                                  version == 2 ? (uint32_t)bpe->eot : 0};
-    Text bin = {(char*)malloc(sizeof(header) + (size_t)bpe->vocab_size * 256), sizeof(header)};
-    memcpy(bin.bytes, header, sizeof(header));
-    for (int id = 0; id < bpe->vocab_size; id++) {
-        int length;
-        const char* token = bpe_token(bpe, id, &length);
-        bin.bytes[bin.length++] = (char)length;
-        memcpy(bin.bytes + bin.length, token, (size_t)length);
-        bin.length += (size_t)length;
-    }
-    return bin;
-}
-
-static void test_bin_errors(void) {
-    Bpe bpe = open_small();
-    Text bin = bin_of(&bpe, 2);
-    open_and_close(test_write("good.bin", bin.bytes, bin.length), 272);
-    const struct {
-        int field; // of the header
-        uint32_t value;
-        size_t bytes;
-        const char* wanted;
-    } cases[] = {
-        {1, 3, bin.length, "version 3, wanted 1 or 2"},
-        {1, 1, bin.length, "end-of-text id 50256, wanted one of the 272"},
-        {2, 0, bin.length, "end-of-text id 271, wanted one of the 0"},
-        {2, 273, bin.length, "ends before token 272"},
-        {2, UINT32_MAX, bin.length, "4294967295 tokens"},
-        {3, 272, bin.length, "end-of-text id 272"},
-        {3, 270, bin.length, "token 271 is 13 tokens of lower ids"}, // "<|endoftext|>" as a token like others
-        {1, 2, bin.length - 1, "token 271 of 13 bytes, wanted 1 to the 12 left"},
-        {1, 2, bin.length - 14, "ends before token 271"},
-        {1, 2, bin.length + 1, "1 bytes after the last of 272"},
-        {1, 2, 1023, "1023 bytes, wanted a header of 1024"},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        Text bad = text_of(bin.bytes, bin.length);
-        bad.bytes = (char*)realloc(bad.bytes, bin.length + 1);
-        bad.bytes[bin.length] = 0;
-        memcpy(bad.bytes + 4 * cases[i].field, &cases[i].value, 4);
-        EXPECT(dies(bad.bytes, cases[i].bytes, cases[i].wanted), "case %zu", i);
-        free(bad.bytes);
-    }
-    bin.bytes[1024 + 1] = '"'; // token 0 becomes token 1
-    EXPECT(dies(bin.bytes, bin.length, "token 1 is token 0 again"), "");
-    bin.bytes[1024] = 0;
-    EXPECT(dies(bin.bytes, bin.length, "token 0 of 0 bytes"), "");
-    free(bin.bytes);
+    bpe_open_merges(&bpe, good, 0, "bytes");
+    EXPECT(bpe.vocab_size == 257 && bpe.eot == 256, "");
     bpe_close(&bpe);
 
-    EXPECT(dies("", 0, "empty file"), "");
-    EXPECT(dies("x", 1, "wanted a vocabulary"), "");
-    EXPECT(test_dies(open_path, test_path("none.bin"), EXIT_FAILURE, "none.bin|No such file"), "");
-    EXPECT(test_dies(open_path, test_tmpdir(), EXIT_FAILURE, "not a regular file"), "");
+    const int later[3][2] = {{a, a}, {257, a}, {a, a + 1}}, none[3][2] = {{a, a}, {a, a + 1}, {a, -1}};
+    const int again[3][2] = {{a, a}, {256, a}, {a, 256}},
+              never[3][2] = {{a, a + 1}, {a + 1, a + 2}, {a, 257}};
+    EXPECT(test_dies(open_pairs, later, EXIT_FAILURE, "the pairs: merge 1 has the id 257, wanted 0 to 256"),
+           "");
+    EXPECT(test_dies(open_pairs, none, EXIT_FAILURE, "the pairs: merge 2 has the id -1"), "");
+    EXPECT(test_dies(open_pairs, again, EXIT_FAILURE, "the pairs: merge 2 makes token 257 again"), "");
+    EXPECT(test_dies(open_pairs, never, EXIT_FAILURE, "the pairs: merge 2: the merges before never leave"),
+           "");
 }
 
 // ---- the vocabulary of GPT-2
@@ -614,73 +478,12 @@ static void test_every_token(const Bpe* bpe) {
     bpe_encoder_close(&encoder);
 }
 
-static void put_spelled(FILE* file, const char* bytes, int length) {
-    for (int i = 0; i < length; i++) {
-        const int byte = (unsigned char)bytes[i];
-        // the bytes that cannot be seen, in order, are the characters from U+0100
-        const int c = byte <= 0x20   ? 0x100 + byte
-                      : byte < 0x7F  ? byte
-                      : byte <= 0xA0 ? 0x121 + byte - 0x7F
-                      : byte == 0xAD ? 0x143
-                                     : byte;
-        if (c < 0x80) {
-            fputc(c, file);
-        } else {
-            fprintf(file, "%c%c", 0xC0 | c >> 6, 0x80 | (c & 63));
-        }
-    }
-}
-
-// The tables of two vocabularies in all that they say.
-static void expect_same_vocabulary(const Bpe* a, const char* path) {
-    Bpe b;
-    bpe_open(&b, path);
-    EXPECT(a->vocab_size == b.vocab_size && a->eot == b.eot, "%s: %d ids", path, b.vocab_size);
-    for (int id = 0; id < a->vocab_size && id < b.vocab_size; id++) {
-        int a_length, b_length;
-        const char *a_text = bpe_token(a, id, &a_length), *b_text = bpe_token(&b, id, &b_length);
-        EXPECT(a_length == b_length && memcmp(a_text, b_text, (size_t)a_length) == 0, "%s: token %d", path,
-               id);
-    }
-    EXPECT(memcmp(a->by_pair, b.by_pair, sizeof(uint64_t) << a->hash_bits) == 0, "%s", path);
-    bpe_close(&b);
-}
-
-static void test_formats(const Bpe* bpe) {
-    for (uint32_t version = 1; version <= 2; version++) {
-        const Text bin = bin_of(bpe, version);
-        expect_same_vocabulary(bpe, test_write("gpt2.bin", bin.bytes, bin.length));
-        free(bin.bytes);
-    }
-    const char* path = test_path("vocab.bpe");
-    FILE* file = fopen(path, "wb");
-    fputs("#version: 0.2\n", file);
-    int(*pairs)[2] = (int(*)[2])calloc((size_t)bpe->vocab_size, sizeof(*pairs));
-    for (size_t i = 0; i < (size_t)1 << bpe->hash_bits; i++) {
-        const uint64_t entry = bpe->by_pair[i];
-        pairs[entry & BPE_NONE_][0] = (int)(entry >> 42);
-        pairs[entry & BPE_NONE_][1] = (int)(entry >> 21 & BPE_NONE_);
-    }
-    for (int id = 256; id < bpe->eot; id++) {
-        for (int side = 0; side < 2; side++) {
-            int length;
-            const char* token = bpe_token(bpe, pairs[id][side], &length);
-            put_spelled(file, token, length);
-            fputc(side ? '\n' : ' ', file);
-        }
-    }
-    fclose(file);
-    free(pairs);
-    expect_same_vocabulary(bpe, path);
-}
-
 static void test_gpt2(const char* path) {
     Bpe bpe;
     bpe_open(&bpe, path);
     EXPECT(bpe.vocab_size == 50257 && bpe.eot == 50256, "");
     test_fixture(&bpe);
     test_every_token(&bpe);
-    test_formats(&bpe);
     test_against_reference(&bpe, 200);
     test_merging(&bpe, 20000);
     test_one_long_piece(&bpe);
@@ -695,9 +498,7 @@ int main(void) {
     test_consumed(&small);
     test_one_long_piece(&small);
     bpe_close(&small);
-    test_merges_errors();
-    test_tiktoken_errors();
-    test_bin_errors();
+    test_merges_in_memory();
     const char* vocabulary = getenv("GPT2_VOCAB");
     if (vocabulary) {
         test_gpt2(vocabulary);

@@ -10,7 +10,6 @@
 #include "test.h"
 
 static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
-enum { TRAIN_TOKENS = 1000 };
 
 // One run's directory and options.
 typedef struct {
@@ -47,6 +46,11 @@ static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
     }
 }
 
+static CheckpointRun run_of(GPT2Config cfg, SafeTensorsDtype dtype) {
+    const CheckpointRun run = {"test", cfg, dtype, 4, NULL, 1000};
+    return run;
+}
+
 static RunState state_of(int64_t step) {
     RunState state = run_state_open(guard_open(0, 0), loss_scale_off());
     state.step = state.updates = step;
@@ -60,7 +64,7 @@ static void save_value(char path[PATH_MAX], const Run* run, int64_t step, float 
     const Options options = options_of(run);
     void* memory = check_alloc(checkpoints_bytes(TINY, dtype), 1, "copy");
     const RunState state = state_of(step);
-    checkpoints_open(&c, &options, TINY, dtype, 4, "test", TRAIN_TOKENS, memory);
+    checkpoints_open(&c, &options, run_of(TINY, dtype), memory);
     fill(c.params, c.params_bytes / safetensors_dtype_bytes(dtype), dtype, value);
     fill(c.m, c.state_bytes / sizeof(float), SAFETENSORS_F32, value + 1);
     fill(c.v, c.state_bytes / sizeof(float), SAFETENSORS_F32, value + 2);
@@ -393,7 +397,7 @@ static void test_two_saves(void) {
     Checkpoints c;
     char path[PATH_MAX];
     void* memory = check_alloc(checkpoints_bytes(TINY, SAFETENSORS_F32), 1, "copy");
-    checkpoints_open(&c, &options, TINY, SAFETENSORS_F32, 4, "test", TRAIN_TOKENS, memory);
+    checkpoints_open(&c, &options, run_of(TINY, SAFETENSORS_F32), memory);
     for (int step = 1; step <= 20; step++) {
         const RunState state = state_of(step);
         fill(c.params, 1, SAFETENSORS_F32, (float)step);
@@ -643,7 +647,7 @@ static void body_open_large(const void* run) {
     const GPT2Config large = {.max_T = 1 << 20, .V = 5, .Vp = 128, .L = 1000, .NH = 1, .C = 65536};
     const Options options = options_of((const Run*)run);
     Checkpoints c;
-    checkpoints_open(&c, &options, large, SAFETENSORS_F32, 4, "test", 1, NULL);
+    checkpoints_open(&c, &options, run_of(large, SAFETENSORS_F32), NULL);
 }
 
 static void test_bad_places(void) {

@@ -113,6 +113,8 @@ static void write_files(void) {
     write_model("model.bin");
     write_hf_model("step_00000003");
     write_tokenizer("tokenizer.bin", 200);
+    const char merges[] = "#version: 0.2\nt h\nth e\n";
+    test_write("merges.txt", merges, strlen(merges));
 }
 
 // ---- the model ----
@@ -418,10 +420,14 @@ static void test_prompt(void) {
     run = run_open(SHARDS "--seq-len 16 --vocab-size 300 --tokenizer %/tokenizer.bin");
     EXPECT(setup_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 199, "tokenizer's");
     run_close(&run);
+    run = run_open(SHARDS "--seq-len 16 --tokenizer %/merges.txt --prompt the");
+    EXPECT(setup_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 2, "end of text and a token");
+    EXPECT(ids[0] == 258 && ids[1] == 257, "%d %d", ids[0], ids[1]);
+    run_close(&run);
 
     expect_refused(TEXT "--seq-len 4 --prompt Once", 2, "--prompt|4 tokens|at most 3");
     expect_refused(SHARDS "--seq-len 16 --prompt Once", 2, "--prompt|--tokenizer");
-    expect_refused(SHARDS "--seq-len 16 --tokenizer %/tokenizer.bin --prompt x", 1, "encode|gpt2");
+    expect_refused(SHARDS "--seq-len 16 --tokenizer %/tokenizer.bin --prompt x", 1, "tokenizer.bin|encode");
     expect_refused("--seq-len 16 --steps 1 --prompt qqq", 2, "qqq");
 }
 
