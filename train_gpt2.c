@@ -479,14 +479,6 @@ static void print_options_json(FILE* file, const void* options) {
     options_print_json(file, (const Options*)options);
 }
 
-// --export-llmc
-static void export_model(const GPT2* model, const Options* options) {
-    if (options->export_llmc[0]) {
-        model_file_write(options->export_llmc, model->cfg, model->parameter_rows, model->params_memory,
-                         (ModelDtype)options->export_dtype);
-    }
-}
-
 #define TRAINER_NAME "CPU FP32"
 
 #ifndef TRAIN_GPT2_NO_MAIN
@@ -561,7 +553,7 @@ int main(int argc, char** argv) {
     }
     const int is_done = train(&run);
     if (is_done) {
-        export_model(&model, &options);
+        setup_export(cfg, model.parameter_rows, model.params_memory, &options, &data);
         log_summary(&log, options.steps, run.state.val_loss, floor, log_peak_mb());
     } else {
         session_stopped(&session, &run.state, stdout);

@@ -776,13 +776,12 @@ static void print_facts(const GPT2* model, const RunData* data, double peak, dou
     }
 }
 
-// --export-llmc
-static void export_model(const GPT2* model, const Options* options) {
-    if (options->export_llmc[0]) {
+static void export_model(const GPT2* model, const Options* options, const RunData* data) {
+    if (options->export_llmc[0] || options->export_gguf[0]) {
         TensorRow rows[GPT2_PARAMETER_ROWS];
         gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
         float* values = gpt2_download(model);
-        model_file_write(options->export_llmc, model->cfg, rows, values, (ModelDtype)options->export_dtype);
+        setup_export(model->cfg, rows, values, options, data);
         free(values);
     }
 }
@@ -864,7 +863,7 @@ int main(int argc, char** argv) {
     }
     const int is_done = train(&run);
     if (is_done) {
-        export_model(&model, &options);
+        export_model(&model, &options, &data);
         log_summary(&log, options.steps, run.state.val_loss, floor, gpu_used_mb());
     } else {
         session_stopped(&session, &run.state, stdout);

@@ -20,7 +20,7 @@ or a line break.
 bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers.
 
 needs:   bpe.h, file.h, json.h
-defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf
+defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_print_tokens, bpe_print_merges
 */
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H
@@ -926,6 +926,25 @@ static inline void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T
     bpe_put_special_tokens_(writer.file);
     fputs("\n}\n", writer.file);
     file_commit(&writer);
+}
+
+// For other formats: the tokens in the order of their ids, one a line, in the characters that stand for
+// bytes.
+static inline void bpe_print_tokens(const Bpe* bpe, FILE* file) {
+    const BpeSpelling_ spelling = bpe_spelling_();
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        if (id == bpe->eot) {
+            fputs(BPE_EOT_TEXT, file);
+        } else {
+            bpe_put_spelled_(&spelling, bpe->tokens[id], BPE_UTF8_, file);
+        }
+        fputc('\n', file);
+    }
+}
+
+// The merges in the order of their ranks, "A B", one a line.
+static inline void bpe_print_merges(const Bpe* bpe, FILE* file) {
+    bpe_put_each_merge_(bpe, bpe_put_merge_line_, file);
 }
 
 #endif

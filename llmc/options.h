@@ -86,8 +86,8 @@ typedef struct {
     const char* resume;
     int override;
     float max_hours;
-    const char* export_llmc;
-    int export_dtype, overfit;
+    const char *export_llmc, *export_gguf;
+    int export_dtype, export_gguf_dtype, overfit;
 
     int recompute, threads;
     int gradients, master_weights, tf32, gelu_fusion, autotune, graph, device, gpu_report;
@@ -138,7 +138,7 @@ static const OptionRow OPTION_TABLE[] = {
         "", "of the first weights, the order of the data and the samples"},
 
     {"model",      "model",         "e",  STRING_(model),          0,        0, MATH_,            "",
-        "", "a size (d12, gpt2:d12, gpt3:c768), or weights to start from: a Hugging Face directory, or llm.c's .bin"},
+        "", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory, or llm.c's .bin"},
     {"model",      "layers",        "",   INT_(layers),            1,     1000, AUTO_ | MATH_,    "auto",
         "blocks", "transformer blocks; auto, here and below: as --model says"},
     {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_ | MATH_,    "auto",
@@ -188,7 +188,7 @@ static const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "max-loss-rise", "",   FLOAT_(max_loss_rise),   0,    MANY_, 0,                "0",
         "nats", "so far above its lowest the mean loss of 128 updates: the run has diverged; 0: never"},
     {"optimizer",  "on-divergence", "",   CHOICE_(on_divergence),  0,        0, 0,                "skip",
-        "skip|stop|rollback", "skip: skip updates with a NaN, stop when diverged; stop: at the first NaN; rollback: when diverged, go back to a checkpoint and on with later data"},
+        "skip|stop|rollback", "of a NaN, skip only its update, or stop; when diverged, stop, or go back to a checkpoint, skipping data"},
 
     {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
         "steps", "between validations; 0: none"},
@@ -218,7 +218,7 @@ static const OptionRow OPTION_TABLE[] = {
     {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
         "steps", "and for ever those at multiples of this; 0: none"},
     {"output",     "resume",        "y",  STRING_(resume),         0,        0, HERE_,            "off",
-        "", "off; on: go on from the newest checkpoint in --out; auto, also 1: the same, or begin if there is none; a step; a directory"},
+        "", "off; on: from the newest checkpoint in --out; auto: the same, or anew if there is none; a step; a directory"},
     {"output",     "override",      "",   FLAG_(override),         0,        0, HERE_,            "off",
         "off|on", "resume although options change the run"},
     {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, HERE_,            "0",
@@ -227,6 +227,10 @@ static const OptionRow OPTION_TABLE[] = {
         "", "write the final model into this file in llm.c's .bin format; empty: do not"},
     {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, HERE_,            "fp32",
         "fp32|bf16", "precision of the weights in that file"},
+    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, HERE_,            "",
+        "", "write the final model into this file for llama.cpp; empty: do not"},
+    {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, HERE_,            "f16",
+        "f32|f16|bf16|q8_0", "precision of the matrices in that file"},
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, MATH_,            "off",
         "off|on", "train on the first batch only: the loss goes to 0"},
 

@@ -11,9 +11,10 @@ The model is a name, a file of llm.c's, a Hugging Face directory (a checkpoint i
 command line; options that are given override a name and must agree with files. Everything is checked here,
 before any memory for the model is taken.
 
-needs:   adamw.h check.h dataloader.h gpt2.h hf_model.h model_file.h options.h schedule.h stories.h
+needs:   adamw.h check.h dataloader.h gguf.h gpt2.h hf_model.h model_file.h options.h schedule.h stories.h
 tokenizer.h defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data,
-setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_bpe, setup_prompt, setup_close
+setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_bpe, setup_export,
+setup_prompt, setup_close
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -21,6 +22,7 @@ setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_b
 #include "adamw.h"
 #include "check.h"
 #include "dataloader.h"
+#include "gguf.h"
 #include "gpt2.h"
 #include "hf_model.h"
 #include "model_file.h"
@@ -347,6 +349,19 @@ static inline int setup_eot(const RunData* data, int V) {
 static inline const Bpe* setup_bpe(const RunData* data) {
     return data->kind == DATA_SHARDS && data->has_tokenizer && data->tokenizer.encoder ? &data->tokenizer.bpe
                                                                                        : NULL;
+}
+
+// Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
+// --export-gguf name.
+static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory,
+                                const Options* options, const RunData* data) {
+    if (options->export_llmc[0]) {
+        model_file_write(options->export_llmc, cfg, rows, memory, (ModelDtype)options->export_dtype);
+    }
+    if (options->export_gguf[0]) {
+        gguf_write(options->export_gguf, cfg, rows, memory, (GgufDtype)options->export_gguf_dtype,
+                   setup_bpe(data));
+    }
 }
 
 // The tokens that samples begin with: end-of-text, then --prompt. `ids` has room for most + 1; returns their

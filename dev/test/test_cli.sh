@@ -255,11 +255,11 @@ test_full_disk() {
 
     good "a run before the disk is full" "${tiny[@]}" --out fills --export-llmc fills/export.bin
     mkdir before
-    cp fills/step_00000003/model.bin fills/export.bin before
+    cp fills/step_00000003/model.safetensors fills/export.bin before
     (trap '' XFSZ && ulimit -f 8 && train "${tiny[@]}" --seed 7 --out fills && exit "$status")
     status=$?
-    check_error "a checkpoint on a full disk" 1 "fills/step_00000003|model.bin|File too large"
-    check "the older checkpoint is untouched" cmp fills/step_00000003/model.bin before/model.bin
+    check_error "a checkpoint on a full disk" 1 "fills/step_00000003|model.safetensors|File too large"
+    check "the older checkpoint is untouched" cmp fills/step_00000003/model.safetensors before/model.safetensors
     (trap '' XFSZ && ulimit -f 8 && train "${tiny[@]}" --seed 7 --export-llmc fills/export.bin && exit "$status")
     status=$?
     check_error "an export on a full disk" 1 "fills/export.bin|File too large"
@@ -286,7 +286,7 @@ test_log() {
     check "updates count from 1" [ "$(steps_of train $log)" = "1 2 3 " ]
     check "the first validation is step 0" [ "$(steps_of val $log)" = "0 1 2 3 " ]
     check "a checkpoint at the end" [ "$(values save path $log)" = '"run/step_00000003"' ]
-    check "it is there" [ -s run/step_00000003/model.bin ]
+    check "it is there" [ -s run/step_00000003/model.safetensors ]
     check "val_loss is the last one" [ "$(values summary val_loss $log)" = "$(values val loss $log | tail -n 1)" ]
     check "the floor is below" below "$(values summary floor $log)" "$(values summary val_loss $log)"
     digits=$(values train loss $log | tr -d '.\n' | wc -c)
@@ -416,7 +416,12 @@ test_models() {
     check "has the same loss" [ "$(values val loss reload/log.jsonl)" = "$last" ]
     good "the checkpoint" "${batch[@]}" --eval-batches 2 --model models/step_00000003 --steps 0 --out reload_2
     check "has the same loss" [ "$(values val loss reload_2/log.jsonl)" = "$last" ]
-    check "checkpoint and export are the same file" cmp model.bin models/step_00000003/model.bin
+    good "the checkpoint, exported" "${batch[@]}" --model models/step_00000003 --steps 0 --eval-every 0 --samples 0 \
+        --export-llmc again.bin
+    check "is the same model" cmp model.bin again.bin
+    good "export for llama.cpp" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --samples 0 \
+        --export-gguf model.gguf --export-gguf-dtype q8_0
+    check "is a GGUF file" [ "$(head -c 4 model.gguf)" = GGUF ]
     good "export in bf16" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --export-llmc bf16.bin --export-dtype bf16
     check "is half as long" [ $((2 * $(stat -c %s bf16.bin) - 1024)) = "$(stat -c %s model.bin)" ]
     good "the model in bf16" "${batch[@]}" --eval-batches 2 --model bf16.bin --steps 0 --out reload_3
@@ -435,7 +440,8 @@ test_not_finite() {
     check "each update is skipped" [ "$(steps_of skip huge/log.jsonl)" = "1 2 3 4 " ]
     check_keys skip huge/log.jsonl '{"kind":V,"step":V,"reason":V}'
     check "losses that are not numbers are null" [ "$(values train loss huge/log.jsonl | sort -u)" = null ]
-    check "the weights are those of before" cmp huge.bin huge/step_00000003/model.bin
+    good "the weights" "${batch[@]}" --model huge/step_00000003 --steps 0 --eval-every 0 --samples 0 --export-llmc after.bin
+    check "are those of before" cmp huge.bin after.bin
     train "${model[@]}" "${batch[@]}" --steps 40 --lr 10 --grad-clip 0 --eval-every 0 --sample-every 0 --export-llmc wild.bin
     if [ $status = 0 ]; then
         good "a model after wild updates is finite" "${batch[@]}" --model wild.bin --steps 0 --sample-every 0
