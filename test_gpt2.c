@@ -8,6 +8,7 @@ against finite differences, and against itself: recomputation, accumulation and 
 #define GPT2_CHUNK_LOGITS 3000 // the classifier takes a batch in several chunks, forward and backward
 #include "train_gpt2.c"
 
+#include "dev/test/resume_test.h"
 #include "dev/test/test.h"
 
 #define FIXTURES "dev/ref/fixtures/"
@@ -283,5 +284,6 @@ int main(void) {
     test_finite_differences();
     test_accumulation();
     test_generation_cache();
+    test_resume(trainer, "");
     return test_done("test_gpt2");
 }

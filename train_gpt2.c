@@ -359,7 +359,7 @@ static void go_back(Run* run, const char* reason) {
     char path[PATH_MAX];
     const uint64_t next = run->train->next;
     const int64_t from = run->state.step;
-    session_go_back(run->session, run->log, reason, path, &saved);
+    session_go_back(run->session, reason, path, &saved);
     restore(run, path, &saved);
     state_close(&saved);
     dataloader_seek(run->train, next);
@@ -392,7 +392,7 @@ static void run_step(Run* run) {
     if (verdict != UPDATE_DO) {
         log_skip(run->log, state->step, guard_reason(verdict));
     }
-    if (session_diverged(run->session, state, reason)) {
+    if (session_diverged(run->session, run->log, state, reason)) {
         go_back(run, reason);
     }
 }
@@ -481,13 +481,12 @@ static void print_options_json(FILE* file, const void* options) {
 
 #define TRAINER_NAME "CPU FP32"
 
-#ifndef TRAIN_GPT2_NO_MAIN
-int main(int argc, char** argv) {
+// The program. Returns its exit status.
+static int trainer(int argc, char** argv) {
     const double start_s = time_now_s();
     Options options;
     RunData data;
     Resume resume;
-    threads_wait_briefly(argv);
     vec_flush_denormals(); // before the first parallel region: its threads inherit it
     options_parse(&options, argc, argv);
     if (options.threads) {
@@ -569,5 +568,11 @@ int main(int argc, char** argv) {
     setup_close(&data);
     resume_close(&resume);
     return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
+}
+
+#ifndef TRAIN_GPT2_NO_MAIN
+int main(int argc, char** argv) {
+    threads_wait_briefly(argv);
+    return trainer(argc, argv);
 }
 #endif

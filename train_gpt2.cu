@@ -596,7 +596,7 @@ static void go_back(Run* run, const char* reason) {
     char path[PATH_MAX];
     const uint64_t next = run->train->next;
     const int64_t from = run->state.step;
-    session_go_back(run->session, run->log, reason, path, &saved);
+    session_go_back(run->session, reason, path, &saved);
     restore(run, path, &saved);
     state_close(&saved);
     dataloader_seek(run->train, next);
@@ -647,7 +647,7 @@ static void run_step(Run* run) {
     if (verdict != UPDATE_DO) {
         log_skip(run->log, state->step, guard_reason(verdict));
     }
-    if (session_diverged(run->session, state, reason)) {
+    if (session_diverged(run->session, run->log, state, reason)) {
         go_back(run, reason);
     }
 }
@@ -788,8 +788,8 @@ static void export_model(const GPT2* model, const Options* options, const RunDat
 
 #define TRAINER_NAME "GPU " PRECISION_NAME
 
-#ifndef TRAIN_GPT2_NO_MAIN
-int main(int argc, char** argv) {
+// The program. Returns its exit status.
+static int trainer(int argc, char** argv) {
     const double start_s = time_now_s();
     Options options;
     RunData data;
@@ -883,4 +883,7 @@ int main(int argc, char** argv) {
     resume_close(&resume);
     return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
 }
+
+#ifndef TRAIN_GPT2_NO_MAIN
+int main(int argc, char** argv) { return trainer(argc, argv); }
 #endif

@@ -10,7 +10,7 @@ unknown, malformed, out of range, missing or given twice ends the program with s
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
 needs:   check.h, json.h, unicode_tables.h (its version)
-defines: Options, OPTION_AUTO, LLMC_VERSION, options_parse, options_given, options_print_help,
+defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, options_given, options_print_help,
 options_print_banner, options_print_config, options_print_json
 */
 #ifndef LLMC_OPTIONS_H
@@ -48,10 +48,16 @@ typedef enum {
 } OptionType;
 
 // What a number may be besides its range: "auto", and llm.c's -1 for it; bounds that are themselves not
-// legal. CPU_, GPU_: an option of that trainer alone. MATH_: with another value it is another run, so one that
-// resumes does not change it without --override. HERE_: of this start of the program alone: one that resumes
-// does not take it from the checkpoint.
+// legal. CPU_, GPU_: an option of that trainer alone. MATH_: with another value it is another run, so one
+// that resumes does not change it without --override. HERE_: of this start of the program alone: one that
+// resumes does not take it from the checkpoint.
 enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8, CPU_ = 16, GPU_ = 32, MATH_ = 64, HERE_ = 128 };
+
+typedef enum {
+    DIVERGENCE_SKIP,
+    DIVERGENCE_STOP,
+    DIVERGENCE_ROLLBACK
+} OnDivergence; // in the order of its words
 
 // In the order of the table, which explains them.
 typedef struct {

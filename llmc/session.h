@@ -108,16 +108,16 @@ static inline void session_stopped(const Session* s, const RunState* run, FILE* 
 }
 
 // After an update that was skipped or made: whether to go back, for `reason`. Ends the program if the run has
-// diverged and does not go back.
-static inline int session_diverged(const Session* s, const RunState* run, char reason[256]) {
+// diverged and does not go back; what is being saved is saved first.
+static inline int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
     const Options* o = s->options;
-    enum { SKIP, STOP, ROLLBACK }; // --on-divergence
-    const int most = o->on_divergence == STOP ? 1 : o->max_skips;
+    const int most = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
     if (!guard_divergence(&run->guard, most, o->max_loss_rise, reason)) {
         return 0;
     }
-    CHECK(o->on_divergence == ROLLBACK, "step %lld: the run has diverged: %s%s", (long long)run->step, reason,
-          run->guard.consecutive ? "; the weights are those of before" : "");
+    session_wait(s, log);
+    CHECK(o->on_divergence == DIVERGENCE_ROLLBACK, "step %lld: the run has diverged: %s%s",
+          (long long)run->step, reason, run->guard.consecutive ? "; the weights are those of before" : "");
     return 1;
 }
 
@@ -130,9 +130,7 @@ static inline int session_is_well_(const SavedState* saved, const void* session)
 }
 
 // Finds the checkpoint to go back to; ends the program if there is none, or if it did not help before.
-static inline void session_go_back(Session* s, RunLog* log, const char* reason, char path[PATH_MAX],
-                                   SavedState* saved) {
-    session_wait(s, log);
+static inline void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
     const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_well_, s);
     CHECK(found > 0, "%s: the run has diverged: %s; it has no checkpoint to go back to", s->checkpoints.out,
           reason);

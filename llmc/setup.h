@@ -289,6 +289,9 @@ static inline void setup_training(Options* options) {
     if (options->save_every && !options->out[0]) {
         die_usage("--save-every %d needs a directory: --out", options->save_every);
     }
+    if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
+        die_usage("--on-divergence rollback needs checkpoints to go back to: --out and --save-every");
+    }
     if (options->lr == OPTION_AUTO) {
         options->lr = setup_lr_(options->channels, options->total_batch);
     }
