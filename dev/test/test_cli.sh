@@ -450,6 +450,136 @@ test_not_finite() {
     fi
 }
 
+# ---- going on ----
+
+# The files of two checkpoints that hold the model and the optimizer are the same.
+same_checkpoint() { cmp "$1/model.safetensors" "$2/model.safetensors" && cmp "$1/optimizer.1of1.safetensors" "$2/optimizer.1of1.safetensors"; }
+# What the logs say about updates, validations and samples, in order, each once.
+story_of() { grep -E '"kind":"(train|val|sample)"' "$1/log.jsonl" | sed -E 's/,"(norm|ms)".*//'; }
+same_story() { diff <(story_of "$1") <(story_of "$2"); }
+
+test_resume() {
+    local run=("${model[@]}" "${batch[@]}" --steps 8 --eval-every 3 --eval-batches 1 --sample-every 2 --samples 1 --save-every 4)
+    good "a run" "${run[@]}" --out straight
+    good "a new run where one may go on" "${run[@]}" --out again --resume auto
+    check "has the same numbers" same_numbers straight again
+    rm -r again/step_00000008
+    good "going on with no other options" --out again --resume on
+    check "says from where" grep -q '^resume: from again/step_00000004, 4 of 8 steps done' stdout
+    check "gives the same bits" same_checkpoint straight/step_00000008 again/step_00000008
+    check "and the same log" same_story straight again
+    check "but for a line" [ "$(grep -c '"kind":"config"' again/log.jsonl)" = 2 ]
+    good "a run that is done" --out again --resume on
+    check "has nothing to do" same_story straight again
+    good "the same command line, llm.c's way" "${run[@]}" -o again -y 1
+    check "is the same run" same_story straight again
+    good "a certain step" --out again --resume 4
+    check "from there" grep -q 'from again/step_00000004' stdout
+    good "a directory" --resume straight/step_00000004 --out elsewhere
+    check "goes on elsewhere" same_checkpoint straight/step_00000008 elsewhere/step_00000008
+    good "other micro-batches" --resume straight/step_00000004 --batch 1 --out micro
+    check "are said" grep -q '^resume: --batch is 1, was 2' stdout
+    values train loss micro/log.jsonl >losses_1
+    values train loss straight/log.jsonl | tail -n 4 >losses_2
+    check "and read the same data" all_near losses_1 losses_2 1e-4
+    good "llm.c's way to start anew" "${run[@]}" -o again -y 0
+    check "says what is there" grep -q 'note: again has checkpoints of an earlier run' stdout
+    check "and starts anew" same_story straight again
+
+    bad 2 "--lr is 0.1, was|--seed is 7, was 42|--override" --out again --resume on --lr 0.1 --seed 7 --batch 1
+    bad 2 "training tokens is 129, was 257" --out again --resume on --steps 4
+    bad 2 "--layers is 3|has 2" --out again --resume on --layers 3
+    good "against the rules" --out again --resume 4 --lr 0.1 --override
+    check "is another run" [ "$(story_of straight)" != "$(story_of again)" ]
+    bad 1 "none: no checkpoint to resume|--resume auto" --out none --resume on
+    bad 1 "step_00000005/state.json|No such file" --out again --resume 5
+    bad 1 "nowhere/state.json|No such file" --resume nowhere --out none
+    bad 2 "--resume on|--out" --resume on
+}
+
+# A damaged checkpoint is named, and the one before it taken; with none left the run does not start anew by itself.
+test_damaged() {
+    local step
+    good "a run" "${model[@]}" "${batch[@]}" --steps 6 --save-every 2 --eval-every 0 --samples 0 --out damaged
+    cp -r damaged whole
+    printf x | patch damaged/step_00000006/optimizer.1of1.safetensors 3000
+    train --out damaged --resume on
+    check "damage: exit status $status" [ $status = 0 ]
+    check "damage: $(cat stderr)" grep -q '^warning: damaged/step_00000006/optimizer.1of1.safetensors: damaged: .*; the checkpoint before' stderr
+    check "it goes on from the one before" grep -q '^resume: from damaged/step_00000004' stdout
+    check "with the same bits" same_checkpoint whole/step_00000006 damaged/step_00000006
+    for step in 2 4 6; do
+        rm damaged/step_0000000$step/model.safetensors
+    done
+    train --out damaged --resume auto
+    check "all damaged: exit status $status" [ $status = 1 ]
+    check "all damaged: $(tail -n 2 stderr)" grep -q '^error: damaged: every checkpoint is damaged' stderr
+}
+
+# Starts a long run in the background: sets process.
+start_long() {
+    "$trainer" "${model[@]}" "${batch[@]}" --steps 1000000 --train-data text.txt --eval-every 0 --sample-every 0 --keep 2 "$@" \
+        >stdout 2>stderr </dev/null &
+    process=$!
+    while kill -0 $process 2>/dev/null && ! grep -q '^step' stdout; do sleep 0.05; done
+}
+
+test_signals() {
+    local signal
+    for signal in TERM INT; do
+        start_long --out signal_$signal
+        kill -$signal $process
+        wait $process
+        status=$?
+        check "SIG$signal: exit status $status" [ $status = 75 ]
+        check "SIG$signal is said" grep -q "^stopped by SIG$signal after step [0-9]*; --resume on goes on" stdout
+        check "SIG$signal: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
+        check "SIG$signal: a checkpoint" [ "$(echo signal_$signal/step_*/state.json | wc -w)" = 1 ]
+        check "SIG$signal: no summary" [ "$(grep -c summary signal_$signal/log.jsonl)" = 0 ]
+    done
+    local step
+    step=$(sed -n 's/^stopped by SIGINT after step \([0-9]*\);.*/\1/p' stdout)
+    good "after a signal" --out signal_INT --resume on --steps $((step + 3)) --override
+    check "the run goes on" [ "$(steps_of train signal_INT/log.jsonl | wc -w)" = $((step + 3)) ]
+
+    start_long --out signal_USR1
+    kill -USR1 $process
+    for i in {1..100}; do
+        [ -e signal_USR1/step_*/state.json ] && break
+        sleep 0.05
+    done
+    check "SIGUSR1: a checkpoint" [ -e signal_USR1/step_*/state.json ]
+    check "SIGUSR1: the run goes on" kill -0 $process
+    bad 1 "signal_USR1: another run is writing here" --out signal_USR1 --resume on
+    kill -KILL $process
+    wait $process 2>/dev/null
+    good "a limit of time" "${model[@]}" "${batch[@]}" --steps 2 --out limit --max-hours 1
+    train "${model[@]}" "${batch[@]}" --steps 1000000 --train-data text.txt --eval-every 0 --sample-every 0 --out limit_2 --max-hours 0.0002
+    check "a short limit: exit status $status" [ $status = 75 ]
+    check "a short limit is said" grep -q '^stopped by --max-hours after step' stdout
+}
+
+# In the middle of the text is a part that nothing before prepares for: the loss leaps up there.
+test_divergence() {
+    local i
+    for ((i = 0; i < 800; i++)); do printf 'abcdefgh'; done >leap.txt
+    tr -dc '0-9A-Z' </dev/urandom | head -c 900 >>leap.txt
+    for ((i = 0; i < 900; i++)); do printf 'abcdefgh'; done >>leap.txt
+    local run=("${model[@]}" --seq-len 16 --batch 1 --train-data leap.txt --shuffle off --lr 0.01 --steps 600 "${quiet[@]:0:4}"
+        --save-every 20 --keep 12 --max-loss-rise 0.8)
+    bad 1 "the run has diverged|above its lowest|--max-loss-rise" "${run[@]}" --out leap_skip
+    good "rollback" "${run[@]}" --out leap --on-divergence rollback
+    check "it went back" grep -q '^{"kind":"rollback","step":[0-9]*,"from":[0-9]*,"reason":"the mean loss' leap/log.jsonl
+    check "all steps are there, once, in order" [ "$(steps_of train leap/log.jsonl)" = "$(seq -s ' ' 1 600) " ]
+    check "the loss is low in the end" below "$(values train loss leap/log.jsonl | tail -n 1)" 0.5
+    bad 2 "--on-divergence rollback|--out" "${tiny[@]}" --on-divergence rollback
+    good "a model" "${tiny[@]}" --export-llmc huge2.bin
+    printf '%b' "$(printf '\\x99\\x76\\x7e\\x7f%.0s' {1..16})" | patch huge2.bin $(($(stat -c %s huge2.bin) - 2 * 4 * 16))
+    bad 1 "step 1: the run has diverged|not finite 1 times" "${batch[@]}" --steps 9 "${quiet[@]}" --model huge2.bin --on-divergence stop
+    bad 1 "diverged|no checkpoint to go back to" "${batch[@]}" --steps 99 --eval-every 0 --sample-every 0 --model huge2.bin \
+        --on-divergence rollback --save-every 2 --out nothing_good
+}
+
 # ---- samples ----
 
 test_samples() {
@@ -497,6 +627,10 @@ test_accumulation
 test_repeat
 test_models
 test_not_finite
+test_resume
+test_damaged
+test_signals
+test_divergence
 test_samples
 echo "test_cli: $checks checks, $failures failed"
 [ $failures = 0 ]
