@@ -555,7 +555,7 @@ static int trainer(int argc, char** argv) {
         setup_export(cfg, model.parameter_rows, model.params_memory, &options, &data);
         log_summary(&log, options.steps, run.state.val_loss, floor, log_peak_mb());
     } else {
-        session_stopped(&session, &run.state, stdout);
+        session_stopped(&session, &log, &run.state);
     }
 
     session_close(&session);

@@ -866,7 +866,7 @@ static int trainer(int argc, char** argv) {
         export_model(&model, &options, &data);
         log_summary(&log, options.steps, run.state.val_loss, floor, gpu_used_mb());
     } else {
-        session_stopped(&session, &run.state, stdout);
+        session_stopped(&session, &log, &run.state);
     }
 
     if (run.has_nvml) {

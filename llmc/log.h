@@ -10,6 +10,7 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"save","step":...,"path":"..."}
     {"kind":"skip","step":...,"reason":"..."}
     {"kind":"rollback","step":...,"from":...,"reason":"..."}
+    {"kind":"stop","step":...,"reason":"..."}
     {"kind":"summary","steps":...,"val_loss":...,"floor":...,"tok_per_s":...,"peak_mb":...}
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<> norm:<>
@@ -26,7 +27,8 @@ than half a second after the last one printed is not printed. The first and the 
 
 needs:   check.h, curve.h, json.h
 defines: RunLog, LogPrint, log_open, log_close, log_config, log_train, log_val, log_sample, log_save,
-log_skip, log_rollback, log_summary, log_tok_per_s, log_peak_mb
+log_skip, log_rollback, log_stop,
+log_summary, log_tok_per_s, log_peak_mb
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -463,6 +465,16 @@ static inline void log_rollback(RunLog* log, int64_t from, int64_t to, const cha
     log_cut_(log, &log->text);
     log_begin_(log, "rollback", to);
     fprintf(log->json.file, ",\"from\":%lld", (long long)from);
+    log_string_(log, "reason", reason, strlen(reason));
+    log_end_(log);
+}
+
+// The run stops after update number `step`, before its end; `advice` follows on the screen.
+static inline void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice) {
+    log_end_line_(log);
+    fprintf(log->screen.file, "stopped by %s after step %lld%s\n", reason, (long long)step, advice);
+    log_flush_(&log->screen);
+    log_begin_(log, "stop", step);
     log_string_(log, "reason", reason, strlen(reason));
     log_end_(log);
 }

@@ -101,10 +101,9 @@ static inline void session_wait(Session* s, RunLog* log) {
 }
 
 // Says why the run ends before its time.
-static inline void session_stopped(const Session* s, const RunState* run, FILE* file) {
+static inline void session_stopped(const Session* s, RunLog* log, const RunState* run) {
     const char* why = signals_stop() ? signals_name(signals_stop()) : "--max-hours";
-    fprintf(file, "stopped by %s after step %lld%s\n", why, (long long)run->step,
-            s->can_save ? "; --resume on goes on" : "");
+    log_stop(log, run->step, why, s->can_save ? "; --resume on goes on" : "");
 }
 
 // After an update that was skipped or made: whether to go back, for `reason`. Ends the program if the run has

@@ -39,12 +39,12 @@ static void fuzz_file(const unsigned char* data, size_t bytes) {
 }
 
 static void fuzz_index(const unsigned char* data, size_t bytes) {
-    char error[SAFETENSORS_ERROR_BYTES_] = "";
+    char error[ERROR_BYTES] = "";
     SafeTensorsPair* pairs = NULL;
     size_t count = 0;
     unsigned char* copy = (unsigned char*)malloc(bytes ? bytes : 1);
     memcpy(copy, data, bytes);
-    SafeTensorsText_ text = {"fuzz", error, copy, bytes, 0, 0};
+    JsonReader text = json_reader("fuzz", (char*)copy, bytes, error);
     if (!safetensors_index_(&text, &pairs, &count) != (strncmp(error, "fuzz: ", 6) == 0)) {
         abort();
     }

@@ -8,7 +8,7 @@
 #     avx2      256-bit vectors
 #     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
-#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh)
+#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh); killed 20 times (test_kill.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers
 #     nvcc      the GPU trainer compiled for every supported architecture
@@ -113,6 +113,7 @@ run lint dev/test/lint.sh
 build plain tests build/plain/train_gpt2
 run_tests plain
 run plain dev/test/test_cli.sh build/plain/train_gpt2
+run plain dev/test/test_kill.sh build/plain/train_gpt2
 
 build asan tests build/asan/train_gpt2 OPT="$sanitizers"
 run_tests asan

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# soak.sh -- the long tests: does the trainer learn what can be learned?
+# soak.sh -- the long tests: does the trainer learn what can be learned, and does it survive being killed?
 #
 #     make soak      about a quarter of an hour on two cores
 #
 # The built-in stories have a known entropy. The default run must end within 15 % of it, ten times the steps within 3 %, and
-# neither below it by more than the sampling error of 20,000 tokens.
+# neither below it by more than the sampling error of 20,000 tokens. A run that is killed 200 times at random moments must end with
+# the bits of one that is not.
 set -eu
 cd "$(dirname "$0")/../.."
 make -s train_gpt2
@@ -12,6 +13,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 failed=0
+dev/test/test_kill.sh ./train_gpt2 200 || failed=1
 # expect_near_floor STEPS LIMIT: LIMIT is the largest allowed loss, in floors.
 expect_near_floor() {
     ./train_gpt2 --steps "$1" --samples 0 --out "$work/$1" >"$work/log"

@@ -697,8 +697,11 @@ static void test_faults(void) {
     int calls;
     snprintf(command, sizeof(command), "cc -shared -fPIC dev/test/fault.c -o %s -ldl 2>/dev/null",
              test_path("fault.so"));
-    if (!CAN_PRELOAD || system(command) != 0) {
-        printf("skipped: faults: no compiler, or a sanitizer that does not go with LD_PRELOAD\n");
+    if (!CAN_PRELOAD) {
+        return; // the other builds do it
+    }
+    if (system(command) != 0) {
+        printf("skipped: faults: no compiler called cc\n");
         return;
     }
     char self[PATH_MAX];
