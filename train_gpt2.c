@@ -520,7 +520,6 @@ static int trainer(int argc, char** argv) {
     Generator generator;
     Session session;
     log_open(&log, options.out, resume.saved.run.step, options.steps, options.total_batch, stdout);
-    log_config(&log, print_options_json, &options);
     dataloader_open(&train_loader, &data.train, options.batch, options.seq_len, (Shuffle)options.shuffle,
                     options.seed);
     dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
@@ -530,7 +529,8 @@ static int trainer(int argc, char** argv) {
         options.out[0] ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save") : NULL;
     const CheckpointRun checkpoint_run = {
         TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&data), data.train.count};
-    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, stdout);
+    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, &log);
+    log_config(&log, print_options_json, &options);
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
     print_facts(cfg, &options, &data, peak, floor);
 

@@ -826,7 +826,6 @@ static int trainer(int argc, char** argv) {
     plan_print_memory(stdout, cfg, memory);
     require_memory(cfg, &options);
     log_open(&log, options.out, resume.saved.run.step, options.steps, options.total_batch, stdout);
-    log_config(&log, print_options_json, &options);
     dataloader_open(&train_loader, &data.train, options.batch, options.seq_len, (Shuffle)options.shuffle,
                     options.seed);
     dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
@@ -839,7 +838,8 @@ static int trainer(int argc, char** argv) {
     }
     const CheckpointRun checkpoint_run = {TRAINER_NAME,    cfg, dtype, generator.eot, setup_bpe(&data),
                                           data.train.count};
-    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, stdout);
+    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, &log);
+    log_config(&log, print_options_json, &options);
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
     const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options.tf32);
     print_facts(&model, &data, peak, floor);

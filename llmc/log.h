@@ -27,7 +27,7 @@ than half a second after the last one printed is not printed. The first and the 
 
 needs:   check.h, curve.h, json.h
 defines: RunLog, LogPrint, log_open, log_close, log_config, log_train, log_val, log_sample, log_save,
-log_skip, log_rollback, log_stop,
+log_note, log_resumed, log_skip, log_rollback, log_stop,
 log_summary, log_tok_per_s, log_peak_mb
 */
 #ifndef LLMC_LOG_H
@@ -427,6 +427,23 @@ static inline void log_save(RunLog* log, int64_t step, const char* path) {
     log_flush_(&log->screen);
     if (!log_is_repeated_(log, "save", step)) {
         log_begin_(log, "save", step);
+        log_string_(log, "path", path, strlen(path));
+        log_end_(log);
+    }
+}
+
+// Says something on the screen alone.
+static inline void log_note(RunLog* log, const char* text) {
+    log_end_line_(log);
+    fprintf(log->screen.file, "%s\n", text);
+    log_flush_(&log->screen);
+}
+
+// The run goes on from this checkpoint of its own. The line about it may have come after the next update, and
+// so have been cut off.
+static inline void log_resumed(RunLog* log, const char* path) {
+    if (!log_is_repeated_(log, "save", log->start_step)) {
+        log_begin_(log, "save", log->start_step);
         log_string_(log, "path", path, strlen(path));
         log_end_(log);
     }

@@ -586,7 +586,7 @@ static inline void options_print_version_(FILE* file, const char* program) {
             UNICODE_VERSION, compiler);
 }
 
-enum { OPTION_HELP_COLUMN = 60, OPTION_HELP_WIDTH = 50 };
+enum { OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
 
 // Prints text in lines of at most OPTION_HELP_WIDTH, broken at blanks, each after the first indented.
 static inline void option_print_wrapped_(FILE* file, const char* text) {
@@ -612,11 +612,11 @@ static inline void options_print_help(FILE* file, const char* program) {
             continue;
         }
         if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
-            fprintf(file, "\n%-22s%-30s%s\n", row->group, "value", "default");
+            fprintf(file, "\n%-26s%-30s%s\n", row->group, "value", "default");
         }
         snprintf(name, sizeof(name), "--%s", row->name);
         snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
-        fprintf(file, "  %-16s%-4s%-30s%-8s", name, alias, option_wanted_(row, buffer),
+        fprintf(file, "  %-20s%-4s%-30s%-8s", name, alias, option_wanted_(row, buffer),
                 row->type == OPTION_FLAG ? ""
                 : *row->fallback         ? row->fallback
                                          : "''");

@@ -38,7 +38,7 @@ typedef struct {
 // `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open; `memory` is
 // NULL without --out. What there is to know goes to `screen`.
 static inline void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
-                                void* memory, double start_s, FILE* screen) {
+                                void* memory, double start_s, RunLog* log) {
     memset(s, 0, sizeof(*s));
     s->options = options;
     s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
@@ -48,12 +48,15 @@ static inline void session_open(Session* s, const Options* options, const Resume
     }
     checkpoints_open(&s->checkpoints, options, run, memory);
     if (!resume->is_active && s->checkpoints.state.serial > 0) {
-        fprintf(screen, "note: %s has checkpoints of an earlier run, and a new one begins\n", options->out);
+        log_note(log, "note: this directory has checkpoints of an earlier run; a new one begins");
     }
     const size_t length = strlen(options->out);
     const int is_here = strncmp(resume->path, options->out, length) == 0 && resume->path[length] == '/';
     s->first_serial = resume->is_active && is_here ? resume->saved.serial : s->checkpoints.state.serial + 1;
     s->checkpoints.saved_step = resume->is_active && is_here ? resume->saved.run.step : -1;
+    if (resume->is_active && is_here) {
+        log_resumed(log, resume->path);
+    }
     signals_open();
 }
 

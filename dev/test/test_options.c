@@ -232,7 +232,7 @@ static void test_help_and_version(void) {
         EXPECT(strlen(option_wanted_(row, wanted)) < 30, "--%s: %s", row->name, option_wanted_(row, wanted));
         EXPECT(strlen(row->fallback) < 8, "--%s: %s", row->name, row->fallback);
         EXPECT(!line || strncmp(line + 1 + OPTION_HELP_COLUMN, row->help, 10) == 0, "--%s", row->name);
-        EXPECT(!line || strncmp(line + 20, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
+        EXPECT(!line || strncmp(line + 24, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
     }
     for (const char* line = help; *line; line += strcspn(line, "\n") + 1) {
         EXPECT(strcspn(line, "\n") <= 110, "%.*s", (int)strcspn(line, "\n"), line);
