@@ -92,8 +92,10 @@ typedef struct {
     const char* resume;
     int override;
     float max_hours;
-    const char *export_llmc, *export_gguf;
-    int export_dtype, export_gguf_dtype, overfit;
+    const char* export_llmc;
+    int export_dtype;
+    const char* export_gguf;
+    int export_gguf_dtype, overfit;
 
     int recompute, threads;
     int gradients, master_weights, tf32, gelu_fusion, autotune, graph, device, gpu_report;
