@@ -67,7 +67,7 @@ static void open_fixture(GPT2* model, const char* path, int recompute) {
     model_file_read(path, model->parameter_rows, model->params_memory);
 }
 
-static Batch batch_of(const State* s) { return (Batch){s->x, s->y, s->B, s->T}; }
+static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s->T, s->B * s->T}; }
 
 // Forward and backward on the whole batch; the gradients are set, the loss returned.
 static double pass(GPT2* model, const State* s) {
@@ -238,7 +238,7 @@ static void test_accumulation(void) {
     for (int repeat = 0; repeat < 2; repeat++) {
         double sum = 0;
         for (int b = 0; b < s.B; b++) {
-            const Batch one = {s.x + b * s.T, s.y + b * s.T, 1, s.T};
+            const Batch one = {s.x + b * s.T, s.y + b * s.T, NULL, 1, s.T, s.T};
             gpt2_forward(&model, one.inputs, 1, s.T, 0);
             gpt2_backward(&model, one, s.B * s.T, b == 0 ? GRADIENT_SET : GRADIENT_ADD);
             sum += mean_loss(&model, s.T) / s.B;

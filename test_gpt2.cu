@@ -33,18 +33,18 @@ static double tolerance(void) {
 }
 
 typedef struct {
-    const char *recompute, *gelu_fusion, *graph, *gradients, *master_weights;
+    const char *recompute, *gelu_fusion, *bias_fusion, *graph, *gradients, *master_weights;
 } Settings;
-static const Settings USUAL = {"0", "2", "off", "model", "on"};
+static const Settings USUAL = {"0", "2", "off", "off", "model", "on"};
 
 static Options options_of(Settings s, int batch) {
     char number[16];
     snprintf(number, sizeof(number), "%d", batch);
-    const char* line[] = {"test",        "--batch",          number,          "--seq-len",
-                          "13",          "--tf32",           "off",           "--autotune",
-                          "off",         "--recompute",      s.recompute,     "--gelu-fusion",
-                          s.gelu_fusion, "--graph",          s.graph,         "--gradients",
-                          s.gradients,   "--master-weights", s.master_weights};
+    const char* line[] = {
+        "test",        "--batch",          number,          "--seq-len",   "13",        "--tf32",
+        "off",         "--autotune",       "off",           "--recompute", s.recompute, "--gelu-fusion",
+        s.gelu_fusion, "--bias-fusion",    s.bias_fusion,   "--graph",     s.graph,     "--gradients",
+        s.gradients,   "--master-weights", s.master_weights};
     Options options;
     options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line);
     return options;
@@ -279,6 +279,7 @@ int main(void) {
     settings.gradients = "fp32";
     test_against_cpu(settings, weights);
     settings.recompute = "3";
+    settings.bias_fusion = "on";
     test_against_cpu(settings, weights);
     test_adamw_steps(USUAL, weights, tolerance());
     if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights

@@ -387,6 +387,7 @@ static void run_step(Run* run) {
     state->tokens += o->total_batch;
     run->step_s = time_now_s() - start_s;
     const double flops = gpt2_flops_per_token(run->model->cfg, o->seq_len) * (double)o->total_batch;
+    log_data_wait(run->log, run->train->wait_s);
     log_train(run->log, state->step, loss, state->guard.loss_z, norm, state->guard.norm_z, adamw.lr,
               run->step_s * 1e3, flops / run->step_s / run->peak);
     if (verdict != UPDATE_DO) {
@@ -467,7 +468,7 @@ static void print_facts(GPT2Config cfg, const Options* options, const RunData* d
     memory_plan(memory, cfg, options);
     plan_print_memory(stdout, cfg, memory);
     printf("data: %zu training tokens, %zu for validation; %d threads, %s, peak %.0f GFLOP/s\n",
-           data->train.count, data->val.count, threads_max(), VEC_ISA, peak * 1e-9);
+           data->train.tokens, data->val.tokens, threads_max(), VEC_ISA, peak * 1e-9);
     if (isfinite(floor)) {
         printf(
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
@@ -496,6 +497,12 @@ static int trainer(int argc, char** argv) {
     setup_tokenizer(&data, &options);
     const char* model_path = resume.is_active ? resume.path : setup_model_path(&options);
     const GPT2Config cfg = resume_config(&resume, setup_model(&options, &data, model_path));
+    if (options.verify_data) {
+        const int status = setup_verify_data(&options);
+        setup_close(&data);
+        resume_close(&resume);
+        return status;
+    }
     setup_data(&data, &options);
     setup_training(&options);
     if (options.print_config) {
@@ -512,7 +519,7 @@ static int trainer(int argc, char** argv) {
         resume_close(&resume);
         return EXIT_SUCCESS;
     }
-    resume_check(&resume, &options, stdout, TRAINER_NAME, data.train.count);
+    resume_check(&resume, &options, stdout, TRAINER_NAME, data.train.tokens);
 
     RunLog log;
     GPT2 model;
@@ -520,15 +527,13 @@ static int trainer(int argc, char** argv) {
     Generator generator;
     Session session;
     log_open(&log, options.out, resume.saved.run.step, options.steps, options.total_batch, stdout);
-    dataloader_open(&train_loader, &data.train, options.batch, options.seq_len, (Shuffle)options.shuffle,
-                    options.seed);
-    dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
+    setup_loaders(&train_loader, &val_loader, &data, &options);
     gpt2_open(&model, cfg, options.batch, options.seq_len, options.recompute);
     generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
     void* copy =
         options.out[0] ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save") : NULL;
     const CheckpointRun checkpoint_run = {
-        TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&data), data.train.count};
+        TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&data), data.train.tokens};
     session_open(&session, &options, &resume, checkpoint_run, copy, start_s, &log);
     log_config(&log, print_options_json, &options);
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));

@@ -9,20 +9,7 @@ Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, 
 optimizer's state are fp32.
 */
 #define OPTIONS_TRAINER GPU_
-#ifndef GPT2_CHUNK_LOGITS
-#define GPT2_CHUNK_LOGITS ((size_t)1 << 30) // 2 GiB of 16-bit logits
-#endif
-#include "llmc/gpu.cuh"
-#if defined(PRECISION_FP32)
-#define floatX float
-#define PRECISION_NAME "FP32"
-#elif defined(PRECISION_FP16)
-#define floatX fp16
-#define PRECISION_NAME "FP16"
-#else
-#define floatX bf16
-#define PRECISION_NAME "BF16"
-#endif
+#include "llmc/precision.cuh"
 
 #include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
@@ -158,7 +145,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     // rounded ones. So levels 1 and 2, which compute GELU again alone, keep it out of the products.
     const int gelu_again = model->recompute == 1 || model->recompute == 2;
     const MatmulSettings settings = {o->tf32, gelu_again ? GELU_SEPARATE : (GeluFusion)o->gelu_fusion,
-                                     o->autotune};
+                                     o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
     attention_gpu_open(&model->attention, model->B, model->T, cfg.NH);
@@ -372,10 +359,9 @@ static void block_recompute(GPT2* model, int l, int B, int T) {
 // The gradients of a linear layer's weight and bias (NULL: none), set or added to.
 static void parameter_backward(GPT2* model, const floatX* weight, const floatX* bias, const floatX* dout,
                                const floatX* inp, int N, int C, int OC, GradientMode mode) {
-    matmul_backward_weight(grad_of(model, weight), dout, inp, N, C, OC, mode, &model->matmul);
-    if (bias) {
-        matmul_backward_bias(grad_of(model, bias), dout, N, OC, mode, &model->matmul);
-    }
+    const Gradient none = {NULL, DTYPE_OF(floatX)};
+    matmul_backward_parameters(grad_of(model, weight), bias ? grad_of(model, bias) : none, dout, inp, N, C,
+                               OC, mode, &model->matmul);
 }
 
 // From the gradient of the stream after block l, in dresidual, to that of the stream before it, in place.
@@ -642,6 +628,7 @@ static void run_step(Run* run) {
     state->tokens += o->total_batch;
     run->step_s = time_now_s() - start_s;
     const double flops = gpt2_flops_per_token(run->model->cfg, o->seq_len) * (double)o->total_batch;
+    log_data_wait(run->log, run->train->wait_s);
     log_train(run->log, state->step, loss, state->guard.loss_z, norm, state->guard.norm_z, adamw.lr,
               run->step_s * 1e3, flops / run->step_s / run->peak);
     if (verdict != UPDATE_DO) {
@@ -767,7 +754,7 @@ static void require_memory(GPT2Config cfg, const Options* options) {
 static void print_facts(const GPT2* model, const RunData* data, double peak, double floor) {
     const Gpu* gpu = &model->gpu;
     printf("data: %zu training tokens, %zu for validation; %s (sm_%d%d), %s, peak %.0f TFLOP/s\n",
-           data->train.count, data->val.count, gpu->name, gpu->major, gpu->minor,
+           data->train.tokens, data->val.tokens, gpu->name, gpu->major, gpu->minor,
            dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
     if (isfinite(floor)) {
         printf(
@@ -799,6 +786,12 @@ static int trainer(int argc, char** argv) {
     setup_tokenizer(&data, &options);
     const char* model_path = resume.is_active ? resume.path : setup_model_path(&options);
     const GPT2Config cfg = resume_config(&resume, setup_model(&options, &data, model_path));
+    if (options.verify_data) {
+        const int status = setup_verify_data(&options);
+        setup_close(&data);
+        resume_close(&resume);
+        return status;
+    }
     setup_data(&data, &options);
     setup_training(&options);
     if (options.print_config) {
@@ -814,7 +807,7 @@ static int trainer(int argc, char** argv) {
         resume_close(&resume);
         return EXIT_SUCCESS;
     }
-    resume_check(&resume, &options, stdout, TRAINER_NAME, data.train.count);
+    resume_check(&resume, &options, stdout, TRAINER_NAME, data.train.tokens);
 
     RunLog log;
     GPT2 model;
@@ -826,9 +819,7 @@ static int trainer(int argc, char** argv) {
     plan_print_memory(stdout, cfg, memory);
     require_memory(cfg, &options);
     log_open(&log, options.out, resume.saved.run.step, options.steps, options.total_batch, stdout);
-    dataloader_open(&train_loader, &data.train, options.batch, options.seq_len, (Shuffle)options.shuffle,
-                    options.seed);
-    dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
+    setup_loaders(&train_loader, &val_loader, &data, &options);
     gpt2_open(&model, cfg, &options);
     generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
     const SafeTensorsDtype dtype = checkpoint_dtype(&options);
@@ -836,8 +827,8 @@ static int trainer(int argc, char** argv) {
     if (options.out[0]) {
         CUDA_CHECK(cudaMallocHost(&copy, checkpoints_bytes(cfg, dtype)));
     }
-    const CheckpointRun checkpoint_run = {TRAINER_NAME,    cfg, dtype, generator.eot, setup_bpe(&data),
-                                          data.train.count};
+    const CheckpointRun checkpoint_run = {TRAINER_NAME,     cfg, dtype, generator.eot, setup_bpe(&data),
+                                          data.train.tokens};
     session_open(&session, &options, &resume, checkpoint_run, copy, start_s, &log);
     log_config(&log, print_options_json, &options);
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));

@@ -672,7 +672,7 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
         if (ok) {
             bpe_add_pair_(bpe, parts[0], parts[1], id);
         } else {
-            error_set(error, name, "token %d is %zu tokens of lower ids, wanted the union of two", id, n);
+            error_set(error, name, "token %d merges to %zu tokens, wanted two of lower ids", id, n);
         }
     }
     free(parts);
@@ -798,14 +798,14 @@ __attribute__((noinline, unused)) static size_t bpe_encode_miss_(BpeEncoder* enc
     return count;
 }
 
-// The ids of a piece of less than 8 * words bytes, of which 8 * words can be read, and ids written.
-ALWAYS_INLINE size_t bpe_encode_cached_(BpeEncoder* encoder, BpeSlot_* slots, int slots_bits, int words,
-                                        const unsigned char* piece, size_t n, int* ids) {
+// Sets the key of a piece of n < 8 * words bytes, of which 8 * words can be read, and returns its hash, whose
+// high bits depend on all of the key.
+ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words, uint64_t* key) {
     // 32 - n bytes in, the first n bytes are 0xFF
     static const uint64_t window[8]
         __attribute__((aligned(64))) = {~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, 0, 0, 0, 0};
     const unsigned char* masks = (const unsigned char*)window + 32 - n;
-    uint64_t key[4], hash = 0, differ = 0;
+    uint64_t hash = 0;
     for (int i = 0; i < words; i++) {
         key[i] = bpe_load8_(piece + 8 * i) & bpe_load8_(masks + 8 * i);
     }
@@ -814,7 +814,15 @@ ALWAYS_INLINE size_t bpe_encode_cached_(BpeEncoder* encoder, BpeSlot_* slots, in
         hash = (hash ^ key[i]) * BPE_HASH_MULTIPLIER_;
         hash ^= hash >> 32;
     }
-    BpeSlot_* slot = &slots[hash * BPE_HASH_MULTIPLIER_ >> (64 - slots_bits)];
+    return hash * BPE_HASH_MULTIPLIER_;
+}
+
+// The ids of a piece of less than 8 * words bytes, of which 8 * words can be read, and ids written.
+ALWAYS_INLINE size_t bpe_encode_cached_(BpeEncoder* encoder, BpeSlot_* slots, int slots_bits, int words,
+                                        const unsigned char* piece, size_t n, int* ids) {
+    uint64_t key[4], differ = 0;
+    const uint64_t hash = bpe_key_(piece, n, words, key);
+    BpeSlot_* slot = &slots[hash >> (64 - slots_bits)];
     for (int i = 0; i < words; i++) {
         differ |= slot->key[i] ^ key[i];
     }

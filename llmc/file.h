@@ -8,7 +8,8 @@ one error that names the file; what stood under the name before is untouched.
 Small files are read as a whole.
 
 needs:   check.h
-defines: FileWriter, file_open, file_put, file_commit, file_sync_directory, file_write_text, file_try_read
+defines: FileWriter, file_open, file_put, file_commit, file_sync_directory, file_make_directory,
+file_write_text, file_try_read
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -16,6 +17,7 @@ defines: FileWriter, file_open, file_put, file_commit, file_sync_directory, file
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -80,6 +82,21 @@ static inline void file_commit(FileWriter* writer) {
         file_fail_(writer, "write");
     }
     file_sync_directory(writer->path);
+}
+
+// Makes a directory and its parents. What is no directory shows when the files in it are opened.
+static inline void file_make_directory(const char* path) {
+    char prefix[1024];
+    const size_t length = strlen(path);
+    CHECK(length < sizeof(prefix) - 32, "%s: the path is longer than %zu bytes", path, sizeof(prefix) - 32);
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] == '/' || path[i] == '\0') {
+            memcpy(prefix, path, i);
+            prefix[i] = '\0';
+            CHECK(mkdir(prefix, 0777) == 0 || errno == EEXIST, "%s: cannot make the directory: %s", prefix,
+                  strerror(errno));
+        }
+    }
 }
 
 // A whole file of text.

@@ -4,7 +4,7 @@ log.h -- all that a run says: to the screen, to log.jsonl and to main.log in the
 log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits):
 
     {"kind":"config","options":{...}}
-    {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"tok_per_s":...,"mfu":...}
+    {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...}
     {"kind":"val","step":0,"loss":...}
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
@@ -25,10 +25,9 @@ checkpoint: what came after it is cut off, and a line tells from which step it c
 On a terminal, steps faster than 100 ms share one line that is rewritten; elsewhere, a step that comes less
 than half a second after the last one printed is not printed. The first and the last step always are.
 
-needs:   check.h, curve.h, json.h
-defines: RunLog, LogPrint, log_open, log_close, log_config, log_train, log_val, log_sample, log_save,
-log_note, log_resumed, log_skip, log_rollback, log_stop,
-log_summary, log_tok_per_s, log_peak_mb
+needs:   check.h, curve.h, file.h, json.h
+defines: RunLog, LogPrint, log_open, log_close, log_config, log_data_wait, log_train, log_val, log_sample,
+log_save, log_note, log_resumed, log_skip, log_rollback, log_stop, log_summary, log_tok_per_s, log_peak_mb
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -46,6 +45,7 @@ log_summary, log_tok_per_s, log_peak_mb
 
 #include "check.h"
 #include "curve.h"
+#include "file.h"
 #include "json.h"
 
 enum { LOG_BINS_ = 512, LOG_CURVE_COLUMNS_ = 79, LOG_CURVE_ROWS_ = 20 };
@@ -75,6 +75,7 @@ typedef struct {
     int64_t timed;              // steps timed so far
     double total_ms, smooth_ms; // of them, without evaluation and the like: sum, and exponential average
     double first_ms, first_s;   // the first of them, and when it ended
+    double data_wait_s, data_s; // waited for data so far, and up to the step before
 
     LogBin train[LOG_BINS_], val[LOG_BINS_];
 } RunLog;
@@ -91,21 +92,6 @@ static inline double log_now_s_(void) {
 static inline void log_flush_(LogFile* log) {
     const int ok = fflush(log->file) == 0 && !ferror(log->file);
     CHECK(ok, "%s: cannot write: %s", log->path, strerror(errno));
-}
-
-// Makes a directory and its parents. What is no directory shows when the files in it are opened.
-static inline void log_make_directory_(const char* path) {
-    char prefix[1024];
-    const size_t length = strlen(path);
-    CHECK(length < sizeof(prefix) - 32, "%s: the path is longer than %zu bytes", path, sizeof(prefix) - 32);
-    for (size_t i = 1; i <= length; i++) {
-        if (path[i] == '/' || path[i] == '\0') {
-            memcpy(prefix, path, i);
-            prefix[i] = '\0';
-            CHECK(mkdir(prefix, 0777) == 0 || errno == EEXIST, "%s: cannot make the directory: %s", prefix,
-                  strerror(errno));
-        }
-    }
 }
 
 static inline void log_open_file_(LogFile* log, const char* mode) {
@@ -213,7 +199,7 @@ static inline void log_open(RunLog* log, const char* out_dir, int64_t start_step
     log->steps = steps;
     log->step_tokens = (double)step_tokens;
     if (out_dir[0]) {
-        log_make_directory_(out_dir);
+        file_make_directory(out_dir);
         log_open_in_(log, &log->json, out_dir, "log.jsonl");
         log_open_in_(log, &log->text, out_dir, "main.log");
     } else {
@@ -355,6 +341,9 @@ static inline void log_show_step_(RunLog* log, int64_t step) {
     log_flush_(&log->screen);
 }
 
+// Before log_train: the time that the run has waited for its data since it began.
+static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
+
 // After update number `step`: the mean loss of its batch, the norm of its gradient before clipping, both with
 // their z-scores, the learning rate, the time it took without evaluation and the like, and the model flops
 // utilization as a fraction (NAN: unknown).
@@ -365,9 +354,11 @@ static inline void log_train(RunLog* log, int64_t step, double loss, double loss
     log_number_(log, "norm", norm);
     log_number_(log, "lr", lr);
     log_number_(log, "ms", ms);
+    log_number_(log, "data_ms", 1e3 * (log->data_wait_s - log->data_s));
     log_number_(log, "tok_per_s", 1e3 * log->step_tokens / ms);
     log_number_(log, "mfu", mfu);
     log_end_(log);
+    log->data_s = log->data_wait_s;
     fprintf(log->text.file, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", (long long)step, loss, lr, norm);
     log_flush_(&log->text);
     log_remember_(log, log->train, step, loss);
@@ -538,6 +529,10 @@ static inline void log_summary(RunLog* log, int64_t steps, double val_loss, doub
     if (isfinite(floor)) {
         fprintf(screen, " | floor %.4f", floor);
     }
+    const double data_share = log->total_ms > 0 ? 1e3 * log->data_wait_s / log->total_ms : 0;
+    if (data_share > 0.01) {
+        fprintf(screen, " | %.1f%% waiting for data", 100 * data_share);
+    }
     fprintf(screen, " | %.0f tok/s | peak memory %.0f MiB\n", log_tok_per_s(log), peak_mb);
     log_flush_(&log->screen);
 
@@ -547,6 +542,7 @@ static inline void log_summary(RunLog* log, int64_t steps, double val_loss, doub
         log_number_(log, "floor", floor);
     }
     log_number_(log, "tok_per_s", log_tok_per_s(log));
+    log_number_(log, "data_s", log->data_wait_s);
     log_number_(log, "peak_mb", peak_mb);
     log_end_(log);
 }

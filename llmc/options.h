@@ -7,11 +7,14 @@ OPTION_TABLE below, so an option is added by one field of Options and one row. O
 value that starts like an option has to be written with the equals sign. Everything is strict: what is
 unknown, malformed, out of range, missing or given twice ends the program with status 2 before any work.
 
+A program with options of its own names a file with its Options and OPTION_TABLE in OPTION_TABLE_FILE, and
+what it takes besides in OPTION_ARGUMENTS, before it includes this one (dev/data/tokenize.c).
+
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
 needs:   check.h, json.h, unicode_tables.h (its version)
-defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, options_given, options_print_help,
-options_print_banner, options_print_config, options_print_json
+defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, options_parse_arguments,
+options_given, options_print_help, options_print_banner, options_print_config, options_print_json
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -59,10 +62,11 @@ typedef enum {
     DIVERGENCE_ROLLBACK
 } OnDivergence; // in the order of its words
 
+#ifndef OPTION_TABLE_FILE
 // In the order of the table, which explains them.
 typedef struct {
-    const char *train_data, *val_data, *tokenizer;
-    int shuffle;
+    const char *train_data, *val_data, *tokenizer, *text_field;
+    int data_format, pack, doc_mask, shuffle;
     uint64_t seed;
 
     const char* model;
@@ -98,12 +102,13 @@ typedef struct {
     int export_gguf_dtype, overfit;
 
     int recompute, threads;
-    int gradients, master_weights, tf32, gelu_fusion, autotune, graph, device, gpu_report;
+    int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
-    int plan, print_config, help, version;
+    int plan, verify_data, print_config, help, version;
 
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
+#endif
 
 typedef struct {
     const char *group, *name;
@@ -130,16 +135,31 @@ typedef struct {
 #define FLAG_(field) OPTION_FLAG, OPTION_AT_(int, field)
 #define MANY_ 1000000000 // no limit of ours; such a number of tokens, steps or files is a slip of the keys
 
+#ifdef OPTION_TABLE_FILE
+#include OPTION_TABLE_FILE
+#else
 // clang-format off
 static const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
     {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, MATH_,            "",
-        "", "what to train on, a glob: .bin token shards, or text files; empty: the built-in stories"},
+        "", "what to train on, a glob: .bin token shards, or text: .txt, .jsonl, .parquet, also .gz and .zst; "
+        "A:0.7,B:0.3 mixes sources by weight; empty: the built-in stories"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
         "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
-    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, 0,                "",
-        "", "text of .bin shards' tokens: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory"},
+    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, MATH_,            "",
+        "", "of text, and to print the tokens of shards: tokenizer.json, merges.txt, .tiktoken, .bin, or their "
+        "directory; bpe:8192: one of so many tokens, trained on the text and kept in --out; empty: text is bytes"},
+    {"data",       "text-field",    "",   STRING_(text_field),     0,        0, MATH_,            "text",
+        "", "of JSON lines and Parquet files: the string that is the document"},
+    {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, MATH_,            "auto",
+        "auto|nanogpt", "of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare uint16"},
+    {"data",       "pack",          "",   CHOICE_(pack),           0,        0, MATH_,            "stream",
+        "stream|aligned|bestfit|pad|dynamic|uniform", "how documents become sequences: cut anywhere, from a "
+        "document's beginning, whole ones that fit, or one each, padded to --seq-len, to the longest of a batch, or "
+        "in batches of similar length"},
+    {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, MATH_,            "off",
+        "off|on", "attention stays inside of a document"},
     {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, MATH_,            "on",
         "off|on", "read the training data in another random order in each epoch"},
     {"data",       "seed",          "",   SEED_(seed),             0,        0, MATH_,            "42",
@@ -254,6 +274,8 @@ static const OptionRow OPTION_TABLE[] = {
         "off|on", "round the factors of fp32 products to 10 bits, for tensor cores"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_,             "2",
         "", "GELU inside the matrix products: 0 no, 1 forward, 2 forward and backward"},
+    {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "off",
+        "off|on", "gradients of biases inside the products of the weights' gradients, where cuBLASLt does that"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
         "off|on", "time cuBLASLt's algorithms for each product once, and keep the fastest"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_,             "on",
@@ -265,6 +287,8 @@ static const OptionRow OPTION_TABLE[] = {
 
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, HERE_,            "off",
         "off|on", "estimate memory, speed and time, and stop"},
+    {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, HERE_,            "off",
+        "off|on", "check every token of every file, and its checksum if there is a FILE.xxh64, and stop"},
     {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, HERE_,            "off",
         "off|on", "print every option with its value, and stop"},
     {"other",      "help",          "",   FLAG_(help),             0,        0, HERE_,            "off",
@@ -273,6 +297,7 @@ static const OptionRow OPTION_TABLE[] = {
         "off|on", "print the version, and stop"},
 };
 // clang-format on
+#endif
 #undef INT_
 #undef COUNT_
 #undef SEED_
@@ -286,6 +311,9 @@ static const OptionRow OPTION_TABLE[] = {
 enum { OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) };
 static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
 
+#ifndef OPTION_ARGUMENTS
+#define OPTION_ARGUMENTS "" // what a program takes besides options, for --help
+#endif
 #ifndef OPTIONS_TRAINER
 #define OPTIONS_TRAINER CPU_ // or GPU_: which trainer this is
 #endif
@@ -588,7 +616,7 @@ static inline void options_print_version_(FILE* file, const char* program) {
             UNICODE_VERSION, compiler);
 }
 
-enum { OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
+enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
 
 // Prints text in lines of at most OPTION_HELP_WIDTH, broken at blanks, each after the first indented.
 static inline void option_print_wrapped_(FILE* file, const char* text) {
@@ -605,8 +633,9 @@ static inline void option_print_wrapped_(FILE* file, const char* text) {
 }
 
 static inline void options_print_help(FILE* file, const char* program) {
-    fprintf(file, "usage: %s [--name value]...\nAlso --name=value, and -alias value with the short names.\n",
-            program);
+    fprintf(file,
+            "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short names.\n",
+            program, OPTION_ARGUMENTS);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char name[OPTION_NAME_BYTES + 2], alias[8], buffer[OPTION_TEXT_BYTES];
@@ -618,7 +647,10 @@ static inline void options_print_help(FILE* file, const char* program) {
         }
         snprintf(name, sizeof(name), "--%s", row->name);
         snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
-        fprintf(file, "  %-20s%-4s%-30s%-8s", name, alias, option_wanted_(row, buffer),
+        const char* wanted = option_wanted_(row, buffer);
+        const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest is on a line of its own
+        fprintf(file, "  %-20s%-4s%-*s", name, alias, OPTION_WANTED_WIDTH, wanted);
+        fprintf(file, "%s%*s%-7s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 8, "",
                 row->type == OPTION_FLAG ? ""
                 : *row->fallback         ? row->fallback
                                          : "''");
@@ -689,8 +721,10 @@ static inline void options_print_json(FILE* file, const Options* options) {
 // ---- the whole ----
 
 // Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
-// for and ends the program. The strings point into argv.
-static inline void options_parse(Options* options, int argc, char** argv) {
+// for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option and
+// returns their number; NULL: there may be none.
+static inline int options_parse_arguments(Options* options, int argc, char** argv, const char** arguments) {
+    int num_arguments = 0;
     const char* program = argc > 0 ? argv[0] : "train_gpt2";
     memset(options, 0, sizeof(*options));
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -699,7 +733,11 @@ static inline void options_parse(Options* options, int argc, char** argv) {
         (void)legal;
     }
     for (int i = 1; i < argc; i++) {
-        i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+        if (arguments && !option_is_name_(argv[i])) {
+            arguments[num_arguments++] = argv[i];
+        } else {
+            i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+        }
     }
     if (options->help) {
         options_print_help(stdout, options_program_name_(program));
@@ -709,6 +747,11 @@ static inline void options_parse(Options* options, int argc, char** argv) {
         options_print_version_(stdout, program);
         exit(EXIT_SUCCESS);
     }
+    return num_arguments;
+}
+
+static inline void options_parse(Options* options, int argc, char** argv) {
+    options_parse_arguments(options, argc, argv, NULL);
 }
 
 // Was this option on the command line? `name` is the long name, without dashes.

@@ -6,14 +6,14 @@ set -euo pipefail
 usage() {
     cat <<'END'
 usage: scripts/install_deps.sh [--python] [--mpi] [--dry-run]
-    (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, zstd
+    (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, zstd, snappy
     --python   also Python, and build/venv with PyTorch (dev/ref/setup.sh; 2 GB to download, 4 GB on disk)
     --mpi      also OpenMPI, for runs of several processes under mpirun
     --dry-run  only say what would be installed
 END
 }
 
-packages=(gcc g++ make clang clang-format clang-tidy libomp-dev zlib1g-dev libzstd-dev)
+packages=(gcc g++ make clang clang-format clang-tidy libomp-dev zlib1g-dev libzstd-dev libsnappy-dev)
 python=off
 dry_run=off
 for option in "$@"; do

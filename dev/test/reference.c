@@ -23,7 +23,7 @@ void reference_close(Reference* reference) {
 double reference_gradients(Reference* reference, const int* tokens, const int* targets, double loss_tokens,
                            GradientMode mode) {
     GPT2* model = &reference->model;
-    const Batch batch = {tokens, targets, model->B, model->T};
+    const Batch batch = {tokens, targets, NULL, model->B, model->T, model->B * model->T};
     gpt2_forward(model, tokens, model->B, model->T, 0);
     gpt2_backward(model, batch, loss_tokens, mode);
     return mean_loss(model, model->B * model->T);

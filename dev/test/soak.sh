@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# soak.sh -- the long tests: does the trainer learn what can be learned, and does it survive being killed?
+# soak.sh -- the long tests: does the trainer learn what can be learned? does it survive being killed? do the readers of files
+# withstand any file?
 #
 #     make soak      about a quarter of an hour on two cores
 #
 # The built-in stories have a known entropy. The default run must end within 15 % of it, ten times the steps within 3 %, and
 # neither below it by more than the sampling error of 20,000 tokens. A run that is killed 200 times at random moments must end with
-# the bits of one that is not.
+# the bits of one that is not. Then every fuzz target runs for a minute (fuzz.sh).
 set -eu
 cd "$(dirname "$0")/../.."
 make -s train_gpt2
@@ -30,4 +31,5 @@ expect_near_floor() {
 }
 expect_near_floor 3600 1.15
 expect_near_floor 36000 1.03
+dev/test/fuzz.sh 60 || failed=1
 exit $failed

@@ -126,6 +126,8 @@ make_files() {
     head -c 1823 train_0.bin >truncated.bin
     { cat train_0.bin && printf x; } >oversized.bin
     head -c 500 train_0.bin >headless.bin
+    int16 "${tokens[@]}" >bare.bin
+    cat bare.bin bare.bin >bare_2.bin
     : >empty.bin
     : >empty.txt
     for i in {1..60}; do
@@ -180,6 +182,10 @@ test_sizes() {
     bad 2 "--prompt|20 tokens|15" "${tiny[@]}" "${text[@]}" --prompt 12345678901234567890
     bad 2 "--val-data|--train-data" "${tiny[@]}" --val-data train_0.bin
     bad 2 "both" "${tiny[@]}" "${shards[@]}" --val-data text.txt
+    bad 2 "1 of 2 items have a weight|all or none" "${tiny[@]}" --train-data train_0.bin:0.5,train_1.bin
+    bad 2 "train_1.bin:0|weight|positive" "${tiny[@]}" --train-data train_0.bin:1,train_1.bin:0
+    bad 2 "uniform|one source|2 sources" "${tiny[@]}" --train-data train_0.bin:1,train_1.bin:1 --pack uniform \
+        --vocab-size 100
 }
 
 # ---- bad files ----
@@ -202,6 +208,8 @@ test_bad_data() {
     bad 1 "high_id.bin|token 123" "${tiny[@]}" "${shards[@]}" --val-data high_id.bin
     bad 1 "truncated.bin|1823" "${tiny[@]}" "${shards[@]}" --val-data truncated.bin
     bad 1 "train_1.bin|100 tokens" "${model[@]}" --seq-len 80 --train-data train_1.bin
+    bad 1 "bare_2.bin|--data-format nanogpt" "${tiny[@]}" --train-data bare_2.bin --vocab-size 100
+    bad 1 "no token 99 (end of text)|--pack stream" "${tiny[@]}" "${shards[@]}" --pack aligned
     bad 1 "directory" "${tiny[@]}" --train-data /tmp
     bad 1 "none.bin|tokenizer" "${tiny[@]}" "${shards[@]}" --tokenizer none.bin
     bad 1 "train_0.bin|magic 20240520|20240328" "${tiny[@]}" "${shards[@]}" --tokenizer train_0.bin
@@ -278,11 +286,11 @@ test_log() {
     good "a run" "${tiny[@]}" --out run
     check "the first line is the configuration" grep -q '^{"kind":"config","options":{"train-data":""' <(head -n 1 $log)
     check "the last line is the summary" grep -q '^{"kind":"summary","steps":3,' <(tail -n 1 $log)
-    check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"tok_per_s":V,"mfu":V}'
+    check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"data_ms":V,"tok_per_s":V,"mfu":V}'
     check_keys val $log '{"kind":V,"step":V,"loss":V}'
     check_keys sample $log '{"kind":V,"step":V,"text":V}'
     check_keys save $log '{"kind":V,"step":V,"path":V}'
-    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"tok_per_s":V,"peak_mb":V}'
+    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"tok_per_s":V,"data_s":V,"peak_mb":V}'
     check "updates count from 1" [ "$(steps_of train $log)" = "1 2 3 " ]
     check "the first validation is step 0" [ "$(steps_of val $log)" = "0 1 2 3 " ]
     check "a checkpoint at the end" [ "$(values save path $log)" = '"run/step_00000003"' ]
@@ -317,7 +325,7 @@ test_intervals() {
 
 test_data() {
     good "text" "${tiny[@]}" "${text[@]}" --out text
-    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"tok_per_s":V,"peak_mb":V}' # no floor
+    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"tok_per_s":V,"data_s":V,"peak_mb":V}' # no floor
     check "the first loss is log 257" near "$(values val loss text/log.jsonl | head -n 1)" 5.549 0.03
     good "shards" "${tiny[@]}" "${shards[@]}" --out shards
     check "the first loss is log 100" near "$(values val loss shards/log.jsonl | head -n 1)" 4.605 0.03
@@ -330,6 +338,30 @@ test_data() {
     good "wide tokens" "${tiny[@]}" --train-data wide.bin --vocab-size 65601 --samples 1 --sample-tokens 1
     good "one epoch" "${model[@]}" "${batch[@]}" --train-data train_0.bin --vocab-size 100 --out epoch
     check "is 11 updates" [ "$(steps_of train epoch/log.jsonl | wc -w)" = 11 ] # (379 - 1) / 16 sequences, 2 a batch
+}
+
+# A mixture, other formats, and documents.
+test_sources() {
+    good "two sources" "${tiny[@]}" --train-data train_0.bin:0.75,train_1.bin:0.25 --vocab-size 100 --out mixed
+    check "are named with their weights" grep -q '^source train_1.bin: 83 tokens, weight 0.25, ' stdout
+    good "the same weights, other numbers" "${tiny[@]}" --train-data train_0.bin:3,train_1.bin:1 --vocab-size 100 \
+        --out mixed_2
+    check "are the same run" same_numbers mixed mixed_2
+    good "bare tokens" "${tiny[@]}" --train-data bare.bin --data-format nanogpt --vocab-size 100 --out bare
+    good "the same in a shard" "${tiny[@]}" --train-data train_0.bin --vocab-size 100 --out headed
+    check "are the same run" same_numbers bare headed
+    good "documents" "${tiny[@]}" --train-data 'train_*.bin' --vocab-size 97 --out aligned --pack aligned
+    check "are counted" grep -q '^source train_\*.bin: 400 tokens, .* documents, packed (aligned) into .* rows, ' stdout
+}
+
+test_verify() {
+    good "sound files" --verify-data --train-data 'train_*.bin' --val-data wide.bin --vocab-size 70000
+    check "a line each" [ "$(grep -c '^ok ' stdout)" = 3 ]
+    train --verify-data --train-data 'train_*.bin,high_id.bin,truncated.bin' --val-data empty.bin --vocab-size 100
+    check "bad files: exit status $status" [ $status = 1 ]
+    check "all of them are named" [ "$(grep -c '^BAD .*\(high_id\|truncated\|empty\).bin: ' stdout)" = 3 ]
+    check "and counted" grep -qx '3 bad files' stdout
+    good "the built-in stories" --verify-data
 }
 
 test_learning() {
@@ -519,6 +551,7 @@ test_damaged() {
 
 # Starts a long run in the background: sets process.
 start_long() {
+    : >stdout # of an earlier run: a signal must not come before the trainer has started
     "$trainer" "${model[@]}" "${batch[@]}" --steps 1000000 --train-data text.txt --eval-every 0 --sample-every 0 --keep 2 "$@" \
         >stdout 2>stderr </dev/null &
     process=$!
@@ -591,6 +624,10 @@ test_samples() {
     good "a prompt of words" "${run[@]}" --prompt "One sunny day" --out words
     check "begins each sample" [ "$(samples_of words | grep -c '^ *One sunny day')" = 2 ]
     bad 2 "xyzzy" "${run[@]}" --prompt "One xyzzy"
+    printf '#version: 0.2\nt h\nth e\n' >merges.txt
+    good "a prompt of GPT-2's kind" "${run[@]}" --train-data train_0.bin --tokenizer merges.txt --prompt "the th" \
+        --samples 1 --out bpe
+    check "begins the sample" grep -q '^the th.' <(samples_of bpe)
     good "a long sample" "${run[@]}" "${long[@]}" --out long
     check "is longer than the context" [ "$(samples_of long | head -n 1 | wc -w)" -gt 16 ]
     check "and each has its own text" [ "$(samples_of long | wc -w)" -le 200 ]
@@ -622,6 +659,8 @@ test_full_disk
 test_log
 test_intervals
 test_data
+test_sources
+test_verify
 test_learning
 test_same_numbers
 test_accumulation

@@ -6,7 +6,7 @@
 
 #include "test.h"
 
-enum { ARGS_MAX = 128 };
+enum { ARGS_MAX = 256 };
 
 // Words separated by '|' as an argv; program name first. Lives until the next call but three.
 typedef struct {
@@ -229,10 +229,13 @@ static void test_help_and_version(void) {
         snprintf(name, sizeof(name), "\n  --%-14s", row->name);
         const char* line = strstr(help, name);
         EXPECT(line, "--%s is not in --help, or too long for its column", row->name);
-        EXPECT(strlen(option_wanted_(row, wanted)) < 30, "--%s: %s", row->name, option_wanted_(row, wanted));
+        EXPECT(!line || strncmp(line + 24, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
+        if (line &&
+            strlen(option_wanted_(row, wanted)) >= OPTION_WANTED_WIDTH) { // the rest is on the next line
+            line = strchr(line + 1, '\n');
+        }
         EXPECT(strlen(row->fallback) < 8, "--%s: %s", row->name, row->fallback);
         EXPECT(!line || strncmp(line + 1 + OPTION_HELP_COLUMN, row->help, 10) == 0, "--%s", row->name);
-        EXPECT(!line || strncmp(line + 24, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
     }
     for (const char* line = help; *line; line += strcspn(line, "\n") + 1) {
         EXPECT(strcspn(line, "\n") <= 110, "%.*s", (int)strcspn(line, "\n"), line);

@@ -1,0 +1,331 @@
+// Tests of llmc/bpe_train.h: the merges of a slow trainer that follows the definition, whatever the number of
+// threads, the order of the texts and the places where they are divided.
+#include "llmc/bpe_train.h"
+#include "llmc/rand.h"
+#include "test.h"
+
+// ---- texts in memory of exactly their size, so that the address sanitizer sees what goes beyond
+
+typedef struct {
+    char* bytes;
+    size_t length;
+} Text;
+
+static Text text_of(const void* bytes, size_t length) {
+    const Text text = {(char*)malloc(length ? length : 1), length};
+    memcpy(text.bytes, bytes, length);
+    return text;
+}
+
+static Text text_repeat(const char* unit, size_t repeats) {
+    const size_t unit_bytes = strlen(unit);
+    const Text text = {(char*)malloc(unit_bytes * repeats + 1), unit_bytes * repeats};
+    for (size_t i = 0; i < repeats; i++) {
+        memcpy(text.bytes + i * unit_bytes, unit, unit_bytes);
+    }
+    return text;
+}
+
+// `units` units of all kinds, some several times in a row.
+static Text random_text(uint64_t seed, uint32_t units) {
+    static const char* kinds[] = {"a",
+                                  "b",
+                                  "ab",
+                                  "aa",
+                                  "the",
+                                  "then",
+                                  " ",
+                                  " ",
+                                  " a",
+                                  " the",
+                                  "\n",
+                                  "\t",
+                                  "\r\n",
+                                  "'",
+                                  "'s",
+                                  "'ll",
+                                  "'v",
+                                  "1",
+                                  "12",
+                                  "!",
+                                  "...",
+                                  "\xC3\xA9",
+                                  "\xC2\xA0",
+                                  "\xE3\x80\x80",
+                                  "\xE6\xBC\xA2",
+                                  "\xF0\x9F\x98\x80",
+                                  "\xC2\x85",
+                                  "\xC3",
+                                  "\x80",
+                                  "\xE3\x80",
+                                  "\xF0\x9F\x98",
+                                  "\xFF",
+                                  "abcabcabcabcabcabcabcabc"};
+    Rand rng = rand_open(seed, rand_stream("text"));
+    Text text = {(char*)malloc(24 * 9 * (size_t)units + 1), 0};
+    for (uint32_t i = 0; i < units; i++) {
+        const char* unit = kinds[rand_below(&rng, sizeof(kinds) / sizeof(kinds[0]))];
+        for (uint32_t times = rand_below(&rng, 8) ? 1 : 1 + rand_below(&rng, 9); times > 0; times--) {
+            memcpy(text.bytes + text.length, unit, strlen(unit));
+            text.length += strlen(unit);
+        }
+    }
+    const Text exact = text_of(text.bytes, text.length);
+    free(text.bytes);
+    return exact;
+}
+
+// ---- the reference: counts all pairs of the whole text anew for each merge
+
+typedef struct {
+    int (*merges)[2];
+    int count;
+} Merges;
+
+// The text as ids, with -1 between pieces. What cuts it is the encoder with a vocabulary of bytes only, piece
+// by piece: bpe.h has its own tests.
+static int* reference_ids(Text text, size_t* count) {
+    Bpe bytes;
+    bpe_open_merges(&bytes, NULL, 0, "bytes");
+    int* ids = (int*)malloc((2 * text.length + 1) * sizeof(int));
+    uint32_t cuts[BPE_CUTS_];
+    BpeSplitter_ splitter = bpe_splitter_(&bytes, (const unsigned char*)text.bytes, text.length);
+    size_t at = 0, n = 0;
+    while (splitter.at < text.length) {
+        const size_t base = splitter.at, found = bpe_split_(&splitter, cuts);
+        for (size_t i = 0; i < found; i++) {
+            for (; at < base + cuts[i]; at++) {
+                ids[n++] = bytes.byte_ids[(unsigned char)text.bytes[at]];
+            }
+            ids[n++] = -1;
+        }
+    }
+    for (; at < text.length; at++) {
+        ids[n++] = bytes.byte_ids[(unsigned char)text.bytes[at]];
+    }
+    bpe_close(&bytes);
+    *count = n;
+    return ids;
+}
+
+static Merges reference_train(Text text, int most) {
+    Merges out = {(int(*)[2])malloc(((size_t)most + 1) * sizeof(int[2])), 0};
+    const size_t V = 256 + (size_t)most;
+    size_t n;
+    int *ids = reference_ids(text, &n), *counts = (int*)malloc(V * V * sizeof(int));
+    for (; out.count < most; out.count++) {
+        memset(counts, 0, V * V * sizeof(int));
+        int best = 0;
+        size_t best_pair = 0;
+        for (size_t i = 0; i + 1 < n; i++) {
+            if (ids[i] >= 0 && ids[i + 1] >= 0) {
+                const size_t pair = (size_t)ids[i] * V + (size_t)ids[i + 1];
+                const int count = ++counts[pair];
+                if (count > best || (count == best && pair < best_pair)) {
+                    best = count;
+                    best_pair = pair;
+                }
+            }
+        }
+        if (best == 0) {
+            break;
+        }
+        const int left = (int)(best_pair / V), right = (int)(best_pair % V);
+        size_t kept = 0;
+        for (size_t i = 0; i < n; i++) {
+            const int joins = ids[i] == left && i + 1 < n && ids[i + 1] == right;
+            ids[kept++] = joins ? 256 + out.count : ids[i];
+            i += (size_t)joins;
+        }
+        n = kept;
+        out.merges[out.count][0] = left;
+        out.merges[out.count][1] = right;
+    }
+    free(counts);
+    free(ids);
+    return out;
+}
+
+// ---- against it
+
+static int same_merges(const Bpe* bpe, Merges want, int count) {
+    int same = bpe->vocab_size == 257 + count;
+    for (int i = 0; same && i < count; i++) {
+        same = bpe_pair_(bpe, want.merges[i][0], want.merges[i][1]) == 256 + i;
+    }
+    return same;
+}
+
+// The text comes in parts of 1 to `most` bytes, as from a pipe.
+static void add_in_parts(BpeTrainer* trainer, Text text, uint32_t most, Rand* rng) {
+    for (size_t begin = 0, end = 0; begin < text.length;) {
+        end += 1 + rand_below(rng, most);
+        end = end < text.length ? end : text.length;
+        const Text part = text_of(text.bytes + begin, end - begin);
+        begin +=
+            bpe_trainer_add(trainer, part.bytes, part.length, end < text.length ? BPE_CONTINUES : BPE_ENDS);
+        free(part.bytes);
+    }
+}
+
+static void test_text(Text text, int most) {
+    const Merges want = reference_train(text, most);
+    Rand rng = rand_open(text.length, 1);
+    for (int threads = 1; threads <= 8; threads += threads < 3 ? 1 : 5) {
+        Bpe bpe;
+        BpeTrainer trainer;
+        bpe_trainer_open(&trainer, threads);
+        add_in_parts(&trainer, text, threads == 1 ? 3 : 300, &rng);
+        for (int count = want.count; count >= 0; count -= 1 + want.count / 2) { // the trainer can run again
+            bpe_trainer_run(&trainer, 257 + count, NULL, NULL, &bpe);
+            EXPECT(same_merges(&bpe, want, count), "%zu bytes, %d threads, %d merges", text.length, threads,
+                   count);
+            bpe_close(&bpe);
+        }
+        bpe_trainer_close(&trainer);
+    }
+    free(want.merges);
+    free(text.bytes);
+}
+
+static void test_against_reference(void) {
+    static const char* texts[] = {"",
+                                  "a",
+                                  "ab",
+                                  "aaa",
+                                  "ab ab ab",
+                                  "aaaa aaaaa aaaaaa",
+                                  "abababa abab",
+                                  "aab aab aab aaab baaa",
+                                  "abc bcd cab abcd dabc",
+                                  "the theme then them there they",
+                                  "\n\n\n\n \n\n \t  \n  x",
+                                  "don't we've I'll 'tis 'sx",
+                                  "\xC3\xA9t\xC3\xA9 \xC3\xA9t\xC3\xA9s \xC3\xC3\xC3\xA9\xA9\xA9"};
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        test_text(text_of(texts[i], strlen(texts[i])), 40);
+    }
+    test_text(text_repeat("a", 1000), 40);
+    test_text(text_repeat("aab", 300), 40);
+    test_text(text_repeat(" ab\xE6\xBC\xA2\n", 200), 40);
+    for (uint64_t seed = 0; seed < 12; seed++) {
+        test_text(random_text(seed, 20 << (seed % 6)), 90);
+    }
+}
+
+// ---- on all threads: texts large enough to be divided among them
+
+static void test_threads(void) {
+    Text texts[2] = {random_text(1, 120000), random_text(2, 60000)};
+    Bpe want;
+    for (int run = 0; run < 4; run++) {
+        static const int threads[] = {1, 2, 5, 8};
+        Bpe bpe;
+        BpeTrainer trainer;
+        bpe_trainer_open(&trainer, threads[run]);
+        for (int i = 0; i < 2; i++) { // in either order, and by one thread
+            const Text text = texts[(i + run) % 2];
+            if (run == 2) {
+                bpe_trainer_add_by(&trainer, i + 3, text.bytes, text.length);
+            } else {
+                bpe_trainer_add(&trainer, text.bytes, text.length, BPE_ENDS);
+            }
+        }
+        bpe_trainer_run(&trainer, 1500, NULL, NULL, run == 0 ? &want : &bpe);
+        bpe_trainer_close(&trainer);
+        for (int id = 256; run > 0 && id < want.eot; id++) {
+            int length, want_length;
+            const char *token = bpe_token(&bpe, id, &length),
+                       *want_token = bpe_token(&want, id, &want_length);
+            EXPECT(length == want_length && memcmp(token, want_token, (size_t)length) == 0,
+                   "%d threads: token %d", threads[run], id);
+        }
+        if (run > 0) {
+            bpe_close(&bpe);
+        }
+    }
+    // and what it encodes comes back
+    BpeEncoder encoder;
+    bpe_encoder_open(&encoder, &want);
+    int* ids = (int*)malloc(texts[0].length * sizeof(int));
+    size_t consumed, at = 0;
+    const size_t n = bpe_encode(&encoder, texts[0].bytes, texts[0].length, BPE_ENDS, ids, &consumed);
+    for (size_t i = 0; i < n; i++) {
+        int length;
+        const char* token = bpe_token(&want, ids[i], &length);
+        EXPECT(memcmp(token, texts[0].bytes + at, (size_t)length) == 0, "id %zu", i);
+        at += (size_t)length;
+    }
+    EXPECT(at == texts[0].length && n < at / 2, "%zu ids for %zu bytes", n, at);
+    free(ids);
+    bpe_encoder_close(&encoder);
+    bpe_close(&want);
+    free(texts[0].bytes);
+    free(texts[1].bytes);
+}
+
+// Long pieces cost no more than short ones: a megabyte of one letter, and one of letters at random.
+static void test_long_pieces(void) {
+    Rand rng = rand_open(3, 3);
+    Text text = text_repeat("a", 1 << 20);
+    Bpe bpe;
+    BpeTrainer trainer;
+    bpe_trainer_open(&trainer, 2);
+    bpe_trainer_add(&trainer, text.bytes, text.length, BPE_ENDS);
+    bpe_trainer_run(&trainer, 257 + 20, NULL, NULL, &bpe);
+    int length;
+    bpe_token(&bpe, 256 + 19, &length);
+    EXPECT(length == 1 << 20, "%d", length);
+    bpe_close(&bpe);
+    for (size_t i = 0; i < text.length; i++) {
+        text.bytes[i] = (char)('a' + rand_below(&rng, 26));
+    }
+    bpe_trainer_add(&trainer, text.bytes, text.length, BPE_ENDS);
+    bpe_trainer_run(&trainer, 257 + 4000, NULL, NULL, &bpe);
+    bpe_close(&bpe);
+    bpe_trainer_close(&trainer);
+    free(text.bytes);
+}
+
+static void count_call(void* context, int merges, int wanted) {
+    int* calls = (int*)context;
+    ++*calls;
+    EXPECT(merges == *calls && wanted == 3, "%d of %d", merges, wanted);
+}
+
+static void test_progress(void) {
+    int calls = 0;
+    Bpe bpe;
+    BpeTrainer trainer;
+    bpe_trainer_open(&trainer, 1);
+    bpe_trainer_add(&trainer, "abcd", 4, BPE_ENDS);
+    bpe_trainer_run(&trainer, 260, count_call, &calls, &bpe);
+    EXPECT(calls == 3, "%d", calls);
+    bpe_close(&bpe);
+    bpe_trainer_close(&trainer);
+}
+
+static void train_abc(const void* vocab_size) {
+    Bpe bpe;
+    BpeTrainer trainer;
+    bpe_trainer_open(&trainer, 1);
+    bpe_trainer_add(&trainer, "abc abc", 7, BPE_ENDS);
+    bpe_trainer_run(&trainer, *(const int*)vocab_size, NULL, NULL, &bpe);
+}
+
+static void test_errors(void) {
+    const int few = 256, many = 300, huge = BPE_MAX_VOCAB + 1;
+    EXPECT(test_dies(train_abc, &few, EXIT_FAILURE, "error: |256 ids, wanted 257 to"), "");
+    EXPECT(test_dies(train_abc, &huge, EXIT_FAILURE, "error: |ids, wanted 257 to"), "");
+    EXPECT(test_dies(train_abc, &many, EXIT_FAILURE, "error: |300 ids|43 |allows only 3|at most 260 ids"),
+           "");
+}
+
+int main(void) {
+    test_against_reference();
+    test_threads();
+    test_long_pieces();
+    test_progress();
+    test_errors();
+    return test_done("bpe_train");
+}
