@@ -20,9 +20,9 @@ checkpoints that were there.
 What a killed run left behind is cleared by the next one in the same place; two at a time are refused.
 
 needs:   bpe_files.h check.h file.h gpt2.h hf_model.h options.h safetensors.h state.h; POSIX threads
-defines: Checkpoints, CheckpointRun, checkpoints_bytes, checkpoints_open, checkpoints_close,
+defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_open, checkpoints_close,
 checkpoint_start, checkpoint_finished, checkpoint_wait; checkpoint_try_check, checkpoint_newest,
-checkpoint_path, checkpoint_read
+checkpoint_remove_after, checkpoint_path, checkpoint_read
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -65,7 +65,7 @@ typedef struct {
     void* params;                              // the copy, on the host: the parameters as rows say,
     float *m, *v;                              // and as state_rows say
     size_t params_bytes, state_bytes;
-    int lock; // a descriptor of the directory; -1: it cannot be locked
+    int lock; // checkpoint_lock
 
     SavedState state; // of the save under way
     int is_running, is_done;
@@ -451,6 +451,19 @@ static inline int checkpoint_newest(char path[PATH_MAX], SavedState* s, const ch
     return found ? 1 : count ? -1 : 0;
 }
 
+// Removes the checkpoints that were written after the one with this serial number: a run that goes back must
+// not be resumed from them.
+static inline void checkpoint_remove_after(const char* out, int64_t serial) {
+    CheckpointEntry_* entries;
+    const int count = checkpoint_list_(out, &entries);
+    for (int i = 0; i < count; i++) {
+        if (entries[i].serial > serial) {
+            checkpoint_remove_(out, entries[i].step);
+        }
+    }
+    free(entries);
+}
+
 // A range of the optimizer's space, in a file.
 typedef struct {
     SafeTensors file;
@@ -549,17 +562,21 @@ static inline size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
            2 * gpt2_parameter_rows_of(rows, cfg, sizeof(float));
 }
 
-// Only one run at a time may write into a directory.
-static inline int checkpoint_lock_(const char* out) {
+// Only one run at a time may write into a directory. Returns a descriptor, which has the lock until it is
+// closed. What a killed run left is cleared.
+static inline int checkpoint_lock(const char* out) {
     const int fd = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(fd >= 0, "%s: cannot open: %s", out, strerror(errno));
     CHECK(flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "%s: another run is writing here", out);
+    checkpoint_recover_(out);
     return fd;
 }
 
 // Prepares to save into --out, which exists. `memory` has checkpoints_bytes, belongs to the caller and stays,
-// as do options and what `run` points to. There must be room on the disk for at least one checkpoint.
-static inline void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory) {
+// as do options and what `run` points to. `lock` is that of checkpoint_lock, or -1 if it is to be taken now;
+// checkpoints_close releases it. There must be room on the disk for at least one checkpoint.
+static inline void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory,
+                                    int lock) {
     memset(c, 0, sizeof(*c));
     CHECK(snprintf(c->out, sizeof(c->out), "%s", options->out) < (int)sizeof(c->out) - 64,
           "%s: the name is too long", options->out);
@@ -577,8 +594,7 @@ static inline void checkpoints_open(Checkpoints* c, const Options* options, Chec
     c->state.train_tokens = (int64_t)run.train_tokens;
     c->state.padded_vocab = run.cfg.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
-    c->lock = checkpoint_lock_(c->out);
-    checkpoint_recover_(c->out);
+    c->lock = lock >= 0 ? lock : checkpoint_lock(c->out);
     checkpoint_require_room_(c, c->out);
     CheckpointEntry_* entries;
     const int count = checkpoint_list_(c->out, &entries);

@@ -23,6 +23,7 @@ typedef struct {
     int is_active;
     char path[PATH_MAX]; // of the checkpoint
     SavedState saved;
+    int lock; // of --out, for checkpoints_open; -1: there is no such directory yet
 } Resume;
 
 static inline const char* resume_out_(const Options* options) {
@@ -35,14 +36,7 @@ static inline const char* resume_out_(const Options* options) {
 // The newest one; `must` is set if there must be one.
 static inline void resume_newest_(Resume* r, const Options* options, int must) {
     const char* out = resume_out_(options);
-    struct stat info;
-    int found = 0;
-    if (stat(out, &info) == 0 && S_ISDIR(info.st_mode)) {
-        const int lock = checkpoint_lock_(out);
-        checkpoint_recover_(out);
-        found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
-        close(lock);
-    }
+    const int found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
     CHECK(found >= 0, "%s: every checkpoint is damaged; --resume off begins anew", out);
     CHECK(found > 0 || !must, "%s: no checkpoint to resume; --resume auto begins a new run then", out);
     r->is_active = found > 0;
@@ -80,7 +74,11 @@ static inline void resume_inherit_(const Resume* r, Options* options) {
 // point into it: it must stay.
 static inline void resume_open(Resume* r, Options* options) {
     const char* how = options->resume;
+    struct stat info;
     memset(r, 0, sizeof(*r));
+    const int is_run = !options->plan && !options->print_config && !options->verify_data;
+    const int is_used = options->out[0] && stat(options->out, &info) == 0 && S_ISDIR(info.st_mode);
+    r->lock = is_run && is_used ? checkpoint_lock(options->out) : -1;
     if (strcmp(how, "off") == 0 || strcmp(how, "0") == 0) {
         return;
     }

@@ -5,7 +5,7 @@ where it goes back to.
     saves    every --save-every steps and at the last; on SIGUSR1; before it stops
     stops    after the step at which SIGTERM or SIGINT came; before --max-hours are over, with time to save
     goes back when the run has diverged and --on-divergence is rollback: to the newest checkpoint of this run
-             that was well, and on with the data that comes after the bad batches
+             that was well, and on with the data that comes after the bad batches; those after it are removed
 
 Without --out nothing is saved, and signals end the program as they always do.
 
@@ -30,13 +30,12 @@ typedef struct {
     Checkpoints checkpoints;
     double end_s;          // when --max-hours are over; INFINITY: no limit
     double longest_step_s; //
-    int64_t first_serial;  // of the checkpoints of this run
-    int64_t back_serial;   // the checkpoint gone back to last,
+    int64_t back_step;     // the one gone back to last,
     int tries;             // and how often
 } Session;
 
 // `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open; `memory` is
-// NULL without --out. What there is to know goes to `screen`.
+// NULL without --out. Before the options are logged.
 static inline void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
                                 void* memory, double start_s, RunLog* log) {
     memset(s, 0, sizeof(*s));
@@ -46,15 +45,17 @@ static inline void session_open(Session* s, const Options* options, const Resume
     if (!s->can_save) {
         return;
     }
-    checkpoints_open(&s->checkpoints, options, run, memory);
-    if (!resume->is_active && s->checkpoints.state.serial > 0) {
+    Checkpoints* c = &s->checkpoints;
+    checkpoints_open(c, options, run, memory, resume->lock);
+    if (!resume->is_active && c->state.serial > 0) {
         log_note(log, "note: this directory has checkpoints of an earlier run; a new one begins");
     }
     const size_t length = strlen(options->out);
     const int is_here = strncmp(resume->path, options->out, length) == 0 && resume->path[length] == '/';
-    s->first_serial = resume->is_active && is_here ? resume->saved.serial : s->checkpoints.state.serial + 1;
-    s->checkpoints.saved_step = resume->is_active && is_here ? resume->saved.run.step : -1;
+    c->state.first_serial = c->state.serial + 1;
     if (resume->is_active && is_here) {
+        c->state.first_serial = resume->saved.first_serial;
+        c->saved_step = resume->saved.run.step;
         log_resumed(log, resume->path);
     }
     signals_open();
@@ -127,7 +128,7 @@ static inline int session_diverged(Session* s, RunLog* log, const RunState* run,
 static inline int session_is_well_(const SavedState* saved, const void* session) {
     const Session* s = (const Session*)session;
     const UpdateGuard* guard = &saved->run.guard;
-    return saved->serial >= s->first_serial && guard->consecutive == 0 &&
+    return saved->serial >= s->checkpoints.state.first_serial && guard->consecutive == 0 &&
            (s->options->max_loss_rise == 0 || guard_rise(guard) <= 0.5 * s->options->max_loss_rise);
 }
 
@@ -136,11 +137,13 @@ static inline void session_go_back(Session* s, const char* reason, char path[PAT
     const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_well_, s);
     CHECK(found > 0, "%s: the run has diverged: %s; it has no checkpoint to go back to", s->checkpoints.out,
           reason);
-    s->tries = saved->serial == s->back_serial ? s->tries + 1 : 1;
-    s->back_serial = saved->serial;
+    s->tries = saved->run.step == s->back_step ? s->tries + 1 : 1;
+    s->back_step = saved->run.step;
     CHECK(s->tries <= SESSION_TRIES_, "%s: the run has diverged: %s; it went back here %d times before", path,
           reason, SESSION_TRIES_);
-    s->checkpoints.saved_step = saved->run.step;
+    checkpoint_remove_after(s->checkpoints.out, saved->serial);
+    s->checkpoints.saved_step =
+        -1; // with data further on it is another state, which may be saved in its place
 }
 
 #endif

@@ -1,7 +1,8 @@
 /*
 state.h -- where a run stands, besides its tensors, and its file in a checkpoint: state.json.
 
-    {"format":"pretrain.c run","version":1,"serial":7,"step":1000,"updates":1000,"tokens":...,"sequence":...,
+    {"format":"pretrain.c
+run","version":1,"serial":7,"first_serial":1,"step":1000,"updates":1000,"tokens":...,"sequence":...,
      "samples_at":...,"train_tokens":...,"padded_vocab":...,"val_loss":...,"trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
@@ -14,6 +15,7 @@ the checksums of the other files it vouches for the whole checkpoint. All number
 The values of options are those of options_print_json.
 
     serial         checkpoints of a directory in the order of writing, whatever their steps
+    first_serial   of those of this run
     sequence       of the training data that comes next (dataloader.h)
     samples_at     position in the random numbers of the samples
     train_tokens   in the training data: with other data, sequences are other sequences
@@ -63,7 +65,7 @@ typedef struct {
 
 typedef struct {
     RunState run;
-    int64_t serial, train_tokens, padded_vocab;
+    int64_t serial, first_serial, train_tokens, padded_vocab;
     const char* trainer;
     SavedFile* files; // (STATE_MAX_FILES)
     int num_files;
@@ -99,10 +101,11 @@ typedef struct {
     const char* key;
     int64_t* value;
 } StateNumber_;
-enum { STATE_NUMBERS_ = 8 };
+enum { STATE_NUMBERS_ = 9 };
 
 static inline void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) {
     const StateNumber_ all[STATE_NUMBERS_] = {{"serial", &s->serial},
+                                              {"first_serial", &s->first_serial},
                                               {"step", &s->run.step},
                                               {"updates", &s->run.updates},
                                               {"tokens", &s->run.tokens},
@@ -414,10 +417,10 @@ static inline void state_close(SavedState* s) {
 // Sets *s from the text of a state.json, which it takes over, without looking at its checksum. Returns 0,
 // with nothing to close and the reason in `error`, if it is none.
 static inline int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
-    static const char* const keys[] = {"format",   "version",  "serial",     "step",         "updates",
-                                       "tokens",   "sequence", "samples_at", "train_tokens", "padded_vocab",
-                                       "val_loss", "trainer",  "loss_scale", "guard",        "options",
-                                       "files",    "xxh64",    NULL};
+    static const char* const keys[] = {
+        "format",   "version",    "serial",       "first_serial", "step",     "updates", "tokens",
+        "sequence", "samples_at", "train_tokens", "padded_vocab", "val_loss", "trainer", "loss_scale",
+        "guard",    "options",    "files",        "xxh64",        NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;

@@ -64,7 +64,7 @@ static void save_value(char path[PATH_MAX], const Run* run, int64_t step, float 
     const Options options = options_of(run);
     void* memory = check_alloc(checkpoints_bytes(TINY, dtype), 1, "copy");
     const RunState state = state_of(step);
-    checkpoints_open(&c, &options, run_of(TINY, dtype), memory);
+    checkpoints_open(&c, &options, run_of(TINY, dtype), memory, -1);
     fill(c.params, c.params_bytes / safetensors_dtype_bytes(dtype), dtype, value);
     fill(c.m, c.state_bytes / sizeof(float), SAFETENSORS_F32, value + 1);
     fill(c.v, c.state_bytes / sizeof(float), SAFETENSORS_F32, value + 2);
@@ -162,6 +162,8 @@ static void test_save(void) {
     save(&run, 3);
     expect_list(&run, "3 7 1000 step_123456789012"); // 0: all are kept
     EXPECT(newest_in(run.out) == 3, "the one that was written last, whatever its step");
+    checkpoint_remove_after(run.out, 2);
+    expect_list(&run, "1000 step_123456789012");
 }
 
 // Every bit of weights, m and v, but not the vocabulary's padding, which comes back as zero.
@@ -384,7 +386,7 @@ static void body_save(const void* run) {
 
 static void test_lock(void) {
     const Run run = run_open("lock", 0, 0);
-    const int lock = checkpoint_lock_(run.out);
+    const int lock = checkpoint_lock(run.out);
     EXPECT(test_dies(body_save, &run, 1, "error: |lock|another run is writing here"), "locked");
     close(lock);
     body_save(&run);
@@ -397,7 +399,7 @@ static void test_two_saves(void) {
     Checkpoints c;
     char path[PATH_MAX];
     void* memory = check_alloc(checkpoints_bytes(TINY, SAFETENSORS_F32), 1, "copy");
-    checkpoints_open(&c, &options, run_of(TINY, SAFETENSORS_F32), memory);
+    checkpoints_open(&c, &options, run_of(TINY, SAFETENSORS_F32), memory, -1);
     for (int step = 1; step <= 20; step++) {
         const RunState state = state_of(step);
         fill(c.params, 1, SAFETENSORS_F32, (float)step);
@@ -647,7 +649,7 @@ static void body_open_large(const void* run) {
     const GPT2Config large = {.max_T = 1 << 20, .V = 5, .Vp = 128, .L = 1000, .NH = 1, .C = 65536};
     const Options options = options_of((const Run*)run);
     Checkpoints c;
-    checkpoints_open(&c, &options, run_of(large, SAFETENSORS_F32), NULL);
+    checkpoints_open(&c, &options, run_of(large, SAFETENSORS_F32), NULL, -1);
 }
 
 static void test_bad_places(void) {

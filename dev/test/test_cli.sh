@@ -585,6 +585,8 @@ test_signals() {
     check "SIGUSR1: a checkpoint" [ -e signal_USR1/step_*/state.json ]
     check "SIGUSR1: the run goes on" kill -0 $process
     bad 1 "signal_USR1: another run is writing here" --out signal_USR1 --resume on
+    bad 1 "signal_USR1: another run is writing here" "${tiny[@]}" --out signal_USR1
+    check "which keeps its log" grep -q '"kind":"train"' signal_USR1/log.jsonl
     kill -KILL $process
     wait $process 2>/dev/null
     good "a limit of time" "${model[@]}" "${batch[@]}" --steps 2 --out limit --max-hours 1
