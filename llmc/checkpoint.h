@@ -19,10 +19,10 @@ checkpoints that were there.
 
 What a killed run left behind is cleared by the next one in the same place; two at a time are refused.
 
-needs:   bpe_files.h check.h file.h gpt2.h hf_model.h options.h safetensors.h state.h; POSIX threads
-defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_open, checkpoints_close,
-checkpoint_start, checkpoint_finished, checkpoint_wait; checkpoint_try_check, checkpoint_newest,
-checkpoint_remove_after, checkpoint_path, checkpoint_read
+needs:   bpe_files.h check.h clock.h file.h gpt2.h hf_model.h options.h safetensors.h state.h; POSIX threads
+defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
+checkpoints_open, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait;
+checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_path, checkpoint_read
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -34,16 +34,15 @@ checkpoint_remove_after, checkpoint_path, checkpoint_read
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
-#include <time.h>
 
 #include "bpe_files.h"
+#include "clock.h"
 #include "hf_model.h"
 #include "options.h"
 #include "state.h"
 
 #define CHECKPOINT_PART_ ".part" // while it is written, and while it is removed
 #define CHECKPOINT_OLD_ ".old"   // while another takes its place, where the two cannot change places at once
-#define CHECKPOINT_MAX_SLICES_ 4096
 
 // What is the same in all checkpoints of a run.
 typedef struct {
@@ -83,11 +82,6 @@ static inline void checkpoint_path(char path[PATH_MAX], const char* out, int64_t
     CHECK(length < PATH_MAX, "%s: the name is too long", out);
 }
 
-static inline void checkpoint_file_(char path[PATH_MAX], const char* directory, const char* name) {
-    CHECK(snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX, "%s: the name is too long",
-          directory);
-}
-
 // The step of a directory entry that is called as checkpoint_path would call it with this ending, or -1.
 static inline int64_t checkpoint_step_(const char* name, const char* ending) {
     char wanted[64];
@@ -108,7 +102,8 @@ static inline int checkpoint_steps_(const char* out, const char* ending, int64_t
     while (dir && (entry = readdir(dir))) {
         const int64_t step = checkpoint_step_(entry->d_name, ending);
         if (step >= 0) {
-            *steps = (int64_t*)safetensors_grow_(*steps, (size_t)count, sizeof(int64_t));
+            *steps = (int64_t*)realloc(*steps, array_bytes((size_t)count + 1, sizeof(int64_t)));
+            CHECK(*steps, "%s: no memory for a list", out);
             (*steps)[count++] = step;
         }
     }
@@ -237,14 +232,15 @@ static inline void checkpoint_list_file_(SavedState* s, const char* directory, c
                                          uint64_t checksum) {
     char path[PATH_MAX];
     struct stat info;
-    checkpoint_file_(path, directory, name);
+    file_join(path, directory, name);
     CHECK(s->num_files < STATE_MAX_FILES, "%s: more than %d files", directory, STATE_MAX_FILES);
     CHECK(stat(path, &info) == 0, "%s: cannot read: %s", path, strerror(errno));
     if (!checksum) {
         const int failed = xxh64_file(path, &checksum);
         CHECK(!failed, "%s: cannot read: %s", path, strerror(failed));
     }
-    const SavedFile file = {safetensors_copy_(name), info.st_size, checksum};
+    const SavedFile file = {strdup(name), info.st_size, checksum};
+    CHECK(file.name, "%s: no memory for a name", path);
     s->files[s->num_files++] = file;
 }
 
@@ -262,7 +258,7 @@ static inline void checkpoint_list_files_(SavedState* s, const char* directory) 
 }
 
 // Bytes of a checkpoint, at most about.
-static inline double checkpoint_disk_bytes_(const Checkpoints* c) {
+static inline double checkpoints_disk_bytes(const Checkpoints* c) {
     return hf_model_bytes(c->run.cfg, c->run.dtype) + 8.0 * (double)checkpoint_elements_(c->run.cfg) +
            (1 << 20);
 }
@@ -272,9 +268,9 @@ static inline void checkpoint_require_room_(const Checkpoints* c, const char* na
     struct statvfs info;
     if (statvfs(c->out, &info) == 0) { // where it cannot be asked, the write itself will tell
         const double free_bytes = (double)info.f_bavail * (double)info.f_frsize;
-        CHECK(free_bytes >= checkpoint_disk_bytes_(c),
+        CHECK(free_bytes >= checkpoints_disk_bytes(c),
               "%s: a checkpoint takes %.1f MiB, the disk has %.1f MiB free", name,
-              checkpoint_disk_bytes_(c) / (1 << 20), free_bytes / (1 << 20));
+              checkpoints_disk_bytes(c) / (1 << 20), free_bytes / (1 << 20));
     }
 }
 
@@ -316,27 +312,21 @@ static inline void checkpoint_write_files_(Checkpoints* c, const char* directory
     checkpoint_list_files_(s, directory);
     const uint64_t model = hf_model_write(directory, c->run.cfg, c->rows, c->params, c->run.dtype);
     checkpoint_list_file_(s, directory, "model.safetensors", model);
-    checkpoint_file_(path, directory, "optimizer.1of1.safetensors");
+    file_join(path, directory, "optimizer.1of1.safetensors");
     const uint64_t optimizer = checkpoint_write_optimizer_(c, path);
     checkpoint_list_file_(s, directory, "optimizer.1of1.safetensors", optimizer);
-    checkpoint_file_(path, directory, "state.json");
+    file_join(path, directory, "state.json");
     state_write(path, s, c->options);
     for (; s->num_files > 0; s->num_files--) {
         free((char*)s->files[s->num_files - 1].name);
     }
 }
 
-static inline double checkpoint_now_s_(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 // The thread: writes the copy.
 static inline void* checkpoint_write_(void* checkpoints) {
     Checkpoints* c = (Checkpoints*)checkpoints;
     const int64_t step = c->state.run.step;
-    const double start_s = checkpoint_now_s_();
+    const double start_s = time_now_s();
     char path[PATH_MAX], part[PATH_MAX];
     checkpoint_path(path, c->out, step, "");
     checkpoint_path(part, c->out, step, CHECKPOINT_PART_);
@@ -349,7 +339,7 @@ static inline void* checkpoint_write_(void* checkpoints) {
     if (c->keep) {
         checkpoint_thin_(c->out, step, c->keep, c->keep_major);
     }
-    c->save_s = checkpoint_now_s_() - start_s;
+    c->save_s = time_now_s() - start_s;
     __atomic_store_n(&c->is_done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -361,7 +351,7 @@ static inline void* checkpoint_write_(void* checkpoints) {
 // close and the reason in `error`, if it is damaged.
 static inline int checkpoint_try_check(SavedState* s, const char* directory, char* error) {
     char path[PATH_MAX];
-    checkpoint_file_(path, directory, "state.json");
+    file_join(path, directory, "state.json");
     if (!state_try_read(s, path, error)) {
         return 0;
     }
@@ -370,7 +360,7 @@ static inline int checkpoint_try_check(SavedState* s, const char* directory, cha
         const SavedFile* file = &s->files[i];
         uint64_t checksum = 0;
         struct stat info;
-        checkpoint_file_(path, directory, file->name);
+        file_join(path, directory, file->name);
         if (stat(path, &info) != 0) {
             ok = error_set(error, path, "cannot read: %s", strerror(errno));
         } else if (info.st_size != file->bytes) {
@@ -412,7 +402,7 @@ static inline int checkpoint_list_(const char* out, CheckpointEntry_** entries) 
     for (int i = 0; i < count; i++) {
         SavedState state;
         checkpoint_path(path, out, steps[i], "");
-        checkpoint_file_(file, path, "state.json");
+        file_join(file, path, "state.json");
         const CheckpointEntry_ damaged = {steps[i], INT64_MAX};
         (*entries)[i] = damaged;
         if (state_try_read(&state, file, error)) {
@@ -528,7 +518,7 @@ static inline void checkpoint_read_optimizer_(const SavedState* s, const char* d
     size_t count = 0, at = 0;
     for (int i = 0; i < s->num_files; i++) {
         if (checkpoint_is_slice_(s->files[i].name)) {
-            checkpoint_file_(path, directory, s->files[i].name);
+            file_join(path, directory, s->files[i].name);
             checkpoint_open_slice_(&slices[count++], path, total);
         }
     }

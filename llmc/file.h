@@ -8,7 +8,7 @@ one error that names the file; what stood under the name before is untouched.
 Small files are read as a whole.
 
 needs:   check.h
-defines: FileWriter, file_open, file_put, file_commit, file_sync_directory, file_make_directory,
+defines: file_join, FileWriter, file_open, file_put, file_commit, file_sync_directory, file_make_directory,
 file_write_text, file_try_read
 */
 #ifndef LLMC_FILE_H
@@ -21,6 +21,12 @@ file_write_text, file_try_read
 #include <unistd.h>
 
 #include "check.h"
+
+// Sets path to that of a name in a directory.
+static inline void file_join(char path[PATH_MAX], const char* directory, const char* name) {
+    CHECK(snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX, "%s: the name is too long",
+          directory);
+}
 
 typedef struct {
     FILE* file;

@@ -149,18 +149,13 @@ static inline int hf_config_parse_(JsonReader* text, GPT2Config* cfg) {
     return gpt2_check_config(*cfg, text->path, text->error);
 }
 
-static inline void hf_path_(char path[PATH_MAX], const char* directory, const char* name) {
-    CHECK(snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX, "%s: the name is too long",
-          directory);
-}
-
 // The sizes of the model in a directory.
 static inline GPT2Config hf_config_read(const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
     char* copy;
     size_t bytes;
     GPT2Config cfg;
-    hf_path_(path, directory, "config.json");
+    file_join(path, directory, "config.json");
     CHECK(file_try_read(path, HF_MAX_CONFIG_, &copy, &bytes, error), "%s", error);
     JsonReader text = json_reader(path, copy, bytes, error);
     CHECK(hf_config_parse_(&text, &cfg), "%s", error);
@@ -170,7 +165,7 @@ static inline GPT2Config hf_config_read(const char* directory) {
 
 static inline void hf_write_text_(const char* directory, const char* name, const char* text) {
     char path[PATH_MAX];
-    hf_path_(path, directory, name);
+    file_join(path, directory, name);
     file_write_text(path, text, strlen(text));
 }
 
@@ -216,7 +211,7 @@ static inline HfTensor_ hf_tensor_(const TensorRow* row, GPT2Config cfg, int l) 
     const int is_matrix = row->form != FILE_VECTOR, is_turned = row->form == FILE_CONV1D;
     char name[128];
     snprintf(name, sizeof(name), row->hf_name, l);
-    snprintf(tensor.name, sizeof(tensor.name), SAFETENSORS_PREFIX_ "%s", name);
+    snprintf(tensor.name, sizeof(tensor.name), SAFETENSORS_PREFIX "%s", name);
     tensor.ndim = is_matrix ? 2 : 1;
     tensor.shape[0] = is_matrix && !is_turned ? rows : row->cols;
     tensor.shape[1] = is_turned ? rows : row->cols;
@@ -279,7 +274,7 @@ static inline uint64_t hf_model_write(const char* directory, GPT2Config cfg, con
     SafeTensorsWriter writer;
     void* chunk = hf_chunk_open_(rows);
     assert(rows[0].element_bytes == safetensors_dtype_bytes(dtype));
-    hf_path_(path, directory, "model.safetensors");
+    file_join(path, directory, "model.safetensors");
     safetensors_writer_open(&writer, path);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {

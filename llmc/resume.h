@@ -52,7 +52,7 @@ static inline void resume_certain_(Resume* r, const Options* options) {
     } else {
         CHECK(snprintf(r->path, PATH_MAX, "%s", which) < PATH_MAX, "%s: the name is too long", which);
         if (stat(which, &info) != 0 && options->out[0]) {
-            checkpoint_file_(r->path, options->out, which);
+            file_join(r->path, options->out, which);
         }
     }
     CHECK(checkpoint_try_check(&r->saved, r->path, error), "%s", error);

@@ -70,9 +70,9 @@ static inline void session_close(Session* s) {
 // Whether --max-hours leave no time for another step and a save.
 static inline int session_is_late_(const Session* s) {
     const Checkpoints* c = &s->checkpoints;
-    const double guess_s = checkpoint_disk_bytes_(c) / 100e6; // a slow disk
+    const double guess_s = checkpoints_disk_bytes(c) / 100e6; // a slow disk
     const double save_s = s->can_save ? (c->save_s > 0 ? c->save_s : guess_s) : 0;
-    return checkpoint_now_s_() + 2 * (s->longest_step_s + save_s) > s->end_s;
+    return time_now_s() + 2 * (s->longest_step_s + save_s) > s->end_s;
 }
 
 // What to do after a step, or before the first one: a sum of SESSION_SAVE and SESSION_STOP. `step_s` is what

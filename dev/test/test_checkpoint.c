@@ -266,7 +266,7 @@ static void test_slices(void) {
     char path[PATH_MAX], file[PATH_MAX];
     save_value(path, &run, 1, 1, SAFETENSORS_F32);
     SafeTensors from;
-    checkpoint_file_(file, path, "optimizer.1of1.safetensors");
+    file_join(file, path, "optimizer.1of1.safetensors");
     safetensors_open(&from, file);
     const SafeTensorsView *m = safetensors_find(&from, "m"), *v = safetensors_find(&from, "v");
     const size_t n = m->elements,
@@ -276,7 +276,7 @@ static void test_slices(void) {
         for (int i = 0; i < parts[k]; i++) {
             char name[64];
             snprintf(name, sizeof(name), "optimizer.%dof%d.safetensors", i + 1, parts[k]);
-            checkpoint_file_(file, path, name);
+            file_join(file, path, name);
             write_slice(m, v, file, cuts[k][i], cuts[k][i + 1]);
         }
         const Slices all = {path, parts[k], -1}, last = {path, parts[k], parts[k] - 1},
@@ -519,7 +519,7 @@ static void test_flips(void) {
     size_t flips = 0, missed = 0, unnamed = 0;
     for (char* name = strtok_r(files, " ", &save_at); name; name = strtok_r(NULL, " ", &save_at)) {
         size_t bytes;
-        checkpoint_file_(file, path, name);
+        file_join(file, path, name);
         char* text = read_all(file, &bytes);
         FILE* open_file = fopen(file, "r+b");
         for (size_t i = 0; i < bytes; i++) {
@@ -565,7 +565,7 @@ static void test_damage(void) {
     for (char* name = strtok_r(files, " ", &save_at); name; name = strtok_r(NULL, " ", &save_at)) {
         size_t bytes;
         SavedState state;
-        checkpoint_file_(file, path, name);
+        file_join(file, path, name);
         char* text = read_all(file, &bytes);
         for (size_t length = 0; length < bytes;
              length += length < 40 || length > bytes - 40 ? 1 : bytes / 20) {
@@ -606,7 +606,7 @@ static void test_bad_state(void) {
     const Run run = run_open("bad_state", 0, 0);
     char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES];
     save_value(path, &run, 2, 2, SAFETENSORS_F32);
-    checkpoint_file_(file, path, "state.json");
+    file_join(file, path, "state.json");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         size_t bytes;
         SavedState state;
