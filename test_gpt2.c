@@ -9,6 +9,7 @@ documents in a row, padding and shorter batches.
 #define GPT2_CHUNK_LOGITS 3000 // the classifier takes a batch in several chunks, forward and backward
 #include "train_gpt2.c"
 
+#include "dev/test/resume_test.h"
 #include "dev/test/test.h"
 
 #define FIXTURES "dev/ref/fixtures/"
@@ -28,7 +29,7 @@ static void read_exactly(FILE* file, void* to, size_t bytes, const char* path) {
     CHECK(fread(to, 1, bytes, file) == bytes, "%s: too short", path);
 }
 
-static State state_open(const char* path, const GPT2* model) {
+static State fixture_open(const char* path, const GPT2* model) {
     State s;
     int32_t header[256];
     FILE* file = fopen(path, "rb");
@@ -55,7 +56,7 @@ static State state_open(const char* path, const GPT2* model) {
     return s;
 }
 
-static void state_close(State* s) {
+static void fixture_close(State* s) {
     free(s->x);
     free(s->y);
     free(s->logits);
@@ -90,7 +91,7 @@ static double relative_error(const float* a, const float* b, size_t n) {
 static void test_against_pytorch(void) {
     GPT2 model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const int N = s.B * s.T, V = model.cfg.V;
     EXPECT(gpt2_classifier_chunk(model.cfg, (size_t)N) < (size_t)N / 2, "too few chunks for a test");
     gpt2_forward(&model, s.x, NULL, s.B, s.T, 0);
@@ -107,7 +108,7 @@ static void test_against_pytorch(void) {
                                             tensor_elements(row));
         EXPECT_NEAR(error, 0, 5e-6, "gradient of %s", row->name);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -121,7 +122,7 @@ static void test_adamw_steps(void) {
     GPT2 model, after;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
     open_fixture(&after, FIXTURES "gpt2_tiny_adamw.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     FILE* file = fopen(FIXTURES "gpt2_tiny_adamw.txt", "r");
     CHECK(file, FIXTURES "gpt2_tiny_adamw.txt: cannot read");
     char line[256];
@@ -158,7 +159,7 @@ static void test_adamw_steps(void) {
             }
         }
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&after);
     gpt2_close(&model);
 }
@@ -169,7 +170,7 @@ static void test_adamw_steps(void) {
 static void test_finite_differences(void) {
     GPT2 model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     pass(&model, &s);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.parameter_rows[i];
@@ -195,7 +196,7 @@ static void test_finite_differences(void) {
                     row->name);
         free(saved);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -203,7 +204,7 @@ static void test_finite_differences(void) {
 static void test_same_bits(void) {
     GPT2 model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const double loss = pass(&model, &s);
     for (int level = 1; level <= 3; level++) {
         GPT2 other;
@@ -223,7 +224,7 @@ static void test_same_bits(void) {
                threads);
         gpt2_close(&other);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -233,7 +234,7 @@ static void test_accumulation(void) {
     GPT2 model, whole;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
     open_fixture(&whole, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const double loss = pass(&whole, &s);
     for (int repeat = 0; repeat < 2; repeat++) {
         double sum = 0;
@@ -251,7 +252,7 @@ static void test_accumulation(void) {
                         0, 2e-6, "accumulated gradient of %s", row->name);
         }
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&whole);
     gpt2_close(&model);
 }
@@ -262,7 +263,7 @@ static void test_generation_cache(void) {
     GPT2 model, whole;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
     open_fixture(&whole, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     gpt2_forward(&whole, s.x, NULL, 1, s.T, 0);
     gpt2_forward(&model, s.x, NULL, 1, PROMPT, 0);
     for (int known = PROMPT; known < s.T; known++) {
@@ -272,7 +273,7 @@ static void test_generation_cache(void) {
         EXPECT_NEAR(relative_error(model.acts.logits, whole.acts.logits, model.cfg.V), 0, 2e-6, "token %d",
                     known);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&whole);
     gpt2_close(&model);
 }
@@ -291,7 +292,7 @@ static void test_documents(int recompute) {
     GPT2 row, alone;
     open_fixture(&row, FIXTURES "gpt2_tiny.bin", recompute);
     open_fixture(&alone, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &row);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &row);
     const int C = row.cfg.C;
     for (int t = 1; t < row.cfg.max_T; t++) {
         memcpy(row.params.wpe + (size_t)t * C, row.params.wpe, (size_t)C * sizeof(float));
@@ -321,7 +322,7 @@ static void test_documents(int recompute) {
                         0, 5e-6, "gradient of %s, recompute %d", r->name, recompute);
         }
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&alone);
     gpt2_close(&row);
 }
@@ -335,7 +336,7 @@ static void test_shorter_batch(void) {
     gpt2_open(&exact, cfg, 1, most, 0);
     model_file_read(FIXTURES "gpt2_tiny.bin", model.parameter_rows, model.params_memory);
     memcpy(exact.params_memory, model.params_memory, model.parameter_bytes);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     EXPECT(classifier_chunk(&model) < classifier_chunk(&exact), "%d tokens", classifier_chunk(&model));
     const Batch batch = {s.x, s.y, NULL, 1, most, most};
     const double want = batch_gradients(&exact, batch, most, GRADIENT_SET);
@@ -346,7 +347,7 @@ static void test_shorter_batch(void) {
                                    tensor_elements(row)),
                     0, 2e-6, "gradient of %s", row->name);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&exact);
     gpt2_close(&model);
 }
@@ -355,7 +356,7 @@ static void test_shorter_batch(void) {
 static void test_counted_mean(void) {
     GPT2 model, half;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     half = model; // the same model
     const int N = s.B * s.T, kept = 2 * s.T;
     int* targets = (int*)check_alloc((size_t)N, sizeof(int), "targets");
@@ -370,7 +371,7 @@ static void test_counted_mean(void) {
     EXPECT_NEAR(sum / N * factor, want / kept, 1e-6 * want / kept, "mean loss");
     EXPECT_NEAR(norm, gpt2_gradient_norm(&half), 2e-6 * norm, "norm");
     free(targets);
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -386,5 +387,6 @@ int main(void) {
     }
     test_shorter_batch();
     test_counted_mean();
+    test_resume(trainer, "");
     return test_done("test_gpt2");
 }

@@ -10,6 +10,7 @@ by nvcc and for the CPU device.
 #include "train_gpt2.cu"
 
 #include "dev/test/reference.h"
+#include "dev/test/resume_test.h"
 #include "dev/test/test.h"
 
 enum { B = 2, T = 13, N = B * T, ADAMW_STEPS = 10, BATCHES = 2 };
@@ -369,5 +370,9 @@ int main(void) {
     test_same_bits(weights);
     test_micro_batches(weights);
     free(weights);
+    test_resume(trainer, "--autotune off");
+    if (sizeof(floatX) < sizeof(float)) {
+        test_resume(trainer, "--autotune off --master-weights off");
+    }
     return test_done("gpt2 on the GPU, " PRECISION_NAME);
 }

@@ -32,7 +32,9 @@ optimizer's state are fp32.
 #include "llmc/outlier.h"
 #include "llmc/peak.h"
 #include "llmc/plan.h"
+#include "llmc/resume.h"
 #include "llmc/schedule.h"
+#include "llmc/session.h"
 #include "llmc/setup.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -228,16 +230,42 @@ static float* gpt2_download(const GPT2* model) {
     return values;
 }
 
+// The type of the weights that a checkpoint holds: master weights where there are some.
+static SafeTensorsDtype checkpoint_dtype(const Options* o) {
+    const int is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || o->master_weights;
+    return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
+}
+
+// Copies weights and optimizer state to the host, which need not wait for anything else.
+static void gpt2_copy_out(const GPT2* model, Checkpoints* copy) {
+    const void* params = model->master ? (const void*)model->master : model->params_memory;
+    const cudaStream_t stream = model->gpu.stream;
+    CUDA_CHECK(cudaMemcpyAsync(copy->params, params, copy->params_bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(copy->m, model->m, copy->state_bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(copy->v, model->v, copy->state_bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+// Sets weights and optimizer state from a checkpoint.
+static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
+    const size_t n = model->elements, bytes = n * sizeof(float);
+    float* values = (float*)check_alloc(3 * n, sizeof(float), "copy of the checkpoint");
+    checkpoint_read(saved, path, model->cfg, rows, values, values + n, values + 2 * n);
+    gpt2_upload(model, values); // first: it borrows m
+    CUDA_CHECK(cudaMemcpyAsync(model->m, values + n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
+    CUDA_CHECK(cudaMemcpyAsync(model->v, values + 2 * n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    free(values);
+}
+
 // First weights: from the file, or random.
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
-    if (path) {
-        model_file_read(path, rows, values);
-    } else {
-        gpt2_random_weights(rows, values, model->cfg, seed);
-    }
+    setup_weights(values, model->cfg, rows, path, seed);
     gpt2_upload(model, values);
     free(values);
 }
@@ -527,8 +555,10 @@ typedef struct {
     Dataloader *train, *val;
     Generator* generator;
     RunLog* log;
-    UpdateGuard guard;
-    int64_t updates; // that were not skipped
+    Session* session;
+    RunState state;
+    int is_restored; // what was due at this step was done before it was saved
+    double step_s;   // what the last step took
     double peak;     // FLOP/s
     Nvml nvml;
     int has_nvml;
@@ -564,14 +594,38 @@ static BatchGradient accumulate_gradients(GPT2* model, Dataloader* train, const 
     return gradient;
 }
 
-static void save(const GPT2* model, const Options* o, RunLog* log, int64_t step) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+// Copies all that the run is, and starts to save the copy.
+static void save(Run* run) {
+    Checkpoints* copy = &run->session->checkpoints;
+    session_wait(run->session, run->log);
+    gpt2_copy_out(run->model, copy);
+    run->state.sequence = (int64_t)run->train->next;
+    run->state.samples_at = (int64_t)run->generator->rng.at;
+    run->state.loss_scale = run->model->loss_scale;
+    checkpoint_start(copy, &run->state);
+}
+
+// Puts the run where it was when the checkpoint was made.
+static void restore(Run* run, const char* path, const SavedState* saved) {
+    gpt2_read_checkpoint(run->model, path, saved);
+    run_state_restore(&run->state, &saved->run);
+    run->model->loss_scale = run->state.loss_scale;
+    dataloader_seek(run->train, (uint64_t)saved->run.sequence);
+    rand_seek(&run->generator->rng, (uint64_t)saved->run.samples_at);
+    run->is_restored = 1;
+}
+
+// Back to the last good checkpoint, and on with the data that comes after the bad batches.
+static void go_back(Run* run, const char* reason) {
+    SavedState saved;
     char path[PATH_MAX];
-    gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
-    float* values = gpt2_download(model);
-    checkpoint_save(path, o->out, step, o->keep, o->keep_major, model->cfg, rows, values);
-    free(values);
-    log_save(log, step, path);
+    const uint64_t next = run->train->next;
+    const int64_t from = run->state.step;
+    session_go_back(run->session, reason, path, &saved);
+    restore(run, path, &saved);
+    state_close(&saved);
+    dataloader_seek(run->train, next);
+    log_rollback(run->log, from, run->state.step, reason);
 }
 
 // Halves the loss scale if the gradient overflowed, which is no fault of the run as long as it can; returns
@@ -590,30 +644,36 @@ static int overflowed(Run* run, int64_t step, double loss, double norm) {
 }
 
 // One update, or none if the loss or the norm forbids it.
-static void run_step(Run* run, int64_t step) {
+static void run_step(Run* run) {
     const Options* o = run->options;
+    RunState* state = &run->state;
     const double start_s = time_now_s();
+    char reason[256];
     if (o->overfit) {
         dataloader_seek(run->train, 0);
     }
     const BatchGradient gradient = accumulate_gradients(run->model, run->train, o);
     const double loss = gradient.loss, norm = gradient.norm;
-    AdamW adamw = setup_adamw(o, step, run->updates + 1, norm);
+    AdamW adamw = setup_adamw(o, state->step, state->updates + 1, norm);
     adamw.grad_scale *= (float)gradient.scale;
-    const int overflow = overflowed(run, step + 1, loss, norm); // which is no matter for the guard
-    const UpdateVerdict verdict = overflow ? UPDATE_DO : guard_check(&run->guard, loss, norm);
+    const int overflow = overflowed(run, state->step + 1, loss, norm); // which is no matter for the guard
+    const UpdateVerdict verdict = overflow ? UPDATE_DO : guard_check(&state->guard, loss, norm);
     if (verdict == UPDATE_DO && !overflow) {
         gpt2_update(run->model, adamw);
-        run->updates++;
+        state->updates++;
     }
-    const double s = time_now_s() - start_s;
+    state->step++;
+    state->tokens += o->total_batch;
+    run->step_s = time_now_s() - start_s;
     log_data_wait(run->log, run->train->wait_s);
-    log_train(run->log, step + 1, loss, run->guard.loss_z, norm, run->guard.norm_z, adamw.lr, s * 1e3,
-              gradient.flops / s / run->peak);
+    log_train(run->log, state->step, loss, state->guard.loss_z, norm, state->guard.norm_z, adamw.lr,
+              run->step_s * 1e3, gradient.flops / run->step_s / run->peak);
     if (verdict != UPDATE_DO) {
-        log_skip(run->log, step + 1, guard_reason(verdict));
+        log_skip(run->log, state->step, guard_reason(verdict));
     }
-    guard_enforce(&run->guard, step + 1, o->max_skips);
+    if (session_diverged(run->session, run->log, state, reason)) {
+        go_back(run, reason);
+    }
 }
 
 // --gpu-report: opens the management library for the GPU of the run, or says why there will be no report.
@@ -637,26 +697,37 @@ static void report_gpu(const Run* run, int64_t step) {
     }
 }
 
-// The run. Returns the last validation loss, NAN if there was none.
-static double train(Run* run) {
+// What is due between two updates, besides saving.
+static void evaluate_and_sample(Run* run) {
     const Options* o = run->options;
-    double val_loss = NAN;
-    for (int64_t step = 0;; step++) {
-        if (schedule_due(o->eval_every, step, o->steps)) {
-            val_loss = evaluate(run->model, run->val, setup_eval_batches(o, run->val));
-            log_val(run->log, step, val_loss);
+    const int64_t step = run->state.step;
+    if (schedule_due(o->eval_every, step, o->steps)) {
+        run->state.val_loss = evaluate(run->model, run->val, setup_eval_batches(o, run->val));
+        log_val(run->log, step, run->state.val_loss);
+    }
+    if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
+        generator_log(run->generator, run->log, step);
+    }
+}
+
+// The run, to its end or until it has to stop; returns whether it is at its end.
+static int train(Run* run) {
+    for (;;) {
+        if (!run->is_restored) {
+            evaluate_and_sample(run);
         }
-        if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
-            generator_log(run->generator, run->log, step);
+        run->is_restored = 0;
+        const int next = session_next(run->session, &run->state, run->step_s);
+        session_report(run->session, run->log);
+        if (next & SESSION_SAVE) {
+            save(run);
         }
-        if (step > 0 && schedule_due(o->save_every, step, o->steps)) {
-            save(run->model, o, run->log, step);
+        if (next & SESSION_STOP || run->state.step >= run->options->steps) {
+            session_wait(run->session, run->log);
+            return !(next & SESSION_STOP);
         }
-        if (step == o->steps) { // the last lap only evaluates, samples and saves
-            return val_loss;
-        }
-        run_step(run, step);
-        report_gpu(run, step + 1);
+        run_step(run);
+        report_gpu(run, run->state.step);
     }
 }
 
@@ -716,18 +787,49 @@ static void require_memory(GPT2Config cfg, const Options* options) {
           (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
 }
 
-#ifndef TRAIN_GPT2_NO_MAIN
-int main(int argc, char** argv) {
+// What the run is about: data, GPU, and what can be reached.
+static void print_facts(const GPT2* model, const RunData* data, double peak, double floor) {
+    const Gpu* gpu = &model->gpu;
+    printf("data: %zu training tokens, %zu for validation; %s (sm_%d%d), %s, peak %.0f TFLOP/s\n",
+           data->train.tokens, data->val.tokens, gpu->name, gpu->major, gpu->minor,
+           dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
+    if (attention_note(&model->attention)[0]) {
+        printf("attention: %s\n", attention_note(&model->attention));
+    }
+    if (isfinite(floor)) {
+        printf(
+            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
+            floor);
+    }
+}
+
+static void export_model(const GPT2* model, const Options* options, const RunData* data) {
+    if (options->export_llmc[0] || options->export_gguf[0]) {
+        TensorRow rows[GPT2_PARAMETER_ROWS];
+        gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
+        float* values = gpt2_download(model);
+        setup_export(model->cfg, rows, values, options, data);
+        free(values);
+    }
+}
+
+#define TRAINER_NAME "GPU " PRECISION_NAME
+
+// The program. Returns its exit status.
+static int trainer(int argc, char** argv) {
+    const double start_s = time_now_s();
     Options options;
     RunData data;
-    char path_memory[PATH_MAX];
+    Resume resume;
     options_parse(&options, argc, argv);
+    resume_open(&resume, &options);
     setup_tokenizer(&data, &options);
-    const char* model_path = setup_model_path(&options, path_memory);
-    const GPT2Config cfg = setup_model(&options, &data, model_path);
+    const char* model_path = resume.is_active ? resume.path : setup_model_path(&options);
+    const GPT2Config cfg = resume_config(&resume, setup_model(&options, &data, model_path));
     if (options.verify_data) {
         const int status = setup_verify_data(&options);
         setup_close(&data);
+        resume_close(&resume);
         return status;
     }
     setup_data(&data, &options);
@@ -735,73 +837,84 @@ int main(int argc, char** argv) {
     if (options.print_config) {
         options_print_config(stdout, &options);
         setup_close(&data);
+        resume_close(&resume);
         return EXIT_SUCCESS;
     }
     options_print_banner(stdout, &options, argv[0]);
     if (options.plan) {
         print_plan(cfg, &options);
         setup_close(&data);
+        resume_close(&resume);
         return EXIT_SUCCESS;
     }
+    resume_check(&resume, &options, stdout, TRAINER_NAME, data.train.tokens);
 
     RunLog log;
     GPT2 model;
     PlanMemory memory[8];
     Dataloader train_loader, val_loader;
     Generator generator;
+    Session session;
     memory_plan(memory, cfg, &options);
     plan_print_memory(stdout, cfg, memory);
     require_memory(cfg, &options);
-    log_open(&log, options.out, 0, options.steps, options.total_batch, stdout);
-    log_config(&log, print_options_json, &options);
+    log_open(&log, options.out, resume.saved.run.step, options.steps, options.total_batch, stdout);
     setup_loaders(&train_loader, &val_loader, &data, &options);
     gpt2_open(&model, cfg, &options);
     generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
-    gpt2_first_weights(&model, model_path, options.seed);
+    const SafeTensorsDtype dtype = checkpoint_dtype(&options);
+    void* copy = NULL; // pinned: a copy at the speed of the bus
+    if (options.out[0]) {
+        CUDA_CHECK(cudaMallocHost(&copy, checkpoints_bytes(cfg, dtype)));
+    }
+    const CheckpointRun checkpoint_run = {TRAINER_NAME,     cfg, dtype, generator.eot, setup_bpe(&data),
+                                          data.train.tokens};
+    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, &log);
+    log_config(&log, print_options_json, &options);
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
     const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options.tf32);
-    printf("data: %zu training tokens, %zu for validation; %s (sm_%d%d), %s, peak %.0f TFLOP/s\n",
-           data.train.tokens, data.val.tokens, model.gpu.name, model.gpu.major, model.gpu.minor,
-           dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
-    if (attention_note(&model.attention)[0]) {
-        printf("attention: %s\n", attention_note(&model.attention));
-    }
-    if (isfinite(floor)) {
-        printf(
-            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
-            floor);
-    }
+    print_facts(&model, &data, peak, floor);
 
     Run run;
-    memset(&run, 0, sizeof(run));
+    memset((void*)&run, 0, sizeof(run));
     run.model = &model;
     run.options = &options;
     run.train = &train_loader;
     run.val = &val_loader;
     run.generator = &generator;
     run.log = &log;
-    run.guard = guard_open(options.skip_loss_z, options.skip_grad_z);
+    run.session = &session;
+    run.state = run_state_open(guard_open(options.skip_loss_z, options.skip_grad_z), model.loss_scale);
     run.peak = peak;
     open_gpu_report(&run);
-    const double val_loss = train(&run);
+    if (resume.is_active) {
+        restore(&run, resume.path, &resume.saved);
+    } else {
+        gpt2_first_weights(&model, model_path, options.seed);
+    }
+    const int is_done = train(&run);
+    if (is_done) {
+        export_model(&model, &options, &data);
+        log_summary(&log, options.steps, run.state.val_loss, floor, gpu_used_mb());
+    } else {
+        session_stopped(&session, &log, &run.state);
+    }
+
     if (run.has_nvml) {
         nvml_close(&run.nvml);
     }
-    if (options.export_file[0]) {
-        TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_parameter_rows_of(rows, cfg, sizeof(float));
-        float* values = gpt2_download(&model);
-        model_file_write(options.export_file, cfg, rows, values, (ModelDtype)options.export_dtype);
-        free(values);
-    }
-    log_summary(&log, options.steps, val_loss, floor, gpu_used_mb());
-
+    session_close(&session);
+    CUDA_CHECK(cudaFreeHost(copy));
     generator_close(&generator);
     gpt2_close(&model);
     dataloader_close(&val_loader);
     dataloader_close(&train_loader);
     log_close(&log);
     setup_close(&data);
-    return EXIT_SUCCESS;
+    resume_close(&resume);
+    return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
 }
+
+#ifndef TRAIN_GPT2_NO_MAIN
+int main(int argc, char** argv) { return trainer(argc, argv); }
 #endif

@@ -20,7 +20,7 @@ or a line break.
 bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers.
 
 needs:   bpe.h, file.h, json.h
-defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_checksum
+defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_checksum, bpe_print_tokens, bpe_print_merges
 */
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H
@@ -954,6 +954,25 @@ static inline uint64_t bpe_checksum(const Bpe* bpe) {
         xxh64_add(&hash, token, (size_t)length);
     }
     return xxh64_value(&hash);
+}
+
+// For other formats: the tokens in the order of their ids, one a line, in the characters that stand for
+// bytes.
+static inline void bpe_print_tokens(const Bpe* bpe, FILE* file) {
+    const BpeSpelling_ spelling = bpe_spelling_();
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        if (id == bpe->eot) {
+            fputs(BPE_EOT_TEXT, file);
+        } else {
+            bpe_put_spelled_(&spelling, bpe->tokens[id], BPE_UTF8_, file);
+        }
+        fputc('\n', file);
+    }
+}
+
+// The merges in the order of their ranks, "A B", one a line.
+static inline void bpe_print_merges(const Bpe* bpe, FILE* file) {
+    bpe_put_each_merge_(bpe, bpe_put_merge_line_, file);
 }
 
 #endif

@@ -5,8 +5,11 @@ into it.
 A full disk, a missing directory or any other failure removes the unfinished file and ends the program with
 one error that names the file; what stood under the name before is untouched.
 
+Small files are read as a whole.
+
 needs:   check.h
-defines: FileWriter, file_open, file_put, file_commit, file_sync_directory, file_make_directory
+defines: file_join, FileWriter, file_open, file_put, file_commit, file_sync_directory, file_make_directory,
+file_write_text, file_try_read
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -18,6 +21,12 @@ defines: FileWriter, file_open, file_put, file_commit, file_sync_directory, file
 #include <unistd.h>
 
 #include "check.h"
+
+// Sets path to that of a name in a directory.
+static inline void file_join(char path[PATH_MAX], const char* directory, const char* name) {
+    CHECK(snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX, "%s: the name is too long",
+          directory);
+}
 
 typedef struct {
     FILE* file;
@@ -94,6 +103,45 @@ static inline void file_make_directory(const char* path) {
                   strerror(errno));
         }
     }
+}
+
+// A whole file of text.
+static inline void file_write_text(const char* path, const char* text, size_t bytes) {
+    FileWriter writer;
+    file_open(&writer, path);
+    file_put(&writer, text, bytes);
+    file_commit(&writer);
+}
+
+// Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
+// reason in `error` if it cannot be read, or is longer than `most`.
+static inline int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error) {
+    FILE* file = fopen(path, "rb");
+    size_t room = 4096, used = 0;
+    *text = NULL;
+    *bytes = 0;
+    if (!file) {
+        return error_set(error, path, "cannot read: %s", strerror(errno));
+    }
+    char* buffer = (char*)check_alloc(room, 1, path);
+    for (size_t got = 1; got > 0 && used <= most;) {
+        got = fread(buffer + used, 1, room - used - 1, file);
+        used += got;
+        if (used + 1 == room) {
+            buffer = (char*)realloc(buffer, room *= 2);
+            CHECK(buffer, "%s: no memory for %zu bytes", path, room);
+        }
+    }
+    const int reason = ferror(file) ? errno : used > most ? EFBIG : 0;
+    fclose(file);
+    if (reason) {
+        free(buffer);
+        return error_set(error, path, "cannot read: %s", strerror(reason));
+    }
+    buffer[used] = '\0';
+    *text = buffer;
+    *bytes = used;
+    return 1;
 }
 
 #endif

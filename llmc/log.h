@@ -9,6 +9,8 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
     {"kind":"skip","step":...,"reason":"..."}
+    {"kind":"rollback","step":...,"from":...,"reason":"..."}
+    {"kind":"stop","step":...,"reason":"..."}
     {"kind":"summary","steps":...,"val_loss":...,"floor":...,"tok_per_s":...,"peak_mb":...}
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<> norm:<>
@@ -17,14 +19,15 @@ and s:<step> tel:<val loss>.
 Steps count from 1; step 0 is before the first update. Every line reaches its file before the next step, or
 the program ends with the name of the file. A run that resumes after N updates keeps what the files say up to
 step N, cuts off the rest, and does not repeat what they already say about step N: the log of an interrupted
-run is that of one that was not, but for one more config line.
+run is that of one that was not, but for one more config line. It is the same when a run goes back to a
+checkpoint: what came after it is cut off, and a line tells from which step it came.
 
 On a terminal, steps faster than 100 ms share one line that is rewritten; elsewhere, a step that comes less
 than half a second after the last one printed is not printed. The first and the last step always are.
 
 needs:   check.h, curve.h, file.h, json.h
 defines: RunLog, LogPrint, log_open, log_close, log_config, log_data_wait, log_train, log_val, log_sample,
-log_save, log_skip, log_summary, log_tok_per_s, log_peak_mb
+log_save, log_note, log_resumed, log_skip, log_rollback, log_stop, log_summary, log_tok_per_s, log_peak_mb
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -420,12 +423,66 @@ static inline void log_save(RunLog* log, int64_t step, const char* path) {
     }
 }
 
+// Says something on the screen alone.
+static inline void log_note(RunLog* log, const char* text) {
+    log_end_line_(log);
+    fprintf(log->screen.file, "%s\n", text);
+    log_flush_(&log->screen);
+}
+
+// The run goes on from this checkpoint of its own. The line about it may have come after the next update, and
+// so have been cut off.
+static inline void log_resumed(RunLog* log, const char* path) {
+    if (!log_is_repeated_(log, "save", log->start_step)) {
+        log_begin_(log, "save", log->start_step);
+        log_string_(log, "path", path, strlen(path));
+        log_end_(log);
+    }
+}
+
 // The update number `step` was not made.
 static inline void log_skip(RunLog* log, int64_t step, const char* reason) {
     log_say_step_(log, step);
     fprintf(log->screen.file, "update skipped: %s\n", reason);
     log_flush_(&log->screen);
     log_begin_(log, "skip", step);
+    log_string_(log, "reason", reason, strlen(reason));
+    log_end_(log);
+}
+
+// Cuts a file to what was done before start_step.
+static inline void log_cut_(RunLog* log, LogFile* file) {
+    if (strcmp(file->path, "/dev/null") != 0) {
+        CHECK(fclose(file->file) == 0, "%s: cannot write: %s", file->path, strerror(errno));
+        CHECK(truncate(file->path, log_reread_(log, file->path)) == 0, "%s: cannot cut: %s", file->path,
+              strerror(errno));
+        log_open_file_(file, "a");
+    }
+}
+
+// After update number `from` the run went back to the checkpoint of step `to`.
+static inline void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
+    log_say_step_(log, from);
+    fprintf(log->screen.file, "back to step %lld: %s\n", (long long)to, reason);
+    log_flush_(&log->screen);
+    log->start_step = to;
+    log->repeated = 0;
+    memset(log->train, 0, sizeof(log->train));
+    memset(log->val, 0, sizeof(log->val));
+    log_cut_(log, &log->json);
+    log_cut_(log, &log->text);
+    log_begin_(log, "rollback", to);
+    fprintf(log->json.file, ",\"from\":%lld", (long long)from);
+    log_string_(log, "reason", reason, strlen(reason));
+    log_end_(log);
+}
+
+// The run stops after update number `step`, before its end; `advice` follows on the screen.
+static inline void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice) {
+    log_end_line_(log);
+    fprintf(log->screen.file, "stopped by %s after step %lld%s\n", reason, (long long)step, advice);
+    log_flush_(&log->screen);
+    log_begin_(log, "stop", step);
     log_string_(log, "reason", reason, strlen(reason));
     log_end_(log);
 }

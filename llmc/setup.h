@@ -8,14 +8,15 @@ setup.h -- from the command line to a run: which data, which tokens, which model
     text, --tokenizer           those of the tokenizer (text_data.h)     the tokenizer's
     .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
 
-The model is a name, a model file, or the sizes on the command line; options that are given override a name
-and must agree with a file. Everything is checked here, before any memory for the model is taken.
+The model is a name, a file of llm.c's, a Hugging Face directory (a checkpoint is one), or the sizes on the
+command line; options that are given override a name and must agree with files. Everything is checked here,
+before any memory for the model is taken.
 
-needs:   adamw.h check.h dataloader.h gpt2.h model_file.h options.h schedule.h stories.h text_data.h
-tokenizer.h
-defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_data, setup_loaders,
-setup_verify_data, setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_prompt,
-setup_close
+needs:   adamw.h check.h dataloader.h gguf.h gpt2.h hf_model.h model_file.h options.h schedule.h stories.h
+text_data.h tokenizer.h
+defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data, setup_loaders,
+setup_verify_data, setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_bpe,
+setup_export, setup_prompt, setup_close
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -23,7 +24,9 @@ setup_close
 #include "adamw.h"
 #include "check.h"
 #include "dataloader.h"
+#include "gguf.h"
 #include "gpt2.h"
+#include "hf_model.h"
 #include "model_file.h"
 #include "options.h"
 #include "schedule.h"
@@ -143,9 +146,13 @@ static inline void setup_tokenizer(RunData* data, const Options* options) {
     }
 }
 
-// The file that --model names, or NULL when it names no file but a size, or nothing. A directory is a
-// checkpoint.
-static inline const char* setup_model_path(const Options* options, char path[PATH_MAX]) {
+static inline int setup_is_directory_(const char* path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+// The file or directory that --model names, or NULL when it names a size, or nothing.
+static inline const char* setup_model_path(const Options* options) {
     struct stat info;
     if (!options->model[0] || gpt2_model_by_name(options->model)) {
         return NULL;
@@ -157,8 +164,25 @@ static inline const char* setup_model_path(const Options* options, char path[PAT
                   options->model);
     }
     CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
-    snprintf(path, PATH_MAX, "%s%s", options->model, S_ISDIR(info.st_mode) ? "/model.bin" : "");
-    return path;
+    return options->model;
+}
+
+// The sizes of the model that setup_model_path found.
+static inline GPT2Config setup_read_config_(const char* path) {
+    return setup_is_directory_(path) ? hf_config_read(path) : model_file_read_config(path);
+}
+
+// Sets the first weights of a model, fp32, laid out by `rows`: those that setup_model_path found, or random
+// ones.
+static inline void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path,
+                                 uint64_t seed) {
+    if (!path) {
+        gpt2_random_weights(rows, memory, cfg, seed);
+    } else if (setup_is_directory_(path)) {
+        hf_model_read(path, cfg, rows, memory);
+    } else {
+        model_file_read(path, rows, memory);
+    }
 }
 
 // Puts the model's size where the option is "auto"; with a model file the two must agree.
@@ -179,7 +203,7 @@ static inline GPT2Config setup_model(Options* options, const RunData* data, cons
     const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
     GPT2Config cfg = {named->max_T, V, 0, named->L, named->NH, named->C};
     if (path) {
-        cfg = model_file_read_config(path);
+        cfg = setup_read_config_(path);
     }
     setup_size_(&options->layers, cfg.L, "layers", path);
     setup_size_(&options->channels, cfg.C, "channels", path);
@@ -406,6 +430,9 @@ static inline void setup_training(Options* options) {
     if (options->save_every && !options->out[0]) {
         die_usage("--save-every %d needs a directory: --out", options->save_every);
     }
+    if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
+        die_usage("--on-divergence rollback needs checkpoints to go back to: --out and --save-every");
+    }
     if (options->lr == OPTION_AUTO) {
         options->lr = setup_lr_(options->channels, options->total_batch);
     }
@@ -456,6 +483,25 @@ static inline double setup_floor(const RunData* data, const Options* options, in
         sum += rows_sum_targets(rows, row, data->val_nats, &targets);
     }
     return sum / (double)targets;
+}
+
+// The tokenizer, if it is one that goes with a Hugging Face model, or NULL.
+static inline const Bpe* setup_bpe(const RunData* data) {
+    return data->kind == DATA_SHARDS && data->has_tokenizer && data->tokenizer.encoder ? &data->tokenizer.bpe
+                                                                                       : NULL;
+}
+
+// Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
+// --export-gguf name.
+static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory,
+                                const Options* options, const RunData* data) {
+    if (options->export_llmc[0]) {
+        model_file_write(options->export_llmc, cfg, rows, memory, (ModelDtype)options->export_dtype);
+    }
+    if (options->export_gguf[0]) {
+        gguf_write(options->export_gguf, cfg, rows, memory, (GgufDtype)options->export_gguf_dtype,
+                   setup_bpe(data));
+    }
 }
 
 // The tokens that samples begin with: end-of-text, then --prompt. `ids` has room for most + 1; returns their

@@ -243,7 +243,7 @@ item_curve() {
     fi
     # shellcheck disable=SC2046
     trial first-weights 120 "$(trainer FP32)" $(model_options "$model") --train-data "$shard" --batch 1 --seq-len $seq_len --steps 0 \
-        --eval-every 0 --sample-every 0 --export "$out/first.bin" || return
+        --eval-every 0 --sample-every 0 --export-llmc "$out/first.bin" || return
     for dtype in BF16 FP32; do
         ours "curve-$dtype" $dtype "$out/first.bin" "$batch" "$total" "$steps" &&
             field loss "$out/curve-$dtype.jsonl" | curve_row "ours $dtype"

@@ -258,6 +258,33 @@ static void test_resume(void) {
 
 // ---- the screen ----
 
+// A run that goes back has the log of one that never went there, and a line that says so; then it may resume.
+static void test_rollback(void) {
+    RunLog log = open_log("back", 0, 12);
+    log_config(&log, print_options, "1");
+    run_part(&log, 0, 7);
+    log_rollback(&log, 7, 4, "because");
+    CurvePoint points[LOG_BINS_];
+    EXPECT(log_recall_(log.train, points) == 4, "the curve forgets, too");
+    run_part(&log, 4, 12);
+    log_close(&log);
+    const char* line = "{\"kind\":\"rollback\",\"step\":4,\"from\":7,\"reason\":\"because\"}\n";
+    char *text = slurp(test_path("back/log.jsonl")), *at = strstr(text, line);
+    EXPECT(at && number_of(at + strlen(line), "step") == 5, "%s", text);
+    EXPECT(count_of(text, "\"kind\":\"train\"") == 12, "%s", text);
+    EXPECT(count_of(slurp(test_path("back/main.log")), "trl:") == 12, "%s",
+           slurp(test_path("back/main.log")));
+    log = open_log("back", 9, 12);
+    log_stop(&log, 9, "SIGTERM", "; go on");
+    log_close(&log);
+    text = slurp(test_path("back/log.jsonl"));
+    EXPECT(strstr(text, line) && count_of(text, "\"kind\":\"train\"") == 9, "resumed: %s", text);
+    EXPECT(strstr(text, "{\"kind\":\"stop\",\"step\":9,\"reason\":\"SIGTERM\"}\n"), "%s", text);
+    log_open(&log, "", 0, 12, 64, NULL); // no files
+    log_rollback(&log, 7, 4, "because");
+    log_close(&log);
+}
+
 static void test_step_line(void) {
     RunLog log = open_log("line", 0, 1000);
     log_train(&log, 12, 4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118);
@@ -484,6 +511,7 @@ int main(void) {
     test_files();
     test_partial();
     test_resume();
+    test_rollback();
     test_step_line();
     test_messages();
     test_rate();

@@ -8,8 +8,7 @@ typedef struct {
     Options options;
     RunData data;
     GPT2Config cfg;
-    char model_path[PATH_MAX];
-    int has_model; // a model file
+    const char* model_path; // NULL: random weights
 } Run;
 
 // Parses a command line; a % in it stands for the temporary directory. The words stay where they are for the
@@ -36,9 +35,8 @@ static Run run_open(const char* line) {
     Run run;
     run.options = parse(line);
     setup_tokenizer(&run.data, &run.options);
-    const char* path = setup_model_path(&run.options, run.model_path);
-    run.has_model = path != NULL;
-    run.cfg = setup_model(&run.options, &run.data, path);
+    run.model_path = setup_model_path(&run.options);
+    run.cfg = setup_model(&run.options, &run.data, run.model_path);
     setup_data(&run.data, &run.options);
     setup_training(&run.options);
     return run;
@@ -82,6 +80,17 @@ static void write_model(const char* name) {
     free(memory);
 }
 
+// A Hugging Face directory with the sizes of write_model.
+static void write_hf_model(const char* name) {
+    const GPT2Config cfg = {.max_T = 32, .V = 400, .Vp = 512, .L = 2, .NH = 2, .C = 8};
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    void* memory = check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
+    EXPECT(mkdir(test_path(name), 0777) == 0, "directory");
+    hf_config_write(test_path(name), cfg, SAFETENSORS_F32, 399);
+    hf_model_write(test_path(name), cfg, rows, memory, SAFETENSORS_F32);
+    free(memory);
+}
+
 // llm.c's, of `count` tokens that are all "x"; the last one is the end of text.
 static void write_tokenizer(const char* name, int count) {
     char bytes[1024 + 2 * 256];
@@ -102,8 +111,7 @@ static void write_files(void) {
     write_shard("val.bin", 200, 100);
     write_shard("large.bin", 1000, 395); // up to 404
     write_model("model.bin");
-    EXPECT(mkdir(test_path("step_00000003"), 0777) == 0, "directory");
-    write_model("step_00000003/model.bin");
+    write_hf_model("step_00000003");
     write_tokenizer("tokenizer.bin", 200);
     const char merges[] = "#version: 0.2\nt h\nth e\n";
     test_write("merges.txt", merges, strlen(merges));
@@ -156,17 +164,31 @@ static void test_model(void) {
     expect_refused(TEXT "--model gpt4", 2, "--model gpt4");
 }
 
+// The files hold zeros; random weights are none.
+static void expect_weights(const char* options, int is_random) {
+    char line[256];
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    snprintf(line, sizeof(line), "%s%s", TEXT, options);
+    Run run = run_open(line);
+    float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, run.cfg), 1, "model");
+    memory[0] = memory[7] = 1;
+    setup_weights(memory, run.cfg, rows, run.model_path, 42);
+    EXPECT((memory[7] != 0) == is_random && memory[0] != 1, "%s: %g", line, (double)memory[7]);
+    free(memory);
+    run_close(&run);
+}
+
 static void test_model_file(void) {
-    const GPT2Config cfg = {32, 400, 416, 2, 2, 8};
+    const GPT2Config cfg = {32, 400, 416, 2, 2, 8}, padded = {32, 400, 512, 2, 2, 8};
     expect_model(TEXT "--model %/model.bin", cfg);
-    expect_model(TEXT "--model %/step_00000003", cfg);
-    expect_model(TEXT "--model %/step_00000003/", cfg);
+    expect_model(TEXT "--model %/step_00000003", padded); // that file does not say how much padding there was
+    expect_model(TEXT "--model %/step_00000003/", padded);
     expect_model(SHARDS "--model %/model.bin --layers 2 --channels 8 --heads 2 --context 32 --vocab-size 400",
                  cfg);
     expect_model("--model %/model.bin --steps 1 --train-data %/train.bin --seq-len 16", cfg);
-    Run run = run_open(TEXT "--model %/step_00000003");
-    EXPECT(run.has_model && strstr(run.model_path, "/step_00000003/model.bin"), "%s", run.model_path);
-    run_close(&run);
+    expect_weights("--model %/step_00000003 --vocab-size 400", 0);
+    expect_weights("--model %/model.bin --vocab-size 400", 0);
+    expect_weights("--layers 2", 1);
 
     expect_refused(TEXT "--model %/model.bin --layers 3", 2, "--layers is 3|model.bin has 2");
     expect_refused(TEXT "--model %/model.bin --channels 16", 2, "--channels is 16|has 8");
@@ -179,7 +201,7 @@ static void test_model_file(void) {
     expect_refused(TEXT "--model %/none", 1, "/none|cannot read the model");
     expect_refused(TEXT "--model none.bin", 1, "none.bin|cannot read the model");
     mkdir(test_path("step_00000004"), 0777);
-    expect_refused(TEXT "--model %/step_00000004", 1, "step_00000004/model.bin|No such file");
+    expect_refused(TEXT "--model %/step_00000004", 1, "step_00000004/config.json|No such file");
     expect_refused(TEXT "--model %/text.txt", 1, "text.txt|magic number");
 }
 
