@@ -70,7 +70,8 @@ typedef struct {
     int is_running, is_done;
     pthread_t thread;
     int64_t saved_step; // the last one that was saved or resumed, -1: none
-    double save_s;      // what the last save took
+    double write_s;     // what the thread took; not to be read while it runs
+    double save_s;      // the longest of those that ended
 } Checkpoints;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ static inline void* checkpoint_write_(void* checkpoints) {
     if (c->keep) {
         checkpoint_thin_(c->out, step, c->keep, c->keep_major);
     }
-    c->save_s = time_now_s() - start_s;
+    c->write_s = time_now_s() - start_s;
     __atomic_store_n(&c->is_done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -603,6 +604,7 @@ static inline int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]) {
     }
     pthread_join(c->thread, NULL);
     c->is_running = 0;
+    c->save_s = c->write_s > c->save_s ? c->write_s : c->save_s;
     checkpoint_path(path, c->out, c->state.run.step, "");
     return 1;
 }

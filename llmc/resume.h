@@ -70,8 +70,8 @@ static inline void resume_inherit_(const Resume* r, Options* options) {
     }
 }
 
-// Finds the checkpoint, checks all of it, and takes options from it; before any other setup. The options
-// point into it: it must stay.
+// Locks --out, where nothing may change before; then finds the checkpoint, checks all of it, and takes
+// options from it: before any other setup. The options point into its state, which must stay.
 static inline void resume_open(Resume* r, Options* options) {
     const char* how = options->resume;
     struct stat info;
