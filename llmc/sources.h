@@ -47,65 +47,67 @@ enum { SOURCES_MAX_ = 64 };
 
 // ---- the list
 
-// Reads "0.7": the weight in millionths; 0 if it is no positive decimal of at most six digits before and
+// Reads "0.7": the weight in millionths; 0 if it is no positive decimal of at most six digits before and six
 // after the point.
 static inline uint64_t sources_read_weight_(const char* text) {
-    uint64_t value = 0;
-    int whole = 0, after = -1; // digits; after: -1 before the point
-    for (; *text; text++) {
-        if (*text == '.' && after < 0) {
-            after = 0;
-        } else if (*text >= '0' && *text <= '9') {
-            value = 10 * value + (uint64_t)(*text - '0');
-            after < 0 ? whole++ : after++;
-        } else {
-            return 0;
-        }
-        if (whole > 6 || after > SOURCES_WEIGHT_DIGITS_) {
-            return 0;
-        }
+    const size_t whole = strspn(text, "0123456789");
+    const char* fraction = text[whole] == '.' ? text + whole + 1 : "";
+    const size_t after = strspn(fraction, "0123456789");
+    if (whole > SOURCES_WEIGHT_DIGITS_ || after > SOURCES_WEIGHT_DIGITS_ || fraction[after] ||
+        (text[whole] && text[whole] != '.')) {
+        return 0;
     }
-    for (int digits = after < 0 ? 0 : after; digits < SOURCES_WEIGHT_DIGITS_; digits++) {
-        value *= 10;
+    uint64_t value = 0;
+    for (size_t i = 0; i < whole; i++) {
+        value = 10 * value + (uint64_t)(text[i] - '0');
+    }
+    for (size_t i = 0; i < SOURCES_WEIGHT_DIGITS_; i++) {
+        value = 10 * value + (i < after ? (uint64_t)(fraction[i] - '0') : 0);
     }
     return value;
 }
 
+// Takes the weight off an item of the list; 0 if it has none. What is no number is part of the name.
+static inline uint64_t sources_take_weight_(char* item) {
+    char* colon = strrchr(item, ':');
+    if (!colon || !colon[1] || colon[1 + strspn(colon + 1, "+-.0123456789eE")]) {
+        return 0;
+    }
+    const uint64_t weight = sources_read_weight_(colon + 1);
+    if (!weight) {
+        die_usage(
+            "data %s: weight \"%s\"; wanted a positive decimal of at most six digits before and six after "
+            "the point",
+            item, colon + 1);
+    }
+    *colon = '\0';
+    return weight;
+}
+
 // Cuts a list into names and weights, both of SOURCES_MAX_; the names point into `list`, which is changed.
-// Returns their number; a list without weights is one name, with weight 1.
-static inline int sources_cut_list_(char* list, const char* names[SOURCES_MAX_],
+// Returns their number; a list without weights (`text`, the same) is one name, with weight 1.
+static inline int sources_cut_list_(char* list, const char* text, const char* names[SOURCES_MAX_],
                                     uint64_t weights[SOURCES_MAX_]) {
-    char *next = NULL, *whole = strdup(list);
+    char* next = NULL;
     int items = 0, count = 0;
-    CHECK(whole, "%s: no memory", list);
     for (char* item = strtok_r(list, ",", &next); item; item = strtok_r(NULL, ",", &next), items++) {
-        char* colon = strrchr(item, ':');
-        const uint64_t weight = colon ? sources_read_weight_(colon + 1) : 0;
-        const int is_number = colon && colon[1] && strspn(colon + 1, "+-.0123456789eE") == strlen(colon + 1);
-        if (is_number && !weight) {
-            die_usage("data %s: weight \"%s\"; wanted a positive decimal with up to six digits before and "
-                      "after the "
-                      "point",
-                      item, colon + 1);
-        }
+        const uint64_t weight = sources_take_weight_(item);
         if (weight && count == SOURCES_MAX_) {
-            die_usage("data \"%s\": more than %d weighted sources", whole, SOURCES_MAX_);
+            die_usage("data \"%s\": more than %d weighted sources", text, SOURCES_MAX_);
         }
         if (weight) {
-            *colon = '\0';
             names[count] = item;
             weights[count++] = weight;
         }
     }
     if (count && count != items) {
-        die_usage("data \"%s\": %d of %d items have a weight; wanted all or none", whole, count, items);
+        die_usage("data \"%s\": %d of %d items have a weight; wanted all or none", text, count, items);
     }
     if (count == 0) {
-        strcpy(list, whole);
+        strcpy(list, text);
         names[0] = list;
         weights[0] = 1;
     }
-    free(whole);
     return count ? count : 1;
 }
 
@@ -119,7 +121,7 @@ typedef struct {
 static inline void sources_read_list_(SourceList_* list, const char* text) {
     list->text = strdup(text);
     CHECK(list->text, "%s: no memory", text);
-    list->count = sources_cut_list_(list->text, list->names, list->weights);
+    list->count = sources_cut_list_(list->text, text, list->names, list->weights);
 }
 
 // Whether the list names tokens or text. Opens nothing.
