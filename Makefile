@@ -10,13 +10,24 @@ OUT    ?= out/quickstart    # directory of `make run`
 NVCC   ?= nvcc              # of CUDA 12 or 13
 ARCH   ?=                   # GPU architecture, sm_90a for example; empty: that of this machine's GPU
 PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights and activations
+USE_CUDNN ?=                # 1: attention by cuDNN 9; wants its headers, those of cudnn-frontend, and NVRTC
+CUDNN_FRONTEND ?= build/cudnn-frontend/include
 
 # Contraction is asked for: a standard mode of the compiler would keep a*b+c from becoming one instruction.
 # No -ffast-math: NaN and infinity must be seen.
 override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
     $(strip $(OPENMP)) -Wall -Wextra -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
-    $(strip $(WERROR)) -D_GNU_SOURCE -MMD -MP
+    $(strip $(WERROR)) -D_GNU_SOURCE -pthread -MMD -MP
 LDLIBS += -lm
+
+# Libraries for compressed data, where they are: GZIP, ZSTD and SNAPPY. Without one, what it would read is refused by name.
+HAVE_ZLIB := $(shell printf '#include <zlib.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+HAVE_ZSTD := $(shell printf '#include <zstd.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+HAVE_SNAPPY := $(shell printf '#include <snappy-c.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+PACKED_FLAGS := $(if $(HAVE_ZLIB),-DHAVE_ZLIB) $(if $(HAVE_ZSTD),-DHAVE_ZSTD) $(if $(HAVE_SNAPPY),-DHAVE_SNAPPY)
+PACKED_LIBS := $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ZSTD),-lzstd) $(if $(HAVE_SNAPPY),-lsnappy)
+override CFLAGS += $(PACKED_FLAGS)
+LDLIBS += -Wl,--as-needed $(PACKED_LIBS)
 
 BUILD  ?= build/plain
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
@@ -26,18 +37,33 @@ TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
 GPU_BUILD = build/cuda/$(GPU_ARCH)-$(strip $(PRECISION))
-NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) -D_GNU_SOURCE -MMD -MP \
-    -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
+NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) -D_GNU_SOURCE $(PACKED_FLAGS) -MMD -MP \
+    -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
     $(if $(strip $(WERROR)),-Werror all-warnings)
+GPU_LIBS = -lcublasLt $(PACKED_LIBS)
+ifeq ($(strip $(USE_CUDNN)),1)
+ifeq ($(wildcard $(CUDNN_FRONTEND)/cudnn_frontend.h),)
+$(error USE_CUDNN: no cudnn_frontend.h in $(CUDNN_FRONTEND): scripts/install_deps.sh --cudnn, or set CUDNN_FRONTEND)
+endif
+ifneq ($(shell echo '\#include <cudnn.h>' | $(NVCC) -E -x cu - >/dev/null 2>&1 || echo missing),)
+$(error USE_CUDNN: nvcc finds no cudnn.h: install cudnn9-cuda-12 or cudnn9-cuda-13 from NVIDIA's package repository)
+endif
+GPU_BUILD := $(GPU_BUILD)-cudnn
+NVCCFLAGS += -DUSE_CUDNN -isystem $(CUDNN_FRONTEND)
+GPU_LIBS += -lcudnn -lnvrtc
+endif
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
 
-.PHONY: help run test tests lint format bench-cpu bench-tokenizer soak clean train_gpt2cu sim sim-tests test-gpu
+.PHONY: help run test tests lint format bench bench-cpu bench-tokenizer soak clean train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2
 	@rm -f $@ && cp $< $@  # a running program cannot be written over
 
 train_gpt2cu: $(GPU_BUILD)/train_gpt2
+	@rm -f $@ && cp $< $@
+
+tokenize: $(BUILD)/tokenize  ## text, .jsonl or .parquet files to shards of tokens; trains vocabularies
 	@rm -f $@ && cp $< $@
 
 sim: build/sim/$(strip $(PRECISION))/train_gpt2cu  ## the GPU trainer on the simulated GPU: build/sim/PRECISION/train_gpt2cu
@@ -58,39 +84,47 @@ tests: $(TESTS)  ## build the test programs of one variant into BUILD
 test-gpu: $(GPU_MODULES:%=$(GPU_BUILD)/%) $(GPU_BUILD)/test_gpt2  ## the tests of the GPU trainer, on a GPU
 	@set -e; for test in $^; do $$test; done
 
+gpu-tests: $(GPU_MODULES:%=$(GPU_BUILD)/%)
+print-gpu-build:
+	@echo $(GPU_BUILD)
+
 lint:       ## every header alone as C and as C++, with gcc and clang; formatting
 	@dev/test/lint.sh
 
 format:     ## clang-format all sources in place
-	clang-format -i *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/test/*.cu dev/test/*.h
+	clang-format -i *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/test/*.cu dev/bench/*.cu dev/test/*.h dev/data/*.h
 
 bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
 
+bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on a GPU, against its peak
+	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
+	$(GPU_BUILD)/bench_gpu --model d48 --batch 16
+
 bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE and GPT2_VOCAB=FILE if given
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
-soak:       ## long tests: the built-in run at full length against its floor
+soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target, forgotten waits
 	@dev/test/soak.sh
 
 clean:      ## remove what was built
-	rm -rf build train_gpt2 train_gpt2cu
+	rm -rf build train_gpt2 train_gpt2cu tokenize
 
 # Every program is one source file and the headers it includes.
-vpath %.c . dev/test dev/bench
+vpath %.c . dev/test dev/bench dev/data
 $(BUILD)/%: %.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
-vpath %.cu . dev/test
+vpath %.cu . dev/test dev/bench
 $(GPU_BUILD)/reference.o: dev/test/reference.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. -c $< -o $@
 $(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o Makefile
-	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o -o $@ -lcublasLt
+	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o -o $@ $(GPU_LIBS)
 $(GPU_BUILD)/%: %.cu Makefile
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -I. $< -o $@ -lcublasLt
+	$(NVCC) $(NVCCFLAGS) -I. $< -o $@ $(GPU_LIBS)
 
 # The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
 # and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.

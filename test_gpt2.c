@@ -1,6 +1,7 @@
 /*
 test_gpt2.c -- the whole model on the CPU: against PyTorch's numbers (dev/ref/fixtures, computed in float64),
-against finite differences, and against itself: recomputation, accumulation and threads.
+against finite differences, and against itself: recomputation, accumulation and threads;
+documents in a row, padding and shorter batches.
 
     make test, or build/plain/test_gpt2 from the top of the repository
 */
@@ -8,6 +9,7 @@ against finite differences, and against itself: recomputation, accumulation and 
 #define GPT2_CHUNK_LOGITS 3000 // the classifier takes a batch in several chunks, forward and backward
 #include "train_gpt2.c"
 
+#include "dev/test/resume_test.h"
 #include "dev/test/test.h"
 
 #define FIXTURES "dev/ref/fixtures/"
@@ -27,7 +29,7 @@ static void read_exactly(FILE* file, void* to, size_t bytes, const char* path) {
     CHECK(fread(to, 1, bytes, file) == bytes, "%s: too short", path);
 }
 
-static State state_open(const char* path, const GPT2* model) {
+static State fixture_open(const char* path, const GPT2* model) {
     State s;
     int32_t header[256];
     FILE* file = fopen(path, "rb");
@@ -54,7 +56,7 @@ static State state_open(const char* path, const GPT2* model) {
     return s;
 }
 
-static void state_close(State* s) {
+static void fixture_close(State* s) {
     free(s->x);
     free(s->y);
     free(s->logits);
@@ -66,13 +68,13 @@ static void open_fixture(GPT2* model, const char* path, int recompute) {
     model_file_read(path, model->parameter_rows, model->params_memory);
 }
 
-static Batch batch_of(const State* s) { return (Batch){s->x, s->y, s->B, s->T}; }
+static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s->T, s->B * s->T}; }
 
 // Forward and backward on the whole batch; the gradients are set, the loss returned.
 static double pass(GPT2* model, const State* s) {
-    gpt2_forward(model, s->x, s->B, s->T, 0);
+    gpt2_forward(model, s->x, NULL, s->B, s->T, 0);
     gpt2_backward(model, batch_of(s), s->B * s->T, GRADIENT_SET);
-    return mean_loss(model, s->B * s->T);
+    return mean_loss(model, batch_of(s));
 }
 
 // |a - b| / |b| in the 2-norm; NaN if either has one.
@@ -89,10 +91,10 @@ static double relative_error(const float* a, const float* b, size_t n) {
 static void test_against_pytorch(void) {
     GPT2 model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const int N = s.B * s.T, V = model.cfg.V;
     EXPECT(gpt2_classifier_chunk(model.cfg, (size_t)N) < (size_t)N / 2, "too few chunks for a test");
-    gpt2_forward(&model, s.x, s.B, s.T, 0);
+    gpt2_forward(&model, s.x, NULL, s.B, s.T, 0);
     for (int n = 0; n < N; n++) {
         gpt2_logits(&model, n, 1);
         EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 2e-6,
@@ -106,7 +108,7 @@ static void test_against_pytorch(void) {
                                             tensor_elements(row));
         EXPECT_NEAR(error, 0, 5e-6, "gradient of %s", row->name);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -120,7 +122,7 @@ static void test_adamw_steps(void) {
     GPT2 model, after;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
     open_fixture(&after, FIXTURES "gpt2_tiny_adamw.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     FILE* file = fopen(FIXTURES "gpt2_tiny_adamw.txt", "r");
     CHECK(file, FIXTURES "gpt2_tiny_adamw.txt: cannot read");
     char line[256];
@@ -157,7 +159,7 @@ static void test_adamw_steps(void) {
             }
         }
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&after);
     gpt2_close(&model);
 }
@@ -168,7 +170,7 @@ static void test_adamw_steps(void) {
 static void test_finite_differences(void) {
     GPT2 model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     pass(&model, &s);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.parameter_rows[i];
@@ -186,7 +188,7 @@ static void test_finite_differences(void) {
             for (size_t j = 0; j < n; j++) {
                 tensor[j] = saved[j] + (float)((side ? -h : h) * grad[j] / sqrt(square));
             }
-            gpt2_forward(&model, s.x, s.B, s.T, 0);
+            gpt2_forward(&model, s.x, NULL, s.B, s.T, 0);
             loss[side] = gpt2_loss(&model, batch_of(&s));
         }
         memcpy(tensor, saved, n * sizeof(float));
@@ -194,7 +196,7 @@ static void test_finite_differences(void) {
                     row->name);
         free(saved);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -202,7 +204,7 @@ static void test_finite_differences(void) {
 static void test_same_bits(void) {
     GPT2 model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const double loss = pass(&model, &s);
     for (int level = 1; level <= 3; level++) {
         GPT2 other;
@@ -222,7 +224,7 @@ static void test_same_bits(void) {
                threads);
         gpt2_close(&other);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -232,15 +234,15 @@ static void test_accumulation(void) {
     GPT2 model, whole;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
     open_fixture(&whole, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const double loss = pass(&whole, &s);
     for (int repeat = 0; repeat < 2; repeat++) {
         double sum = 0;
         for (int b = 0; b < s.B; b++) {
-            const Batch one = {s.x + b * s.T, s.y + b * s.T, 1, s.T};
-            gpt2_forward(&model, one.inputs, 1, s.T, 0);
+            const Batch one = {s.x + b * s.T, s.y + b * s.T, NULL, 1, s.T, s.T};
+            gpt2_forward(&model, one.inputs, NULL, 1, s.T, 0);
             gpt2_backward(&model, one, s.B * s.T, b == 0 ? GRADIENT_SET : GRADIENT_ADD);
-            sum += mean_loss(&model, s.T) / s.B;
+            sum += mean_loss(&model, one);
         }
         EXPECT_NEAR(sum, loss, 1e-6 * loss, "accumulated loss");
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
@@ -250,7 +252,7 @@ static void test_accumulation(void) {
                         0, 2e-6, "accumulated gradient of %s", row->name);
         }
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&whole);
     gpt2_close(&model);
 }
@@ -261,18 +263,115 @@ static void test_generation_cache(void) {
     GPT2 model, whole;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
     open_fixture(&whole, FIXTURES "gpt2_tiny.bin", 0);
-    State s = state_open(FIXTURES "gpt2_tiny_state.bin", &model);
-    gpt2_forward(&whole, s.x, 1, s.T, 0);
-    gpt2_forward(&model, s.x, 1, PROMPT, 0);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    gpt2_forward(&whole, s.x, NULL, 1, s.T, 0);
+    gpt2_forward(&model, s.x, NULL, 1, PROMPT, 0);
     for (int known = PROMPT; known < s.T; known++) {
-        gpt2_forward(&model, s.x, 1, known + 1, known);
+        gpt2_forward(&model, s.x, NULL, 1, known + 1, known);
         gpt2_logits(&model, known, 1);
         gpt2_logits(&whole, known, 1);
         EXPECT_NEAR(relative_error(model.acts.logits, whole.acts.logits, model.cfg.V), 0, 2e-6, "token %d",
                     known);
     }
-    state_close(&s);
+    fixture_close(&s);
     gpt2_close(&whole);
+    gpt2_close(&model);
+}
+
+// The sum of losses of a batch, and all gradients for 1 / loss_tokens of it.
+static double batch_gradients(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
+    gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
+    gpt2_backward(model, batch, loss_tokens, mode);
+    return mean_loss(model, batch) * model->B * model->T;
+}
+
+// Two documents in a row with padding behind them are what they are alone, in a model that does not look at
+// positions. Their lengths are shorter than what the models were opened for.
+static void test_documents(int recompute) {
+    enum { FIRST = 12, SECOND = 15, BOTH = FIRST + SECOND, PADDING = 3 };
+    GPT2 row, alone;
+    open_fixture(&row, FIXTURES "gpt2_tiny.bin", recompute);
+    open_fixture(&alone, FIXTURES "gpt2_tiny.bin", 0);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &row);
+    const int C = row.cfg.C;
+    for (int t = 1; t < row.cfg.max_T; t++) {
+        memcpy(row.params.wpe + (size_t)t * C, row.params.wpe, (size_t)C * sizeof(float));
+    }
+    memcpy(alone.params_memory, row.params_memory, row.parameter_bytes);
+    int starts[BOTH + PADDING], targets[BOTH + PADDING];
+    for (int t = 0; t < BOTH + PADDING; t++) {
+        starts[t] = t < FIRST ? 0 : t < BOTH ? FIRST : t;
+        targets[t] = t < BOTH ? s.y[t] : NO_TARGET;
+    }
+    const Batch packed = {s.x, targets, starts, 1, BOTH + PADDING, BOTH},
+                first = {s.x, s.y, NULL, 1, FIRST, FIRST},
+                second = {s.x + FIRST, s.y + FIRST, NULL, 1, SECOND, SECOND};
+    const double sum = batch_gradients(&row, packed, BOTH, GRADIENT_SET);
+    EXPECT_NEAR(sum, gpt2_loss(&row, packed) * row.B * row.T, 0, "loss without gradients");
+    double want = batch_gradients(&alone, first, BOTH, GRADIENT_SET);
+    EXPECT_NEAR(relative_error(row.acts.losses, alone.acts.losses, FIRST), 0, 2e-6, "first document");
+    want += batch_gradients(&alone, second, BOTH, GRADIENT_ADD);
+    EXPECT_NEAR(relative_error(row.acts.losses + FIRST, alone.acts.losses, SECOND), 0, 2e-6,
+                "second document");
+    EXPECT_NEAR(sum, want, 2e-6 * want, "sum of the losses");
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* r = &row.parameter_rows[i];
+        if (strcmp(r->name, "wpe") != 0) { // the same gradient, but at other positions
+            EXPECT_NEAR(relative_error(row_tensor(r, row.grads_memory), row_tensor(r, alone.grads_memory),
+                                       tensor_elements(r)),
+                        0, 5e-6, "gradient of %s, recompute %d", r->name, recompute);
+        }
+    }
+    fixture_close(&s);
+    gpt2_close(&alone);
+    gpt2_close(&row);
+}
+
+// A batch that is shorter than those the model was opened for, and whose own chunks would be longer.
+static void test_shorter_batch(void) {
+    GPT2 model, exact;
+    const GPT2Config cfg = model_file_read_config(FIXTURES "gpt2_tiny.bin");
+    const int most = GPT2_CHUNK_LOGITS / cfg.Vp + 1;
+    gpt2_open(&model, cfg, 1, most + 1, 0);
+    gpt2_open(&exact, cfg, 1, most, 0);
+    model_file_read(FIXTURES "gpt2_tiny.bin", model.parameter_rows, model.params_memory);
+    memcpy(exact.params_memory, model.params_memory, model.parameter_bytes);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    EXPECT(classifier_chunk(&model) < classifier_chunk(&exact), "%d tokens", classifier_chunk(&model));
+    const Batch batch = {s.x, s.y, NULL, 1, most, most};
+    const double want = batch_gradients(&exact, batch, most, GRADIENT_SET);
+    EXPECT_NEAR(batch_gradients(&model, batch, most, GRADIENT_SET), want, 2e-6 * want, "loss");
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model.parameter_rows[i];
+        EXPECT_NEAR(relative_error(row_tensor(row, model.grads_memory), row_tensor(row, exact.grads_memory),
+                                   tensor_elements(row)),
+                    0, 2e-6, "gradient of %s", row->name);
+    }
+    fixture_close(&s);
+    gpt2_close(&exact);
+    gpt2_close(&model);
+}
+
+// An update from a batch of which some targets do not count is that of the mean over the others.
+static void test_counted_mean(void) {
+    GPT2 model, half;
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    half = model; // the same model
+    const int N = s.B * s.T, kept = 2 * s.T;
+    int* targets = (int*)check_alloc((size_t)N, sizeof(int), "targets");
+    for (int n = 0; n < N; n++) {
+        targets[n] = n < kept ? s.y[n] : NO_TARGET;
+    }
+    const Batch some = {s.x, targets, NULL, s.B, s.T, kept}, two_rows = {s.x, s.y, NULL, 2, s.T, kept};
+    const double factor = targets_factor(N, targets_count(targets, N));
+    const double sum = batch_gradients(&model, some, N, GRADIENT_SET);
+    const double norm = gpt2_gradient_norm(&model) * factor;
+    const double want = batch_gradients(&half, two_rows, kept, GRADIENT_SET);
+    EXPECT_NEAR(sum / N * factor, want / kept, 1e-6 * want / kept, "mean loss");
+    EXPECT_NEAR(norm, gpt2_gradient_norm(&half), 2e-6 * norm, "norm");
+    free(targets);
+    fixture_close(&s);
     gpt2_close(&model);
 }
 
@@ -283,5 +382,11 @@ int main(void) {
     test_finite_differences();
     test_accumulation();
     test_generation_cache();
+    for (int recompute = 0; recompute <= 3; recompute++) {
+        test_documents(recompute);
+    }
+    test_shorter_batch();
+    test_counted_mean();
+    test_resume(trainer, "");
     return test_done("test_gpt2");
 }

@@ -10,6 +10,7 @@ by nvcc and for the CPU device.
 #include "train_gpt2.cu"
 
 #include "dev/test/reference.h"
+#include "dev/test/resume_test.h"
 #include "dev/test/test.h"
 
 enum { B = 2, T = 13, N = B * T, ADAMW_STEPS = 10, BATCHES = 2 };
@@ -32,18 +33,18 @@ static double tolerance(void) {
 }
 
 typedef struct {
-    const char *recompute, *gelu_fusion, *graph, *gradients, *master_weights;
+    const char *recompute, *gelu_fusion, *bias_fusion, *graph, *gradients, *master_weights;
 } Settings;
-static const Settings USUAL = {"0", "2", "off", "model", "on"};
+static const Settings USUAL = {"0", "2", "off", "off", "model", "on"};
 
 static Options options_of(Settings s, int batch) {
     char number[16];
     snprintf(number, sizeof(number), "%d", batch);
-    const char* line[] = {"test",        "--batch",          number,          "--seq-len",
-                          "13",          "--tf32",           "off",           "--autotune",
-                          "off",         "--recompute",      s.recompute,     "--gelu-fusion",
-                          s.gelu_fusion, "--graph",          s.graph,         "--gradients",
-                          s.gradients,   "--master-weights", s.master_weights};
+    const char* line[] = {
+        "test",        "--batch",          number,          "--seq-len",   "13",        "--tf32",
+        "off",         "--autotune",       "off",           "--recompute", s.recompute, "--gelu-fusion",
+        s.gelu_fusion, "--bias-fusion",    s.bias_fusion,   "--graph",     s.graph,     "--gradients",
+        s.gradients,   "--master-weights", s.master_weights};
     Options options;
     options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line);
     return options;
@@ -80,7 +81,11 @@ static GPT2* model_open(Settings settings, int batch, const float* weights) {
     GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
     const Options options = options_of(settings, batch);
     gpt2_open(model, ODD, &options);
-    gpt2_upload(model, weights);
+    float* copy = (float*)check_alloc(model->elements, sizeof(float), "weights");
+    memcpy(copy, weights, model->elements * sizeof(float));
+    gpt2_upload(model, copy);
+    memset(copy, 0xFF, model->elements * sizeof(float)); // NaN: the upload is over when the call returns
+    free(copy);
     return model;
 }
 
@@ -89,13 +94,14 @@ static void model_close(GPT2* model) {
     free(model);
 }
 
-// The gradients of both batches, of `batch` sequences at a time, into grads_memory, times the loss scale;
-// returns the mean loss.
-static double model_gradients(GPT2* model, const int* tokens, const int* targets) {
+// The gradients of both batches, of model->B sequences at a time, into grads_memory, times the loss scale;
+// returns the mean loss. `starts` may be NULL.
+static double document_gradients(GPT2* model, const int* tokens, const int* targets, const int* starts) {
     const int count = model->B * T, micro_steps = BATCHES * N / count;
     const float dloss = model->loss_scale.scale / (BATCHES * N);
     for (int micro = 0; micro < micro_steps; micro++) {
-        batch_queue_push(&model->batches, tokens + micro * count, targets + micro * count, (size_t)count);
+        batch_queue_push(&model->batches, tokens + micro * count, targets + micro * count,
+                         starts ? starts + micro * count : NULL, (size_t)count);
         gpt2_micro_step(model, model->B, T, dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
     }
     gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
@@ -103,14 +109,24 @@ static double model_gradients(GPT2* model, const int* tokens, const int* targets
     return gpt2_read_result(model).loss / micro_steps;
 }
 
-static double reference_both(Reference* reference, const int* tokens, const int* targets) {
+static double model_gradients(GPT2* model, const int* tokens, const int* targets) {
+    return document_gradients(model, tokens, targets, NULL);
+}
+
+static double reference_documents(Reference* reference, const int* tokens, const int* targets,
+                                  const int* starts) {
     double loss = 0;
     for (int i = 0; i < BATCHES; i++) {
-        loss += reference_gradients(reference, tokens + i * N, targets + i * N, BATCHES * N,
-                                    i == 0 ? GRADIENT_SET : GRADIENT_ADD) /
-                BATCHES;
+        loss +=
+            reference_gradients(reference, tokens + i * N, targets + i * N, starts ? starts + i * N : NULL, T,
+                                BATCHES * N, i == 0 ? GRADIENT_SET : GRADIENT_ADD) /
+            BATCHES;
     }
     return loss;
+}
+
+static double reference_both(Reference* reference, const int* tokens, const int* targets) {
+    return reference_documents(reference, tokens, targets, NULL);
 }
 
 // The gradients as fp32 on the host, without the loss scale. Free it.
@@ -268,6 +284,65 @@ static void test_micro_batches(const float* weights) {
     model_close(one);
 }
 
+// Documents of some tokens each, and targets of which some do not count.
+static void document_batch(int tokens[BATCHES * N], int targets[BATCHES * N], int starts[BATCHES * N]) {
+    Rand rng = rand_open(5, 2);
+    batch_tokens(tokens, targets);
+    for (int i = 0; i < BATCHES * N; i++) {
+        starts[i] = i % T == 0 ? 0 : rand_below(&rng, 5) == 0 ? i % T : starts[i - 1];
+        targets[i] = rand_below(&rng, 4) == 0 ? NO_TARGET : targets[i];
+    }
+}
+
+static void expect_like_reference(const char* what, const GPT2* model, Reference* reference) {
+    float* grads = gradients_on_host(model);
+    expect_tensors(what, model, grads, reference_grads(reference), tolerance());
+    EXPECT_NEAR(sqrt(model->result_host->square_sum) / model->loss_scale.scale / reference_norm(reference), 1,
+                tolerance(), "%s: norm", what);
+    free(grads);
+}
+
+// Loss and gradients with documents and padding; in the third pass, the second one of graphs, without
+// documents.
+static void test_documents(Settings settings, int passes, const float* weights) {
+    int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
+    document_batch(tokens, targets, starts);
+    GPT2* model = model_open(settings, B, weights);
+    Reference* reference = reference_open(ODD, B, T, weights);
+    for (int pass = 0; pass < passes; pass++) {
+        const int* documents = pass == 2 ? NULL : starts;
+        EXPECT_NEAR(document_gradients(model, tokens, targets, documents),
+                    reference_documents(reference, tokens, targets, documents), tolerance(), "loss, pass %d",
+                    pass);
+        expect_like_reference("gradient with documents", model, reference);
+    }
+    reference_close(reference);
+    model_close(model);
+}
+
+// A micro-step of shorter sequences between full ones, which are graphs: the first one too.
+static void test_shorter_batch(Settings settings, const float* weights) {
+    const int lengths[] = {12, T, T, 1, T};
+    int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
+    document_batch(tokens, targets, starts);
+    GPT2* model = model_open(settings, B, weights);
+    Reference* reference = reference_open(ODD, B, T, weights);
+    double want = 0;
+    for (int micro = 0; micro < 5; micro++) {
+        const GradientMode mode = micro == 0 ? GRADIENT_SET : GRADIENT_ADD;
+        const size_t count = (size_t)(B * lengths[micro]);
+        batch_queue_push(&model->batches, tokens, targets, NULL, count);
+        gpt2_micro_step(model, B, lengths[micro], model->loss_scale.scale / (5 * N), mode);
+        want += reference_gradients(reference, tokens, targets, NULL, lengths[micro], 5 * N, mode);
+    }
+    gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
+                                &model->norm, &model->gpu);
+    EXPECT_NEAR(gpt2_read_result(model).loss, want, 5 * tolerance(), "loss");
+    expect_like_reference("gradient of shorter batches", model, reference);
+    reference_close(reference);
+    model_close(model);
+}
+
 int main(void) {
     size_t count;
     float* weights = first_weights(&count);
@@ -278,7 +353,14 @@ int main(void) {
     settings.gradients = "fp32";
     test_against_cpu(settings, weights);
     settings.recompute = "3";
+    settings.bias_fusion = "on";
     test_against_cpu(settings, weights);
+    test_documents(settings, 1, weights);
+    settings = USUAL;
+    settings.graph = "on";
+    settings.gradients = "fp32"; // sums of several micro-steps are compared
+    test_documents(settings, 3, weights);
+    test_shorter_batch(settings, weights);
     test_adamw_steps(USUAL, weights, tolerance());
     if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights
         settings = USUAL;
@@ -288,5 +370,9 @@ int main(void) {
     test_same_bits(weights);
     test_micro_batches(weights);
     free(weights);
+    test_resume(trainer, "--autotune off");
+    if (sizeof(floatX) < sizeof(float)) {
+        test_resume(trainer, "--autotune off --master-weights off");
+    }
     return test_done("gpt2 on the GPU, " PRECISION_NAME);
 }

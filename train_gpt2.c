@@ -22,7 +22,9 @@ sampling, the training loop, main. The operations and everything that is not the
 #include "llmc/peak.h"
 #include "llmc/plan.h"
 #include "llmc/sampler.h"
+#include "llmc/resume.h"
 #include "llmc/schedule.h"
+#include "llmc/session.h"
 #include "llmc/setup.h"
 #include "llmc/threads.h"
 
@@ -94,8 +96,8 @@ static float* residual_into(const GPT2* model, int l) {
 }
 
 // Block l up to the MLP's hidden layer, for the tokens first ... T-1 of B sequences (first > 0 only with B =
-// 1: the queries, keys and values of earlier tokens are then still there).
-static void block_hidden(GPT2* model, int l, int B, int T, int first) {
+// 1: the queries, keys and values of earlier tokens are then still there). `starts` is as in attention.h.
+static void block_hidden(GPT2* model, int l, const int* starts, int B, int T, int first) {
     const int C = model->cfg.C, N = B * (T - first);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
@@ -103,7 +105,8 @@ static void block_hidden(GPT2* model, int l, int B, int T, int first) {
     const float* residual = residual_into(model, l) + (size_t)first * C;
     layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
     matmul_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
-    attention_forward_cpu(all.atty, all.att_lse, all.qkv, B, T, first, C, model->cfg.NH, &model->attention);
+    attention_forward_cpu(all.atty, all.att_lse, all.qkv, starts, B, T, first, C, model->cfg.NH,
+                          &model->attention);
     matmul_forward_cpu(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
     residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, a.branch, p.ln2w,
                                    p.ln2b, N, C);
@@ -112,7 +115,7 @@ static void block_hidden(GPT2* model, int l, int B, int T, int first) {
 }
 
 // Sets the last hidden state, lnf, of the tokens first ... T-1.
-static void gpt2_forward(GPT2* model, const int* tokens, int B, int T, int first) {
+static void gpt2_forward(GPT2* model, const int* tokens, const int* starts, int B, int T, int first) {
     const GPT2Config cfg = model->cfg;
     const int C = cfg.C, N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
@@ -122,7 +125,7 @@ static void gpt2_forward(GPT2* model, const int* tokens, int B, int T, int first
     for (int l = 0; l < cfg.L; l++) {
         const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
-        block_hidden(model, l, B, T, first);
+        block_hidden(model, l, starts, B, T, first);
         matmul_forward_cpu(a.branch, layer.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, &model->matmul);
         residual_forward_cpu(layer.residual3, layer.residual2, a.branch, (size_t)N * C);
     }
@@ -139,25 +142,32 @@ static void gpt2_logits(GPT2* model, int first, int count) {
                        count, C, model->cfg.Vp, &model->matmul);
 }
 
-// The mean of the losses of N tokens, summed in order.
-static double mean_loss(const GPT2* model, int N) {
-    double sum = 0;
-    for (int n = 0; n < N; n++) {
-        sum += model->acts.losses[n];
-    }
-    return sum / N;
+// The tokens of a classifier's chunk, of the largest batch: a smaller one need not have smaller chunks of its
+// own.
+static int classifier_chunk(const GPT2* model) {
+    return (int)gpt2_classifier_chunk(model->cfg, (size_t)model->B * (size_t)model->T);
 }
 
-// After gpt2_forward on the same batch: the mean loss, without gradients.
+// The sum of the losses of a batch, in order, over the tokens of a full micro-batch: the mean, if it is one
+// and all of its targets count.
+static double mean_loss(const GPT2* model, Batch batch) {
+    double sum = 0;
+    for (int n = 0; n < batch.B * batch.T; n++) {
+        sum += model->acts.losses[n];
+    }
+    return sum / (model->B * model->T);
+}
+
+// After gpt2_forward on the same batch: mean_loss, without gradients.
 static double gpt2_loss(GPT2* model, Batch batch) {
-    const int N = batch.B * batch.T, chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    const int N = batch.B * batch.T, chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
         classifier_loss_cpu(model->acts.losses + n, model->acts.logits, batch.targets + n, count,
                             model->cfg.V, model->cfg.Vp);
     }
-    return mean_loss(model, N);
+    return mean_loss(model, batch);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -165,12 +175,12 @@ static double gpt2_loss(GPT2* model, Batch batch) {
 
 // What the forward pass did not keep of block l, computed again: the same operations on the same inputs, so
 // the same bits.
-static void block_recompute(GPT2* model, int l, int B, int T) {
+static void block_recompute(GPT2* model, int l, const int* starts, int B, int T) {
     const int C = model->cfg.C, N = B * T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     if (model->recompute == 3) {
-        block_hidden(model, l, B, T, 0);
+        block_hidden(model, l, starts, B, T, 0);
         return;
     }
     if (model->recompute == 2) {
@@ -193,12 +203,12 @@ static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbi
 }
 
 // From the gradient of the stream after block l, in dresidual, to that of the stream before it, in place.
-static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) {
+static void block_backward(GPT2* model, int l, const int* starts, int B, int T, GradientMode mode) {
     const int C = model->cfg.C, N = B * T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Parameters d = gpt2_parameters_at_layer(model->grads, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
-    block_recompute(model, l, B, T);
+    block_recompute(model, l, starts, B, T);
 
     linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C,
                     mode);
@@ -208,7 +218,7 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
                            N, C, mode);
 
     linear_backward(model, a.branch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, mode);
-    attention_backward_cpu(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, B, T, C, model->cfg.NH,
+    attention_backward_cpu(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, starts, B, T, C, model->cfg.NH,
                            &model->attention);
     linear_backward(model, a.branch, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, 3 * C, mode);
     layernorm_backward_cpu(a.dresidual, d.ln1w, d.ln1b, a.branch, residual_into(model, l), p.ln1w, a.ln1_mean,
@@ -219,7 +229,7 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
 static void classifier_backward(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
-    const int N = batch.B * batch.T, chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    const int N = batch.B * batch.T, chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
@@ -243,7 +253,7 @@ static void gpt2_backward(GPT2* model, Batch batch, double loss_tokens, Gradient
                            residual_into(model, cfg.L), model->params.lnfw, a.lnf_mean, a.lnf_rstd, N, C,
                            mode);
     for (int l = cfg.L - 1; l >= 0; l--) {
-        block_backward(model, l, B, T, mode);
+        block_backward(model, l, batch.starts, B, T, mode);
     }
     encoder_backward_cpu(model->grads.wte, model->grads.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C,
                          mode);
@@ -280,20 +290,21 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 
 // Mean loss over the first `batches` micro-batches of the validation data, in order.
 static double evaluate(GPT2* model, Dataloader* val, int64_t batches) {
-    double sum = 0;
+    double sum = 0, counted = 0;
     dataloader_seek(val, 0);
     for (int64_t i = 0; i < batches; i++) {
         const Batch batch = dataloader_next(val);
-        gpt2_forward(model, batch.inputs, batch.B, batch.T, 0);
+        gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
         sum += gpt2_loss(model, batch);
+        counted += batch.counted;
     }
-    return sum / (double)batches;
+    return sum / (double)batches * targets_factor((double)batches * model->B * model->T, counted);
 }
 
 // The logits of the next token, for the generator; level 3 of --recompute keeps no keys and values.
 static const float* next_logits(void* model_, const int* ids, int known, int seen) {
     GPT2* model = (GPT2*)model_;
-    gpt2_forward(model, ids, 1, known, model->recompute == 3 ? 0 : seen);
+    gpt2_forward(model, ids, NULL, 1, known, model->recompute == 3 ? 0 : seen);
     gpt2_logits(model, known - 1, 1);
     return model->acts.logits;
 }
@@ -301,24 +312,31 @@ static const float* next_logits(void* model_, const int* ids, int known, int see
 // ---------------------------------------------------------------------------------------------------------------------
 // The training loop
 
-// One micro-batch after another: sets the gradients of the whole batch, returns its mean loss.
-static double accumulate_gradients(GPT2* model, Dataloader* train, int64_t total_tokens) {
-    const int64_t micro_steps = total_tokens / ((int64_t)train->B * train->T);
-    double loss = 0;
+// What the micro-batches of an update give together.
+typedef struct {
+    double loss;  // mean over the targets that count
+    double norm;  // of its gradient,
+    double scale; // which is what is in memory times this
+    double flops; // of the tokens that were computed
+} BatchGradient;
+
+// One micro-batch after another: sets the gradients of the whole batch.
+static BatchGradient accumulate_gradients(GPT2* model, Dataloader* train, const Options* o) {
+    const int64_t micro_steps = o->total_batch / ((int64_t)train->B * train->T);
+    BatchGradient gradient = {0, 0, 0, 0};
+    double counted = 0;
     for (int64_t micro = 0; micro < micro_steps; micro++) {
         const Batch batch = dataloader_next(train);
-        gpt2_forward(model, batch.inputs, batch.B, batch.T, 0);
-        gpt2_backward(model, batch, (double)total_tokens, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
-        loss += mean_loss(model, batch.B * batch.T) / (double)micro_steps;
+        gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
+        gpt2_backward(model, batch, (double)o->total_batch, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        gradient.loss += mean_loss(model, batch) / (double)micro_steps;
+        gradient.flops += gpt2_flops_per_token(model->cfg, batch.T) * batch.B * batch.T;
+        counted += batch.counted;
     }
-    return loss;
-}
-
-static void save(const GPT2* model, const Options* o, RunLog* log, int64_t step) {
-    char path[PATH_MAX];
-    checkpoint_save(path, o->out, step, o->keep, o->keep_major, model->cfg, model->parameter_rows,
-                    model->params_memory);
-    log_save(log, step, path);
+    gradient.scale = targets_factor((double)o->total_batch, counted);
+    gradient.loss *= gradient.scale;
+    gradient.norm = gpt2_gradient_norm(model) * gradient.scale;
+    return gradient;
 }
 
 typedef struct {
@@ -327,103 +345,193 @@ typedef struct {
     Dataloader *train, *val;
     Generator* generator;
     RunLog* log;
-    UpdateGuard guard;
-    int64_t updates; // that were not skipped
+    Session* session;
+    RunState state;
+    int is_restored; // what was due at this step was done before it was saved
+    double step_s;   // what the last step took
     double peak;     // FLOP/s
 } Run;
 
+// Copies all that the run is, and starts to save the copy.
+static void save(Run* run) {
+    const GPT2* model = run->model;
+    Checkpoints* copy = &run->session->checkpoints;
+    session_wait(run->session, run->log);
+    memcpy(copy->params, model->params_memory, copy->params_bytes);
+    memcpy(copy->m, model->m_memory, copy->state_bytes);
+    memcpy(copy->v, model->v_memory, copy->state_bytes);
+    run->state.sequence = (int64_t)run->train->next;
+    run->state.samples_at = (int64_t)run->generator->rng.at;
+    checkpoint_start(copy, &run->state);
+}
+
+// Puts the run where it was when the checkpoint was made.
+static void restore(Run* run, const char* path, const SavedState* saved) {
+    GPT2* model = run->model;
+    checkpoint_read(saved, path, model->cfg, model->parameter_rows, model->params_memory,
+                    (float*)model->m_memory, (float*)model->v_memory);
+    run_state_restore(&run->state, &saved->run);
+    dataloader_seek(run->train, (uint64_t)saved->run.sequence);
+    rand_seek(&run->generator->rng, (uint64_t)saved->run.samples_at);
+    run->is_restored = 1;
+}
+
+// Back to the last good checkpoint, and on with the data that comes after the bad batches.
+static void go_back(Run* run, const char* reason) {
+    SavedState saved;
+    char path[PATH_MAX];
+    const uint64_t next = run->train->next;
+    const int64_t from = run->state.step;
+    session_go_back(run->session, reason, path, &saved);
+    restore(run, path, &saved);
+    state_close(&saved);
+    dataloader_seek(run->train, next);
+    log_rollback(run->log, from, run->state.step, reason);
+}
+
 // One update, or none if the loss or the norm forbids it.
-static void run_step(Run* run, int64_t step) {
+static void run_step(Run* run) {
     const Options* o = run->options;
+    RunState* state = &run->state;
     const double start_s = time_now_s();
+    char reason[256];
     if (o->overfit) {
         dataloader_seek(run->train, 0);
     }
-    const double loss = accumulate_gradients(run->model, run->train, o->total_batch);
-    const double norm = gpt2_gradient_norm(run->model);
-    const UpdateVerdict verdict = guard_check(&run->guard, loss, norm);
-    const AdamW adamw = setup_adamw(o, step, run->updates + 1, norm);
+    const BatchGradient gradient = accumulate_gradients(run->model, run->train, o);
+    const double loss = gradient.loss, norm = gradient.norm;
+    const UpdateVerdict verdict = guard_check(&state->guard, loss, norm);
+    AdamW adamw = setup_adamw(o, state->step, state->updates + 1, norm);
+    adamw.grad_scale *= (float)gradient.scale;
     if (verdict == UPDATE_DO) {
         gpt2_update(run->model, adamw);
-        run->updates++;
+        state->updates++;
     }
-    const double s = time_now_s() - start_s;
-    const double flops = gpt2_flops_per_token(run->model->cfg, o->seq_len) * (double)o->total_batch;
-    log_train(run->log, step + 1, loss, run->guard.loss_z, norm, run->guard.norm_z, adamw.lr, s * 1e3,
-              flops / s / run->peak);
+    state->step++;
+    state->tokens += o->total_batch;
+    run->step_s = time_now_s() - start_s;
+    log_data_wait(run->log, run->train->wait_s);
+    log_train(run->log, state->step, loss, state->guard.loss_z, norm, state->guard.norm_z, adamw.lr,
+              run->step_s * 1e3, gradient.flops / run->step_s / run->peak);
     if (verdict != UPDATE_DO) {
-        log_skip(run->log, step + 1, guard_reason(verdict));
+        log_skip(run->log, state->step, guard_reason(verdict));
     }
-    guard_enforce(&run->guard, step + 1, o->max_skips);
+    if (session_diverged(run->session, run->log, state, reason)) {
+        go_back(run, reason);
+    }
 }
 
-// The run. Returns the last validation loss, NAN if there was none.
-static double train(Run* run) {
+// What is due between two updates, besides saving.
+static void evaluate_and_sample(Run* run) {
     const Options* o = run->options;
-    double val_loss = NAN;
-    for (int64_t step = 0;; step++) {
-        if (schedule_due(o->eval_every, step, o->steps)) {
-            val_loss = evaluate(run->model, run->val, setup_eval_batches(o, run->val));
-            log_val(run->log, step, val_loss);
+    const int64_t step = run->state.step;
+    if (schedule_due(o->eval_every, step, o->steps)) {
+        run->state.val_loss = evaluate(run->model, run->val, setup_eval_batches(o, run->val));
+        log_val(run->log, step, run->state.val_loss);
+    }
+    if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
+        generator_log(run->generator, run->log, step);
+    }
+}
+
+// The run, to its end or until it has to stop; returns whether it is at its end.
+static int train(Run* run) {
+    for (;;) {
+        if (!run->is_restored) {
+            evaluate_and_sample(run);
         }
-        if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
-            generator_log(run->generator, run->log, step);
+        run->is_restored = 0;
+        const int next = session_next(run->session, &run->state, run->step_s);
+        session_report(run->session, run->log);
+        if (next & SESSION_SAVE) {
+            save(run);
         }
-        if (step > 0 && schedule_due(o->save_every, step, o->steps)) {
-            save(run->model, o, run->log, step);
+        if (next & SESSION_STOP || run->state.step >= run->options->steps) {
+            session_wait(run->session, run->log);
+            return !(next & SESSION_STOP);
         }
-        if (step == o->steps) { // the last lap only evaluates, samples and saves
-            return val_loss;
-        }
-        run_step(run, step);
+        run_step(run);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // main
 
-// What the model takes, by kind of tensor.
-static void memory_plan(PlanMemory plan[6], size_t parameter_bytes, size_t activation_bytes) {
-    const PlanMemory kinds[6] = {{"parameters", parameter_bytes},   {"gradients", parameter_bytes},
-                                 {"AdamW m", parameter_bytes},      {"v", parameter_bytes},
-                                 {"activations", activation_bytes}, {NULL, 0}};
+// What the run takes, by kind; the list ends with a name of NULL.
+static void memory_plan(PlanMemory plan[7], GPT2Config cfg, const Options* o) {
+    TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    const size_t params = gpt2_parameter_rows(rows, cfg);
+    const PlanMemory kinds[7] = {
+        {"parameters", params},
+        {"gradients", params},
+        {"AdamW m", params},
+        {"v", params},
+        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute)},
+        {"copy to save", o->out[0] ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0},
+        {NULL, 0}};
     memcpy(plan, kinds, sizeof(kinds));
 }
 
 // --plan: what the run would take, without taking it.
 static void print_plan(GPT2Config cfg, const Options* options, double peak) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    PlanMemory memory[6];
+    PlanMemory memory[7];
     char device[128];
-    memory_plan(memory, gpt2_parameter_rows(parameters, cfg),
-                gpt2_activation_rows(activations, cfg, options->batch, options->seq_len, options->recompute));
+    gpt2_parameter_rows(parameters, cfg);
+    gpt2_activation_rows(activations, cfg, options->batch, options->seq_len, options->recompute);
+    memory_plan(memory, cfg, options);
     snprintf(device, sizeof(device), "this machine (%d threads, %s)", threads_max(), VEC_ISA);
     plan_print(stdout, cfg, options, parameters, activations, memory, peak, device);
+}
+
+// What the run is about: memory, data, and what can be reached.
+static void print_facts(GPT2Config cfg, const Options* options, const RunData* data, double peak,
+                        double floor) {
+    PlanMemory memory[7];
+    memory_plan(memory, cfg, options);
+    plan_print_memory(stdout, cfg, memory);
+    printf("data: %zu training tokens, %zu for validation; %d threads, %s, peak %.0f GFLOP/s\n",
+           data->train.tokens, data->val.tokens, threads_max(), VEC_ISA, peak * 1e-9);
+    if (isfinite(floor)) {
+        printf(
+            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
+            floor);
+    }
 }
 
 static void print_options_json(FILE* file, const void* options) {
     options_print_json(file, (const Options*)options);
 }
 
-#ifndef TRAIN_GPT2_NO_MAIN
-int main(int argc, char** argv) {
+#define TRAINER_NAME "CPU FP32"
+
+// The program. Returns its exit status.
+static int trainer(int argc, char** argv) {
+    const double start_s = time_now_s();
     Options options;
     RunData data;
-    char path_memory[PATH_MAX];
-    threads_wait_briefly(argv);
+    Resume resume;
     vec_flush_denormals(); // before the first parallel region: its threads inherit it
     options_parse(&options, argc, argv);
     if (options.threads) {
         threads_set(options.threads);
     }
+    resume_open(&resume, &options);
     setup_tokenizer(&data, &options);
-    const char* model_path = setup_model_path(&options, path_memory);
-    const GPT2Config cfg = setup_model(&options, &data, model_path);
+    const char* model_path = resume.is_active ? resume.path : setup_model_path(&options);
+    const GPT2Config cfg = resume_config(&resume, setup_model(&options, &data, model_path));
+    if (options.verify_data) {
+        const int status = setup_verify_data(&options);
+        setup_close(&data);
+        resume_close(&resume);
+        return status;
+    }
     setup_data(&data, &options);
     setup_training(&options);
     if (options.print_config) {
         options_print_config(stdout, &options);
         setup_close(&data);
+        resume_close(&resume);
         return EXIT_SUCCESS;
     }
     options_print_banner(stdout, &options, argv[0]);
@@ -431,36 +539,28 @@ int main(int argc, char** argv) {
     if (options.plan) {
         print_plan(cfg, &options, peak);
         setup_close(&data);
+        resume_close(&resume);
         return EXIT_SUCCESS;
     }
+    resume_check(&resume, &options, stdout, TRAINER_NAME, data.train.tokens);
 
     RunLog log;
     GPT2 model;
-    PlanMemory memory[6];
     Dataloader train_loader, val_loader;
     Generator generator;
-    log_open(&log, options.out, 0, options.steps, options.total_batch, stdout);
-    log_config(&log, print_options_json, &options);
-    dataloader_open(&train_loader, &data.train, options.batch, options.seq_len, (Shuffle)options.shuffle,
-                    options.seed);
-    dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
+    Session session;
+    log_open(&log, options.out, resume.saved.run.step, options.steps, options.total_batch, stdout);
+    setup_loaders(&train_loader, &val_loader, &data, &options);
     gpt2_open(&model, cfg, options.batch, options.seq_len, options.recompute);
     generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
-    if (model_path) {
-        model_file_read(model_path, model.parameter_rows, model.params_memory);
-    } else {
-        gpt2_random_weights(model.parameter_rows, model.params_memory, model.cfg, options.seed);
-    }
+    void* copy =
+        options.out[0] ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save") : NULL;
+    const CheckpointRun checkpoint_run = {
+        TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&data), data.train.tokens};
+    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, &log);
+    log_config(&log, print_options_json, &options);
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
-    memory_plan(memory, model.parameter_bytes, model.activation_bytes);
-    plan_print_memory(stdout, cfg, memory);
-    printf("data: %zu training tokens, %zu for validation; %d threads, %s, peak %.0f GFLOP/s\n",
-           data.train.count, data.val.count, threads_max(), VEC_ISA, peak * 1e-9);
-    if (isfinite(floor)) {
-        printf(
-            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
-            floor);
-    }
+    print_facts(cfg, &options, &data, peak, floor);
 
     Run run = {
         .model = &model,
@@ -469,22 +569,38 @@ int main(int argc, char** argv) {
         .val = &val_loader,
         .generator = &generator,
         .log = &log,
-        .guard = guard_open(options.skip_loss_z, options.skip_grad_z),
+        .session = &session,
+        .state = run_state_open(guard_open(options.skip_loss_z, options.skip_grad_z), loss_scale_off()),
         .peak = peak,
     };
-    const double val_loss = train(&run);
-    if (options.export_file[0]) {
-        model_file_write(options.export_file, cfg, model.parameter_rows, model.params_memory,
-                         (ModelDtype)options.export_dtype);
+    if (resume.is_active) {
+        restore(&run, resume.path, &resume.saved);
+    } else {
+        setup_weights(model.params_memory, cfg, model.parameter_rows, model_path, options.seed);
     }
-    log_summary(&log, options.steps, val_loss, floor, log_peak_mb());
+    const int is_done = train(&run);
+    if (is_done) {
+        setup_export(cfg, model.parameter_rows, model.params_memory, &options, &data);
+        log_summary(&log, options.steps, run.state.val_loss, floor, log_peak_mb());
+    } else {
+        session_stopped(&session, &log, &run.state);
+    }
 
+    session_close(&session);
+    free(copy);
     generator_close(&generator);
     gpt2_close(&model);
     dataloader_close(&val_loader);
     dataloader_close(&train_loader);
     log_close(&log);
     setup_close(&data);
-    return EXIT_SUCCESS;
+    resume_close(&resume);
+    return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
+}
+
+#ifndef TRAIN_GPT2_NO_MAIN
+int main(int argc, char** argv) {
+    threads_wait_briefly(argv);
+    return trainer(argc, argv);
 }
 #endif

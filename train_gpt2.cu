@@ -9,20 +9,7 @@ Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, 
 optimizer's state are fp32.
 */
 #define OPTIONS_TRAINER GPU_
-#ifndef GPT2_CHUNK_LOGITS
-#define GPT2_CHUNK_LOGITS ((size_t)1 << 30) // 2 GiB of 16-bit logits
-#endif
-#include "llmc/gpu.cuh"
-#if defined(PRECISION_FP32)
-#define floatX float
-#define PRECISION_NAME "FP32"
-#elif defined(PRECISION_FP16)
-#define floatX fp16
-#define PRECISION_NAME "FP16"
-#else
-#define floatX bf16
-#define PRECISION_NAME "BF16"
-#endif
+#include "llmc/precision.cuh"
 
 #include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
@@ -45,7 +32,9 @@ optimizer's state are fp32.
 #include "llmc/outlier.h"
 #include "llmc/peak.h"
 #include "llmc/plan.h"
+#include "llmc/resume.h"
 #include "llmc/schedule.h"
+#include "llmc/session.h"
 #include "llmc/setup.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -61,7 +50,8 @@ typedef struct {
 // algorithms.
 typedef struct {
     int times;
-    float dloss; // the scale of the losses' gradient, for which it was made
+    float dloss;       // the scale of the losses' gradient, for which it was made
+    const int* starts; // and whether it stays inside of documents
     cudaGraphExec_t graph;
 } MicroStepGraph;
 
@@ -69,6 +59,7 @@ typedef struct {
     GPT2Config cfg;
     int B, T;         // micro-batches up to B sequences of up to T tokens
     int recompute;    // level, 0 to 3: which activations the backward pass computes again
+    int autotune;     // time algorithms of products
     int use_graph;    // replay micro-steps
     DType grad_dtype; // of the parameters' gradients
     uint64_t seed;    // of stochastic rounding
@@ -132,6 +123,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = o->recompute;
+    model->autotune = o->autotune;
     model->use_graph = o->graph;
     model->seed = o->seed;
     model->grad_dtype = o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
@@ -156,10 +148,10 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     // rounded ones. So levels 1 and 2, which compute GELU again alone, keep it out of the products.
     const int gelu_again = model->recompute == 1 || model->recompute == 2;
     const MatmulSettings settings = {o->tf32, gelu_again ? GELU_SEPARATE : (GeluFusion)o->gelu_fusion,
-                                     o->autotune};
+                                     o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
-    attention_gpu_open(&model->attention, model->B, model->T, cfg.NH);
+    attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
     gradient_norm_open(&model->norm, model->segments);
@@ -171,7 +163,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
 }
 
 static void gpt2_close(GPT2* model) {
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // redundant: cudaFree waits, unpromised
     for (int mode = 0; mode < 2; mode++) {
         if (model->graphs[mode].graph) {
             CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
@@ -238,16 +230,42 @@ static float* gpt2_download(const GPT2* model) {
     return values;
 }
 
+// The type of the weights that a checkpoint holds: master weights where there are some.
+static SafeTensorsDtype checkpoint_dtype(const Options* o) {
+    const int is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || o->master_weights;
+    return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
+}
+
+// Copies weights and optimizer state to the host, which need not wait for anything else.
+static void gpt2_copy_out(const GPT2* model, Checkpoints* copy) {
+    const void* params = model->master ? (const void*)model->master : model->params_memory;
+    const cudaStream_t stream = model->gpu.stream;
+    CUDA_CHECK(cudaMemcpyAsync(copy->params, params, copy->params_bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(copy->m, model->m, copy->state_bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(copy->v, model->v, copy->state_bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+// Sets weights and optimizer state from a checkpoint.
+static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
+    const size_t n = model->elements, bytes = n * sizeof(float);
+    float* values = (float*)check_alloc(3 * n, sizeof(float), "copy of the checkpoint");
+    checkpoint_read(saved, path, model->cfg, rows, values, values + n, values + 2 * n);
+    gpt2_upload(model, values); // first: it borrows m
+    CUDA_CHECK(cudaMemcpyAsync(model->m, values + n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
+    CUDA_CHECK(cudaMemcpyAsync(model->v, values + 2 * n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    free(values);
+}
+
 // First weights: from the file, or random.
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
-    if (path) {
-        model_file_read(path, rows, values);
-    } else {
-        gpt2_random_weights(rows, values, model->cfg, seed);
-    }
+    setup_weights(values, model->cfg, rows, path, seed);
     gpt2_upload(model, values);
     free(values);
 }
@@ -272,7 +290,8 @@ static void block_hidden(GPT2* model, int l, int B, int T, int first) {
     const floatX* residual = residual_into(model, l) + (size_t)first * C;
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
     matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
-    attention_forward(all.atty, all.att_lse, all.qkv, B, T, first, C, model->cfg.NH, gpu);
+    attention_forward(all.atty, all.att_lse, all.qkv, model->batches.starts, B, T, first, C, model->cfg.NH,
+                      &model->attention, gpu);
     matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
     layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
     matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, &model->matmul);
@@ -283,6 +302,8 @@ static void gpt2_forward(GPT2* model, int B, int T, int first) {
     const GPT2Config cfg = model->cfg;
     const int C = cfg.C, N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
+    // Only the products of full micro-batches are worth timing.
+    model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T && first == 0;
     const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
     encoder_forward(a.encoded, model->batches.tokens + first, model->params.wte, model->params.wpe, B,
                     T - first, first, C, &model->gpu);
@@ -306,16 +327,28 @@ static void gpt2_logits(GPT2* model, int first, int count) {
                    (const floatX*)NULL, count, C, model->cfg.Vp, &model->matmul);
 }
 
-// After gpt2_forward on the same batch: sets the mean loss on the GPU, or adds it, without gradients.
+// The tokens of a classifier's chunk, of the largest batch: a smaller one need not have smaller chunks of its
+// own.
+static int classifier_chunk(const GPT2* model) {
+    return (int)gpt2_classifier_chunk(model->cfg, (size_t)model->B * (size_t)model->T);
+}
+
+// Sets, or adds, on the GPU, the sum of the losses of N tokens over the tokens of a full micro-batch: the
+// mean, if they are one and all of its targets count.
+static void batch_loss(GPT2* model, int N, GradientMode mode) {
+    mean_loss(&model->result->loss, model->acts.losses, N, model->B * model->T, mode, &model->gpu);
+}
+
+// After gpt2_forward on the same batch: batch_loss, without gradients.
 static void gpt2_loss(GPT2* model, int B, int T, GradientMode mode) {
-    const int N = B * T, chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    const int N = B * T, chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
         classifier_loss(model->acts.losses + n, model->acts.logits, model->batches.targets + n, count,
                         model->cfg.V, model->cfg.Vp, &model->gpu);
     }
-    mean_loss(&model->result->loss, model->acts.losses, N, mode, &model->gpu);
+    batch_loss(model, N, mode);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -344,10 +377,9 @@ static void block_recompute(GPT2* model, int l, int B, int T) {
 // The gradients of a linear layer's weight and bias (NULL: none), set or added to.
 static void parameter_backward(GPT2* model, const floatX* weight, const floatX* bias, const floatX* dout,
                                const floatX* inp, int N, int C, int OC, GradientMode mode) {
-    matmul_backward_weight(grad_of(model, weight), dout, inp, N, C, OC, mode, &model->matmul);
-    if (bias) {
-        matmul_backward_bias(grad_of(model, bias), dout, N, OC, mode, &model->matmul);
-    }
+    const Gradient none = {NULL, DTYPE_OF(floatX)};
+    matmul_backward_parameters(grad_of(model, weight), bias ? grad_of(model, bias) : none, dout, inp, N, C,
+                               OC, mode, &model->matmul);
 }
 
 // From the gradient of the stream after block l, in dresidual, to that of the stream before it, in place.
@@ -367,8 +399,8 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
 
     parameter_backward(model, p.attprojw, p.attprojb, a.dresidual, a.atty, N, C, C, mode);
     matmul_backward_input(a.branch, a.dresidual, p.attprojw, N, C, C, &model->matmul);
-    attention_backward(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, B, T, C, model->cfg.NH, &model->attention,
-                       gpu);
+    attention_backward(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, model->batches.starts, B, T, C,
+                       model->cfg.NH, &model->attention, gpu);
     parameter_backward(model, p.qkvw, p.qkvb, a.dqkv, a.ln1, N, C, 3 * C, mode);
     matmul_backward_input(a.branch, a.dqkv, p.qkvw, N, C, 3 * C, &model->matmul);
     layernorm_backward(a.dresidual, grad_of(model, p.ln1w), grad_of(model, p.ln1b), a.branch,
@@ -380,7 +412,7 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
 static void classifier_gradients(GPT2* model, int N, float dloss, GradientMode mode) {
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
-    const int chunk = (int)gpt2_classifier_chunk(model->cfg, (size_t)N);
+    const int chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
@@ -418,7 +450,7 @@ static void gpt2_backward(GPT2* model, int B, int T, float dloss, GradientMode m
 static void micro_step_work(GPT2* model, int B, int T, float dloss, GradientMode mode) {
     gpt2_forward(model, B, T, 0);
     gpt2_backward(model, B, T, dloss, mode);
-    mean_loss(&model->result->loss, model->acts.losses, B * T, mode, &model->gpu);
+    batch_loss(model, B * T, mode);
 }
 
 // Captures the work as a graph instead of doing it.
@@ -433,21 +465,22 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, int B, int T, float dloss
     return executable;
 }
 
-// Forward and backward on the batch in the queue, full micro-batches: sets the gradients and the loss, or
-// adds to them.
+// Forward and backward on the batch in the queue: sets the gradients and the loss, or adds to them.
 static void gpt2_micro_step(GPT2* model, int B, int T, float dloss, GradientMode mode) {
     MicroStepGraph* step = &model->graphs[mode];
-    if (!model->use_graph || step->times++ == 0 || B != model->B || T != model->T) {
+    const int is_full = B == model->B && T == model->T; // only those come again and again, and have a graph
+    if (!model->use_graph || !is_full || step->times++ == 0) {
         micro_step_work(model, B, T, dloss, mode);
         return;
     }
-    if (step->graph && step->dloss != dloss) {
+    if (step->graph && (step->dloss != dloss || step->starts != model->batches.starts)) {
         CUDA_CHECK(cudaGraphExecDestroy(step->graph));
         step->graph = NULL;
     }
     if (!step->graph) {
         step->graph = micro_step_capture(model, B, T, dloss, mode);
         step->dloss = dloss;
+        step->starts = model->batches.starts;
     }
     CUDA_CHECK(cudaGraphLaunch(step->graph, model->gpu.stream));
 }
@@ -476,27 +509,34 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation
 
+// The next batch, on its way to the GPU.
+static Batch push_batch(GPT2* model, Dataloader* loader) {
+    const Batch batch = dataloader_next(loader);
+    batch_queue_push(&model->batches, batch.inputs, batch.targets, batch.starts, (size_t)batch.B * batch.T);
+    return batch;
+}
+
 // Mean loss over the first `batches` micro-batches of the validation data, in order.
 static double evaluate(GPT2* model, Dataloader* val, int64_t batches) {
+    double counted = 0;
     dataloader_seek(val, 0);
     for (int64_t i = 0; i < batches; i++) {
-        const Batch batch = dataloader_next(val);
-        batch_queue_push(&model->batches, batch.inputs, batch.targets, (size_t)batch.B * batch.T);
+        const Batch batch = push_batch(model, val);
+        counted += batch.counted;
         gpt2_forward(model, batch.B, batch.T, 0);
         gpt2_loss(model, batch.B, batch.T, i == 0 ? GRADIENT_SET : GRADIENT_ADD);
     }
-    return gpt2_read_result(model).loss / (double)batches;
+    return gpt2_read_result(model).loss / (double)batches *
+           targets_factor((double)batches * model->B * model->T, counted);
 }
 
 // The logits of the next token, for the generator; level 3 of --recompute keeps no keys and values.
 static const float* next_logits(void* model_, const int* ids, int known, int seen) {
     GPT2* model = (GPT2*)model_;
-    const int autotune = model->matmul.settings.autotune, Vp = model->cfg.Vp;
-    model->matmul.settings.autotune = 0; // not worth it for shapes that come up here
-    batch_queue_push(&model->batches, ids, NULL, (size_t)known);
+    const int Vp = model->cfg.Vp;
+    batch_queue_push(&model->batches, ids, NULL, NULL, (size_t)known);
     gpt2_forward(model, 1, known, model->recompute == 3 ? 0 : seen);
     gpt2_logits(model, known - 1, 1);
-    model->matmul.settings.autotune = autotune;
     CUDA_CHECK(cudaMemcpyAsync(model->logits_pinned, model->acts.logits, (size_t)Vp * sizeof(floatX),
                                cudaMemcpyDeviceToHost, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
@@ -515,38 +555,77 @@ typedef struct {
     Dataloader *train, *val;
     Generator* generator;
     RunLog* log;
-    UpdateGuard guard;
-    int64_t updates; // that were not skipped
+    Session* session;
+    RunState state;
+    int is_restored; // what was due at this step was done before it was saved
+    double step_s;   // what the last step took
     double peak;     // FLOP/s
     Nvml nvml;
     int has_nvml;
 } Run;
 
+// What the micro-batches of an update give together.
+typedef struct {
+    double loss;  // mean over the targets that count
+    double norm;  // of its gradient,
+    double scale; // which is what is in memory times this
+    double flops; // of the tokens that were computed
+} BatchGradient;
+
 // One micro-batch after another: sets the gradients of the whole batch, times the loss scale, and their
-// square sum. Returns the mean loss; sets the norm.
-static double accumulate_gradients(GPT2* model, Dataloader* train, int64_t total_tokens, double* norm) {
-    const int64_t micro_steps = total_tokens / ((int64_t)train->B * train->T);
-    const float dloss = (float)(model->loss_scale.scale / (double)total_tokens);
+// square sum.
+static BatchGradient accumulate_gradients(GPT2* model, Dataloader* train, const Options* o) {
+    const int64_t micro_steps = o->total_batch / ((int64_t)train->B * train->T);
+    const float dloss = (float)(model->loss_scale.scale / (double)o->total_batch);
+    double counted = 0, flops = 0;
     for (int64_t micro = 0; micro < micro_steps; micro++) {
-        const Batch batch = dataloader_next(train);
-        batch_queue_push(&model->batches, batch.inputs, batch.targets, (size_t)batch.B * batch.T);
+        const Batch batch = push_batch(model, train);
         gpt2_micro_step(model, batch.B, batch.T, dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        flops += gpt2_flops_per_token(model->cfg, batch.T) * batch.B * batch.T;
+        counted += batch.counted;
     }
     gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
                                 &model->norm, &model->gpu);
     const StepResult result = gpt2_read_result(model);
-    *norm = sqrt(result.square_sum) / model->loss_scale.scale;
-    return result.loss / (double)micro_steps;
+    const double factor = targets_factor((double)o->total_batch, counted),
+                 scale = factor / model->loss_scale.scale;
+    const BatchGradient gradient = {result.loss / (double)micro_steps * factor,
+                                    sqrt(result.square_sum) * scale, scale, flops};
+    return gradient;
 }
 
-static void save(const GPT2* model, const Options* o, RunLog* log, int64_t step) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+// Copies all that the run is, and starts to save the copy.
+static void save(Run* run) {
+    Checkpoints* copy = &run->session->checkpoints;
+    session_wait(run->session, run->log);
+    gpt2_copy_out(run->model, copy);
+    run->state.sequence = (int64_t)run->train->next;
+    run->state.samples_at = (int64_t)run->generator->rng.at;
+    run->state.loss_scale = run->model->loss_scale;
+    checkpoint_start(copy, &run->state);
+}
+
+// Puts the run where it was when the checkpoint was made.
+static void restore(Run* run, const char* path, const SavedState* saved) {
+    gpt2_read_checkpoint(run->model, path, saved);
+    run_state_restore(&run->state, &saved->run);
+    run->model->loss_scale = run->state.loss_scale;
+    dataloader_seek(run->train, (uint64_t)saved->run.sequence);
+    rand_seek(&run->generator->rng, (uint64_t)saved->run.samples_at);
+    run->is_restored = 1;
+}
+
+// Back to the last good checkpoint, and on with the data that comes after the bad batches.
+static void go_back(Run* run, const char* reason) {
+    SavedState saved;
     char path[PATH_MAX];
-    gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
-    float* values = gpt2_download(model);
-    checkpoint_save(path, o->out, step, o->keep, o->keep_major, model->cfg, rows, values);
-    free(values);
-    log_save(log, step, path);
+    const uint64_t next = run->train->next;
+    const int64_t from = run->state.step;
+    session_go_back(run->session, reason, path, &saved);
+    restore(run, path, &saved);
+    state_close(&saved);
+    dataloader_seek(run->train, next);
+    log_rollback(run->log, from, run->state.step, reason);
 }
 
 // Halves the loss scale if the gradient overflowed, which is no fault of the run as long as it can; returns
@@ -565,31 +644,36 @@ static int overflowed(Run* run, int64_t step, double loss, double norm) {
 }
 
 // One update, or none if the loss or the norm forbids it.
-static void run_step(Run* run, int64_t step) {
+static void run_step(Run* run) {
     const Options* o = run->options;
+    RunState* state = &run->state;
     const double start_s = time_now_s();
+    char reason[256];
     if (o->overfit) {
         dataloader_seek(run->train, 0);
     }
-    double norm;
-    const float loss_scale = run->model->loss_scale.scale;
-    const double loss = accumulate_gradients(run->model, run->train, o->total_batch, &norm);
-    AdamW adamw = setup_adamw(o, step, run->updates + 1, norm);
-    adamw.grad_scale /= loss_scale;
-    const int overflow = overflowed(run, step + 1, loss, norm); // which is no matter for the guard
-    const UpdateVerdict verdict = overflow ? UPDATE_DO : guard_check(&run->guard, loss, norm);
+    const BatchGradient gradient = accumulate_gradients(run->model, run->train, o);
+    const double loss = gradient.loss, norm = gradient.norm;
+    AdamW adamw = setup_adamw(o, state->step, state->updates + 1, norm);
+    adamw.grad_scale *= (float)gradient.scale;
+    const int overflow = overflowed(run, state->step + 1, loss, norm); // which is no matter for the guard
+    const UpdateVerdict verdict = overflow ? UPDATE_DO : guard_check(&state->guard, loss, norm);
     if (verdict == UPDATE_DO && !overflow) {
         gpt2_update(run->model, adamw);
-        run->updates++;
+        state->updates++;
     }
-    const double s = time_now_s() - start_s;
-    const double flops = gpt2_flops_per_token(run->model->cfg, o->seq_len) * (double)o->total_batch;
-    log_train(run->log, step + 1, loss, run->guard.loss_z, norm, run->guard.norm_z, adamw.lr, s * 1e3,
-              flops / s / run->peak);
+    state->step++;
+    state->tokens += o->total_batch;
+    run->step_s = time_now_s() - start_s;
+    log_data_wait(run->log, run->train->wait_s);
+    log_train(run->log, state->step, loss, state->guard.loss_z, norm, state->guard.norm_z, adamw.lr,
+              run->step_s * 1e3, gradient.flops / run->step_s / run->peak);
     if (verdict != UPDATE_DO) {
-        log_skip(run->log, step + 1, guard_reason(verdict));
+        log_skip(run->log, state->step, guard_reason(verdict));
     }
-    guard_enforce(&run->guard, step + 1, o->max_skips);
+    if (session_diverged(run->session, run->log, state, reason)) {
+        go_back(run, reason);
+    }
 }
 
 // --gpu-report: opens the management library for the GPU of the run, or says why there will be no report.
@@ -613,26 +697,37 @@ static void report_gpu(const Run* run, int64_t step) {
     }
 }
 
-// The run. Returns the last validation loss, NAN if there was none.
-static double train(Run* run) {
+// What is due between two updates, besides saving.
+static void evaluate_and_sample(Run* run) {
     const Options* o = run->options;
-    double val_loss = NAN;
-    for (int64_t step = 0;; step++) {
-        if (schedule_due(o->eval_every, step, o->steps)) {
-            val_loss = evaluate(run->model, run->val, setup_eval_batches(o, run->val));
-            log_val(run->log, step, val_loss);
+    const int64_t step = run->state.step;
+    if (schedule_due(o->eval_every, step, o->steps)) {
+        run->state.val_loss = evaluate(run->model, run->val, setup_eval_batches(o, run->val));
+        log_val(run->log, step, run->state.val_loss);
+    }
+    if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
+        generator_log(run->generator, run->log, step);
+    }
+}
+
+// The run, to its end or until it has to stop; returns whether it is at its end.
+static int train(Run* run) {
+    for (;;) {
+        if (!run->is_restored) {
+            evaluate_and_sample(run);
         }
-        if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
-            generator_log(run->generator, run->log, step);
+        run->is_restored = 0;
+        const int next = session_next(run->session, &run->state, run->step_s);
+        session_report(run->session, run->log);
+        if (next & SESSION_SAVE) {
+            save(run);
         }
-        if (step > 0 && schedule_due(o->save_every, step, o->steps)) {
-            save(run->model, o, run->log, step);
+        if (next & SESSION_STOP || run->state.step >= run->options->steps) {
+            session_wait(run->session, run->log);
+            return !(next & SESSION_STOP);
         }
-        if (step == o->steps) { // the last lap only evaluates, samples and saves
-            return val_loss;
-        }
-        run_step(run, step);
-        report_gpu(run, step + 1);
+        run_step(run);
+        report_gpu(run, run->state.step);
     }
 }
 
@@ -692,86 +787,134 @@ static void require_memory(GPT2Config cfg, const Options* options) {
           (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
 }
 
-#ifndef TRAIN_GPT2_NO_MAIN
-int main(int argc, char** argv) {
+// What the run is about: data, GPU, and what can be reached.
+static void print_facts(const GPT2* model, const RunData* data, double peak, double floor) {
+    const Gpu* gpu = &model->gpu;
+    printf("data: %zu training tokens, %zu for validation; %s (sm_%d%d), %s, peak %.0f TFLOP/s\n",
+           data->train.tokens, data->val.tokens, gpu->name, gpu->major, gpu->minor,
+           dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
+    if (attention_note(&model->attention)[0]) {
+        printf("attention: %s\n", attention_note(&model->attention));
+    }
+    if (isfinite(floor)) {
+        printf(
+            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
+            floor);
+    }
+}
+
+static void export_model(const GPT2* model, const Options* options, const RunData* data) {
+    if (options->export_llmc[0] || options->export_gguf[0]) {
+        TensorRow rows[GPT2_PARAMETER_ROWS];
+        gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
+        float* values = gpt2_download(model);
+        setup_export(model->cfg, rows, values, options, data);
+        free(values);
+    }
+}
+
+#define TRAINER_NAME "GPU " PRECISION_NAME
+
+// The program. Returns its exit status.
+static int trainer(int argc, char** argv) {
+    const double start_s = time_now_s();
     Options options;
     RunData data;
-    char path_memory[PATH_MAX];
+    Resume resume;
     options_parse(&options, argc, argv);
+    resume_open(&resume, &options);
     setup_tokenizer(&data, &options);
-    const char* model_path = setup_model_path(&options, path_memory);
-    const GPT2Config cfg = setup_model(&options, &data, model_path);
+    const char* model_path = resume.is_active ? resume.path : setup_model_path(&options);
+    const GPT2Config cfg = resume_config(&resume, setup_model(&options, &data, model_path));
+    if (options.verify_data) {
+        const int status = setup_verify_data(&options);
+        setup_close(&data);
+        resume_close(&resume);
+        return status;
+    }
     setup_data(&data, &options);
     setup_training(&options);
     if (options.print_config) {
         options_print_config(stdout, &options);
         setup_close(&data);
+        resume_close(&resume);
         return EXIT_SUCCESS;
     }
     options_print_banner(stdout, &options, argv[0]);
     if (options.plan) {
         print_plan(cfg, &options);
         setup_close(&data);
+        resume_close(&resume);
         return EXIT_SUCCESS;
     }
+    resume_check(&resume, &options, stdout, TRAINER_NAME, data.train.tokens);
 
     RunLog log;
     GPT2 model;
     PlanMemory memory[8];
     Dataloader train_loader, val_loader;
     Generator generator;
+    Session session;
     memory_plan(memory, cfg, &options);
     plan_print_memory(stdout, cfg, memory);
     require_memory(cfg, &options);
-    log_open(&log, options.out, 0, options.steps, options.total_batch, stdout);
-    log_config(&log, print_options_json, &options);
-    dataloader_open(&train_loader, &data.train, options.batch, options.seq_len, (Shuffle)options.shuffle,
-                    options.seed);
-    dataloader_open(&val_loader, &data.val, options.batch, options.seq_len, SHUFFLE_OFF, 0);
+    log_open(&log, options.out, resume.saved.run.step, options.steps, options.total_batch, stdout);
+    setup_loaders(&train_loader, &val_loader, &data, &options);
     gpt2_open(&model, cfg, &options);
     generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
-    gpt2_first_weights(&model, model_path, options.seed);
+    const SafeTensorsDtype dtype = checkpoint_dtype(&options);
+    void* copy = NULL; // pinned: a copy at the speed of the bus
+    if (options.out[0]) {
+        CUDA_CHECK(cudaMallocHost(&copy, checkpoints_bytes(cfg, dtype)));
+    }
+    const CheckpointRun checkpoint_run = {TRAINER_NAME,     cfg, dtype, generator.eot, setup_bpe(&data),
+                                          data.train.tokens};
+    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, &log);
+    log_config(&log, print_options_json, &options);
     const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
     const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options.tf32);
-    printf("data: %zu training tokens, %zu for validation; %s (sm_%d%d), %s, peak %.0f TFLOP/s\n",
-           data.train.count, data.val.count, model.gpu.name, model.gpu.major, model.gpu.minor,
-           dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
-    if (isfinite(floor)) {
-        printf(
-            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
-            floor);
-    }
+    print_facts(&model, &data, peak, floor);
 
     Run run;
-    memset(&run, 0, sizeof(run));
+    memset((void*)&run, 0, sizeof(run));
     run.model = &model;
     run.options = &options;
     run.train = &train_loader;
     run.val = &val_loader;
     run.generator = &generator;
     run.log = &log;
-    run.guard = guard_open(options.skip_loss_z, options.skip_grad_z);
+    run.session = &session;
+    run.state = run_state_open(guard_open(options.skip_loss_z, options.skip_grad_z), model.loss_scale);
     run.peak = peak;
     open_gpu_report(&run);
-    const double val_loss = train(&run);
+    if (resume.is_active) {
+        restore(&run, resume.path, &resume.saved);
+    } else {
+        gpt2_first_weights(&model, model_path, options.seed);
+    }
+    const int is_done = train(&run);
+    if (is_done) {
+        export_model(&model, &options, &data);
+        log_summary(&log, options.steps, run.state.val_loss, floor, gpu_used_mb());
+    } else {
+        session_stopped(&session, &log, &run.state);
+    }
+
     if (run.has_nvml) {
         nvml_close(&run.nvml);
     }
-    if (options.export_file[0]) {
-        TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_parameter_rows_of(rows, cfg, sizeof(float));
-        float* values = gpt2_download(&model);
-        model_file_write(options.export_file, cfg, rows, values, (ModelDtype)options.export_dtype);
-        free(values);
-    }
-    log_summary(&log, options.steps, val_loss, floor, gpu_used_mb());
-
+    session_close(&session);
+    CUDA_CHECK(cudaFreeHost(copy));
     generator_close(&generator);
     gpt2_close(&model);
     dataloader_close(&val_loader);
     dataloader_close(&train_loader);
     log_close(&log);
     setup_close(&data);
-    return EXIT_SUCCESS;
+    resume_close(&resume);
+    return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
 }
+
+#ifndef TRAIN_GPT2_NO_MAIN
+int main(int argc, char** argv) { return trainer(argc, argv); }
 #endif

@@ -478,22 +478,24 @@ static inline double gradient_square_sum_bytes(double n, DType grads) {
     return n * (double)dtype_bytes(grads);
 }
 
-// Sets the mean of N losses or adds it; summed in double.
+// Sets the sum of N losses over `tokens`, or adds it; summed in double.
 // grid   1      block   1024      shared   32 doubles
 // moves  reads N fp32. Bound by latency.
 // order  fixed
 __global__ void __launch_bounds__(SUM_THREADS_)
-    mean_loss_kernel_(float* result, const float* losses, int N, GradientMode mode) {
-    const double mean = sum_by_block_(losses, N) / N;
+    mean_loss_kernel_(float* result, const float* losses, int N, int tokens, GradientMode mode) {
+    const double mean = sum_by_block_(losses, N) / tokens;
     if (threadIdx.x == 0) {
         *result = (float)(mode == GRADIENT_ADD ? *result + mean : mean);
     }
 }
 
-// Sets or adds to result, one float on the device, the mean of the losses (N) of the tokens.
-static inline void mean_loss(float* result, const float* losses, int N, GradientMode mode, const Gpu* gpu) {
-    assert(N > 0);
-    launch(mean_loss_kernel_, 1, SUM_THREADS_, 0, gpu, result, losses, N, mode);
+// Sets or adds to result, one float on the device, the sum of the losses (N) divided by `tokens`: their mean,
+// if the others of so many tokens are 0.
+static inline void mean_loss(float* result, const float* losses, int N, int tokens, GradientMode mode,
+                             const Gpu* gpu) {
+    assert(N > 0 && tokens > 0);
+    launch(mean_loss_kernel_, 1, SUM_THREADS_, 0, gpu, result, losses, N, tokens, mode);
 }
 
 #endif

@@ -5,6 +5,8 @@ After FlashAttention-2 (Dao, 2023): a block of four warps owns a tile of rows of
 and streams over the rows that it meets, a tile at a time, the next tile arriving meanwhile. A warp owns M
 times 16 rows of the block. Scores and probabilities exist only in registers, M * 16 x COLS of them in a warp.
 
+Tiles that lie in earlier documents as a whole are neither read nor computed.
+
     kernel      the block's rows    the stream     products
     forward     queries             keys, values   s = q k^T, out += p v
     key grads   keys, values        q, dout        s^T = k q^T, dp^T = v dout^T, dv += p^T dout, dk += ds^T q
@@ -17,14 +19,20 @@ layout, the one of mma_16816's results, element e of part (m, n) in lane l = 4g 
 column 8n + 2t + e % 2.
 
 Heads of up to 128; other than 16, 32, 64, 80, 96 and 128 are filled up with zeros to the next of these in
-shared memory. Heads of which a row is no multiple of 16 bytes work too, copied element by element.
+shared memory; with documents 32, 64 and 128. Heads of which a row is no multiple of 16 bytes work too, copied
+element by element.
+
+With USE_CUDNN, attention_cudnn.cuh takes the place of these kernels where it can.
 
 needs:   attention.h gpu.cuh ptx.cuh
-defines: attention_forward, AttentionGpu, attention_gpu_open, attention_gpu_close, attention_backward,
-         attention_forward_bytes, attention_backward_bytes
+defines: AttentionGpu (AttentionFlash, or AttentionCudnn), attention_gpu_open, attention_gpu_close,
+         attention_note, attention_forward, attention_backward, attention_forward_bytes,
+         attention_backward_bytes
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
+
+#include <float.h>
 
 #include "attention.h"
 #include "gpu.cuh"
@@ -33,6 +41,10 @@ defines: attention_forward, AttentionGpu, attention_gpu_open, attention_gpu_clos
 enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 
 #define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
+
+// Which earlier keys a query sees: all, or those of its document, which `starts` tells. Kernels are compiled
+// for each, because looking at documents takes registers.
+typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS } AttentionMask_;
 
 // What all kernels are told. A block's tile is its index modulo `tiles`, its head the quotient, so that
 // blocks that run together share keys and values in the L2 cache.
@@ -66,9 +78,9 @@ template <class X, int W> struct AttentionTiling_ {
     static_assert(FORWARD_BYTES <= 99 << 10 && BACKWARD_BYTES <= 99 << 10, "more than some GPUs have");
 };
 
-// Where the rows of a block's head start in qkv (its q; k and v are C and 2 C further), out and lse.
+// Where the rows of a block's head start in qkv (its q; k and v are C and 2 C further), out, lse and starts.
 typedef struct {
-    size_t in_qkv, in_out, in_lse;
+    size_t in_qkv, in_out, in_lse, in_starts;
 } AttentionHead_;
 
 __device__ inline AttentionHead_ attention_head_(const AttentionSize_& size) {
@@ -77,6 +89,7 @@ __device__ inline AttentionHead_ attention_head_(const AttentionSize_& size) {
     at.in_qkv = b * size.T * 3 * size.C + h * size.HS;
     at.in_out = b * size.T * size.C + h * size.HS;
     at.in_lse = head * size.T;
+    at.in_starts = b * size.T;
     return at;
 }
 
@@ -135,6 +148,25 @@ __device__ inline void attention_stream_(X* stream, const X* first, size_t first
                                     second_stride, row, size);
 }
 
+// The first key that a query sees stands behind the elements of its row in shared memory.
+template <class X, int W> __device__ inline int& attention_first_key_(X* row) {
+    return *reinterpret_cast<int*>(row + W);
+}
+template <class X, int W> __device__ inline int attention_first_key_(const X* row) {
+    return *reinterpret_cast<const int*>(row + W);
+}
+
+// The block puts them there for a tile of ROWS queries, those from `row` on; queries past the last token see
+// what that one sees.
+template <class X, AttentionMask_ MASK, int ROWS, int W>
+__device__ inline void attention_load_starts_(X* tile, const int* starts, int row, int T) {
+    static_assert(ROWS <= ATTENTION_THREADS, "a thread for every row");
+    if (MASK == ATTENTION_DOCUMENTS && threadIdx.x < ROWS) {
+        attention_first_key_<X, W>(tile + threadIdx.x * (W + Pack<X>::SIZE)) =
+            starts[min(row + (int)threadIdx.x, T - 1)];
+    }
+}
+
 // All copies that the block started are there for all of its threads, and all have finished with what they
 // read before.
 __device__ inline void attention_wait_(void) {
@@ -159,13 +191,13 @@ __device__ inline void attention_store_pair_(float* to, float low, float high) {
     *reinterpret_cast<float2*>(to) = make_float2(low, high);
 }
 
-// A warp writes its first `count` rows, by way of a tile in shared memory that no other warp uses any more.
+// A warp writes its first `count` rows, by way of a tile in shared memory that nobody has read since the last
+// barrier of the block, and no other warp uses any more.
 template <class X, int M, int W>
 __device__ inline void attention_store_(X* to, size_t stride, int count, const AttentionSize_& size, X* tile,
                                         const float (&acc)[M][W / 8][4]) {
     constexpr int SIZE = Pack<X>::SIZE, PACKS = W / SIZE;
     const int lane = threadIdx.x % 32;
-    __syncwarp();
 #pragma unroll
     for (int i = 0; i < M * W / 4; i++) {
         const int m = i / (W / 4), n = i / 2 % (W / 8), half = i % 2;
@@ -350,13 +382,13 @@ template <int M> struct AttentionSoftmax_ { float max[M][2], sum[M][2]; };
 template <int M> __device__ inline void attention_softmax_open_(AttentionSoftmax_<M>& softmax) {
 #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
-        softmax.max[i / 2][i % 2] = -INFINITY;
+        softmax.max[i / 2][i % 2] = -FLT_MAX;
         softmax.sum[i / 2][i % 2] = 0.0f;
     }
 }
 
 // Scores of queries from row0 on with later keys (keys from u0 on) become -infinity.
-template <int M, int N> __device__ inline void attention_mask_(float (&s)[M][N][4], int row0, int u0) {
+template <int M, int N> __device__ inline void attention_mask_later_(float (&s)[M][N][4], int row0, int u0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < M * N * 4; i++) {
@@ -365,6 +397,33 @@ template <int M, int N> __device__ inline void attention_mask_(float (&s)[M][N][
             s[m][n][e] = -INFINITY;
         }
     }
+}
+
+// Those with keys of earlier documents become `masked`; `queries` are the rows in shared memory.
+template <class X, int W, int M, int N>
+__device__ inline void attention_mask_earlier_(float (&s)[M][N][4], float masked, const X* queries, int u0) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int row = 0; row < 2 * M; row++) {
+        const int first = attention_first_key_<X, W>(queries + (8 * row + g) * (W + Pack<X>::SIZE));
+#pragma unroll
+        for (int i = 0; i < 2 * N; i++) {
+            if (u0 + 8 * (i / 2) + 2 * t + i % 2 < first) {
+                s[row / 2][i / 2][row % 2 * 2 + i % 2] = masked;
+            }
+        }
+    }
+}
+
+// Do all, or do some of the queries see the key, but for its being later?
+template <class X, AttentionMask_ MASK, int ROWS, int W>
+__device__ inline bool attention_all_see_(const X* queries, int key) {
+    return MASK == ATTENTION_CAUSAL ||
+           attention_first_key_<X, W>(queries + (ROWS - 1) * (W + Pack<X>::SIZE)) <= key;
+}
+template <class X, AttentionMask_ MASK, int W>
+__device__ inline bool attention_some_see_(const X* queries, int key) {
+    return MASK == ATTENTION_CAUSAL || attention_first_key_<X, W>(queries) <= key;
 }
 
 // The four lanes that share a row agree on its maximum, or its sum.
@@ -378,7 +437,7 @@ __device__ inline float attention_row_sum_(float x) {
 }
 
 // Scores of a row become probabilities relative to the largest so far, and what was summed up before is
-// scaled to it. Every row sees key 0 in the first tile, so the maximum is finite.
+// scaled to it. The largest is finite from the beginning: of keys that are not seen, all probabilities are 0.
 template <int N, int D>
 __device__ inline void attention_softmax_row_(float (&s)[N][4], float (&acc)[D][4], float& max, float& sum,
                                               int half, float scale) {
@@ -423,14 +482,17 @@ __device__ inline void attention_finish_(float (&acc)[M][D][4], float* lse,
 }
 
 // The keys u0 ... u0+8N-1, in shared memory with their values behind them, join the warp's rows from row0 on.
-template <class X, int M, int N, int W, int KEEP>
+template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
 __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], AttentionSoftmax_<M>& softmax,
                                                const AttentionLeft_<X, M, W, KEEP>& left, const X* keys,
                                                int row0, int u0, float scale) {
     float s[M][N][4];
     attention_dot_(s, left, keys);
     if (u0 + 8 * N - 1 > row0) {
-        attention_mask_(s, row0, u0);
+        attention_mask_later_(s, row0, u0);
+    }
+    if (!attention_all_see_<X, MASK, 16 * M, W>(left.rows, u0)) {
+        attention_mask_earlier_<X, W>(s, -INFINITY, left.rows, u0);
     }
 #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
@@ -446,37 +508,41 @@ __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], Attent
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed, and for each row the same whatever `first` is
 // needs  HS <= W
-template <class X, int W>
+template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
-    attention_forward_kernel_(X* out, float* lse, const X* qkv, AttentionSize_ size) {
+    attention_forward_kernel_(X* out, float* lse, const X* qkv, const int* starts, AttentionSize_ size) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::FORWARD_M, COLS = Tiling::FORWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
     constexpr int STRIDE = Tiling::STRIDE;
     SMEM_DYNAMIC(X, q_tile);
     X* stream = q_tile + ROWS * STRIDE;
     const AttentionHead_ at = attention_head_(size);
+    starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
     const size_t stride = 3 * (size_t)size.C;
     const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C;
     const int t0 = size.first + (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS;
     const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine, keys = min(t0 + ROWS, size.T);
+    const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
     const float scale = ATTENTION_LOG2_E / sqrtf((float)size.HS);
 
     attention_load_<X, ROWS, W>(q_tile, q + t0 * stride, stride, size.T - t0, size);
-    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, 0, size);
+    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
+    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
     attention_wait_();
     AttentionLeft_<X, M, W, Tiling::FORWARD_KEEP> left;
     attention_left_(left, q_tile + mine * STRIDE);
     AttentionSoftmax_<M> softmax;
     attention_softmax_open_(softmax);
     float acc[M][W / 8][4] = {};
-    for (int u0 = 0; u0 < keys; u0 += COLS) {
+    for (int u0 = from; u0 < keys; u0 += COLS) {
         if (u0 + COLS < keys) {
             attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
         }
-        // Else the tile is above the diagonal for the whole warp.
-        if (row0 < size.T && u0 < row0 + 16 * M) {
+        // Else the tile is above the diagonal, or of earlier documents, for the whole warp.
+        if (row0 < size.T && u0 < row0 + 16 * M &&
+            attention_some_see_<X, MASK, W>(left.rows, u0 + COLS - 1)) {
             const X* tile = attention_stage_<X, COLS, W>(stream, u0);
-            attention_forward_tile_<X, M, COLS / 8, W>(acc, softmax, left, tile, row0, u0, scale);
+            attention_forward_tile_<X, MASK, M, COLS / 8, W>(acc, softmax, left, tile, row0, u0, scale);
         }
         attention_wait_();
     }
@@ -493,19 +559,23 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 typedef struct {
     float2* rows; // (B, NH, Tp)
     size_t capacity;
-} AttentionGpu;
+} AttentionFlash;
 
 enum { ATTENTION_ROW_ALIGN = 128 }; // a multiple of the tiles' rows
 
 static inline int attention_padded_(int T) { return ceil_div(T, ATTENTION_ROW_ALIGN) * ATTENTION_ROW_ALIGN; }
 
-// For backward passes of up to B * NH heads of up to T tokens.
-static inline void attention_gpu_open(AttentionGpu* scratch, int B, int T, int NH) {
+// For backward passes of up to B * NH heads of up to T tokens. X and C matter only to cuDNN's plans.
+template <class X>
+static inline void attention_gpu_open(AttentionFlash* scratch, int B, int T, int /* C */, int NH) {
     scratch->capacity = (size_t)B * NH * attention_padded_(T);
     scratch->rows = (float2*)gpu_alloc(scratch->capacity, sizeof(float2), "attention: scratch");
 }
 
-static inline void attention_gpu_close(AttentionGpu* scratch) { gpu_free(scratch->rows); }
+static inline void attention_gpu_close(AttentionFlash* scratch) { gpu_free(scratch->rows); }
+
+// What a run should say about its attention: nothing unusual.
+static inline const char* attention_note(const AttentionFlash*) { return ""; }
 
 // Eight lanes per token and head take its elements in turn.
 // grid   ceil(B*Tp*NH / 32)      block   256 = 32 rows of heads      shared   none
@@ -566,6 +636,32 @@ __device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&
     }
 }
 
+// The first key that query t sees; the place of its row in `starts` as an index: a pointer takes one register
+// more.
+struct AttentionStarts_ {
+    const int* starts;
+    int row;
+    __device__ int operator[](int t) const { return starts[row + t]; }
+};
+
+// p and ds of keys of earlier documents than the query's become 0: the warp's rows are keys from u0 on, the
+// columns are queries from t0 on.
+template <int M, int N>
+__device__ inline void attention_clear_earlier_(float (&p)[M][N][4], float (&ds)[M][N][4],
+                                                AttentionStarts_ first_key, int u0, int t0, int T) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        const int n = i / 2, before = first_key[min(t0 + 8 * n + 2 * t + i % 2, T - 1)] - u0 - g;
+#pragma unroll
+        for (int row = 0; row < 2 * M; row++) {
+            if (8 * row < before) {
+                p[row / 2][n][row % 2 * 2 + i % 2] = ds[row / 2][n][row % 2 * 2 + i % 2] = 0.0f;
+            }
+        }
+    }
+}
+
 // The warp's rows are queries from t0 on, the columns are keys from u0 on.
 template <int M, int N>
 __device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float (&dp)[M][N][4],
@@ -590,16 +686,17 @@ __device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float
 // needs  HS <= W
 // Spills 12 to 44 bytes on sm_120 at W = 64, 80 and 96: tiles are chosen for sm_80 and sm_90a, where nothing
 // does.
-template <class X, int W>
+template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_keys_kernel_(X* dqkv, const X* dout, const X* qkv, const float2* rows,
-                                    AttentionSize_ size, int Tp) {
+                                    const int* starts, AttentionSize_ size, int Tp) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
     constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
     SMEM_DYNAMIC(X, k_tile);
     X *v_tile = k_tile + ROWS * STRIDE, *stream = v_tile + ROWS * STRIDE;
     const AttentionHead_ at = attention_head_(size);
+    const AttentionStarts_ first_key = {starts, (int)at.in_starts};
     const size_t stride = 3 * (size_t)size.C;
     const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C, *d = dout + at.in_out;
     const int u0 = (int)(blockIdx.x % size.tiles) * ROWS, mine = 16 * M * (threadIdx.x / 32),
@@ -615,19 +712,23 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_left_(left_k, k_tile + mine * STRIDE);
     attention_left_(left_v, v_tile + mine * STRIDE);
     float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {};
-    for (int t0 = u0; t0 < size.T; t0 += COLS) {
+    for (int t0 = u0; t0 < size.T && (MASK == ATTENTION_CAUSAL || first_key[t0] < u0 + ROWS); t0 += COLS) {
         if (t0 + COLS < size.T) {
             attention_stream_<X, COLS, W>(stream, q, stride, d, size.C, t0 + COLS, size);
         }
 #pragma unroll 1
         for (int i = 0; i < COLS; i += STEP) {
-            if (row0 < size.T && t0 + i < size.T && t0 + i + STEP > row0) { // some query sees some key
+            if (row0 < size.T && t0 + i < size.T && t0 + i + STEP > row0 &&
+                (MASK == ATTENTION_CAUSAL || first_key[t0 + i] < row0 + 16 * M)) { // some query sees some key
                 const X *q_step = attention_stage_<X, COLS, W>(stream, t0) + i * STRIDE,
                         *d_step = q_step + COLS * STRIDE;
                 float s[M][STEP / 8][4], ds[M][STEP / 8][4];
                 attention_dot_(s, left_k, q_step);
                 attention_dot_(ds, left_v, d_step);
                 attention_gradient_of_keys_(s, ds, rows + t0 + i, row0, t0 + i, scale * ATTENTION_LOG2_E);
+                if (MASK == ATTENTION_DOCUMENTS && first_key[min(t0 + i + STEP, size.T) - 1] > row0) {
+                    attention_clear_earlier_(s, ds, first_key, row0, t0 + i, size.T);
+                }
                 attention_mix_(dv, s, d_step);
                 attention_mix_(dk, ds, q_step);
             }
@@ -646,24 +747,27 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: keys in order
 // needs  HS <= W
-template <class X, int W>
+template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_queries_kernel_(X* dqkv, const X* dout, const X* qkv, const float2* rows,
-                                       AttentionSize_ size, int Tp) {
+                                       const int* starts, AttentionSize_ size, int Tp) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
     constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
     SMEM_DYNAMIC(X, q_tile);
     X *d_tile = q_tile + ROWS * STRIDE, *stream = d_tile + ROWS * STRIDE;
     const AttentionHead_ at = attention_head_(size);
+    starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
     const size_t stride = 3 * (size_t)size.C;
     const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C, *d = dout + at.in_out;
     const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS, keys = min(t0 + ROWS, size.T);
     const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine;
+    const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
     const float scale = 1.0f / sqrtf((float)size.HS);
 
     attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.C, t0, size);
-    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, 0, size);
+    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
+    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
     float2 mine_rows[M][2];
 #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
@@ -675,19 +779,23 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_left_(left_q, q_tile + mine * STRIDE);
     attention_left_(left_d, d_tile + mine * STRIDE);
     float dq[M][W / 8][4] = {};
-    for (int u0 = 0; u0 < keys; u0 += COLS) {
+    for (int u0 = from; u0 < keys; u0 += COLS) {
         if (u0 + COLS < keys) {
             attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
         }
 #pragma unroll 1
         for (int i = 0; i < COLS; i += STEP) {
-            if (row0 < size.T && u0 + i < row0 + 16 * M) { // some query sees some key
+            if (row0 < size.T && u0 + i < row0 + 16 * M &&
+                attention_some_see_<X, MASK, W>(left_q.rows, u0 + i + STEP - 1)) { // some query sees some key
                 const X *k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE,
                         *v_step = k_step + COLS * STRIDE;
                 float s[M][STEP / 8][4], ds[M][STEP / 8][4];
                 attention_dot_(s, left_q, k_step);
                 attention_dot_(ds, left_d, v_step);
                 attention_gradient_of_queries_(s, ds, mine_rows, row0, u0 + i, scale * ATTENTION_LOG2_E);
+                if (!attention_all_see_<X, MASK, 16 * M, W>(left_q.rows, u0 + i)) {
+                    attention_mask_earlier_<X, W>(ds, 0.0f, left_q.rows, u0 + i);
+                }
                 attention_mix_(dq, ds, k_step);
             }
         }
@@ -736,6 +844,10 @@ static inline AttentionSize_ attention_size_(int T, int first, int C, int NH) {
         }                                                                                                    \
     } while (0)
 
+// Kernels with documents exist for these widths only: each takes seconds to compile, in every program, and at
+// W = 96 one would spill.
+constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 ? 64 : 128; }
+
 // Blocks for all tiles of `rows` rows of `heads` heads; sets size->tiles.
 static inline unsigned attention_grid_(AttentionSize_* size, size_t heads, int rows) {
     size->tiles = ceil_div(size->T - size->first, rows);
@@ -750,42 +862,47 @@ static inline int attention_packs_(int HS, const X* a, const X* b, const X* c, c
     return HS % Pack<X>::SIZE == 0 && addresses % 16 == 0;
 }
 
-template <class X, int W>
-static inline void attention_forward_(X* out, float* lse, const X* qkv, size_t heads, AttentionSize_ size,
-                                      const Gpu* gpu) {
+template <class X, int W, AttentionMask_ MASK>
+static inline void attention_forward_(X* out, float* lse, const X* qkv, const int* starts, size_t heads,
+                                      AttentionSize_ size, const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
     const unsigned grid = attention_grid_(&size, heads, 16 * ATTENTION_WARPS * Tiling::FORWARD_M);
-    launch(attention_forward_kernel_<X, W>, grid, ATTENTION_THREADS, Tiling::FORWARD_BYTES, gpu, out, lse,
-           qkv, size);
+    launch(attention_forward_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::FORWARD_BYTES, gpu, out,
+           lse, qkv, starts, size);
 }
 
 template <class X>
-static inline void attention_forward(X* out, float* lse, const X* qkv, int B, int T, int first, int C, int NH,
-                                     const Gpu* gpu) {
+static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts, int B, int T,
+                                     int first, int C, int NH, const AttentionFlash*, const Gpu* gpu) {
     assert(C % NH == 0 && first >= 0);
     if (first >= T) {
         return;
     }
     AttentionSize_ size = attention_size_(T, first, C, NH);
     size.packs = attention_packs_<X>(size.HS, out, qkv, NULL, NULL);
-    ATTENTION_DISPATCH_(size.HS, attention_forward_<X, W>(out, lse, qkv, (size_t)B * NH, size, gpu));
+    ATTENTION_DISPATCH_(size.HS,
+                        const auto pass =
+                            starts ? attention_forward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
+                                   : attention_forward_<X, W, ATTENTION_CAUSAL>;
+                        pass(out, lse, qkv, starts, (size_t)B * NH, size, gpu));
 }
 
-template <class X, int W>
-static inline void attention_backward_(X* dqkv, const X* dout, const X* qkv, const float2* rows, size_t heads,
-                                       AttentionSize_ size, const Gpu* gpu) {
+template <class X, int W, AttentionMask_ MASK>
+static inline void attention_backward_(X* dqkv, const X* dout, const X* qkv, const float2* rows,
+                                       const int* starts, size_t heads, AttentionSize_ size, const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
     const int Tp = attention_padded_(size.T);
     const unsigned grid = attention_grid_(&size, heads, 16 * ATTENTION_WARPS * Tiling::BACKWARD_M);
-    launch(attention_backward_keys_kernel_<X, W>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu, dqkv,
-           dout, qkv, rows, size, Tp);
-    launch(attention_backward_queries_kernel_<X, W>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
-           dqkv, dout, qkv, rows, size, Tp);
+    launch(attention_backward_keys_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
+           dqkv, dout, qkv, rows, starts, size, Tp);
+    launch(attention_backward_queries_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
+           gpu, dqkv, dout, qkv, rows, starts, size, Tp);
 }
 
 template <class X>
 static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, const X* out, const float* lse,
-                                      int B, int T, int C, int NH, AttentionGpu* scratch, const Gpu* gpu) {
+                                      const int* starts, int B, int T, int C, int NH, AttentionFlash* scratch,
+                                      const Gpu* gpu) {
     const int Tp = attention_padded_(T);
     const size_t heads = (size_t)B * NH, count = heads * Tp;
     assert(C % NH == 0 && count <= scratch->capacity);
@@ -793,8 +910,20 @@ static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, cons
     size.packs = attention_packs_(size.HS, dqkv, dout, qkv, out);
     launch(attention_delta_kernel_<X>, (unsigned)ceil_div(count, (size_t)32), 256, 0, gpu, scratch->rows,
            dout, out, lse, size, Tp, count);
-    ATTENTION_DISPATCH_(size.HS, attention_backward_<X, W>(dqkv, dout, qkv, scratch->rows, heads, size, gpu));
+    ATTENTION_DISPATCH_(
+        size.HS,
+        const auto pass = starts ? attention_backward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
+                                 : attention_backward_<X, W, ATTENTION_CAUSAL>;
+        pass(dqkv, dout, qkv, scratch->rows, starts, heads, size, gpu));
 }
+
+// The one place where cuDNN is chosen.
+#ifdef USE_CUDNN
+#include "attention_cudnn.cuh"
+typedef AttentionCudnn AttentionGpu;
+#else
+typedef AttentionFlash AttentionGpu;
+#endif
 
 // What each pass moves at least: tiles of a head meet in the L2 cache. Their work is attention_flops
 // (attention.h); the backward pass does 7 / 2 of it here, 5 / 2 of it is useful.

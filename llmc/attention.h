@@ -2,7 +2,7 @@
 attention.h -- causal multi-head self-attention: the contract, and the reference on the CPU.
 
     q, k, v  = the three parts of a token's row of qkv, head h at columns h*HS ... of each
-    s[t][u]  = q[t] . k[u] / sqrt(HS)           u <= t
+    s[t][u]  = q[t] . k[u] / sqrt(HS)           starts[t] <= u <= t
     p[t]     = softmax(s[t])                    lse[t] = log sum_u exp(s[t][u])
     out[t]   = sum_u p[t][u] v[u]
 
@@ -12,14 +12,16 @@ attention.h -- causal multi-head self-attention: the contract, and the reference
 
     qkv, dqkv     (B, T, 3, NH, HS)   packed as the linear layer writes it; C = NH*HS
     out, dout     (B, T, C)
-    lse           (B, NH, T)          fp32, kept for the backward pass
+    starts        (B, T)            int32, where in its row the document of token t begins: 0 <= starts[t] <=
+t, never falling along a row. A token sees its own document only. NULL: the row is one document lse (B, NH, T)
+fp32, kept for the backward pass
 
 Both passes set their outputs. The forward pass computes the tokens `first` <= t < T only (generation reuses
 the earlier rows of qkv as its key-value cache).
 
 As in flash attention (Dao et al., 2022), probabilities exist only for ATTENTION_ROWS queries of one head at a
-time and are computed again, from lse, in the backward pass. A thread takes a whole head; all products are
-tiles of matmul.h.
+time and are computed again, from lse, in the backward pass. Earlier documents than those of the first of
+these queries are skipped. A thread takes a whole head; all products are tiles of matmul.h.
 
 needs:   check.h matmul.h threads.h vec.h
 defines: AttentionScratch, attention_open, attention_close, attention_forward_cpu, attention_backward_cpu,
@@ -35,6 +37,8 @@ attention_flops
 
 #define ATTENTION_TILES 4
 #define ATTENTION_ROWS (ATTENTION_TILES * TILE_ROWS) // queries at a time
+#define ATTENTION_SKIP (3 * TILE_COLS)               // keys of other documents are skipped in such steps
+static_assert(ATTENTION_SKIP % TILE_ROWS == 0 && BLOCK_K % ATTENTION_SKIP == 0, "whole tiles are skipped");
 
 // One thread's working memory. Tp is T rounded up to BLOCK_K, HSp is HS rounded up to TILE_COLS.
 typedef struct {
@@ -96,6 +100,18 @@ static inline size_t attention_at_(int u) {
     return (size_t)(u / BLOCK_K) * TILE_ROWS * BLOCK_K + u % BLOCK_K;
 }
 
+// Where the block of key u ends.
+static inline int attention_block_end_(int u, int keys) {
+    return matmul_min_((u / BLOCK_K + 1) * BLOCK_K, keys);
+}
+
+static inline int attention_start_(const int* starts, int t) { return starts ? starts[t] : 0; }
+
+// From which key on anything is computed for the queries from t0 on.
+static inline int attention_from_(const int* starts, int t0) {
+    return attention_start_(starts, t0) / ATTENTION_SKIP * ATTENTION_SKIP;
+}
+
 // Packs the T rows of one head (row stride 3C) for products over the head's dimensions (k_by_key, v_by_key).
 static inline void attention_pack_by_key_(float* to, const float* rows, size_t stride, int T, int HS) {
     const Matrix m = {rows, 1, stride};
@@ -113,25 +129,26 @@ static inline void attention_pack_by_dim_(float* to, const float* rows, size_t s
     }
 }
 
-// scores(rows, keys) = left . right^T for the keys 0 ... keys-1; left (rows, HS) has row stride `stride`.
+// scores(rows, keys) = left . right^T for the keys from ... keys-1; left (rows, HS) has row stride `stride`.
 static inline void attention_scores_(float* scores, const float* left, size_t stride,
-                                     const float* right_by_key, int rows, int keys, int HS) {
+                                     const float* right_by_key, int rows, int from, int keys, int HS) {
     const Matrix m = {left, stride, 1};
-    for (int u = 0; u < keys; u += TILE_COLS) {
+    for (int u = from; u < keys; u += TILE_COLS) {
         matmul_rows_(scores + attention_at_(u), BLOCK_K, rows, TILE_COLS, m, right_by_key + (size_t)u * HS,
                      HS, NULL, GRADIENT_SET);
     }
 }
 
-// out(rows, HS) = weights(rows, keys) . right(keys, HS); out has row stride `stride`.
+// out(rows, HS) = weights(rows, keys) . right(keys, HS) for the keys from ... keys-1; out has row stride
+// `stride`.
 static inline void attention_mix_(float* out, size_t stride, const float* weights, const float* right_by_dim,
-                                  int capacity, int rows, int keys, int HS) {
-    for (int u = 0; u < keys; u += BLOCK_K) {
+                                  int capacity, int rows, int from, int keys, int HS) {
+    for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
         const Matrix m = {weights + attention_at_(u), BLOCK_K, 1};
         for (int d = 0; d < HS; d += TILE_COLS) {
             matmul_rows_(out + d, stride, rows, matmul_min_(TILE_COLS, HS - d), m,
                          right_by_dim + (size_t)capacity * d + (size_t)u * TILE_COLS,
-                         matmul_min_(BLOCK_K, keys - u), NULL, u == 0 ? GRADIENT_SET : GRADIENT_ADD);
+                         attention_block_end_(u, keys) - u, NULL, u == from ? GRADIENT_SET : GRADIENT_ADD);
         }
     }
 }
@@ -153,15 +170,23 @@ static inline void attention_scatter_(float* out, size_t stride, const float* we
     }
 }
 
-// A row of scores becomes exp(scale s - shift), and 0 from `keys` up to `end`, a multiple of LANES; returns
-// the sum.
-ALWAYS_INLINE float attention_exp_row_(float* row, int keys, int end, float scale, float shift) {
+// `x` for the keys `start` ... keys-1 of those from u on, `other` for the rest.
+ALWAYS_INLINE Vec attention_seen_(Vec x, Vec other, int u, int start, int keys) {
+    return u >= start && u + LANES <= keys
+               ? x
+               : vec_select(vec_first(keys - u) & ~vec_first(start - u), x, other);
+}
+
+// A row of scores becomes exp(scale s - shift), and 0 where a key is not seen: before `start`, from `keys`
+// on. From key `from` to `end`, multiples of LANES; returns the sum.
+ALWAYS_INLINE float attention_exp_row_(float* row, int start, int keys, int from, int end, float scale,
+                                       float shift) {
     Vec sum = vec_all(0.0f);
-    for (int u0 = 0; u0 < end; u0 += BLOCK_K) {
+    for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {
         float* block = row + attention_at_(u0) - u0;
-        for (int u = u0; u < matmul_min_(u0 + BLOCK_K, end); u += LANES) {
+        for (int u = u0; u < attention_block_end_(u0, end); u += LANES) {
             const Vec e = vec_exp(vec_load(block + u) * scale - shift);
-            const Vec kept = u + LANES <= keys ? e : vec_select(vec_first(keys - u), e, vec_all(0.0f));
+            const Vec kept = attention_seen_(e, vec_all(0.0f), u, start, keys);
             vec_store(block + u, kept);
             sum += kept;
         }
@@ -169,44 +194,45 @@ ALWAYS_INLINE float attention_exp_row_(float* row, int keys, int end, float scal
     return vec_hsum(sum);
 }
 
-static inline float attention_max_row_(const float* row, int keys) {
+static inline float attention_max_row_(const float* row, int start, int keys) {
     Vec max = vec_all(-INFINITY);
-    for (int u0 = 0; u0 < keys; u0 += BLOCK_K) {
+    for (int u0 = start / LANES * LANES; u0 < keys; u0 = attention_block_end_(u0, keys)) {
         const float* block = row + attention_at_(u0) - u0;
-        for (int u = u0; u < matmul_min_(u0 + BLOCK_K, keys); u += LANES) {
-            const Vec s = vec_load(block + u);
-            max = vec_max(u + LANES <= keys ? s : vec_select(vec_first(keys - u), s, max), max);
+        for (int u = u0; u < attention_block_end_(u0, keys); u += LANES) {
+            max = vec_max(attention_seen_(vec_load(block + u), max, u, start, keys), max);
         }
     }
     return vec_hmax(max);
 }
 
 // ds becomes p (ds - delta) scale: from the gradient of the probabilities to that of the scores.
-static inline void attention_softmax_backward_row_(float* ds, const float* p, int end, float delta,
+static inline void attention_softmax_backward_row_(float* ds, const float* p, int from, int end, float delta,
                                                    float scale) {
-    for (int u0 = 0; u0 < end; u0 += BLOCK_K) {
+    for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {
         const size_t block = attention_at_(u0);
-        for (int i = 0; i < matmul_min_(BLOCK_K, end - u0); i += LANES) {
+        for (int i = 0; i < attention_block_end_(u0, end) - u0; i += LANES) {
             vec_store(ds + block + i, vec_load(p + block + i) * (vec_load(ds + block + i) - delta) * scale);
         }
     }
 }
 
 // Queries t0 ... t0+rows-1 of one head: scores, softmax, out.
-static inline void attention_forward_tile_(float* out, float* lse, const float* q, AttentionScratch_* s,
-                                           int t0, int rows, int C, int HS, int Tp) {
+static inline void attention_forward_tile_(float* out, float* lse, const float* q, const int* starts,
+                                           AttentionScratch_* s, int t0, int rows, int C, int HS, int Tp) {
     const float scale = 1.0f / sqrtf((float)HS);
-    const int keys = t0 + rows;
-    attention_scores_(s->p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, rows, keys, HS);
+    const int keys = t0 + rows, from = attention_from_(starts, t0);
+    attention_scores_(s->p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, rows, from, keys, HS);
     float inverse[TILE_ROWS];
     for (int i = 0; i < rows; i++) {
         float* row = s->p + i * BLOCK_K;
-        const float max = attention_max_row_(row, t0 + i + 1) * scale;
-        const float sum = attention_exp_row_(row, t0 + i + 1, attention_round_up_(keys, LANES), scale, max);
+        const int start = attention_start_(starts, t0 + i);
+        const float max = attention_max_row_(row, start, t0 + i + 1) * scale;
+        const float sum =
+            attention_exp_row_(row, start, t0 + i + 1, from, attention_round_up_(keys, LANES), scale, max);
         lse[t0 + i] = max + logf(sum);
         inverse[i] = 1.0f / sum;
     }
-    attention_mix_(out + (size_t)t0 * C, C, s->p, s->v_by_dim, Tp, rows, keys, HS);
+    attention_mix_(out + (size_t)t0 * C, C, s->p, s->v_by_dim, Tp, rows, from, keys, HS);
     for (int i = 0; i < rows; i++) {
         for (int d = 0; d < HS; d++) {
             out[(size_t)(t0 + i) * C + d] *= inverse[i];
@@ -214,8 +240,8 @@ static inline void attention_forward_tile_(float* out, float* lse, const float* 
     }
 }
 
-static inline void attention_forward_cpu(float* out, float* lse, const float* qkv, int B, int T, int first,
-                                         int C, int NH, AttentionScratch* scratch) {
+static inline void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, int B,
+                                         int T, int first, int C, int NH, AttentionScratch* scratch) {
     const int HS = C / NH, Tp = attention_round_up_(scratch->T, BLOCK_K);
     assert(T <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(dynamic)
@@ -226,20 +252,22 @@ static inline void attention_forward_cpu(float* out, float* lse, const float* qk
         attention_pack_by_key_(s->k_by_key, q + C, 3 * (size_t)C, T, HS);
         attention_pack_by_dim_(s->v_by_dim, q + 2 * C, 3 * (size_t)C, T, Tp, HS);
         for (int t = first; t < T; t += TILE_ROWS) {
-            attention_forward_tile_(out + (size_t)b * T * C + h * HS, lse + (size_t)head * T, q, s, t,
+            attention_forward_tile_(out + (size_t)b * T * C + h * HS, lse + (size_t)head * T, q,
+                                    starts ? starts + (size_t)b * T : NULL, s, t,
                                     matmul_min_(TILE_ROWS, T - t), C, HS, Tp);
         }
     }
 }
 
-// Probabilities and their gradients of the queries t0 ... t0+rows-1 over the keys 0 ... keys-1 (the end of
+// Probabilities and their gradients of the queries t0 ... t0+rows-1 over the keys from ... keys-1 (those of
 // the block), then dq.
 static inline void attention_backward_tile_(float* dq, float* p, float* ds, const float* q, const float* out,
-                                            const float* dout, const float* lse, AttentionScratch_* s, int t0,
-                                            int rows, int keys, int C, int HS, int Tp) {
+                                            const float* dout, const float* lse, const int* starts,
+                                            AttentionScratch_* s, int t0, int rows, int from, int keys, int C,
+                                            int HS, int Tp) {
     const float scale = 1.0f / sqrtf((float)HS);
-    attention_scores_(p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, rows, keys, HS);
-    attention_scores_(ds, dout + (size_t)t0 * C, C, s->v_by_key, rows, keys, HS);
+    attention_scores_(p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, rows, from, keys, HS);
+    attention_scores_(ds, dout + (size_t)t0 * C, C, s->v_by_key, rows, from, keys, HS);
     for (int i = 0; i < rows; i++) {
         const float *o = out + (size_t)(t0 + i) * C, *d = dout + (size_t)(t0 + i) * C;
         float delta = 0;
@@ -247,27 +275,28 @@ static inline void attention_backward_tile_(float* dq, float* p, float* ds, cons
             delta += o[c] * d[c];
         }
         const int end = attention_round_up_(keys, LANES);
-        attention_exp_row_(p + i * BLOCK_K, t0 + i + 1, end, scale, lse[t0 + i]);
-        attention_softmax_backward_row_(ds + i * BLOCK_K, p + i * BLOCK_K, end, delta, scale);
+        attention_exp_row_(p + i * BLOCK_K, attention_start_(starts, t0 + i), t0 + i + 1, from, end, scale,
+                           lse[t0 + i]);
+        attention_softmax_backward_row_(ds + i * BLOCK_K, p + i * BLOCK_K, from, end, delta, scale);
     }
-    attention_mix_(dq + (size_t)t0 * 3 * C, 3 * (size_t)C, ds, s->k_by_dim, Tp, rows, t0 + rows, HS);
+    attention_mix_(dq + (size_t)t0 * 3 * C, 3 * (size_t)C, ds, s->k_by_dim, Tp, rows, from, t0 + rows, HS);
 }
 
 // Queries t0 ... t0+rows-1 (a block of ATTENTION_ROWS) of one head. dk and dv of the block's own keys are set
 // here, those of earlier keys are added to: block after block, in a fixed order.
 static inline void attention_backward_block_(float* dqkv, const float* qkv, const float* out,
-                                             const float* dout, const float* lse, AttentionScratch_* s,
-                                             int t0, int rows, int C, int HS, int Tp) {
+                                             const float* dout, const float* lse, const int* starts,
+                                             AttentionScratch_* s, int t0, int rows, int C, int HS, int Tp) {
     const size_t tile_floats = (size_t)Tp * TILE_ROWS;
-    const int keys = t0 + rows;
+    const int from = attention_from_(starts, t0), keys = t0 + rows;
     for (int i = 0; i < rows; i += TILE_ROWS) {
         attention_backward_tile_(dqkv, s->p + i / TILE_ROWS * tile_floats,
-                                 s->ds + i / TILE_ROWS * tile_floats, qkv, out, dout, lse, s, t0 + i,
-                                 matmul_min_(TILE_ROWS, rows - i), keys, C, HS, Tp);
+                                 s->ds + i / TILE_ROWS * tile_floats, qkv, out, dout, lse, starts, s, t0 + i,
+                                 matmul_min_(TILE_ROWS, rows - i), from, keys, C, HS, Tp);
     }
     attention_pack_by_dim_(s->q_block, qkv + (size_t)t0 * 3 * C, 3 * (size_t)C, rows, ATTENTION_ROWS, HS);
     attention_pack_by_dim_(s->dout_block, dout + (size_t)t0 * C, C, rows, ATTENTION_ROWS, HS);
-    for (int u = 0; u < keys; u += TILE_ROWS) {
+    for (int u = from; u < keys; u += TILE_ROWS) {
         const GradientMode mode = u >= t0 ? GRADIENT_SET : GRADIENT_ADD;
         const int count = matmul_min_(TILE_ROWS, keys - u);
         float* dk = dqkv + (size_t)u * 3 * C + C;
@@ -279,7 +308,7 @@ static inline void attention_backward_block_(float* dqkv, const float* qkv, cons
 }
 
 static inline void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
-                                          const float* lse, int B, int T, int C, int NH,
+                                          const float* lse, const int* starts, int B, int T, int C, int NH,
                                           AttentionScratch* scratch) {
     const int HS = C / NH, Tp = attention_round_up_(scratch->T, BLOCK_K);
     assert(T <= scratch->T && HS == scratch->HS);
@@ -293,8 +322,8 @@ static inline void attention_backward_cpu(float* dqkv, const float* dout, const 
         attention_pack_by_dim_(s->k_by_dim, qkv + at_qkv + C, 3 * (size_t)C, T, Tp, HS);
         for (int t = 0; t < T; t += ATTENTION_ROWS) {
             attention_backward_block_(dqkv + at_qkv, qkv + at_qkv, out + at, dout + at,
-                                      lse + (size_t)head * T, s, t, matmul_min_(ATTENTION_ROWS, T - t), C, HS,
-                                      Tp);
+                                      lse + (size_t)head * T, starts ? starts + (size_t)b * T : NULL, s, t,
+                                      matmul_min_(ATTENTION_ROWS, T - t), C, HS, Tp);
         }
     }
 }

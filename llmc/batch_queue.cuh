@@ -2,8 +2,8 @@
 batch_queue.cuh -- batches on their way to the GPU: copied through pinned memory on a stream of their own,
 while the GPU works on earlier ones.
 
-    tokens, targets    (capacity)   int32, on the GPU, at fixed addresses: valid for the work put on
-gpu->stream between one push and the next
+    tokens, targets, starts    (capacity)   int32, on the GPU, at fixed addresses: valid for the work put on
+gpu->stream between one push and the next; starts is NULL if the last push had none
 
 The host only waits in batch_queue_push, and there only for the batch BATCH_SLOTS pushes ago.
 
@@ -22,7 +22,8 @@ typedef struct {
     cudaStream_t stream;                                 // of the copies
     size_t capacity;                                     // tokens
     int *tokens, *targets;                               // on the GPU
-    int *pinned[BATCH_SLOTS], *staging[BATCH_SLOTS];     // (2, capacity) on the host, on the GPU
+    int *starts, *starts_memory;                         // NULL or the memory; on the GPU
+    int *pinned[BATCH_SLOTS], *staging[BATCH_SLOTS];     // (3, capacity) on the host, on the GPU
     cudaEvent_t arrived[BATCH_SLOTS], used[BATCH_SLOTS]; // in staging; staging free again
     int next;                                            // slot
 } BatchQueue;
@@ -34,10 +35,11 @@ static inline void batch_queue_open(BatchQueue* queue, size_t capacity, const Gp
     queue->capacity = capacity;
     queue->tokens = (int*)gpu_alloc(capacity, sizeof(int), "tokens");
     queue->targets = (int*)gpu_alloc(capacity, sizeof(int), "targets");
+    queue->starts_memory = (int*)gpu_alloc(capacity, sizeof(int), "starts of documents");
     CUDA_CHECK(cudaStreamCreateWithFlags(&queue->stream, cudaStreamNonBlocking));
     for (int slot = 0; slot < BATCH_SLOTS; slot++) {
-        CUDA_CHECK(cudaMallocHost((void**)&queue->pinned[slot], 2 * capacity * sizeof(int)));
-        queue->staging[slot] = (int*)gpu_alloc(2 * capacity, sizeof(int), "tokens");
+        CUDA_CHECK(cudaMallocHost((void**)&queue->pinned[slot], 3 * capacity * sizeof(int)));
+        queue->staging[slot] = (int*)gpu_alloc(3 * capacity, sizeof(int), "tokens");
         CUDA_CHECK(cudaEventCreateWithFlags(&queue->arrived[slot], cudaEventDisableTiming));
         CUDA_CHECK(cudaEventCreateWithFlags(&queue->used[slot], cudaEventDisableTiming));
     }
@@ -51,13 +53,15 @@ static inline void batch_queue_close(BatchQueue* queue) {
         CUDA_CHECK(cudaFreeHost(queue->pinned[slot]));
     }
     CUDA_CHECK(cudaStreamDestroy(queue->stream));
+    gpu_free(queue->starts_memory);
     gpu_free(queue->targets);
     gpu_free(queue->tokens);
 }
 
-// Sets tokens, and targets unless NULL is given for them, for the work that is put on gpu->stream from now
-// on. The arguments are on the host and may be reused at once.
-static inline void batch_queue_push(BatchQueue* queue, const int* tokens, const int* targets, size_t count) {
+// Sets tokens, and targets and starts unless NULL is given for them, for the work that is put on gpu->stream
+// from now on. The arguments are on the host and may be reused at once.
+static inline void batch_queue_push(BatchQueue* queue, const int* tokens, const int* targets,
+                                    const int* starts, size_t count) {
     const int slot = queue->next;
     const size_t bytes = count * sizeof(int);
     assert(count <= queue->capacity);
@@ -66,12 +70,21 @@ static inline void batch_queue_push(BatchQueue* queue, const int* tokens, const 
     int *pinned = queue->pinned[slot], *staging = queue->staging[slot];
     memcpy(pinned, tokens, bytes);
     memcpy(pinned + count, targets ? targets : tokens, bytes);
-    CUDA_CHECK(cudaMemcpyAsync(staging, pinned, 2 * bytes, cudaMemcpyHostToDevice, queue->stream));
+    if (starts) {
+        memcpy(pinned + 2 * count, starts, bytes);
+    }
+    CUDA_CHECK(
+        cudaMemcpyAsync(staging, pinned, (starts ? 3 : 2) * bytes, cudaMemcpyHostToDevice, queue->stream));
     CUDA_CHECK(cudaEventRecord(queue->arrived[slot], queue->stream));
     CUDA_CHECK(cudaStreamWaitEvent(queue->gpu->stream, queue->arrived[slot], 0));
     CUDA_CHECK(cudaMemcpyAsync(queue->tokens, staging, bytes, cudaMemcpyDeviceToDevice, queue->gpu->stream));
     CUDA_CHECK(cudaMemcpyAsync(queue->targets, staging + count, bytes, cudaMemcpyDeviceToDevice,
                                queue->gpu->stream));
+    queue->starts = starts ? queue->starts_memory : NULL;
+    if (starts) {
+        CUDA_CHECK(cudaMemcpyAsync(queue->starts, staging + 2 * count, bytes, cudaMemcpyDeviceToDevice,
+                                   queue->gpu->stream));
+    }
     CUDA_CHECK(cudaEventRecord(queue->used[slot], queue->gpu->stream));
 }
 

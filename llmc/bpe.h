@@ -709,7 +709,7 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
                 bpe->byte_pairs[256 * token.text[0] + token.text[1]] = id;
             }
         } else {
-            error_set(error, name, "token %d is %zu tokens of lower ids, wanted the union of two", id, n);
+            error_set(error, name, "token %d merges to %zu tokens, wanted two of lower ids", id, n);
         }
     }
     free(parts);

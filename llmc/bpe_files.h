@@ -20,7 +20,7 @@ or a line break.
 bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers.
 
 needs:   bpe.h, file.h, json.h
-defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf
+defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_checksum, bpe_print_tokens, bpe_print_merges
 */
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H
@@ -32,6 +32,7 @@ defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf
 #include "bpe.h"
 #include "file.h"
 #include "json.h"
+#include "xxh64.h"
 
 #define BPE_BIN_MAGIC_ 20240328
 enum { BPE_BIN_HEADER_BYTES_ = 1024 };
@@ -50,6 +51,8 @@ static inline BpeFile_ bpe_read_(const char* path) {
     CHECK(stat(path, &info) == 0, "%s: cannot open the tokenizer: %s", path, strerror(errno));
     CHECK(S_ISREG(info.st_mode), "%s: not a regular file, wanted a tokenizer", path);
     CHECK(info.st_size > 0, "%s: empty file, wanted a tokenizer", path);
+    CHECK(info.st_size <= INT_MAX, "%s: %lld bytes, wanted a tokenizer, at most %d", path,
+          (long long)info.st_size, INT_MAX);
     FILE* stream = fopen(path, "rb");
     CHECK(stream, "%s: cannot open the tokenizer: %s", path, strerror(errno));
     const BpeFile_ file = {path, (unsigned char*)check_alloc((size_t)info.st_size, 1, path),
@@ -109,8 +112,7 @@ static inline int bpe_ends_in_(const char* path, const char* ending) {
     return length >= end && strcmp(path + length - end, ending) == 0;
 }
 
-// ---- llm.c's tokenizer: a header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8 length,
-// bytes)
+// ---- llm.c's tokenizer .bin: a header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8, bytes)
 
 // Returns 0, with the reason, if two tokens are the same; their bytes are there nevertheless.
 static inline int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
@@ -480,8 +482,7 @@ static inline int bpe_json_merges_(BpeJson_* v) {
             sides[side].length = bpe_unspell_(sides[side], &v->spelling);
             if (sides[side].length == 0) {
                 return error_set(v->json.error, v->json.path,
-                                 "merge %zu, counted from 0, is not two tokens in the spelling of GPT-2",
-                                 v->num_merges);
+                                 "merges[%zu] is not two tokens in the spelling of GPT-2", v->num_merges);
             }
         }
         v->merges = (BpeSpan_(*)[2])bpe_grow_(v->merges, v->num_merges, sizeof(*v->merges));
@@ -637,23 +638,45 @@ static inline int bpe_json_file_(BpeJson_* v) {
     return more == 0 && json_end(&v->json);
 }
 
+// The parts of the file must be there, and their numbers fit.
+static inline void bpe_check_json_(const BpeJson_* v, const char* path) {
+    const size_t V = v->num_tokens + 1;
+    CHECK(v->has_model || v->num_tokens > 0,
+          "%s: neither a model nor tokens, wanted a tokenizer.json or vocab.json", path);
+    CHECK(!v->has_model || v->cuts_text, "%s: no pre_tokenizer, wanted ByteLevel", path);
+    CHECK(v->eot != SIZE_MAX, "%s: no token %s", path, BPE_EOT_TEXT);
+    CHECK(!v->has_model || v->num_merges + 257 == V,
+          "%s: %zu merges for a vocabulary of %zu, wanted 257 fewer: all but the bytes and end-of-text", path,
+          v->num_merges, V);
+    CHECK(v->eot < V, "%s: end-of-text id %zu, wanted one of the %zu tokens", path, v->eot, V);
+}
+
+static inline void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
+    for (size_t i = 0; i < v->num_tokens; i++) {
+        const BpeSpan_ text = v->tokens[i].text;
+        const size_t id = v->tokens[i].id;
+        CHECK(id <= v->num_tokens, "%s: token id %zu, wanted 0 to %zu in a vocabulary of %zu", path, id,
+              v->num_tokens, v->num_tokens + 1);
+        CHECK(bpe->tokens[id].length == 0, "%s: id %zu is there twice", path, id);
+        CHECK(bpe_set_token_(bpe, (int)id, text.text, text.length), "%s: token %zu is token %d again", path,
+              id, bpe_find(bpe, (const char*)text.text, text.length));
+    }
+}
+
 // The merges must be those that the vocabulary implies, in the order of the ids of what they make.
-static inline void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v) {
+static inline void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v, const char* path) {
     for (size_t i = 0, last = 0; i < v->num_merges; i++) {
         int part[2];
         for (int side = 0; side < 2; side++) {
             const BpeSpan_ text = v->merges[i][side];
             part[side] = bpe_find(bpe, (const char*)text.text, text.length);
-            CHECK(part[side] >= 0, "%s: the %s side of merge %zu, counted from 0, is no token", v->json.path,
+            CHECK(part[side] >= 0, "%s: the %s side of merges[%zu] is no token", path,
                   side ? "right" : "left", i);
         }
         const size_t id = (size_t)bpe_pair_(bpe, part[0], part[1]);
-        CHECK(id != BPE_NONE_, "%s: merge %zu, counted from 0, of tokens %d and %d makes no token",
-              v->json.path, i, part[0], part[1]);
-        CHECK(
-            id > last,
-            "%s: merge %zu, counted from 0, makes token %zu, the one before token %zu; wanted ascending ids",
-            v->json.path, i, id, last);
+        CHECK(id != BPE_NONE_, "%s: merges[%zu] makes no token of %d and %d", path, i, part[0], part[1]);
+        CHECK(id > last, "%s: merges[%zu] makes token %zu after token %zu, wanted ascending ids", path, i, id,
+              last);
         last = id;
     }
 }
@@ -666,27 +689,11 @@ static inline void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     v.spelling = bpe_spelling_();
     v.eot = SIZE_MAX;
     CHECK(bpe_json_file_(&v), "%s", error);
-    CHECK(v.has_model || v.num_tokens > 0,
-          "%s: neither a model nor tokens, wanted a tokenizer.json or vocab.json", file->path);
-    CHECK(!v.has_model || v.cuts_text, "%s: no pre_tokenizer, wanted ByteLevel", file->path);
-    CHECK(v.eot != SIZE_MAX, "%s: no token %s", file->path, BPE_EOT_TEXT);
-    const size_t V = v.num_tokens + 1;
-    CHECK(!v.has_model || v.num_merges + 257 == V,
-          "%s: %zu merges for a vocabulary of %zu, wanted 257 fewer: all but the bytes and end-of-text",
-          file->path, v.num_merges, V);
-    CHECK(v.eot < V, "%s: end-of-text id %zu, wanted one of the %zu tokens", file->path, v.eot, V);
-    bpe_open_ids_(bpe, file->path, file->data, V, v.eot);
-    for (size_t i = 0; i < v.num_tokens; i++) {
-        const BpeNamed_ token = v.tokens[i];
-        CHECK(token.id < V, "%s: token id %zu, wanted 0 to %zu in a vocabulary of %zu", file->path, token.id,
-              V - 1, V);
-        CHECK(bpe->tokens[token.id].length == 0, "%s: id %zu is there twice", file->path, token.id);
-        CHECK(bpe_set_token_(bpe, (int)token.id, token.text.text, token.text.length),
-              "%s: token %zu is token %d again", file->path, token.id,
-              bpe_find(bpe, (const char*)token.text.text, token.text.length));
-    }
+    bpe_check_json_(&v, file->path);
+    bpe_open_ids_(bpe, file->path, file->data, v.num_tokens + 1, v.eot);
+    bpe_set_json_tokens_(bpe, &v, file->path);
     CHECK(bpe_finish_(bpe, file->path, error), "%s", error);
-    bpe_check_json_merges_(bpe, &v);
+    bpe_check_json_merges_(bpe, &v, file->path);
     free(v.tokens);
     free(v.merges);
 }
@@ -855,7 +862,14 @@ typedef struct {
 static inline void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) {
     unsigned char order[256];
     uint16_t spelling[256];
+    int merges = 0;
     bpe_spelled_bytes_(order, spelling);
+    for (size_t i = 0; i < (size_t)1 << bpe->hash_bits; i++) {
+        merges += bpe->by_pair[i] != 0;
+    }
+    CHECK(merges == bpe->vocab_size - 257,
+          "%s: %d merges for %d tokens: these can only be decoded, not written", path, merges,
+          bpe->vocab_size);
     CHECK(needs == BPE_ALL_ || needs == BPE_255_BYTES_ || bpe->eot == bpe->vocab_size - 1,
           "%s: end-of-text is id %d of %d, and this format has it last", path, bpe->eot, bpe->vocab_size);
     for (int id = 0; needs == BPE_GPT2_ORDER_ && id < 256; id++) {
@@ -926,6 +940,39 @@ static inline void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T
     bpe_put_special_tokens_(writer.file);
     fputs("\n}\n", writer.file);
     file_commit(&writer);
+}
+
+// A checksum of all tokens: a vocabulary has the same whatever file it was read from.
+static inline uint64_t bpe_checksum(const Bpe* bpe) {
+    Xxh64 hash;
+    xxh64_open(&hash);
+    xxh64_add(&hash, &bpe->eot, sizeof(bpe->eot));
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        int length;
+        const char* token = bpe_token(bpe, id, &length);
+        xxh64_add(&hash, &length, sizeof(length));
+        xxh64_add(&hash, token, (size_t)length);
+    }
+    return xxh64_value(&hash);
+}
+
+// For other formats: the tokens in the order of their ids, one a line, in the characters that stand for
+// bytes.
+static inline void bpe_print_tokens(const Bpe* bpe, FILE* file) {
+    const BpeSpelling_ spelling = bpe_spelling_();
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        if (id == bpe->eot) {
+            fputs(BPE_EOT_TEXT, file);
+        } else {
+            bpe_put_spelled_(&spelling, bpe->tokens[id], BPE_UTF8_, file);
+        }
+        fputc('\n', file);
+    }
+}
+
+// The merges in the order of their ranks, "A B", one a line.
+static inline void bpe_print_merges(const Bpe* bpe, FILE* file) {
+    bpe_put_each_merge_(bpe, bpe_put_merge_line_, file);
 }
 
 #endif

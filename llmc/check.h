@@ -24,6 +24,8 @@ defines: CHECK, die_usage, error_set, ERROR_BYTES, check_alloc, array_bytes, EXI
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define EXIT_USAGE 2
 #define EXIT_INTERRUPTED 75
@@ -31,7 +33,17 @@ defines: CHECK, die_usage, error_set, ERROR_BYTES, check_alloc, array_bytes, EXI
 // For a function that takes a printf format as argument number n and never returns.
 #define CHECK_DIES_(n) __attribute__((format(printf, n, n + 1), noreturn, cold, unused))
 
-// Prints the message and the place, and ends the program with status 1. Called through CHECK.
+// Is this the thread that main runs in?
+__attribute__((unused)) static int check_is_main_thread_(void) {
+#ifdef __linux__
+    return (pid_t)syscall(SYS_gettid) == getpid();
+#else
+    return 1;
+#endif
+}
+
+// Prints the message and the place, and ends the program with status 1. Called through CHECK. In any thread:
+// the others are not in a state that handlers of exit() could clean up after.
 CHECK_DIES_(3) static void check_failed_(const char* file, int line, const char* format, ...) {
     va_list args;
     fflush(stdout);
@@ -40,6 +52,10 @@ CHECK_DIES_(3) static void check_failed_(const char* file, int line, const char*
     vfprintf(stderr, format, args);
     va_end(args);
     fprintf(stderr, "\n    at %s:%d\n", file, line);
+    if (!check_is_main_thread_()) {
+        fflush(NULL);
+        _exit(EXIT_FAILURE);
+    }
     exit(EXIT_FAILURE);
 }
 

@@ -5,7 +5,7 @@ The maximum and the sum of exponentials of a row are found in one pass (Milakov 
 normalizer calculation for softmax", 2018). The backward pass needs the row a second time: it keeps a copy in
 shared memory if a block can have that much, which saves reading it again; the results are the same.
 
-NaN or +infinity among the logits gives a loss of NaN.
+NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 
 needs:   classifier.h gpu.cuh
 defines: classifier_loss, classifier_backward, classifier_loss_bytes, classifier_backward_bytes
@@ -97,9 +97,14 @@ template <class T, int WIDTH>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     classifier_loss_kernel(float* loss, const T* logits, const int* target, int V, int Vp) {
     const T* row = logits + (size_t)blockIdx.x * Vp;
+    const int hit = target[blockIdx.x];
+    if (hit == NO_TARGET) {
+        loss[blockIdx.x] = 0.0f;
+        return;
+    }
     const ClassifierSum_ s = classifier_row_<WIDTH>((T*)NULL, row, V);
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = logf(s.sum) + s.max - to_float(row[target[blockIdx.x]]);
+        loss[blockIdx.x] = logf(s.sum) + s.max - to_float(row[hit]);
     }
 }
 
@@ -118,7 +123,8 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     SMEM_DYNAMIC(T, copy);
     T* row = logits + (size_t)blockIdx.x * Vp;
     const int hit = target[blockIdx.x];
-    const float target_logit = to_float(row[hit]);
+    V = hit == NO_TARGET ? 0 : V; // a row that does not count is nothing but padding
+    const float target_logit = V ? to_float(row[hit]) : 0.0f;
     const ClassifierSum_ s = classifier_row_<WIDTH>(keep ? copy : (T*)NULL, row, V);
     const float factor = scale / s.sum;
     const T* again = keep ? copy : row;
@@ -136,7 +142,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
         classifier_store_<WIDTH>(row + v, x.element);
     }
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = logf(s.sum) + s.max - target_logit;
+        loss[blockIdx.x] = V ? logf(s.sum) + s.max - target_logit : 0.0f;
     }
 }
 

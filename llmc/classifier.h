@@ -6,15 +6,19 @@ CPU.
     dlogits[n][v] = (softmax(logits[n])[v] - [v = target[n]]) * scale     and 0 for V <= v < Vp
 
     logits     (N, Vp)   columns past V are padding: never probability, never gradient
-    target     (N)       int32, each below V
+    target     (N)       int32, each below V, or NO_TARGET
     loss       (N)       fp32, in nats
 
 classifier_backward sets loss and turns the logits into their gradient in place; probabilities are stored
 nowhere else. classifier_loss only sets loss (validation must not write gradients). `scale` is 1 / (tokens of
 the whole update).
 
+A row whose target is NO_TARGET, a padded position, does not count: its loss is 0 and so is its gradient,
+whatever the logits are, NaN too. What is computed with `scale` = 1 / (all tokens) is the loss of the counted
+ones times counted / all; targets_factor undoes that.
+
 needs:   vec.h
-defines: classifier_backward_cpu, classifier_loss_cpu
+defines: NO_TARGET, targets_count, targets_factor, classifier_backward_cpu, classifier_loss_cpu
 */
 #ifndef LLMC_CLASSIFIER_H
 #define LLMC_CLASSIFIER_H
@@ -23,6 +27,23 @@ defines: classifier_backward_cpu, classifier_loss_cpu
 #include <stddef.h>
 
 #include "vec.h"
+
+enum { NO_TARGET = -1 };
+
+// How many of N targets count.
+static inline int targets_count(const int* target, int N) {
+    int count = 0;
+    for (int n = 0; n < N; n++) {
+        count += target[n] != NO_TARGET;
+    }
+    return count;
+}
+
+// From means over `all` tokens to those over the counted ones: exactly 1 if all count. The mean over none is
+// NaN.
+static inline double targets_factor(double all, double counted) {
+    return counted > 0 ? all / counted : (double)NAN;
+}
 
 static inline float classifier_max_(const float* x, int V) {
     Vec max = vec_all(-INFINITY);
@@ -64,6 +85,10 @@ static inline void classifier_loss_cpu(float* loss, const float* logits, const i
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const float* row = logits + (size_t)n * Vp;
+        if (target[n] == NO_TARGET) {
+            loss[n] = 0;
+            continue;
+        }
         const float max = classifier_max_(row, V);
         loss[n] = logf(classifier_exp_sum_(NULL, row, max, V)) + max - row[target[n]];
     }
@@ -74,6 +99,11 @@ static inline void classifier_backward_cpu(float* loss, float* logits, const int
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         float* row = logits + (size_t)n * Vp;
+        if (target[n] == NO_TARGET) {
+            loss[n] = 0;
+            memset(row, 0, (size_t)Vp * sizeof(float));
+            continue;
+        }
         const float max = classifier_max_(row, V), target_logit = row[target[n]];
         const float sum = classifier_exp_sum_(row, row, max, V);
         const float factor = scale / sum;

@@ -5,8 +5,11 @@ into it.
 A full disk, a missing directory or any other failure removes the unfinished file and ends the program with
 one error that names the file; what stood under the name before is untouched.
 
+Small files are read as a whole.
+
 needs:   check.h
-defines: FileWriter, file_open, file_put, file_commit, file_sync_directory
+defines: file_join, FileWriter, file_open, file_put, file_commit, file_sync_directory, file_make_directory,
+file_write_text, file_try_read
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -14,9 +17,16 @@ defines: FileWriter, file_open, file_put, file_commit, file_sync_directory
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
+
+// Sets path to that of a name in a directory.
+static inline void file_join(char path[PATH_MAX], const char* directory, const char* name) {
+    CHECK(snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX, "%s: the name is too long",
+          directory);
+}
 
 typedef struct {
     FILE* file;
@@ -78,6 +88,60 @@ static inline void file_commit(FileWriter* writer) {
         file_fail_(writer, "write");
     }
     file_sync_directory(writer->path);
+}
+
+// Makes a directory and its parents. What is no directory shows when the files in it are opened.
+static inline void file_make_directory(const char* path) {
+    char prefix[1024];
+    const size_t length = strlen(path);
+    CHECK(length < sizeof(prefix) - 32, "%s: the path is longer than %zu bytes", path, sizeof(prefix) - 32);
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] == '/' || path[i] == '\0') {
+            memcpy(prefix, path, i);
+            prefix[i] = '\0';
+            CHECK(mkdir(prefix, 0777) == 0 || errno == EEXIST, "%s: cannot make the directory: %s", prefix,
+                  strerror(errno));
+        }
+    }
+}
+
+// A whole file of text.
+static inline void file_write_text(const char* path, const char* text, size_t bytes) {
+    FileWriter writer;
+    file_open(&writer, path);
+    file_put(&writer, text, bytes);
+    file_commit(&writer);
+}
+
+// Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
+// reason in `error` if it cannot be read, or is longer than `most`.
+static inline int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error) {
+    FILE* file = fopen(path, "rb");
+    size_t room = 4096, used = 0;
+    *text = NULL;
+    *bytes = 0;
+    if (!file) {
+        return error_set(error, path, "cannot read: %s", strerror(errno));
+    }
+    char* buffer = (char*)check_alloc(room, 1, path);
+    for (size_t got = 1; got > 0 && used <= most;) {
+        got = fread(buffer + used, 1, room - used - 1, file);
+        used += got;
+        if (used + 1 == room) {
+            buffer = (char*)realloc(buffer, room *= 2);
+            CHECK(buffer, "%s: no memory for %zu bytes", path, room);
+        }
+    }
+    const int reason = ferror(file) ? errno : used > most ? EFBIG : 0;
+    fclose(file);
+    if (reason) {
+        free(buffer);
+        return error_set(error, path, "cannot read: %s", strerror(reason));
+    }
+    buffer[used] = '\0';
+    *text = buffer;
+    *bytes = used;
+    return 1;
 }
 
 #endif

@@ -14,10 +14,11 @@ GPT-2: Radford et al., "Language models are unsupervised multitask learners", 20
 positions, GELU in tanh form, the token embedding shared with the classifier.
 
 needs:   check.h rand.h; define floatX (the type of parameters and activations) before, or it is float
-defines: GPT2Config, GPT2Parameters, GPT2Activations, TensorRow, tensor_elements, tensor_rows_bind,
-         gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows, gpt2_classifier_chunk,
+defines: GPT2Config, GPT2Parameters, GPT2Activations, TensorRow, TensorInFiles, tensor_elements,
+tensor_rows_bind, gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows, gpt2_classifier_chunk,
 gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_activations_at_token, gpt2_model_by_name,
-gpt2_padded_vocab, gpt2_count_parameters, gpt2_flops_per_token, gpt2_initial_value, gpt2_random_weights
+gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token, gpt2_initial_value,
+gpt2_rows_in_files, gpt2_random_weights
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
@@ -49,27 +50,34 @@ typedef enum {
 
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
 
+typedef enum {
+    FILE_VECTOR, // (cols)
+    FILE_TABLE,  // (rows, cols); of the vocabulary, only the rows that have a token
+    FILE_CONV1D  // (cols, rows): GPT-2's code computes x W, ours x W^T
+} TensorInFiles;
+
 // clang-format off
 // Parameters, in the order of llm.c's model files. `rows` x `cols` for each of `layers`; a vector is one row.
-// Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer.
-//  name        layers  rows        cols      init                 decay  Hugging Face name
+// Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `in files` says how Hugging Face
+// stores a layer of it, and under which name; GGUF's names come last.
+//  name        layers  rows        cols      init                 decay  in files      Hugging Face name             GGUF name
 #define GPT2_PARAMETERS(X) \
-  X(wte,        1,      cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     "wte.weight")             /* token embedding = classifier weight */ \
-  X(wpe,        1,      cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     "wpe.weight")             /* position embedding */ \
-  X(ln1w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     "h.%d.ln_1.weight")       /* norm before attention */ \
-  X(ln1b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     "h.%d.ln_1.bias") \
-  X(qkvw,       cfg.L,  3 * cfg.C,  cfg.C,    INIT_NORMAL,         1,     "h.%d.attn.c_attn.weight") /* queries, keys, values */ \
-  X(qkvb,       cfg.L,  1,          3*cfg.C,  INIT_ZERO,           0,     "h.%d.attn.c_attn.bias") \
-  X(attprojw,   cfg.L,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     "h.%d.attn.c_proj.weight") /* into the residual stream */ \
-  X(attprojb,   cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     "h.%d.attn.c_proj.bias") \
-  X(ln2w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     "h.%d.ln_2.weight")       /* norm before the MLP */ \
-  X(ln2b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     "h.%d.ln_2.bias") \
-  X(fcw,        cfg.L,  4 * cfg.C,  cfg.C,    INIT_NORMAL,         1,     "h.%d.mlp.c_fc.weight")   /* into the MLP's hidden layer */ \
-  X(fcb,        cfg.L,  1,          4*cfg.C,  INIT_ZERO,           0,     "h.%d.mlp.c_fc.bias") \
-  X(fcprojw,    cfg.L,  cfg.C,      4*cfg.C,  INIT_NORMAL_SCALED,  1,     "h.%d.mlp.c_proj.weight") /* into the residual stream */ \
-  X(fcprojb,    cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     "h.%d.mlp.c_proj.bias") \
-  X(lnfw,       1,      1,          cfg.C,    INIT_ONE,            0,     "ln_f.weight")            /* norm before the classifier */ \
-  X(lnfb,       1,      1,          cfg.C,    INIT_ZERO,           0,     "ln_f.bias")
+  X(wte,        1,      cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
+  X(wpe,        1,      cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
+  X(ln1w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
+  X(ln1b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
+  X(qkvw,       cfg.L,  3 * cfg.C,  cfg.C,    INIT_NORMAL,         1,     FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
+  X(qkvb,       cfg.L,  1,          3*cfg.C,  INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
+  X(attprojw,   cfg.L,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
+  X(attprojb,   cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
+  X(ln2w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
+  X(ln2b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
+  X(fcw,        cfg.L,  4 * cfg.C,  cfg.C,    INIT_NORMAL,         1,     FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
+  X(fcb,        cfg.L,  1,          4*cfg.C,  INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
+  X(fcprojw,    cfg.L,  cfg.C,      4*cfg.C,  INIT_NORMAL_SCALED,  1,     FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
+  X(fcprojb,    cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
+  X(lnfw,       1,      1,          cfg.C,    INIT_ONE,            0,     FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
+  X(lnfb,       1,      1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
 
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to the level of
 // --recompute named `kept`: 0 not at level 1 and above, 1 not at level 2 and above, 2 not at level 3, 3 always. When it is not
@@ -127,16 +135,17 @@ enum {
 #define TENSOR_ALIGN 128
 typedef struct {
     const char* name;
-    const char* hf_name;  // NULL for activations
-    int layers;           // copies in memory: 1 when all layers share one
-    size_t rows, cols;    // of one layer
-    size_t element_bytes; //
-    TensorInit init;      // parameters only
-    int decay;            // parameters only
-    TensorLife life;      //
-    size_t offset_bytes;  // in the allocation
-    size_t member;        // offset of the pointer in the struct
-    uint64_t stream;      // parameters only: of their first values
+    const char *hf_name, *gguf_name; // parameters only
+    int layers;                      // copies in memory: 1 when all layers share one
+    size_t rows, cols;               // of one layer
+    size_t element_bytes;            //
+    TensorInit init;                 // parameters only
+    int decay;                       // parameters only
+    TensorInFiles form;              // parameters only
+    TensorLife life;                 //
+    size_t offset_bytes;             // in the allocation
+    size_t member;                   // offset of the pointer in the struct
+    uint64_t stream;                 // parameters only: of their first values
 } TensorRow;
 
 static inline size_t tensor_layer_elements(const TensorRow* row) { return row->rows * row->cols; }
@@ -170,9 +179,11 @@ static inline size_t tensor_rows_layout_(TensorRow* rows, int count) {
 static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
                                             size_t element_bytes) {
     TensorRow* row = rows;
-#define GPT2_ROW_(name_, layers_, rows_, cols_, init_, decay_, hf_name_)                                     \
+#define GPT2_ROW_(name_, layers_, rows_, cols_, init_, decay_, form_, hf_name_, gguf_name_)                  \
     row->name = #name_;                                                                                      \
     row->hf_name = hf_name_;                                                                                 \
+    row->gguf_name = gguf_name_;                                                                             \
+    row->form = form_;                                                                                       \
     row->layers = layers_;                                                                                   \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
@@ -210,7 +221,8 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     TensorRow* row = rows;
 #define GPT2_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                      \
     row->name = #name_;                                                                                      \
-    row->hf_name = NULL;                                                                                     \
+    row->hf_name = row->gguf_name = NULL;                                                                    \
+    row->form = FILE_TABLE;                                                                                  \
     row->layers = recompute > kept_ ? 1 : layers_;                                                           \
     row->rows = tokens_;                                                                                     \
     row->cols = (size_t)(cols_);                                                                             \
@@ -318,6 +330,26 @@ static inline const GPT2NamedModel* gpt2_model_by_name(const char* name) {
     return NULL;
 }
 
+// Whether sizes read from the file `path` can be those of a model; if not, 0 and the reason in `error`.
+static inline int gpt2_check_config(GPT2Config cfg, const char* path, char* error) {
+    static const char* const names[6] = {"context", "vocabulary", "layers",
+                                         "heads",   "channels",   "padded vocabulary"};
+    static const int most[6] = {1 << 20, 10000000, 1000, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
+    const int sizes[6] = {cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
+    for (int i = 0; i < 6; i++) {
+        if (sizes[i] < 1 || sizes[i] > most[i]) {
+            return error_set(error, path, "%s of %d, wanted 1 to %d", names[i], sizes[i], most[i]);
+        }
+    }
+    if (cfg.C % cfg.NH) {
+        return error_set(error, path, "%d channels in %d heads, wanted a multiple", cfg.C, cfg.NH);
+    }
+    if (cfg.Vp < cfg.V) {
+        return error_set(error, path, "padded vocabulary of %d below the vocabulary of %d", cfg.Vp, cfg.V);
+    }
+    return 1;
+}
+
 static inline double gpt2_count_elements_(GPT2Config cfg) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     gpt2_parameter_rows(rows, cfg);
@@ -359,6 +391,11 @@ static inline float gpt2_initial_value(const TensorRow* row, GPT2Config cfg, uin
     const double std = gpt2_initial_std_(cfg) / (row->init == INIT_NORMAL_SCALED ? sqrt(2.0 * cfg.L) : 1);
     const uint64_t index = (l * row->rows + r) * row->cols + c;
     return (float)(rand_normal(seed, row->stream, index) * std);
+}
+
+// The rows of a parameter that files outside of llm.c hold: all, but not the vocabulary's padding.
+static inline size_t gpt2_rows_in_files(const TensorRow* row, GPT2Config cfg) {
+    return row->init == INIT_VOCAB ? (size_t)cfg.V : row->rows;
 }
 
 // Sets all parameters of a new model, fp32, that lie in `memory` as the rows say.

@@ -4,11 +4,13 @@ log.h -- all that a run says: to the screen, to log.jsonl and to main.log in the
 log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits):
 
     {"kind":"config","options":{...}}
-    {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"tok_per_s":...,"mfu":...}
+    {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...}
     {"kind":"val","step":0,"loss":...}
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
     {"kind":"skip","step":...,"reason":"..."}
+    {"kind":"rollback","step":...,"from":...,"reason":"..."}
+    {"kind":"stop","step":...,"reason":"..."}
     {"kind":"summary","steps":...,"val_loss":...,"floor":...,"tok_per_s":...,"peak_mb":...}
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<> norm:<>
@@ -17,14 +19,15 @@ and s:<step> tel:<val loss>.
 Steps count from 1; step 0 is before the first update. Every line reaches its file before the next step, or
 the program ends with the name of the file. A run that resumes after N updates keeps what the files say up to
 step N, cuts off the rest, and does not repeat what they already say about step N: the log of an interrupted
-run is that of one that was not, but for one more config line.
+run is that of one that was not, but for one more config line. It is the same when a run goes back to a
+checkpoint: what came after it is cut off, and a line tells from which step it came.
 
 On a terminal, steps faster than 100 ms share one line that is rewritten; elsewhere, a step that comes less
 than half a second after the last one printed is not printed. The first and the last step always are.
 
-needs:   check.h, curve.h, json.h
-defines: RunLog, LogPrint, log_open, log_close, log_config, log_train, log_val, log_sample, log_save,
-log_skip, log_summary, log_tok_per_s, log_peak_mb
+needs:   check.h, curve.h, file.h, json.h
+defines: RunLog, LogPrint, log_open, log_close, log_config, log_data_wait, log_train, log_val, log_sample,
+log_save, log_note, log_resumed, log_skip, log_rollback, log_stop, log_summary, log_tok_per_s, log_peak_mb
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -42,6 +45,7 @@ log_skip, log_summary, log_tok_per_s, log_peak_mb
 
 #include "check.h"
 #include "curve.h"
+#include "file.h"
 #include "json.h"
 
 enum { LOG_BINS_ = 512, LOG_CURVE_COLUMNS_ = 79, LOG_CURVE_ROWS_ = 20 };
@@ -71,6 +75,7 @@ typedef struct {
     int64_t timed;              // steps timed so far
     double total_ms, smooth_ms; // of them, without evaluation and the like: sum, and exponential average
     double first_ms, first_s;   // the first of them, and when it ended
+    double data_wait_s, data_s; // waited for data so far, and up to the step before
 
     LogBin train[LOG_BINS_], val[LOG_BINS_];
 } RunLog;
@@ -87,21 +92,6 @@ static inline double log_now_s_(void) {
 static inline void log_flush_(LogFile* log) {
     const int ok = fflush(log->file) == 0 && !ferror(log->file);
     CHECK(ok, "%s: cannot write: %s", log->path, strerror(errno));
-}
-
-// Makes a directory and its parents. What is no directory shows when the files in it are opened.
-static inline void log_make_directory_(const char* path) {
-    char prefix[1024];
-    const size_t length = strlen(path);
-    CHECK(length < sizeof(prefix) - 32, "%s: the path is longer than %zu bytes", path, sizeof(prefix) - 32);
-    for (size_t i = 1; i <= length; i++) {
-        if (path[i] == '/' || path[i] == '\0') {
-            memcpy(prefix, path, i);
-            prefix[i] = '\0';
-            CHECK(mkdir(prefix, 0777) == 0 || errno == EEXIST, "%s: cannot make the directory: %s", prefix,
-                  strerror(errno));
-        }
-    }
 }
 
 static inline void log_open_file_(LogFile* log, const char* mode) {
@@ -209,7 +199,7 @@ static inline void log_open(RunLog* log, const char* out_dir, int64_t start_step
     log->steps = steps;
     log->step_tokens = (double)step_tokens;
     if (out_dir[0]) {
-        log_make_directory_(out_dir);
+        file_make_directory(out_dir);
         log_open_in_(log, &log->json, out_dir, "log.jsonl");
         log_open_in_(log, &log->text, out_dir, "main.log");
     } else {
@@ -351,6 +341,9 @@ static inline void log_show_step_(RunLog* log, int64_t step) {
     log_flush_(&log->screen);
 }
 
+// Before log_train: the time that the run has waited for its data since it began.
+static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
+
 // After update number `step`: the mean loss of its batch, the norm of its gradient before clipping, both with
 // their z-scores, the learning rate, the time it took without evaluation and the like, and the model flops
 // utilization as a fraction (NAN: unknown).
@@ -361,9 +354,11 @@ static inline void log_train(RunLog* log, int64_t step, double loss, double loss
     log_number_(log, "norm", norm);
     log_number_(log, "lr", lr);
     log_number_(log, "ms", ms);
+    log_number_(log, "data_ms", 1e3 * (log->data_wait_s - log->data_s));
     log_number_(log, "tok_per_s", 1e3 * log->step_tokens / ms);
     log_number_(log, "mfu", mfu);
     log_end_(log);
+    log->data_s = log->data_wait_s;
     fprintf(log->text.file, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", (long long)step, loss, lr, norm);
     log_flush_(&log->text);
     log_remember_(log, log->train, step, loss);
@@ -428,12 +423,66 @@ static inline void log_save(RunLog* log, int64_t step, const char* path) {
     }
 }
 
+// Says something on the screen alone.
+static inline void log_note(RunLog* log, const char* text) {
+    log_end_line_(log);
+    fprintf(log->screen.file, "%s\n", text);
+    log_flush_(&log->screen);
+}
+
+// The run goes on from this checkpoint of its own. The line about it may have come after the next update, and
+// so have been cut off.
+static inline void log_resumed(RunLog* log, const char* path) {
+    if (!log_is_repeated_(log, "save", log->start_step)) {
+        log_begin_(log, "save", log->start_step);
+        log_string_(log, "path", path, strlen(path));
+        log_end_(log);
+    }
+}
+
 // The update number `step` was not made.
 static inline void log_skip(RunLog* log, int64_t step, const char* reason) {
     log_say_step_(log, step);
     fprintf(log->screen.file, "update skipped: %s\n", reason);
     log_flush_(&log->screen);
     log_begin_(log, "skip", step);
+    log_string_(log, "reason", reason, strlen(reason));
+    log_end_(log);
+}
+
+// Cuts a file to what was done before start_step.
+static inline void log_cut_(RunLog* log, LogFile* file) {
+    if (strcmp(file->path, "/dev/null") != 0) {
+        CHECK(fclose(file->file) == 0, "%s: cannot write: %s", file->path, strerror(errno));
+        CHECK(truncate(file->path, log_reread_(log, file->path)) == 0, "%s: cannot cut: %s", file->path,
+              strerror(errno));
+        log_open_file_(file, "a");
+    }
+}
+
+// After update number `from` the run went back to the checkpoint of step `to`.
+static inline void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
+    log_say_step_(log, from);
+    fprintf(log->screen.file, "back to step %lld: %s\n", (long long)to, reason);
+    log_flush_(&log->screen);
+    log->start_step = to;
+    log->repeated = 0;
+    memset(log->train, 0, sizeof(log->train));
+    memset(log->val, 0, sizeof(log->val));
+    log_cut_(log, &log->json);
+    log_cut_(log, &log->text);
+    log_begin_(log, "rollback", to);
+    fprintf(log->json.file, ",\"from\":%lld", (long long)from);
+    log_string_(log, "reason", reason, strlen(reason));
+    log_end_(log);
+}
+
+// The run stops after update number `step`, before its end; `advice` follows on the screen.
+static inline void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice) {
+    log_end_line_(log);
+    fprintf(log->screen.file, "stopped by %s after step %lld%s\n", reason, (long long)step, advice);
+    log_flush_(&log->screen);
+    log_begin_(log, "stop", step);
     log_string_(log, "reason", reason, strlen(reason));
     log_end_(log);
 }
@@ -480,6 +529,10 @@ static inline void log_summary(RunLog* log, int64_t steps, double val_loss, doub
     if (isfinite(floor)) {
         fprintf(screen, " | floor %.4f", floor);
     }
+    const double data_share = log->total_ms > 0 ? 1e3 * log->data_wait_s / log->total_ms : 0;
+    if (data_share > 0.01) {
+        fprintf(screen, " | %.1f%% waiting for data", 100 * data_share);
+    }
     fprintf(screen, " | %.0f tok/s | peak memory %.0f MiB\n", log_tok_per_s(log), peak_mb);
     log_flush_(&log->screen);
 
@@ -489,6 +542,7 @@ static inline void log_summary(RunLog* log, int64_t steps, double val_loss, doub
         log_number_(log, "floor", floor);
     }
     log_number_(log, "tok_per_s", log_tok_per_s(log));
+    log_number_(log, "data_s", log->data_wait_s);
     log_number_(log, "peak_mb", peak_mb);
     log_end_(log);
 }

@@ -1,18 +1,21 @@
 /*
 matmul.cuh -- the linear layer on the GPU: matrix products through cublasLt, and what surrounds them.
 
-The functions of matmul.h, for T in {float, bf16, fp16}, and three that do more in the same pass over memory:
+The functions of matmul.h, for T in {float, bf16, fp16}, and four that do more in the same pass over memory:
 
     matmul_forward_residual      out  = residual + inp weight^T + bias            out is not residual
     matmul_forward_gelu          pre  = inp weight^T + bias,  out = gelu(pre)     pre, out (N, OC)
     matmul_backward_input_gelu   dinp = (dout weight) * gelu'(pre)                pre (N, C), dinp is not pre
+    matmul_backward_parameters   matmul_backward_weight and matmul_backward_bias  dbias may have no data
 
-All three set their outputs. bias may be NULL. dweight and dbias are fp32 or T. Sums are fp32 and rounded
-once, with one exception: what cublasLt cannot do to the result of a product (bias, GELU) is done by a kernel
-afterwards, on the rounded result. C and OC should be multiples of 8, else products are slow; any size works.
+The first three set their outputs. bias may be NULL. dweight and dbias are fp32 or T. Sums are fp32 and
+rounded once, with one exception: what cublasLt cannot do to the result of a product (bias, GELU) is done by a
+kernel afterwards, on the rounded result. C and OC should be multiples of 8, else products are slow; any size
+works.
 
 Plans. The first product of a shape makes a plan: descriptors, and the algorithm that cublasLt's heuristic
-thinks best or, with `autotune`, that measures fastest. The plan is kept, so later products create nothing.
+thinks best or, with `autotune`, that measures fastest. The plan is kept, so later products create nothing;
+when there are too many, that of the unmeasured one which was used longest ago makes room.
 Tuning takes time, waits for the GPU and may allocate: before products are captured in a graph, run each of
 them once, then call matmul_gpu_fix_plans, after which a new shape is an error.
 
@@ -26,7 +29,7 @@ needs:   gelu.cuh gpu.cuh matmul.h, libcublasLt
 defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_gpu_open, matmul_gpu_close,
          matmul_gpu_fix_plans, matmul_gpu_report, matmul_forward, matmul_forward_residual,
 matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu, matmul_backward_weight,
-matmul_backward_bias, matmul_backward_bias_bytes
+matmul_backward_bias, matmul_backward_bias_bytes, matmul_backward_parameters
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -44,6 +47,9 @@ matmul_backward_bias, matmul_backward_bias_bytes
 #define MATMUL_ALIGNMENT 16  // bytes: no algorithm needs more
 #define MATMUL_WORTHWHILE                                                                                    \
     0.98f // of the time of the heuristic's choice: what is not faster than this is not taken
+#define BIAS_SUMS                                                                                            \
+    (256                                                                                                     \
+     << 10) // of a bias gradient: enough blocks for any GPU, and 1 MiB, little beside what they are sums of
 
 // Which GELUs cublasLt applies while it stores the product. Whether that is faster depends on GPU and type:
 // measure.
@@ -52,6 +58,7 @@ typedef enum { GELU_SEPARATE, GELU_FUSED_FORWARD, GELU_FUSED } GeluFusion;
 typedef struct {
     int tf32; // products of floats from factors rounded to 10 bits, on tensor cores
     GeluFusion gelu_fusion;
+    int bias_fusion; // gradients of biases come from the products of the weights' gradients
     int autotune;
 } MatmulSettings;
 
@@ -68,8 +75,9 @@ typedef struct {
 
 typedef struct {
     void* out;
-    const void *add, *left, *right, *bias;
-    void* aux; // values before GELU: output of GELU_AUX, input of DGELU
+    const void *add, *left, *right;
+    const void* bias; // input of BIAS, output of BGRADB
+    void* aux;        // values before GELU: output of GELU_AUX, input of DGELU
 } MatmulOperands_;
 
 typedef struct {
@@ -80,6 +88,7 @@ typedef struct {
     cublasLtMatmulAlgo_t algorithm;
     int chosen, candidates; // number in the order of the heuristic
     float ms;               // measured by autotune, else 0
+    uint64_t last_use;
 } MatmulPlan_;
 
 typedef struct {
@@ -89,8 +98,10 @@ typedef struct {
     cublasLtMatmulPreference_t preference;
     void* workspace; // of cublasLt, and for the partial sums of bias gradients
     size_t workspace_bytes;
+    float* bias_sums;        // (BIAS_SUMS) what BGRADB stores when the gradient is added to
     cudaEvent_t start, stop; // of autotune
     int plans_fixed, plans_count;
+    uint64_t uses; // of all plans
     MatmulPlan_ plans[MATMUL_PLANS];
 } MatmulGpu;
 
@@ -115,6 +126,8 @@ static inline const char* matmul_epilogue_name_(int epilogue) {
         return "gelu";
     case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
         return "bias and gelu";
+    case CUBLASLT_EPILOGUE_BGRADB:
+        return "gradient of the bias";
     default:
         return "gelu's derivative";
     }
@@ -146,6 +159,8 @@ static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSetting
     ctx->workspace_bytes = (size_t)(gpu->major >= 9 ? 32 : 8)
                            << 20; // Hopper's kernels split more, NVIDIA advises 32
     ctx->workspace = gpu_alloc(ctx->workspace_bytes, 1, "matmul: workspace");
+    ctx->bias_sums =
+        settings.bias_fusion ? (float*)gpu_alloc(BIAS_SUMS, sizeof(float), "matmul: bias gradients") : NULL;
     CUBLAS_CHECK(cublasLtCreate(&ctx->handle), "open");
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&ctx->preference), "open");
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference,
@@ -178,6 +193,7 @@ static inline void matmul_gpu_close(MatmulGpu* ctx) {
     CUDA_CHECK(cudaEventDestroy(ctx->start));
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(ctx->preference), "close");
     CUBLAS_CHECK(cublasLtDestroy(ctx->handle), "close");
+    gpu_free(ctx->bias_sums);
     gpu_free(ctx->workspace);
 }
 
@@ -243,7 +259,8 @@ static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const
     const MatmulName_ name = matmul_name_(key);
     const int32_t first_transposed = key->right_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t second_transposed = key->left_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const int32_t bias_type = matmul_data_type_(key->type);
+    // a bias has the type of what is added to it, its gradient that of the weight's gradient
+    const int32_t bias_type = matmul_data_type_(key->out_type);
     const uint32_t epilogue = (uint32_t)key->epilogue;
     const int64_t aux_stride = key->cols;
     const cublasComputeType_t compute =
@@ -389,20 +406,38 @@ static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, const
     }
 }
 
+// Room for a plan.
+static inline MatmulPlan_* matmul_plan_new_(const MatmulKey_* key, MatmulGpu* ctx) {
+    if (ctx->plans_count < MATMUL_PLANS) {
+        return &ctx->plans[ctx->plans_count++];
+    }
+    MatmulPlan_* oldest = NULL;
+    for (int i = 0; i < MATMUL_PLANS; i++) {
+        MatmulPlan_* plan = &ctx->plans[i];
+        if (plan->ms == 0 && (!oldest || plan->last_use < oldest->last_use)) {
+            oldest = plan;
+        }
+    }
+    CHECK(oldest, "matmul %s: already %d measured plans; wanted at most as many shapes with autotune",
+          matmul_name_(key).text, MATMUL_PLANS);
+    matmul_plan_close_(oldest);
+    memset((void*)oldest, 0, sizeof(*oldest));
+    return oldest;
+}
+
 // The plan for this product, made now if it is the first of its kind.
 static inline MatmulPlan_* matmul_plan_(const MatmulKey_* key, MatmulOperands_ x, MatmulGpu* ctx) {
     for (int i = 0; i < ctx->plans_count; i++) {
         if (memcmp(&ctx->plans[i].key, key, sizeof(*key)) == 0) {
+            ctx->plans[i].last_use = ++ctx->uses;
             return &ctx->plans[i];
         }
     }
     CHECK(!ctx->plans_fixed, "matmul %s: first used after the plans were fixed; run it once before",
           matmul_name_(key).text);
-    CHECK(ctx->plans_count < MATMUL_PLANS,
-          "matmul %s: already %d plans; wanted at most %d shapes in a process", matmul_name_(key).text,
-          ctx->plans_count, MATMUL_PLANS);
-    MatmulPlan_* plan = &ctx->plans[ctx->plans_count++];
+    MatmulPlan_* plan = matmul_plan_new_(key, ctx);
     plan->key = *key;
+    plan->last_use = ++ctx->uses;
     matmul_plan_make_(plan, x, ctx);
     return plan;
 }
@@ -494,8 +529,6 @@ template <class T> static inline void matmul_add_bias_(T* out, const T* bias, in
 #define BIAS_WARPS 8         // of the first kernel: rows that a block reads at a time
 #define BIAS_FINISH_WARPS 16 // of the second
 #define BIAS_GROUP_ROWS 64   // at least, of a group
-#define BIAS_SUMS                                                                                            \
-    (256 << 10) // partial sums: enough blocks for any GPU, and 1 MiB, little beside what they are sums of
 
 // The rows are summed in groups. How many depends on the sizes alone, so the bits do not depend on the GPU.
 static inline int matmul_bias_groups_(int N, int OC) {
@@ -542,9 +575,9 @@ __global__ void __launch_bounds__(32 * BIAS_WARPS)
 // adds the warps' sums in order and stores them in the gradient, or adds them to it, rounding once. grid
 // ceil(OC / 32)      block   512      shared   2 KiB moves  groups*OC fp32 in, OC out (and in). Bound by
 // latency, microseconds. order  fixed.
-template <class G>
+template <class G, class P>
 __global__ void __launch_bounds__(32 * BIAS_FINISH_WARPS)
-    matmul_bias_finish_kernel(G* dbias, const float* partial, int groups, int OC, GradientMode mode) {
+    matmul_bias_finish_kernel(G* dbias, const P* partial, int groups, int OC, GradientMode mode) {
     SMEM_ARRAY(float, of_warp, [BIAS_FINISH_WARPS][32]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int column = (int)blockIdx.x * 32 + lane;
@@ -552,7 +585,7 @@ __global__ void __launch_bounds__(32 * BIAS_FINISH_WARPS)
     if (column < OC) {
 #pragma unroll 4
         for (int group = warp; group < groups; group += BIAS_FINISH_WARPS) {
-            sum += partial[(size_t)group * OC + column];
+            sum += to_float(partial[(size_t)group * OC + column]);
         }
     }
     of_warp[warp][lane] = sum;
@@ -665,8 +698,44 @@ static inline void matmul_backward_bias(Gradient dbias, const T* dout, int N, in
                32 * BIAS_WARPS, 0, ctx->gpu, partial, dout, N, OC, group_rows);
     }
     GRADIENT_DISPATCH(dbias, T,
-                      launch(matmul_bias_finish_kernel<G>, (unsigned)ceil_div(OC, 32), 32 * BIAS_FINISH_WARPS,
-                             0, ctx->gpu, (G*)dbias.data, partial, groups, OC, mode));
+                      launch(matmul_bias_finish_kernel<G, float>, (unsigned)ceil_div(OC, 32),
+                             32 * BIAS_FINISH_WARPS, 0, ctx->gpu, (G*)dbias.data, partial, groups, OC, mode));
+}
+
+// Both in one product, which reads dout once: cublasLt's BGRADB sums the factor it calls B, dout, over the
+// tokens. It sets the bias gradient, in the type of the weight's; to add, it sets a copy that is added then,
+// so the sum of one micro-batch is rounded once more. Returns 0, and has done nothing, if cublasLt refuses.
+template <class T>
+static inline int matmul_try_parameters_(Gradient dweight, Gradient dbias, const T* dout, const T* inp, int N,
+                                         int C, int OC, GradientMode mode, MatmulGpu* ctx) {
+    const int adds = mode == GRADIENT_ADD;
+    const MatmulKey_ key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_BGRADB,
+                            adds, 0};
+    const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL,         dout,
+                               inp,          adds ? ctx->bias_sums : dbias.data, NULL};
+    if (!ctx->settings.bias_fusion || OC > BIAS_SUMS || dbias.dtype != dweight.dtype ||
+        !matmul_try_(key, x, ctx)) {
+        return 0;
+    }
+    if (adds) {
+        GRADIENT_DISPATCH(dbias, T,
+                          launch(matmul_bias_finish_kernel<G, G>, (unsigned)ceil_div(OC, 32),
+                                 32 * BIAS_FINISH_WARPS, 0, ctx->gpu, (G*)dbias.data,
+                                 (const G*)(const void*)ctx->bias_sums, 1, OC, mode));
+    }
+    return 1;
+}
+
+template <class T>
+static inline void matmul_backward_parameters(Gradient dweight, Gradient dbias, const T* dout, const T* inp,
+                                              int N, int C, int OC, GradientMode mode, MatmulGpu* ctx) {
+    if (dbias.data && matmul_try_parameters_(dweight, dbias, dout, inp, N, C, OC, mode, ctx)) {
+        return;
+    }
+    matmul_backward_weight(dweight, dout, inp, N, C, OC, mode, ctx);
+    if (dbias.data) {
+        matmul_backward_bias(dbias, dout, N, OC, mode, ctx);
+    }
 }
 
 #endif

@@ -5,7 +5,8 @@ gpt2.h.
     header [0] 20240326   [1] 3: fp32, 5: bf16   [2] max_T   [3] V   [4] L   [5] NH   [6] C   [7] Vp   rest 0
 
 Little endian. Parameters are fp32 in memory here; bf16 files are widened on reading and rounded to nearest,
-ties to even, on writing. The header is not trusted: sizes are checked against each other and against the
+ties to even, on writing. What a file has in the padding rows of the vocabulary, which no token uses, becomes
+zero, as in a model made here. The header is not trusted: sizes are checked against each other and against the
 file's length before anything is allocated, and a weight that is not finite is an error that names its tensor.
 
 needs:   check.h file.h float16.h gpt2.h
@@ -40,22 +41,18 @@ static inline double model_file_bytes_(GPT2Config cfg, ModelDtype dtype) {
     return 4.0 * MODEL_FILE_HEADER_ + elements * (double)model_file_element_bytes_(dtype);
 }
 
+static inline GPT2Config model_file_config_(const int32_t* header) {
+    const GPT2Config cfg = {header[2], header[3], header[7], header[4], header[5], header[6]};
+    return cfg;
+}
+
 static inline void model_file_check_header_(const char* path, const int32_t* header, double file_bytes) {
     CHECK(header[0] == MODEL_FILE_MAGIC_, "%s: magic number %d, wanted %d for a model", path, header[0],
           MODEL_FILE_MAGIC_);
     CHECK(header[1] == 3 || header[1] == 5, "%s: version %d, wanted 3 (fp32) or 5 (bf16)", path, header[1]);
-    static const char* const names[6] = {"context", "vocabulary", "layers",
-                                         "heads",   "channels",   "padded vocabulary"};
-    static const int most[6] = {1 << 20, 10000000, 1000, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
-    for (int i = 0; i < 6; i++) {
-        CHECK(header[2 + i] >= 1 && header[2 + i] <= most[i], "%s: %s of %d, wanted 1 to %d", path, names[i],
-              header[2 + i], most[i]);
-    }
-    CHECK(header[6] % header[5] == 0, "%s: %d channels in %d heads, wanted a multiple", path, header[6],
-          header[5]);
-    CHECK(header[7] >= header[3], "%s: padded vocabulary of %d below the vocabulary of %d", path, header[7],
-          header[3]);
-    const GPT2Config cfg = {header[2], header[3], header[7], header[4], header[5], header[6]};
+    const GPT2Config cfg = model_file_config_(header);
+    char error[ERROR_BYTES];
+    CHECK(gpt2_check_config(cfg, path, error), "%s", error);
     const double wanted = model_file_bytes_(cfg, header[1] == 5 ? MODEL_BF16 : MODEL_FP32);
     CHECK(file_bytes == wanted, "%s: %.0f bytes, wanted %.0f for its %d layers of %d channels", path,
           file_bytes, wanted, header[4], header[6]);
@@ -77,8 +74,7 @@ static inline FILE* model_file_open_(const char* path, int32_t header[MODEL_FILE
 static inline GPT2Config model_file_read_config(const char* path) {
     int32_t header[MODEL_FILE_HEADER_];
     fclose(model_file_open_(path, header));
-    const GPT2Config cfg = {header[2], header[3], header[7], header[4], header[5], header[6]};
-    return cfg;
+    return model_file_config_(header);
 }
 
 static inline void model_file_read_tensor_(const char* path, FILE* file, ModelDtype dtype,
@@ -102,6 +98,13 @@ static inline void model_file_read_tensor_(const char* path, FILE* file, ModelDt
     }
 }
 
+// Zeroes the rows of the vocabulary that have no token.
+static inline void model_file_clear_padding_(const TensorRow* row, GPT2Config cfg, void* memory) {
+    const size_t used = gpt2_rows_in_files(row, cfg);
+    float* padding = (float*)((char*)memory + row->offset_bytes) + used * row->cols;
+    memset(padding, 0, (row->rows - used) * row->cols * sizeof(float));
+}
+
 // Reads all parameters into `memory`, laid out by `rows` for the file's own configuration.
 static inline void model_file_read(const char* path, const TensorRow* rows, void* memory) {
     int32_t header[MODEL_FILE_HEADER_];
@@ -109,6 +112,7 @@ static inline void model_file_read(const char* path, const TensorRow* rows, void
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         model_file_read_tensor_(path, file, header[1] == 5 ? MODEL_BF16 : MODEL_FP32, &rows[i],
                                 (float*)((char*)memory + rows[i].offset_bytes));
+        model_file_clear_padding_(&rows[i], model_file_config_(header), memory);
     }
     fclose(file);
 }

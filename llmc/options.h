@@ -7,11 +7,14 @@ OPTION_TABLE below, so an option is added by one field of Options and one row. O
 value that starts like an option has to be written with the equals sign. Everything is strict: what is
 unknown, malformed, out of range, missing or given twice ends the program with status 2 before any work.
 
+A program with options of its own names a file with its Options and OPTION_TABLE in OPTION_TABLE_FILE, and
+what it takes besides in OPTION_ARGUMENTS, before it includes this one (dev/data/tokenize.c).
+
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
 needs:   check.h, json.h, unicode_tables.h (its version)
-defines: Options, OPTION_AUTO, LLMC_VERSION, options_parse, options_given, options_print_help,
-options_print_banner, options_print_config, options_print_json
+defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, options_parse_arguments,
+options_given, options_print_help, options_print_banner, options_print_config, options_print_json
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -48,13 +51,22 @@ typedef enum {
 } OptionType;
 
 // What a number may be besides its range: "auto", and llm.c's -1 for it; bounds that are themselves not
-// legal. CPU_, GPU_: an option of that trainer alone.
-enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8, CPU_ = 16, GPU_ = 32 };
+// legal. CPU_, GPU_: an option of that trainer alone. MATH_: with another value it is another run, so one
+// that resumes does not change it without --override. HERE_: of this start of the program alone: one that
+// resumes does not take it from the checkpoint.
+enum { AUTO_ = 1, MINUS_1_ = 2, ABOVE_ = 4, BELOW_ = 8, CPU_ = 16, GPU_ = 32, MATH_ = 64, HERE_ = 128 };
 
+typedef enum {
+    DIVERGENCE_SKIP,
+    DIVERGENCE_STOP,
+    DIVERGENCE_ROLLBACK
+} OnDivergence; // in the order of its words
+
+#ifndef OPTION_TABLE_FILE
 // In the order of the table, which explains them.
 typedef struct {
-    const char *train_data, *val_data, *tokenizer;
-    int shuffle;
+    const char *train_data, *val_data, *tokenizer, *text_field;
+    int data_format, pack, doc_mask, shuffle;
     uint64_t seed;
 
     const char* model;
@@ -70,6 +82,8 @@ typedef struct {
     int schedule;
     float weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_grad_z;
     int max_skips;
+    float max_loss_rise;
+    int on_divergence;
 
     int eval_every, eval_batches, sample_every, sample_tokens, samples;
     const char* prompt;
@@ -79,16 +93,22 @@ typedef struct {
 
     const char* out;
     int save_every, keep, keep_major;
-    const char* export_file; // --export; the bare word is taken in C++
-    int export_dtype, overfit;
+    const char* resume;
+    int override;
+    float max_hours;
+    const char* export_llmc;
+    int export_dtype;
+    const char* export_gguf;
+    int export_gguf_dtype, overfit;
 
     int recompute, threads;
-    int gradients, master_weights, tf32, gelu_fusion, autotune, graph, device, gpu_report;
+    int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
-    int plan, print_config, help, version;
+    int plan, verify_data, print_config, help, version;
 
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
+#endif
 
 typedef struct {
     const char *group, *name;
@@ -115,69 +135,88 @@ typedef struct {
 #define FLAG_(field) OPTION_FLAG, OPTION_AT_(int, field)
 #define MANY_ 1000000000 // no limit of ours; such a number of tokens, steps or files is a slip of the keys
 
+#ifdef OPTION_TABLE_FILE
+#include OPTION_TABLE_FILE
+#else
 // clang-format off
 static const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
-    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, 0,                "",
-        "", "what to train on, a glob: .bin token shards, or text files; empty: the built-in stories"},
+    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, MATH_,            "",
+        "", "what to train on, a glob: .bin token shards, or text: .txt, .jsonl, .parquet, also .gz and .zst; "
+        "A:0.7,B:0.3 mixes sources by weight; empty: the built-in stories"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
         "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
-    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, 0,                "",
-        "", "text of .bin shards' tokens: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory"},
-    {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, 0,                "on",
+    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, MATH_,            "",
+        "", "of text, and to print the tokens of shards: tokenizer.json, merges.txt, .tiktoken, .bin, or their "
+        "directory; bpe:8192: one of so many tokens, trained on the text and kept in --out; empty: text is bytes"},
+    {"data",       "text-field",    "",   STRING_(text_field),     0,        0, MATH_,            "text",
+        "", "of JSON lines and Parquet files: the string that is the document"},
+    {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, MATH_,            "auto",
+        "auto|nanogpt", "of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare uint16"},
+    {"data",       "pack",          "",   CHOICE_(pack),           0,        0, MATH_,            "stream",
+        "stream|aligned|bestfit|pad|dynamic|uniform", "how documents become sequences: cut anywhere, from a "
+        "document's beginning, whole ones that fit, or one each, padded to --seq-len, to the longest of a batch, or "
+        "in batches of similar length"},
+    {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, MATH_,            "off",
+        "off|on", "attention stays inside of a document"},
+    {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, MATH_,            "on",
         "off|on", "read the training data in another random order in each epoch"},
-    {"data",       "seed",          "",   SEED_(seed),             0,        0, 0,                "42",
+    {"data",       "seed",          "",   SEED_(seed),             0,        0, MATH_,            "42",
         "", "of the first weights, the order of the data and the samples"},
 
-    {"model",      "model",         "e",  STRING_(model),          0,        0, 0,                "",
-        "", "a size (d12, gpt2:d12, gpt3:c768), or a model file (.bin) to go on from"},
-    {"model",      "layers",        "",   INT_(layers),            1,     1000, AUTO_,            "auto",
+    {"model",      "model",         "e",  STRING_(model),          0,        0, MATH_,            "",
+        "", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory, or llm.c's .bin"},
+    {"model",      "layers",        "",   INT_(layers),            1,     1000, AUTO_ | MATH_,    "auto",
         "blocks", "transformer blocks; auto, here and below: as --model says"},
-    {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_,            "auto",
+    {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_ | MATH_,    "auto",
         "", "width of the residual stream"},
-    {"model",      "heads",         "",   INT_(heads),             1,     1024, AUTO_,            "auto",
+    {"model",      "heads",         "",   INT_(heads),             1,     1024, AUTO_ | MATH_,    "auto",
         "", "attention heads; must divide the channels"},
-    {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_,            "auto",
+    {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_ | MATH_,    "auto",
         "tokens", "longest sequence the model can take"},
-    {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_,            "auto",
+    {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | MATH_,    "auto",
         "tokens", "size of the vocabulary"},
 
     {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_,            "auto",
         "sequences", "micro-batch: what one forward and backward pass takes"},
-    {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_,            "auto",
+    {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | MATH_,    "auto",
         "tokens", "length of a training sequence, at most --context"},
-    {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_, "auto",
+    {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | MATH_, "auto",
         "tokens", "what one update takes; auto: batch x seq-len; a multiple of that: gradients accumulate"},
-    {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_, "auto",
+    {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | MATH_, "auto",
         "updates", "length of the run; -1 means auto"},
 
-    {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, 0,                "adamw",
+    {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, MATH_,            "adamw",
         "adamw", "update rule"},
-    {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_,   "auto",
+    {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | MATH_, "auto",
         "", "peak learning rate; auto: 6e-4 x 768 / channels for 524288 tokens an update, less for fewer"},
-    {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_,            "auto",
+    {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | MATH_,    "auto",
         "steps", "in which the learning rate rises to its peak"},
-    {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, 0,                "0",
+    {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, MATH_,            "0",
         "", "learning rate at the end, as a part of the peak"},
-    {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, 0,                "cosine",
+    {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, MATH_,            "cosine",
         "cosine|linear|constant|wsd", "shape of the learning rate after the warmup"},
-    {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, 0,                "0.1",
+    {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, MATH_,            "0.1",
         "", "decoupled, on matrices only"},
-    {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_,           "0.9",
+    {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | MATH_,   "0.9",
         "", "decay of the running mean of the gradient"},
-    {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_,   "auto",
+    {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_ | MATH_, "auto",
         "", "decay of the running mean of its square; auto: 0.95 per 524288 tokens, at most 0.999 per update"},
-    {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_,           "1e-08",
+    {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_ | MATH_,   "1e-08",
         "", "added to the root of that mean"},
-    {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, 0,                "1",
+    {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, MATH_,            "1",
         "", "largest norm of the whole gradient; 0: no clipping"},
-    {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, 0,                "0",
+    {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, MATH_,            "0",
         "sigma", "skip an update whose loss is so many standard deviations above its recent mean; 0: never"},
-    {"optimizer",  "skip-grad-z",   "sg", FLOAT_(skip_grad_z),     0,    MANY_, 0,                "0",
+    {"optimizer",  "skip-grad-z",   "sg", FLOAT_(skip_grad_z),     0,    MANY_, MATH_,            "0",
         "sigma", "the same for the norm of the gradient"},
     {"optimizer",  "max-skips",     "",   INT_(max_skips),         1,  1000000, 0,                "10",
-        "updates", "stop the run after so many in a row were skipped because of a NaN or an infinity"},
+        "updates", "so many in a row skipped because of a NaN or an infinity: the run has diverged"},
+    {"optimizer",  "max-loss-rise", "",   FLOAT_(max_loss_rise),   0,    MANY_, 0,                "0",
+        "nats", "so far above its lowest the mean loss of 128 updates: the run has diverged; 0: never"},
+    {"optimizer",  "on-divergence", "",   CHOICE_(on_divergence),  0,        0, 0,                "skip",
+        "skip|stop|rollback", "of a NaN, skip only its update, or stop; when diverged, stop, or go back to a checkpoint, skipping data"},
 
     {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
         "steps", "between validations; 0: none"},
@@ -198,7 +237,7 @@ static const OptionRow OPTION_TABLE[] = {
     {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_,           "1",
         "", "sample from the most likely tokens that have this probability together"},
 
-    {"output",     "out",           "o",  STRING_(out),            0,        0, 0,                "",
+    {"output",     "out",           "o",  STRING_(out),            0,        0, HERE_,            "",
         "", "directory of logs and checkpoints; empty: no files"},
     {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_,            "auto",
         "steps", "between checkpoints, and at the last; auto: at the last, if there is --out; 0: none"},
@@ -206,44 +245,59 @@ static const OptionRow OPTION_TABLE[] = {
         "checkpoints", "keep only the newest; 0: all"},
     {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
         "steps", "and for ever those at multiples of this; 0: none"},
-    {"output",     "export",        "",   STRING_(export_file),    0,        0, 0,                "",
+    {"output",     "resume",        "y",  STRING_(resume),         0,        0, HERE_,            "off",
+        "", "off; on: from the newest checkpoint in --out; auto: the same, or anew if there is none; a step; a directory"},
+    {"output",     "override",      "",   FLAG_(override),         0,        0, HERE_,            "off",
+        "off|on", "resume although options change the run"},
+    {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, HERE_,            "0",
+        "hours", "save and stop before this time is over; 0: no limit"},
+    {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, HERE_,            "",
         "", "write the final model into this file in llm.c's .bin format; empty: do not"},
-    {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, 0,                "fp32",
+    {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, HERE_,            "fp32",
         "fp32|bf16", "precision of the weights in that file"},
-    {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, 0,                "off",
+    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, HERE_,            "",
+        "", "write the final model into this file for llama.cpp; empty: do not"},
+    {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, HERE_,            "f16",
+        "f32|f16|bf16|q8_0", "precision of the matrices in that file"},
+    {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, MATH_,            "off",
         "off|on", "train on the first batch only: the loss goes to 0"},
 
     {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, 0,                "1",
         "", "activations not kept but computed again: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks"},
-    {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_,             "0",
+    {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | HERE_,     "0",
         "threads", "0: all that the machine has"},
-    {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_,             "model",
+    {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | MATH_,     "model",
         "model|fp32", "type of the gradients of the weights: that of the weights, or fp32"},
-    {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_,             "on",
+    {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | MATH_,     "on",
         "off|on", "an fp32 copy of 16-bit weights for the optimizer; off: it rounds the weights stochastically"},
-    {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_,             "on",
+    {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | MATH_,     "on",
         "off|on", "round the factors of fp32 products to 10 bits, for tensor cores"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_,             "2",
         "", "GELU inside the matrix products: 0 no, 1 forward, 2 forward and backward"},
+    {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "off",
+        "off|on", "gradients of biases inside the products of the weights' gradients, where cuBLASLt does that"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
         "off|on", "time cuBLASLt's algorithms for each product once, and keep the fastest"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_,             "on",
         "off|on", "replay a micro-step as one CUDA graph"},
-    {"memory, speed", "device",     "",   INT_(device),            0,     1023, GPU_,             "0",
+    {"memory, speed", "device",     "",   INT_(device),            0,     1023, GPU_ | HERE_,     "0",
         "", "number of the GPU"},
-    {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_,             "0",
+    {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | HERE_,     "0",
         "steps", "between lines on the GPU's temperature, power, clocks and memory; 0: none"},
 
-    {"other",      "plan",          "",   FLAG_(plan),             0,        0, 0,                "off",
+    {"other",      "plan",          "",   FLAG_(plan),             0,        0, HERE_,            "off",
         "off|on", "estimate memory, speed and time, and stop"},
-    {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, 0,                "off",
+    {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, HERE_,            "off",
+        "off|on", "check every token of every file, and its checksum if there is a FILE.xxh64, and stop"},
+    {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, HERE_,            "off",
         "off|on", "print every option with its value, and stop"},
-    {"other",      "help",          "",   FLAG_(help),             0,        0, 0,                "off",
+    {"other",      "help",          "",   FLAG_(help),             0,        0, HERE_,            "off",
         "off|on", "print this, and stop"},
-    {"other",      "version",       "",   FLAG_(version),          0,        0, 0,                "off",
+    {"other",      "version",       "",   FLAG_(version),          0,        0, HERE_,            "off",
         "off|on", "print the version, and stop"},
 };
 // clang-format on
+#endif
 #undef INT_
 #undef COUNT_
 #undef SEED_
@@ -257,6 +311,9 @@ static const OptionRow OPTION_TABLE[] = {
 enum { OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) };
 static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
 
+#ifndef OPTION_ARGUMENTS
+#define OPTION_ARGUMENTS "" // what a program takes besides options, for --help
+#endif
 #ifndef OPTIONS_TRAINER
 #define OPTIONS_TRAINER CPU_ // or GPU_: which trainer this is
 #endif
@@ -559,7 +616,7 @@ static inline void options_print_version_(FILE* file, const char* program) {
             UNICODE_VERSION, compiler);
 }
 
-enum { OPTION_HELP_COLUMN = 60, OPTION_HELP_WIDTH = 50 };
+enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
 
 // Prints text in lines of at most OPTION_HELP_WIDTH, broken at blanks, each after the first indented.
 static inline void option_print_wrapped_(FILE* file, const char* text) {
@@ -576,8 +633,9 @@ static inline void option_print_wrapped_(FILE* file, const char* text) {
 }
 
 static inline void options_print_help(FILE* file, const char* program) {
-    fprintf(file, "usage: %s [--name value]...\nAlso --name=value, and -alias value with the short names.\n",
-            program);
+    fprintf(file,
+            "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short names.\n",
+            program, OPTION_ARGUMENTS);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char name[OPTION_NAME_BYTES + 2], alias[8], buffer[OPTION_TEXT_BYTES];
@@ -585,11 +643,14 @@ static inline void options_print_help(FILE* file, const char* program) {
             continue;
         }
         if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
-            fprintf(file, "\n%-22s%-30s%s\n", row->group, "value", "default");
+            fprintf(file, "\n%-26s%-30s%s\n", row->group, "value", "default");
         }
         snprintf(name, sizeof(name), "--%s", row->name);
         snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
-        fprintf(file, "  %-16s%-4s%-30s%-8s", name, alias, option_wanted_(row, buffer),
+        const char* wanted = option_wanted_(row, buffer);
+        const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest is on a line of its own
+        fprintf(file, "  %-20s%-4s%-*s", name, alias, OPTION_WANTED_WIDTH, wanted);
+        fprintf(file, "%s%*s%-7s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 8, "",
                 row->type == OPTION_FLAG ? ""
                 : *row->fallback         ? row->fallback
                                          : "''");
@@ -660,8 +721,10 @@ static inline void options_print_json(FILE* file, const Options* options) {
 // ---- the whole ----
 
 // Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
-// for and ends the program. The strings point into argv.
-static inline void options_parse(Options* options, int argc, char** argv) {
+// for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option and
+// returns their number; NULL: there may be none.
+static inline int options_parse_arguments(Options* options, int argc, char** argv, const char** arguments) {
+    int num_arguments = 0;
     const char* program = argc > 0 ? argv[0] : "train_gpt2";
     memset(options, 0, sizeof(*options));
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -670,7 +733,11 @@ static inline void options_parse(Options* options, int argc, char** argv) {
         (void)legal;
     }
     for (int i = 1; i < argc; i++) {
-        i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+        if (arguments && !option_is_name_(argv[i])) {
+            arguments[num_arguments++] = argv[i];
+        } else {
+            i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+        }
     }
     if (options->help) {
         options_print_help(stdout, options_program_name_(program));
@@ -680,6 +747,11 @@ static inline void options_parse(Options* options, int argc, char** argv) {
         options_print_version_(stdout, program);
         exit(EXIT_SUCCESS);
     }
+    return num_arguments;
+}
+
+static inline void options_parse(Options* options, int argc, char** argv) {
+    options_parse_arguments(options, argc, argv, NULL);
 }
 
 // Was this option on the command line? `name` is the long name, without dashes.

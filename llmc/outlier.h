@@ -13,11 +13,14 @@ z = sqrt((n - k) / k), so at most n / (1 + limit^2) + 1 updates in a row are ski
 
 A guard watches loss and norm. An update that is not finite is always skipped, whatever the limits.
 
+A run has diverged when too many updates in a row were not finite, or when the mean loss of the window is too
+far above the lowest that it ever was.
+
 All state is plain numbers without pointers: a checkpoint may store it as it is.
 
 needs:   check.h
 defines: OUTLIER_WINDOW, Outlier, outlier_z, outlier_add, UpdateGuard, UpdateVerdict, guard_open, guard_check,
-         guard_reason, guard_enforce
+         guard_reason, guard_rise, guard_divergence
 */
 #ifndef LLMC_OUTLIER_H
 #define LLMC_OUTLIER_H
@@ -73,6 +76,7 @@ typedef struct {
     Outlier losses, norms;
     double loss_z, norm_z; // of the step checked last, for the log
     int consecutive;       // updates in a row, up to the last one, that were not finite
+    double best_mean;      // the lowest mean loss of a full window; NAN: no window was full
 } UpdateGuard;
 
 static inline UpdateGuard guard_open(double loss_z_limit, double norm_z_limit) {
@@ -80,7 +84,23 @@ static inline UpdateGuard guard_open(double loss_z_limit, double norm_z_limit) {
     memset(&guard, 0, sizeof(guard));
     guard.loss_z_limit = loss_z_limit;
     guard.norm_z_limit = norm_z_limit;
+    guard.best_mean = NAN;
     return guard;
+}
+
+// The mean of the window, NAN until it is full.
+static inline double outlier_mean_(const Outlier* window) {
+    double mean = 0;
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        mean += window->values[i] / OUTLIER_WINDOW;
+    }
+    return window->count < OUTLIER_WINDOW ? NAN : mean;
+}
+
+// How far the mean loss of the last 128 updates is above the lowest that it was, in nats; 0 if unknown.
+static inline double guard_rise(const UpdateGuard* guard) {
+    const double mean = outlier_mean_(&guard->losses);
+    return mean > guard->best_mean ? mean - guard->best_mean : 0;
 }
 
 // Whether to make the update with this loss and this gradient norm (before clipping). Call it once a step.
@@ -95,6 +115,8 @@ static inline UpdateVerdict guard_check(UpdateGuard* guard, double loss, double 
     guard->consecutive = 0;
     outlier_add(&guard->losses, loss);
     outlier_add(&guard->norms, norm);
+    guard->best_mean =
+        fmin(guard->best_mean, outlier_mean_(&guard->losses)); // not NAN if one of them is none
     const int loss_is_high = guard->loss_z_limit > 0 && guard->loss_z > guard->loss_z_limit;
     const int norm_is_high = guard->norm_z_limit > 0 && guard->norm_z > guard->norm_z_limit;
     return loss_is_high || norm_is_high ? UPDATE_SKIP_OUTLIER : UPDATE_DO;
@@ -113,12 +135,23 @@ static inline const char* guard_reason(UpdateVerdict verdict) {
     return "";
 }
 
-// Ends the run when too many updates in a row had a loss or a gradient that was not finite.
-static inline void guard_enforce(const UpdateGuard* guard, int64_t step, int max_skips) {
-    CHECK(guard->consecutive < max_skips,
-          "step %lld: the loss or the norm of the gradient was not finite %d times in a row; the weights are "
-          "those of before (--max-skips)",
-          (long long)step, guard->consecutive);
+// Whether the run has diverged: max_skips updates in a row that were not finite, or a loss that rose by more
+// than max_rise nats (0: any rise is fine). If so, 1 and the reason in words.
+static inline int guard_divergence(const UpdateGuard* guard, int max_skips, double max_rise,
+                                   char reason[256]) {
+    if (guard->consecutive >= max_skips) {
+        snprintf(reason, 256,
+                 "the loss or the norm of the gradient was not finite %d times in a row (--max-skips)",
+                 guard->consecutive);
+        return 1;
+    }
+    if (max_rise > 0 && guard_rise(guard) > max_rise) {
+        snprintf(reason, 256,
+                 "the mean loss of the last %d updates is %.3f above its lowest (--max-loss-rise)",
+                 OUTLIER_WINDOW, guard_rise(guard));
+        return 1;
+    }
+    return 0;
 }
 
 #endif

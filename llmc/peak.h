@@ -4,21 +4,14 @@ peak.h -- the machine's own fp32 peak: how many multiply-adds its cores do in re
 The ceiling that MFU and `make bench-cpu` are shares of, measured where they are: all threads at once, some
 milliseconds, the best of several runs. Two operations to a multiply-add.
 
-needs:   matmul.h (the size of its tile) threads.h vec.h
-defines: peak_flops_per_s, time_now_s
+needs:   clock.h matmul.h (the size of its tile) threads.h vec.h
+defines: peak_flops_per_s
 */
 #ifndef LLMC_PEAK_H
 #define LLMC_PEAK_H
 
-#include <time.h>
-
+#include "clock.h"
 #include "matmul.h"
-
-static inline double time_now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // `rounds` multiply-adds on each of as many sums as a matmul tile has: enough to hide the latency of one.
 static inline float peak_work_(int rounds) {

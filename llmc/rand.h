@@ -10,7 +10,7 @@ the same bits with any compiler and libm; expressions that a compiler could cont
 as fma.
 
 needs:   nothing
-defines: Rand, rand_block, rand_stream, rand_open, rand_u32, rand_below, rand_uniform, rand_normal,
+defines: Rand, rand_block, rand_stream, rand_open, rand_seek, rand_u32, rand_below, rand_uniform, rand_normal,
 rand_permute
 */
 #ifndef LLMC_RAND_H
@@ -62,6 +62,12 @@ static inline Rand rand_open(uint64_t seed, uint64_t stream) {
     rng.seed = seed;
     rng.stream = stream;
     return rng;
+}
+
+// The number at position `at` comes next.
+static inline void rand_seek(Rand* rng, uint64_t at) {
+    rng->at = at;
+    rng->block = rand_block(rng->seed, rng->stream, at / 4);
 }
 
 static inline uint32_t rand_u32(Rand* rng) {

@@ -19,13 +19,13 @@ Names of GPT-2's tensors begin with "transformer." or not, depending on who wrot
 safetensors_find_gpt2 and the functions that require a tensor take either for the other.
 
 needs:   check.h file.h float16.h json.h xxh64.h
-defines: SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes, SafeTensors, SafeTensorsView,
-safetensors_try_open, safetensors_open, safetensors_close, safetensors_find, safetensors_find_gpt2,
-safetensors_require, safetensors_metadata, safetensors_read_f32, safetensors_read_f32_part,
-safetensors_read_raw; SafeTensorsSet, safetensors_set_try_open, safetensors_set_open, safetensors_set_close,
-safetensors_set_find, safetensors_set_require; SafeTensorsWriter, safetensors_writer_open,
-safetensors_writer_metadata, safetensors_writer_declare, safetensors_writer_begin, safetensors_write_f32,
-safetensors_write_raw, safetensors_writer_commit
+defines: SAFETENSORS_PREFIX, SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes, SafeTensors,
+SafeTensorsView, safetensors_try_open, safetensors_open, safetensors_close, safetensors_find,
+safetensors_find_gpt2, safetensors_require, safetensors_metadata, safetensors_read_f32,
+safetensors_read_f32_part, safetensors_read_raw; SafeTensorsSet, safetensors_set_try_open,
+safetensors_set_open, safetensors_set_close, safetensors_set_find, safetensors_set_require; SafeTensorsWriter,
+safetensors_writer_open, safetensors_writer_metadata, safetensors_writer_declare, safetensors_writer_begin,
+safetensors_write_f32, safetensors_write_raw, safetensors_writer_commit
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -42,7 +42,7 @@ safetensors_write_raw, safetensors_writer_commit
 #define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation
 #define SAFETENSORS_ALIGN_ 64                       // bytes, of the data in files that we write
 #define SAFETENSORS_CHUNK_ 16384                    // elements converted at a time
-#define SAFETENSORS_PREFIX_ "transformer."
+#define SAFETENSORS_PREFIX "transformer."
 #define SAFETENSORS_METADATA_ "__metadata__"
 
 // ---- types of elements
@@ -433,14 +433,14 @@ static inline const SafeTensorsView* safetensors_find(const SafeTensors* st, con
 
 // The same name without the prefix "transformer.", or with it.
 typedef struct {
-    char text[JSON_MAX_NAME + sizeof(SAFETENSORS_PREFIX_)];
+    char text[JSON_MAX_NAME + sizeof(SAFETENSORS_PREFIX)];
 } SafeTensorsName_;
 
 static inline SafeTensorsName_ safetensors_other_name_(const char* name) {
-    const size_t length = strlen(SAFETENSORS_PREFIX_);
-    const int has_prefix = strncmp(name, SAFETENSORS_PREFIX_, length) == 0;
+    const size_t length = strlen(SAFETENSORS_PREFIX);
+    const int has_prefix = strncmp(name, SAFETENSORS_PREFIX, length) == 0;
     SafeTensorsName_ other;
-    snprintf(other.text, sizeof(other.text), "%s%s", has_prefix ? "" : SAFETENSORS_PREFIX_,
+    snprintf(other.text, sizeof(other.text), "%s%s", has_prefix ? "" : SAFETENSORS_PREFIX,
              has_prefix ? name + length : name);
     return other;
 }

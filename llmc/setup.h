@@ -5,14 +5,18 @@ setup.h -- from the command line to a run: which data, which tokens, which model
     data                        tokens                                   V of a new model
     none named                  words of the built-in stories            their number
     text files                  bytes                                    257
+    text, --tokenizer           those of the tokenizer (text_data.h)     the tokenizer's
     .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
 
-The model is a name, a model file, or the sizes on the command line; options that are given override a name
-and must agree with a file. Everything is checked here, before any memory for the model is taken.
+The model is a name, a file of llm.c's, a Hugging Face directory (a checkpoint is one), or the sizes on the
+command line; options that are given override a name and must agree with files. Everything is checked here,
+before any memory for the model is taken.
 
-needs:   adamw.h check.h dataloader.h gpt2.h model_file.h options.h schedule.h stories.h tokenizer.h
-defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_data, setup_training, setup_adamw,
-setup_eval_batches, setup_floor, setup_eot, setup_prompt, setup_close
+needs:   adamw.h check.h dataloader.h gguf.h gpt2.h hf_model.h model_file.h options.h schedule.h stories.h
+text_data.h tokenizer.h
+defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data, setup_loaders,
+setup_verify_data, setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_bpe,
+setup_export, setup_prompt, setup_close
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -20,11 +24,14 @@ setup_eval_batches, setup_floor, setup_eot, setup_prompt, setup_close
 #include "adamw.h"
 #include "check.h"
 #include "dataloader.h"
+#include "gguf.h"
 #include "gpt2.h"
+#include "hf_model.h"
 #include "model_file.h"
 #include "options.h"
 #include "schedule.h"
 #include "stories.h"
+#include "text_data.h"
 #include "tokenizer.h"
 
 // Sizes of a new model without a name, and of the run with it: they train on a laptop in minutes.
@@ -48,7 +55,8 @@ typedef struct {
     DataKind kind;
     int has_tokenizer; // without one, samples are printed as token ids
     Tokenizer tokenizer;
-    TokenStream train, val;
+    int is_encoded; // text, by the tokenizer: its files are turned into shards first
+    DataSources train, val;
     Stories* stories; // the built-in corpus, NULL for other data:
     uint16_t *train_stories, *val_stories;
     float* val_nats; // what the best possible model pays for each validation token
@@ -57,42 +65,94 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // Vocabulary and model
 
+static inline void setup_stories_tokenizer_(RunData* data) {
+    data->stories = (Stories*)check_alloc(1, sizeof(Stories), "stories");
+    stories_open(data->stories);
+    const int words = data->stories->eot;
+    const char** word = (const char**)check_alloc((size_t)words, sizeof(*word), "vocabulary");
+    for (int i = 0; i < words; i++) {
+        word[i] = data->stories->token[i];
+    }
+    tokenizer_open_words(&data->tokenizer, word, words);
+    free(word);
+}
+
+// --tokenizer bpe:N: sets path (PATH_MAX) to the vocabulary beside the run, which is trained on the text the
+// first time.
+static inline void setup_own_vocabulary_(const Options* options, char* path) {
+    char* end;
+    const long V = strtol(options->tokenizer + strlen("bpe:"), &end, 10);
+    if (*end || V < 257 || V > BPE_MAX_VOCAB) {
+        die_usage("--tokenizer %s: wanted bpe: and a number of tokens from 257 to %d", options->tokenizer,
+                  BPE_MAX_VOCAB);
+    }
+    if (!options->out[0] || sources_kind(options->train_data) != TOKENS_TEXT) {
+        die_usage("--tokenizer %s: wanted text as --train-data, and --out to keep the vocabulary",
+                  options->tokenizer);
+    }
+    CHECK(snprintf(path, PATH_MAX, "%s/tokenizer.json", options->out) < PATH_MAX, "%s: the name is too long",
+          options->out);
+    if (access(path, F_OK) != 0) {
+        Bpe bpe;
+        file_make_directory(options->out);
+        text_data_train(&bpe, options->train_data, options->text_field, (int)V, stdout);
+        bpe_write(&bpe, path);
+        bpe_close(&bpe);
+    }
+    Bpe kept;
+    bpe_open(&kept, path);
+    CHECK(kept.vocab_size == V, "%s: %d tokens, wanted %ld; remove it to train another", path,
+          kept.vocab_size, V);
+    bpe_close(&kept);
+}
+
+static inline void setup_file_tokenizer_(RunData* data, const Options* options) {
+    char path[PATH_MAX];
+    const int is_own = strncmp(options->tokenizer, "bpe:", 4) == 0;
+    if (is_own) {
+        setup_own_vocabulary_(options, path);
+    }
+    tokenizer_open_file(&data->tokenizer, is_own ? path : options->tokenizer);
+    data->has_tokenizer = 1;
+}
+
 // Opens the tokenizer that goes with the data; the data itself is opened by setup_data, when V and T are
 // known.
 static inline void setup_tokenizer(RunData* data, const Options* options) {
     memset(data, 0, sizeof(*data));
+    const int is_text = options->train_data[0] && sources_kind(options->train_data) == TOKENS_TEXT;
     if (!options->train_data[0]) {
-        data->kind = DATA_STORIES;
-        data->stories = (Stories*)check_alloc(1, sizeof(Stories), "stories");
-        stories_open(data->stories);
-        const int words = data->stories->eot;
-        const char** word = (const char**)check_alloc((size_t)words, sizeof(*word), "vocabulary");
-        for (int i = 0; i < words; i++) {
-            word[i] = data->stories->token[i];
+        if (options->tokenizer[0]) {
+            die_usage(
+                "--tokenizer %s needs --train-data: the built-in stories have tokens of their own (words)",
+                options->tokenizer);
         }
-        tokenizer_open_words(&data->tokenizer, word, words);
-        free(word);
-    } else if (tokens_kind(options->train_data) == TOKENS_TEXT) {
+        data->kind = DATA_STORIES;
+        setup_stories_tokenizer_(data);
+        data->has_tokenizer = 1;
+    } else if (is_text && !options->tokenizer[0]) {
+        text_data_require_plain(options->train_data);
         data->kind = DATA_TEXT;
         tokenizer_open_bytes(&data->tokenizer);
+        data->has_tokenizer = 1;
     } else {
         data->kind = DATA_SHARDS;
-        data->has_tokenizer = options->tokenizer[0] != '\0';
-        if (data->has_tokenizer) {
-            tokenizer_open_file(&data->tokenizer, options->tokenizer);
+        data->is_encoded = is_text;
+        if (options->tokenizer[0]) {
+            setup_file_tokenizer_(data, options);
         }
-        return;
-    }
-    data->has_tokenizer = 1;
-    if (options->tokenizer[0]) {
-        die_usage("--tokenizer %s is for .bin shards; this data has tokens of its own (%s)",
-                  options->tokenizer, data->tokenizer.kind);
+        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded, only decoded: %s",
+              data->tokenizer.decode_only);
     }
 }
 
-// The file that --model names, or NULL when it names no file but a size, or nothing. A directory is a
-// checkpoint.
-static inline const char* setup_model_path(const Options* options, char path[PATH_MAX]) {
+static inline int setup_is_directory_(const char* path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+// The file or directory that --model names, or NULL when it names a size, or nothing.
+static inline const char* setup_model_path(const Options* options) {
     struct stat info;
     if (!options->model[0] || gpt2_model_by_name(options->model)) {
         return NULL;
@@ -104,8 +164,25 @@ static inline const char* setup_model_path(const Options* options, char path[PAT
                   options->model);
     }
     CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
-    snprintf(path, PATH_MAX, "%s%s", options->model, S_ISDIR(info.st_mode) ? "/model.bin" : "");
-    return path;
+    return options->model;
+}
+
+// The sizes of the model that setup_model_path found.
+static inline GPT2Config setup_read_config_(const char* path) {
+    return setup_is_directory_(path) ? hf_config_read(path) : model_file_read_config(path);
+}
+
+// Sets the first weights of a model, fp32, laid out by `rows`: those that setup_model_path found, or random
+// ones.
+static inline void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path,
+                                 uint64_t seed) {
+    if (!path) {
+        gpt2_random_weights(rows, memory, cfg, seed);
+    } else if (setup_is_directory_(path)) {
+        hf_model_read(path, cfg, rows, memory);
+    } else {
+        model_file_read(path, rows, memory);
+    }
 }
 
 // Puts the model's size where the option is "auto"; with a model file the two must agree.
@@ -126,7 +203,7 @@ static inline GPT2Config setup_model(Options* options, const RunData* data, cons
     const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
     GPT2Config cfg = {named->max_T, V, 0, named->L, named->NH, named->C};
     if (path) {
-        cfg = model_file_read_config(path);
+        cfg = setup_read_config_(path);
     }
     setup_size_(&options->layers, cfg.L, "layers", path);
     setup_size_(&options->channels, cfg.C, "channels", path);
@@ -189,6 +266,11 @@ static inline size_t setup_stories_tokens_(int64_t batches, int64_t batch_tokens
     return (size_t)(batches <= most / batch_tokens ? batches * batch_tokens : most) + 1;
 }
 
+// The id that separates documents: the last of every vocabulary.
+static inline int setup_eot(const RunData* data, int V) {
+    return data->has_tokenizer ? data->tokenizer.eot : V - 1;
+}
+
 // Writes the built-in corpus: enough training text that nothing is read twice, up to a limit.
 static inline void setup_stories_(RunData* data, Options* options) {
     if (options->steps == OPTION_AUTO) {
@@ -203,37 +285,121 @@ static inline void setup_stories_(RunData* data, Options* options) {
     stories_generate(data->stories, data->train_stories, NULL, train, SETUP_STORIES_PAGE, options->seed);
     stories_generate(data->stories, data->val_stories, data->val_nats, val, SETUP_STORIES_PAGE,
                      SETUP_STORIES_SEED);
-    tokens_open_memory(&data->train, data->train_stories, train, options->vocab_size, "built-in stories");
-    tokens_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
+    sources_open_memory(&data->train, data->train_stories, train, options->vocab_size, "built-in stories");
+    sources_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
+}
+
+// Opens a list of files; of text, when the run has a tokenizer for it, the shards that it is encoded to.
+static inline void setup_sources_(DataSources* sources, const RunData* data, const Options* options,
+                                  const char* list, const char* directory) {
+    char* shards = NULL;
+    if (data->is_encoded && sources_kind(list) == TOKENS_TEXT) {
+        const TextData text = {&data->tokenizer.bpe, options->text_field, directory, stdout};
+        shards = text_data_shards(&text, list);
+    }
+    const TokensFormat format = shards ? TOKENS_AUTO : (TokensFormat)options->data_format;
+    sources_open_files(sources, shards ? shards : list, format, options->vocab_size);
+    free(shards);
+}
+
+// Where text is encoded to: beside the run or, without --out, where it is removed as soon as it is mapped.
+// Sets path (PATH_MAX).
+static inline void setup_encoded_directory_(const Options* options, char* path) {
+    const char *out = options->out, *tmp = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    const int length =
+        snprintf(path, PATH_MAX, out[0] ? "%s/tokens" : "%s/tokens-XXXXXX", out[0] ? out : tmp);
+    CHECK(length < PATH_MAX, "%s: the name is too long", out[0] ? out : tmp);
+    if (out[0]) {
+        file_make_directory(path);
+    } else {
+        CHECK(mkdtemp(path), "%s: cannot make a directory: %s", tmp, strerror(errno));
+    }
+}
+
+// Opens the files.
+static inline void setup_files_(RunData* data, const Options* options) {
+    char directory[PATH_MAX] = "";
+    if (options->val_data[0] && !data->is_encoded &&
+        (sources_kind(options->val_data) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
+        die_usage("--val-data %s and --train-data %s: wanted both shards or both text", options->val_data,
+                  options->train_data);
+    }
+    if (data->is_encoded) {
+        setup_encoded_directory_(options, directory);
+    }
+    setup_sources_(&data->train, data, options, options->train_data, directory);
+    if (options->val_data[0]) {
+        setup_sources_(&data->val, data, options, options->val_data, directory);
+    } else {
+        sources_split_tail(&data->train, &data->val, options->seq_len);
+    }
+    if (data->is_encoded && !options->out[0]) {
+        text_data_remove(directory);
+    }
+}
+
+// Makes the rows. Validation reads in order, where rows sorted by length would show short documents alone.
+static inline void setup_rows_(RunData* data, const Options* options) {
+    const Packing pack = (Packing)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
+    const int eot = setup_eot(data, options->vocab_size);
+    if (pack == PACK_UNIFORM && data->train.count > 1) {
+        die_usage("--pack uniform is for one source: sequences of %d sources take turns", data->train.count);
+    }
+    sources_pack(&data->train, pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
+    sources_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
 }
 
 // Opens the data and decides everything about the run that is still "auto"; after setup_model.
 static inline void setup_data(RunData* data, Options* options) {
     setup_batch_(options);
-    if (data->kind == DATA_STORIES) {
-        if (options->val_data[0]) {
-            die_usage("--val-data %s needs --train-data: the built-in stories bring their own",
-                      options->val_data);
-        }
-        setup_stories_(data, options);
-        return;
-    }
-    if (options->val_data[0] &&
-        (tokens_kind(options->val_data) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
-        die_usage("--val-data %s and --train-data %s: wanted both shards or both text", options->val_data,
-                  options->train_data);
-    }
-    tokens_open_files(&data->train, options->train_data, options->vocab_size);
-    if (options->val_data[0]) {
-        tokens_open_files(&data->val, options->val_data, options->vocab_size);
+    if (data->kind != DATA_STORIES) {
+        setup_files_(data, options);
+    } else if (options->val_data[0]) {
+        die_usage("--val-data %s needs --train-data: the built-in stories bring their own",
+                  options->val_data);
     } else {
-        tokens_split_tail(&data->train, &data->val, options->seq_len);
+        setup_stories_(data, options);
     }
+    setup_rows_(data, options);
     if (options->steps == OPTION_AUTO) { // one epoch
-        const int64_t tokens =
-            (int64_t)((data->train.count - 1) / (size_t)options->seq_len) * options->seq_len;
+        const int64_t tokens = (int64_t)sources_epoch(&data->train) * options->seq_len;
         options->steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
     }
+}
+
+// Opens the loaders of training and validation data, and says what they will read; after setup_data. `data`
+// stays where it is until they are closed.
+static inline void setup_loaders(Dataloader* train, Dataloader* val, const RunData* data,
+                                 const Options* options) {
+    const int64_t sequences = options->total_batch / options->seq_len; // of an update
+    const int group = sequences < DATALOADER_GROUP ? (int)sequences : DATALOADER_GROUP;
+    const DataloaderSettings settings = {
+        options->batch, (Shuffle)options->shuffle, options->seed, group, 0, 1};
+    const DataloaderSettings in_order = {options->batch, SHUFFLE_OFF, 0, 0, 0, 1};
+    dataloader_open(train, &data->train, settings);
+    dataloader_open(val, &data->val, in_order);
+    sources_print(stdout, &data->train, (uint64_t)options->steps * (uint64_t)sequences);
+    if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
+        const int batches = 1000;
+        printf("padding of the first %d micro-batches: %.2f %%\n", batches,
+               100 * dataloader_padding(train, batches));
+    }
+}
+
+// --verify-data: checks all files and says so. Returns the exit status.
+static inline int setup_verify_data(const Options* options) {
+    const TokensFormat format = (TokensFormat)options->data_format;
+    int bad = 0;
+    if (!options->train_data[0]) {
+        printf("ok   built-in stories: no files\n");
+        return EXIT_SUCCESS;
+    }
+    bad += sources_verify(stdout, options->train_data, format, options->vocab_size);
+    if (options->val_data[0]) {
+        bad += sources_verify(stdout, options->val_data, format, options->vocab_size);
+    }
+    printf("%d bad file%s\n", bad, bad == 1 ? "" : "s");
+    return bad ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 // An interval in steps that comes round once, at the end.
@@ -263,6 +429,9 @@ static inline void setup_training(Options* options) {
     }
     if (options->save_every && !options->out[0]) {
         die_usage("--save-every %d needs a directory: --out", options->save_every);
+    }
+    if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
+        die_usage("--on-divergence rollback needs checkpoints to go back to: --out and --save-every");
     }
     if (options->lr == OPTION_AUTO) {
         options->lr = setup_lr_(options->channels, options->total_batch);
@@ -306,18 +475,33 @@ static inline double setup_floor(const RunData* data, const Options* options, in
     if (!data->val_nats) {
         return NAN;
     }
-    const int64_t wanted = batches * options->batch * options->seq_len, all = (int64_t)data->val.count - 1;
-    const int64_t targets = wanted < all ? wanted : all;
+    const Rows* rows = &data->val.source[0].rows;
+    const uint64_t wanted = (uint64_t)batches * (uint64_t)options->batch;
+    uint64_t targets = 0;
     double sum = 0;
-    for (int64_t i = 1; i <= targets; i++) {
-        sum += data->val_nats[i];
+    for (uint64_t row = 0; row < wanted && row < rows->count; row++) {
+        sum += rows_sum_targets(rows, row, data->val_nats, &targets);
     }
     return sum / (double)targets;
 }
 
-// The id that separates documents: the last of every vocabulary.
-static inline int setup_eot(const RunData* data, int V) {
-    return data->has_tokenizer ? data->tokenizer.eot : V - 1;
+// The tokenizer, if it is one that goes with a Hugging Face model, or NULL.
+static inline const Bpe* setup_bpe(const RunData* data) {
+    return data->kind == DATA_SHARDS && data->has_tokenizer && data->tokenizer.encoder ? &data->tokenizer.bpe
+                                                                                       : NULL;
+}
+
+// Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
+// --export-gguf name.
+static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory,
+                                const Options* options, const RunData* data) {
+    if (options->export_llmc[0]) {
+        model_file_write(options->export_llmc, cfg, rows, memory, (ModelDtype)options->export_dtype);
+    }
+    if (options->export_gguf[0]) {
+        gguf_write(options->export_gguf, cfg, rows, memory, (GgufDtype)options->export_gguf_dtype,
+                   setup_bpe(data));
+    }
 }
 
 // The tokens that samples begin with: end-of-text, then --prompt. `ids` has room for most + 1; returns their
@@ -343,8 +527,8 @@ static inline int setup_prompt(int* ids, int most, const RunData* data, const Op
 }
 
 static inline void setup_close(RunData* data) {
-    tokens_close(&data->val);
-    tokens_close(&data->train);
+    sources_close(&data->val);
+    sources_close(&data->train);
     if (data->has_tokenizer) {
         tokenizer_close(&data->tokenizer);
     }

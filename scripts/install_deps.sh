@@ -5,21 +5,25 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/install_deps.sh [--python] [--mpi] [--dry-run]
-    (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, zstd
+usage: scripts/install_deps.sh [--python] [--mpi] [--cudnn] [--dry-run]
+    (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, zstd, snappy
     --python   also Python, and build/venv with PyTorch (dev/ref/setup.sh; 2 GB to download, 4 GB on disk)
     --mpi      also OpenMPI, for runs of several processes under mpirun
+    --cudnn    also the headers of cudnn-frontend, from PyPI with pip, into build/cudnn-frontend: for `make
+               USE_CUDNN=1`; cuDNN itself is cudnn9-cuda-12 or cudnn9-cuda-13 in NVIDIA's package repository
     --dry-run  only say what would be installed
 END
 }
 
-packages=(gcc g++ make clang clang-format clang-tidy libomp-dev zlib1g-dev libzstd-dev)
+packages=(gcc g++ make clang clang-format clang-tidy libomp-dev zlib1g-dev libzstd-dev libsnappy-dev)
 python=off
+cudnn=off
 dry_run=off
 for option in "$@"; do
     case $option in
     --python) python=on packages+=(python3 python3-venv python3-dev libjemalloc2) ;; # torch.compile: Python.h
     --mpi) packages+=(libopenmpi-dev openmpi-bin) ;;
+    --cudnn) cudnn=on packages+=(python3 python3-pip) ;;
     --dry-run) dry_run=on ;;
     --help) usage && exit 0 ;;
     *) echo "error: unknown option $option" >&2 && usage >&2 && exit 2 ;;
@@ -47,6 +51,25 @@ find_missing() {
     done
 }
 
+# The headers are part of a wheel; none of its Python is used, so any Python's wheel will do.
+cudnn_frontend=1.32.0
+get_cudnn_frontend() {
+    local to
+    to=$(dirname "$0")/../build/cudnn-frontend
+    [ ! -e "$to/$cudnn_frontend" ] || { echo "cudnn-frontend: installed" && return; }
+    echo "pip download nvidia-cudnn-frontend==$cudnn_frontend"
+    [ $dry_run = off ] || return 0
+    rm -rf "$to"
+    "${as_user[@]}" mkdir -p "$to"
+    "${as_user[@]}" python3 -m pip --quiet --disable-pip-version-check download --no-deps --only-binary :all: \
+        --python-version 3.11 --platform "manylinux_2_28_$(uname -m)" --dest "$to" \
+        nvidia-cudnn-frontend==$cudnn_frontend
+    "${as_user[@]}" python3 -m zipfile -e "$to"/*.whl "$to/wheel"
+    mv "$to/wheel/include" "$to"
+    rm -rf "$to/wheel" "$to"/*.whl
+    "${as_user[@]}" touch "$to/$cudnn_frontend" # last, so that an interrupted installation starts again
+}
+
 # clang's sanitizers are a package of their own where the release has one by this name, else part of clang.
 sanitizers=libclang-rt-dev
 find_missing "${packages[@]}" "$sanitizers"
@@ -65,3 +88,4 @@ if [ $python = on ]; then
     echo "dev/ref/setup.sh"
     [ $dry_run = on ] || "${as_user[@]}" "$(dirname "$0")/../dev/ref/setup.sh"
 fi
+[ $cudnn = off ] || get_cudnn_frontend

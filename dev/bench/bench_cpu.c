@@ -120,10 +120,10 @@ static void bench_attention(Bench* bench, int B, int T) {
     char name[64];
     snprintf(name, sizeof(name), "attention forward   B %d T %d", B, T);
     BENCH(bench, name, attention_flops(B, T, C), bench->peak, "GFLOP/s",
-          attention_forward_cpu(out, lse, qkv, B, T, 0, C, NH, &scratch));
+          attention_forward_cpu(out, lse, qkv, NULL, B, T, 0, C, NH, &scratch));
     snprintf(name, sizeof(name), "attention backward  B %d T %d", B, T);
     BENCH(bench, name, 2.5 * attention_flops(B, T, C), bench->peak, "GFLOP/s",
-          attention_backward_cpu(dqkv, dout, qkv, out, lse, B, T, C, NH, &scratch));
+          attention_backward_cpu(dqkv, dout, qkv, out, lse, NULL, B, T, C, NH, &scratch));
     free(qkv);
     free(dqkv);
     free(out);

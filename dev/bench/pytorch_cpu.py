@@ -52,48 +52,6 @@ def flop_per_step(B, T):
 # The PyTorch side; only this part, in a process of its own, imports torch.
 
 
-def torch_model():
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.ln1, self.ln2 = nn.LayerNorm(C), nn.LayerNorm(C)
-            self.qkv, self.attproj = nn.Linear(C, 3 * C), nn.Linear(C, C)
-            self.fc, self.fcproj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
-
-        def forward(self, h):
-            B, T, _ = h.shape
-            q, k, v = self.qkv(self.ln1(h)).view(B, T, 3, NH, C // NH).permute(2, 0, 3, 1, 4)
-            a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            h = h + self.attproj(a.transpose(1, 2).reshape(B, T, C))
-            return h + self.fcproj(F.gelu(self.fc(self.ln2(h)), approximate="tanh"))
-
-    class GPT2(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.wte, self.wpe = nn.Embedding(VP, C), nn.Embedding(MAXT, C)
-            self.blocks = nn.ModuleList(Block() for _ in range(L))
-            self.lnf = nn.LayerNorm(C)
-            for name, p in self.named_parameters():
-                if p.dim() == 2:
-                    nn.init.normal_(p, std=0.02 / (2 * L) ** 0.5 if "proj" in name else 0.02)
-                elif name.endswith("bias"):
-                    nn.init.zeros_(p)
-
-        def forward(self, x, y):
-            h = self.wte(x) + self.wpe.weight[: x.shape[1]]
-            for block in self.blocks:
-                h = block(h)
-            logits = F.linear(self.lnf(h), self.wte.weight)
-            return F.cross_entropy(logits.view(-1, VP), y.view(-1))
-
-    torch.manual_seed(0)
-    return GPT2()
-
-
 def peak_mib():
     """The largest resident size of this process so far."""
     status = Path("/proc/self/status").read_text()
@@ -104,17 +62,14 @@ def torch_worker(system, B, T, steps, threads, shard):
     """Trains `steps` steps and prints one line of JSON."""
     import numpy as np
     import torch
+    from torch_model import GPT2, adamw
 
     import_mib = peak_mib()
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("highest")  # fp32 as ours, no bf16 inside matrix products
-    model = torch_model()
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() == 2], "weight_decay": WEIGHT_DECAY},
-        {"params": [p for p in parameters if p.dim() != 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS, fused=True)
+    torch.manual_seed(0)
+    model = GPT2(L, NH, C, MAXT, VP)
+    optimizer = adamw(model, LR, BETAS, EPS, WEIGHT_DECAY)
     if TORCH_MODES[system]:
         model = torch.compile(model, mode=TORCH_MODES[system], dynamic=False)
 
@@ -125,7 +80,7 @@ def torch_worker(system, B, T, steps, threads, shard):
         batch = torch.from_numpy(tokens[step * B * T : (step + 1) * B * T + 1].astype(np.int64))
         loss = model(batch[:-1].view(B, T), batch[1:].view(B, T))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())

@@ -34,6 +34,9 @@ maxT={cfg.maxT} V={cfg.V} Vp={cfg.Vp} L={cfg.L} NH={cfg.NH} C={cfg.C}.
 | gpt2_tiny_state.bin | debug state, B={B} T={T}: x, y, logits (B,T,V), loss, gradient of every parameter |
 | gpt2_tiny_adamw.bin | the parameters after {STEPS} AdamW steps on that same batch |
 | gpt2_tiny_adamw.txt | step, loss and gradient norm (before clipping and before the update) of these steps |
+| bpe_cases.bin | texts that are hard to tokenize, and tiktoken's ids of them (dev/ref/make_bpe_fixtures.py) |
+| parquet/*.parquet | one table as several programs write it; bad_*: what must be refused (dev/ref/make_parquet_fixtures.py) |
+| parquet/texts.bin | the texts of that table |
 
 The numbers were computed in float64 and rounded once to float32: the truth that fp32 code comes close to.
 AdamW: {adamw}; weight decay only on {decayed};

@@ -1,12 +1,6 @@
 // fuzz_safetensors.c -- random files against the reader: no crash, no read out of bounds, and what is
-// accepted can be read. Built and run by hand:
-//
-//     clang -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -D_GNU_SOURCE -I. \
-//         dev/test/fuzz_safetensors.c -o build/fuzz_safetensors -lm
-//     build/fuzz_safetensors -max_total_time=60 -max_len=4096 CORPUS    (a directory, with some small files
-//     to begin)
-//
-// The first bit of the input says whether the rest is a file or an index of a model in several files.
+// accepted can be read. The first bit of the input says whether the rest is a file or an index of a model in
+// several files. Run by dev/test/fuzz.sh.
 #include "llmc/safetensors.h"
 
 // In exactly its bytes of memory, so that every step beyond them is seen.
@@ -39,12 +33,13 @@ static void fuzz_file(const unsigned char* data, size_t bytes) {
 }
 
 static void fuzz_index(const unsigned char* data, size_t bytes) {
-    char error[SAFETENSORS_ERROR_BYTES_] = "";
+    static char error[ERROR_BYTES];
     SafeTensorsPair* pairs = NULL;
     size_t count = 0;
     unsigned char* copy = (unsigned char*)malloc(bytes ? bytes : 1);
     memcpy(copy, data, bytes);
-    SafeTensorsText_ text = {"fuzz", error, copy, bytes, 0, 0};
+    error[0] = '\0';
+    JsonReader text = {"fuzz", error, copy, bytes, 0, 0};
     if (!safetensors_index_(&text, &pairs, &count) != (strncmp(error, "fuzz: ", 6) == 0)) {
         abort();
     }

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # nvcc.sh -- compiles the GPU trainer for every supported architecture, in every precision: no warnings, and no kernel
 # that spills registers, unless the comment above it has the word "spills" and the reason.
+#
+#     dev/test/nvcc.sh
+#     dev/test/nvcc.sh cudnn      with cuDNN's attention, where its headers are: no warnings, and it links
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 output=$(mktemp)
-trap 'rm -f "$output"' EXIT
+trap 'rm -f "$output" "$output.program"' EXIT
 failures=0
 
 fail() {
@@ -35,6 +38,31 @@ compile() { # PRECISION ARCHITECTURE...
     [ -z "$kernels" ] || fail "$precision for $*: registers spill without a word in the comment: $kernels"
 }
 
+skip_cudnn() {
+    echo "skipped: cuDNN's attention: $*"
+    echo "nvcc: cuDNN's attention is not compiled"
+    exit 0
+}
+
+# Only to PTX: the kernels are the same.
+compile_with_cudnn() {
+    local frontend=${CUDNN_FRONTEND:-build/cudnn-frontend/include}
+    [ -e "$frontend/cudnn_frontend.h" ] ||
+        skip_cudnn "no cudnn_frontend.h in $frontend (scripts/install_deps.sh --cudnn)"
+    nvcc -E -x cu - <<<'#include <cudnn.h>' >/dev/null 2>&1 ||
+        skip_cudnn "no cudnn.h (cudnn9-cuda-13 in NVIDIA's package repository)"
+    nvcc -std=c++17 -O0 -gencode arch=compute_90a,code=compute_90a -DPRECISION_BF16 -DUSE_CUDNN -isystem "$frontend" \
+        -D_GNU_SOURCE -diag-suppress 1675 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas -I. train_gpt2.cu \
+        -o "$output.program" -lcublasLt -lcudnn -lnvrtc >"$output" 2>&1 ||
+        fail "with cuDNN: $(grep -m 1 -E 'error|undefined' "$output")"
+    grep -q warning "$output" && fail "with cuDNN: $(grep -m 1 warning "$output")"
+}
+
+if [ "${1:-}" = cudnn ]; then
+    compile_with_cudnn
+    [ $failures = 0 ] && echo "nvcc: the GPU trainer with cuDNN's attention: no warnings, links"
+    exit $((failures > 0))
+fi
 compile BF16 sm_80 sm_90a sm_100 sm_120
 compile FP16 sm_90a
 compile FP32 sm_90a

@@ -20,20 +20,21 @@ void reference_close(Reference* reference) {
     free(reference);
 }
 
-double reference_gradients(Reference* reference, const int* tokens, const int* targets, double loss_tokens,
-                           GradientMode mode) {
+double reference_gradients(Reference* reference, const int* tokens, const int* targets, const int* starts,
+                           int batch_T, double loss_tokens, GradientMode mode) {
     GPT2* model = &reference->model;
-    const Batch batch = {tokens, targets, model->B, model->T};
-    gpt2_forward(model, tokens, model->B, model->T, 0);
+    const Batch batch = {tokens,   targets, starts,
+                         model->B, batch_T, targets_count(targets, model->B * batch_T)};
+    gpt2_forward(model, tokens, starts, model->B, batch_T, 0);
     gpt2_backward(model, batch, loss_tokens, mode);
-    return mean_loss(model, model->B * model->T);
+    return mean_loss(model, batch);
 }
 
 const float* reference_logits(Reference* reference, const int* tokens) {
     GPT2* model = &reference->model;
     const int N = model->B * model->T;
     assert((int)gpt2_classifier_chunk(model->cfg, (size_t)N) == N);
-    gpt2_forward(model, tokens, model->B, model->T, 0);
+    gpt2_forward(model, tokens, NULL, model->B, model->T, 0);
     gpt2_logits(model, 0, N);
     return model->acts.logits;
 }

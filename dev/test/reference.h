@@ -22,10 +22,10 @@ typedef struct Reference Reference;
 Reference* reference_open(GPT2Config cfg, int B, int T, const float* params);
 void reference_close(Reference* reference);
 
-// Forward and backward on B x T tokens: sets the gradients or adds to them; each token's loss counts 1 /
-// loss_tokens. Returns the mean loss.
-double reference_gradients(Reference* reference, const int* tokens, const int* targets, double loss_tokens,
-                           GradientMode mode);
+// Forward and backward on a batch of up to B x T tokens: sets the gradients or adds to them; each token's
+// loss counts 1 / loss_tokens. `starts` as in attention.h. Returns the sum of the losses divided by B * T.
+double reference_gradients(Reference* reference, const int* tokens, const int* targets, const int* starts,
+                           int batch_T, double loss_tokens, GradientMode mode);
 const float* reference_logits(Reference* reference,
                               const int* tokens); // (B * T, Vp), valid until the next call
 double reference_norm(Reference* reference);

@@ -4,14 +4,18 @@
 #     lint      headers, formatting, scripts (lint.sh)
 #     plain     all tests as `make` builds them for this machine
 #     asan      the same with gcc's address and undefined-behaviour sanitizers
+#     tsan      what has threads of its own, with gcc's race detector (OpenMP's it does not understand)
 #     narrow    for the oldest machine of this kind: 128-bit vectors, no fused multiply-add on x86-64
 #     avx2      256-bit vectors
 #     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
-#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh)
+#     get_data  downloads, from a server on this machine (test_get_data.sh)
+#     fuzz      readers of files against random ones (fuzz.sh), 5 s each
+#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), killed 20 times
+#               (test_kill.sh), and ./tokenize (test_tokenize.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers
-#     nvcc      the GPU trainer compiled for every supported architecture
+#     nvcc      the GPU trainer compiled for every supported architecture, and with cuDNN where that is installed
 #
 # The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed. Environment:
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
@@ -110,13 +114,19 @@ quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
 
 run lint dev/test/lint.sh
 
-build plain tests build/plain/train_gpt2
+build plain tests build/plain/train_gpt2 build/plain/tokenize
 run_tests plain
 run plain dev/test/test_cli.sh build/plain/train_gpt2
+run plain dev/test/test_kill.sh build/plain/train_gpt2
+run plain dev/test/test_tokenize.sh build/plain/tokenize
 
-build asan tests build/asan/train_gpt2 OPT="$sanitizers"
+build asan tests build/asan/train_gpt2 build/asan/tokenize OPT="$sanitizers"
 run_tests asan
 run asan dev/test/test_cli.sh build/asan/train_gpt2
+run asan dev/test/test_tokenize.sh build/asan/tokenize
+
+build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g -fsanitize=thread"
+run tsan build/tsan/test_dataloader
 
 build narrow tests MARCH=
 run_tests narrow
@@ -140,6 +150,9 @@ fi
 
 build serial build/serial/train_gpt2 OPENMP=
 run serial build/serial/train_gpt2 "${quick_run[@]}"
+
+run get_data dev/test/test_get_data.sh
+run fuzz dev/test/fuzz.sh
 
 # ---- the GPU trainer ----
 
@@ -178,6 +191,7 @@ fi
 
 if command -v nvcc >/dev/null; then
     run nvcc dev/test/nvcc.sh
+    run nvcc dev/test/nvcc.sh cudnn
 else
     skip "nvcc is missing: the GPU trainer is not compiled for any GPU"
 fi

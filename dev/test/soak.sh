@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# soak.sh -- the long tests: does the trainer learn what can be learned?
+# soak.sh -- the long tests: does the trainer learn what can be learned? does it survive being killed? do the readers of
+# files withstand any file? do the tests of the GPU code notice a forgotten wait?
 #
-#     make soak      about a quarter of an hour on two cores
+#     make soak      the first about a quarter of an hour on two cores
 #
 # The built-in stories have a known entropy. The default run must end within 15 % of it, ten times the steps within 3 %, and
-# neither below it by more than the sampling error of 20,000 tokens.
+# neither below it by more than the sampling error of 20,000 tokens. A run that is killed 200 times at random moments must end with
+# the bits of one that is not. Then every fuzz target runs for a minute (fuzz.sh).
+# Each wait in the GPU trainer and its kernels, taken out, must make a test fail (dev/cusim/test/mutate.sh).
 set -eu
 cd "$(dirname "$0")/../.."
 make -s train_gpt2
@@ -12,6 +15,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 failed=0
+dev/test/test_kill.sh ./train_gpt2 200 || failed=1
 # expect_near_floor STEPS LIMIT: LIMIT is the largest allowed loss, in floors.
 expect_near_floor() {
     ./train_gpt2 --steps "$1" --samples 0 --out "$work/$1" >"$work/log"
@@ -28,4 +32,10 @@ expect_near_floor() {
 }
 expect_near_floor 3600 1.15
 expect_near_floor 36000 1.03
+dev/test/fuzz.sh 60 || failed=1
+if [ -e "${CUDA_HOME:-/usr/local/cuda}/include/cublasLt.h" ] && command -v clang++ >/dev/null; then
+    dev/cusim/test/mutate.sh || failed=1
+else
+    echo "soak: skipped: forgotten waits: the CUDA toolkit (CUDA_HOME) or clang++ is missing"
+fi
 exit $failed

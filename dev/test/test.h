@@ -66,11 +66,13 @@ static inline void test_remove_tmpdir_(void) {
     }
 }
 
-// A fresh directory, the same one at every call, removed at exit.
+// A fresh directory in TMPDIR or /tmp, the same one at every call, removed at exit.
 static inline const char* test_tmpdir(void) {
     char* path = (char*)test_tmpdir_path_();
     if (!path[0]) {
-        strcpy(path, "/tmp/llmc_test_XXXXXX");
+        const char* parent = getenv("TMPDIR");
+        const int is_short = parent && *parent && strlen(parent) < 32;
+        snprintf(path, 64, "%s/llmc_test_XXXXXX", is_short ? parent : "/tmp");
         if (!mkdtemp(path)) {
             perror(path);
             exit(EXIT_FAILURE);

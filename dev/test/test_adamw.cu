@@ -462,19 +462,19 @@ static void test_mean_loss(int N, const Gpu* gpu) {
     float* device = upload<float>(losses, (size_t)N, gpu);
     const float unset[3] = {NAN, 100, NAN};
     float* result = upload<float>(unset, 3, gpu);
-    mean_loss(result, device, N, GRADIENT_SET, gpu);
-    mean_loss(result + 1, device, N, GRADIENT_ADD, gpu);
-    mean_loss(result + 2, device, N, GRADIENT_SET, gpu);
+    mean_loss(result, device, N, N, GRADIENT_SET, gpu);
+    mean_loss(result + 1, device, N, N, GRADIENT_ADD, gpu);
+    mean_loss(result + 2, device, N, 2 * N, GRADIENT_SET, gpu);
     const float* got = download(result, 3, gpu);
     EXPECT_NEAR(got[0], want, 10 * FLT_EPSILON, "N %d", N);
     EXPECT_NEAR(got[1], 100 + want, 110 * FLT_EPSILON, "N %d, added", N);
-    EXPECT(got[0] == got[2], "N %d: two runs differ: %.9g %.9g", N, got[0], got[2]);
+    EXPECT(got[0] == 2 * got[2], "N %d: over twice as many tokens: %.9g %.9g", N, got[0], got[2]);
     gpu_free(device);
 
     losses[N - 1] = NAN;
     device = upload<float>(losses, (size_t)N, gpu);
     result = upload<float>(unset, 2, gpu);
-    mean_loss(result, device, N, GRADIENT_SET, gpu);
+    mean_loss(result, device, N, N, GRADIENT_SET, gpu);
     EXPECT(isnan(download(result, 2, gpu)[0]), "N %d: a NaN is lost", N);
     gpu_free(device);
     ops_close("mean loss");

@@ -1,4 +1,5 @@
-// test_attention.c -- causal attention: both passes at awkward sizes, causality, generation, huge scores.
+// test_attention.c -- causal attention: both passes at awkward sizes, documents, causality, generation, huge
+// scores.
 #include "llmc/attention.h"
 #include "ops.h"
 
@@ -6,6 +7,7 @@ enum { MAX_T = 1000 };
 
 typedef struct {
     int B, T, NH, HS;
+    const int* starts;  // NULL: one document a row
     double *qkv, *dout; // inputs
     double *out, *lse, *dqkv;
 } Attention;
@@ -37,19 +39,23 @@ static double score(const Attention* l, int b, int h, int t, int u) {
     return dot(l->qkv + at_part(l, b, t, 0, h), l->qkv + at_part(l, b, u, 1, h), l->HS) / sqrt(l->HS);
 }
 
+static int start_of(const Attention* l, int b, int t) {
+    return l->starts ? l->starts[(size_t)b * l->T + t] : 0;
+}
+
 static void reference_forward_row(const Attention* l, int b, int h, int t) {
     double s[MAX_T], max = -INFINITY, sum = 0;
-    for (int u = 0; u <= t; u++) {
+    for (int u = start_of(l, b, t); u <= t; u++) {
         s[u] = score(l, b, h, t, u);
         max = fmax(max, s[u]);
     }
-    for (int u = 0; u <= t; u++) {
+    for (int u = start_of(l, b, t); u <= t; u++) {
         sum += exp(s[u] - max);
     }
     const double lse = log(sum) + max;
     double* out = l->out + at_out(l, b, t, h);
     memset(out, 0, l->HS * sizeof(*out));
-    for (int u = 0; u <= t; u++) {
+    for (int u = start_of(l, b, t); u <= t; u++) {
         add(out, exp(s[u] - lse), l->qkv + at_part(l, b, u, 2, h), l->HS);
     }
     l->lse[((size_t)b * l->NH + h) * l->T + t] = lse;
@@ -59,7 +65,7 @@ static void reference_backward_row(const Attention* l, int b, int h, int t) { //
     const double *dout = l->dout + at_out(l, b, t, h), *q = l->qkv + at_part(l, b, t, 0, h);
     const double lse = l->lse[((size_t)b * l->NH + h) * l->T + t];
     const double delta = dot(dout, l->out + at_out(l, b, t, h), l->HS);
-    for (int u = 0; u <= t; u++) {
+    for (int u = start_of(l, b, t); u <= t; u++) {
         const size_t k = at_part(l, b, u, 1, h), v = at_part(l, b, u, 2, h);
         const double p = exp(score(l, b, h, t, u) - lse);
         const double ds = p * (dot(dout, l->qkv + v, l->HS) - delta) / sqrt(l->HS);
@@ -79,12 +85,14 @@ static void for_rows(const Attention* l, void (*row)(const Attention* l, int b, 
     }
 }
 
-static Attention reference_open(int B, int T, int NH, int HS, const float* qkv, const float* dout) {
+static Attention reference_open(int B, int T, int NH, int HS, const int* starts, const float* qkv,
+                                const float* dout) {
     const size_t n = (size_t)B * T * NH * HS;
     const Attention l = {B,
                          T,
                          NH,
                          HS,
+                         starts,
                          ops_widen(qkv, 3 * n),
                          ops_widen(dout, n),
                          ops_doubles(n),
@@ -101,30 +109,41 @@ static double loss(const void* arg) {
 
 static void test_reference(void) {
     enum { B = 2, T = 5, NH = 2, HS = 3, OUT = B * T * NH * HS };
-    const Attention l = reference_open(B, T, NH, HS, ops_normal(3 * OUT, 1), ops_normal(OUT, 1));
-    for_rows(&l, reference_forward_row);
-    for_rows(&l, reference_backward_row);
-    ops_expect_gradient("dqkv", loss, &l, l.qkv, l.dqkv, 3 * OUT);
-    ops_close("reference");
+    const int starts[B * T] = {0, 0, 2, 2, 2, 0, 1, 1, 1, 4};
+    for (int i = 0; i < 2; i++) {
+        const Attention l =
+            reference_open(B, T, NH, HS, i ? starts : NULL, ops_normal(3 * OUT, 1), ops_normal(OUT, 1));
+        for_rows(&l, reference_forward_row);
+        for_rows(&l, reference_backward_row);
+        ops_expect_gradient("dqkv", loss, &l, l.qkv, l.dqkv, 3 * OUT);
+        ops_close("reference");
+    }
 }
 
 // What the code under test makes of the same inputs.
 typedef struct {
     int B, T, NH, HS;
+    const int* starts;
     float *qkv, *dout, *out, *lse, *dqkv;
 } Run;
 
-static Run run_open(int B, int T, int NH, int HS, float* qkv, float* dout) {
+static Run run_open(int B, int T, int NH, int HS, const int* starts, float* qkv, float* dout) {
     const size_t n = (size_t)B * T * NH * HS;
-    const Run r = {B, T, NH, HS, qkv, dout, ops_floats(n), ops_floats((size_t)B * NH * T), ops_floats(3 * n)};
+    const Run r = {
+        B, T, NH, HS, starts, qkv, dout, ops_floats(n), ops_floats((size_t)B * NH * T), ops_floats(3 * n)};
+    return r;
+}
+
+static Run run_documents(int B, int T, int NH, int HS, const int* starts, float* qkv, float* dout,
+                         AttentionScratch* scratch) {
+    const Run r = run_open(B, T, NH, HS, starts, qkv, dout);
+    attention_forward_cpu(r.out, r.lse, qkv, starts, B, T, 0, NH * HS, NH, scratch);
+    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, starts, B, T, NH * HS, NH, scratch);
     return r;
 }
 
 static Run run(int B, int T, int NH, int HS, float* qkv, float* dout, AttentionScratch* scratch) {
-    const Run r = run_open(B, T, NH, HS, qkv, dout);
-    attention_forward_cpu(r.out, r.lse, qkv, B, T, 0, NH * HS, NH, scratch);
-    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, B, T, NH * HS, NH, scratch);
-    return r;
+    return run_documents(B, T, NH, HS, NULL, qkv, dout, scratch);
 }
 
 static void expect_same(const Run* a, const Run* b, const char* what) {
@@ -142,7 +161,7 @@ static void expect_same(const Run* a, const Run* b, const char* what) {
 // and their errors.
 static double limit(int HS, double spread) { return 8 + 2 * sqrt(HS) * spread; }
 
-static void check(int B, int T, int NH, int HS, float spread) {
+static void check_documents(int B, int T, int NH, int HS, const int* starts, float spread) {
     const size_t n = (size_t)B * T * NH * HS;
     float *qkv = ops_normal(3 * n, 1), *dout = ops_normal(n, 1);
     for (size_t i = 0; i < 3 * n; i++) {
@@ -150,9 +169,9 @@ static void check(int B, int T, int NH, int HS, float spread) {
     }
     AttentionScratch scratch;
     attention_open(&scratch, T, HS);
-    const Run r = run(B, T, NH, HS, qkv, dout, &scratch);
+    const Run r = run_documents(B, T, NH, HS, starts, qkv, dout, &scratch);
     attention_close(&scratch);
-    const Attention l = reference_open(B, T, NH, HS, qkv, dout);
+    const Attention l = reference_open(B, T, NH, HS, starts, qkv, dout);
     for_rows(&l, reference_forward_row);
     EXPECT_NEAR(ops_error(r.out, l.out, NULL, n), 0, limit(HS, spread), "out of %d x %d x %d x %d", B, T, NH,
                 HS);
@@ -163,6 +182,8 @@ static void check(int B, int T, int NH, int HS, float spread) {
                 T, NH, HS);
     ops_close("sizes");
 }
+
+static void check(int B, int T, int NH, int HS, float spread) { check_documents(B, T, NH, HS, NULL, spread); }
 
 static void test_sizes(void) {
     const int T[] = {1, 31, 33}, HS[] = {1, 12, 64, 80};
@@ -181,6 +202,73 @@ static void test_sizes(void) {
     check(1, BLOCK_K + 1, 1, 64, 1);
     check(1, 700, 2, 12, 1);
     check(1, 3, 1, BLOCK_K, 1); // the largest head
+}
+
+// (B, T) of documents of 1 ... longest tokens; `longest` 0: one document a row.
+static int* documents(int B, int T, int longest) {
+    int *starts = ops_below((size_t)B * T, longest > 0 ? longest : 1), start = 0;
+    for (int n = 0; n < B * T; n++) {
+        const int t = n % T;
+        if (t == 0 || (longest > 0 && starts[n] == 0)) { // on average after `longest` tokens
+            start = t;
+        }
+        starts[n] = start;
+    }
+    return starts;
+}
+
+// (1, T): a new document at each of the places, which end with 0.
+static int* documents_at(int T, const int* places) {
+    int* starts = ops_below(T, 1);
+    for (; *places; places++) {
+        for (int t = *places; t < T; t++) {
+            starts[t] = *places;
+        }
+    }
+    return starts;
+}
+
+// Documents of all lengths; at the ends of tiles, blocks and steps of keys that are skipped, and beside them.
+static void test_documents(void) {
+    const int T[] = {1, 31, 33, 100, 257}, longest[] = {1, 2, 9, 60};
+    for (int i = 0; i < 20; i++) {
+        check_documents(1 + i % 2, T[i % 5], 1 + i % 3, 3 + 9 * (i % 2),
+                        documents(1 + i % 2, T[i % 5], longest[i % 4]), 1);
+    }
+    const int ends[] = {TILE_ROWS, LANES, TILE_COLS, ATTENTION_ROWS, ATTENTION_SKIP, 2 * ATTENTION_SKIP};
+    for (int i = 0; i < 18; i++) {
+        const int end = ends[i / 3] + i % 3 - 1, places[] = {end, 0};
+        check_documents(1, ends[i / 3] + ATTENTION_ROWS + 5, 1, 5,
+                        documents_at(ends[i / 3] + ATTENTION_ROWS + 5, places), 1);
+    }
+    const int far[] = {BLOCK_K - 1, BLOCK_K + ATTENTION_SKIP, 0}, after[] = {ATTENTION_SKIP + 1, 0};
+    check_documents(1, BLOCK_K + 2 * ATTENTION_SKIP, 1, 12, documents_at(BLOCK_K + 2 * ATTENTION_SKIP, far),
+                    1);
+    check_documents(1, BLOCK_K + 30, 1, 12, documents_at(BLOCK_K + 30, after), 1);
+    check_documents(1, 80, 1, 12, documents(1, 80, 9), 1e4f);
+}
+
+// A row of one document is what it is without starts, and what happens in a document changes no bit of
+// another.
+static void test_documents_apart(void) {
+    enum { T = 300, NH = 2, HS = 12, C = NH * HS };
+    const int places[] = {40, 41, 150, 0};
+    const int* starts = documents_at(T, places);
+    AttentionScratch scratch;
+    attention_open(&scratch, T, HS);
+    float *qkv = ops_normal(T * 3 * C, 1), *dout = ops_normal(T * C, 1);
+    const Run one = run_documents(1, T, NH, HS, documents(1, T, 0), qkv, dout, &scratch),
+              plain = run(1, T, NH, HS, qkv, dout, &scratch);
+    expect_same(&one, &plain, "starts all 0");
+    float *changed = ops_normal(T * 3 * C, 30), *changed_dout = ops_normal(T * C, 30);
+    memcpy(changed + 41 * 3 * C, qkv + 41 * 3 * C, (150 - 41) * 3 * C * sizeof(float));
+    memcpy(changed_dout + 41 * C, dout + 41 * C, (150 - 41) * C * sizeof(float));
+    const Run a = run_documents(1, T, NH, HS, starts, qkv, dout, &scratch),
+              b = run_documents(1, T, NH, HS, starts, changed, changed_dout, &scratch);
+    EXPECT(ops_same_bits(a.out + 41 * C, b.out + 41 * C, (150 - 41) * C), "out");
+    EXPECT(ops_same_bits(a.dqkv + 41 * 3 * C, b.dqkv + 41 * 3 * C, (150 - 41) * 3 * C), "dqkv");
+    attention_close(&scratch);
+    ops_close("documents apart");
 }
 
 // Scores of about 1e4, of which exp() would overflow: hardly more than one key in a row keeps a probability.
@@ -223,8 +311,8 @@ static void test_first(void) {
     float *qkv = ops_normal(B * T * 3 * C, 1), *dout = ops_normal(B * T * C, 1);
     const Run full = run(B, T, NH, HS, qkv, dout, &scratch);
     for (int first = 1; first <= T; first += first < T - 2 ? 7 : 1) {
-        const Run r = run_open(B, T, NH, HS, qkv, dout);
-        attention_forward_cpu(r.out, r.lse, qkv, B, T, first, C, NH, &scratch);
+        const Run r = run_open(B, T, NH, HS, NULL, qkv, dout);
+        attention_forward_cpu(r.out, r.lse, qkv, NULL, B, T, first, C, NH, &scratch);
         for (int i = 0; i < B * T * C; i++) {
             const int computed = i / C % T >= first;
             EXPECT(computed ? r.out[i] == full.out[i] : isnan(r.out[i]),
@@ -288,6 +376,8 @@ int main(int argc, char** argv) {
     threads_set(3); // the most that test_threads uses
     test_reference();
     test_sizes();
+    test_documents();
+    test_documents_apart();
     test_huge_scores();
     test_causality();
     test_first();

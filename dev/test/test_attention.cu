@@ -1,10 +1,12 @@
 // test_attention.cu -- flash attention on the GPU against the reference on the CPU: both passes and all types
-// at awkward sizes, generation, huge scores, causality, used scratch memory, the same bits in every run.
+// at awkward sizes, documents, generation, huge scores, causality, used scratch memory, the same bits in
+// every run.
 #include "llmc/attention.cuh"
 #include "ops.h"
 
 typedef struct {
     int B, T, NH, HS;
+    const int* starts = NULL; // (B, T) on the host; NULL: one document a row
 } Shape;
 
 static size_t outs(const Shape* s) { return (size_t)s->B * s->T * s->NH * s->HS; }
@@ -35,6 +37,17 @@ template <class X> static X* upload(const float* x, size_t n, const Gpu* gpu) {
     CUDA_CHECK(cudaMemcpyAsync(device, host, n * sizeof(X), cudaMemcpyHostToDevice, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     free(host);
+    return device;
+}
+
+static int* upload_starts(const Shape* s, const Gpu* gpu) { // NULL if there are none
+    if (!s->starts) {
+        return NULL;
+    }
+    const size_t n = (size_t)s->B * s->T;
+    int* device = (int*)gpu_alloc(n, sizeof(int), "test");
+    CUDA_CHECK(cudaMemcpyAsync(device, s->starts, n * sizeof(int), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     return device;
 }
 
@@ -70,17 +83,19 @@ static Results run(const Shape* s, const float* qkv, const float* dout, int firs
     const size_t n = outs(s);
     const int C = s->NH * s->HS;
     X *qkv_x = upload<X>(qkv, 3 * n, gpu), *out = unset<X>(n, gpu);
+    int* starts = upload_starts(s, gpu);
     float* lse = unset<float>(lses(s), gpu);
     Results r = {};
-    attention_forward(out, lse, qkv_x, s->B, s->T, first, C, s->NH, gpu);
+    attention_forward(out, lse, qkv_x, starts, s->B, s->T, first, C, s->NH, scratch, gpu);
     if (dout) {
         X *dout_x = upload<X>(dout, n, gpu), *dqkv = unset<X>(3 * n, gpu);
-        attention_backward(dqkv, dout_x, qkv_x, out, lse, s->B, s->T, C, s->NH, scratch, gpu);
+        attention_backward(dqkv, dout_x, qkv_x, out, lse, starts, s->B, s->T, C, s->NH, scratch, gpu);
         r.dqkv = download(dqkv, 3 * n, gpu);
         gpu_free(dout_x);
     }
     r.out = download(out, n, gpu);
     r.lse = download(lse, lses(s), gpu);
+    gpu_free(starts);
     gpu_free(qkv_x);
     return r;
 }
@@ -88,7 +103,7 @@ static Results run(const Shape* s, const float* qkv, const float* dout, int firs
 template <class X>
 static Results run_alone(const Shape* s, const float* qkv, const float* dout, const Gpu* gpu) {
     AttentionGpu scratch;
-    attention_gpu_open(&scratch, s->B, s->T, s->NH);
+    attention_gpu_open<X>(&scratch, s->B, s->T, s->NH * s->HS, s->NH);
     const Results r = run<X>(s, qkv, dout, 0, &scratch, gpu);
     attention_gpu_close(&scratch);
     return r;
@@ -98,8 +113,9 @@ static Results reference(const Shape* s, const float* qkv, const float* dout) {
     const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(3 * outs(s))};
     AttentionScratch scratch;
     attention_open(&scratch, s->T, s->HS);
-    attention_forward_cpu(r.out, r.lse, qkv, s->B, s->T, 0, s->NH * s->HS, s->NH, &scratch);
-    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, s->B, s->T, s->NH * s->HS, s->NH, &scratch);
+    attention_forward_cpu(r.out, r.lse, qkv, s->starts, s->B, s->T, 0, s->NH * s->HS, s->NH, &scratch);
+    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, s->starts, s->B, s->T, s->NH * s->HS, s->NH,
+                           &scratch);
     attention_close(&scratch);
     return r;
 }
@@ -164,6 +180,53 @@ template <class X> static void test_sizes(const Gpu* gpu) {
     }
 }
 
+// (B, T) of documents of about `length` tokens, but a border at token `border` of each row, if that is > 0.
+static const int* documents(int B, int T, int length, int border) {
+    int *starts = ops_below((size_t)B * T, length), start = 0;
+    for (int n = 0; n < B * T; n++) {
+        const int t = n % T;
+        if (t == 0 || t == border || starts[n] == 0) {
+            start = t;
+        }
+        starts[n] = start;
+    }
+    return starts;
+}
+
+// Documents of a token, of a few, longer than a tile; borders at ends of tiles and beside them; every width.
+template <class X> static void test_documents(const Gpu* gpu) {
+    const int shapes[][6] = {{1, 1, 1, 64, 2, 0},      {2, 31, 2, 64, 9, 0},       {1, 33, 1, 80, 40, 32},
+                             {1, 130, 1, 96, 60, 64},  {2, 65, 1, 128, 1000, 64},  {1, 70, 2, 16, 1, 0},
+                             {1, 200, 1, 64, 90, 128}, {1, 150, 1, 64, 1000, 129}, {1, 180, 1, 16, 1000, 129},
+                             {3, 34, 3, 3, 20, 0},     {1, 140, 1, 32, 70, 63},    {1, 97, 1, 12, 1000, 31}};
+    for (const int* x : shapes) {
+        check<X>({x[0], x[1], x[2], x[3], documents(x[0], x[1], x[4], x[5])}, 1, gpu);
+    }
+}
+
+// A row of one document is what it is without starts; a document's results do not depend on the others.
+template <class X> static void test_documents_apart(const Gpu* gpu) {
+    const int T = 170, begin = 50, end = 131;
+    const Shape plain = {1, T, 1, 32, NULL}, whole = {1, T, 1, 32, ops_below((size_t)T, 1)};
+    int* starts = ops_below((size_t)T, 1);
+    for (int t = begin; t < T; t++) {
+        starts[t] = t < end ? begin : end;
+    }
+    const Shape three = {1, T, 1, 32, starts};
+    const size_t C = 32, count = (size_t)(end - begin);
+    float *qkv = normal<X>(3 * T * C, 1), *dout = normal<X>(T * C, 1);
+    const Results a = run_alone<X>(&plain, qkv, dout, gpu), b = run_alone<X>(&whole, qkv, dout, gpu);
+    expect_same(&a, &b, &plain, "starts all 0");
+    float *other = normal<X>(3 * T * C, 9), *other_dout = normal<X>(T * C, 9);
+    memcpy(other + 3 * begin * C, qkv + 3 * begin * C, 3 * count * C * sizeof(float));
+    memcpy(other_dout + begin * C, dout + begin * C, count * C * sizeof(float));
+    const Results c = run_alone<X>(&three, qkv, dout, gpu), d = run_alone<X>(&three, other, other_dout, gpu);
+    EXPECT(ops_same_bits(c.out + begin * C, d.out + begin * C, count * C), "out beside other documents");
+    EXPECT(ops_same_bits(c.dqkv + 3 * begin * C, d.dqkv + 3 * begin * C, 3 * count * C),
+           "dqkv beside other documents");
+    ops_close("documents apart");
+}
+
 // Of scores in the thousands, hardly more than one key in a row keeps a probability.
 template <class X> static void test_huge_scores(const Gpu* gpu) { check<X>({1, 40, 1, 64}, 1e3f, gpu); }
 
@@ -172,9 +235,11 @@ template <class X> static void test_first(const Gpu* gpu) {
     const Shape s = {2, 140, 2, 24};
     const int C = s.NH * s.HS, firsts[] = {1, 63, 64, 139, 140};
     float* qkv = normal<X>(3 * outs(&s), 1);
-    const Results full = run<X>(&s, qkv, NULL, 0, NULL, gpu);
+    AttentionGpu scratch; // for fewer tokens: so that generation and full sequences take the same kernels
+    attention_gpu_open<X>(&scratch, 1, 1, C, s.NH);
+    const Results full = run<X>(&s, qkv, NULL, 0, &scratch, gpu);
     for (int f = 0; f < 5; f++) {
-        const Results r = run<X>(&s, qkv, NULL, firsts[f], NULL, gpu);
+        const Results r = run<X>(&s, qkv, NULL, firsts[f], &scratch, gpu);
         for (size_t i = 0; i < outs(&s); i++) {
             const int t = (int)(i / C % s.T);
             EXPECT(t >= firsts[f] ? r.out[i] == full.out[i] : isnan(r.out[i]),
@@ -186,6 +251,7 @@ template <class X> static void test_first(const Gpu* gpu) {
                    "first %d: lse of token %d is %g, %g in full", firsts[f], t, r.lse[i], full.lse[i]);
         }
     }
+    attention_gpu_close(&scratch);
     ops_close("first");
 }
 
@@ -217,12 +283,13 @@ template <class X> static void test_scratch(const Gpu* gpu) {
     const Shape s = {2, 45, 2, 40}, longer = {2, 150, 3, 8};
     float *qkv = normal<X>(3 * outs(&s), 1), *dout = normal<X>(outs(&s), 1);
     AttentionGpu scratch;
-    attention_gpu_open(&scratch, longer.B, longer.T, longer.NH);
+    attention_gpu_open<X>(&scratch, longer.B, longer.T, longer.NH * longer.HS, longer.NH);
     const Results alone = run_alone<X>(&s, qkv, dout, gpu), again = run_alone<X>(&s, qkv, dout, gpu);
+    const Results fresh = run<X>(&s, qkv, dout, 0, &scratch, gpu);
     run<X>(&longer, ops_floats(3 * outs(&longer)), ops_floats(outs(&longer)), 0, &scratch, gpu);
     const Results used = run<X>(&s, qkv, dout, 0, &scratch, gpu);
     expect_same(&alone, &again, &s, "a second run");
-    expect_same(&alone, &used, &s, "in scratch memory full of NaN");
+    expect_same(&fresh, &used, &s, "in scratch memory full of NaN");
     attention_gpu_close(&scratch);
     ops_close("scratch");
 }
@@ -241,7 +308,9 @@ template <class X> static void test_nan(const Gpu* gpu) {
 }
 
 static void forward_too_large(const void* gpu) {
-    attention_forward<float>(NULL, NULL, NULL, 1, 1, 0, 129, 1, (const Gpu*)gpu);
+    AttentionGpu scratch;
+    attention_gpu_open<float>(&scratch, 1, 1, 129, 1);
+    attention_forward<float>(NULL, NULL, NULL, NULL, 1, 1, 0, 129, 1, &scratch, (const Gpu*)gpu);
 }
 
 template <class X> static void test_type(const Gpu* gpu) {
@@ -259,6 +328,12 @@ int main(void) {
     test_type<float>(&gpu);
     test_type<bf16>(&gpu);
     test_type<fp16>(&gpu);
+    test_documents<float>(&gpu);
+    test_documents<bf16>(&gpu);
+    test_documents<fp16>(&gpu);
+    test_documents_apart<float>(&gpu);
+    test_documents_apart<bf16>(&gpu);
+    test_documents_apart<fp16>(&gpu);
     EXPECT(
         test_dies(forward_too_large, &gpu, EXIT_FAILURE, "attention: heads of size 129|wanted at most 128"),
         "large heads");

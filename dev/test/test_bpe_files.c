@@ -140,7 +140,7 @@ static void test_tiktoken_errors(void) {
         {100, "ZA== 99", "bad.vocab:101: id 99 is there twice"},
         {257, "dGg= 257", "bad.vocab:258: token 257 is token 256 again"},
         {100, "dGho 100", "no token is the byte 0x64"},
-        {257, "dGhlcmU= 257", "token 257 is 4 tokens of lower ids"}, // th e r e
+        {257, "dGhlcmU= 257", "token 257 merges to 4 tokens"}, // th e r e
         {0, "not a vocabulary", "wanted a tokenizer"},
         {0, "{\"version\": \"1.0\",", "byte 19: found"},
     };
@@ -149,7 +149,10 @@ static void test_tiktoken_errors(void) {
         const size_t bytes = tiktoken_with(text, cases[i].at, cases[i].instead);
         EXPECT(dies(text, bytes, cases[i].wanted), "case %zu", i);
     }
-    const size_t bytes = tiktoken_with(text, 257, "dGhl 257");
+    size_t bytes = tiktoken_with(text, 100, "ZGQ= 100"); // "dd" before "d"
+    bytes += (size_t)sprintf(text + bytes, "ZA== 257\n");
+    EXPECT(dies(text, bytes, "token 100 merges to 2 tokens, wanted two of lower ids"), "");
+    bytes = tiktoken_with(text, 257, "dGhl 257");
     open_and_close(test_write("good.tiktoken", text, bytes), 259);
     open_and_close(test_write("good.tiktoken", text, bytes - 1), 259); // the last line without its newline
 }
@@ -172,7 +175,7 @@ static void test_bin_errors(void) {
         {2, 265, bytes, "ends before token 264"},
         {2, UINT32_MAX, bytes, "4294967295 tokens cannot be in"},
         {3, 264, bytes, "end-of-text id 264"},
-        {3, 262, bytes, "token 263 is 13 tokens of lower ids"}, // "<|endoftext|>" as a token like others
+        {3, 262, bytes, "token 263 merges to 13 tokens"}, // "<|endoftext|>" as a token like others
         {1, 2, bytes - 1, "token 263 of 13 bytes, wanted 1 to the 12 left"},
         {1, 2, bytes - 14, "ends before token 263"},
         {1, 2, bytes + 1, "1 bytes after the last of 264"},
@@ -266,18 +269,17 @@ static void test_json_variants(void) {
         {"\"use_regex\": true", "\"use_regex\": false", "ByteLevel, wanted it with use_regex true"},
         {"\"a a\", ", "", "6 merges for a vocabulary of 264, wanted 257 fewer"},
         {"\"a a\", ", "\"a a\", \"a a\", ", "8 merges"},
-        {"\"a a\", \"aa aa\"", "\"aa aa\", \"a a\"",
-         "merge 1, counted from 0, makes token 256, the one before token 257"},
-        {"\"aa aa\"", "\"a b\"", "merge 1, counted from 0, of tokens 64 and 65 makes no token"},
-        {"\"aa aa\"", "\"aa aaa\"", "the right side of merge 1, counted from 0, is no token"},
-        {"\"aa aa\"", "\"aaaa\"", "merge 1, counted from 0, is not two tokens"},
-        {"\"aa aa\"", "\"aa a a\"", "merge 1, counted from 0, is not two tokens"},
+        {"\"a a\", \"aa aa\"", "\"aa aa\", \"a a\"", "merges[1] makes token 256 after token 257"},
+        {"\"aa aa\"", "\"a b\"", "merges[1] makes no token of 64 and 65"},
+        {"\"aa aa\"", "\"aa aaa\"", "the right side of merges[1] is no token"},
+        {"\"aa aa\"", "\"aaaa\"", "merges[1] is not two tokens"},
+        {"\"aa aa\"", "\"aa a a\"", "merges[1] is not two tokens"},
         {"\"aa aa\"", "[\"aa\", \"aa\", \"aa\"]", "found ',', wanted ']'"},
         {"\"aa\": 256", "\"aa\": 264", "token id 264, wanted 0 to 263"},
         {"\"aa\": 256", "\"aa\": 257", "id 257 is there twice"},
         {"\"aa\": 256", "\"aa\": 263", "id 263 is there twice"},
         {"\"aa\": 256", "\"a\": 256", "token 256 is token 64 again"},
-        {"\"aa\": 256", "\"aab\": 256", "token 256 is 3 tokens of lower ids"},
+        {"\"aa\": 256", "\"aab\": 256", "token 256 merges to 3 tokens"},
         {"\"aa\": 256", "\"\xE2\x82\xAC\": 256", "token 256 is not in the spelling"},
         {"\"aa\": 256", "\"\": 256", "token 256 is not in the spelling"},
         {"\"aa\": 256", "\"aa\": -1", "found '-', wanted a whole number"},
@@ -351,6 +353,14 @@ static Bpe open_reordered(void) {
     return bpe;
 }
 
+// Opens a .bin that does not encode, and writes it.
+static void rewrite_odd(const void* path) {
+    char error[ERROR_BYTES];
+    Bpe bpe;
+    bpe_open_tokens(&bpe, (const char*)path, error);
+    bpe_write(&bpe, test_path("again.bin"));
+}
+
 static void test_round_trips(const Bpe* bpe) {
     for (int i = 0; i < NUM_FORMATS; i++) {
         bpe_write(bpe, test_path(FORMATS[i]));
@@ -376,6 +386,8 @@ static void test_write_errors(void) {
     EXPECT(write_dies(&bpe, "none/new.bin", "none/new.bin: cannot write: No such file"), "");
     EXPECT(write_dies(&bpe, "new.json", "new.json: wanted a name that ends in"), "");
     bpe_close(&bpe);
+    EXPECT(test_dies(rewrite_odd, test_path("odd.bin"), EXIT_FAILURE, "again.bin: 0 merges for 4 tokens"),
+           "");
 
     const int a = 'a' - '!', doubling[8][2] = {{a, a},     {256, 256}, {257, 257}, {258, 258},
                                                {259, 259}, {260, 260}, {261, 261}, {262, 262}};

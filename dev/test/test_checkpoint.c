@@ -1,12 +1,15 @@
-// test_checkpoint.c -- checkpoints are whole, --keep removes the right ones and nothing else, and a save that
-// fails leaves what was there.
+// test_checkpoint.c -- a checkpoint brings back all that was saved; it is whole or not there, whatever fails
+// and whenever; --keep removes the right ones and nothing else; a damaged one is named, and the one before it
+// taken.
+//
+//     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there: what is started with faults
 #include <signal.h>
 #include <sys/resource.h>
 
 #include "llmc/checkpoint.h"
 #include "test.h"
 
-static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 4};
+static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
 
 // One run's directory and options.
 typedef struct {
@@ -23,37 +26,91 @@ static Run run_open(const char* name, int keep, int major) {
     return run;
 }
 
-// Saves a model whose weights are all `value`; path becomes what checkpoint_save says.
-static void save_value(char path[PATH_MAX], const Run* run, int64_t step, float value) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t bytes = gpt2_parameter_rows(rows, TINY);
-    float* memory = (float*)check_alloc(bytes, 1, "model");
-    for (size_t i = 0; i < bytes / sizeof(float); i++) {
-        memory[i] = value;
+static Options options_of(const Run* run) {
+    const char* line[] = {"test", "--seed", "7"};
+    Options options;
+    options_parse(&options, 3, (char**)line);
+    options.out = run->out;
+    options.keep = run->keep;
+    options.keep_major = run->major;
+    return options;
+}
+
+// Fills n elements of the given type with numbers that all differ, beginning with `value`.
+static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
+    for (size_t i = 0; i < n; i++) {
+        const float x = i ? rand_normal(5, (uint64_t)dtype + (uint64_t)value, i) : value;
+        const uint16_t narrow = dtype == SAFETENSORS_BF16 ? bf16_from_float(x) : fp16_from_float(x);
+        memcpy((char*)memory + i * safetensors_dtype_bytes(dtype),
+               dtype == SAFETENSORS_F32 ? (const void*)&x : &narrow, safetensors_dtype_bytes(dtype));
     }
-    checkpoint_save(path, run->out, step, run->keep, run->major, TINY, rows, memory);
+}
+
+static CheckpointRun run_of(GPT2Config cfg, SafeTensorsDtype dtype) {
+    const CheckpointRun run = {"test", cfg, dtype, 4, NULL, 1000};
+    return run;
+}
+
+static RunState state_of(int64_t step) {
+    RunState state = run_state_open(guard_open(0, 0), loss_scale_off());
+    state.step = state.updates = step;
+    return state;
+}
+
+// Saves a model whose first weight is `value`; path becomes the checkpoint's.
+static void save_value(char path[PATH_MAX], const Run* run, int64_t step, float value,
+                       SafeTensorsDtype dtype) {
+    Checkpoints c;
+    const Options options = options_of(run);
+    void* memory = check_alloc(checkpoints_bytes(TINY, dtype), 1, "copy");
+    const RunState state = state_of(step);
+    checkpoints_open(&c, &options, run_of(TINY, dtype), memory, -1);
+    fill(c.params, c.params_bytes / safetensors_dtype_bytes(dtype), dtype, value);
+    fill(c.m, c.state_bytes / sizeof(float), SAFETENSORS_F32, value + 1);
+    fill(c.v, c.state_bytes / sizeof(float), SAFETENSORS_F32, value + 2);
+    checkpoint_start(&c, &state);
+    EXPECT(checkpoint_wait(&c, path) && !checkpoint_wait(&c, path), "one save");
+    checkpoints_close(&c);
     free(memory);
 }
 
 static void save(const Run* run, int64_t step) {
     char path[PATH_MAX];
-    save_value(path, run, step, (float)step);
+    save_value(path, run, step, (float)step, SAFETENSORS_F32);
 }
 
-// The value of the weights in a directory's model, or NAN if there is no directory.
+// The first weight in a checkpoint, or NAN if there is none that is valid.
 static float value_in(const char* out, const char* directory) {
-    char path[PATH_MAX];
-    struct stat info;
-    snprintf(path, sizeof(path), "%s/%s/model.bin", out, directory);
-    if (stat(path, &info) != 0) {
+    char path[PATH_MAX], error[ERROR_BYTES];
+    SavedState state;
+    snprintf(path, sizeof(path), "%s/%s", out, directory);
+    if (!checkpoint_try_check(&state, path, error)) {
         return NAN;
     }
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, TINY), 1, "model");
-    model_file_read(path, rows, memory);
-    const float value = memory[0];
-    free(memory);
+    const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float));
+    float *params = (float*)check_alloc(bytes, 1, "params"), *m = (float*)check_alloc(bytes, 1, "m"),
+          *v = (float*)check_alloc(bytes, 1, "v");
+    checkpoint_read(&state, path, TINY, rows, params, m, v);
+    const float value = m[0] == params[0] + 1 && v[0] == params[0] + 2 ? params[0] : -1;
+    state_close(&state);
+    free(params);
+    free(m);
+    free(v);
     return value;
+}
+
+// The step of the newest valid checkpoint, or what checkpoint_newest returns if there is none.
+static int64_t newest_in(const char* out) {
+    char path[PATH_MAX];
+    SavedState state;
+    const int found = checkpoint_newest(path, &state, out, NULL, NULL);
+    if (found <= 0) {
+        return found;
+    }
+    const int64_t step = state.run.step;
+    state_close(&state);
+    return step;
 }
 
 static int compare_names(const void* a, const void* b) { return strcmp((const char*)a, (const char*)b); }
@@ -87,47 +144,276 @@ static void expect_list(const Run* run, const char* wanted) {
     EXPECT(strcmp(list, wanted) == 0, "%s has \"%s\", wanted \"%s\"", run->out, list, wanted);
 }
 
-// ---- saving ----
+#define ALL_FILES "config.json generation_config.json model.safetensors optimizer.1of1.safetensors state.json"
+
+// ---- saving and reading ----
 
 static void test_save(void) {
     const Run run = run_open("save", 0, 0);
     char path[PATH_MAX], wanted[PATH_MAX];
-    save_value(path, &run, 1000, 0.5f);
+    save_value(path, &run, 1000, 0.5f, SAFETENSORS_F32);
     snprintf(wanted, sizeof(wanted), "%s/step_00001000", run.out);
     EXPECT(strcmp(path, wanted) == 0, "saved as %s", path);
-    EXPECT(strcmp(list_of(path), "model.bin") == 0, "it holds \"%s\"", list_of(path));
+    EXPECT(strcmp(list_of(path), ALL_FILES) == 0, "it holds \"%s\"", list_of(path));
     EXPECT(value_in(run.out, "step_00001000") == 0.5f, "the weights");
-    save_value(path, &run, 123456789012, 2);
+    save_value(path, &run, 123456789012, 2, SAFETENSORS_F32);
     EXPECT(value_in(run.out, "step_123456789012") == 2, "more than eight digits");
     save(&run, 7);
     save(&run, 3);
     expect_list(&run, "3 7 1000 step_123456789012"); // 0: all are kept
+    EXPECT(newest_in(run.out) == 3, "the one that was written last, whatever its step");
+    checkpoint_remove_after(run.out, 2);
+    expect_list(&run, "1000 step_123456789012");
+}
+
+// Every bit of weights, m and v, but not the vocabulary's padding, which comes back as zero.
+static void test_tensors(SafeTensorsDtype dtype) {
+    char name[64], path[PATH_MAX], error[ERROR_BYTES];
+    snprintf(name, sizeof(name), "tensors_%s", safetensors_dtype_name(dtype));
+    const Run run = run_open(name, 0, 0);
+    save_value(path, &run, 1, 1, dtype);
+    SavedState state;
+    EXPECT(checkpoint_try_check(&state, path, error), "%s", error);
+    TensorRow rows[GPT2_PARAMETER_ROWS], narrow[GPT2_PARAMETER_ROWS];
+    const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float)), n = bytes / sizeof(float);
+    gpt2_parameter_rows_of(narrow, TINY, safetensors_dtype_bytes(dtype));
+    float* got = (float*)check_alloc(3 * n, sizeof(float), "read");
+    float* want = (float*)check_alloc(3 * n, sizeof(float), "wanted");
+    checkpoint_read(&state, path, TINY, rows, got, got + n, got + 2 * n);
+    for (int k = 0; k < 3; k++) {
+        fill(want + (size_t)k * n, n, SAFETENSORS_F32, 1 + (float)k);
+    }
+    uint16_t* bits = (uint16_t*)check_alloc(2 * n, sizeof(uint16_t), "16-bit weights");
+    fill(bits, dtype == SAFETENSORS_F32 ? 0 : n, dtype, 1);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t first = rows[i].offset_bytes / 4, used = checkpoint_row_elements_(&rows[i], TINY);
+        for (size_t e = 0; e < tensor_elements(&rows[i]); e++) {
+            const uint16_t b = bits[narrow[i].offset_bytes / 2 * (dtype != SAFETENSORS_F32) + e];
+            const float weight = dtype == SAFETENSORS_F32    ? want[first + e]
+                                 : dtype == SAFETENSORS_BF16 ? bf16_to_float(b)
+                                                             : fp16_to_float(b);
+            const int is_padding = e >= used;
+            const int same = got[first + e] == (is_padding ? 0 : weight) &&
+                             got[n + first + e] == (is_padding ? 0 : want[n + first + e]) &&
+                             got[2 * n + first + e] == (is_padding ? 0 : want[2 * n + first + e]);
+            if (!same) {
+                EXPECT(0, "%s, element %zu of %s", name, e, rows[i].name);
+                break;
+            }
+        }
+    }
+    state_close(&state);
+    free(bits);
+    free(want);
+    free(got);
+}
+
+// Files of any number that fill the space of the optimizer's state are as good as one.
+static void write_slice(const SafeTensorsView* m, const SafeTensorsView* v, const char* path, size_t begin,
+                        size_t end) {
+    SafeTensorsWriter writer;
+    char number[3][32];
+    const size_t count = end - begin;
+    snprintf(number[0], 32, "%zu", begin);
+    snprintf(number[1], 32, "%zu", end);
+    snprintf(number[2], 32, "%zu", m->elements);
+    safetensors_writer_open(&writer, path);
+    safetensors_writer_metadata(&writer, "begin", number[0]);
+    safetensors_writer_metadata(&writer, "end", number[1]);
+    safetensors_writer_metadata(&writer, "total", number[2]);
+    safetensors_writer_declare(&writer, "m", SAFETENSORS_F32, 1, &count);
+    safetensors_writer_declare(&writer, "v", SAFETENSORS_F32, 1, &count);
+    safetensors_writer_begin(&writer);
+    safetensors_write_raw(&writer, m->data + 4 * begin, 4 * count);
+    safetensors_write_raw(&writer, v->data + 4 * begin, 4 * count);
+    safetensors_writer_commit(&writer);
+}
+
+typedef struct {
+    const char* directory;
+    int parts, missing; // -1: none
+} Slices;
+
+static void body_read_slices(const void* slices) {
+    const Slices* s = (const Slices*)slices;
+    SavedFile files[8];
+    char names[8][64];
+    SavedState state;
+    memset(&state, 0, sizeof(state));
+    state.files = files;
+    for (int i = 0; i < s->parts; i++) {
+        snprintf(names[i], 64, "optimizer.%dof%d.safetensors", i + 1, s->parts);
+        files[state.num_files].name = names[i];
+        state.num_files += i != s->missing;
+    }
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const size_t n = gpt2_parameter_rows_of(rows, TINY, sizeof(float)) / sizeof(float);
+    float* got = (float*)check_alloc(2 * n, sizeof(float), "read");
+    float* want = (float*)check_alloc(n, sizeof(float), "wanted");
+    checkpoint_read_optimizer_(&state, s->directory, TINY, rows, got, got + n);
+    fill(want, n, SAFETENSORS_F32, 2);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t first = rows[i].offset_bytes / 4;
+        EXPECT(memcmp(got + first, want + first, 4 * checkpoint_row_elements_(&rows[i], TINY)) == 0,
+               "m of %s", rows[i].name);
+    }
+    free(got);
+    free(want);
+}
+
+static void test_slices(void) {
+    const Run run = run_open("slices", 0, 0);
+    char path[PATH_MAX], file[PATH_MAX];
+    save_value(path, &run, 1, 1, SAFETENSORS_F32);
+    SafeTensors from;
+    file_join(file, path, "optimizer.1of1.safetensors");
+    safetensors_open(&from, file);
+    const SafeTensorsView *m = safetensors_find(&from, "m"), *v = safetensors_find(&from, "v");
+    const size_t n = m->elements,
+                 cuts[4][6] = {{0, n}, {0, 3, n}, {0, 100, 100, 301, n}, {0, 1, 2, n - 1, n}};
+    const int parts[4] = {1, 2, 4, 4};
+    for (int k = 1; k < 4; k++) {
+        for (int i = 0; i < parts[k]; i++) {
+            char name[64];
+            snprintf(name, sizeof(name), "optimizer.%dof%d.safetensors", i + 1, parts[k]);
+            file_join(file, path, name);
+            write_slice(m, v, file, cuts[k][i], cuts[k][i + 1]);
+        }
+        const Slices all = {path, parts[k], -1}, last = {path, parts[k], parts[k] - 1},
+                     first = {path, parts[k], 0};
+        body_read_slices(&all);
+        EXPECT(test_dies(body_read_slices, &last, 1, "error: |optimizer state of|wanted"),
+               "the last is missing");
+        EXPECT(test_dies(body_read_slices, &first, 1, "error: |the parts do not fit"),
+               "the first is missing");
+    }
+    safetensors_close(&from);
+}
+
+// All numbers of a state come back with the same bits.
+static void test_state(void) {
+    const Run run = run_open("state", 0, 0);
+    const Options options = options_of(&run);
+    SavedState s, again;
+    char error[ERROR_BYTES];
+    memset(&s, 0, sizeof(s));
+    s.run = run_state_open(guard_open(3, 4), loss_scale_open());
+    s.run.step = 1234567890123;
+    s.run.updates = 1234567890000;
+    s.run.tokens = INT64_MAX;
+    s.run.sequence = 77;
+    s.run.samples_at = 123;
+    s.run.loss_scale.scale = 0x1p-3f;
+    s.run.loss_scale.good_steps = 1999;
+    for (int i = 0; i < 300; i++) {
+        guard_check(&s.run.guard, i % 50 ? rand_normal(1, 1, (uint64_t)i) : NAN,
+                    exp(rand_normal(1, 2, (uint64_t)i)));
+    }
+    s.run.guard.consecutive = 3;
+    s.serial = 9;
+    s.train_tokens = 5;
+    s.padded_vocab = 128;
+    s.trainer = "a \"trainer\" \n";
+    SavedFile file = {"model.safetensors", 123, 0xFEDCBA9876543210u};
+    s.files = &file;
+    s.num_files = 1;
+    s.trainer = "CPU";
+    for (int is_nan = 0; is_nan < 2; is_nan++) {
+        s.run.val_loss = is_nan ? NAN : 0.1 + 0.2;
+        state_write(test_path("state/state.json"), &s, &options);
+        EXPECT(state_try_read(&again, test_path("state/state.json"), error), "%s", error);
+        EXPECT(memcmp(&again.run.guard.losses, &s.run.guard.losses, sizeof(s.run.guard.losses)) == 0,
+               "losses");
+        EXPECT(memcmp(&again.run.guard.norms, &s.run.guard.norms, sizeof(s.run.guard.norms)) == 0, "norms");
+        EXPECT(again.run.guard.best_mean == s.run.guard.best_mean && again.run.guard.consecutive == 3,
+               "guard");
+        EXPECT(again.run.step == s.run.step && again.run.updates == s.run.updates &&
+                   again.run.tokens == s.run.tokens && again.run.sequence == 77 &&
+                   again.run.samples_at == 123,
+               "numbers");
+        EXPECT(is_nan ? isnan(again.run.val_loss) : again.run.val_loss == 0.1 + 0.2, "%g",
+               again.run.val_loss);
+        EXPECT(again.run.loss_scale.scale == 0x1p-3f && again.run.loss_scale.good_steps == 1999,
+               "loss scale");
+        EXPECT(again.serial == 9 && again.train_tokens == 5 && again.padded_vocab == 128, "run");
+        EXPECT(strcmp(again.trainer, "CPU") == 0 && again.num_files == 1 && again.files[0].bytes == 123 &&
+                   again.files[0].xxh64 == file.xxh64 && strcmp(again.files[0].name, file.name) == 0,
+               "files");
+        EXPECT(strcmp(state_option(&again, "seed"), "7") == 0 && !state_option(&again, "none"), "options");
+        EXPECT(strcmp(state_option(&again, "lr"), "auto") == 0 &&
+                   strcmp(state_option(&again, "shuffle"), "on") == 0,
+               "words");
+        EXPECT(strcmp(state_option(&again, "out"), run.out) == 0, "%s", state_option(&again, "out"));
+        state_close(&again);
+    }
 }
 
 // A later run in the same place replaces what it finds, whole.
 static void test_replace(void) {
     const Run run = run_open("replace", 0, 0);
     char path[PATH_MAX];
-    save_value(path, &run, 10, 1);
+    save_value(path, &run, 10, 1, SAFETENSORS_F32);
     test_write("replace/step_00000010/notes.txt", "x", 1);
-    save_value(path, &run, 10, 2);
+    save_value(path, &run, 10, 2, SAFETENSORS_F32);
     EXPECT(value_in(run.out, "step_00000010") == 2, "the new weights");
-    EXPECT(strcmp(list_of(path), "model.bin") == 0, "it holds \"%s\"", list_of(path));
+    EXPECT(strcmp(list_of(path), ALL_FILES) == 0, "it holds \"%s\"", list_of(path));
     expect_list(&run, "10");
 }
 
 // Of a run that was killed while it saved.
 static void test_left_over(void) {
     const Run run = run_open("left_over", 1, 0);
+    save(&run, 20);
+    rename(test_path("left_over/step_00000020"),
+           test_path("left_over/step_00000020.old")); // about to be replaced
     mkdir(test_path("left_over/step_00000005.part"), 0777);
-    test_write("left_over/step_00000005.part/model.bin.part", "half", 4);
-    test_write("left_over/step_00000005.part/other", "half", 4);
+    test_write("left_over/step_00000005.part/model.safetensors.part", "half", 4);
     mkdir(test_path("left_over/step_00000099.part"), 0777);
-    save(&run, 5);
-    EXPECT(value_in(run.out, "step_00000005") == 5, "saved");
-    EXPECT(strcmp(list_of(test_path("left_over/step_00000005")), "model.bin") == 0, "without the rest");
-    save(&run, 6);
-    expect_list(&run, "6 99.part"); // not a checkpoint: not counted, not removed
+    mkdir(test_path("left_over/step_00000098.part.part"), 0777);
+    save(&run, 21);
+    expect_list(&run, "21 98.part.part"); // not ours
+    save(&run, 22);
+    rename(test_path("left_over/step_00000022"), test_path("left_over/step_00000022.old"));
+    checkpoint_recover_(run.out);
+    EXPECT(newest_in(run.out) == 22, "back in its place");
+}
+
+// Two runs at a time would remove each other's files.
+static void body_save(const void* run) {
+    char path[PATH_MAX];
+    save_value(path, (const Run*)run, 30, 30, SAFETENSORS_F32);
+}
+
+static void test_lock(void) {
+    const Run run = run_open("lock", 0, 0);
+    const int lock = checkpoint_lock(run.out);
+    EXPECT(test_dies(body_save, &run, 1, "error: |lock|another run is writing here"), "locked");
+    close(lock);
+    body_save(&run);
+}
+
+// One save after another, waited for in both ways.
+static void test_two_saves(void) {
+    const Run run = run_open("two", 0, 0);
+    const Options options = options_of(&run);
+    Checkpoints c;
+    char path[PATH_MAX];
+    void* memory = check_alloc(checkpoints_bytes(TINY, SAFETENSORS_F32), 1, "copy");
+    checkpoints_open(&c, &options, run_of(TINY, SAFETENSORS_F32), memory, -1);
+    for (int step = 1; step <= 20; step++) {
+        const RunState state = state_of(step);
+        fill(c.params, 1, SAFETENSORS_F32, (float)step);
+        fill(c.m, 1, SAFETENSORS_F32, (float)step + 1);
+        fill(c.v, 1, SAFETENSORS_F32, (float)step + 2);
+        checkpoint_start(&c, &state);
+        while (step % 2 && !checkpoint_finished(&c, path)) {
+        }
+        EXPECT(checkpoint_wait(&c, path) == !(step % 2), "step %d", step);
+    }
+    checkpoints_close(&c);
+    free(memory);
+    EXPECT(value_in(run.out, "step_00000017") == 17 && value_in(run.out, "step_00000020") == 20, "values");
+    EXPECT(newest_in(run.out) == 20, "the last");
 }
 
 // ---- keeping ----
@@ -170,7 +456,7 @@ static void test_earlier_run(void) {
 
 // What only resembles a checkpoint is nobody's business.
 static void test_other_entries(void) {
-    static const char* const directories[] = {"step_3",         "step_",         "step_00000001.old",
+    static const char* const directories[] = {"step_3",         "step_",         "step_00000001.bak",
                                               "step_00000001x", "step_-0000001", "steps",
                                               "xstep_00000001", "step_000000002"};
     const Run run = run_open("others", 1, 0);
@@ -201,19 +487,141 @@ static void test_cannot_remove(void) {
     const Run run = run_open("stuck", 1, 0);
     save(&run, 1);
     mkdir(test_path("stuck/step_00000001/mine"), 0777);
+    test_write("stuck/step_00000001/mine/x", "x", 1);
     alarm(20);
     save(&run, 2);
     alarm(0);
     EXPECT(value_in(run.out, "step_00000002") == 2, "saved");
-    expect_list(&run, "1 2");
+    expect_list(&run, "1.part 2");
+}
+
+// ---- damage ----
+
+// Not inlined: gcc 12 then believes that its result points to its own variable.
+__attribute__((noinline)) static char* read_all(const char* path, size_t* bytes) {
+    char *text = NULL, error[ERROR_BYTES];
+    CHECK(file_try_read(path, 1 << 20, &text, bytes, error), "%s", error);
+    return text;
+}
+
+static void write_all(const char* path, const char* text, size_t bytes) {
+    FILE* file = fopen(path, "wb");
+    CHECK(file && fwrite(text, 1, bytes, file) == bytes && fclose(file) == 0, "%s", path);
+}
+
+// Every byte of every file, changed in turn: noticed, with the name of the file; the one before is taken.
+static void test_flips(void) {
+    const Run run = run_open("flips", 0, 0);
+    char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES], files[] = ALL_FILES, *save_at = NULL;
+    save_value(path, &run, 1, 1, SAFETENSORS_F32);
+    save_value(path, &run, 2, 2, SAFETENSORS_F32);
+    const int quiet = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
+    size_t flips = 0, missed = 0, unnamed = 0;
+    for (char* name = strtok_r(files, " ", &save_at); name; name = strtok_r(NULL, " ", &save_at)) {
+        size_t bytes;
+        file_join(file, path, name);
+        char* text = read_all(file, &bytes);
+        FILE* open_file = fopen(file, "r+b");
+        for (size_t i = 0; i < bytes; i++) {
+            SavedState state;
+            pwrite(fileno(open_file), (char[1]){(char)(text[i] ^ (1 << i % 8))}, 1, (off_t)i);
+            const int is_valid = checkpoint_try_check(&state, path, error);
+            missed += (size_t)is_valid;
+            unnamed += !is_valid && !strstr(error, name);
+            if (is_valid) {
+                state_close(&state);
+            }
+            if (i % 97 == 0) {
+                dup2(nowhere, STDERR_FILENO);
+                EXPECT(newest_in(run.out) == 1, "%s, byte %zu", name, i);
+                dup2(quiet, STDERR_FILENO);
+            }
+            pwrite(fileno(open_file), text + i, 1, (off_t)i);
+            flips++;
+        }
+        fclose(open_file);
+        free(text);
+    }
+    EXPECT(missed == 0 && unnamed == 0, "of %zu changes, %zu were not noticed, %zu not named", flips, missed,
+           unnamed);
+    EXPECT(flips > 5000 && newest_in(run.out) == 2, "whole again");
+    close(quiet);
+    close(nowhere);
+}
+
+static void body_newest(const void* run) {
+    if (newest_in(((const Run*)run)->out) != 1) {
+        fprintf(stderr, "error: another\n");
+    }
+    exit(3);
+}
+
+// Files that are cut short, missing or empty; a directory that is no checkpoint.
+static void test_damage(void) {
+    const Run run = run_open("damage", 0, 0);
+    char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES], files[] = ALL_FILES, *save_at = NULL;
+    save_value(path, &run, 1, 1, SAFETENSORS_F32);
+    save_value(path, &run, 2, 2, SAFETENSORS_F32);
+    for (char* name = strtok_r(files, " ", &save_at); name; name = strtok_r(NULL, " ", &save_at)) {
+        size_t bytes;
+        SavedState state;
+        file_join(file, path, name);
+        char* text = read_all(file, &bytes);
+        for (size_t length = 0; length < bytes;
+             length += length < 40 || length > bytes - 40 ? 1 : bytes / 20) {
+            write_all(file, text, length);
+            EXPECT(!checkpoint_try_check(&state, path, error) && strstr(error, name), "%s of %zu bytes", name,
+                   length);
+        }
+        unlink(file);
+        EXPECT(!checkpoint_try_check(&state, path, error) && strstr(error, name), "no %s", name);
+        char wanted[256];
+        snprintf(wanted, sizeof(wanted), "warning: |step_00000002/%s|the checkpoint before it is taken",
+                 name);
+        EXPECT(test_dies(body_newest, &run, 3, wanted), "%s", name);
+        write_all(file, text, bytes);
+        free(text);
+    }
+    EXPECT(newest_in(run.out) == 2, "whole again");
+    EXPECT(newest_in(test_path("nowhere")) == 0, "no directory");
+}
+
+// What state.json says is not believed: names outside, numbers too large, keys that are missing or doubled.
+static void test_bad_state(void) {
+    static const char* const cases[][3] = {
+        {"\"model.safetensors\"", "\"../model.safetensors\"", "wanted one beside it"},
+        {"\"step\":2", "\"step\":99999999999999999999", "a number above"},
+        {"\"step\":2", "\"step\":9999999999999999999", "below 2^63"},
+        {"\"step\":2", "\"step\":-2", "a whole number"},
+        {"\"step\":2", "\"serial\":2", "serial comes twice"},
+        {"\"step\":2,", "", "no key step"},
+        {"\"step\":2", "\"steps\":2", "steps is unknown"},
+        {"\"version\":1", "\"version\":2", "version 2, wanted 1"},
+        {"pretrain.c run", "pretrain.c ruin", "format pretrain.c ruin"},
+        {"\"count\":0", "\"count\":1", "a window of 0 values, wanted 1"},
+        {"\"shuffle\":true", "\"shuffle\":[true]", "the value of an option"},
+        {"\"scale\":1", "\"scale\":1e99", "scale is 1e+99"},
+        {"\"bytes\"", "\"byte\"", "byte is unknown"},
+    };
+    const Run run = run_open("bad_state", 0, 0);
+    char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES];
+    save_value(path, &run, 2, 2, SAFETENSORS_F32);
+    file_join(file, path, "state.json");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        size_t bytes;
+        SavedState state;
+        char *text = read_all(file, &bytes), *at = strstr(text, cases[i][0]);
+        char* changed = (char*)malloc(bytes + 100);
+        CHECK(at && changed, "no %s", cases[i][0]);
+        const int length = snprintf(changed, bytes + 100, "%.*s%s%s", (int)(at - text), text, cases[i][1],
+                                    at + strlen(cases[i][0]));
+        EXPECT(!state_try_parse(&state, file, changed, (size_t)length, error) && strstr(error, cases[i][2]),
+               "%s: %s", cases[i][1], error);
+        free(text);
+    }
 }
 
 // ---- failures ----
-
-static void body_save(const void* run) {
-    char path[PATH_MAX];
-    save_value(path, (const Run*)run, 30, 30);
-}
 
 // As on a full disk: a file cannot grow beyond 2 KiB.
 static void body_save_limited(const void* run) {
@@ -226,40 +634,138 @@ static void body_save_limited(const void* run) {
 static void test_full_disk(void) {
     const Run run = run_open("full", 1, 0);
     save(&run, 20);
-    EXPECT(test_dies(body_save_limited, &run, 1, "error: |step_00000030|model.bin|File too large"), "full");
+    EXPECT(test_dies(body_save_limited, &run, 1, "error: |step_00000030|model.safetensors|File too large"),
+           "full");
     EXPECT(value_in(run.out, "step_00000020") == 20, "the older one stays");
     EXPECT(isnan(value_in(run.out, "step_00000030")), "the new one is not there");
-    EXPECT(list_of(test_path("full/step_00000030.part"))[0] == '\0', "no half of it either");
     char path[PATH_MAX];
-    save_value(path, &run, 30, 1);
+    save_value(path, &run, 30, 1, SAFETENSORS_F32);
     EXPECT(test_dies(body_save_limited, &run, 1, "error: |step_00000030|File too large"), "full again");
     EXPECT(value_in(run.out, "step_00000030") == 1, "an older one of the same step stays, too");
+}
+
+// A model that no disk has room for.
+static void body_open_large(const void* run) {
+    const GPT2Config large = {.max_T = 1 << 20, .V = 5, .Vp = 128, .L = 1000, .NH = 1, .C = 65536};
+    const Options options = options_of((const Run*)run);
+    Checkpoints c;
+    checkpoints_open(&c, &options, run_of(large, SAFETENSORS_F32), NULL, -1);
 }
 
 static void test_bad_places(void) {
     const Run run = run_open("bad", 1, 0);
     Run missing = run, file = run, long_name = run;
     snprintf(missing.out, sizeof(missing.out), "%s", test_path("bad/missing"));
-    EXPECT(test_dies(body_save, &missing, 1, "error: |bad/missing/step_00000030|No such file"), "missing");
+    EXPECT(test_dies(body_save, &missing, 1, "error: |bad/missing|No such file"), "missing");
     snprintf(file.out, sizeof(file.out), "%s", test_write("bad/file", "x", 1));
-    EXPECT(test_dies(body_save, &file, 1, "error: |bad/file/step_00000030|Not a directory"), "a file");
+    EXPECT(test_dies(body_save, &file, 1, "error: |bad/file|Not a directory"), "a file");
     memset(long_name.out, 'x', sizeof(long_name.out) - 1);
-    EXPECT(test_dies(body_save, &long_name, 1, "error: |step_00000030|cannot make"), "a long name");
+    EXPECT(test_dies(body_save, &long_name, 1, "error: |xxx"), "a long name");
+    EXPECT(test_dies(body_open_large, &run, 1, "error: |bad: a checkpoint takes|MiB, the disk has|free"),
+           "no room");
     test_write("bad/step_00000030", "mine", 4); // a file where the checkpoint should be
     EXPECT(test_dies(body_save, &run, 1, "error: |step_00000030|Not a directory"), "in the way");
     expect_list(&run, "file 30 30.part");
 }
 
-int main(void) {
+// ---- faults: every call that can fail, fails once
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define CAN_PRELOAD 0
+#else
+#define CAN_PRELOAD 1
+#endif
+
+// Saves in another process, in which call number `at` fails (0: none, and *calls is set). Returns its status.
+static int save_with_fault(const Run* run, int step, int at, int* calls) {
+    char command[PATH_MAX + 1024];
+    snprintf(command, sizeof(command),
+             "LD_PRELOAD=%s FAULT_PATH=/faults/ FAULT_AT=%d '%s' --save %s %d %d 2>%s 3>%s",
+             test_path("fault.so"), at, test_path("self"), run->out, step, step, test_path("fault.err"),
+             test_path("fault.calls"));
+    const int status = system(command);
+    FILE* file = fopen(test_path("fault.calls"), "r");
+    if (!file || (at == 0 && fscanf(file, "%d", calls) != 1)) {
+        *calls = 0;
+    }
+    if (file) {
+        fclose(file);
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void test_faults(void) {
+    char command[PATH_MAX];
+    int calls;
+    snprintf(command, sizeof(command), "cc -shared -fPIC dev/test/fault.c -o %s -ldl 2>/dev/null",
+             test_path("fault.so"));
+    if (!CAN_PRELOAD) {
+        return; // the other builds do it
+    }
+    if (system(command) != 0) {
+        printf("skipped: faults: no compiler called cc\n");
+        return;
+    }
+    char self[PATH_MAX];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    self[length > 0 ? length : 0] = '\0';
+    EXPECT(symlink(self, test_path("self")) == 0, "self");
+    const Run run = run_open("faults", 1, 0);
+    save(&run, 1);
+    EXPECT(save_with_fault(&run, 1, 0, &calls) == 0 && calls > 30, "%d calls", calls); // it replaces step 1
+    int failed = 0;
+    for (int at = 1; at <= calls; at++) {
+        for (int step = 1; step <= 2; step++) { // one that replaces, and a new one
+            save(&run, 1);
+            const int status = save_with_fault(&run, step, at, &(int){0});
+            size_t bytes;
+            char* said = read_all(test_path("fault.err"), &bytes);
+            EXPECT(status == 0 || (status == 1 && strncmp(said, "error: ", 7) == 0 && strstr(said, "faults")),
+                   "call %d of %d: status %d, %s", at, calls, status, said);
+            free(said);
+            failed += status == 1;
+            checkpoint_recover_(run.out);
+            const int64_t newest = newest_in(run.out);
+            EXPECT(newest == 1 || newest == 2, "call %d: newest %lld", at, (long long)newest);
+            EXPECT(status != 0 || newest == step, "call %d: saved, but newest %lld", at, (long long)newest);
+        }
+    }
+    EXPECT(failed > calls, "%d of %d faults were fatal", failed, 2 * calls);
+}
+
+int main(int argc, char** argv) {
+    if (argc == 5 && strcmp(argv[1], "--save") == 0) {
+        Run run;
+        char path[PATH_MAX];
+        memset(&run, 0, sizeof(run));
+        snprintf(run.out, sizeof(run.out), "%s", argv[2]);
+        run.keep = 1;
+        save_value(path, &run, atoi(argv[3]), (float)atof(argv[4]), SAFETENSORS_F32);
+        return 0;
+    }
+    if (access("/dev/shm", W_OK) == 0) {
+        setenv("TMPDIR", "/dev/shm", 0); // hundreds of saves, each flushed several times, need no disk
+    }
     test_save();
+    test_tensors(SAFETENSORS_F32);
+    test_tensors(SAFETENSORS_BF16);
+    test_tensors(SAFETENSORS_F16);
+    test_slices();
+    test_state();
     test_replace();
     test_left_over();
+    test_lock();
+    test_two_saves();
     test_keep();
     test_keep_major();
     test_earlier_run();
     test_other_entries();
     test_cannot_remove();
+    test_flips();
+    test_damage();
+    test_bad_state();
     test_full_disk();
     test_bad_places();
+    test_faults();
     return test_done("checkpoint");
 }

@@ -1,4 +1,5 @@
-// test_classifier.c -- softmax and cross-entropy: sizes, padding, huge logits, NaN.
+// test_classifier.c -- softmax and cross-entropy: sizes, padding, huge logits, NaN, rows that do
+// not count.
 #include "llmc/classifier.h"
 #include "llmc/threads.h"
 #include "ops.h"
@@ -154,6 +155,30 @@ static void test_nan(void) {
     }
 }
 
+// Rows without a target: nothing but zeros comes out of them, and the others do not notice.
+static void test_no_target(void) {
+    enum { N = 7, V = 2 * LANES + 3, Vp = V + 5 };
+    float *logits = ops_normal(N * Vp, 2), *dlogits = ops_copy(logits, N * Vp),
+          *want = ops_copy(logits, N * Vp);
+    float *loss = ops_floats(N), *loss_only = ops_floats(N), *want_loss = ops_floats(N);
+    int* target = ops_below(N, V);
+    classifier_backward_cpu(want_loss, want, target, 0.25f, N, V, Vp);
+    logits[2 * Vp + 1] = dlogits[2 * Vp + 1] = NAN;
+    const int without[] = {0, 2, 3, 6};
+    for (int i = 0; i < 4; i++) {
+        target[without[i]] = NO_TARGET;
+        want_loss[without[i]] = 0;
+        memset(want + without[i] * Vp, 0, Vp * sizeof(float));
+    }
+    classifier_loss_cpu(loss_only, logits, target, N, V, Vp);
+    classifier_backward_cpu(loss, dlogits, target, 0.25f, N, V, Vp);
+    EXPECT(ops_same_bits(loss, want_loss, N) && ops_same_bits(loss_only, want_loss, N), "losses");
+    EXPECT(ops_same_bits(dlogits, want, N * Vp), "gradient");
+    EXPECT(targets_count(target, N) == 3, "%d targets count", targets_count(target, N));
+    EXPECT(targets_factor(7, 7) == 1 && targets_factor(9, 3) == 3 && isnan(targets_factor(1, 0)), "factors");
+    ops_close("no target");
+}
+
 static void test_threads(void) {
     enum { N = 33, V = 1000, Vp = 1024 };
     float *logits = ops_normal(N * Vp, 2), *loss[4], *loss_only[4], *dlogits[4];
@@ -177,6 +202,7 @@ int main(int argc, char** argv) {
     test_sizes();
     test_huge();
     test_nan();
+    test_no_target();
     test_threads();
     return test_done("classifier");
 }

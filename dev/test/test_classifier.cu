@@ -1,5 +1,5 @@
 // test_classifier.cu -- softmax and cross-entropy on the GPU against the CPU: every type, both ways of
-// reading the row, padding, extremes.
+// reading the row, padding, extremes, rows that do not count.
 #include "llmc/classifier.cuh"
 #include "gpu_ops.h"
 
@@ -127,6 +127,27 @@ template <class T> static void test_nan(const Gpu* gpu) {
     ops_close("nan");
 }
 
+// Rows without a target, whatever they hold, give zeros, and the others what they give alone.
+template <class T> static void test_no_target(int V, int Vp, const Gpu* gpu) {
+    enum { N = 4 };
+    Case k = case_open(N, V, Vp);
+    float *loss, *dlogits, *want_loss, *want;
+    backward<T>(&want_loss, &want, &k, 0.5f, 0, gpu);
+    for (int n = 0; n < N; n += 3) {
+        k.target[n] = NO_TARGET;
+        k.logits[(size_t)n * Vp + V / 2] = NAN;
+        want_loss[n] = 0;
+        memset(want + (size_t)n * Vp, 0, (size_t)Vp * sizeof(float));
+    }
+    k.logits[V / 3] = INFINITY;
+    backward<T>(&loss, &dlogits, &k, 0.5f, 0, gpu);
+    const float* only = loss_only<T>(&k, 0, gpu);
+    EXPECT(only[0] == 0 && only[3] == 0 && ops_same_bits(only + 1, want_loss + 1, 2), "V %d: loss alone", V);
+    EXPECT(ops_same_bits(loss, want_loss, N), "V %d: loss", V);
+    EXPECT(ops_same_bits(dlogits, want, (size_t)N * Vp), "V %d: gradient", V);
+    ops_close("no target");
+}
+
 template <class T> static void test_type(const Gpu* gpu) {
     const int sizes[][3] = {{1, 1, 1},     {3, 1, 8},       {31, 31, 31},    {33, 33, 128},    {2, 768, 768},
                             {2, 769, 777}, {2, 1000, 1024}, {1, 9000, 9001}, {2, 50257, 50304}};
@@ -136,6 +157,8 @@ template <class T> static void test_type(const Gpu* gpu) {
     test_size<T>(3, 500, 512, 1, gpu); // no pack can be read here
     test_extremes<T>(gpu);
     test_nan<T>(gpu);
+    test_no_target<T>(33, 40, gpu);
+    test_no_target<T>(769, 777, gpu); // no packs
 }
 
 int main(void) {

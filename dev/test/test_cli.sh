@@ -126,6 +126,8 @@ make_files() {
     head -c 1823 train_0.bin >truncated.bin
     { cat train_0.bin && printf x; } >oversized.bin
     head -c 500 train_0.bin >headless.bin
+    int16 "${tokens[@]}" >bare.bin
+    cat bare.bin bare.bin >bare_2.bin
     : >empty.bin
     : >empty.txt
     for i in {1..60}; do
@@ -180,6 +182,10 @@ test_sizes() {
     bad 2 "--prompt|20 tokens|15" "${tiny[@]}" "${text[@]}" --prompt 12345678901234567890
     bad 2 "--val-data|--train-data" "${tiny[@]}" --val-data train_0.bin
     bad 2 "both" "${tiny[@]}" "${shards[@]}" --val-data text.txt
+    bad 2 "1 of 2 items have a weight|all or none" "${tiny[@]}" --train-data train_0.bin:0.5,train_1.bin
+    bad 2 "train_1.bin:0|weight|positive" "${tiny[@]}" --train-data train_0.bin:1,train_1.bin:0
+    bad 2 "uniform|one source|2 sources" "${tiny[@]}" --train-data train_0.bin:1,train_1.bin:1 --pack uniform \
+        --vocab-size 100
 }
 
 # ---- bad files ----
@@ -202,6 +208,8 @@ test_bad_data() {
     bad 1 "high_id.bin|token 123" "${tiny[@]}" "${shards[@]}" --val-data high_id.bin
     bad 1 "truncated.bin|1823" "${tiny[@]}" "${shards[@]}" --val-data truncated.bin
     bad 1 "train_1.bin|100 tokens" "${model[@]}" --seq-len 80 --train-data train_1.bin
+    bad 1 "bare_2.bin|--data-format nanogpt" "${tiny[@]}" --train-data bare_2.bin --vocab-size 100
+    bad 1 "no token 99 (end of text)|--pack stream" "${tiny[@]}" "${shards[@]}" --pack aligned
     bad 1 "directory" "${tiny[@]}" --train-data /tmp
     bad 1 "none.bin|tokenizer" "${tiny[@]}" "${shards[@]}" --tokenizer none.bin
     bad 1 "train_0.bin|magic 20240520|20240328" "${tiny[@]}" "${shards[@]}" --tokenizer train_0.bin
@@ -209,7 +217,7 @@ test_bad_data() {
 
 test_bad_model() {
     local size
-    good "export" "${tiny[@]}" --export good.bin
+    good "export" "${tiny[@]}" --export-llmc good.bin
     size=$(stat -c %s good.bin)
     head -c $((size - 1)) good.bin >short_model.bin
     { cat good.bin && printf x; } >long_model.bin
@@ -236,7 +244,7 @@ test_bad_output() {
     echo mine >file
     bad 1 "file/out|Not a directory" "${tiny[@]}" --out file/out
     bad 1 "file/log.jsonl|Not a directory" "${tiny[@]}" --out file
-    bad 1 "nowhere/model.bin|No such file" "${tiny[@]}" --export nowhere/model.bin
+    bad 1 "nowhere/model.bin|No such file" "${tiny[@]}" --export-llmc nowhere/model.bin
     mkdir -p taken/step_00000003.part/log
     bad 1 "taken/step_00000003.part|cannot make" "${tiny[@]}" --out taken
 }
@@ -253,14 +261,14 @@ test_full_disk() {
     status=$?
     check_error "a full standard output" 1 "standard output|No space left"
 
-    good "a run before the disk is full" "${tiny[@]}" --out fills --export fills/export.bin
+    good "a run before the disk is full" "${tiny[@]}" --out fills --export-llmc fills/export.bin
     mkdir before
-    cp fills/step_00000003/model.bin fills/export.bin before
+    cp fills/step_00000003/model.safetensors fills/export.bin before
     (trap '' XFSZ && ulimit -f 8 && train "${tiny[@]}" --seed 7 --out fills && exit "$status")
     status=$?
-    check_error "a checkpoint on a full disk" 1 "fills/step_00000003|model.bin|File too large"
-    check "the older checkpoint is untouched" cmp fills/step_00000003/model.bin before/model.bin
-    (trap '' XFSZ && ulimit -f 8 && train "${tiny[@]}" --seed 7 --export fills/export.bin && exit "$status")
+    check_error "a checkpoint on a full disk" 1 "fills/step_00000003|model.safetensors|File too large"
+    check "the older checkpoint is untouched" cmp fills/step_00000003/model.safetensors before/model.safetensors
+    (trap '' XFSZ && ulimit -f 8 && train "${tiny[@]}" --seed 7 --export-llmc fills/export.bin && exit "$status")
     status=$?
     check_error "an export on a full disk" 1 "fills/export.bin|File too large"
     check "the older export is untouched" cmp fills/export.bin before/export.bin
@@ -278,15 +286,15 @@ test_log() {
     good "a run" "${tiny[@]}" --out run
     check "the first line is the configuration" grep -q '^{"kind":"config","options":{"train-data":""' <(head -n 1 $log)
     check "the last line is the summary" grep -q '^{"kind":"summary","steps":3,' <(tail -n 1 $log)
-    check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"tok_per_s":V,"mfu":V}'
+    check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"data_ms":V,"tok_per_s":V,"mfu":V}'
     check_keys val $log '{"kind":V,"step":V,"loss":V}'
     check_keys sample $log '{"kind":V,"step":V,"text":V}'
     check_keys save $log '{"kind":V,"step":V,"path":V}'
-    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"tok_per_s":V,"peak_mb":V}'
+    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"tok_per_s":V,"data_s":V,"peak_mb":V}'
     check "updates count from 1" [ "$(steps_of train $log)" = "1 2 3 " ]
     check "the first validation is step 0" [ "$(steps_of val $log)" = "0 1 2 3 " ]
     check "a checkpoint at the end" [ "$(values save path $log)" = '"run/step_00000003"' ]
-    check "it is there" [ -s run/step_00000003/model.bin ]
+    check "it is there" [ -s run/step_00000003/model.safetensors ]
     check "val_loss is the last one" [ "$(values summary val_loss $log)" = "$(values val loss $log | tail -n 1)" ]
     check "the floor is below" below "$(values summary floor $log)" "$(values summary val_loss $log)"
     digits=$(values train loss $log | tr -d '.\n' | wc -c)
@@ -317,7 +325,7 @@ test_intervals() {
 
 test_data() {
     good "text" "${tiny[@]}" "${text[@]}" --out text
-    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"tok_per_s":V,"peak_mb":V}' # no floor
+    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"tok_per_s":V,"data_s":V,"peak_mb":V}' # no floor
     check "the first loss is log 257" near "$(values val loss text/log.jsonl | head -n 1)" 5.549 0.03
     good "shards" "${tiny[@]}" "${shards[@]}" --out shards
     check "the first loss is log 100" near "$(values val loss shards/log.jsonl | head -n 1)" 4.605 0.03
@@ -330,6 +338,30 @@ test_data() {
     good "wide tokens" "${tiny[@]}" --train-data wide.bin --vocab-size 65601 --samples 1 --sample-tokens 1
     good "one epoch" "${model[@]}" "${batch[@]}" --train-data train_0.bin --vocab-size 100 --out epoch
     check "is 11 updates" [ "$(steps_of train epoch/log.jsonl | wc -w)" = 11 ] # (379 - 1) / 16 sequences, 2 a batch
+}
+
+# A mixture, other formats, and documents.
+test_sources() {
+    good "two sources" "${tiny[@]}" --train-data train_0.bin:0.75,train_1.bin:0.25 --vocab-size 100 --out mixed
+    check "are named with their weights" grep -q '^source train_1.bin: 83 tokens, weight 0.25, ' stdout
+    good "the same weights, other numbers" "${tiny[@]}" --train-data train_0.bin:3,train_1.bin:1 --vocab-size 100 \
+        --out mixed_2
+    check "are the same run" same_numbers mixed mixed_2
+    good "bare tokens" "${tiny[@]}" --train-data bare.bin --data-format nanogpt --vocab-size 100 --out bare
+    good "the same in a shard" "${tiny[@]}" --train-data train_0.bin --vocab-size 100 --out headed
+    check "are the same run" same_numbers bare headed
+    good "documents" "${tiny[@]}" --train-data 'train_*.bin' --vocab-size 97 --out aligned --pack aligned
+    check "are counted" grep -q '^source train_\*.bin: 400 tokens, .* documents, packed (aligned) into .* rows, ' stdout
+}
+
+test_verify() {
+    good "sound files" --verify-data --train-data 'train_*.bin' --val-data wide.bin --vocab-size 70000
+    check "a line each" [ "$(grep -c '^ok ' stdout)" = 3 ]
+    train --verify-data --train-data 'train_*.bin,high_id.bin,truncated.bin' --val-data empty.bin --vocab-size 100
+    check "bad files: exit status $status" [ $status = 1 ]
+    check "all of them are named" [ "$(grep -c '^BAD .*\(high_id\|truncated\|empty\).bin: ' stdout)" = 3 ]
+    check "and counted" grep -qx '3 bad files' stdout
+    good "the built-in stories" --verify-data
 }
 
 test_learning() {
@@ -383,6 +415,29 @@ test_accumulation() {
     check "norms of 4 x 1 and 1 x 4 sequences" all_near norms_4 norms_1 1e-4
 }
 
+# Documents as sequences, of the built-in stories: the same sequences, whatever the micro-batch, give the same losses,
+# and padding changes none.
+test_packing() {
+    local run=("${model[@]}" --seq-len 64 --total-batch 512 --steps 4 --eval-every 4 --eval-batches 8 --sample-every 0
+        --save-every 0) pack
+    for pack in aligned bestfit pad dynamic uniform; do
+        good "--pack $pack" "${run[@]}" --pack $pack --batch 8 --doc-mask on --out pack_$pack
+        check "--pack $pack: padding or discarded tokens are said" \
+            grep -qE "packed \($pack\) into [0-9]+ rows, .* % discarded" stdout
+        check "--pack $pack: the floor is below" below "$(values summary floor pack_$pack/log.jsonl)" \
+            "$(values summary val_loss pack_$pack/log.jsonl)"
+        good "--pack $pack in four" "${run[@]}" --pack $pack --batch 2 --doc-mask on --out pack_4
+        values train loss pack_$pack/log.jsonl >losses_1
+        values train loss pack_4/log.jsonl >losses_4
+        check "--pack $pack: losses of 8 x 1 and 2 x 4 sequences" all_near losses_4 losses_1 1e-5
+    done
+    values train loss pack_pad/log.jsonl >losses_1
+    values train loss pack_dynamic/log.jsonl >losses_2
+    check "losses of pad and dynamic" all_near losses_2 losses_1 1e-5
+    good "without the mask" "${run[@]}" --pack aligned --batch 8 --out pack_unmasked
+    check "other losses" [ "$(numbers pack_unmasked)" != "$(numbers pack_aligned)" ]
+}
+
 # What --print-config prints is a command line; so is the banner.
 test_repeat() {
     local args options=("${tiny[@]}" "${text[@]}" --prompt "it's a \"\$HOME\"" --lr 0.0123 --schedule wsd --out repeat)
@@ -409,15 +464,20 @@ test_repeat() {
 # ---- models ----
 
 test_models() {
-    good "training" "${tiny[@]}" --export model.bin --out models
+    good "training" "${tiny[@]}" --export-llmc model.bin --out models
     local last
     last=$(values summary val_loss models/log.jsonl)
     good "the exported model" "${batch[@]}" --eval-batches 2 --model model.bin --steps 0 --out reload
     check "has the same loss" [ "$(values val loss reload/log.jsonl)" = "$last" ]
     good "the checkpoint" "${batch[@]}" --eval-batches 2 --model models/step_00000003 --steps 0 --out reload_2
     check "has the same loss" [ "$(values val loss reload_2/log.jsonl)" = "$last" ]
-    check "checkpoint and export are the same file" cmp model.bin models/step_00000003/model.bin
-    good "export in bf16" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --export bf16.bin --export-dtype bf16
+    good "the checkpoint, exported" "${batch[@]}" --model models/step_00000003 --steps 0 --eval-every 0 --samples 0 \
+        --export-llmc again.bin
+    check "is the same model" cmp model.bin again.bin
+    good "export for llama.cpp" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --samples 0 \
+        --export-gguf model.gguf --export-gguf-dtype q8_0
+    check "is a GGUF file" [ "$(head -c 4 model.gguf)" = GGUF ]
+    good "export in bf16" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --export-llmc bf16.bin --export-dtype bf16
     check "is half as long" [ $((2 * $(stat -c %s bf16.bin) - 1024)) = "$(stat -c %s model.bin)" ]
     good "the model in bf16" "${batch[@]}" --eval-batches 2 --model bf16.bin --steps 0 --out reload_3
     check "has about the same loss" near "$(values val loss reload_3/log.jsonl)" "$last" 1e-2
@@ -426,7 +486,7 @@ test_models() {
 
 # An enormous norm weight makes every logit infinite: all updates are skipped, and the run gives up.
 test_not_finite() {
-    good "a model" "${tiny[@]}" --export huge.bin
+    good "a model" "${tiny[@]}" --export-llmc huge.bin
     local weights
     weights=$(printf '\\x99\\x76\\x7e\\x7f%.0s' {1..16}) # 3.38e38
     printf '%b' "$weights" | patch huge.bin $(($(stat -c %s huge.bin) - 2 * 4 * 16)) # lnfw, the last but one
@@ -435,13 +495,148 @@ test_not_finite() {
     check "each update is skipped" [ "$(steps_of skip huge/log.jsonl)" = "1 2 3 4 " ]
     check_keys skip huge/log.jsonl '{"kind":V,"step":V,"reason":V}'
     check "losses that are not numbers are null" [ "$(values train loss huge/log.jsonl | sort -u)" = null ]
-    check "the weights are those of before" cmp huge.bin huge/step_00000003/model.bin
-    train "${model[@]}" "${batch[@]}" --steps 40 --lr 10 --grad-clip 0 --eval-every 0 --sample-every 0 --export wild.bin
+    good "the weights" "${batch[@]}" --model huge/step_00000003 --steps 0 --eval-every 0 --samples 0 --export-llmc after.bin
+    check "are those of before" cmp huge.bin after.bin
+    train "${model[@]}" "${batch[@]}" --steps 40 --lr 10 --grad-clip 0 --eval-every 0 --sample-every 0 --export-llmc wild.bin
     if [ $status = 0 ]; then
         good "a model after wild updates is finite" "${batch[@]}" --model wild.bin --steps 0 --sample-every 0
     else
         check_error "wild updates" 1 "not finite"
     fi
+}
+
+# ---- going on ----
+
+# The files of two checkpoints that hold the model and the optimizer are the same.
+same_checkpoint() { cmp "$1/model.safetensors" "$2/model.safetensors" && cmp "$1/optimizer.1of1.safetensors" "$2/optimizer.1of1.safetensors"; }
+# What the logs say about updates, validations and samples, in order, each once.
+story_of() { grep -vE '"kind":"(config|summary|save)"' "$1/log.jsonl" | sed -E 's/,"(norm|ms)".*//'; }
+same_story() { diff <(story_of "$1") <(story_of "$2"); }
+
+test_resume() {
+    local run=("${model[@]}" "${batch[@]}" --steps 8 --eval-every 3 --eval-batches 1 --sample-every 2 --samples 1 --save-every 4)
+    good "a run" "${run[@]}" --out straight
+    good "a new run where one may go on" "${run[@]}" --out again --resume auto
+    check "has the same numbers" same_numbers straight again
+    rm -r again/step_00000008
+    good "going on with no other options" --out again --resume on
+    check "says from where" grep -q '^resume: from again/step_00000004, 4 of 8 steps done' stdout
+    check "gives the same bits" same_checkpoint straight/step_00000008 again/step_00000008
+    check "and the same log" same_story straight again
+    check "with its checkpoints" [ "$(steps_of save again/log.jsonl)" = "4 8 " ]
+    check "but for a line" [ "$(grep -c '"kind":"config"' again/log.jsonl)" = 2 ]
+    good "a run that is done" --out again --resume on
+    check "has nothing to do" same_story straight again
+    good "the same command line, llm.c's way" "${run[@]}" -o again -y 1
+    check "is the same run" same_story straight again
+    good "a certain step" --out again --resume 4
+    check "from there" grep -q 'from again/step_00000004' stdout
+    good "a directory" --resume straight/step_00000004 --out elsewhere
+    check "goes on elsewhere" same_checkpoint straight/step_00000008 elsewhere/step_00000008
+    good "other micro-batches" --resume straight/step_00000004 --batch 1 --out micro
+    check "are said" grep -q '^resume: --batch is 1, was 2' stdout
+    values train loss micro/log.jsonl >losses_1
+    values train loss straight/log.jsonl | tail -n 4 >losses_2
+    check "and read the same data" all_near losses_1 losses_2 1e-4
+    good "llm.c's way to start anew" "${run[@]}" -o again -y 0
+    check "says what is there" grep -q 'note: .* checkpoints of an earlier run' stdout
+    check "and starts anew" same_story straight again
+
+    bad 2 "--lr is 0.1, was|--seed is 7, was 42|--override" --out again --resume on --lr 0.1 --seed 7 --batch 1
+    bad 2 "training tokens is 129, was 257" --out again --resume on --steps 4
+    bad 2 "--layers is 3|has 2" --out again --resume on --layers 3
+    good "against the rules" --out again --resume 4 --lr 0.1 --override
+    check "is another run" [ "$(story_of straight)" != "$(story_of again)" ]
+    bad 1 "none: no checkpoint to resume|--resume auto" --out none --resume on
+    bad 1 "step_00000005/state.json|No such file" --out again --resume 5
+    bad 1 "nowhere/state.json|No such file" --resume nowhere --out none
+    bad 2 "--resume on|--out" --resume on
+}
+
+# A damaged checkpoint is named, and the one before it taken; with none left the run does not start anew by itself.
+test_damaged() {
+    local step
+    good "a run" "${model[@]}" "${batch[@]}" --steps 6 --save-every 2 --eval-every 0 --samples 0 --out damaged
+    cp -r damaged whole
+    printf x | patch damaged/step_00000006/optimizer.1of1.safetensors 3000
+    train --out damaged --resume on
+    check "damage: exit status $status" [ $status = 0 ]
+    check "damage: $(cat stderr)" grep -q '^warning: damaged/step_00000006/optimizer.1of1.safetensors: damaged: .*; the checkpoint before' stderr
+    check "it goes on from the one before" grep -q '^resume: from damaged/step_00000004' stdout
+    check "with the same bits" same_checkpoint whole/step_00000006 damaged/step_00000006
+    for step in 2 4 6; do
+        rm damaged/step_0000000$step/model.safetensors
+    done
+    train --out damaged --resume auto
+    check "all damaged: exit status $status" [ $status = 1 ]
+    check "all damaged: $(tail -n 2 stderr)" grep -q '^error: damaged: every checkpoint is damaged' stderr
+}
+
+# Starts a long run in the background: sets process.
+start_long() {
+    : >stdout # of an earlier run: a signal must not come before the trainer has started
+    "$trainer" "${model[@]}" "${batch[@]}" --steps 1000000 --train-data text.txt --eval-every 0 --sample-every 0 --keep 2 "$@" \
+        >stdout 2>stderr </dev/null &
+    process=$!
+    while kill -0 $process 2>/dev/null && ! grep -q '^step' stdout; do sleep 0.05; done
+}
+
+test_signals() {
+    local signal
+    for signal in TERM INT; do
+        start_long --out signal_$signal
+        kill -$signal $process
+        wait $process
+        status=$?
+        check "SIG$signal: exit status $status" [ $status = 75 ]
+        check "SIG$signal is said" grep -q "^stopped by SIG$signal after step [0-9]*; --resume on goes on" stdout
+        check "SIG$signal: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
+        check "SIG$signal: a checkpoint" [ "$(echo signal_$signal/step_*/state.json | wc -w)" = 1 ]
+        check "SIG$signal: no summary" [ "$(grep -c summary signal_$signal/log.jsonl)" = 0 ]
+    done
+    local step
+    step=$(sed -n 's/^stopped by SIGINT after step \([0-9]*\);.*/\1/p' stdout)
+    good "after a signal" --out signal_INT --resume on --steps $((step + 3)) --override
+    check "the run goes on" [ "$(steps_of train signal_INT/log.jsonl | wc -w)" = $((step + 3)) ]
+
+    start_long --out signal_USR1
+    kill -USR1 $process
+    for i in {1..100}; do
+        [ -e signal_USR1/step_*/state.json ] && break
+        sleep 0.05
+    done
+    check "SIGUSR1: a checkpoint" [ -e signal_USR1/step_*/state.json ]
+    check "SIGUSR1: the run goes on" kill -0 $process
+    bad 1 "signal_USR1: another run is writing here" --out signal_USR1 --resume on
+    bad 1 "signal_USR1: another run is writing here" "${tiny[@]}" --out signal_USR1
+    check "which keeps its log" grep -q '"kind":"train"' signal_USR1/log.jsonl
+    kill -KILL $process
+    wait $process 2>/dev/null
+    good "a limit of time" "${model[@]}" "${batch[@]}" --steps 2 --out limit --max-hours 1
+    train "${model[@]}" "${batch[@]}" --steps 1000000 --train-data text.txt --eval-every 0 --sample-every 0 --out limit_2 --max-hours 0.0002
+    check "a short limit: exit status $status" [ $status = 75 ]
+    check "a short limit is said" grep -q '^stopped by --max-hours after step' stdout
+}
+
+# In the middle of the text is a part that nothing before prepares for: the loss leaps up there.
+test_divergence() {
+    local i
+    for ((i = 0; i < 800; i++)); do printf 'abcdefgh'; done >leap.txt
+    tr -dc '0-9A-Z' </dev/urandom | head -c 900 >>leap.txt
+    for ((i = 0; i < 900; i++)); do printf 'abcdefgh'; done >>leap.txt
+    local run=("${model[@]}" --seq-len 16 --batch 1 --train-data leap.txt --shuffle off --lr 0.01 --steps 600 "${quiet[@]:0:4}"
+        --save-every 20 --keep 12 --max-loss-rise 0.8)
+    bad 1 "the run has diverged|above its lowest|--max-loss-rise" "${run[@]}" --out leap_skip
+    good "rollback" "${run[@]}" --out leap --on-divergence rollback
+    check "it went back" grep -q '^{"kind":"rollback","step":[0-9]*,"from":[0-9]*,"reason":"the mean loss' leap/log.jsonl
+    check "all steps are there, once, in order" [ "$(steps_of train leap/log.jsonl)" = "$(seq -s ' ' 1 600) " ]
+    check "the loss is low in the end" below "$(values train loss leap/log.jsonl | tail -n 1)" 0.5
+    bad 2 "--on-divergence rollback|--out" "${tiny[@]}" --on-divergence rollback
+    good "a model" "${tiny[@]}" --export-llmc huge2.bin
+    printf '%b' "$(printf '\\x99\\x76\\x7e\\x7f%.0s' {1..16})" | patch huge2.bin $(($(stat -c %s huge2.bin) - 2 * 4 * 16))
+    bad 1 "step 1: the run has diverged|not finite 1 times" "${batch[@]}" --steps 9 "${quiet[@]}" --model huge2.bin --on-divergence stop
+    bad 1 "diverged|no checkpoint to go back to" "${batch[@]}" --steps 99 --eval-every 0 --sample-every 0 --model huge2.bin \
+        --on-divergence rollback --save-every 2 --out nothing_good
 }
 
 # ---- samples ----
@@ -454,6 +649,10 @@ test_samples() {
     good "a prompt of words" "${run[@]}" --prompt "One sunny day" --out words
     check "begins each sample" [ "$(samples_of words | grep -c '^ *One sunny day')" = 2 ]
     bad 2 "xyzzy" "${run[@]}" --prompt "One xyzzy"
+    printf '#version: 0.2\nt h\nth e\n' >merges.txt
+    good "a prompt of GPT-2's kind" "${run[@]}" --train-data train_0.bin --tokenizer merges.txt --prompt "the th" \
+        --samples 1 --out bpe
+    check "begins the sample" grep -q '^the th.' <(samples_of bpe)
     good "a long sample" "${run[@]}" "${long[@]}" --out long
     check "is longer than the context" [ "$(samples_of long | head -n 1 | wc -w)" -gt 16 ]
     check "and each has its own text" [ "$(samples_of long | wc -w)" -le 200 ]
@@ -485,12 +684,19 @@ test_full_disk
 test_log
 test_intervals
 test_data
+test_sources
+test_verify
 test_learning
 test_same_numbers
 test_accumulation
+test_packing
 test_repeat
 test_models
 test_not_finite
+test_resume
+test_damaged
+test_signals
+test_divergence
 test_samples
 echo "test_cli: $checks checks, $failures failed"
 [ $failures = 0 ]

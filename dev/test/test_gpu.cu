@@ -1,4 +1,4 @@
-// test_gpu.cu -- the sums, conversions and 16-byte loads of gpu.cuh.
+// test_gpu.cu -- memory, and the sums, conversions and 16-byte loads of gpu.cuh.
 #include "llmc/gpu.cuh"
 #include "test.h"
 
@@ -57,9 +57,21 @@ template <class T> static void test_packs(const Gpu* gpu, int n) {
     gpu_free(x);
 }
 
+// Memory is zero before gpu_alloc returns: zeros that come later would wipe out what a stream has written.
+static void test_alloc(const Gpu* gpu) {
+    unsigned *x = (unsigned*)gpu_alloc(2, sizeof(unsigned), "x"), got[2];
+    CUDA_CHECK(cudaMemsetAsync(x, 0xFF, sizeof(unsigned), gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    CUDA_CHECK(cudaMemcpy(got, x, sizeof(got), cudaMemcpyDeviceToHost));
+    EXPECT(got[0] == 0xFFFFFFFF && got[1] == 0, "new memory, one word set: %x %x", got[0], got[1]);
+    gpu_free(x);
+}
+
 int main(void) {
     Gpu gpu;
     gpu_open(&gpu, 0);
+    test_alloc(&gpu);
     test_reductions(&gpu, 32, 31);
     test_reductions(&gpu, 96, 96);
     test_reductions(&gpu, 1024, 1000);

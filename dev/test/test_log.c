@@ -113,7 +113,9 @@ static void test_files(void) {
     RunLog log = open_log("files", 0, 1000);
     log_config(&log, print_options, "0.0003");
     log_val(&log, 0, 10.9876543);
+    log_data_wait(&log, 0.0125);
     log_train(&log, 1, 4.12345678, 0.12, 0.567812345, -0.31, 3e-4, 812.3, 0.412);
+    log_data_wait(&log, 0.5);
     log_train(&log, 2, NAN, NAN, INFINITY, NAN, 3e-4, 800, NAN);
     log_skip(&log, 2, "it is \"bad\"");
     log_sample(&log, 2, text, sizeof(text) - 1);
@@ -140,8 +142,10 @@ static void test_files(void) {
     EXPECT_NEAR(number_of(train, "norm"), 0.567812345, 1e-9, "digits of a norm");
     EXPECT_NEAR(number_of(train, "lr"), 3e-4, 1e-12, "learning rate");
     EXPECT_NEAR(number_of(train, "mfu"), 0.412, 1e-9, "a fraction");
+    EXPECT_NEAR(number_of(train, "data_ms"), 12.5, 1e-6, "of this step");
     EXPECT_NEAR(number_of(train, "tok_per_s"), STEP_TOKENS / 0.8123, 1e-3, "of this step");
     const char* bad = line_of(jsonl, 3);
+    EXPECT_NEAR(number_of(bad, "data_ms"), 487.5, 1e-6, "of this step alone");
     EXPECT(json_is(bad, "loss", "null,") && json_is(bad, "norm", "null,") && json_is(bad, "mfu", "null}"),
            "%s", bad);
     EXPECT(json_is(line_of(jsonl, 4), "reason", "\"it is \\\"bad\\\"\"}"), "skip");
@@ -153,6 +157,7 @@ static void test_files(void) {
     EXPECT(number_of(summary, "steps") == 2 && number_of(summary, "peak_mb") == 345.5, "%s", summary);
     EXPECT_NEAR(number_of(summary, "val_loss"), 3.14159265, 1e-8, "summary");
     EXPECT_NEAR(number_of(summary, "floor"), 1.0833, 1e-9, "summary");
+    EXPECT_NEAR(number_of(summary, "data_s"), 0.5, 1e-9, "all steps");
     EXPECT_NEAR(number_of(summary, "tok_per_s"), 2 * STEP_TOKENS / 1.6123, 1e-3, "all steps, their time");
 
     EXPECT(strcmp(slurp(test_path("files/main.log")), "s:0 tel:10.9877\n"
@@ -252,6 +257,33 @@ static void test_resume(void) {
 }
 
 // ---- the screen ----
+
+// A run that goes back has the log of one that never went there, and a line that says so; then it may resume.
+static void test_rollback(void) {
+    RunLog log = open_log("back", 0, 12);
+    log_config(&log, print_options, "1");
+    run_part(&log, 0, 7);
+    log_rollback(&log, 7, 4, "because");
+    CurvePoint points[LOG_BINS_];
+    EXPECT(log_recall_(log.train, points) == 4, "the curve forgets, too");
+    run_part(&log, 4, 12);
+    log_close(&log);
+    const char* line = "{\"kind\":\"rollback\",\"step\":4,\"from\":7,\"reason\":\"because\"}\n";
+    char *text = slurp(test_path("back/log.jsonl")), *at = strstr(text, line);
+    EXPECT(at && number_of(at + strlen(line), "step") == 5, "%s", text);
+    EXPECT(count_of(text, "\"kind\":\"train\"") == 12, "%s", text);
+    EXPECT(count_of(slurp(test_path("back/main.log")), "trl:") == 12, "%s",
+           slurp(test_path("back/main.log")));
+    log = open_log("back", 9, 12);
+    log_stop(&log, 9, "SIGTERM", "; go on");
+    log_close(&log);
+    text = slurp(test_path("back/log.jsonl"));
+    EXPECT(strstr(text, line) && count_of(text, "\"kind\":\"train\"") == 9, "resumed: %s", text);
+    EXPECT(strstr(text, "{\"kind\":\"stop\",\"step\":9,\"reason\":\"SIGTERM\"}\n"), "%s", text);
+    log_open(&log, "", 0, 12, 64, NULL); // no files
+    log_rollback(&log, 7, 4, "because");
+    log_close(&log);
+}
 
 static void test_step_line(void) {
     RunLog log = open_log("line", 0, 1000);
@@ -479,6 +511,7 @@ int main(void) {
     test_files();
     test_partial();
     test_resume();
+    test_rollback();
     test_step_line();
     test_messages();
     test_rate();

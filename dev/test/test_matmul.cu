@@ -182,9 +182,13 @@ static void test_backward_parameters(const Linear<T>* l, size_t shift, GradientM
     float* bias_onto = adds ? ops_normal(l->OC, 3) : ops_floats(l->OC);
     const Gradient dweight = {upload<G>(weight_onto, l->occ, shift, gpu), DTYPE_OF(G)};
     const Gradient dbias = {upload<G>(bias_onto, l->OC, shift, gpu), DTYPE_OF(G)};
+    const Gradient dweight_too = {upload<G>(weight_onto, l->occ, shift, gpu), DTYPE_OF(G)};
+    const Gradient dbias_too = {upload<G>(bias_onto, l->OC, shift, gpu), DTYPE_OF(G)};
     float *weight_magnitude = absolute(weight_onto, l->occ), *bias_magnitude = absolute(bias_onto, l->OC);
+    float* sum = ops_floats(l->OC); // of the bias gradient, without what it is added to
     matmul_backward_weight_cpu(weight_onto, l->dout, l->inp, l->N, l->C, l->OC, mode, &scratch);
     matmul_backward_weight_cpu(weight_magnitude, l->a_dout, l->a_inp, l->N, l->C, l->OC, mode, &scratch);
+    matmul_backward_bias_cpu(sum, l->dout, l->N, l->OC, GRADIENT_SET);
     matmul_backward_bias_cpu(bias_onto, l->dout, l->N, l->OC, mode);
     matmul_backward_bias_cpu(bias_magnitude, l->a_dout, l->N, l->OC, mode);
 
@@ -194,6 +198,11 @@ static void test_backward_parameters(const Linear<T>* l, size_t shift, GradientM
     matmul_backward_bias(dbias, l->d_dout, l->N, l->OC, mode, ctx);
     compare<G>(download((const G*)dbias.data, l->OC, gpu), bias_onto, bias_magnitude, NULL, l->OC,
                adds ? "dbias added" : "dbias set");
+    matmul_backward_parameters(dweight_too, dbias_too, l->d_dout, l->d_inp, l->N, l->C, l->OC, mode, ctx);
+    compare<G>(download((const G*)dweight_too.data, l->occ, gpu), weight_onto, weight_magnitude, NULL, l->occ,
+               adds ? "dweight added, both" : "dweight set, both");
+    compare<G>(download((const G*)dbias_too.data, l->OC, gpu), bias_onto, bias_magnitude, adds ? sum : NULL,
+               l->OC, adds ? "dbias added, both" : "dbias set, both");
 }
 
 template <class T>
@@ -249,6 +258,8 @@ template <class T> static void test_sizes(MatmulSettings settings, const Gpu* gp
     EXPECT(!simulated || forward == (settings.gelu_fusion >= GELU_FUSED_FORWARD), "fused forward: %d",
            forward);
     EXPECT(!simulated || backward == (settings.gelu_fusion >= GELU_FUSED), "fused backward: %d", backward);
+    EXPECT(!simulated || (plans_of(&ctx, DONE, CUBLASLT_EPILOGUE_BGRADB) > 0) == settings.bias_fusion,
+           "fused gradient of the bias: not as in the settings");
     EXPECT(!simulated || plans_of(&ctx, REFUSED, CUBLASLT_EPILOGUE_BIAS) == 0, "bias refused");
     matmul_gpu_close(&ctx);
 }
@@ -257,7 +268,7 @@ template <class T> static void test_sizes(MatmulSettings settings, const Gpu* gp
 // not in the list.
 static void test_refusals(const char* list, int refused, int done, const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_FUSED, 0};
+    const MatmulSettings settings = {0, GELU_FUSED, 1, 0};
     setenv("CUSIM_LT_REFUSE", list, 1);
     matmul_gpu_open(&ctx, gpu, settings);
     test_size<float>(5, 16, 24, 0, BIAS_IN_STEPS, &ctx);
@@ -280,7 +291,7 @@ static void test_tf32(const Gpu* gpu) {
     float* magnitude = ops_floats(N * OC);
     matmul_forward_cpu(magnitude, l.a_inp, l.a_weight, NULL, N, C, OC, &scratch);
     for (int tf32 = 0; tf32 < 2; tf32++) {
-        const MatmulSettings settings = {tf32, GELU_SEPARATE, 0};
+        const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0};
         matmul_gpu_open(&ctx, gpu, settings);
         float* out = upload_nan<float>(N * OC, 0, gpu);
         matmul_forward(out, l.d_inp, l.d_weight, (const float*)NULL, N, C, OC, &ctx);
@@ -330,7 +341,7 @@ template <class T> static void test_many_rows(int N, int OC, MatmulGpu* ctx) {
 
 static void test_bias(const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
     matmul_gpu_open(&ctx, gpu, settings);
     test_bias_groups();
     test_many_rows<float>(66000, 1, &ctx);
@@ -379,7 +390,7 @@ template <class T> static void test_autotune(const Gpu* gpu) {
     MatmulGpu ctx;
     char line[256];
     int lines = 0;
-    const MatmulSettings settings = {0, GELU_FUSED, 1};
+    const MatmulSettings settings = {0, GELU_FUSED, 0, 1};
     setenv("CUSIM_LT_FAST", "2", 1);
     setenv("CUSIM_LT_BROKEN", "0", 1);
     matmul_gpu_open(&ctx, gpu, settings);
@@ -412,7 +423,7 @@ template <class T> static void test_autotune(const Gpu* gpu) {
 // A slower algorithm that does run must not win by its number: with the fast one first, it stays first.
 static void test_autotune_keeps_first(const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 1};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1};
     setenv("CUSIM_LT_FAST", "0", 1);
     matmul_gpu_open(&ctx, gpu, settings);
     test_size<float>(4, 8, 8, 0, BIAS_BY_CUBLAS, &ctx);
@@ -429,7 +440,7 @@ static void test_capture(const Gpu* gpu) {
     MatmulGpu ctx;
     cudaGraph_t graph;
     cudaGraphExec_t step;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 1};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1};
     matmul_gpu_open(&ctx, gpu, settings);
     const Linear<float> l = linear_open<float>(N, C, OC, 0, gpu);
     float* zero = ops_floats(OC * C);
@@ -458,8 +469,31 @@ static void test_capture(const Gpu* gpu) {
 // ---------------------------------------------------------------------------------------------------------------------
 // What ends the program
 
+// Products of more shapes than there is room for plans, the first one again at the end.
+static void test_many_plans(const Gpu* gpu) {
+    MatmulGpu ctx;
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0};
+    matmul_gpu_open(&ctx, gpu, settings);
+    float *x = ops_normal(1, 1), *w = ops_normal(MATMUL_PLANS + 9, 1), *out = ops_floats(MATMUL_PLANS + 9);
+    float *x_gpu = upload<float>(x, 1, 0, gpu), *w_gpu = upload<float>(w, MATMUL_PLANS + 9, 0, gpu),
+          *out_gpu = upload<float>(out, MATMUL_PLANS + 9, 0, gpu);
+    for (int OC = 1; OC <= MATMUL_PLANS + 9; OC++) {
+        matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, OC, &ctx);
+        matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 1, &ctx); // is never the oldest
+    }
+    EXPECT(ctx.plans_count == MATMUL_PLANS && ctx.plans[0].key.cols == 1, "%d plans", ctx.plans_count);
+    matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 2, &ctx);
+    const float* got = download(out_gpu, MATMUL_PLANS + 9, gpu);
+    for (int i = 0; i < MATMUL_PLANS + 9; i++) {
+        EXPECT_NEAR(got[i], x[0] * w[i], 1e-6, "column %d", i);
+    }
+    matmul_gpu_close(&ctx);
+    case_close("many plans");
+}
+
 static void too_many_plans(const void* arg) {
     MatmulGpu* ctx = (MatmulGpu*)arg;
+    ctx->settings.autotune = 1;
     float* memory = (float*)gpu_alloc(3 * 512, sizeof(float), "test");
     for (int OC = 1; OC <= MATMUL_PLANS + 1; OC++) {
         matmul_forward(memory, memory + 512, memory + 1024, (const float*)NULL, 1, 1, OC, ctx);
@@ -489,12 +523,13 @@ static void no_algorithm_found(const void* arg) {
 
 static void test_errors(const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
     if (!simulated) {
         return; // a forked child cannot use the parent's GPU
     }
     matmul_gpu_open(&ctx, gpu, settings);
-    EXPECT(test_dies(too_many_plans, &ctx, EXIT_FAILURE, "(1, 257) = (1, 1) (257, 1)^T|already 256 plans"),
+    EXPECT(test_dies(too_many_plans, &ctx, EXIT_FAILURE,
+                     "(1, 257) = (1, 1) (257, 1)^T|already 256 measured plans"),
            "plans");
     EXPECT(test_dies(new_plan_when_fixed, &ctx, EXIT_FAILURE, "(2, 7) = (2, 3) (7, 3)^T, bf16 to bf16|fixed"),
            "fixed");
@@ -507,8 +542,8 @@ static void test_errors(const Gpu* gpu) {
 
 int main(void) {
     Gpu gpu;
-    const MatmulSettings separate = {0, GELU_SEPARATE, 0}, forward = {0, GELU_FUSED_FORWARD, 0},
-                         fused = {0, GELU_FUSED, 1};
+    const MatmulSettings separate = {0, GELU_SEPARATE, 0, 0}, forward = {0, GELU_FUSED_FORWARD, 1, 0},
+                         fused = {0, GELU_FUSED, 1, 1};
     size_t free_before = 0, free_after = 0, total_bytes = 0;
     gpu_open(&gpu, 0);
     matmul_open(&scratch);
@@ -521,12 +556,14 @@ int main(void) {
     test_refusals("bias,gelu_aux", CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, &gpu);
     test_refusals("bias,gelu_aux,gelu_aux_bias,dgelu", CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DEFAULT,
                   &gpu);
+    test_refusals("bias,bgradb", CUBLASLT_EPILOGUE_BGRADB, CUBLASLT_EPILOGUE_DGELU, &gpu);
     test_tf32(&gpu);
     test_bias(&gpu);
     test_autotune<float>(&gpu);
     test_autotune<bf16>(&gpu);
     test_autotune_keeps_first(&gpu);
     test_capture(&gpu);
+    test_many_plans(&gpu);
     test_errors(&gpu);
     CUDA_CHECK(cudaMemGetInfo(&free_after, &total_bytes));
     EXPECT(!simulated || free_before == free_after, "%zu bytes of GPU memory lost", free_before - free_after);

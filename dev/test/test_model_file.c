@@ -32,12 +32,13 @@ static float* tensor_of(const Model* model, int i) {
     return (float*)((char*)model->memory + model->rows[i].offset_bytes);
 }
 
-// Fills every tensor with numbers that all differ and need all their bits.
+// Fills every tensor with numbers that all differ and need all their bits, but for the vocabulary's padding.
 static Model model_random(GPT2Config cfg) {
     const Model model = model_open(cfg);
     uint64_t index = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (size_t k = 0; k < tensor_elements(&model.rows[i]); k++) {
+        const TensorRow* row = &model.rows[i];
+        for (size_t k = 0; k < row->layers * gpt2_rows_in_files(row, cfg) * row->cols; k++) {
             tensor_of(&model, i)[k] = rand_normal(1, 2, index++);
         }
     }
@@ -102,6 +103,20 @@ static void expect_config(GPT2Config got, GPT2Config wanted) {
     EXPECT(got.max_T == wanted.max_T && got.V == wanted.V && got.Vp == wanted.Vp && got.L == wanted.L &&
                got.NH == wanted.NH && got.C == wanted.C,
            "%d %d %d %d %d %d", got.max_T, got.V, got.Vp, got.L, got.NH, got.C);
+}
+
+// Rows of the vocabulary that have no token are zero, whatever the file says.
+static void test_padding(void) {
+    const Model model = model_random(TINY), again = model_open(TINY);
+    tensor_of(&model, 0)[5 * 4] = tensor_of(&model, 0)[8 * 4 - 1] = 1;
+    model_file_write(test_path("padding.bin"), TINY, model.rows, model.memory, MODEL_FP32);
+    model_file_read(test_path("padding.bin"), again.rows, again.memory);
+    for (int i = 5 * 4; i < 8 * 4; i++) {
+        EXPECT(tensor_of(&again, 0)[i] == 0, "element %d", i);
+    }
+    EXPECT(tensor_of(&again, 0)[5 * 4 - 1] != 0, "the last token");
+    free(again.memory);
+    free(model.memory);
 }
 
 // The file is laid out as llm.c's: header, then the tensors without gaps.
@@ -377,6 +392,7 @@ static void test_failing_writes(void) {
 
 int main(void) {
     test_layout();
+    test_padding();
     for (ModelDtype dtype = MODEL_FP32; dtype <= MODEL_BF16; dtype++) {
         test_round_trip(TINY, dtype);
         test_round_trip(LONG_TENSORS, dtype);

@@ -105,8 +105,39 @@ static void test_regime(double limit, int most) {
     EXPECT(skipped >= 1 && skipped <= most, "limit %g: skipped %d, wanted at most %d", limit, skipped, most);
 }
 
+// Diverged: too many in a row that are not finite, or a mean that rose too far above its lowest.
+static void test_divergence(void) {
+    char reason[256] = "";
+    UpdateGuard guard = guard_open(0, 0);
+    for (int i = 0; i < 3; i++) {
+        EXPECT(!guard_divergence(&guard, 3, 0.5, reason), "after %d", i);
+        guard_check(&guard, NAN, 1);
+    }
+    EXPECT(guard_divergence(&guard, 3, 0.5, reason) && strstr(reason, "not finite 3 times in a row"), "%s",
+           reason);
+    EXPECT(!guard_divergence(&guard, 4, 0.5, reason), "more are allowed");
+    guard = guard_open(0, 0);
+    for (int i = 0; i < 2 * OUTLIER_WINDOW; i++) {
+        EXPECT(guard_rise(&guard) == 0, "falling, step %d", i);
+        guard_check(&guard, 4 - i * 0.001, 1);
+    }
+    EXPECT_NEAR(guard.best_mean, 4 - 0.001 * 191.5, 1e-9, "the mean of the second half");
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        guard_check(&guard, guard.best_mean + 2, 1);
+        const int half_way =
+            (i + 1) * 2.0 / OUTLIER_WINDOW > 1.07; // the old ones leave with their own differences
+        EXPECT(!half_way || guard_divergence(&guard, 3, 1, reason), "%d new ones: rise %g", i + 1,
+               guard_rise(&guard));
+        EXPECT(!guard_divergence(&guard, 3, 0, reason), "0 is never");
+    }
+    EXPECT_NEAR(guard_rise(&guard), 2, 1e-9, "all are new");
+    guard_divergence(&guard, 3, 1, reason);
+    EXPECT(strstr(reason, "2.000 above its lowest"), "%s", reason);
+}
+
 int main(void) {
     test_definition();
+    test_divergence();
     test_nonfinite();
     test_constant();
     test_guard_limits();

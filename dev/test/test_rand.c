@@ -47,6 +47,20 @@ static uint32_t bits_of(float value) {
 }
 
 // Weights, shuffles and samples are made of these: a change would silently change every run.
+// Any position is reached at once.
+static void test_seek(void) {
+    Rand straight = rand_open(5, 9);
+    for (uint64_t at = 0; at < 20; at++) {
+        Rand rng = rand_open(5, 9);
+        rand_seek(&rng, at);
+        Rand copy = straight;
+        for (int i = 0; i < 6; i++) {
+            EXPECT(rand_u32(&rng) == rand_u32(&copy), "position %d + %d", (int)at, i);
+        }
+        rand_u32(&straight);
+    }
+}
+
 static void test_pinned(void) {
     static const uint32_t normal[8] = {0xbddf2e21, 0x3fdbddff, 0xbe4c27ae, 0xbfe6a216,
                                        0xbf4941b0, 0xbe8ddd52, 0x3fc096cd, 0xbf91c3b9};
@@ -221,6 +235,7 @@ int main(void) {
     test_philox();
     test_stream();
     test_sequence();
+    test_seek();
     test_pinned();
     test_below();
     test_uniform();

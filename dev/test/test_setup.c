@@ -8,8 +8,7 @@ typedef struct {
     Options options;
     RunData data;
     GPT2Config cfg;
-    char model_path[PATH_MAX];
-    int has_model; // a model file
+    const char* model_path; // NULL: random weights
 } Run;
 
 // Parses a command line; a % in it stands for the temporary directory. The words stay where they are for the
@@ -36,9 +35,8 @@ static Run run_open(const char* line) {
     Run run;
     run.options = parse(line);
     setup_tokenizer(&run.data, &run.options);
-    const char* path = setup_model_path(&run.options, run.model_path);
-    run.has_model = path != NULL;
-    run.cfg = setup_model(&run.options, &run.data, path);
+    run.model_path = setup_model_path(&run.options);
+    run.cfg = setup_model(&run.options, &run.data, run.model_path);
     setup_data(&run.data, &run.options);
     setup_training(&run.options);
     return run;
@@ -82,6 +80,17 @@ static void write_model(const char* name) {
     free(memory);
 }
 
+// A Hugging Face directory with the sizes of write_model.
+static void write_hf_model(const char* name) {
+    const GPT2Config cfg = {.max_T = 32, .V = 400, .Vp = 512, .L = 2, .NH = 2, .C = 8};
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    void* memory = check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
+    EXPECT(mkdir(test_path(name), 0777) == 0, "directory");
+    hf_config_write(test_path(name), cfg, SAFETENSORS_F32, 399);
+    hf_model_write(test_path(name), cfg, rows, memory, SAFETENSORS_F32);
+    free(memory);
+}
+
 // llm.c's, of `count` tokens that are all "x"; the last one is the end of text.
 static void write_tokenizer(const char* name, int count) {
     char bytes[1024 + 2 * 256];
@@ -102,8 +111,7 @@ static void write_files(void) {
     write_shard("val.bin", 200, 100);
     write_shard("large.bin", 1000, 395); // up to 404
     write_model("model.bin");
-    EXPECT(mkdir(test_path("step_00000003"), 0777) == 0, "directory");
-    write_model("step_00000003/model.bin");
+    write_hf_model("step_00000003");
     write_tokenizer("tokenizer.bin", 200);
     const char merges[] = "#version: 0.2\nt h\nth e\n";
     test_write("merges.txt", merges, strlen(merges));
@@ -156,17 +164,31 @@ static void test_model(void) {
     expect_refused(TEXT "--model gpt4", 2, "--model gpt4");
 }
 
+// The files hold zeros; random weights are none.
+static void expect_weights(const char* options, int is_random) {
+    char line[256];
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    snprintf(line, sizeof(line), "%s%s", TEXT, options);
+    Run run = run_open(line);
+    float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, run.cfg), 1, "model");
+    memory[0] = memory[7] = 1;
+    setup_weights(memory, run.cfg, rows, run.model_path, 42);
+    EXPECT((memory[7] != 0) == is_random && memory[0] != 1, "%s: %g", line, (double)memory[7]);
+    free(memory);
+    run_close(&run);
+}
+
 static void test_model_file(void) {
-    const GPT2Config cfg = {32, 400, 416, 2, 2, 8};
+    const GPT2Config cfg = {32, 400, 416, 2, 2, 8}, padded = {32, 400, 512, 2, 2, 8};
     expect_model(TEXT "--model %/model.bin", cfg);
-    expect_model(TEXT "--model %/step_00000003", cfg);
-    expect_model(TEXT "--model %/step_00000003/", cfg);
+    expect_model(TEXT "--model %/step_00000003", padded); // that file does not say how much padding there was
+    expect_model(TEXT "--model %/step_00000003/", padded);
     expect_model(SHARDS "--model %/model.bin --layers 2 --channels 8 --heads 2 --context 32 --vocab-size 400",
                  cfg);
     expect_model("--model %/model.bin --steps 1 --train-data %/train.bin --seq-len 16", cfg);
-    Run run = run_open(TEXT "--model %/step_00000003");
-    EXPECT(run.has_model && strstr(run.model_path, "/step_00000003/model.bin"), "%s", run.model_path);
-    run_close(&run);
+    expect_weights("--model %/step_00000003 --vocab-size 400", 0);
+    expect_weights("--model %/model.bin --vocab-size 400", 0);
+    expect_weights("--layers 2", 1);
 
     expect_refused(TEXT "--model %/model.bin --layers 3", 2, "--layers is 3|model.bin has 2");
     expect_refused(TEXT "--model %/model.bin --channels 16", 2, "--channels is 16|has 8");
@@ -179,7 +201,7 @@ static void test_model_file(void) {
     expect_refused(TEXT "--model %/none", 1, "/none|cannot read the model");
     expect_refused(TEXT "--model none.bin", 1, "none.bin|cannot read the model");
     mkdir(test_path("step_00000004"), 0777);
-    expect_refused(TEXT "--model %/step_00000004", 1, "step_00000004/model.bin|No such file");
+    expect_refused(TEXT "--model %/step_00000004", 1, "step_00000004/config.json|No such file");
     expect_refused(TEXT "--model %/text.txt", 1, "text.txt|magic number");
 }
 
@@ -188,15 +210,15 @@ static void test_model_file(void) {
 static void test_data(void) {
     Run run = run_open(TEXT "--seq-len 16");
     EXPECT(run.data.kind == DATA_TEXT && run.data.has_tokenizer, "text");
-    EXPECT(run.data.train.count + run.data.val.count == 2001, "a text and its end-of-text token");
-    EXPECT(run.data.val.count == 100, "%zu tokens to validate, wanted 5 %%", run.data.val.count);
+    EXPECT(run.data.train.tokens + run.data.val.tokens == 2001, "a text and its end-of-text token");
+    EXPECT(run.data.val.tokens == 100, "%zu tokens to validate, wanted 5 %%", run.data.val.tokens);
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16 --val-data %/val.bin");
     EXPECT(run.data.kind == DATA_SHARDS && !run.data.has_tokenizer, "shards");
-    EXPECT(run.data.train.count == 1000 && run.data.val.count == 200, "their tokens");
+    EXPECT(run.data.train.tokens == 1000 && run.data.val.tokens == 200, "their tokens");
     run_close(&run);
 
-    expect_refused(TEXT "--tokenizer %/tokenizer.bin", 2, "--tokenizer|bytes");
+    expect_refused(TEXT "--tokenizer %/tokenizer.bin", 1, "tokenizer.bin|encode");
     expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|words");
     expect_refused(SHARDS "--tokenizer %/none.bin", 1, "none.bin|tokenizer");
     expect_refused("--val-data %/val.bin --steps 1", 2, "--val-data|--train-data");
@@ -211,13 +233,132 @@ static void test_data(void) {
 static void test_stories(void) {
     Run run = run_open("--steps 3 --batch 2 --seq-len 16 --total-batch 64 --eval-batches 5");
     EXPECT(run.data.kind == DATA_STORIES && run.data.has_tokenizer, "no data named");
-    EXPECT(run.data.train.count == 3 * 64 + 1, "%zu tokens, none read twice", run.data.train.count);
-    EXPECT(run.data.val.count == 5 * 32 + 1, "%zu tokens to validate", run.data.val.count);
+    EXPECT(run.data.train.tokens == 3 * 64 + 1, "%zu tokens, none read twice", run.data.train.tokens);
+    EXPECT(run.data.val.tokens == 5 * 32 + 1, "%zu tokens to validate", run.data.val.tokens);
     EXPECT(run.cfg.V == run.data.tokenizer.vocab_size && run.cfg.V == run.data.stories->eot + 1, "words");
     EXPECT(setup_eot(&run.data, run.cfg.V) == run.data.stories->eot, "end of text");
     run_close(&run);
     run = run_open("--steps 0 --batch 2 --seq-len 16 --eval-batches 0"); // only validation
-    EXPECT(run.data.train.count == 33 && run.data.val.count == 20 * 32 + 1, "at least a batch");
+    EXPECT(run.data.train.tokens == 33 && run.data.val.tokens == 20 * 32 + 1, "at least a batch");
+    run_close(&run);
+}
+
+// ---- sources and documents ----
+
+// 40 documents of 25 tokens; the first of each is the end of text, 110.
+static void write_documents(const char* name) {
+    int32_t header[256] = {20240520, 1, 1000};
+    char bytes[sizeof(header) + 2000];
+    memcpy(bytes, header, sizeof(header));
+    for (int i = 0; i < 1000; i++) {
+        const uint16_t token = (uint16_t)(i % 25 ? i % 25 : 110);
+        memcpy(bytes + sizeof(header) + 2 * i, &token, 2);
+    }
+    test_write(name, bytes, sizeof(bytes));
+}
+
+#define DOCUMENTS                                                                                            \
+    "--train-data %/documents.bin --val-data %/documents.bin --vocab-size 111 --seq-len 16 --batch 2 "
+
+// The rows of each kind, and one epoch of them in steps; validation is never sorted.
+static void test_pack(void) {
+    static const struct {
+        const char* option;
+        Packing train, val;
+        uint64_t rows;
+    } cases[] = {{"--pack stream", PACK_STREAM, PACK_STREAM, 62},
+                 {"--pack aligned", PACK_ALIGNED, PACK_ALIGNED, 62},
+                 {"--pack bestfit", PACK_BESTFIT, PACK_BESTFIT, 80}, // 40 of 16 tokens, 40 of 9
+                 {"--pack pad", PACK_PAD, PACK_PAD, 80},
+                 {"--pack dynamic --doc-mask on", PACK_DYNAMIC, PACK_DYNAMIC, 80},
+                 {"--pack uniform", PACK_UNIFORM, PACK_DYNAMIC, 80}};
+    write_documents("documents.bin");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char line[256];
+        snprintf(line, sizeof(line), "%s%s", DOCUMENTS, cases[i].option);
+        Run run = run_open(line);
+        const DataSource *train = &run.data.train.source[0], *val = &run.data.val.source[0];
+        EXPECT(train->rows.pack == cases[i].train && val->rows.pack == cases[i].val, "%s", line);
+        EXPECT(train->rows.count == cases[i].rows, "%s: %d rows", line, (int)train->rows.count);
+        EXPECT(run.options.steps == (int64_t)cases[i].rows / 2, "%s: %d steps", line, (int)run.options.steps);
+        EXPECT(run.data.train.mask == (DocumentMask)run.options.doc_mask, "%s", line);
+        run_close(&run);
+    }
+    expect_refused("--train-data %/documents.bin:1,%/train.bin:2 --vocab-size 111 --pack uniform", 2,
+                   "--pack uniform|one source|2 sources");
+    expect_refused(SHARDS "--pack pad", 1, "train.bin: no token 50256 (end of text)|--pack stream");
+}
+
+// The mean, in the order of the rows, of what each target costs.
+static void test_packed_floor(void) {
+    Run run = run_open("--steps 1 --batch 2 --seq-len 16 --eval-batches 20 --pack bestfit");
+    const Rows* rows = &run.data.val.source[0].rows;
+    double sum = 0;
+    int inputs[16], targets[16], count = 0;
+    for (uint64_t row = 0; row < 4; row++) {
+        uint64_t piece, end;
+        int t = 0;
+        rows_pieces_(rows, row, &piece, &end);
+        rows_fill(rows, row, 16, inputs, targets, NULL);
+        for (; piece < end; piece++) {
+            for (int i = 0; i < piece_length_(rows->pieces.at[piece]); i++, t++) {
+                sum += targets[t] < 0
+                           ? 0
+                           : run.data.val_nats[piece_start_(rows->pieces.at[piece]) + (size_t)i + 1];
+                count += targets[t] >= 0;
+            }
+        }
+    }
+    EXPECT_NEAR(setup_floor(&run.data, &run.options, 2), sum / count, 1e-12, "two batches");
+    run_close(&run);
+}
+
+static void test_sources(void) {
+    Run run = run_open("--train-data %/train.bin:3,%/large.bin:1 --seq-len 16 --batch 1");
+    EXPECT(run.data.train.count == 2 && run.data.train.cycle == 4 && run.data.val.count == 2, "two sources");
+    EXPECT(run.options.steps == 19 * 4 + 2, "%d: until the first source, of 59 rows, is at its end",
+           (int)run.options.steps);
+    EXPECT(run.data.train.tokens == 1900 && run.data.val.tokens == 100, "5 %% of each to validate");
+    run_close(&run);
+}
+
+static void body_verify(const void* line) {
+    Options options = parse((const char*)line);
+    options.vocab_size = 257;
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    const int status = setup_verify_data(&options);
+    fflush(stdout);
+    _exit(status);
+}
+
+static void test_verify(void) {
+    EXPECT(test_dies(body_verify, TEXT "--val-data %/val.txt --verify-data", 0,
+                     "text.txt: 2000|val.txt: 500|0 bad"),
+           "");
+    EXPECT(test_dies(body_verify, SHARDS "--val-data %/large.bin,%/none.bin", 1,
+                     "ok   |train.bin: 1000|BAD  |large.bin: token 0 has id 395|none.bin|2 bad files"),
+           "");
+    EXPECT(test_dies(body_verify, "--verify-data", 0, "built-in stories"), "");
+}
+
+// The loaders that both trainers open.
+static void test_loaders(void) {
+    Run run = run_open(DOCUMENTS "--pack uniform --total-batch 128");
+    Dataloader train, val;
+    fflush(stdout);
+    const int screen = dup(STDOUT_FILENO);
+    EXPECT(freopen(test_path("screen"), "w", stdout) != NULL, "");
+    setup_loaders(&train, &val, &run.data, &run.options);
+    fflush(stdout);
+    dup2(screen, STDOUT_FILENO);
+    EXPECT(train.B == 2 && val.B == 2 && train.settings.group == 8, "groups no larger than an update");
+    EXPECT(train.settings.shuffle == SHUFFLE_ON && val.settings.shuffle == SHUFFLE_OFF,
+           "validation in order");
+    EXPECT(setup_eval_batches(&run.options, &val) == 20 && val.num_sequences == 80, "");
+    const Batch batch = dataloader_next(&val);
+    EXPECT(batch.T == 16 && batch.counted == 16 + 9 && batch.inputs[0] == 110, "%d", batch.counted);
+    dataloader_close(&val);
+    dataloader_close(&train);
     run_close(&run);
 }
 
@@ -225,8 +366,9 @@ static void test_stories(void) {
 static void test_stories_seed(void) {
     Run one = run_open("--steps 5 --batch 8 --seq-len 32 --seed 1");
     Run two = run_open("--steps 5 --batch 8 --seq-len 32 --seed 2");
-    EXPECT(memcmp(one.data.train_stories, two.data.train_stories, 2 * one.data.train.count) != 0, "training");
-    EXPECT(memcmp(one.data.val_stories, two.data.val_stories, 2 * one.data.val.count) == 0, "validation");
+    EXPECT(memcmp(one.data.train_stories, two.data.train_stories, 2 * one.data.train.tokens) != 0,
+           "training");
+    EXPECT(memcmp(one.data.val_stories, two.data.val_stories, 2 * one.data.val.tokens) == 0, "validation");
     run_close(&two);
     run_close(&one);
 }
@@ -411,12 +553,17 @@ static void test_prompt(void) {
 
 int main(void) {
     write_files();
+    test_verify();
     test_model();
     test_model_file();
     test_data();
     test_stories();
     test_stories_seed();
     test_stories_limit();
+    test_pack();
+    test_packed_floor();
+    test_sources();
+    test_loaders();
     test_floor();
     test_batch();
     test_eval_batches();

@@ -47,8 +47,6 @@ static Capture* capture_by_number(unsigned long number) {
 // ---------------------------------------------------------------------------------------------------------------------
 // What a capture forbids
 
-bool stream_is_capturing(cudaStream_t stream) { return stream_of(stream)->capture != nullptr; }
-
 bool capture_spoil(CUstream_st* stream) {
     if (stream->capture) {
         stream->capture->spoiled = true;

@@ -415,7 +415,6 @@ void operation_run(const Operation& operation);
 
 struct Capture;
 struct CUstream_st* stream_of(cudaStream_t stream);
-bool stream_is_capturing(cudaStream_t stream);
 void stream_drain(cudaStream_t stream);
 // May `stream` be given work? Otherwise the error, and the capture that forbids it is spoiled.
 cudaError_t stream_accepts(cudaStream_t stream);

@@ -1,6 +1,6 @@
 /*
 cusim_lt.cpp -- cublasLt on the CPU device, as far as a GPT trainer uses it: one product of column-major
-matrices of fp32, bf16 or fp16 with bias, GELU and its derivative as epilogues.
+matrices of fp32, bf16 or fp16 with bias, GELU, its derivative and the gradient of the bias as epilogues.
 
 It refuses what cublasLt is documented to refuse, and checks what cublasLt takes on trust: that the pointers
 are device memory as long as the layouts say, as aligned as the heuristic was told, and that the workspace is
@@ -37,7 +37,7 @@ struct Operation {
     cudaDataType_t scale;
     int32_t transpose_a, transpose_b, pointer_mode, bias_type, aux_type;
     uint32_t epilogue;
-    const void* bias;
+    void* bias; // output of BGRADB
     void* aux;
     int64_t aux_stride;
 };
@@ -132,6 +132,8 @@ const char* epilogue_name(uint32_t epilogue) {
         return "gelu_aux_bias";
     case CUBLASLT_EPILOGUE_DGELU:
         return "dgelu";
+    case CUBLASLT_EPILOGUE_BGRADB:
+        return "bgradb";
     default:
         return NULL;
     }
@@ -178,7 +180,8 @@ cublasStatus_t product_open(Product* p, cublasLtMatmulDesc_t op, cublasLtMatrixL
     // The auxiliary matrix of GELU: leading dimension a multiple of 8.
     const bool has_aux = epilogue_has(p->op, AUX);
     const bool aux_fits = p->op.aux && p->op.aux_stride >= p->M && p->op.aux_stride % 8 == 0;
-    const bool has_bias = epilogue_has(p->op, CUBLASLT_EPILOGUE_BIAS);
+    const bool has_bias =
+        epilogue_has(p->op, CUBLASLT_EPILOGUE_BIAS) || epilogue_has(p->op, CUBLASLT_EPILOGUE_BGRADB);
     return (has_aux && !aux_fits) || (has_bias && !p->op.bias) ? CUBLAS_STATUS_INVALID_VALUE
                                                                : CUBLAS_STATUS_SUCCESS;
 }
@@ -265,6 +268,18 @@ float epilogue(const Product& p, float x, long m, long n) {
     return epilogue_has(op, CUBLASLT_EPILOGUE_DGELU) ? x * gelu_derivative(load(op.aux, aux, aux_type)) : x;
 }
 
+// The sums of the columns of op(b) over its depth, from the packed copy of it.
+void bias_gradient(const Product& p, const Packed& packed) {
+    const int type = p.op.bias_type >= 0 ? p.op.bias_type : p.d.type;
+    for (long n = 0; n < p.N; n++) {
+        float sum = 0;
+        for (long k = 0; k < p.K; k++) {
+            sum += packed.b[n * p.K + k];
+        }
+        store(p.op.bias, (size_t)n, type, sum);
+    }
+}
+
 void run(const Product& p, const void* a, const void* b, const void* c, void* d, float alpha, float beta,
          const Algorithm& algorithm, void* workspace) {
     static Packed packed; // kept between calls: allocating is slow under sanitizers
@@ -278,6 +293,9 @@ void run(const Product& p, const void* a, const void* b, const void* c, void* d,
     }
     pack(&packed, p, a, b, algorithm.number);
     multiply(packed.c.data(), packed.a.data(), packed.b.data(), packed.padded, p.N, p.K);
+    if (epilogue_has(p.op, CUBLASLT_EPILOGUE_BGRADB)) {
+        bias_gradient(p, packed);
+    }
     for (long n = 0; n < p.N; n++) {
         for (long m = 0; m < p.M; m++) {
             float x = alpha * packed.c[n * packed.padded + m];
@@ -491,6 +509,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const v
     }
     if (epilogue_has(p.op, CUBLASLT_EPILOGUE_BIAS)) {
         check_extent(p.op.bias, {p.d.type, p.M, 1, p.M});
+    }
+    if (epilogue_has(p.op, CUBLASLT_EPILOGUE_BGRADB)) {
+        check_extent(p.op.bias, {p.d.type, p.N, 1, p.N});
     }
     if (algorithm.workspace_bytes) {
         check_extent(workspace,

@@ -301,8 +301,8 @@ static void copy_run(const Copy& c) {
     }
 }
 
-// As the device does it: pageable memory is read before the call returns (but by a graph when it runs), and
-// has been written when it returns; pinned memory is read and written some time.
+// Pageable memory, too, is read and written some time: the toolkit says of it that a copy "might be
+// synchronous".
 static cudaError_t copy_enqueue(Copy c, cudaStream_t stream) {
     if (c.width == 0 || c.height == 0) {
         return cudaSuccess;
@@ -315,20 +315,7 @@ static cudaError_t copy_enqueue(Copy c, cudaStream_t stream) {
         return error;
     }
     copy_check(c);
-    const bool capturing = stream_is_capturing(stream);
-    if (!allocation_of(c.from) && !capturing) {
-        std::vector<char> staged(c.from, c.from + (c.height - 1) * c.from_pitch + c.width);
-        cusim_enqueue(stream, true, [c, staged = std::move(staged)] {
-            Copy from_staged = c;
-            from_staged.from = staged.data();
-            copy_run(from_staged);
-        });
-    } else {
-        cusim_enqueue(stream, true, [c] { copy_run(c); });
-    }
-    if (!allocation_of(c.to) && !capturing) {
-        stream_drain(stream);
-    }
+    cusim_enqueue(stream, true, [c] { copy_run(c); });
     return cudaSuccess;
 }
 

@@ -530,6 +530,20 @@ template <bool FIXED> static bool missing_stream_synchronize(const Gpu* gpu) {
     return is(got, 5);
 }
 
+// An asynchronous copy may read pageable memory late, too.
+template <bool FIXED> static bool pageable_reused_too_early(const Gpu* gpu) {
+    float *x = device_floats(gpu, 32, 0), host[32];
+    for (int i = 0; i < 32; i++) {
+        host[i] = 5;
+    }
+    CUDA_CHECK(cudaMemcpyAsync(x, host, sizeof(host), cudaMemcpyHostToDevice, gpu->stream));
+    if (FIXED) {
+        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    }
+    memset(host, 0, sizeof(host));
+    return is(weighted_sum(gpu, x, 32), 5 * weights(32));
+}
+
 // In a graph: a second branch writes what the first one reads after it. The join is there, the wait before is
 // not.
 template <bool FIXED> static bool missing_wait_in_graph(const Gpu* gpu) {
@@ -630,6 +644,7 @@ static const struct {
     BUG(missing_mbarrier_wait, "up"),
     BUG(missing_event_wait, "lazy"),
     BUG(missing_stream_synchronize, "lazy"),
+    BUG(pageable_reused_too_early, "lazy"),
     BUG(missing_wait_in_graph, "lazy"),
     BUG(allocation_while_capturing, "up"),
     BUG(block_too_large, "up"),

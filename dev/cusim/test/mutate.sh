@@ -1,32 +1,27 @@
 #!/usr/bin/env bash
 # mutate.sh -- would the tests notice a forgotten wait? Takes every wait out of the sources, one at a time: barriers,
 # waits for asynchronous copies and mbarriers, fences, waits for events and streams. Builds the module's test without it
-# and runs it in every mode that looks for such mistakes.
+# and runs it as `make test` does, until something is noticed.
 #
-#     dev/cusim/test/mutate.sh llmc/layernorm.cuh llmc/attention.cuh     each with dev/test/test_<name>.cu
-#     dev/cusim/test/mutate.sh train_gpt2.cu=dev/test/test_train.cu      with another test
+#     dev/cusim/test/mutate.sh                                all files that have waits
+#     dev/cusim/test/mutate.sh llmc/attention.cuh             with dev/test/test_attention.cu
+#     dev/cusim/test/mutate.sh llmc/encoder.cuh:296,304       only the waits of these lines
+#     dev/cusim/test/mutate.sh llmc/gpu.cuh=test_gpt2.cu      with another test
+#     dev/cusim/test/mutate.sh --list                         the waits
 #
 # A line for each mutant: where, what was taken out, and who noticed (wrong: the test failed; cusim: the device
-# complained; tsan; hang). At the end the survivors; the exit status is 1 if there are any. A survivor is a wait that no
-# test needs, or one that is not needed: look at it. Each mutant takes two builds and seven runs of the test.
+# complained; tsan; hang). At the end the survivors; the exit status is 1 if there are any but those whose line says
+# `// redundant: why`, or if one of these is noticed after all. A survivor is a wait that no test needs, or one that is
+# not needed: look at it. A mutant takes a build and a run or two of the test, a survivor two builds and five runs.
 # MUTATE_MODES names the modes to use. The sources here are not touched: all of it happens in a copy.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
-[ $# -gt 0 ] || { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "$0"; exit 2; }
 
-modes=(${MUTATE_MODES:-up down random greedy lazy shuffled tsan})
-waits='__syncthreads|__syncwarp|__threadfence|__threadfence_block'
+modes=(${MUTATE_MODES:-up down random greedy tsan})
+waits='__syncthreads|__syncwarp|__threadfence|__threadfence_block|[a-z_0-9]+_wait_'
 waits+='|[a-z_0-9]*(barrier|mbar|bar|copy|async|group|wgmma)[a-z_0-9]*_(wait|sync)[a-z_0-9]*'
 waits+='|cudaStreamWaitEvent|cudaStreamSynchronize|cudaEventSynchronize|cudaDeviceSynchronize'
-
-root=$PWD
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
-cp -aL llmc dev ./*.c "$copy" # -L: through a link in the copy the original would be written
-cp -aL ./*.cu "$copy" 2>/dev/null
-mkdir -p "$copy/build/sim"
-cp -a build/sim/runtime-st "$copy/build/sim" 2>/dev/null # as old as it is, and used if not too old
 
 # mutants FILE: for each wait a line with its line number, column, length and text. Statements that end on their line;
 # not in comments or macros.
@@ -53,11 +48,16 @@ without() {
         { print }' "$1"
 }
 
+# test_of FILE: its test, a path or nothing.
+test_of() {
+    local name=${1##*/}
+    name=${name%.*}
+    ls "dev/test/test_$name.cu" "test_${name#train_}.cu" 2>/dev/null | head -n 1
+}
+
 environment_of() {
     case $1 in
-    down | random | greedy) echo CUSIM_ORDER="$1" ;;
-    lazy) echo CUSIM_STREAMS=lazy ;;
-    shuffled) echo CUSIM_STREAMS=random ;;
+    down | random | greedy) echo CUSIM_ORDER="$1" CUSIM_STREAMS=lazy ;;
     *) echo CUSIM_ORDER=up ;;
     esac
 }
@@ -75,59 +75,88 @@ verdict_of() {
     fi
 }
 
-# noticed_by TEST: who notices that something is wrong in the copy, in one line.
+# build TEST KIND: $copy/test of the kind plain or tsan.
+build() {
+    local c_sources=()
+    grep -q '"dev/test/reference.h"' "$1" && c_sources=(dev/test/reference.c)
+    "$copy/dev/cusim/build.sh" "$1" "$2" test "${c_sources[@]}" >"$copy/output" 2>&1
+}
+
+# noticed_by TEST: who is the first to notice that something is wrong in the copy.
 noticed_by() {
-    local mode kind name verdict built=
-    name=$(basename "${1%.*}")
+    local mode kind verdict built=
     for mode in "${modes[@]}"; do
         kind=plain
         [ "$mode" = tsan ] && kind=tsan
-        case " $built " in
-        *" $kind "*) ;;
-        *)
-            "$copy/dev/cusim/build.sh" "$1" $kind >"$copy/output" 2>&1 || { echo "does not compile"; return; }
-            built="$built $kind"
-            ;;
-        esac
+        if [ "$built" != $kind ]; then
+            build "$1" $kind || { echo "does not compile"; return; }
+            built=$kind
+        fi
         { # the braces keep the shell from saying "Aborted"
-            (cd "$copy" && exec env "$(environment_of "$mode")" timeout 120 "build/sim/$kind/$name") \
-                >"$copy/output" 2>&1
+            # shellcheck disable=SC2046 # two variables
+            (cd "$copy" && exec env $(environment_of "$mode") timeout 300 ./test) >"$copy/output" 2>&1
         } 2>/dev/null
         verdict=$(verdict_of $?)
-        [ -n "$verdict" ] && printf '%s=%s ' "$mode" "$verdict"
+        [ -z "$verdict" ] || { echo "$mode=$verdict"; return; }
     done
 }
 
+is_redundant() { sed -n "$2p" "$1" | grep -q '// redundant: '; }
+
+# is_wanted LINE LINES: whether the line is one of those given, or none are.
+is_wanted() { [ -z "$2" ] || [[ ,$2, = *,$1,* ]]; }
+
+[ $# -gt 0 ] || set -- llmc/*.cuh train_*.cu
+if [ "$1" = --help ]; then
+    sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "$0"
+    exit 0
+fi
+if [ "$1" = --list ]; then
+    for file in llmc/*.cuh train_*.cu; do
+        mutants "$file" | while read -r line _ _ text; do echo "$file:$line: $text"; done
+    done
+    exit 0
+fi
+
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+cp -aL llmc dev ./*.c ./*.cu "$copy" # -L: through a link in the copy the original would be written
+mkdir -p "$copy/build/sim"
+cp -a build/sim/runtime-st "$copy/build/sim" 2>/dev/null # as old as it is, and used if not too old
+
 count=0
-broken=0
+bad=0
 survivors=()
 for argument in "$@"; do
-    file=${argument%%=*}
-    test=dev/test/test_$(basename "${file%.*}").cu
-    [ "$file" = "$argument" ] || test=${argument#*=}
-    if [ ! -f "$file" ] || [ ! -f "$test" ]; then
-        echo "mutate: $file or its test $test is missing" >&2
-        exit 2
-    fi
-    if [ "$file" -ef "$copy/$file" ]; then
-        echo "mutate: the copy of $file is the file itself" >&2
-        exit 2
-    fi
+    file=${argument%%[:=]*}
+    lines=
+    [[ $argument = *:* ]] && lines=${argument#*:} lines=${lines%%=*}
+    [ -f "$file" ] || { echo "mutate: $file is missing" >&2; exit 2; }
+    [ -n "$(mutants "$file")" ] || continue
+    test=$(test_of "$file")
+    [[ $argument = *=* ]] && test=${argument#*=}
+    [ -f "$test" ] || { echo "mutate: $file has waits and no test '$test'" >&2; exit 2; }
     unharmed=$(noticed_by "$test")
     if [ -n "$unharmed" ]; then
         echo "mutate: $test fails without any change: $unharmed" >&2
         exit 2
     fi
     while read -r line column length text; do
-        without "$root/$file" "$line" "$column" "$length" >"$copy/$file"
-        verdicts=$(noticed_by "$test")
+        is_wanted "$line" "$lines" || continue
+        without "$file" "$line" "$column" "$length" >"$copy/$file"
+        verdict=$(noticed_by "$test")
         count=$((count + 1))
-        echo "$file:$line: $text: ${verdicts:-SURVIVES}"
-        [ -n "$verdicts" ] || survivors+=("$file:$line: $text")
-        [ "$verdicts" != "does not compile" ] || broken=$((broken + 1))
+        if is_redundant "$file" "$line"; then
+            echo "$file:$line: $text: ${verdict:-survives}, said to be redundant"
+            [ -z "$verdict" ] || bad=$((bad + 1))
+        else
+            echo "$file:$line: $text: ${verdict:-SURVIVES}"
+            [ "$verdict" != "does not compile" ] || bad=$((bad + 1))
+            [ -n "$verdict" ] || survivors+=("$file:$line: $text")
+        fi
     done < <(mutants "$file")
-    cp -a "$root/$file" "$copy/$file"
+    cp -a "$file" "$copy/$file"
 done
-echo "mutate: $count mutants, ${#survivors[@]} survive, $broken do not compile"
+echo "mutate: $count mutants, ${#survivors[@]} survive"
 [ ${#survivors[@]} = 0 ] || printf '    %s\n' "${survivors[@]}"
-[ ${#survivors[@]} = 0 ] && [ $broken = 0 ]
+[ ${#survivors[@]} = 0 ] && [ $bad = 0 ]

@@ -1,0 +1,434 @@
+/*
+bench_gpu.cu -- every kernel and matrix product of a training step, as a share of what this GPU can do.
+
+    make bench                                  GPT-2 124M and 1558M
+    build/cuda/<arch>-BF16/bench_gpu --model d12 --batch 64 --seq-len 1024 --json results.jsonl
+
+The ceilings are measured first, in the same program: a copy of 1 GiB inside the GPU's memory, and a square
+product of random numbers. Each line gives the median of the repetitions and their range (10th to 90th
+percentile), timed with events after a warm-up; bytes are those that an operation must move (the *_bytes
+functions), FLOP those of its formula. --seconds 0 does everything once, to see that it runs. All data is
+random: products of zeros are faster, for want of power.
+*/
+#include "llmc/precision.cuh"
+
+#include "llmc/adamw.cuh"
+#include "llmc/attention.cuh"
+#include "llmc/classifier.cuh"
+#include "llmc/encoder.cuh"
+#include "llmc/gelu.cuh"
+#include "llmc/gpt2.h"
+#include "llmc/layernorm.cuh"
+#include "llmc/matmul.cuh"
+
+enum { SAMPLES_MOST = 201, SAMPLES_LEAST = 11, ARRAYS_MOST = 32 };
+
+typedef struct {
+    Gpu gpu;
+    GPT2Config cfg;
+    int B, T;
+    int ceiling_size; // of the square product
+    double seconds;   // for the repetitions of one line
+    FILE* json;       // NULL: none
+    cudaEvent_t start, stop;
+    double bandwidth, product; // the ceilings: bytes/s, FLOP/s; 0 until measured
+    void* arrays[ARRAYS_MOST]; // of the section that is running
+    int arrays_count;
+} Bench;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Random arrays on the device
+
+static void* array_of_bytes(Bench* bench, size_t bytes) {
+    CHECK(bench->arrays_count < ARRAYS_MOST, "more than %d arrays in a section", ARRAYS_MOST);
+    return bench->arrays[bench->arrays_count++] = gpu_alloc(bytes, 1, "bench");
+}
+
+// Copies a block of the host over and over until n elements of the device are full.
+static void fill(const Bench* bench, void* memory, size_t bytes, const void* block, size_t block_bytes) {
+    for (size_t at = 0; at < bytes; at += block_bytes) {
+        const size_t count = bytes - at < block_bytes ? bytes - at : block_bytes;
+        CUDA_CHECK(
+            cudaMemcpyAsync((char*)memory + at, block, count, cudaMemcpyHostToDevice, bench->gpu.stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(bench->gpu.stream));
+}
+
+enum { BLOCK = 1 << 20 };
+
+// (n) normal numbers times `scale`, a million different ones.
+template <class T> static T* random_array(Bench* bench, size_t n, float scale) {
+    T* block = (T*)check_alloc(BLOCK, sizeof(T), "random numbers");
+    const uint64_t stream = (uint64_t)bench->arrays_count;
+    for (size_t i = 0; i < BLOCK && i < n; i++) {
+        block[i] = from_float<T>(scale * rand_normal(1, stream, i));
+    }
+    T* memory = (T*)array_of_bytes(bench, n * sizeof(T));
+    fill(bench, memory, n * sizeof(T), block, BLOCK * sizeof(T));
+    free(block);
+    return memory;
+}
+
+// (n) token ids below V.
+static int* random_ids(Bench* bench, size_t n) {
+    int* block = (int*)check_alloc(n, sizeof(int), "random ids");
+    Rand rng = rand_open(1, 2);
+    for (size_t i = 0; i < n; i++) {
+        block[i] = (int)rand_below(&rng, (uint32_t)bench->cfg.V);
+    }
+    int* memory = (int*)array_of_bytes(bench, n * sizeof(int));
+    fill(bench, memory, n * sizeof(int), block, n * sizeof(int));
+    free(block);
+    return memory;
+}
+
+static void section_close(Bench* bench) {
+    while (bench->arrays_count > 0) {
+        gpu_free(bench->arrays[--bench->arrays_count]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Measuring
+
+static int compare_floats(const void* a, const void* b) {
+    const float x = *(const float*)a, y = *(const float*)b;
+    return (x > y) - (x < y);
+}
+
+// Milliseconds of `times` runs in a row.
+template <class F> static float time_runs(Bench* bench, int times, F run) {
+    float ms;
+    CUDA_CHECK(cudaEventRecord(bench->start, bench->gpu.stream));
+    for (int i = 0; i < times; i++) {
+        run();
+    }
+    CUDA_CHECK(cudaEventRecord(bench->stop, bench->gpu.stream));
+    CUDA_CHECK(cudaEventSynchronize(bench->stop));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, bench->start, bench->stop));
+    return ms;
+}
+
+typedef enum { FLOP, BYTES } Work; // what an operation is bound by
+
+static void report(const Bench* bench, const char* name, const char* shape, const float* ms, int n,
+                   double work, Work unit) {
+    const double median_s = ms[n / 2] * 1e-3, rate = work / median_s;
+    const double ceiling = unit == FLOP ? bench->product : bench->bandwidth;
+    const double shown = unit == FLOP ? rate * 1e-12 : rate * 1e-9, share = ceiling > 0 ? rate / ceiling : 1;
+    printf("%-34s %-26s %9.4f ms (%8.4f - %8.4f) %8.1f %-7s %5.1f %%\n", name, shape, ms[n / 2], ms[n / 10],
+           ms[n - 1 - n / 10], shown, unit == FLOP ? "TFLOP/s" : "GB/s", 100 * share);
+    fflush(stdout);
+    if (bench->json) {
+        fprintf(bench->json,
+                "{\"kernel\":\"%s\",\"shape\":\"%s\",\"ms\":%.5f,\"p10\":%.5f,\"p90\":%.5f,\"%s\":%.2f,"
+                "\"share\":%.4f}\n",
+                name, shape, ms[n / 2], ms[n / 10], ms[n - 1 - n / 10],
+                unit == FLOP ? "tflop_per_s" : "gb_per_s", shown, share);
+        fflush(bench->json);
+    }
+}
+
+// One line. Short operations are timed several at a time, so that the events do not count. Returns work per
+// second.
+template <class F>
+static double measure(Bench* bench, const char* name, const char* shape, double work, Work unit, F run) {
+    float ms[SAMPLES_MOST];
+    double total_s = 0;
+    int n = 0;
+    if (bench->seconds > 0) {
+        time_runs(bench, 3, run);
+    }
+    const float once = time_runs(bench, 1, run);
+    const int times = once < 0.2f ? (int)(0.2f / (once > 1e-3f ? once : 1e-3f)) : 1;
+    const int least = bench->seconds > 0 ? SAMPLES_LEAST : 1;
+    while (n < SAMPLES_MOST && (n < least || total_s < bench->seconds)) {
+        const float all = time_runs(bench, times, run);
+        total_s += all * 1e-3;
+        ms[n++] = all / (float)times;
+    }
+    qsort(ms, (size_t)n, sizeof(*ms), compare_floats);
+    report(bench, name, shape, ms, n, work, unit);
+    return work / (ms[n / 2] * 1e-3);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The sections
+
+static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
+    char shape[64];
+    size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    const size_t most = (size_t)1 << 30, bytes = free_bytes / 8 < most ? free_bytes / 8 : most;
+    float* from = random_array<float>(bench, bytes / sizeof(float), 1);
+    void* to = array_of_bytes(bench, bytes);
+    snprintf(shape, sizeof(shape), "%.0f MiB", (double)bytes / (1 << 20));
+    bench->bandwidth = measure(bench, "ceiling: copy", shape, 2.0 * (double)bytes, BYTES, [=] {
+        CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, bench->gpu.stream));
+    });
+    section_close(bench);
+
+    const int n = bench->ceiling_size;
+    const size_t elements = (size_t)n * n;
+    floatX *inp = random_array<floatX>(bench, elements, 1),
+           *weight = random_array<floatX>(bench, elements, 1);
+    floatX* out = random_array<floatX>(bench, elements, 1);
+    snprintf(shape, sizeof(shape), "%d^3", n);
+    bench->product = measure(bench, "ceiling: product", shape, matmul_flops(n, n, n), FLOP,
+                             [=] { matmul_forward(out, inp, weight, (floatX*)NULL, n, n, n, matmul); });
+    section_close(bench);
+}
+
+typedef enum { PLAIN, RESIDUAL, GELU } LayerKind; // what follows the product
+
+// A linear layer as the trainer uses it, all passes.
+static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int N, int C, int OC,
+                        LayerKind kind) {
+    const double flops = matmul_flops(N, C, OC);
+    char shape[64], name[64];
+    floatX *inp = random_array<floatX>(bench, (size_t)N * C, 1),
+           *out = random_array<floatX>(bench, (size_t)N * OC, 1);
+    floatX *weight = random_array<floatX>(bench, (size_t)OC * C, 0.02f),
+           *bias = random_array<floatX>(bench, OC, 1);
+    floatX *other = random_array<floatX>(bench, (size_t)N * OC, 1),
+           *pre = random_array<floatX>(bench, (size_t)N * C, 1);
+    const Gradient dweight = {random_array<floatX>(bench, (size_t)OC * C, 1), DTYPE_OF(floatX)};
+    const Gradient dbias = {random_array<floatX>(bench, OC, 1), DTYPE_OF(floatX)},
+                   none = {NULL, DTYPE_OF(floatX)};
+    snprintf(shape, sizeof(shape), "%d x %d -> %d", N, C, OC);
+    snprintf(name, sizeof(name), "%s forward%s", layer,
+             kind == GELU       ? " + gelu"
+             : kind == RESIDUAL ? " + residual"
+                                : "");
+    measure(bench, name, shape, flops, FLOP, [=] {
+        if (kind == GELU) {
+            matmul_forward_gelu(out, other, inp, weight, bias, N, C, OC, matmul);
+        } else if (kind == RESIDUAL) {
+            matmul_forward_residual(out, other, inp, weight, bias, N, C, OC, matmul);
+        } else {
+            matmul_forward(out, inp, weight, bias, N, C, OC, matmul);
+        }
+    });
+    snprintf(name, sizeof(name), "%s dinp", layer);
+    measure(bench, name, shape, flops, FLOP,
+            [=] { matmul_backward_input(inp, out, weight, N, C, OC, matmul); });
+    snprintf(name, sizeof(name), "%s dinp + dgelu", layer);
+    if (C > OC) { // the layer after GELU
+        measure(bench, name, shape, flops, FLOP,
+                [=] { matmul_backward_input_gelu(inp, out, weight, pre, N, C, OC, matmul); });
+    }
+    for (int fused = 0; fused < 2; fused++) {
+        matmul->settings.bias_fusion = fused;
+        snprintf(name, sizeof(name), "%s dweight + dbias%s", layer, fused ? ", fused" : "");
+        measure(bench, name, shape, flops, FLOP, [=] {
+            matmul_backward_parameters(dweight, dbias, out, inp, N, C, OC, GRADIENT_SET, matmul);
+        });
+    }
+    snprintf(name, sizeof(name), "%s dweight", layer);
+    measure(bench, name, shape, flops, FLOP,
+            [=] { matmul_backward_parameters(dweight, none, out, inp, N, C, OC, GRADIENT_SET, matmul); });
+    snprintf(name, sizeof(name), "%s dbias", layer);
+    measure(bench, name, shape, matmul_backward_bias_bytes(N, OC, sizeof(floatX)), BYTES,
+            [=] { matmul_backward_bias(dbias, out, N, OC, GRADIENT_SET, matmul); });
+    section_close(bench);
+}
+
+static void bench_attention(Bench* bench) {
+    const int B = bench->B, T = bench->T, C = bench->cfg.C, NH = bench->cfg.NH;
+    const Gpu* gpu = &bench->gpu;
+    const size_t n = (size_t)B * T * C;
+    AttentionGpu scratch_memory, *scratch = &scratch_memory;
+    char shape[64];
+    floatX *qkv = random_array<floatX>(bench, 3 * n, 1), *dqkv = random_array<floatX>(bench, 3 * n, 1);
+    floatX *out = random_array<floatX>(bench, n, 1), *dout = random_array<floatX>(bench, n, 1);
+    float* lse = random_array<float>(bench, (size_t)B * T * NH, 1);
+    attention_gpu_open<floatX>(scratch, B, T, C, NH);
+    snprintf(shape, sizeof(shape), "B %d T %d, %d heads of %d", B, T, NH, C / NH);
+    measure(bench, "attention forward", shape, attention_flops(B, T, C), FLOP,
+            [=] { attention_forward(out, lse, qkv, (const int*)NULL, B, T, 0, C, NH, scratch, gpu); });
+    measure(bench, "attention backward", shape, 2.5 * attention_flops(B, T, C), FLOP, [=] {
+        attention_backward(dqkv, dout, qkv, out, lse, (const int*)NULL, B, T, C, NH, scratch, gpu);
+    });
+    attention_gpu_close(scratch);
+    section_close(bench);
+}
+
+static void bench_rows(Bench* bench) {
+    const int C = bench->cfg.C, N = bench->B * bench->T;
+    const size_t n = (size_t)N * C, size = sizeof(floatX);
+    const Gpu* gpu = &bench->gpu;
+    LayernormGpu scratch_memory, *scratch = &scratch_memory;
+    char shape[64];
+    floatX *x = random_array<floatX>(bench, 4 * n, 1), *y = random_array<floatX>(bench, 4 * n, 1);
+    floatX *z = random_array<floatX>(bench, 4 * n, 1), *sum = random_array<floatX>(bench, n, 1);
+    floatX *weight = random_array<floatX>(bench, C, 1), *bias = random_array<floatX>(bench, C, 1);
+    float *mean = random_array<float>(bench, N, 1), *rstd = random_array<float>(bench, N, 1);
+    const Gradient dweight = {weight, DTYPE_OF(floatX)}, dbias = {bias, DTYPE_OF(floatX)};
+    layernorm_open(scratch, N, C);
+    snprintf(shape, sizeof(shape), "%d x %d", N, C);
+    measure(bench, "layernorm forward", shape, layernorm_forward_bytes(N, C, size), BYTES,
+            [=] { layernorm_forward(y, mean, rstd, x, weight, bias, N, C, gpu); });
+    measure(bench, "residual + layernorm forward", shape, residual_layernorm_forward_bytes(N, C, size), BYTES,
+            [=] { residual_layernorm_forward(sum, y, mean, rstd, x, z, weight, bias, N, C, gpu); });
+    measure(bench, "layernorm backward", shape, layernorm_backward_bytes(N, C, size), BYTES, [=] {
+        layernorm_backward(sum, dweight, dbias, z, x, weight, mean, rstd, N, C, GRADIENT_SET, scratch, gpu);
+    });
+    measure(bench, "residual forward", shape, residual_forward_bytes((double)n, size), BYTES,
+            [=] { residual_forward(sum, x, z, n, gpu); });
+    snprintf(shape, sizeof(shape), "%d x %d", N, 4 * C);
+    measure(bench, "gelu forward", shape, gelu_forward_bytes(4.0 * (double)n, size), BYTES,
+            [=] { gelu_forward(y, x, 4 * n, gpu); });
+    measure(bench, "gelu backward", shape, gelu_backward_bytes(4.0 * (double)n, size), BYTES,
+            [=] { gelu_backward(y, z, x, 4 * n, gpu); });
+    layernorm_close(scratch);
+    section_close(bench);
+}
+
+static void bench_tokens(Bench* bench) {
+    const GPT2Config cfg = bench->cfg;
+    const int B = bench->B, T = bench->T, C = cfg.C, N = B * T,
+              chunk = (int)gpt2_classifier_chunk(cfg, (size_t)N);
+    const size_t size = sizeof(floatX);
+    const Gpu* gpu = &bench->gpu;
+    EncoderGpu scratch_memory, *scratch = &scratch_memory;
+    char shape[64];
+    const int *tokens = random_ids(bench, N), *targets = random_ids(bench, N);
+    floatX *wte = random_array<floatX>(bench, (size_t)cfg.Vp * C, 1),
+           *wpe = random_array<floatX>(bench, (size_t)T * C, 1);
+    floatX *out = random_array<floatX>(bench, (size_t)N * C, 1),
+           *logits = random_array<floatX>(bench, (size_t)chunk * cfg.Vp, 1);
+    float* losses = random_array<float>(bench, N, 1);
+    const Gradient dwte = {random_array<floatX>(bench, (size_t)cfg.Vp * C, 1), DTYPE_OF(floatX)};
+    const Gradient dwpe = {random_array<floatX>(bench, (size_t)T * C, 1), DTYPE_OF(floatX)};
+    encoder_open(scratch, N, cfg.Vp, C);
+    snprintf(shape, sizeof(shape), "%d x %d", N, C);
+    measure(bench, "encoder forward", shape, encoder_forward_bytes(N, C, size), BYTES,
+            [=] { encoder_forward(out, tokens, wte, wpe, B, T, 0, C, gpu); });
+    measure(bench, "encoder backward", shape, encoder_backward_bytes(N, C, cfg.V, size, size), BYTES,
+            [=] { encoder_backward(dwte, dwpe, out, tokens, B, T, T, C, GRADIENT_ADD, scratch, gpu); });
+    snprintf(shape, sizeof(shape), "%d x %d", chunk, cfg.Vp);
+    measure(bench, "classifier loss", shape, classifier_loss_bytes(chunk, cfg.V, size), BYTES,
+            [=] { classifier_loss(losses, logits, targets, chunk, cfg.V, cfg.Vp, gpu); });
+    measure(bench, "classifier backward", shape, classifier_backward_bytes(chunk, cfg.Vp, size), BYTES,
+            [=] { classifier_backward(losses, logits, targets, 1e-3f, chunk, cfg.V, cfg.Vp, gpu); });
+    encoder_close(scratch);
+    section_close(bench);
+}
+
+static void bench_optimizer(Bench* bench) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const size_t n = gpt2_parameter_rows(rows, bench->cfg) / sizeof(floatX);
+    const Gpu* gpu = &bench->gpu;
+    const AdamW opt = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100};
+    AdamWSegments all;
+    GradientNorm norm_memory, *norm = &norm_memory;
+    char shape[64];
+    memset(&all, 0, sizeof(all));
+    all.count = 1;
+    all.end[0] = n;
+    all.decay[0] = 1;
+    floatX* params = random_array<floatX>(bench, n, 0.02f);
+    const Gradient grads = {random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)};
+    float *m = random_array<float>(bench, n, 1e-3f), *v = random_array<float>(bench, n, 0);
+    float* master = DTYPE_OF(floatX) == DTYPE_FP32 ? NULL : random_array<float>(bench, n, 0.02f);
+    double* result = (double*)array_of_bytes(bench, sizeof(double));
+    gradient_norm_open(norm, all);
+    snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
+    measure(bench, "gradient norm", shape, gradient_square_sum_bytes((double)n, grads.dtype), BYTES,
+            [=] { gradient_square_sum<floatX>(result, grads, all, norm, gpu); });
+    measure(bench, "AdamW", shape,
+            adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, master ? MASTER_FP32 : MASTER_NONE), BYTES,
+            [=] { adamw_update(params, master, grads, m, v, all, opt, 1, gpu); });
+    if (master) {
+        measure(bench, "AdamW, no master weights", shape,
+                adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, MASTER_NONE), BYTES,
+                [=] { adamw_update(params, (float*)NULL, grads, m, v, all, opt, 1, gpu); });
+    }
+    gradient_norm_close(norm);
+    section_close(bench);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The command line
+
+typedef struct {
+    const char *model, *batch, *seq_len, *seconds, *ceiling, *json;
+} Arguments;
+
+static Arguments parse(int argc, char** argv) {
+    Arguments a = {"d12", "64", "1024", "0.2", "8192", ""};
+    const struct {
+        const char *name, **value;
+    } table[] = {{"--model", &a.model},     {"--batch", &a.batch},     {"--seq-len", &a.seq_len},
+                 {"--seconds", &a.seconds}, {"--ceiling", &a.ceiling}, {"--json", &a.json}};
+    for (int i = 1; i < argc; i += 2) {
+        int row = 0;
+        while (row < 6 && strcmp(argv[i], table[row].name) != 0) {
+            row++;
+        }
+        if (row == 6 || i + 1 >= argc) {
+            die_usage("%s: wanted --model NAME --batch N --seq-len N --seconds S --ceiling N --json FILE",
+                      argv[i]);
+        }
+        *table[row].value = argv[i + 1];
+    }
+    return a;
+}
+
+static int positive(const char* text, const char* name) {
+    char* end;
+    const long value = strtol(text, &end, 10);
+    if (*end || value < 1 || value > 1 << 20) {
+        die_usage("%s %s: wanted 1 to %d", name, text, 1 << 20);
+    }
+    return (int)value;
+}
+
+int main(int argc, char** argv) {
+    const Arguments a = parse(argc, argv);
+    const GPT2NamedModel* named = gpt2_model_by_name(a.model);
+    if (!named) {
+        die_usage("--model %s: wanted a size, d12 or gpt3:c768 for example", a.model);
+    }
+    Bench bench;
+    MatmulGpu matmul;
+    const MatmulSettings settings = {1, GELU_FUSED, 1, 1};
+    memset(&bench, 0, sizeof(bench));
+    bench.cfg =
+        (GPT2Config){named->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB), named->L, named->NH, named->C};
+    bench.B = positive(a.batch, "--batch");
+    bench.T = positive(a.seq_len, "--seq-len");
+    bench.ceiling_size = positive(a.ceiling, "--ceiling");
+    bench.seconds = strtod(a.seconds, NULL);
+    bench.json = a.json[0] ? fopen(a.json, "a") : NULL;
+    CHECK(!a.json[0] || bench.json, "%s: cannot write", a.json);
+    gpu_open(&bench.gpu, 0);
+    CUDA_CHECK(cudaEventCreate(&bench.start));
+    CUDA_CHECK(cudaEventCreate(&bench.stop));
+    matmul_gpu_open(&matmul, &bench.gpu, settings);
+
+    const int N = bench.B * bench.T, C = bench.cfg.C;
+    printf("%s, %s, %s, batch %d x %d\n", bench.gpu.name, dtype_name(DTYPE_OF(floatX)), a.model, bench.B,
+           bench.T);
+    bench_ceilings(&bench, &matmul);
+    bench_layer(&bench, &matmul, "qkv", N, C, 3 * C, PLAIN);
+    bench_layer(&bench, &matmul, "attproj", N, C, C, RESIDUAL);
+    bench_layer(&bench, &matmul, "fc", N, C, 4 * C, GELU);
+    bench_layer(&bench, &matmul, "fcproj", N, 4 * C, C, RESIDUAL);
+    bench_layer(&bench, &matmul, "classifier", (int)gpt2_classifier_chunk(bench.cfg, (size_t)N), C,
+                bench.cfg.Vp, PLAIN);
+    bench_attention(&bench);
+    bench_rows(&bench);
+    bench_tokens(&bench);
+    bench_optimizer(&bench);
+    matmul_gpu_report(stdout, &matmul);
+
+    matmul_gpu_close(&matmul);
+    CUDA_CHECK(cudaEventDestroy(bench.stop));
+    CUDA_CHECK(cudaEventDestroy(bench.start));
+    gpu_close(&bench.gpu);
+    if (bench.json) {
+        fclose(bench.json);
+    }
+    return EXIT_SUCCESS;
+}

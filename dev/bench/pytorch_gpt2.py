@@ -1,0 +1,131 @@
+"""Trains GPT-2 in PyTorch on a GPU and prints one line of JSON: the peer that the trainer is measured beside.
+
+    python dev/bench/pytorch_gpt2.py --model d12 --batch 64 --steps 30 --data shard.bin
+
+The same model, batches and optimizer as `train_gpt2cu --shuffle off --schedule constant --warmup 0`: bf16
+autocast (or fp32 with TF32 products), scaled_dot_product_attention, vocabulary padded to 50304, fused AdamW,
+torch.compile (--compile default, max-autotune, max-autotune-no-cudagraphs, reduce-overhead or none). A step is
+everything from the batch on the host to the updated weights, timed with events; nothing is read back in
+between. With --init both start from the same weights. Without a GPU, --device cpu tries it out.
+"""
+
+import argparse
+import json
+import time
+
+import numpy as np
+import torch
+from torch_model import GPT2, adamw
+
+# name: layers, heads, channels
+MODELS = {"d6": (6, 6, 384), "d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280),
+          "d48": (48, 25, 1600),
+          "toy": (1, 2, 32)}
+VP = 50304
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=MODELS, default="d12")
+    parser.add_argument("--batch", type=int, default=64, help="sequences of a micro-batch")
+    parser.add_argument("--seq-len", type=int, default=1024)
+    parser.add_argument("--total-batch", type=int, default=0, help="tokens of an update; 0: one micro-batch")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--data", required=True, help="a shard of uint16 tokens (.bin)")
+    parser.add_argument("--init", default="", help="first weights: a model file (.bin, fp32)")
+    parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16")
+    parser.add_argument("--compile", default="default", help="mode of torch.compile, or none")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--lr", type=float, default=6e-4)
+    parser.add_argument("--beta2", type=float, default=0.95)
+    parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--clip", type=float, default=1.0)
+    args = parser.parse_args()
+    micro = args.batch * args.seq_len
+    args.total_batch = args.total_batch or micro
+    if args.total_batch % micro:
+        parser.error(f"--total-batch {args.total_batch}: wanted a multiple of {micro}")
+    return args
+
+
+class Batches:
+    """Micro-batches in order, from pinned memory; an epoch starts again at the beginning."""
+
+    def __init__(self, args):
+        self.B, self.T, self.device, self.next = args.batch, args.seq_len, args.device, 0
+        self.tokens = np.memmap(args.data, dtype="<u2", mode="r", offset=1024)
+        self.sequences = (len(self.tokens) - 1) // self.T
+        if self.sequences < 1:
+            raise SystemExit(f"error: {args.data}: {len(self.tokens)} tokens, wanted {self.T + 1}")
+
+    def __call__(self):
+        rows = [(self.next + b) % self.sequences * self.T for b in range(self.B)]
+        self.next += self.B
+        batch = torch.from_numpy(np.stack([self.tokens[r : r + self.T + 1] for r in rows]).astype(np.int64))
+        if self.device == "cuda":
+            batch = batch.pin_memory().to("cuda", non_blocking=True)
+        return batch[:, :-1], batch[:, 1:]
+
+
+class Clock:
+    """Marks in the stream of the GPU, or in time on the CPU; their distances in milliseconds."""
+
+    def __init__(self, device):
+        self.is_cuda, self.marks = device == "cuda", []
+
+    def mark(self):
+        if self.is_cuda:
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
+        else:
+            self.marks.append(time.perf_counter())
+
+    def ms(self):
+        if self.is_cuda:
+            torch.cuda.synchronize()
+            return [a.elapsed_time(b) for a, b in zip(self.marks, self.marks[1:])]
+        return [1e3 * (b - a) for a, b in zip(self.marks, self.marks[1:])]
+
+
+def main():
+    args = parse()
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    L, NH, C = MODELS[args.model]
+    model = GPT2(L, NH, C, max(1024, args.seq_len), VP)
+    if args.init:
+        model.load(args.init)
+    model.to(args.device)
+    optimizer = adamw(model, args.lr, (0.9, args.beta2), 1e-8, args.weight_decay)
+    compiled = model if args.compile == "none" else torch.compile(model, mode=args.compile, dynamic=False)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[args.dtype]
+    autocast = torch.autocast(args.device, dtype=dtype, enabled=dtype != torch.float32)
+    scaler = torch.amp.GradScaler(args.device, enabled=dtype == torch.float16)
+
+    batches, clock, losses = Batches(args), Clock(args.device), []
+    micro_steps = args.total_batch // (args.batch * args.seq_len)
+    clock.mark()
+    for _ in range(args.steps):
+        total = torch.zeros((), device=args.device)
+        for _ in range(micro_steps):
+            x, y = batches()
+            with autocast:
+                loss = compiled(x, y)
+            scaler.scale(loss / micro_steps).backward()
+            total += loss.detach() / micro_steps
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(total)
+        clock.mark()
+    ms = clock.ms()
+    peak_mb = torch.cuda.max_memory_reserved() / 1e6 if args.device == "cuda" else None
+    print(json.dumps({"system": "PyTorch " + torch.__version__, "compile": args.compile, "dtype": args.dtype,
+                      "model": args.model, "ms": ms, "losses": [loss.item() for loss in losses],
+                      "peak_mb": peak_mb}))
+
+
+if __name__ == "__main__":
+    main()

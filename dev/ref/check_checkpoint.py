@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""check_checkpoint.py -- checkpoints and exports against their readers: transformers, safetensors and gguf.
+
+    dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/ref/check_checkpoint.py [gpt2.tiktoken]
+
+Trains a small model on random token shards, opens its checkpoint with AutoModelForCausalLM.from_pretrained and compares the
+loss of validation with the trainer's; saves that model again (one file, several files, fp32, bf16, fp16, without
+"transformer.") and lets the trainer open it; compares the tensors of the GGUF files. With GPT-2's vocabulary, the
+tokenizer of the checkpoint is opened, too. One line at the end; the exit status is the verdict.
+"""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+TRAINER = os.path.abspath("./train_gpt2")
+V, T = 300, 24
+failures = 0
+
+
+def expect(ok, what):
+    global failures
+    if not ok:
+        failures += 1
+        print(f"FAILED: {what}")
+
+
+def train(*arguments, trainer=TRAINER):
+    done = subprocess.run([trainer, *map(str, arguments)], capture_output=True, text=True)
+    expect(done.returncode == 0, f"{arguments}: {done.stderr}")
+    return done.stdout
+
+
+def log_of(out):
+    with open(f"{out}/log.jsonl", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def last_val(out):
+    return [line["loss"] for line in log_of(out) if line["kind"] == "val"][-1]
+
+
+def write_shard(path, tokens):
+    with open(path, "wb") as file:
+        file.write(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253))
+        file.write(np.asarray(tokens, dtype=np.uint16).tobytes())
+
+
+def loss_by_transformers(model, tokens, sequences):
+    """The mean loss of the first sequences, computed in fp32."""
+    with torch.no_grad():
+        x = torch.tensor(tokens[: sequences * T]).long().view(sequences, T)
+        y = torch.tensor(tokens[1 : sequences * T + 1]).long().view(sequences, T)
+        logits = model(x).logits.float()
+        return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), y.view(-1)).item()
+
+
+def check_imports(model, tokens_file, wanted):
+    """The trainer opens what transformers and others write."""
+    cases = {"fp32": (torch.float32, "5GB", 1e-6), "sharded": (torch.float32, "40KB", 1e-6),
+             "bf16": (torch.bfloat16, "5GB", 3e-3), "fp16": (torch.float16, "5GB", 5e-4)}
+    for name, (dtype, shard_size, tolerance) in cases.items():
+        model.to(dtype).save_pretrained(name, max_shard_size=shard_size)
+        if name == "sharded":
+            expect(os.path.exists("sharded/model.safetensors.index.json"), "several files")
+        train("--model", name, "--train-data", tokens_file, "--val-data", tokens_file, "--batch", 2, "--seq-len", T, "--steps", 0,
+              "--eval-batches", 4, "--samples", 0, "--out", f"again_{name}", "--save-every", 0)
+        expect(abs(last_val(f"again_{name}") - wanted) < tolerance * 10, f"{name}: {last_val(f'again_{name}')}, wanted {wanted}")
+    os.makedirs("bare", exist_ok=True)
+    tensors = {name.removeprefix("transformer."): x for name, x in load_file("fp32/model.safetensors").items()}
+    save_file(tensors, "bare/model.safetensors")
+    with open("fp32/config.json", encoding="utf-8") as source, open("bare/config.json", "w", encoding="utf-8") as target:
+        target.write(source.read())
+    train("--model", "bare", "--train-data", tokens_file, "--val-data", tokens_file, "--batch", 2, "--seq-len", T, "--steps", 0,
+          "--eval-batches", 4, "--samples", 0, "--out", "again_bare", "--save-every", 0)
+    expect(abs(last_val("again_bare") - wanted) < 1e-5, "names without a prefix")
+
+
+def check_gguf(checkpoint):
+    try:
+        import gguf
+    except ImportError:
+        print("skipped: gguf is not installed")
+        return
+    names = {"attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
+             "attn_norm": "ln_1", "ffn_norm": "ln_2"}
+    tensors = load_file(f"{checkpoint}/model.safetensors")
+    for dtype, tolerance in {"f32": 0, "f16": 1e-3, "bf16": 5e-3, "q8_0": 1e-2}.items():
+        train("--model", checkpoint, "--train-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 0, "--eval-every", 0, "--samples", 0,
+              "--export-gguf", f"{dtype}.gguf", "--export-gguf-dtype", dtype)
+        reader = gguf.GGUFReader(f"{dtype}.gguf")
+        expect(len(reader.tensors) == len(tensors), f"{dtype}: {len(reader.tensors)} tensors")
+        for tensor in reader.tensors:
+            name = (tensor.name.replace("token_embd", "wte").replace("position_embd", "wpe").replace("output_norm", "ln_f")
+                    .replace("blk.", "h."))
+            for ours, theirs in names.items():
+                name = name.replace(ours, theirs)
+            want = tensors[f"transformer.{name}"].float().numpy()
+            want = want.T if want.ndim == 2 and name.startswith("h.") else want
+            got = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(want.shape)
+            expect(np.abs(got - want).max() <= tolerance * np.abs(want).max(), f"{dtype}: {tensor.name}")
+
+
+def check_tokenizer(vocabulary):
+    """A checkpoint with GPT-2's tokenizer, opened as transformers' users do."""
+    write_shard("gpt2.bin", np.random.default_rng(2).integers(0, 50257, 2000))
+    train("--layers", 1, "--channels", 16, "--heads", 2, "--context", 32, "--train-data", "gpt2.bin", "--tokenizer", vocabulary,
+          "--batch", 2, "--seq-len", T, "--steps", 1, "--eval-batches", 1, "--samples", 0, "--out", "gpt2")
+    directory = "gpt2/step_00000001"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    expect(tokenizer("hello world<|endoftext|>")["input_ids"] == [31373, 995, 50256], "ids of the tokenizer")
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    text = tokenizer.decode(model.generate(**tokenizer("hello", return_tensors="pt"), max_new_tokens=3)[0])
+    expect(text.startswith("hello"), text)
+    train("--model", directory, "--train-data", "gpt2.bin", "--tokenizer", directory, "--batch", 2, "--seq-len", T, "--steps", 0,
+          "--eval-batches", 1, "--prompt", "hello", "--out", "from_directory", "--save-every", 0)
+    train("--model", directory, "--train-data", "gpt2.bin", "--tokenizer", directory, "--batch", 2, "--seq-len", T, "--steps", 0,
+          "--eval-every", 0, "--samples", 0, "--export-gguf", "gpt2.gguf")
+    import gguf
+    fields = gguf.GGUFReader("gpt2.gguf").fields
+    tokens, merges = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.merges"].contents()
+    expect(len(tokens) == 50257 and tokens[31373] == "hello" and tokens[995] == "Ġworld", "tokens in GGUF")
+    expect(len(merges) == 50000 and merges[0] == "Ġ t", "merges in GGUF")
+
+
+def main():
+    vocabulary = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else None
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
+        tokens = np.random.default_rng(1).integers(0, V, 1000) ** 2 % V
+        write_shard("tokens.bin", tokens)
+        sizes = ("--layers", 2, "--channels", 48, "--heads", 3, "--context", 32, "--vocab-size", V)
+        train(*sizes, "--train-data", "tokens.bin", "--val-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 20,
+              "--lr", 0.01, "--eval-batches", 4, "--samples", 0, "--out", "run")
+        model = transformers.AutoModelForCausalLM.from_pretrained("run/step_00000020")
+        expect(model.dtype == torch.float32 and type(model).__name__ == "GPT2LMHeadModel", "the model's type")
+        loss = loss_by_transformers(model.eval(), tokens, 8)
+        expect(abs(loss - last_val("run")) < 1e-5, f"loss {loss}, the trainer's is {last_val('run')}")
+        check_gguf("run/step_00000020")
+        check_imports(model, "tokens.bin", loss)
+        if vocabulary:
+            check_tokenizer(vocabulary)
+    print("check_checkpoint:", f"{failures} failures" if failures else "ok")
+    sys.exit(failures > 0)
+
+
+main()

@@ -1,0 +1,91 @@
+// fault.c -- a library to put before libc (LD_PRELOAD): call number FAULT_AT, of those that could fail on a
+// real disk and are about paths with FAULT_PATH in them, fails with "No space left on device".
+//
+// Counted are fopen for writing, fwrite, fflush, fsync, mkdir, rename and renameat2; fwrite writes half
+// before it fails. With FAULT_AT=0 nothing fails, and the number of calls is the only output, on file
+// descriptor 3.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int fault_calls = 0;
+
+static int fault_is_ours(const char* path) {
+    const char* part = getenv("FAULT_PATH");
+    return path && part && strstr(path, part);
+}
+
+static int fault_is_ours_fd(int fd) {
+    char link[64], path[4096];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    const ssize_t length = readlink(link, path, sizeof(path) - 1);
+    path[length > 0 ? length : 0] = '\0';
+    return fault_is_ours(path);
+}
+
+// Counts a call; whether it is the one to fail.
+static int fault_now(void) {
+    const char* at = getenv("FAULT_AT");
+    const int n = __atomic_add_fetch(&fault_calls, 1, __ATOMIC_RELAXED);
+    if (at && n == atoi(at)) {
+        errno = ENOSPC;
+        return 1;
+    }
+    return 0;
+}
+
+__attribute__((destructor)) static void fault_report(void) {
+    const char* at = getenv("FAULT_AT");
+    if (at && strcmp(at, "0") == 0) {
+        dprintf(3, "%d\n", fault_calls);
+    }
+}
+
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+
+FILE* fopen(const char* path, const char* mode) {
+    return mode[0] != 'r' && fault_is_ours(path) && fault_now() ? NULL : REAL(fopen)(path, mode);
+}
+
+size_t fwrite(const void* data, size_t size, size_t count, FILE* file) {
+    if (fault_is_ours_fd(fileno(file)) && fault_now()) {
+        REAL(fwrite)(data, size, count / 2, file);
+        errno = ENOSPC;
+        return count / 2;
+    }
+    return REAL(fwrite)(data, size, count, file);
+}
+
+int fflush(FILE* file) {
+    return file && fault_is_ours_fd(fileno(file)) && fault_now() ? EOF : REAL(fflush)(file);
+}
+
+int fsync(int fd) { return fault_is_ours_fd(fd) && fault_now() ? -1 : REAL(fsync)(fd); }
+
+int mkdir(const char* path, mode_t mode) {
+    return fault_is_ours(path) && fault_now() ? -1 : REAL(mkdir)(path, mode);
+}
+
+int rename(const char* from, const char* to) {
+    return fault_is_ours(from) && fault_now() ? -1 : REAL(rename)(from, to);
+}
+
+long syscall(long number, ...) {
+    long a[6];
+    va_list args;
+    va_start(args, number);
+    for (int i = 0; i < 6; i++) {
+        a[i] = va_arg(args, long);
+    }
+    va_end(args);
+    if (number == SYS_renameat2 && fault_now()) {
+        return -1;
+    }
+    return REAL(syscall)(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}

@@ -1,0 +1,34 @@
+// fuzz_model_file.c -- random bytes as the header of a model: it is refused, or says sizes of a model that
+// has the length of the file. Run by dev/test/fuzz.sh.
+#include "fuzz.h"
+
+#include "llmc/model_file.h"
+
+typedef struct {
+    int32_t header[MODEL_FILE_HEADER_];
+    double file_bytes;
+} Input;
+
+static void check_header(void* input_) {
+    const Input* input = (const Input*)input_;
+    model_file_check_header_("fuzz", input->header, input->file_bytes);
+}
+
+// Half of the files have the length that their header asks for: what is behind that check is reached, too.
+int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes);
+int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
+    Input input;
+    memset(&input, 0, sizeof(input));
+    memcpy(input.header, data, bytes < sizeof(input.header) ? bytes : sizeof(input.header));
+    char error[ERROR_BYTES];
+    const GPT2Config cfg = model_file_config_(input.header);
+    const int is_model = gpt2_check_config(cfg, "fuzz", error);
+    const ModelDtype dtype = input.header[1] == 5 ? MODEL_BF16 : MODEL_FP32;
+    input.file_bytes = is_model && bytes % 2 ? model_file_bytes_(cfg, dtype) : (double)bytes;
+    if (fuzz_survives(check_header, &input)) {
+        if (!is_model || cfg.C % cfg.NH || input.file_bytes != model_file_bytes_(cfg, dtype)) {
+            abort();
+        }
+    }
+    return 0;
+}

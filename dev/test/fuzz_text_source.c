@@ -1,0 +1,75 @@
+// fuzz_text_source.c -- random files against the reader of documents: no crash, no read out of bounds, and
+// the same documents or the same error in blocks of any size (fuzz.sh). The first byte of the input says
+// which kind of file the rest is.
+#define PACKED_ZSTD_WINDOW 24 // 16 MiB: a file may choose its window
+#include "llmc/text_source.h"
+
+enum { MOST_BYTES = 1 << 20 }; // of text that are looked at: a small file may hold much
+
+typedef struct {
+    char* text; // each document, and an end
+    size_t bytes;
+    char error[ERROR_BYTES];
+} Documents;
+
+static void append(Documents* all, const TextBlock* block) {
+    all->text = (char*)realloc(all->text, all->bytes + block->bytes + block->num_documents + 1);
+    for (size_t i = 0, begin = 0; i <= block->num_documents; i++) {
+        const size_t end = i < block->num_documents ? block->documents[i] : block->bytes;
+        memcpy(all->text + all->bytes, block->text + begin, end - begin);
+        all->bytes += end - begin;
+        if (i < block->num_documents) {
+            all->text[all->bytes++] = '\xFF';
+        }
+        begin = end;
+    }
+}
+
+static void read_documents(const char* path, const char* separator, size_t block_bytes, Documents* all) {
+    static TextSource source;
+    const TextOptions options = {TEXT_BY_NAME, "text", separator, block_bytes};
+    TextBlock block;
+    memset(all, 0, sizeof(*all));
+    memset(&block, 0, sizeof(block));
+    text_source_open(&source, &options, &path, 1);
+    int more = 1;
+    while (all->bytes < MOST_BYTES && (more = text_source_next(&source, &block)) > 0) {
+        if (block.bytes == 0 ||
+            (block.num_documents && block.documents[block.num_documents - 1] >= block.bytes)) {
+            abort();
+        }
+        append(all, &block);
+    }
+    memcpy(all->error, more < 0 ? source.error : "", more < 0 ? sizeof(all->error) : 1);
+    text_block_close(&block);
+    text_source_close(&source);
+}
+
+int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes);
+int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
+    static const char* const endings[] = {"jsonl", "jsonl.gz", "jsonl.zst", "txt", "txt.gz", "txt.zst"};
+    static char path[64];
+    if (bytes == 0) {
+        return 0;
+    }
+    snprintf(path, sizeof(path), "/tmp/llmc_fuzz_%d.%s", (int)getpid(), endings[data[0] % 6]);
+    FILE* file = fopen(path, "wb");
+    if (!file || fwrite(data + 1, 1, bytes - 1, file) != bytes - 1 || fclose(file) != 0) {
+        perror(path);
+        exit(EXIT_FAILURE);
+    }
+    const char* separator = data[0] & 64 ? "\n\n" : "";
+    Documents small, large;
+    read_documents(path, separator, 16, &small);
+    read_documents(path, separator, TEXT_BLOCK_BYTES, &large);
+    unlink(path);
+    const size_t n = small.bytes < large.bytes ? small.bytes : large.bytes;
+    const int is_whole = n < MOST_BYTES && !large.error[0];
+    if ((n && memcmp(small.text, large.text, n) != 0) || (is_whole && small.bytes != large.bytes) ||
+        (small.bytes < MOST_BYTES && large.bytes < MOST_BYTES && strcmp(small.error, large.error) != 0)) {
+        abort();
+    }
+    free(small.text);
+    free(large.text);
+    return 0;
+}

@@ -1,0 +1,227 @@
+// test_gguf.c -- a GGUF file, read back by the letter of the format: header, pairs, tokenizer, and every
+// number of every tensor in each of the four types.
+#include "llmc/gguf.h"
+#include "test.h"
+
+static const GPT2Config CFG = {.max_T = 6, .V = 261, .Vp = 384, .L = 2, .NH = 2, .C = 64};
+static const GPT2Config NARROW = {.max_T = 6, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 4}; // no whole blocks
+
+typedef struct {
+    const char* path;
+    char* data;
+    size_t bytes, at;
+} Reader;
+
+static const void* take(Reader* r, size_t bytes) {
+    CHECK(bytes <= r->bytes - r->at, "%s: ends at %zu", r->path, r->at);
+    r->at += bytes;
+    return r->data + r->at - bytes;
+}
+
+static uint32_t take_u32(Reader* r) {
+    uint32_t value;
+    memcpy(&value, take(r, 4), 4);
+    return value;
+}
+
+static uint64_t take_u64(Reader* r) {
+    uint64_t value;
+    memcpy(&value, take(r, 8), 8);
+    return value;
+}
+
+// A string, as text for comparisons.
+static const char* take_string(Reader* r) {
+    static char texts[4][128];
+    static int next = 0;
+    char* text = texts[next++ % 4];
+    const uint64_t length = take_u64(r);
+    const void* from = take(r, length);
+    snprintf(text, sizeof(texts[0]), "%.*s", (int)length, (const char*)from);
+    return text;
+}
+
+static void expect_u32(Reader* r, const char* key, uint32_t wanted) {
+    const char* found = take_string(r);
+    EXPECT(strcmp(found, key) == 0 && take_u32(r) == 4, "%s, wanted %s", found, key);
+    const uint32_t value = take_u32(r);
+    EXPECT(value == wanted, "%s is %u", key, value);
+}
+
+static void expect_string(Reader* r, const char* key, const char* wanted) {
+    const char* found = take_string(r);
+    EXPECT(strcmp(found, key) == 0 && take_u32(r) == 8, "%s, wanted %s", found, key);
+    const char* value = take_string(r);
+    EXPECT(strcmp(value, wanted) == 0, "%s is %s", key, value);
+}
+
+// An array, its elements not yet taken.
+static void expect_array(Reader* r, const char* key, uint32_t type, uint64_t count) {
+    const char* found = take_string(r);
+    EXPECT(strcmp(found, key) == 0 && take_u32(r) == 9 && take_u32(r) == type, "%s, wanted %s", found, key);
+    EXPECT(take_u64(r) == count, "elements of %s", key);
+}
+
+static void expect_tokenizer(Reader* r, const Bpe* bpe, int V) {
+    if (!bpe) {
+        expect_string(r, "tokenizer.ggml.model", "no_vocab");
+        expect_u32(r, "gpt2.vocab_size", (uint32_t)V);
+        return;
+    }
+    expect_string(r, "tokenizer.ggml.model", "gpt2");
+    expect_string(r, "tokenizer.ggml.pre", "gpt-2");
+    expect_array(r, "tokenizer.ggml.tokens", 8, (uint64_t)V);
+    for (int id = 0; id < V; id++) {
+        const char* token = take_string(r);
+        const char* wanted = id == 0     ? "!"
+                             : id == 220 ? "\xC4\xA0"
+                             : id == 256 ? "th"
+                             : id == 257 ? "the"
+                             : id == 258 ? "<|endoftext|>"
+                             : id >= 259 ? id == 259 ? "[PAD259]" : "[PAD260]"
+                                         : NULL;
+        EXPECT(!wanted || strcmp(token, wanted) == 0, "token %d is %s", id, token);
+    }
+    expect_array(r, "tokenizer.ggml.token_type", 5, (uint64_t)V);
+    for (int id = 0; id < V; id++) {
+        EXPECT(take_u32(r) == (id < 258 ? 1u : id == 258 ? 3u : 5u), "type of token %d", id);
+    }
+    expect_array(r, "tokenizer.ggml.merges", 8, 2);
+    EXPECT(strcmp(take_string(r), "t h") == 0 && strcmp(take_string(r), "th e") == 0, "merges");
+    expect_u32(r, "tokenizer.ggml.bos_token_id", 258);
+    expect_u32(r, "tokenizer.ggml.eos_token_id", 258);
+}
+
+static void expect_pairs(Reader* r, GPT2Config cfg, int file_type, const Bpe* bpe) {
+    expect_string(r, "general.architecture", "gpt2");
+    expect_string(r, "general.name", "GPT-2, by pretrain.c");
+    expect_u32(r, "general.alignment", 32);
+    expect_u32(r, "general.file_type", (uint32_t)file_type);
+    expect_u32(r, "general.quantization_version", 2);
+    expect_u32(r, "gpt2.context_length", (uint32_t)cfg.max_T);
+    expect_u32(r, "gpt2.embedding_length", (uint32_t)cfg.C);
+    expect_u32(r, "gpt2.block_count", (uint32_t)cfg.L);
+    expect_u32(r, "gpt2.feed_forward_length", (uint32_t)(4 * cfg.C));
+    expect_u32(r, "gpt2.attention.head_count", (uint32_t)cfg.NH);
+    float epsilon;
+    EXPECT(strcmp(take_string(r), "gpt2.attention.layer_norm_epsilon") == 0 && take_u32(r) == 6, "epsilon");
+    memcpy(&epsilon, take(r, 4), 4);
+    EXPECT(epsilon == 1e-5f, "%g", (double)epsilon);
+    expect_tokenizer(r, bpe, cfg.V);
+}
+
+// Number i of a tensor's data.
+static float value_of(const char* data, uint32_t type, size_t i) {
+    uint16_t bits;
+    float value;
+    if (type == 8) {
+        const char* block = data + i / 32 * 34;
+        memcpy(&bits, block, 2);
+        return fp16_to_float(bits) * (float)(signed char)block[2 + i % 32];
+    }
+    memcpy(&bits, data + 2 * i, 2);
+    memcpy(&value, data + (type == 0 ? 4 * i : 0), 4);
+    return type == 0 ? value : type == 1 ? fp16_to_float(bits) : bf16_to_float(bits);
+}
+
+// The largest error that rounding to a type may make of x, in a block whose largest number is `largest`.
+static double error_of(uint32_t type, float x, float largest) {
+    return type == 0   ? 0
+           : type == 1 ? fabs(x) * 0x1p-11 + 0x1p-25
+           : type == 8 ? largest / 127 * 0.5 + largest * 0x1p-10 // half a step, and the rounding of its scale
+                       : fabs(x) * 0x1p-8;
+}
+
+static void expect_tensor(Reader* r, const TensorRow* row, GPT2Config cfg, int l, const float* x,
+                          uint32_t type, size_t data_begin) {
+    char name[128];
+    const int is_vector = row->form == FILE_VECTOR;
+    const size_t rows = gpt2_rows_in_files(row, cfg);
+    snprintf(name, sizeof(name), row->gguf_name, l);
+    const char* found = take_string(r);
+    EXPECT(strcmp(found, name) == 0, "%s, wanted %s", found, name);
+    EXPECT(take_u32(r) == (is_vector ? 1u : 2u) && take_u64(r) == row->cols, "%s: columns", name);
+    EXPECT(is_vector || take_u64(r) == rows, "%s: rows", name);
+    const uint32_t found_type = take_u32(r);
+    EXPECT(found_type == type, "%s: type %u, wanted %u", name, found_type, type);
+    const uint64_t offset = take_u64(r);
+    EXPECT(offset % 32 == 0 && data_begin % 32 == 0, "%s: alignment", name);
+    const char* data = r->data + data_begin + offset;
+    for (size_t i = 0; i < rows * row->cols; i++) {
+        float largest = 0;
+        for (size_t k = i / 32 * 32; k < i / 32 * 32 + 32 && k < rows * row->cols; k++) {
+            largest = fmaxf(largest, fabsf(x[k]));
+        }
+        const float got = value_of(data, found_type, i);
+        if (!(fabs((double)got - x[i]) <= error_of(found_type, x[i], largest))) {
+            EXPECT_NEAR(got, x[i], error_of(found_type, x[i], largest), "%s, element %zu", name, i);
+            return;
+        }
+    }
+}
+
+// Where the data begins: after the infos, which come twice through the reader.
+static size_t data_begin(Reader r, size_t tensors) {
+    for (size_t i = 0; i < tensors; i++) {
+        take_string(&r);
+        const uint32_t ndim = take_u32(&r);
+        take(&r, 8 * ndim + 4 + 8);
+    }
+    return (r.at + 31) / 32 * 32;
+}
+
+static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe) {
+    static const int file_types[4] = {0, 1, 32, 7};
+    static const uint32_t types[4] = {0, 1, 30, 8};
+    char error[ERROR_BYTES];
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
+    gpt2_random_weights(rows, memory, cfg, 3);
+    const char* path = test_path("model.gguf");
+    gguf_write(path, cfg, rows, memory, dtype, bpe);
+    Reader r = {path, NULL, 0, 0};
+    CHECK(file_try_read(path, (size_t)1 << 28, &r.data, &r.bytes, error), "%s", error);
+    const size_t tensors = 12 * (size_t)cfg.L + 4;
+    EXPECT(memcmp(take(&r, 4), "GGUF", 4) == 0 && take_u32(&r) == 3 && take_u64(&r) == tensors, "header");
+    EXPECT(take_u64(&r) == (bpe ? 18u : 13u), "number of pairs");
+    expect_pairs(&r, cfg, file_types[dtype], bpe);
+    const size_t begin = data_begin(r, tensors);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const int is_matrix = rows[i].form != FILE_VECTOR && strcmp(rows[i].name, "wpe") != 0;
+        const uint32_t type = !is_matrix ? 0 : dtype == GGUF_Q8_0 && rows[i].cols % 32 ? 1 : types[dtype];
+        for (int l = 0; l < rows[i].layers; l++) {
+            const float* x = (float*)((char*)memory + rows[i].offset_bytes);
+            expect_tensor(&r, &rows[i], cfg, l, x + (size_t)l * tensor_layer_elements(&rows[i]), type, begin);
+        }
+    }
+    EXPECT(r.bytes % 32 == 0, "%zu bytes", r.bytes);
+    free(r.data);
+    free(memory);
+}
+
+// Blocks of zeros, and of one huge number, which fp16 still holds as a scale.
+static void test_blocks(void) {
+    float x[32] = {0};
+    unsigned char block[34];
+    gguf_quantize_(block, x);
+    for (size_t i = 0; i < 32; i++) {
+        EXPECT(value_of((const char*)block, 8, i) == 0, "zero %zu", i);
+    }
+    x[7] = -8e6f;
+    gguf_quantize_(block, x);
+    EXPECT_NEAR(value_of((const char*)block, 8, 7), -8e6, 4e3, "large");
+    EXPECT(value_of((const char*)block, 8, 8) == 0, "beside it");
+}
+
+int main(void) {
+    static const int pairs[2][2] = {{83, 71}, {256, 68}}; // t h, th e
+    Bpe bpe;
+    bpe_open_merges(&bpe, pairs, 2, "test");
+    for (int dtype = GGUF_F32; dtype <= GGUF_Q8_0; dtype++) {
+        test_file(CFG, (GgufDtype)dtype, &bpe);
+        test_file(NARROW, (GgufDtype)dtype, NULL);
+    }
+    test_blocks();
+    bpe_close(&bpe);
+    return test_done("gguf");
+}

@@ -1,0 +1,320 @@
+// test_hf_model.c -- a model comes back from a Hugging Face directory with the same bits, also from several
+// files, 16-bit weights and other names; the files are laid out as GPT-2's; what is not GPT-2 is refused.
+#include <sys/stat.h>
+
+#include "llmc/hf_model.h"
+#include "test.h"
+
+static const GPT2Config CFG = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
+static const GPT2Config LARGE = {
+    .max_T = 3, .V = 200, .Vp = 256, .L = 1, .NH = 1, .C = 300}; // several pieces
+
+typedef struct {
+    GPT2Config cfg;
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    size_t bytes;
+    void* memory;
+} Model;
+
+static Model model_open(GPT2Config cfg, size_t element_bytes) {
+    Model model;
+    model.cfg = cfg;
+    model.bytes = gpt2_parameter_rows_of(model.rows, cfg, element_bytes);
+    model.memory = check_alloc(model.bytes, 1, "model");
+    return model;
+}
+
+// Numbers that all differ, in the given type; the vocabulary's padding is zero.
+static Model model_random(GPT2Config cfg, SafeTensorsDtype dtype) {
+    const Model model = model_open(cfg, safetensors_dtype_bytes(dtype));
+    uint64_t index = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model.rows[i];
+        char* tensor = (char*)model.memory + row->offset_bytes;
+        for (size_t k = 0; k < row->layers * gpt2_rows_in_files(row, cfg) * row->cols; k++) {
+            const float x = rand_normal(1, 2, index++);
+            const uint16_t narrow = dtype == SAFETENSORS_BF16 ? bf16_from_float(x) : fp16_from_float(x);
+            memcpy(tensor + k * row->element_bytes, dtype == SAFETENSORS_F32 ? (void*)&x : (void*)&narrow,
+                   row->element_bytes);
+        }
+    }
+    return model;
+}
+
+static const char* directory_of(const char* name) {
+    const char* path = test_path(name);
+    mkdir(path, 0777);
+    return path;
+}
+
+static void write_model(const Model* model, const char* directory, SafeTensorsDtype dtype) {
+    uint64_t checksum = 0;
+    char file[PATH_MAX];
+    hf_config_write(directory, model->cfg, dtype, model->cfg.V - 1);
+    const uint64_t said = hf_model_write(directory, model->cfg, model->rows, model->memory, dtype);
+    snprintf(file, sizeof(file), "%s/model.safetensors", directory);
+    EXPECT(xxh64_file(file, &checksum) == 0 && checksum == said, "the checksum of %s", file);
+    struct stat info;
+    EXPECT(stat(file, &info) == 0 && (double)info.st_size <= hf_model_bytes(model->cfg, dtype), "its size");
+}
+
+// The model in a directory, which must have the sizes of `cfg`.
+static Model read_model(const char* directory, GPT2Config cfg) {
+    const GPT2Config found = hf_config_read(directory);
+    EXPECT(memcmp(&found, &cfg, sizeof(cfg)) == 0, "%d %d %d %d %d %d", found.max_T, found.V, found.Vp,
+           found.L, found.NH, found.C);
+    Model model = model_open(cfg, sizeof(float));
+    memset(model.memory, 0x55, model.bytes);
+    hf_model_read(directory, cfg, model.rows, model.memory);
+    return model;
+}
+
+// Every element of `got`, fp32, is that of `want`, whose elements have the given type.
+static void expect_model(const Model* got, const Model* want, SafeTensorsDtype dtype, const char* what) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &want->rows[i];
+        const float* x = (const float*)((const char*)got->memory + got->rows[i].offset_bytes);
+        size_t wrong = 0;
+        for (size_t k = 0; k < tensor_elements(row); k++) {
+            const char* from = (const char*)want->memory + row->offset_bytes + k * row->element_bytes;
+            float y = 0;
+            uint16_t narrow;
+            memcpy(&y, from, dtype == SAFETENSORS_F32 ? 4 : 0);
+            memcpy(&narrow, from, 2);
+            y = dtype == SAFETENSORS_BF16  ? bf16_to_float(narrow)
+                : dtype == SAFETENSORS_F16 ? fp16_to_float(narrow)
+                                           : y;
+            wrong += float_bits(x[k]) != float_bits(y);
+        }
+        EXPECT(wrong == 0, "%s: %zu elements of %s", what, wrong, row->name);
+    }
+}
+
+static void test_round_trip(GPT2Config cfg, SafeTensorsDtype dtype) {
+    char name[64];
+    snprintf(name, sizeof(name), "round_%d_%s", cfg.C, safetensors_dtype_name(dtype));
+    const char* directory = directory_of(name);
+    Model model = model_random(cfg, dtype);
+    write_model(&model, directory, dtype);
+    Model again = read_model(directory, cfg);
+    expect_model(&again, &model, dtype, name);
+    free(again.memory);
+    free(model.memory);
+}
+
+// As transformers lays GPT-2 out: names, (in, out) matrices, no padding.
+static void test_layout(void) {
+    const char* directory = directory_of("layout");
+    Model model = model_random(CFG, SAFETENSORS_F32);
+    write_model(&model, directory, SAFETENSORS_F32);
+    SafeTensorsSet set;
+    safetensors_set_open(&set, directory);
+    EXPECT(set.files[0].num_tensors == 2 * 12 + 4, "%zu tensors", set.files[0].num_tensors);
+    const SafeTensorsView* wte = safetensors_find(&set.files[0], "transformer.wte.weight");
+    EXPECT(wte && wte->shape[0] == 5 && wte->shape[1] == 4 && memcmp(wte->data, model.memory, 80) == 0,
+           "wte");
+    const SafeTensorsView* qkv = safetensors_find(&set.files[0], "transformer.h.1.attn.c_attn.weight");
+    EXPECT(qkv && qkv->shape[0] == 4 && qkv->shape[1] == 12, "c_attn");
+    const TensorRow* row = &model.rows[4];
+    const float* ours = (const float*)((const char*)model.memory + row->offset_bytes) + 12 * 4; // layer 1
+    for (size_t i = 0; qkv && i < 4 * 12; i++) {
+        float x;
+        memcpy(&x, qkv->data + 4 * i, 4);
+        EXPECT(x == ours[i % 12 * 4 + i / 12], "c_attn, element %zu", i);
+    }
+    EXPECT(safetensors_find(&set.files[0], "transformer.ln_f.bias") != NULL, "ln_f.bias");
+    EXPECT(strcmp(safetensors_metadata(&set.files[0], "format"), "pt") == 0, "metadata");
+    safetensors_set_close(&set);
+    free(model.memory);
+}
+
+// Copies the tensors of one file whose index is `part` modulo `parts` into another, under names without
+// "transformer."; adds `extra`, a copy of wte or not, if it is not NULL.
+static void copy_part(const SafeTensors* from, const char* path, int part, int parts, const char* extra) {
+    SafeTensorsWriter writer;
+    const SafeTensorsView* wte = safetensors_find(from, "transformer.wte.weight");
+    safetensors_writer_open(&writer, path);
+    for (size_t i = (size_t)part; i < from->num_tensors; i += (size_t)parts) {
+        const SafeTensorsView* view = &from->tensors[i];
+        safetensors_writer_declare(&writer, view->name + strlen("transformer."), view->dtype, view->ndim,
+                                   view->shape);
+    }
+    if (extra) {
+        safetensors_writer_declare(&writer, extra, wte->dtype, 2, wte->shape);
+    }
+    safetensors_writer_begin(&writer);
+    for (size_t i = (size_t)part; i < from->num_tensors; i += (size_t)parts) {
+        safetensors_write_raw(&writer, from->tensors[i].data, from->tensors[i].bytes);
+    }
+    if (extra) {
+        safetensors_write_raw(&writer, wte->data, wte->bytes);
+    }
+    safetensors_writer_commit(&writer);
+}
+
+static void test_several_files(void) {
+    const char *one = directory_of("one"), *two = directory_of("two");
+    Model model = model_random(CFG, SAFETENSORS_F32);
+    write_model(&model, one, SAFETENSORS_F32);
+    hf_config_write(two, CFG, SAFETENSORS_F32, 4);
+    SafeTensors from;
+    safetensors_open(&from, test_path("one/model.safetensors"));
+    char index[8192] = "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {";
+    for (size_t i = 0; i < from.num_tensors; i++) {
+        snprintf(index + strlen(index), sizeof(index) - strlen(index), "%s\"%s\": \"%c.safetensors\"",
+                 i ? ", " : "", from.tensors[i].name + strlen("transformer."), i % 2 ? 'b' : 'a');
+    }
+    strcat(index, "}}");
+    test_write("two/model.safetensors.index.json", index, strlen(index));
+    copy_part(&from, test_path("two/a.safetensors"), 0, 2, NULL);
+    copy_part(&from, test_path("two/b.safetensors"), 1, 2, NULL);
+    Model again = read_model(two, CFG);
+    expect_model(&again, &model, SAFETENSORS_F32, "two files");
+    free(again.memory);
+
+    copy_part(&from, test_path("two/model.safetensors"), 0, 1,
+              "lm_head.weight"); // as tied models may be saved
+    again = read_model(two, CFG);
+    expect_model(&again, &model, SAFETENSORS_F32, "without a prefix");
+    free(again.memory);
+    safetensors_close(&from);
+    free(model.memory);
+}
+
+// ---- what is refused
+
+static void body_read(const void* directory) {
+    Model model = read_model((const char*)directory, CFG);
+    free(model.memory);
+}
+
+static void expect_refused(const char* directory, const char* words) {
+    char wanted[512];
+    snprintf(wanted, sizeof(wanted), "error: |%s", words);
+    EXPECT(test_dies(body_read, directory, 1, wanted), "%s", words);
+}
+
+// Replaces text in config.json.
+static void change_config(const char* directory, const char* from, const char* to) {
+    char *text, *at, error[ERROR_BYTES], changed[4096], path[PATH_MAX];
+    size_t bytes;
+    hf_config_write(directory, CFG, SAFETENSORS_F32, 4);
+    snprintf(path, sizeof(path), "%s/config.json", directory);
+    CHECK(file_try_read(path, sizeof(changed), &text, &bytes, error), "%s", error);
+    at = strstr(text, from);
+    CHECK(at, "config.json: no %s", from);
+    const int length =
+        snprintf(changed, sizeof(changed), "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    file_write_text(path, changed, (size_t)length);
+    free(text);
+}
+
+static void test_other_configs(void) {
+    static const char* const cases[][3] = {
+        {"\"gpt2\"", "\"llama\"", "config.json|model_type is llama|gpt2"},
+        {"\"model_type\": \"gpt2\",", "", "no model_type"},
+        {"\"gelu_new\"", "\"relu\"", "activation_function is relu|gelu_new"},
+        {"\"n_inner\": null", "\"n_inner\": 17", "n_inner is 17|16"},
+        {"1e-05", "1e-06", "layer_norm_epsilon is 1e-06"},
+        {"\"n_head\": 2", "\"n_head\": 3", "4 channels in 3 heads"},
+        {"\"n_layer\": 2", "\"n_layer\": 0", "layers of 0"},
+        {"\"n_layer\": 2", "\"n_layer\": -2", "config.json|whole number"},
+        {"\"n_layer\": 2,", "", "layers of 0"},
+        {"\"vocab_size\": 5", "\"vocab_size\": 99999999999999", "vocabulary of"},
+        {"true", "false", "tie_word_embeddings is false"},
+        {"\"n_ctx\": 6", "\"scale_attn_by_inverse_layer_idx\": true", "scale_attn_by_inverse_layer_idx"},
+        {"}", "", "config.json|end of the text"},
+        {"{", "[", "config.json|byte 0"},
+    };
+    const char* directory = directory_of("configs");
+    Model model = model_random(CFG, SAFETENSORS_F32);
+    write_model(&model, directory, SAFETENSORS_F32);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        change_config(directory, cases[i][0], cases[i][1]);
+        expect_refused(directory, cases[i][2]);
+    }
+    change_config(directory, "\"n_inner\": null", "\"n_inner\": 16");
+    body_read(directory);
+    change_config(directory, "\"n_ctx\": 6", "\"task_specific_params\": {\"a\": [1, {\"b\": null}]}");
+    body_read(directory);
+    free(model.memory);
+    unlink(test_path("configs/config.json"));
+    expect_refused(directory, "configs/config.json|No such file");
+}
+
+static void test_bad_weights(void) {
+    static const GPT2Config other = {.max_T = 6, .V = 5, .Vp = 128, .L = 3, .NH = 2, .C = 4},
+                            longer = {.max_T = 7, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
+    const char* directory = directory_of("bad");
+    Model model = model_random(CFG, SAFETENSORS_F32);
+    float* qkvw = (float*)((char*)model.memory + model.rows[4].offset_bytes);
+    qkvw[12 * 4 + 7 * 4 + 3] = NAN; // layer 1, row 7, column 3
+    write_model(&model, directory, SAFETENSORS_F32);
+    expect_refused(directory, "model.safetensors|h.1.attn.c_attn.weight|element 43|nan"); // 3 x 12 + 7
+    qkvw[12 * 4 + 7 * 4 + 3] = 0;
+    ((float*)model.memory)[6] = INFINITY;
+    write_model(&model, directory, SAFETENSORS_F32);
+    expect_refused(directory, "wte.weight|element 6|inf");
+    ((float*)model.memory)[6] = 0;
+    write_model(&model, directory, SAFETENSORS_F32);
+    hf_config_write(directory, longer, SAFETENSORS_F32, 4);
+    SafeTensors from;
+    safetensors_open(&from, test_path("bad/model.safetensors"));
+    free(model.memory);
+    hf_config_write(directory, CFG, SAFETENSORS_F32, 4);
+    copy_part(&from, test_path("bad/x"), 0, 2, NULL); // every other tensor is missing
+    rename(test_path("bad/x"), test_path("bad/model.safetensors"));
+    expect_refused(directory, "no tensor");
+    copy_part(&from, test_path("bad/x"), 0, 1, NULL);
+    rename(test_path("bad/x"), test_path("bad/model.safetensors"));
+    safetensors_close(&from);
+    body_read(directory);
+
+    model = model_random(other, SAFETENSORS_F32); // another model's weights beside this config
+    hf_model_write(directory, other, model.rows, model.memory, SAFETENSORS_F32);
+    body_read(directory); // more layers than wanted: those that are wanted are there
+    free(model.memory);
+    model = model_random(longer, SAFETENSORS_F32);
+    hf_model_write(directory, longer, model.rows, model.memory, SAFETENSORS_F32);
+    expect_refused(directory, "wpe.weight is (7, 4), wanted (6, 4)");
+    free(model.memory);
+    unlink(test_path("bad/model.safetensors"));
+    expect_refused(directory, "no model.safetensors");
+}
+
+// lm_head.weight is here a copy of another tensor: a classifier of its own.
+static void test_own_classifier(void) {
+    const char* directory = directory_of("head");
+    Model model = model_random(CFG, SAFETENSORS_F32);
+    write_model(&model, directory, SAFETENSORS_F32);
+    SafeTensors from;
+    safetensors_open(&from, test_path("head/model.safetensors"));
+    copy_part(&from, test_path("head/x"), 0, 1, "lm_head.weight");
+    safetensors_close(&from);
+    rename(test_path("head/x"), test_path("head/model.safetensors"));
+    body_read(directory);
+    safetensors_open(&from, test_path("head/model.safetensors"));
+    const SafeTensorsView* head = safetensors_find(&from, "lm_head.weight");
+    const long place = (long)(head->data - from.map);
+    safetensors_close(&from);
+    FILE* file = fopen(test_path("head/model.safetensors"), "r+b");
+    fseek(file, place, SEEK_SET);
+    fputc(0x11, file);
+    fclose(file);
+    expect_refused(directory, "lm_head.weight is not the token embedding");
+    free(model.memory);
+}
+
+int main(void) {
+    static const SafeTensorsDtype dtypes[3] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
+    for (int i = 0; i < 3; i++) {
+        test_round_trip(CFG, dtypes[i]);
+        test_round_trip(LARGE, dtypes[i]);
+    }
+    test_layout();
+    test_several_files();
+    test_other_configs();
+    test_bad_weights();
+    test_own_classifier();
+    return test_done("hf_model");
+}

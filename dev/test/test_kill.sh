@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# test_kill.sh -- kill -9 at random moments of a run that saves all the time: it goes on each time, no checkpoint is ever lost
+# or torn, and at the end the run has the same bits as one that was left alone.
+#
+#     dev/test/test_kill.sh build/plain/train_gpt2 [KILLS] [SEED]      20 kills by default
+set -u
+export OMP_WAIT_POLICY=passive LC_ALL=C
+
+trainer=$(realpath "${1:?usage: test_kill.sh TRAINER [KILLS] [SEED]}")
+kills=${2:-20}
+RANDOM=${3:-$$}
+seed=$RANDOM
+parent=/tmp
+[ -w /dev/shm ] && parent=/dev/shm # flushing a disk hundreds of times shows nothing more about kills
+work=$(mktemp -d $parent/llmc_kill_XXXXXX)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+starts=0
+fail() {
+    echo "test_kill: FAILED: $*"
+    failures=$((failures + 1))
+}
+
+options=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --eval-every 50 --eval-batches 1 --sample-every 40
+    --sample-tokens 8 --samples 1 --skip-loss-z 2 --save-every 2 --keep 2 --keep-major 50 --threads 1)
+newest() { sed -n 's|^resume: from .*/step_0*\([0-9]*\), .*|\1|p' "$1"; }
+
+steps=$((80 * kills))
+"$trainer" "${options[@]}" --steps $steps --out whole >whole.txt || fail "the run without kills"
+RANDOM=$seed
+killed=0
+last=0
+finished=0
+while [ $finished = 0 ] && [ $((++starts)) -le $((20 * kills)) ]; do
+    : >out.txt
+    "$trainer" "${options[@]}" --steps $steps --resume auto --out killed >out.txt 2>err.txt &
+    process=$!
+    if [ $killed -lt "$kills" ]; then
+        if ((RANDOM % 10)); then # once in ten times at any moment of the start
+            while kill -0 $process 2>/dev/null && ! grep -q '^step' out.txt; do sleep 0.002; done
+        fi
+        sleep "0.0$(printf '%02d' $((RANDOM % 30)))"
+        kill -9 $process 2>/dev/null && killed=$((killed + 1))
+    fi
+    wait $process 2>/dev/null
+    status=$?
+    [ $status = 0 ] && finished=1
+    [ $status = 0 ] || [ $status = 137 ] || fail "start $starts: exit status $status: $(head -n 1 err.txt)"
+    grep -q . err.txt && fail "start $starts: $(head -n 1 err.txt)"
+    step=$(newest out.txt)
+    [ "${step:-$last}" -ge "$last" ] || fail "start $starts: from step $step, was at $last before"
+    last=${step:-$last}
+    [ $failures -gt 5 ] && break
+done
+[ $finished = 1 ] || fail "the run never ended"
+[ $killed = "$kills" ] || fail "$killed kills of $kills: the run is too short"
+final=step_$(printf '%08d' $steps)
+for file in model.safetensors optimizer.1of1.safetensors; do
+    cmp "whole/$final/$file" "killed/$final/$file" || fail "$file differs from that of the run without kills"
+done
+numbers() { sed -n 's/^{"kind":"\(train\|val\|sample\)","step":\([0-9]*\),"\(loss\|text\)":\("[^"]*"\|[^,}]*\).*/\1 \2 \4/p' "$1/log.jsonl"; }
+diff <(numbers whole) <(numbers killed) >diff.txt || fail "the logs differ: $(head -n 3 diff.txt)"
+left=$(cd killed && echo step_*)
+[ "$left" = "$(cd whole && echo step_*)" ] || fail "checkpoints that are left: $left"
+[ $failures = 0 ] && echo "test_kill: $killed kills of a run of $steps steps, seed $seed: ok"
+exit $((failures > 0))

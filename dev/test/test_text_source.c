@@ -1,0 +1,434 @@
+// Tests of llmc/text_source.h and llmc/packed_file.h: what the documents of each kind of file are, that
+// blocks divide them only where the tokens stay the same, going on from the start of any block, and errors.
+#include "llmc/text_source.h"
+#include "texts.h"
+
+enum { MAX_DOCUMENTS = 4096 };
+
+// All documents of a source, put together again from its blocks.
+typedef struct {
+    char* text;
+    size_t bytes, begins[MAX_DOCUMENTS], count, num_blocks;
+    TextPosition starts[MAX_DOCUMENTS];
+    size_t at_start[MAX_DOCUMENTS]; // bytes before each block
+    char error[ERROR_BYTES];        // "" if there is none
+} Documents;
+
+static TextOptions options_of(size_t block_bytes) {
+    const TextOptions options = {TEXT_BY_NAME, "text", "", block_bytes};
+    return options;
+}
+
+static void append(Documents* all, const TextBlock* block) {
+    all->starts[all->num_blocks] = block->start;
+    all->at_start[all->num_blocks++] = all->bytes;
+    for (size_t i = 0; i < block->num_documents; i++) {
+        EXPECT(block->documents[i] < block->bytes &&
+                   (i == 0 || block->documents[i - 1] < block->documents[i]),
+               "document %zu", i);
+        all->begins[all->count++] = all->bytes + block->documents[i];
+    }
+    all->text = (char*)realloc(all->text, all->bytes + block->bytes);
+    memcpy(all->text + all->bytes, block->text, block->bytes);
+    all->bytes += block->bytes;
+}
+
+// Reads from `from` to the end.
+static Documents* read_from(const char* const* paths, size_t n, TextOptions options, TextPosition from) {
+    Documents* all = (Documents*)calloc(1, sizeof(*all));
+    TextSource* source = (TextSource*)malloc(sizeof(*source));
+    TextBlock block;
+    memset(&block, 0, sizeof(block));
+    text_source_open(source, &options, paths, n);
+    int more = from.file + from.document + from.offset == 0 || text_source_seek(source, from) ? 1 : -1;
+    while (more > 0 && (more = text_source_next(source, &block)) > 0) {
+        EXPECT(block.bytes > 0 && block.read_bytes <= source->total_bytes, "");
+        append(all, &block);
+    }
+    EXPECT(more < 0 || block.read_bytes == source->total_bytes || all->bytes == 0, "%llu of %llu bytes",
+           (unsigned long long)block.read_bytes, (unsigned long long)source->total_bytes);
+    strcpy(all->error, more < 0 ? source->error : "");
+    text_block_close(&block);
+    text_source_close(source);
+    free(source);
+    return all;
+}
+
+static Documents* read_all(const char* const* paths, size_t n, TextOptions options) {
+    const TextPosition begin = {0, 0, 0};
+    return read_from(paths, n, options, begin);
+}
+
+static void documents_close(Documents* all) {
+    free(all->text);
+    free(all);
+}
+
+static int is_document(const Documents* all, size_t i, const char* text, size_t bytes) {
+    const size_t end = i + 1 < all->count ? all->begins[i + 1] : all->bytes;
+    return i < all->count && end - all->begins[i] == bytes &&
+           memcmp(all->text + all->begins[i], text, bytes) == 0;
+}
+
+// The documents of a file must be those in `wanted`, separated by '|'.
+static void expect_documents(const char* path, TextOptions options, const char* wanted) {
+    Documents* all = read_all(&path, 1, options);
+    EXPECT(!all->error[0], "%s", all->error);
+    size_t count = 0;
+    for (const char* at = wanted; *at; count++) {
+        const size_t bytes = strcspn(at, "|");
+        EXPECT(is_document(all, count, at, bytes), "%s: document %zu", path, count);
+        at += bytes + (at[bytes] == '|');
+    }
+    EXPECT(all->count == count, "%s: %zu documents, wanted %zu", path, all->count, count);
+    documents_close(all);
+}
+
+static const char* write_text(const char* name, const char* text) {
+    return test_write(name, text, strlen(text));
+}
+
+// ---- kinds of files
+
+static void test_plain(void) {
+    const TextOptions options = options_of(TEXT_BLOCK_BYTES);
+    TextOptions cut = options;
+    cut.separator = "\n--\n";
+    expect_documents(write_text("a.txt", "\n one\n\ntwo \n"), options, "\n one\n\ntwo \n");
+    expect_documents(write_text("noname", "{\"text\": 1}\n"), options, "{\"text\": 1}\n");
+    expect_documents(write_text("empty.txt", ""), options, "");
+    expect_documents(write_text("cut.txt", "a\n--\nb\n--\n\n--\n\n--\n--\nc--d\n--"), cut,
+                     "a|b|--\nc--d\n--");
+    expect_documents(write_text("uncut.txt", "\n--"), cut, "\n--");
+    expect_documents(write_text("only.txt", "\n--\n"), cut, "");
+}
+
+static void test_several(void) {
+    const char* paths[] = {write_text("1.txt", "one"), write_text("2.txt", ""), write_text("3.txt", " "),
+                           write_text("4.jsonl", "{\"text\":\"four\"}\n{\"text\":\"five\"}")};
+    Documents* all = read_all(paths, 4, options_of(TEXT_BLOCK_BYTES));
+    EXPECT(all->count == 4 && all->num_blocks == 1 && !all->error[0], "%s", all->error);
+    EXPECT(is_document(all, 0, "one", 3) && is_document(all, 1, " ", 1) && is_document(all, 3, "five", 4),
+           "");
+    documents_close(all);
+}
+
+static void test_jsonl(void) {
+    TextOptions options = options_of(TEXT_BLOCK_BYTES);
+    expect_documents(write_text("a.jsonl",
+                                "{\"text\": \"one\"}\n\n  \t\r\n{\"id\": [1, {\"text\": null}], \"text\":"
+                                " \"t\\u0077\\no\", \"x\": \"\\u0000\\ud800\"}\r\n{\"text\":\"\"}\n"
+                                "{\"text\":null}\n{\"text\":\"three\"}"),
+                     options, "one|tw\no|three");
+    options.field = "content";
+    expect_documents(write_text("a.ndjson", "{\"text\":\"a\",\"content\":\"b\"}\n"), options, "b");
+    options.format = TEXT_JSONL;
+    expect_documents(write_text("a.other", "{\"content\":\"\xC3\xA9\\u00e9\\\"\"}\n"), options,
+                     "\xC3\xA9\xC3\xA9\"");
+    options.format = TEXT_PLAIN;
+    expect_documents(write_text("b.jsonl", "{}\n"), options, "{}\n");
+}
+
+// texts.bin: for each row uint32 bytes, 0xffffffff of a null, and the bytes
+// (dev/ref/make_parquet_fixtures.py).
+static void test_parquet(void) {
+    const char* path = "dev/ref/fixtures/parquet/pyarrow_plain.parquet";
+    FILE* file = fopen("dev/ref/fixtures/parquet/texts.bin", "rb");
+    EXPECT(file, "run the tests from the top of the repository");
+    static const size_t sizes[] = {50, TEXT_BLOCK_BYTES};
+    for (int i = 0; file && i < 2; i++) {
+        Documents* all = read_all(&path, 1, options_of(sizes[i]));
+        static char text[1 << 16];
+        size_t count = 0;
+        for (uint32_t bytes; fread(&bytes, sizeof(bytes), 1, file) == 1;) {
+            if (bytes != UINT32_MAX && bytes != 0) {
+                EXPECT(fread(text, 1, bytes, file) == bytes && is_document(all, count, text, bytes),
+                       "row %zu: %s", count, all->error);
+                count++;
+            }
+        }
+        EXPECT(all->count == count && count > 50, "%zu of %zu documents", all->count, count);
+        Documents* rest = read_from(&path, 1, options_of(10), all->starts[all->num_blocks / 2]);
+        EXPECT(rest->bytes == all->bytes - all->at_start[all->num_blocks / 2], "%s", rest->error);
+        documents_close(rest);
+        documents_close(all);
+        rewind(file);
+    }
+    if (file) {
+        fclose(file);
+    }
+}
+
+// ---- errors
+
+static void expect_error(const char* path, TextOptions options, const char* wanted) {
+    Documents* all = read_all(&path, 1, options);
+    char words[256];
+    snprintf(words, sizeof(words), "%s", wanted);
+    for (char *save = NULL, *word = strtok_r(words, "|", &save); word; word = strtok_r(NULL, "|", &save)) {
+        EXPECT(strstr(all->error, word), "\"%s\" is not in \"%s\"", word, all->error);
+    }
+    documents_close(all);
+}
+
+static void test_json_errors(void) {
+    static const struct {
+        const char *text, *wanted;
+    } cases[] = {
+        {"{\"text\":\"a\"}\n{\"text\":1}\n", "bad.jsonl:2: byte 8: found '1', wanted '\"'"},
+        {"\n\n{\"id\":1,\"body\":\"\"}\n", "bad.jsonl:3: no field \"text\", found \"id\", \"body\""},
+        {"{}", "bad.jsonl:1: no field \"text\", found none at all"},
+        {"{\"text\":\"a\",\"text\":\"b\"}", "bad.jsonl:1: the field \"text\" is there twice"},
+        {"{\"text\":\"a\"", "bad.jsonl:1: byte 11: found the end of the text"},
+        {"{\"text\":\"a\n\"}", "bad.jsonl:1: byte 10: found the end of the text, wanted the end of a string"},
+        {"{\"text\":\"a\"} {\"text\":\"b\"}", "bad.jsonl:1: byte 13: found '{', wanted nothing"},
+        {"[\"text\"]", "bad.jsonl:1: byte 0: found '[', wanted '{'"},
+        {"{\"text\":\"\xC3\x28\"}", "bad.jsonl:1: byte 9: found the byte 0xc3, wanted UTF-8"},
+        {"{\"text\":\"a\",\"x\":nul}", "bad.jsonl:1: byte 16"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        expect_error(write_text("bad.jsonl", cases[i].text), options_of(TEXT_BLOCK_BYTES), cases[i].wanted);
+    }
+}
+
+static void test_parquet_errors(void) {
+    TextOptions options = options_of(TEXT_BLOCK_BYTES);
+    expect_error(write_text("bad.parquet", "PAR1 is not enough"), options, "bad.parquet: ");
+    expect_error(write_text("bad.parquet.gz", "x"), options, "bad.parquet.gz: Parquet is packed inside");
+    options.field = "none";
+    expect_error("dev/ref/fixtures/parquet/pyarrow_plain.parquet", options, "none|text");
+}
+
+typedef struct {
+    const char* path;
+} OpenCase;
+
+static void open_one(const void* argument) {
+    const OpenCase* open_case = (const OpenCase*)argument;
+    const TextOptions options = options_of(TEXT_BLOCK_BYTES);
+    TextSource source;
+    text_source_open(&source, &options, &open_case->path, 1);
+}
+
+static void test_open_errors(void) {
+    const OpenCase missing = {test_path("missing.txt")}, directory = {test_tmpdir()};
+    const OpenCase packed = {write_text("a.txt.xz", "x")}, shard = {write_text("a.bin", "x")};
+    EXPECT(test_dies(open_one, &missing, EXIT_FAILURE, "missing.txt: cannot open: No such file"), "");
+    EXPECT(test_dies(open_one, &directory, EXIT_FAILURE, "a directory"), "");
+    EXPECT(test_dies(open_one, &packed, EXIT_FAILURE, "a.txt.xz: no text by its name"), "");
+    EXPECT(test_dies(open_one, &shard, EXIT_FAILURE, "a.bin: no text by its name"), "");
+}
+
+// ---- packed files
+
+#if defined(HAVE_ZLIB) || defined(HAVE_ZSTD)
+static char* pack(const char* command, const char* from, const char* to) {
+    static char line[1024];
+    snprintf(line, sizeof(line), "%s < '%s' %s '%s'", command, from, strncmp(to, ">>", 2) ? ">" : ">>",
+             strncmp(to, ">>", 2) ? to : to + 2);
+    EXPECT(system(line) == 0, "%s", line);
+    return line;
+}
+
+// A file of two members is one text; each shorter one is truncated, but for the first member alone.
+static void test_packed(const char* command, const char* ending, const char* what) {
+    const TextOptions options = options_of(4096);
+    uint64_t state = 7;
+    enum { BYTES = 300000 };
+    char *text = (char*)malloc(BYTES), name[32], append_to[300];
+    const size_t bytes = random_text(&state, text, BYTES, 0), half = bytes / 3;
+    snprintf(name, sizeof(name), "packed.txt%s", ending);
+    const char* path = test_path(name);
+    pack(command, test_write("first", text, half), path);
+    struct stat info;
+    EXPECT(stat(path, &info) == 0, "");
+    const size_t first_bytes = (size_t)info.st_size;
+    snprintf(append_to, sizeof(append_to), ">>%s", path);
+    pack(command, test_write("second", text + half, bytes - half), append_to);
+    Documents* all = read_all(&path, 1, options);
+    EXPECT(all->count == 1 && is_document(all, 0, text, bytes), "%s", all->error);
+    documents_close(all);
+
+    FILE* file = fopen(path, "rb");
+    char* packed = (char*)malloc(BYTES);
+    const size_t packed_bytes = fread(packed, 1, BYTES, file);
+    fclose(file);
+    for (size_t n = 0; n < packed_bytes; n += 1 + packed_bytes / 50) {
+        snprintf(name, sizeof(name), "short%s", ending);
+        expect_error(test_write(name, packed, n), options, n ? what : "truncated");
+    }
+    snprintf(name, sizeof(name), "first%s", ending);
+    path = test_write(name, packed, first_bytes);
+    all = read_all(&path, 1, options);
+    EXPECT(is_document(all, 0, text, half), "%s", all->error);
+    documents_close(all);
+    snprintf(name, sizeof(name), "longer%s", ending);
+    packed[packed_bytes] = 'x';
+    expect_error(test_write(name, packed, packed_bytes + 1), options, name);
+    for (size_t at = 0; at < packed_bytes;
+         at += 1 + packed_bytes / 50) { // damaged: an error, or the same text
+        packed[at] ^= 0x41;
+        snprintf(name, sizeof(name), "damaged%s", ending);
+        path = test_write(name, packed, packed_bytes);
+        packed[at] ^= 0x41;
+        all = read_all(&path, 1, options);
+        EXPECT(strstr(all->error, name) || is_document(all, 0, text, bytes), "byte %zu", at);
+        documents_close(all);
+    }
+    free(packed);
+    free(text);
+}
+#endif
+
+#ifdef HAVE_ZSTD
+// A frame without a checksum is read to its last byte when most of its text is still to come.
+static void test_last_frame(void) {
+    enum { BYTES = 100000 };
+    static char text[BYTES];
+    uint64_t state = 9;
+    const size_t bytes = random_text(&state, text, BYTES, 1);
+    const char* path = test_path("last.txt.zst");
+    pack("zstd -qc --no-check", test_write("last", text, bytes), path);
+    Documents* all = read_all(&path, 1, options_of(100));
+    EXPECT(is_document(all, 0, text, bytes), "%s", all->error);
+    documents_close(all);
+}
+#endif
+
+// Either reads such files, or says what is missing.
+static void test_packing(void) {
+#ifdef HAVE_ZLIB
+    test_packed("gzip -c", ".gz", "truncated: its gzip data");
+#else
+    expect_error(write_text("a.txt.gz", "x"), options_of(4096),
+                 "a.txt.gz: built without zlib: install zlib1g-dev");
+#endif
+#ifdef HAVE_ZSTD
+    if (system("command -v zstd >/dev/null") == 0) {
+        test_packed("zstd -qc --check", ".zst", "truncated: its Zstandard data");
+        test_last_frame();
+    } else {
+        printf("skipped: text_source: .zst: zstd is missing (scripts/install_deps.sh)\n");
+    }
+#else
+    expect_error(write_text("a.txt.zst", "x"), options_of(4096),
+                 "a.txt.zst: built without zstd: install libzstd-dev");
+#endif
+}
+
+// ---- cuts
+
+typedef struct {
+    int ids[8192];
+    size_t count;
+} Ids;
+
+static void encode(BpeEncoder* encoder, const char* text, size_t bytes, Ids* out) {
+    size_t consumed;
+    char* copy = (char*)malloc(bytes + 1); // of exactly its size, for the address sanitizer
+    memcpy(copy, text, bytes);
+    out->count += bpe_encode(encoder, copy, bytes, BPE_ENDS, out->ids + out->count, &consumed);
+    free(copy);
+}
+
+// All places that count as safe, in random text of all kinds: the ids of both parts are those of the whole.
+static void test_cuts(BpeEncoder* encoder) {
+    static Ids whole, parts;
+    uint64_t state = 1;
+    size_t num_cuts = 0;
+    for (int round = 0; round < 3000; round++) {
+        char text[64];
+        const size_t bytes = random_text(&state, text, 1 + random_below(&state, sizeof(text)), round % 2);
+        whole.count = 0;
+        encode(encoder, text, bytes, &whole);
+        for (size_t at = 1; at < bytes; at++) {
+            if (text_is_cut_((unsigned char*)text, at, TEXT_BEFORE_BLANK_) ||
+                text_is_cut_((unsigned char*)text, at, TEXT_AT_DIGITS_)) {
+                parts.count = 0;
+                encode(encoder, text, at, &parts);
+                encode(encoder, text + at, bytes - at, &parts);
+                EXPECT(parts.count == whole.count &&
+                           memcmp(parts.ids, whole.ids, whole.count * sizeof(int)) == 0,
+                       "round %d, cut at %zu of %zu", round, at, bytes);
+                num_cuts++;
+            }
+        }
+    }
+    EXPECT(num_cuts > 9000, "%zu", num_cuts);
+}
+
+// The same document in blocks of all sizes, and from the start of every block on.
+static void test_blocks(void) {
+    uint64_t state = 3;
+    char text[3000], line[20000], *at = line;
+    const size_t bytes = random_text(&state, text, sizeof(text), 1);
+    at += sprintf(at, "{\"text\":\"short\"}\n\n{\"text\":\"");
+    for (size_t i = 0; i < bytes; i++) {
+        at += sprintf(at, (unsigned char)text[i] < ' ' ? "\\u%04x" : "%c", text[i]);
+    }
+    at += sprintf(at, "\"}\n{\"text\":\"end\"}\n");
+    TextOptions options = options_of(1);
+    options.separator = "==";
+    char cut[4000];
+    const size_t cut_bytes = (size_t)sprintf(cut, "a==%.*s====b", (int)bytes, text);
+    const char* paths[] = {write_text("first.txt", "a b"), test_write("b.jsonl", line, (size_t)(at - line)),
+                           test_write("cut.txt", cut, cut_bytes), test_write("c.txt", text, bytes)};
+    static const size_t sizes[] = {1, 2, 7, 64, 500, 3000, 10000};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        for (int with_separator = 0; with_separator < 2; with_separator++) {
+            options.block_bytes = sizes[i];
+            options.separator = with_separator ? "==" : "";
+            Documents* all = read_all(paths, 4, options);
+            EXPECT(all->count == (with_separator ? 8 : 6) && is_document(all, 0, "a b", 3) &&
+                       is_document(all, 1, "short", 5) && is_document(all, 2, text, bytes) &&
+                       is_document(all, all->count - 1, text, bytes),
+                   "%zu documents, %s", all->count, all->error);
+            EXPECT(all->num_blocks >= all->bytes / (sizes[i] + 400), "%zu blocks of %zu", all->num_blocks,
+                   sizes[i]);
+            for (size_t block = 1; block < all->num_blocks; block += 1 + all->num_blocks / 50) {
+                Documents* rest = read_from(paths, 4, options, all->starts[block]);
+                const int same = rest->bytes == all->bytes - all->at_start[block] &&
+                                 memcmp(rest->text, all->text + all->at_start[block], rest->bytes) == 0;
+                EXPECT(same && rest->count <= all->count, "from block %zu of %zu: %s", block, all->num_blocks,
+                       rest->error);
+                documents_close(rest);
+            }
+            documents_close(all);
+        }
+    }
+}
+
+static void test_seek_errors(void) {
+    const char *text = write_text("seek.txt", "a b"),
+               *lines = write_text("seek.jsonl", "{\"text\":\"a b\"}\n");
+    const TextPosition far = {0, 0, 4}, late = {0, 1, 0}, end = {1, 0, 0};
+    Documents* all = read_from(&text, 1, options_of(100), far);
+    EXPECT(strstr(all->error, "seek.txt: ends 1 bytes before"), "%s", all->error);
+    documents_close(all);
+    all = read_from(&lines, 1, options_of(100), late);
+    EXPECT(strstr(all->error, "seek.jsonl: document 1 is not there any more"), "%s", all->error);
+    documents_close(all);
+    all = read_from(&lines, 1, options_of(100), end);
+    EXPECT(!all->error[0] && all->bytes == 0, "%s", all->error);
+    documents_close(all);
+}
+
+int main(void) {
+    Bpe bpe = open_pairs();
+    BpeEncoder encoder;
+    bpe_encoder_open(&encoder, &bpe);
+    test_plain();
+    test_several();
+    test_jsonl();
+    test_parquet();
+    test_json_errors();
+    test_parquet_errors();
+    test_open_errors();
+    test_packing();
+    test_cuts(&encoder);
+    test_blocks();
+    test_seek_errors();
+    bpe_encoder_close(&encoder);
+    bpe_close(&bpe);
+    return test_done("text_source");
+}

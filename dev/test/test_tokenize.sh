@@ -1,0 +1,276 @@
+#!/usr/bin/env bash
+# test_tokenize.sh -- ./tokenize as its users and their scripts see it: the same shards from all kinds of files and
+# after any interruption, and every bad input one clear error with the right exit status.
+#
+#     dev/test/test_tokenize.sh build/plain/tokenize
+#
+# GPT2_VOCAB and TINY_TEXT name files for the checks that want them. One line for each check that fails; the last
+# line counts them.
+set -u
+export LC_ALL=C
+
+tokenize=$(realpath "${1:?usage: test_tokenize.sh TOKENIZE}")
+GPT2_VOCAB=${GPT2_VOCAB:+$(realpath "$GPT2_VOCAB")}
+TINY_TEXT=${TINY_TEXT:+$(realpath "$TINY_TEXT")}
+parquet=$(realpath dev/ref/fixtures/parquet/pyarrow_plain.parquet)
+# In memory if there is such a place: every shard is flushed to the disk, and hundreds of them take a while.
+work=$(mktemp -d /dev/shm/llmc_tokenize_XXXXXX 2>/dev/null || mktemp -d /tmp/llmc_tokenize_XXXXXX)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+checks=0
+failures=0
+
+# check WHAT COMMAND...: counts; says WHAT when the command fails.
+check() {
+    local what=$1
+    shift
+    checks=$((checks + 1))
+    if ! "$@" >check.out 2>&1; then
+        failures=$((failures + 1))
+        echo "test_tokenize: FAILED: $what: $(printf '%q ' "$@" | cut -c1-200)"
+    fi
+}
+
+# good WHAT ARGUMENTS...: the run must succeed; what it says is in stdout and stderr.
+good() {
+    local what=$1
+    shift
+    timeout 120 "$tokenize" "$@" >stdout 2>stderr
+    check "$what: exit status, $(head -n 1 stderr)" [ $? = 0 ]
+}
+
+# bad STATUS WORDS ARGUMENTS...: the run must be refused with one error that contains all of the words (separated by |).
+bad() {
+    local wanted=$1 words=$2 word status
+    shift 2
+    timeout 120 "$tokenize" "$@" >stdout 2>stderr </dev/null
+    status=$?
+    check "$*: exit status $status, wanted $wanted" [ $status = "$wanted" ]
+    check "$*: $(wc -l <stderr) lines" [ "$(wc -l <stderr)" -le 2 ]
+    while IFS= read -r -d '|' word; do
+        check "$*: \"$word\" is not in \"$(head -n 1 stderr)\"" grep -qF -- "$word" <(grep '^error: ' stderr)
+    done <<<"$words|"
+}
+
+# Headers and tokens of all shards of a prefix, in order.
+shards() { cat "$1"_val_*.bin "$1"_train_*.bin 2>/dev/null; }
+same_shards() { [ -n "$(shards "$1" | head -c 1 | od -c)" ] && cmp <(shards "$1") <(shards "$2"); }
+# Tokens of one shard as numbers, on a line.
+tokens() { tail -c +1025 "$1" | od -An -v -tu2 -w2 | tr -s ' \n' ' '; }
+header() { head -c 12 "$1" | od -An -td4 | tr -s ' ' | sed 's/^ //'; }
+
+# Merges of "the", " the" and " of"; ids 256 to 261, end-of-text 262. U+0120 spells the blank.
+make_files() {
+    local i
+    printf '#version: 0.2\nt h\nth e\n\304\240 the\no f\n\304\240 of\n\304\240 \304\240\n' >merges.txt
+    for i in {1..400}; do
+        echo "$i bottles of the beer   on the wall, $((i * i)) of 'em; don't drop the bottle no. $i"
+    done >lines.txt
+    printf 'the one\0the other' >zero.txt
+    split -l 100 lines.txt part_
+    awk '{ printf "{\"id\": %d, \"text\": \"%s\"}\n", NR, $0 }' lines.txt >lines.jsonl
+}
+vocab=(--tokenizer merges.txt)
+
+# ---- shards ----
+
+test_ids() {
+    printf 'the of the' >a.txt
+    : >empty.txt
+    printf ' of' >b
+    good "three files" "${vocab[@]}" --val-tokens 2 --out ids a.txt empty.txt b
+    check "the first tokens validate" [ "$(tokens ids_val_000000.bin)" = ' 262 257 ' ]
+    check "the others train" [ "$(tokens ids_train_000001.bin)" = ' 260 258 262 260 ' ]
+    check "the header: $(header ids_train_000001.bin)" [ "$(header ids_train_000001.bin)" = "20240520 1 4" ]
+    check "no other shards" [ "$(echo ids_*)" = "ids_train_000001.bin ids_val_000000.bin" ]
+    check "it says how many" grep -q '^6 tokens in 2 shards, ids_val_000000.bin to ids_train_000001.bin$' stdout
+    good "no validation" "${vocab[@]}" --val-tokens 0 --out ids_0 a.txt
+    check "one shard" [ "$(echo ids_0_*)" = ids_0_train_000000.bin ]
+    good "another vocabulary" "${vocab[@]}" --val-tokens 0 --out zero zero.txt
+    check "a zero is a byte" [ "$(tokens zero_train_000000.bin | wc -w)" = 12 ]
+}
+
+test_kinds() {
+    local cut=(--shard-tokens 1000 --val-tokens 500)
+    # every line is a document, without its newline
+    good "JSON" "${vocab[@]}" "${cut[@]}" --out json lines.jsonl
+    check "400 documents" grep -q '^400 documents' stdout
+    good "a separator" "${vocab[@]}" "${cut[@]}" --separator $'\n' --out separator lines.txt
+    check "the same documents" same_shards json separator
+    good "standard input" "${vocab[@]}" "${cut[@]}" --format jsonl --out stdin - <lines.jsonl
+    check "the same documents" same_shards json stdin
+    good "another field" "${vocab[@]}" "${cut[@]}" --field body --out field <(sed 's/"text"/"body"/' lines.jsonl) \
+        --format jsonl
+    check "the same documents" same_shards json field
+    for threads in 1 2 3 8; do
+        good "$threads threads" "${vocab[@]}" "${cut[@]}" --threads $threads --out threads_$threads lines.jsonl
+        check "the same shards" same_shards json threads_$threads
+    done
+    good "Parquet" "${vocab[@]}" --out parquet "$parquet"
+    check "its documents" grep -Eq '^[0-9]{3} documents' stdout
+}
+
+# packed ENDING LIBRARY COMMAND...: the tool reads what the command packs, or says what it was built without.
+packed() {
+    local ending=$1 library=$2
+    shift 2
+    command -v "$1" >/dev/null || { echo "skipped: tokenize: $1 is missing (scripts/install_deps.sh)"; return; }
+    "$@" <lines.jsonl >"lines.jsonl.$ending"
+    if ! "$tokenize" "${vocab[@]}" --restart --out "$ending" "lines.jsonl.$ending" >stdout 2>stderr; then
+        check "built without $library" grep -q "lines.jsonl.$ending: built without $library: install" stderr
+        return
+    fi
+    good "$ending" "${vocab[@]}" --shard-tokens 1000 --val-tokens 500 --restart --out "$ending" "lines.jsonl.$ending"
+    check "the same documents" same_shards json "$ending"
+    head -c 1000 "lines.jsonl.$ending" >"short.jsonl.$ending"
+    bad 1 "short.jsonl.$ending: truncated" "${vocab[@]}" --out "short_$ending" "short.jsonl.$ending"
+}
+
+# ---- interruptions ----
+
+# The run stops before shard n, which cannot be written, and goes on when it can.
+test_resume() {
+    local run=("${vocab[@]}" --shard-tokens 700 --val-tokens 900) n next
+    good "a whole run" "${run[@]}" --out whole part_a? lines.jsonl
+    check "finished" grep -q '"finished":true' whole.progress.json
+    good "again" "${run[@]}" --out whole part_a? lines.jsonl
+    check "has nothing to do" grep -q '^finished before: ' stdout
+    for n in 0 1 2 7 20; do
+        next=$(printf 'broken_%s_%06d.bin' "$([ $n -lt 2 ] && echo val || echo train)" $n)
+        mkdir "$next.part"
+        bad 1 "$next: cannot write: Is a directory" "${run[@]}" --restart --out broken part_a? lines.jsonl
+        rmdir "$next.part"
+        check "stopped" grep -q '"finished":false' broken.progress.json
+        check "after $n shards" grep -q "\"shards\":$n," broken.progress.json
+        good "going on" "${run[@]}" --out broken part_a? lines.jsonl
+        check "behind them" [ $n = 0 -o -n "$(grep "^going on after .* in $n shards$" stdout)" ]
+        check "the same shards as without the stop, after $n" same_shards whole broken
+    done
+}
+
+# A run that is killed at any moment, and whose inputs are one long document each.
+test_kill() {
+    local run=("${vocab[@]}" --shard-tokens 200000 --val-tokens 100000 --threads 1) i
+    for i in {1..100}; do cat lines.txt; done >long.txt
+    cp long.txt longer.txt
+    cat lines.txt >>longer.txt
+    good "a whole run" "${run[@]}" --out long long.txt longer.txt
+    for i in 1 4 9; do
+        rm -f killed*
+        "$tokenize" "${run[@]}" --out killed long.txt longer.txt >/dev/null 2>&1 &
+        while [ ! -e "killed_train_00000$i.bin" ] && kill -0 $! 2>/dev/null; do sleep 0.01; done
+        kill -9 $! 2>/dev/null
+        wait $! 2>/dev/null
+        good "after kill -9" "${run[@]}" --out killed long.txt longer.txt
+        check "the same shards as without the kill, $i" same_shards long killed
+    done
+    check "nothing half-written is left" [ -z "$(find . -name 'killed*.part')" ]
+}
+
+test_other_arguments() {
+    local run=("${vocab[@]}" --shard-tokens 700)
+    good "a run" "${run[@]}" --out other lines.txt
+    bad 2 "--shard-tokens is 800|other.progress.json says 700|--restart" "${vocab[@]}" --shard-tokens 800 --out other lines.txt
+    bad 2 "--val-tokens is 5|--restart" "${run[@]}" --val-tokens 5 --out other lines.txt
+    bad 2 "--field is body" "${run[@]}" --field body --out other lines.txt
+    bad 2 "input 1 is lines.jsonl|says lines.txt" "${run[@]}" --out other lines.jsonl
+    bad 2 "input 1 is zero.txt" "${run[@]}" --out other zero.txt lines.txt
+    bad 2 "input 2 is zero.txt|says nothing" "${run[@]}" --out other lines.txt zero.txt
+    printf '#version: 0.2\nt h\n' >few.txt
+    bad 2 "--tokenizer|checksum" --tokenizer few.txt --shard-tokens 700 --out other lines.txt
+    cp lines.txt changed.txt
+    good "a run" "${run[@]}" --out changed changed.txt
+    echo >>changed.txt
+    bad 2 "changed.txt is $(stat -c %s changed.txt) bytes long" "${run[@]}" --out changed changed.txt
+    good "from the beginning" "${run[@]}" --restart --out changed changed.txt
+    rm other_train_000002.bin
+    bad 1 "other_train_000002.bin: No such file|--restart" "${run[@]}" --out other lines.txt
+    rm other.progress.json
+    bad 1 "other_val_000000.bin: is there, but no other.progress.json" "${run[@]}" --out other lines.txt
+    good "fewer shards" "${vocab[@]}" --restart --out other lines.txt
+    check "remove the others" [ "$(echo other_*)" = "other_train_000001.bin other_val_000000.bin" ]
+}
+
+# ---- errors ----
+
+test_errors() {
+    bad 2 "no input" "${vocab[@]}"
+    bad 2 "--tokenizer is missing" lines.txt
+    bad 2 "--tokenizer and --train-bpe" "${vocab[@]}" --train-bpe 300 lines.txt
+    bad 2 "--train-bpe is 256" --train-bpe 256 lines.txt
+    bad 2 "--shard-token|--shard-tokens" "${vocab[@]}" --shard-token 5 lines.txt
+    bad 2 "--shard-tokens is 0" "${vocab[@]}" --shard-tokens 0 lines.txt
+    bad 1 "none.txt: cannot open" "${vocab[@]}" lines.txt none.txt
+    bad 1 "none.json" --tokenizer none.json lines.txt
+    : >merges.bin
+    bad 1 "merges.bin: no text by its name" "${vocab[@]}" merges.bin
+    bad 1 "nowhere/a.progress.json: cannot write" "${vocab[@]}" --out nowhere/a lines.txt
+    check "bad arguments leave nothing behind" [ ! -e tokens.progress.json ]
+    { head -n 7 lines.jsonl && echo '{"text": 8}' && tail -n 1 lines.jsonl; } >bad.jsonl
+    bad 1 "bad.jsonl:8: byte 9: found '8'" "${vocab[@]}" --out bad bad.jsonl
+    bad 1 'lines.jsonl:1: no field "body", found "id", "text"' "${vocab[@]}" --out bad_field --field body lines.jsonl
+    : >empty.txt
+    bad 1 "no text" "${vocab[@]}" --out empty empty.txt
+    "$tokenize" "${vocab[@]}" --out full lines.txt >/dev/full 2>stderr
+    check "a full standard output" grep -q '^error: standard output: cannot write: No space left' stderr
+}
+
+# A limit on the size of files is a disk that fills up.
+test_full_disk() {
+    trap '' XFSZ
+    (ulimit -f 8 && timeout 120 "$tokenize" "${vocab[@]}" --out disk --val-tokens 100 lines.txt >/dev/null 2>stderr)
+    trap - XFSZ
+    check "a full disk: $(head -n 1 stderr)" grep -q '^error: disk_train_000001.bin: cannot write: File too large' stderr
+    check "a full disk: nothing half-written is left" [ "$(echo disk*)" = "disk.progress.json disk_val_000000.bin" ]
+    good "when there is room" "${vocab[@]}" --out disk --val-tokens 100 lines.txt
+    check "the run goes on" grep -q "^going on after 100 tokens in 1 shards" stdout
+}
+
+# ---- vocabularies ----
+
+test_train() {
+    good "training" --train-bpe 300 --threads 2 --out trained lines.txt part_aa
+    check "five files" [ "$(echo trained.*)" = \
+        "trained.bin trained.merges.txt trained.tiktoken trained.tokenizer.json trained.vocab.json" ]
+    good "one thread" --train-bpe 300 --threads 1 --out trained_1 lines.txt part_aa
+    check "the same merges" cmp trained.merges.txt trained_1.merges.txt
+    for ending in bin merges.txt tiktoken tokenizer.json; do
+        good "with the .$ending" --tokenizer "trained.$ending" --restart --out "with" lines.txt
+        [ $ending = bin ] || check "the same shards" same_shards with with_before
+        rm -f with_before*
+        for file in with_*.bin; do mv "$file" "with_before${file#with}"; done
+    done
+    bad 1 "allows only" --train-bpe 100000 --out too_many part_aa
+}
+
+# tiktoken's ids of this text: 338025, and the end-of-text before it.
+test_gpt2() {
+    if [ -z "${GPT2_VOCAB:-}" ] || [ -z "${TINY_TEXT:-}" ]; then
+        echo "skipped: tokenize with GPT-2's vocabulary: GPT2_VOCAB and TINY_TEXT are not set"
+        return
+    fi
+    good "GPT-2's vocabulary" --tokenizer "$GPT2_VOCAB" --val-tokens 0 --out gpt2 "$TINY_TEXT"
+    check "as many tokens as tiktoken finds" [ "$(header gpt2_train_000000.bin)" = "20240520 1 338026" ]
+    check "the first of them" [ "$(head -c 1036 gpt2_train_000000.bin | tail -c 12 | od -An -tu2 | tr -s ' ')" = \
+        " 50256 5962 22307 25 198 8421" ]
+}
+
+make_files
+test_ids
+test_kinds
+packed gz zlib gzip -c
+packed zst zstd zstd -qc
+test_resume
+test_kill
+test_other_arguments
+test_errors
+test_full_disk
+test_train
+test_gpt2
+good "--help" --help
+check "--help names the options" grep -q -e '--shard-tokens' stdout
+good "--version" --version
+check "--version is one line with the name" grep -q '^tokenize [0-9]' stdout
+echo "test_tokenize: $checks checks, $failures failed"
+[ $failures = 0 ]

@@ -1,0 +1,254 @@
+/*
+attention_cudnn.cuh -- the attention of attention.cuh done by cuDNN, for bf16 and fp16: `make USE_CUDNN=1`.
+
+The same functions, for AttentionCudnn. Its plans are made when it is opened, for B sequences of exactly T
+tokens, and its workspace allocated. All else goes to the kernels of attention.cuh: other shapes, generation
+(first > 0), documents (starts), fp32, and what cuDNN refuses; attention_note says which it is.
+
+Queries, keys and values are read in place, as (B, NH, T, HS) with the strides of qkv (B, T, 3, NH, HS).
+cuDNN's statistics are our lse, natural logarithms in the same layout (B, NH, T), so each pass can follow
+either forward pass.
+
+The backward pass is asked to be deterministic. cuDNN before 9.25 does that on Hopper with a matrix of
+probabilities in its workspace, 2 B NH T T bytes: 1.5 GiB for GPT-2 124M at B = 64. The memory plan of a run
+does not count it; opening ends with an error where it does not fit.
+
+Compiled and linked with cuDNN 9.19 and cudnn-frontend 1.32. Never run on hardware.
+
+needs:   attention.cuh, which includes this; cuDNN 9; cudnn-frontend (scripts/install_deps.sh --cudnn)
+defines: CUDNN_CHECK, CUDNN_FRONTEND_CHECK, AttentionCudnn, attention_gpu_open, attention_gpu_close,
+         attention_note, attention_forward, attention_backward
+*/
+#ifndef LLMC_ATTENTION_CUDNN_CUH
+#define LLMC_ATTENTION_CUDNN_CUH
+
+#define CUDNN_FRONTEND_SKIP_JSON_LIB // of no use here, and slow to compile
+#pragma push_macro("TILE_ROWS")      // of matmul.h; cudnn-frontend uses the words for something else
+#pragma push_macro("TILE_COLS")
+#undef TILE_ROWS
+#undef TILE_COLS
+#include <cstring> // cudnn-frontend forgets it
+#include <cudnn_frontend.h>
+#pragma pop_macro("TILE_ROWS")
+#pragma pop_macro("TILE_COLS")
+
+#define CUDNN_CHECK(call)                                                                                    \
+    do {                                                                                                     \
+        const cudnnStatus_t status_ = (call);                                                                \
+        CHECK(status_ == CUDNN_STATUS_SUCCESS, "cuDNN: %s: %s", #call, cudnnGetErrorString(status_));        \
+    } while (0)
+
+#define CUDNN_FRONTEND_CHECK(call)                                                                           \
+    do {                                                                                                     \
+        cudnn_frontend::error_t error_ = (call);                                                             \
+        CHECK(error_.is_good(), "cuDNN: %s: %s", #call, error_.get_message().c_str());                       \
+    } while (0)
+
+typedef cudnn_frontend::graph::Graph CudnnGraph;
+typedef std::shared_ptr<cudnn_frontend::graph::Tensor_attributes> CudnnTensor;
+
+// A plan each for both passes over micro-batches of (B, T); both are NULL if cuDNN refuses one of them.
+typedef struct {
+    AttentionFlash flash; // takes what cuDNN does not
+    int B, T, C, NH;
+    DType dtype;
+    cudnnHandle_t handle;
+    CudnnGraph *forward, *backward;
+    void* workspace; // of one pass at a time
+    char note[512];
+} AttentionCudnn;
+
+// Names of the tensors in the graphs.
+enum { CUDNN_Q = 1, CUDNN_K, CUDNN_V, CUDNN_OUT, CUDNN_LSE, CUDNN_DOUT, CUDNN_DQ, CUDNN_DK, CUDNN_DV };
+
+// Makes `tensor` the heads (B, NH, T, HS) of rows of `row` elements: C of out, 3 C of qkv.
+static inline void attention_cudnn_heads_(cudnn_frontend::graph::Tensor_attributes& tensor, int name,
+                                          const AttentionCudnn* a, int64_t row) {
+    const int64_t HS = a->C / a->NH;
+    tensor.set_uid(name).set_dim({a->B, a->NH, a->T, HS}).set_stride({a->T * row, HS, row, 1});
+}
+
+static inline CudnnTensor attention_cudnn_input_(CudnnGraph* graph, int name, const AttentionCudnn* a,
+                                                 int64_t row) {
+    cudnn_frontend::graph::Tensor_attributes tensor;
+    attention_cudnn_heads_(tensor, name, a, row);
+    return graph->tensor(tensor);
+}
+
+static inline void attention_cudnn_output_(const CudnnTensor& tensor, int name, const AttentionCudnn* a,
+                                           int64_t row) {
+    attention_cudnn_heads_(*tensor, name, a, row);
+    tensor->set_output(true);
+}
+
+static inline void attention_cudnn_lse_(cudnn_frontend::graph::Tensor_attributes& tensor,
+                                        const AttentionCudnn* a) {
+    const int64_t T = a->T;
+    tensor.set_uid(CUDNN_LSE).set_dim({a->B, a->NH, T, 1}).set_stride({a->NH * T, T, 1, 1});
+    tensor.set_data_type(cudnn_frontend::DataType_t::FLOAT);
+}
+
+static inline CudnnGraph* attention_cudnn_graph_(DType dtype) {
+    typedef cudnn_frontend::DataType_t Type;
+    CudnnGraph* graph = new CudnnGraph();
+    graph->set_io_data_type(dtype == DTYPE_BF16 ? Type::BFLOAT16 : Type::HALF);
+    graph->set_intermediate_data_type(Type::FLOAT).set_compute_data_type(Type::FLOAT);
+    return graph;
+}
+
+// What both passes are told: causal, scores times 1 / sqrt(HS).
+template <class Attributes> static inline Attributes attention_cudnn_attributes_(const AttentionCudnn* a) {
+    Attributes attributes;
+    attributes.set_diagonal_alignment(cudnn_frontend::DiagonalAlignment_t::TOP_LEFT)
+        .set_diagonal_band_right_bound(0)
+        .set_attn_scale(1.0f / sqrtf((float)(a->C / a->NH)));
+    return attributes;
+}
+
+static inline CudnnGraph* attention_cudnn_forward_graph_(const AttentionCudnn* a) {
+    typedef cudnn_frontend::graph::SDPA_attributes Attributes;
+    CudnnGraph* graph = attention_cudnn_graph_(a->dtype);
+    const int64_t row = 3 * (int64_t)a->C;
+    const CudnnTensor q = attention_cudnn_input_(graph, CUDNN_Q, a, row),
+                      k = attention_cudnn_input_(graph, CUDNN_K, a, row),
+                      v = attention_cudnn_input_(graph, CUDNN_V, a, row);
+    Attributes attributes = attention_cudnn_attributes_<Attributes>(a);
+    attributes.set_generate_stats(true);
+    const auto results = graph->sdpa(q, k, v, attributes);
+    attention_cudnn_output_(results[0], CUDNN_OUT, a, a->C);
+    attention_cudnn_lse_(*results[1], a);
+    results[1]->set_output(true);
+    return graph;
+}
+
+static inline CudnnGraph* attention_cudnn_backward_graph_(const AttentionCudnn* a) {
+    typedef cudnn_frontend::graph::SDPA_backward_attributes Attributes;
+    CudnnGraph* graph = attention_cudnn_graph_(a->dtype);
+    const int64_t row = 3 * (int64_t)a->C;
+    const CudnnTensor q = attention_cudnn_input_(graph, CUDNN_Q, a, row),
+                      k = attention_cudnn_input_(graph, CUDNN_K, a, row),
+                      v = attention_cudnn_input_(graph, CUDNN_V, a, row),
+                      out = attention_cudnn_input_(graph, CUDNN_OUT, a, a->C),
+                      dout = attention_cudnn_input_(graph, CUDNN_DOUT, a, a->C);
+    cudnn_frontend::graph::Tensor_attributes lse;
+    attention_cudnn_lse_(lse, a);
+    Attributes attributes = attention_cudnn_attributes_<Attributes>(a);
+    attributes.set_deterministic_algorithm(true);
+    const auto results = graph->sdpa_backward(q, k, v, out, dout, graph->tensor(lse), attributes);
+    for (int i = 0; i < 3; i++) {
+        attention_cudnn_output_(results[i], CUDNN_DQ + i, a, row);
+    }
+    return graph;
+}
+
+// Whether cuDNN takes the graph; else the note says why not, in its words.
+static inline int attention_cudnn_plan_(AttentionCudnn* a, CudnnGraph* graph, const char* pass) {
+    cudnn_frontend::error_t error = graph->build(a->handle, {cudnn_frontend::HeurMode_t::A});
+    if (error.is_bad()) {
+        snprintf(a->note, sizeof(a->note), "own kernels: cuDNN refuses the %s pass: %s", pass,
+                 error.get_message().c_str());
+        a->note[strcspn(a->note, "\n")] = '\0';
+    }
+    return error.is_good();
+}
+
+static inline void attention_cudnn_drop_(AttentionCudnn* a) {
+    delete a->forward;
+    delete a->backward;
+    a->forward = a->backward = NULL;
+}
+
+static inline void attention_cudnn_allocate_(AttentionCudnn* a) {
+    int64_t forward = 0, backward = 0;
+    CUDNN_FRONTEND_CHECK(a->forward->get_workspace_size(forward));
+    CUDNN_FRONTEND_CHECK(a->backward->get_workspace_size(backward));
+    const size_t bytes = (size_t)(forward > backward ? forward : backward);
+    a->workspace = gpu_alloc(bytes, 1, "attention: cuDNN's workspace");
+    snprintf(a->note, sizeof(a->note), "cuDNN %s, workspace %.1f MiB",
+             cudnn_frontend::detail::convert_version_to_str(cudnnGetVersion()).c_str(),
+             (double)bytes / (1 << 20));
+}
+
+// On the current device, for micro-batches of B sequences of T tokens of X.
+template <class X> static inline void attention_gpu_open(AttentionCudnn* a, int B, int T, int C, int NH) {
+    memset((void*)a, 0, sizeof(*a));
+    attention_gpu_open<X>(&a->flash, B, T, C, NH);
+    a->B = B;
+    a->T = T;
+    a->C = C;
+    a->NH = NH;
+    a->dtype = DTYPE_OF(X);
+    if (a->dtype == DTYPE_FP32) {
+        snprintf(a->note, sizeof(a->note), "own kernels: cuDNN's are for bf16 and fp16");
+        return;
+    }
+    CUDNN_CHECK(cudnnCreate(&a->handle));
+    a->forward = attention_cudnn_forward_graph_(a);
+    a->backward = attention_cudnn_backward_graph_(a);
+    if (attention_cudnn_plan_(a, a->forward, "forward") &&
+        attention_cudnn_plan_(a, a->backward, "backward")) {
+        attention_cudnn_allocate_(a);
+    } else {
+        attention_cudnn_drop_(a);
+    }
+}
+
+static inline void attention_gpu_close(AttentionCudnn* a) {
+    attention_cudnn_drop_(a);
+    gpu_free(a->workspace);
+    if (a->handle) {
+        CUDNN_CHECK(cudnnDestroy(a->handle));
+    }
+    attention_gpu_close(&a->flash);
+}
+
+// Who does the attention of full micro-batches, in words.
+static inline const char* attention_note(const AttentionCudnn* a) { return a->note; }
+
+template <class X>
+static inline int attention_cudnn_takes_(const AttentionCudnn* a, int B, int T, int C, int NH) {
+    return a->forward && a->dtype == DTYPE_OF(X) && a->B == B && a->T == T && a->C == C && a->NH == NH;
+}
+
+static inline void attention_cudnn_run_(const AttentionCudnn* a, const CudnnGraph* graph,
+                                        std::unordered_map<int64_t, void*> tensors, const Gpu* gpu) {
+    CUDNN_CHECK(cudnnSetStream(a->handle, gpu->stream));
+    CUDNN_FRONTEND_CHECK(graph->execute(a->handle, tensors, a->workspace));
+}
+
+template <class X>
+static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts, int B, int T,
+                                     int first, int C, int NH, const AttentionCudnn* a, const Gpu* gpu) {
+    if (first > 0 || starts || !attention_cudnn_takes_<X>(a, B, T, C, NH)) {
+        attention_forward(out, lse, qkv, starts, B, T, first, C, NH, &a->flash, gpu);
+        return;
+    }
+    X* q = const_cast<X*>(qkv); // cuDNN's list of tensors has no const
+    attention_cudnn_run_(
+        a, a->forward,
+        {{CUDNN_Q, q}, {CUDNN_K, q + C}, {CUDNN_V, q + 2 * C}, {CUDNN_OUT, out}, {CUDNN_LSE, lse}}, gpu);
+}
+
+template <class X>
+static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, const X* out, const float* lse,
+                                      const int* starts, int B, int T, int C, int NH, AttentionCudnn* a,
+                                      const Gpu* gpu) {
+    if (starts || !attention_cudnn_takes_<X>(a, B, T, C, NH)) {
+        attention_backward(dqkv, dout, qkv, out, lse, starts, B, T, C, NH, &a->flash, gpu);
+        return;
+    }
+    X* q = const_cast<X*>(qkv);
+    attention_cudnn_run_(a, a->backward,
+                         {{CUDNN_Q, q},
+                          {CUDNN_K, q + C},
+                          {CUDNN_V, q + 2 * C},
+                          {CUDNN_OUT, const_cast<X*>(out)},
+                          {CUDNN_LSE, const_cast<float*>(lse)},
+                          {CUDNN_DOUT, const_cast<X*>(dout)},
+                          {CUDNN_DQ, dqkv},
+                          {CUDNN_DK, dqkv + C},
+                          {CUDNN_DV, dqkv + 2 * C}},
+                         gpu);
+}
+
+#endif

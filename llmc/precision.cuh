@@ -1,0 +1,28 @@
+/*
+precision.cuh -- floatX, the type of weights, activations and their gradients on the GPU, as PRECISION says;
+and how much memory the logits of a chunk of tokens may take. Comes before gpt2.h.
+
+needs:   gpu.cuh
+defines: floatX, PRECISION_NAME, GPT2_CHUNK_LOGITS
+*/
+#ifndef LLMC_PRECISION_CUH
+#define LLMC_PRECISION_CUH
+
+#include "gpu.cuh"
+
+#if defined(PRECISION_FP32)
+#define floatX float
+#define PRECISION_NAME "FP32"
+#elif defined(PRECISION_FP16)
+#define floatX fp16
+#define PRECISION_NAME "FP16"
+#else
+#define floatX bf16
+#define PRECISION_NAME "BF16"
+#endif
+
+#ifndef GPT2_CHUNK_LOGITS
+#define GPT2_CHUNK_LOGITS ((size_t)1 << 30) // 2 GiB of 16-bit logits
+#endif
+
+#endif

@@ -1,0 +1,164 @@
+/*
+resume.h -- from --resume to the checkpoint that a run goes on from, and what its command line may change.
+
+    off, 0       a new run
+    on           the newest valid checkpoint in --out; there must be one
+    auto, 1      the same, or a new run if there is no checkpoint
+    1000         step 1000 in --out
+    a directory  that checkpoint, wherever it is
+
+Options that are not given have the values that they had in the run that was saved. Those that are given and
+differ are listed; with one that would make it another run (MATH_ in the table of options), other data or
+another trainer, --override is needed.
+
+needs:   checkpoint.h options.h state.h
+defines: Resume, resume_open, resume_config, resume_check, resume_close
+*/
+#ifndef LLMC_RESUME_H
+#define LLMC_RESUME_H
+
+#include "checkpoint.h"
+
+typedef struct {
+    int is_active;
+    char path[PATH_MAX]; // of the checkpoint
+    SavedState saved;
+    int lock; // of --out, for checkpoints_open; -1: there is no such directory yet
+} Resume;
+
+static inline const char* resume_out_(const Options* options) {
+    if (!options->out[0]) {
+        die_usage("--resume %s needs the directory of the run: --out", options->resume);
+    }
+    return options->out;
+}
+
+// The newest one; `must` is set if there must be one.
+static inline void resume_newest_(Resume* r, const Options* options, int must) {
+    const char* out = resume_out_(options);
+    const int found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
+    CHECK(found >= 0, "%s: every checkpoint is damaged; --resume off begins anew", out);
+    CHECK(found > 0 || !must, "%s: no checkpoint to resume; --resume auto begins a new run then", out);
+    r->is_active = found > 0;
+}
+
+// A certain one: a step, a directory, or the name of one in --out.
+static inline void resume_certain_(Resume* r, const Options* options) {
+    char error[ERROR_BYTES];
+    struct stat info;
+    const char* which = options->resume;
+    if (strspn(which, "0123456789") == strlen(which) && strlen(which) < 18) {
+        checkpoint_path(r->path, resume_out_(options), strtoll(which, NULL, 10), "");
+    } else {
+        CHECK(snprintf(r->path, PATH_MAX, "%s", which) < PATH_MAX, "%s: the name is too long", which);
+        if (stat(which, &info) != 0 && options->out[0]) {
+            file_join(r->path, options->out, which);
+        }
+    }
+    CHECK(checkpoint_try_check(&r->saved, r->path, error), "%s", error);
+    r->is_active = 1;
+}
+
+// Puts the saved value where an option is not given.
+static inline void resume_inherit_(const Resume* r, Options* options) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        const char* value = state_option(&r->saved, row->name);
+        if (value && option_here_(row) && !(row->flags & HERE_) && !options->given[i]) {
+            CHECK(option_set_(options, row, value), "%s/state.json: --%s is %s", r->path, row->name, value);
+        }
+    }
+}
+
+// Locks --out, where nothing may change before; then finds the checkpoint, checks all of it, and takes
+// options from it: before any other setup. The options point into its state, which must stay.
+static inline void resume_open(Resume* r, Options* options) {
+    const char* how = options->resume;
+    struct stat info;
+    memset(r, 0, sizeof(*r));
+    const int is_run = !options->plan && !options->print_config && !options->verify_data;
+    const int is_used = options->out[0] && stat(options->out, &info) == 0 && S_ISDIR(info.st_mode);
+    r->lock = is_run && is_used ? checkpoint_lock(options->out) : -1;
+    if (strcmp(how, "off") == 0 || strcmp(how, "0") == 0) {
+        return;
+    }
+    const int is_auto = strcmp(how, "auto") == 0 || strcmp(how, "1") == 0;
+    if (is_auto || strcmp(how, "on") == 0) {
+        resume_newest_(r, options, !is_auto);
+    } else {
+        resume_certain_(r, options);
+    }
+    if (r->is_active) {
+        resume_inherit_(r, options);
+    }
+}
+
+// The model's configuration, from that of its files: only the state knows how much padding there was.
+static inline GPT2Config resume_config(const Resume* r, GPT2Config cfg) {
+    if (r->is_active) {
+        char error[ERROR_BYTES];
+        cfg.Vp = r->saved.padded_vocab < INT_MAX ? (int)r->saved.padded_vocab : INT_MAX;
+        CHECK(gpt2_check_config(cfg, r->path, error), "%s", error);
+    }
+    return cfg;
+}
+
+// What differs, in words.
+typedef struct {
+    FILE* file; // where it is said
+    char changes[2048];
+    size_t used;
+} ResumeChanges_;
+
+// Says that something differs; if it makes another run, it is remembered.
+static inline void resume_difference_(ResumeChanges_* c, const char* name, const char* is, const char* was,
+                                      int is_other_run) {
+    fprintf(c->file, "resume: %s is %s, was %s\n", name, is, was);
+    if (is_other_run && c->used < sizeof(c->changes)) {
+        c->used += (size_t)snprintf(c->changes + c->used, sizeof(c->changes) - c->used, "%s%s is %s, was %s",
+                                    c->used ? "; " : "", name, is, was);
+    }
+}
+
+// Lists what differs from the run that was saved, on `file`, and ends the program if that makes it another
+// run; after setup.
+static inline void resume_check(const Resume* r, const Options* options, FILE* file, const char* trainer,
+                                size_t train_tokens) {
+    ResumeChanges_ c;
+    char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
+    if (!r->is_active) {
+        return;
+    }
+    memset(&c, 0, sizeof(c));
+    c.file = file;
+    fprintf(file, "resume: from %s, %lld of %lld steps done\n", r->path, (long long)r->saved.run.step,
+            (long long)options->steps);
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        const char* before = state_option(&r->saved, row->name);
+        const char* now = option_text_(options, row, is);
+        if (before && option_here_(row) && !(row->flags & HERE_) && strcmp(before, now) != 0) {
+            snprintf(name, sizeof(name), "--%s", row->name);
+            resume_difference_(&c, name, *now ? now : "''", *before ? before : "''", row->flags & MATH_);
+        }
+    }
+    if (strcmp(trainer, r->saved.trainer) != 0) {
+        resume_difference_(&c, "the trainer", trainer, r->saved.trainer, 1);
+    }
+    if ((int64_t)train_tokens != r->saved.train_tokens) {
+        snprintf(is, sizeof(is), "%zu", train_tokens);
+        snprintf(was, sizeof(was), "%lld", (long long)r->saved.train_tokens);
+        resume_difference_(&c, "the number of training tokens", is, was, 1);
+    }
+    if (c.used && !options->override) {
+        die_usage("--resume %s: %s; with --override the run goes on so", options->resume, c.changes);
+    }
+}
+
+static inline void resume_close(Resume* r) {
+    if (r->is_active) {
+        state_close(&r->saved);
+    }
+}
+
+#endif

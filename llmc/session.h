@@ -1,0 +1,149 @@
+/*
+session.h -- one start of the program, of the many that a long run may take: when it saves, when it stops, and
+where it goes back to.
+
+    saves    every --save-every steps and at the last; on SIGUSR1; before it stops
+    stops    after the step at which SIGTERM or SIGINT came; before --max-hours are over, with time to save
+    goes back when the run has diverged and --on-divergence is rollback: to the newest checkpoint of this run
+             that was well, and on with the data that comes after the bad batches; those after it are removed
+
+Without --out nothing is saved, and signals end the program as they always do.
+
+needs:   checkpoint.h log.h options.h resume.h schedule.h signals.h state.h
+defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_close, session_next, session_report,
+session_wait, session_stopped, session_diverged, session_go_back
+*/
+#ifndef LLMC_SESSION_H
+#define LLMC_SESSION_H
+
+#include "checkpoint.h"
+#include "log.h"
+#include "resume.h"
+#include "schedule.h"
+#include "signals.h"
+
+enum { SESSION_SAVE = 1, SESSION_STOP = 2, SESSION_TRIES_ = 3 };
+
+typedef struct {
+    const Options* options;
+    int can_save;
+    Checkpoints checkpoints;
+    double end_s;          // when --max-hours are over; INFINITY: no limit
+    double longest_step_s; //
+    int64_t back_step;     // the one gone back to last,
+    int tries;             // and how often
+} Session;
+
+// `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open; `memory` is
+// NULL without --out. Before the options are logged.
+static inline void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
+                                void* memory, double start_s, RunLog* log) {
+    memset(s, 0, sizeof(*s));
+    s->options = options;
+    s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
+    s->can_save = options->out[0] != '\0';
+    if (!s->can_save) {
+        return;
+    }
+    Checkpoints* c = &s->checkpoints;
+    checkpoints_open(c, options, run, memory, resume->lock);
+    if (!resume->is_active && c->state.serial > 0) {
+        log_note(log, "note: this directory has checkpoints of an earlier run; a new one begins");
+    }
+    const size_t length = strlen(options->out);
+    const int is_here = strncmp(resume->path, options->out, length) == 0 && resume->path[length] == '/';
+    c->state.first_serial = c->state.serial + 1;
+    if (resume->is_active && is_here) {
+        c->state.first_serial = resume->saved.first_serial;
+        c->saved_step = resume->saved.run.step;
+        log_resumed(log, resume->path);
+    }
+    signals_open();
+}
+
+static inline void session_close(Session* s) {
+    if (s->can_save) {
+        checkpoints_close(&s->checkpoints);
+    }
+}
+
+// Whether --max-hours leave no time for another step and a save.
+static inline int session_is_late_(const Session* s) {
+    const Checkpoints* c = &s->checkpoints;
+    const double guess_s = checkpoints_disk_bytes(c) / 100e6; // a slow disk
+    const double save_s = s->can_save ? (c->save_s > 0 ? c->save_s : guess_s) : 0;
+    return time_now_s() + 2 * (s->longest_step_s + save_s) > s->end_s;
+}
+
+// What to do after a step, or before the first one: a sum of SESSION_SAVE and SESSION_STOP. `step_s` is what
+// the step took.
+static inline int session_next(Session* s, const RunState* run, double step_s) {
+    const Options* o = s->options;
+    const int is_end = run->step >= o->steps, asked = signals_take_save();
+    s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
+    const int stop =
+        !is_end && (signals_stop() || (run->step > 0 && isfinite(s->end_s) && session_is_late_(s)));
+    const int due = run->step > 0 && schedule_due(o->save_every, run->step, o->steps);
+    const int save = s->can_save && (due || asked || stop) && run->step != s->checkpoints.saved_step;
+    return (save ? SESSION_SAVE : 0) | (stop ? SESSION_STOP : 0);
+}
+
+// Tells the log of a save that has ended meanwhile.
+static inline void session_report(Session* s, RunLog* log) {
+    char path[PATH_MAX];
+    if (s->can_save && checkpoint_finished(&s->checkpoints, path)) {
+        log_save(log, s->checkpoints.state.run.step, path);
+    }
+}
+
+// Waits for the save under way, and tells the log.
+static inline void session_wait(Session* s, RunLog* log) {
+    char path[PATH_MAX];
+    if (s->can_save && checkpoint_wait(&s->checkpoints, path)) {
+        log_save(log, s->checkpoints.state.run.step, path);
+    }
+}
+
+// Says why the run ends before its time.
+static inline void session_stopped(const Session* s, RunLog* log, const RunState* run) {
+    const char* why = signals_stop() ? signals_name(signals_stop()) : "--max-hours";
+    log_stop(log, run->step, why, s->can_save ? "; --resume on goes on" : "");
+}
+
+// After an update that was skipped or made: whether to go back, for `reason`. Ends the program if the run has
+// diverged and does not go back; what is being saved is saved first.
+static inline int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
+    const Options* o = s->options;
+    const int most = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
+    if (!guard_divergence(&run->guard, most, o->max_loss_rise, reason)) {
+        return 0;
+    }
+    session_wait(s, log);
+    CHECK(o->on_divergence == DIVERGENCE_ROLLBACK, "step %lld: the run has diverged: %s%s",
+          (long long)run->step, reason, run->guard.consecutive ? "; the weights are those of before" : "");
+    return 1;
+}
+
+// Whether the run was well when it was saved.
+static inline int session_is_well_(const SavedState* saved, const void* session) {
+    const Session* s = (const Session*)session;
+    const UpdateGuard* guard = &saved->run.guard;
+    return saved->serial >= s->checkpoints.state.first_serial && guard->consecutive == 0 &&
+           (s->options->max_loss_rise == 0 || guard_rise(guard) <= 0.5 * s->options->max_loss_rise);
+}
+
+// Finds the checkpoint to go back to; ends the program if there is none, or if it did not help before.
+static inline void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
+    const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_well_, s);
+    CHECK(found > 0, "%s: the run has diverged: %s; it has no checkpoint to go back to", s->checkpoints.out,
+          reason);
+    s->tries = saved->run.step == s->back_step ? s->tries + 1 : 1;
+    s->back_step = saved->run.step;
+    CHECK(s->tries <= SESSION_TRIES_, "%s: the run has diverged: %s; it went back here %d times before", path,
+          reason, SESSION_TRIES_);
+    checkpoint_remove_after(s->checkpoints.out, saved->serial);
+    s->checkpoints.saved_step =
+        -1; // with data further on it is another state, which may be saved in its place
+}
+
+#endif
