@@ -431,7 +431,7 @@ static inline int checkpoint_newest(char path[PATH_MAX], SavedState* s, const ch
     for (int i = 0; i < count && !found; i++) {
         checkpoint_path(path, out, entries[i].step, "");
         if (!checkpoint_try_check(s, path, error)) {
-            fprintf(stderr, "warning: %s; the checkpoint before it is taken\n", error);
+            fprintf(stderr, "warning: %s; the checkpoint before it is tried\n", error);
         } else if (filter && !filter(s, context)) {
             state_close(s);
         } else {

@@ -4,7 +4,7 @@
     dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/ref/check_checkpoint.py [gpt2.tiktoken]
 
 Trains a small model on random token shards, opens its checkpoint with AutoModelForCausalLM.from_pretrained and compares the
-loss of validation with the trainer's; saves that model again (one file, several files, fp32, bf16, fp16, without
+loss of validation with the trainer's (in bf16, too, where `make sim PRECISION=BF16` has been run); saves that model again (one file, several files, fp32, bf16, fp16, without
 "transformer.") and lets the trainer open it; compares the tensors of the GGUF files. With GPT-2's vocabulary, the
 tokenizer of the checkpoint is opened, too. One line at the end; the exit status is the verdict.
 """
@@ -22,6 +22,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 TRAINER = os.path.abspath("./train_gpt2")
+SIMULATED = os.path.abspath("./build/sim/BF16/train_gpt2cu")
 V, T = 300, 24
 failures = 0
 
@@ -61,6 +62,20 @@ def loss_by_transformers(model, tokens, sequences):
         y = torch.tensor(tokens[1 : sequences * T + 1]).long().view(sequences, T)
         logits = model(x).logits.float()
         return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), y.view(-1)).item()
+
+
+def check_bf16(tokens):
+    """Without master weights a checkpoint holds the 16-bit weights."""
+    if not os.path.exists(SIMULATED):
+        print("skipped: bf16: no build/sim/BF16/train_gpt2cu (make sim PRECISION=BF16)")
+        return
+    train("--layers", 2, "--channels", 48, "--heads", 3, "--context", 32, "--vocab-size", V, "--train-data", "tokens.bin",
+          "--val-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 5, "--lr", 0.01, "--eval-batches", 4, "--samples", 0,
+          "--master-weights", "off", "--autotune", "off", "--out", "bf16_run", trainer=SIMULATED)
+    model = transformers.AutoModelForCausalLM.from_pretrained("bf16_run/step_00000005")
+    expect(model.dtype == torch.bfloat16, f"{model.dtype}")
+    loss = loss_by_transformers(model.float().eval(), tokens, 8)
+    expect(abs(loss - last_val("bf16_run")) < 2e-2, f"bf16: loss {loss}, the trainer's is {last_val('bf16_run')}")
 
 
 def check_imports(model, tokens_file, wanted):
@@ -144,6 +159,7 @@ def main():
         expect(model.dtype == torch.float32 and type(model).__name__ == "GPT2LMHeadModel", "the model's type")
         loss = loss_by_transformers(model.eval(), tokens, 8)
         expect(abs(loss - last_val("run")) < 1e-5, f"loss {loss}, the trainer's is {last_val('run')}")
+        check_bf16(tokens)
         check_gguf("run/step_00000020")
         check_imports(model, "tokens.bin", loss)
         if vocabulary:

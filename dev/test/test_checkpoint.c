@@ -576,7 +576,7 @@ static void test_damage(void) {
         unlink(file);
         EXPECT(!checkpoint_try_check(&state, path, error) && strstr(error, name), "no %s", name);
         char wanted[256];
-        snprintf(wanted, sizeof(wanted), "warning: |step_00000002/%s|the checkpoint before it is taken",
+        snprintf(wanted, sizeof(wanted), "warning: |step_00000002/%s|the checkpoint before it is tried",
                  name);
         EXPECT(test_dies(body_newest, &run, 3, wanted), "%s", name);
         write_all(file, text, bytes);
