@@ -120,16 +120,33 @@ theirs() { # NAME DTYPE MODEL BATCH TOTAL STEPS [OPTION...]: the same in PyTorch
 }
 theirs_list() { sed "s/.*\"$1\": \[\([^]]*\)\].*/\1/" "$2" | tr ',' '\n'; }
 
-# row SYSTEM MODEL TOTAL LOG-OF-MS PEAK: a row of the table of speed, and a line of summary.jsonl
+# Power and clock while a command runs, one line a second into FILE: watts, MHz.
+watch_card() { nvidia-smi --query-gpu=power.draw,clocks.sm --format=csv,noheader,nounits -l 1 >"$1" 2>/dev/null & }
+middle() { # COLUMN FILE: the median
+    cut -d , -f "$1" "$2" 2>/dev/null | tr -d ' ' | spread | cut -d ' ' -f 1
+}
+
+# row NAME SYSTEM MODEL TOTAL: a row of the table of speed from the milliseconds on standard input, and a line of summary.jsonl
 row() {
-    local system=$1 model=$2 total=$3 peak=$4 ms low high
-    read -r ms low high
+    local name=$1 system=$2 model=$3 total=$4 ms low high peak watts clock
+    read -r ms low high < <(spread)
     [ -n "${ms:-}" ] || return
-    awk -v s="$system" -v m="$model" -v t="$total" -v ms="$ms" -v lo="$low" -v hi="$high" -v p="$peak" 'BEGIN {
-        printf "| %s | %s | %d | %.1f | %.1f to %.1f | %.0f | %s |\n", m, s, t, ms, lo, hi, t / ms * 1e3, p }' |
-        tee -a "$summary"
-    printf '{"item":"speed","system":"%s","model":"%s","total_batch":%s,"ms":%s,"p10":%s,"p90":%s,"peak_mb":"%s"}\n' \
-        "$system" "$model" "$total" "$ms" "$low" "$high" "$peak" >>"$out/summary.jsonl"
+    peak=$(peak_of "$out/$name.jsonl") watts=$(middle 1 "$out/$name.smi") clock=$(middle 2 "$out/$name.smi")
+    awk -v s="$system" -v m="$model" -v t="$total" -v ms="$ms" -v lo="$low" -v hi="$high" -v p="$peak" -v w="$watts" \
+        -v c="$clock" -v flop="$flop_per_token" -v most="$most_flops" 'BEGIN { speed = t / ms * 1e3
+        printf "| %s | %s | %d | %.1f | %.1f to %.1f | %.0f | %.1f %% | %s | %s | %s |\n", m, s, t, ms, lo, hi, speed,
+            100 * speed * flop / most, p, w, c }' | tee -a "$summary"
+    printf '{"item":"speed","system":"%s","model":"%s","total_batch":%s,"ms":%s,"p10":%s,"p90":%s,"peak_mb":"%s","watts":"%s","mhz":"%s"}\n' \
+        "$system" "$model" "$total" "$ms" "$low" "$high" "$peak" "$watts" "$clock" >>"$out/summary.jsonl"
+}
+
+# Sets what an MFU is a part of: FLOP of a token, and the most FLOP/s of the card, as the trainer's plan has them.
+set_ceiling() {
+    local plan
+    # shellcheck disable=SC2046
+    plan=$("$(trainer BF16)" $(model_options "$1") --train-data "$shard" --seq-len $seq_len --batch 1 --steps 1 --plan 2>/dev/null)
+    flop_per_token=$(sed -n 's/^work: .* tokens of \([^ ]*\) FLOP.*/\1/p' <<<"$plan")
+    most_flops=$(sed -n 's/^speed: .* the peak of \([^ ]*\) GFLOP.*/\1e9/p' <<<"$plan")
 }
 peak_of() { sed -n 's/.*"peak_mb":[ ]*\([0-9]*\).*/\1/p' "$1" | tail -n 1; }
 
@@ -153,29 +170,34 @@ item_tests() {
     done
 }
 
+# compare NAME SYSTEM COMMAND...: a row; the command is `ours` or `theirs` with its arguments
+compare() {
+    local name=$1 system=$2 model=$5 total=$7
+    shift 2
+    watch_card "$out/$name.smi"
+    local watcher=$!
+    "$1" "$name" "${@:2}" && {
+        if [ "$1" = ours ]; then field ms "$out/$name.jsonl"; else theirs_list ms "$out/$name.jsonl"; fi
+    } | tail -n +$((warm + 1)) | row "$name" "$system" "$model" "$total"
+    kill $watcher 2>/dev/null
+}
+
 item_speed() {
-    local model batch total steps name
+    local model batch total steps entry
     say "" && say "## Speed: T=$seq_len, random tokens, median of the steps after the first $warm" && say ""
-    say "| model | system | tokens of an update | ms | p10 to p90 | tok/s | peak MB |"
-    say "|---|---|---:|---:|---:|---:|---:|"
-    for name in "${models[@]}"; do
-        read -r model batch total steps <<<"$name"
-        ours "speed-$model" BF16 "$model" "$batch" "$total" "$steps" &&
-            field ms "$out/speed-$model.jsonl" | tail -n +$((warm + 1)) | spread |
-            row "ours BF16" "$model" "$total" "$(peak_of "$out/speed-$model.jsonl")"
-        theirs "speed-$model-pytorch" bf16 "$model" "$batch" "$total" "$steps" &&
-            theirs_list ms "$out/speed-$model-pytorch.jsonl" | tail -n +$((warm + 1)) | spread |
-            row "PyTorch compile" "$model" "$total" "$(peak_of "$out/speed-$model-pytorch.jsonl")"
+    say "| model | system | tokens of an update | ms | p10 to p90 | tok/s | MFU | peak MB | W | MHz |"
+    say "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    for entry in "${models[@]}"; do
+        read -r model batch total steps <<<"$entry"
+        set_ceiling "$model"
+        compare "speed-$model" "ours BF16" ours BF16 "$model" "$batch" "$total" "$steps"
+        compare "speed-$model-pytorch" "PyTorch compile" theirs bf16 "$model" "$batch" "$total" "$steps"
     done
-    read -r model batch total steps <<<"${models[0]}" # once more: the noise
-    ours "speed-$model-again" BF16 "$model" "$batch" "$total" "$steps" &&
-        field ms "$out/speed-$model-again.jsonl" | tail -n +$((warm + 1)) | spread |
-        row "ours BF16, again" "$model" "$total" "$(peak_of "$out/speed-$model-again.jsonl")"
-    if [ $toy = off ]; then # PyTorch at its best
-        theirs "speed-$model-pytorch-best" bf16 "$model" "$batch" "$total" "$steps" --compile max-autotune-no-cudagraphs &&
-            theirs_list ms "$out/speed-$model-pytorch-best.jsonl" | tail -n +$((warm + 1)) | spread |
-            row "PyTorch max-autotune" "$model" "$total" "$(peak_of "$out/speed-$model-pytorch-best.jsonl")"
-    fi
+    read -r model batch total steps <<<"${models[0]}" # once more: the noise; and PyTorch at its best
+    set_ceiling "$model"
+    compare "speed-$model-again" "ours BF16, again" ours BF16 "$model" "$batch" "$total" "$steps"
+    [ $toy = on ] || compare "speed-$model-pytorch-best" "PyTorch max-autotune" theirs bf16 "$model" "$batch" "$total" "$steps" \
+        --compile max-autotune-no-cudagraphs
 }
 
 item_kernels() {

@@ -5,8 +5,8 @@
 #     plain     all tests as `make` builds them for this machine
 #     asan      the same with gcc's address and undefined-behaviour sanitizers
 #     tsan      what has threads of its own, with gcc's race detector (OpenMP's it does not understand)
-#     narrow    for the oldest machine of this kind: 128-bit vectors, no fused multiply-add on x86-64
-#     avx2      256-bit vectors
+#     narrow    what uses vectors, for the oldest machine of this kind: 128 bits, no fused multiply-add on x86-64
+#     avx2      the same with 256 bits
 #     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
@@ -110,6 +110,7 @@ links() { "$@" -x c -o /dev/null - 2>/dev/null <<<'#include <omp.h>
 int main(void) { return omp_get_max_threads() == 0; }'; }
 
 sanitizers="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+vector_tests=(test_vec test_matmul test_attention test_encoder test_layernorm test_gelu test_classifier test_adamw test_bpe test_gpt2)
 quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
 
 run lint dev/test/lint.sh
@@ -128,12 +129,12 @@ run asan dev/test/test_tokenize.sh build/asan/tokenize
 build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g -fsanitize=thread"
 run tsan build/tsan/test_dataloader
 
-build narrow tests MARCH=
-run_tests narrow
+build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
+run_tests narrow "${vector_tests[@]}"
 
 if has_cpu avx2 && has_cpu fma; then
-    build avx2 tests MARCH=-march=haswell
-    run_tests avx2
+    build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell
+    run_tests avx2 "${vector_tests[@]}"
 else
     skip "avx2: this machine has no AVX2"
 fi
