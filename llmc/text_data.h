@@ -185,7 +185,7 @@ static inline char* text_data_shards(const TextData* text, const char* list) {
 static inline void text_data_remove(const char* directory) {
     char path[PATH_MAX + 2];
     glob_t files;
-    snprintf(path, sizeof(path), "%s/*", directory);
+    file_join(path, directory, "*");
     if (glob(path, 0, NULL, &files) == 0) {
         for (size_t i = 0; i < files.gl_pathc; i++) {
             unlink(files.gl_pathv[i]);
