@@ -352,17 +352,31 @@ typedef struct {
     double peak;     // FLOP/s
 } Run;
 
-// Copies all that the run is, and starts to save the copy.
+// Whether steps follow a save, as they do while a thread writes a copy. A run that saves only at its end does
+// without that memory, and what it saves at a signal is waited for.
+static int saves_copies(const Options* o) { return o->save_every > 0 && o->save_every < o->steps; }
+
+// Copies all that the run is, and starts to save the copy; or saves the model itself.
 static void save(Run* run) {
     const GPT2* model = run->model;
     Checkpoints* copy = &run->session->checkpoints;
+    const int copies = saves_copies(run->options);
     session_wait(run->session, run->log);
-    memcpy(copy->params, model->params_memory, copy->params_bytes);
-    memcpy(copy->m, model->m_memory, copy->state_bytes);
-    memcpy(copy->v, model->v_memory, copy->state_bytes);
+    if (copies) {
+        memcpy(copy->params, model->params_memory, copy->params_bytes);
+        memcpy(copy->m, model->m_memory, copy->state_bytes);
+        memcpy(copy->v, model->v_memory, copy->state_bytes);
+    } else {
+        copy->params = model->params_memory;
+        copy->m = (float*)model->m_memory;
+        copy->v = (float*)model->v_memory;
+    }
     run->state.sequence = (int64_t)run->train->next;
     run->state.samples_at = (int64_t)run->generator->rng.at;
     checkpoint_start(copy, &run->state);
+    if (!copies) {
+        session_wait(run->session, run->log);
+    }
 }
 
 // Puts the run where it was when the checkpoint was made.
@@ -467,7 +481,7 @@ static void memory_plan(PlanMemory plan[7], GPT2Config cfg, const Options* o) {
         {"AdamW m", params},
         {"v", params},
         {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute)},
-        {"copy to save", o->out[0] ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0},
+        {"copy to save", saves_copies(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0},
         {NULL, 0}};
     memcpy(plan, kinds, sizeof(kinds));
 }
@@ -553,8 +567,9 @@ static int trainer(int argc, char** argv) {
     setup_loaders(&train_loader, &val_loader, &data, &options);
     gpt2_open(&model, cfg, options.batch, options.seq_len, options.recompute);
     generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
-    void* copy =
-        options.out[0] ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save") : NULL;
+    void* copy = saves_copies(&options)
+                     ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save")
+                     : NULL;
     const CheckpointRun checkpoint_run = {
         TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&data), data.train.tokens};
     session_open(&session, &options, &resume, checkpoint_run, copy, start_s, &log);

@@ -19,10 +19,9 @@ where training by merges has made it. In the order of GPT-2, which files of merg
 single bytes, then comes one id per merge, and end-of-text is the last.
 
 Speed. Classes of characters come as bits, 64 bytes at a time, and the pattern's cuts from shifts of these
-bits (gigatoken does so). Most pieces are then found in the cache by their first 15 or 31 bytes. Merging is
-linear in the length of the piece (bpe_merge_long_), so no text is slow. One core of a Sapphire Rapids Xeon:
-370 MB/s of English already seen (110 million tokens), 120 MB/s of a new text, a megabyte of one letter in
-26 ms.
+bits (gigatoken does so). Most pieces are then found in a cache by their first 15 or 31 bytes, several at a
+time, so that they come from memory together. Merging is linear in the length of the piece (bpe_merge_long_),
+so no text is slow. dev/bench/results has what was measured (make bench-tokenizer).
 
 needs:   check.h, vec.h (ALWAYS_INLINE), unicode_tables.h
 defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token, bpe_find, bpe_cut,
@@ -781,28 +780,36 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
 
 // ---- encoding
 
-// A piece and its ids, in one cache line. A key is 2 words (pieces of up to 15 bytes) or 4 words (31), whose
-// last byte is the length, so the key 0 is no piece; after it come the number of ids and the ids.
+// A piece of up to 15 bytes (as its key, which is never 0) and its ids, if it has no more than 4; two slots
+// fill a cache line.
+typedef struct {
+    uint64_t key[2];
+    uint32_t ids[4]; // and in the highest byte of the first their number
+} BpeShortSlot_;
+
+// A piece of up to 31 bytes, a key of 4 words; after it come the number of ids and the ids. A cache line.
 typedef union {
     uint64_t key[8];
     int32_t ids[16];
 } BpeSlot_;
 
-// 8 MiB, from where check_alloc asks for huge pages: 1/8 faster than 4 MiB, which is 1/4 faster than 2 MiB.
-enum { BPE_SHORT_SLOTS_BITS_ = 18, BPE_LONG_SLOTS_BITS_ = 14 };
+// 16 MiB and 4 MiB, from where check_alloc asks for huge pages. Half of the short ones is 1/5 slower on text
+// seen before (110 MB, 281,708 different pieces), twice of them is slower on new text.
+enum { BPE_SHORT_SLOTS_BITS_ = 19, BPE_LONG_SLOTS_BITS_ = 16, BPE_SHORT_IDS_ = 4, BPE_LONG_IDS_ = 7 };
 
 enum { BPE_LOOKUPS_ = 32 }; // pieces whose slots come from memory at a time
 
 typedef struct {
     const Bpe* bpe;
-    BpeSlot_ *short_slots, *long_slots; // keys of 2 and 4 words; a piece has two slots side by side
+    BpeShortSlot_* short_slots; // of either a piece has two slots side by side, the latest used first
+    BpeSlot_* long_slots;
     BpeMerger_ merger;
 } BpeEncoder;
 
 static inline void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe) {
     encoder->bpe = bpe;
     encoder->short_slots =
-        (BpeSlot_*)check_alloc((size_t)1 << BPE_SHORT_SLOTS_BITS_, sizeof(BpeSlot_), "BPE cache");
+        (BpeShortSlot_*)check_alloc((size_t)1 << BPE_SHORT_SLOTS_BITS_, sizeof(BpeShortSlot_), "BPE cache");
     encoder->long_slots =
         (BpeSlot_*)check_alloc((size_t)1 << BPE_LONG_SLOTS_BITS_, sizeof(BpeSlot_), "BPE cache");
     bpe_merger_open_(&encoder->merger, bpe->vocab_size);
@@ -823,31 +830,6 @@ static inline size_t bpe_encode_piece_(BpeEncoder* encoder, const unsigned char*
         return 1;
     }
     return bpe_merge_(encoder->bpe, &encoder->merger, piece, n, ids);
-}
-
-// The same for a piece that is not in the first slot of its two. Afterwards it is, if there is room for its
-// ids, and what was there is in the second.
-__attribute__((noinline, unused)) static size_t bpe_encode_miss_(BpeEncoder* encoder, BpeSlot_ slots[2],
-                                                                 const uint64_t* key, int words,
-                                                                 const unsigned char* piece, size_t n,
-                                                                 int* ids) {
-    const size_t key_bytes = (size_t)words * sizeof(uint64_t);
-    BpeSlot_ slot = slots[1];
-    size_t count = (size_t)slot.ids[2 * words];
-    if (memcmp(slot.key, key, key_bytes) == 0) {
-        memcpy(ids, &slot.ids[2 * words + 1], count * sizeof(int));
-    } else {
-        count = bpe_encode_piece_(encoder, piece, n, ids);
-        if (count > (size_t)(15 - 2 * words)) {
-            return count;
-        }
-        memcpy(slot.key, key, key_bytes);
-        slot.ids[2 * words] = (int32_t)count;
-        memcpy(&slot.ids[2 * words + 1], ids, count * sizeof(int));
-    }
-    slots[1] = slots[0];
-    slots[0] = slot;
-    return count;
 }
 
 // Sets the key of a piece of n < 8 * words bytes, of which 8 * words can be read, and returns its hash, whose
@@ -873,43 +855,96 @@ ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words,
 typedef struct {
     const unsigned char* text;
     size_t bytes;
-    BpeSlot_* slots; // the two in which it may be, on their way from memory; NULL if it is too long for them
+    BpeShortSlot_* short_slots; // the two in which it may be, on their way from memory,
+    BpeSlot_* long_slots;       // or these; both NULL if it is too long
     uint64_t key[4];
 } BpeLookup_;
+
+ALWAYS_INLINE void bpe_look_up_long_(const BpeEncoder* encoder, const unsigned char* piece, size_t n,
+                                     BpeLookup_* lookup) {
+    const uint64_t hash = bpe_key_(piece, n, 4, lookup->key);
+    lookup->long_slots = &encoder->long_slots[hash >> (65 - BPE_LONG_SLOTS_BITS_) << 1];
+}
 
 // Begins to look up a piece, behind whose start `left` bytes can be read.
 ALWAYS_INLINE void bpe_look_up_(const BpeEncoder* encoder, const unsigned char* piece, size_t n, size_t left,
                                 BpeLookup_* lookup) {
     lookup->text = piece;
     lookup->bytes = n;
+    lookup->short_slots = NULL;
+    lookup->long_slots = NULL;
     if (n < 16 && left >= 16) {
         const uint64_t hash = bpe_key_(piece, n, 2, lookup->key);
-        lookup->slots = &encoder->short_slots[hash >> (65 - BPE_SHORT_SLOTS_BITS_) << 1];
+        lookup->short_slots = &encoder->short_slots[hash >> (65 - BPE_SHORT_SLOTS_BITS_) << 1];
+        __builtin_prefetch(lookup->short_slots);
     } else if (n < 32 && left >= 32) {
-        const uint64_t hash = bpe_key_(piece, n, 4, lookup->key);
-        lookup->slots = &encoder->long_slots[hash >> (65 - BPE_LONG_SLOTS_BITS_) << 1];
-    } else {
-        lookup->slots = NULL;
+        bpe_look_up_long_(encoder, piece, n, lookup);
+        __builtin_prefetch(lookup->long_slots);
     }
-    __builtin_prefetch(lookup->slots);
 }
 
-// The ids of a piece of less than 8 * words bytes; room for so many ids.
-ALWAYS_INLINE size_t bpe_encode_cached_(BpeEncoder* encoder, const BpeLookup_* lookup, int words, int* ids) {
-    BpeSlot_* slot = lookup->slots;
-    uint64_t differ = 0;
-    for (int i = 0; i < words; i++) {
-        differ |= slot->key[i] ^ lookup->key[i];
+// The ids of a piece that is in its long slots, or should be: afterwards it is, if it has no more ids than
+// fit.
+__attribute__((noinline, unused)) static size_t bpe_encode_long_(BpeEncoder* encoder,
+                                                                 const BpeLookup_* lookup, int* ids) {
+    BpeSlot_ *slots = lookup->long_slots, slot = slots[0];
+    const int in_first = memcmp(slot.key, lookup->key, sizeof(lookup->key)) == 0;
+    slot = in_first ? slot : slots[1];
+    size_t count = (size_t)slot.ids[8];
+    if (memcmp(slot.key, lookup->key, sizeof(lookup->key)) == 0) {
+        memcpy(ids, &slot.ids[9], count * sizeof(int));
+    } else {
+        count = bpe_encode_piece_(encoder, lookup->text, lookup->bytes, ids);
+        if (count > BPE_LONG_IDS_) {
+            return count;
+        }
+        memcpy(slot.key, lookup->key, sizeof(lookup->key));
+        slot.ids[8] = (int32_t)count;
+        memcpy(&slot.ids[9], ids, count * sizeof(int));
     }
-    if (__builtin_expect(differ != 0, 0)) {
-        return bpe_encode_miss_(encoder, slot, lookup->key, words, lookup->text, lookup->bytes, ids);
-    }
-    const size_t count = (size_t)slot->ids[2 * words];
-    memcpy(ids, &slot->ids[2 * words + 1], 4 * sizeof(int));
-    if (__builtin_expect(count > 4, 0)) {
-        memcpy(ids, &slot->ids[2 * words + 1], (size_t)(15 - 2 * words) * sizeof(int));
+    if (!in_first) {
+        slots[1] = slots[0];
+        slots[0] = slot;
     }
     return count;
+}
+
+// The ids of a short piece that is not in the first of its slots; afterwards it is, if it has no more ids
+// than fit. If it is not in the second either, it may be in a long one.
+__attribute__((noinline, unused)) static size_t bpe_encode_miss_(BpeEncoder* encoder,
+                                                                 const BpeLookup_* lookup, int* ids) {
+    BpeShortSlot_ *slots = lookup->short_slots, slot = slots[1];
+    size_t count = slot.ids[0] >> 24;
+    if (memcmp(slot.key, lookup->key, sizeof(slot.key)) == 0) {
+        memcpy(ids, slot.ids, count * sizeof(int));
+        ids[0] &= BPE_NONE_;
+    } else {
+        unsigned char padded[32] = {0};
+        BpeLookup_ again = *lookup;
+        memcpy(padded, lookup->text, lookup->bytes);
+        bpe_look_up_long_(encoder, padded, lookup->bytes, &again);
+        count = bpe_encode_long_(encoder, &again, ids);
+        if (count > BPE_SHORT_IDS_) {
+            return count;
+        }
+        memcpy(slot.key, lookup->key, sizeof(slot.key));
+        memcpy(slot.ids, ids, count * sizeof(int));
+        slot.ids[0] |= (uint32_t)count << 24;
+    }
+    slots[1] = slots[0];
+    slots[0] = slot;
+    return count;
+}
+
+// The ids of a short piece; room for 4.
+ALWAYS_INLINE size_t bpe_encode_short_(BpeEncoder* encoder, const BpeLookup_* lookup, int* ids) {
+    const BpeShortSlot_* slot = lookup->short_slots;
+    if (__builtin_expect(((slot->key[0] ^ lookup->key[0]) | (slot->key[1] ^ lookup->key[1])) != 0, 0)) {
+        return bpe_encode_miss_(encoder, lookup, ids);
+    }
+    memcpy(ids, slot->ids, sizeof(slot->ids));
+    ids[0] &= BPE_NONE_;
+    return slot->ids[0] >> 24;
 }
 
 // The ids of pieces that have been looked up, one after another.
@@ -917,9 +952,9 @@ ALWAYS_INLINE size_t bpe_encode_lookups_(BpeEncoder* encoder, const BpeLookup_* 
     size_t count = 0;
     for (size_t i = 0; i < n; i++) {
         const BpeLookup_* lookup = &lookups[i];
-        count += lookup->slots == NULL ? bpe_encode_piece_(encoder, lookup->text, lookup->bytes, ids + count)
-                 : lookup->bytes < 16  ? bpe_encode_cached_(encoder, lookup, 2, ids + count)
-                                       : bpe_encode_cached_(encoder, lookup, 4, ids + count);
+        count += lookup->short_slots  ? bpe_encode_short_(encoder, lookup, ids + count)
+                 : lookup->long_slots ? bpe_encode_long_(encoder, lookup, ids + count)
+                                      : bpe_encode_piece_(encoder, lookup->text, lookup->bytes, ids + count);
     }
     return count;
 }

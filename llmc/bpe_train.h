@@ -22,11 +22,13 @@ How it works. Each different piece is kept once, with its count, and all of them
 place for each byte. A pair is listed with its places at the step that makes the younger of its tokens: all
 its places arise at that step, and later ones only take some away. So its count only falls, and a heap with
 counts that may be too high finds the best pair: if the count on top is no more right, it sinks to where it
-belongs. A step costs as much as its pair has places, and no place joins more often than a piece has bytes.
+belongs. A step costs as much as its pair has places, and all steps together join no more often than the
+different pieces have bytes.
 
-Memory: for each thread 64 to 128 bytes for each different piece that it has seen, and the bytes of those
-longer than 15. While running 24 to 28 bytes for each byte of the different pieces at most, and 48 to 80 for
-each different pair.
+Memory does not grow with the text but with the different pieces in it: for each thread 64 to 128 bytes for
+each that it has seen, and the bytes of those longer than 15. While running at most 20 for each byte of the
+different pieces, 28 for each of them, and 160 for each different pair. 789 MB of documentation and sources
+have 1.1 million different pieces; 50,257 ids then took 577 MB on 2 threads.
 
 needs:   bpe.h check.h, OpenMP for more than one thread
 defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_trainer_add_by, bpe_trainer_run,

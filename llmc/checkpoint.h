@@ -563,7 +563,8 @@ static inline int checkpoint_lock(const char* out) {
     return fd;
 }
 
-// Prepares to save into --out, which exists. `memory` has checkpoints_bytes, belongs to the caller and stays,
+// Prepares to save into --out, which exists. `memory` has checkpoints_bytes, belongs to the caller and stays
+// (NULL: the caller points params, m and v to its own, and waits for every save before it changes them),
 // as do options and what `run` points to. `lock` is that of checkpoint_lock, or -1 if it is to be taken now;
 // checkpoints_close releases it. There must be room on the disk for at least one checkpoint.
 static inline void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory,
@@ -578,9 +579,11 @@ static inline void checkpoints_open(Checkpoints* c, const Options* options, Chec
     c->saved_step = -1;
     c->params_bytes = gpt2_parameter_rows_of(c->rows, run.cfg, safetensors_dtype_bytes(run.dtype));
     c->state_bytes = gpt2_parameter_rows_of(c->state_rows, run.cfg, sizeof(float));
-    c->params = memory;
-    c->m = (float*)((char*)memory + c->params_bytes);
-    c->v = (float*)((char*)memory + c->params_bytes + c->state_bytes);
+    if (memory) {
+        c->params = memory;
+        c->m = (float*)((char*)memory + c->params_bytes);
+        c->v = (float*)((char*)memory + c->params_bytes + c->state_bytes);
+    }
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train_tokens;
     c->state.padded_vocab = run.cfg.Vp;

@@ -34,8 +34,8 @@ typedef struct {
     int tries;             // and how often
 } Session;
 
-// `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open; `memory` is
-// NULL without --out. Before the options are logged.
+// `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open; `memory` may
+// be NULL. Before the options are logged.
 static inline void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
                                 void* memory, double start_s, RunLog* log) {
     memset(s, 0, sizeof(*s));

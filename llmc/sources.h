@@ -12,8 +12,9 @@ of those that it would not give too much: that always works (R. Tijdeman, "The c
 Discrete Mathematics 32, 1980).
 
 needs:   check.h, pack.h, tokens.h
-defines: DataSource, DataSources, sources_kind, sources_open_files, sources_open_memory, sources_split_tail,
-sources_pack, sources_find, sources_epoch, sources_print, sources_verify, sources_close
+defines: DataSource, DataSources, SourceList, sources_read_list, sources_kind, sources_open_files,
+sources_open_memory, sources_split_tail, sources_pack, sources_find, sources_epoch, sources_print,
+sources_verify, sources_close
 */
 #ifndef LLMC_SOURCES_H
 #define LLMC_SOURCES_H
@@ -116,9 +117,10 @@ typedef struct {
     const char* names[SOURCES_MAX_];
     uint64_t weights[SOURCES_MAX_];
     int count;
-} SourceList_;
+} SourceList;
 
-static inline void sources_read_list_(SourceList_* list, const char* text) {
+// Takes a list apart: the names, each with its weight in millionths. The caller frees list->text.
+static inline void sources_read_list(SourceList* list, const char* text) {
     list->text = strdup(text);
     CHECK(list->text, "%s: no memory", text);
     list->count = sources_cut_list_(list->text, text, list->names, list->weights);
@@ -126,8 +128,8 @@ static inline void sources_read_list_(SourceList_* list, const char* text) {
 
 // Whether the list names tokens or text. Opens nothing.
 static inline TokensKind sources_kind(const char* text) {
-    SourceList_ list;
-    sources_read_list_(&list, text);
+    SourceList list;
+    sources_read_list(&list, text);
     const TokensKind kind = tokens_kind(list.names[0]);
     for (int i = 1; i < list.count; i++) {
         CHECK(tokens_kind(list.names[i]) == kind,
@@ -200,8 +202,8 @@ static inline void sources_open_(DataSources* sources, const char* const* names,
 
 static inline void sources_open_files(DataSources* sources, const char* text, TokensFormat format,
                                       int vocab_size) {
-    SourceList_ list;
-    sources_read_list_(&list, text);
+    SourceList list;
+    sources_read_list(&list, text);
     sources_open_(sources, list.names, list.count);
     sources_set_shares_(sources, list.weights);
     sources_take_turns_(sources);
@@ -328,9 +330,9 @@ static inline void sources_print(FILE* file, const DataSources* sources, uint64_
 
 // Checks every file of a list (tokens_verify_file), a line each. Returns how many are bad.
 static inline int sources_verify(FILE* file, const char* text, TokensFormat format, int vocab_size) {
-    SourceList_ list;
+    SourceList list;
     int bad = 0;
-    sources_read_list_(&list, text);
+    sources_read_list(&list, text);
     for (int i = 0; i < list.count; i++) {
         glob_t files = tokens_list(list.names[i]);
         for (size_t k = 0; k < files.gl_pathc; k++) {

@@ -160,13 +160,13 @@ static inline void text_data_encode_(const TextData* text, const char* name, cha
 
 // The list of shards for a list of text, encoded now where they are not there. The caller frees it.
 static inline char* text_data_shards(const TextData* text, const char* list) {
-    SourceList_ sources;
+    SourceList sources;
     char *shards = NULL, prefix[PATH_MAX];
     size_t bytes = 0;
     if (strpbrk(text->directory, ",*?[\\")) {
         die_usage("--out %s: wanted a name without , * ? [ \\ where text is encoded", text->directory);
     }
-    sources_read_list_(&sources, list);
+    sources_read_list(&sources, list);
     FILE* out = open_memstream(&shards, &bytes);
     CHECK(out, "no memory for the names of %d sources", sources.count);
     for (int i = 0; i < sources.count; i++) {
@@ -183,7 +183,7 @@ static inline char* text_data_shards(const TextData* text, const char* list) {
 
 // Removes shards that nothing needs any more: the run has mapped them.
 static inline void text_data_remove(const char* directory) {
-    char path[PATH_MAX];
+    char path[PATH_MAX + 2];
     glob_t files;
     snprintf(path, sizeof(path), "%s/*", directory);
     if (glob(path, 0, NULL, &files) == 0) {
@@ -200,11 +200,11 @@ static inline void text_data_remove(const char* directory) {
 // Trains a vocabulary of so many ids on all sources of the list, whatever their weights.
 static inline void text_data_train(Bpe* bpe, const char* list, const char* field, int vocab_size,
                                    FILE* screen) {
-    SourceList_ sources;
+    SourceList sources;
     BpeTrainer trainer;
     uint64_t bytes = 0;
     const double start_s = time_now_s();
-    sources_read_list_(&sources, list);
+    sources_read_list(&sources, list);
     bpe_trainer_open(&trainer, tokenize_cores());
     for (int i = 0; i < sources.count; i++) {
         TextReading_ reading;
@@ -228,8 +228,8 @@ static inline void text_data_train(Bpe* bpe, const char* list, const char* field
 // Ends the program if the list names text that has to be taken out of its file first: bytes are read as they
 // are.
 static inline void text_data_require_plain(const char* list) {
-    SourceList_ sources;
-    sources_read_list_(&sources, list);
+    SourceList sources;
+    sources_read_list(&sources, list);
     for (int i = 0; i < sources.count; i++) {
         glob_t files = tokens_list(sources.names[i]);
         for (size_t k = 0; k < files.gl_pathc; k++) {

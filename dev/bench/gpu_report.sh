@@ -11,7 +11,7 @@
 #     curve       100 steps of 124M on the same text: BF16, FP32 and PyTorch
 #
 # Writes DIR (dev/bench/results/<gpu>-<date>): summary.md, summary.jsonl, and the raw log of every command. An item
-# that fails is named in the summary and the rest goes on; what does not begin within the minutes (8) is left out.
+# that fails is named in the summary and the rest goes on (exit status 1); what does not begin within the minutes (8) is left out.
 # --full takes total batches of 524,288 tokens for all models; --toy tries the script itself, on the simulated GPU
 # and with PyTorch on the CPU, at sizes that show nothing about speed. PYTHON names a Python with PyTorch.
 set -u
@@ -275,3 +275,4 @@ done
 say ""
 say "$((SECONDS - begin_s)) seconds in all."
 echo && cat "$summary"
+! grep -q FAILED "$summary"

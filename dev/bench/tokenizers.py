@@ -1,15 +1,16 @@
 """tokenizers.py -- this program's tokenizer beside others from PyPI: one text, GPT-2's vocabulary, the same ids.
 
     make build/plain/bench_tokenizer
-    python3 -m venv /tmp/peers && /tmp/peers/bin/pip install numpy tiktoken tokenizers gigatoken riptoken tokie \\
-        tuetoken
+    python3 -m venv /tmp/peers && /tmp/peers/bin/pip install numpy tiktoken tokenizers gigatoken riptoken tokie
     /tmp/peers/bin/python dev/bench/tokenizers.py --vocabulary gpt2.tiktoken --text TEXT
 
 Every figure comes from a process of its own. The first pass over the text is cold, the second has seen all of it.
 Everyone gets the text in blocks of about 1 MiB, cut where tokens end; one block at a time on one core, as batches on
 all cores. The hash of the ids must be that of ours, or the system is reported as different. Beside the wall clock
 stands the time that the process was at work (of all its threads): on a machine with other work, that is the better
-figure. The systems take turns. The result goes to dev/bench/results.
+figure. The systems take turns. Left out are bpe-openai, which fetches its vocabulary from elsewhere, tuetoken, which
+does not open GPT-2's tokenizer.json, and quicktok-v1, which does not know GPT-2's pattern. The result goes to
+dev/bench/results.
 """
 
 import argparse
@@ -113,24 +114,8 @@ def open_tokie(vocabulary, hf_json, threads):
             lambda blocks: [tokenizer.encode_batch_flat(blocks, add_special_tokens=False)[0]])
 
 
-def open_tuetoken(vocabulary, hf_json, threads):
-    import tuetoken
-
-    tokenizer = tuetoken.Tokenizer.from_pretrained(hf_json)
-    return (lambda block: tokenizer.encode_ordinary_to_buffer([block], 1)[0],
-            lambda blocks: [tokenizer.encode_ordinary_to_buffer(blocks, threads)[0]])
-
-
-def open_tuetoken(vocabulary, hf_json, threads):
-    import tuetoken
-
-    tokenizer = tuetoken.Tokenizer(hf_json)
-    return (lambda block: tokenizer.encode_ordinary_to_buffer([block], 1)[0],
-            lambda blocks: [tokenizer.encode_ordinary_to_buffer(blocks, threads)[0]])
-
-
 PEERS = {"tiktoken": open_tiktoken, "tokenizers": open_tokenizers, "gigatoken": open_gigatoken,
-         "riptoken": open_riptoken, "tokie": open_tokie, "tuetoken": open_tuetoken}  # fmt: skip
+         "riptoken": open_riptoken, "tokie": open_tokie}  # fmt: skip
 SLOW = {"tiktoken", "tokenizers", "riptoken", "tokie"}  # they get the first --slow-mb only, or it would take hours
 
 

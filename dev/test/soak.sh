@@ -35,6 +35,7 @@ expect_near_floor 36000 1.03
 dev/test/fuzz.sh 60 || failed=1
 if [ -e "${CUDA_HOME:-/usr/local/cuda}/include/cublasLt.h" ] && command -v clang++ >/dev/null; then
     dev/cusim/test/mutate.sh || failed=1
+    dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/report" >"$work/log" 2>&1 || { failed=1 && tail -n 40 "$work/log"; }
 else
     echo "soak: skipped: forgotten waits: the CUDA toolkit (CUDA_HOME) or clang++ is missing"
 fi

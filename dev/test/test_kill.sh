@@ -26,7 +26,7 @@ options=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --eval-every 
     --sample-tokens 8 --samples 1 --skip-loss-z 2 --save-every 2 --keep 2 --keep-major 50 --threads 1)
 newest() { sed -n 's|^resume: from .*/step_0*\([0-9]*\), .*|\1|p' "$1"; }
 
-steps=$((80 * kills))
+steps=$((40 * kills))
 "$trainer" "${options[@]}" --steps $steps --out whole >whole.txt || fail "the run without kills"
 RANDOM=$seed
 killed=0
@@ -40,7 +40,7 @@ while [ $finished = 0 ] && [ $((++starts)) -le $((20 * kills)) ]; do
         if ((RANDOM % 10)); then # once in ten times at any moment of the start
             while kill -0 $process 2>/dev/null && ! grep -q '^step' out.txt; do sleep 0.002; done
         fi
-        sleep "0.0$(printf '%02d' $((RANDOM % 30)))"
+        sleep "0.0$(printf '%02d' $((RANDOM % 20)))"
         kill -9 $process 2>/dev/null && killed=$((killed + 1))
     fi
     wait $process 2>/dev/null
