@@ -9,6 +9,8 @@ by nvcc and for the CPU device.
 #define GPT2_CHUNK_LOGITS 700 // the classifier takes the batch in several chunks
 #include "train_gpt2.cu"
 
+#include <malloc.h>
+
 #include "dev/test/reference.h"
 #include "dev/test/resume_test.h"
 #include "dev/test/test.h"
@@ -344,6 +346,8 @@ static void test_shorter_batch(Settings settings, const float* weights) {
 }
 
 int main(void) {
+    // free overwrites: what an asynchronous copy has yet to read is gone, so a forgotten wait shows.
+    mallopt(M_PERTURB, 0xAA);
     size_t count;
     float* weights = first_weights(&count);
     Settings settings = USUAL;
