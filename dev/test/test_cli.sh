@@ -599,6 +599,19 @@ test_signals() {
     good "after a signal" --out signal_INT --resume on --steps $((step + 3)) --override
     check "the run goes on" [ "$(steps_of train signal_INT/log.jsonl | wc -w)" = $((step + 3)) ]
 
+    : >stdout # a step that takes very long, after which the first SIGINT would stop the run
+    "$trainer" "${model[@]}" "${batch[@]}" --total-batch 3200000000 --steps 1 --train-data text.txt --out signal_twice \
+        >stdout 2>stderr </dev/null &
+    process=$!
+    while kill -0 $process 2>/dev/null && ! grep -q '^step' stdout; do sleep 0.05; done
+    kill -INT $process
+    sleep 0.2
+    check "one SIGINT waits for the step" kill -0 $process
+    kill -INT $process
+    wait $process
+    status=$?
+    check "a second SIGINT: exit status $status" [ $status = 130 ]
+
     start_long --out signal_USR1
     kill -USR1 $process
     for i in {1..100}; do
