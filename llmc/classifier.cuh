@@ -99,7 +99,9 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     const T* row = logits + (size_t)blockIdx.x * Vp;
     const int hit = target[blockIdx.x];
     if (hit == NO_TARGET) {
-        loss[blockIdx.x] = 0.0f;
+        if (threadIdx.x == 0) {
+            loss[blockIdx.x] = 0.0f;
+        }
         return;
     }
     const ClassifierSum_ s = classifier_row_<WIDTH>((T*)NULL, row, V);
