@@ -2,8 +2,9 @@
 # build.sh SOURCE MODE [OUTPUT [C_SOURCE...]] -- compiles a CUDA source for the CPU device. MODE: plain asan tsan msan.
 #
 # The output is build/sim/MODE/NAME unless given. The runtime is compiled when its sources have changed; for asan and
-# tsan without their instrumentation (see cusim_internal.h). Environment: CUSIM_FLAGS are more flags of the compiler,
-# CUDA_HOME says where the toolkit's headers are.
+# tsan without their instrumentation (see cusim_internal.h). Environment: CUSIM_FLAGS are more flags of the compiler
+# (-g for a debugger; -fsanitize-memory-track-origins for msan to say where memory came from), CUDA_HOME says where the
+# toolkit's headers are.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
@@ -18,8 +19,8 @@ out=${3:-build/sim/$mode/$name}
 
 include=(-I"$here/include" -isystem "${CUDA_HOME:-/usr/local/cuda}/include" -I.)
 # Kernels read 16 bytes of any type at once (-fno-strict-aliasing), and nvcc fuses products and sums.
-common=(${CUSIM_FLAGS:-} -std=c++17 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing
-    -ffp-contract=fast -D_GNU_SOURCE)
+common=(-std=c++17 -g1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing
+    -ffp-contract=fast -D_GNU_SOURCE ${CUSIM_FLAGS:-})
 cxx=g++
 cc=gcc
 runtime=st
@@ -36,7 +37,7 @@ tsan)
 msan)
     cxx=clang++
     cc=clang
-    flags=(-O1 -fsanitize=memory -fsanitize-memory-track-origins -fno-omit-frame-pointer)
+    flags=(-O1 -fsanitize=memory -fno-omit-frame-pointer)
     runtime=msan
     runtime_cxx=clang++
     runtime_flags=(-O1 -fsanitize=memory -fno-omit-frame-pointer)
@@ -54,7 +55,7 @@ newest_header=$(ls -t "$here"/include/*.h "$here"/src/*.h | head -n 1)
 for runtime_source in "$here"/src/*.cpp; do
     object=build/sim/runtime-$runtime/$(basename "${runtime_source%.cpp}").o
     if [ ! "$object" -nt "$runtime_source" ] || [ ! "$object" -nt "$newest_header" ]; then
-        $runtime_cxx -std=c++17 "${runtime_flags[@]}" -g -Wall -Wno-unknown-attributes -Wno-attributes \
+        $runtime_cxx -std=c++17 "${runtime_flags[@]}" -g1 -Wall -Wno-unknown-attributes -Wno-attributes \
             -fno-strict-aliasing "${include[@]}" -c "$runtime_source" -o "$object.$$"
         mv "$object.$$" "$object"
     fi
@@ -62,7 +63,7 @@ for runtime_source in "$here"/src/*.cpp; do
 done
 for c_source in "${@:4}"; do
     object=$out.$(basename "$c_source").o
-    $cc -std=gnu11 "${flags[@]}" -ffp-contract=fast -g -w -D_GNU_SOURCE -I. -c "$c_source" -o "$object"
+    $cc -std=gnu11 "${flags[@]}" -ffp-contract=fast -g1 -w -D_GNU_SOURCE -I. -c "$c_source" -o "$object"
     objects+=("$object")
 done
 $cxx -x c++ "${common[@]}" "${flags[@]}" "${include[@]}" -c "$source" -o "$out.o"

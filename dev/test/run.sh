@@ -96,20 +96,21 @@ build() {
     fi
 }
 
-# run_tests VARIANT [TEST...]: those named, or all.
+# run_tests VARIANT [TEST...]: those named, or all, two at a time.
 run_tests() {
     local variant=$1 test
     shift
     for test in "${@:-${tests[@]}}"; do
-        run "$variant" "build/$variant/$test"
+        later "$variant" "build/$variant/$test"
     done
+    finish
 }
 
 has_cpu() { grep -qw "$1" /proc/cpuinfo 2>/dev/null; }
 links() { "$@" -x c -o /dev/null - 2>/dev/null <<<'#include <omp.h>
 int main(void) { return omp_get_max_threads() == 0; }'; }
 
-sanitizers="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+sanitizers="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 vector_tests=(test_vec test_matmul test_attention test_encoder test_layernorm test_gelu test_classifier test_adamw test_bpe test_gpt2)
 quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
 
@@ -126,7 +127,7 @@ run_tests asan
 run asan dev/test/test_cli.sh build/asan/train_gpt2
 run asan dev/test/test_tokenize.sh build/asan/tokenize
 
-build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g -fsanitize=thread"
+build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g1 -fsanitize=thread"
 run tsan build/tsan/test_dataloader
 
 build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
