@@ -17,7 +17,7 @@ to a multiple of 8, with the others the T that the rows were made for.
 
 A thread fills the next batches while the caller works on one. `wait_s` is the time the caller waited for it.
 
-needs:   check.h, pack.h, rand.h, sources.h, POSIX threads
+needs:   check.h, clock.h, pack.h, rand.h, sources.h, POSIX threads
 defines: Batch, Shuffle, DataloaderSettings, Dataloader, DATALOADER_GROUP, dataloader_open, dataloader_next,
 dataloader_seek, dataloader_padding, dataloader_close
 */
@@ -28,6 +28,7 @@ dataloader_seek, dataloader_padding, dataloader_close
 #include <signal.h>
 #include <time.h>
 #include "check.h"
+#include "clock.h"
 #include "pack.h"
 #include "rand.h"
 #include "sources.h"
@@ -218,21 +219,15 @@ static inline void dataloader_seek(Dataloader* loader, uint64_t sequence) {
     pthread_mutex_unlock(&loader->mutex);
 }
 
-static inline double dataloader_now_s_(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 // The next B sequences of this process; an epoch may end inside of them.
 static inline Batch dataloader_next(Dataloader* loader) {
     pthread_mutex_lock(&loader->mutex);
     if (loader->filled == loader->given) {
-        const double start_s = dataloader_now_s_();
+        const double start_s = time_now_s();
         while (loader->filled == loader->given) {
             pthread_cond_wait(&loader->changed, &loader->mutex);
         }
-        loader->wait_s += dataloader_now_s_() - start_s;
+        loader->wait_s += time_now_s() - start_s;
     }
     const Batch batch = loader->slot[loader->given % DATALOADER_SLOTS_];
     loader->given++; // so that the slot of the batch before is free

@@ -25,7 +25,7 @@ checkpoint: what came after it is cut off, and a line tells from which step it c
 On a terminal, steps faster than 100 ms share one line that is rewritten; elsewhere, a step that comes less
 than half a second after the last one printed is not printed. The first and the last step always are.
 
-needs:   check.h, curve.h, file.h, json.h
+needs:   check.h, clock.h, curve.h, file.h, json.h
 defines: RunLog, LogPrint, log_open, log_close, log_config, log_data_wait, log_train, log_val, log_sample,
 log_save, log_note, log_resumed, log_skip, log_rollback, log_stop, log_summary, log_tok_per_s, log_peak_mb
 */
@@ -44,6 +44,7 @@ log_save, log_note, log_resumed, log_skip, log_rollback, log_stop, log_summary, 
 #include <unistd.h>
 
 #include "check.h"
+#include "clock.h"
 #include "curve.h"
 #include "file.h"
 #include "json.h"
@@ -81,12 +82,6 @@ typedef struct {
 } RunLog;
 
 // ---- files ----
-
-static inline double log_now_s_(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 // Ends a line: it is in the file now, or the program ends.
 static inline void log_flush_(LogFile* log) {
@@ -293,7 +288,7 @@ static inline void log_time_(RunLog* log, double ms) {
     log->smooth_ms += (ms - log->smooth_ms) * fmax(1.0 / (double)log->timed, 0.05);
     if (log->timed == 1) {
         log->first_ms = ms;
-        log->first_s = log_now_s_();
+        log->first_s = time_now_s();
     }
 }
 
@@ -302,7 +297,7 @@ static inline void log_time_(RunLog* log, double ms) {
 static inline double log_eta_s_(const RunLog* log, int64_t step) {
     double between_ms = 0;
     if (log->timed > 1) {
-        const double wall_ms = 1e3 * (log_now_s_() - log->first_s), steps_ms = log->total_ms - log->first_ms;
+        const double wall_ms = 1e3 * (time_now_s() - log->first_s), steps_ms = log->total_ms - log->first_ms;
         between_ms = fmax(0, wall_ms - steps_ms) / (double)(log->timed - 1);
     }
     return 1e-3 * (double)(log->steps - step) * (log->smooth_ms + between_ms);
@@ -326,7 +321,7 @@ static inline void log_format_step_(RunLog* log, int64_t step, double loss, doub
 static inline void log_show_step_(RunLog* log, int64_t step) {
     const int is_end = step == log->start_step + 1 || step == log->steps;
     const int is_rewritten = log->is_terminal && log->smooth_ms < 100 && !is_end;
-    const double now_s = log_now_s_(), pause_s = is_rewritten ? 0.1 : log->is_terminal ? 0 : 0.5;
+    const double now_s = time_now_s(), pause_s = is_rewritten ? 0.1 : log->is_terminal ? 0 : 0.5;
     if (!is_end && now_s - log->shown_s < pause_s) {
         return;
     }

@@ -15,7 +15,7 @@ Every token is checked once when a stream is opened, in parallel: a bad one must
 a run. tokens_verify_file does the same without ending the program, and compares the file with the checksum in
 FILE.xxh64 (what `xxh64sum FILE` prints) if there is one.
 
-needs:   check.h, tokenizer.h, xxh64.h
+needs:   check.h, clock.h, tokenizer.h, xxh64.h
 defines: TokenStream, TokensKind, TokensFormat, tokens_list, tokens_kind, tokens_open_files,
 tokens_open_memory, tokens_split_tail, tokens_fill, tokens_at, tokens_verify_file, tokens_close
 */
@@ -31,6 +31,7 @@ tokens_open_memory, tokens_split_tail, tokens_fill, tokens_at, tokens_verify_fil
 #include <time.h>
 #include <unistd.h>
 #include "check.h"
+#include "clock.h"
 #include "tokenizer.h"
 #include "xxh64.h"
 
@@ -354,9 +355,7 @@ typedef struct {
 } TokensProgress_;
 
 static inline void tokens_progress_(TokensProgress_* progress, size_t bytes, const char* name) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    const double now_s = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    const double now_s = time_now_s();
     progress->gigabytes += (double)bytes * 1e-9;
     if (progress->shown_s == 0) {
         progress->shown_s = now_s;

@@ -47,14 +47,14 @@ typedef struct {
 
 static void screen_open(Screen* screen, uint64_t start_bytes) {
     memset(screen, 0, sizeof(*screen));
-    screen->start_s = screen->shown_s = log_now_s_();
+    screen->start_s = screen->shown_s = time_now_s();
     screen->start_bytes = start_bytes;
     screen->is_terminal = isatty(STDERR_FILENO);
 }
 
 // One line, now and then: on a terminal always the same.
 static void screen_show(Screen* screen, const TextSource* source, uint64_t read_bytes) {
-    const double now_s = log_now_s_(), spent_s = now_s - screen->start_s;
+    const double now_s = time_now_s(), spent_s = now_s - screen->start_s;
     if (now_s - screen->shown_s < (screen->is_terminal ? 0.2 : 5)) {
         return;
     }
@@ -325,7 +325,7 @@ static int64_t auto_val_tokens(const Run* run) {
 
 static void print_summary(const Run* run) {
     const Screen* screen = &run->screen;
-    const double spent_s = log_now_s_() - screen->start_s;
+    const double spent_s = time_now_s() - screen->start_s;
     char first[PATH_MAX], last[PATH_MAX];
     const uint64_t n = run->shards.number;
     CHECK(n > 0, "the inputs have no text");
@@ -381,7 +381,7 @@ static int sink_training(void* context, const TokenBlock* block) {
 
 static void show_merges(void* context, int merges, int wanted) {
     Screen* screen = (Screen*)context;
-    const double now_s = log_now_s_();
+    const double now_s = time_now_s();
     if (now_s - screen->shown_s >= (screen->is_terminal ? 0.2 : 5)) {
         screen->shown_s = now_s;
         fprintf(stderr, "%s%d of %d merges%s", screen->is_terminal ? "\r" : "", merges, wanted,
@@ -423,7 +423,7 @@ static void train_vocabulary(Run* run) {
     bpe_trainer_close(&trainer);
     screen_close(&run->screen);
     printf("%d ids from %" PRIu64 " documents, %.1f MB of text, in %.1f s\n", run->bpe.vocab_size,
-           run->screen.documents, 1e-6 * (double)run->screen.text_bytes, log_now_s_() - run->screen.start_s);
+           run->screen.documents, 1e-6 * (double)run->screen.text_bytes, time_now_s() - run->screen.start_s);
     write_vocabulary(run);
     bpe_close(&run->bpe);
 }

@@ -325,9 +325,9 @@ static void train_fast(RunLog* log, int64_t steps) {
 // Into a file: the first and the last of many fast steps, and two a second between them.
 static void test_rate(void) {
     RunLog log = open_log("rate", 0, 2000);
-    const double start = log_now_s_();
+    const double start = time_now_s();
     train_fast(&log, 2000);
-    const int most = 2 + (int)(2 * (log_now_s_() - start));
+    const int most = 2 + (int)(2 * (time_now_s() - start));
     log.shown_s -= 0.6; // as if time had passed
     log_train(&log, 1999, 4, 0, 1, 0, 1e-3, 0.1, NAN);
     log_close(&log);
@@ -345,9 +345,9 @@ static void test_rate(void) {
 static void test_terminal(void) {
     RunLog log = open_log("terminal", 0, 2000);
     log.is_terminal = 1;
-    const double start = log_now_s_();
+    const double start = time_now_s();
     train_fast(&log, 1000);
-    const int most = 1 + (int)(10 * (log_now_s_() - start));
+    const int most = 1 + (int)(10 * (time_now_s() - start));
     log_val(&log, 1000, 3);
     log_close(&log);
     const char* screen = slurp(test_path("terminal.screen"));
@@ -400,7 +400,7 @@ static void test_eta(void) {
     for (int i = 0; i < 99; i++) {
         log_time_(&log, 100);
     }
-    log.first_s = log_now_s_() - 0.2 * 99; // half of the time went elsewhere
+    log.first_s = time_now_s() - 0.2 * 99; // half of the time went elsewhere
     EXPECT_NEAR(log_eta_s_(&log, 100), 180, 0.1, "evaluation counts");
     for (int i = 0; i < 200; i++) {
         log_time_(&log, 10);
