@@ -1,43 +1,30 @@
 /*
-bpe.h -- GPT-2's tokens of a text: byte-pair encoding, the same ids as tiktoken's encode_ordinary.
+bpe.h -- a vocabulary of GPT-2's kind, and byte-pair encoding by it.
 
-A text is cut into pieces by the pattern, leftmost first, alternatives in order,
-
-    '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-
-and in each piece, beginning with its bytes, the two neighbours whose union has the lowest id become one
-token, leftmost first, until no two neighbours make a token. No token is ever made from the characters of
-"<|endoftext|>": it is text like any other. Any bytes are text: a byte that belongs to no valid UTF-8
-character counts as one character that is neither letter, number nor blank, so decoding gives it back.
+In each piece of a text (bpe_split.h), beginning with its bytes, the two neighbours whose union has the lowest
+id become one token, leftmost first, until no two neighbours make a token.
 
     bpe_open            a vocabulary, out of a file (bpe_files.h); read-only afterwards: threads may share it
     bpe_open_merges     the same from merges in memory
-    bpe_encoder_open    what one thread needs to encode: a cache of pieces, and memory for merging
 
 In every vocabulary each token longer than a byte must be what two tokens of lower ids merge to, as it is
 where training by merges has made it. In the order of GPT-2, which files of merges imply, ids 0 to 255 are the
 single bytes, then comes one id per merge, and end-of-text is the last.
 
-Speed. Classes of characters come as bits, 64 bytes at a time, and the pattern's cuts from shifts of these
-bits (gigatoken does so). Most pieces are then found in a cache by their first 15 or 31 bytes, several at a
-time, so that they come from memory together. Merging is linear in the length of the piece (bpe_merge_long_),
-so no text is slow. dev/bench/results has what was measured (make bench-tokenizer).
-
-needs:   check.h, vec.h (ALWAYS_INLINE), unicode_tables.h
-defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token, bpe_find, bpe_cut,
-BpeEncoder, bpe_encoder_open, bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUES, bpe_encode
+needs:   bpe_split.h, check.h, vec.h (ALWAYS_INLINE)
+defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token, bpe_find
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
 
 #include <assert.h>
 #include <limits.h>
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
+#include "bpe_split.h"
 #include "check.h"
-#include "unicode_tables.h"
 #include "vec.h"
 
 #define BPE_EOT_TEXT "<|endoftext|>" // the name of the end-of-text token
@@ -45,6 +32,7 @@ BpeEncoder, bpe_encoder_open, bpe_encoder_close, BpeMore, BPE_ENDS, BPE_CONTINUE
 enum {
     BPE_MAX_VOCAB = (1 << 21) - 1, // three ids fit in 64 bits, and one value is left for
     BPE_NONE_ = BPE_MAX_VOCAB,     // no token; above every id
+    BPE_BUCKET_ = 8,               // pairs to a cache line
 };
 
 typedef struct {
@@ -61,9 +49,8 @@ typedef struct {
     int* byte_pairs;    // (256, 256) the union of two bytes, or BPE_NONE_: where most merging begins and ends
     int hash_bits;      // both tables have 2^hash_bits entries, open addressing, 0 is empty:
     uint64_t* by_bytes; // 32 bits of the hash of a token's bytes, and its id + 1
-    uint64_t* by_pair;  // left id, right id, id of their union: 21 bits each
-    unsigned char* classes; // the class of each character below `classes_end`, 2 bits each
-    uint32_t classes_end;
+    uint64_t* by_pair;  // bpe_merge_of_ takes an entry apart
+    BpeClasses classes; // of characters: to cut a text by
 } Bpe;
 
 // ---- hash tables
@@ -111,33 +98,83 @@ static inline int bpe_find(const Bpe* bpe, const char* bytes, size_t n) {
     return (int)(uint32_t)*bpe_entry_(bpe, (const unsigned char*)bytes, n, &tag) - 1;
 }
 
-// The index of a pair's first entry. The high bits of the product depend on all bits of the pair.
-ALWAYS_INLINE uint64_t bpe_pair_index_(const Bpe* bpe, uint64_t pair) {
-    return pair * BPE_HASH_MULTIPLIER_ >> (64 - bpe->hash_bits);
+// Entries of by_pair. The id is stored as its distance from BPE_NONE_: it comes out as BPE_NONE_ of no entry.
+typedef struct {
+    int left, right, id; // 21 bits each
+} BpeMerge_;
+
+ALWAYS_INLINE BpeMerge_ bpe_merge_of_(uint64_t entry) {
+    const BpeMerge_ merge = {(int)(entry >> 42), (int)(entry >> 21 & BPE_NONE_),
+                             BPE_NONE_ - (int)(entry & BPE_NONE_)};
+    return merge;
+}
+
+// The index of a pair's bucket. The high bits of the product depend on all bits of the pair.
+ALWAYS_INLINE uint64_t bpe_pair_bucket_(const Bpe* bpe, int left, int right) {
+    const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right;
+    return pair * BPE_HASH_MULTIPLIER_ >> (64 - bpe->hash_bits) & ~(uint64_t)(BPE_BUCKET_ - 1);
+}
+
+// The entry of a pair in its bucket, a cache line; 0 if it is not there. Nobody can predict where in the
+// bucket it is, so there is no branch.
+ALWAYS_INLINE uint64_t bpe_in_bucket_(const uint64_t* bucket, uint64_t pair) {
+#if defined(__AVX512F__)
+    const __m512i entries = _mm512_load_si512(bucket), pairs = _mm512_set1_epi64((long long)pair);
+    const __mmask8 equal = _mm512_cmpeq_epi64_mask(_mm512_srli_epi64(entries, 21), pairs);
+    return (uint64_t)_mm_cvtsi128_si64(_mm512_castsi512_si128(_mm512_maskz_compress_epi64(equal, entries)));
+#else
+    uint64_t entry = 0;
+    for (int i = 0; i < BPE_BUCKET_; i++) {
+        entry |= bucket[i] >> 21 == pair ? bucket[i] : 0;
+    }
+    return entry;
+#endif
 }
 
 // The id of the union of two tokens, or BPE_NONE_.
-static inline int bpe_pair_(const Bpe* bpe, int left, int right) {
+ALWAYS_INLINE int bpe_pair_(const Bpe* bpe, int left, int right) {
     const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right, mask = ((uint64_t)1 << bpe->hash_bits) - 1;
-    for (uint64_t i = bpe_pair_index_(bpe, pair);; i = (i + 1) & mask) {
-        const uint64_t entry = bpe->by_pair[i];
-        if (entry == 0) {
-            return BPE_NONE_;
-        }
-        if (entry >> 21 == pair) {
-            return (int)(entry & BPE_NONE_);
+    for (uint64_t i = bpe_pair_bucket_(bpe, left, right);; i = (i + BPE_BUCKET_) & mask) {
+        const uint64_t entry = bpe_in_bucket_(&bpe->by_pair[i], pair);
+        const int is_full = bpe->by_pair[i + BPE_BUCKET_ - 1] != 0;
+        if (__builtin_expect(!is_full, 1) || entry) {
+            return bpe_merge_of_(entry).id;
         }
     }
 }
 
-// The union has a higher id than its parts, so an entry is never 0.
+// Asks for the bucket of a pair to come from memory.
+ALWAYS_INLINE void bpe_pair_fetch_(const Bpe* bpe, int left, int right) {
+    __builtin_prefetch(&bpe->by_pair[bpe_pair_bucket_(bpe, left, right)]);
+}
+
 static inline void bpe_add_pair_(Bpe* bpe, int left, int right, int id) {
     const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right, mask = ((uint64_t)1 << bpe->hash_bits) - 1;
-    uint64_t i = bpe_pair_index_(bpe, pair);
+    uint64_t i = bpe_pair_bucket_(bpe, left, right);
     while (bpe->by_pair[i] != 0) {
         i = (i + 1) & mask;
     }
-    bpe->by_pair[i] = pair << 21 | (uint64_t)id;
+    bpe->by_pair[i] = pair << 21 | (uint64_t)(BPE_NONE_ - id);
+}
+
+// Sets the key of a piece of n < 8 * words bytes, of which 8 * words can be read, and returns its hash, whose
+// high bits depend on all of the key.
+ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words, uint64_t* key) {
+    // 32 - n bytes in, the first n bytes are 0xFF
+    static const uint64_t window[8]
+        __attribute__((aligned(64))) = {~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, 0, 0, 0, 0};
+    static const uint64_t multipliers[4] = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
+                                            0xD6E8FEB86659FD93};
+    const unsigned char* masks = (const unsigned char*)window + 32 - n;
+    uint64_t hash = 0;
+    for (int i = 0; i < words; i++) {
+        key[i] = bpe_load8_(piece + 8 * i) & bpe_load8_(masks + 8 * i);
+    }
+    key[words - 1] |= (uint64_t)n << 56;
+    for (int i = 0; i < words; i++) {
+        hash += key[i] * multipliers[i];
+    }
+    return hash;
 }
 
 // ---- merging
@@ -183,70 +220,133 @@ static inline void bpe_merger_close_(BpeMerger_* merger) {
     memset(merger, 0, sizeof(*merger));
 }
 
-// Merges a piece of at most BPE_SHORT_ bytes and returns the number of ids: looks through all pairs each
-// time.
-static inline int bpe_merge_short_(const Bpe* bpe, const unsigned char* piece, int n, int* ids) {
-    int part[BPE_SHORT_], rank[BPE_SHORT_];
+// A piece of up to BPE_SHORT_ bytes while it is merged. The tokens are parts[1 .. count]; before and behind
+// them stands what is no token, so that each has two neighbours. Room for 16 to be moved at a time.
+typedef struct {
+    int parts[BPE_SHORT_ + 20];
+    int ranks[BPE_SHORT_ + 20]; // ranks[i], i < count: id of the union of parts i and i + 1, or BPE_NONE_
+    int count;
+    int at; // the latest union
+} BpeShortMerge_;
+
+static inline void bpe_short_merge_open_(const Bpe* bpe, const unsigned char* piece, int n,
+                                         BpeShortMerge_* merge) {
     assert(0 < n && n <= BPE_SHORT_);
+    merge->count = n;
+    merge->parts[0] = merge->parts[n + 1] = merge->ranks[0] = BPE_NONE_;
     for (int i = 0; i < n; i++) {
-        part[i] = bpe->byte_ids[piece[i]];
+        merge->parts[i + 1] = bpe->byte_ids[piece[i]];
     }
-    for (int i = 0; i + 1 < n; i++) {
-        rank[i] = bpe->byte_pairs[256 * piece[i] + piece[i + 1]];
+    for (int i = 1; i < n; i++) {
+        merge->ranks[i] = bpe->byte_pairs[256 * piece[i - 1] + piece[i]];
     }
-    while (n > 1) {
-        int first = BPE_NONE_ << 6; // the lowest rank, and its place in the lower bits: no branch to predict
-        for (int i = 0; i + 1 < n; i++) {
-            const int here = rank[i] << 6 | i;
-            first = here < first ? here : first;
-        }
-        const int lowest = first >> 6, at = first & 63;
-        if (lowest == BPE_NONE_) {
-            break;
-        }
-        n--;
-        part[at] = lowest;
-        for (int i = at + 1; i < n; i++) {
-            part[i] = part[i + 1];
-            rank[i - 1] = rank[i];
-        }
-        if (at > 0) {
-            rank[at - 1] = bpe_pair_(bpe, part[at - 1], lowest);
-        }
-        if (at + 1 < n) {
-            rank[at] = bpe_pair_(bpe, lowest, part[at + 1]);
-        }
+}
+
+// The lowest of n ranks in the higher bits, its place in the lower 6; the leftmost of equals.
+ALWAYS_INLINE int bpe_lowest_(const int* ranks, int n) {
+    int lowest = BPE_NONE_ << 6;
+#if defined(__AVX512F__)
+    __m512i places = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    for (int i = 0; i < n; i += 16) {
+        const __mmask16 in = (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (n - i) : 0));
+        const __m512i here = _mm512_maskz_loadu_epi32(in, ranks + i);
+        const int first =
+            _mm512_mask_reduce_min_epi32(in, _mm512_or_si512(_mm512_slli_epi32(here, 6), places));
+        lowest = first < lowest ? first : lowest;
+        places = _mm512_add_epi32(places, _mm512_set1_epi32(16));
     }
-    memcpy(ids, part, (size_t)n * sizeof(int));
-    return n;
+#else
+    for (int i = 0; i < n; i++) {
+        const int here = ranks[i] << 6 | i; // no branch to predict
+        lowest = here < lowest ? here : lowest;
+    }
+#endif
+    return lowest;
+}
+
+// Moves row[from + 1 .. n] one to the left, and what is behind, 16 at a time and at least once: mostly that
+// is all, which is predicted.
+ALWAYS_INLINE void bpe_close_gap_(int* row, int from, int n) {
+    int i = from;
+    do {
+        int sixteen[16];
+        memcpy(sixteen, row + i + 1, sizeof(sixteen));
+        memcpy(row + i, sixteen, sizeof(sixteen));
+        i += 16;
+    } while (__builtin_expect(i < n, 0));
+}
+
+// Looks up the ranks on both sides of the latest union.
+ALWAYS_INLINE void bpe_short_merge_rank_(const Bpe* bpe, BpeShortMerge_* merge) {
+    const int *parts = merge->parts, at = merge->at;
+    merge->ranks[at - 1] = bpe_pair_(bpe, parts[at - 1], parts[at]);
+    merge->ranks[at] = bpe_pair_(bpe, parts[at], parts[at + 1]);
+}
+
+// Makes one token of the two whose union has the lowest id, leftmost first, and asks for what is needed next
+// to come from memory. Returns 0 if no two make a token: parts[1 .. count] are the result.
+ALWAYS_INLINE int bpe_short_merge_step_(const Bpe* bpe, BpeShortMerge_* merge) {
+    int *parts = merge->parts, *ranks = merge->ranks;
+    const int lowest = bpe_lowest_(ranks, merge->count), at = lowest & 63;
+    if (lowest >> 6 == BPE_NONE_) {
+        return 0;
+    }
+    bpe_close_gap_(parts, at + 1, merge->count + 1);
+    bpe_close_gap_(ranks, at + 1, merge->count);
+    parts[at] = lowest >> 6;
+    merge->count--;
+    merge->at = at;
+    bpe_pair_fetch_(bpe, parts[at - 1], parts[at]);
+    bpe_pair_fetch_(bpe, parts[at], parts[at + 1]);
+    return 1;
+}
+
+// Merges a piece of at most BPE_SHORT_ bytes and returns the number of ids.
+static inline int bpe_merge_short_(const Bpe* bpe, const unsigned char* piece, int n, int* ids) {
+    BpeShortMerge_ merge;
+    bpe_short_merge_open_(bpe, piece, n, &merge);
+    while (bpe_short_merge_step_(bpe, &merge)) {
+        bpe_short_merge_rank_(bpe, &merge);
+    }
+    memcpy(ids, &merge.parts[1], (size_t)merge.count * sizeof(int));
+    return merge.count;
 }
 
 // Sets the rank of the part at `place` and its next, and lets the pair wait for its turn.
-static inline void bpe_rank_(BpeMerger_* merger, const Bpe* bpe, uint32_t place) {
-    BpePart_* part = &merger->parts[place];
-    part->rank =
-        part->next == BPE_NOWHERE_ ? BPE_NONE_ : bpe_pair_(bpe, part->id, merger->parts[part->next].id);
-    if (part->rank == BPE_NONE_) {
+ALWAYS_INLINE void bpe_wait_(BpeMerger_* merger, uint32_t place, int rank) {
+    merger->parts[place].rank = rank;
+    if (rank == BPE_NONE_) {
         return;
     }
-    uint64_t* word = &merger->ranks[part->rank / 64];
-    const uint64_t bit = (uint64_t)1 << part->rank % 64;
-    const BpeWaiting_ pair = {place, *word & bit ? merger->first[part->rank] : BPE_NOWHERE_};
+    uint64_t* word = &merger->ranks[rank / 64];
+    const uint64_t bit = (uint64_t)1 << rank % 64;
+    const BpeWaiting_ pair = {place, *word & bit ? merger->first[rank] : BPE_NOWHERE_};
     *word |= bit;
-    merger->first[part->rank] = merger->waiting_count;
+    merger->first[rank] = merger->waiting_count;
     merger->waiting[merger->waiting_count++] = pair;
+}
+
+static inline void bpe_rank_(BpeMerger_* merger, const Bpe* bpe, uint32_t place) {
+    const BpePart_* part = &merger->parts[place];
+    const int is_last = part->next == BPE_NOWHERE_;
+    bpe_wait_(merger, place, is_last ? BPE_NONE_ : bpe_pair_(bpe, part->id, merger->parts[part->next].id));
 }
 
 // Makes one token of the part at `place` and its next.
 static inline void bpe_join_(BpeMerger_* merger, const Bpe* bpe, uint32_t place) {
     BpePart_ *part = &merger->parts[place], *gone = &merger->parts[part->next];
-    part->id = part->rank;
+    const int rank = part->rank;
+    part->id = rank;
     part->next = gone->next;
     gone->rank = BPE_NONE_;
     if (part->next != BPE_NOWHERE_) {
         merger->parts[part->next].last = place;
     }
-    bpe_rank_(merger, bpe, place);
+    if (part->next != BPE_NOWHERE_ && merger->parts[part->next].rank == rank) {
+        part->rank = BPE_NONE_; // the next is about to be joined, and ranks this one then
+    } else {
+        bpe_rank_(merger, bpe, place);
+    }
     if (part->last != BPE_NOWHERE_) {
         bpe_rank_(merger, bpe, part->last);
     }
@@ -285,10 +385,10 @@ static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const u
         free(merger->parts);
         free(merger->waiting);
         merger->capacity = n + n / 2;
-        // not zeroed: most of it is never touched
-        merger->parts = (BpePart_*)malloc(array_bytes(merger->capacity, sizeof(BpePart_)));
-        merger->waiting = (BpeWaiting_*)malloc(array_bytes(3 * merger->capacity, sizeof(BpeWaiting_)));
-        CHECK(merger->parts && merger->waiting, "no memory to merge a piece of text of %zu bytes", n);
+        merger->parts =
+            (BpePart_*)check_alloc_unset(merger->capacity, sizeof(BpePart_), "merging a piece of text");
+        merger->waiting = (BpeWaiting_*)check_alloc_unset(3 * merger->capacity, sizeof(BpeWaiting_),
+                                                          "merging a piece of text");
     }
     for (size_t i = 0; i < n; i++) {
         merger->parts[i].id = bpe->byte_ids[piece[i]];
@@ -297,7 +397,8 @@ static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const u
     }
     merger->waiting_count = 0;
     for (size_t i = 0; i < n; i++) {
-        bpe_rank_(merger, bpe, (uint32_t)i);
+        bpe_wait_(merger, (uint32_t)i,
+                  i + 1 < n ? bpe->byte_pairs[256 * piece[i] + piece[i + 1]] : BPE_NONE_);
     }
     for (int word = 0; word <= bpe->vocab_size / 64; word++) {
         while (merger->ranks[word]) { // joining sets higher bits of this word
@@ -317,289 +418,6 @@ static inline size_t bpe_merge_(const Bpe* bpe, BpeMerger_* merger, const unsign
                                 int* ids) {
     return n <= BPE_SHORT_ ? (size_t)bpe_merge_short_(bpe, piece, (int)n, ids)
                            : bpe_merge_long_(bpe, merger, piece, n, ids);
-}
-
-// ---- classes of characters
-
-enum { BPE_OTHER_, BPE_LETTER_, BPE_NUMBER_, BPE_BLANK_ };
-
-static inline void bpe_set_class_(Bpe* bpe, const uint32_t (*ranges)[2], int rows, int class_) {
-    for (int row = 0; row < rows; row++) {
-        for (uint32_t c = ranges[row][0]; c <= ranges[row][1]; c++) {
-            bpe->classes[c / 4] |= (unsigned char)(class_ << 2 * (c % 4));
-        }
-    }
-}
-
-static inline void bpe_open_classes_(Bpe* bpe) {
-    const uint32_t letters_end = unicode_letters[UNICODE_LETTERS - 1][1] + 1;
-    const uint32_t numbers_end = unicode_numbers[UNICODE_NUMBERS - 1][1] + 1;
-    bpe->classes_end = letters_end > numbers_end ? letters_end : numbers_end; // blanks are far below
-    bpe->classes = (unsigned char*)check_alloc(bpe->classes_end / 4 + 1, 1, "classes of characters");
-    bpe_set_class_(bpe, unicode_letters, UNICODE_LETTERS, BPE_LETTER_);
-    bpe_set_class_(bpe, unicode_numbers, UNICODE_NUMBERS, BPE_NUMBER_);
-    bpe_set_class_(bpe, unicode_blanks, UNICODE_BLANKS, BPE_BLANK_);
-}
-
-// Bytes of the character that begins with `lead` >= 0x80, as far as the lead tells; 0 if none begins so.
-static inline int bpe_length_(unsigned lead) {
-    return lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
-}
-
-// Bytes and class of the character at the start of text[0 .. left), which is not ASCII; one byte of no class
-// where there is none. Surrogates and what lies above U+10FFFF are no characters either, but that is the
-// same: none has a class.
-static inline int bpe_character_(const Bpe* bpe, const unsigned char* text, size_t left, int* class_) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // character of so many bytes
-    const int length = bpe_length_(text[0]);
-    *class_ = BPE_OTHER_;
-    if (length == 0 || (size_t)length > left) {
-        return 1;
-    }
-    uint32_t c = text[0] & (0xFFu >> (length + 1));
-    for (int i = 1; i < length; i++) {
-        if ((text[i] & 0xC0) != 0x80) {
-            return 1;
-        }
-        c = c << 6 | (text[i] & 0x3Fu);
-    }
-    if (c < smallest[length]) {
-        return 1;
-    }
-    if (c < bpe->classes_end) {
-        *class_ = bpe->classes[c / 4] >> 2 * (c % 4) & 3;
-    }
-    return length;
-}
-
-// ---- cutting text into pieces
-
-// 64 bytes of text, one bit for each; past the end of the text all bits are 0.
-typedef struct {
-    uint64_t letter, number, blank, other; // all bytes of a character of this class
-    uint64_t space, quote;                 // U+0020, U+0027
-    uint64_t blank1, blank2, blank3;       // first bytes of blanks of 1, 2 and 3 bytes
-} BpeBlock_;
-
-typedef struct {
-    const Bpe* bpe;
-    const unsigned char* text;
-    size_t bytes;
-    size_t at; // where `now` begins, a multiple of 64
-    BpeBlock_ last, now, next;
-    uint64_t spilled;     // bytes of the block after `next` that end a character begun in `next`, ...
-    int spilled_class;    // ... and the class of this character
-    uint64_t cut, joined; // cuts in `now` that a contraction begun in `last` makes and removes
-} BpeSplitter_;
-
-#if defined(__AVX512BW__)
-#define BPE_LANES_ 64
-#elif defined(__AVX2__)
-#define BPE_LANES_ 32
-#else
-#define BPE_LANES_ 16
-#endif
-
-typedef uint8_t BpeVec_ __attribute__((vector_size(BPE_LANES_)));
-typedef int8_t BpeVecMask_ __attribute__((vector_size(BPE_LANES_)));
-
-// The highest bit of each lane.
-ALWAYS_INLINE uint64_t bpe_bits_(BpeVecMask_ lanes) {
-#if defined(__AVX512BW__)
-    return _mm512_movepi8_mask((__m512i)lanes);
-#elif defined(__AVX2__)
-    return (uint32_t)_mm256_movemask_epi8((__m256i)lanes);
-#else
-    uint64_t halves[2];
-    memcpy(halves, &lanes, sizeof(halves));
-    for (int i = 0; i < 2; i++) { // bit 8 j goes to bit 56 + j
-        halves[i] = (halves[i] >> 7 & 0x0101010101010101) * 0x0102040810204080 >> 56;
-    }
-    return halves[0] | halves[1] << 8;
-#endif
-}
-
-// Moves the bits of bytes that are no ASCII into the classes of their characters.
-static inline void bpe_classify_wide_(BpeSplitter_* splitter, size_t begin, uint64_t wide, BpeBlock_* block) {
-    uint64_t by_class[4] = {0, 0, 0, 0};
-    by_class[splitter->spilled_class] = splitter->spilled;
-    wide &= ~splitter->spilled;
-    splitter->spilled = 0;
-    while (wide) {
-        const int i = __builtin_ctzll(wide);
-        int class_;
-        const size_t at = begin + (size_t)i;
-        const int length = bpe_character_(splitter->bpe, splitter->text + at, splitter->bytes - at, &class_);
-        const uint64_t all = ((uint64_t)1 << length) - 1;
-        by_class[class_] |= all << i;
-        wide &= ~(all << i);
-        if (i + length > 64) {
-            splitter->spilled = all >> (64 - i);
-            splitter->spilled_class = class_;
-        }
-        if (class_ == BPE_BLANK_) {
-            *(length == 2 ? &block->blank2 : &block->blank3) |= (uint64_t)1 << i;
-        }
-    }
-    block->letter |= by_class[BPE_LETTER_];
-    block->number |= by_class[BPE_NUMBER_];
-    block->blank |= by_class[BPE_BLANK_];
-}
-
-// The bits of the 64 bytes from `begin`. Blocks are to be asked for in order.
-ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter_* splitter, size_t begin) {
-    BpeBlock_ block;
-    memset(&block, 0, sizeof(block));
-    if (begin >= splitter->bytes) {
-        return block;
-    }
-    const unsigned char* text = splitter->text + begin;
-    const size_t left = splitter->bytes - begin;
-    uint64_t valid = ~(uint64_t)0, wide = 0;
-    unsigned char padded[64];
-    if (left < 64) {
-        memset(padded, 0, sizeof(padded));
-        memcpy(padded, text, left);
-        text = padded;
-        valid = ((uint64_t)1 << left) - 1;
-    }
-    for (int i = 0; i < 64; i += BPE_LANES_) {
-        BpeVec_ v;
-        memcpy(&v, text + i, sizeof(v));
-        const BpeVecMask_ space = v == ' ';
-        block.letter |= bpe_bits_((BpeVecMask_)((v | 0x20) - 'a' < 26)) << i;
-        block.number |= bpe_bits_((BpeVecMask_)(v - '0' < 10)) << i;
-        block.blank1 |= bpe_bits_((BpeVecMask_)(v - '\t' < 5) | space) << i; // \t \n \v \f \r
-        block.space |= bpe_bits_(space) << i;
-        block.quote |= bpe_bits_((BpeVecMask_)(v == '\'')) << i;
-        wide |= bpe_bits_((BpeVecMask_)v) << i;
-    }
-    block.blank = block.blank1;
-    if (wide) {
-        bpe_classify_wide_(splitter, begin, wide, &block);
-    }
-    block.other = valid & ~(block.letter | block.number | block.blank);
-    return block;
-}
-
-static inline BpeSplitter_ bpe_splitter_(const Bpe* bpe, const unsigned char* text, size_t bytes) {
-    BpeSplitter_ splitter;
-    memset(&splitter, 0, sizeof(splitter));
-    splitter.bpe = bpe;
-    splitter.text = text;
-    splitter.bytes = bytes;
-    splitter.next = bpe_classify_(&splitter, 0);
-    return splitter;
-}
-
-// Bytes of the contraction that text[0 .. left), which begins with ', begins with; 0 for none.
-static inline int bpe_contraction_(const unsigned char* text, size_t left) {
-    const unsigned char a = left > 1 ? text[1] : 0, b = left > 2 ? text[2] : 0;
-    return a == 's' || a == 't' || a == 'd' || a == 'm'                                 ? 2
-           : (a == 'l' && b == 'l') || (a == 'v' && b == 'e') || (a == 'r' && b == 'e') ? 3
-                                                                                        : 0;
-}
-
-// A contraction takes letters away from the run that they would begin: no cut before them, one after them.
-static inline uint64_t bpe_cut_contractions_(BpeSplitter_* splitter, uint64_t cuts) {
-    for (uint64_t quotes = cuts & splitter->now.quote; quotes; quotes &= quotes - 1) {
-        const int i = __builtin_ctzll(quotes);
-        const size_t at = splitter->at + (size_t)i;
-        const int length = bpe_contraction_(splitter->text + at, splitter->bytes - at), after = i + length;
-        if (length == 0) {
-            continue;
-        }
-        if (i + 1 < 64) {
-            cuts &= ~((uint64_t)1 << (i + 1));
-        } else {
-            splitter->joined = 1;
-        }
-        *(after < 64 ? &cuts : &splitter->cut) |= (uint64_t)1 << after % 64;
-    }
-    return cuts;
-}
-
-// The bytes at which a piece begins, as bits of the next block.
-ALWAYS_INLINE uint64_t bpe_cuts_(BpeSplitter_* splitter) {
-    splitter->last = splitter->now;
-    splitter->now = splitter->next;
-    splitter->next = bpe_classify_(splitter, splitter->at + 64);
-    const BpeBlock_ *last = &splitter->last, *now = &splitter->now, *next = &splitter->next;
-#define BPE_BEFORE_(class_) (now->class_ << 1 | last->class_ >> 63) // bytes that follow one of this class
-    const uint64_t here = now->letter | now->number | now->other;   // not blank
-    const uint64_t there = next->letter | next->number | next->other;
-    // a run begins where the class changes, but a space has joined it already
-    const uint64_t runs = (now->letter & ~BPE_BEFORE_(letter)) | (now->number & ~BPE_BEFORE_(number)) |
-                          (now->other & ~BPE_BEFORE_(other));
-    // of blanks the first begins a piece, and so does the last, but only if something follows
-    const uint64_t blanks = (now->blank & ~BPE_BEFORE_(blank)) | (now->blank1 & (here >> 1 | there << 63)) |
-                            (now->blank2 & (here >> 2 | there << 62)) |
-                            (now->blank3 & (here >> 3 | there << 61));
-    uint64_t cuts = (runs & ~BPE_BEFORE_(space)) | blanks;
-#undef BPE_BEFORE_
-    cuts = (cuts & ~splitter->joined) | splitter->cut;
-    splitter->joined = splitter->cut = 0;
-    return bpe_cut_contractions_(splitter, cuts);
-}
-
-// Appends the numbers of the bits, plus `base`, to places[count ..] and returns the new count. Writes up to 7
-// places more: a loop whose length rarely changes is predicted.
-ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint32_t* places, size_t count) {
-    const int n = __builtin_popcountll(bits);
-    for (int done = 0; done < n; done += 8) {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            places[count + (size_t)(done + i)] =
-                base + (uint32_t)__builtin_ctzll(bits | (uint64_t)1 << 63); // of 0 it is not defined
-            bits &= bits - 1;
-        }
-    }
-    return count + (size_t)n;
-}
-
-enum { BPE_BLOCKS_ = 64, BPE_CUTS_ = 64 * BPE_BLOCKS_ + 8 }; // blocks cut at a time, and room for their cuts
-
-// The cuts in the next blocks of the text, relative to the first of them; byte 0 of the text is not one of
-// them.
-static inline size_t bpe_split_(BpeSplitter_* splitter, uint32_t cuts[BPE_CUTS_]) {
-    size_t count = 0;
-    for (uint32_t i = 0; i < BPE_BLOCKS_ && splitter->at < splitter->bytes; i++) {
-        const uint64_t bits = bpe_cuts_(splitter) & ~(uint64_t)(splitter->at == 0 ? 1 : 0);
-        count = bpe_places_(bits, 64 * i, cuts, count);
-        splitter->at += 64;
-    }
-    return count;
-}
-
-// Class of the character that ends before text[at], at > 0.
-static inline int bpe_class_before_(const Bpe* bpe, const unsigned char* text, size_t at) {
-    int class_;
-    size_t n = 1;
-    while (n < 4 && n < at && (text[at - n] & 0xC0) == 0x80) { // not yet where a character may begin
-        n++;
-    }
-    const unsigned char first = text[at - n];
-    if (first < 0x80) {
-        return n == 1 ? bpe->classes[first / 4] >> 2 * (first % 4) & 3 : BPE_OTHER_;
-    }
-    return (size_t)bpe_character_(bpe, text + at - n, n, &class_) == n ? class_ : BPE_OTHER_;
-}
-
-// Whether a cut before text[at], at > 0, leaves all pieces as they were. A blank after another character
-// always begins a piece, and only blanks depend on what follows them. Blanks that are no ASCII are passed by.
-static inline int bpe_may_cut_(const Bpe* bpe, const char* text, size_t at) {
-    const unsigned char* bytes = (const unsigned char*)text;
-    const int blank = bytes[at] == ' ' || ('\t' <= bytes[at] && bytes[at] <= '\r');
-    return blank && bpe_class_before_(bpe, bytes, at) != BPE_BLANK_;
-}
-
-// The first place from `at` on where the text may be divided: the ids of its parts are then those of the
-// whole. 0 for 0, and `bytes` if there is none.
-static inline size_t bpe_cut(const Bpe* bpe, const char* text, size_t bytes, size_t at) {
-    while (0 < at && at < bytes && !bpe_may_cut_(bpe, text, at)) {
-        at++;
-    }
-    return at;
 }
 
 // ---- a vocabulary
@@ -676,7 +494,7 @@ static inline int bpe_add_merge_(Bpe* bpe, int id, int left, int right) {
 // its borders, the merges inside them are the same as if it stood alone. Returns 0, with the reason in
 // `error`, where merging cannot make the tokens.
 static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
-    bpe_open_classes_(bpe);
+    bpe_classes_open(&bpe->classes);
     bpe->byte_pairs = (int*)check_alloc(256 * 256, sizeof(int), "vocabulary");
     for (int pair = 0; pair < 256 * 256; pair++) {
         bpe->byte_pairs[pair] = BPE_NONE_;
@@ -767,7 +585,7 @@ static inline void bpe_close(Bpe* bpe) {
     free(bpe->by_bytes);
     free(bpe->by_pair);
     free(bpe->byte_pairs);
-    free(bpe->classes);
+    bpe_classes_close(&bpe->classes);
     memset(bpe, 0, sizeof(*bpe));
 }
 
@@ -776,238 +594,6 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
     CHECK(0 <= id && id < bpe->vocab_size, "token id %d, wanted 0 to %d", id, bpe->vocab_size - 1);
     *length = (int)bpe->tokens[id].length;
     return (const char*)bpe->tokens[id].text;
-}
-
-// ---- encoding
-
-// A piece of up to 15 bytes (as its key, which is never 0) and its ids, if it has no more than 4; two slots
-// fill a cache line.
-typedef struct {
-    uint64_t key[2];
-    uint32_t ids[4]; // and in the highest byte of the first their number
-} BpeShortSlot_;
-
-// A piece of up to 31 bytes, a key of 4 words; after it come the number of ids and the ids. A cache line.
-typedef union {
-    uint64_t key[8];
-    int32_t ids[16];
-} BpeSlot_;
-
-// 16 MiB and 4 MiB, from where check_alloc asks for huge pages. Half of the short ones is 1/5 slower on text
-// seen before (110 MB, 281,708 different pieces), twice of them is slower on new text.
-enum { BPE_SHORT_SLOTS_BITS_ = 19, BPE_LONG_SLOTS_BITS_ = 16, BPE_SHORT_IDS_ = 4, BPE_LONG_IDS_ = 7 };
-
-enum { BPE_LOOKUPS_ = 32 }; // pieces whose slots come from memory at a time
-
-typedef struct {
-    const Bpe* bpe;
-    BpeShortSlot_* short_slots; // of either a piece has two slots side by side, the latest used first
-    BpeSlot_* long_slots;
-    BpeMerger_ merger;
-} BpeEncoder;
-
-static inline void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe) {
-    encoder->bpe = bpe;
-    encoder->short_slots =
-        (BpeShortSlot_*)check_alloc((size_t)1 << BPE_SHORT_SLOTS_BITS_, sizeof(BpeShortSlot_), "BPE cache");
-    encoder->long_slots =
-        (BpeSlot_*)check_alloc((size_t)1 << BPE_LONG_SLOTS_BITS_, sizeof(BpeSlot_), "BPE cache");
-    bpe_merger_open_(&encoder->merger, bpe->vocab_size);
-}
-
-static inline void bpe_encoder_close(BpeEncoder* encoder) {
-    free(encoder->short_slots);
-    free(encoder->long_slots);
-    bpe_merger_close_(&encoder->merger);
-    memset(encoder, 0, sizeof(*encoder));
-}
-
-// The ids of a piece, without the cache. A whole token is found at once; the rest is merged.
-static inline size_t bpe_encode_piece_(BpeEncoder* encoder, const unsigned char* piece, size_t n, int* ids) {
-    const int id = bpe_find(encoder->bpe, (const char*)piece, n);
-    if (id >= 0) {
-        ids[0] = id;
-        return 1;
-    }
-    return bpe_merge_(encoder->bpe, &encoder->merger, piece, n, ids);
-}
-
-// Sets the key of a piece of n < 8 * words bytes, of which 8 * words can be read, and returns its hash, whose
-// high bits depend on all of the key.
-ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words, uint64_t* key) {
-    // 32 - n bytes in, the first n bytes are 0xFF
-    static const uint64_t window[8]
-        __attribute__((aligned(64))) = {~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, 0, 0, 0, 0};
-    const unsigned char* masks = (const unsigned char*)window + 32 - n;
-    uint64_t hash = 0;
-    for (int i = 0; i < words; i++) {
-        key[i] = bpe_load8_(piece + 8 * i) & bpe_load8_(masks + 8 * i);
-    }
-    key[words - 1] |= (uint64_t)n << 56;
-    for (int i = 0; i < words; i++) {
-        hash = (hash ^ key[i]) * BPE_HASH_MULTIPLIER_;
-        hash ^= hash >> 32;
-    }
-    return hash * BPE_HASH_MULTIPLIER_;
-}
-
-// A piece on its way to its ids.
-typedef struct {
-    const unsigned char* text;
-    size_t bytes;
-    BpeShortSlot_* short_slots; // the two in which it may be, on their way from memory,
-    BpeSlot_* long_slots;       // or these; both NULL if it is too long
-    uint64_t key[4];
-} BpeLookup_;
-
-ALWAYS_INLINE void bpe_look_up_long_(const BpeEncoder* encoder, const unsigned char* piece, size_t n,
-                                     BpeLookup_* lookup) {
-    const uint64_t hash = bpe_key_(piece, n, 4, lookup->key);
-    lookup->long_slots = &encoder->long_slots[hash >> (65 - BPE_LONG_SLOTS_BITS_) << 1];
-}
-
-// Begins to look up a piece, behind whose start `left` bytes can be read.
-ALWAYS_INLINE void bpe_look_up_(const BpeEncoder* encoder, const unsigned char* piece, size_t n, size_t left,
-                                BpeLookup_* lookup) {
-    lookup->text = piece;
-    lookup->bytes = n;
-    lookup->short_slots = NULL;
-    lookup->long_slots = NULL;
-    if (n < 16 && left >= 16) {
-        const uint64_t hash = bpe_key_(piece, n, 2, lookup->key);
-        lookup->short_slots = &encoder->short_slots[hash >> (65 - BPE_SHORT_SLOTS_BITS_) << 1];
-        __builtin_prefetch(lookup->short_slots);
-    } else if (n < 32 && left >= 32) {
-        bpe_look_up_long_(encoder, piece, n, lookup);
-        __builtin_prefetch(lookup->long_slots);
-    }
-}
-
-// The ids of a piece that is in its long slots, or should be: afterwards it is, if it has no more ids than
-// fit.
-__attribute__((noinline, unused)) static size_t bpe_encode_long_(BpeEncoder* encoder,
-                                                                 const BpeLookup_* lookup, int* ids) {
-    BpeSlot_ *slots = lookup->long_slots, slot = slots[0];
-    const int in_first = memcmp(slot.key, lookup->key, sizeof(lookup->key)) == 0;
-    slot = in_first ? slot : slots[1];
-    size_t count = (size_t)slot.ids[8];
-    if (memcmp(slot.key, lookup->key, sizeof(lookup->key)) == 0) {
-        memcpy(ids, &slot.ids[9], count * sizeof(int));
-    } else {
-        count = bpe_encode_piece_(encoder, lookup->text, lookup->bytes, ids);
-        if (count > BPE_LONG_IDS_) {
-            return count;
-        }
-        memcpy(slot.key, lookup->key, sizeof(lookup->key));
-        slot.ids[8] = (int32_t)count;
-        memcpy(&slot.ids[9], ids, count * sizeof(int));
-    }
-    if (!in_first) {
-        slots[1] = slots[0];
-        slots[0] = slot;
-    }
-    return count;
-}
-
-// The ids of a short piece that is not in the first of its slots; afterwards it is, if it has no more ids
-// than fit. If it is not in the second either, it may be in a long one.
-__attribute__((noinline, unused)) static size_t bpe_encode_miss_(BpeEncoder* encoder,
-                                                                 const BpeLookup_* lookup, int* ids) {
-    BpeShortSlot_ *slots = lookup->short_slots, slot = slots[1];
-    size_t count = slot.ids[0] >> 24;
-    if (memcmp(slot.key, lookup->key, sizeof(slot.key)) == 0) {
-        memcpy(ids, slot.ids, count * sizeof(int));
-        ids[0] &= BPE_NONE_;
-    } else {
-        unsigned char padded[32] = {0};
-        BpeLookup_ again = *lookup;
-        memcpy(padded, lookup->text, lookup->bytes);
-        bpe_look_up_long_(encoder, padded, lookup->bytes, &again);
-        count = bpe_encode_long_(encoder, &again, ids);
-        if (count > BPE_SHORT_IDS_) {
-            return count;
-        }
-        memcpy(slot.key, lookup->key, sizeof(slot.key));
-        memcpy(slot.ids, ids, count * sizeof(int));
-        slot.ids[0] |= (uint32_t)count << 24;
-    }
-    slots[1] = slots[0];
-    slots[0] = slot;
-    return count;
-}
-
-// The ids of a short piece; room for 4.
-ALWAYS_INLINE size_t bpe_encode_short_(BpeEncoder* encoder, const BpeLookup_* lookup, int* ids) {
-    const BpeShortSlot_* slot = lookup->short_slots;
-    if (__builtin_expect(((slot->key[0] ^ lookup->key[0]) | (slot->key[1] ^ lookup->key[1])) != 0, 0)) {
-        return bpe_encode_miss_(encoder, lookup, ids);
-    }
-    memcpy(ids, slot->ids, sizeof(slot->ids));
-    ids[0] &= BPE_NONE_;
-    return slot->ids[0] >> 24;
-}
-
-// The ids of pieces that have been looked up, one after another.
-ALWAYS_INLINE size_t bpe_encode_lookups_(BpeEncoder* encoder, const BpeLookup_* lookups, size_t n, int* ids) {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        const BpeLookup_* lookup = &lookups[i];
-        count += lookup->short_slots  ? bpe_encode_short_(encoder, lookup, ids + count)
-                 : lookup->long_slots ? bpe_encode_long_(encoder, lookup, ids + count)
-                                      : bpe_encode_piece_(encoder, lookup->text, lookup->bytes, ids + count);
-    }
-    return count;
-}
-
-typedef enum {
-    BPE_ENDS,     // the text ends here
-    BPE_CONTINUES // more text follows
-} BpeMore;
-
-// Bytes at the end of a text that continues which may mean something else with what follows: the beginning of
-// a character, and of a contraction.
-static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
-    for (size_t n = 1; n <= 3 && n <= bytes; n++) {
-        if (text[bytes - n] >= 0xC0) {
-            return (size_t)bpe_length_(text[bytes - n]) > n ? n : 0;
-        }
-    }
-    const unsigned char end = bytes >= 2 && text[bytes - 2] == '\'' ? text[bytes - 1] : 0;
-    return end == 'l' || end == 'v' || end == 'r' ? 2 : 0;
-}
-
-// Sets ids, which has room for `bytes` of them, to the tokens of the text and returns their number. Sets
-// *consumed to the bytes that they stand for: all of a text that ends; of one that continues only pieces that
-// no following text can change, which is all but the last or the last two. The rest is to come again, with
-// what follows it, at the start of the next text: the ids are then those of the whole, wherever it was
-// divided. Nothing is consumed before the second piece has begun, so the caller's buffer must be able to
-// grow.
-static inline size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore more, int* ids,
-                                size_t* consumed) {
-    const unsigned char* at = (const unsigned char*)text;
-    const size_t certain = more == BPE_ENDS ? bytes : bytes - bpe_uncertain_(at, bytes);
-    BpeSplitter_ splitter = bpe_splitter_(encoder->bpe, at, certain);
-    BpeLookup_ lookups[BPE_LOOKUPS_];
-    size_t begin = 0, count = 0;
-    while (splitter.at < certain) {
-        uint32_t cuts[BPE_CUTS_];
-        const size_t base = splitter.at;
-        size_t n = bpe_split_(&splitter, cuts);
-        if (more == BPE_ENDS && splitter.at >= certain && (n == 0 || base + cuts[n - 1] < certain)) {
-            cuts[n++] = (uint32_t)(certain - base); // the end of the last piece; of a contraction it is a cut
-        }
-        for (size_t first = 0; first < n; first += BPE_LOOKUPS_) {
-            const size_t batch = n - first < (size_t)BPE_LOOKUPS_ ? n - first : (size_t)BPE_LOOKUPS_;
-            for (size_t i = 0; i < batch; i++) {
-                const size_t end = base + cuts[first + i];
-                bpe_look_up_(encoder, at + begin, end - begin, bytes - begin, &lookups[i]);
-                begin = end;
-            }
-            count += bpe_encode_lookups_(encoder, lookups, batch, ids + count);
-        }
-    }
-    *consumed = begin;
-    return count;
 }
 
 #endif

@@ -305,14 +305,14 @@ static inline void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* f
     for (size_t i = 0; i < (size_t)1 << bpe->hash_bits; i++) {
         const uint64_t entry = bpe->by_pair[i];
         if (entry != 0) {
-            merges[entry & BPE_NONE_] = entry;
+            merges[bpe_merge_of_(entry).id] = entry;
         }
     }
     int is_first = 1;
     for (int id = 0; id < bpe->vocab_size; id++) {
         if (merges[id] != 0) {
-            put(&spelling, bpe->tokens[merges[id] >> 42], bpe->tokens[merges[id] >> 21 & BPE_NONE_], is_first,
-                file);
+            const BpeMerge_ merge = bpe_merge_of_(merges[id]);
+            put(&spelling, bpe->tokens[merge.left], bpe->tokens[merge.right], is_first, file);
             is_first = 0;
         }
     }

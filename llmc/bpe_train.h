@@ -1,10 +1,10 @@
 /*
 bpe_train.h -- makes a vocabulary of byte-pair encoding from text.
 
-    The text is cut into pieces by GPT-2's pattern (bpe.h); each piece begins as its bytes. Again and again
-the pair of neighbors that occurs most often becomes a token of its own everywhere, leftmost first, until the
-    vocabulary is full: 256 bytes, the merges in their order, end-of-text. Of pairs equally frequent the one
-    with the lowest left id is taken, then the lowest right id.
+    The text is cut into pieces by GPT-2's pattern (bpe_split.h); each piece begins as its bytes. Again and
+again the pair of neighbors that occurs most often becomes a token of its own everywhere, leftmost first,
+until the vocabulary is full: 256 bytes, the merges in their order, end-of-text. Of pairs equally frequent the
+one with the lowest left id is taken, then the lowest right id.
 
 The vocabulary depends on the counts of the pieces only: not on the order of the texts, on where they were
 divided, or on the number of threads.
@@ -30,7 +30,7 @@ each that it has seen, and the bytes of those longer than 15. While running at m
 different pieces, 28 for each of them, and 160 for each different pair. 789 MB of documentation and sources
 have 1.1 million different pieces; 50,257 ids then took 577 MB on 2 threads.
 
-needs:   bpe.h check.h, OpenMP for more than one thread
+needs:   bpe.h bpe_split.h check.h, OpenMP for more than one thread
 defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_trainer_add_by, bpe_trainer_run,
 bpe_trainer_close
 */
@@ -38,6 +38,8 @@ bpe_trainer_close
 #define LLMC_BPE_TRAIN_H
 
 #include "bpe.h"
+#include "bpe_split.h"
+#include "check.h"
 
 // ---- counting pieces
 
@@ -58,7 +60,7 @@ typedef struct {
 } BpeCounts_;
 
 typedef struct {
-    Bpe classes; // no tokens: to cut a text, the classes of characters are enough
+    BpeClasses classes; // of characters
     int threads;
     BpeCounts_* counts; // (threads)
 } BpeTrainer;
@@ -185,7 +187,7 @@ static inline void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const cha
     BpeSplitter_ splitter = bpe_splitter_(&trainer->classes, at, bytes);
     size_t begin = 0;
     while (splitter.at < bytes) {
-        uint32_t cuts[BPE_CUTS_];
+        uint16_t cuts[BPE_CUTS_];
         const size_t base = splitter.at, n = bpe_split_(&splitter, cuts);
         for (size_t i = 0; i < n; i++) {
             const size_t end = base + cuts[i];
@@ -199,8 +201,9 @@ static inline void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const cha
 }
 
 // Where part `part` of about equal parts of the text begins.
-static inline size_t bpe_part_begin_(const Bpe* bpe, const char* text, size_t bytes, int part, int parts) {
-    return bpe_cut(bpe, text, bytes, part < parts ? bytes / (size_t)parts * (size_t)part : bytes);
+static inline size_t bpe_part_begin_(const BpeClasses* classes, const char* text, size_t bytes, int part,
+                                     int parts) {
+    return bpe_cut(classes, text, bytes, part < parts ? bytes / (size_t)parts * (size_t)part : bytes);
 }
 
 static inline size_t bpe_trainer_add(BpeTrainer* trainer, const char* text, size_t bytes, BpeMore more) {
@@ -224,7 +227,7 @@ static inline size_t bpe_trainer_add(BpeTrainer* trainer, const char* text, size
 static inline void bpe_trainer_open(BpeTrainer* trainer, int threads) {
     assert(threads > 0);
     memset(trainer, 0, sizeof(*trainer));
-    bpe_open_classes_(&trainer->classes);
+    bpe_classes_open(&trainer->classes);
     trainer->threads = threads;
     trainer->counts = (BpeCounts_*)check_alloc((size_t)threads, sizeof(BpeCounts_), "counts of pieces");
     for (int thread = 0; thread < threads; thread++) {
@@ -237,7 +240,7 @@ static inline void bpe_trainer_close(BpeTrainer* trainer) {
         bpe_counts_close_(&trainer->counts[thread]);
     }
     free(trainer->counts);
-    bpe_close(&trainer->classes);
+    bpe_classes_close(&trainer->classes);
     memset(trainer, 0, sizeof(*trainer));
 }
 

@@ -12,7 +12,8 @@ Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command
 stopped by a signal after saving.
 
 needs:   nothing
-defines: CHECK, die_usage, error_set, ERROR_BYTES, check_alloc, array_bytes, EXIT_USAGE, EXIT_INTERRUPTED
+defines: CHECK, die_usage, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes,
+EXIT_USAGE, EXIT_INTERRUPTED
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
@@ -100,10 +101,10 @@ static inline size_t array_bytes(size_t count, size_t element_bytes) {
     return count * element_bytes;
 }
 
-// Zeroed memory for `count` elements, aligned to 64 bytes (a cache line, the widest vector); `what` names it
-// in the error. Large arrays ask for huge pages: weights are read across rows, where 4 KiB pages cost a TLB
-// miss each. The caller frees it with free().
-static inline void* check_alloc(size_t count, size_t element_bytes, const char* what) {
+// Memory for `count` elements, not set to anything, aligned to 64 bytes (a cache line, the widest vector);
+// `what` names it in the error. Large arrays ask for huge pages: weights are read across rows, where 4 KiB
+// pages cost a TLB miss each. The caller frees it with free().
+static inline void* check_alloc_unset(size_t count, size_t element_bytes, const char* what) {
     const size_t huge_page_bytes = (size_t)2 << 20;
     const size_t bytes = array_bytes(count, element_bytes);
     const int large = bytes >= 4 * huge_page_bytes;
@@ -115,8 +116,12 @@ static inline void* check_alloc(size_t count, size_t element_bytes, const char* 
         madvise(memory, bytes, MADV_HUGEPAGE);
     }
 #endif
-    memset(memory, 0, bytes);
     return memory;
+}
+
+// The same, set to zero.
+static inline void* check_alloc(size_t count, size_t element_bytes, const char* what) {
+    return memset(check_alloc_unset(count, element_bytes, what), 0, count * element_bytes);
 }
 
 #endif

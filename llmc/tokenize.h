@@ -12,7 +12,7 @@ and blocks without ids.
 
 A sink takes the blocks one after another in the order of the input. It returns 0 to end the run early.
 
-needs:   bpe.h bpe_train.h check.h text_source.h; pthreads
+needs:   bpe_encode.h bpe_train.h check.h text_source.h; pthreads
 defines: TokenBlock, TokenSink, tokenize_run, tokenize_train, tokenize_cores
 */
 #ifndef LLMC_TOKENIZE_H
@@ -22,7 +22,7 @@ defines: TokenBlock, TokenSink, tokenize_run, tokenize_train, tokenize_cores
 #include <sched.h>
 #include <unistd.h>
 
-#include "bpe.h"
+#include "bpe_encode.h"
 #include "bpe_train.h"
 #include "check.h"
 #include "text_source.h"

@@ -4,13 +4,13 @@ tokenizer.h -- between text and token ids.
     kind     V                 ids                                   encodes
     bytes    257               0 .. 255 the bytes                    each byte
     words    n + 1             0 .. n-1 the words of a list          the longest match first
-    gpt2     from the file     those of the file (bpe_files.h)       byte-pair encoding (bpe.h)
+    gpt2     from the file     those of the file (bpe_files.h)       byte-pair encoding (bpe_encode.h)
 
 The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2. Encoding
 never makes it out of text, not even out of the characters "<|endoftext|>". The tokens of a llm.c tokenizer
 .bin that no merges make can only be decoded.
 
-needs:   bpe.h, bpe_files.h, check.h
+needs:   bpe_encode.h, bpe_files.h, check.h
 defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_words, tokenizer_open_file,
 tokenizer_decode, tokenizer_longest, tokenizer_encode, tokenizer_close
 */
@@ -20,7 +20,7 @@ tokenizer_decode, tokenizer_longest, tokenizer_encode, tokenizer_close
 #include <assert.h>
 #include <limits.h>
 
-#include "bpe.h"
+#include "bpe_encode.h"
 #include "bpe_files.h"
 #include "check.h"
 

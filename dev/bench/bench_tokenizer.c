@@ -13,6 +13,7 @@ the later ones have seen the whole text. --ids writes the ids of the last pass t
 
 Each line is a name and a value, for dev/bench/tokenizers.py.
 */
+#include "llmc/bpe_encode.h"
 #include "llmc/bpe_files.h"
 #include "llmc/bpe_train.h"
 #include "llmc/peak.h"
@@ -90,21 +91,26 @@ static double cpu_now_s(void) {
 typedef struct {
     size_t num_blocks, *begins; // (num_blocks + 1)
     size_t* counts;             // ids of each block
-    void* ids;                  // those of a block begin at the index of its first byte
-    int id_bytes;
+    char** ids;                 // (num_blocks) where those of a block begin, in the memory of its thread
+    char** memory;              // (threads) of the ids of all blocks that a thread encodes, one after another
+    int threads, id_bytes;
 } Run;
 
-static Run run_open(const Bpe* bpe, Text text) {
-    Run run = {0, NULL, NULL, NULL, bpe->vocab_size > 65536 ? 4 : 2};
+static Run run_open(const Bpe* bpe, Text text, int threads) {
+    Run run = {0, NULL, NULL, NULL, NULL, threads, bpe->vocab_size > 65536 ? 4 : 2};
     const size_t most = text.length / BLOCK_BYTES + 2;
     run.begins = (size_t*)check_alloc(most, sizeof(size_t), "blocks");
     run.counts = (size_t*)check_alloc(most, sizeof(size_t), "blocks");
-    run.ids = malloc(array_bytes(text.length + 1, (size_t)run.id_bytes)); // a quarter of it is touched
-    CHECK(run.ids, "no memory for the ids of %zu bytes", text.length);
+    run.ids = (char**)check_alloc(most, sizeof(char*), "blocks");
+    run.memory = (char**)check_alloc((size_t)threads, sizeof(char*), "threads");
+    for (int thread = 0; thread < threads; thread++) { // a quarter of it is touched
+        run.memory[thread] = (char*)check_alloc_unset(text.length + 1, (size_t)run.id_bytes, "ids");
+    }
     for (size_t at = 0; at < text.length; run.num_blocks++) {
         run.begins[run.num_blocks] = at;
-        at = at + BLOCK_BYTES < text.length ? bpe_cut(bpe, text.bytes, text.length, at + BLOCK_BYTES)
-                                            : text.length;
+        at = at + BLOCK_BYTES < text.length
+                 ? bpe_cut(&bpe->classes, text.bytes, text.length, at + BLOCK_BYTES)
+                 : text.length;
     }
     run.begins[run.num_blocks] = text.length;
     return run;
@@ -114,34 +120,42 @@ static void run_close(Run* run) {
     free(run->begins);
     free(run->counts);
     free(run->ids);
+    for (int thread = 0; thread < run->threads; thread++) {
+        free(run->memory[thread]);
+    }
+    free(run->memory);
 }
 
-static void encode_block(BpeEncoder* encoder, Text text, Run* run, size_t block, int* ids) {
+// Returns the end of the ids, which begin at `out`.
+static char* encode_block(BpeEncoder* encoder, Text text, Run* run, size_t block, int* ids, char* out) {
     const size_t begin = run->begins[block];
     size_t consumed;
     const size_t n =
         bpe_encode(encoder, text.bytes + begin, run->begins[block + 1] - begin, BPE_ENDS, ids, &consumed);
     for (size_t i = 0; i < n && run->id_bytes == 2; i++) {
-        ((uint16_t*)run->ids)[begin + i] = (uint16_t)ids[i];
+        ((uint16_t*)out)[i] = (uint16_t)ids[i];
     }
     if (run->id_bytes == 4) {
-        memcpy((uint32_t*)run->ids + begin, ids, n * sizeof(int));
+        memcpy(out, ids, n * sizeof(int));
     }
     run->counts[block] = n;
+    run->ids[block] = out;
+    return out + n * (size_t)run->id_bytes;
 }
 
-static void encode_text(BpeEncoder* encoders, int threads, Text text, Run* run) {
+static void encode_text(BpeEncoder* encoders, Text text, Run* run) {
     size_t longest = 0;
     for (size_t block = 0; block < run->num_blocks; block++) {
         const size_t bytes = run->begins[block + 1] - run->begins[block];
         longest = bytes > longest ? bytes : longest;
     }
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(run->threads)
     {
         int* ids = (int*)check_alloc(longest, sizeof(int), "ids of a block");
+        char* out = run->memory[thread_index()];
 #pragma omp for schedule(dynamic, 1)
         for (size_t block = 0; block < run->num_blocks; block++) {
-            encode_block(&encoders[thread_index()], text, run, block, ids);
+            out = encode_block(&encoders[thread_index()], text, run, block, ids, out);
         }
         free(ids);
     }
@@ -151,16 +165,14 @@ static void write_ids(const Run* run, const char* path) {
     FILE* file = fopen(path, "wb");
     CHECK(file, "%s: cannot write: %s", path, strerror(errno));
     for (size_t block = 0; block < run->num_blocks; block++) {
-        const size_t id_bytes = (size_t)run->id_bytes;
-        const char* ids = (const char*)run->ids + run->begins[block] * id_bytes;
-        CHECK(fwrite(ids, id_bytes, run->counts[block], file) == run->counts[block], "%s: cannot write",
-              path);
+        const size_t n = run->counts[block];
+        CHECK(fwrite(run->ids[block], (size_t)run->id_bytes, n, file) == n, "%s: cannot write", path);
     }
     CHECK(fclose(file) == 0, "%s: cannot write: %s", path, strerror(errno));
 }
 
 static void bench_encode(const Bpe* bpe, Text text, int threads, int passes, const char* ids_path) {
-    Run run = run_open(bpe, text);
+    Run run = run_open(bpe, text, threads);
     const double mb = (double)text.length * 1e-6;
     double start_s = time_now_s(), start_cpu_s = cpu_now_s();
     BpeEncoder* encoders = (BpeEncoder*)check_alloc((size_t)threads, sizeof(BpeEncoder), "encoders");
@@ -168,7 +180,7 @@ static void bench_encode(const Bpe* bpe, Text text, int threads, int passes, con
         for (int thread = 0; pass == 0 && thread < threads; thread++) {
             bpe_encoder_open(&encoders[thread], bpe);
         }
-        encode_text(encoders, threads, text, &run);
+        encode_text(encoders, text, &run);
         const char* name = pass == 0 ? "cold" : "warm";
         printf("%s_mb_per_s %.1f\n", name, mb / (time_now_s() - start_s));
         printf("%s_mb_per_cpu_s %.1f\n", name, mb / (cpu_now_s() - start_cpu_s));

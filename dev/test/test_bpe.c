@@ -1,5 +1,6 @@
 // Tests of llmc/bpe.h: against a slow reference on a vocabulary of its own, and with
 // GPT2_VOCAB=.../gpt2.tiktoken against tiktoken's ids for dev/ref/fixtures/bpe_cases.bin.
+#include "llmc/bpe_encode.h"
 #include "llmc/bpe_files.h"
 #include "test.h"
 #include <time.h>
@@ -285,12 +286,15 @@ static void test_against_reference(const Bpe* bpe, int rounds) {
 static void test_cuts(const Bpe* bpe, int rounds) {
     BpeEncoder encoder;
     bpe_encoder_open(&encoder, bpe);
-    EXPECT(bpe_cut(bpe, "ab  c", 5, 0) == 0 && bpe_cut(bpe, "ab  c", 5, 1) == 2, "");
-    EXPECT(bpe_cut(bpe, "ab  c", 5, 3) == 5 && bpe_cut(bpe, "ab  c", 5, 5) == 5, "");
-    EXPECT(bpe_cut(bpe, "\xC3\xA9\n\xC2\xA0 c", 7, 1) == 2 && bpe_cut(bpe, "\xC2\xA0 c", 4, 1) == 4, "");
+    EXPECT(bpe_cut(&bpe->classes, "ab  c", 5, 0) == 0 && bpe_cut(&bpe->classes, "ab  c", 5, 1) == 2, "");
+    EXPECT(bpe_cut(&bpe->classes, "ab  c", 5, 3) == 5 && bpe_cut(&bpe->classes, "ab  c", 5, 5) == 5, "");
+    EXPECT(bpe_cut(&bpe->classes, "\xC3\xA9\n\xC2\xA0 c", 7, 1) == 2 &&
+               bpe_cut(&bpe->classes, "\xC2\xA0 c", 4, 1) == 4,
+           "");
     for (int i = 0; i < rounds; i++) {
         const Text text = random_text(60, i % 2);
-        const size_t cut = bpe_cut(bpe, text.bytes, text.length, random_below((uint32_t)text.length + 1));
+        const size_t cut =
+            bpe_cut(&bpe->classes, text.bytes, text.length, random_below((uint32_t)text.length + 1));
         const Text before = text_of(text.bytes, cut), after = text_of(text.bytes + cut, text.length - cut);
         const Ids want = encode(&encoder, text), second = encode(&encoder, after);
         Ids got = encode(&encoder, before);
@@ -331,6 +335,95 @@ static void test_merging(const Bpe* bpe, int rounds) {
         EXPECT(same_ids(a, b), "piece %d of %zu bytes: %zu and %zu ids", i, n, short_count, long_count);
     }
     bpe_merger_close_(&merger);
+}
+
+// Word number k of many: 1 to 60 letters, few of which merge.
+static size_t spell_word(uint32_t k, char word[64]) {
+    static const char letters[] = "aaaattthhheeesrx";
+    uint64_t state = ((uint64_t)k + 1) * 0x9E3779B97F4A7C15;
+    const size_t n = 1 + (state >> 60 ? (size_t)(state >> 40) % 12 : (size_t)(state >> 40) % 60);
+    for (size_t i = 0; i < n; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        word[i] = letters[state >> 60];
+    }
+    return n;
+}
+
+// So many different words that they push each other out of the cache, each of them once, some of them soon
+// again.
+static void test_many_pieces(const Bpe* bpe, int words) {
+    const size_t room = 62 * (size_t)words;
+    Text text = {(char*)malloc(room), 0};
+    Ids want = {(int*)malloc(room * sizeof(int)), 0};
+    BpeMerger_ merger;
+    BpeEncoder encoder;
+    bpe_merger_open_(&merger, bpe->vocab_size);
+    bpe_encoder_open(&encoder, bpe);
+    for (int i = 0; i < words; i++) {
+        char* piece = text.bytes + text.length;
+        piece[0] = ' ';
+        const uint32_t k = i % 3 ? (uint32_t)i : (uint32_t)i - random_below((uint32_t)(i < 40 ? i + 1 : 40));
+        const size_t n = 1 + spell_word(k, piece + 1);
+        want.count += bpe_merge_long_(bpe, &merger, (unsigned char*)piece, n, want.ids + want.count);
+        text.length += n;
+    }
+    for (int again = 0; again < 2; again++) {
+        const Ids got = encode(&encoder, text);
+        EXPECT(same_ids(got, want), "%d words, time %d: %zu ids, wanted %zu", words, again, got.count,
+               want.count);
+        free(got.ids);
+    }
+    bpe_encoder_close(&encoder);
+    bpe_merger_close_(&merger);
+    free(text.bytes);
+    free(want.ids);
+}
+
+enum { PAIRS = 700 };
+
+// Opens a vocabulary of pairs of bytes, and looks up all others, too.
+static Bpe open_byte_pairs(const int pairs[PAIRS][2]) {
+    Bpe bpe;
+    int* union_of = (int*)calloc(256 * 256, sizeof(int));
+    bpe_open_merges(&bpe, pairs, PAIRS, "pairs");
+    for (int i = 0; i < PAIRS; i++) {
+        union_of[256 * pairs[i][0] + pairs[i][1]] = 256 + i;
+    }
+    int wrong = 0;
+    for (int pair = 0; pair < 256 * 256; pair++) {
+        const int id = bpe_pair_(&bpe, pair / 256, pair % 256);
+        wrong += id != (union_of[pair] ? union_of[pair] : BPE_NONE_);
+    }
+    EXPECT(wrong == 0, "%d pairs", wrong);
+    free(union_of);
+    return bpe;
+}
+
+// Pairs are found wherever the hash puts them: all over the table, or many behind its last bucket.
+static void test_pairs(void) {
+    int pairs[PAIRS][2];
+    for (int i = 0; i < PAIRS; i++) {
+        const int pair = i * 997 % (256 * 256); // 997 and 65536 have no common divisor
+        pairs[i][0] = pair / 256;
+        pairs[i][1] = pair % 256;
+    }
+    Bpe bpe = open_byte_pairs(pairs);
+    const uint64_t last = ((uint64_t)1 << bpe.hash_bits) - BPE_BUCKET_;
+    int count = 0;
+    for (int pair = 0; pair < 256 * 256 && count < 100; pair++) {
+        int found = 0;
+        for (int i = 0; i < PAIRS; i++) {
+            found |= pairs[i][0] == pair / 256 && pairs[i][1] == pair % 256;
+        }
+        if (!found && bpe_pair_bucket_(&bpe, pair / 256, pair % 256) == last) {
+            pairs[count][0] = pair / 256;
+            pairs[count++][1] = pair % 256;
+        }
+    }
+    EXPECT(count == 100, "%d", count);
+    bpe_close(&bpe);
+    bpe = open_byte_pairs(pairs);
+    bpe_close(&bpe);
 }
 
 // What a text that continues leaves for later, and how much that is at most.
@@ -513,6 +606,7 @@ static void test_gpt2(const char* path) {
     test_every_token(&bpe);
     test_against_reference(&bpe, 200);
     test_merging(&bpe, 20000);
+    test_many_pieces(&bpe, 100000);
     test_one_long_piece(&bpe);
     bpe_close(&bpe);
 }
@@ -523,10 +617,12 @@ int main(void) {
     test_against_reference(&small, 2000);
     test_cuts(&small, 3000);
     test_merging(&small, 5000);
+    test_many_pieces(&small, 300000);
     test_consumed(&small);
     test_one_long_piece(&small);
     bpe_close(&small);
     test_merges_in_memory();
+    test_pairs();
     const char* vocabulary = getenv("GPT2_VOCAB");
     if (vocabulary) {
         test_gpt2(vocabulary);

@@ -2,6 +2,7 @@
 //
 //     test_bpe_files --write VOCABULARY DIRECTORY    all formats, for dev/ref/check_tokenizer_files.py and
 //     fuzz_bpe.c test_bpe_files --ids VOCABULARY < TEXT         the ids of a text
+#include "llmc/bpe_encode.h"
 #include "llmc/bpe_files.h"
 #include "llmc/xxh64.h"
 #include "test.h"

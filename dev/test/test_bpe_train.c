@@ -2,6 +2,7 @@
 // threads, the order of the texts and the places where they are divided.
 //
 //     test_bpe_train --merges FILE VOCAB_SIZE    prints the merges of a text: lines "id left right"
+#include "llmc/bpe_encode.h"
 #include "llmc/bpe_train.h"
 #include "llmc/rand.h"
 #include "llmc/threads.h"
@@ -91,8 +92,8 @@ static int* reference_ids(Text text, size_t* count) {
     Bpe bytes;
     bpe_open_merges(&bytes, NULL, 0, "bytes");
     int* ids = (int*)malloc((2 * text.length + 1) * sizeof(int));
-    uint32_t cuts[BPE_CUTS_];
-    BpeSplitter_ splitter = bpe_splitter_(&bytes, (const unsigned char*)text.bytes, text.length);
+    uint16_t cuts[BPE_CUTS_];
+    BpeSplitter_ splitter = bpe_splitter_(&bytes.classes, (const unsigned char*)text.bytes, text.length);
     size_t at = 0, n = 0;
     while (splitter.at < text.length) {
         const size_t base = splitter.at, found = bpe_split_(&splitter, cuts);
@@ -348,8 +349,8 @@ static int print_merges(const char* path, int vocab_size) {
     for (size_t i = 0; i < (size_t)1 << bpe.hash_bits; i++) {
         const uint64_t entry = bpe.by_pair[i];
         if (entry) {
-            printf("%d %d %d\n", (int)(entry & BPE_NONE_), (int)(entry >> 42),
-                   (int)(entry >> 21 & BPE_NONE_));
+            const BpeMerge_ merge = bpe_merge_of_(entry);
+            printf("%d %d %d\n", merge.id, merge.left, merge.right);
         }
     }
     bpe_close(&bpe);
