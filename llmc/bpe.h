@@ -40,6 +40,13 @@ typedef struct {
     uint32_t length;           // at least 1
 } BpeToken_;
 
+// Open addressing, an empty entry is 0. Copied to where it is used in a loop: the compiler need not load it
+// again then.
+typedef struct {
+    uint64_t* entries; // (2^bits), aligned to a cache line; bpe_merge_of_ takes one apart
+    int bits;
+} BpePairs_;
+
 typedef struct {
     int vocab_size;        // V
     int eot;               // end-of-text id
@@ -47,9 +54,10 @@ typedef struct {
     unsigned char* buffer; // the bytes of all tokens
     int byte_ids[256];     // the tokens of single bytes
     int* byte_pairs;    // (256, 256) the union of two bytes, or BPE_NONE_: where most merging begins and ends
-    int hash_bits;      // both tables have 2^hash_bits entries, open addressing, 0 is empty:
-    uint64_t* by_bytes; // 32 bits of the hash of a token's bytes, and its id + 1
-    uint64_t* by_pair;  // bpe_merge_of_ takes an entry apart
+    BpePairs_ pairs;    // the union of two tokens
+    uint64_t* by_bytes; // (2^bits) open addressing: 32 bits of the hash of a token's bytes, and its id + 1; 0
+                        // is empty
+    int bits;
     BpeClasses classes; // of characters: to cut a text by
 } Bpe;
 
@@ -76,7 +84,7 @@ static inline uint64_t bpe_hash_(const unsigned char* bytes, size_t n) {
 
 // The entry of the token with these bytes, or the empty entry where it belongs.
 static inline uint64_t* bpe_entry_(const Bpe* bpe, const unsigned char* bytes, size_t n, uint32_t* tag) {
-    const uint64_t hash = bpe_hash_(bytes, n), mask = ((uint64_t)1 << bpe->hash_bits) - 1;
+    const uint64_t hash = bpe_hash_(bytes, n), mask = ((uint64_t)1 << bpe->bits) - 1;
     *tag = (uint32_t)(hash >> 32);
     for (uint64_t i = hash & mask;; i = (i + 1) & mask) {
         const uint64_t entry = bpe->by_bytes[i];
@@ -98,7 +106,8 @@ static inline int bpe_find(const Bpe* bpe, const char* bytes, size_t n) {
     return (int)(uint32_t)*bpe_entry_(bpe, (const unsigned char*)bytes, n, &tag) - 1;
 }
 
-// Entries of by_pair. The id is stored as its distance from BPE_NONE_: it comes out as BPE_NONE_ of no entry.
+// An entry of BpePairs_. The id is stored as its distance from BPE_NONE_: it comes out as BPE_NONE_ of no
+// entry.
 typedef struct {
     int left, right, id; // 21 bits each
 } BpeMerge_;
@@ -110,17 +119,17 @@ ALWAYS_INLINE BpeMerge_ bpe_merge_of_(uint64_t entry) {
 }
 
 // The index of a pair's bucket. The high bits of the product depend on all bits of the pair.
-ALWAYS_INLINE uint64_t bpe_pair_bucket_(const Bpe* bpe, int left, int right) {
+ALWAYS_INLINE uint64_t bpe_pair_bucket_(const BpePairs_* pairs, int left, int right) {
     const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right;
-    return pair * BPE_HASH_MULTIPLIER_ >> (64 - bpe->hash_bits) & ~(uint64_t)(BPE_BUCKET_ - 1);
+    return pair * BPE_HASH_MULTIPLIER_ >> (64 - pairs->bits) & ~(uint64_t)(BPE_BUCKET_ - 1);
 }
 
 // The entry of a pair in its bucket, a cache line; 0 if it is not there. Nobody can predict where in the
 // bucket it is, so there is no branch.
 ALWAYS_INLINE uint64_t bpe_in_bucket_(const uint64_t* bucket, uint64_t pair) {
 #if defined(__AVX512F__)
-    const __m512i entries = _mm512_load_si512(bucket), pairs = _mm512_set1_epi64((long long)pair);
-    const __mmask8 equal = _mm512_cmpeq_epi64_mask(_mm512_srli_epi64(entries, 21), pairs);
+    const __m512i entries = _mm512_load_si512(bucket), wanted = _mm512_set1_epi64((long long)pair);
+    const __mmask8 equal = _mm512_cmpeq_epi64_mask(_mm512_srli_epi64(entries, 21), wanted);
     return (uint64_t)_mm_cvtsi128_si64(_mm512_castsi512_si128(_mm512_maskz_compress_epi64(equal, entries)));
 #else
     uint64_t entry = 0;
@@ -132,11 +141,11 @@ ALWAYS_INLINE uint64_t bpe_in_bucket_(const uint64_t* bucket, uint64_t pair) {
 }
 
 // The id of the union of two tokens, or BPE_NONE_.
-ALWAYS_INLINE int bpe_pair_(const Bpe* bpe, int left, int right) {
-    const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right, mask = ((uint64_t)1 << bpe->hash_bits) - 1;
-    for (uint64_t i = bpe_pair_bucket_(bpe, left, right);; i = (i + BPE_BUCKET_) & mask) {
-        const uint64_t entry = bpe_in_bucket_(&bpe->by_pair[i], pair);
-        const int is_full = bpe->by_pair[i + BPE_BUCKET_ - 1] != 0;
+ALWAYS_INLINE int bpe_pair_(const BpePairs_* pairs, int left, int right) {
+    const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right, mask = ((uint64_t)1 << pairs->bits) - 1;
+    for (uint64_t i = bpe_pair_bucket_(pairs, left, right);; i = (i + BPE_BUCKET_) & mask) {
+        const uint64_t entry = bpe_in_bucket_(&pairs->entries[i], pair);
+        const int is_full = pairs->entries[i + BPE_BUCKET_ - 1] != 0;
         if (__builtin_expect(!is_full, 1) || entry) {
             return bpe_merge_of_(entry).id;
         }
@@ -144,17 +153,17 @@ ALWAYS_INLINE int bpe_pair_(const Bpe* bpe, int left, int right) {
 }
 
 // Asks for the bucket of a pair to come from memory.
-ALWAYS_INLINE void bpe_pair_fetch_(const Bpe* bpe, int left, int right) {
-    __builtin_prefetch(&bpe->by_pair[bpe_pair_bucket_(bpe, left, right)]);
+ALWAYS_INLINE void bpe_pair_fetch_(const BpePairs_* pairs, int left, int right) {
+    __builtin_prefetch(&pairs->entries[bpe_pair_bucket_(pairs, left, right)]);
 }
 
-static inline void bpe_add_pair_(Bpe* bpe, int left, int right, int id) {
-    const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right, mask = ((uint64_t)1 << bpe->hash_bits) - 1;
-    uint64_t i = bpe_pair_bucket_(bpe, left, right);
-    while (bpe->by_pair[i] != 0) {
+static inline void bpe_add_pair_(BpePairs_* pairs, int left, int right, int id) {
+    const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right, mask = ((uint64_t)1 << pairs->bits) - 1;
+    uint64_t i = bpe_pair_bucket_(pairs, left, right);
+    while (pairs->entries[i] != 0) {
         i = (i + 1) & mask;
     }
-    bpe->by_pair[i] = pair << 21 | (uint64_t)(BPE_NONE_ - id);
+    pairs->entries[i] = pair << 21 | (uint64_t)(BPE_NONE_ - id);
 }
 
 // Sets the key of a piece of n < 8 * words bytes, of which 8 * words can be read, and returns its hash, whose
@@ -277,15 +286,15 @@ ALWAYS_INLINE void bpe_close_gap_(int* row, int from, int n) {
 }
 
 // Looks up the ranks on both sides of the latest union.
-ALWAYS_INLINE void bpe_short_merge_rank_(const Bpe* bpe, BpeShortMerge_* merge) {
+ALWAYS_INLINE void bpe_short_merge_rank_(const BpePairs_* pairs, BpeShortMerge_* merge) {
     const int *parts = merge->parts, at = merge->at;
-    merge->ranks[at - 1] = bpe_pair_(bpe, parts[at - 1], parts[at]);
-    merge->ranks[at] = bpe_pair_(bpe, parts[at], parts[at + 1]);
+    merge->ranks[at - 1] = bpe_pair_(pairs, parts[at - 1], parts[at]);
+    merge->ranks[at] = bpe_pair_(pairs, parts[at], parts[at + 1]);
 }
 
 // Makes one token of the two whose union has the lowest id, leftmost first, and asks for what is needed next
 // to come from memory. Returns 0 if no two make a token: parts[1 .. count] are the result.
-ALWAYS_INLINE int bpe_short_merge_step_(const Bpe* bpe, BpeShortMerge_* merge) {
+ALWAYS_INLINE int bpe_short_merge_step_(const BpePairs_* pairs, BpeShortMerge_* merge) {
     int *parts = merge->parts, *ranks = merge->ranks;
     const int lowest = bpe_lowest_(ranks, merge->count), at = lowest & 63;
     if (lowest >> 6 == BPE_NONE_) {
@@ -296,8 +305,8 @@ ALWAYS_INLINE int bpe_short_merge_step_(const Bpe* bpe, BpeShortMerge_* merge) {
     parts[at] = lowest >> 6;
     merge->count--;
     merge->at = at;
-    bpe_pair_fetch_(bpe, parts[at - 1], parts[at]);
-    bpe_pair_fetch_(bpe, parts[at], parts[at + 1]);
+    bpe_pair_fetch_(pairs, parts[at - 1], parts[at]);
+    bpe_pair_fetch_(pairs, parts[at], parts[at + 1]);
     return 1;
 }
 
@@ -305,8 +314,8 @@ ALWAYS_INLINE int bpe_short_merge_step_(const Bpe* bpe, BpeShortMerge_* merge) {
 static inline int bpe_merge_short_(const Bpe* bpe, const unsigned char* piece, int n, int* ids) {
     BpeShortMerge_ merge;
     bpe_short_merge_open_(bpe, piece, n, &merge);
-    while (bpe_short_merge_step_(bpe, &merge)) {
-        bpe_short_merge_rank_(bpe, &merge);
+    while (bpe_short_merge_step_(&bpe->pairs, &merge)) {
+        bpe_short_merge_rank_(&bpe->pairs, &merge);
     }
     memcpy(ids, &merge.parts[1], (size_t)merge.count * sizeof(int));
     return merge.count;
@@ -329,7 +338,8 @@ ALWAYS_INLINE void bpe_wait_(BpeMerger_* merger, uint32_t place, int rank) {
 static inline void bpe_rank_(BpeMerger_* merger, const Bpe* bpe, uint32_t place) {
     const BpePart_* part = &merger->parts[place];
     const int is_last = part->next == BPE_NOWHERE_;
-    bpe_wait_(merger, place, is_last ? BPE_NONE_ : bpe_pair_(bpe, part->id, merger->parts[part->next].id));
+    bpe_wait_(merger, place,
+              is_last ? BPE_NONE_ : bpe_pair_(&bpe->pairs, part->id, merger->parts[part->next].id));
 }
 
 // Makes one token of the part at `place` and its next.
@@ -433,10 +443,11 @@ static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buff
     bpe->tokens = (BpeToken_*)check_alloc(V, sizeof(BpeToken_), "vocabulary");
     bpe->tokens[eot].text = (const unsigned char*)BPE_EOT_TEXT;
     bpe->tokens[eot].length = strlen(BPE_EOT_TEXT);
-    for (bpe->hash_bits = 9; (size_t)1 << bpe->hash_bits < 2 * V; bpe->hash_bits++) {
+    for (bpe->bits = 9; (size_t)1 << bpe->bits < 2 * V; bpe->bits++) {
     }
-    bpe->by_bytes = (uint64_t*)check_alloc((size_t)1 << bpe->hash_bits, sizeof(uint64_t), "vocabulary");
-    bpe->by_pair = (uint64_t*)check_alloc((size_t)1 << bpe->hash_bits, sizeof(uint64_t), "vocabulary");
+    bpe->by_bytes = (uint64_t*)check_alloc((size_t)1 << bpe->bits, sizeof(uint64_t), "vocabulary");
+    bpe->pairs.bits = bpe->bits;
+    bpe->pairs.entries = (uint64_t*)check_alloc((size_t)1 << bpe->bits, sizeof(uint64_t), "vocabulary");
 }
 
 // Sets a token's bytes; no other may have the same. Returns false if one has.
@@ -522,7 +533,7 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
         const size_t n = bpe_merge_(bpe, &merger, token.text, token.length, parts);
         ok = n == 2 && parts[0] < id && parts[1] < id;
         if (ok) {
-            bpe_add_pair_(bpe, parts[0], parts[1], id);
+            bpe_add_pair_(&bpe->pairs, parts[0], parts[1], id);
             if (token.length == 2) {
                 bpe->byte_pairs[256 * token.text[0] + token.text[1]] = id;
             }
@@ -539,7 +550,7 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
 // when it is their turn. -1 if there is none.
 static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
     for (int id = 256; id < bpe->eot; id++) {
-        if (bpe_pair_(bpe, pairs[id - 256][0], pairs[id - 256][1]) != id) {
+        if (bpe_pair_(&bpe->pairs, pairs[id - 256][0], pairs[id - 256][1]) != id) {
             return id - 256;
         }
     }
@@ -583,7 +594,7 @@ static inline void bpe_close(Bpe* bpe) {
     free(bpe->tokens);
     free(bpe->buffer);
     free(bpe->by_bytes);
-    free(bpe->by_pair);
+    free(bpe->pairs.entries);
     free(bpe->byte_pairs);
     bpe_classes_close(&bpe->classes);
     memset(bpe, 0, sizeof(*bpe));

@@ -176,22 +176,25 @@ static inline void bpe_remember_(const BpeEncoder* encoder, const BpeNew_* piece
 // Begins to look up all pieces: their slots come from memory meanwhile.
 static inline void bpe_look_up_(const BpeEncoder* encoder) {
     BpePieces_* pieces = encoder->pieces;
+    const unsigned char* text = pieces->text; // copies, for the compiler: no store changes them
+    const size_t count = pieces->count, base = pieces->base, bytes = pieces->bytes;
+    const BpeShortSlot_* short_slots = encoder->short_slots;
     size_t begin = pieces->begin;
-    for (size_t i = 0; i < pieces->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         BpeLookup_* lookup = &pieces->lookups[i];
-        const size_t end = pieces->base + pieces->ends[i], n = end - begin;
-        const unsigned char* piece = pieces->text + begin;
-        if (__builtin_expect((n < 16) & (begin + 16 <= pieces->bytes), 1)) {
+        const size_t end = base + pieces->ends[i], n = end - begin;
+        const unsigned char* piece = text + begin;
+        if (__builtin_expect((n < 16) & (begin + 16 <= bytes), 1)) {
             const uint64_t hash = bpe_key_(piece, n, 2, lookup->key);
             lookup->slot = (uint32_t)(hash >> (65 - BPE_SHORT_SLOTS_BITS_) << 1);
-            __builtin_prefetch(&encoder->short_slots[lookup->slot]);
+            __builtin_prefetch(&short_slots[lookup->slot]);
         } else {
             uint64_t key[4];
             lookup->key[0] = 0;
             lookup->key[1] = BPE_NO_KEY_;
             lookup->slot = 0;
             if (n < 32) {
-                __builtin_prefetch(bpe_long_slots_(encoder, piece, n, pieces->bytes - begin, key));
+                __builtin_prefetch(bpe_long_slots_(encoder, piece, n, bytes - begin, key));
             }
         }
         begin = end;
@@ -203,6 +206,7 @@ static inline void bpe_look_up_(const BpeEncoder* encoder) {
 // `count`. Returns how many ids there are then.
 __attribute__((noinline, unused)) static size_t bpe_encode_new_(BpeEncoder* encoder, int* ids, size_t count) {
     BpeShortMerge_* active[BPE_NEW_];
+    const BpePairs_ pairs = encoder->bpe->pairs;
     BpeNew_* pieces = encoder->new_pieces;
     const size_t num_new = encoder->num_new;
     for (size_t i = 0; i < num_new; i++) {
@@ -210,12 +214,12 @@ __attribute__((noinline, unused)) static size_t bpe_encode_new_(BpeEncoder* enco
     }
     for (size_t left = num_new; left > 0;) {
         for (size_t i = 0; i < left; i++) {
-            if (!bpe_short_merge_step_(encoder->bpe, active[i])) {
+            if (!bpe_short_merge_step_(&pairs, active[i])) {
                 active[i--] = active[--left];
             }
         }
         for (size_t i = 0; i < left; i++) {
-            bpe_short_merge_rank_(encoder->bpe, active[i]);
+            bpe_short_merge_rank_(&pairs, active[i]);
         }
     }
     size_t to = num_new > 0 ? pieces[0].ids_begin : count;
@@ -277,9 +281,11 @@ __attribute__((noinline, unused)) static size_t bpe_encode_other_(BpeEncoder* en
 // Appends the ids of all pieces, with gaps for those of new ones, to ids[0 .. count). Returns the new count.
 static inline size_t bpe_encode_pieces_(BpeEncoder* encoder, int* ids, size_t count) {
     const BpePieces_* pieces = encoder->pieces;
-    for (size_t i = 0; i < pieces->count; i++) {
+    const BpeShortSlot_* short_slots = encoder->short_slots;
+    const size_t n = pieces->count;
+    for (size_t i = 0; i < n; i++) {
         const BpeLookup_* lookup = &pieces->lookups[i];
-        const BpeShortSlot_* slot = &encoder->short_slots[lookup->slot];
+        const BpeShortSlot_* slot = &short_slots[lookup->slot];
         count = __builtin_expect(bpe_differs_(slot, lookup) == 0, 1)
                     ? count + bpe_take_(slot, ids + count)
                     : bpe_encode_other_(encoder, i, ids, count);

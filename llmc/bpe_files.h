@@ -302,8 +302,8 @@ typedef void (*BpePutMerge_)(const BpeSpelling_* spelling, BpeToken_ left, BpeTo
 static inline void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
     uint64_t* merges = (uint64_t*)check_alloc((size_t)bpe->vocab_size, sizeof(uint64_t), "merges"); // by id
-    for (size_t i = 0; i < (size_t)1 << bpe->hash_bits; i++) {
-        const uint64_t entry = bpe->by_pair[i];
+    for (size_t i = 0; i < (size_t)1 << bpe->pairs.bits; i++) {
+        const uint64_t entry = bpe->pairs.entries[i];
         if (entry != 0) {
             merges[bpe_merge_of_(entry).id] = entry;
         }
@@ -673,7 +673,7 @@ static inline void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v, con
             CHECK(part[side] >= 0, "%s: the %s side of merges[%zu] is no token", path,
                   side ? "right" : "left", i);
         }
-        const size_t id = (size_t)bpe_pair_(bpe, part[0], part[1]);
+        const size_t id = (size_t)bpe_pair_(&bpe->pairs, part[0], part[1]);
         CHECK(id != BPE_NONE_, "%s: merges[%zu] makes no token of %d and %d", path, i, part[0], part[1]);
         CHECK(id > last, "%s: merges[%zu] makes token %zu after token %zu, wanted ascending ids", path, i, id,
               last);
@@ -864,8 +864,8 @@ static inline void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char*
     uint16_t spelling[256];
     int merges = 0;
     bpe_spelled_bytes_(order, spelling);
-    for (size_t i = 0; i < (size_t)1 << bpe->hash_bits; i++) {
-        merges += bpe->by_pair[i] != 0;
+    for (size_t i = 0; i < (size_t)1 << bpe->pairs.bits; i++) {
+        merges += bpe->pairs.entries[i] != 0;
     }
     CHECK(merges == bpe->vocab_size - 257,
           "%s: %d merges for %d tokens: these can only be decoded, not written", path, merges,

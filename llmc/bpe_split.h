@@ -176,6 +176,7 @@ ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter_* splitter, size_t begin) {
     const unsigned char* text = splitter->text + begin;
     const size_t left = splitter->bytes - begin;
     uint64_t valid = ~(uint64_t)0, wide = 0;
+    __builtin_prefetch(text + 2048); // the machine's own prefetching ends at each page: 1/10 slower
     unsigned char padded[64];
     if (left < 64) {
         memset(padded, 0, sizeof(padded));

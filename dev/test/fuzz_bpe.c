@@ -108,7 +108,8 @@ static void fuzz_formats(const Bpe* bpe) {
         fuzz_keep(text);
         fuzz_expect(fuzz_open(&again, "again", text, bytes));
         fuzz_expect(again.vocab_size == bpe->vocab_size && again.eot == bpe->eot &&
-                    memcmp(again.by_pair, bpe->by_pair, sizeof(uint64_t) << bpe->hash_bits) == 0);
+                    memcmp(again.pairs.entries, bpe->pairs.entries, sizeof(uint64_t) << bpe->pairs.bits) ==
+                        0);
         bpe_close(&again);
         fuzz_free(text);
     }

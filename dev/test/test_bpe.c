@@ -391,7 +391,7 @@ static Bpe open_byte_pairs(const int pairs[PAIRS][2]) {
     }
     int wrong = 0;
     for (int pair = 0; pair < 256 * 256; pair++) {
-        const int id = bpe_pair_(&bpe, pair / 256, pair % 256);
+        const int id = bpe_pair_(&bpe.pairs, pair / 256, pair % 256);
         wrong += id != (union_of[pair] ? union_of[pair] : BPE_NONE_);
     }
     EXPECT(wrong == 0, "%d pairs", wrong);
@@ -408,14 +408,14 @@ static void test_pairs(void) {
         pairs[i][1] = pair % 256;
     }
     Bpe bpe = open_byte_pairs(pairs);
-    const uint64_t last = ((uint64_t)1 << bpe.hash_bits) - BPE_BUCKET_;
+    const uint64_t last = ((uint64_t)1 << bpe.pairs.bits) - BPE_BUCKET_;
     int count = 0;
     for (int pair = 0; pair < 256 * 256 && count < 100; pair++) {
         int found = 0;
         for (int i = 0; i < PAIRS; i++) {
             found |= pairs[i][0] == pair / 256 && pairs[i][1] == pair % 256;
         }
-        if (!found && bpe_pair_bucket_(&bpe, pair / 256, pair % 256) == last) {
+        if (!found && bpe_pair_bucket_(&bpe.pairs, pair / 256, pair % 256) == last) {
             pairs[count][0] = pair / 256;
             pairs[count++][1] = pair % 256;
         }
@@ -480,7 +480,7 @@ static void test_merges_in_memory(void) {
     bpe_open_merges(&bpe, good, 3, "good");
     EXPECT(bpe.vocab_size == 260 && bpe.eot == 259, "");
     EXPECT(bpe_find(&bpe, "ab", 2) == 256 && bpe_find(&bpe, "abbc", 4) == 258, "");
-    EXPECT(bpe_find(&bpe, "\xAD", 1) == 255 && bpe_pair_(&bpe, 256, 257) == 258, "");
+    EXPECT(bpe_find(&bpe, "\xAD", 1) == 255 && bpe_pair_(&bpe.pairs, 256, 257) == 258, "");
     bpe_close(&bpe);
     bpe_open_merges(&bpe, good, 0, "bytes");
     EXPECT(bpe.vocab_size == 257 && bpe.eot == 256, "");

@@ -38,7 +38,7 @@ static int same(const Bpe* a, const Bpe* b) {
         const char *a_text = bpe_token(a, id, &a_length), *b_text = bpe_token(b, id, &b_length);
         equal = a_length == b_length && memcmp(a_text, b_text, (size_t)a_length) == 0;
     }
-    return equal && memcmp(a->by_pair, b->by_pair, sizeof(uint64_t) << a->hash_bits) == 0;
+    return equal && memcmp(a->pairs.entries, b->pairs.entries, sizeof(uint64_t) << a->pairs.bits) == 0;
 }
 
 static int reads_back(const Bpe* bpe, const char* path) {

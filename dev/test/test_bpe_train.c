@@ -155,7 +155,7 @@ static Merges reference_train(Text text, int most) {
 static int same_merges(const Bpe* bpe, Merges want, int count) {
     int same = bpe->vocab_size == 257 + count;
     for (int i = 0; same && i < count; i++) {
-        same = bpe_pair_(bpe, want.merges[i][0], want.merges[i][1]) == 256 + i;
+        same = bpe_pair_(&bpe->pairs, want.merges[i][0], want.merges[i][1]) == 256 + i;
     }
     return same;
 }
@@ -346,8 +346,8 @@ static int print_merges(const char* path, int vocab_size) {
     Bpe bpe;
     bpe_trainer_run(&trainer, vocab_size, NULL, NULL, &bpe);
     bpe_trainer_close(&trainer);
-    for (size_t i = 0; i < (size_t)1 << bpe.hash_bits; i++) {
-        const uint64_t entry = bpe.by_pair[i];
+    for (size_t i = 0; i < (size_t)1 << bpe.pairs.bits; i++) {
+        const uint64_t entry = bpe.pairs.entries[i];
         if (entry) {
             const BpeMerge_ merge = bpe_merge_of_(entry);
             printf("%d %d %d\n", merge.id, merge.left, merge.right);
