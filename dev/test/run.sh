@@ -41,27 +41,29 @@ skip() {
     skipped=$((skipped + 1))
 }
 
-# report VARIANT STATUS OUTPUT COMMAND...: counts a test; shows the last line if it passed, all of it if not.
+# report VARIANT STATUS SECONDS OUTPUT COMMAND...: counts a test; shows the last line if it passed, all of it if not, and
+# the time if it took long.
 report() {
-    local variant=$1 status=$2 file=$3
-    shift 3
+    local variant=$1 status=$2 seconds=$3 file=$4 time=
+    shift 4
+    [ "$seconds" -lt 5 ] || time=" ($seconds s)"
     skipped=$((skipped + $(grep -c '^skipped: ' "$file")))
     if [ "$status" = 0 ]; then
         passed=$((passed + 1))
-        { grep '^skipped: ' "$file" || true; tail -n 1 "$file"; } | sed "s/^/$variant: /"
+        { grep '^skipped: ' "$file" || true; tail -n 1 "$file" | sed "s/\$/$time/"; } | sed "s/^/$variant: /"
     else
         failed=$((failed + 1))
         sed "s/^/$variant: /" "$file"
-        echo "$variant: FAILED: $* (exit status $status)"
+        echo "$variant: FAILED: $* (exit status $status, after $seconds s)"
     fi
 }
 
 # run VARIANT COMMAND...: one test.
 run() {
-    local variant=$1
+    local variant=$1 begin=$SECONDS
     shift
     timeout 300 "$@" >"$output" 2>&1
-    report "$variant" $? "$output" "$@"
+    report "$variant" $? $((SECONDS - begin)) "$output" "$@"
 }
 
 # later VARIANT COMMAND...: a test on one core, beside another one; `finish` waits for all and reports them in order.
@@ -70,30 +72,33 @@ later() {
     while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
     printf '%s\n' "$@" >"$file.command"
     {
+        local begin=$SECONDS
         timeout 300 "${@:2}" >"$file.out" 2>&1
-        echo $? >"$file.status"
+        echo "$? $((SECONDS - begin))" >"$file.status"
     } &
 }
 
 finish() {
-    local i command
+    local i command status seconds
     wait
     for ((i = 1; i <= later_count; i++)); do
         mapfile -t command <"$later_dir/$i.command"
-        report "${command[0]}" "$(<"$later_dir/$i.status")" "$later_dir/$i.out" "${command[@]:1}"
+        read -r status seconds <"$later_dir/$i.status"
+        report "${command[0]}" "$status" "$seconds" "$later_dir/$i.out" "${command[@]:1}"
     done
     later_count=0
 }
 
 # build VARIANT TARGETS [NAME=value...]: with warnings as errors; what does not compile is a failed test.
 build() {
-    local variant=$1
+    local variant=$1 begin=$SECONDS
     shift
     if ! make -s -k -j2 BUILD="build/$variant" WERROR=-Werror "$@" >"$output" 2>&1; then
         failed=$((failed + 1))
         head -n 40 "$output"
         echo "$variant: FAILED: the build (make BUILD=build/$variant WERROR=-Werror $*)"
     fi
+    echo "$variant: built in $((SECONDS - begin)) s"
 }
 
 # run_tests VARIANT [TEST...]: those named, or all, two at a time.
