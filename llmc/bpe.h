@@ -11,7 +11,7 @@ In every vocabulary each token longer than a byte must be what two tokens of low
 where training by merges has made it. In the order of GPT-2, which files of merges imply, ids 0 to 255 are the
 single bytes, then comes one id per merge, and end-of-text is the last.
 
-needs:   bpe_split.h, check.h, vec.h (ALWAYS_INLINE)
+needs:   bpe_split.h (also for the intrinsics of AVX-512), check.h, vec.h (ALWAYS_INLINE)
 defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token, bpe_find
 */
 #ifndef LLMC_BPE_H
@@ -19,9 +19,6 @@ defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token
 
 #include <assert.h>
 #include <limits.h>
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
 
 #include "bpe_split.h"
 #include "check.h"

@@ -20,7 +20,14 @@ defines: BpeClasses, bpe_classes_open, bpe_classes_close, bpe_cut, BpeMore, BPE_
 #define LLMC_BPE_SPLIT_H
 
 #if defined(__AVX2__)
+#if !defined(__clang__) // gcc 12 warns of its own header in C++ (bug 105593)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
+#else
+#include <immintrin.h>
+#endif
 #endif
 
 #include "check.h"

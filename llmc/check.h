@@ -121,7 +121,9 @@ static inline void* check_alloc_unset(size_t count, size_t element_bytes, const 
 
 // The same, set to zero.
 static inline void* check_alloc(size_t count, size_t element_bytes, const char* what) {
-    return memset(check_alloc_unset(count, element_bytes, what), 0, count * element_bytes);
+    void* memory = check_alloc_unset(count, element_bytes, what);
+    memset(memory, 0, count * element_bytes);
+    return memory;
 }
 
 #endif
