@@ -26,6 +26,7 @@ sampling, the training loop, main. The operations and everything that is not the
 #include "llmc/schedule.h"
 #include "llmc/session.h"
 #include "llmc/setup.h"
+#include "llmc/start.h"
 #include "llmc/threads.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -472,36 +473,36 @@ static int train(Run* run) {
 // main
 
 // What the run takes, by kind; the list ends with a name of NULL.
-static void memory_plan(PlanMemory plan[7], GPT2Config cfg, const Options* o) {
+static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const size_t params = gpt2_parameter_rows(rows, cfg);
-    const PlanMemory kinds[7] = {
-        {"parameters", params},
-        {"gradients", params},
-        {"AdamW m", params},
-        {"v", params},
-        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute)},
-        {"copy to save", saves_copies(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0},
-        {NULL, 0}};
+    const PlanMemory kinds[PLAN_KINDS] = {
+        {"parameters", params, 0},
+        {"gradients", params, 0},
+        {"AdamW m", params, 0},
+        {"v", params, 0},
+        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
+        {"copy to save", saves_copies(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0, 0},
+        {NULL, 0, 0}};
     memcpy(plan, kinds, sizeof(kinds));
 }
 
 // --plan: what the run would take, without taking it.
-static void print_plan(GPT2Config cfg, const Options* options, double peak) {
+static void print_plan(GPT2Config cfg, const Options* options) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    PlanMemory memory[7];
+    PlanMemory memory[PLAN_KINDS];
     char device[128];
     gpt2_parameter_rows(parameters, cfg);
     gpt2_activation_rows(activations, cfg, options->batch, options->seq_len, options->recompute);
     memory_plan(memory, cfg, options);
     snprintf(device, sizeof(device), "this machine (%d threads, %s)", threads_max(), VEC_ISA);
-    plan_print(stdout, cfg, options, parameters, activations, memory, peak, device);
+    plan_print(stdout, cfg, options, parameters, activations, memory, peak_flops_per_s(), device);
 }
 
 // What the run is about: memory, data, and what can be reached.
 static void print_facts(GPT2Config cfg, const Options* options, const RunData* data, double peak,
                         double floor) {
-    PlanMemory memory[7];
+    PlanMemory memory[PLAN_KINDS];
     memory_plan(memory, cfg, options);
     plan_print_memory(stdout, cfg, memory);
     printf("data: %zu training tokens, %zu for validation; %d threads, %s, peak %.0f GFLOP/s\n",
@@ -519,84 +520,50 @@ static void print_options_json(FILE* file, const void* options) {
 
 #define TRAINER_NAME "CPU FP32"
 
-// The program. Returns its exit status.
-static int trainer(int argc, char** argv) {
-    const double start_s = time_now_s();
-    Options options;
-    RunData data;
-    Resume resume;
-    vec_flush_denormals(); // before the first parallel region: its threads inherit it
-    options_parse(&options, argc, argv);
-    if (options.threads) {
-        threads_set(options.threads);
-    }
-    resume_open(&resume, &options);
-    setup_tokenizer(&data, &options);
-    const char* model_path = resume.is_active ? resume.path : setup_model_path(&options);
-    const GPT2Config cfg = resume_config(&resume, setup_model(&options, &data, model_path));
-    if (options.verify_data) {
-        const int status = setup_verify_data(&options);
-        setup_close(&data);
-        resume_close(&resume);
-        return status;
-    }
-    setup_data(&data, &options);
-    setup_training(&options);
-    if (options.print_config) {
-        options_print_config(stdout, &options);
-        setup_close(&data);
-        resume_close(&resume);
-        return EXIT_SUCCESS;
-    }
-    options_print_banner(stdout, &options, argv[0]);
+// The run itself. Returns its exit status.
+static int run_training(RunStart* start) {
+    const Options* options = &start->options;
+    const GPT2Config cfg = start->cfg;
     const double peak = peak_flops_per_s();
-    if (options.plan) {
-        print_plan(cfg, &options, peak);
-        setup_close(&data);
-        resume_close(&resume);
-        return EXIT_SUCCESS;
-    }
-    resume_check(&resume, &options, stdout, TRAINER_NAME, data.train.tokens);
-
     RunLog log;
     GPT2 model;
     Dataloader train_loader, val_loader;
     Generator generator;
     Session session;
-    log_open(&log, options.out, resume.saved.run.step, options.steps, options.total_batch, stdout);
-    setup_loaders(&train_loader, &val_loader, &data, &options);
-    gpt2_open(&model, cfg, options.batch, options.seq_len, options.recompute);
-    generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
-    void* copy = saves_copies(&options)
+    log_open(&log, options->out, start->resume.saved.run.step, options->steps, options->total_batch, stdout);
+    setup_loaders(&train_loader, &val_loader, &start->data, options);
+    gpt2_open(&model, cfg, options->batch, options->seq_len, options->recompute);
+    generator_open(&generator, next_logits, &model, cfg.V, options->seq_len, &start->data, options);
+    void* copy = saves_copies(options)
                      ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save")
                      : NULL;
     const CheckpointRun checkpoint_run = {
-        TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&data), data.train.tokens};
-    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, &log);
-    log_config(&log, print_options_json, &options);
-    const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
-    print_facts(cfg, &options, &data, peak, floor);
+        TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&start->data), start->data.train.tokens};
+    session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s, &log);
+    log_config(&log, print_options_json, options);
+    const double floor = setup_floor(&start->data, options, setup_eval_batches(options, &val_loader));
+    print_facts(cfg, options, &start->data, peak, floor);
 
     Run run = {
         .model = &model,
-        .options = &options,
+        .options = options,
         .train = &train_loader,
         .val = &val_loader,
         .generator = &generator,
         .log = &log,
         .session = &session,
-        .state = run_state_open(guard_open(options.skip_loss_z, options.skip_grad_z), loss_scale_off()),
+        .state = run_state_open(guard_open(options->skip_loss_z, options->skip_grad_z), loss_scale_off()),
         .peak = peak,
     };
-    if (resume.is_active) {
-        restore(&run, resume.path, &resume.saved);
+    if (start->resume.is_active) {
+        restore(&run, start->resume.path, &start->resume.saved);
     } else {
-        setup_weights(model.params_memory, cfg, model.parameter_rows, model_path, options.seed);
+        setup_weights(model.params_memory, cfg, model.parameter_rows, start->model_path, options->seed);
     }
     const int is_done = train(&run);
     if (is_done) {
-        setup_export(cfg, model.parameter_rows, model.params_memory, &options, &data);
-        log_summary(&log, options.steps, run.state.val_loss, floor, log_peak_mb());
+        setup_export(cfg, model.parameter_rows, model.params_memory, options, &start->data);
+        log_summary(&log, options->steps, run.state.val_loss, floor, log_peak_mb());
     } else {
         session_stopped(&session, &log, &run.state);
     }
@@ -608,9 +575,23 @@ static int trainer(int argc, char** argv) {
     dataloader_close(&val_loader);
     dataloader_close(&train_loader);
     log_close(&log);
-    setup_close(&data);
-    resume_close(&resume);
     return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
+}
+
+// The program. Returns its exit status.
+static int trainer(int argc, char** argv) {
+    RunStart start;
+    vec_flush_denormals(); // before the first parallel region: its threads inherit it
+    start_open(&start, argc, argv);
+    int status = start.status;
+    if (!start.is_answered && start.options.plan) {
+        print_plan(start.cfg, &start.options);
+    } else if (!start.is_answered) {
+        resume_check(&start.resume, &start.options, stdout, TRAINER_NAME, start.data.train.tokens);
+        status = run_training(&start);
+    }
+    start_close(&start);
+    return status;
 }
 
 #ifndef TRAIN_GPT2_NO_MAIN

@@ -36,6 +36,7 @@ optimizer's state are fp32.
 #include "llmc/schedule.h"
 #include "llmc/session.h"
 #include "llmc/setup.h"
+#include "llmc/start.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
@@ -99,19 +100,26 @@ static AdamWSegments parameter_segments(const TensorRow* rows) {
     return segments;
 }
 
+// The type of the weights that a checkpoint holds: master weights where there are some.
+static SafeTensorsDtype checkpoint_dtype(const Options* o) {
+    const int is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || o->master_weights;
+    return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
+}
+
 // The large allocations, before any is made; the list ends with a name of NULL.
-static void memory_plan(PlanMemory plan[8], GPT2Config cfg, const Options* o) {
+static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const size_t params = gpt2_parameter_rows(rows, cfg), fp32 = params / sizeof(floatX) * sizeof(float);
-    const PlanMemory kinds[8] = {
-        {"parameters", params},
-        {"gradients", o->gradients ? fp32 : params},
-        {"master weights", sizeof(floatX) < 4 && o->master_weights ? fp32 : 0},
-        {"AdamW m", fp32},
-        {"v", fp32},
-        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute)},
-        {"cuBLASLt workspace", (size_t)32 << 20},
-        {NULL, 0}};
+    const PlanMemory kinds[PLAN_KINDS] = {
+        {"parameters", params, 0},
+        {"gradients", o->gradients ? fp32 : params, 0},
+        {"master weights", sizeof(floatX) < 4 && o->master_weights ? fp32 : 0, 0},
+        {"AdamW m", fp32, 0},
+        {"v", fp32, 0},
+        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
+        {"cuBLASLt workspace", (size_t)32 << 20, 0},
+        {"pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, checkpoint_dtype(o)) : 0, 1},
+        {NULL, 0, 0}};
     memcpy(plan, kinds, sizeof(kinds));
 }
 
@@ -228,12 +236,6 @@ static float* gpt2_download(const GPT2* model) {
     }
     free(narrow);
     return values;
-}
-
-// The type of the weights that a checkpoint holds: master weights where there are some.
-static SafeTensorsDtype checkpoint_dtype(const Options* o) {
-    const int is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || o->master_weights;
-    return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
 }
 
 // Copies weights and optimizer state to the host, which need not wait for anything else.
@@ -741,7 +743,7 @@ static void print_options_json(FILE* file, const void* options) {
 // --plan: what the run would take, without taking it, on a machine that need not have a GPU.
 static void print_plan(GPT2Config cfg, const Options* options) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    PlanMemory memory[8];
+    PlanMemory memory[PLAN_KINDS];
     char device[256];
     gpt2_parameter_rows(parameters, cfg);
     gpt2_activation_rows(activations, cfg, options->batch, options->seq_len, options->recompute);
@@ -752,13 +754,9 @@ static void print_plan(GPT2Config cfg, const Options* options) {
 }
 
 static size_t planned_bytes(GPT2Config cfg, const Options* options) {
-    PlanMemory memory[8];
-    size_t total = 0;
+    PlanMemory memory[PLAN_KINDS];
     memory_plan(memory, cfg, options);
-    for (const PlanMemory* kind = memory; kind->name; kind++) {
-        total += kind->bytes;
-    }
-    return total + total / 50; // modules' working memory
+    return plan_bytes(memory) + plan_bytes(memory) / 50; // modules' working memory
 }
 
 // Ends the program if the run does not fit into the GPU's memory, with the largest micro-batch that does, and
@@ -815,87 +813,57 @@ static void export_model(const GPT2* model, const Options* options, const RunDat
 
 #define TRAINER_NAME "GPU " PRECISION_NAME
 
-// The program. Returns its exit status.
-static int trainer(int argc, char** argv) {
-    const double start_s = time_now_s();
-    Options options;
-    RunData data;
-    Resume resume;
-    options_parse(&options, argc, argv);
-    resume_open(&resume, &options);
-    setup_tokenizer(&data, &options);
-    const char* model_path = resume.is_active ? resume.path : setup_model_path(&options);
-    const GPT2Config cfg = resume_config(&resume, setup_model(&options, &data, model_path));
-    if (options.verify_data) {
-        const int status = setup_verify_data(&options);
-        setup_close(&data);
-        resume_close(&resume);
-        return status;
-    }
-    setup_data(&data, &options);
-    setup_training(&options);
-    if (options.print_config) {
-        options_print_config(stdout, &options);
-        setup_close(&data);
-        resume_close(&resume);
-        return EXIT_SUCCESS;
-    }
-    options_print_banner(stdout, &options, argv[0]);
-    if (options.plan) {
-        print_plan(cfg, &options);
-        setup_close(&data);
-        resume_close(&resume);
-        return EXIT_SUCCESS;
-    }
-    resume_check(&resume, &options, stdout, TRAINER_NAME, data.train.tokens);
-
+// The run itself. Returns its exit status.
+static int run_training(RunStart* start) {
+    const Options* options = &start->options;
+    const GPT2Config cfg = start->cfg;
     RunLog log;
     GPT2 model;
-    PlanMemory memory[8];
+    PlanMemory memory[PLAN_KINDS];
     Dataloader train_loader, val_loader;
     Generator generator;
     Session session;
-    memory_plan(memory, cfg, &options);
+    memory_plan(memory, cfg, options);
     plan_print_memory(stdout, cfg, memory);
-    require_memory(cfg, &options);
-    log_open(&log, options.out, resume.saved.run.step, options.steps, options.total_batch, stdout);
-    setup_loaders(&train_loader, &val_loader, &data, &options);
-    gpt2_open(&model, cfg, &options);
-    generator_open(&generator, next_logits, &model, cfg.V, options.seq_len, &data, &options);
-    const SafeTensorsDtype dtype = checkpoint_dtype(&options);
+    require_memory(cfg, options);
+    log_open(&log, options->out, start->resume.saved.run.step, options->steps, options->total_batch, stdout);
+    setup_loaders(&train_loader, &val_loader, &start->data, options);
+    gpt2_open(&model, cfg, options);
+    generator_open(&generator, next_logits, &model, cfg.V, options->seq_len, &start->data, options);
+    const SafeTensorsDtype dtype = checkpoint_dtype(options);
     void* copy = NULL; // pinned: a copy at the speed of the bus
-    if (options.out[0]) {
+    if (options->out[0]) {
         CUDA_CHECK(cudaMallocHost(&copy, checkpoints_bytes(cfg, dtype)));
     }
-    const CheckpointRun checkpoint_run = {TRAINER_NAME,     cfg, dtype, generator.eot, setup_bpe(&data),
-                                          data.train.tokens};
-    session_open(&session, &options, &resume, checkpoint_run, copy, start_s, &log);
-    log_config(&log, print_options_json, &options);
-    const double floor = setup_floor(&data, &options, setup_eval_batches(&options, &val_loader));
-    const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options.tf32);
-    print_facts(&model, &data, peak, floor);
+    const CheckpointRun checkpoint_run = {
+        TRAINER_NAME, cfg, dtype, generator.eot, setup_bpe(&start->data), start->data.train.tokens};
+    session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s, &log);
+    log_config(&log, print_options_json, options);
+    const double floor = setup_floor(&start->data, options, setup_eval_batches(options, &val_loader));
+    const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options->tf32);
+    print_facts(&model, &start->data, peak, floor);
 
     Run run;
     memset((void*)&run, 0, sizeof(run));
     run.model = &model;
-    run.options = &options;
+    run.options = options;
     run.train = &train_loader;
     run.val = &val_loader;
     run.generator = &generator;
     run.log = &log;
     run.session = &session;
-    run.state = run_state_open(guard_open(options.skip_loss_z, options.skip_grad_z), model.loss_scale);
+    run.state = run_state_open(guard_open(options->skip_loss_z, options->skip_grad_z), model.loss_scale);
     run.peak = peak;
     open_gpu_report(&run);
-    if (resume.is_active) {
-        restore(&run, resume.path, &resume.saved);
+    if (start->resume.is_active) {
+        restore(&run, start->resume.path, &start->resume.saved);
     } else {
-        gpt2_first_weights(&model, model_path, options.seed);
+        gpt2_first_weights(&model, start->model_path, options->seed);
     }
     const int is_done = train(&run);
     if (is_done) {
-        export_model(&model, &options, &data);
-        log_summary(&log, options.steps, run.state.val_loss, floor, gpu_used_mb());
+        export_model(&model, options, &start->data);
+        log_summary(&log, options->steps, run.state.val_loss, floor, gpu_used_mb());
     } else {
         session_stopped(&session, &log, &run.state);
     }
@@ -910,9 +878,22 @@ static int trainer(int argc, char** argv) {
     dataloader_close(&val_loader);
     dataloader_close(&train_loader);
     log_close(&log);
-    setup_close(&data);
-    resume_close(&resume);
     return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
+}
+
+// The program. Returns its exit status.
+static int trainer(int argc, char** argv) {
+    RunStart start;
+    start_open(&start, argc, argv);
+    int status = start.status;
+    if (!start.is_answered && start.options.plan) {
+        print_plan(start.cfg, &start.options);
+    } else if (!start.is_answered) {
+        resume_check(&start.resume, &start.options, stdout, TRAINER_NAME, start.data.train.tokens);
+        status = run_training(&start);
+    }
+    start_close(&start);
+    return status;
 }
 
 #ifndef TRAIN_GPT2_NO_MAIN

@@ -2,7 +2,7 @@
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
 needs:   check.h gpt2.h options.h
-defines: PlanMemory, plan_print_memory, plan_print
+defines: PlanMemory, PLAN_KINDS, plan_bytes, plan_print_memory, plan_print
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -14,24 +14,33 @@ defines: PlanMemory, plan_print_memory, plan_print
 typedef struct {
     const char* name;
     size_t bytes;
+    int is_host; // on the host, beside a run on another device
 } PlanMemory;
+
+enum { PLAN_KINDS = 9 }; // room for a list
+
+// The memory of the device that the run is on.
+static inline size_t plan_bytes(const PlanMemory* memory) {
+    size_t total = 0;
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        total += kind->is_host ? 0 : kind->bytes;
+    }
+    return total;
+}
 
 static inline double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
 
 // Two lines: the model, and its memory.
 static inline void plan_print_memory(FILE* file, GPT2Config cfg, const PlanMemory* memory) {
-    size_t total = 0;
-    for (const PlanMemory* kind = memory; kind->name; kind++) {
-        total += kind->bytes;
-    }
     fprintf(file,
             "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (%d with padding): %.2fM "
             "parameters\nmemory: %.1f MiB",
             cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6,
-            plan_mib_(total));
+            plan_mib_(plan_bytes(memory)));
     for (const PlanMemory* kind = memory; kind->name; kind++) {
+        const char* before = kind == memory ? " = " : kind->is_host ? "; on the host: " : " + ";
         if (kind->bytes) {
-            fprintf(file, "%s%s %.1f", kind == memory ? " = " : " + ", kind->name, plan_mib_(kind->bytes));
+            fprintf(file, "%s%s %.1f", before, kind->name, plan_mib_(kind->bytes));
         }
     }
     fputc('\n', file);
