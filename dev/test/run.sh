@@ -32,9 +32,10 @@ tests=(dev/test/test_*.c test_gpt2.c)
 tests=("${tests[@]##*/}")
 tests=("${tests[@]%.c}")
 output=$(mktemp)
-later_dir=$(mktemp -d)
-later_count=0
-trap 'rm -rf "$output" "$later_dir"' EXIT
+tests_dir=$(mktemp -d)
+begun=0    # tests,
+reported=0 # and those whose end is printed
+trap 'rm -rf "$output" "$tests_dir"' EXIT
 
 skip() {
     echo "skipped: $*"
@@ -58,35 +59,35 @@ report() {
     fi
 }
 
-# run VARIANT COMMAND...: one test.
-run() {
-    local variant=$1 begin=$SECONDS
-    shift
-    timeout 300 "$@" >"$output" 2>&1
-    report "$variant" $? $((SECONDS - begin)) "$output" "$@"
+# print_reports: of the tests that have ended, in the order in which they were begun.
+print_reports() {
+    local command status seconds
+    while [ -e "$tests_dir/$((reported + 1)).status" ]; do
+        reported=$((reported + 1))
+        mapfile -t command <"$tests_dir/$reported.command"
+        read -r status seconds <"$tests_dir/$reported.status"
+        report "${command[0]}" "$status" "$seconds" "$tests_dir/$reported.out" "${command[@]:1}"
+    done
 }
 
-# later VARIANT COMMAND...: a test on one core, beside another one; `finish` waits for all and reports them in order.
-later() {
-    local file=$later_dir/$((++later_count))
+# run VARIANT COMMAND...: a test, beside one other.
+run() {
+    local file=$tests_dir/$((++begun))
     while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+    print_reports
     printf '%s\n' "$@" >"$file.command"
     {
         local begin=$SECONDS
-        timeout 300 "${@:2}" >"$file.out" 2>&1
-        echo "$? $((SECONDS - begin))" >"$file.status"
+        timeout 600 "${@:2}" >"$file.out" 2>&1
+        echo "$? $((SECONDS - begin))" >"$file.ended"
+        mv "$file.ended" "$file.status"
     } &
 }
 
+# finish: waits for all tests that have begun.
 finish() {
-    local i command status seconds
     wait
-    for ((i = 1; i <= later_count; i++)); do
-        mapfile -t command <"$later_dir/$i.command"
-        read -r status seconds <"$later_dir/$i.status"
-        report "${command[0]}" "$status" "$seconds" "$later_dir/$i.out" "${command[@]:1}"
-    done
-    later_count=0
+    print_reports
 }
 
 # build VARIANT TARGETS [NAME=value...]: with warnings as errors; what does not compile is a failed test.
@@ -101,14 +102,13 @@ build() {
     echo "$variant: built in $((SECONDS - begin)) s"
 }
 
-# run_tests VARIANT [TEST...]: those named, or all, two at a time.
+# run_tests VARIANT [TEST...]: those named, or all.
 run_tests() {
     local variant=$1 test
     shift
     for test in "${@:-${tests[@]}}"; do
-        later "$variant" "build/$variant/$test"
+        run "$variant" "build/$variant/$test"
     done
-    finish
 }
 
 has_cpu() { grep -qw "$1" /proc/cpuinfo 2>/dev/null; }
@@ -119,47 +119,47 @@ sanitizers="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 vector_tests=(test_vec test_matmul test_attention test_encoder test_layernorm test_gelu test_classifier test_adamw test_bpe test_gpt2)
 quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
 
-run lint dev/test/lint.sh
+# ---- the CPU trainer: everything is built, then the tests run, long ones first ----
 
 build plain tests build/plain/train_gpt2 build/plain/tokenize
-run_tests plain
-run plain dev/test/test_cli.sh build/plain/train_gpt2
-run plain dev/test/test_kill.sh build/plain/train_gpt2
-run plain dev/test/test_tokenize.sh build/plain/tokenize
-
 build asan tests build/asan/train_gpt2 build/asan/tokenize OPT="$sanitizers"
-run_tests asan
-run asan dev/test/test_cli.sh build/asan/train_gpt2
-run asan dev/test/test_tokenize.sh build/asan/tokenize
-
 build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g1 -fsanitize=thread"
-run tsan build/tsan/test_dataloader
-
 build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
-run_tests narrow "${vector_tests[@]}"
-
 if has_cpu avx2 && has_cpu fma; then
     build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell
+fi
+openmp=-fopenmp
+if command -v clang >/dev/null; then
+    links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
+    build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp
+fi
+build serial build/serial/train_gpt2 OPENMP=
+
+run lint dev/test/lint.sh
+run asan dev/test/test_cli.sh build/asan/train_gpt2
+run fuzz dev/test/fuzz.sh
+run plain dev/test/test_cli.sh build/plain/train_gpt2
+run plain dev/test/test_kill.sh build/plain/train_gpt2
+run asan dev/test/test_tokenize.sh build/asan/tokenize
+run plain dev/test/test_tokenize.sh build/plain/tokenize
+run get_data dev/test/test_get_data.sh
+run_tests asan
+run tsan build/tsan/test_dataloader
+run_tests plain
+run_tests narrow "${vector_tests[@]}"
+if has_cpu avx2 && has_cpu fma; then
     run_tests avx2 "${vector_tests[@]}"
 else
     skip "avx2: this machine has no AVX2"
 fi
-
 if command -v clang >/dev/null; then
-    openmp=-fopenmp
-    links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
-    build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp
     run_tests clang
     run clang build/clang/train_gpt2 "${quick_run[@]}"
 else
     skip "clang is missing (scripts/install_deps.sh)"
 fi
-
-build serial build/serial/train_gpt2 OPENMP=
 run serial build/serial/train_gpt2 "${quick_run[@]}"
-
-run get_data dev/test/test_get_data.sh
-run fuzz dev/test/fuzz.sh
+finish
 
 # ---- the GPU trainer ----
 
@@ -170,31 +170,12 @@ export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 run_sim() {
     local mode=$1 program=$2 order orders="down random greedy"
     case $program in */FP16-*/* | */FP32-*/*) orders=down ;; esac
-    later "sim $mode" "$program"
+    run "sim $mode" "$program"
     [ "$mode" = plain ] || return
     for order in $orders; do
-        later "sim $order, lazy streams" env CUSIM_ORDER="$order" CUSIM_STREAMS=lazy "$program"
+        run "sim $order, lazy streams" env CUSIM_ORDER="$order" CUSIM_STREAMS=lazy "$program"
     done
 }
-
-if [ ! -e "$cuda/include/cublasLt.h" ]; then
-    skip "sim, nvcc: no CUDA toolkit in $cuda (CUDA_HOME)"
-elif ! command -v clang++ >/dev/null; then
-    skip "sim, nvcc: clang++ is missing (scripts/install_deps.sh)"
-else
-    build sim sim-tests build/sim/FP32/train_gpt2cu
-    for program in build/sim/{plain,asan,tsan,msan}/test_* build/sim/*-*/test_gpt2; do
-        case $program in
-        *.o) continue ;;
-        *-*/test_gpt2) mode=${program%/*} mode=${mode##*-} ;;
-        *) mode=${program%/*} mode=${mode##*/} ;;
-        esac
-        run_sim "$mode" "$program"
-    done
-    later sim dev/test/test_sim.sh
-    later cusim dev/cusim/test/run.sh
-    finish
-fi
 
 if command -v nvcc >/dev/null; then
     run nvcc dev/test/nvcc.sh
@@ -202,6 +183,24 @@ if command -v nvcc >/dev/null; then
 else
     skip "nvcc is missing: the GPU trainer is not compiled for any GPU"
 fi
+if [ ! -e "$cuda/include/cublasLt.h" ]; then
+    skip "sim, nvcc: no CUDA toolkit in $cuda (CUDA_HOME)"
+elif ! command -v clang++ >/dev/null; then
+    skip "sim, nvcc: clang++ is missing (scripts/install_deps.sh)"
+else
+    build sim sim-tests build/sim/FP32/train_gpt2cu
+    for program in build/sim/*-{tsan,msan,asan,plain}/test_gpt2 build/sim/{tsan,msan,asan,plain}/test_*; do
+        case $program in
+        *.o) continue ;;
+        *-*/test_gpt2) mode=${program%/*} mode=${mode##*-} ;;
+        *) mode=${program%/*} mode=${mode##*/} ;;
+        esac
+        run_sim "$mode" "$program"
+    done
+    run sim dev/test/test_sim.sh
+    run cusim dev/cusim/test/run.sh
+fi
+finish
 
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

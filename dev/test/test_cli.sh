@@ -9,6 +9,8 @@ set -u
 export OMP_WAIT_POLICY=passive LC_ALL=C
 
 trainer=$(realpath "${1:?usage: test_cli.sh TRAINER}")
+name=test_cli
+source dev/test/check.sh
 work=$(mktemp -d /tmp/llmc_cli_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -20,20 +22,6 @@ quiet=(--eval-every 0 --sample-every 0 --save-every 0) # only updates
 tiny=("${model[@]}" "${batch[@]}" --steps 3 --eval-batches 2)
 
 # ---- checks ----
-
-checks=0
-failures=0
-
-# check WHAT COMMAND...: counts; says WHAT when the command fails.
-check() {
-    local what=$1
-    shift
-    checks=$((checks + 1))
-    if ! "$@" >check.out 2>&1; then
-        failures=$((failures + 1))
-        echo "test_cli: FAILED: $what: $(printf '%q ' "$@" | cut -c1-200)"
-    fi
-}
 
 # Runs the trainer; sets status, and leaves stdout and stderr in files of these names.
 train() {
@@ -48,17 +36,6 @@ good() {
     train "$@"
     check "$what: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
     check "$what: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
-}
-
-# What the last run said must be one error with this status that contains all of the words (separated by |).
-check_error() {
-    local what=$1 wanted_status=$2 words=$3 word
-    check "$what: exit status $status, wanted $wanted_status" [ "$status" = "$wanted_status" ]
-    check "$what: first line \"$(head -n 1 stderr)\"" grep -q '^error: ' <(head -n 1 stderr)
-    check "$what: $(wc -l <stderr) lines" [ "$(wc -l <stderr)" -le 2 ]
-    while IFS= read -r -d '|' word; do
-        check "$what: \"$word\" is not in \"$(head -n 1 stderr)\"" grep -qF -- "$word" <(head -n 1 stderr)
-    done <<<"$words|"
 }
 
 # bad STATUS WORDS OPTIONS...: the run must be refused.
@@ -711,5 +688,4 @@ test_damaged
 test_signals
 test_divergence
 test_samples
-echo "test_cli: $checks checks, $failures failed"
-[ $failures = 0 ]
+check_done

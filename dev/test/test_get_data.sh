@@ -13,24 +13,12 @@ for tool in curl wget; do
 done
 [ ${#tools[@]} -gt 0 ] || exit 0
 
+source dev/test/check.sh
 script=$PWD/scripts/get_data.sh
 work=$(mktemp -d /tmp/llmc_get_data_XXXXXX)
 server=
 trap '[ -z "$server" ] || kill $server; rm -rf "$work"' EXIT
 cd "$work" || exit 1
-checks=0
-failures=0
-
-check() {
-    local what=$1
-    shift
-    checks=$((checks + 1))
-    if ! "$@" >check.out 2>&1; then
-        failures=$((failures + 1))
-        echo "get_data: FAILED: $tool: $what: $(printf '%q ' "$@" | cut -c1-200)"
-        sed 's/^/    /' stdout stderr | head -n 8
-    fi
-}
 
 # ---- the server: files of a directory, with ranges, and what goes wrong with servers
 
@@ -127,7 +115,7 @@ get() {
     status=$?
 }
 same() { cmp -s "$1" "$2"; }
-good() { check "$1: exit status $status" [ "$status" = 0 ]; }
+good() { check "$1: exit status $status, $(head -n 1 stderr)" [ "$status" = 0 ]; }
 bad() {
     check "$1: exit status $status, wanted 1" [ "$status" = 1 ]
     check "$1: says \"$2\"" grep -q -e "^error: .*$2" stderr
@@ -273,6 +261,7 @@ test_command_line() {
 
 # Nothing but the tool and what every system has.
 for tool in "${tools[@]}"; do
+    name="get_data with $tool"
     path=$work/bin-$tool
     mkdir "$path"
     for program in bash env awk sed grep sort cut cat wc tr head df mkdir mv rm sha1sum sha256sum "$tool"; do
@@ -286,5 +275,5 @@ for tool in "${tools[@]}"; do
     if [ -f "${TINY_TEXT:-}" ]; then test_shakespeare; fi
     rm -rf data
 done
-[ $failures = 0 ] && echo "get_data: ok ($checks checks)"
-exit $((failures > 0))
+name=get_data
+check_done

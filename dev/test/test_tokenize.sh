@@ -13,24 +13,12 @@ tokenize=$(realpath "${1:?usage: test_tokenize.sh TOKENIZE}")
 GPT2_VOCAB=${GPT2_VOCAB:+$(realpath "$GPT2_VOCAB")}
 TINY_TEXT=${TINY_TEXT:+$(realpath "$TINY_TEXT")}
 parquet=$(realpath dev/ref/fixtures/parquet/pyarrow_plain.parquet)
+name=test_tokenize
+source dev/test/check.sh
 # In memory if there is such a place: every shard is flushed to the disk, and hundreds of them take a while.
 work=$(mktemp -d /dev/shm/llmc_tokenize_XXXXXX 2>/dev/null || mktemp -d /tmp/llmc_tokenize_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-
-checks=0
-failures=0
-
-# check WHAT COMMAND...: counts; says WHAT when the command fails.
-check() {
-    local what=$1
-    shift
-    checks=$((checks + 1))
-    if ! "$@" >check.out 2>&1; then
-        failures=$((failures + 1))
-        echo "test_tokenize: FAILED: $what: $(printf '%q ' "$@" | cut -c1-200)"
-    fi
-}
 
 # good WHAT ARGUMENTS...: the run must succeed; what it says is in stdout and stderr.
 good() {
@@ -42,15 +30,11 @@ good() {
 
 # bad STATUS WORDS ARGUMENTS...: the run must be refused with one error that contains all of the words (separated by |).
 bad() {
-    local wanted=$1 words=$2 word status
+    local wanted_status=$1 words=$2
     shift 2
     timeout 120 "$tokenize" "$@" >stdout 2>stderr </dev/null
     status=$?
-    check "$*: exit status $status, wanted $wanted" [ $status = "$wanted" ]
-    check "$*: $(wc -l <stderr) lines" [ "$(wc -l <stderr)" -le 2 ]
-    while IFS= read -r -d '|' word; do
-        check "$*: \"$word\" is not in \"$(head -n 1 stderr)\"" grep -qF -- "$word" <(grep '^error: ' stderr)
-    done <<<"$words|"
+    check_error "$*" "$wanted_status" "$words"
 }
 
 # Headers and tokens of all shards of a prefix, in order.
@@ -272,5 +256,4 @@ good "--help" --help
 check "--help names the options" grep -q -e '--shard-tokens' stdout
 good "--version" --version
 check "--version is one line with the name" grep -q '^tokenize [0-9]' stdout
-echo "test_tokenize: $checks checks, $failures failed"
-[ $failures = 0 ]
+check_done

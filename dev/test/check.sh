@@ -1,0 +1,35 @@
+# check.sh -- what the tests written in bash check with; for `source`. They set `name`, for what they say.
+#
+#     check WHAT COMMAND...             counts; says WHAT when the command fails
+#     check_error WHAT STATUS WORDS     `status` and the file `stderr` of a command must be one error with this exit
+#                                       status, which contains all of the words (separated by |)
+#     check_done                        says how many there were; the script's exit status
+# shellcheck shell=bash disable=SC2154
+checks=0
+failures=0
+
+check() {
+    local what=$1
+    shift
+    checks=$((checks + 1))
+    if ! "$@" >check.out 2>&1; then
+        failures=$((failures + 1))
+        echo "$name: FAILED: $what: $(printf '%q ' "$@" | cut -c1-200)"
+        head -n 5 check.out | sed 's/^/    /'
+    fi
+}
+
+check_error() {
+    local what=$1 wanted_status=$2 words=$3 word
+    check "$what: exit status $status, wanted $wanted_status" [ "$status" = "$wanted_status" ]
+    check "$what: first line \"$(head -n 1 stderr)\"" grep -q '^error: ' <(head -n 1 stderr)
+    check "$what: $(wc -l <stderr) lines" [ "$(wc -l <stderr)" -le 2 ]
+    while IFS= read -r -d '|' word; do
+        check "$what: \"$word\" is not in \"$(head -n 1 stderr)\"" grep -qF -- "$word" <(head -n 1 stderr)
+    done <<<"$words|"
+}
+
+check_done() {
+    echo "$name: $checks checks, $failures failed"
+    [ "$failures" = 0 ]
+}
