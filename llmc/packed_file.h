@@ -14,7 +14,8 @@ file, but for Zstandard's window, which the file chooses (2 GiB at most).
 Functions return 0 with the message in `error` (of ERROR_BYTES, the caller's, who keeps it as long as the
 file).
 
-needs:   check.h; zlib for .gz (HAVE_ZLIB), libzstd for .zst (HAVE_ZSTD)
+needs:   check.h; for .gz ISA-L (HAVE_ISAL), which unpacks nearly three times as fast, or zlib (HAVE_ZLIB);
+libzstd for .zst (HAVE_ZSTD)
 defines: PackedFile, PackedKind, packed_kind, packed_name_bytes, packed_open, packed_read, packed_skip,
 packed_close
 */
@@ -25,7 +26,9 @@ packed_close
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#ifdef HAVE_ZLIB
+#if defined(HAVE_ISAL)
+#include <isa-l/igzip_lib.h>
+#elif defined(HAVE_ZLIB)
 #include <zlib.h>
 #endif
 #ifdef HAVE_ZSTD
@@ -51,7 +54,9 @@ typedef struct {
     size_t at, end;
     int is_inside; // of a member or frame
     int has_more;  // the last output was full: there may be more without further input
-#ifdef HAVE_ZLIB
+#if defined(HAVE_ISAL)
+    struct inflate_state* gzip;
+#elif defined(HAVE_ZLIB)
     z_stream gzip;
 #endif
 #ifdef HAVE_ZSTD
@@ -78,7 +83,52 @@ static inline size_t packed_name_bytes(const char* path) {
 
 // ---- gzip
 
-#ifdef HAVE_ZLIB
+#if defined(HAVE_ISAL)
+static inline void packed_begin_member_(PackedFile* file) {
+    isal_inflate_reset(file->gzip);
+    file->gzip->crc_flag = ISAL_GZIP; // header and checksum are its business
+}
+
+static inline int packed_open_gzip_(PackedFile* file) {
+    file->gzip = (struct inflate_state*)check_alloc(1, sizeof(*file->gzip), "unpacking gzip");
+    isal_inflate_init(file->gzip);
+    packed_begin_member_(file);
+    return 1;
+}
+
+static inline const char* packed_isal_error_(int result) {
+    return result == ISAL_INVALID_WRAPPER      ? "incorrect header"
+           : result == ISAL_UNSUPPORTED_METHOD ? "unknown method"
+           : result == ISAL_INCORRECT_CHECKSUM ? "incorrect checksum"
+           : result == ISAL_NEED_DICT          ? "a dictionary is wanted"
+                                               : "invalid data";
+}
+
+// Unpacks what goes into out; sets *got to its bytes and moves file->at.
+static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
+    struct inflate_state* stream = file->gzip;
+    const uint32_t most = (uint32_t)(room < UINT32_MAX ? room : UINT32_MAX);
+    stream->next_in = file->packed + file->at;
+    stream->avail_in = (uint32_t)(file->end - file->at);
+    stream->next_out = (uint8_t*)out;
+    stream->avail_out = most;
+    const int result = isal_inflate(stream);
+    if (result != ISAL_DECOMP_OK && result != ISAL_END_INPUT) {
+        return error_set(file->error, file->path, "damaged, or no gzip data, in its first %llu bytes: %s",
+                         (unsigned long long)file->read_bytes, packed_isal_error_(result));
+    }
+    *got = most - stream->avail_out;
+    file->is_inside = file->end - file->at > stream->avail_in || *got > 0 ? 1 : file->is_inside;
+    file->at = file->end - stream->avail_in;
+    if (stream->block_state == ISAL_BLOCK_FINISH) {
+        file->is_inside = 0;
+        packed_begin_member_(file);
+    }
+    return 1;
+}
+
+static inline void packed_close_gzip_(PackedFile* file) { free(file->gzip); }
+#elif defined(HAVE_ZLIB)
 static inline int packed_open_gzip_(PackedFile* file) {
     const int gzip_only = 16; // no zlib or raw format, the largest window
     CHECK(inflateInit2(&file->gzip, MAX_WBITS + gzip_only) == Z_OK, "%s: no memory to unpack gzip",
@@ -114,7 +164,8 @@ static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, si
 static inline void packed_close_gzip_(PackedFile* file) { inflateEnd(&file->gzip); }
 #else
 static inline int packed_open_gzip_(PackedFile* file) {
-    return error_set(file->error, file->path, "built without zlib: install zlib1g-dev and rebuild");
+    return error_set(file->error, file->path,
+                     "built without zlib: install zlib1g-dev or libisal-dev and rebuild");
 }
 static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
     (void)out, (void)room, (void)got;

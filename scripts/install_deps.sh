@@ -6,7 +6,7 @@ set -euo pipefail
 usage() {
     cat <<'END'
 usage: scripts/install_deps.sh [--python] [--mpi] [--cudnn] [--dry-run]
-    (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, zstd, snappy
+    (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, ISA-L, zstd, snappy
     --python   also Python, and build/venv with PyTorch (dev/ref/setup.sh; 2 GB to download, 4 GB on disk)
     --mpi      also OpenMPI, for runs of several processes under mpirun
     --cudnn    also the headers of cudnn-frontend, from PyPI with pip, into build/cudnn-frontend: for `make
@@ -15,7 +15,7 @@ usage: scripts/install_deps.sh [--python] [--mpi] [--cudnn] [--dry-run]
 END
 }
 
-packages=(gcc g++ make clang clang-format clang-tidy libomp-dev zlib1g-dev libzstd-dev libsnappy-dev)
+packages=(gcc g++ make clang clang-format clang-tidy libomp-dev zlib1g-dev libisal-dev libzstd-dev libsnappy-dev)
 python=off
 cudnn=off
 dry_run=off
