@@ -52,8 +52,7 @@ typedef struct {
     int byte_ids[256];     // the tokens of single bytes
     int* byte_pairs;    // (256, 256) the union of two bytes, or BPE_NONE_: where most merging begins and ends
     BpePairs_ pairs;    // the union of two tokens
-    uint64_t* by_bytes; // (2^bits) open addressing: 32 bits of the hash of a token's bytes, and its id + 1; 0
-                        // is empty
+    uint64_t* by_bytes; // (2^bits) the same: 32 bits of the hash of a token's bytes, and its id + 1
     int bits;
     BpeClasses classes; // of characters: to cut a text by
 } Bpe;
@@ -185,9 +184,8 @@ ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words,
 
 // ---- merging
 
-enum {
-    BPE_SHORT_ = 48
-}; // bytes of a piece up to which searching all pairs is faster than keeping them sorted
+// Bytes of a piece up to which searching all pairs is faster than keeping them sorted.
+enum { BPE_SHORT_ = 48 };
 
 // A token of a piece while it is merged, at the place of its first byte.
 typedef struct {

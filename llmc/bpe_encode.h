@@ -41,8 +41,8 @@ typedef struct {
 enum { BPE_SHORT_SLOTS_BITS_ = 19, BPE_LONG_SLOTS_BITS_ = 16, BPE_SHORT_IDS_ = 4, BPE_LONG_IDS_ = 7 };
 
 static const uint64_t BPE_SEE_LONG_ = (uint64_t)1 << 63;
-static const uint64_t BPE_NO_KEY_ = (uint64_t)1
-                                    << 62; // in place of the key of a piece that no short slot holds
+// In place of the key of a piece that no short slot holds.
+static const uint64_t BPE_NO_KEY_ = (uint64_t)1 << 62;
 
 // What a piece is looked up by.
 typedef struct {
