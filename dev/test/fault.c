@@ -4,9 +4,12 @@
 // Counted are fopen for writing, fwrite, fflush, fsync, mkdir, rename and renameat2; fwrite writes half
 // before it fails. With FAULT_AT=0 nothing fails, and the number of calls is the only output, on file
 // descriptor 3.
+//
+// Calls number FAULT_NAN_FROM to FAULT_NAN_TO of logf, in losses and in attention, give NaN.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,4 +91,11 @@ long syscall(long number, ...) {
         return -1;
     }
     return REAL(syscall)(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+float logf(float x) {
+    static long calls = 0;
+    const char *from = getenv("FAULT_NAN_FROM"), *to = getenv("FAULT_NAN_TO");
+    const long n = __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
+    return from && to && atol(from) <= n && n <= atol(to) ? NAN : REAL(logf)(x);
 }

@@ -8,6 +8,7 @@
 set -u
 export OMP_WAIT_POLICY=passive LC_ALL=C
 
+root=$PWD
 trainer=$(realpath "${1:?usage: test_cli.sh TRAINER}")
 name=test_cli
 source dev/test/check.sh
@@ -627,6 +628,16 @@ test_divergence() {
     bad 1 "step 1: the run has diverged|not finite 1 times" "${batch[@]}" --steps 9 "${quiet[@]}" --model huge2.bin --on-divergence stop
     bad 1 "diverged|no checkpoint to go back to" "${batch[@]}" --steps 99 --eval-every 0 --sample-every 0 --model huge2.bin \
         --on-divergence rollback --save-every 2 --out nothing_good
+    # NaN in updates 31 to 33, as after a fault of the machine. Each has 160 logarithms: of 32 losses, and of the sums of
+    # probabilities of 32 tokens in 2 layers with 2 heads.
+    local faulty=("${model[@]}" "${batch[@]}" --steps 60 "${quiet[@]:0:4}" --save-every 10 --max-skips 3 --on-divergence rollback)
+    cc -shared -fPIC "$root/dev/test/fault.c" -o fault.so -ldl
+    LD_PRELOAD=$PWD/fault.so ASAN_OPTIONS=verify_asan_link_order=0 FAULT_NAN_FROM=$((30 * 160 + 1)) FAULT_NAN_TO=$((33 * 160)) \
+        good "NaN for a while" "${faulty[@]}" --threads 1 --out nan
+    check "it went back to what was saved" \
+        grep -q '^{"kind":"rollback","step":30,"from":[0-9]*,"reason":"[^"]*not finite 3 times' nan/log.jsonl
+    check "all steps are there, once, in order" [ "$(steps_of train nan/log.jsonl)" = "$(seq -s ' ' 1 60) " ]
+    check "the losses are numbers" [ "$(values train loss nan/log.jsonl | grep -c '^[0-9.]*$')" = 60 ]
 }
 
 # ---- samples ----
