@@ -3,7 +3,7 @@ gpu_ops.h -- what the tests of GPU operations share beyond ops.h: arrays on the 
 type.
 
 needs:   llmc/gpu.cuh ops.h
-defines: roundoff, upload, download, upload_ints
+defines: roundoff, upload, download, upload_ints, absolute
 */
 #ifndef DEV_GPU_OPS_H
 #define DEV_GPU_OPS_H
@@ -39,6 +39,14 @@ template <class T> static float* download(const T* x, size_t n, const Gpu* gpu) 
     }
     free(host);
     return wide;
+}
+
+static float* absolute(const float* x, size_t n) {
+    float* result = ops_floats(n);
+    for (size_t i = 0; i < n; i++) {
+        result[i] = fabsf(x[i]);
+    }
+    return result;
 }
 
 static int* upload_ints(const int* x, size_t n, const Gpu* gpu) {

@@ -19,14 +19,6 @@ static void compare(const float* got, const float* want, const float* magnitude,
     }
 }
 
-static float* absolute(const float* x, size_t n) {
-    float* result = ops_floats(n);
-    for (size_t i = 0; i < n; i++) {
-        result[i] = fabsf(x[i]);
-    }
-    return result;
-}
-
 template <class X>
 static void test_forward(const Size* s, const int* tokens, int first, size_t shift, const Gpu* gpu) {
     const size_t N = (size_t)s->B * s->T, nc = N * s->C;

@@ -2,7 +2,7 @@
 // happens when cublasLt refuses; autotune; plans. What is set through CUSIM_LT_* has no effect on a real GPU,
 // and what only it can cause is expected only where `simulated`.
 #include "llmc/matmul.cuh"
-#include "ops.h"
+#include "gpu_ops.h"
 
 #ifdef CUSIM
 static const int simulated = 1;
@@ -18,11 +18,16 @@ static MatmulScratch scratch;
 static void* device_arrays[32]; // all since the last case_close
 static int device_arrays_count = 0;
 
-template <class T> static T* device_open(size_t n, size_t shift) { // `shift` elements past an aligned address
-    T* memory = (T*)gpu_alloc(n + shift, sizeof(T), "test");
+// As upload, until case_close.
+template <class T> static T* device_upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
+    T* memory = upload<T>(x, n, shift, gpu);
     CHECK(device_arrays_count < 32, "more than 32 device arrays at a time");
-    device_arrays[device_arrays_count++] = memory;
-    return memory + shift;
+    device_arrays[device_arrays_count++] = memory - shift;
+    return memory;
+}
+
+template <class T> static T* device_upload_nan(size_t n, size_t shift, const Gpu* gpu) {
+    return device_upload<T>(ops_floats(n), n, shift, gpu);
 }
 
 static void case_close(const char* what) {
@@ -32,49 +37,8 @@ static void case_close(const char* what) {
     ops_close(what);
 }
 
-// Rounds x to T, here and there.
-template <class T> static T* upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
-    T *host = (T*)check_alloc(n, sizeof(T), "host"), *memory = device_open<T>(n, shift);
-    for (size_t i = 0; i < n; i++) {
-        host[i] = from_float<T>(x[i]);
-        x[i] = to_float(host[i]);
-    }
-    CUDA_CHECK(cudaMemcpyAsync(memory, host, n * sizeof(T), cudaMemcpyHostToDevice, gpu->stream));
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    free(host);
-    return memory;
-}
-
-template <class T> static T* upload_nan(size_t n, size_t shift, const Gpu* gpu) {
-    return upload<T>(ops_floats(n), n, shift, gpu);
-}
-
-template <class T> static float* download(const T* x, size_t n, const Gpu* gpu) {
-    T* host = (T*)check_alloc(n, sizeof(T), "host");
-    float* wide = ops_floats(n);
-    CUDA_CHECK(cudaMemcpyAsync(host, x, n * sizeof(T), cudaMemcpyDeviceToHost, gpu->stream));
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    for (size_t i = 0; i < n; i++) {
-        wide[i] = to_float(host[i]);
-    }
-    free(host);
-    return wide;
-}
-
-static float* absolute(const float* x, size_t n) {
-    float* y = ops_floats(n);
-    for (size_t i = 0; i < n; i++) {
-        y[i] = fabsf(x[i]);
-    }
-    return y;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Tolerance
-
-template <class T> static double roundoff(void) { // half a unit in the last place of 1
-    return DTYPE_OF(T) == DTYPE_FP32 ? 0x1p-24 : DTYPE_OF(T) == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
-}
 
 // One rounding to T of the result, and one of a value of size `rounded` before it, where there is such a step
 // (NULL: none). Both sums, the CPU's and ours, are fp32 sums: see test_matmul.c, 4 epsilon of the sum of the
@@ -109,9 +73,12 @@ template <class T> static Linear<T> linear_open(int N, int C, int OC, size_t shi
     l.nc = (size_t)N * C, l.noc = (size_t)N * OC, l.occ = (size_t)OC * C;
     l.inp = ops_normal(l.nc, 1), l.weight = ops_normal(l.occ, 1), l.bias = ops_normal(OC, 1);
     l.residual = ops_normal(l.noc, 1), l.dout = ops_normal(l.noc, 1), l.pre = ops_normal(l.nc, 2);
-    l.d_inp = upload<T>(l.inp, l.nc, shift, gpu), l.d_weight = upload<T>(l.weight, l.occ, shift, gpu);
-    l.d_bias = upload<T>(l.bias, OC, shift, gpu), l.d_residual = upload<T>(l.residual, l.noc, shift, gpu);
-    l.d_dout = upload<T>(l.dout, l.noc, shift, gpu), l.d_pre = upload<T>(l.pre, l.nc, shift, gpu);
+    l.d_inp = device_upload<T>(l.inp, l.nc, shift, gpu),
+    l.d_weight = device_upload<T>(l.weight, l.occ, shift, gpu);
+    l.d_bias = device_upload<T>(l.bias, OC, shift, gpu),
+    l.d_residual = device_upload<T>(l.residual, l.noc, shift, gpu);
+    l.d_dout = device_upload<T>(l.dout, l.noc, shift, gpu),
+    l.d_pre = device_upload<T>(l.pre, l.nc, shift, gpu);
     l.a_inp = absolute(l.inp, l.nc), l.a_weight = absolute(l.weight, l.occ), l.a_bias = absolute(l.bias, OC);
     l.a_dout = absolute(l.dout, l.noc);
     return l;
@@ -140,7 +107,7 @@ static void test_forward(const Linear<T>* l, size_t shift, const T* d_bias, Bias
     matmul_forward_cpu(magnitude, l->a_inp, l->a_weight, a_bias, l->N, l->C, l->OC, &scratch);
     gelu_forward_cpu(gelu, want, l->noc);
     const float* rounded = steps == BIAS_IN_STEPS ? sum : NULL;
-    T *out = upload_nan<T>(l->noc, shift, gpu), *pre = upload_nan<T>(l->noc, shift, gpu);
+    T *out = device_upload_nan<T>(l->noc, shift, gpu), *pre = device_upload_nan<T>(l->noc, shift, gpu);
 
     matmul_forward(out, l->d_inp, l->d_weight, d_bias, l->N, l->C, l->OC, ctx);
     compare<T>(download(out, l->noc, gpu), want, magnitude, rounded, l->noc, "out");
@@ -166,7 +133,7 @@ template <class T> static void test_backward_input(const Linear<T>* l, size_t sh
     matmul_backward_input_cpu(want, l->dout, l->weight, l->N, l->C, l->OC, &scratch);
     matmul_backward_input_cpu(magnitude, l->a_dout, l->a_weight, l->N, l->C, l->OC, &scratch);
     gelu_backward_cpu(gelu, want, l->pre, l->nc);
-    T* dinp = upload_nan<T>(l->nc, shift, gpu);
+    T* dinp = device_upload_nan<T>(l->nc, shift, gpu);
     matmul_backward_input(dinp, l->d_dout, l->d_weight, l->N, l->C, l->OC, ctx);
     compare<T>(download(dinp, l->nc, gpu), want, magnitude, NULL, l->nc, "dinp");
     matmul_backward_input_gelu(dinp, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC, ctx);
@@ -180,10 +147,10 @@ static void test_backward_parameters(const Linear<T>* l, size_t shift, GradientM
     const int adds = mode == GRADIENT_ADD;
     float* weight_onto = adds ? ops_normal(l->occ, 3) : ops_floats(l->occ);
     float* bias_onto = adds ? ops_normal(l->OC, 3) : ops_floats(l->OC);
-    const Gradient dweight = {upload<G>(weight_onto, l->occ, shift, gpu), DTYPE_OF(G)};
-    const Gradient dbias = {upload<G>(bias_onto, l->OC, shift, gpu), DTYPE_OF(G)};
-    const Gradient dweight_too = {upload<G>(weight_onto, l->occ, shift, gpu), DTYPE_OF(G)};
-    const Gradient dbias_too = {upload<G>(bias_onto, l->OC, shift, gpu), DTYPE_OF(G)};
+    const Gradient dweight = {device_upload<G>(weight_onto, l->occ, shift, gpu), DTYPE_OF(G)};
+    const Gradient dbias = {device_upload<G>(bias_onto, l->OC, shift, gpu), DTYPE_OF(G)};
+    const Gradient dweight_too = {device_upload<G>(weight_onto, l->occ, shift, gpu), DTYPE_OF(G)};
+    const Gradient dbias_too = {device_upload<G>(bias_onto, l->OC, shift, gpu), DTYPE_OF(G)};
     float *weight_magnitude = absolute(weight_onto, l->occ), *bias_magnitude = absolute(bias_onto, l->OC);
     float* sum = ops_floats(l->OC); // of the bias gradient, without what it is added to
     matmul_backward_weight_cpu(weight_onto, l->dout, l->inp, l->N, l->C, l->OC, mode, &scratch);
@@ -293,7 +260,7 @@ static void test_tf32(const Gpu* gpu) {
     for (int tf32 = 0; tf32 < 2; tf32++) {
         const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0};
         matmul_gpu_open(&ctx, gpu, settings);
-        float* out = upload_nan<float>(N * OC, 0, gpu);
+        float* out = device_upload_nan<float>(N * OC, 0, gpu);
         matmul_forward(out, l.d_inp, l.d_weight, (const float*)NULL, N, C, OC, &ctx);
         got[tf32] = download(out, N * OC, gpu);
         matmul_gpu_close(&ctx);
@@ -327,8 +294,8 @@ template <class T> static void test_many_rows(int N, int OC, MatmulGpu* ctx) {
     for (int o = 0; o < OC; o++) {
         onto[o] = (float)o + 5;
     }
-    const T* d_dout = upload<T>(dout, (size_t)N * OC, 0, ctx->gpu);
-    const Gradient dbias = {upload<float>(onto, OC, 0, ctx->gpu), DTYPE_FP32};
+    const T* d_dout = device_upload<T>(dout, (size_t)N * OC, 0, ctx->gpu);
+    const Gradient dbias = {device_upload<float>(onto, OC, 0, ctx->gpu), DTYPE_FP32};
     matmul_backward_bias_cpu(want, dout, N, OC, GRADIENT_SET);
     matmul_backward_bias(dbias, d_dout, N, OC, GRADIENT_ADD, ctx);
     const float* got = download((const float*)dbias.data, OC, ctx->gpu);
@@ -362,10 +329,10 @@ template <class T> static float* all_outputs(const Linear<T>* l, MatmulGpu* ctx)
     for (size_t i = 0; i < l->occ; i++) {
         onto[i] = 1;
     }
-    T *out = upload_nan<T>(l->noc, 0, gpu), *pre = upload_nan<T>(l->noc, 0, gpu),
-      *dinp = upload_nan<T>(l->nc, 0, gpu);
-    const Gradient dweight = {upload<T>(onto, l->occ, 0, gpu), DTYPE_OF(T)};
-    const Gradient dbias = {upload_nan<float>(l->OC, 0, gpu), DTYPE_FP32};
+    T *out = device_upload_nan<T>(l->noc, 0, gpu), *pre = device_upload_nan<T>(l->noc, 0, gpu),
+      *dinp = device_upload_nan<T>(l->nc, 0, gpu);
+    const Gradient dweight = {device_upload<T>(onto, l->occ, 0, gpu), DTYPE_OF(T)};
+    const Gradient dbias = {device_upload_nan<float>(l->OC, 0, gpu), DTYPE_FP32};
 #define APPEND(x, n) at = (float*)memcpy(at, download(x, n, gpu), (n) * sizeof(float)) + (n)
     matmul_forward_residual(out, l->d_residual, l->d_inp, l->d_weight, l->d_bias, l->N, l->C, l->OC, ctx);
     APPEND(out, l->noc);
@@ -445,7 +412,7 @@ static void test_capture(const Gpu* gpu) {
     const Linear<float> l = linear_open<float>(N, C, OC, 0, gpu);
     float* zero = ops_floats(OC * C);
     memset(zero, 0, OC * C * sizeof(float));
-    const Gradient dweight = {upload<float>(zero, OC * C, 0, gpu), DTYPE_FP32};
+    const Gradient dweight = {device_upload<float>(zero, OC * C, 0, gpu), DTYPE_FP32};
     matmul_backward_weight(dweight, l.d_dout, l.d_inp, N, C, OC, GRADIENT_ADD, &ctx);
     const float* once = download((const float*)dweight.data, OC * C, gpu);
     matmul_gpu_fix_plans(&ctx);
@@ -472,11 +439,12 @@ static void test_capture(const Gpu* gpu) {
 // Products of more shapes than there is room for plans, the first one again at the end.
 static void test_many_plans(const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
     matmul_gpu_open(&ctx, gpu, settings);
     float *x = ops_normal(1, 1), *w = ops_normal(MATMUL_PLANS + 9, 1), *out = ops_floats(MATMUL_PLANS + 9);
-    float *x_gpu = upload<float>(x, 1, 0, gpu), *w_gpu = upload<float>(w, MATMUL_PLANS + 9, 0, gpu),
-          *out_gpu = upload<float>(out, MATMUL_PLANS + 9, 0, gpu);
+    float *x_gpu = device_upload<float>(x, 1, 0, gpu),
+          *w_gpu = device_upload<float>(w, MATMUL_PLANS + 9, 0, gpu),
+          *out_gpu = device_upload<float>(out, MATMUL_PLANS + 9, 0, gpu);
     for (int OC = 1; OC <= MATMUL_PLANS + 9; OC++) {
         matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, OC, &ctx);
         matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 1, &ctx); // is never the oldest
