@@ -342,8 +342,22 @@ static void print_summary(const Run* run) {
     }
 }
 
+// Makes the directory that the files are to be in, before any work.
+static void make_place(const char* out) {
+    char directory[PATH_MAX];
+    struct stat info;
+    const char* slash = strrchr(out, '/');
+    if (slash && slash > out) {
+        snprintf(directory, sizeof(directory), "%.*s", (int)(slash - out), out);
+        file_make_directory(directory);
+        CHECK(stat(directory, &info) == 0 && S_ISDIR(info.st_mode), "%s: a file, wanted a directory",
+              directory);
+    }
+}
+
 static void write_shards(Run* run) {
     bpe_open(&run->bpe, run->options.tokenizer);
+    make_place(run->options.out);
     if (run->options.val_tokens == OPTION_AUTO) {
         run->options.val_tokens = auto_val_tokens(run);
     }
@@ -416,6 +430,7 @@ static void write_vocabulary(const Run* run) {
 
 static void train_vocabulary(Run* run) {
     BpeTrainer trainer;
+    make_place(run->options.out);
     bpe_trainer_open(&trainer, run->threads);
     screen_open(&run->screen, 0);
     CHECK(tokenize_train(&run->source, &trainer, sink_training, run), "%s", run->source.error);

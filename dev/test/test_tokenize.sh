@@ -189,7 +189,12 @@ test_errors() {
     bad 1 "none.json" --tokenizer none.json lines.txt
     : >merges.bin
     bad 1 "merges.bin: no text by its name" "${vocab[@]}" merges.bin
-    bad 1 "nowhere/a.progress.json: cannot write" "${vocab[@]}" --out nowhere/a lines.txt
+    good "a directory that is not there yet" "${vocab[@]}" --out new/place/a lines.txt
+    check "is made" [ -f new/place/a.progress.json ]
+    good "a vocabulary in one" --train-bpe 300 --out new/other/a lines.txt
+    check "is made, too" [ -f new/other/a.tiktoken ]
+    bad 1 "lines.txt: a file, wanted a directory" "${vocab[@]}" --out lines.txt/a lines.txt
+    bad 1 "lines.txt: a file, wanted a directory" --train-bpe 300 --out lines.txt/a lines.txt
     check "bad arguments leave nothing behind" [ ! -e tokens.progress.json ]
     { head -n 7 lines.jsonl && echo '{"text": 8}' && tail -n 1 lines.jsonl; } >bad.jsonl
     bad 1 "bad.jsonl:8: byte 9: found '8'" "${vocab[@]}" --out bad bad.jsonl
