@@ -883,17 +883,7 @@ static int run_training(RunStart* start) {
 
 // The program. Returns its exit status.
 static int trainer(int argc, char** argv) {
-    RunStart start;
-    start_open(&start, argc, argv);
-    int status = start.status;
-    if (!start.is_answered && start.options.plan) {
-        print_plan(start.cfg, &start.options);
-    } else if (!start.is_answered) {
-        resume_check(&start.resume, &start.options, stdout, TRAINER_NAME, start.data.train.tokens);
-        status = run_training(&start);
-    }
-    start_close(&start);
-    return status;
+    return start_run(argc, argv, TRAINER_NAME, print_plan, run_training);
 }
 
 #ifndef TRAIN_GPT2_NO_MAIN

@@ -168,6 +168,7 @@ ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words,
     // 32 - n bytes in, the first n bytes are 0xFF
     static const uint64_t window[8]
         __attribute__((aligned(64))) = {~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, 0, 0, 0, 0};
+    // odd, with bits in no order: different keys have the same sum as seldom as if the sums were random
     static const uint64_t multipliers[4] = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
                                             0xD6E8FEB86659FD93};
     const unsigned char* masks = (const unsigned char*)window + 32 - n;

@@ -13,9 +13,10 @@ divided, or on the number of threads.
     bpe_trainer_add         counts the pieces of a text, on all threads. A text may come in parts: of one that
                             continues it returns how many bytes it has counted, and the rest is to come again
                             with what follows it, at the start of the next text
-    bpe_trainer_add_by      counts the pieces of a whole document with what belongs to one thread, for a
-caller with threads of its own bpe_trainer_run         opens a vocabulary of vocab_size ids; the counts stay,
-more may be added and it may be run again. `progress`, if not NULL, is called after each merge
+    bpe_trainer_add_by      counts the pieces of a whole document with what belongs to one thread,
+                            for a caller with threads of its own
+    bpe_trainer_run         opens a vocabulary of vocab_size ids; the counts stay, more may be added
+                            and it may be run again. `progress`, if not NULL, is called after each merge
     bpe_trainer_close
 
 How it works. Each different piece is kept once, with its count, and all of them lie in one array of places, a

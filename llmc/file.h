@@ -8,8 +8,8 @@ one error that names the file; what stood under the name before is untouched.
 Small files are read as a whole.
 
 needs:   check.h
-defines: file_join, FileWriter, file_open, file_put, file_commit, file_sync_directory, file_make_directory,
-file_write_text, file_try_read
+defines: file_join, FileWriter, file_open, file_put, file_commit, file_directory_of, file_sync_directory,
+file_make_directory, file_write_text, file_try_read
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -61,18 +61,21 @@ static inline void file_put(FileWriter* writer, const void* data, size_t bytes) 
     }
 }
 
+// The directory that holds `path`.
+static inline void file_directory_of(char directory[PATH_MAX], const char* path) {
+    const char* slash = strrchr(path, '/');
+    const int length = !slash ? 0 : slash == path ? 1 : (int)(slash - path);
+    snprintf(directory, PATH_MAX, "%.*s", slash ? length : 1, slash ? path : ".");
+}
+
 // The names in the directory that holds `path` reach the disk: a rename is not lasting before that.
 static inline void file_sync_directory(const char* path) {
     char directory[PATH_MAX];
-    snprintf(directory, sizeof(directory), "%s", path);
-    char* slash = strrchr(directory, '/');
-    if (slash) {
-        slash[slash == directory ? 1 : 0] = '\0';
-    }
-    const int fd = open(slash ? directory : ".", O_RDONLY);
-    CHECK(fd >= 0, "%s: cannot open: %s", slash ? directory : ".", strerror(errno));
+    file_directory_of(directory, path);
+    const int fd = open(directory, O_RDONLY);
+    CHECK(fd >= 0, "%s: cannot open: %s", directory, strerror(errno));
     const int failed = fsync(fd) != 0 && errno != EINVAL; // EINVAL: a file system that has nothing to flush
-    CHECK(!failed, "%s: cannot flush to disk: %s", slash ? directory : ".", strerror(errno));
+    CHECK(!failed, "%s: cannot flush to disk: %s", directory, strerror(errno));
     close(fd);
 }
 

@@ -1,12 +1,9 @@
 /*
-start.h -- what both trainers do before they have a model: from the command line to options, data and sizes.
-
-    start_open     all of it, and the banner. Where the command line asks for something else than a run,
-                   --verify-data or --print-config, that is done instead, and the exit status of it set
-    start_close
+start.h -- what both trainers do around a run: from the command line to options, data and sizes of the model,
+and to the run, or to what the command line asks for instead of one (--verify-data, --print-config, --plan).
 
 needs:   clock.h options.h resume.h setup.h threads.h
-defines: RunStart, start_open, start_close
+defines: RunStart, StartPlan, StartTraining, start_run
 */
 #ifndef LLMC_START_H
 #define LLMC_START_H
@@ -24,41 +21,50 @@ typedef struct {
     const char* model_path; // of the first weights, or of those to go on from; NULL: random ones
     GPT2Config cfg;
     double start_s; // when the program began, as time_now_s counts
-    int is_answered;
-    int status; // if is_answered
 } RunStart;
 
-static inline void start_open(RunStart* start, int argc, char** argv) {
+typedef void (*StartPlan)(GPT2Config cfg, const Options* options); // prints what --plan shows
+typedef int (*StartTraining)(RunStart* start);                     // the run; returns its exit status
+
+// With options that are known. Returns the exit status.
+static inline int start_go_on_(RunStart* start, const char* program, const char* trainer,
+                               StartPlan print_plan, StartTraining train) {
     Options* options = &start->options;
-    start->start_s = time_now_s();
-    start->is_answered = 0;
-    start->status = EXIT_SUCCESS;
-    options_parse(options, argc, argv);
-    if (options->threads) {
-        threads_set(options->threads);
-    }
-    resume_open(&start->resume, options);
-    setup_tokenizer(&start->data, options);
-    start->model_path = start->resume.is_active ? start->resume.path : setup_model_path(options);
-    start->cfg = resume_config(&start->resume, setup_model(options, &start->data, start->model_path));
     if (options->verify_data) {
-        start->is_answered = 1;
-        start->status = setup_verify_data(options);
-        return;
+        return setup_verify_data(options);
     }
     setup_data(&start->data, options);
     setup_training(options);
     if (options->print_config) {
-        start->is_answered = 1;
         options_print_config(stdout, options);
-        return;
+        return EXIT_SUCCESS;
     }
-    options_print_banner(stdout, options, argv[0]);
+    options_print_banner(stdout, options, program);
+    if (options->plan) {
+        print_plan(start->cfg, options);
+        return EXIT_SUCCESS;
+    }
+    resume_check(&start->resume, options, stdout, trainer, start->data.train.tokens);
+    return train(start);
 }
 
-static inline void start_close(RunStart* start) {
-    setup_close(&start->data);
-    resume_close(&start->resume);
+// The program, by the name of its trainer. Returns its exit status.
+static inline int start_run(int argc, char** argv, const char* trainer, StartPlan print_plan,
+                            StartTraining train) {
+    RunStart start;
+    start.start_s = time_now_s();
+    options_parse(&start.options, argc, argv);
+    if (start.options.threads) {
+        threads_set(start.options.threads);
+    }
+    resume_open(&start.resume, &start.options);
+    setup_tokenizer(&start.data, &start.options);
+    start.model_path = start.resume.is_active ? start.resume.path : setup_model_path(&start.options);
+    start.cfg = resume_config(&start.resume, setup_model(&start.options, &start.data, start.model_path));
+    const int status = start_go_on_(&start, argv[0], trainer, print_plan, train);
+    setup_close(&start.data);
+    resume_close(&start.resume);
+    return status;
 }
 
 #endif

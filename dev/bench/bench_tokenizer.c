@@ -2,10 +2,9 @@
 bench_tokenizer.c -- how fast text becomes tokens, and a vocabulary is made.
 
     make bench-tokenizer                        128 MiB of made-up text, a vocabulary trained on it
-    bench_tokenizer [NAME VALUE]...             --text FILE, --text-mib N (of made-up text), --vocabulary
-FILE,
-                                                --threads N, --passes N, --train V (0: no training), --ids
-FILE
+    bench_tokenizer [NAME VALUE]...             --text FILE, --text-mib N (of made-up text), --threads N,
+                                                --vocabulary FILE, --train V (0: no training),
+                                                --passes N, --ids FILE
 
 The text is in memory, in blocks of 1 MiB that may be encoded alone (bpe_cut), which the threads take in turn;
 ids are stored as uint16 (uint32 above 65,536 ids). The first pass is cold: fresh encoders in a fresh process;

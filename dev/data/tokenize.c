@@ -346,13 +346,9 @@ static void print_summary(const Run* run) {
 static void make_place(const char* out) {
     char directory[PATH_MAX];
     struct stat info;
-    const char* slash = strrchr(out, '/');
-    if (slash && slash > out) {
-        snprintf(directory, sizeof(directory), "%.*s", (int)(slash - out), out);
-        file_make_directory(directory);
-        CHECK(stat(directory, &info) == 0 && S_ISDIR(info.st_mode), "%s: a file, wanted a directory",
-              directory);
-    }
+    file_directory_of(directory, out);
+    file_make_directory(directory);
+    CHECK(stat(directory, &info) == 0 && S_ISDIR(info.st_mode), "%s: a file, wanted a directory", directory);
 }
 
 static void write_shards(Run* run) {

@@ -184,9 +184,9 @@ else
     skip "nvcc is missing: the GPU trainer is not compiled for any GPU"
 fi
 if [ ! -e "$cuda/include/cublasLt.h" ]; then
-    skip "sim, nvcc: no CUDA toolkit in $cuda (CUDA_HOME)"
+    skip "sim: no CUDA toolkit in $cuda (CUDA_HOME)"
 elif ! command -v clang++ >/dev/null; then
-    skip "sim, nvcc: clang++ is missing (scripts/install_deps.sh)"
+    skip "sim: clang++ is missing (scripts/install_deps.sh)"
 else
     build sim sim-tests build/sim/FP32/train_gpt2cu
     for program in build/sim/*-{tsan,msan,asan,plain}/test_gpt2 build/sim/{tsan,msan,asan,plain}/test_*; do
