@@ -586,7 +586,9 @@ static int trainer(int argc, char** argv) {
 
 #ifndef TRAIN_GPT2_NO_MAIN
 int main(int argc, char** argv) {
+    file_open_standard();
     threads_wait_briefly(argv);
+    signals_open();
     return trainer(argc, argv);
 }
 #endif

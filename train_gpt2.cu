@@ -887,5 +887,9 @@ static int trainer(int argc, char** argv) {
 }
 
 #ifndef TRAIN_GPT2_NO_MAIN
-int main(int argc, char** argv) { return trainer(argc, argv); }
+int main(int argc, char** argv) {
+    file_open_standard();
+    signals_open();
+    return trainer(argc, argv);
+}
 #endif

@@ -12,7 +12,7 @@ where training by merges has made it. In the order of GPT-2, which files of merg
 single bytes, then comes one id per merge, and end-of-text is the last.
 
 needs:   bpe_split.h (also for the intrinsics of AVX-512), check.h, vec.h (ALWAYS_INLINE)
-defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_close, bpe_token, bpe_find
+defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_open_bytes, bpe_close, bpe_token, bpe_find
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
@@ -584,6 +584,18 @@ static inline void bpe_open_merges(Bpe* bpe, const int (*pairs)[2], int num_merg
     CHECK(bpe_finish_(bpe, name, error), "%s", error);
     const int wrong = bpe_wrong_merge_(bpe, pairs);
     CHECK(wrong < 0, "%s: merge %d: the merges before never leave its two tokens side by side", name, wrong);
+}
+
+// The vocabulary of text as bytes (tokenizer.h): byte b is id b, end-of-text is 256, there are no merges.
+static inline void bpe_open_bytes(Bpe* bpe) {
+    char error[ERROR_BYTES];
+    unsigned char* buffer = (unsigned char*)check_alloc(256, 1, "vocabulary");
+    bpe_open_ids_(bpe, "bytes", buffer, 257, 256);
+    for (int byte = 0; byte < 256; byte++) {
+        buffer[byte] = (unsigned char)byte;
+        bpe_set_token_(bpe, byte, buffer + byte, 1);
+    }
+    CHECK(bpe_finish_(bpe, "bytes", error), "%s", error);
 }
 
 static inline void bpe_close(Bpe* bpe) {

@@ -16,6 +16,7 @@
 #include "llmc/bpe_files.h"
 #include "llmc/log.h"
 #include "llmc/shard_writer.h"
+#include "llmc/signals.h"
 #include "llmc/tokenize.h"
 
 #include <dirent.h>
@@ -462,6 +463,8 @@ static void check_options(const Run* run) {
 
 int main(int argc, char** argv) {
     static Run run; // 30 KB of paths
+    file_open_standard();
+    signals_open_writes();
     run.inputs = (const char**)check_alloc((size_t)argc + 1, sizeof(char*), "inputs");
     run.num_inputs = (uint64_t)options_parse_arguments(&run.options, argc, argv, run.inputs);
     check_options(&run);

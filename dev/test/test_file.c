@@ -1,0 +1,134 @@
+// test_file.c -- file.h: unfinished files have names of their own, special files are refused, checksums of
+// contents, locks, standard descriptors.
+#include "llmc/file.h"
+
+#include <sys/wait.h>
+
+#include "dev/test/test.h"
+
+static int count_parts(const char* directory) {
+    int count = 0;
+    DIR* entries = opendir(directory);
+    for (struct dirent* entry; entries && (entry = readdir(entries));) {
+        count += strstr(entry->d_name, FILE_PART) != NULL;
+    }
+    closedir(entries);
+    return count;
+}
+
+static void write_byte(const char* path, long at, char value) {
+    FILE* file = fopen(path, "r+b");
+    fseek(file, at, SEEK_SET);
+    fputc(value, file);
+    fclose(file);
+}
+
+// Two writers of one name at a time: neither meets the other, and the last to end has the name. A file of the
+// user's that is called like an unfinished one stays.
+static void test_two_writers(void) {
+    FileWriter one, two;
+    const char *path = test_path("file"), *own = test_write("file" FILE_PART, "mine", 4);
+    char error[ERROR_BYTES], *text;
+    size_t bytes;
+    file_open(&one, path);
+    file_open(&two, path);
+    file_put(&one, "first", 5);
+    file_put(&two, "second!", 7);
+    file_commit(&two);
+    file_commit(&one);
+    EXPECT(file_try_read(path, 100, &text, &bytes, error) && strcmp(text, "first") == 0, "%s", text);
+    free(text);
+    EXPECT(file_try_read(own, 100, &text, &bytes, error) && strcmp(text, "mine") == 0, "%s", error);
+    free(text);
+    EXPECT(count_parts(test_path(".")) == 1, "%d unfinished files", count_parts(test_path(".")));
+    unlink(own);
+}
+
+static void test_left_over(void) {
+    test_write("left.bin.123" FILE_PART, "half", 4);
+    test_write("left.bin.123-4" FILE_PART, "half", 4);
+    test_write("left.bin" FILE_PART, "mine", 4);
+    test_write("left.bin.old" FILE_PART, "mine", 4);
+    test_write("other.bin.123" FILE_PART, "half", 4);
+    file_remove_parts(test_path("."), "left.");
+    EXPECT(count_parts(test_path(".")) == 3, "%d unfinished files", count_parts(test_path(".")));
+    file_remove_parts(test_path("."), "");
+    EXPECT(count_parts(test_path(".")) == 2, "%d unfinished files", count_parts(test_path(".")));
+}
+
+static void test_special_files(void) {
+    char error[ERROR_BYTES], fifo[PATH_MAX];
+    snprintf(fifo, sizeof(fifo), "%s", test_path("fifo"));
+    EXPECT(mkfifo(fifo, 0600) == 0, "mkfifo");
+    EXPECT(file_open_regular(fifo, error) < 0 && strstr(error, "not a regular file"), "%s", error);
+    EXPECT(file_open_regular(test_path("."), error) < 0 && strstr(error, "a directory"), "%s", error);
+    EXPECT(file_open_regular("/dev/zero", error) < 0 && strstr(error, "not a regular file"), "%s", error);
+    EXPECT(file_open_regular(test_path("nowhere"), error) < 0 && strstr(error, "No such file"), "%s", error);
+}
+
+// Any byte of a small file counts, also at its end; of a large one those at both ends. The name does not.
+static void test_fingerprint(void) {
+    enum { SMALL = 700001 };
+    const long large = (long)100 << 20;
+    char error[ERROR_BYTES], path[PATH_MAX], copy[PATH_MAX];
+    uint64_t first, other;
+    char* bytes = (char*)check_alloc(SMALL, 1, "file");
+    snprintf(path, sizeof(path), "%s", test_path("data"));
+    snprintf(copy, sizeof(copy), "%s", test_path("copy"));
+    test_write("data", bytes, SMALL);
+    test_write("copy", bytes, SMALL);
+    EXPECT(file_fingerprint(path, &first, error) && file_fingerprint(copy, &other, error) && first == other,
+           "a copy is the same");
+    const long places[] = {0, 1, SMALL / 2, SMALL - 1};
+    for (int i = 0; i < 4; i++) {
+        write_byte(path, places[i], 1);
+        EXPECT(file_fingerprint(path, &other, error) && other != first, "byte %ld", places[i]);
+        write_byte(path, places[i], 0);
+    }
+    EXPECT(file_fingerprint(path, &other, error) && other == first, "as it was");
+    EXPECT(truncate(path, SMALL - 1) == 0 && file_fingerprint(path, &other, error) && other != first,
+           "shorter");
+    EXPECT(truncate(path, large) == 0 && file_fingerprint(path, &first, error), "%s", error);
+    const long far[] = {0, large - 1};
+    for (int i = 0; i < 2; i++) {
+        write_byte(path, far[i], 1);
+        EXPECT(file_fingerprint(path, &other, error) && other != first, "byte %ld of a large file", far[i]);
+        write_byte(path, far[i], 0);
+    }
+    free(bytes);
+}
+
+static void test_lock(void) {
+    test_write("lock", "", 0);
+    const int one = open(test_path("lock"), O_RDWR), two = open(test_path("lock"), O_RDWR);
+    EXPECT(file_try_lock(one, 0), "free");
+    EXPECT(!file_try_lock(two, 0.1), "taken");
+    close(one);
+    EXPECT(file_try_lock(two, 0), "free again");
+    close(two);
+}
+
+// What is closed becomes /dev/null, and stays apart from files that are opened later.
+static void test_standard_descriptors(void) {
+    const pid_t child = fork();
+    if (child == 0) {
+        close(0);
+        close(1);
+        close(2);
+        file_open_standard();
+        _exit(open("/dev/null", O_RDONLY) == 3 ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    EXPECT(status == 0, "status %d", status);
+}
+
+int main(void) {
+    test_two_writers();
+    test_left_over();
+    test_special_files();
+    test_fingerprint();
+    test_lock();
+    test_standard_descriptors();
+    return test_done("file");
+}
