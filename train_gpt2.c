@@ -287,20 +287,7 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation and sampling
-
-// Mean loss over the first `batches` micro-batches of the validation data, in order.
-static double evaluate(GPT2* model, Dataloader* val, int64_t batches) {
-    double sum = 0, counted = 0;
-    dataloader_seek(val, 0);
-    for (int64_t i = 0; i < batches; i++) {
-        const Batch batch = dataloader_next(val);
-        gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
-        sum += gpt2_loss(model, batch);
-        counted += batch.counted;
-    }
-    return sum / (double)batches * targets_factor((double)batches * model->B * model->T, counted);
-}
+// Sampling
 
 // The logits of the next token, for the generator; level 3 of --recompute keeps no keys and values.
 static const float* next_logits(void* model_, const int* ids, int known, int seen) {
@@ -343,14 +330,14 @@ static BatchGradient accumulate_gradients(GPT2* model, Dataloader* train, const 
 typedef struct {
     GPT2* model;
     const Options* options;
-    Dataloader *train, *val;
+    Dataloader *train, *val; // NULL where there is no data
     Generator* generator;
     RunLog* log;
     Session* session;
     RunState state;
-    int is_restored; // what was due at this step was done before it was saved
-    double step_s;   // what the last step took
-    double peak;     // FLOP/s
+    int validates_first; // before the first update, too
+    double step_s;       // what the last step took
+    double peak;         // FLOP/s
 } Run;
 
 // Whether steps follow a save, as they do while a thread writes a copy. A run that saves only at its end does
@@ -372,8 +359,9 @@ static void save(Run* run) {
         copy->m = (float*)model->m_memory;
         copy->v = (float*)model->v_memory;
     }
-    run->state.sequence = (int64_t)run->train->next;
+    run->state.sequence = run->train ? (int64_t)run->train->next : 0;
     run->state.samples_at = (int64_t)run->generator->rng.at;
+    log_sync(run->log);
     checkpoint_start(copy, &run->state);
     if (!copies) {
         session_wait(run->session, run->log);
@@ -386,9 +374,10 @@ static void restore(Run* run, const char* path, const SavedState* saved) {
     checkpoint_read(saved, path, model->cfg, model->parameter_rows, model->params_memory,
                     (float*)model->m_memory, (float*)model->v_memory);
     run_state_restore(&run->state, &saved->run);
-    dataloader_seek(run->train, (uint64_t)saved->run.sequence);
+    if (run->train) {
+        dataloader_seek(run->train, (uint64_t)saved->run.sequence);
+    }
     rand_seek(&run->generator->rng, (uint64_t)saved->run.samples_at);
-    run->is_restored = 1;
 }
 
 // Back to the last good checkpoint, and on with the data that comes after the bad batches.
@@ -423,11 +412,14 @@ static void run_step(Run* run) {
         state->updates++;
     }
     state->step++;
+    state->stage = STAGE_UPDATED;
     state->tokens += o->total_batch;
     run->step_s = time_now_s() - start_s;
+    run->peak = fmax(run->peak, gradient.flops / run->step_s); // it was measured on a busy machine
     log_data_wait(run->log, run->train->wait_s);
-    log_train(run->log, state->step, loss, state->guard.loss_z, norm, state->guard.norm_z, adamw.lr,
-              run->step_s * 1e3, gradient.flops / run->step_s / run->peak);
+    log_train(run->log, state->step, loss, guard_shown_z(&state->guard, state->guard.loss_z), norm,
+              guard_shown_z(&state->guard, state->guard.norm_z), adamw.lr, run->step_s * 1e3,
+              gradient.flops / run->step_s / run->peak);
     if (verdict != UPDATE_DO) {
         log_skip(run->log, state->step, guard_reason(verdict));
     }
@@ -436,26 +428,53 @@ static void run_step(Run* run) {
     }
 }
 
-// What is due between two updates, besides saving.
+// Sets *loss to the mean over the first micro-batches of the validation data, in order. Returns 0 if a signal
+// stopped it.
+static int evaluate(Run* run, double* loss) {
+    GPT2* model = run->model;
+    const int64_t batches = setup_eval_batches(run->options, run->val);
+    double sum = 0, counted = 0;
+    dataloader_seek(run->val, 0);
+    for (int64_t i = 0; i < batches; i++) {
+        if (signals_stop()) {
+            return 0;
+        }
+        log_progress(run->log, run->state.step, "validating", i, batches);
+        const Batch batch = dataloader_next(run->val);
+        gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
+        sum += gpt2_loss(model, batch);
+        counted += batch.counted;
+    }
+    *loss = sum / (double)batches * targets_factor((double)batches * model->B * model->T, counted);
+    return 1;
+}
+
+// What is due between two updates, besides saving: what of it was done before the run was stopped is not done
+// again. Ends early when a signal asks the run to stop.
 static void evaluate_and_sample(Run* run) {
     const Options* o = run->options;
-    const int64_t step = run->state.step;
-    if (schedule_due(o->eval_every, step, o->steps)) {
-        run->state.val_loss = evaluate(run->model, run->val, setup_eval_batches(o, run->val));
-        log_val(run->log, step, run->state.val_loss);
+    RunState* state = &run->state;
+    const int64_t step = state->step;
+    const int is_first = step == 0 && o->steps > 0;
+    if (state->stage == STAGE_UPDATED && run->val && schedule_due(o->eval_every, step, o->steps) &&
+        (!is_first || run->validates_first)) {
+        if (!evaluate(run, &state->val_loss)) {
+            return;
+        }
+        log_val(run->log, step, state->val_loss);
     }
-    if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
-        generator_log(run->generator, run->log, step);
+    state->stage = state->stage > STAGE_VALIDATED ? state->stage : STAGE_VALIDATED;
+    if (state->stage == STAGE_VALIDATED && !is_first && schedule_due(o->sample_every, step, o->steps) &&
+        !generator_log(run->generator, run->log, step)) {
+        return;
     }
+    state->stage = STAGE_SAMPLED;
 }
 
 // The run, to its end or until it has to stop; returns whether it is at its end.
 static int train(Run* run) {
     for (;;) {
-        if (!run->is_restored) {
-            evaluate_and_sample(run);
-        }
-        run->is_restored = 0;
+        evaluate_and_sample(run);
         const int next = session_next(run->session, &run->state, run->step_s);
         session_report(run->session, run->log);
         if (next & SESSION_SAVE) {
@@ -487,15 +506,20 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     memcpy(plan, kinds, sizeof(kinds));
 }
 
+static void describe_device(char* text, size_t room) {
+    snprintf(text, room, "%d threads, %s", threads_max(), VEC_ISA);
+}
+
 // --plan: what the run would take, without taking it.
 static void print_plan(GPT2Config cfg, const Options* options) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     PlanMemory memory[PLAN_KINDS];
-    char device[128];
+    char threads[64], device[128];
     gpt2_parameter_rows(parameters, cfg);
     gpt2_activation_rows(activations, cfg, options->batch, options->seq_len, options->recompute);
     memory_plan(memory, cfg, options);
-    snprintf(device, sizeof(device), "this machine (%d threads, %s)", threads_max(), VEC_ISA);
+    describe_device(threads, sizeof(threads));
+    snprintf(device, sizeof(device), "this machine (%s)", threads);
     plan_print(stdout, cfg, options, parameters, activations, memory, peak_flops_per_s(), device);
 }
 
@@ -505,13 +529,16 @@ static void print_facts(GPT2Config cfg, const Options* options, const RunData* d
     PlanMemory memory[PLAN_KINDS];
     memory_plan(memory, cfg, options);
     plan_print_memory(stdout, cfg, memory);
-    printf("data: %zu training tokens, %zu for validation; %d threads, %s, peak %.0f GFLOP/s\n",
-           data->train.tokens, data->val.tokens, threads_max(), VEC_ISA, peak * 1e-9);
+    char device[64];
+    describe_device(device, sizeof(device));
+    setup_print_data(stdout, data);
+    printf("%s, peak %.0f GFLOP/s\n", device, peak * 1e-9);
     if (isfinite(floor)) {
         printf(
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
             floor);
     }
+    fflush(stdout); // the first step may take long
 }
 
 static void print_options_json(FILE* file, const void* options) {
@@ -519,6 +546,22 @@ static void print_options_json(FILE* file, const void* options) {
 }
 
 #define TRAINER_NAME "CPU FP32"
+
+// Opens the log, when nothing more can be refused: it puts aside what an earlier run left.
+static void begin_log(Run* run, const RunStart* start) {
+    const Options* o = run->options;
+    char program[128], device[128];
+    options_version(program, sizeof(program), "train_gpt2");
+    describe_device(device, sizeof(device));
+    const LogIdentity who = {program, TRAINER_NAME, device};
+    const LogSettings settings = {o->out,          resume_is_here(&start->resume) ? LOG_CONTINUE : LOG_NEW,
+                                  run->state.step, o->steps,
+                                  o->total_batch,  run->val ? o->eval_every : 0,
+                                  stdout};
+    log_open(run->log, &settings);
+    session_begin(run->session, &start->resume, run->log);
+    log_config(run->log, print_options_json, o, who);
+}
 
 // The run itself. Returns its exit status.
 static int run_training(RunStart* start) {
@@ -530,29 +573,38 @@ static int run_training(RunStart* start) {
     Dataloader train_loader, val_loader;
     Generator generator;
     Session session;
-    log_open(&log, options->out, start->resume.saved.run.step, options->steps, options->total_batch, stdout);
-    setup_loaders(&train_loader, &val_loader, &start->data, options);
+    const int has_data = setup_has_data(&start->data);
+    if (has_data) {
+        setup_loaders(&train_loader, &val_loader, &start->data, options);
+    }
     gpt2_open(&model, cfg, options->batch, options->seq_len, options->recompute);
     generator_open(&generator, next_logits, &model, cfg.V, options->seq_len, &start->data, options);
     void* copy = saves_copies(options)
                      ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save")
                      : NULL;
-    const CheckpointRun checkpoint_run = {
-        TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&start->data), start->data.train.tokens};
-    session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s, &log);
-    log_config(&log, print_options_json, options);
-    const double floor = setup_floor(&start->data, options, setup_eval_batches(options, &val_loader));
+    const CheckpointRun checkpoint_run = {TRAINER_NAME,
+                                          cfg,
+                                          SAFETENSORS_F32,
+                                          generator.eot,
+                                          setup_bpe(&start->data),
+                                          start->data.train.tokens,
+                                          start->data.train.fingerprint};
+    session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s);
+    const int64_t eval_batches = has_data ? setup_eval_batches(options, &val_loader) : 0;
+    const double floor = setup_floor(&start->data, options, eval_batches);
     print_facts(cfg, options, &start->data, peak, floor);
 
     Run run = {
         .model = &model,
         .options = options,
-        .train = &train_loader,
-        .val = &val_loader,
+        .train = has_data ? &train_loader : NULL,
+        .val = has_data ? &val_loader : NULL,
         .generator = &generator,
         .log = &log,
         .session = &session,
         .state = run_state_open(guard_open(options->skip_loss_z, options->skip_grad_z), loss_scale_off()),
+        .validates_first =
+            setup_validates_first(options, gpt2_flops_per_token(cfg, options->seq_len), eval_batches),
         .peak = peak,
     };
     if (start->resume.is_active) {
@@ -560,6 +612,10 @@ static int run_training(RunStart* start) {
     } else {
         setup_weights(model.params_memory, cfg, model.parameter_rows, start->model_path, options->seed);
     }
+    if (run.state.step >= options->steps && setup_asks_for_samples(options)) {
+        run.state.stage = run.state.stage < STAGE_VALIDATED ? run.state.stage : STAGE_VALIDATED;
+    }
+    begin_log(&run, start);
     const int is_done = train(&run);
     if (is_done) {
         setup_export(cfg, model.parameter_rows, model.params_memory, options, &start->data);
@@ -567,14 +623,20 @@ static int run_training(RunStart* start) {
     } else {
         session_stopped(&session, &log, &run.state);
     }
+    const int is_saved = session.can_save;
 
     session_close(&session);
     free(copy);
     generator_close(&generator);
     gpt2_close(&model);
-    dataloader_close(&val_loader);
-    dataloader_close(&train_loader);
+    if (has_data) {
+        dataloader_close(&val_loader);
+        dataloader_close(&train_loader);
+    }
     log_close(&log);
+    if (!is_done && !is_saved) {
+        signals_end_now();
+    }
     return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
 }
 

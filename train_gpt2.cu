@@ -509,27 +509,13 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation
+// Batches and sampling
 
 // The next batch, on its way to the GPU.
 static Batch push_batch(GPT2* model, Dataloader* loader) {
     const Batch batch = dataloader_next(loader);
     batch_queue_push(&model->batches, batch.inputs, batch.targets, batch.starts, (size_t)batch.B * batch.T);
     return batch;
-}
-
-// Mean loss over the first `batches` micro-batches of the validation data, in order.
-static double evaluate(GPT2* model, Dataloader* val, int64_t batches) {
-    double counted = 0;
-    dataloader_seek(val, 0);
-    for (int64_t i = 0; i < batches; i++) {
-        const Batch batch = push_batch(model, val);
-        counted += batch.counted;
-        gpt2_forward(model, batch.B, batch.T, 0);
-        gpt2_loss(model, batch.B, batch.T, i == 0 ? GRADIENT_SET : GRADIENT_ADD);
-    }
-    return gpt2_read_result(model).loss / (double)batches *
-           targets_factor((double)batches * model->B * model->T, counted);
 }
 
 // The logits of the next token, for the generator; level 3 of --recompute keeps no keys and values.
@@ -554,14 +540,14 @@ static const float* next_logits(void* model_, const int* ids, int known, int see
 typedef struct {
     GPT2* model;
     const Options* options;
-    Dataloader *train, *val;
+    Dataloader *train, *val; // NULL where there is no data
     Generator* generator;
     RunLog* log;
     Session* session;
     RunState state;
-    int is_restored; // what was due at this step was done before it was saved
-    double step_s;   // what the last step took
-    double peak;     // FLOP/s
+    int validates_first; // before the first update, too
+    double step_s;       // what the last step took
+    double peak;         // FLOP/s
     Nvml nvml;
     int has_nvml;
 } Run;
@@ -601,9 +587,10 @@ static void save(Run* run) {
     Checkpoints* copy = &run->session->checkpoints;
     session_wait(run->session, run->log);
     gpt2_copy_out(run->model, copy);
-    run->state.sequence = (int64_t)run->train->next;
+    run->state.sequence = run->train ? (int64_t)run->train->next : 0;
     run->state.samples_at = (int64_t)run->generator->rng.at;
     run->state.loss_scale = run->model->loss_scale;
+    log_sync(run->log);
     checkpoint_start(copy, &run->state);
 }
 
@@ -612,9 +599,10 @@ static void restore(Run* run, const char* path, const SavedState* saved) {
     gpt2_read_checkpoint(run->model, path, saved);
     run_state_restore(&run->state, &saved->run);
     run->model->loss_scale = run->state.loss_scale;
-    dataloader_seek(run->train, (uint64_t)saved->run.sequence);
+    if (run->train) {
+        dataloader_seek(run->train, (uint64_t)saved->run.sequence);
+    }
     rand_seek(&run->generator->rng, (uint64_t)saved->run.samples_at);
-    run->is_restored = 1;
 }
 
 // Back to the last good checkpoint, and on with the data that comes after the bad batches.
@@ -665,11 +653,13 @@ static void run_step(Run* run) {
         state->updates++;
     }
     state->step++;
+    state->stage = STAGE_UPDATED;
     state->tokens += o->total_batch;
     run->step_s = time_now_s() - start_s;
     log_data_wait(run->log, run->train->wait_s);
-    log_train(run->log, state->step, loss, state->guard.loss_z, norm, state->guard.norm_z, adamw.lr,
-              run->step_s * 1e3, gradient.flops / run->step_s / run->peak);
+    log_train(run->log, state->step, loss, guard_shown_z(&state->guard, state->guard.loss_z), norm,
+              guard_shown_z(&state->guard, state->guard.norm_z), adamw.lr, run->step_s * 1e3,
+              gradient.flops / run->step_s / run->peak);
     if (verdict != UPDATE_DO) {
         log_skip(run->log, state->step, guard_reason(verdict));
     }
@@ -699,26 +689,54 @@ static void report_gpu(const Run* run, int64_t step) {
     }
 }
 
-// What is due between two updates, besides saving.
+// Sets *loss to the mean over the first micro-batches of the validation data, in order. Returns 0 if a signal
+// stopped it.
+static int evaluate(Run* run, double* loss) {
+    GPT2* model = run->model;
+    const int64_t batches = setup_eval_batches(run->options, run->val);
+    double counted = 0;
+    dataloader_seek(run->val, 0);
+    for (int64_t i = 0; i < batches; i++) {
+        if (signals_stop()) {
+            return 0;
+        }
+        log_progress(run->log, run->state.step, "validating", i, batches);
+        const Batch batch = push_batch(model, run->val);
+        counted += batch.counted;
+        gpt2_forward(model, batch.B, batch.T, 0);
+        gpt2_loss(model, batch.B, batch.T, i == 0 ? GRADIENT_SET : GRADIENT_ADD);
+    }
+    *loss = gpt2_read_result(model).loss / (double)batches *
+            targets_factor((double)batches * model->B * model->T, counted);
+    return 1;
+}
+
+// What is due between two updates, besides saving: what of it was done before the run was stopped is not done
+// again. Ends early when a signal asks the run to stop.
 static void evaluate_and_sample(Run* run) {
     const Options* o = run->options;
-    const int64_t step = run->state.step;
-    if (schedule_due(o->eval_every, step, o->steps)) {
-        run->state.val_loss = evaluate(run->model, run->val, setup_eval_batches(o, run->val));
-        log_val(run->log, step, run->state.val_loss);
+    RunState* state = &run->state;
+    const int64_t step = state->step;
+    const int is_first = step == 0 && o->steps > 0;
+    if (state->stage == STAGE_UPDATED && run->val && schedule_due(o->eval_every, step, o->steps) &&
+        (!is_first || run->validates_first)) {
+        if (!evaluate(run, &state->val_loss)) {
+            return;
+        }
+        log_val(run->log, step, state->val_loss);
     }
-    if (step > 0 && schedule_due(o->sample_every, step, o->steps)) {
-        generator_log(run->generator, run->log, step);
+    state->stage = state->stage > STAGE_VALIDATED ? state->stage : STAGE_VALIDATED;
+    if (state->stage == STAGE_VALIDATED && !is_first && schedule_due(o->sample_every, step, o->steps) &&
+        !generator_log(run->generator, run->log, step)) {
+        return;
     }
+    state->stage = STAGE_SAMPLED;
 }
 
 // The run, to its end or until it has to stop; returns whether it is at its end.
 static int train(Run* run) {
     for (;;) {
-        if (!run->is_restored) {
-            evaluate_and_sample(run);
-        }
-        run->is_restored = 0;
+        evaluate_and_sample(run);
         const int next = session_next(run->session, &run->state, run->step_s);
         session_report(run->session, run->log);
         if (next & SESSION_SAVE) {
@@ -788,8 +806,8 @@ static void require_memory(GPT2Config cfg, const Options* options) {
 // What the run is about: data, GPU, and what can be reached.
 static void print_facts(const GPT2* model, const RunData* data, double peak, double floor) {
     const Gpu* gpu = &model->gpu;
-    printf("data: %zu training tokens, %zu for validation; %s (sm_%d%d), %s, peak %.0f TFLOP/s\n",
-           data->train.tokens, data->val.tokens, gpu->name, gpu->major, gpu->minor,
+    setup_print_data(stdout, data);
+    printf("%s (sm_%d%d), %s, peak %.0f TFLOP/s\n", gpu->name, gpu->major, gpu->minor,
            dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
     if (attention_note(&model->attention)[0]) {
         printf("attention: %s\n", attention_note(&model->attention));
@@ -799,6 +817,7 @@ static void print_facts(const GPT2* model, const RunData* data, double peak, dou
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
             floor);
     }
+    fflush(stdout); // the first step may take long
 }
 
 static void export_model(const GPT2* model, const Options* options, const RunData* data) {
@@ -813,6 +832,21 @@ static void export_model(const GPT2* model, const Options* options, const RunDat
 
 #define TRAINER_NAME "GPU " PRECISION_NAME
 
+// Opens the log, when nothing more can be refused: it puts aside what an earlier run left.
+static void begin_log(Run* run, const RunStart* start) {
+    const Options* o = run->options;
+    char program[128];
+    options_version(program, sizeof(program), "train_gpt2cu");
+    const LogIdentity who = {program, TRAINER_NAME, run->model->gpu.name};
+    const LogSettings settings = {o->out,          resume_is_here(&start->resume) ? LOG_CONTINUE : LOG_NEW,
+                                  run->state.step, o->steps,
+                                  o->total_batch,  run->val ? o->eval_every : 0,
+                                  stdout};
+    log_open(run->log, &settings);
+    session_begin(run->session, &start->resume, run->log);
+    log_config(run->log, print_options_json, o, who);
+}
+
 // The run itself. Returns its exit status.
 static int run_training(RunStart* start) {
     const Options* options = &start->options;
@@ -823,11 +857,13 @@ static int run_training(RunStart* start) {
     Dataloader train_loader, val_loader;
     Generator generator;
     Session session;
+    const int has_data = setup_has_data(&start->data);
     memory_plan(memory, cfg, options);
     plan_print_memory(stdout, cfg, memory);
     require_memory(cfg, options);
-    log_open(&log, options->out, start->resume.saved.run.step, options->steps, options->total_batch, stdout);
-    setup_loaders(&train_loader, &val_loader, &start->data, options);
+    if (has_data) {
+        setup_loaders(&train_loader, &val_loader, &start->data, options);
+    }
     gpt2_open(&model, cfg, options);
     generator_open(&generator, next_logits, &model, cfg.V, options->seq_len, &start->data, options);
     const SafeTensorsDtype dtype = checkpoint_dtype(options);
@@ -835,11 +871,16 @@ static int run_training(RunStart* start) {
     if (options->out[0]) {
         CUDA_CHECK(cudaMallocHost(&copy, checkpoints_bytes(cfg, dtype)));
     }
-    const CheckpointRun checkpoint_run = {
-        TRAINER_NAME, cfg, dtype, generator.eot, setup_bpe(&start->data), start->data.train.tokens};
-    session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s, &log);
-    log_config(&log, print_options_json, options);
-    const double floor = setup_floor(&start->data, options, setup_eval_batches(options, &val_loader));
+    const CheckpointRun checkpoint_run = {TRAINER_NAME,
+                                          cfg,
+                                          dtype,
+                                          generator.eot,
+                                          setup_bpe(&start->data),
+                                          start->data.train.tokens,
+                                          start->data.train.fingerprint};
+    session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s);
+    const int64_t eval_batches = has_data ? setup_eval_batches(options, &val_loader) : 0;
+    const double floor = setup_floor(&start->data, options, eval_batches);
     const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options->tf32);
     print_facts(&model, &start->data, peak, floor);
 
@@ -847,12 +888,13 @@ static int run_training(RunStart* start) {
     memset((void*)&run, 0, sizeof(run));
     run.model = &model;
     run.options = options;
-    run.train = &train_loader;
-    run.val = &val_loader;
+    run.train = has_data ? &train_loader : NULL;
+    run.val = has_data ? &val_loader : NULL;
     run.generator = &generator;
     run.log = &log;
     run.session = &session;
     run.state = run_state_open(guard_open(options->skip_loss_z, options->skip_grad_z), model.loss_scale);
+    run.validates_first = 1;
     run.peak = peak;
     open_gpu_report(&run);
     if (start->resume.is_active) {
@@ -860,6 +902,10 @@ static int run_training(RunStart* start) {
     } else {
         gpt2_first_weights(&model, start->model_path, options->seed);
     }
+    if (run.state.step >= options->steps && setup_asks_for_samples(options)) {
+        run.state.stage = run.state.stage < STAGE_VALIDATED ? run.state.stage : STAGE_VALIDATED;
+    }
+    begin_log(&run, start);
     const int is_done = train(&run);
     if (is_done) {
         export_model(&model, options, &start->data);
@@ -867,6 +913,7 @@ static int run_training(RunStart* start) {
     } else {
         session_stopped(&session, &log, &run.state);
     }
+    const int is_saved = session.can_save;
 
     if (run.has_nvml) {
         nvml_close(&run.nvml);
@@ -875,9 +922,14 @@ static int run_training(RunStart* start) {
     CUDA_CHECK(cudaFreeHost(copy));
     generator_close(&generator);
     gpt2_close(&model);
-    dataloader_close(&val_loader);
-    dataloader_close(&train_loader);
+    if (has_data) {
+        dataloader_close(&val_loader);
+        dataloader_close(&train_loader);
+    }
     log_close(&log);
+    if (!is_done && !is_saved) {
+        signals_end_now();
+    }
     return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
 }
 

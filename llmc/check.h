@@ -12,7 +12,7 @@ Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command
 stopped by a signal after saving.
 
 needs:   nothing
-defines: CHECK, die_usage, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes,
+defines: CHECK, die_usage, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes, check_stack,
 EXIT_USAGE, EXIT_INTERRUPTED
 */
 #ifndef LLMC_CHECK_H
@@ -25,6 +25,7 @@ EXIT_USAGE, EXIT_INTERRUPTED
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -91,6 +92,17 @@ __attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, 
     vsnprintf(error + n, ERROR_BYTES - (size_t)n, format, args);
     va_end(args);
     return 0;
+}
+
+// First of all: the stack may be limited to less than paths and messages need, which would be a crash without
+// a word. Threads get as much as main.
+static inline void check_stack(void) {
+    const rlim_t wanted = 512 << 10;
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= wanted,
+          "the stack is limited to %llu KiB; wanted at least %llu: ulimit -s %llu",
+          (unsigned long long)limit.rlim_cur >> 10, (unsigned long long)wanted >> 10,
+          (unsigned long long)wanted >> 10);
 }
 
 // Bytes of an array of `count` elements of `element_bytes`; an overflow of size_t is an error, not a

@@ -15,12 +15,14 @@ A second save waits for the first. The directory is filled under a temporary nam
 checked for room before, and renamed; where there is one of this step already, the two change places. --keep
 removes older ones once a newer one is in its place, sparing multiples of --keep-major: renamed first, so that
 no name of a checkpoint ever holds half of one. Any failure is one error that names the file, and leaves the
-checkpoints that were there.
+checkpoints that were there. Weights that are not finite are such a failure: they are no checkpoint.
+
+Where a symbolic link stands under one of these names, the link is removed, never what it points to.
 
 What a killed run left behind is cleared by the next one in the same place; two at a time are refused.
 
-needs:   bpe_files.h check.h clock.h file.h gpt2.h hf_model.h options.h safetensors.h state.h; POSIX threads
-defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
+needs:   bpe_files.h check.h clock.h file.h gpt2.h hf_model.h options.h safetensors.h schedule.h state.h;
+POSIX threads defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
 checkpoints_open, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait;
 checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_path, checkpoint_read
 */
@@ -39,6 +41,7 @@ checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_pat
 #include "clock.h"
 #include "hf_model.h"
 #include "options.h"
+#include "schedule.h"
 #include "state.h"
 
 #define CHECKPOINT_PART_ ".part" // while it is written, and while it is removed
@@ -52,6 +55,7 @@ typedef struct {
     int eot;                // the token that ends documents
     const Bpe* bpe;         // the tokenizer, NULL: none that Hugging Face knows
     size_t train_tokens;
+    uint64_t train_data; // fingerprint of their contents, 0: unknown
 } CheckpointRun;
 
 typedef struct {
@@ -117,20 +121,26 @@ static inline int checkpoint_steps_(const char* out, const char* ending, int64_t
 // ---------------------------------------------------------------------------------------------------------------------
 // Removing
 
-// Removes a directory of files, if it is there.
+// Removes a link, if one is there. Returns whether there was one.
+static inline int checkpoint_unlink_(const char* path) {
+    struct stat info;
+    return lstat(path, &info) == 0 && S_ISLNK(info.st_mode) && unlink(path) == 0;
+}
+
+// Removes a directory of files, or a link to one, if it is there.
 static inline void checkpoint_clear_(const char* directory) {
-    char file[PATH_MAX];
     struct dirent* entry;
-    DIR* dir = opendir(directory);
-    while (dir && (entry = readdir(dir))) {
-        if (snprintf(file, sizeof(file), "%s/%s", directory, entry->d_name) < (int)sizeof(file)) {
-            unlink(file); // fails on . and .., as it should
-        }
+    const int fd = open(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR* dir = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!dir) {
+        checkpoint_unlink_(directory);
+        return;
     }
-    if (dir) {
-        closedir(dir);
-        rmdir(directory);
+    while ((entry = readdir(dir))) {
+        unlinkat(fd, entry->d_name, 0); // fails on . and .., as it should
     }
+    closedir(dir);
+    rmdir(directory);
 }
 
 // Removes a checkpoint. Returns whether it is gone from under its name.
@@ -289,7 +299,7 @@ static inline int checkpoint_exchange_(const char* one, const char* other) {
 
 // Puts the finished directory in its place; what was there goes.
 static inline void checkpoint_put_(const char* part, const char* path, const char* out, int64_t step) {
-    if (rename(part, path) == 0) {
+    if (rename(part, path) == 0 || (checkpoint_unlink_(path) && rename(part, path) == 0)) {
         return;
     }
     CHECK(errno == EEXIST || errno == ENOTEMPTY, "%s: cannot rename to %s: %s", part, path, strerror(errno));
@@ -301,6 +311,35 @@ static inline void checkpoint_put_(const char* part, const char* path, const cha
         checkpoint_clear_(old);
     }
     checkpoint_clear_(part);
+}
+
+// The first element of a row that is not finite; `count` if there is none.
+static inline size_t checkpoint_find_infinite_(const TensorRow* row, const void* memory,
+                                               SafeTensorsDtype dtype, size_t count) {
+    const char* data = (const char*)memory + row->offset_bytes;
+    const size_t bytes = safetensors_dtype_bytes(dtype);
+    const uint32_t exponent = dtype == SAFETENSORS_F32    ? 0x7F800000
+                              : dtype == SAFETENSORS_BF16 ? 0x7F80
+                                                          : 0x7C00;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits = 0; // little-endian
+        memcpy(&bits, data + i * bytes, bytes == 2 ? 2 : 4);
+        if ((bits & exponent) == exponent) {
+            return i;
+        }
+    }
+    return count;
+}
+
+// Ends the program if a weight is not finite, before a file is written: it could not be read again, and
+// would push a checkpoint that can be read out of --keep.
+static inline void checkpoint_require_finite_(const Checkpoints* c, const char* path) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t count = checkpoint_row_elements_(&c->rows[i], c->run.cfg);
+        const size_t bad = checkpoint_find_infinite_(&c->rows[i], c->params, c->run.dtype, count);
+        CHECK(bad == count, "%s: not saved: element %zu of %s is not finite: the run has diverged", path, bad,
+              c->rows[i].name);
+    }
 }
 
 static inline void checkpoint_write_files_(Checkpoints* c, const char* directory) {
@@ -331,6 +370,7 @@ static inline void* checkpoint_write_(void* checkpoints) {
     char path[PATH_MAX], part[PATH_MAX];
     checkpoint_path(path, c->out, step, "");
     checkpoint_path(part, c->out, step, CHECKPOINT_PART_);
+    checkpoint_require_finite_(c, path);
     checkpoint_clear_(part);
     CHECK(mkdir(part, 0777) == 0, "%s: cannot make the directory: %s", part, strerror(errno));
     checkpoint_require_room_(c, part);
@@ -483,6 +523,16 @@ static inline int checkpoint_by_begin_(const void* a, const void* b) {
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : (x->end > y->end) - (x->end < y->end);
 }
 
+// What AdamW cannot have made: a NaN, or a negative mean of squares.
+static inline void checkpoint_check_moment_(const char* path, const char* name, const float* values,
+                                            size_t first, size_t count) {
+    const int is_square = strcmp(name, "v") == 0;
+    for (size_t i = 0; i < count; i++) {
+        CHECK(is_square ? values[i] >= 0 : values[i] == values[i], "%s: element %zu of %s is %f, wanted %s",
+              path, first + i, name, (double)values[i], is_square ? "0 or more" : "a number");
+    }
+}
+
 // Copies what a slice has of one tensor of the state to its place in memory.
 static inline void checkpoint_read_slice_(const CheckpointSlice_* slice, const char* name, GPT2Config cfg,
                                           const TensorRow* rows, void* memory) {
@@ -496,8 +546,9 @@ static inline void checkpoint_read_slice_(const CheckpointSlice_* slice, const c
         const size_t from = slice->begin > first ? slice->begin : first;
         const size_t to = slice->end < end ? slice->end : end;
         if (from < to) {
-            safetensors_read_f32_part(view, from - slice->begin, to - from,
-                                      (float*)((char*)memory + rows[i].offset_bytes) + (from - first));
+            float* out = (float*)((char*)memory + rows[i].offset_bytes) + (from - first);
+            safetensors_read_f32_part(view, from - slice->begin, to - from, out);
+            checkpoint_check_moment_(slice->file.path, name, out, from, to - from);
         }
         first = end;
     }
@@ -553,22 +604,44 @@ static inline size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
            2 * gpt2_parameter_rows_of(rows, cfg, sizeof(float));
 }
 
+// How long a killed run is waited for, which keeps its lock until the system has its memory back.
+#ifndef CHECKPOINT_LOCK_WAIT_S
+#define CHECKPOINT_LOCK_WAIT_S 10
+#endif
+
 // Only one run at a time may write into a directory. Returns a descriptor, which has the lock until it is
 // closed. What a killed run left is cleared.
 static inline int checkpoint_lock(const char* out) {
     const int fd = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(fd >= 0, "%s: cannot open: %s", out, strerror(errno));
-    CHECK(flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "%s: another run is writing here", out);
+    CHECK(file_try_lock(fd, CHECKPOINT_LOCK_WAIT_S), "%s: another run is writing here", out);
     checkpoint_recover_(out);
     return fd;
+}
+
+// Ends the program where a file stands under the name of a checkpoint that steps `after` + 1 to --steps will
+// save: before the work that would be lost.
+static inline void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
+    const Options* o = c->options;
+    char path[PATH_MAX];
+    int64_t* steps;
+    for (int i = checkpoint_steps_(c->out, "", &steps) - 1; i >= 0; i--) {
+        struct stat info;
+        const int due = steps[i] > after && schedule_due(o->save_every, steps[i], o->steps);
+        checkpoint_path(path, c->out, steps[i], "");
+        CHECK(!due || stat(path, &info) != 0 || S_ISDIR(info.st_mode),
+              "%s: a file, wanted nothing or a directory: a checkpoint will be saved there", path);
+    }
+    free(steps);
 }
 
 // Prepares to save into --out, which exists. `memory` has checkpoints_bytes, belongs to the caller and stays
 // (NULL: the caller points params, m and v to its own, and waits for every save before it changes them),
 // as do options and what `run` points to. `lock` is that of checkpoint_lock, or -1 if it is to be taken now;
-// checkpoints_close releases it. There must be room on the disk for at least one checkpoint.
+// checkpoints_close releases it. `after` updates are done. There must be room on the disk for at least one
+// checkpoint.
 static inline void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory,
-                                    int lock) {
+                                    int lock, int64_t after) {
     memset(c, 0, sizeof(*c));
     CHECK(snprintf(c->out, sizeof(c->out), "%s", options->out) < (int)sizeof(c->out) - 64,
           "%s: the name is too long", options->out);
@@ -586,10 +659,12 @@ static inline void checkpoints_open(Checkpoints* c, const Options* options, Chec
     }
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train_tokens;
+    c->state.train_data = run.train_data;
     c->state.padded_vocab = run.cfg.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
     c->lock = lock >= 0 ? lock : checkpoint_lock(c->out);
     checkpoint_require_room_(c, c->out);
+    checkpoint_require_places_(c, after);
     CheckpointEntry_* entries;
     const int count = checkpoint_list_(c->out, &entries);
     for (int i = 0; i < count; i++) {

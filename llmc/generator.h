@@ -5,8 +5,8 @@ The model is a function: given the first `known` tokens, of which it has seen th
 before, it returns the logits (V, fp32, on the host) of the token that follows. When the T tokens of its
 context are full, the older half is forgotten and the rest is read again, at its new positions.
 
-needs:   log.h options.h sampler.h setup.h
-defines: NextLogits, Generator, generator_open, generator_close, generator_run, generator_log
+needs:   log.h options.h sampler.h setup.h signals.h
+defines: NextLogits, Generator, GeneratorEnd, generator_open, generator_close, generator_run, generator_log
 */
 #ifndef LLMC_GENERATOR_H
 #define LLMC_GENERATOR_H
@@ -17,10 +17,14 @@ defines: NextLogits, Generator, generator_open, generator_close, generator_run, 
 #include "options.h"
 #include "sampler.h"
 #include "setup.h"
+#include "signals.h"
 
 typedef const float* (*NextLogits)(void* model, const int* ids, int known, int seen);
 
 enum { GENERATOR_NUMBER_BYTES = 16 }; // an id as text
+
+// How a text ended: as it should, because a signal asked the run to stop, or because no token could be drawn.
+typedef enum { GENERATOR_DONE, GENERATOR_STOPPED, GENERATOR_DIVERGED } GeneratorEnd;
 
 typedef struct {
     NextLogits next_logits;
@@ -80,7 +84,7 @@ static inline void generator_append_(Generator* g, int id) {
 }
 
 // Sets g->text: the prompt and up to --sample-tokens more, ending with the document.
-static inline void generator_run(Generator* g) {
+static inline GeneratorEnd generator_run(Generator* g) {
     const Options* o = g->options;
     int known = g->prompt_tokens, seen = 0;
     memcpy(g->ids, g->prompt, (size_t)known * sizeof(int));
@@ -94,24 +98,42 @@ static inline void generator_run(Generator* g) {
             memmove(g->ids, g->ids + g->T / 2 + 1, (size_t)known * sizeof(int));
             seen = 0;
         }
+        if (signals_stop()) {
+            return GENERATOR_STOPPED;
+        }
         const float* logits = g->next_logits(g->model, g->ids, known, seen);
+        if (!sampler_can_draw(logits, g->V)) {
+            return GENERATOR_DIVERGED;
+        }
         const int next = sampler_next(logits, g->V, o->temperature, o->top_k, o->top_p,
                                       (float)rand_uniform(&g->rng), &g->sampler);
         if (next == g->eot) {
-            return;
+            break;
         }
         seen = known;
         g->ids[known++] = next;
         generator_append_(g, next);
     }
+    return GENERATOR_DONE;
 }
 
-// So many texts as --samples says, each to the log.
-static inline void generator_log(Generator* g, RunLog* log, int64_t step) {
+// As many texts as --samples says, each to the log. Returns 0 if a signal stopped it: the random numbers are
+// then where they were before, and all texts are to be sampled again.
+static inline int generator_log(Generator* g, RunLog* log, int64_t step) {
+    const uint64_t before = g->rng.at;
     for (int i = 0; i < g->options->samples; i++) {
-        generator_run(g);
-        log_sample(log, step, g->text, g->text_bytes);
+        const GeneratorEnd end = generator_run(g);
+        if (end == GENERATOR_STOPPED) {
+            rand_seek(&g->rng, before);
+            return 0;
+        }
+        if (end == GENERATOR_DIVERGED) { // which the next update will find out, too
+            log_note(log, "no sample: the model's logits are not finite");
+        } else {
+            log_sample(log, step, g->text, g->text_bytes);
+        }
     }
+    return 1;
 }
 
 #endif

@@ -292,7 +292,7 @@ static inline int gpt2_padded_vocab(int V) {
 }
 
 // Models with a name. GPT-2's are called by their depth (gpt2:d12, or d12), GPT-3's by their width
-// (gpt3:c768).
+// (gpt3:c768); GPT-2's published ones also as Hugging Face calls them.
 typedef struct {
     const char* name;
     int L, C, NH, max_T;
@@ -311,6 +311,8 @@ static inline const GPT2NamedModel* gpt2_named_models(int* count) {
         {"gpt3:c4096",  32,  4096, 32, 2048}, {"gpt3:c5120",  40,  5120, 40, 2048}, // 6.7B, 13B
         {"gpt3:c5140",  40,  5120, 40, 2048},                                       // 13B as the paper misprints it
         {"gpt3:c12288", 96, 12288, 96, 2048},                                       // 175B
+        {"gpt2",        12,   768, 12, 1024}, {"gpt2-medium", 24,  1024, 16, 1024},
+        {"gpt2-large",  36,  1280, 20, 1024}, {"gpt2-xl",     48,  1600, 25, 1024},
     };
     // clang-format on
     *count = (int)(sizeof(models) / sizeof(models[0]));

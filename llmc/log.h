@@ -3,8 +3,9 @@ log.h -- all that a run says: to the screen, to log.jsonl and to main.log in the
 
 log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits):
 
-    {"kind":"config","options":{...}}
-    {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...}
+    {"kind":"config","options":{...},"program":...,"trainer":...,"host":...,"device":...,"time":...}
+    {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...,
+     "tokens":...,"elapsed_s":...,"time":...}
     {"kind":"val","step":0,"loss":...}
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
@@ -13,21 +14,30 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"stop","step":...,"reason":"..."}
     {"kind":"summary","steps":...,"val_loss":...,"floor":...,"tok_per_s":...,"peak_mb":...}
 
+tokens are those of all updates so far; elapsed_s is the time that the run has taken, validations and all, of
+all starts of the program together; time is Unix time in seconds.
+
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<> norm:<>
 and s:<step> tel:<val loss>.
 
 Steps count from 1; step 0 is before the first update. Every line reaches its file before the next step, or
-the program ends with the name of the file. A run that resumes after N updates keeps what the files say up to
-step N, cuts off the rest, and does not repeat what they already say about step N: the log of an interrupted
-run is that of one that was not, but for one more config line. It is the same when a run goes back to a
-checkpoint: what came after it is cut off, and a line tells from which step it came.
+the program ends with the name of the file. A new run leaves the logs of an earlier one in the same place as
+log.jsonl.1 and main.log.1, or the next free number. A run that resumes after N updates keeps what the files
+say up to step N, cuts off the rest (and the line that told why it stopped), and does not repeat what they
+already say about step N: the log of an interrupted run is that of one that was not, but for one more config
+line. It is the same when a run goes back to a checkpoint: what came after it is cut off, and a line tells
+from which step it came.
 
-On a terminal, steps faster than 100 ms share one line that is rewritten; elsewhere, a step that comes less
-than half a second after the last one printed is not printed. The first and the last step always are.
+On a terminal the line of a step is rewritten by the next one and is cut to its width, the less important
+numbers first; what takes 100 ms or more leaves a line at each hundredth of the run, and what takes 10 s or
+more leaves them all. Elsewhere, a step that comes less than half a second after the last one printed is not
+printed. The first and the last step always are. If the screen goes away (| head), a run with files continues
+without it.
 
 needs:   check.h, clock.h, curve.h, file.h, json.h
-defines: RunLog, LogPrint, log_open, log_close, log_config, log_data_wait, log_train, log_val, log_sample,
-log_save, log_note, log_resumed, log_skip, log_rollback, log_stop, log_summary, log_tok_per_s, log_peak_mb
+defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
+log_train, log_progress, log_val, log_sample, log_save, log_note, log_resumed, log_skip, log_rollback,
+log_stop, log_summary, log_sync, log_tok_per_s, log_peak_mb
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -38,6 +48,7 @@ log_save, log_note, log_resumed, log_skip, log_rollback, log_stop, log_summary, 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -49,11 +60,27 @@ log_save, log_note, log_resumed, log_skip, log_rollback, log_stop, log_summary, 
 #include "file.h"
 #include "json.h"
 
-enum { LOG_BINS_ = 512, LOG_CURVE_COLUMNS_ = 79, LOG_CURVE_ROWS_ = 20 };
+enum { LOG_BINS_ = 512, LOG_CURVE_COLUMNS_ = 79, LOG_CURVE_ROWS_ = 20, LOG_TEXT_COLUMNS_ = 100 };
+
+typedef enum { LOG_NEW, LOG_CONTINUE } LogStart; // LOG_CONTINUE: the files belong to this run
+
+typedef struct {
+    const char* out_dir; // made, with its parents; "" writes no files
+    LogStart start;
+    int64_t start_step, steps; // updates done before this process began, updates of the whole run
+    int64_t step_tokens;       // tokens per update
+    int eval_every;            // steps between validations, 0: none
+    FILE* screen;              // usually stdout; NULL says nothing, for all ranks but one
+} LogSettings;
+
+typedef enum { LOG_VAL_, LOG_SAMPLE_, LOG_SAVE_, LOG_KINDS_ } LogKind_; // of lines between two updates
+
+// What stands on the terminal without a line break.
+typedef enum { LOG_LINE_NONE_, LOG_LINE_STEP_, LOG_LINE_PROGRESS_ } LogLine_;
 
 typedef struct {
     FILE* file;
-    char path[1024];
+    char path[PATH_MAX];
 } LogFile;
 
 // The losses of neighbouring steps, kept for the curve.
@@ -63,15 +90,22 @@ typedef struct {
 } LogBin;
 
 typedef struct {
-    int64_t start_step, steps; // updates done before this process began, updates of the whole run
-    double step_tokens;        // tokens per update
+    int64_t start_step, steps; // as in the settings
+    double step_tokens;
+    int eval_every;
     LogFile json, text, screen;
 
-    int is_terminal;   // the screen is one
-    char line[256];    // the last step, as printed or to be printed
-    int line_is_open;  // it stands on the terminal and may be rewritten
-    double shown_s;    // when a step was last shown
-    unsigned repeated; // kinds of lines about start_step that were in the files before (log_kind_bit_)
+    int is_terminal;          // the screen is one
+    char line[256];           // the last step, as printed or to be printed
+    LogLine_ open_line;       // may be rewritten
+    int64_t kept_step;        // whose line stayed on the terminal last
+    double shown_s;           // when a step was last shown
+    int repeated[LOG_KINDS_]; // lines about start_step that were in the files before
+
+    double open_s, elapsed_s;  // when the log was opened, and what the run had taken by then
+    double val_start_s, val_s; // validation: when it began (0: none runs), how long the last one took,
+    double val_s_sum;          // and all since the first step
+    double progress_s;         // when progress was last shown
 
     int64_t timed;              // steps timed so far
     double total_ms, smooth_ms; // of them, without evaluation and the like: sum, and exponential average
@@ -83,15 +117,49 @@ typedef struct {
 
 // ---- files ----
 
+static inline int log_try_flush_(LogFile* log) { return fflush(log->file) == 0 && !ferror(log->file); }
+
 // Ends a line: it is in the file now, or the program ends.
 static inline void log_flush_(LogFile* log) {
-    const int ok = fflush(log->file) == 0 && !ferror(log->file);
-    CHECK(ok, "%s: cannot write: %s", log->path, strerror(errno));
+    CHECK(log_try_flush_(log), "%s: cannot write: %s", log->path, strerror(errno));
 }
 
+#define LOG_NO_FILE_ "/dev/null"
+static inline int log_has_no_file_(const LogFile* log) { return strcmp(log->path, LOG_NO_FILE_) == 0; }
+
 static inline void log_open_file_(LogFile* log, const char* mode) {
+    struct stat info;
+    CHECK(log_has_no_file_(log) || stat(log->path, &info) != 0 || !S_ISFIFO(info.st_mode),
+          "%s: a FIFO, wanted a file", log->path); // it would wait for a reader
     log->file = fopen(log->path, mode);
     CHECK(log->file, "%s: cannot open: %s", log->path, strerror(errno));
+}
+
+static inline void log_open_none_(LogFile* log) {
+    strcpy(log->path, LOG_NO_FILE_);
+    log_open_file_(log, "w");
+}
+
+// The same on the screen, which may go away: a run whose files tell everything does without it.
+static inline void log_flush_screen_(RunLog* log) {
+    if (log_try_flush_(&log->screen)) {
+        return;
+    }
+    CHECK(!log_has_no_file_(&log->json), "%s: cannot write: %s", log->screen.path, strerror(errno));
+    fprintf(stderr, "warning: %s: cannot write: %s; the run continues, see %s\n", log->screen.path,
+            strerror(errno), log->json.path);
+    log_open_none_(&log->screen);
+    log->is_terminal = 0;
+}
+
+// Everything logged so far is on the disk: before a checkpoint vouches for it.
+static inline void log_sync(RunLog* log) {
+    LogFile* files[2] = {&log->json, &log->text};
+    for (int i = 0; i < 2; i++) {
+        log_flush_(files[i]);
+        const int failed = fsync(fileno(files[i]->file)) != 0 && errno != EINVAL; // EINVAL: nothing to flush
+        CHECK(!failed, "%s: cannot flush to disk: %s", files[i]->path, strerror(errno));
+    }
 }
 
 // ---- history ----
@@ -119,43 +187,57 @@ static inline int log_recall_(const LogBin* bins, CurvePoint* points) {
 
 // ---- resuming ----
 
-// One bit for each kind of line that comes between two updates.
-static inline unsigned log_kind_bit_(const char* kind) {
-    static const char* const kinds[3] = {"val", "sample", "save"};
-    for (unsigned i = 0; i < 3; i++) {
-        if (strcmp(kind, kinds[i]) == 0) {
-            return 1u << i;
-        }
+// The kind of a line between two updates, or LOG_KINDS_.
+static inline LogKind_ log_kind_(const char* kind) {
+    static const char* const kinds[LOG_KINDS_] = {"val", "sample", "save"};
+    int i = 0;
+    while (i < LOG_KINDS_ && strcmp(kind, kinds[i]) != 0) {
+        i++;
     }
-    return 0;
+    return (LogKind_)i;
 }
 
-// Whether the files of a resumed run already hold this: the last step before the interruption is visited
-// again.
-static inline int log_is_repeated_(const RunLog* log, const char* kind, int64_t step) {
-    return step == log->start_step && (log->repeated & log_kind_bit_(kind));
+// Whether the files of a resumed run already hold this line: the last step before the interruption is visited
+// again. Each line that they hold is passed over once.
+static inline int log_is_repeated_(RunLog* log, LogKind_ kind, int64_t step) {
+    return step == log->start_step && log->repeated[kind] > 0 && log->repeated[kind]--;
 }
 
-// Takes in one line of an older log: -1 if it is about no step, else its step.
+// What follows `key` in a line of JSON, NAN if it is not there.
+static inline double log_number_in_(const char* line, const char* key) {
+    double value = NAN;
+    const char* at = strstr(line, key);
+    return at && sscanf(at + strlen(key), "%lf", &value) == 1 ? value : NAN;
+}
+
+// Takes in one line of an older log: -1 if it is about no step, or tells why the run stopped, else its step.
 static inline int64_t log_reread_line_(RunLog* log, const char* line) {
     char kind[16] = "";
     long long step = -1;
-    double loss = NAN;
     if (sscanf(line, "s:%lld", &step) == 1) { // main.log
         return step;
     }
-    if (sscanf(line, "{\"kind\":\"%15[a-z]\",\"step\":%lld,\"loss\":%lf", kind, &step, &loss) < 2 ||
-        step > log->start_step) {
+    if (sscanf(line, "{\"kind\":\"%15[a-z]\",\"step\":%lld", kind, &step) < 2 || step > log->start_step) {
         return step;
     }
-    log->repeated |= step == log->start_step ? log_kind_bit_(kind) : 0;
-    log_remember_(log, strcmp(kind, "val") == 0 ? log->val : log->train, step, loss);
-    return step;
+    const LogKind_ known = log_kind_(kind);
+    if (known < LOG_KINDS_ && step == log->start_step) {
+        log->repeated[known]++;
+    }
+    if (strcmp(kind, "train") == 0 || known == LOG_VAL_) {
+        log_remember_(log, known == LOG_VAL_ ? log->val : log->train, step,
+                      log_number_in_(line, "\"loss\":"));
+    }
+    const double elapsed_s = log_number_in_(line, "\"elapsed_s\":");
+    log->elapsed_s = strcmp(kind, "train") == 0 && isfinite(elapsed_s) ? elapsed_s : log->elapsed_s;
+    return strcmp(kind, "stop") == 0 ? -1 : step;
 }
 
 // The bytes of an older log up to its last line about a step that was done before the resumed run begins.
 static inline off_t log_reread_(RunLog* log, const char* path) {
-    FILE* file = fopen(path, "r");
+    char error[ERROR_BYTES];
+    const int fd = file_open_regular(path, error);
+    FILE* file = fd >= 0 ? fdopen(fd, "r") : NULL;
     char* line = NULL;
     size_t room = 0;
     off_t read = 0, keep = 0;
@@ -174,57 +256,99 @@ static inline off_t log_reread_(RunLog* log, const char* path) {
     return keep;
 }
 
-// Opens out_dir/name: empty for a new run, cut to what was done before for one that resumes.
-static inline void log_open_in_(RunLog* log, LogFile* file, const char* out_dir, const char* name) {
-    snprintf(file->path, sizeof(file->path), "%s/%s", out_dir, name);
-    const off_t keep = log->start_step > 0 ? log_reread_(log, file->path) : 0;
+// Sets path to that of a log: of the present one, 0, or of one that was put aside.
+static inline void log_path_(char path[PATH_MAX], const char* out_dir, const char* name, int number) {
+    char ending[16] = "";
+    if (number > 0) {
+        snprintf(ending, sizeof(ending), ".%d", number);
+    }
+    const int length = snprintf(path, PATH_MAX, "%s/%s%s", out_dir, name, ending);
+    CHECK(length < PATH_MAX, "%s: the name is too long", out_dir);
+}
+
+static inline int log_is_there_(const char* out_dir, const char* name, int number) {
+    char path[PATH_MAX];
+    struct stat info;
+    log_path_(path, out_dir, name, number);
+    return lstat(path, &info) == 0 && (number > 0 || (S_ISREG(info.st_mode) && info.st_size > 0));
+}
+
+static const char* const LOG_NAMES_[2] = {"log.jsonl", "main.log"};
+
+// Gives the logs of an earlier run in this directory other names, with the same number.
+static inline void log_put_aside_(const char* out_dir) {
+    int number = 1;
+    while (log_is_there_(out_dir, LOG_NAMES_[0], number) || log_is_there_(out_dir, LOG_NAMES_[1], number)) {
+        number++;
+    }
+    for (int i = 0; i < 2; i++) {
+        char from[PATH_MAX], to[PATH_MAX];
+        log_path_(from, out_dir, LOG_NAMES_[i], 0);
+        log_path_(to, out_dir, LOG_NAMES_[i], number);
+        CHECK(!log_is_there_(out_dir, LOG_NAMES_[i], 0) || rename(from, to) == 0,
+              "%s: cannot rename to %s: %s", from, to, strerror(errno));
+    }
+}
+
+// Opens out_dir/name: empty for a new run, cut to what was done before for one that continues.
+static inline void log_open_in_(RunLog* log, LogFile* file, const LogSettings* o, const char* name) {
+    log_path_(file->path, o->out_dir, name, 0);
+    const off_t keep = o->start == LOG_CONTINUE ? log_reread_(log, file->path) : 0;
     CHECK(keep == 0 || truncate(file->path, keep) == 0, "%s: cannot cut: %s", file->path, strerror(errno));
     log_open_file_(file, keep ? "a" : "w");
 }
 
 // ---- opening and closing ----
 
-// out_dir is made, with its parents; "" writes no files. start_step updates were done before (0: a new run)
-// of `steps` in all, step_tokens tokens each. screen is usually stdout; NULL says nothing, for all ranks but
-// one.
-static inline void log_open(RunLog* log, const char* out_dir, int64_t start_step, int64_t steps,
-                            int64_t step_tokens, FILE* screen) {
+static inline void log_open(RunLog* log, const LogSettings* o) {
     memset(log, 0, sizeof(*log));
-    log->start_step = start_step;
-    log->steps = steps;
-    log->step_tokens = (double)step_tokens;
-    if (out_dir[0]) {
-        file_make_directory(out_dir);
-        log_open_in_(log, &log->json, out_dir, "log.jsonl");
-        log_open_in_(log, &log->text, out_dir, "main.log");
+    log->start_step = log->kept_step = o->start_step;
+    log->steps = o->steps;
+    log->step_tokens = (double)o->step_tokens;
+    log->eval_every = o->eval_every;
+    log->open_s = time_now_s();
+    if (o->out_dir[0]) {
+        file_make_directory(o->out_dir);
+        if (o->start == LOG_NEW) {
+            log_put_aside_(o->out_dir);
+        }
+        log_open_in_(log, &log->json, o, LOG_NAMES_[0]);
+        log_open_in_(log, &log->text, o, LOG_NAMES_[1]);
     } else {
-        strcpy(log->json.path, "/dev/null");
-        strcpy(log->text.path, "/dev/null");
-        log_open_file_(&log->json, "w");
-        log_open_file_(&log->text, "w");
+        log_open_none_(&log->json);
+        log_open_none_(&log->text);
     }
-    strcpy(log->screen.path, screen ? "standard output" : "/dev/null");
-    log->screen.file = screen;
-    if (!screen) {
-        log_open_file_(&log->screen, "w");
+    strcpy(log->screen.path, "standard output");
+    log->screen.file = o->screen;
+    if (!o->screen) {
+        log_open_none_(&log->screen);
     }
-    log->is_terminal = screen && isatty(fileno(screen));
+    log->is_terminal = o->screen && isatty(fileno(o->screen));
+}
+
+// Columns of the terminal; 0: unknown.
+static inline int log_columns_(const RunLog* log) {
+    struct winsize size;
+    return log->is_terminal && ioctl(fileno(log->screen.file), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 // Leaves the line of the last step on the terminal, so that what comes next has a line of its own.
 static inline void log_end_line_(RunLog* log) {
-    if (log->line_is_open) {
-        fprintf(log->screen.file, "\r\033[K%s\n", log->line);
-        log->line_is_open = 0;
+    if (log->open_line != LOG_LINE_NONE_) {
+        fputs("\r\033[K", log->screen.file);
     }
+    if (log->open_line == LOG_LINE_STEP_) {
+        fprintf(log->screen.file, "%s\n", log->line);
+    }
+    log->open_line = LOG_LINE_NONE_;
 }
 
 static inline void log_close(RunLog* log) {
     log_end_line_(log);
-    log_flush_(&log->screen);
+    log_flush_screen_(log);
     CHECK(fclose(log->json.file) == 0, "%s: cannot write: %s", log->json.path, strerror(errno));
     CHECK(fclose(log->text.file) == 0, "%s: cannot write: %s", log->text.path, strerror(errno));
-    if (strcmp(log->screen.path, "/dev/null") == 0) {
+    if (log_has_no_file_(&log->screen)) {
         fclose(log->screen.file);
     }
     memset(log, 0, sizeof(*log));
@@ -244,6 +368,8 @@ static inline void log_string_(RunLog* log, const char* key, const char* text, s
     fprintf(log->json.file, ",\"%s\":", key);
     json_print_string(log->json.file, text, bytes);
 }
+
+static inline void log_time_stamp_(RunLog* log) { fprintf(log->json.file, ",\"time\":%.3f", time_unix_s()); }
 
 static inline void log_end_(RunLog* log) {
     fputs("}\n", log->json.file);
@@ -292,48 +418,99 @@ static inline void log_time_(RunLog* log, double ms) {
     }
 }
 
+// Validations after update number `step`.
+static inline int64_t log_validations_left_(const RunLog* log, int64_t step) {
+    const int64_t every = log->eval_every;
+    return every ? log->steps / every - step / every + (log->steps % every != 0 && step < log->steps) : 0;
+}
+
 // Seconds to go: the remaining steps at the present speed, each with its share of what came between the steps
-// so far (evaluation, samples, checkpoints).
+// so far (samples, checkpoints), and the remaining validations, each as long as the last one.
 static inline double log_eta_s_(const RunLog* log, int64_t step) {
     double between_ms = 0;
     if (log->timed > 1) {
-        const double wall_ms = 1e3 * (time_now_s() - log->first_s), steps_ms = log->total_ms - log->first_ms;
-        between_ms = fmax(0, wall_ms - steps_ms) / (double)(log->timed - 1);
+        const double wall_ms = 1e3 * (time_now_s() - log->first_s - log->val_s_sum);
+        between_ms = fmax(0, wall_ms - (log->total_ms - log->first_ms)) / (double)(log->timed - 1);
     }
-    return 1e-3 * (double)(log->steps - step) * (log->smooth_ms + between_ms);
+    return 1e-3 * (double)(log->steps - step) * (log->smooth_ms + between_ms) +
+           (double)log_validations_left_(log, step) * log->val_s;
 }
 
+// A part of the line of a step, and when it gives way where the terminal is too narrow: the highest first.
+typedef struct {
+    int rank;
+    char text[64];
+} LogField_;
+enum { LOG_FIELDS_ = 10, LOG_RANKS_ = 7 };
+
+__attribute__((format(printf, 3, 4))) static inline void log_field_(LogField_* field, int rank,
+                                                                    const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(field->text, sizeof(field->text), format, args);
+    va_end(args);
+    field->rank = rank;
+}
+
+// Sets log->line to as many of the fields as there is room for.
+static inline void log_join_(RunLog* log, const LogField_* fields) {
+    const int columns = log_columns_(log);
+    for (int most = LOG_RANKS_; most >= 0; most--) {
+        size_t used = 0;
+        log->line[0] = '\0';
+        for (int i = 0; i < LOG_FIELDS_; i++) {
+            if (fields[i].rank <= most && used < sizeof(log->line)) {
+                used += (size_t)snprintf(log->line + used, sizeof(log->line) - used, "%s", fields[i].text);
+            }
+        }
+        if (columns == 0 || used < (size_t)columns) {
+            return;
+        }
+    }
+}
+
+// Scores and utilization that are unknown are left out.
 static inline void log_format_step_(RunLog* log, int64_t step, double loss, double loss_z, double norm,
                                     double norm_z, double lr, double ms, double mfu) {
-    char count[64], eta[64], utilization[32] = "";
-    if (isfinite(mfu)) {
-        snprintf(utilization, sizeof(utilization), " | %.1f%% MFU", 100 * mfu);
-    }
-    snprintf(
-        log->line, sizeof(log->line),
-        "%s | loss %.4f (%+.2fz) | norm %.4f (%+.2fz) | lr %.2e | %.1f ms%s | %.0f tok/s | eta %s | %3.0f%%",
-        log_step_text_(log, step, count), loss, loss_z, norm, norm_z, lr, ms, utilization,
-        1e3 * log->step_tokens / log->smooth_ms, log_duration_(log_eta_s_(log, step), eta),
-        floor(100.0 * (double)step / (double)log->steps));
+    char count[64], eta[64];
+    LogField_ f[LOG_FIELDS_];
+    memset(f, 0, sizeof(f));
+    log_field_(&f[0], 0, "%s", log_step_text_(log, step, count));
+    log_field_(&f[1], 0, " | loss %.4f", loss);
+    log_field_(&f[2], 6, isfinite(loss_z) ? " (%+.2fz)" : "", loss_z);
+    log_field_(&f[3], 3, " | norm %.4f", norm);
+    log_field_(&f[4], 6, isfinite(norm_z) ? " (%+.2fz)" : "", norm_z);
+    log_field_(&f[5], 4, " | lr %.2e", lr);
+    log_field_(&f[6], 1, " | %.1f ms", ms);
+    log_field_(&f[7], 5, isfinite(mfu) ? " | %.1f%% MFU" : "", 100 * mfu);
+    log_field_(&f[8], 2, " | %.0f tok/s", 1e3 * log->step_tokens / log->smooth_ms);
+    log_field_(&f[9], 0, " | eta %s", log_duration_(log_eta_s_(log, step), eta));
+    log_join_(log, f);
+}
+
+// Whether the line of a step stays on the terminal.
+static inline int log_keeps_line_(RunLog* log, int64_t step) {
+    const int is_hundredth = 100 * (step - log->kept_step) >= log->steps;
+    const int is_kept = step == log->start_step + 1 || step == log->steps || log->smooth_ms >= 10e3 ||
+                        (log->smooth_ms >= 100 && is_hundredth);
+    log->kept_step = is_kept ? step : log->kept_step;
+    return is_kept;
 }
 
 // Shows the line of a step, or not: see the head of this file.
 static inline void log_show_step_(RunLog* log, int64_t step) {
     const int is_end = step == log->start_step + 1 || step == log->steps;
-    const int is_rewritten = log->is_terminal && log->smooth_ms < 100 && !is_end;
-    const double now_s = time_now_s(), pause_s = is_rewritten ? 0.1 : log->is_terminal ? 0 : 0.5;
+    const int is_rewritten = log->is_terminal && !log_keeps_line_(log, step);
+    const double now_s = time_now_s(), pause_s = !log->is_terminal ? 0.5 : is_rewritten ? 0.1 : 0;
     if (!is_end && now_s - log->shown_s < pause_s) {
         return;
     }
-    if (is_rewritten) { // a line longer than the terminal is wide is clipped there, or it could not be
-                        // rewritten
-        fprintf(log->screen.file, "\r\033[?7l%s\033[K\033[?7h", log->line);
-    } else {
-        fprintf(log->screen.file, "%s%s\n", log->line_is_open ? "\r\033[K" : "", log->line);
-    }
-    log->line_is_open = is_rewritten;
+    fputs(log->open_line != LOG_LINE_NONE_ ? "\r\033[K" : "", log->screen.file);
+    // without automatic margins, in case the width is not known: a line that wraps cannot be rewritten
+    fprintf(log->screen.file, is_rewritten ? "\033[?7l%s\033[?7h" : "%s\n", log->line);
+    log->open_line = is_rewritten ? LOG_LINE_STEP_ : LOG_LINE_NONE_;
     log->shown_s = now_s;
-    log_flush_(&log->screen);
+    log_flush_screen_(log);
 }
 
 // Before log_train: the time that the run has waited for its data since it began.
@@ -341,7 +518,7 @@ static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s
 
 // After update number `step`: the mean loss of its batch, the norm of its gradient before clipping, both with
 // their z-scores, the learning rate, the time it took without evaluation and the like, and the model flops
-// utilization as a fraction (NAN: unknown).
+// utilization as a fraction. Of the scores and the utilization, NAN is unknown.
 static inline void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm,
                              double norm_z, double lr, double ms, double mfu) {
     log_begin_(log, "train", step);
@@ -352,6 +529,9 @@ static inline void log_train(RunLog* log, int64_t step, double loss, double loss
     log_number_(log, "data_ms", 1e3 * (log->data_wait_s - log->data_s));
     log_number_(log, "tok_per_s", 1e3 * log->step_tokens / ms);
     log_number_(log, "mfu", mfu);
+    fprintf(log->json.file, ",\"tokens\":%.0f", (double)step * log->step_tokens);
+    fprintf(log->json.file, ",\"elapsed_s\":%.3f", log->elapsed_s + time_now_s() - log->open_s);
+    log_time_stamp_(log);
     log_end_(log);
     log->data_s = log->data_wait_s;
     fprintf(log->text.file, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", (long long)step, loss, lr, norm);
@@ -367,18 +547,59 @@ static inline void log_train(RunLog* log, int64_t step, double loss, double loss
 // Prints one JSON object, without a newline.
 typedef void (*LogPrint)(FILE* file, const void* what);
 
+// Which program runs where, in words.
+typedef struct {
+    const char *program, *trainer, *device; // the program with its version
+} LogIdentity;
+
 // The options of the run: print(file, what) prints them. The first thing to log.
-static inline void log_config(RunLog* log, LogPrint print, const void* what) {
+static inline void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who) {
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
     fputs("{\"kind\":\"config\",\"options\":", log->json.file);
     print(log->json.file, what);
+    log_string_(log, "program", who.program, strlen(who.program));
+    log_string_(log, "trainer", who.trainer, strlen(who.trainer));
+    log_string_(log, "host", host, strlen(host));
+    log_string_(log, "device", who.device, strlen(who.device));
+    log_time_stamp_(log);
     log_end_(log);
 }
 
+// Part number i of n of something that may take long, a validation for example, is about to begin; the first
+// is 0. Shown on a terminal, elsewhere every half minute.
+static inline void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n) {
+    char count[64];
+    const double now_s = time_now_s(), pause_s = log->is_terminal ? 0.2 : 30;
+    if (i == 0) {
+        log->val_start_s = log->progress_s = now_s;
+    }
+    if (now_s - log->progress_s < pause_s) {
+        return;
+    }
+    log->progress_s = now_s;
+    log_end_line_(log);
+    fprintf(log->screen.file, "%s | %s %lld/%lld%s", log_step_text_(log, step, count), what, (long long)i,
+            (long long)n, log->is_terminal ? "" : "\n");
+    log->open_line = log->is_terminal ? LOG_LINE_PROGRESS_ : LOG_LINE_NONE_;
+    log_flush_screen_(log);
+}
+
+// How long the validation took: log_progress told when it began.
+static inline void log_time_val_(RunLog* log) {
+    if (log->val_start_s > 0) {
+        log->val_s = time_now_s() - log->val_start_s;
+        log->val_s_sum += log->timed > 0 ? log->val_s : 0;
+        log->val_start_s = 0;
+    }
+}
+
 static inline void log_val(RunLog* log, int64_t step, double loss) {
+    log_time_val_(log);
     log_say_step_(log, step);
     fprintf(log->screen.file, "val loss %.4f\n", loss);
-    log_flush_(&log->screen);
-    if (!log_is_repeated_(log, "val", step)) {
+    log_flush_screen_(log);
+    if (!log_is_repeated_(log, LOG_VAL_, step)) {
         log_begin_(log, "val", step);
         log_number_(log, "loss", loss);
         log_end_(log);
@@ -388,19 +609,57 @@ static inline void log_val(RunLog* log, int64_t step, double loss) {
     }
 }
 
-// What the model wrote, `bytes` long. Control characters do not reach the screen: they could reprogram it.
-static inline void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes) {
-    FILE* screen = log->screen.file;
-    log_say_step_(log, step);
-    fputs("sample:\n    ", screen);
-    for (size_t i = 0; i < bytes; i++) {
-        const unsigned char c = (unsigned char)text[i];
-        fputc((c < ' ' && c != '\t' && c != '\n') || c == 127 ? '?' : c, screen);
-        fputs(c == '\n' ? "    " : "", screen);
+// Bytes of the character at the start of text[0 .. left) if it may go to the screen, else 0. Control
+// characters could reprogram it: those of ASCII, and U+0080 to U+009F, of which one is ESC [ to a terminal.
+// Bytes that are no UTF-8 may be the same where the terminal takes bytes.
+static inline size_t log_printable_(const unsigned char* text, size_t left) {
+    const size_t length = json_utf8_length_(text, left);
+    const int is_control = length == 1
+                               ? (text[0] < ' ' && text[0] != '\t' && text[0] != '\n') || text[0] == 127
+                               : length == 2 && text[0] == 0xC2 && text[1] < 0xA0;
+    return is_control ? 0 : length;
+}
+
+// Columns of the word that begins at a blank, or at the beginning of the text: blanks, then other characters.
+static inline size_t log_word_columns_(const char* text, size_t bytes) {
+    size_t i = 0, columns = 0;
+    for (; i < bytes && text[i] == ' '; i++, columns++) {
+    }
+    for (; i < bytes && text[i] != ' ' && text[i] != '\n'; i++) {
+        columns += (text[i] & 0xC0) != 0x80; // not the second or a later byte of a character
+    }
+    return columns;
+}
+
+// Prints text, indented, its lines broken between words so that none is wider than `columns`.
+static inline void log_print_text_(FILE* screen, const char* text, size_t bytes, size_t columns) {
+    static const char indent[] = "    ";
+    size_t column = strlen(indent);
+    fputs(indent, screen);
+    for (size_t i = 0; i < bytes;) {
+        const size_t length = log_printable_((const unsigned char*)text + i, bytes - i);
+        const int is_break = text[i] == ' ' && column + log_word_columns_(text + i, bytes - i) > columns;
+        if (is_break || text[i] == '\n') {
+            fprintf(screen, "\n%s", indent);
+            column = strlen(indent);
+        } else {
+            fprintf(screen, "%.*s", length ? (int)length : 1, length ? text + i : "?");
+            column++;
+        }
+        i += length ? length : 1;
     }
     fputc('\n', screen);
-    log_flush_(&log->screen);
-    if (!log_is_repeated_(log, "sample", step)) {
+}
+
+// What the model wrote, `bytes` long.
+static inline void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes) {
+    const int columns = log_columns_(log);
+    log_say_step_(log, step);
+    fputs("sample:\n", log->screen.file);
+    log_print_text_(log->screen.file, text, bytes,
+                    (size_t)(0 < columns && columns < LOG_TEXT_COLUMNS_ ? columns : (int)LOG_TEXT_COLUMNS_));
+    log_flush_screen_(log);
+    if (!log_is_repeated_(log, LOG_SAMPLE_, step)) {
         log_begin_(log, "sample", step);
         log_string_(log, "text", text, bytes);
         log_end_(log);
@@ -410,8 +669,8 @@ static inline void log_sample(RunLog* log, int64_t step, const char* text, size_
 static inline void log_save(RunLog* log, int64_t step, const char* path) {
     log_say_step_(log, step);
     fprintf(log->screen.file, "saved %s\n", path);
-    log_flush_(&log->screen);
-    if (!log_is_repeated_(log, "save", step)) {
+    log_flush_screen_(log);
+    if (!log_is_repeated_(log, LOG_SAVE_, step)) {
         log_begin_(log, "save", step);
         log_string_(log, "path", path, strlen(path));
         log_end_(log);
@@ -422,13 +681,13 @@ static inline void log_save(RunLog* log, int64_t step, const char* path) {
 static inline void log_note(RunLog* log, const char* text) {
     log_end_line_(log);
     fprintf(log->screen.file, "%s\n", text);
-    log_flush_(&log->screen);
+    log_flush_screen_(log);
 }
 
 // The run goes on from this checkpoint of its own. The line about it may have come after the next update, and
 // so have been cut off.
 static inline void log_resumed(RunLog* log, const char* path) {
-    if (!log_is_repeated_(log, "save", log->start_step)) {
+    if (!log_is_repeated_(log, LOG_SAVE_, log->start_step)) {
         log_begin_(log, "save", log->start_step);
         log_string_(log, "path", path, strlen(path));
         log_end_(log);
@@ -439,7 +698,7 @@ static inline void log_resumed(RunLog* log, const char* path) {
 static inline void log_skip(RunLog* log, int64_t step, const char* reason) {
     log_say_step_(log, step);
     fprintf(log->screen.file, "update skipped: %s\n", reason);
-    log_flush_(&log->screen);
+    log_flush_screen_(log);
     log_begin_(log, "skip", step);
     log_string_(log, "reason", reason, strlen(reason));
     log_end_(log);
@@ -447,7 +706,7 @@ static inline void log_skip(RunLog* log, int64_t step, const char* reason) {
 
 // Cuts a file to what was done before start_step.
 static inline void log_cut_(RunLog* log, LogFile* file) {
-    if (strcmp(file->path, "/dev/null") != 0) {
+    if (!log_has_no_file_(file)) {
         CHECK(fclose(file->file) == 0, "%s: cannot write: %s", file->path, strerror(errno));
         CHECK(truncate(file->path, log_reread_(log, file->path)) == 0, "%s: cannot cut: %s", file->path,
               strerror(errno));
@@ -459,13 +718,15 @@ static inline void log_cut_(RunLog* log, LogFile* file) {
 static inline void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
     log_say_step_(log, from);
     fprintf(log->screen.file, "back to step %lld: %s\n", (long long)to, reason);
-    log_flush_(&log->screen);
+    log_flush_screen_(log);
     log->start_step = to;
-    log->repeated = 0;
+    memset(log->repeated, 0, sizeof(log->repeated));
     memset(log->train, 0, sizeof(log->train));
     memset(log->val, 0, sizeof(log->val));
+    const double elapsed_s = log->elapsed_s; // goes on, whatever the line of that step says
     log_cut_(log, &log->json);
     log_cut_(log, &log->text);
+    log->elapsed_s = elapsed_s;
     log_begin_(log, "rollback", to);
     fprintf(log->json.file, ",\"from\":%lld", (long long)from);
     log_string_(log, "reason", reason, strlen(reason));
@@ -476,7 +737,7 @@ static inline void log_rollback(RunLog* log, int64_t from, int64_t to, const cha
 static inline void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice) {
     log_end_line_(log);
     fprintf(log->screen.file, "stopped by %s after step %lld%s\n", reason, (long long)step, advice);
-    log_flush_(&log->screen);
+    log_flush_screen_(log);
     log_begin_(log, "stop", step);
     log_string_(log, "reason", reason, strlen(reason));
     log_end_(log);
@@ -528,8 +789,11 @@ static inline void log_summary(RunLog* log, int64_t steps, double val_loss, doub
     if (data_share > 0.01) {
         fprintf(screen, " | %.1f%% waiting for data", 100 * data_share);
     }
-    fprintf(screen, " | %.0f tok/s | peak memory %.0f MiB\n", log_tok_per_s(log), peak_mb);
-    log_flush_(&log->screen);
+    if (log->timed > 0) {
+        fprintf(screen, " | %.0f tok/s", log_tok_per_s(log));
+    }
+    fprintf(screen, " | peak memory %.0f MiB\n", peak_mb);
+    log_flush_screen_(log);
 
     fprintf(log->json.file, "{\"kind\":\"summary\",\"steps\":%lld", (long long)steps);
     log_number_(log, "val_loss", val_loss);

@@ -14,7 +14,8 @@ An option whose value may be "auto" holds OPTION_AUTO until the trainer has put 
 
 needs:   check.h, json.h, unicode_tables.h (its version)
 defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, options_parse_arguments,
-options_given, options_print_help, options_print_banner, options_print_config, options_print_json
+options_given, options_only_look, options_version, options_print_help, options_print_banner,
+options_print_config, options_print_json
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -34,6 +35,7 @@ options_given, options_print_help, options_print_banner, options_print_config, o
 #include "unicode_tables.h"
 
 #define LLMC_VERSION "0.1.0"
+#define OPTION_COLUMNS_ 100  // of --help and the banner
 #define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
 #define OPTION_ROWS_MAX 96   // room for so many rows
 #define OPTION_NAME_BYTES 32 // the longest name, with its zero
@@ -143,13 +145,14 @@ static const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
     {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, MATH_,            "",
-        "", "what to train on, a glob: .bin token shards, or text: .txt, .jsonl, .parquet, also .gz and .zst; "
-        "A:0.7,B:0.3 mixes sources by weight; empty: the built-in stories"},
+        "", "what to train on, a pattern in quotes: .bin token shards, or text: .txt, .jsonl, .parquet, also .gz "
+        "and .zst; A:0.7,B:0.3 mixes sources by weight; empty: the built-in stories"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
         "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, MATH_,            "",
         "", "of text, and to print the tokens of shards: tokenizer.json, merges.txt, .tiktoken, .bin, or their "
-        "directory; bpe:8192: one of so many tokens, trained on the text and kept in --out; empty: text is bytes"},
+        "directory; bpe:8192: one of so many tokens, trained on the text and kept in --out; empty: that of the "
+        "--model directory, or text is bytes"},
     {"data",       "text-field",    "",   STRING_(text_field),     0,        0, MATH_,            "text",
         "", "of JSON lines and Parquet files: the string that is the document"},
     {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, MATH_,            "auto",
@@ -185,12 +188,13 @@ static const OptionRow OPTION_TABLE[] = {
     {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | MATH_, "auto",
         "tokens", "what one update takes; auto: batch x seq-len; a multiple of that: gradients accumulate"},
     {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | MATH_, "auto",
-        "updates", "length of the run; -1 means auto"},
+        "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
 
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, MATH_,            "adamw",
         "adamw", "update rule"},
     {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | MATH_, "auto",
-        "", "peak learning rate; auto: 6e-4 x 768 / channels for 524288 tokens an update, less for fewer"},
+        "", "peak learning rate; auto: 6e-4 x 768 / channels for 524288 tokens an update, less for fewer; a tenth "
+        "of that where --model names weights"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | MATH_,    "auto",
         "steps", "in which the learning rate rises to its peak"},
     {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, MATH_,            "0",
@@ -219,7 +223,7 @@ static const OptionRow OPTION_TABLE[] = {
         "skip|stop|rollback", "of a NaN, skip only its update, or stop; when diverged, stop, or go back to a checkpoint, skipping data"},
 
     {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
-        "steps", "between validations; 0: none"},
+        "steps", "between validations; 0: none; auto: a tenth of the run, at most 1000"},
     {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, 0,                "20",
         "micro-batches", "in a validation; 0: the whole validation set"},
     {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_,            "auto",
@@ -311,6 +315,21 @@ static const OptionRow OPTION_TABLE[] = {
 enum { OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) };
 static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
 
+#ifdef OPTION_TABLE_FILE
+#define OPTION_EXAMPLES "" // of the trainers, for --help
+#else
+#define OPTION_EXAMPLES                                                                                      \
+    "\nWith no options at all it trains a small model on built-in stories. To start with:\n"                 \
+    "  --train-data 'books/*.txt' --tokenizer bpe:4096 --out out/books     your own text\n"                  \
+    "  --out out/books --resume on                                         continue after an interruption\n" \
+    "  --out out/books --resume on --steps 9000 --override                 continue for longer\n"            \
+    "  --model out/books/step_00002000 --steps 0 --prompt 'It was'         look at a checkpoint: samples\n"  \
+    "  --model DIR --train-data 'more/*.txt' --out out/more                finetune\n"                       \
+    "  --model DIR --steps 0 --export-gguf model.gguf                      convert\n"                        \
+    "Step lines show the mean loss of the update in nats per token, the norm of its gradient before\n"       \
+    "clipping, both with their distance (z) from their mean over 128 updates in standard deviations,\n"      \
+    "and MFU, the share of this machine's peak that the model's arithmetic takes.\n"
+#endif
 #ifndef OPTION_ARGUMENTS
 #define OPTION_ARGUMENTS "" // what a program takes besides options, for --help
 #endif
@@ -321,6 +340,13 @@ static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
 static inline int option_here_(const OptionRow* row) {
     return !(row->flags & (CPU_ | GPU_)) || (row->flags & OPTIONS_TRAINER);
 }
+
+// Whether the program only looks at what a run would be, and writes nothing.
+#ifndef OPTION_TABLE_FILE
+static inline int options_only_look(const Options* options) {
+    return options->plan || options->print_config || options->verify_data;
+}
+#endif
 
 // ---- values ----
 
@@ -537,11 +563,62 @@ __attribute__((noreturn)) static inline void option_refuse_(const OptionRow* row
               row->flags & AUTO_ ? ", or auto" : "");
 }
 
+#ifndef OPTION_TABLE_FILE
+// Options of llm.c's run scripts that have no meaning here: taken with these values, with a word about what
+// is not done. `values` are words as of a choice; "": any.
+static const struct {
+    const char *alias, *values, *silent, *why; // silent: the value that asks for nothing
+} OPTIONS_WITHOUT_MEANING_[] = {
+    {"h", "0|1", "0", "HellaSwag is not evaluated"},
+    {"z", "0|1", "0", "one process has nothing to shard"},
+    {"pn", "1", "1", ""},
+    {"pr", "0", "0", ""},
+    {"pg", "", "", "there is one process"},
+    {"pi", "", "", "there is one process"},
+    {"ps", "", "", "there is one process"},
+    {"pf", "", "", "there is one process"},
+};
+
+// If `arg` is one of them, checks its value and returns 1.
+static inline int option_take_without_meaning_(const char* arg, const char* value) {
+    int word = 0;
+    for (size_t i = 0; i < sizeof(OPTIONS_WITHOUT_MEANING_) / sizeof(OPTIONS_WITHOUT_MEANING_[0]); i++) {
+        const char* values = OPTIONS_WITHOUT_MEANING_[i].values;
+        if (strcmp(arg + 1, OPTIONS_WITHOUT_MEANING_[i].alias) != 0) {
+            continue;
+        }
+        if (!value || (*values && !option_set_word_(&word, values, value))) {
+            die_usage("%s is %s; wanted %s", arg, value ? value : "given no value",
+                      *values ? values : "a value");
+        }
+        if (strcmp(value, OPTIONS_WITHOUT_MEANING_[i].silent) != 0) {
+            printf("note: %s %s: %s\n", arg, value, OPTIONS_WITHOUT_MEANING_[i].why);
+        }
+        return 1;
+    }
+    return 0;
+}
+#else
+static inline int option_take_without_meaning_(const char* arg, const char* value) {
+    return (void)arg, (void)value, 0;
+}
+#endif
+
 // Takes the option `arg` and its value, which may be the next argument (NULL at the end). Returns how many of
 // the arguments after `arg` it used: 0 or 1.
 static inline int option_take_(Options* options, const char* arg, const char* next) {
     if (!option_is_name_(arg)) {
-        die_usage("stray argument %s; wanted --name value (--help lists all)", *arg ? arg : "''");
+        die_usage("stray argument %s; wanted --name value (--help lists all)%s", *arg ? arg : "''",
+                  access(arg, F_OK) == 0
+                      ? "; quote a pattern of files, 'books/*.txt', or the shell expands it"
+                      : "");
+    }
+    if (strcmp(arg, "-h") == 0 && (!next || option_is_name_(next))) {
+        options->help = 1;
+        return 0;
+    }
+    if (option_take_without_meaning_(arg, next)) {
+        return 1;
     }
     const size_t length = strcspn(arg, "=");
     const int joined = arg[length] == '=';
@@ -606,14 +683,21 @@ static inline const char* options_program_name_(const char* program) {
     return slash ? slash + 1 : program;
 }
 
-static inline void options_print_version_(FILE* file, const char* program) {
+// Which program this is, in words: its name, its version, and what made it.
+static inline void options_version(char* text, size_t room, const char* program) {
 #ifdef __clang__
     const char* compiler = __VERSION__;
 #else
     const char* compiler = "gcc " __VERSION__;
 #endif
-    fprintf(file, "%s %s, Unicode %s, compiled by %s\n", options_program_name_(program), LLMC_VERSION,
-            UNICODE_VERSION, compiler);
+    snprintf(text, room, "%s %s, Unicode %s, compiled by %s", options_program_name_(program), LLMC_VERSION,
+             UNICODE_VERSION, compiler);
+}
+
+static inline void options_print_version_(FILE* file, const char* program) {
+    char text[512];
+    options_version(text, sizeof(text), program);
+    fprintf(file, "%s\n", text);
 }
 
 enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
@@ -634,7 +718,8 @@ static inline void option_print_wrapped_(FILE* file, const char* text) {
 
 static inline void options_print_help(FILE* file, const char* program) {
     fprintf(file,
-            "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short names.\n",
+            "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short "
+            "names.\n" OPTION_EXAMPLES,
             program, OPTION_ARGUMENTS);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];

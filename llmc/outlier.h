@@ -20,7 +20,7 @@ All state is plain numbers without pointers: a checkpoint may store it as it is.
 
 needs:   check.h
 defines: OUTLIER_WINDOW, Outlier, outlier_z, outlier_add, UpdateGuard, UpdateVerdict, guard_open, guard_check,
-         guard_reason, guard_rise, guard_divergence
+         guard_shown_z, guard_reason, guard_rise, guard_divergence
 */
 #ifndef LLMC_OUTLIER_H
 #define LLMC_OUTLIER_H
@@ -120,6 +120,11 @@ static inline UpdateVerdict guard_check(UpdateGuard* guard, double loss, double 
     const int loss_is_high = guard->loss_z_limit > 0 && guard->loss_z > guard->loss_z_limit;
     const int norm_is_high = guard->norm_z_limit > 0 && guard->norm_z > guard->norm_z_limit;
     return loss_is_high || norm_is_high ? UPDATE_SKIP_OUTLIER : UPDATE_DO;
+}
+
+// A score for the log: NAN until the window is full.
+static inline double guard_shown_z(const UpdateGuard* guard, double z) {
+    return guard->losses.count > OUTLIER_WINDOW ? z : NAN;
 }
 
 // For the log: why the update was skipped.

@@ -12,7 +12,7 @@ differ are listed; with one that would make it another run (MATH_ in the table o
 another trainer, --override is needed.
 
 needs:   checkpoint.h options.h state.h
-defines: Resume, resume_open, resume_config, resume_check, resume_close
+defines: Resume, resume_open, resume_is_here, resume_config, resume_check, resume_close
 */
 #ifndef LLMC_RESUME_H
 #define LLMC_RESUME_H
@@ -23,7 +23,8 @@ typedef struct {
     int is_active;
     char path[PATH_MAX]; // of the checkpoint
     SavedState saved;
-    int lock; // of --out, for checkpoints_open; -1: there is no such directory yet
+    int lock;    // of --out, for checkpoints_open; -1: without --out, or nothing will be written there
+    int is_here; // the checkpoint is in --out: the logs there are those of the run
 } Resume;
 
 static inline const char* resume_out_(const Options* options) {
@@ -59,6 +60,14 @@ static inline void resume_certain_(Resume* r, const Options* options) {
     r->is_active = 1;
 }
 
+// Whether the directory `out` holds `path`.
+static inline int resume_holds_(const char* out, const char* path) {
+    char parent[PATH_MAX];
+    struct stat a, b;
+    file_directory_of(parent, path);
+    return stat(out, &a) == 0 && stat(parent, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 // Puts the saved value where an option is not given.
 static inline void resume_inherit_(const Resume* r, Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -70,19 +79,23 @@ static inline void resume_inherit_(const Resume* r, Options* options) {
     }
 }
 
-// Locks --out, where nothing may change before; then finds the checkpoint, checks all of it, and takes
-// options from it: before any other setup. The options point into its state, which must stay.
+// Makes --out and locks it, where nothing may change before; then finds the checkpoint, checks all of it, and
+// takes options from it: before any other setup. The options point into its state, which must stay.
 static inline void resume_open(Resume* r, Options* options) {
     const char* how = options->resume;
     struct stat info;
     memset(r, 0, sizeof(*r));
-    const int is_run = !options->plan && !options->print_config && !options->verify_data;
-    const int is_used = options->out[0] && stat(options->out, &info) == 0 && S_ISDIR(info.st_mode);
-    r->lock = is_run && is_used ? checkpoint_lock(options->out) : -1;
-    if (strcmp(how, "off") == 0 || strcmp(how, "0") == 0) {
+    r->lock = -1;
+    const int is_auto = strcmp(how, "auto") == 0 || strcmp(how, "1") == 0;
+    const int is_off = strcmp(how, "off") == 0 || strcmp(how, "0") == 0;
+    const int may_be_new = is_auto || is_off || strcmp(how, "on") != 0;
+    if (options->out[0] && !options_only_look(options) && (may_be_new || stat(options->out, &info) == 0)) {
+        file_make_directory(options->out);
+        r->lock = checkpoint_lock(options->out);
+    }
+    if (is_off) {
         return;
     }
-    const int is_auto = strcmp(how, "auto") == 0 || strcmp(how, "1") == 0;
     if (is_auto || strcmp(how, "on") == 0) {
         resume_newest_(r, options, !is_auto);
     } else {
@@ -90,8 +103,12 @@ static inline void resume_open(Resume* r, Options* options) {
     }
     if (r->is_active) {
         resume_inherit_(r, options);
+        r->is_here = options->out[0] && resume_holds_(options->out, r->path);
     }
 }
+
+// Whether the run continues one in --out: the same logs, and checkpoints in a row.
+static inline int resume_is_here(const Resume* r) { return r->is_active && r->is_here; }
 
 // The model's configuration, from that of its files: only the state knows how much padding there was.
 static inline GPT2Config resume_config(const Resume* r, GPT2Config cfg) {
@@ -121,9 +138,9 @@ static inline void resume_difference_(ResumeChanges_* c, const char* name, const
 }
 
 // Lists what differs from the run that was saved, on `file`, and ends the program if that makes it another
-// run; after setup.
+// run; after setup. train_data is a fingerprint of the data, 0: unknown.
 static inline void resume_check(const Resume* r, const Options* options, FILE* file, const char* trainer,
-                                size_t train_tokens) {
+                                size_t train_tokens, uint64_t train_data) {
     ResumeChanges_ c;
     char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
     if (!r->is_active) {
@@ -149,9 +166,13 @@ static inline void resume_check(const Resume* r, const Options* options, FILE* f
         snprintf(is, sizeof(is), "%zu", train_tokens);
         snprintf(was, sizeof(was), "%lld", (long long)r->saved.train_tokens);
         resume_difference_(&c, "the number of training tokens", is, was, 1);
+    } else if (train_data && r->saved.train_data && train_data != r->saved.train_data) {
+        snprintf(is, sizeof(is), "%016" PRIx64, train_data);
+        snprintf(was, sizeof(was), "%016" PRIx64, r->saved.train_data);
+        resume_difference_(&c, "the checksum of the training data", is, was, 1);
     }
     if (c.used && !options->override) {
-        die_usage("--resume %s: %s; with --override the run goes on so", options->resume, c.changes);
+        die_usage("--resume %s: %s; --override resumes all the same", options->resume, c.changes);
     }
 }
 

@@ -12,7 +12,7 @@ Temperature 0 takes the largest logit. Of equal logits the lower id comes first.
 drawn. The same logits, coin and libm give the same token.
 
 needs:   check.h
-defines: Sampler, sampler_open, sampler_close, sampler_next
+defines: Sampler, sampler_open, sampler_close, sampler_can_draw, sampler_next
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -47,6 +47,18 @@ static inline void sampler_close(Sampler* sampler) {
 // The order of preference: whether token a comes before token b.
 static inline int sampler_before_(const float* logits, int32_t a, int32_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+}
+
+// Whether there is a token to draw: the logits of a run that has diverged have none.
+static inline int sampler_can_draw(const float* logits, int V) {
+    int finite = 0;
+    for (int i = 0; i < V; i++) {
+        if (!(logits[i] < INFINITY)) {
+            return 0;
+        }
+        finite += logits[i] > -INFINITY;
+    }
+    return finite > 0;
 }
 
 static inline int sampler_argmax_(const float* logits, int V) {

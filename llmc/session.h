@@ -3,15 +3,16 @@ session.h -- one start of the program, of the many that a long run may take: whe
 where it goes back to.
 
     saves    every --save-every steps and at the last; on SIGUSR1; before it stops
-    stops    after the step at which SIGTERM or SIGINT came; before --max-hours are over, with time to save
-    goes back when the run has diverged and --on-divergence is rollback: to the newest checkpoint of this run
-             that was well, and on with the data that comes after the bad batches; those after it are removed
+    stops    at once between two steps, batches of a validation or tokens of a sample, when a signal came that
+asks for it; before --max-hours are over, with time to save goes back when the run has diverged and
+--on-divergence is rollback: to the newest checkpoint of this run that was well, and on with the data that
+comes after the bad batches; those after it are removed
 
-Without --out nothing is saved, and signals end the program as they always do.
+Without --out nothing is saved; the program ends by the signal, after a word on how far it came.
 
 needs:   checkpoint.h log.h options.h resume.h schedule.h signals.h state.h
-defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_close, session_next, session_report,
-session_wait, session_stopped, session_diverged, session_go_back
+defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, session_close, session_next,
+session_report, session_wait, session_stopped, session_diverged, session_go_back
 */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -35,9 +36,9 @@ typedef struct {
 } Session;
 
 // `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open; `memory` may
-// be NULL. Before the options are logged.
+// be NULL. Nothing in --out has changed so far, and nothing does here.
 static inline void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
-                                void* memory, double start_s, RunLog* log) {
+                                void* memory, double start_s) {
     memset(s, 0, sizeof(*s));
     s->options = options;
     s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
@@ -46,19 +47,21 @@ static inline void session_open(Session* s, const Options* options, const Resume
         return;
     }
     Checkpoints* c = &s->checkpoints;
-    checkpoints_open(c, options, run, memory, resume->lock);
-    if (!resume->is_active && c->state.serial > 0) {
-        log_note(log, "note: this directory has checkpoints of an earlier run; a new one begins");
-    }
-    const size_t length = strlen(options->out);
-    const int is_here = strncmp(resume->path, options->out, length) == 0 && resume->path[length] == '/';
+    checkpoints_open(c, options, run, memory, resume->lock, resume->saved.run.step);
     c->state.first_serial = c->state.serial + 1;
-    if (resume->is_active && is_here) {
+    if (resume_is_here(resume)) {
         c->state.first_serial = resume->saved.first_serial;
         c->saved_step = resume->saved.run.step;
-        log_resumed(log, resume->path);
     }
-    signals_open();
+}
+
+// Says in the log what kind of start this is; before the options are logged.
+static inline void session_begin(const Session* s, const Resume* resume, RunLog* log) {
+    if (resume_is_here(resume)) {
+        log_resumed(log, resume->path);
+    } else if (s->can_save && s->checkpoints.state.serial > 0) {
+        log_note(log, "note: this directory has checkpoints of an earlier run; a new one starts");
+    }
 }
 
 static inline void session_close(Session* s) {
@@ -83,7 +86,7 @@ static inline int session_next(Session* s, const RunState* run, double step_s) {
     s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
     const int stop =
         !is_end && (signals_stop() || (run->step > 0 && isfinite(s->end_s) && session_is_late_(s)));
-    const int due = run->step > 0 && schedule_due(o->save_every, run->step, o->steps);
+    const int due = (run->step > 0 || is_end) && schedule_due(o->save_every, run->step, o->steps);
     const int save = s->can_save && (due || asked || stop) && run->step != s->checkpoints.saved_step;
     return (save ? SESSION_SAVE : 0) | (stop ? SESSION_STOP : 0);
 }
@@ -107,7 +110,8 @@ static inline void session_wait(Session* s, RunLog* log) {
 // Says why the run ends before its time.
 static inline void session_stopped(const Session* s, RunLog* log, const RunState* run) {
     const char* why = signals_stop() ? signals_name(signals_stop()) : "--max-hours";
-    log_stop(log, run->step, why, s->can_save ? "; --resume on goes on" : "");
+    log_stop(log, run->step, why,
+             s->can_save ? "; --resume on goes on" : "; nothing was saved: that takes a directory, --out");
 }
 
 // After an update that was skipped or made: whether to go back, for `reason`. Ends the program if the run has

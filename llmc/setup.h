@@ -7,16 +7,19 @@ setup.h -- from the command line to a run: which data, which tokens, which model
     text files                  bytes                                    257
     text, --tokenizer           those of the tokenizer (text_data.h)     the tokenizer's
     .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
+    none, --steps 0, --model    those of the model's own tokenizer       the model's
 
-The model is a name, a file of llm.c's, a Hugging Face directory (a checkpoint is one), or the sizes on the
-command line; options that are given override a name and must agree with files. Everything is checked here,
-before any memory for the model is taken.
+A --model directory with a tokenizer's files supplies --tokenizer. A vocabulary whose size is not the model's
+is refused: its tokens would be others. The model is a name, a file of llm.c's, a Hugging Face directory (a
+checkpoint is one), or the sizes on the command line; options that are given override a name and must agree
+with files. Everything is checked here, before any memory for the model is taken.
 
 needs:   adamw.h check.h dataloader.h gguf.h gpt2.h hf_model.h model_file.h options.h schedule.h stories.h
 text_data.h tokenizer.h
-defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data, setup_loaders,
-setup_verify_data, setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_bpe,
-setup_export, setup_prompt, setup_close
+defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data,
+setup_loaders, setup_print_data, setup_verify_data, setup_training, setup_adamw, setup_eval_batches,
+setup_floor, setup_eot, setup_bpe, setup_check_exports, setup_export, setup_prompt, setup_asks_for_samples,
+setup_validates_first, setup_close
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -49,7 +52,7 @@ enum {
 };
 #define SETUP_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs see the built-in text again
 
-typedef enum { DATA_STORIES, DATA_TEXT, DATA_SHARDS } DataKind;
+typedef enum { DATA_STORIES, DATA_TEXT, DATA_SHARDS, DATA_NONE } DataKind;
 
 typedef struct {
     DataKind kind;
@@ -116,20 +119,45 @@ static inline void setup_file_tokenizer_(RunData* data, const Options* options) 
     data->has_tokenizer = 1;
 }
 
+// Whether there is something to train on or to validate with.
+static inline int setup_has_data(const RunData* data) { return data->kind != DATA_NONE; }
+
+// Without --train-data: the built-in stories, or no data at all for a model that has other tokens.
+static inline void setup_no_files_(RunData* data, const Options* options) {
+    RunData stories;
+    memset(&stories, 0, sizeof(stories));
+    setup_stories_tokenizer_(&stories);
+    data->kind = DATA_STORIES;
+    data->has_tokenizer = 1;
+    if (options->tokenizer[0]) {
+        tokenizer_open_file(&data->tokenizer, options->tokenizer); // in its place: it points into itself
+        data->kind = tokenizer_is_same(&data->tokenizer, &stories.tokenizer) ? DATA_STORIES : DATA_NONE;
+    }
+    if (data->kind == DATA_STORIES) {
+        tokenizer_close(&data->tokenizer);
+        data->tokenizer = stories.tokenizer; // words do not
+        data->stories = stories.stories;
+        return;
+    }
+    tokenizer_close(&stories.tokenizer);
+    free(stories.stories);
+    if (options->steps != 0 || !options->model[0]) {
+        die_usage("%s %s has tokens of its own, the built-in stories have words; wanted --train-data%s",
+                  options_given(options, "tokenizer") ? "--tokenizer" : "--model", options->tokenizer,
+                  options->model[0] ? ", or --steps 0 to sample from the model" : "");
+    }
+}
+
 // Opens the tokenizer that goes with the data; the data itself is opened by setup_data, when V and T are
-// known.
-static inline void setup_tokenizer(RunData* data, const Options* options) {
+// known. `model_path` is that of the model's files, or NULL.
+static inline void setup_tokenizer(RunData* data, Options* options, const char* model_path) {
     memset(data, 0, sizeof(*data));
+    if (!options->tokenizer[0] && model_path && tokenizer_is_in(model_path)) {
+        options->tokenizer = model_path;
+    }
     const int is_text = options->train_data[0] && sources_kind(options->train_data) == TOKENS_TEXT;
     if (!options->train_data[0]) {
-        if (options->tokenizer[0]) {
-            die_usage(
-                "--tokenizer %s needs --train-data: the built-in stories have tokens of their own (words)",
-                options->tokenizer);
-        }
-        data->kind = DATA_STORIES;
-        setup_stories_tokenizer_(data);
-        data->has_tokenizer = 1;
+        setup_no_files_(data, options);
     } else if (is_text && !options->tokenizer[0]) {
         text_data_require_plain(options->train_data);
         data->kind = DATA_TEXT;
@@ -194,8 +222,15 @@ static inline void setup_size_(int* option, int model, const char* name, const c
     }
 }
 
+// Whether a model's vocabulary may be that of a tokenizer: the same, or rounded up to a multiple of 64 or
+// 128.
+static inline int setup_fits_(int model_V, int V) {
+    return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == gpt2_padded_vocab(V);
+}
+
 // Decides the model. `path` is the model file, or NULL for random weights.
 static inline GPT2Config setup_model(Options* options, const RunData* data, const char* path) {
+    const int insists = options->vocab_size != OPTION_AUTO; // or is a run that resumes
     const GPT2NamedModel unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
                                     options->seq_len > 0 ? options->seq_len : SETUP_CONTEXT};
     const GPT2NamedModel* named = path ? NULL : gpt2_model_by_name(options->model);
@@ -219,6 +254,13 @@ static inline GPT2Config setup_model(Options* options, const RunData* data, cons
     if (data->has_tokenizer && chosen.V < V) {
         die_usage("the vocabulary is %d; wanted at least the %d tokens of the tokenizer (%s)", chosen.V, V,
                   data->tokenizer.kind);
+    }
+    if (data->has_tokenizer && path && !insists && !setup_fits_(chosen.V, V)) {
+        die_usage("%s has a vocabulary of %d, the tokenizer has %d tokens (%s); wanted the model's own: "
+                  "--tokenizer, "
+                  "or --vocab-size %d to insist",
+                  path, chosen.V, V, options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind,
+                  chosen.V);
     }
     return chosen;
 }
@@ -352,6 +394,9 @@ static inline void setup_rows_(RunData* data, const Options* options) {
 // Opens the data and decides everything about the run that is still "auto"; after setup_model.
 static inline void setup_data(RunData* data, Options* options) {
     setup_batch_(options);
+    if (!setup_has_data(data)) {
+        return;
+    }
     if (data->kind != DATA_STORIES) {
         setup_files_(data, options);
     } else if (options->val_data[0]) {
@@ -383,6 +428,16 @@ static inline void setup_loaders(Dataloader* train, Dataloader* val, const RunDa
         const int batches = 1000;
         printf("padding of the first %d micro-batches: %.2f %%\n", batches,
                100 * dataloader_padding(train, batches));
+    }
+}
+
+// The beginning of a line on what the run is about.
+static inline void setup_print_data(FILE* file, const RunData* data) {
+    if (setup_has_data(data)) {
+        fprintf(file, "data: %zu training tokens, %zu for validation; ", data->train.tokens,
+                data->val.tokens);
+    } else {
+        fputs("data: none; ", file);
     }
 }
 
@@ -422,8 +477,8 @@ static inline float setup_beta2_(int64_t total_batch) {
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
-// The learning rate and the times of things; after setup_data.
-static inline void setup_training(Options* options) {
+// The learning rate and the times of things; after setup_data. `has_weights`: the model has learned already.
+static inline void setup_training(Options* options, int has_weights) {
     if (options->save_every == OPTION_AUTO) {
         options->save_every = options->out[0] ? (int)setup_once_(options->steps) : 0;
     }
@@ -434,7 +489,7 @@ static inline void setup_training(Options* options) {
         die_usage("--on-divergence rollback needs checkpoints to go back to: --out and --save-every");
     }
     if (options->lr == OPTION_AUTO) {
-        options->lr = setup_lr_(options->channels, options->total_batch);
+        options->lr = setup_lr_(options->channels, options->total_batch) * (has_weights ? 0.1f : 1.0f);
     }
     if (options->beta2 == OPTION_AUTO) {
         options->beta2 = setup_beta2_(options->total_batch);
@@ -491,6 +546,68 @@ static inline const Bpe* setup_bpe(const RunData* data) {
                                                                                        : NULL;
 }
 
+// Whether validation comes before the first step, too: not where nobody asked for validations and this one
+// alone would take the CPU long. `flops` are those of the model for a token, forward and backward.
+static inline int setup_validates_first(const Options* options, double flops, int64_t batches) {
+    const double most_flops = 3e12; // ten seconds of two cores
+    const double forward_flops = flops / 3 * (double)batches * options->batch * options->seq_len;
+    return options->steps == 0 || options_given(options, "eval-every") || forward_flops < most_flops;
+}
+
+// Whether two paths lead to the same file.
+static inline int setup_is_same_file_(const char* a, const char* b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+// Ends the program if an export would go over a file that the run reads: `list` are names and patterns.
+static inline void setup_spare_(const char* option, const char* path, const char* list) {
+    SourceList sources;
+    if (!list[0]) {
+        return;
+    }
+    sources_read_list(&sources, list);
+    for (int i = 0; i < sources.count; i++) {
+        glob_t files = tokens_list(sources.names[i]);
+        for (size_t k = 0; k < files.gl_pathc; k++) {
+            if (setup_is_same_file_(path, files.gl_pathv[k])) {
+                die_usage("%s %s: a file that the run reads", option, path);
+            }
+        }
+        globfree(&files);
+    }
+    free(sources.text);
+}
+
+// Ends the program if the file could not be written at the end.
+static inline void setup_check_export_(const Options* options, const char* option, const char* path) {
+    char directory[PATH_MAX];
+    struct stat info;
+    if (!path[0]) {
+        return;
+    }
+    file_directory_of(directory, path);
+    CHECK(access(directory, W_OK | X_OK) == 0, "%s %s: cannot write into %s: %s", option, path, directory,
+          strerror(errno));
+    CHECK(stat(path, &info) != 0 || S_ISREG(info.st_mode), "%s %s: %s", option, path,
+          S_ISDIR(info.st_mode) ? "a directory, wanted the name of a file" : "not a regular file");
+    setup_spare_(option, path, options->train_data);
+    setup_spare_(option, path, options->val_data);
+    if (setup_is_same_file_(path, options->model) || setup_is_same_file_(path, options->tokenizer)) {
+        die_usage("%s %s: a file that the run reads", option, path);
+    }
+}
+
+// What is wrong with the names of exports shows before the training.
+static inline void setup_check_exports(const Options* options) {
+    const char *llmc = options->export_llmc, *gguf = options->export_gguf;
+    if (llmc[0] && (strcmp(llmc, gguf) == 0 || setup_is_same_file_(llmc, gguf))) {
+        die_usage("--export-llmc %s and --export-gguf %s: the same file", llmc, gguf);
+    }
+    setup_check_export_(options, "--export-llmc", llmc);
+    setup_check_export_(options, "--export-gguf", gguf);
+}
+
 // Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
 // --export-gguf name.
 static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory,
@@ -524,6 +641,17 @@ static inline int setup_prompt(int* ids, int most, const RunData* data, const Op
     memcpy(ids + 1, encoded, count * sizeof(int));
     free(encoded);
     return (int)count + 1;
+}
+
+// Whether the command line asks for texts: of a finished run, too.
+static inline int setup_asks_for_samples(const Options* options) {
+    static const char* const names[] = {"prompt",      "samples", "sample-tokens",
+                                        "temperature", "top-k",   "top-p"};
+    int asks = 0;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        asks = asks || options_given(options, names[i]);
+    }
+    return asks && options->samples > 0;
 }
 
 static inline void setup_close(RunData* data) {

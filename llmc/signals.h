@@ -12,7 +12,8 @@ A handler may only set a flag, and the flag cannot be an argument, nor can what 
 three are the only variables of the program that are neither constant nor passed in.
 
 needs:   nothing
-defines: signals_open, signals_stop, signals_take_save, signals_name, signals_end
+defines: signals_open, signals_stop, signals_take_save, signals_name, signals_end,
+signals_end_now
 */
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H
@@ -92,6 +93,14 @@ static inline const char* signals_name(int signal) {
                                : "SIGTERM";
 }
 
+// Does what exit() does, and ends the program by the signal that asked to stop, if one did.
+static inline void signals_end_now(void) {
+    if (signals_stop()) {
+        signals_last_ = signals_stop();
+        exit(EXIT_FAILURE);
+    }
+}
+
 // For what comes before the first step, where there is nothing to save: if a signal asked to stop, says so
 // (`doing` completes "stopped by SIGTERM while ..."), does what exit() does, and ends as the signal ends a
 // program that does not handle it.
@@ -99,8 +108,7 @@ static inline void signals_end(const char* doing) {
     if (signals_stop()) {
         fflush(stdout);
         fprintf(stderr, "stopped by %s while %s\n", signals_name(signals_stop()), doing);
-        signals_last_ = signals_stop();
-        exit(EXIT_FAILURE);
+        signals_end_now();
     }
 }
 

@@ -33,8 +33,9 @@ typedef struct {
 typedef struct {
     DataSource* source; // (count)
     int count;
-    size_t tokens; // of all
-    Packing pack;  // after sources_pack, as the next two
+    size_t tokens;        // of all
+    uint64_t fingerprint; // of their contents, whatever the names; 0: unknown
+    Packing pack;         // after sources_pack, as the next two
     int T;
     DocumentMask mask;
     uint64_t cycle;

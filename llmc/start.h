@@ -2,7 +2,7 @@
 start.h -- what both trainers do around a run: from the command line to options, data and sizes of the model,
 and to the run, or to what the command line asks for instead of one (--verify-data, --print-config, --plan).
 
-needs:   clock.h options.h resume.h setup.h threads.h
+needs:   clock.h options.h resume.h setup.h signals.h threads.h
 defines: RunStart, StartPlan, StartTraining, start_run
 */
 #ifndef LLMC_START_H
@@ -12,6 +12,7 @@ defines: RunStart, StartPlan, StartTraining, start_run
 #include "options.h"
 #include "resume.h"
 #include "setup.h"
+#include "signals.h"
 #include "threads.h"
 
 typedef struct {
@@ -33,18 +34,22 @@ static inline int start_go_on_(RunStart* start, const char* program, const char*
     if (options->verify_data) {
         return setup_verify_data(options);
     }
+    setup_check_exports(options);
     setup_data(&start->data, options);
-    setup_training(options);
+    setup_training(options, start->model_path != NULL);
     if (options->print_config) {
         options_print_config(stdout, options);
         return EXIT_SUCCESS;
     }
     options_print_banner(stdout, options, program);
+    fflush(stdout); // what follows may take long
     if (options->plan) {
         print_plan(start->cfg, options);
         return EXIT_SUCCESS;
     }
-    resume_check(&start->resume, options, stdout, trainer, start->data.train.tokens);
+    resume_check(&start->resume, options, stdout, trainer, start->data.train.tokens,
+                 start->data.train.fingerprint);
+    signals_end("setting up the run");
     return train(start);
 }
 
@@ -52,14 +57,15 @@ static inline int start_go_on_(RunStart* start, const char* program, const char*
 static inline int start_run(int argc, char** argv, const char* trainer, StartPlan print_plan,
                             StartTraining train) {
     RunStart start;
+    check_stack();
     start.start_s = time_now_s();
     options_parse(&start.options, argc, argv);
     if (start.options.threads) {
         threads_set(start.options.threads);
     }
     resume_open(&start.resume, &start.options);
-    setup_tokenizer(&start.data, &start.options);
     start.model_path = start.resume.is_active ? start.resume.path : setup_model_path(&start.options);
+    setup_tokenizer(&start.data, &start.options, start.resume.is_active ? NULL : start.model_path);
     start.cfg = resume_config(&start.resume, setup_model(&start.options, &start.data, start.model_path));
     const int status = start_go_on_(&start, argv[0], trainer, print_plan, train);
     setup_close(&start.data);

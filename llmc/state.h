@@ -3,7 +3,8 @@ state.h -- where a run stands, besides its tensors, and its file in a checkpoint
 
     {"format":"pretrain.c
 run","version":1,"serial":7,"first_serial":1,"step":1000,"updates":1000,"tokens":...,"sequence":...,
-     "samples_at":...,"train_tokens":...,"padded_vocab":...,"val_loss":...,"trainer":"CPU FP32",
+     "samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,"train_data":"16 hexadecimal digits",
+     "val_loss":...,"trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
      "options":{"train-data":"...", ...},
@@ -18,11 +19,13 @@ The values of options are those of options_print_json.
     first_serial   of those of this run
     sequence       of the training data that comes next (dataloader.h)
     samples_at     position in the random numbers of the samples
-    train_tokens   in the training data: with other data, sequences are other sequences
+    train_tokens   in the training data, and train_data, a checksum of their contents (sources.h): with other
+data, sequences are other sequences. Older files have no train_data; it is 0 where it is unknown stage what of
+the work between two updates was done at this step (RunStage); older files have none: all of it
 
 needs:   check.h file.h json.h loss_scale.h options.h outlier.h xxh64.h
-defines: RunState, run_state_open, run_state_restore, SavedState, SavedFile, SavedOption, STATE_MAX_FILES,
-state_write, state_try_read, state_try_parse, state_option, state_close
+defines: RunStage, RunState, run_state_open, run_state_restore, SavedState, SavedFile, SavedOption,
+STATE_MAX_FILES, state_write, state_try_read, state_try_parse, state_option, state_close
 */
 #ifndef LLMC_STATE_H
 #define LLMC_STATE_H
@@ -42,8 +45,12 @@ state_write, state_try_read, state_try_parse, state_option, state_close
 #define STATE_MAX_OPTIONS_ 256              // of the program that wrote it
 #define STATE_MAX_BYTES_ ((size_t)16 << 20) // of state.json
 
+// Of the work that is due between two updates, what is done: a run may be stopped in the middle of it.
+typedef enum { STAGE_UPDATED, STAGE_VALIDATED, STAGE_SAMPLED } RunStage;
+
 typedef struct {
     int64_t step;         // done, made or skipped
+    int64_t stage;        // RunStage
     int64_t updates;      // made
     int64_t tokens;       // seen
     int64_t sequence;     // that comes next
@@ -66,6 +73,7 @@ typedef struct {
 typedef struct {
     RunState run;
     int64_t serial, first_serial, train_tokens, padded_vocab;
+    uint64_t train_data;
     const char* trainer;
     SavedFile* files; // (STATE_MAX_FILES)
     int num_files;
@@ -101,7 +109,7 @@ typedef struct {
     const char* key;
     int64_t* value;
 } StateNumber_;
-enum { STATE_NUMBERS_ = 9 };
+enum { STATE_NUMBERS_ = 10 };
 
 static inline void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) {
     const StateNumber_ all[STATE_NUMBERS_] = {{"serial", &s->serial},
@@ -112,7 +120,8 @@ static inline void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMB
                                               {"sequence", &s->run.sequence},
                                               {"samples_at", &s->run.samples_at},
                                               {"train_tokens", &s->train_tokens},
-                                              {"padded_vocab", &s->padded_vocab}};
+                                              {"padded_vocab", &s->padded_vocab},
+                                              {"stage", &s->run.stage}};
     memcpy(numbers, all, sizeof(all));
 }
 
@@ -151,7 +160,7 @@ static inline void state_print_(FILE* file, SavedState* s, const Options* option
     for (int i = 0; i < STATE_NUMBERS_; i++) {
         fprintf(file, ",\n\"%s\":%lld", numbers[i].key, (long long)*numbers[i].value);
     }
-    fputs(",\n", file);
+    fprintf(file, ",\n\"train_data\":\"%016" PRIx64 "\",\n", s->train_data);
     state_print_number_(file, "val_loss", s->run.val_loss);
     fputs(",\n\"trainer\":", file);
     json_print_string(file, s->trainer, strlen(s->trainer));
@@ -191,7 +200,7 @@ static inline int state_natural_(JsonReader* text, int64_t* value) {
         return 0;
     }
     *value = (int64_t)number;
-    return number <= INT64_MAX || json_unexpected(text, "a number below 2^63");
+    return number <= INT64_MAX / 2 || json_unexpected(text, "a number below 2^62"); // room to count on
 }
 
 // A number, or null.
@@ -214,7 +223,8 @@ static inline int state_hex_(JsonReader* text, uint64_t* value) {
 }
 
 // Reads the members of an object, its brace not yet taken, each by read(text, key, to): 1 read, 0 an error.
-// No key comes twice where `keys` (NULL: any) lists them, and all of them come.
+// No key comes twice where `keys` (NULL: any) lists them, and all of them come but those listed with a "?" in
+// front.
 typedef int (*StateMember_)(JsonReader* text, const char* key, void* to);
 
 static inline int state_object_(JsonReader* text, const char* const* keys, StateMember_ read, void* to) {
@@ -225,7 +235,7 @@ static inline int state_object_(JsonReader* text, const char* const* keys, State
     }
     for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
         int i = 0;
-        while (keys && keys[i] && strcmp(key, keys[i]) != 0) {
+        while (keys && keys[i] && strcmp(key, keys[i] + (keys[i][0] == '?')) != 0) {
             i++;
         }
         if (keys && (!keys[i] || seen[i]++)) {
@@ -237,7 +247,7 @@ static inline int state_object_(JsonReader* text, const char* const* keys, State
         }
     }
     for (int i = 0; more == 0 && keys && keys[i]; i++) {
-        if (!seen[i]) {
+        if (!seen[i] && keys[i][0] != '?') {
             return error_set(text->error, text->path, "no key %s", keys[i]);
         }
     }
@@ -401,10 +411,11 @@ static inline int state_member_(JsonReader* text, const char* key, void* to) {
            : strcmp(key, "trainer") == 0  ? json_name(text, &s->trainer)
            : strcmp(key, "loss_scale") == 0
                ? state_object_(text, scale, state_scale_member_, &s->run.loss_scale)
-           : strcmp(key, "guard") == 0   ? state_object_(text, guard, state_guard_member_, &s->run.guard)
-           : strcmp(key, "options") == 0 ? state_object_(text, NULL, state_options_member_, s)
-           : strcmp(key, "files") == 0   ? state_object_(text, NULL, state_files_member_, s)
-                                         : state_hex_(text, &checked_before);
+           : strcmp(key, "guard") == 0      ? state_object_(text, guard, state_guard_member_, &s->run.guard)
+           : strcmp(key, "options") == 0    ? state_object_(text, NULL, state_options_member_, s)
+           : strcmp(key, "files") == 0      ? state_object_(text, NULL, state_files_member_, s)
+           : strcmp(key, "train_data") == 0 ? state_hex_(text, &s->train_data)
+                                            : state_hex_(text, &checked_before);
 }
 
 static inline void state_close(SavedState* s) {
@@ -418,13 +429,14 @@ static inline void state_close(SavedState* s) {
 // with nothing to close and the reason in `error`, if it is none.
 static inline int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
     static const char* const keys[] = {
-        "format",   "version",    "serial",       "first_serial", "step",     "updates", "tokens",
-        "sequence", "samples_at", "train_tokens", "padded_vocab", "val_loss", "trainer", "loss_scale",
-        "guard",    "options",    "files",        "xxh64",        NULL};
+        "format",   "version",    "serial",       "first_serial", "step",        "updates", "tokens",
+        "sequence", "samples_at", "train_tokens", "padded_vocab", "val_loss",    "trainer", "loss_scale",
+        "guard",    "options",    "files",        "?stage",       "?train_data", "xxh64",   NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;
     s->run.loss_scale = loss_scale_open();
+    s->run.stage = STAGE_SAMPLED;
     s->files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), path);
     s->options = (SavedOption*)check_alloc(STATE_MAX_OPTIONS_, sizeof(SavedOption), path);
     const int ok = state_object_(&reader, keys, state_member_, s) && json_end(&reader);

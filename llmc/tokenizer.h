@@ -12,7 +12,7 @@ never makes it out of text, not even out of the characters "<|endoftext|>". The 
 
 needs:   bpe_encode.h, bpe_files.h, check.h
 defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_words, tokenizer_open_file,
-tokenizer_decode, tokenizer_longest, tokenizer_encode, tokenizer_close
+tokenizer_is_in, tokenizer_is_same, tokenizer_decode, tokenizer_longest, tokenizer_encode, tokenizer_close
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -138,6 +138,14 @@ static inline void tokenizer_open_file(Tokenizer* tokenizer, const char* path) {
     tokenizer->eot = tokenizer->bpe.eot;
 }
 
+// Whether a directory has files of a tokenizer.
+static inline int tokenizer_is_in(const char* path) {
+    char file[PATH_MAX];
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode) &&
+           (bpe_path_(file, path, "tokenizer.json") || bpe_path_(file, path, "merges.txt"));
+}
+
 // ---- use
 
 // The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
@@ -149,6 +157,17 @@ static inline const char* tokenizer_decode(const Tokenizer* tokenizer, int id, i
           tokenizer->vocab_size - 1);
     *length = tokenizer->tokens[id].length;
     return tokenizer->tokens[id].text;
+}
+
+// Whether two tokenizers have the same tokens under the same ids.
+static inline int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
+    int same = a->vocab_size == b->vocab_size && a->eot == b->eot;
+    for (int id = 0; same && id < a->vocab_size; id++) {
+        int length_a, length_b;
+        const char *text_a = tokenizer_decode(a, id, &length_a), *text_b = tokenizer_decode(b, id, &length_b);
+        same = length_a == length_b && memcmp(text_a, text_b, (size_t)length_a) == 0;
+    }
+    return same;
 }
 
 // Bytes of the longest token.

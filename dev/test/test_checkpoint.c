@@ -3,6 +3,7 @@
 // taken.
 //
 //     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there: what is started with faults
+#define CHECKPOINT_LOCK_WAIT_S 0.2
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -47,7 +48,7 @@ static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
 }
 
 static CheckpointRun run_of(GPT2Config cfg, SafeTensorsDtype dtype) {
-    const CheckpointRun run = {"test", cfg, dtype, 4, NULL, 1000};
+    const CheckpointRun run = {"test", cfg, dtype, 4, NULL, 1000, 0xABCDEF0123456789};
     return run;
 }
 
@@ -57,21 +58,38 @@ static RunState state_of(int64_t step) {
     return state;
 }
 
-// Saves a model whose first weight is `value`; path becomes the checkpoint's.
-static void save_value(char path[PATH_MAX], const Run* run, int64_t step, float value,
-                       SafeTensorsDtype dtype) {
+// The same for means of squares.
+static void fill_squares(float* memory, size_t n, float value) {
+    fill(memory, n, SAFETENSORS_F32, value);
+    for (size_t i = 0; i < n; i++) {
+        memory[i] = fabsf(memory[i]);
+    }
+}
+
+// Saves a model whose first weight is `value`, after what spoil (NULL: nothing) does to it; path becomes the
+// checkpoint's.
+static void save_spoiled(char path[PATH_MAX], const Run* run, int64_t step, float value,
+                         SafeTensorsDtype dtype, void (*spoil)(Checkpoints*)) {
     Checkpoints c;
     const Options options = options_of(run);
     void* memory = check_alloc(checkpoints_bytes(TINY, dtype), 1, "copy");
     const RunState state = state_of(step);
-    checkpoints_open(&c, &options, run_of(TINY, dtype), memory, -1);
+    checkpoints_open(&c, &options, run_of(TINY, dtype), memory, -1, 0);
     fill(c.params, c.params_bytes / safetensors_dtype_bytes(dtype), dtype, value);
     fill(c.m, c.state_bytes / sizeof(float), SAFETENSORS_F32, value + 1);
-    fill(c.v, c.state_bytes / sizeof(float), SAFETENSORS_F32, value + 2);
+    fill_squares(c.v, c.state_bytes / sizeof(float), value + 2);
+    if (spoil) {
+        spoil(&c);
+    }
     checkpoint_start(&c, &state);
     EXPECT(checkpoint_wait(&c, path) && !checkpoint_wait(&c, path), "one save");
     checkpoints_close(&c);
     free(memory);
+}
+
+static void save_value(char path[PATH_MAX], const Run* run, int64_t step, float value,
+                       SafeTensorsDtype dtype) {
+    save_spoiled(path, run, step, value, dtype, NULL);
 }
 
 static void save(const Run* run, int64_t step) {
@@ -180,9 +198,9 @@ static void test_tensors(SafeTensorsDtype dtype) {
     float* got = (float*)check_alloc(3 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(3 * n, sizeof(float), "wanted");
     checkpoint_read(&state, path, TINY, rows, got, got + n, got + 2 * n);
-    for (int k = 0; k < 3; k++) {
-        fill(want + (size_t)k * n, n, SAFETENSORS_F32, 1 + (float)k);
-    }
+    fill(want, n, SAFETENSORS_F32, 1);
+    fill(want + n, n, SAFETENSORS_F32, 2);
+    fill_squares(want + 2 * n, n, 3);
     uint16_t* bits = (uint16_t*)check_alloc(2 * n, sizeof(uint16_t), "16-bit weights");
     fill(bits, dtype == SAFETENSORS_F32 ? 0 : n, dtype, 1);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
@@ -300,7 +318,9 @@ static void test_state(void) {
     s.run = run_state_open(guard_open(3, 4), loss_scale_open());
     s.run.step = 1234567890123;
     s.run.updates = 1234567890000;
-    s.run.tokens = INT64_MAX;
+    s.run.tokens = INT64_MAX / 2;
+    s.run.stage = STAGE_VALIDATED;
+    s.train_data = 0xABCDEF0123456789;
     s.run.sequence = 77;
     s.run.samples_at = 123;
     s.run.loss_scale.scale = 0x1p-3f;
@@ -335,6 +355,7 @@ static void test_state(void) {
                again.run.val_loss);
         EXPECT(again.run.loss_scale.scale == 0x1p-3f && again.run.loss_scale.good_steps == 1999,
                "loss scale");
+        EXPECT(again.run.stage == STAGE_VALIDATED && again.train_data == s.train_data, "stage and data");
         EXPECT(again.serial == 9 && again.train_tokens == 5 && again.padded_vocab == 128, "run");
         EXPECT(strcmp(again.trainer, "CPU") == 0 && again.num_files == 1 && again.files[0].bytes == 123 &&
                    again.files[0].xxh64 == file.xxh64 && strcmp(again.files[0].name, file.name) == 0,
@@ -378,6 +399,73 @@ static void test_left_over(void) {
     EXPECT(newest_in(run.out) == 22, "back in its place");
 }
 
+// Links under the names of checkpoints go; what they point to stays. One that is a checkpoint elsewhere can
+// be read, replaced and removed like any other.
+static void test_links(void) {
+    const Run run = run_open("links", 1, 0), elsewhere = run_open("elsewhere", 0, 0);
+    save(&elsewhere, 2);
+    mkdir(test_path("victim"), 0777);
+    test_write("victim/precious", "x", 1);
+    EXPECT(symlink("../victim", test_path("links/step_00000007.part")) == 0, "link");
+    EXPECT(symlink("../victim", test_path("links/step_00000002.old")) == 0, "link");
+    EXPECT(symlink("../elsewhere/step_00000002", test_path("links/step_00000002")) == 0, "link");
+    checkpoint_recover_(run.out);
+    expect_list(&run, "2");
+    EXPECT(value_in(run.out, "step_00000002") == 2, "the linked one");
+    save(&run, 3); // keeps one
+    expect_list(&run, "3");
+    EXPECT(symlink("../elsewhere/step_00000002", test_path("links/step_00000004")) == 0, "link");
+    save(&run, 4);
+    expect_list(&run, "4");
+    EXPECT(value_in(run.out, "step_00000004") == 4, "its own, not the linked one");
+    EXPECT(value_in(elsewhere.out, "step_00000002") == 2, "the other run's checkpoint is whole");
+    EXPECT(access(test_path("victim/precious"), F_OK) == 0, "not ours");
+}
+
+static void spoil_weight(Checkpoints* c) { ((float*)c->params)[7] = -INFINITY; }
+static void spoil_half(Checkpoints* c) { ((uint16_t*)c->params)[7] = 0x7F80; } // bf16
+static void spoil_m(Checkpoints* c) { c->m[0] = NAN; }
+static void spoil_v(Checkpoints* c) { c->v[0] = -1; }
+
+static void body_save_infinite(const void* run) {
+    char path[PATH_MAX];
+    save_spoiled(path, (const Run*)run, 30, 30, SAFETENSORS_F32, spoil_weight);
+}
+
+static void body_save_infinite_half(const void* run) {
+    char path[PATH_MAX];
+    save_spoiled(path, (const Run*)run, 30, 30, SAFETENSORS_BF16, spoil_half);
+}
+
+static void body_read(const void* path) {
+    SavedState state;
+    char error[ERROR_BYTES];
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float));
+    void *params = check_alloc(bytes, 1, "p"), *m = check_alloc(bytes, 1, "m"),
+         *v = check_alloc(bytes, 1, "v");
+    CHECK(checkpoint_try_check(&state, (const char*)path, error), "%s", error);
+    checkpoint_read(&state, (const char*)path, TINY, rows, params, (float*)m, (float*)v);
+}
+
+// Weights that are not finite are not saved over those that are; an optimizer's state that cannot be is not
+// read.
+static void test_not_finite(void) {
+    const Run run = run_open("not_finite", 1, 0);
+    char path[PATH_MAX];
+    save(&run, 20);
+    EXPECT(test_dies(body_save_infinite, &run, 1,
+                     "error: |step_00000030: not saved|element 7 of wte|not finite"),
+           "fp32");
+    EXPECT(test_dies(body_save_infinite_half, &run, 1, "error: |step_00000030: not saved|element 7 of wte"),
+           "bf16");
+    expect_list(&run, "20");
+    save_spoiled(path, &run, 30, 30, SAFETENSORS_F32, spoil_m);
+    EXPECT(test_dies(body_read, path, 1, "error: |optimizer|element 0 of m is nan, wanted a number"), "m");
+    save_spoiled(path, &run, 31, 30, SAFETENSORS_F32, spoil_v);
+    EXPECT(test_dies(body_read, path, 1, "error: |optimizer|element 0 of v is -1|wanted 0 or more"), "v");
+}
+
 // Two runs at a time would remove each other's files.
 static void body_save(const void* run) {
     char path[PATH_MAX];
@@ -399,7 +487,7 @@ static void test_two_saves(void) {
     Checkpoints c;
     char path[PATH_MAX];
     void* memory = check_alloc(checkpoints_bytes(TINY, SAFETENSORS_F32), 1, "copy");
-    checkpoints_open(&c, &options, run_of(TINY, SAFETENSORS_F32), memory, -1);
+    checkpoints_open(&c, &options, run_of(TINY, SAFETENSORS_F32), memory, -1, 0);
     for (int step = 1; step <= 20; step++) {
         const RunState state = state_of(step);
         fill(c.params, 1, SAFETENSORS_F32, (float)step);
@@ -591,7 +679,9 @@ static void test_bad_state(void) {
     static const char* const cases[][3] = {
         {"\"model.safetensors\"", "\"../model.safetensors\"", "wanted one beside it"},
         {"\"step\":2", "\"step\":99999999999999999999", "a number above"},
-        {"\"step\":2", "\"step\":9999999999999999999", "below 2^63"},
+        {"\"step\":2", "\"step\":9999999999999999999", "below 2^62"},
+        {"\"count\":0", "\"count\":9223372036854775807", "below 2^62"}, // or counting on would overflow
+        {"\"updates\":2", "\"updates\":9223372036854775807", "below 2^62"},
         {"\"step\":2", "\"step\":-2", "a whole number"},
         {"\"step\":2", "\"serial\":2", "serial comes twice"},
         {"\"step\":2,", "", "no key step"},
@@ -649,7 +739,7 @@ static void body_open_large(const void* run) {
     const GPT2Config large = {.max_T = 1 << 20, .V = 5, .Vp = 128, .L = 1000, .NH = 1, .C = 65536};
     const Options options = options_of((const Run*)run);
     Checkpoints c;
-    checkpoints_open(&c, &options, run_of(large, SAFETENSORS_F32), NULL, -1);
+    checkpoints_open(&c, &options, run_of(large, SAFETENSORS_F32), NULL, -1, 0);
 }
 
 static void test_bad_places(void) {
@@ -664,8 +754,9 @@ static void test_bad_places(void) {
     EXPECT(test_dies(body_open_large, &run, 1, "error: |bad: a checkpoint takes|MiB, the disk has|free"),
            "no room");
     test_write("bad/step_00000030", "mine", 4); // a file where the checkpoint should be
-    EXPECT(test_dies(body_save, &run, 1, "error: |step_00000030|Not a directory"), "in the way");
-    expect_list(&run, "file 30 30.part");
+    EXPECT(test_dies(body_save, &run, 1, "error: |step_00000030: a file, wanted nothing or a directory"),
+           "in the way");
+    expect_list(&run, "file 30");
 }
 
 // ---- faults: every call that can fail, fails once
@@ -754,6 +845,8 @@ int main(int argc, char** argv) {
     test_state();
     test_replace();
     test_left_over();
+    test_links();
+    test_not_finite();
     test_lock();
     test_two_saves();
     test_keep();

@@ -59,6 +59,8 @@ static void test_names(void) {
         {"gpt3:c2048", 24, 2048, 16, 2048}, {"gpt3:c2560", 32, 2560, 32, 2048},
         {"gpt3:c4096", 32, 4096, 32, 2048}, {"gpt3:c5140", 40, 5120, 40, 2048},
         {"gpt3:c5120", 40, 5120, 40, 2048}, {"gpt3:c12288", 96, 12288, 96, 2048},
+        {"gpt2", 12, 768, 12, 1024},        {"gpt2-medium", 24, 1024, 16, 1024},
+        {"gpt2-large", 36, 1280, 20, 1024}, {"gpt2-xl", 48, 1600, 25, 1024},
     };
     const int wanted_count = sizeof(wanted) / sizeof(wanted[0]);
     int count;
@@ -70,12 +72,14 @@ static void test_names(void) {
                    m->max_T == wanted[i].max_T,
                "%s", wanted[i].name);
         EXPECT(m && m->C % m->NH == 0, "%s: heads", wanted[i].name);
-        const char* bare = strchr(wanted[i].name, ':') + 1;
-        EXPECT(gpt2_model_by_name(bare) == (bare[0] == 'd' ? m : NULL), "%s without its prefix", bare);
+        const char* colon = strchr(wanted[i].name, ':');
+        EXPECT(!colon || gpt2_model_by_name(colon + 1) == (colon[1] == 'd' ? m : NULL),
+               "%s without its prefix", wanted[i].name);
         const GPT2Config cfg = m ? config_of(m) : TINY;
         EXPECT(gpt2_count_parameters(cfg) == count_by_formula(cfg, cfg.V), "%s: sum", wanted[i].name);
     }
-    static const char* const unknown[] = {"", "d", "d1", "d7", "d121", "gpt2", "gpt2:", "gpt2:c768", "D12"};
+    static const char* const unknown[] = {"",          "d",     "d1",        "d7", "d121",
+                                          "gpt2-tiny", "gpt2:", "gpt2:c768", "D12"};
     for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++) {
         EXPECT(!gpt2_model_by_name(unknown[i]), "\"%s\" is no name", unknown[i]);
     }

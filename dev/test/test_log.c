@@ -97,12 +97,29 @@ static int count_of(const char* text, const char* word) {
 
 static void print_options(FILE* file, const void* what) { fprintf(file, "{\"lr\":%s}", (const char*)what); }
 
+static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads"};
+
 // A log with its files in the directory `name` and its screen in the file name.screen.
-static RunLog open_log(const char* name, int64_t start_step, int64_t steps) {
+static RunLog open_log_as(const char* name, LogStart start, int64_t start_step, int64_t steps) {
     RunLog log;
     char screen[300];
     snprintf(screen, sizeof(screen), "%s.screen", test_path(name));
-    log_open(&log, test_path(name), start_step, steps, STEP_TOKENS, fopen(screen, "w"));
+    const LogSettings settings = {test_path(name), start, start_step,        steps,
+                                  STEP_TOKENS,     0,     fopen(screen, "w")};
+    log_open(&log, &settings);
+    return log;
+}
+
+// Of a new run, or of one that continues after some steps.
+static RunLog open_log(const char* name, int64_t start_step, int64_t steps) {
+    return open_log_as(name, start_step > 0 ? LOG_CONTINUE : LOG_NEW, start_step, steps);
+}
+
+// A log of ten steps, in a directory or without files ("").
+static RunLog open_log_in(const char* directory, FILE* screen) {
+    RunLog log;
+    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen};
+    log_open(&log, &settings);
     return log;
 }
 
@@ -111,7 +128,7 @@ static RunLog open_log(const char* name, int64_t start_step, int64_t steps) {
 static void test_files(void) {
     const char text[] = "He said \"no\".\n\tThen\0 \x01 \xC3 \xE2\x82\xAC";
     RunLog log = open_log("files", 0, 1000);
-    log_config(&log, print_options, "0.0003");
+    log_config(&log, print_options, "0.0003", who);
     log_val(&log, 0, 10.9876543);
     log_data_wait(&log, 0.0125);
     log_train(&log, 1, 4.12345678, 0.12, 0.567812345, -0.31, 3e-4, 812.3, 0.412);
@@ -133,7 +150,10 @@ static void test_files(void) {
         EXPECT(end && *end == '\0', "line %d is not JSON: %s", i, line);
         EXPECT(strncmp(line, start, strlen(start)) == 0, "line %d: %s", i, line);
     }
-    EXPECT(json_is(line_of(jsonl, 0), "options", "{\"lr\":0.0003}}"), "config");
+    EXPECT(json_is(line_of(jsonl, 0), "options",
+                   "{\"lr\":0.0003},\"program\":\"train 1.0\",\"trainer\":\"CPU FP32\","),
+           "config");
+    EXPECT(json_is(line_of(jsonl, 0), "device", "\"2 threads\",\"time\":"), "config");
     EXPECT(number_of(line_of(jsonl, 1), "step") == 0, "the first evaluation is at step 0");
     EXPECT_NEAR(number_of(line_of(jsonl, 1), "loss"), 10.9876543, 1e-7, "digits of a loss");
     const char* train = line_of(jsonl, 2);
@@ -144,9 +164,12 @@ static void test_files(void) {
     EXPECT_NEAR(number_of(train, "mfu"), 0.412, 1e-9, "a fraction");
     EXPECT_NEAR(number_of(train, "data_ms"), 12.5, 1e-6, "of this step");
     EXPECT_NEAR(number_of(train, "tok_per_s"), STEP_TOKENS / 0.8123, 1e-3, "of this step");
+    EXPECT(number_of(train, "tokens") == STEP_TOKENS, "of all steps: %s", train);
+    EXPECT_NEAR(number_of(train, "elapsed_s"), 0, 5, "since the log was opened");
+    EXPECT_NEAR(number_of(train, "time"), (double)time(NULL), 5, "now");
     const char* bad = line_of(jsonl, 3);
     EXPECT_NEAR(number_of(bad, "data_ms"), 487.5, 1e-6, "of this step alone");
-    EXPECT(json_is(bad, "loss", "null,") && json_is(bad, "norm", "null,") && json_is(bad, "mfu", "null}"),
+    EXPECT(json_is(bad, "loss", "null,") && json_is(bad, "norm", "null,") && json_is(bad, "mfu", "null,"),
            "%s", bad);
     EXPECT(json_is(line_of(jsonl, 4), "reason", "\"it is \\\"bad\\\"\"}"), "skip");
     EXPECT(json_is(line_of(jsonl, 5), "text",
@@ -180,7 +203,18 @@ static void test_partial(void) {
     log_close(&log);
     EXPECT(!slurp(test_path("partial/log.jsonl"))[0] && !slurp(test_path("partial/main.log"))[0],
            "a new run begins with empty files");
-    log_open(&log, "", 0, 10, 1, NULL);
+    EXPECT(count_of(slurp(test_path("partial/log.jsonl.1")), "\n") == 2,
+           "those of the earlier run have another name");
+    EXPECT(count_of(slurp(test_path("partial/main.log.1")), "\n") == 1,
+           "those of the earlier run have another name");
+    log = open_log("partial", 0, 10);
+    log_val(&log, 0, 6);
+    log_close(&log);
+    EXPECT(access(test_path("partial/log.jsonl.2"), F_OK) != 0, "empty logs are not kept");
+    log = open_log("partial", 0, 10);
+    log_close(&log);
+    EXPECT(count_of(slurp(test_path("partial/log.jsonl.2")), "\n") == 1, "the next number");
+    log = open_log_in("", NULL);
     log_train(&log, 1, 4, 0, 1, 0, 1, 1, NAN);
     log_summary(&log, 1, NAN, NAN, 1);
     log_close(&log); // no directory, no screen: no file, no crash
@@ -203,28 +237,40 @@ static void run_part(RunLog* log, int start, int end) {
     }
 }
 
+// Cuts out what depends on the clock.
+static char* without_times(char* text) {
+    static const char* const keys[] = {",\"elapsed_s\":", ",\"time\":"};
+    for (int i = 0; i < 2; i++) {
+        for (char* at; (at = strstr(text, keys[i]));) {
+            char* end = at + strcspn(at + 1, ",}") + 1;
+            memmove(at, end, strlen(end) + 1);
+        }
+    }
+    return text;
+}
+
 static void test_resume(void) {
     static char whole[1 << 16], whole_text[1 << 16];
     RunLog log = open_log("whole", 0, 12);
-    log_config(&log, print_options, "1");
+    log_config(&log, print_options, "1", who);
     run_part(&log, 0, 12);
     log_close(&log);
-    strcpy(whole, slurp(test_path("whole/log.jsonl")));
+    strcpy(whole, without_times(slurp(test_path("whole/log.jsonl"))));
     strcpy(whole_text, slurp(test_path("whole/main.log")));
 
     log = open_log("parts", 0, 12);
-    log_config(&log, print_options, "1");
+    log_config(&log, print_options, "1", who);
     run_part(&log, 0, 7);
     fputs("{\"kind\":\"train\",\"step\":8,\"lo", log.json.file); // a torn line
     log_close(&log);
     for (int crash = 0; crash < 2; crash++) { // twice from step 4; the first time dies at once
         log = open_log("parts", 4, 12);
-        log_config(&log, print_options, "2");
+        log_config(&log, print_options, "2", who);
         run_part(&log, 4, crash == 0 ? 4 : 12);
         log_close(&log);
     }
-    char* parts = slurp(test_path("parts/log.jsonl"));
-    char* config = strstr(parts, "{\"kind\":\"config\",\"options\":{\"lr\":2}}\n");
+    char* parts = without_times(slurp(test_path("parts/log.jsonl")));
+    char* config = strstr(parts, "{\"kind\":\"config\",\"options\":{\"lr\":2},");
     EXPECT(config && number_of(strchr(config, '\n') + 1, "step") == 5, "the resumed run says its options");
     if (config) {
         const char* after = strchr(config, '\n') + 1;
@@ -250,6 +296,23 @@ static void test_resume(void) {
     EXPECT(strlen(slurp(test_path("torn/log.jsonl"))) ==
                strcspn(slurp(test_path("torn/log.jsonl")), "\n") + 1,
            "a torn line is cut off: %s", slurp(test_path("torn/log.jsonl")));
+    log = open_log("zero", 0, 20); // stopped after the first validation, and resumed
+    log_val(&log, 0, 5);
+    log_stop(&log, 0, "SIGTERM", "");
+    log_close(&log);
+    log = open_log_as("zero", LOG_CONTINUE, 0, 20);
+    log_val(&log, 0, 5);
+    log_close(&log);
+    EXPECT(count_of(slurp(test_path("zero/log.jsonl")), "\n") == 1, "step 0 is kept, its stop is not: %s",
+           slurp(test_path("zero/log.jsonl")));
+    log = open_log("time", 0, 20); // the time of the run is that of all its parts
+    log.open_s -= 100;
+    log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
+    log_close(&log);
+    log = open_log("time", 1, 20);
+    log_train(&log, 2, 4, 0, 1, 0, 1e-3, 1, NAN);
+    log_close(&log);
+    EXPECT_NEAR(number_of(line_of(slurp(test_path("time/log.jsonl")), 1), "elapsed_s"), 100, 5, "both parts");
     log = open_log("elsewhere", 12, 20); // resumes with no log to go on from
     run_part(&log, 12, 12);
     log_close(&log);
@@ -261,7 +324,7 @@ static void test_resume(void) {
 // A run that goes back has the log of one that never went there, and a line that says so; then it may resume.
 static void test_rollback(void) {
     RunLog log = open_log("back", 0, 12);
-    log_config(&log, print_options, "1");
+    log_config(&log, print_options, "1", who);
     run_part(&log, 0, 7);
     log_rollback(&log, 7, 4, "because");
     CurvePoint points[LOG_BINS_];
@@ -280,7 +343,7 @@ static void test_rollback(void) {
     text = slurp(test_path("back/log.jsonl"));
     EXPECT(strstr(text, line) && count_of(text, "\"kind\":\"train\"") == 9, "resumed: %s", text);
     EXPECT(strstr(text, "{\"kind\":\"stop\",\"step\":9,\"reason\":\"SIGTERM\"}\n"), "%s", text);
-    log_open(&log, "", 0, 12, 64, NULL); // no files
+    log = open_log_in("", NULL); // no files
     log_rollback(&log, 7, 4, "because");
     log_close(&log);
 }
@@ -288,31 +351,42 @@ static void test_rollback(void) {
 static void test_step_line(void) {
     RunLog log = open_log("line", 0, 1000);
     log_train(&log, 12, 4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118);
-    log_train(&log, 1000, 1.5, 0, 0.5, 0, 3e-5, 812.3, NAN);
+    log_train(&log, 1000, 1.5, NAN, 0.5, NAN, 3e-5, 812.3, NAN); // what is unknown is left out
     log_close(&log);
     const char* screen = slurp(test_path("line.screen"));
     const char* want =
         "step   12/1000 | loss 4.1234 (+0.12z) | norm 0.5678 (-0.31z) | lr 3.00e-04 | 812.3 ms | "
-        "41.2% MFU | 5042 tok/s | eta 13m23s |   1%";
+        "41.2% MFU | 5042 tok/s | eta 13m23s";
     EXPECT(strcmp(line_of(screen, 0), want) == 0, "%s", line_of(screen, 0));
-    want = "step 1000/1000 | loss 1.5000 (+0.00z) | norm 0.5000 (+0.00z) | lr 3.00e-05 | 812.3 ms | 5042 "
-           "tok/s | "
-           "eta 0s | 100%";
+    want = "step 1000/1000 | loss 1.5000 | norm 0.5000 | lr 3.00e-05 | 812.3 ms | 5042 tok/s | eta 0s";
     EXPECT(strcmp(line_of(screen, 1), want) == 0, "%s", line_of(screen, 1));
 }
 
 static void test_messages(void) {
+    // 100 columns: 4 of indentation, 11 words, and their blanks
+    const char* long_text =
+        "12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 "
+        "123456 next";
     RunLog log = open_log("messages", 0, 50);
     log_val(&log, 0, 3.25);
     log_sample(&log, 10, "a\nb\x1b[2J", 7);
+    log_sample(&log, 10,
+               "\xC2\x9B"
+               "31m\xC3\xA9\x9B\xE2\x82",
+               10); // U+009B, e acute, and halves of characters
+    log_sample(&log, 10, long_text, strlen(long_text));
     log_save(&log, 10, "out/step_10");
     log_skip(&log, 11, "why");
     log_close(&log);
     const char* screen = slurp(test_path("messages.screen"));
-    EXPECT(strcmp(screen, "step  0/50 | val loss 3.2500\n"
-                          "step 10/50 | sample:\n    a\n    b?[2J\n"
-                          "step 10/50 | saved out/step_10\n"
-                          "step 11/50 | update skipped: why\n") == 0,
+    EXPECT(strcmp(screen,
+                  "step  0/50 | val loss 3.2500\n"
+                  "step 10/50 | sample:\n    a\n    b?[2J\n"
+                  "step 10/50 | sample:\n    ??31m\xC3\xA9???\n"
+                  "step 10/50 | sample:\n    12345678 12345678 12345678 12345678 12345678 12345678 12345678 "
+                  "12345678 12345678 12345678 123456\n    next\n"
+                  "step 10/50 | saved out/step_10\n"
+                  "step 11/50 | update skipped: why\n") == 0,
            "%s", screen);
 }
 
@@ -359,21 +433,38 @@ static void test_terminal(void) {
     log.shown_s -= 0.2;
     log_train(&log, 2, 4, 0, 1, 0, 1e-3, 0.1, NAN);
     log_train(&log, 3, 4, 0, 1, 0, 1e-3, 0.1, NAN); // too soon to show
-    EXPECT(log.line_is_open, "the line may be rewritten");
+    EXPECT(log.open_line == LOG_LINE_STEP_, "the line may be rewritten");
     log_val(&log, 3, 3);
     log_close(&log);
     screen = slurp(test_path("terminal.screen"));
     EXPECT(count_of(screen, "\n") == 3, "step 1, step 3, val:\n%s", screen);
-    EXPECT(strncmp(line_of(screen, 1), "\r\033[?7lstep    2/2000", 20) == 0, "step 2 was shown");
-    EXPECT(strstr(screen, "\r\033[Kstep    3/2000") && strstr(screen, "%\nstep    3/2000 | val loss"),
+    EXPECT(strncmp(line_of(screen, 1), "\033[?7lstep    2/2000", 19) == 0, "step 2 was shown: %s",
+           line_of(screen, 1));
+    EXPECT(strstr(screen, "\r\033[Kstep    3/2000") && strstr(screen, "s\nstep    3/2000 | val loss"),
            "step 3 was completed: %s", screen);
+    const double ms[] = {150, 20e3};
+    const int lines[] = {1 + 3 + 1, 60}; // the first, steps 21, 41 and 61 of 2000, and the last
+    for (int i = 0; i < 2; i++) {
+        log = open_log("terminal", 0, 2000);
+        log.is_terminal = 1;
+        for (int64_t step = 1; step <= 61 - i; step++) {
+            log_train(&log, step, 4, 0, 1, 0, 1e-3, ms[i], NAN);
+        }
+        log_train(&log, 2000, 4, 0, 1, 0, 1e-3, ms[i], NAN);
+        log_close(&log);
+        const int found = count_of(slurp(test_path("terminal.screen")), "\n");
+        EXPECT(found == lines[i] + i, "steps of %g ms: %d lines", ms[i], found);
+    }
     log = open_log("terminal", 0, 2000);
     log.is_terminal = 1;
-    for (int64_t step = 1; step <= 5; step++) {
-        log_train(&log, step, 4, 0, 1, 0, 1e-3, 150, NAN);
-    }
+    log_progress(&log, 0, "validating", 0, 20);
+    log.progress_s -= 1;
+    log_progress(&log, 0, "validating", 7, 20);
+    log_val(&log, 0, 3);
     log_close(&log);
-    EXPECT(count_of(slurp(test_path("terminal.screen")), "\n") == 5, "slow steps have a line each");
+    screen = slurp(test_path("terminal.screen"));
+    EXPECT(strcmp(screen, "step    0/2000 | validating 7/20\r\033[Kstep    0/2000 | val loss 3.0000\n") == 0,
+           "%s", screen);
 }
 
 static void test_is_terminal(void) {
@@ -384,8 +475,13 @@ static void test_is_terminal(void) {
     FILE* slave = fopen(ptsname(master), "w");
     RunLog log;
     if (slave) {
-        log_open(&log, "", 0, 10, 1, slave);
+        const struct winsize narrow = {24, 60, 0, 0};
+        ioctl(master, TIOCSWINSZ, &narrow);
+        log = open_log_in("", slave);
         EXPECT(log.is_terminal, "a terminal is recognized");
+        log_train(&log, 1, 4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118);
+        EXPECT(strcmp(log.line, "step  1/10 | loss 4.1234 | 812.3 ms | 1 tok/s | eta 7s") == 0,
+               "a line is not wider than the terminal: %s", log.line);
         log_close(&log);
         fclose(slave);
     }
@@ -401,7 +497,16 @@ static void test_eta(void) {
         log_time_(&log, 100);
     }
     log.first_s = time_now_s() - 0.2 * 99; // half of the time went elsewhere
-    EXPECT_NEAR(log_eta_s_(&log, 100), 180, 0.1, "evaluation counts");
+    EXPECT_NEAR(log_eta_s_(&log, 100), 180, 0.1, "samples count");
+    log.eval_every = 300; // validations after 300, 600, 900 and 1000 steps
+    log.val_s = 50;
+    EXPECT_NEAR(log_eta_s_(&log, 100), 180 + 4 * 50, 0.1, "validations to come count");
+    log.first_s -= 50; // one of them is over
+    log.val_s_sum = 50;
+    EXPECT_NEAR(log_eta_s_(&log, 300), 140 + 3 * 50, 0.1, "and those that were do not count twice");
+    log.eval_every = 0;
+    log.val_s_sum = 0;
+    log.first_s = time_now_s();
     for (int i = 0; i < 200; i++) {
         log_time_(&log, 10);
     }
@@ -457,21 +562,18 @@ static void test_peak(void) {
 
 // ---- errors ----
 
-static void open_in(const void* path) {
-    RunLog log;
-    log_open(&log, (const char*)path, 0, 10, 1, NULL);
-}
+static void open_in(const void* path) { open_log_in((const char*)path, NULL); }
 
 static void write_in(const void* path) {
     RunLog log;
-    log_open(&log, (const char*)path, 0, 10, 1, NULL);
+    log = open_log_in((const char*)path, NULL);
     log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
 }
 
 static void write_to_full_screen(const void* unused) {
     (void)unused;
     RunLog log;
-    log_open(&log, "", 0, 10, 1, fopen("/dev/full", "w"));
+    log = open_log_in("", fopen("/dev/full", "w"));
     log_val(&log, 0, 4);
 }
 
@@ -487,7 +589,7 @@ static void test_errors(void) {
     longest[sizeof(longest) - 1] = '\0';
     EXPECT(test_dies(open_in, longest, EXIT_FAILURE, "longer than"), "a path too long");
     RunLog log;
-    log_open(&log, test_path("deep/er/still/"), 0, 10, 1, NULL);
+    log = open_log_in(test_path("deep/er/still/"), NULL);
     log_close(&log);
     EXPECT(access(test_path("deep/er/still/log.jsonl"), R_OK) == 0, "parents are made");
     if (access("/dev/full", W_OK) != 0) {
@@ -505,6 +607,14 @@ static void test_errors(void) {
     EXPECT(
         test_dies(write_to_full_screen, NULL, EXIT_FAILURE, "standard output: cannot write: No space left"),
         "standard output on a full disk");
+    log = open_log_in(test_path("no_screen"), fopen("/dev/full", "w")); // whose files tell everything
+    log_val(&log, 0, 4);
+    log_val(&log, 1, 4);
+    log_close(&log);
+    EXPECT(count_of(slurp(test_path("no_screen/log.jsonl")), "\n") == 2, "a run without a screen");
+    EXPECT(mkdir(test_path("fifo"), 0777) == 0 && mkfifo(test_path("fifo/log.jsonl"), 0600) == 0, "a FIFO");
+    EXPECT(test_dies(open_in, test_path("fifo"), EXIT_FAILURE, "fifo/log.jsonl: a FIFO, wanted a file"),
+           "a FIFO");
 }
 
 int main(void) {

@@ -34,11 +34,11 @@ static Options parse(const char* line) {
 static Run run_open(const char* line) {
     Run run;
     run.options = parse(line);
-    setup_tokenizer(&run.data, &run.options);
     run.model_path = setup_model_path(&run.options);
+    setup_tokenizer(&run.data, &run.options, run.model_path);
     run.cfg = setup_model(&run.options, &run.data, run.model_path);
     setup_data(&run.data, &run.options);
-    setup_training(&run.options);
+    setup_training(&run.options, run.model_path != NULL);
     return run;
 }
 
@@ -180,9 +180,10 @@ static void expect_weights(const char* options, int is_random) {
 
 static void test_model_file(void) {
     const GPT2Config cfg = {32, 400, 416, 2, 2, 8}, padded = {32, 400, 512, 2, 2, 8};
-    expect_model(TEXT "--model %/model.bin", cfg);
-    expect_model(TEXT "--model %/step_00000003", padded); // that file does not say how much padding there was
-    expect_model(TEXT "--model %/step_00000003/", padded);
+    expect_model(TEXT "--model %/model.bin --vocab-size 400", cfg);
+    // that file does not say how much padding there was
+    expect_model(TEXT "--model %/step_00000003 --vocab-size 400", padded);
+    expect_model(TEXT "--model %/step_00000003/ --vocab-size 400", padded);
     expect_model(SHARDS "--model %/model.bin --layers 2 --channels 8 --heads 2 --context 32 --vocab-size 400",
                  cfg);
     expect_model("--model %/model.bin --steps 1 --train-data %/train.bin --seq-len 16", cfg);
@@ -195,7 +196,13 @@ static void test_model_file(void) {
     expect_refused(TEXT "--model %/model.bin --heads 4", 2, "--heads is 4|has 2");
     expect_refused(TEXT "--model %/model.bin --context 64", 2, "--context is 64|has 32");
     expect_refused(TEXT "--model %/model.bin --vocab-size 257", 2, "--vocab-size is 257|has 400");
-    expect_refused(TEXT "--model %/model.bin --seq-len 33", 2, "--seq-len is 33|32");
+    expect_refused(TEXT "--model %/model.bin --vocab-size 400 --seq-len 33", 2, "--seq-len is 33|32");
+    // text as bytes, and words of the stories, are other tokens than the model's
+    expect_refused(TEXT "--model %/model.bin", 2,
+                   "model.bin has a vocabulary of 400|257 tokens (bytes)|--tokenizer");
+    expect_refused("--model %/model.bin --seq-len 16 --steps 1", 2, "a vocabulary of 400|(words)");
+    expect_refused("--model %/model.bin --seq-len 16 --train-data %/train.bin --tokenizer %/merges.txt", 2,
+                   "a vocabulary of 400|259 tokens|merges.txt");
     expect_refused("--train-data %/large.bin --model %/model.bin", 1, "large.bin|token 5|400");
     expect_refused(TEXT "--model %/none.bin", 1, "none.bin|cannot read the model|No such file");
     expect_refused(TEXT "--model %/none", 1, "/none|cannot read the model");
