@@ -39,7 +39,7 @@ static void test_shards(void) {
            (unsigned long long)writer.number);
     expect_none("a_train_000003.bin"); // not before it is whole
     shard_writer_close(&writer);
-    EXPECT(writer.number == 4 && writer.tokens == 95000 && shard_writer_bytes(&writer, 1) == 1024 + 20000,
+    EXPECT(writer.number == 4 && writer.tokens == 95000 && shard_writer_bytes(&writer, 1, 95000) == 1024 + 20000,
            "");
     expect_shard("a_val_000000.bin", 65536, 2, 0, 30000);
     expect_shard("a_val_000001.bin", 65536, 2, 30000, 40000);
