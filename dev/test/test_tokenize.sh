@@ -283,6 +283,7 @@ test_errors() {
     bad 2 "--shard-tokens is 0" "${vocab[@]}" --shard-tokens 0 lines.txt
     bad 1 "none.txt: cannot open" "${vocab[@]}" lines.txt none.txt
     bad 1 "none.json" --tokenizer none.json lines.txt
+    bad 1 "gpt2: cannot open the tokenizer|scripts/get_data.sh gpt2-vocab" --tokenizer gpt2 lines.txt
     : >merges.bin
     bad 1 "merges.bin: no text by its name" "${vocab[@]}" merges.bin
     good "a directory that is not there yet" "${vocab[@]}" --out new/place/a lines.txt
