@@ -9,7 +9,8 @@ valid UTF-8 each is a character of its own, so decoding gives them back.
 Speed. Most pieces are found in a cache by their first 15 or 31 bytes. Slots are asked for long before
 they are needed, so that they come from memory together. New pieces leave a gap among the ids and are merged
 16 at a time, step by step in turn, for the same reason. Merging is linear in the length of the piece
-(bpe_merge_long_), so no text is slow. dev/bench/results has what was measured (make bench-tokenizer).
+(bpe_merge_long_), so no text is slow; and no piece has more than BPE_MAX_PIECE bytes (bpe_split.h), so no
+text takes much memory. dev/bench/results has what was measured (make bench-tokenizer).
 
 needs:   bpe.h, check.h
 defines: BpeEncoder, bpe_encoder_open, bpe_encoder_close, bpe_encode
@@ -298,12 +299,12 @@ static inline size_t bpe_encode_pieces_(BpeEncoder* encoder, int* ids, size_t co
 // no following text can change, which is all but the last or the last two. The rest is to come again, with
 // what follows it, at the start of the next text: the ids are then those of the whole, wherever it was
 // divided. Nothing is consumed before the second piece has begun, so the caller's buffer must be able to
-// grow.
+// grow, to twice BPE_MAX_PIECE.
 static inline size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore more, int* ids,
                                 size_t* consumed) {
     const unsigned char* at = (const unsigned char*)text;
     const size_t certain = more == BPE_ENDS ? bytes : bytes - bpe_uncertain_(at, bytes);
-    BpeSplitter_ splitter = bpe_splitter_(&encoder->bpe->classes, at, certain);
+    BpeSplitter_ splitter = bpe_splitter_(&encoder->bpe->classes, at, 0, certain);
     BpePieces_* pieces = encoder->pieces;
     pieces->text = at;
     pieces->bytes = bytes;
@@ -312,6 +313,13 @@ static inline size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t by
     while (splitter.at < certain) {
         pieces->base = splitter.at;
         pieces->count = bpe_split_(&splitter, pieces->ends);
+        const size_t begin = pieces->begin;
+        const size_t cut_off = bpe_cut_off_(&splitter, begin, pieces->base, pieces->ends, pieces->count);
+        if (cut_off) {
+            count += bpe_merge_(encoder->bpe, &encoder->merger, at + begin, cut_off - begin, ids + count);
+            pieces->begin = cut_off;
+            continue;
+        }
         const uint16_t here = (uint16_t)((splitter.at < certain ? splitter.at : certain) - pieces->base);
         const int is_cut = pieces->count > 0 && pieces->ends[pieces->count - 1] == here; // by a contraction
         if (more == BPE_ENDS && splitter.at >= certain && !is_cut) {

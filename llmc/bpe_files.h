@@ -48,7 +48,11 @@ typedef struct {
 
 static inline BpeFile_ bpe_read_(const char* path) {
     struct stat info;
-    CHECK(stat(path, &info) == 0, "%s: cannot open the tokenizer: %s", path, strerror(errno));
+    const char* name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    const char* hint = strncmp(name, "gpt2", 4) == 0
+                           ? "; `scripts/get_data.sh gpt2-vocab` gets data/gpt2-vocab/gpt2.tiktoken"
+                           : "";
+    CHECK(stat(path, &info) == 0, "%s: cannot open the tokenizer: %s%s", path, strerror(errno), hint);
     CHECK(S_ISREG(info.st_mode), "%s: not a regular file, wanted a tokenizer", path);
     CHECK(info.st_size > 0, "%s: empty file, wanted a tokenizer", path);
     CHECK(info.st_size <= INT_MAX, "%s: %lld bytes, wanted a tokenizer, at most %d", path,

@@ -6,15 +6,22 @@ bpe_split.h -- a text cut into pieces by GPT-2's pattern, leftmost first, altern
 Any bytes are text: a byte that belongs to no valid UTF-8 character counts as one character that is neither
 letter, number nor blank.
 
+A piece has at most BPE_MAX_PIECE bytes. What the pattern takes beyond them is cut off after the last whole
+character, and the pattern begins anew there. So the memory for a piece is bounded, and text without blanks
+can be divided. Only such text is changed by it: a megabyte of one letter, or of zeros.
+
     bpe_classes_open    which characters are letters, numbers and blanks (unicode_tables.h); read-only
                         afterwards: threads may share it
-    bpe_cut             where a text may be divided so that its parts have the pieces of the whole
+    bpe_cut             where a text may be divided so that its parts have the pieces of the whole: the first
+                        such place that is easily seen
+    bpe_last_cut        the last such place, wherever it is
 
 Classes of characters come as bits, 64 bytes at a time, and the pattern's cuts from shifts of these bits
 (gigatoken does so).
 
 needs:   check.h, unicode_tables.h, vec.h (ALWAYS_INLINE)
-defines: BpeClasses, bpe_classes_open, bpe_classes_close, bpe_cut, BpeMore, BPE_ENDS, BPE_CONTINUES
+defines: BpeClasses, bpe_classes_open, bpe_classes_close, bpe_cut, bpe_last_cut, BpeMore, BPE_ENDS,
+BPE_CONTINUES, BPE_MAX_PIECE
 */
 #ifndef LLMC_BPE_SPLIT_H
 #define LLMC_BPE_SPLIT_H
@@ -30,9 +37,15 @@ defines: BpeClasses, bpe_classes_open, bpe_classes_close, bpe_cut, BpeMore, BPE_
 #endif
 #endif
 
+#include <assert.h>
+
 #include "check.h"
 #include "unicode_tables.h"
 #include "vec.h"
+
+#ifndef BPE_MAX_PIECE
+#define BPE_MAX_PIECE (1 << 20) // bytes; tests make do with less
+#endif
 
 // ---- classes of characters
 
@@ -111,7 +124,8 @@ typedef struct {
     const BpeClasses* classes;
     const unsigned char* text;
     size_t bytes;
-    size_t at; // where `now` begins, a multiple of 64
+    size_t first; // byte at which the first piece begins
+    size_t at;    // where `now` begins: at `first`, or a multiple of 64 behind it
     BpeBlock_ last, now, next;
     uint64_t spilled;     // bytes of the block after `next` that end a character begun in `next`, ...
     int spilled_class;    // ... and the class of this character
@@ -210,13 +224,16 @@ ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter_* splitter, size_t begin) {
     return block;
 }
 
-static inline BpeSplitter_ bpe_splitter_(const BpeClasses* classes, const unsigned char* text, size_t bytes) {
+// Cuts text[first .. bytes) into pieces.
+static inline BpeSplitter_ bpe_splitter_(const BpeClasses* classes, const unsigned char* text, size_t first,
+                                         size_t bytes) {
     BpeSplitter_ splitter;
     memset(&splitter, 0, sizeof(splitter));
     splitter.classes = classes;
     splitter.text = text;
     splitter.bytes = bytes;
-    splitter.next = bpe_classify_(&splitter, 0);
+    splitter.first = splitter.at = first;
+    splitter.next = bpe_classify_(&splitter, first);
     return splitter;
 }
 
@@ -302,16 +319,44 @@ ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places,
 
 enum { BPE_BLOCKS_ = 64, BPE_CUTS_ = 64 * BPE_BLOCKS_ + 32 }; // blocks cut at a time, and room for their cuts
 
-// The cuts in the next blocks of the text, relative to the first of them; byte 0 of the text is not one of
-// them.
+// The cuts in the next blocks of the text, relative to the first of them; the first byte of the text is not
+// one of them.
 static inline size_t bpe_split_(BpeSplitter_* splitter, uint16_t cuts[BPE_CUTS_]) {
     size_t count = 0;
     for (uint32_t i = 0; i < BPE_BLOCKS_ && splitter->at < splitter->bytes; i++) {
-        const uint64_t bits = bpe_cuts_(splitter) & ~(uint64_t)(splitter->at == 0 ? 1 : 0);
+        const uint64_t bits = bpe_cuts_(splitter) & ~(uint64_t)(splitter->at == splitter->first ? 1 : 0);
         count = bpe_places_(bits, 64 * i, cuts, count);
         splitter->at += 64;
     }
     return count;
+}
+
+// The end of a piece at the start of text[0 .. bytes) that is longer than BPE_MAX_PIECE: no character is
+// divided.
+static inline size_t bpe_piece_end_(const BpeClasses* classes, const unsigned char* text, size_t bytes) {
+    for (size_t n = 1; n <= 3; n++) {
+        int class_;
+        const size_t at = BPE_MAX_PIECE - n;
+        if ((size_t)bpe_character_(classes, text + at, bytes - at, &class_) > n) {
+            return at;
+        }
+    }
+    return BPE_MAX_PIECE;
+}
+
+// If the piece that begins at `begin` is too long, returns where it is cut off, and the splitter begins anew
+// there; otherwise 0. `cuts` are those that the splitter has just found, from `base` on.
+static inline size_t bpe_cut_off_(BpeSplitter_* splitter, size_t begin, size_t base, const uint16_t* cuts,
+                                  size_t count) {
+    assert(BPE_MAX_PIECE > BPE_CUTS_); // so the first cut is the only one that may be too far away
+    const size_t known = splitter->at < splitter->bytes ? splitter->at : splitter->bytes;
+    if (__builtin_expect((count > 0 ? base + cuts[0] : known) - begin <= BPE_MAX_PIECE, 1)) {
+        return 0;
+    }
+    const size_t end =
+        begin + bpe_piece_end_(splitter->classes, splitter->text + begin, splitter->bytes - begin);
+    *splitter = bpe_splitter_(splitter->classes, splitter->text, end, splitter->bytes);
+    return end;
 }
 
 // Class of the character that ends before text[at], at > 0.
@@ -360,6 +405,48 @@ static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
     }
     const unsigned char end = bytes >= 2 && text[bytes - 2] == '\'' ? text[bytes - 1] : 0;
     return end == 'l' || end == 'v' || end == 'r' ? 2 : 0;
+}
+
+// Whether a piece's beginning, text[at], is a place where the text may be divided. Of several blanks before
+// another character, the last is a piece of its own only as long as that character is seen.
+static inline int bpe_is_safe_(const BpeClasses* classes, const unsigned char* text, size_t bytes,
+                               size_t at) {
+    int class_ = classes->of[text[at] / 4] >> 2 * (text[at] % 4) & 3;
+    if (text[at] >= 0x80) {
+        bpe_character_(classes, text + at, bytes - at, &class_);
+    }
+    return class_ == BPE_BLANK_ || bpe_class_before_(classes, text, at) != BPE_BLANK_;
+}
+
+// The last place, whatever follows the text, where it may be divided: the ids of its parts are then those of
+// the whole. 0 if there is none, as may be in a text of fewer than BPE_MAX_PIECE + 8 bytes.
+static inline size_t bpe_last_cut(const BpeClasses* classes, const char* text, size_t bytes) {
+    const unsigned char* at = (const unsigned char*)text;
+    for (size_t i = bytes; i-- > 1;) { // nearly all text has a blank close to its end
+        if (bpe_may_cut_(classes, text, i)) {
+            return i;
+        }
+    }
+    const size_t certain = bytes - bpe_uncertain_(at, bytes);
+    BpeSplitter_ splitter = bpe_splitter_(classes, at, 0, certain);
+    size_t begin = 0, last = 0;
+    while (splitter.at < certain) {
+        uint16_t cuts[BPE_CUTS_];
+        const size_t base = splitter.at, n = bpe_split_(&splitter, cuts);
+        const size_t cut_off = bpe_cut_off_(&splitter, begin, base, cuts, n);
+        if (cut_off) {
+            begin = last = cut_off;
+            continue;
+        }
+        begin = n > 0 ? base + cuts[n - 1] : begin;
+        for (size_t i = n; i-- > 0;) {
+            if (base + cuts[i] < certain && bpe_is_safe_(classes, at, certain, base + cuts[i])) {
+                last = base + cuts[i];
+                break;
+            }
+        }
+    }
+    return last;
 }
 
 #endif

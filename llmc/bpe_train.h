@@ -185,11 +185,17 @@ ALWAYS_INLINE void bpe_count_piece_(BpeCounts_* counts, const unsigned char* pie
 static inline void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;
     BpeCounts_* counts = &trainer->counts[thread];
-    BpeSplitter_ splitter = bpe_splitter_(&trainer->classes, at, bytes);
+    BpeSplitter_ splitter = bpe_splitter_(&trainer->classes, at, 0, bytes);
     size_t begin = 0;
     while (splitter.at < bytes) {
         uint16_t cuts[BPE_CUTS_];
         const size_t base = splitter.at, n = bpe_split_(&splitter, cuts);
+        const size_t cut_off = bpe_cut_off_(&splitter, begin, base, cuts, n);
+        if (cut_off) {
+            bpe_count_piece_(counts, at + begin, cut_off - begin, bytes - begin);
+            begin = cut_off;
+            continue;
+        }
         for (size_t i = 0; i < n; i++) {
             const size_t end = base + cuts[i];
             bpe_count_piece_(counts, at + begin, end - begin, bytes - begin);
@@ -604,8 +610,9 @@ static inline void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrain
         }
     }
     CHECK(n == wanted,
-          "a vocabulary of %d ids, of which %d come from merges: the text allows only %d, so at most %d ids",
-          vocab_size, wanted, n, 257 + n);
+          "a vocabulary of %d ids, of which %d come from merges: the text allows only %d, so at most %d ids; "
+          "wanted --train-bpe %d (./tokenize), --tokenizer bpe:%d (train_gpt2), or more text",
+          vocab_size, wanted, n, 257 + n, 257 + n, 257 + n);
     bpe_training_close_(&training);
     bpe_open_merges(bpe, (const int(*)[2])merges, wanted, "BPE training");
     free(merges);

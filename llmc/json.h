@@ -32,8 +32,8 @@ json_number, json_truth, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_N
 #include "check.h"
 
 enum {
-    JSON_MAX_NAME = 511, // bytes of a name that json_name takes
-    JSON_MAX_DEPTH = 32, // of values inside values
+    JSON_MAX_NAME = 511,      // bytes of a name that json_name takes
+    JSON_MAX_DEPTH = 1 << 16, // of objects and arrays inside each other, a bit of memory each
 };
 
 // ---- writing
@@ -451,34 +451,59 @@ static inline int json_truth(JsonReader* text, int* value) {
     return json_unexpected(text, "true or false");
 }
 
-// Steps over any value, objects and arrays nested to the given depth.
-static inline int json_skip_(JsonReader* text, int depth) {
+// Steps over a value that has no others inside.
+static inline int json_skip_scalar_(JsonReader* text) {
     const char* ignored;
     size_t length;
-    const int c = json_peek(text), closing = c == '{' ? '}' : ']';
-    if (c == '"') {
-        return json_text(text, &ignored, &length);
-    }
+    const int c = json_peek(text);
+    return c == '"'                           ? json_text(text, &ignored, &length)
+           : c == '-' || json_is_digit_(text) ? json_skip_number_(text)
+                                              : json_skip_word_(text);
+}
+
+// Where the objects and arrays that are open end: a bit for each, 1 of an object.
+typedef struct {
+    uint64_t is_object[JSON_MAX_DEPTH / 64];
+    size_t depth;
+} JsonNesting_;
+
+// Steps over a value, or the bracket that opens one. Sets what comes inside of it.
+static inline int json_skip_begin_(JsonReader* text, JsonNesting_* nesting, JsonPlace* place) {
+    const int c = json_peek(text);
+    *place = JSON_NEXT;
     if (c != '{' && c != '[') {
-        const int is_number = c == '-' || json_is_digit_(text);
-        return is_number ? json_skip_number_(text) : json_skip_word_(text);
+        return json_skip_scalar_(text);
     }
-    if (depth == 0) {
+    if (nesting->depth == JSON_MAX_DEPTH) {
         return json_unexpected(text, "values that are nested less deep");
     }
-    text->at++;
-    for (int first = 1; json_peek(text) != closing; first = 0) {
-        if ((!first && !json_take(text, ',')) ||
-            (c == '{' && !(json_text(text, &ignored, &length) && json_take(text, ':'))) ||
-            !json_skip_(text, depth - 1)) {
-            return 0;
-        }
-    }
+    uint64_t* word = &nesting->is_object[nesting->depth / 64];
+    const size_t bit = nesting->depth++ % 64;
+    *word = (bit ? *word & ~((uint64_t)1 << bit) : 0) | (uint64_t)(c == '{') << bit;
+    *place = JSON_FIRST;
     text->at++;
     return 1;
 }
 
 // Steps over any value.
-static inline int json_skip(JsonReader* text) { return json_skip_(text, JSON_MAX_DEPTH); }
+static inline int json_skip(JsonReader* text) {
+    JsonNesting_ nesting;
+    JsonPlace place;
+    nesting.depth = 0;
+    int ok = json_skip_begin_(text, &nesting, &place);
+    while (ok && nesting.depth > 0) {
+        const char* key;
+        size_t length;
+        const size_t last = nesting.depth - 1;
+        const int is_object = nesting.is_object[last / 64] >> last % 64 & 1;
+        const int more = is_object ? json_text_member(text, place, &key, &length) : json_element(text, place);
+        if (more == 0) {
+            nesting.depth--;
+            place = JSON_NEXT;
+        }
+        ok = more == 0 || (more > 0 && json_skip_begin_(text, &nesting, &place));
+    }
+    return ok;
+}
 
 #endif

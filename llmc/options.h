@@ -806,8 +806,8 @@ static inline void options_print_json(FILE* file, const Options* options) {
 // ---- the whole ----
 
 // Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
-// for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option and
-// returns their number; NULL: there may be none.
+// for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option, or
+// stands behind --, and returns their number; NULL: there may be none.
 static inline int options_parse_arguments(Options* options, int argc, char** argv, const char** arguments) {
     int num_arguments = 0;
     const char* program = argc > 0 ? argv[0] : "train_gpt2";
@@ -817,8 +817,11 @@ static inline int options_parse_arguments(Options* options, int argc, char** arg
         assert(legal);
         (void)legal;
     }
+    int only_arguments = 0; // behind --
     for (int i = 1; i < argc; i++) {
-        if (arguments && !option_is_name_(argv[i])) {
+        if (arguments && !only_arguments && strcmp(argv[i], "--") == 0) {
+            only_arguments = 1;
+        } else if (arguments && (only_arguments || !option_is_name_(argv[i]))) {
             arguments[num_arguments++] = argv[i];
         } else {
             i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);

@@ -8,7 +8,8 @@ packed_file.h -- the bytes of a file, unpacked while they are read: gzip (.gz), 
 
 What packs a file is told by the end of its name; "-" is standard input, as it is. Several members of gzip or
 frames of Zstandard behind each other are one file. A file that ends inside of one is truncated: an error, as
-are damaged data, a wrong checksum, and anything else behind the last member. Memory does not depend on the
+are damaged data, a wrong checksum, and anything else behind the last member but zeros behind one of gzip,
+which tapes and disks are filled up with. Memory does not depend on the
 file, but for Zstandard's window, which the file chooses (2 GiB at most).
 
 Functions return 0 with the message in `error` (of ERROR_BYTES, the caller's, who keeps it as long as the
@@ -24,6 +25,7 @@ packed_close
 
 #include <errno.h>
 #include <fcntl.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #if defined(HAVE_ISAL)
@@ -52,8 +54,10 @@ typedef struct {
     uint64_t read_bytes;   // of the file, so far
     unsigned char* packed; // (PACKED_BUFFER_) packed bytes; those from `at` to `end` are still to be unpacked
     size_t at, end;
-    int is_inside; // of a member or frame
-    int has_more;  // the last output was full: there may be more without further input
+    int is_inside;  // of a member or frame
+    int has_member; // of gzip, read to its end
+    int is_padded;  // zeros have been found behind it
+    int has_more;   // the last output was full: there may be more without further input
 #if defined(HAVE_ISAL)
     struct inflate_state* gzip;
 #elif defined(HAVE_ZLIB)
@@ -66,7 +70,7 @@ typedef struct {
 
 static inline int packed_ends_in_(const char* path, const char* ending) {
     const size_t length = strlen(path), ending_length = strlen(ending);
-    return length > ending_length && strcmp(path + length - ending_length, ending) == 0;
+    return length > ending_length && strcasecmp(path + length - ending_length, ending) == 0;
 }
 
 static inline PackedKind packed_kind(const char* path) {
@@ -122,6 +126,7 @@ static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, si
     file->at = file->end - stream->avail_in;
     if (stream->block_state == ISAL_BLOCK_FINISH) {
         file->is_inside = 0;
+        file->has_member = 1;
         packed_begin_member_(file);
     }
     return 1;
@@ -156,6 +161,7 @@ static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, si
     file->at = file->end - stream->avail_in;
     if (result == Z_STREAM_END) {
         file->is_inside = 0;
+        file->has_member = 1;
         inflateReset(stream);
     }
     return 1;
@@ -267,6 +273,19 @@ static inline void packed_close(PackedFile* file) {
     memset(file, 0, sizeof(*file));
 }
 
+// Steps over zeros behind a member of gzip: nothing else may follow them.
+static inline int packed_skip_zeros_(PackedFile* file) {
+    while (file->at < file->end && file->packed[file->at] == 0) {
+        file->at++;
+        file->is_padded = 1;
+    }
+    return !file->is_padded || file->at == file->end ||
+           error_set(file->error, file->path,
+                     "damaged: zeros, and something else behind them, in its first "
+                     "%llu bytes",
+                     (unsigned long long)file->read_bytes);
+}
+
 // Unpacks some more. *got is 0 only at the end of the file.
 static inline int packed_unpack_(PackedFile* file, void* buffer, size_t room, size_t* got) {
     for (*got = 0; *got == 0;) {
@@ -280,6 +299,15 @@ static inline int packed_unpack_(PackedFile* file, void* buffer, size_t room, si
                            ? 1
                            : error_set(file->error, file->path, "truncated: its %s data has no end",
                                        file->kind == PACKED_GZIP ? "gzip" : "Zstandard");
+            }
+        }
+        if (file->has_member && !file->is_inside) {
+            if (!packed_skip_zeros_(file)) {
+                return 0;
+            }
+            if (file->at == file->end) {
+                file->has_more = 0;
+                continue;
             }
         }
         if (!(file->kind == PACKED_GZIP ? packed_step_gzip_ : packed_step_zstd_)(file, buffer, room, got)) {

@@ -9,7 +9,7 @@ is whole or not there (file.h).
 
 needs:   check.h file.h tokens.h
 defines: ShardWriter, shard_writer_open, shard_writer_path, shard_writer_bytes, shard_writer_resume,
-shard_writer_add, shard_writer_close
+shard_writer_add, shard_writer_close, shard_writer_discard
 */
 #ifndef LLMC_SHARD_WRITER_H
 #define LLMC_SHARD_WRITER_H
@@ -64,9 +64,13 @@ static inline uint64_t shard_writer_limit_(const ShardWriter* writer, uint64_t n
     return left < writer->shard_tokens ? left : writer->shard_tokens;
 }
 
-// The bytes of a full shard.
-static inline uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t number) {
-    return 4 * SHARD_HEADER_WORDS_ + writer->token_bytes * shard_writer_limit_(writer, number);
+// The bytes of a shard when there are so many tokens in all.
+static inline uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t number, uint64_t tokens) {
+    const uint64_t num_val = shard_writer_num_val_(writer), limit = shard_writer_limit_(writer, number);
+    const uint64_t before = number < num_val ? number * writer->shard_tokens
+                                             : writer->val_tokens + (number - num_val) * writer->shard_tokens;
+    const uint64_t left = tokens > before ? tokens - before : 0;
+    return 4 * SHARD_HEADER_WORDS_ + writer->token_bytes * (left < limit ? left : limit);
 }
 
 // Goes on behind so many full shards that are there already.
@@ -140,6 +144,14 @@ static inline size_t shard_writer_add(ShardWriter* writer, const int* ids, size_
 static inline void shard_writer_close(ShardWriter* writer) {
     if (writer->is_open) {
         shard_writer_end_(writer);
+    }
+}
+
+// Gives up the last shard, if it is not whole.
+static inline void shard_writer_discard(ShardWriter* writer) {
+    if (writer->is_open) {
+        file_discard(&writer->file);
+        writer->is_open = 0;
     }
 }
 

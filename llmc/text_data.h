@@ -148,6 +148,7 @@ static inline void text_data_encode_(const TextData* text, const char* name, cha
     if (text_data_is_kept_(path, &reading.shards)) {
         fprintf(text->screen, "%s: tokens of an earlier run, %s_train_*.bin\n", name, prefix);
     } else {
+        CHECK(text_source_check(&reading.source), "%s", reading.source.error);
         CHECK(tokenize_run(&reading.source, text->bpe, tokenize_cores(), text_data_store_, &reading), "%s",
               reading.source.error);
         shard_writer_close(&reading.shards);
@@ -210,6 +211,7 @@ static inline void text_data_train(Bpe* bpe, const char* list, const char* field
         TextReading_ reading;
         glob_t files = tokens_list(sources.names[i]);
         text_data_open_(&reading, sources.names[i], &files, field, screen);
+        CHECK(text_source_check(&reading.source), "%s", reading.source.error);
         CHECK(tokenize_train(&reading.source, &trainer, text_data_count_, &reading), "%s",
               reading.source.error);
         bytes += reading.text_bytes;

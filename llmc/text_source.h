@@ -13,37 +13,41 @@ What a file holds is told by its name, or by options.format for all of them:
     parquet    .parquet               one document a row: the string column options.field
 
 text and JSON also with .gz or .zst behind it (packed_file.h); "-" is standard input. Documents without text
-are left out, as are empty lines and fields that are null.
+are left out, as are empty lines and fields that are null. With TEXT_BY_NAME, names of tables, archives and
+the like are refused, and so is a plain file with a zero byte in its first 64 KiB: text has none.
 
-A block has about options.block_bytes of text. `documents` are the offsets at which documents begin,
-ascending; without one at 0, the block goes on with the last document of the block before. A document is
-divided only where its tokens are those of its parts: between a character that is not blank and an ASCII
-blank, which no piece of bpe.h's pattern spans, and whose left side ends a piece there whatever follows; and
-in text without blanks, between an ASCII letter and a digit. Where there is neither, the block grows.
+A block has about options.block_bytes of text, or, where that has no place to divide it, at most a few times
+BPE_MAX_PIECE. `documents` are the offsets at which documents begin, ascending; without one at 0, the block
+continues the last document of the block before. A document is divided only where its tokens are those of its
+parts (bpe_last_cut).
 
 Where a block begins is a TextPosition; a source opened anew goes on from there (text_source_seek), in blocks
 of other lengths perhaps, but with the same tokens.
 
 Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
 
-needs:   check.h json.h packed_file.h parquet.h unicode_tables.h
+needs:   bpe_split.h check.h json.h packed_file.h parquet.h
 defines: TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, TextSource, text_source_open,
-text_source_seek, text_source_next, text_source_read_bytes, text_source_close, text_source_is_plain,
-text_reserve, TEXT_BLOCK_BYTES
+text_source_check, text_source_seek, text_source_next, text_source_read_bytes, text_source_close,
+text_source_is_plain, text_reserve, TEXT_BLOCK_BYTES
 */
 #ifndef LLMC_TEXT_SOURCE_H
 #define LLMC_TEXT_SOURCE_H
 
+#include <ctype.h>
+#include <dirent.h>
+
+#include "bpe_split.h"
 #include "check.h"
 #include "json.h"
 #include "packed_file.h"
 #include "parquet.h"
-#include "unicode_tables.h"
 
 enum {
     TEXT_BLOCK_BYTES = 1 << 20,
     TEXT_READ_BYTES_ = 1 << 18, // of a file, at a time
     TEXT_MAX_RECORD_ = 1 << 30, // bytes of a line, or between two separators
+    TEXT_LOOKED_AT_ = 1 << 16,  // first bytes of a plain file in which no zero may be
 };
 
 typedef enum { TEXT_BY_NAME, TEXT_PLAIN, TEXT_JSONL, TEXT_PARQUET } TextFormat;
@@ -76,12 +80,15 @@ typedef struct {
     const char* const* paths; // (num_files) borrowed, as are the strings of the options
     uint64_t num_files;
     uint64_t* file_bytes; // (num_files) on the disk; 0 of standard input
+    char* is_stream;      // (num_files) standard input and what else can be read only once
     uint64_t total_bytes;
+    BpeClasses classes;
 
     PackedFile file; // paths[at.file], if is_open and no Parquet file
     Parquet parquet; // the same, if it is one
     int is_open;
     TextFormat format;     // of this file
+    uint64_t text_bytes;   // of this file, unpacked, read so far; not of Parquet
     TextPosition at;       // of the next byte that goes into a block
     uint64_t records;      // of this file, taken so far
     char* record;          // the last one, of lines and parts
@@ -113,90 +120,73 @@ static inline void text_block_close(TextBlock* block) {
     memset(block, 0, sizeof(*block));
 }
 
-// ---- safe places
-
-static inline int text_is_blank_(unsigned char c) { return c == ' ' || ('\t' <= c && c <= '\r'); }
-
-// Whether text[0 .. at) ends in a blank, of any length: the pattern looks at all blanks in a row at once.
-static inline int text_ends_blank_(const unsigned char* text, size_t at) {
-    if (at == 0 || text[at - 1] < 0x80) {
-        return at == 0 || text_is_blank_(text[at - 1]);
-    }
-    uint32_t c = text[at - 1] & 0x3F;
-    for (size_t i = 2; i <= 3 && i <= at; i++) { // no blank has more than three bytes
-        const uint32_t lead = i == 2 ? text[at - i] & 0x1Fu : text[at - i] & 0x0Fu;
-        for (int row = 0; row < UNICODE_BLANKS; row++) {
-            const uint32_t value = c | lead << 6 * (i - 1);
-            if (unicode_blanks[row][0] <= value && value <= unicode_blanks[row][1]) {
-                return 1; // or something malformed that looks like it: then there is no cut, that is all
-            }
-        }
-        c |= (text[at - i] & 0x3Fu) << 6 * (i - 1);
-    }
-    return 0;
-}
-
-typedef enum { TEXT_BEFORE_BLANK_, TEXT_AT_DIGITS_ } TextCut_;
-
-static inline int text_is_cut_(const unsigned char* text, size_t at, TextCut_ kind) {
-    if (kind == TEXT_BEFORE_BLANK_) {
-        return text_is_blank_(text[at]) && !text_ends_blank_(text, at);
-    }
-    const unsigned a = text[at - 1] | 0x20u, b = text[at] | 0x20u; // lower case; digits stay
-    const int is_letter_a = a - 'a' < 26, is_letter_b = b - 'a' < 26;
-    const int is_digit_a = text[at - 1] - (unsigned)'0' < 10, is_digit_b = text[at] - (unsigned)'0' < 10;
-    return (is_letter_a && is_digit_b) || (is_digit_a && is_letter_b);
-}
-
-// The last safe place in text[begin + 1 .. end), 0 if there is none.
-static inline size_t text_cut_(const char* text, size_t begin, size_t end) {
-    for (int kind = TEXT_BEFORE_BLANK_; kind <= TEXT_AT_DIGITS_; kind++) {
-        for (size_t at = end; at-- > begin + 1;) {
-            if (text_is_cut_((const unsigned char*)text, at, (TextCut_)kind)) {
-                return at;
-            }
-        }
-    }
-    return 0;
-}
-
 // ---- files
 
-// The format of a file by its name; TEXT_BY_NAME if it is none of ours.
-static inline TextFormat text_format_of_name_(const char* path) {
-    static const struct {
-        const char* ending;
-        TextFormat format;
-    } known[] = {{".jsonl", TEXT_JSONL}, {".ndjson", TEXT_JSONL}, {".parquet", TEXT_PARQUET},
-                 {".bz2", TEXT_BY_NAME}, {".xz", TEXT_BY_NAME},   {".lz4", TEXT_BY_NAME},
-                 {".zip", TEXT_BY_NAME}, {".tar", TEXT_BY_NAME},  {".tgz", TEXT_BY_NAME},
-                 {".bin", TEXT_BY_NAME}, {".npy", TEXT_BY_NAME},  {".arrow", TEXT_BY_NAME}};
+enum { TEXT_ENDING_BYTES_ = 16 };
+
+// Sets `ending` to " .txt " of "a/B.TXT.gz", " " if there is none.
+static inline void text_ending_(const char* path, char ending[TEXT_ENDING_BYTES_]) {
     const size_t length = packed_name_bytes(path);
-    TextFormat format = TEXT_PLAIN;
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-        const size_t n = strlen(known[i].ending);
-        if (length > n && memcmp(path + length - n, known[i].ending, n) == 0) {
-            format = known[i].format;
+    size_t at = length;
+    while (at > 0 && path[at - 1] != '.' && path[at - 1] != '/') {
+        at--;
+    }
+    const int is_one = at > 0 && path[at - 1] == '.' && length - at < TEXT_ENDING_BYTES_ - 4;
+    snprintf(ending, TEXT_ENDING_BYTES_, is_one ? " .%.*s " : " ", (int)(length - at), path + at);
+    for (char* c = ending; *c; c++) {
+        *c = (char)tolower((unsigned char)*c);
+    }
+}
+
+// The format of a file by its name; TEXT_BY_NAME, and what to do about it, if it is none of ours.
+static inline TextFormat text_format_of_name_(const char* path, const char** advice) {
+    static const struct {
+        const char* endings;
+        TextFormat format;
+        const char* advice;
+    } known[] = {
+        {" .jsonl .ndjson ", TEXT_JSONL, NULL},
+        {" .parquet ", TEXT_PARQUET, NULL},
+        {" .json ", TEXT_BY_NAME,
+         "name it .jsonl if each line is an object; `jq -c '.[]'` makes such lines of an array"},
+        {" .csv .tsv .xls .xlsx .ods ", TEXT_BY_NAME, "a table; wanted .jsonl or .parquet, a document a row"},
+        {" .gz .zst ", TEXT_BY_NAME, "packed twice; wanted it packed once"},
+        {" .bz2 .xz .lz4 .br .zip .tar .tgz .7z .rar ", TEXT_BY_NAME, "an archive; unpack it first"},
+        {" .pdf .ps .doc .docx .odt .rtf .epub ", TEXT_BY_NAME,
+         "a document with layout; extract its text first (pdftotext, pandoc)"},
+        {" .bin .npy .npz .pt .pth .pkl .h5 .hdf5 .arrow .feather .avro .orc .safetensors .gguf ",
+         TEXT_BY_NAME, "binary data; wanted text, .jsonl or .parquet"},
+    };
+    char ending[TEXT_ENDING_BYTES_];
+    text_ending_(path, ending);
+    for (size_t i = 0; ending[1] && i < sizeof(known) / sizeof(known[0]); i++) {
+        if (strstr(known[i].endings, ending)) {
+            *advice = known[i].advice;
+            return known[i].format;
         }
     }
-    return format;
+    return TEXT_PLAIN;
 }
 
 // Whether a file is text from its first byte to its last, by its name.
 static inline int text_source_is_plain(const char* path) {
-    return packed_kind(path) == PACKED_NOT && text_format_of_name_(path) == TEXT_PLAIN;
+    const char* advice;
+    return packed_kind(path) == PACKED_NOT && text_format_of_name_(path, &advice) == TEXT_PLAIN;
 }
 
 // The format of a file; 0 with the error if its name is none of ours.
 static inline int text_format_(TextSource* source, const char* path, TextFormat* format) {
-    *format = source->options.format == TEXT_BY_NAME ? text_format_of_name_(path) : source->options.format;
+    const char* advice = "";
+    *format =
+        source->options.format == TEXT_BY_NAME ? text_format_of_name_(path, &advice) : source->options.format;
     return *format != TEXT_BY_NAME ||
-           error_set(source->error, path, "no text by its name, wanted text, .jsonl, .parquet, .gz or .zst");
+           error_set(source->error, path, "no text by its name: %s (./tokenize --format text takes all)",
+                     advice);
 }
 
 static inline int text_open_file_(TextSource* source) {
     const char* path = source->paths[source->at.file];
-    source->records = 0;
+    source->records = source->text_bytes = 0;
     source->begin = source->end = 0;
     if (!text_format_(source, path, &source->format)) {
         return 0;
@@ -242,6 +232,23 @@ static inline void text_next_file_(TextSource* source) {
     source->at.document = source->at.offset = 0;
 }
 
+// Reads from a file that is not Parquet. *got is 0 only at its end.
+static inline int text_read_(TextSource* source, char* buffer, size_t bytes, size_t* got) {
+    if (!packed_read(&source->file, buffer, bytes, got)) {
+        return 0;
+    }
+    const uint64_t before = source->text_bytes;
+    const size_t look = before + *got < TEXT_LOOKED_AT_ ? *got
+                        : before < TEXT_LOOKED_AT_      ? (size_t)(TEXT_LOOKED_AT_ - before)
+                                                        : 0;
+    const char* zero = look ? (const char*)memchr(buffer, 0, look) : NULL;
+    source->text_bytes += *got;
+    return !zero || source->format != TEXT_PLAIN || source->options.format != TEXT_BY_NAME ||
+           error_set(source->error, source->file.path,
+                     "no text: byte %llu is zero; wanted UTF-8 (./tokenize --format text takes all)",
+                     (unsigned long long)before + (unsigned long long)(zero - buffer));
+}
+
 // ---- records: lines, or what stands between separators
 
 static inline int text_has_records_(const TextSource* source) {
@@ -257,7 +264,7 @@ static inline int text_widen_(TextSource* source, size_t* got) {
     }
     text_reserve((void**)&source->window, &source->window_room, source->end + TEXT_READ_BYTES_, 1);
     const size_t room = source->window_room - source->end;
-    const int ok = packed_read(&source->file, source->window + source->end, room, got);
+    const int ok = text_read_(source, source->window + source->end, room, got);
     source->end += ok ? *got : 0;
     return ok;
 }
@@ -307,24 +314,30 @@ static inline int text_cut_record_(TextSource* source, char** record, size_t* by
 
 enum { TEXT_NAMES_BYTES_ = 160 };
 
-// Appends a name to a list of them, for an error, as far as there is room.
-static inline void text_add_name_(char names[TEXT_NAMES_BYTES_], const char* name) {
-    const size_t used = strlen(names);
-    snprintf(names + used, TEXT_NAMES_BYTES_ - used, "%s\"%s\"", used ? ", " : "", name);
+// Appends a key to a list of them, for an error, as far as there is room. Keys may be any strings.
+static inline void text_add_name_(char names[TEXT_NAMES_BYTES_], const char* key, size_t bytes) {
+    size_t used = strlen(names);
+    used += (size_t)snprintf(names + used, TEXT_NAMES_BYTES_ - used, "%s\"", used ? ", " : "");
+    for (size_t i = 0; i < bytes && used + 2 < TEXT_NAMES_BYTES_; i++, used++) {
+        names[used] = (unsigned char)key[i] < ' ' || key[i] == 0x7F ? '?' : key[i];
+    }
+    if (used + 2 <= TEXT_NAMES_BYTES_) {
+        memcpy(names + used, "\"", 2);
+    }
 }
 
 // Reads an object and sets *text to its string `field`; *text is NULL if the field is null.
 static inline int text_field_(JsonReader* reader, const char* field, const char** text, size_t* bytes) {
     char names[TEXT_NAMES_BYTES_] = "";
     const char* key;
-    int found = 0, ok = json_take(reader, '{');
+    const size_t field_bytes = strlen(field);
+    size_t n;
+    int found = 0, ok = json_take(reader, '{'), more = 0;
     *text = NULL;
-    for (int n = 0, more; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) != 0; n++) {
-        if (more < 0) {
-            return 0;
-        }
-        if (strcmp(key, field) != 0) {
-            text_add_name_(names, key);
+    for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
+         place = JSON_NEXT) {
+        if (n != field_bytes || memcmp(key, field, n) != 0) {
+            text_add_name_(names, key, n);
             ok = json_skip(reader);
         } else if (found++) {
             ok = error_set(reader->error, reader->path, "the field \"%s\" is there twice", field);
@@ -332,11 +345,11 @@ static inline int text_field_(JsonReader* reader, const char* field, const char*
             ok = json_peek(reader) == 'n' ? json_skip(reader) : json_text(reader, text, bytes);
         }
     }
-    if (ok && !found) {
+    if (ok && more == 0 && !found) {
         return error_set(reader->error, reader->path, "no field \"%s\", found %s", field,
                          *names ? names : "none at all");
     }
-    return ok && json_end(reader);
+    return ok && more == 0 && json_end(reader);
 }
 
 // The document of a line: 1, 0 if it has none, -1 after an error.
@@ -406,7 +419,7 @@ static inline void text_begin_(TextSource* source, TextBlock* block) {
 // Appends up to `room` bytes of a file that is one document: 1, 0 at its end, -1 after an error.
 static inline int text_append_plain_(TextSource* source, TextBlock* block, size_t room) {
     size_t got;
-    if (!packed_read(&source->file, block->text + block->bytes, room, &got)) {
+    if (!text_read_(source, block->text + block->bytes, room, &got)) {
         return -1;
     }
     if (got > 0) {
@@ -469,17 +482,17 @@ static inline void text_begin_block_(TextSource* source, TextBlock* block) {
     }
 }
 
-// Ends the block at a safe place of its last document, if there is one.
+// Divides the last document of the block, if there is a place for it.
 static inline int text_cut_block_(TextSource* source, TextBlock* block) {
     const size_t begin = block->num_documents ? block->documents[block->num_documents - 1] : 0;
-    const size_t cut = text_cut_(block->text, begin, block->bytes);
-    if (cut > 0) {
-        source->carry_bytes = block->bytes - cut;
+    const size_t n = bpe_last_cut(&source->classes, block->text + begin, block->bytes - begin);
+    if (n > 0) {
+        source->carry_bytes = block->bytes - (begin + n);
         text_reserve((void**)&source->carry, &source->carry_room, source->carry_bytes, 1);
-        memcpy(source->carry, block->text + cut, source->carry_bytes);
-        block->bytes = cut;
+        memcpy(source->carry, block->text + begin + n, source->carry_bytes);
+        block->bytes = begin + n;
     }
-    return cut > 0;
+    return n > 0;
 }
 
 // Whether the text that was appended last may go on.
@@ -512,15 +525,43 @@ static inline int text_source_next(TextSource* source, TextBlock* block) {
 
 // ---- the whole
 
+// How most names of text in a directory end, for a hint.
+static inline const char* text_usual_ending_(const char* directory) {
+    static const char* const endings[] = {".txt",    ".md",        ".html",    ".tex",
+                                          ".jsonl",  ".ndjson",    ".parquet", ".jsonl.gz",
+                                          ".txt.gz", ".jsonl.zst", ".txt.zst"};
+    enum { ENDINGS = sizeof(endings) / sizeof(endings[0]) };
+    size_t counts[ENDINGS] = {0}, best = 0;
+    struct dirent* entry;
+    DIR* entries = opendir(directory);
+    while (entries && (entry = readdir(entries))) {
+        for (size_t i = 0; i < ENDINGS; i++) {
+            counts[i] += packed_ends_in_(entry->d_name, endings[i]) ? 1 : 0;
+            best = counts[i] > counts[best] ? i : best;
+        }
+    }
+    if (entries) {
+        closedir(entries);
+    }
+    return endings[best];
+}
+
 // Sets the size of a file: it must be there before any work.
 static inline void text_source_measure_(TextSource* source, uint64_t file) {
     const char* path = source->paths[file];
     struct stat info;
+    TextFormat format;
+    source->is_stream[file] = 1;
     if (strcmp(path, "-") == 0) {
         return;
     }
     CHECK(stat(path, &info) == 0, "%s: cannot open: %s", path, strerror(errno));
-    CHECK(!S_ISDIR(info.st_mode), "%s: a directory, wanted a file", path);
+    CHECK(!S_ISDIR(info.st_mode), "%s: a directory, wanted files: %s/*%s", path, path,
+          text_usual_ending_(path));
+    CHECK(text_format_(source, path, &format), "%s", source->error);
+    CHECK(S_ISREG(info.st_mode) || format != TEXT_PARQUET, "%s: not a regular file, as Parquet has to be",
+          path);
+    source->is_stream[file] = !S_ISREG(info.st_mode);
     source->file_bytes[file] = S_ISREG(info.st_mode) ? (uint64_t)info.st_size : 0;
     source->total_bytes += source->file_bytes[file];
 }
@@ -533,11 +574,30 @@ static inline void text_source_open(TextSource* source, const TextOptions* optio
     source->paths = paths;
     source->num_files = num_files;
     source->file_bytes = (uint64_t*)check_alloc(num_files, sizeof(uint64_t), "sizes of files");
+    source->is_stream = (char*)check_alloc(num_files, 1, "kinds of files");
+    bpe_classes_open(&source->classes);
     for (uint64_t i = 0; i < num_files; i++) {
-        TextFormat format;
         text_source_measure_(source, i);
-        CHECK(text_format_(source, paths[i], &format), "%s", source->error);
     }
+}
+
+// Opens each file that can be read twice and looks at its beginning, so that what cannot be read, or is no
+// text, shows before any work. Returns 0 with source->error if there is one.
+static inline int text_source_check(TextSource* source) {
+    int ok = 1;
+    for (uint64_t i = 0; ok && i < source->num_files; i++) {
+        source->at.file = i;
+        if (!source->is_stream[i] && (ok = text_open_file_(source))) {
+            char beginning[4096];
+            size_t got = 1;
+            while (ok && got > 0 && source->format == TEXT_PLAIN && source->text_bytes < TEXT_LOOKED_AT_) {
+                ok = text_read_(source, beginning, sizeof(beginning), &got);
+            }
+            text_close_file_(source);
+        }
+    }
+    source->at.file = 0;
+    return ok;
 }
 
 // Goes to where a block of the same files began. Returns 0 with source->error if the file is shorter now.
@@ -553,6 +613,7 @@ static inline int text_source_seek(TextSource* source, TextPosition position) {
         return 0;
     }
     if (!text_has_records_(source)) {
+        source->text_bytes = position.offset;
         return packed_skip(&source->file, position.offset);
     }
     int more = 1;
@@ -576,7 +637,9 @@ static inline void text_source_close(TextSource* source) {
     if (source->is_open) {
         text_close_file_(source);
     }
+    bpe_classes_close(&source->classes);
     free(source->file_bytes);
+    free(source->is_stream);
     free(source->window);
     free(source->carry);
     memset(source, 0, sizeof(*source));

@@ -5,7 +5,7 @@ tokenize.h -- the tokens of many files: a pipeline of threads from a TextSource 
 
 The ids are an end-of-text token before each document, and the document's own. They do not depend on the
 number of threads, nor on how the documents are divided into blocks (text_source.h). What the pipeline holds
-at a time is 2 * threads + 2 blocks with their ids, whatever the size of the files.
+at a time is 2 * threads + 2 blocks with their ids, whatever the files hold.
 
 tokenize_train counts pieces instead, to train a vocabulary: the same pipeline with a BpeTrainer's threads,
 and blocks without ids.

@@ -7,10 +7,12 @@
 //
 // An interrupted run goes on where its last finished shard ends, when it is started again with the same
 // arguments: PREFIX.progress.json says what they were, how many shards are whole, and where in the inputs the
-// next one begins. The shards are those of a run that was never interrupted, bit for bit.
+// next one begins. The shards are those of a run that was never interrupted, bit for bit. Inputs and shards
+// that have changed since are known by their checksums. PREFIX.lock lets one run at a time write there.
 #define OPTION_TABLE_FILE "dev/data/tokenize_options.h"
 #define OPTION_ARGUMENTS                                                                                     \
-    " INPUT...\nINPUT: text, .jsonl, .parquet; .gz or .zst behind it; - is standard input.\n"
+    " INPUT...\nINPUT: text, .jsonl, .parquet; .gz or .zst behind it; - is standard input; "                 \
+    "names that begin with - stand behind --.\n"
 #include "llmc/options.h"
 
 #include "llmc/bpe_files.h"
@@ -20,6 +22,9 @@
 #include "llmc/tokenize.h"
 
 #include <dirent.h>
+
+#define PROGRESS_ENDING ".progress.json"
+enum { PROGRESS_MAX_BYTES = 1 << 30, LOCK_WAIT_S = 10 };
 
 typedef struct {
     double start_s, shown_s; // times of the clock
@@ -38,6 +43,9 @@ typedef struct {
     Bpe bpe;
     ShardWriter shards;
     char progress_path[PATH_MAX];
+    uint64_t* input_sums; // (num_inputs) checksums; 0 of streams
+    uint64_t* shard_sums; // (shards.number) of finished shards
+    size_t shard_sums_room;
     TextPosition start; // from where the inputs are read
     uint64_t skip_ids;  // from there, that are in finished shards already
     int is_finished;
@@ -97,7 +105,8 @@ static void progress_put_inputs(const Run* run, FILE* file) {
     for (uint64_t i = 0; i < run->num_inputs; i++) {
         fputs(i ? ",\n{\"path\":" : "\n{\"path\":", file);
         json_print_string(file, run->inputs[i], strlen(run->inputs[i]));
-        fprintf(file, ",\"bytes\":%" PRIu64 "}", run->source.file_bytes[i]);
+        fprintf(file, ",\"bytes\":%" PRIu64 ",\"checksum\":\"%016" PRIx64 "\"}", run->source.file_bytes[i],
+                run->input_sums[i]);
     }
     fputs("],\n", file);
 }
@@ -115,6 +124,15 @@ static void progress_put_options(const Run* run, FILE* file) {
     fputs("},\n", file);
 }
 
+static void progress_put_shards(const Run* run, FILE* file) {
+    fprintf(file, "\"shards\":%" PRIu64 ",\"tokens\":%" PRIu64 ",\"checksums\":[", run->shards.number,
+            run->shards.tokens);
+    for (uint64_t i = 0; i < run->shards.number; i++) {
+        fprintf(file, "%s\"%016" PRIx64 "\"", i ? "," : "", run->shard_sums[i]);
+    }
+    fputs("],\n", file);
+}
+
 // All shards so far are whole, and the next begins `skip` ids behind the position.
 static void progress_save(const Run* run, TextPosition at, uint64_t skip, int is_finished) {
     FileWriter file;
@@ -123,9 +141,10 @@ static void progress_save(const Run* run, TextPosition at, uint64_t skip, int is
     progress_put_options(run, file.file);
     fprintf(file.file,
             "\"file\":%" PRIu64 ",\"document\":%" PRIu64 ",\"offset\":%" PRIu64 ",\"skip_ids\":%" PRIu64
-            ",\n\"shards\":%" PRIu64 ",\"tokens\":%" PRIu64 ",\"finished\":%s\n}\n",
-            at.file, at.document, at.offset, skip, run->shards.number, run->shards.tokens,
-            is_finished ? "true" : "false");
+            ",\n",
+            at.file, at.document, at.offset, skip);
+    progress_put_shards(run, file.file);
+    fprintf(file.file, "\"finished\":%s\n}\n", is_finished ? "true" : "false");
     file_commit(&file);
 }
 
@@ -156,7 +175,7 @@ static int progress_read_options(const Run* run, JsonReader* reader) {
     return ok && more == 0;
 }
 
-static void progress_check_input(const Run* run, uint64_t i, const char* path, size_t bytes) {
+static void progress_check_input(const Run* run, uint64_t i, const char* path, size_t bytes, uint64_t sum) {
     char now[64], then[64];
     if (i >= run->num_inputs || strcmp(path, run->inputs[i]) != 0) {
         snprintf(now, sizeof(now), "input %" PRIu64, i + 1);
@@ -167,23 +186,62 @@ static void progress_check_input(const Run* run, uint64_t i, const char* path, s
         snprintf(then, sizeof(then), "%zu bytes", bytes);
         progress_refuse(run, path, now, then);
     }
+    if (sum != run->input_sums[i]) {
+        snprintf(now, sizeof(now), "another file, with the checksum %016" PRIx64, run->input_sums[i]);
+        snprintf(then, sizeof(then), "%016" PRIx64, sum);
+        progress_refuse(run, path, now, then);
+    }
+}
+
+// A checksum as 16 digits.
+static int progress_read_sum(JsonReader* reader, uint64_t* sum) {
+    const char* digits;
+    char* end;
+    if (!json_string(reader, &digits)) {
+        return 0;
+    }
+    *sum = strtoull(digits, &end, 16);
+    return (*digits && !*end) || json_unexpected(reader, "a checksum before it");
+}
+
+// A member of an object, whose name is known.
+static int progress_take_member(JsonReader* reader, JsonPlace place, const char* name) {
+    const char* key;
+    const int more = json_member(reader, place, &key);
+    return more >= 0 && ((more > 0 && strcmp(key, name) == 0) || json_unexpected(reader, name));
 }
 
 static int progress_read_inputs(const Run* run, JsonReader* reader) {
-    uint64_t n = 0;
+    uint64_t n = 0, sum = 0;
     int more = 0, ok = json_take(reader, '[');
     for (; ok && (more = json_element(reader, n ? JSON_NEXT : JSON_FIRST)) > 0; n++) {
-        const char *key, *path;
+        const char* path;
         size_t bytes = 0;
-        ok = json_take(reader, '{') && json_member(reader, JSON_FIRST, &key) > 0 &&
-             json_string(reader, &path) && json_member(reader, JSON_NEXT, &key) > 0 &&
-             json_natural(reader, &bytes) && json_take(reader, '}');
+        ok = json_take(reader, '{') && progress_take_member(reader, JSON_FIRST, "path") &&
+             json_string(reader, &path) && progress_take_member(reader, JSON_NEXT, "bytes") &&
+             json_natural(reader, &bytes) && progress_take_member(reader, JSON_NEXT, "checksum") &&
+             progress_read_sum(reader, &sum) && json_take(reader, '}');
         if (ok) {
-            progress_check_input(run, n, path, bytes);
+            progress_check_input(run, n, path, bytes, sum);
         }
     }
     if (ok && more == 0 && n < run->num_inputs) {
-        progress_check_input(run, n, "nothing", 0);
+        progress_check_input(run, n, "nothing", 0, 0);
+    }
+    return ok && more == 0;
+}
+
+// Makes room for the checksum of another shard.
+static uint64_t* shard_sum(Run* run, uint64_t number) {
+    text_reserve((void**)&run->shard_sums, &run->shard_sums_room, (size_t)number + 1, sizeof(uint64_t));
+    return &run->shard_sums[number];
+}
+
+// Sets *count to how many there are.
+static int progress_read_sums(Run* run, JsonReader* reader, uint64_t* count) {
+    int more = 0, ok = json_take(reader, '[');
+    for (*count = 0; ok && (more = json_element(reader, *count ? JSON_NEXT : JSON_FIRST)) > 0; ++*count) {
+        ok = progress_read_sum(reader, shard_sum(run, *count));
     }
     return ok && more == 0;
 }
@@ -191,19 +249,21 @@ static int progress_read_inputs(const Run* run, JsonReader* reader) {
 // Takes over where the run that wrote the file stopped.
 static int progress_read(Run* run, JsonReader* reader) {
     const char* key;
-    size_t shards = 0, tokens, document = 0, offset = 0, file = 0, skip = 0;
+    size_t shards = 0, tokens = 0, document = 0, offset = 0, file = 0, skip = 0;
+    uint64_t num_sums = 0;
     int more = 0, ok = json_take(reader, '{');
     for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
-        ok = strcmp(key, "options") == 0    ? progress_read_options(run, reader)
-             : strcmp(key, "inputs") == 0   ? progress_read_inputs(run, reader)
-             : strcmp(key, "finished") == 0 ? json_truth(reader, &run->is_finished)
-             : strcmp(key, "file") == 0     ? json_natural(reader, &file)
-             : strcmp(key, "document") == 0 ? json_natural(reader, &document)
-             : strcmp(key, "offset") == 0   ? json_natural(reader, &offset)
-             : strcmp(key, "skip_ids") == 0 ? json_natural(reader, &skip)
-             : strcmp(key, "shards") == 0   ? json_natural(reader, &shards)
-             : strcmp(key, "tokens") == 0   ? json_natural(reader, &tokens)
-                                            : json_skip(reader);
+        ok = strcmp(key, "options") == 0     ? progress_read_options(run, reader)
+             : strcmp(key, "inputs") == 0    ? progress_read_inputs(run, reader)
+             : strcmp(key, "finished") == 0  ? json_truth(reader, &run->is_finished)
+             : strcmp(key, "file") == 0      ? json_natural(reader, &file)
+             : strcmp(key, "document") == 0  ? json_natural(reader, &document)
+             : strcmp(key, "offset") == 0    ? json_natural(reader, &offset)
+             : strcmp(key, "skip_ids") == 0  ? json_natural(reader, &skip)
+             : strcmp(key, "shards") == 0    ? json_natural(reader, &shards)
+             : strcmp(key, "tokens") == 0    ? json_natural(reader, &tokens)
+             : strcmp(key, "checksums") == 0 ? progress_read_sums(run, reader, &num_sums)
+                                             : json_skip(reader);
     }
     run->start.file = file;
     run->start.document = document;
@@ -215,93 +275,143 @@ static int progress_read(Run* run, JsonReader* reader) {
         run->shards.number = shards;
         run->shards.tokens = tokens;
     }
-    return ok && more == 0 && json_end(reader);
+    return ok && more == 0 && json_end(reader) &&
+           (num_sums == shards ||
+            error_set(reader->error, reader->path, "%" PRIu64 " checksums of %zu shards", num_sums, shards));
 }
 
-static void progress_load(Run* run, FILE* file) {
-    char error[ERROR_BYTES], *text = NULL;
-    size_t bytes = 0, room = 0;
-    const ssize_t got = getdelim(&text, &room, '\0', file);
-    bytes = got > 0 ? (size_t)got : 0;
+static void progress_load(Run* run) {
+    char error[ERROR_BYTES], *text;
+    size_t bytes;
+    CHECK(file_try_read(run->progress_path, PROGRESS_MAX_BYTES, &text, &bytes, error), "%s", error);
     JsonReader reader = json_reader(run->progress_path, text, bytes, error);
-    CHECK(progress_read(run, &reader), "%s", error);
+    CHECK(progress_read(run, &reader), "%s; --restart begins again", error);
     free(text);
-    fclose(file);
 }
 
 // ---- what is there already
 
 static int has_file(const char* path) { return access(path, F_OK) == 0; }
 
-// A run is gone on with only if all its shards are as it left them.
+// A run is continued only if all its shards are as it left them.
 static void check_shards(const Run* run) {
     for (uint64_t i = 0; i < run->shards.number; i++) {
-        char path[PATH_MAX];
+        char path[PATH_MAX], error[ERROR_BYTES];
         struct stat info;
+        uint64_t sum;
         shard_writer_path(&run->shards, i, path);
-        const uint64_t wanted = shard_writer_bytes(&run->shards, i);
+        const uint64_t wanted = shard_writer_bytes(&run->shards, i, run->shards.tokens);
         CHECK(stat(path, &info) == 0, "%s: %s, but %s says it is finished; --restart begins again", path,
               strerror(errno), run->progress_path);
-        CHECK((uint64_t)info.st_size == wanted || run->is_finished,
+        CHECK((uint64_t)info.st_size == wanted,
               "%s: %lld bytes, wanted %" PRIu64 " of a finished shard; --restart begins again", path,
               (long long)info.st_size, wanted);
+        CHECK(file_fingerprint(path, &sum, error), "%s", error);
+        CHECK(sum == run->shard_sums[i],
+              "%s: its checksum is %016" PRIx64 ", but %s says %016" PRIx64 "; --restart begins again", path,
+              sum, run->progress_path, run->shard_sums[i]);
     }
-    for (uint64_t i = 0; i < run->num_inputs && !run->is_finished; i++) {
-        if (strcmp(run->inputs[i], "-") == 0 && run->shards.number > 0) {
-            die_usage("a run from standard input cannot go on after shard %" PRIu64
-                      "; --restart begins again",
-                      run->shards.number);
+}
+
+// What was read from standard input, or from another file that can be read only once, is gone.
+static void refuse_streams(const Run* run) {
+    for (uint64_t i = 0; i < run->num_inputs; i++) {
+        if (run->source.is_stream[i] && (run->shards.number > 0 || run->is_finished)) {
+            die_usage("%s: cannot be read again, and %s has %" PRIu64
+                      " shards of an earlier run; --restart begins again",
+                      strcmp(run->inputs[i], "-") == 0 ? "standard input" : run->inputs[i],
+                      run->progress_path, run->shards.number);
         }
     }
 }
 
-// Whether a name in the prefix's directory is that of a shard; `base` is the prefix without the directory.
-static int is_shard_of(const char* name, const char* base) {
+// If a name in the prefix's directory begins with that of a shard, returns what follows it; NULL if not.
+// `base` is the prefix without the directory.
+static const char* behind_shard(const char* name, const char* base) {
     const size_t length = strlen(base);
     if (strncmp(name, base, length) != 0) {
-        return 0;
+        return NULL;
     }
     const char* rest = name + length;
     rest += strncmp(rest, "_val_", 5) == 0 ? 5 : strncmp(rest, "_train_", 7) == 0 ? 7 : strlen(rest);
     const size_t digits = strspn(rest, "0123456789");
-    return digits >= 6 && strcmp(rest + digits, ".bin") == 0;
+    return digits >= 6 && strncmp(rest + digits, ".bin", 4) == 0 ? rest + digits + 4 : NULL;
 }
 
-// All of an earlier run, whatever their number: a pattern of names must find only those of this one.
-static void remove_shards(const Run* run) {
-    char directory[PATH_MAX], path[2 * PATH_MAX];
-    const char *out = run->options.out, *base = strrchr(out, '/') ? strrchr(out, '/') + 1 : out;
-    snprintf(directory, sizeof(directory), "%.*s%s", (int)(base - out), out, base == out ? "./" : "");
+static const char* base_name(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+typedef enum { UNFINISHED_SHARDS, ALL_SHARDS } Removed;
+
+// Removes shards of earlier runs, whatever their number: a pattern of names must find only those of this one.
+static void remove_shards(const char* out, Removed which) {
+    char directory[PATH_MAX];
+    file_directory_of(directory, out);
     DIR* entries = opendir(directory);
     CHECK(entries, "%s: cannot open: %s", directory, strerror(errno));
     for (struct dirent* entry; (entry = readdir(entries)) != NULL;) {
-        if (is_shard_of(entry->d_name, base)) {
-            snprintf(path, sizeof(path), "%s%s", directory, entry->d_name);
-            CHECK(unlink(path) == 0, "%s: cannot remove: %s", path, strerror(errno));
+        const char* rest = behind_shard(entry->d_name, base_name(out));
+        if (rest && (*rest ? file_is_part_(entry->d_name) : which == ALL_SHARDS)) {
+            CHECK(unlinkat(dirfd(entries), entry->d_name, 0) == 0, "%s/%s: cannot remove: %s", directory,
+                  entry->d_name, strerror(errno));
         }
     }
     closedir(entries);
-    unlink(run->progress_path);
 }
 
+// Takes over what an earlier run left, if there is one.
 static void resume(Run* run) {
     if (run->options.restart) {
-        remove_shards(run);
+        remove_shards(run->options.out, ALL_SHARDS);
+        unlink(run->progress_path);
     }
-    FILE* file = fopen(run->progress_path, "rb");
-    if (file) {
-        progress_load(run, file);
+    if (has_file(run->progress_path)) {
+        progress_load(run);
+        refuse_streams(run);
         check_shards(run);
         return;
     }
-    CHECK(errno == ENOENT, "%s: cannot open: %s", run->progress_path, strerror(errno));
     char path[PATH_MAX];
     shard_writer_path(&run->shards, 0, path);
     CHECK(!has_file(path), "%s: is there, but no %s; --restart writes over it", path, run->progress_path);
     progress_save(run, run->start, 0, 0); // what cannot be written shows before any work
 }
 
+// ---- one run at a time
+
+static char lock_path[PATH_MAX]; // for unlock, as exit() passes no arguments
+
+// The lock is still held, so that nobody has the file who is not about to look whether it is there.
+static void unlock(void) { unlink(lock_path); }
+
+// Takes the lock, or ends the program. It is held until the process ends.
+static void lock(const char* out) {
+    struct stat mine, there;
+    const int length = snprintf(lock_path, PATH_MAX, "%s.lock", out);
+    CHECK(length < PATH_MAX, "%s: the name is too long", out);
+    for (;;) {
+        const int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+        CHECK(fd >= 0 && fstat(fd, &mine) == 0, "%s: cannot write: %s", lock_path, strerror(errno));
+        CHECK(S_ISREG(mine.st_mode), "%s: not a regular file, wanted the place of a lock", lock_path);
+        CHECK(file_try_lock(fd, LOCK_WAIT_S), "%s: another ./tokenize is writing here", lock_path);
+        if (stat(lock_path, &there) == 0 && there.st_dev == mine.st_dev && there.st_ino == mine.st_ino) {
+            atexit(unlock);
+            return;
+        }
+        close(fd); // the one before has removed it when it ended
+    }
+}
+
 // ---- shards
+
+// Notes the checksum of a finished shard.
+static void add_shard_sum(Run* run, uint64_t number) {
+    char path[PATH_MAX], error[ERROR_BYTES];
+    shard_writer_path(&run->shards, number, path);
+    CHECK(file_fingerprint(path, shard_sum(run, number), error), "%s", error);
+}
 
 static int sink_shards(void* context, const TokenBlock* block) {
     Run* run = (Run*)context;
@@ -311,6 +421,7 @@ static int sink_shards(void* context, const TokenBlock* block) {
         const uint64_t number = run->shards.number;
         at += shard_writer_add(&run->shards, block->ids + at, block->count - at);
         if (run->shards.number > number) {
+            add_shard_sum(run, number);
             progress_save(run, block->text->start, at, 0);
         }
     }
@@ -329,7 +440,6 @@ static void print_summary(const Run* run) {
     const double spent_s = time_now_s() - screen->start_s;
     char first[PATH_MAX], last[PATH_MAX];
     const uint64_t n = run->shards.number;
-    CHECK(n > 0, "the inputs have no text");
     shard_writer_path(&run->shards, 0, first);
     shard_writer_path(&run->shards, n - 1, last);
     printf("%" PRIu64 " tokens in %" PRIu64 " shard%s, %s%s%s\n", run->shards.tokens, n, n > 1 ? "s" : "",
@@ -343,24 +453,62 @@ static void print_summary(const Run* run) {
     }
 }
 
-// Makes the directory that the files are to be in, before any work.
+// Makes the directory that the files are to be in, and takes it over from killed runs, before any work.
 static void make_place(const char* out) {
     char directory[PATH_MAX];
     struct stat info;
     file_directory_of(directory, out);
     file_make_directory(directory);
     CHECK(stat(directory, &info) == 0 && S_ISDIR(info.st_mode), "%s: a file, wanted a directory", directory);
+    lock(out);
+    remove_shards(out, UNFINISHED_SHARDS);
 }
 
-static void write_shards(Run* run) {
+// Removes what killed runs left of the file PREFIX + ending.
+static void remove_parts(const char* out, const char* ending) {
+    char directory[PATH_MAX], beginning[PATH_MAX];
+    file_directory_of(directory, out);
+    snprintf(beginning, sizeof(beginning), "%s%s.", base_name(out), ending);
+    file_remove_parts(directory, beginning);
+}
+
+static void sum_inputs(Run* run) {
+    char error[ERROR_BYTES];
+    run->input_sums = (uint64_t*)check_alloc(run->num_inputs, sizeof(uint64_t), "checksums of inputs");
+    for (uint64_t i = 0; i < run->num_inputs; i++) {
+        if (!run->source.is_stream[i]) {
+            CHECK(file_fingerprint(run->inputs[i], &run->input_sums[i], error), "%s", error);
+        }
+    }
+}
+
+// Opens what is written: a new run, or the rest of an earlier one.
+static void open_shards(Run* run) {
     bpe_open(&run->bpe, run->options.tokenizer);
     make_place(run->options.out);
+    remove_parts(run->options.out, PROGRESS_ENDING);
     if (run->options.val_tokens == OPTION_AUTO) {
         run->options.val_tokens = auto_val_tokens(run);
     }
     shard_writer_open(&run->shards, run->options.out, run->bpe.vocab_size,
                       (uint64_t)run->options.shard_tokens, (uint64_t)run->options.val_tokens);
+    sum_inputs(run);
     resume(run);
+}
+
+static void finish_shards(Run* run) {
+    const TextPosition end = {run->num_inputs, 0, 0};
+    const uint64_t number = run->shards.number;
+    shard_writer_close(&run->shards);
+    if (run->shards.number > number) {
+        add_shard_sum(run, number);
+    }
+    CHECK(run->shards.number > 0, "the inputs have no text");
+    progress_save(run, end, 0, 1);
+}
+
+static void write_shards(Run* run) {
+    open_shards(run);
     if (run->is_finished) {
         printf("finished before: %" PRIu64 " tokens in %" PRIu64 " shards; --restart begins again\n",
                run->shards.tokens, run->shards.number);
@@ -373,13 +521,13 @@ static void write_shards(Run* run) {
         CHECK(text_source_seek(&run->source, run->start), "%s", run->source.error);
     }
     screen_open(&run->screen, text_source_read_bytes(&run->source));
-    CHECK(tokenize_run(&run->source, &run->bpe, run->threads, sink_shards, run), "%s", run->source.error);
-    shard_writer_close(&run->shards);
-    const TextPosition end = {run->num_inputs, 0, 0};
-    progress_save(run, end, 0, 1);
+    if (!tokenize_run(&run->source, &run->bpe, run->threads, sink_shards, run)) {
+        shard_writer_discard(&run->shards);
+        CHECK(0, "%s", run->source.error);
+    }
+    finish_shards(run);
     screen_close(&run->screen);
     print_summary(run);
-    bpe_close(&run->bpe);
 }
 
 // ---- vocabularies
@@ -409,9 +557,11 @@ static int fits_bin(const Bpe* bpe) {
     return fits;
 }
 
+static const char* const vocabulary_endings[5] = {".tiktoken", ".merges.txt", ".vocab.json",
+                                                  ".tokenizer.json", ".bin"};
+
 static void write_vocabulary(const Run* run) {
-    static const char* const endings[5] = {".tiktoken", ".merges.txt", ".vocab.json", ".tokenizer.json",
-                                           ".bin"};
+    const char* const* endings = vocabulary_endings;
     for (int i = 0; i < 5; i++) {
         char path[PATH_MAX];
         const int length = snprintf(path, sizeof(path), "%s%s", run->options.out, endings[i]);
@@ -428,6 +578,9 @@ static void write_vocabulary(const Run* run) {
 static void train_vocabulary(Run* run) {
     BpeTrainer trainer;
     make_place(run->options.out);
+    for (int i = 0; i < 5; i++) {
+        remove_parts(run->options.out, vocabulary_endings[i]);
+    }
     bpe_trainer_open(&trainer, run->threads);
     screen_open(&run->screen, 0);
     CHECK(tokenize_train(&run->source, &trainer, sink_training, run), "%s", run->source.error);
@@ -437,7 +590,6 @@ static void train_vocabulary(Run* run) {
     printf("%d ids from %" PRIu64 " documents, %.1f MB of text, in %.1f s\n", run->bpe.vocab_size,
            run->screen.documents, 1e-6 * (double)run->screen.text_bytes, time_now_s() - run->screen.start_s);
     write_vocabulary(run);
-    bpe_close(&run->bpe);
 }
 
 // ---- the whole
@@ -469,17 +621,21 @@ int main(int argc, char** argv) {
     run.num_inputs = (uint64_t)options_parse_arguments(&run.options, argc, argv, run.inputs);
     check_options(&run);
     run.threads = run.options.threads ? run.options.threads : tokenize_cores();
-    const int length = snprintf(run.progress_path, PATH_MAX, "%s.progress.json", run.options.out);
+    const int length = snprintf(run.progress_path, PATH_MAX, "%s" PROGRESS_ENDING, run.options.out);
     CHECK(length < PATH_MAX, "%s: the name is too long", run.options.out);
     const TextOptions text = {(TextFormat)run.options.format, run.options.field, run.options.separator,
                               TEXT_BLOCK_BYTES};
     text_source_open(&run.source, &text, run.inputs, run.num_inputs);
+    CHECK(text_source_check(&run.source), "%s", run.source.error);
     if (run.options.train_bpe) {
         train_vocabulary(&run);
     } else {
         write_shards(&run);
     }
     text_source_close(&run.source);
+    bpe_close(&run.bpe);
+    free(run.input_sums);
+    free(run.shard_sums);
     free(run.inputs);
     CHECK(fflush(stdout) == 0, "standard output: cannot write: %s", strerror(errno));
     return EXIT_SUCCESS;

@@ -93,7 +93,7 @@ static int* reference_ids(Text text, size_t* count) {
     bpe_open_merges(&bytes, NULL, 0, "bytes");
     int* ids = (int*)malloc((2 * text.length + 1) * sizeof(int));
     uint16_t cuts[BPE_CUTS_];
-    BpeSplitter_ splitter = bpe_splitter_(&bytes.classes, (const unsigned char*)text.bytes, text.length);
+    BpeSplitter_ splitter = bpe_splitter_(&bytes.classes, (const unsigned char*)text.bytes, 0, text.length);
     size_t at = 0, n = 0;
     while (splitter.at < text.length) {
         const size_t base = splitter.at, found = bpe_split_(&splitter, cuts);

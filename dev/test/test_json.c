@@ -121,12 +121,24 @@ static void test_skip(void) {
     JsonReader r = read_text("{\"a\":[1,{\"b\":null}],\"c\":\"\\u00e9\"} 7");
     double number;
     EXPECT(json_skip(&r) && json_number(&r, &number) && number == 7, "%s", error);
-    char deep[200];
-    memset(deep, '[', 100);
-    memset(deep + 100, ']', 99);
-    deep[199] = '\0';
-    r = read_text(deep);
-    EXPECT(!json_skip(&r), "a hundred arrays inside each other");
+    enum { MOST = 1 << 18 };
+    char* deep = (char*)malloc(MOST + 2);
+    memset(deep, '[', JSON_MAX_DEPTH);
+    memset(deep + JSON_MAX_DEPTH, ']', JSON_MAX_DEPTH);
+    r = json_reader("deep", deep, 2 * JSON_MAX_DEPTH, error);
+    EXPECT(json_skip(&r) && json_end(&r), "%s", error);
+    memset(deep, '[', MOST);
+    r = json_reader("deep", deep, MOST, error);
+    EXPECT(!json_skip(&r) && strstr(error, "less deep"), "%s", error);
+    free(deep);
+    static const char* const wrong[] = {"[1,]",         "{\"a\":1,}", "[1 2]", "[}",        "{]", "[[]",
+                                        "[{\"a\":[}]]", "{1:2}",      "[,1]",  "{\"a\" 1}", "",   "]"};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        r = read_text(wrong[i]);
+        EXPECT(!json_skip(&r), "%s", wrong[i]);
+    }
+    r = read_text("[ ] [{\"a\":[{}, [[ ]],{\"\":{\"b\":[]}} ]} , 1] x");
+    EXPECT(json_skip(&r) && json_skip(&r) && json_peek(&r) == 'x', "%s", error);
 }
 
 int main(void) {

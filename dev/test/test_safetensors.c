@@ -893,11 +893,11 @@ static void test_bad_sets(void) {
         {"{'metadata':[", "the end of the text"},
         {"{'metadata':{", "the end of the text"},
         {"{'metadata':'", "the end of the text"},
-        {"{'metadata':[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", "nested less deep"},
+        {"{'metadata':[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", "the end of the text"},
         {"{'metadata':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{''"
          ":"
          "{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{",
-         "nested less deep"},
+         "the end of the text"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         expect_set_refused(write_index(cases[i][0]), cases[i][1]);

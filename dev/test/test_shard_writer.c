@@ -39,7 +39,8 @@ static void test_shards(void) {
            (unsigned long long)writer.number);
     expect_none("a_train_000003.bin"); // not before it is whole
     shard_writer_close(&writer);
-    EXPECT(writer.number == 4 && writer.tokens == 95000 && shard_writer_bytes(&writer, 1) == 1024 + 20000,
+    EXPECT(writer.number == 4 && writer.tokens == 95000 &&
+               shard_writer_bytes(&writer, 1, 95000) == 1024 + 20000,
            "");
     expect_shard("a_val_000000.bin", 65536, 2, 0, 30000);
     expect_shard("a_val_000001.bin", 65536, 2, 30000, 40000);
@@ -72,6 +73,15 @@ static void test_resume(void) {
     add(&writer, 2500, 2600, 1000);
     shard_writer_close(&writer);
     expect_shard("r_train_000003.bin", 50257, 2, 2500, 2600);
+    const uint64_t wanted[4] = {1000, 500, 1000, 100};
+    for (uint64_t i = 0; i < 4; i++) {
+        const uint64_t bytes = shard_writer_bytes(&writer, i, writer.tokens);
+        EXPECT(bytes == 1024 + 2 * wanted[i], "shard %d: %d bytes", (int)i, (int)bytes);
+    }
+    EXPECT(shard_writer_bytes(&writer, 0, 7) == 1024 + 14, "");
+    add(&writer, 2600, 2700, 1000);
+    shard_writer_discard(&writer);
+    expect_none("r_train_000004.bin");
 }
 
 int main(void) {

@@ -117,6 +117,14 @@ static void test_weights(void) {
 static void require_plain(const void* list) { text_data_require_plain((const char*)list); }
 static void encode(const void* data) { text_data_shards((const TextData*)data, test_path("empty.jsonl")); }
 
+static void encode_zeros(const void* data) {
+    text_data_shards((const TextData*)data, test_path("zeros.txt"));
+}
+static void train_on_zeros(const void* screen) {
+    Bpe bpe;
+    text_data_train(&bpe, test_path("zeros.txt"), "text", 280, (FILE*)screen);
+}
+
 static void test_errors(void) {
     Bpe bpe;
     FILE* screen = tmpfile();
@@ -125,6 +133,9 @@ static void test_errors(void) {
     test_write("empty.jsonl", "\n\n", 2);
     TextData data = {&bpe, "text", test_path("tokens"), stdout};
     EXPECT(test_dies(encode, &data, EXIT_FAILURE, "no text in it"), "an empty source");
+    test_write("zeros.txt", "a\0b", 3);
+    EXPECT(test_dies(encode_zeros, &data, EXIT_FAILURE, "zeros.txt: no text: byte 1 is zero"), "");
+    EXPECT(test_dies(train_on_zeros, stdout, EXIT_FAILURE, "zeros.txt: no text: byte 1 is zero"), "");
     data.directory = "a*b";
     EXPECT(test_dies(encode, &data, EXIT_USAGE, "--out a*b: wanted a name without"),
            "a pattern as a directory");

@@ -1,5 +1,7 @@
 // Tests of llmc/text_source.h and llmc/packed_file.h: what the documents of each kind of file are, that
-// blocks divide them only where the tokens stay the same, going on from the start of any block, and errors.
+// blocks have them whole, without growing (test_tokenize.c looks at the tokens), continuing from the start of
+// any block, and errors.
+#define BPE_MAX_PIECE 5000
 #include "llmc/text_source.h"
 #include "texts.h"
 
@@ -19,7 +21,8 @@ static TextOptions options_of(size_t block_bytes) {
     return options;
 }
 
-static void append(Documents* all, const TextBlock* block) {
+static void append(Documents* all, const TextBlock* block, size_t block_bytes) {
+    EXPECT(block->bytes <= 2 * (block_bytes + BPE_MAX_PIECE + 8), "a block of %zu bytes", block->bytes);
     all->starts[all->num_blocks] = block->start;
     all->at_start[all->num_blocks++] = all->bytes;
     for (size_t i = 0; i < block->num_documents; i++) {
@@ -43,7 +46,7 @@ static Documents* read_from(const char* const* paths, size_t n, TextOptions opti
     int more = from.file + from.document + from.offset == 0 || text_source_seek(source, from) ? 1 : -1;
     while (more > 0 && (more = text_source_next(source, &block)) > 0) {
         EXPECT(block.bytes > 0 && block.read_bytes <= source->total_bytes, "");
-        append(all, &block);
+        append(all, &block, options.block_bytes);
     }
     EXPECT(more < 0 || block.read_bytes == source->total_bytes || all->bytes == 0, "%llu of %llu bytes",
            (unsigned long long)block.read_bytes, (unsigned long long)source->total_bytes);
@@ -114,12 +117,21 @@ static void test_several(void) {
 }
 
 static void test_jsonl(void) {
+    char open_brackets[101], close_brackets[101];
+    memset(open_brackets, '[', sizeof(open_brackets));
+    memset(close_brackets, ']', sizeof(close_brackets));
     TextOptions options = options_of(TEXT_BLOCK_BYTES);
     expect_documents(write_text("a.jsonl",
                                 "{\"text\": \"one\"}\n\n  \t\r\n{\"id\": [1, {\"text\": null}], \"text\":"
                                 " \"t\\u0077\\no\", \"x\": \"\\u0000\\ud800\"}\r\n{\"text\":\"\"}\n"
                                 "{\"text\":null}\n{\"text\":\"three\"}"),
                      options, "one|tw\no|three");
+    char odd[3000], *at = odd; // keys that are no names, and values inside each other
+    at += sprintf(at, "{\"\":1,\"a\\u0000\\n\":2,\"text\\u0000\":3,\"%0600d\":[", 0);
+    at += sprintf(at, "%.*s{\"text\":8}%.*s],\"text\":\"a\"}\n", 100, open_brackets, 100, close_brackets);
+    expect_documents(write_text("odd.jsonl", odd), options, "a");
+    options.field = "";
+    expect_documents(write_text("unnamed.jsonl", "{\"a\":1,\"\":\"b\"}\n"), options, "b");
     options.field = "content";
     expect_documents(write_text("a.ndjson", "{\"text\":\"a\",\"content\":\"b\"}\n"), options, "b");
     options.format = TEXT_JSONL;
@@ -214,9 +226,58 @@ static void test_open_errors(void) {
     const OpenCase missing = {test_path("missing.txt")}, directory = {test_tmpdir()};
     const OpenCase packed = {write_text("a.txt.xz", "x")}, shard = {write_text("a.bin", "x")};
     EXPECT(test_dies(open_one, &missing, EXIT_FAILURE, "missing.txt: cannot open: No such file"), "");
-    EXPECT(test_dies(open_one, &directory, EXIT_FAILURE, "a directory"), "");
-    EXPECT(test_dies(open_one, &packed, EXIT_FAILURE, "a.txt.xz: no text by its name"), "");
-    EXPECT(test_dies(open_one, &shard, EXIT_FAILURE, "a.bin: no text by its name"), "");
+    EXPECT(test_dies(open_one, &directory, EXIT_FAILURE, "a directory, wanted files: |/*."), "");
+    EXPECT(test_dies(open_one, &packed, EXIT_FAILURE, "a.txt.xz: no text by its name: an archive"), "");
+    EXPECT(test_dies(open_one, &shard, EXIT_FAILURE, "a.bin: no text by its name: binary"), "");
+    static const char* const others[][2] = {
+        {"a.txt.gz.gz", "packed twice"}, {"a.json", "name it .jsonl"},  {"a.CSV", "a table"},
+        {"a.csv.gz", "a table"},         {"a.pdf", "extract its text"}, {"a.tar.gz", "an archive"},
+        {"a.npy", "binary data"}};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        const OpenCase other = {write_text(others[i][0], "x")};
+        EXPECT(test_dies(open_one, &other, EXIT_FAILURE, others[i][1]), "%s", others[i][0]);
+    }
+    expect_documents(write_text("dir.csv_a.md", "x"), options_of(10), "x");
+}
+
+// text_source_check on one file: its error, "" if there is none.
+static const char* check_one(const char* path, TextFormat format) {
+    static TextSource source;
+    static char error[ERROR_BYTES];
+    TextOptions options = options_of(100);
+    options.format = format;
+    text_source_open(&source, &options, &path, 1);
+    strcpy(error, text_source_check(&source) ? "" : source.error);
+    text_source_close(&source);
+    return error;
+}
+
+// Bytes that are no text, found before any work, or while a stream is read.
+static void test_no_text(void) {
+    static char text[70000];
+    memset(text, 'a', sizeof(text));
+    text[65535] = '\0';
+    const char* path = test_write("late.txt", text, 65536);
+    const char* error = check_one(path, TEXT_BY_NAME);
+    EXPECT(strstr(error, "late.txt: no text: byte 65535 is zero"), "%s", error);
+    EXPECT(!*check_one(path, TEXT_PLAIN), "");
+    expect_error(path, options_of(100), "late.txt: no text: byte 65535 is zero");
+    TextOptions lines = options_of(100);
+    lines.separator = "\n";
+    expect_error(path, lines, "late.txt: no text: byte 65535 is zero");
+    text[65535] = 'a';
+    text[65536] = '\0';
+    path = test_write("later.txt", text, sizeof(text));
+    EXPECT(!*check_one(path, TEXT_BY_NAME), "");
+    expect_documents(write_text("empty.txt", ""), options_of(100), "");
+    error = check_one(write_text("bad.parquet", "x"), TEXT_BY_NAME);
+    EXPECT(strstr(error, "bad.parquet: "), "%s", error);
+    error = check_one(write_text("bad.txt.gz", "no gzip"), TEXT_BY_NAME);
+    EXPECT(strstr(error, "bad.txt.gz: "), "%s", error);
+    const TextPosition behind = {0, 0, 65500}; // where a run is continued is not looked at again
+    Documents* rest = read_from(&path, 1, options_of(100), behind);
+    EXPECT(rest->bytes == sizeof(text) - 65500, "%s", rest->error);
+    documents_close(rest);
 }
 
 // ---- packed files
@@ -280,6 +341,26 @@ static void test_packed(const char* command, const char* ending, const char* wha
 }
 #endif
 
+#if defined(HAVE_ISAL) || defined(HAVE_ZLIB)
+// Zeros behind a member, few or many, as gzip has it; something else behind them is damage.
+static void test_gzip_zeros(void) {
+    static char packed[600000];
+    const char* path = test_path("zeros.txt.gz");
+    pack("gzip -c", write_text("zeros", "a b"), path);
+    FILE* file = fopen(path, "rb");
+    const size_t bytes = fread(packed, 1, 1000, file);
+    fclose(file);
+    for (size_t more = 1; more < 300000; more *= 7) {
+        expect_documents(test_write("zeros.txt.gz", packed, bytes + more), options_of(1), "a b");
+        packed[bytes + more] = 'x';
+        expect_error(test_write("zeros.txt.gz", packed, bytes + more + 1), options_of(1),
+                     "zeros.txt.gz: damaged");
+        packed[bytes + more] = '\0';
+    }
+    expect_error(test_write("only.txt.gz", packed + bytes, 100), options_of(1), "only.txt.gz: ");
+}
+#endif
+
 #ifdef HAVE_ZSTD
 // A frame without a checksum is read to its last byte when most of its text is still to come.
 static void test_last_frame(void) {
@@ -299,6 +380,7 @@ static void test_last_frame(void) {
 static void test_packing(void) {
 #if defined(HAVE_ISAL) || defined(HAVE_ZLIB)
     test_packed("gzip -c", ".gz", "truncated: its gzip data");
+    test_gzip_zeros();
 #else
     expect_error(write_text("a.txt.gz", "x"), options_of(4096),
                  "a.txt.gz: built without zlib: install zlib1g-dev or libisal-dev");
@@ -316,46 +398,7 @@ static void test_packing(void) {
 #endif
 }
 
-// ---- cuts
-
-typedef struct {
-    int ids[8192];
-    size_t count;
-} Ids;
-
-static void encode(BpeEncoder* encoder, const char* text, size_t bytes, Ids* out) {
-    size_t consumed;
-    char* copy = (char*)malloc(bytes + 1); // of exactly its size, for the address sanitizer
-    memcpy(copy, text, bytes);
-    out->count += bpe_encode(encoder, copy, bytes, BPE_ENDS, out->ids + out->count, &consumed);
-    free(copy);
-}
-
-// All places that count as safe, in random text of all kinds: the ids of both parts are those of the whole.
-static void test_cuts(BpeEncoder* encoder) {
-    static Ids whole, parts;
-    uint64_t state = 1;
-    size_t num_cuts = 0;
-    for (int round = 0; round < 3000; round++) {
-        char text[64];
-        const size_t bytes = random_text(&state, text, 1 + random_below(&state, sizeof(text)), round % 2);
-        whole.count = 0;
-        encode(encoder, text, bytes, &whole);
-        for (size_t at = 1; at < bytes; at++) {
-            if (text_is_cut_((unsigned char*)text, at, TEXT_BEFORE_BLANK_) ||
-                text_is_cut_((unsigned char*)text, at, TEXT_AT_DIGITS_)) {
-                parts.count = 0;
-                encode(encoder, text, at, &parts);
-                encode(encoder, text + at, bytes - at, &parts);
-                EXPECT(parts.count == whole.count &&
-                           memcmp(parts.ids, whole.ids, whole.count * sizeof(int)) == 0,
-                       "round %d, cut at %zu of %zu", round, at, bytes);
-                num_cuts++;
-            }
-        }
-    }
-    EXPECT(num_cuts > 9000, "%zu", num_cuts);
-}
+// ---- blocks
 
 // The same document in blocks of all sizes, and from the start of every block on.
 static void test_blocks(void) {
@@ -398,6 +441,21 @@ static void test_blocks(void) {
     }
 }
 
+// A document without any place to divide it but where its piece is too long.
+static void test_long_piece(void) {
+    enum { BYTES = 100000 };
+    static char text[BYTES];
+    memset(text, 'a', BYTES);
+    const char* path = test_write("long.txt", text, BYTES);
+    Documents* all = read_all(&path, 1, options_of(1000));
+    EXPECT(all->count == 1 && is_document(all, 0, text, BYTES), "%s", all->error);
+    EXPECT(all->num_blocks == BYTES / BPE_MAX_PIECE, "%zu blocks", all->num_blocks);
+    Documents* rest = read_from(&path, 1, options_of(10), all->starts[7]);
+    EXPECT(rest->bytes == BYTES - 7 * BPE_MAX_PIECE, "%zu bytes", rest->bytes);
+    documents_close(rest);
+    documents_close(all);
+}
+
 static void test_seek_errors(void) {
     const char *text = write_text("seek.txt", "a b"),
                *lines = write_text("seek.jsonl", "{\"text\":\"a b\"}\n");
@@ -414,9 +472,6 @@ static void test_seek_errors(void) {
 }
 
 int main(void) {
-    Bpe bpe = open_pairs();
-    BpeEncoder encoder;
-    bpe_encoder_open(&encoder, &bpe);
     test_plain();
     test_several();
     test_jsonl();
@@ -424,11 +479,10 @@ int main(void) {
     test_json_errors();
     test_parquet_errors();
     test_open_errors();
+    test_no_text();
     test_packing();
-    test_cuts(&encoder);
     test_blocks();
+    test_long_piece();
     test_seek_errors();
-    bpe_encoder_close(&encoder);
-    bpe_close(&bpe);
     return test_done("text_source");
 }

@@ -25,7 +25,8 @@ good() {
     local what=$1
     shift
     timeout 120 "$tokenize" "$@" >stdout 2>stderr
-    check "$what: exit status, $(head -n 1 stderr)" [ $? = 0 ]
+    status=$? # $(...) below has a status, too
+    check "$what: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
 }
 
 # bad STATUS WORDS ARGUMENTS...: the run must be refused with one error that contains all of the words (separated by |).
@@ -71,7 +72,9 @@ test_ids() {
     check "it says how many" grep -q '^6 tokens in 2 shards, ids_val_000000.bin to ids_train_000001.bin$' stdout
     good "no validation" "${vocab[@]}" --val-tokens 0 --out ids_0 a.txt
     check "one shard" [ "$(echo ids_0_*)" = ids_0_train_000000.bin ]
-    good "another vocabulary" "${vocab[@]}" --val-tokens 0 --out zero zero.txt
+    bad 1 "zero.txt: no text: byte 7 is zero|--format text" "${vocab[@]}" --out zero_refused zero.txt
+    check "nothing is written" [ "$(echo zero_*)" = 'zero_*' ]
+    good "a zero" "${vocab[@]}" --val-tokens 0 --format text --out zero zero.txt
     check "a zero is a byte" [ "$(tokens zero_train_000000.bin | wc -w)" = 12 ]
 }
 
@@ -103,6 +106,7 @@ packed() {
     "$@" <lines.jsonl >"lines.jsonl.$ending"
     if ! "$tokenize" "${vocab[@]}" --restart --out "$ending" "lines.jsonl.$ending" >stdout 2>stderr; then
         check "built without $library" grep -q "lines.jsonl.$ending: built without $library: install" stderr
+        check "before any work" [ "$(echo "$ending"*)" = "$ending*" ]
         return
     fi
     good "$ending" "${vocab[@]}" --shard-tokens 1000 --val-tokens 500 --restart --out "$ending" "lines.jsonl.$ending"
@@ -113,23 +117,25 @@ packed() {
 
 # ---- interruptions ----
 
-# The run stops before shard n, which cannot be written, and goes on when it can.
+# The run stops at shard n, which cannot be written, and goes on when it can.
 test_resume() {
     local run=("${vocab[@]}" --shard-tokens 700 --val-tokens 900) n next
     good "a whole run" "${run[@]}" --out whole part_a? lines.jsonl
     check "finished" grep -q '"finished":true' whole.progress.json
     good "again" "${run[@]}" --out whole part_a? lines.jsonl
     check "has nothing to do" grep -q '^finished before: ' stdout
-    for n in 0 1 2 7 20; do
+    for n in 1 2 7 20; do
         next=$(printf 'broken_%s_%06d.bin' "$([ $n -lt 2 ] && echo val || echo train)" $n)
-        mkdir "$next.part"
-        bad 1 "$next: cannot write: Is a directory" "${run[@]}" --restart --out broken part_a? lines.jsonl
-        rmdir "$next.part"
+        mkdir "$next"
+        bad 1 "$next: cannot write: Is a directory" "${run[@]}" --out broken part_a? lines.jsonl
+        rmdir "$next"
         check "stopped" grep -q '"finished":false' broken.progress.json
         check "after $n shards" grep -q "\"shards\":$n," broken.progress.json
         good "going on" "${run[@]}" --out broken part_a? lines.jsonl
-        check "behind them" [ $n = 0 -o -n "$(grep "^going on after .* in $n shards$" stdout)" ]
+        check "behind them" [ -n "$(grep "^going on after .* in $n shards$" stdout)" ]
+        check "nothing else is left" [ -z "$(find . -name 'broken*.part' -o -name 'broken.lock')" ]
         check "the same shards as without the stop, after $n" same_shards whole broken
+        rm broken*
     done
 }
 
@@ -142,6 +148,8 @@ test_kill() {
     good "a whole run" "${run[@]}" --out long long.txt longer.txt
     for i in 1 4 9; do
         rm -f killed*
+        : >killed_train_000000.bin.77.part
+        : >killed_too_train_000000.bin.77.part
         "$tokenize" "${run[@]}" --out killed long.txt longer.txt >/dev/null 2>&1 &
         while [ ! -e "killed_train_00000$i.bin" ] && kill -0 $! 2>/dev/null; do sleep 0.01; done
         kill -9 $! 2>/dev/null
@@ -149,7 +157,8 @@ test_kill() {
         good "after kill -9" "${run[@]}" --out killed long.txt longer.txt
         check "the same shards as without the kill, $i" same_shards long killed
     done
-    check "nothing half-written is left" [ -z "$(find . -name 'killed*.part')" ]
+    check "only another prefix's half-written file is left" [ "$(echo killed*.part)" = killed_too_train_000000.bin.77.part ]
+    check "the lock is gone" [ ! -e killed.lock ]
 }
 
 test_other_arguments() {
@@ -159,8 +168,8 @@ test_other_arguments() {
     bad 2 "--val-tokens is 5|--restart" "${run[@]}" --val-tokens 5 --out other lines.txt
     bad 2 "--field is body" "${run[@]}" --field body --out other lines.txt
     bad 2 "input 1 is lines.jsonl|says lines.txt" "${run[@]}" --out other lines.jsonl
-    bad 2 "input 1 is zero.txt" "${run[@]}" --out other zero.txt lines.txt
-    bad 2 "input 2 is zero.txt|says nothing" "${run[@]}" --out other lines.txt zero.txt
+    bad 2 "input 1 is part_aa" "${run[@]}" --out other part_aa lines.txt
+    bad 2 "input 2 is part_aa|says nothing" "${run[@]}" --out other lines.txt part_aa
     printf '#version: 0.2\nt h\n' >few.txt
     bad 2 "--tokenizer|checksum" --tokenizer few.txt --shard-tokens 700 --out other lines.txt
     cp lines.txt changed.txt
@@ -168,12 +177,99 @@ test_other_arguments() {
     echo >>changed.txt
     bad 2 "changed.txt is $(stat -c %s changed.txt) bytes long" "${run[@]}" --out changed changed.txt
     good "from the beginning" "${run[@]}" --restart --out changed changed.txt
+    cp -p changed.txt same_size.txt
+    tr a-y b-z <same_size.txt >changed.txt
+    bad 2 "changed.txt is another file, with the checksum|--restart" "${run[@]}" --out changed changed.txt
+    cp -p same_size.txt changed.txt
+    good "as it was" "${run[@]}" --out changed changed.txt
+    cp changed_train_000002.bin shard
+    printf x | dd of=changed_train_000002.bin bs=1 seek=1500 conv=notrunc 2>/dev/null
+    bad 1 "changed_train_000002.bin: its checksum is|changed.progress.json says|--restart" "${run[@]}" --out changed changed.txt
+    head -c -2 shard >changed_train_000002.bin
+    bad 1 "changed_train_000002.bin: $(($(stat -c %s shard) - 2)) bytes, wanted $(stat -c %s shard)" "${run[@]}" --out changed changed.txt
+    sed -i 's/"checksum"/"sum"/' changed.progress.json
+    bad 1 "changed.progress.json: byte|wanted checksum|--restart" "${run[@]}" --out changed changed.txt
     rm other_train_000002.bin
     bad 1 "other_train_000002.bin: No such file|--restart" "${run[@]}" --out other lines.txt
     rm other.progress.json
     bad 1 "other_val_000000.bin: is there, but no other.progress.json" "${run[@]}" --out other lines.txt
     good "fewer shards" "${vocab[@]}" --restart --out other lines.txt
     check "remove the others" [ "$(echo other_*)" = "other_train_000001.bin other_val_000000.bin" ]
+}
+
+# What was read from a pipe is gone: a second run can neither go on nor be known to be the same.
+test_streams() {
+    local run=("${vocab[@]}" --val-tokens 0)
+    timeout 20 "$tokenize" "${run[@]}" --out pipe - <lines.txt >stdout 2>stderr
+    check "standard input" [ $? = 0 ]
+    timeout 20 "$tokenize" "${run[@]}" --out pipe - <part_aa >stdout 2>stderr
+    status=$?
+    check_error "standard input again" 2 "standard input: cannot be read again|pipe.progress.json has 1 shards|--restart"
+    timeout 20 "$tokenize" "${run[@]}" --restart --out pipe - <lines.txt >stdout 2>stderr
+    check "standard input, from the beginning" [ $? = 0 ]
+    mkfifo fifo
+    cat lines.txt >fifo &
+    good "a FIFO" "${run[@]}" --out named fifo
+    check "the same tokens" same_shards pipe named
+    bad 2 "fifo: cannot be read again" "${run[@]}" --out named fifo
+    mkfifo fifo.parquet kept.progress.json kept_2.lock
+    bad 1 "fifo.parquet: not a regular file" "${run[@]}" --out never fifo.parquet
+    bad 1 "kept.progress.json: not a regular file" "${run[@]}" --out kept lines.txt
+    bad 1 "kept_2.lock: not a regular file" "${run[@]}" --out kept_2 lines.txt
+    bad 1 "fifo: not a regular file, wanted a tokenizer" --tokenizer fifo --out never lines.txt
+}
+
+# Nothing that is printed gets into a file of ours.
+test_closed_descriptors() {
+    "$tokenize" "${vocab[@]}" --val-tokens 0 --out closed lines.txt <&- >&- 2>&-
+    check "without standard descriptors" [ $? = 0 ]
+    good "with them" "${vocab[@]}" --val-tokens 0 --out open lines.txt
+    check "the same shards" same_shards open closed
+}
+
+# Two at a time: the first is held up by its input until the second has been refused (test_two_end).
+test_two_begin() {
+    mkfifo held
+    "$tokenize" "${vocab[@]}" --val-tokens 0 --out two held lines.txt >first.stdout 2>first.stderr &
+    first=$!
+    exec 7<>held
+    while [ ! -e two.progress.json ] && kill -0 $first 2>/dev/null; do sleep 0.01; done
+    "$tokenize" "${vocab[@]}" --val-tokens 0 --out two lines.txt >second.stdout 2>second.stderr &
+    second=$!
+    "$tokenize" --train-bpe 300 --out two lines.txt >third.stdout 2>third.stderr &
+    third=$!
+}
+test_two_end() {
+    wait $second
+    status=$?
+    cp second.stderr stderr
+    check_error "two at a time" 1 "two.lock: another ./tokenize is writing here"
+    wait $third
+    status=$?
+    cp third.stderr stderr
+    check_error "a vocabulary there, too" 1 "two.lock: another ./tokenize is writing here"
+    cat part_aa >&7
+    exec 7>&-
+    wait $first
+    status=$?
+    check "the first is not disturbed: $(head -n 1 first.stderr)" [ $status = 0 ]
+    good "the same alone" "${vocab[@]}" --val-tokens 0 --out alone part_aa lines.txt
+    check "its shards" same_shards alone two
+    check "the lock is gone" [ ! -e two.lock ]
+}
+
+# Text without blanks: little memory, and the same ids from anywhere.
+test_no_blanks() {
+    local run=("${vocab[@]}" --val-tokens 0 --shard-tokens 3000000)
+    head -c 30000000 /dev/zero | tr '\0' e >no_blanks.txt
+    { printf '{"text":"' && cat no_blanks.txt && printf '"}'; } >no_blanks.jsonl
+    (ulimit -v 400000 && timeout 120 "$tokenize" "${run[@]}" --threads 1 --out blanks no_blanks.txt >stdout 2>stderr)
+    status=$?
+    check "text without blanks: $(head -n 1 stderr)" [ $status = 0 ]
+    check "all of it" grep -q '^30000001 tokens in 11 shards' stdout
+    good "the same line" "${run[@]}" --threads 2 --out blanks_line no_blanks.jsonl
+    check "the same ids" same_shards blanks blanks_line
+    rm blanks* no_blanks*
 }
 
 # ---- errors ----
@@ -187,6 +283,7 @@ test_errors() {
     bad 2 "--shard-tokens is 0" "${vocab[@]}" --shard-tokens 0 lines.txt
     bad 1 "none.txt: cannot open" "${vocab[@]}" lines.txt none.txt
     bad 1 "none.json" --tokenizer none.json lines.txt
+    bad 1 "gpt2: cannot open the tokenizer|scripts/get_data.sh gpt2-vocab" --tokenizer gpt2 lines.txt
     : >merges.bin
     bad 1 "merges.bin: no text by its name" "${vocab[@]}" merges.bin
     good "a directory that is not there yet" "${vocab[@]}" --out new/place/a lines.txt
@@ -201,15 +298,28 @@ test_errors() {
     bad 1 'lines.jsonl:1: no field "body", found "id", "text"' "${vocab[@]}" --out bad_field --field body lines.jsonl
     : >empty.txt
     bad 1 "no text" "${vocab[@]}" --out empty empty.txt
+    bad 1 "no text" "${vocab[@]}" --out empty empty.txt # and again
+    head -c 300 /bin/sh >program
+    bad 1 "program: no text: byte" "${vocab[@]}" --out kinds lines.txt program
+    echo '[{"text": "a"}]' >array.json
+    bad 1 "array.json: no text by its name: name it .jsonl|jq" "${vocab[@]}" --out kinds lines.txt array.json
+    cp array.json table.csv
+    bad 1 "table.csv: no text by its name: a table" "${vocab[@]}" --out kinds lines.txt table.csv
+    good "whatever its name" "${vocab[@]}" --format text --out kinds lines.txt table.csv
+    mkdir directory
+    cp lines.jsonl directory
+    bad 1 "directory: a directory, wanted files: directory/*.jsonl" "${vocab[@]}" --out never directory
+    cp lines.txt ./--dashes
+    good "a name that begins with a dash" "${vocab[@]}" --out dashes -- --dashes
+    bad 2 "unknown option --dashes" "${vocab[@]}" --out dashes --dashes
+    check "bad input leaves nothing behind" [ "$(echo never*)" = 'never*' ]
     "$tokenize" "${vocab[@]}" --out full lines.txt >/dev/full 2>stderr
     check "a full standard output" grep -q '^error: standard output: cannot write: No space left' stderr
 }
 
 # A limit on the size of files is a disk that fills up.
 test_full_disk() {
-    trap '' XFSZ
     (ulimit -f 8 && timeout 120 "$tokenize" "${vocab[@]}" --out disk --val-tokens 100 lines.txt >/dev/null 2>stderr)
-    trap - XFSZ
     check "a full disk: $(head -n 1 stderr)" grep -q '^error: disk_train_000001.bin: cannot write: File too large' stderr
     check "a full disk: nothing half-written is left" [ "$(echo disk*)" = "disk.progress.json disk_val_000000.bin" ]
     good "when there is room" "${vocab[@]}" --out disk --val-tokens 100 lines.txt
@@ -231,6 +341,10 @@ test_train() {
         for file in with_*.bin; do mv "$file" "with_before${file#with}"; done
     done
     bad 1 "allows only" --train-bpe 100000 --out too_many part_aa
+    most=$(sed -n 's/.*wanted --train-bpe \([0-9]*\).*/\1/p' stderr)
+    good "the most that it allows" --train-bpe "$most" --out most part_aa
+    bad 1 "allows only" --train-bpe $((most + 1)) --out too_many part_aa
+    check "nothing is left" [ "$(echo too_many*)" = 'too_many*' ]
 }
 
 # tiktoken's ids of this text: 338025, and the end-of-text before it.
@@ -246,6 +360,7 @@ test_gpt2() {
 }
 
 make_files
+test_two_begin
 test_ids
 test_kinds
 packed gz zlib gzip -c
@@ -253,10 +368,14 @@ packed zst zstd zstd -qc
 test_resume
 test_kill
 test_other_arguments
+test_streams
+test_closed_descriptors
+test_no_blanks
 test_errors
 test_full_disk
 test_train
 test_gpt2
+test_two_end
 good "--help" --help
 check "--help names the options" grep -q -e '--shard-tokens' stdout
 good "--version" --version
