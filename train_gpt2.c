@@ -537,8 +537,12 @@ static int run_training(RunStart* start) {
     void* copy = saves_copies(options)
                      ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save")
                      : NULL;
-    const CheckpointRun checkpoint_run = {
-        TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&start->data), start->data.train.tokens};
+    const CheckpointRun checkpoint_run = {TRAINER_NAME,
+                                          cfg,
+                                          SAFETENSORS_F32,
+                                          generator.eot,
+                                          setup_saved_tokenizer(&start->data),
+                                          start->data.train.tokens};
     session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s, &log);
     log_config(&log, print_options_json, options);
     const double floor = setup_floor(&start->data, options, setup_eval_batches(options, &val_loader));

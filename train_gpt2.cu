@@ -835,8 +835,12 @@ static int run_training(RunStart* start) {
     if (options->out[0]) {
         CUDA_CHECK(cudaMallocHost(&copy, checkpoints_bytes(cfg, dtype)));
     }
-    const CheckpointRun checkpoint_run = {
-        TRAINER_NAME, cfg, dtype, generator.eot, setup_bpe(&start->data), start->data.train.tokens};
+    const CheckpointRun checkpoint_run = {TRAINER_NAME,
+                                          cfg,
+                                          dtype,
+                                          generator.eot,
+                                          setup_saved_tokenizer(&start->data),
+                                          start->data.train.tokens};
     session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s, &log);
     log_config(&log, print_options_json, options);
     const double floor = setup_floor(&start->data, options, setup_eval_batches(options, &val_loader));

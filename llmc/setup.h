@@ -15,8 +15,8 @@ before any memory for the model is taken.
 needs:   adamw.h check.h dataloader.h gguf.h gpt2.h hf_model.h model_file.h options.h schedule.h stories.h
 text_data.h tokenizer.h
 defines: RunData, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data, setup_loaders,
-setup_verify_data, setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot, setup_bpe,
-setup_export, setup_prompt, setup_close
+setup_verify_data, setup_training, setup_adamw, setup_eval_batches, setup_floor, setup_eot,
+setup_saved_tokenizer, setup_export, setup_prompt, setup_close
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -485,10 +485,9 @@ static inline double setup_floor(const RunData* data, const Options* options, in
     return sum / (double)targets;
 }
 
-// The tokenizer, if it is one that goes with a Hugging Face model, or NULL.
-static inline const Bpe* setup_bpe(const RunData* data) {
-    return data->kind == DATA_SHARDS && data->has_tokenizer && data->tokenizer.encoder ? &data->tokenizer.bpe
-                                                                                       : NULL;
+// The tokenizer that goes with the saved model, or NULL if the data are only token ids.
+static inline const Tokenizer* setup_saved_tokenizer(const RunData* data) {
+    return data->has_tokenizer ? &data->tokenizer : NULL;
 }
 
 // Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
@@ -500,7 +499,7 @@ static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const voi
     }
     if (options->export_gguf[0]) {
         gguf_write(options->export_gguf, cfg, rows, memory, (GgufDtype)options->export_gguf_dtype,
-                   setup_bpe(data));
+                   data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL);
     }
 }
 
