@@ -498,8 +498,16 @@ static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const voi
         model_file_write(options->export_llmc, cfg, rows, memory, (ModelDtype)options->export_dtype);
     }
     if (options->export_gguf[0]) {
-        gguf_write(options->export_gguf, cfg, rows, memory, (GgufDtype)options->export_gguf_dtype,
-                   data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL);
+        const Bpe* bpe = data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
+        gguf_write(options->export_gguf, options->out[0] ? options->out : options->export_gguf, cfg, rows,
+                   memory, (GgufDtype)options->export_gguf_dtype, bpe);
+        if (!bpe) {
+            printf("warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it\n",
+                   options->export_gguf,
+                   !data->has_tokenizer          ? "the data are only token ids"
+                   : data->tokenizer.decode_only ? "no merges make these tokens"
+                                                 : "it knows no words");
+        }
     }
 }
 
