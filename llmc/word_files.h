@@ -79,26 +79,35 @@ static inline char* word_pattern_(const TokenText* words, int count) {
     return pattern;
 }
 
-// The whole file. Keys are in the order of tokenizers, which writes such a file in the same way.
+// Prints JSON that is spelled with ' for ".
+static inline void word_file_print_(const char* text, FILE* file) {
+    for (; *text; text++) {
+        fputc(*text == '\'' ? '"' : *text, file);
+    }
+}
+
+// The whole file. Keys are in the order of tokenizers, which writes such a file in the same way; the
+// post_processor adds nothing, and is what transformers puts in when it saves the file again.
 static inline void word_file_put_(const TokenText* words, int count, FILE* file) {
     char* pattern = word_pattern_(words, count);
-    const size_t length = strlen(pattern);
-    char* at_start = (char*)check_alloc(length + 16, 1, "words");
-    snprintf(at_start, length + 16, "\\A (?=%s)", pattern);
-    fprintf(
-        file,
-        "{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n"
-        "\"added_tokens\": [{\"id\": %d, " BPE_HF_EOT "}],\n"
-        "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Prepend\", \"prepend\": \" "
-        "\"}, {\"type\": \"Replace\", \"pattern\": {\"Regex\": ",
-        count);
+    const size_t length = strlen(pattern) + 16;
+    char* at_start = (char*)check_alloc(length, 1, "words");
+    snprintf(at_start, length, "\\A (?=%s)", pattern);
+    word_file_print_("{\n'version': '1.0',\n'truncation': null,\n'padding': null,\n", file);
+    fprintf(file, "\"added_tokens\": [{\"id\": %d, " BPE_HF_EOT "}],\n", count);
+    word_file_print_(
+        "'normalizer': {'type': 'Sequence', 'normalizers': [{'type': 'Prepend', 'prepend': ' '}, "
+        "{'type': 'Replace', 'pattern': {'Regex': ",
+        file);
     json_print_string(file, at_start, strlen(at_start));
-    fputs("}, \"content\": \"\"}]},\n\"pre_tokenizer\": {\"type\": \"Split\", \"pattern\": {\"Regex\": ",
-          file);
-    json_print_string(file, pattern, length);
-    fputs("}, \"behavior\": \"Isolated\", \"invert\": false},\n\"post_processor\": null,\n"
-          "\"decoder\": {\"type\": \"Fuse\"},\n\"model\": {\"type\": \"WordLevel\", \"vocab\": {",
-          file);
+    word_file_print_("}, 'content': ''}]},\n'pre_tokenizer': {'type': 'Split', 'pattern': {'Regex': ", file);
+    json_print_string(file, pattern, strlen(pattern));
+    word_file_print_(
+        "}, 'behavior': 'Isolated', 'invert': false},\n'post_processor': {'type': 'TemplateProcessing', "
+        "'single': [{'Sequence': {'id': 'A', 'type_id': 0}}], 'pair': [{'Sequence': {'id': 'A', "
+        "'type_id': 0}}, {'Sequence': {'id': 'B', 'type_id': 1}}], 'special_tokens': {}},\n"
+        "'decoder': {'type': 'Fuse'},\n'model': {'type': 'WordLevel', 'vocab': {",
+        file);
     for (int id = 0; id < count; id++) {
         json_print_string(file, words[id].text, (size_t)words[id].length);
         fprintf(file, ": %d, ", id);
