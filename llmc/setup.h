@@ -141,8 +141,9 @@ static inline void setup_tokenizer(RunData* data, const Options* options) {
         if (options->tokenizer[0]) {
             setup_file_tokenizer_(data, options);
         }
-        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded, only decoded: %s",
-              data->tokenizer.decode_only);
+        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
+              data->tokenizer.decode_only ? ", only decoded: " : ": a tokenizer of words knows no others",
+              data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
     }
 }
 

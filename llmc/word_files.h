@@ -8,8 +8,8 @@ regular expression, "longest|...|shortest":
 
     normalizer       a blank is put before the text, and taken away again where the text begins with a word
     pre_tokenizer    Split: cuts out what W matches
-    model            WordLevel: the words by their ids, <|endoftext|> last; no word for anything else, an
-error decoder          Fuse: the words one after the other
+    model            WordLevel: the words by their ids, <|endoftext|> last; all else is an error
+    decoder          Fuse: the words one after the other
 
 Read is exactly that, with blanks and escapes of JSON as the writer likes: a file that says anything else
 would encode text in another way.
