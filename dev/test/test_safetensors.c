@@ -505,8 +505,8 @@ static void test_bad_headers(void) {
         {"{'a':{" ENTRY ",'shape':[1]}}", 4, "tensor a: key shape comes twice"},
         {"{'a':{" ENTRY ",'strides':[1]}}", 4, "tensor a: key strides is unknown|wanted dtype, shape and"},
         {"{'a':{'dtype':'f32','shape':[1],'data_offsets':[0,4]}}", 4,
-         "tensor a: dtype f32, wanted one of F32"},
-        {"{'a':{'dtype':'F4','shape':[8],'data_offsets':[0,4]}}", 4, "tensor a: dtype F4, wanted one of"},
+         "tensor a: dtype f32, wanted F32, F16 or BF16"},
+        {"{'a':{'dtype':'F4','shape':[8],'data_offsets':[0,4]}}", 4, "tensor a: dtype F4, wanted F32, F16 or BF16"},
         {"{'a':{'dtype':1,'shape':[1],'data_offsets':[0,4]}}", 4, "found '1', wanted '\"'"},
         {"{'a':{'dtype':'F32','shape':[1,1,1,1,1,1,1,1,1],'data_offsets':[0,4]}}", 4, "more than 8 numbers"},
         {"{'a':{'dtype':'F32','shape':[1],'data_offsets':[4]}}", 4, "tensor a: 1 data_offsets, wanted 2"},
@@ -561,8 +561,10 @@ static void test_bad_headers(void) {
 static void test_bad_files(void) {
     static const unsigned char zero[16] = {0};
     const uint64_t lengths[] = {100000001, 9, UINT64_MAX, (uint64_t)1 << 63, 0x4847464544434241};
-    expect_refused(test_path("missing.safetensors"), "cannot open: No such file");
-    expect_refused(test_tmpdir(), "not a regular file");
+    expect_refused(test_path("missing.safetensors"), "cannot read: No such file");
+    expect_refused(test_tmpdir(), "a directory, wanted a file");
+    EXPECT(mkfifo(test_path("fifo"), 0666) == 0, "a FIFO, which must not be waited for");
+    expect_refused(test_path("fifo"), "fifo: not a regular file");
     expect_refused(test_write("empty.safetensors", "", 0), "0 bytes, wanted a safetensors file");
     expect_refused(test_write("short.safetensors", zero, 7), "7 bytes, wanted a safetensors file");
     expect_refused(test_write("zero.safetensors", zero, 8), "byte 8: found the end of the text, wanted '{'");
@@ -773,8 +775,8 @@ static void test_requirements(void) {
     expect_requirement((Requirement){path, name, 0, {0, 0}}, "is (1, 1), wanted ()");
     expect_requirement((Requirement){path, "ln_f.bias", 1, {768, 0}},
                        "require.safetensors: no tensor ln_f.bias, wanted one of shape (768)");
-    expect_requirement((Requirement){test_path("missing"), name, 1, {1, 0}}, "missing: cannot open: No such");
-    EXPECT(test_dies(body_open, test_tmpdir(), EXIT_FAILURE, "error: |not a regular file"), "a directory");
+    expect_requirement((Requirement){test_path("missing"), name, 1, {1, 0}}, "missing: cannot read: No such");
+    EXPECT(test_dies(body_open, test_tmpdir(), EXIT_FAILURE, "error: |a directory, wanted a file"), "a directory");
 }
 
 static void body_read_integers(const void* path) {
@@ -874,11 +876,11 @@ static void test_bad_sets(void) {
         {"{'weight_map':{'y':'a.safetensors'},'weight_map':{'y':'a.safetensors'}}", "weight_map comes twice"},
         {"{'weight_map':{'y':'a.safetensors','y':'b.safetensors'}}", "key y comes twice"},
         {"{'weight_map':{'w':'a.safetensors'}}", "index.json: tensor w is not in |/model/a.safetensors"},
-        {"{'weight_map':{'y':'c.safetensors'}}", "/model/c.safetensors: cannot open: No such file"},
+        {"{'weight_map':{'y':'c.safetensors'}}", "/model/c.safetensors: cannot read: No such file"},
         {"{'weight_map':{'y':'../model/a.safetensors'}}",
          "index.json: tensor y: a file called|beside the index"},
         {"{'weight_map':{'y':''}}", "a file called \"\""},
-        {"{'weight_map':{'y':'.'}}", "not a regular file"},
+        {"{'weight_map':{'y':'.'}}", "a directory, wanted a file"},
         {"{'weight_map':{'y':'model.safetensors.index.json'}}", "wanted at most|not a safetensors file"},
         {"{'metadata':}", "found '}', wanted a value"},
         {"{'metadata':-}", "found '}', wanted a digit"},
@@ -909,7 +911,7 @@ static void test_bad_sets(void) {
                        "/model/c.safetensors: 1 bytes, wanted a safetensors file");
     unlink(test_path("model/model.safetensors.index.json"));
     expect_set_refused(test_path("model"), "no model.safetensors and no model.safetensors.index.json");
-    expect_set_refused(test_path("nowhere"), "cannot open: No such file");
+    expect_set_refused(test_path("nowhere"), "cannot read: No such file");
 }
 
 // ---- failing writes
