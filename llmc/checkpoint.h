@@ -237,8 +237,8 @@ static inline void checkpoint_list_file_(SavedState* s, const char* directory, c
     CHECK(s->num_files < STATE_MAX_FILES, "%s: more than %d files", directory, STATE_MAX_FILES);
     CHECK(stat(path, &info) == 0, "%s: cannot read: %s", path, strerror(errno));
     if (!checksum) {
-        const int failed = xxh64_file(path, &checksum);
-        CHECK(!failed, "%s: cannot read: %s", path, strerror(failed));
+        char error[ERROR_BYTES];
+        CHECK(file_checksum(path, &checksum, error), "%s", error);
     }
     const SavedFile file = {strdup(name), info.st_size, checksum};
     CHECK(file.name, "%s: no memory for a name", path);
@@ -368,12 +368,10 @@ static inline int checkpoint_try_check(SavedState* s, const char* directory, cha
             ok = error_set(error, path, "damaged: %lld bytes, wanted %lld", (long long)info.st_size,
                            (long long)file->bytes);
         } else {
-            const int failed = xxh64_file(path, &checksum);
-            ok = failed ? error_set(error, path, "cannot read: %s", strerror(failed))
-                 : checksum == file->xxh64
-                     ? 1
-                     : error_set(error, path, "damaged: its checksum is %016" PRIx64 ", wanted %016" PRIx64,
-                                 checksum, file->xxh64);
+            ok = file_checksum(path, &checksum, error) &&
+                 (checksum == file->xxh64 ||
+                  error_set(error, path, "damaged: its checksum is %016" PRIx64 ", wanted %016" PRIx64,
+                            checksum, file->xxh64));
         }
     }
     if (!ok) {

@@ -13,7 +13,7 @@ do anything.
 needs:   check.h xxh64.h
 defines: file_join, FileWriter, file_open, file_put, file_commit, file_discard, file_directory_of,
 file_sync_directory, file_make_directory, file_write_text, file_open_regular, file_try_read, file_try_lock,
-file_fingerprint, file_remove_parts, file_open_standard, FILE_PART
+file_checksum, file_fingerprint, file_remove_parts, file_open_standard, FILE_PART
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -217,6 +217,29 @@ static inline int file_try_read(const char* path, size_t most, char** text, size
 }
 
 // ---- what is in a file
+
+// Sets *value to the checksum of a file (xxh64.h). Returns 0 with the reason in `error` if it cannot be read.
+static inline int file_checksum(const char* path, uint64_t* value, char* error) {
+    enum { BLOCK_BYTES = 256 << 10 }; // stays in the cache between reading and adding
+    Xxh64 hash;
+    const int fd = file_open_regular(path, error);
+    if (fd < 0) {
+        return 0;
+    }
+    char* block = (char*)check_alloc_unset(BLOCK_BYTES, 1, path);
+    off_t at = 0;
+    ssize_t got;
+    xxh64_open(&hash);
+    while ((got = file_read_at_(fd, block, BLOCK_BYTES, at)) > 0) {
+        xxh64_add(&hash, block, (size_t)got);
+        at += got;
+    }
+    const int reason = errno;
+    free(block);
+    close(fd);
+    *value = xxh64_value(&hash);
+    return got == 0 || error_set(error, path, "cannot read: %s", strerror(reason));
+}
 
 enum {
     FILE_SAMPLES_ = 256, // of a large file, spread evenly; the first and the last block are among them

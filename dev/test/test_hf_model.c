@@ -49,11 +49,11 @@ static const char* directory_of(const char* name) {
 
 static void write_model(const Model* model, const char* directory, SafeTensorsDtype dtype) {
     uint64_t checksum = 0;
-    char file[PATH_MAX];
+    char file[PATH_MAX], error[ERROR_BYTES];
     hf_config_write(directory, model->cfg, dtype, model->cfg.V - 1);
     const uint64_t said = hf_model_write(directory, model->cfg, model->rows, model->memory, dtype);
     snprintf(file, sizeof(file), "%s/model.safetensors", directory);
-    EXPECT(xxh64_file(file, &checksum) == 0 && checksum == said, "the checksum of %s", file);
+    EXPECT(file_checksum(file, &checksum, error) && checksum == said, "the checksum of %s", file);
     struct stat info;
     EXPECT(stat(file, &info) == 0 && (double)info.st_size <= hf_model_bytes(model->cfg, dtype), "its size");
 }

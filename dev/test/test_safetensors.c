@@ -100,16 +100,21 @@ static void test_checksum_of_files(void) {
     const size_t sizes[] = {0, 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 700001}; // a block is 2^18
     unsigned char* data = (unsigned char*)check_alloc(700001, 1, "data");
     uint64_t value = 0;
+    char error[ERROR_BYTES];
     Rand rng = rand_open(1, 1);
     for (size_t i = 0; i < 700001; i++) {
         data[i] = (unsigned char)rand_u32(&rng);
     }
     for (int i = 0; i < 6; i++) {
         const char* path = test_write("sum.bin", data, sizes[i]);
-        EXPECT(xxh64_file(path, &value) == 0 && value == xxh64(data, sizes[i]), "%zu bytes", sizes[i]);
+        EXPECT(file_checksum(path, &value, error) && value == xxh64(data, sizes[i]), "%zu bytes", sizes[i]);
     }
-    EXPECT(xxh64_file(test_path("nothing.bin"), &value) == ENOENT, "no such file");
-    EXPECT(xxh64_file(test_tmpdir(), &value) == EISDIR, "a directory");
+    EXPECT(!file_checksum(test_path("nothing.bin"), &value, error) && strstr(error, "No such file"), "%s",
+           error);
+    EXPECT(!file_checksum(test_tmpdir(), &value, error) && strstr(error, "a directory"), "%s", error);
+    EXPECT(mkfifo(test_path("fifo.bin"), 0666) == 0, "");
+    EXPECT(!file_checksum(test_path("fifo.bin"), &value, error) && strstr(error, "not a regular"), "%s",
+           error);
     free(data);
 }
 
@@ -195,6 +200,7 @@ static void test_halves_flushed(void) {
 
 // The file, byte by byte, as the format's description has it.
 static void test_layout(void) {
+    char error[ERROR_BYTES];
     static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"},"
                                  "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
                                  "\"b\":{\"dtype\":\"BF16\",\"shape\":[],\"data_offsets\":[8,10]},"
@@ -225,7 +231,8 @@ static void test_layout(void) {
     }
     EXPECT(memcmp(file.data + begin, data, sizeof(data)) == 0, "data");
     uint64_t again = 0;
-    EXPECT(xxh64_file(path, &again) == 0 && again == sum && sum == xxh64(file.data, file.bytes), "checksum");
+    EXPECT(file_checksum(path, &again, error) && again == sum && sum == xxh64(file.data, file.bytes),
+           "checksum");
     EXPECT(access(test_path("layout.safetensors.part"), F_OK) != 0, "the temporary file is gone");
     free(file.data);
 }
@@ -311,6 +318,7 @@ static void test_round_trip_raw(void) {
 
 // fp32 into each type and back, in pieces on both sides.
 static void test_round_trip_f32(void) {
+    char error[ERROR_BYTES];
     enum { N = 40003 };
     static const SafeTensorsDtype dtypes[3] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
     float *data = (float*)check_alloc(N, 4, "data"), *back = (float*)check_alloc(N, 4, "data");
@@ -333,7 +341,7 @@ static void test_round_trip_f32(void) {
     }
     const uint64_t sum = safetensors_writer_commit(&writer);
     uint64_t again = 0;
-    EXPECT(xxh64_file(path, &again) == 0 && again == sum, "checksum");
+    EXPECT(file_checksum(path, &again, error) && again == sum, "checksum");
 
     safetensors_open(&st, path);
     for (int i = 0; i < 3; i++) {
@@ -506,7 +514,8 @@ static void test_bad_headers(void) {
         {"{'a':{" ENTRY ",'strides':[1]}}", 4, "tensor a: key strides is unknown|wanted dtype, shape and"},
         {"{'a':{'dtype':'f32','shape':[1],'data_offsets':[0,4]}}", 4,
          "tensor a: dtype f32, wanted F32, F16 or BF16"},
-        {"{'a':{'dtype':'F4','shape':[8],'data_offsets':[0,4]}}", 4, "tensor a: dtype F4, wanted F32, F16 or BF16"},
+        {"{'a':{'dtype':'F4','shape':[8],'data_offsets':[0,4]}}", 4,
+         "tensor a: dtype F4, wanted F32, F16 or BF16"},
         {"{'a':{'dtype':1,'shape':[1],'data_offsets':[0,4]}}", 4, "found '1', wanted '\"'"},
         {"{'a':{'dtype':'F32','shape':[1,1,1,1,1,1,1,1,1],'data_offsets':[0,4]}}", 4, "more than 8 numbers"},
         {"{'a':{'dtype':'F32','shape':[1],'data_offsets':[4]}}", 4, "tensor a: 1 data_offsets, wanted 2"},
@@ -776,7 +785,8 @@ static void test_requirements(void) {
     expect_requirement((Requirement){path, "ln_f.bias", 1, {768, 0}},
                        "require.safetensors: no tensor ln_f.bias, wanted one of shape (768)");
     expect_requirement((Requirement){test_path("missing"), name, 1, {1, 0}}, "missing: cannot read: No such");
-    EXPECT(test_dies(body_open, test_tmpdir(), EXIT_FAILURE, "error: |a directory, wanted a file"), "a directory");
+    EXPECT(test_dies(body_open, test_tmpdir(), EXIT_FAILURE, "error: |a directory, wanted a file"),
+           "a directory");
 }
 
 static void body_read_integers(const void* path) {
