@@ -9,6 +9,7 @@
 #     avx2      the same with 256 bits
 #     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
+#     build     what the Makefile builds again, and installs (test_build.sh)
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
 #     fuzz      readers of files against random ones (fuzz.sh), 5 s each
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), killed 20 times
@@ -143,6 +144,7 @@ run plain dev/test/test_kill.sh build/plain/train_gpt2
 run asan dev/test/test_tokenize.sh build/asan/tokenize
 run plain dev/test/test_tokenize.sh build/plain/tokenize
 run get_data dev/test/test_get_data.sh
+run build dev/test/test_build.sh
 run_tests asan
 run tsan build/tsan/test_dataloader
 run_tests plain
