@@ -135,7 +135,7 @@ bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on 
 bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE and GPT2_VOCAB=FILE if given
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
-soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target, forgotten waits
+soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target, vectors on aarch64, forgotten waits
 	@dev/test/soak.sh
 
 BIN = $(DESTDIR)$(strip $(PREFIX))/bin

@@ -26,6 +26,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL  # `make test` is no part of the builds below
 export OMP_WAIT_POLICY=passive    # threads that spin would starve each other
 export UBSAN_OPTIONS=print_stacktrace=1
 
+source dev/test/vector_tests.sh
 passed=0
 failed=0
 skipped=0
@@ -117,7 +118,6 @@ links() { "$@" -x c -o /dev/null - 2>/dev/null <<<'#include <omp.h>
 int main(void) { return omp_get_max_threads() == 0; }'; }
 
 sanitizers="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
-vector_tests=(test_vec test_matmul test_attention test_encoder test_layernorm test_gelu test_classifier test_adamw test_bpe test_gpt2)
 quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
 
 # ---- the CPU trainer: everything is built, then the tests run, long ones first ----
