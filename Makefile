@@ -1,10 +1,15 @@
 # pretrain.c: GPT-2 and GPT-3 class pretraining in C and CUDA. `make help` lists the targets.
 
 # ---- settings: make NAME=value ----
+PLATFORM := $(shell uname -s)-$(shell uname -m)
 CC     ?= cc
-MARCH  ?= -march=native     # instruction set: the vectors' width follows it (llmc/vec.h)
+# Instruction set: the vectors' width follows it (llmc/vec.h). Apple's clang has no such name for its own
+# processors, and takes their vectors anyway.
+MARCH  ?= $(if $(filter Darwin-arm64,$(PLATFORM)),,-march=native)
 OPT    ?= -O3
-OPENMP ?= -fopenmp          # empty: one thread
+# Empty: one thread. Apple's clang comes without OpenMP; with Homebrew's libomp:
+# OPENMP="-Xpreprocessor -fopenmp -I$(brew --prefix libomp)/include" LDLIBS="-L$(brew --prefix libomp)/lib -lomp"
+OPENMP ?= $(if $(filter Darwin-%,$(PLATFORM)),,-fopenmp)
 WERROR ?=                   # -Werror in `make test` and `make lint`
 OUT    ?= out/quickstart    # directory of `make run`
 NVCC   ?= nvcc              # of CUDA 12 or 13
@@ -12,13 +17,16 @@ ARCH   ?=                   # GPU architecture, sm_90a for example; empty: that 
 PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights and activations
 USE_CUDNN ?=                # 1: attention by cuDNN 9; wants its headers, those of cudnn-frontend, and NVRTC
 CUDNN_FRONTEND ?= build/cudnn-frontend/include
+PREFIX ?= /usr/local        # of `make install`, under DESTDIR
 
 # Contraction is asked for: a standard mode of the compiler would keep a*b+c from becoming one instruction.
 # No -ffast-math: NaN and infinity must be seen.
 override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
     $(strip $(OPENMP)) -Wall -Wextra -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
     $(strip $(WERROR)) -D_GNU_SOURCE -pthread -MMD -MP
-LDLIBS += -lm
+override LDLIBS += -lm
+
+comma := ,
 
 # Libraries for compressed data, where they are: GZIP (ISA-L unpacks .gz faster than zlib), ZSTD and SNAPPY. Without one, what it
 # would read is refused by name.
@@ -29,7 +37,7 @@ HAVE_SNAPPY := $(shell printf '#include <snappy-c.h>\n' | $(CC) -E - >/dev/null 
 PACKED_FLAGS := $(if $(HAVE_ZLIB),-DHAVE_ZLIB) $(if $(HAVE_ISAL),-DHAVE_ISAL) $(if $(HAVE_ZSTD),-DHAVE_ZSTD) $(if $(HAVE_SNAPPY),-DHAVE_SNAPPY)
 PACKED_LIBS := $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ISAL),-lisal) $(if $(HAVE_ZSTD),-lzstd) $(if $(HAVE_SNAPPY),-lsnappy)
 override CFLAGS += $(PACKED_FLAGS)
-LDLIBS += -Wl,--as-needed $(PACKED_LIBS)
+override LDLIBS += $(if $(filter Darwin-%,$(PLATFORM)),,-Wl$(comma)--as-needed) $(PACKED_LIBS)
 
 BUILD  ?= build/plain
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
@@ -56,13 +64,34 @@ GPU_LIBS += -lcudnn -lnvrtc
 endif
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
 
-.PHONY: help run test tests lint format bench bench-cpu bench-tokenizer soak clean train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build
+# What is built depends on the compiler and its flags, too: the file `flags` of a build has those it was made with, and
+# is out of date where they differ. So a library that was installed since, or another MARCH, takes effect. Warnings
+# change no code.
+FLAGS := $(strip $(CC) $(filter-out -Werror,$(CFLAGS)) $(LDLIBS))
+GPU_FLAGS := $(strip $(NVCC) $(filter-out -Werror all-warnings,$(NVCCFLAGS)) $(GPU_LIBS))
+# `--version` says which commit a program is of; only the programs depend on it. Where git cannot be asked, by root for
+# example, what it said last stays.
+PROGRAMS = $(BUILD)/train_gpt2 $(BUILD)/tokenize $(GPU_BUILD)/train_gpt2
+COMMIT := $(or $(shell git --git-dir=.git describe --always --dirty 2>/dev/null),$(shell cat $(BUILD)/commit 2>/dev/null))
+$(PROGRAMS): override CFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"')
+$(PROGRAMS): override NVCCFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"')
+STAMPS := $(BUILD)/flags $(GPU_BUILD)/flags $(BUILD)/commit $(GPU_BUILD)/commit
+stale = $(if $(findstring <$(2)>,<$(strip $(shell cat $(1) 2>/dev/null))>),,FORCE)
+$(BUILD)/flags: TEXT = $(FLAGS)
+$(BUILD)/flags: $(call stale,$(BUILD)/flags,$(FLAGS))
+$(GPU_BUILD)/flags: TEXT = $(GPU_FLAGS)
+$(GPU_BUILD)/flags: $(call stale,$(GPU_BUILD)/flags,$(GPU_FLAGS))
+$(BUILD)/commit $(GPU_BUILD)/commit: TEXT = $(COMMIT)
+$(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
+$(GPU_BUILD)/commit: $(call stale,$(GPU_BUILD)/commit,$(COMMIT))
+
+.PHONY: help run test tests lint format bench bench-cpu bench-tokenizer soak clean install uninstall train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build FORCE
 .DELETE_ON_ERROR:
 
-train_gpt2: $(BUILD)/train_gpt2
+train_gpt2: $(BUILD)/train_gpt2  ## the trainer on the CPU
 	@rm -f $@ && cp $< $@  # a running program cannot be written over
 
-train_gpt2cu: $(GPU_BUILD)/train_gpt2
+train_gpt2cu: $(GPU_BUILD)/train_gpt2  ## the trainer on an NVIDIA GPU; wants nvcc
 	@rm -f $@ && cp $< $@
 
 tokenize: $(BUILD)/tokenize  ## text, .jsonl or .parquet files to shards of tokens; trains vocabularies
@@ -106,25 +135,38 @@ bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on 
 bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE and GPT2_VOCAB=FILE if given
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
-soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target, forgotten waits
+soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target, vectors on aarch64, forgotten waits
 	@dev/test/soak.sh
+
+BIN = $(DESTDIR)$(strip $(PREFIX))/bin
+install: train_gpt2 tokenize  ## the programs into PREFIX/bin, train_gpt2cu where it was built; uninstall removes them
+	mkdir -p $(BIN)
+	install -m 755 train_gpt2 tokenize $(wildcard train_gpt2cu) $(BIN)
+
+uninstall:
+	rm -f $(BIN)/train_gpt2 $(BIN)/train_gpt2cu $(BIN)/tokenize
 
 clean:      ## remove what was built
 	rm -rf build train_gpt2 train_gpt2cu tokenize
 
 # Every program is one source file and the headers it includes.
 vpath %.c . dev/test dev/bench dev/data
-$(BUILD)/%: %.c Makefile
+$(STAMPS):
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(subst ','\'',$(TEXT))' >$@
+$(BUILD)/train_gpt2 $(BUILD)/tokenize: $(BUILD)/commit
+$(BUILD)/%: %.c Makefile $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
 vpath %.cu . dev/test dev/bench
-$(GPU_BUILD)/reference.o: dev/test/reference.c Makefile
+$(GPU_BUILD)/train_gpt2: $(GPU_BUILD)/commit
+$(GPU_BUILD)/reference.o: dev/test/reference.c Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. -c $< -o $@
-$(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o Makefile
+$(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o Makefile $(GPU_BUILD)/flags
 	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o -o $@ $(GPU_LIBS)
-$(GPU_BUILD)/%: %.cu Makefile
+$(GPU_BUILD)/%: %.cu Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -I. $< -o $@ $(GPU_LIBS)
 

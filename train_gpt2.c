@@ -586,7 +586,7 @@ static int run_training(RunStart* start) {
                                           cfg,
                                           SAFETENSORS_F32,
                                           generator.eot,
-                                          setup_bpe(&start->data),
+                                          setup_saved_tokenizer(&start->data),
                                           start->data.train.tokens,
                                           start->data.train.fingerprint};
     session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s);

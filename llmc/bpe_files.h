@@ -17,10 +17,12 @@ gpt2.tiktoken, merges.txt and vocab.json for GPT-2's. In JSON and merges.txt the
 characters that can be seen, those of Latin-1 and, for the rest, U+0100 to U+0143; no token contains a blank
 or a line break.
 
-bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers.
+bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers; bpe_write_hf_config is the
+part of it that every tokenizer.json needs beside it.
 
 needs:   bpe.h, file.h, json.h
-defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_checksum, bpe_print_tokens, bpe_print_merges
+defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_write_hf_config, bpe_checksum,
+bpe_print_tokens, bpe_print_merges, BPE_HF_EOT
 */
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H
@@ -730,14 +732,14 @@ static inline void bpe_put_merge_json_(const BpeSpelling_* spelling, BpeToken_ l
 }
 
 // How Hugging Face's files describe end-of-text where they do not just name it.
-#define BPE_HF_EOT_                                                                                          \
+#define BPE_HF_EOT                                                                                           \
     "\"content\": \"" BPE_EOT_TEXT "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "      \
     "\"normalized\": false, \"special\": true"
 
 static inline void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
     fprintf(file,
             "{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n"
-            "\"added_tokens\": [{\"id\": %d, " BPE_HF_EOT_ "}],\n\"normalizer\": null,\n",
+            "\"added_tokens\": [{\"id\": %d, " BPE_HF_EOT "}],\n\"normalizer\": null,\n",
             bpe->eot);
     static const char* const steps[] = {"pre_tokenizer", "post_processor", "decoder"};
     for (int i = 0; i < 3; i++) { // trim_offsets is for the positions of tokens in the text
@@ -911,6 +913,32 @@ static inline void bpe_write(const Bpe* bpe, const char* path) {
           path);
 }
 
+// Writes what transformers reads beside a tokenizer.json: which of its classes it is for, the context max_T
+// of the model, and the use of end-of-text.
+static inline void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot,
+                                       int max_T) {
+    char path[PATH_MAX];
+    FileWriter writer;
+    bpe_path_(path, directory, "special_tokens_map.json");
+    file_open(&writer, path);
+    fputs("{\n", writer.file);
+    bpe_put_special_tokens_(writer.file);
+    fputs("\n}\n", writer.file);
+    file_commit(&writer);
+
+    bpe_path_(path, directory, "tokenizer_config.json");
+    file_open(&writer, path);
+    fprintf(writer.file,
+            "{\n  \"tokenizer_class\": \"%s\",\n  \"model_max_length\": %d,\n"
+            "  \"add_prefix_space\": false,\n  \"add_bos_token\": false,\n"
+            "  \"clean_up_tokenization_spaces\": false,\n  \"errors\": \"replace\",\n"
+            "  \"added_tokens_decoder\": {\"%d\": {" BPE_HF_EOT "}},\n",
+            tokenizer_class, max_T, eot);
+    bpe_put_special_tokens_(writer.file);
+    fputs("\n}\n", writer.file);
+    file_commit(&writer);
+}
+
 // Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
 // merges.txt goes with vocab.json, which has the ids, whatever their order.
 static inline void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T) {
@@ -925,25 +953,7 @@ static inline void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T
         bpe_path_(path, directory, files[i].name);
         bpe_write_as_(bpe, path, &files[i].format);
     }
-    FileWriter writer;
-    bpe_path_(path, directory, "special_tokens_map.json");
-    file_open(&writer, path);
-    fputs("{\n", writer.file);
-    bpe_put_special_tokens_(writer.file);
-    fputs("\n}\n", writer.file);
-    file_commit(&writer);
-
-    bpe_path_(path, directory, "tokenizer_config.json");
-    file_open(&writer, path);
-    fprintf(writer.file,
-            "{\n  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"model_max_length\": %d,\n"
-            "  \"add_prefix_space\": false,\n  \"add_bos_token\": false,\n"
-            "  \"clean_up_tokenization_spaces\": false,\n  \"errors\": \"replace\",\n"
-            "  \"added_tokens_decoder\": {\"%d\": {" BPE_HF_EOT_ "}},\n",
-            max_T, bpe->eot);
-    bpe_put_special_tokens_(writer.file);
-    fputs("\n}\n", writer.file);
-    file_commit(&writer);
+    bpe_write_hf_config(directory, "GPT2Tokenizer", bpe->eot, max_T);
 }
 
 // A checksum of all tokens: a vocabulary has the same whatever file it was read from.

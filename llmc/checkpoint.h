@@ -2,9 +2,9 @@
 checkpoint.h -- all that a run is, in a directory: OUT/step_00001000/, whole or not there.
 
     config.json, generation_config.json, model.safetensors    a Hugging Face model (hf_model.h)
-    vocab.json, merges.txt, tokenizer.json, ...               its tokenizer, of a run that has GPT-2's kind
-    optimizer.1of1.safetensors                                AdamW's m and v
-    state.json                                                the rest, and checksums of all files (state.h)
+    tokenizer.json, tokenizer_config.json, ...                its tokenizer, of a run that has one
+(tokenizer.h) optimizer.1of1.safetensors                                AdamW's m and v state.json the rest,
+and checksums of all files (state.h)
 
 model.safetensors has fp32 master weights, or 16-bit weights where there are none. The optimizer's state is a
 range of one space: the elements of the parameters in the order of the table in gpt2.h, without padding. A
@@ -21,7 +21,7 @@ Where a symbolic link stands under one of these names, the link is removed, neve
 
 What a killed run left behind is cleared by the next one in the same place; two at a time are refused.
 
-needs:   bpe_files.h check.h clock.h file.h gpt2.h hf_model.h options.h safetensors.h schedule.h state.h;
+needs:   check.h clock.h file.h gpt2.h hf_model.h options.h safetensors.h schedule.h state.h tokenizer.h;
 POSIX threads defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
 checkpoints_open, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait;
 checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_path, checkpoint_read
@@ -37,12 +37,12 @@ checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_pat
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 
-#include "bpe_files.h"
 #include "clock.h"
 #include "hf_model.h"
 #include "options.h"
 #include "schedule.h"
 #include "state.h"
+#include "tokenizer.h"
 
 #define CHECKPOINT_PART_ ".part" // while it is written, and while it is removed
 #define CHECKPOINT_OLD_ ".old"   // while another takes its place, where the two cannot change places at once
@@ -51,9 +51,9 @@ checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_pat
 typedef struct {
     const char* trainer; // in words: which program, with which precision
     GPT2Config cfg;
-    SafeTensorsDtype dtype; // of the parameters in the copy
-    int eot;                // the token that ends documents
-    const Bpe* bpe;         // the tokenizer, NULL: none that Hugging Face knows
+    SafeTensorsDtype dtype;     // of the parameters in the copy
+    int eot;                    // the token that ends documents
+    const Tokenizer* tokenizer; // NULL: none that is known
     size_t train_tokens;
     uint64_t train_data; // fingerprint of their contents, 0: unknown
 } CheckpointRun;
@@ -247,8 +247,8 @@ static inline void checkpoint_list_file_(SavedState* s, const char* directory, c
     CHECK(s->num_files < STATE_MAX_FILES, "%s: more than %d files", directory, STATE_MAX_FILES);
     CHECK(stat(path, &info) == 0, "%s: cannot read: %s", path, strerror(errno));
     if (!checksum) {
-        const int failed = xxh64_file(path, &checksum);
-        CHECK(!failed, "%s: cannot read: %s", path, strerror(failed));
+        char error[ERROR_BYTES];
+        CHECK(file_checksum(path, &checksum, error), "%s", error);
     }
     const SavedFile file = {strdup(name), info.st_size, checksum};
     CHECK(file.name, "%s: no memory for a name", path);
@@ -346,8 +346,8 @@ static inline void checkpoint_write_files_(Checkpoints* c, const char* directory
     char path[PATH_MAX];
     SavedState* s = &c->state;
     hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot);
-    if (c->run.bpe) {
-        bpe_write_hf(c->run.bpe, directory, c->run.cfg.max_T);
+    if (c->run.tokenizer) {
+        tokenizer_write_hf(c->run.tokenizer, directory, c->run.cfg.max_T);
     }
     checkpoint_list_files_(s, directory);
     const uint64_t model = hf_model_write(directory, c->run.cfg, c->rows, c->params, c->run.dtype);
@@ -408,12 +408,10 @@ static inline int checkpoint_try_check(SavedState* s, const char* directory, cha
             ok = error_set(error, path, "damaged: %lld bytes, wanted %lld", (long long)info.st_size,
                            (long long)file->bytes);
         } else {
-            const int failed = xxh64_file(path, &checksum);
-            ok = failed ? error_set(error, path, "cannot read: %s", strerror(failed))
-                 : checksum == file->xxh64
-                     ? 1
-                     : error_set(error, path, "damaged: its checksum is %016" PRIx64 ", wanted %016" PRIx64,
-                                 checksum, file->xxh64);
+            ok = file_checksum(path, &checksum, error) &&
+                 (checksum == file->xxh64 ||
+                  error_set(error, path, "damaged: its checksum is %016" PRIx64 ", wanted %016" PRIx64,
+                            checksum, file->xxh64));
         }
     }
     if (!ok) {

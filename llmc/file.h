@@ -12,8 +12,8 @@ do anything.
 
 needs:   check.h xxh64.h
 defines: file_join, FileWriter, file_open, file_put, file_commit, file_discard, file_directory_of,
-file_sync_directory, file_make_directory, file_write_text, file_open_regular, file_try_read, file_try_lock,
-file_fingerprint, file_remove_parts, file_open_standard, FILE_PART
+file_sync_directory, file_make_directory, file_write_text, file_open_regular, file_try_read,
+file_try_lock, file_checksum, file_fingerprint, file_remove_parts, file_open_standard, FILE_PART
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -105,13 +105,25 @@ static inline void file_directory_of(char directory[PATH_MAX], const char* path)
     snprintf(directory, PATH_MAX, "%.*s", slash ? length : 1, slash ? path : ".");
 }
 
+// What was written to fd reaches the disk, not only its cache, which is all that macOS's fsync asks for.
+// Returns 0, or -1 with errno.
+static inline int file_flush_(int fd) {
+#ifdef F_FULLFSYNC
+    if (fcntl(fd, F_FULLFSYNC) == 0) { // some file systems cannot
+        return 0;
+    }
+#endif
+    return fsync(fd);
+}
+
 // The names in the directory that holds `path` reach the disk: a rename is not lasting before that.
 static inline void file_sync_directory(const char* path) {
     char directory[PATH_MAX];
     file_directory_of(directory, path);
     const int fd = open(directory, O_RDONLY);
     CHECK(fd >= 0, "%s: cannot open: %s", directory, strerror(errno));
-    const int failed = fsync(fd) != 0 && errno != EINVAL; // EINVAL: a file system that has nothing to flush
+    const int failed =
+        file_flush_(fd) != 0 && errno != EINVAL; // EINVAL: a file system that has nothing to flush
     CHECK(!failed, "%s: cannot flush to disk: %s", directory, strerror(errno));
     close(fd);
 }
@@ -119,7 +131,7 @@ static inline void file_sync_directory(const char* path) {
 // The file is whole: on the disk, and under its name.
 static inline void file_commit(FileWriter* writer) {
     // an error of the stream: of a printf before, which nobody looked at
-    if (fflush(writer->file) != 0 || ferror(writer->file) || fsync(fileno(writer->file)) != 0) {
+    if (fflush(writer->file) != 0 || ferror(writer->file) || file_flush_(fileno(writer->file)) != 0) {
         file_fail_(writer, "write");
     }
     const int failed = fclose(writer->file) != 0;
@@ -217,6 +229,29 @@ static inline int file_try_read(const char* path, size_t most, char** text, size
 }
 
 // ---- what is in a file
+
+// Sets *value to the checksum of a file (xxh64.h). Returns 0 with the reason in `error` if it cannot be read.
+static inline int file_checksum(const char* path, uint64_t* value, char* error) {
+    enum { BLOCK_BYTES = 256 << 10 }; // stays in the cache between reading and adding
+    Xxh64 hash;
+    const int fd = file_open_regular(path, error);
+    if (fd < 0) {
+        return 0;
+    }
+    char* block = (char*)check_alloc_unset(BLOCK_BYTES, 1, path);
+    off_t at = 0;
+    ssize_t got;
+    xxh64_open(&hash);
+    while ((got = file_read_at_(fd, block, BLOCK_BYTES, at)) > 0) {
+        xxh64_add(&hash, block, (size_t)got);
+        at += got;
+    }
+    const int reason = errno;
+    free(block);
+    close(fd);
+    *value = xxh64_value(&hash);
+    return got == 0 || error_set(error, path, "cannot read: %s", strerror(reason));
+}
 
 enum {
     FILE_SAMPLES_ = 256, // of a large file, spread evenly; the first and the last block are among them

@@ -11,9 +11,10 @@ Little endian. Matrices have the type asked for; vectors and position embeddings
 want them. Q8_0 is blocks of 32 numbers of a row with one scale: d = max |x| / 127 in fp16, q = round(x / d)
 in int8; matrices whose rows are no whole blocks are fp16 instead.
 
-A model without a BPE tokenizer says so ("no_vocab"): its tokens are only numbers there.
+Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
+its tokens are only numbers there, and llama.cpp cannot read or print text with them.
 
-needs:   bpe_files.h check.h file.h float16.h gpt2.h
+needs:   bpe_files.h check.h file.h float16.h gpt2.h json.h
 defines: GgufDtype, gguf_write
 */
 #ifndef LLMC_GGUF_H
@@ -23,11 +24,19 @@ defines: GgufDtype, gguf_write
 #include "file.h"
 #include "float16.h"
 #include "gpt2.h"
+#include "json.h"
 
 typedef enum { GGUF_F32, GGUF_F16, GGUF_BF16, GGUF_Q8_0 } GgufDtype; // in the order of --export-gguf-dtype
 
 enum { GGUF_ALIGN_ = 32, GGUF_BLOCK_ = 32, GGUF_BLOCK_BYTES_ = 34 };
-enum { GGUF_U32_ = 4, GGUF_I32_ = 5, GGUF_FLOAT_ = 6, GGUF_STRING_ = 8, GGUF_ARRAY_ = 9 }; // of values
+enum {
+    GGUF_U32_ = 4,
+    GGUF_I32_ = 5,
+    GGUF_FLOAT_ = 6,
+    GGUF_BOOL_ = 7,
+    GGUF_STRING_ = 8,
+    GGUF_ARRAY_ = 9
+}; // of values
 
 typedef struct {
     FileWriter file;
@@ -74,6 +83,12 @@ static inline void gguf_pair_string_(GgufWriter_* w, const char* key, const char
 static inline void gguf_pair_float_(GgufWriter_* w, const char* key, float value) {
     gguf_key_(w, key, GGUF_FLOAT_);
     gguf_put_(w, &value, sizeof(value));
+}
+
+static inline void gguf_pair_false_(GgufWriter_* w, const char* key) {
+    const char no = 0;
+    gguf_key_(w, key, GGUF_BOOL_);
+    gguf_put_(w, &no, 1);
 }
 
 // An array of the lines of a text.
@@ -138,12 +153,56 @@ static inline void gguf_put_tokenizer_(GgufWriter_* w, const Bpe* bpe, int V) {
     gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);
     gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", bpe->eot);
     gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", bpe->eot);
+    gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", bpe->eot);
+    gguf_pair_false_(w, "tokenizer.ggml.add_bos_token");
+    gguf_pair_false_(w, "tokenizer.ggml.add_eos_token");
 }
 
-static inline void gguf_put_pairs_(GgufWriter_* w, GPT2Config cfg, GgufDtype dtype, const Bpe* bpe) {
+// A model's name in words, and its size.
+typedef struct {
+    char text[NAME_MAX + 1];
+} GgufText_;
+
+// The last part of a path, without ".gguf"; bytes that are no UTF-8 are '?'.
+static inline GgufText_ gguf_name_(const char* path) {
+    static const char ending[] = ".gguf";
+    GgufText_ name;
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') {
+        end--;
+    }
+    size_t begin = end;
+    while (begin > 0 && path[begin - 1] != '/') {
+        begin--;
+    }
+    const size_t length = end - begin, suffix = strlen(ending);
+    const int is_file = length > suffix && strncmp(path + end - suffix, ending, suffix) == 0;
+    snprintf(name.text, sizeof(name.text), "%.*s", (int)(is_file ? length - suffix : length), path + begin);
+    for (size_t i = 0, used; name.text[i]; i += used ? used : 1) {
+        used = json_utf8_length_((const unsigned char*)name.text + i, strlen(name.text + i));
+        name.text[i] = used ? name.text[i] : '?';
+    }
+    return name;
+}
+
+// "124M", "1.6B": at least two digits, as llama.cpp's converter rounds them.
+static inline GgufText_ gguf_size_label_(double parameters) {
+    GgufText_ label;
+    const double unit = parameters > 1e12 ? 1e12 : parameters > 1e9 ? 1e9 : parameters > 1e6 ? 1e6 : 1e3;
+    const double rounded = nearbyint(parameters / unit);
+    const int decimals = rounded >= 10 ? 0 : rounded >= 1 ? 1 : 2;
+    const char letter = unit == 1e12 ? 'T' : unit == 1e9 ? 'B' : unit == 1e6 ? 'M' : 'K';
+    snprintf(label.text, sizeof(label.text), "%.*f%c", decimals, parameters / unit, letter);
+    return label;
+}
+
+static inline void gguf_put_pairs_(GgufWriter_* w, const char* name, GPT2Config cfg, GgufDtype dtype,
+                                   const Bpe* bpe) {
     static const int file_types[4] = {0, 1, 32, 7};
     gguf_pair_string_(w, "general.architecture", "gpt2");
-    gguf_pair_string_(w, "general.name", "GPT-2, by pretrain.c");
+    gguf_pair_string_(w, "general.type", "model");
+    gguf_pair_string_(w, "general.name", gguf_name_(name).text);
+    gguf_pair_string_(w, "general.size_label", gguf_size_label_(gpt2_count_parameters(cfg)).text);
     gguf_pair_u32_(w, "general.alignment", GGUF_ALIGN_);
     gguf_pair_u32_(w, "general.file_type", file_types[dtype]);
     gguf_pair_u32_(w, "general.quantization_version", 2);
@@ -243,12 +302,12 @@ static inline void gguf_put_tensor_(GgufWriter_* w, const TensorRow* row, GPT2Co
 }
 
 // Counts the pairs, which the header needs before them.
-static inline uint64_t gguf_count_pairs_(const Bpe* bpe) { return bpe ? 11 + 7 : 11 + 2; }
+static inline uint64_t gguf_count_pairs_(const Bpe* bpe) { return bpe ? 13 + 10 : 13 + 2; }
 
-// Writes the file, whole or not at all, from fp32 parameters that lie in memory as the rows say. `bpe` is the
-// tokenizer; NULL: none that such files know.
-static inline void gguf_write(const char* path, GPT2Config cfg, const TensorRow* rows, const void* memory,
-                              GgufDtype dtype, const Bpe* bpe) {
+// Writes the file, whole or not at all, from fp32 parameters that lie in memory as the rows say. The model is
+// called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
+static inline void gguf_write(const char* path, const char* name, GPT2Config cfg, const TensorRow* rows,
+                              const void* memory, GgufDtype dtype, const Bpe* bpe) {
     GgufWriter_ w;
     uint64_t tensors = 0;
     unsigned char* buffer = (unsigned char*)check_alloc(8 * (size_t)cfg.C, sizeof(float), path);
@@ -262,7 +321,7 @@ static inline void gguf_write(const char* path, GPT2Config cfg, const TensorRow*
     gguf_put_u32_(&w, 3);
     gguf_put_u64_(&w, tensors);
     gguf_put_u64_(&w, gguf_count_pairs_(bpe));
-    gguf_put_pairs_(&w, cfg, dtype, bpe);
+    gguf_put_pairs_(&w, name, cfg, dtype, bpe);
     assert(w.pairs == gguf_count_pairs_(bpe));
     gguf_put_infos_(&w, cfg, rows, dtype);
     gguf_pad_(&w);

@@ -7,7 +7,8 @@ hf_model.h -- GPT-2 as Hugging Face stores it: a directory with config.json and 
 Matrices inside the blocks are (in, out) there, the transpose of ours. The vocabulary has no padding there: it
 is left out on writing, and zero after reading. The classifier is the token embedding, as here. A config.json
 may ask for more than GPT-2 has (other activations, scales by layer, a classifier of its own): what we do not
-compute is refused by name.
+compute is refused by name, and so is a tensor that config.json does not account for. Dropout, which belongs
+to training, and heads for other tasks are left out with a note on stderr.
 
 Read are models in one file or in several (model.safetensors.index.json), in fp32, fp16 or bf16, with and
 without "transformer."; into fp32, exactly. A weight that is not finite is an error that names its tensor.
@@ -34,6 +35,9 @@ typedef struct {
     GPT2Config cfg;
     size_t hidden; // of the MLP; 0: 4 C
     int is_gpt2;
+    double dropout;    // the largest
+    const char** keys; // all that came, in the text
+    size_t num_keys;
 } HfConfig_;
 
 // Puts a number into the size of this key. 1: done; -1: the key is no size; 0: an error.
@@ -59,14 +63,18 @@ static inline int hf_config_size_(JsonReader* text, const char* key, HfConfig_* 
     return -1;
 }
 
-// A string that must be one of two.
-static inline int hf_config_word_(JsonReader* text, const char* key, const char* one, const char* other) {
+// A string that must be one of a list, which ends with NULL.
+static inline int hf_config_word_(JsonReader* text, const char* key, const char* const* words) {
     const char* word;
     if (!json_name(text, &word)) {
         return 0;
     }
-    return strcmp(word, one) == 0 || strcmp(word, other) == 0 ||
-           error_set(text->error, text->path, "%s is %s, wanted %s", key, word, one);
+    for (int i = 0; words[i]; i++) {
+        if (strcmp(word, words[i]) == 0) {
+            return 1;
+        }
+    }
+    return error_set(text->error, text->path, "%s is %s, wanted %s", key, word, words[0]);
 }
 
 // A switch that must stand as we compute.
@@ -89,6 +97,15 @@ static inline int hf_config_epsilon_(JsonReader* text) {
                      HF_NORM_EPSILON_);
 }
 
+static inline int hf_config_dropout_(JsonReader* text, HfConfig_* config) {
+    double dropout;
+    if (!json_number(text, &dropout)) {
+        return 0;
+    }
+    config->dropout = fmax(config->dropout, dropout);
+    return 1;
+}
+
 // The value of a key.
 static inline int hf_config_value_(JsonReader* text, const char* key, HfConfig_* config) {
     static const struct {
@@ -98,6 +115,9 @@ static inline int hf_config_value_(JsonReader* text, const char* key, HfConfig_*
                     {"tie_word_embeddings", 1},
                     {"scale_attn_by_inverse_layer_idx", 0},
                     {"add_cross_attention", 0}};
+    static const char* const types[] = {"gpt2", NULL};
+    static const char* const activations[] = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast",
+                                              NULL}; // all are GELU with tanh
     const int size = hf_config_size_(text, key, config);
     if (size >= 0) {
         return size;
@@ -109,10 +129,13 @@ static inline int hf_config_value_(JsonReader* text, const char* key, HfConfig_*
     }
     if (strcmp(key, "model_type") == 0) {
         config->is_gpt2 = 1;
-        return hf_config_word_(text, key, "gpt2", "gpt2");
+        return hf_config_word_(text, key, types);
     }
-    if (strcmp(key, "activation_function") == 0) { // both are GELU with tanh
-        return hf_config_word_(text, key, "gelu_new", "gelu_pytorch_tanh");
+    if (strcmp(key, "activation_function") == 0) {
+        return hf_config_word_(text, key, activations);
+    }
+    if (strcmp(key, "resid_pdrop") == 0 || strcmp(key, "embd_pdrop") == 0 || strcmp(key, "attn_pdrop") == 0) {
+        return hf_config_dropout_(text, config);
     }
     if (strcmp(key, "n_inner") == 0 && json_peek(text) != 'n') {
         return json_natural(text, &config->hidden);
@@ -120,30 +143,48 @@ static inline int hf_config_value_(JsonReader* text, const char* key, HfConfig_*
     return strcmp(key, "layer_norm_epsilon") == 0 ? hf_config_epsilon_(text) : json_skip(text);
 }
 
-// Reads the text of config.json; 0 with text->error set if it is not a model that we compute.
-static inline int hf_config_parse_(JsonReader* text, GPT2Config* cfg) {
-    HfConfig_ config;
+static inline int hf_by_name_(const void* a, const void* b) {
+    return strcmp(*(const char* const*)a, *(const char* const*)b);
+}
+
+// Reads all keys and their values; none may come twice.
+static inline int hf_config_members_(JsonReader* text, HfConfig_* config) {
     const char* key;
-    int more;
-    memset(&config, 0, sizeof(config));
-    if (!json_take(text, '{')) {
-        return 0;
-    }
-    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
-        if (!hf_config_value_(text, key, &config)) {
+    int more = json_take(text, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_member(text, place, &key)) <= 0) {
+            break;
+        }
+        config->keys = (const char**)safetensors_grow_(config->keys, config->num_keys, sizeof(key));
+        config->keys[config->num_keys++] = key;
+        if (!hf_config_value_(text, key, config)) {
             return 0;
         }
     }
     if (more < 0 || !json_end(text)) {
         return 0;
     }
-    if (!config.is_gpt2) {
+    safetensors_sort_(config->keys, config->num_keys, sizeof(key), hf_by_name_);
+    for (size_t i = 1; i < config->num_keys; i++) {
+        if (strcmp(config->keys[i - 1], config->keys[i]) == 0) {
+            return error_set(text->error, text->path, "key %s comes twice", config->keys[i]);
+        }
+    }
+    return 1;
+}
+
+// Reads the text of config.json; 0 with text->error set if it is not a model that we compute.
+static inline int hf_config_parse_(JsonReader* text, HfConfig_* config) {
+    GPT2Config* cfg = &config->cfg;
+    if (!hf_config_members_(text, config)) {
+        return 0;
+    }
+    if (!config->is_gpt2) {
         return error_set(text->error, text->path, "no model_type, wanted gpt2");
     }
-    *cfg = config.cfg;
     cfg->Vp = cfg->V < INT_MAX - GPT2_VOCAB_ALIGN ? gpt2_padded_vocab(cfg->V) : cfg->V;
-    if (config.hidden && config.hidden != 4 * (size_t)cfg->C) {
-        return error_set(text->error, text->path, "n_inner is %zu, wanted 4 x n_embd = %zu", config.hidden,
+    if (config->hidden && config->hidden != 4 * (size_t)cfg->C) {
+        return error_set(text->error, text->path, "n_inner is %zu, wanted 4 x n_embd = %zu", config->hidden,
                          4 * (size_t)cfg->C);
     }
     return gpt2_check_config(*cfg, text->path, text->error);
@@ -154,13 +195,19 @@ static inline GPT2Config hf_config_read(const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
     char* copy;
     size_t bytes;
-    GPT2Config cfg;
+    HfConfig_ config;
+    memset(&config, 0, sizeof(config));
     file_join(path, directory, "config.json");
     CHECK(file_try_read(path, HF_MAX_CONFIG_, &copy, &bytes, error), "%s", error);
     JsonReader text = json_reader(path, copy, bytes, error);
-    CHECK(hf_config_parse_(&text, &cfg), "%s", error);
+    CHECK(hf_config_parse_(&text, &config), "%s", error);
+    if (config.dropout > 0) {
+        fprintf(stderr, "note: %s: it was trained with dropout (%g); there is none here\n", path,
+                config.dropout);
+    }
+    free(config.keys);
     free(copy);
-    return cfg;
+    return config.cfg;
 }
 
 static inline void hf_write_text_(const char* directory, const char* name, const char* text) {
@@ -335,10 +382,80 @@ static inline void hf_check_classifier_(const SafeTensorsSet* set, const SafeTen
           "%s: tensor lm_head.weight is not the token embedding, wanted a model that shares it", set->path);
 }
 
+// What a tensor is that none of the rows asked for.
+typedef enum { HF_UNEXPECTED_, HF_KNOWN_, HF_HEAD_ } HfOther_;
+
+// The causal mask and its value, which old versions of transformers saved beside the weights: h.0.attn.bias.
+static inline int hf_is_mask_(const char* name) {
+    const size_t prefix = strlen(SAFETENSORS_PREFIX);
+    int l;
+    char what[16], end;
+    return sscanf(strncmp(name, SAFETENSORS_PREFIX, prefix) == 0 ? name + prefix : name, "h.%d.attn.%15s%c",
+                  &l, what, &end) == 2 &&
+           (strcmp(what, "bias") == 0 || strcmp(what, "masked_bias") == 0);
+}
+
+static inline HfOther_ hf_other_(const char* name) {
+    static const char* const heads[] = {"score.", "multiple_choice_head.", "qa_outputs.", "classifier.",
+                                        "v_head."};
+    if (hf_is_mask_(name) || strcmp(name, "lm_head.weight") == 0) { // hf_check_classifier_
+        return HF_KNOWN_;
+    }
+    for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
+        if (strncmp(name, heads[i], strlen(heads[i])) == 0) {
+            return HF_HEAD_;
+        }
+    }
+    return HF_UNEXPECTED_;
+}
+
+// The first names of a list, for a message.
+typedef struct {
+    int count;
+    char text[512];
+} HfNames_;
+
+static inline void hf_add_name_(HfNames_* names, const char* name) {
+    const size_t used = strlen(names->text);
+    if (names->count < 4) {
+        snprintf(names->text + used, sizeof(names->text) - used, "%s%s", names->count ? ", " : "", name);
+    } else if (names->count == 4) {
+        snprintf(names->text + used, sizeof(names->text) - used, ", ...");
+    }
+    names->count++;
+}
+
+// No tensor may be left out in silence: `used` are those that were read.
+static inline void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, const SafeTensorsView** used,
+                                    size_t num_used) {
+    HfNames_ unexpected = {0, ""}, heads = {0, ""};
+    for (size_t f = 0; f < set->num_files; f++) {
+        for (size_t t = 0; t < set->files[f].num_tensors; t++) {
+            const SafeTensorsView* view = &set->files[f].tensors[t];
+            size_t i = 0;
+            while (i < num_used && used[i] != view) {
+                i++;
+            }
+            const HfOther_ other = i < num_used ? HF_KNOWN_ : hf_other_(view->name);
+            if (other != HF_KNOWN_) {
+                hf_add_name_(other == HF_HEAD_ ? &heads : &unexpected, view->name);
+            }
+        }
+    }
+    CHECK(!unexpected.count, "%s: unexpected tensors: %s (%d; config.json says %d layers)", set->path,
+          unexpected.text, unexpected.count, cfg.L);
+    if (heads.count) {
+        fprintf(stderr, "note: %s: left out, heads for other tasks: %s\n", set->path, heads.text);
+    }
+}
+
 // Reads a directory's model into `memory`: fp32, laid out by `rows` for the directory's own configuration.
 static inline void hf_model_read(const char* directory, GPT2Config cfg, const TensorRow* rows, void* memory) {
     SafeTensorsSet set;
     float* chunk = (float*)hf_chunk_open_(rows);
+    const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(GPT2_PARAMETER_ROWS * (size_t)cfg.L,
+                                                                        sizeof(*used), "tensors of a model");
+    size_t num_used = 0;
     safetensors_set_open(&set, directory);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         assert(rows[i].element_bytes == sizeof(float));
@@ -347,13 +464,16 @@ static inline void hf_model_read(const char* directory, GPT2Config cfg, const Te
             const HfTensor_ tensor = hf_tensor_(&rows[i], cfg, l);
             const SafeTensorsView* view =
                 safetensors_set_require(&set, tensor.name, tensor.ndim, tensor.shape);
+            used[num_used++] = view;
             hf_read_layer_(view, &rows[i], (float*)hf_layer_(&rows[i], memory, l), chunk);
             if (rows[i].init == INIT_VOCAB) {
                 hf_check_classifier_(&set, view);
             }
         }
     }
+    hf_check_others_(&set, cfg, used, num_used);
     safetensors_set_close(&set);
+    free(used);
     free(chunk);
 }
 

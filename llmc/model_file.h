@@ -60,9 +60,11 @@ static inline void model_file_check_header_(const char* path, const int32_t* hea
 
 static inline FILE* model_file_open_(const char* path, int32_t header[MODEL_FILE_HEADER_]) {
     struct stat info;
-    FILE* file = fopen(path, "rb");
-    CHECK(file && fstat(fileno(file), &info) == 0, "%s: cannot read: %s", path, strerror(errno));
-    CHECK(S_ISREG(info.st_mode), "%s: not a file, wanted a model", path);
+    char error[ERROR_BYTES];
+    const int fd = file_open_regular(path, error);
+    CHECK(fd >= 0, "%s", error);
+    FILE* file = fdopen(fd, "rb");
+    CHECK(file && fstat(fd, &info) == 0, "%s: cannot read: %s", path, strerror(errno));
     CHECK(fread(header, sizeof(int32_t), MODEL_FILE_HEADER_, file) == MODEL_FILE_HEADER_,
           "%s: %.0f bytes, wanted at least a header of %d", path, (double)info.st_size,
           4 * MODEL_FILE_HEADER_);

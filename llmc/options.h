@@ -34,8 +34,11 @@ options_print_config, options_print_json
 #include "json.h"
 #include "unicode_tables.h"
 
+#ifdef GIT_COMMIT // the Makefile's, in the programs
+#define LLMC_VERSION "0.1.0 (" GIT_COMMIT ")"
+#else
 #define LLMC_VERSION "0.1.0"
-#define OPTION_COLUMNS_ 100  // of --help and the banner
+#endif
 #define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
 #define OPTION_ROWS_MAX 96   // room for so many rows
 #define OPTION_NAME_BYTES 32 // the longest name, with its zero

@@ -180,10 +180,11 @@ static inline int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
             return 1;
         }
     }
-    return error_set(text->error, text->path,
-                     "tensor %s: dtype %s, wanted one of F32 F16 BF16 F64 I64 I32 I16 I8 U64 U32 U16 "
-                     "U8 BOOL",
-                     view->name, name);
+    return error_set(
+        text->error, text->path,
+        "tensor %s: dtype %s, wanted F32, F16 or BF16 (of buffers that nobody reads also F64, BOOL "
+        "and whole numbers)",
+        view->name, name);
 }
 
 // {"dtype": ..., "shape": ..., "data_offsets": ...} in any order.
@@ -360,24 +361,17 @@ static inline int safetensors_parse_(SafeTensors* st) {
 // Maps a file. An empty one has no map.
 static inline int safetensors_map_(char* error, const char* path, unsigned char** map, size_t* bytes) {
     struct stat info;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &info) != 0) {
-        error_set(error, path, "cannot open: %s", strerror(errno));
-        if (fd >= 0) {
-            close(fd);
-        }
+    const int fd = file_open_regular(path, error);
+    if (fd < 0) {
         return 0;
     }
     void* memory = NULL;
-    int reason = 0;
-    if (S_ISREG(info.st_mode) && info.st_size > 0) {
+    int reason = fstat(fd, &info) == 0 ? 0 : errno;
+    if (!reason && info.st_size > 0) {
         memory = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         reason = memory == MAP_FAILED ? errno : 0;
     }
     close(fd); // the mapping stays
-    if (!S_ISREG(info.st_mode)) {
-        return error_set(error, path, "not a regular file");
-    }
     if (reason) {
         return error_set(error, path, "cannot map %zu bytes: %s", (size_t)info.st_size, strerror(reason));
     }
@@ -648,6 +642,15 @@ static inline int safetensors_set_index_(SafeTensorsSet* set, const char* path) 
     return ok;
 }
 
+// Whether a directory has a model as PyTorch saved it before there was safetensors, whose name is not too
+// long.
+static inline int safetensors_has_pickle_(const char* directory) {
+    char one[PATH_MAX], index[PATH_MAX];
+    file_join(one, directory, "pytorch_model.bin");
+    file_join(index, directory, "pytorch_model.bin.index.json");
+    return access(one, F_OK) == 0 || access(index, F_OK) == 0;
+}
+
 // As safetensors_set_open, but returns 0 with the reason in set->error, and nothing to close.
 static inline int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
     char one[PATH_MAX], index[PATH_MAX];
@@ -667,7 +670,10 @@ static inline int safetensors_set_try_open(SafeTensorsSet* set, const char* path
         ok = safetensors_set_index_(set, index);
     } else {
         ok = error_set(set->error, path,
-                       "no model.safetensors and no model.safetensors.index.json in this directory");
+                       "no model.safetensors and no model.safetensors.index.json in this directory%s",
+                       safetensors_has_pickle_(path) ? "; its pytorch_model.bin is not read: save_pretrained "
+                                                       "of transformers writes model.safetensors"
+                                                     : "");
     }
     if (!ok) {
         safetensors_set_close(set);
@@ -853,7 +859,8 @@ static inline void safetensors_write_f32(SafeTensorsWriter* writer, const float*
     }
 }
 
-// All data are written: the file is on the disk and under its name. Returns its checksum, that of xxh64_file.
+// All data are written: the file is on the disk and under its name. Returns its checksum, that of
+// file_checksum.
 static inline uint64_t safetensors_writer_commit(SafeTensorsWriter* writer) {
     safetensors_advance_(writer);
     assert(writer->hash.bytes > 0 && writer->current == writer->num_tensors && writer->written == 0);

@@ -18,8 +18,8 @@ needs:   adamw.h check.h dataloader.h gguf.h gpt2.h hf_model.h model_file.h opti
 text_data.h tokenizer.h
 defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data,
 setup_loaders, setup_print_data, setup_verify_data, setup_training, setup_adamw, setup_eval_batches,
-setup_floor, setup_eot, setup_bpe, setup_check_exports, setup_export, setup_prompt, setup_asks_for_samples,
-setup_validates_first, setup_close
+setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
+setup_asks_for_samples, setup_validates_first, setup_close
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -169,8 +169,9 @@ static inline void setup_tokenizer(RunData* data, Options* options, const char* 
         if (options->tokenizer[0]) {
             setup_file_tokenizer_(data, options);
         }
-        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded, only decoded: %s",
-              data->tokenizer.decode_only);
+        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
+              data->tokenizer.decode_only ? ", only decoded: " : ": a tokenizer of words knows no others",
+              data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
     }
 }
 
@@ -540,10 +541,9 @@ static inline double setup_floor(const RunData* data, const Options* options, in
     return sum / (double)targets;
 }
 
-// The tokenizer, if it is one that goes with a Hugging Face model, or NULL.
-static inline const Bpe* setup_bpe(const RunData* data) {
-    return data->kind == DATA_SHARDS && data->has_tokenizer && data->tokenizer.encoder ? &data->tokenizer.bpe
-                                                                                       : NULL;
+// The tokenizer that goes with the saved model, or NULL if the data are only token ids.
+static inline const Tokenizer* setup_saved_tokenizer(const RunData* data) {
+    return data->has_tokenizer ? &data->tokenizer : NULL;
 }
 
 // Whether validation comes before the first step, too: not where nobody asked for validations and this one
@@ -616,8 +616,16 @@ static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const voi
         model_file_write(options->export_llmc, cfg, rows, memory, (ModelDtype)options->export_dtype);
     }
     if (options->export_gguf[0]) {
-        gguf_write(options->export_gguf, cfg, rows, memory, (GgufDtype)options->export_gguf_dtype,
-                   setup_bpe(data));
+        const Bpe* bpe = data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
+        gguf_write(options->export_gguf, options->out[0] ? options->out : options->export_gguf, cfg, rows,
+                   memory, (GgufDtype)options->export_gguf_dtype, bpe);
+        if (!bpe) {
+            printf("warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it\n",
+                   options->export_gguf,
+                   !data->has_tokenizer          ? "the data are only token ids"
+                   : data->tokenizer.decode_only ? "no merges make these tokens"
+                                                 : "it knows no words");
+        }
     }
 }
 

@@ -10,9 +10,13 @@ The end-of-text token separates documents: it is the last id of bytes and words,
 never makes it out of text, not even out of the characters "<|endoftext|>". The tokens of a llm.c tokenizer
 .bin that no merges make can only be decoded.
 
-needs:   bpe_encode.h, bpe_files.h, check.h
+Bytes are a vocabulary of GPT-2's kind without merges, and are written as one: read from a file again, their
+kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_files.h).
+
+needs:   bpe_encode.h, bpe_files.h, check.h, word_files.h
 defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_words, tokenizer_open_file,
-tokenizer_is_in, tokenizer_is_same, tokenizer_decode, tokenizer_longest, tokenizer_encode, tokenizer_close
+tokenizer_is_in, tokenizer_is_same, tokenizer_bpe, tokenizer_write_hf, tokenizer_decode, tokenizer_longest,
+tokenizer_encode, tokenizer_close
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -23,23 +27,19 @@ tokenizer_is_in, tokenizer_is_same, tokenizer_decode, tokenizer_longest, tokeniz
 #include "bpe_encode.h"
 #include "bpe_files.h"
 #include "check.h"
+#include "word_files.h"
 
 enum { TOKENIZER_BYTES_EOT = 256 }; // the end-of-text id where tokens are bytes
-
-typedef struct {
-    const char* text; // any bytes, no terminating zero
-    int length;       // at least 1
-} TokenText;
 
 typedef struct {
     const char* kind; // "bytes", "words" or "gpt2"
     int vocab_size;   // V
     int eot;          // end-of-text id, below V
-    // bytes and words:
-    TokenText* tokens; // (V), into `buffer`
-    char* buffer;      // the bytes of all tokens
-    // gpt2:
+    // words:
+    WordList list;
+    // bytes and gpt2:
     Bpe bpe;
+    // gpt2:
     BpeEncoder* encoder;
     char* decode_only; // why there is no encoder, or NULL
 } Tokenizer;
@@ -59,22 +59,12 @@ static inline TokenizerExcerpt tokenizer_excerpt_(const char* text, size_t bytes
     return excerpt;
 }
 
-static inline void tokenizer_open_(Tokenizer* tokenizer, const char* kind, int V, int eot, char* buffer) {
-    memset(tokenizer, 0, sizeof(*tokenizer));
-    tokenizer->kind = kind;
-    tokenizer->vocab_size = V;
-    tokenizer->eot = eot;
-    tokenizer->tokens = (TokenText*)check_alloc((size_t)V, sizeof(TokenText), "vocabulary");
-    tokenizer->buffer = buffer;
-}
-
 static inline int tokenizer_is_(const Tokenizer* tokenizer, const char* kind) {
     return strcmp(tokenizer->kind, kind) == 0;
 }
 
 static inline void tokenizer_close(Tokenizer* tokenizer) {
-    free(tokenizer->tokens);
-    free(tokenizer->buffer);
+    word_list_close(&tokenizer->list);
     if (tokenizer->encoder) {
         bpe_encoder_close(tokenizer->encoder);
     }
@@ -84,24 +74,16 @@ static inline void tokenizer_close(Tokenizer* tokenizer) {
     memset(tokenizer, 0, sizeof(*tokenizer));
 }
 
-static inline void tokenizer_set_(Tokenizer* tokenizer, int id, const char* text, size_t length) {
-    tokenizer->tokens[id].text = text;
-    tokenizer->tokens[id].length = (int)length;
-}
-
-// The end-of-text token is not in every list of tokens; its name is a constant.
-static inline void tokenizer_set_eot_(Tokenizer* tokenizer) {
-    tokenizer_set_(tokenizer, tokenizer->eot, BPE_EOT_TEXT, strlen(BPE_EOT_TEXT));
+static inline void tokenizer_open_(Tokenizer* tokenizer, const char* kind, int V, int eot) {
+    tokenizer->kind = kind;
+    tokenizer->vocab_size = V;
+    tokenizer->eot = eot;
 }
 
 static inline void tokenizer_open_bytes(Tokenizer* tokenizer) {
-    const int n = TOKENIZER_BYTES_EOT;
-    tokenizer_open_(tokenizer, "bytes", n + 1, n, (char*)check_alloc((size_t)n, 1, "vocabulary"));
-    for (int id = 0; id < n; id++) {
-        tokenizer->buffer[id] = (char)id;
-        tokenizer_set_(tokenizer, id, tokenizer->buffer + id, 1);
-    }
-    tokenizer_set_eot_(tokenizer);
+    memset(tokenizer, 0, sizeof(*tokenizer));
+    bpe_open_bytes(&tokenizer->bpe);
+    tokenizer_open_(tokenizer, "bytes", TOKENIZER_BYTES_EOT + 1, TOKENIZER_BYTES_EOT);
 }
 
 // The words are copied. None may be empty.
@@ -110,23 +92,45 @@ static inline void tokenizer_open_words(Tokenizer* tokenizer, const char* const*
     for (int id = 0; id < n; id++) {
         bytes += strlen(words[id]);
     }
-    tokenizer_open_(tokenizer, "words", n + 1, n, (char*)check_alloc(bytes, 1, "vocabulary"));
-    char* at = tokenizer->buffer;
+    memset(tokenizer, 0, sizeof(*tokenizer));
+    tokenizer_open_(tokenizer, "words", n + 1, n);
+    WordList* list = &tokenizer->list;
+    list->count = n;
+    list->words = (TokenText*)check_alloc((size_t)n, sizeof(TokenText), "vocabulary");
+    list->buffer = (char*)check_alloc(bytes, 1, "vocabulary");
+    char* at = list->buffer;
     for (int id = 0; id < n; id++) {
         const size_t length = strlen(words[id]);
         assert(0 < length && length <= INT_MAX);
         memcpy(at, words[id], length);
-        tokenizer_set_(tokenizer, id, at, length);
+        const TokenText word = {at, (int)length};
+        list->words[id] = word;
         at += length;
     }
-    tokenizer_set_eot_(tokenizer);
 }
 
-// A file of bpe_files.h, or a directory: a Hugging Face model.
+// The words of a tokenizer.json, or of the one in a directory. Returns 0 if there are none.
+static inline int tokenizer_open_word_file_(Tokenizer* tokenizer, const char* path) {
+    char file[PATH_MAX];
+    struct stat info;
+    const int is_directory = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    if (is_directory) {
+        file_join(file, path, "tokenizer.json");
+    }
+    if (!word_list_read(&tokenizer->list, is_directory ? file : path)) {
+        return 0;
+    }
+    tokenizer_open_(tokenizer, "words", tokenizer->list.count + 1, tokenizer->list.count);
+    return 1;
+}
+
+// A file of bpe_files.h or word_files.h, or a directory: a Hugging Face model.
 static inline void tokenizer_open_file(Tokenizer* tokenizer, const char* path) {
     char error[ERROR_BYTES];
     memset(tokenizer, 0, sizeof(*tokenizer));
-    tokenizer->kind = "gpt2";
+    if (tokenizer_open_word_file_(tokenizer, path)) {
+        return;
+    }
     if (bpe_open_tokens(&tokenizer->bpe, path, error)) {
         tokenizer->encoder = (BpeEncoder*)check_alloc(1, sizeof(BpeEncoder), "tokenizer");
         bpe_encoder_open(tokenizer->encoder, &tokenizer->bpe);
@@ -134,8 +138,24 @@ static inline void tokenizer_open_file(Tokenizer* tokenizer, const char* path) {
         tokenizer->decode_only = strdup(error);
         CHECK(tokenizer->decode_only, "%s: no memory", path);
     }
-    tokenizer->vocab_size = tokenizer->bpe.vocab_size;
-    tokenizer->eot = tokenizer->bpe.eot;
+    tokenizer_open_(tokenizer, "gpt2", tokenizer->bpe.vocab_size, tokenizer->bpe.eot);
+}
+
+// ---- for others
+
+// The vocabulary as one of GPT-2's kind; NULL: words, or tokens that can only be decoded.
+static inline const Bpe* tokenizer_bpe(const Tokenizer* tokenizer) {
+    return tokenizer_is_(tokenizer, "words") || tokenizer->decode_only ? NULL : &tokenizer->bpe;
+}
+
+// Makes a directory the tokenizer of a model with a context of max_T, for Hugging Face's transformers. Tokens
+// that can only be decoded are none there: nothing is written.
+static inline void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T) {
+    if (tokenizer_is_(tokenizer, "words")) {
+        word_list_write_hf(tokenizer->list.words, tokenizer->list.count, directory, max_T);
+    } else if (tokenizer_bpe(tokenizer)) {
+        bpe_write_hf(tokenizer_bpe(tokenizer), directory, max_T);
+    }
 }
 
 // Whether a directory has files of a tokenizer.
@@ -150,13 +170,15 @@ static inline int tokenizer_is_in(const char* path) {
 
 // The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
 static inline const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
-    if (tokenizer_is_(tokenizer, "gpt2")) {
+    if (!tokenizer_is_(tokenizer, "words")) {
         return bpe_token(&tokenizer->bpe, id, length);
     }
     CHECK(0 <= id && id < tokenizer->vocab_size, "token id %d, wanted 0 to %d", id,
           tokenizer->vocab_size - 1);
-    *length = tokenizer->tokens[id].length;
-    return tokenizer->tokens[id].text;
+    const TokenText end = {BPE_EOT_TEXT, (int)strlen(BPE_EOT_TEXT)};
+    const TokenText token = id == tokenizer->eot ? end : tokenizer->list.words[id];
+    *length = token.length;
+    return token.text;
 }
 
 // Whether two tokenizers have the same tokens under the same ids.
@@ -188,7 +210,7 @@ static inline int tokenizer_longest_word_(const Tokenizer* tokenizer, const char
     const int lead_length = (int)strlen(lead);
     int best = -1, best_length = lead_length;
     for (int id = 0; id < tokenizer->eot; id++) {
-        const TokenText word = tokenizer->tokens[id];
+        const TokenText word = tokenizer->list.words[id];
         const size_t rest = (size_t)(word.length - lead_length);
         if (word.length > best_length && rest <= bytes && memcmp(word.text, lead, (size_t)lead_length) == 0 &&
             memcmp(word.text + lead_length, text, rest) == 0) {
@@ -219,7 +241,7 @@ static inline size_t tokenizer_encode_words_(const Tokenizer* tokenizer, const c
             tokenizer_no_word_(text, bytes, at);
         }
         ids[count++] = id;
-        at += (size_t)(tokenizer->tokens[id].length - added);
+        at += (size_t)(tokenizer->list.words[id].length - added);
     }
     return count;
 }

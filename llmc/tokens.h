@@ -15,7 +15,7 @@ Every token is checked once when a stream is opened, in parallel: a bad one must
 a run. tokens_verify_file does the same without ending the program, and compares the file with the checksum in
 FILE.xxh64 (what `xxh64sum FILE` prints) if there is one.
 
-needs:   check.h, clock.h, tokenizer.h, xxh64.h
+needs:   check.h, clock.h, file.h, tokenizer.h
 defines: TokenStream, TokensKind, TokensFormat, tokens_list, tokens_kind, tokens_open_files,
 tokens_open_memory, tokens_split_tail, tokens_fill, tokens_at, tokens_verify_file, tokens_close
 */
@@ -32,8 +32,8 @@ tokens_open_memory, tokens_split_tail, tokens_fill, tokens_at, tokens_verify_fil
 #include <unistd.h>
 #include "check.h"
 #include "clock.h"
+#include "file.h"
 #include "tokenizer.h"
-#include "xxh64.h"
 
 typedef struct {
     const void* tokens;
@@ -550,25 +550,30 @@ static inline int tokens_at(const TokenStream* stream, size_t position) {
 
 // ---- verifying files
 
+enum { TOKENS_MAX_SUM_ = 1 << 16 }; // bytes of a .xxh64 file: sixteen digits and a name
+
 // Compares a file with the checksum in path.xxh64, if there is one: sets what was found, in a few words.
 static inline int tokens_verify_checksum_(const char* path, const char** found, char* error) {
     char sum_path[PATH_MAX];
     unsigned long long wanted;
     uint64_t value = 0;
     snprintf(sum_path, sizeof(sum_path), "%s.xxh64", path);
-    FILE* file = fopen(sum_path, "r");
-    if (!file) {
+    char* text;
+    size_t bytes;
+    if (access(sum_path, F_OK) != 0) {
         *found = "no checksum beside it";
         return errno == ENOENT ? 1 : error_set(error, sum_path, "cannot open: %s", strerror(errno));
     }
-    const int fields = fscanf(file, "%16llx", &wanted);
-    fclose(file);
+    if (!file_try_read(sum_path, TOKENS_MAX_SUM_, &text, &bytes, error)) {
+        return 0;
+    }
+    const int fields = sscanf(text, "%16llx", &wanted);
+    free(text);
     if (fields != 1) {
         return error_set(error, sum_path, "wanted the 16 digits of a checksum, as xxh64sum prints them");
     }
-    const int reason = xxh64_file(path, &value);
-    if (reason) {
-        return error_set(error, path, "cannot read: %s", strerror(reason));
+    if (!file_checksum(path, &value, error)) {
+        return 0;
     }
     if (value != wanted) {
         return error_set(error, path, "checksum %016llx, wanted %016llx (%s)", (unsigned long long)value,

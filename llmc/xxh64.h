@@ -11,16 +11,13 @@ Algorithm: Y. Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md in the 
 Little-endian machines only.
 
 needs:   nothing
-defines: Xxh64, xxh64_open, xxh64_add, xxh64_value, xxh64, xxh64_file
+defines: Xxh64, xxh64_open, xxh64_add, xxh64_value, xxh64
 */
 #ifndef LLMC_XXH64_H
 #define LLMC_XXH64_H
 
-#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define XXH64_STRIPE_ 32 // bytes
@@ -134,30 +131,6 @@ static inline uint64_t xxh64(const void* data, size_t bytes) {
     xxh64_open(&hash);
     xxh64_add(&hash, data, bytes);
     return xxh64_value(&hash);
-}
-
-// Sets *value to the checksum of a file. Returns 0, or what errno says if the file cannot be read: whoever
-// looks for a valid checkpoint goes on to the next.
-static inline int xxh64_file(const char* path, uint64_t* value) {
-    const size_t block = (size_t)1 << 18; // stays in the cache between reading and adding
-    Xxh64 hash;
-    xxh64_open(&hash);
-    FILE* file = fopen(path, "rb");
-    if (!file) {
-        return errno;
-    }
-    void* buffer = malloc(block);
-    int failed = buffer ? 0 : ENOMEM;
-    for (size_t got = block; !failed && got == block;) {
-        errno = 0;
-        got = fread(buffer, 1, block, file);
-        failed = ferror(file) ? (errno ? errno : EIO) : 0;
-        xxh64_add(&hash, buffer, got);
-    }
-    free(buffer);
-    fclose(file);
-    *value = xxh64_value(&hash);
-    return failed;
 }
 
 #endif

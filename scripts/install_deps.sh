@@ -5,12 +5,13 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/install_deps.sh [--python] [--mpi] [--cudnn] [--dry-run]
+usage: scripts/install_deps.sh [--python] [--mpi] [--cudnn] [--soak] [--dry-run]
     (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, ISA-L, zstd, snappy
     --python   also Python, and build/venv with PyTorch (dev/ref/setup.sh; 2 GB to download, 4 GB on disk)
     --mpi      also OpenMPI, for runs of several processes under mpirun
     --cudnn    also the headers of cudnn-frontend, from PyPI with pip, into build/cudnn-frontend: for `make
                USE_CUDNN=1`; cuDNN itself is cudnn9-cuda-12 or cudnn9-cuda-13 in NVIDIA's package repository
+    --soak     also a compiler for aarch64 and qemu, for `make soak` on another processor
     --dry-run  only say what would be installed
 END
 }
@@ -24,6 +25,7 @@ for option in "$@"; do
     --python) python=on packages+=(python3 python3-venv python3-dev libjemalloc2) ;; # torch.compile: Python.h
     --mpi) packages+=(libopenmpi-dev openmpi-bin) ;;
     --cudnn) cudnn=on packages+=(python3 python3-pip) ;;
+    --soak) packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static) ;;
     --dry-run) dry_run=on ;;
     --help) usage && exit 0 ;;
     *) echo "error: unknown option $option" >&2 && usage >&2 && exit 2 ;;

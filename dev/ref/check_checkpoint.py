@@ -6,7 +6,7 @@
 Trains a small model on random token shards, opens its checkpoint with AutoModelForCausalLM.from_pretrained and compares the
 loss of validation with the trainer's (in bf16, too, where `make sim PRECISION=BF16` has been run); saves that model again (one file, several files, fp32, bf16, fp16, without
 "transformer.") and lets the trainer open it; compares the tensors of the GGUF files. With GPT-2's vocabulary, the
-tokenizer of the checkpoint is opened, too. One line at the end; the exit status is the verdict.
+tokenizer of the checkpoint is opened, too; those of bytes and of the built-in stories always. One line at the end; the exit status is the verdict.
 """
 
 import json
@@ -146,6 +146,30 @@ def check_tokenizer(vocabulary):
     expect(len(merges) == 50000 and merges[0] == "Ġ t", "merges in GGUF")
 
 
+def check_own_tokenizer(name, data, prompt, refused):
+    """Checkpoints of bytes and of the built-in stories: the same prompt gives the same greedy text in transformers."""
+    sizes = ("--layers", 1, "--channels", 64, "--heads", 2, "--context", 64, "--batch", 8, "--steps", 100, "--samples", 1)
+    train(*sizes, *data, "--temperature", 0, "--sample-tokens", 16, "--prompt", prompt, "--out", name)
+    ours = [line["text"] for line in log_of(name) if line["kind"] == "sample"][-1]
+    directory = f"{name}/step_00000100"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+    ids = [tokenizer.eos_token_id, *tokenizer(prompt)["input_ids"]]
+    out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False, max_new_tokens=16)[0]
+    theirs = tokenizer.decode(out, skip_special_tokens=True)
+    expect(tokenizer.decode(tokenizer(prompt)["input_ids"]).strip() == prompt, f"{name}: decoding {prompt}")
+    expect(ours.strip().startswith(theirs.strip()[: len(prompt) + 4]) and len(theirs) > len(prompt), f"{name}: {ours!r}, {theirs!r}")
+    expect(theirs.strip().startswith(ours.strip()) or ours.strip().startswith(theirs.strip()), f"{name}: {ours!r}, {theirs!r}")
+    tokenizer.save_pretrained(f"{name}_again")  # by transformers, for us
+    train("--model", directory, "--train-data", "text.txt" if data else "words.bin", "--tokenizer", f"{name}_again", "--batch", 2,
+          "--seq-len", T, "--steps", 0, "--eval-batches", 1, "--prompt", prompt, "--out", f"{name}_from", "--save-every", 0)
+    if refused:
+        try:
+            expect(tokenizer(refused)["input_ids"] is None, f"{name}: {refused!r} has no ids with us")
+        except Exception as error:  # the tokenizers package raises no narrower one
+            expect("UNK" in str(error), f"{name}: {error}")
+
+
 def main():
     vocabulary = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else None
     with tempfile.TemporaryDirectory() as directory:
@@ -162,6 +186,11 @@ def main():
         check_bf16(tokens)
         check_gguf("run/step_00000020")
         check_imports(model, "tokens.bin", loss)
+        with open("text.txt", "w", encoding="utf-8") as file:
+            file.writelines(f"{i} bottles of beer on the wall, \u00e9t\u00e9 {i}.\n" for i in range(300))
+        write_shard("words.bin", np.arange(1000) % 300)
+        check_own_tokenizer("bytes", ("--train-data", "text.txt"), "7 bottles, \u00e9t", None)
+        check_own_tokenizer("stories", (), "Tom was happy. He went", "Tom was unhappy")
         if vocabulary:
             check_tokenizer(vocabulary)
     print("check_checkpoint:", f"{failures} failures" if failures else "ok")

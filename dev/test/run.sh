@@ -9,6 +9,7 @@
 #     avx2      the same with 256 bits
 #     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
+#     build     what the Makefile builds again, and installs (test_build.sh)
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
 #     fuzz      readers of files against random ones (fuzz.sh), 5 s each
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), killed 20 times
@@ -25,6 +26,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL  # `make test` is no part of the builds below
 export OMP_WAIT_POLICY=passive    # threads that spin would starve each other
 export UBSAN_OPTIONS=print_stacktrace=1
 
+source dev/test/vector_tests.sh
 passed=0
 failed=0
 skipped=0
@@ -116,7 +118,6 @@ links() { "$@" -x c -o /dev/null - 2>/dev/null <<<'#include <omp.h>
 int main(void) { return omp_get_max_threads() == 0; }'; }
 
 sanitizers="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
-vector_tests=(test_vec test_matmul test_attention test_encoder test_layernorm test_gelu test_classifier test_adamw test_bpe test_gpt2)
 quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
 
 # ---- the CPU trainer: everything is built, then the tests run, long ones first ----
@@ -143,6 +144,7 @@ run plain dev/test/test_kill.sh build/plain/train_gpt2
 run asan dev/test/test_tokenize.sh build/asan/tokenize
 run plain dev/test/test_tokenize.sh build/plain/tokenize
 run get_data dev/test/test_get_data.sh
+run build dev/test/test_build.sh
 run_tests asan
 run tsan build/tsan/test_dataloader
 run_tests plain

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # soak.sh -- the long tests: does the trainer learn what can be learned? does it survive being killed? do the readers of
-# files withstand any file? do the tests of the GPU code notice a forgotten wait?
+# files withstand any file? are vectors right on another processor? do the tests of the GPU code notice a forgotten wait?
 #
 #     make soak      the first about a quarter of an hour on two cores
 #
 # The built-in stories have a known entropy. The default run must end within 15 % of it, ten times the steps within 3 %, and
 # neither below it by more than the sampling error of 20,000 tokens. A run that is killed 200 times at random moments must end with
 # the bits of one that is not. Then every fuzz target runs for a minute (fuzz.sh).
+# What uses vectors is compiled for aarch64 and run by qemu (scripts/install_deps.sh --soak).
 # Each wait in the GPU trainer and its kernels, taken out, must make a test fail (dev/cusim/test/mutate.sh).
 set -eu
 cd "$(dirname "$0")/../.."
@@ -33,6 +34,30 @@ expect_near_floor() {
 expect_near_floor 3600 1.15
 expect_near_floor 36000 1.03
 dev/test/fuzz.sh 60 || failed=1
+
+# run_aarch64 PROGRAM...: shows its last line, or all of it if it failed.
+run_aarch64() {
+    if qemu-aarch64-static -L /usr/aarch64-linux-gnu "$@" >"$work/log" 2>&1; then
+        tail -n 1 "$work/log" | sed 's/^/soak: aarch64: /'
+    else
+        cat "$work/log"
+        echo "soak: aarch64: FAILED: $*"
+        failed=1
+    fi
+}
+if [ "$(uname -m)" = aarch64 ]; then
+    echo "soak: skipped: aarch64: this machine is one"
+elif command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-static >/dev/null; then
+    source dev/test/vector_tests.sh
+    make -s BUILD=build/aarch64 CC=aarch64-linux-gnu-gcc MARCH= HAVE_ZLIB= HAVE_ISAL= HAVE_ZSTD= HAVE_SNAPPY= \
+        "${vector_tests[@]/#/build/aarch64/}" build/aarch64/train_gpt2
+    for test in "${vector_tests[@]}"; do
+        run_aarch64 "build/aarch64/$test"
+    done
+    run_aarch64 build/aarch64/train_gpt2 --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2
+else
+    echo "soak: skipped: aarch64: its compiler or qemu is missing (scripts/install_deps.sh --soak)"
+fi
 if [ -e "${CUDA_HOME:-/usr/local/cuda}/include/cublasLt.h" ] && command -v clang++ >/dev/null; then
     dev/cusim/test/mutate.sh || failed=1
     dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/report" >"$work/log" 2>&1 || { failed=1 && tail -n 40 "$work/log"; }

@@ -455,6 +455,10 @@ test_models() {
     good "export for llama.cpp" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --samples 0 \
         --export-gguf model.gguf --export-gguf-dtype q8_0
     check "is a GGUF file" [ "$(head -c 4 model.gguf)" = GGUF ]
+    check "says that words are none of llama.cpp's" grep -q "^warning: model.gguf has no tokenizer" stdout
+    good "export of bytes for llama.cpp" "${tiny[@]}" --train-data text.txt --export-gguf bytes.gguf
+    check "has a tokenizer of bytes" grep -q tokenizer.ggml.merges bytes.gguf
+    check "needs no warning" [ -z "$(grep warning stdout)" ]
     good "export in bf16" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --export-llmc bf16.bin --export-dtype bf16
     check "is half as long" [ $((2 * $(stat -c %s bf16.bin) - 1024)) = "$(stat -c %s model.bin)" ]
     good "the model in bf16" "${batch[@]}" --eval-batches 2 --model bf16.bin --steps 0 --out reload_3

@@ -55,6 +55,12 @@ static void expect_string(Reader* r, const char* key, const char* wanted) {
     EXPECT(strcmp(value, wanted) == 0, "%s is %s", key, value);
 }
 
+static void expect_false(Reader* r, const char* key) {
+    const char* found = take_string(r);
+    EXPECT(strcmp(found, key) == 0 && take_u32(r) == 7, "%s, wanted %s", found, key);
+    EXPECT(*(const char*)take(r, 1) == 0, "%s", key);
+}
+
 // An array, its elements not yet taken.
 static void expect_array(Reader* r, const char* key, uint32_t type, uint64_t count) {
     const char* found = take_string(r);
@@ -90,11 +96,16 @@ static void expect_tokenizer(Reader* r, const Bpe* bpe, int V) {
     EXPECT(strcmp(take_string(r), "t h") == 0 && strcmp(take_string(r), "th e") == 0, "merges");
     expect_u32(r, "tokenizer.ggml.bos_token_id", 258);
     expect_u32(r, "tokenizer.ggml.eos_token_id", 258);
+    expect_u32(r, "tokenizer.ggml.unknown_token_id", 258);
+    expect_false(r, "tokenizer.ggml.add_bos_token");
+    expect_false(r, "tokenizer.ggml.add_eos_token");
 }
 
 static void expect_pairs(Reader* r, GPT2Config cfg, int file_type, const Bpe* bpe) {
     expect_string(r, "general.architecture", "gpt2");
-    expect_string(r, "general.name", "GPT-2, by pretrain.c");
+    expect_string(r, "general.type", "model");
+    expect_string(r, "general.name", "my run");
+    expect_string(r, "general.size_label", cfg.L == 2 ? "117K" : "0.30K");
     expect_u32(r, "general.alignment", 32);
     expect_u32(r, "general.file_type", (uint32_t)file_type);
     expect_u32(r, "general.quantization_version", 2);
@@ -178,12 +189,12 @@ static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe) {
     float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
     gpt2_random_weights(rows, memory, cfg, 3);
     const char* path = test_path("model.gguf");
-    gguf_write(path, cfg, rows, memory, dtype, bpe);
+    gguf_write(path, "out/my run/", cfg, rows, memory, dtype, bpe);
     Reader r = {path, NULL, 0, 0};
     CHECK(file_try_read(path, (size_t)1 << 28, &r.data, &r.bytes, error), "%s", error);
     const size_t tensors = 12 * (size_t)cfg.L + 4;
     EXPECT(memcmp(take(&r, 4), "GGUF", 4) == 0 && take_u32(&r) == 3 && take_u64(&r) == tensors, "header");
-    EXPECT(take_u64(&r) == (bpe ? 18u : 13u), "number of pairs");
+    EXPECT(take_u64(&r) == (bpe ? 23u : 15u), "number of pairs");
     expect_pairs(&r, cfg, file_types[dtype], bpe);
     const size_t begin = data_begin(r, tensors);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
@@ -213,7 +224,28 @@ static void test_blocks(void) {
     EXPECT(value_of((const char*)block, 8, 8) == 0, "beside it");
 }
 
+static void test_names(void) {
+    static const char* const names[][2] = {
+        {"out/124M", "124M"},           {"x.gguf", "x"}, {"/a/b.c.gguf", "b.c"},
+        {"out/124M//", "124M"},         {"/", ""},       {".gguf", ".gguf"},
+        {"a\xFF\xC3\xA9", "a?\xC3\xA9"}};
+    // as model_weight_count_rounded_notation of gguf 0.19.0
+    static const struct {
+        double parameters;
+        const char* wanted;
+    } labels[] = {{124439808, "124M"}, {1557611200, "1.6B"}, {9949999, "10M"}, {9400000, "9.4M"},
+                  {1000, "1.0K"},      {292, "0.29K"},       {175e9, "175B"},  {2e12, "2.0T"}};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        EXPECT(strcmp(gguf_name_(names[i][0]).text, names[i][1]) == 0, "%s", gguf_name_(names[i][0]).text);
+    }
+    for (size_t i = 0; i < sizeof(labels) / sizeof(labels[0]); i++) {
+        const GgufText_ found = gguf_size_label_(labels[i].parameters);
+        EXPECT(strcmp(found.text, labels[i].wanted) == 0, "%s, wanted %s", found.text, labels[i].wanted);
+    }
+}
+
 int main(void) {
+    test_names();
     static const int pairs[2][2] = {{83, 71}, {256, 68}}; // t h, th e
     Bpe bpe;
     bpe_open_merges(&bpe, pairs, 2, "test");

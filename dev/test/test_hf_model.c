@@ -49,11 +49,11 @@ static const char* directory_of(const char* name) {
 
 static void write_model(const Model* model, const char* directory, SafeTensorsDtype dtype) {
     uint64_t checksum = 0;
-    char file[PATH_MAX];
+    char file[PATH_MAX], error[ERROR_BYTES];
     hf_config_write(directory, model->cfg, dtype, model->cfg.V - 1);
     const uint64_t said = hf_model_write(directory, model->cfg, model->rows, model->memory, dtype);
     snprintf(file, sizeof(file), "%s/model.safetensors", directory);
-    EXPECT(xxh64_file(file, &checksum) == 0 && checksum == said, "the checksum of %s", file);
+    EXPECT(file_checksum(file, &checksum, error) && checksum == said, "the checksum of %s", file);
     struct stat info;
     EXPECT(stat(file, &info) == 0 && (double)info.st_size <= hf_model_bytes(model->cfg, dtype), "its size");
 }
@@ -225,6 +225,9 @@ static void test_other_configs(void) {
         {"\"n_ctx\": 6", "\"scale_attn_by_inverse_layer_idx\": true", "scale_attn_by_inverse_layer_idx"},
         {"}", "", "config.json|end of the text"},
         {"{", "[", "config.json|byte 0"},
+        {"\"n_ctx\": 6", "\"n_layer\": 2", "config.json: key n_layer comes twice"},
+        {"\"n_ctx\": 6", "\"a\": 1, \"a\": 1", "config.json: key a comes twice"},
+        {"\"resid_pdrop\": 0.0", "\"resid_pdrop\": \"x\"", "config.json: byte"},
     };
     const char* directory = directory_of("configs");
     Model model = model_random(CFG, SAFETENSORS_F32);
@@ -235,6 +238,10 @@ static void test_other_configs(void) {
     }
     change_config(directory, "\"n_inner\": null", "\"n_inner\": 16");
     body_read(directory);
+    change_config(directory, "gelu_new", "gelu_fast");
+    body_read(directory);
+    change_config(directory, "\"embd_pdrop\": 0.0", "\"embd_pdrop\": 0.125");
+    EXPECT(test_dies(body_read, directory, 0, "note: |config.json|dropout (0.125)|none here"), "");
     change_config(directory, "\"n_ctx\": 6", "\"task_specific_params\": {\"a\": [1, {\"b\": null}]}");
     body_read(directory);
     free(model.memory);
@@ -272,7 +279,7 @@ static void test_bad_weights(void) {
 
     model = model_random(other, SAFETENSORS_F32); // another model's weights beside this config
     hf_model_write(directory, other, model.rows, model.memory, SAFETENSORS_F32);
-    body_read(directory); // more layers than wanted: those that are wanted are there
+    expect_refused(directory, "unexpected tensors: transformer.h.2.|, ... (12; config.json says 2 layers)");
     free(model.memory);
     model = model_random(longer, SAFETENSORS_F32);
     hf_model_write(directory, longer, model.rows, model.memory, SAFETENSORS_F32);
@@ -280,6 +287,35 @@ static void test_bad_weights(void) {
     free(model.memory);
     unlink(test_path("bad/model.safetensors"));
     expect_refused(directory, "no model.safetensors");
+    test_write("bad/pytorch_model.bin", "x", 1);
+    expect_refused(directory, "no model.safetensors|pytorch_model.bin is not read|save_pretrained");
+    EXPECT(mkfifo(test_path("bad/model.safetensors"), 0666) == 0, "a FIFO");
+    expect_refused(directory, "model.safetensors: not a regular file");
+}
+
+// Tensors that no layer asks for.
+static void test_other_tensors(void) {
+    static const char* const cases[][2] = {
+        {"h.1.attn.bias", ""},
+        {"transformer.h.0.attn.masked_bias", ""},
+        {"score.weight", "note: |left out, heads for other tasks: score.weight"},
+        {"h.0.attn.biases", "unexpected tensors: h.0.attn.biases (1"},
+        {"h.0.attn.c_attn.lora", "unexpected tensors: h.0.attn.c_attn.lora (1"},
+        {"transformer.wte.weight", "unexpected tensors: wte.weight (1"}, // twice, under both names
+        {"extra", "unexpected tensors: extra (1"},
+    };
+    const char* directory = directory_of("others");
+    Model model = model_random(CFG, SAFETENSORS_F32);
+    write_model(&model, directory, SAFETENSORS_F32);
+    SafeTensors from;
+    safetensors_open(&from, test_path("others/model.safetensors"));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        copy_part(&from, test_path("others/model.safetensors"), 0, 1, cases[i][0]);
+        const int is_refused = strncmp(cases[i][1], "unexpected", 10) == 0;
+        EXPECT(test_dies(body_read, directory, is_refused, cases[i][1]), "%s", cases[i][0]);
+    }
+    safetensors_close(&from);
+    free(model.memory);
 }
 
 // lm_head.weight is here a copy of another tensor: a classifier of its own.
@@ -315,6 +351,7 @@ int main(void) {
     test_several_files();
     test_other_configs();
     test_bad_weights();
+    test_other_tensors();
     test_own_classifier();
     return test_done("hf_model");
 }

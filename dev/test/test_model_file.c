@@ -310,7 +310,9 @@ static void test_bad_headers(File good) {
 static void test_bad_lengths(File good) {
     expect_refused(test_path("missing.bin"), "No such file");
     expect_refused(test_path("missing/model.bin"), "No such file");
-    expect_refused(test_tmpdir(), "not a file");
+    expect_refused(test_tmpdir(), "a directory, wanted a file");
+    EXPECT(mkfifo(test_path("fifo"), 0666) == 0, "a FIFO, which must not be waited for");
+    expect_refused(test_path("fifo"), "fifo: not a regular file");
     expect_refused(test_write("empty.bin", "", 0), "0 bytes|header of 1024");
     expect_refused(test_write("short.bin", good.data, 1023), "1023 bytes|header of 1024");
     expect_refused(test_write("header_only.bin", good.data, 1024), "1024 bytes|wanted");

@@ -100,16 +100,21 @@ static void test_checksum_of_files(void) {
     const size_t sizes[] = {0, 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 700001}; // a block is 2^18
     unsigned char* data = (unsigned char*)check_alloc(700001, 1, "data");
     uint64_t value = 0;
+    char error[ERROR_BYTES];
     Rand rng = rand_open(1, 1);
     for (size_t i = 0; i < 700001; i++) {
         data[i] = (unsigned char)rand_u32(&rng);
     }
     for (int i = 0; i < 6; i++) {
         const char* path = test_write("sum.bin", data, sizes[i]);
-        EXPECT(xxh64_file(path, &value) == 0 && value == xxh64(data, sizes[i]), "%zu bytes", sizes[i]);
+        EXPECT(file_checksum(path, &value, error) && value == xxh64(data, sizes[i]), "%zu bytes", sizes[i]);
     }
-    EXPECT(xxh64_file(test_path("nothing.bin"), &value) == ENOENT, "no such file");
-    EXPECT(xxh64_file(test_tmpdir(), &value) == EISDIR, "a directory");
+    EXPECT(!file_checksum(test_path("nothing.bin"), &value, error) && strstr(error, "No such file"), "%s",
+           error);
+    EXPECT(!file_checksum(test_tmpdir(), &value, error) && strstr(error, "a directory"), "%s", error);
+    EXPECT(mkfifo(test_path("fifo.bin"), 0666) == 0, "");
+    EXPECT(!file_checksum(test_path("fifo.bin"), &value, error) && strstr(error, "not a regular"), "%s",
+           error);
     free(data);
 }
 
@@ -195,6 +200,7 @@ static void test_halves_flushed(void) {
 
 // The file, byte by byte, as the format's description has it.
 static void test_layout(void) {
+    char error[ERROR_BYTES];
     static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"},"
                                  "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
                                  "\"b\":{\"dtype\":\"BF16\",\"shape\":[],\"data_offsets\":[8,10]},"
@@ -225,7 +231,8 @@ static void test_layout(void) {
     }
     EXPECT(memcmp(file.data + begin, data, sizeof(data)) == 0, "data");
     uint64_t again = 0;
-    EXPECT(xxh64_file(path, &again) == 0 && again == sum && sum == xxh64(file.data, file.bytes), "checksum");
+    EXPECT(file_checksum(path, &again, error) && again == sum && sum == xxh64(file.data, file.bytes),
+           "checksum");
     EXPECT(access(test_path("layout.safetensors.part"), F_OK) != 0, "the temporary file is gone");
     free(file.data);
 }
@@ -311,6 +318,7 @@ static void test_round_trip_raw(void) {
 
 // fp32 into each type and back, in pieces on both sides.
 static void test_round_trip_f32(void) {
+    char error[ERROR_BYTES];
     enum { N = 40003 };
     static const SafeTensorsDtype dtypes[3] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
     float *data = (float*)check_alloc(N, 4, "data"), *back = (float*)check_alloc(N, 4, "data");
@@ -333,7 +341,7 @@ static void test_round_trip_f32(void) {
     }
     const uint64_t sum = safetensors_writer_commit(&writer);
     uint64_t again = 0;
-    EXPECT(xxh64_file(path, &again) == 0 && again == sum, "checksum");
+    EXPECT(file_checksum(path, &again, error) && again == sum, "checksum");
 
     safetensors_open(&st, path);
     for (int i = 0; i < 3; i++) {
@@ -505,8 +513,9 @@ static void test_bad_headers(void) {
         {"{'a':{" ENTRY ",'shape':[1]}}", 4, "tensor a: key shape comes twice"},
         {"{'a':{" ENTRY ",'strides':[1]}}", 4, "tensor a: key strides is unknown|wanted dtype, shape and"},
         {"{'a':{'dtype':'f32','shape':[1],'data_offsets':[0,4]}}", 4,
-         "tensor a: dtype f32, wanted one of F32"},
-        {"{'a':{'dtype':'F4','shape':[8],'data_offsets':[0,4]}}", 4, "tensor a: dtype F4, wanted one of"},
+         "tensor a: dtype f32, wanted F32, F16 or BF16"},
+        {"{'a':{'dtype':'F4','shape':[8],'data_offsets':[0,4]}}", 4,
+         "tensor a: dtype F4, wanted F32, F16 or BF16"},
         {"{'a':{'dtype':1,'shape':[1],'data_offsets':[0,4]}}", 4, "found '1', wanted '\"'"},
         {"{'a':{'dtype':'F32','shape':[1,1,1,1,1,1,1,1,1],'data_offsets':[0,4]}}", 4, "more than 8 numbers"},
         {"{'a':{'dtype':'F32','shape':[1],'data_offsets':[4]}}", 4, "tensor a: 1 data_offsets, wanted 2"},
@@ -561,8 +570,10 @@ static void test_bad_headers(void) {
 static void test_bad_files(void) {
     static const unsigned char zero[16] = {0};
     const uint64_t lengths[] = {100000001, 9, UINT64_MAX, (uint64_t)1 << 63, 0x4847464544434241};
-    expect_refused(test_path("missing.safetensors"), "cannot open: No such file");
-    expect_refused(test_tmpdir(), "not a regular file");
+    expect_refused(test_path("missing.safetensors"), "cannot read: No such file");
+    expect_refused(test_tmpdir(), "a directory, wanted a file");
+    EXPECT(mkfifo(test_path("fifo"), 0666) == 0, "a FIFO, which must not be waited for");
+    expect_refused(test_path("fifo"), "fifo: not a regular file");
     expect_refused(test_write("empty.safetensors", "", 0), "0 bytes, wanted a safetensors file");
     expect_refused(test_write("short.safetensors", zero, 7), "7 bytes, wanted a safetensors file");
     expect_refused(test_write("zero.safetensors", zero, 8), "byte 8: found the end of the text, wanted '{'");
@@ -773,8 +784,9 @@ static void test_requirements(void) {
     expect_requirement((Requirement){path, name, 0, {0, 0}}, "is (1, 1), wanted ()");
     expect_requirement((Requirement){path, "ln_f.bias", 1, {768, 0}},
                        "require.safetensors: no tensor ln_f.bias, wanted one of shape (768)");
-    expect_requirement((Requirement){test_path("missing"), name, 1, {1, 0}}, "missing: cannot open: No such");
-    EXPECT(test_dies(body_open, test_tmpdir(), EXIT_FAILURE, "error: |not a regular file"), "a directory");
+    expect_requirement((Requirement){test_path("missing"), name, 1, {1, 0}}, "missing: cannot read: No such");
+    EXPECT(test_dies(body_open, test_tmpdir(), EXIT_FAILURE, "error: |a directory, wanted a file"),
+           "a directory");
 }
 
 static void body_read_integers(const void* path) {
@@ -874,11 +886,11 @@ static void test_bad_sets(void) {
         {"{'weight_map':{'y':'a.safetensors'},'weight_map':{'y':'a.safetensors'}}", "weight_map comes twice"},
         {"{'weight_map':{'y':'a.safetensors','y':'b.safetensors'}}", "key y comes twice"},
         {"{'weight_map':{'w':'a.safetensors'}}", "index.json: tensor w is not in |/model/a.safetensors"},
-        {"{'weight_map':{'y':'c.safetensors'}}", "/model/c.safetensors: cannot open: No such file"},
+        {"{'weight_map':{'y':'c.safetensors'}}", "/model/c.safetensors: cannot read: No such file"},
         {"{'weight_map':{'y':'../model/a.safetensors'}}",
          "index.json: tensor y: a file called|beside the index"},
         {"{'weight_map':{'y':''}}", "a file called \"\""},
-        {"{'weight_map':{'y':'.'}}", "not a regular file"},
+        {"{'weight_map':{'y':'.'}}", "a directory, wanted a file"},
         {"{'weight_map':{'y':'model.safetensors.index.json'}}", "wanted at most|not a safetensors file"},
         {"{'metadata':}", "found '}', wanted a value"},
         {"{'metadata':-}", "found '}', wanted a digit"},
@@ -909,7 +921,7 @@ static void test_bad_sets(void) {
                        "/model/c.safetensors: 1 bytes, wanted a safetensors file");
     unlink(test_path("model/model.safetensors.index.json"));
     expect_set_refused(test_path("model"), "no model.safetensors and no model.safetensors.index.json");
-    expect_set_refused(test_path("nowhere"), "cannot open: No such file");
+    expect_set_refused(test_path("nowhere"), "cannot read: No such file");
 }
 
 // ---- failing writes

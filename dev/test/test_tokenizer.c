@@ -127,6 +127,96 @@ static void test_files(void) {
     EXPECT(test_dies(decode_bad_id, &(int){-1}, EXIT_FAILURE, "-1|0 to 256"), "");
 }
 
+// ---- as Hugging Face's files, and back
+
+static void make_directory(const char* path) { EXPECT(mkdir(path, 0777) == 0, "%s", path); }
+
+static int same_ids(const Tokenizer* a, const Tokenizer* b, const char* text, size_t bytes) {
+    int ids[2][512];
+    const size_t count = tokenizer_encode(a, text, bytes, ids[0]);
+    return tokenizer_encode(b, text, bytes, ids[1]) == count &&
+           memcmp(ids[0], ids[1], count * sizeof(int)) == 0;
+}
+
+static void test_written_bytes(void) {
+    Tokenizer bytes, again;
+    char text[256];
+    for (int i = 0; i < 256; i++) {
+        text[i] = (char)(i * 7);
+    }
+    make_directory(test_path("bytes"));
+    tokenizer_open_bytes(&bytes);
+    tokenizer_write_hf(&bytes, test_path("bytes"), 64);
+    tokenizer_open_file(&again, test_path("bytes"));
+    EXPECT(again.vocab_size == 257 && again.eot == 256, "%d, %d", again.vocab_size, again.eot);
+    EXPECT(same_ids(&bytes, &again, text, sizeof(text)), "");
+    EXPECT(tokenizer_bpe(&bytes) && bpe_checksum(tokenizer_bpe(&bytes)) == bpe_checksum(&again.bpe), "");
+    tokenizer_close(&bytes);
+    tokenizer_close(&again);
+}
+
+// Two words that a regular expression and JSON spell in another way, and two of the same length.
+static const char* const ODD[] = {" a", "b", "\"\\|", "\n\t", " \xC3\xA9", "(?.", " aa", "#-"};
+enum { NUM_ODD = sizeof(ODD) / sizeof(ODD[0]) };
+
+static void test_written_words(void) {
+    static const char text[] = "aab\"\\|\n\t \xC3\xA9(?. a";
+    Tokenizer words, again;
+    make_directory(test_path("words"));
+    tokenizer_open_words(&words, ODD, NUM_ODD);
+    tokenizer_write_hf(&words, test_path("words"), 64);
+    tokenizer_open_file(&again, test_path("words"));
+    EXPECT(again.vocab_size == NUM_ODD + 1 && again.eot == NUM_ODD && strcmp(again.kind, "words") == 0, "");
+    for (int id = 0; id < NUM_ODD; id++) {
+        EXPECT(decodes_to(&again, id, ODD[id]), "word %d", id);
+    }
+    EXPECT(decodes_to(&again, NUM_ODD, "<|endoftext|>"), "");
+    EXPECT(same_ids(&words, &again, text, strlen(text)), "");
+    EXPECT(!tokenizer_bpe(&again), "words are no BPE");
+    tokenizer_close(&again);
+    tokenizer_open_file(&again, test_path("words/tokenizer.json"));
+    EXPECT(strcmp(again.kind, "words") == 0, "a file");
+    tokenizer_close(&again);
+    tokenizer_close(&words);
+}
+
+// The file of ODD, changed.
+static const char* changed_words(const char* from, const char* to) {
+    char *text, error[ERROR_BYTES], changed[8192];
+    size_t bytes;
+    CHECK(file_try_read(test_path("words/tokenizer.json"), sizeof(changed), &text, &bytes, error), "%s",
+          error);
+    const char* at = strstr(text, from);
+    CHECK(at, "no %s", from);
+    const int length =
+        snprintf(changed, sizeof(changed), "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    free(text);
+    return test_write("changed.json", changed, (size_t)length);
+}
+
+static void test_changed_words(void) {
+    static const char* const cases[][3] = {
+        {"\" a\": 0", "\" a\": 1", "token 0 has the id 1"},
+        {"\"b\": 1, ", "", "token 1 has the id 2"},
+        {"\" a\": 0", "\"\": 0", "token 0 has the id 0"},
+        {", \"<|endoftext|>\": 8}", "}", "no token <|endoftext|>"},
+        {"\"<|endoftext|>\": 8}", "\"<|endoftext|>\": 8, \"c\": 9}", "token 8 has the id 9"},
+        {"\"#-\": 7", "\"#+\": 7",
+         "changed.json: byte|wanted another character"}, // the patterns have the old word
+        {"\"Isolated\"", "\"Removed\"", "changed.json: byte"},
+        {"\"Fuse\"", "\"ByteLevel\"", "changed.json: byte"},
+        {"\"<unk>\"", "\"b\"", "changed.json: byte"},
+        {"\"normalizer\": {", "\"normalizer\": null, \"x\": {", "changed.json: byte"},
+        {"\"id\": 8", "\"id\": 0", "changed.json: byte"},
+        {"\"WordLevel\"", "\"Unigram\"", "the normalizer Sequence"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        EXPECT(test_dies(open_file, changed_words(cases[i][0], cases[i][1]), EXIT_FAILURE, cases[i][2]),
+               "%zu", i);
+    }
+    open_file(changed_words("\"vocab\": {\" a\": 0, \"b\"", "\n\"vocab\":{\"\\u0020a\"\t:0,\"\\u0062\""));
+}
+
 static void test_decode_only(void) {
     const uint32_t header[256] = {20240328, 2, 3, 1};
     char bytes[sizeof(header) + 8];
@@ -161,6 +251,9 @@ int main(void) {
     test_words();
     test_words_errors();
     test_files();
+    test_written_bytes();
+    test_written_words();
+    test_changed_words();
     test_decode_only();
     const char* vocabulary = getenv("GPT2_VOCAB");
     if (vocabulary) {

@@ -357,13 +357,18 @@ static void test_verify(void) {
     EXPECT(verify(test_write("v.txt", "abc", 3), "v.txt: 3 bytes of text,"), "");
     EXPECT(!verify(test_path("none.bin"), "none.bin: cannot open the data"), "");
     EXPECT(!verify(write_tokens("id.bin", header, 1024, 2, bad, 2), "id.bin: token 1 has id 60000"), "");
-    EXPECT(xxh64_file(good, &value) == 0, "checksum");
+    char error[ERROR_BYTES];
+    EXPECT(file_checksum(good, &value, error), "checksum");
     snprintf(sum, sizeof(sum), "%016llx  v.bin\n", (unsigned long long)value);
     test_write("v.bin.xxh64", sum, strlen(sum));
     EXPECT(verify(good, "checksum right"), "");
     sum[15] = sum[15] == '0' ? '1' : '0';
     test_write("v.bin.xxh64", sum, strlen(sum));
     EXPECT(!verify(good, "v.bin: checksum "), "");
+    unlink(test_path("v.bin.xxh64"));
+    EXPECT(mkfifo(test_path("v.bin.xxh64"), 0666) == 0, "a FIFO, which must not be waited for");
+    EXPECT(!verify(good, "v.bin.xxh64: not a regular file"), "");
+    unlink(test_path("v.bin.xxh64"));
     test_write("v.bin.xxh64", "qq", 2);
     EXPECT(!verify(good, "v.bin.xxh64: wanted the 16 digits"), "");
 }
