@@ -863,7 +863,7 @@ static int run_training(RunStart* start) {
     const int is_done = train(&run);
     if (is_done) {
         export_model(&model, options, &start->data);
-        log_summary(&log, options->steps, run.state.val_loss, floor, gpu_used_mb());
+        log_summary(&log, options->steps, run.state.val_loss, floor, gpu_peak_mib());
     } else {
         session_stopped(&session, &log, &run.state);
     }
