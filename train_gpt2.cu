@@ -48,9 +48,9 @@ typedef struct {
 } StepResult;
 
 // A micro-step as one CUDA graph, made from the second time on that it is done: the first one chooses
-// algorithms.
+// algorithms and loads kernels.
 typedef struct {
-    int times;
+    int times[2];      // that it was done: without documents, with them
     float dloss;       // the scale of the losses' gradient, for which it was made
     const int* starts; // and whether it stays inside of documents
     cudaGraphExec_t graph;
@@ -471,7 +471,8 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, int B, int T, float dloss
 static void gpt2_micro_step(GPT2* model, int B, int T, float dloss, GradientMode mode) {
     MicroStepGraph* step = &model->graphs[mode];
     const int is_full = B == model->B && T == model->T; // only those come again and again, and have a graph
-    if (!model->use_graph || !is_full || step->times++ == 0) {
+    int* times = &step->times[model->batches.starts != NULL];
+    if (!model->use_graph || !is_full || (*times)++ == 0) {
         micro_step_work(model, B, T, dloss, mode);
         return;
     }
