@@ -86,6 +86,8 @@ typedef struct {
     StepResult *result, *result_host;
     floatX* logits_pinned; // (Vp) of one token, and the same as fp32
     float* logits_host;
+    void* save_copy; // what a checkpoint is written from: NULL before the first
+    int is_pinned;
 } GPT2;
 
 static AdamWSegments parameter_segments(const TensorRow* rows) {
@@ -170,6 +172,30 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->logits_host = (float*)check_alloc((size_t)cfg.Vp, sizeof(float), "logits of a token");
 }
 
+// At the first save: memory for its copy, pinned, for a copy at the speed of the bus; or pageable, where a
+// machine or its limits do not allow so much.
+static void open_save_copy(GPT2* model, Checkpoints* copy) {
+    const size_t bytes = copy->params_bytes + 2 * copy->state_bytes;
+    model->is_pinned = cudaMallocHost(&model->save_copy, bytes) == cudaSuccess;
+    if (!model->is_pinned) {
+        cudaGetLastError(); // forgotten
+        printf("note: cannot pin %.1f MiB for the copy to save: copies are slower\n",
+               (double)bytes / (1 << 20));
+        model->save_copy = check_alloc(bytes, 1, "copy to save");
+    }
+    copy->params = model->save_copy;
+    copy->m = (float*)((char*)model->save_copy + copy->params_bytes);
+    copy->v = (float*)((char*)copy->m + copy->state_bytes);
+}
+
+static void close_save_copy(GPT2* model) {
+    if (model->is_pinned) {
+        CUDA_CHECK(cudaFreeHost(model->save_copy));
+    } else {
+        free(model->save_copy);
+    }
+}
+
 static void gpt2_close(GPT2* model) {
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // redundant: cudaFree waits, unpromised
     for (int mode = 0; mode < 2; mode++) {
@@ -177,6 +203,7 @@ static void gpt2_close(GPT2* model) {
             CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
         }
     }
+    close_save_copy(model);
     free(model->logits_host);
     CUDA_CHECK(cudaFreeHost(model->logits_pinned));
     CUDA_CHECK(cudaFreeHost(model->result_host));
@@ -239,7 +266,10 @@ static float* gpt2_download(const GPT2* model) {
 }
 
 // Copies weights and optimizer state to the host, which need not wait for anything else.
-static void gpt2_copy_out(const GPT2* model, Checkpoints* copy) {
+static void gpt2_copy_out(GPT2* model, Checkpoints* copy) {
+    if (!copy->params) {
+        open_save_copy(model, copy);
+    }
     const void* params = model->master ? (const void*)model->master : model->params_memory;
     const cudaStream_t stream = model->gpu.stream;
     CUDA_CHECK(cudaMemcpyAsync(copy->params, params, copy->params_bytes, cudaMemcpyDeviceToHost, stream));
@@ -832,13 +862,9 @@ static int run_training(RunStart* start) {
     gpt2_open(&model, cfg, options);
     generator_open(&generator, next_logits, &model, cfg.V, options->seq_len, &start->data, options);
     const SafeTensorsDtype dtype = checkpoint_dtype(options);
-    void* copy = NULL; // pinned: a copy at the speed of the bus
-    if (options->out[0]) {
-        CUDA_CHECK(cudaMallocHost(&copy, checkpoints_bytes(cfg, dtype)));
-    }
     const CheckpointRun checkpoint_run = {
         TRAINER_NAME, cfg, dtype, generator.eot, setup_bpe(&start->data), start->data.train.tokens};
-    session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s, &log);
+    session_open(&session, options, &start->resume, checkpoint_run, NULL, start->start_s, &log);
     log_config(&log, print_options_json, options);
     const double floor = setup_floor(&start->data, options, setup_eval_batches(options, &val_loader));
     const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options->tf32);
@@ -873,7 +899,6 @@ static int run_training(RunStart* start) {
         nvml_close(&run.nvml);
     }
     session_close(&session);
-    CUDA_CHECK(cudaFreeHost(copy));
     generator_close(&generator);
     gpt2_close(&model);
     dataloader_close(&val_loader);
