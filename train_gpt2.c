@@ -538,7 +538,8 @@ static int run_training(RunStart* start) {
                      ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save")
                      : NULL;
     const CheckpointRun checkpoint_run = {
-        TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&start->data), start->data.train.tokens};
+        TRAINER_NAME, cfg, SAFETENSORS_F32, generator.eot, setup_bpe(&start->data), start->data.train.tokens,
+        NULL,         NULL};
     session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s, &log);
     log_config(&log, print_options_json, options);
     const double floor = setup_floor(&start->data, options, setup_eval_batches(options, &val_loader));

@@ -125,7 +125,17 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     memcpy(plan, kinds, sizeof(kinds));
 }
 
-// Memory for the model; all parameters are zero. Nothing is allocated after this.
+// GELU inside a forward product takes values that were not yet rounded; what is computed again starts from
+// rounded ones. So levels 1 and 2, which compute GELU again alone, keep it out of the forward products. Its
+// derivative is always taken at rounded values.
+static GeluFusion gelu_fusion(const Options* o) {
+    const int gelu_again = o->recompute == 1 || o->recompute == 2;
+    const int forward = o->gelu_fusion >= 1 && !gelu_again, backward = o->gelu_fusion >= 2;
+    return (GeluFusion)((forward ? GELU_FUSED_FORWARD : 0) | (backward ? GELU_FUSED_BACKWARD : 0));
+}
+
+// Memory for the model; all parameters are zero. Nothing is allocated after this but what is tuned and saved
+// for the first time.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     const size_t N = (size_t)o->batch * o->seq_len;
     memset((void*)model, 0, sizeof(*model));
@@ -154,13 +164,12 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     model->segments = parameter_segments(model->parameter_rows);
 
-    // GELU inside a product takes values that were not yet rounded; what is computed again starts from
-    // rounded ones. So levels 1 and 2, which compute GELU again alone, keep it out of the products.
-    const int gelu_again = model->recompute == 1 || model->recompute == 2;
-    const MatmulSettings settings = {o->tf32, gelu_again ? GELU_SEPARATE : (GeluFusion)o->gelu_fusion,
-                                     o->bias_fusion, o->autotune};
+    const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
+    if (o->autotune) {
+        matmul_gpu_open_cache(&model->matmul);
+    }
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
@@ -284,7 +293,11 @@ static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState
     gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
     const size_t n = model->elements, bytes = n * sizeof(float);
     float* values = (float*)check_alloc(3 * n, sizeof(float), "copy of the checkpoint");
+    char error[ERROR_BYTES];
     checkpoint_read(saved, path, model->cfg, rows, values, values + n, values + 2 * n);
+    if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
+        printf("note: %s; products are measured anew\n", error);
+    }
     gpt2_upload(model, values); // first: it borrows m
     CUDA_CHECK(cudaMemcpyAsync(model->m, values + n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
     CUDA_CHECK(cudaMemcpyAsync(model->v, values + 2 * n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
@@ -595,6 +608,7 @@ typedef struct {
     double peak;     // FLOP/s
     Nvml nvml;
     int has_nvml;
+    int has_listed; // which algorithms the products have
 } Run;
 
 // What the micro-batches of an update give together.
@@ -620,6 +634,7 @@ static BatchGradient accumulate_gradients(GPT2* model, Dataloader* train, const 
     gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
                                 &model->norm, &model->gpu);
     const StepResult result = gpt2_read_result(model);
+    matmul_gpu_keep_cache(&model->matmul);
     const double factor = targets_factor((double)o->total_batch, counted),
                  scale = factor / model->loss_scale.scale;
     const BatchGradient gradient = {result.loss / (double)micro_steps * factor,
@@ -722,10 +737,16 @@ static void open_gpu_report(Run* run) {
     }
 }
 
-static void report_gpu(const Run* run, int64_t step) {
+static void report_gpu(Run* run, int64_t step) {
     char line[256];
-    if (run->has_nvml && schedule_due(run->options->gpu_report, step, run->options->steps) &&
-        nvml_line(&run->nvml, line, sizeof(line))) {
+    if (!schedule_due(run->options->gpu_report, step, run->options->steps)) {
+        return;
+    }
+    if (!run->has_listed) {
+        run->has_listed = 1;
+        matmul_gpu_report(stdout, &run->model->matmul);
+    }
+    if (run->has_nvml && nvml_line(&run->nvml, line, sizeof(line))) {
         printf("%s\n", line);
     }
 }
@@ -862,8 +883,14 @@ static int run_training(RunStart* start) {
     gpt2_open(&model, cfg, options);
     generator_open(&generator, next_logits, &model, cfg.V, options->seq_len, &start->data, options);
     const SafeTensorsDtype dtype = checkpoint_dtype(options);
-    const CheckpointRun checkpoint_run = {
-        TRAINER_NAME, cfg, dtype, generator.eot, setup_bpe(&start->data), start->data.train.tokens};
+    const CheckpointRun checkpoint_run = {TRAINER_NAME,
+                                          cfg,
+                                          dtype,
+                                          generator.eot,
+                                          setup_bpe(&start->data),
+                                          start->data.train.tokens,
+                                          matmul_gpu_save_plans,
+                                          &model.matmul};
     session_open(&session, options, &start->resume, checkpoint_run, NULL, start->start_s, &log);
     log_config(&log, print_options_json, options);
     const double floor = setup_floor(&start->data, options, setup_eval_batches(options, &val_loader));

@@ -4,6 +4,7 @@ checkpoint.h -- all that a run is, in a directory: OUT/step_00001000/, whole or 
     config.json, generation_config.json, model.safetensors    a Hugging Face model (hf_model.h)
     vocab.json, merges.txt, tokenizer.json, ...               its tokenizer, of a run that has GPT-2's kind
     optimizer.1of1.safetensors                                AdamW's m and v
+    products.json                                             of the GPU trainer: matmul_plans.h
     state.json                                                the rest, and checksums of all files (state.h)
 
 model.safetensors has fp32 master weights, or 16-bit weights where there are none. The optimizer's state is a
@@ -52,6 +53,9 @@ typedef struct {
     int eot;                // the token that ends documents
     const Bpe* bpe;         // the tokenizer, NULL: none that Hugging Face knows
     size_t train_tokens;
+    // Writes further small files into the directory, in the thread that saves; NULL: there are none.
+    void (*extra)(const void* context, const char* directory);
+    const void* extra_context;
 } CheckpointRun;
 
 typedef struct {
@@ -309,6 +313,9 @@ static inline void checkpoint_write_files_(Checkpoints* c, const char* directory
     hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot);
     if (c->run.bpe) {
         bpe_write_hf(c->run.bpe, directory, c->run.cfg.max_T);
+    }
+    if (c->run.extra) {
+        c->run.extra(c->run.extra_context, directory);
     }
     checkpoint_list_files_(s, directory);
     const uint64_t model = hf_model_write(directory, c->run.cfg, c->rows, c->params, c->run.dtype);

@@ -12,8 +12,8 @@ do anything.
 
 needs:   check.h xxh64.h
 defines: file_join, FileWriter, file_open, file_put, file_commit, file_discard, file_directory_of,
-file_sync_directory, file_make_directory, file_write_text, file_open_regular, file_try_read, file_try_lock,
-file_fingerprint, file_remove_parts, file_open_standard, FILE_PART
+file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_open_regular,
+file_try_read, file_try_lock, file_fingerprint, file_remove_parts, file_open_standard, FILE_PART
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -153,6 +153,29 @@ static inline void file_write_text(const char* path, const char* text, size_t by
     file_commit(&writer);
 }
 
+// The same for a file that the program can do without. Returns 0 with the reason in `error` if it cannot be
+// written.
+static inline int file_try_write_text(const char* path, const char* text, size_t bytes, char* error) {
+    FileWriter writer;
+    CHECK(snprintf(writer.path, PATH_MAX, "%s", path) < PATH_MAX, "%s: the name is too long", path);
+    const int fd = file_create_part_(&writer);
+    if (fd < 0) {
+        return error_set(error, path, "cannot write: %s", strerror(errno));
+    }
+    writer.file = fdopen(fd, "wb");
+    if (!writer.file || fwrite(text, 1, bytes, writer.file) != bytes || fflush(writer.file) != 0 ||
+        fsync(fd) != 0 || rename(writer.temporary, path) != 0) {
+        error_set(error, path, "cannot write: %s", strerror(errno));
+        if (!writer.file) {
+            close(fd);
+        }
+        file_discard(&writer);
+        return 0;
+    }
+    fclose(writer.file);
+    return 1;
+}
+
 // Opens a regular file to read it. Returns a descriptor, or -1 with the reason in `error`.
 static inline int file_open_regular(const char* path, char* error) {
     struct stat info;
@@ -237,7 +260,7 @@ static inline int file_fingerprint(const char* path, uint64_t* value, char* erro
     const int64_t bytes = fstat(fd, &info) == 0 ? (int64_t)info.st_size : 0;
     const int64_t last = bytes - FILE_SAMPLE_BYTES_, all = (int64_t)FILE_SAMPLES_ * FILE_SAMPLE_BYTES_;
     const int64_t blocks =
-        bytes > all ? FILE_SAMPLES_ : (bytes + FILE_SAMPLE_BYTES_ - 1) / FILE_SAMPLE_BYTES_;
+        bytes > all ? (int64_t)FILE_SAMPLES_ : (bytes + FILE_SAMPLE_BYTES_ - 1) / FILE_SAMPLE_BYTES_;
     char* block = (char*)check_alloc(FILE_SAMPLE_BYTES_, 1, path);
     ssize_t got = 0;
     xxh64_open(&hash);

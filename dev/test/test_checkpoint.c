@@ -47,7 +47,7 @@ static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
 }
 
 static CheckpointRun run_of(GPT2Config cfg, SafeTensorsDtype dtype) {
-    const CheckpointRun run = {"test", cfg, dtype, 4, NULL, 1000};
+    const CheckpointRun run = {"test", cfg, dtype, 4, NULL, 1000, NULL, NULL};
     return run;
 }
 
