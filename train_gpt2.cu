@@ -793,8 +793,44 @@ static void print_options_json(FILE* file, const void* options) {
     options_print_json(file, (const Options*)options);
 }
 
+static size_t planned_bytes(GPT2Config cfg, const Options* options) {
+    PlanMemory memory[PLAN_KINDS];
+    memory_plan(memory, cfg, options);
+    return plan_bytes(memory) + plan_bytes(memory) / 50; // modules' working memory
+}
+
+static size_t free_memory(int device) {
+    size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return free_bytes;
+}
+
+// Decides --recompute auto, and says why: the lowest level with which the run fits into the GPU's memory.
+static void choose_recompute(GPT2Config cfg, Options* options) {
+    int count = 0;
+    if (options->recompute != OPTION_AUTO) {
+        return;
+    }
+    options->recompute = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || options->device >= count) {
+        cudaGetLastError(); // forgotten: a plan needs no GPU
+        printf("recompute: level 0, as long as it fits: there is no such GPU here to ask\n");
+        return;
+    }
+    const size_t free_bytes = free_memory(options->device);
+    while (options->recompute < 3 && planned_bytes(cfg, options) > free_bytes) {
+        options->recompute++;
+    }
+    printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n", options->recompute,
+           (double)free_bytes / (1 << 20));
+}
+
 // --plan: what the run would take, without taking it, on a machine that need not have a GPU.
-static void print_plan(GPT2Config cfg, const Options* options) {
+static void print_plan(GPT2Config cfg, const Options* asked) {
+    Options chosen = *asked;
+    const Options* options = &chosen;
+    choose_recompute(cfg, &chosen);
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     PlanMemory memory[PLAN_KINDS];
     char device[256];
@@ -806,25 +842,16 @@ static void print_plan(GPT2Config cfg, const Options* options) {
     plan_print(stdout, cfg, options, parameters, activations, memory, peak, device);
 }
 
-static size_t planned_bytes(GPT2Config cfg, const Options* options) {
-    PlanMemory memory[PLAN_KINDS];
-    memory_plan(memory, cfg, options);
-    return plan_bytes(memory) + plan_bytes(memory) / 50; // modules' working memory
-}
-
 // Ends the program if the run does not fit into the GPU's memory, with the largest micro-batch that does, and
 // the lowest level of recomputation that allows it.
 static void require_memory(GPT2Config cfg, const Options* options) {
-    size_t free_bytes = 0, total_bytes = 0;
-    CUDA_CHECK(cudaSetDevice(options->device));
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    const size_t wanted = planned_bytes(cfg, options);
+    const size_t free_bytes = free_memory(options->device), wanted = planned_bytes(cfg, options);
     if (wanted <= free_bytes) {
         return;
     }
     Options smaller = *options;
     for (; smaller.batch > 0; smaller.batch /= 2) {
-        for (smaller.recompute = options->recompute; smaller.recompute <= 3; smaller.recompute++) {
+        for (smaller.recompute = 0; smaller.recompute <= 3; smaller.recompute++) {
             if (planned_bytes(cfg, &smaller) <= free_bytes) {
                 CHECK(0,
                       "the run takes %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d fits",
@@ -876,6 +903,7 @@ static int run_training(RunStart* start) {
     Dataloader train_loader, val_loader;
     Generator generator;
     Session session;
+    choose_recompute(cfg, &start->options);
     memory_plan(memory, cfg, options);
     plan_print_memory(stdout, cfg, memory);
     require_memory(cfg, options);

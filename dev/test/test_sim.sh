@@ -43,6 +43,7 @@ check "without NVML a run goes on" [ $? = 0 ]
 check "and says why there is no report" grep -q 'no GPU report: .*none.so' out.txt
 CUSIM_DEVICES=0 "$gpu" --plan --model d12 --out plan >plan.txt
 check "a plan needs no GPU" [ $? = 0 ]
+check "and chooses a level" grep -q '^recompute: level 0, as long as it fits' plan.txt
 check "and speaks of memory" grep -q '^memory: .* = parameters .*; on the host: pinned copy to save [0-9]' plan.txt
 
 
@@ -99,6 +100,16 @@ check "keeps no products" [ ! -e off/step_00000004/products.json ]
 unset CUSIM_LT_FAST
 
 # ---- memory
+
+# What --plan chooses with this much memory, in MiB.
+level() {
+    CUSIM_MEMORY_MIB=$1 "$gpu" --plan --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 |
+        sed -n "s/^recompute: level \(.\), the lowest that fits into $1.0 MiB .*/\1/p"
+}
+check "more memory, a lower level" [ "$(level 500)$(level 54)$(level 51)$(level 46)$(level 20)" = 01233 ]
+check "a run that chooses" env CUSIM_MEMORY_MIB=54 "$gpu" --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 \
+    --steps 1 --eval-every 0 --samples 0 --out chosen
+check "keeps what it chose" grep -q '"recompute":1' chosen/step_00000001/state.json
 
 CUSIM_PINNED_MIB=1 "$gpu" "${small[@]}" --channels 128 --save-every 0 --out unsaved >out.txt 2>&1
 check "a run that saves nothing pins nothing" [ "$? $(grep -c 'cannot pin' out.txt)" = "0 0" ]
