@@ -19,6 +19,11 @@ USE_CUDNN ?=                # 1: attention by cuDNN 9; wants its headers, those 
 CUDNN_FRONTEND ?= build/cudnn-frontend/include
 PREFIX ?= /usr/local        # of `make install`, under DESTDIR
 
+override PRECISION := $(shell echo '$(strip $(PRECISION))' | tr a-z A-Z)
+ifeq ($(filter BF16 FP16 FP32,$(PRECISION)),)
+$(error PRECISION=$(PRECISION): wanted BF16, FP16 or FP32)
+endif
+
 # Contraction is asked for: a standard mode of the compiler would keep a*b+c from becoming one instruction.
 # No -ffast-math: NaN and infinity must be seen.
 override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
@@ -46,8 +51,8 @@ TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 # Without a GPU to ask, the code is compiled for Hopper. Each object carries what it was compiled for in its path.
 GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
-GPU_BUILD = build/cuda/$(GPU_ARCH)-$(strip $(PRECISION))
-NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(strip $(PRECISION)) -D_GNU_SOURCE $(PACKED_FLAGS) -MMD -MP \
+GPU_BUILD = build/cuda/$(GPU_ARCH)-$(PRECISION)
+NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(PRECISION) -D_GNU_SOURCE $(PACKED_FLAGS) -MMD -MP \
     -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
     $(if $(strip $(WERROR)),-Werror all-warnings)
 GPU_LIBS = -lcublasLt $(PACKED_LIBS)
@@ -97,7 +102,7 @@ train_gpt2cu: $(GPU_BUILD)/train_gpt2  ## the trainer on an NVIDIA GPU; wants nv
 tokenize: $(BUILD)/tokenize  ## text, .jsonl or .parquet files to shards of tokens; trains vocabularies
 	@rm -f $@ && cp $< $@
 
-sim: build/sim/$(strip $(PRECISION))/train_gpt2cu  ## the GPU trainer on the simulated GPU: build/sim/PRECISION/train_gpt2cu
+sim: build/sim/$(PRECISION)/train_gpt2cu  ## the GPU trainer on the simulated GPU: build/sim/PRECISION/train_gpt2cu
 
 help:       ## this list
 	@sed -n 's/^\([a-z_][a-z_0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 20

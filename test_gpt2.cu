@@ -259,6 +259,10 @@ static void test_same_bits(const float* weights) {
     other = plain;
     other.recompute = "3";
     expect_same_bits("--recompute 3", plain, other, weights);
+    plain.recompute = "1";
+    other.recompute = "2";
+    expect_same_bits("--recompute 1 and 2", plain, other, weights);
+    plain.recompute = "0";
     plain.gelu_fusion = "0";
     other = plain;
     for (int level = 1; level <= 3; level++) {
@@ -267,6 +271,57 @@ static void test_same_bits(const float* weights) {
         other.graph = level == 2 ? "on" : "off";
         expect_same_bits("--gelu-fusion 0 --recompute 1, 2, 3", plain, other, weights);
     }
+}
+
+static int plans_with(const GPT2* model, int epilogue) {
+    int count = 0;
+    for (int i = 0; i < model->matmul.plans_count; i++) {
+        count += model->matmul.plans[i].key.epilogue == epilogue && !model->matmul.plans[i].refused;
+    }
+    return count;
+}
+
+// GELU's derivative is inside the product at all levels, GELU itself where it is not computed again; in fp32
+// neither is.
+static void test_fusion(const float* weights) {
+    static const char* const levels[] = {"0", "1", "2", "3"};
+    const int fuses = DTYPE_OF(floatX) != DTYPE_FP32;
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    batch_tokens(tokens, targets);
+    for (int level = 0; level <= 3; level++) {
+        Settings settings = USUAL;
+        settings.recompute = levels[level];
+        GPT2* model = model_open(settings, B, weights);
+        model_gradients(model, tokens, targets);
+        const int forward = plans_with(model, CUBLASLT_EPILOGUE_GELU_AUX_BIAS) > 0,
+                  backward = plans_with(model, CUBLASLT_EPILOGUE_DGELU) > 0;
+        EXPECT(forward == (fuses && (level == 0 || level == 3)) && backward == fuses,
+               "--recompute %d: GELU in the product: %d, its derivative: %d", level, forward, backward);
+        model_close(model);
+    }
+}
+
+// Whole runs with default options, which measure: levels 0 and 3 have the same bits, as do 1 and 2; in fp32
+// all have.
+static void test_levels(void) {
+    char line[512], out[256];
+    uint64_t sum[4];
+    setenv("XDG_CACHE_HOME", test_path("cache"), 1);
+    for (int level = 0; level <= 3; level++) {
+        snprintf(out, sizeof(out), "%s%d", test_path("level"), level);
+        snprintf(line, sizeof(line),
+                 "--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2 "
+                 "--eval-every 0 --samples 0 --recompute %d --out %s",
+                 level, out);
+        EXPECT(resume_run_(trainer, line) == 0, "%s", line);
+        snprintf(line, sizeof(line), "%s/step_00000002", out);
+        SavedState state = resume_state_(line);
+        sum[level] = resume_checksum_(&state, "model.safetensors");
+        state_close(&state);
+    }
+    EXPECT(sum[0] == sum[3] && sum[1] == sum[2], "levels 0 and 3, or 1 and 2, differ");
+    EXPECT(DTYPE_OF(floatX) != DTYPE_FP32 || sum[0] == sum[1], "levels 0 and 1 differ in fp32");
+    unsetenv("XDG_CACHE_HOME");
 }
 
 // The same batch in other micro-batches: the same sums in another order.
@@ -348,6 +403,8 @@ static void test_shorter_batch(Settings settings, const float* weights) {
 int main(void) {
     // free overwrites: what an asynchronous copy has yet to read is gone, so a forgotten wait shows.
     mallopt(M_PERTURB, 0xAA);
+    unsetenv("HOME"); // no cache: what a resumed run has in common with the first is in the checkpoint
+    unsetenv("XDG_CACHE_HOME");
     size_t count;
     float* weights = first_weights(&count);
     Settings settings = USUAL;
@@ -372,9 +429,11 @@ int main(void) {
         test_adamw_steps(settings, weights, 2 * tolerance());
     }
     test_same_bits(weights);
+    test_fusion(weights);
     test_micro_batches(weights);
     free(weights);
-    test_resume(trainer, "--autotune off");
+    test_levels();
+    test_resume(trainer, "");
     if (sizeof(floatX) < sizeof(float)) {
         test_resume(trainer, "--autotune off --master-weights off");
     }

@@ -588,7 +588,9 @@ static int run_training(RunStart* start) {
                                           generator.eot,
                                           setup_saved_tokenizer(&start->data),
                                           start->data.train.tokens,
-                                          start->data.train.fingerprint};
+                                          start->data.train.fingerprint,
+                                          NULL,
+                                          NULL};
     session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s);
     const int64_t eval_batches = has_data ? setup_eval_batches(options, &val_loader) : 0;
     const double floor = setup_floor(&start->data, options, eval_batches);

@@ -48,9 +48,9 @@ typedef struct {
 } StepResult;
 
 // A micro-step as one CUDA graph, made from the second time on that it is done: the first one chooses
-// algorithms.
+// algorithms and loads kernels.
 typedef struct {
-    int times;
+    int times[2];      // that it was done: without documents, with them
     float dloss;       // the scale of the losses' gradient, for which it was made
     const int* starts; // and whether it stays inside of documents
     cudaGraphExec_t graph;
@@ -86,6 +86,8 @@ typedef struct {
     StepResult *result, *result_host;
     floatX* logits_pinned; // (Vp) of one token, and the same as fp32
     float* logits_host;
+    void* save_copy; // what a checkpoint is written from: NULL before the first
+    int is_pinned;
 } GPT2;
 
 static AdamWSegments parameter_segments(const TensorRow* rows) {
@@ -118,12 +120,23 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         {"v", fp32, 0},
         {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
         {"cuBLASLt workspace", (size_t)32 << 20, 0},
+        {"attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)), 0},
         {"pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, checkpoint_dtype(o)) : 0, 1},
         {NULL, 0, 0}};
     memcpy(plan, kinds, sizeof(kinds));
 }
 
-// Memory for the model; all parameters are zero. Nothing is allocated after this.
+// GELU inside a forward product takes values that were not yet rounded; what is computed again starts from
+// rounded ones. So levels 1 and 2, which compute GELU again alone, keep it out of the forward products. Its
+// derivative is always taken at rounded values.
+static GeluFusion gelu_fusion(const Options* o) {
+    const int gelu_again = o->recompute == 1 || o->recompute == 2;
+    const int forward = o->gelu_fusion >= 1 && !gelu_again, backward = o->gelu_fusion >= 2;
+    return (GeluFusion)((forward ? GELU_FUSED_FORWARD : 0) | (backward ? GELU_FUSED_BACKWARD : 0));
+}
+
+// Memory for the model; all parameters are zero. Nothing is allocated after this but what is tuned and saved
+// for the first time.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     const size_t N = (size_t)o->batch * o->seq_len;
     memset((void*)model, 0, sizeof(*model));
@@ -152,13 +165,12 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     model->segments = parameter_segments(model->parameter_rows);
 
-    // GELU inside a product takes values that were not yet rounded; what is computed again starts from
-    // rounded ones. So levels 1 and 2, which compute GELU again alone, keep it out of the products.
-    const int gelu_again = model->recompute == 1 || model->recompute == 2;
-    const MatmulSettings settings = {o->tf32, gelu_again ? GELU_SEPARATE : (GeluFusion)o->gelu_fusion,
-                                     o->bias_fusion, o->autotune};
+    const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
+    if (o->autotune) {
+        matmul_gpu_open_cache(&model->matmul);
+    }
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
@@ -170,6 +182,30 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->logits_host = (float*)check_alloc((size_t)cfg.Vp, sizeof(float), "logits of a token");
 }
 
+// At the first save: memory for its copy, pinned, for a copy at the speed of the bus; or pageable, where a
+// machine or its limits do not allow so much.
+static void open_save_copy(GPT2* model, Checkpoints* copy) {
+    const size_t bytes = copy->params_bytes + 2 * copy->state_bytes;
+    model->is_pinned = cudaMallocHost(&model->save_copy, bytes) == cudaSuccess;
+    if (!model->is_pinned) {
+        cudaGetLastError(); // forgotten
+        printf("note: cannot pin %.1f MiB for the copy to save: copies are slower\n",
+               (double)bytes / (1 << 20));
+        model->save_copy = check_alloc(bytes, 1, "copy to save");
+    }
+    copy->params = model->save_copy;
+    copy->m = (float*)((char*)model->save_copy + copy->params_bytes);
+    copy->v = (float*)((char*)copy->m + copy->state_bytes);
+}
+
+static void close_save_copy(GPT2* model) {
+    if (model->is_pinned) {
+        CUDA_CHECK(cudaFreeHost(model->save_copy));
+    } else {
+        free(model->save_copy);
+    }
+}
+
 static void gpt2_close(GPT2* model) {
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // redundant: cudaFree waits, unpromised
     for (int mode = 0; mode < 2; mode++) {
@@ -177,6 +213,7 @@ static void gpt2_close(GPT2* model) {
             CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
         }
     }
+    close_save_copy(model);
     free(model->logits_host);
     CUDA_CHECK(cudaFreeHost(model->logits_pinned));
     CUDA_CHECK(cudaFreeHost(model->result_host));
@@ -239,7 +276,10 @@ static float* gpt2_download(const GPT2* model) {
 }
 
 // Copies weights and optimizer state to the host, which need not wait for anything else.
-static void gpt2_copy_out(const GPT2* model, Checkpoints* copy) {
+static void gpt2_copy_out(GPT2* model, Checkpoints* copy) {
+    if (!copy->params) {
+        open_save_copy(model, copy);
+    }
     const void* params = model->master ? (const void*)model->master : model->params_memory;
     const cudaStream_t stream = model->gpu.stream;
     CUDA_CHECK(cudaMemcpyAsync(copy->params, params, copy->params_bytes, cudaMemcpyDeviceToHost, stream));
@@ -254,7 +294,11 @@ static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState
     gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
     const size_t n = model->elements, bytes = n * sizeof(float);
     float* values = (float*)check_alloc(3 * n, sizeof(float), "copy of the checkpoint");
+    char error[ERROR_BYTES];
     checkpoint_read(saved, path, model->cfg, rows, values, values + n, values + 2 * n);
+    if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
+        printf("note: %s; products are measured anew\n", error);
+    }
     gpt2_upload(model, values); // first: it borrows m
     CUDA_CHECK(cudaMemcpyAsync(model->m, values + n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
     CUDA_CHECK(cudaMemcpyAsync(model->v, values + 2 * n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
@@ -471,7 +515,8 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, int B, int T, float dloss
 static void gpt2_micro_step(GPT2* model, int B, int T, float dloss, GradientMode mode) {
     MicroStepGraph* step = &model->graphs[mode];
     const int is_full = B == model->B && T == model->T; // only those come again and again, and have a graph
-    if (!model->use_graph || !is_full || step->times++ == 0) {
+    int* times = &step->times[model->batches.starts != NULL];
+    if (!model->use_graph || !is_full || (*times)++ == 0) {
         micro_step_work(model, B, T, dloss, mode);
         return;
     }
@@ -550,6 +595,7 @@ typedef struct {
     double peak;         // FLOP/s
     Nvml nvml;
     int has_nvml;
+    int has_listed; // which algorithms the products have
 } Run;
 
 // What the micro-batches of an update give together.
@@ -575,6 +621,7 @@ static BatchGradient accumulate_gradients(GPT2* model, Dataloader* train, const 
     gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
                                 &model->norm, &model->gpu);
     const StepResult result = gpt2_read_result(model);
+    matmul_gpu_keep_cache(&model->matmul);
     const double factor = targets_factor((double)o->total_batch, counted),
                  scale = factor / model->loss_scale.scale;
     const BatchGradient gradient = {result.loss / (double)micro_steps * factor,
@@ -681,10 +728,16 @@ static void open_gpu_report(Run* run) {
     }
 }
 
-static void report_gpu(const Run* run, int64_t step) {
+static void report_gpu(Run* run, int64_t step) {
     char line[256];
-    if (run->has_nvml && schedule_due(run->options->gpu_report, step, run->options->steps) &&
-        nvml_line(&run->nvml, line, sizeof(line))) {
+    if (!schedule_due(run->options->gpu_report, step, run->options->steps)) {
+        return;
+    }
+    if (!run->has_listed) {
+        run->has_listed = 1;
+        matmul_gpu_report(stdout, &run->model->matmul);
+    }
+    if (run->has_nvml && nvml_line(&run->nvml, line, sizeof(line))) {
         printf("%s\n", line);
     }
 }
@@ -758,8 +811,44 @@ static void print_options_json(FILE* file, const void* options) {
     options_print_json(file, (const Options*)options);
 }
 
+static size_t planned_bytes(GPT2Config cfg, const Options* options) {
+    PlanMemory memory[PLAN_KINDS];
+    memory_plan(memory, cfg, options);
+    return plan_bytes(memory) + plan_bytes(memory) / 50; // modules' working memory
+}
+
+static size_t free_memory(int device) {
+    size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return free_bytes;
+}
+
+// Decides --recompute auto, and says why: the lowest level with which the run fits into the GPU's memory.
+static void choose_recompute(GPT2Config cfg, Options* options) {
+    int count = 0;
+    if (options->recompute != OPTION_AUTO) {
+        return;
+    }
+    options->recompute = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || options->device >= count) {
+        cudaGetLastError(); // forgotten: a plan needs no GPU
+        printf("recompute: level 0, as long as it fits: there is no such GPU here to ask\n");
+        return;
+    }
+    const size_t free_bytes = free_memory(options->device);
+    while (options->recompute < 3 && planned_bytes(cfg, options) > free_bytes) {
+        options->recompute++;
+    }
+    printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n", options->recompute,
+           (double)free_bytes / (1 << 20));
+}
+
 // --plan: what the run would take, without taking it, on a machine that need not have a GPU.
-static void print_plan(GPT2Config cfg, const Options* options) {
+static void print_plan(GPT2Config cfg, const Options* asked) {
+    Options chosen = *asked;
+    const Options* options = &chosen;
+    choose_recompute(cfg, &chosen);
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     PlanMemory memory[PLAN_KINDS];
     char device[256];
@@ -771,25 +860,16 @@ static void print_plan(GPT2Config cfg, const Options* options) {
     plan_print(stdout, cfg, options, parameters, activations, memory, peak, device);
 }
 
-static size_t planned_bytes(GPT2Config cfg, const Options* options) {
-    PlanMemory memory[PLAN_KINDS];
-    memory_plan(memory, cfg, options);
-    return plan_bytes(memory) + plan_bytes(memory) / 50; // modules' working memory
-}
-
 // Ends the program if the run does not fit into the GPU's memory, with the largest micro-batch that does, and
 // the lowest level of recomputation that allows it.
 static void require_memory(GPT2Config cfg, const Options* options) {
-    size_t free_bytes = 0, total_bytes = 0;
-    CUDA_CHECK(cudaSetDevice(options->device));
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    const size_t wanted = planned_bytes(cfg, options);
+    const size_t free_bytes = free_memory(options->device), wanted = planned_bytes(cfg, options);
     if (wanted <= free_bytes) {
         return;
     }
     Options smaller = *options;
     for (; smaller.batch > 0; smaller.batch /= 2) {
-        for (smaller.recompute = options->recompute; smaller.recompute <= 3; smaller.recompute++) {
+        for (smaller.recompute = 0; smaller.recompute <= 3; smaller.recompute++) {
             if (planned_bytes(cfg, &smaller) <= free_bytes) {
                 CHECK(0,
                       "the run takes %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d fits",
@@ -858,6 +938,7 @@ static int run_training(RunStart* start) {
     Generator generator;
     Session session;
     const int has_data = setup_has_data(&start->data);
+    choose_recompute(cfg, &start->options);
     memory_plan(memory, cfg, options);
     plan_print_memory(stdout, cfg, memory);
     require_memory(cfg, options);
@@ -867,18 +948,16 @@ static int run_training(RunStart* start) {
     gpt2_open(&model, cfg, options);
     generator_open(&generator, next_logits, &model, cfg.V, options->seq_len, &start->data, options);
     const SafeTensorsDtype dtype = checkpoint_dtype(options);
-    void* copy = NULL; // pinned: a copy at the speed of the bus
-    if (options->out[0]) {
-        CUDA_CHECK(cudaMallocHost(&copy, checkpoints_bytes(cfg, dtype)));
-    }
     const CheckpointRun checkpoint_run = {TRAINER_NAME,
                                           cfg,
                                           dtype,
                                           generator.eot,
                                           setup_saved_tokenizer(&start->data),
                                           start->data.train.tokens,
-                                          start->data.train.fingerprint};
-    session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s);
+                                          start->data.train.fingerprint,
+                                          matmul_gpu_save_plans,
+                                          &model.matmul};
+    session_open(&session, options, &start->resume, checkpoint_run, NULL, start->start_s);
     const int64_t eval_batches = has_data ? setup_eval_batches(options, &val_loader) : 0;
     const double floor = setup_floor(&start->data, options, eval_batches);
     const double peak = gpu_peak_flops_per_s(&model.gpu, DTYPE_OF(floatX), options->tf32);
@@ -909,7 +988,7 @@ static int run_training(RunStart* start) {
     const int is_done = train(&run);
     if (is_done) {
         export_model(&model, options, &start->data);
-        log_summary(&log, options->steps, run.state.val_loss, floor, gpu_used_mb());
+        log_summary(&log, options->steps, run.state.val_loss, floor, gpu_peak_mib());
     } else {
         session_stopped(&session, &log, &run.state);
     }
@@ -919,7 +998,6 @@ static int run_training(RunStart* start) {
         nvml_close(&run.nvml);
     }
     session_close(&session);
-    CUDA_CHECK(cudaFreeHost(copy));
     generator_close(&generator);
     gpt2_close(&model);
     if (has_data) {

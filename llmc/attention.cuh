@@ -26,8 +26,8 @@ With USE_CUDNN, attention_cudnn.cuh takes the place of these kernels where it ca
 
 needs:   attention.h gpu.cuh ptx.cuh
 defines: AttentionGpu (AttentionFlash, or AttentionCudnn), attention_gpu_open, attention_gpu_close,
-         attention_note, attention_forward, attention_backward, attention_forward_bytes,
-         attention_backward_bytes
+         attention_note, attention_planned_bytes, attention_forward, attention_backward,
+         attention_forward_bytes, attention_backward_bytes
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -923,6 +923,8 @@ static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, cons
 typedef AttentionCudnn AttentionGpu;
 #else
 typedef AttentionFlash AttentionGpu;
+// GPU memory to plan for, besides what is small.
+static inline size_t attention_planned_bytes(int, int, int, DType) { return 0; }
 #endif
 
 // What each pass moves at least: tiles of a head meet in the L2 cache. Their work is attention_flops

@@ -11,13 +11,13 @@ either forward pass.
 
 The backward pass is asked to be deterministic. cuDNN before 9.25 does that on Hopper with a matrix of
 probabilities in its workspace, 2 B NH T T bytes: 1.5 GiB for GPT-2 124M at B = 64. The memory plan of a run
-does not count it; opening ends with an error where it does not fit.
+counts as much for any version.
 
 Compiled and linked with cuDNN 9.19 and cudnn-frontend 1.32. Never run on hardware.
 
 needs:   attention.cuh, which includes this; cuDNN 9; cudnn-frontend (scripts/install_deps.sh --cudnn)
 defines: CUDNN_CHECK, CUDNN_FRONTEND_CHECK, AttentionCudnn, attention_gpu_open, attention_gpu_close,
-         attention_note, attention_forward, attention_backward
+         attention_note, attention_planned_bytes, attention_forward, attention_backward
 */
 #ifndef LLMC_ATTENTION_CUDNN_CUH
 #define LLMC_ATTENTION_CUDNN_CUH
@@ -204,6 +204,11 @@ static inline void attention_gpu_close(AttentionCudnn* a) {
 
 // Who does the attention of full micro-batches, in words.
 static inline const char* attention_note(const AttentionCudnn* a) { return a->note; }
+
+// What the workspace may take.
+static inline size_t attention_planned_bytes(int B, int T, int NH, DType dtype) {
+    return dtype == DTYPE_FP32 ? 0 : 2 * (size_t)B * NH * T * T;
+}
 
 template <class X>
 static inline int attention_cudnn_takes_(const AttentionCudnn* a, int B, int T, int C, int NH) {

@@ -3,8 +3,9 @@ checkpoint.h -- all that a run is, in a directory: OUT/step_00001000/, whole or 
 
     config.json, generation_config.json, model.safetensors    a Hugging Face model (hf_model.h)
     tokenizer.json, tokenizer_config.json, ...                its tokenizer, of a run that has one
-(tokenizer.h) optimizer.1of1.safetensors                                AdamW's m and v state.json the rest,
-and checksums of all files (state.h)
+    optimizer.1of1.safetensors                                AdamW's m and v
+    products.json                                             of the GPU trainer: matmul_plans.h
+    state.json                                                the rest, and checksums of all files (state.h)
 
 model.safetensors has fp32 master weights, or 16-bit weights where there are none. The optimizer's state is a
 range of one space: the elements of the parameters in the order of the table in gpt2.h, without padding. A
@@ -21,8 +22,8 @@ Where a symbolic link stands under one of these names, the link is removed, neve
 
 What a killed run left behind is cleared by the next one in the same place; two at a time are refused.
 
-needs:   check.h clock.h file.h gpt2.h hf_model.h options.h safetensors.h schedule.h state.h tokenizer.h;
-POSIX threads defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
+needs:   check.h clock.h file.h gpt2.h hf_model.h options.h safetensors.h schedule.h state.h tokenizer.h
+defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
 checkpoints_open, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait;
 checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_path, checkpoint_read
 */
@@ -56,6 +57,9 @@ typedef struct {
     const Tokenizer* tokenizer; // NULL: none that is known
     size_t train_tokens;
     uint64_t train_data; // fingerprint of their contents, 0: unknown
+    // Writes further small files into the directory, in the thread that saves; NULL: there are none.
+    void (*extra)(const void* context, const char* directory);
+    const void* extra_context;
 } CheckpointRun;
 
 typedef struct {
@@ -348,6 +352,9 @@ static inline void checkpoint_write_files_(Checkpoints* c, const char* directory
     hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot);
     if (c->run.tokenizer) {
         tokenizer_write_hf(c->run.tokenizer, directory, c->run.cfg.max_T);
+    }
+    if (c->run.extra) {
+        c->run.extra(c->run.extra_context, directory);
     }
     checkpoint_list_files_(s, directory);
     const uint64_t model = hf_model_write(directory, c->run.cfg, c->rows, c->params, c->run.dtype);

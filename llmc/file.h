@@ -12,8 +12,9 @@ do anything.
 
 needs:   check.h xxh64.h
 defines: file_join, FileWriter, file_open, file_put, file_commit, file_discard, file_directory_of,
-file_sync_directory, file_make_directory, file_write_text, file_open_regular, file_try_read,
-file_try_lock, file_checksum, file_fingerprint, file_remove_parts, file_open_standard, FILE_PART
+file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_open_regular,
+file_try_read, file_try_lock, file_checksum, file_fingerprint, file_remove_parts, file_open_standard,
+FILE_PART
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -163,6 +164,29 @@ static inline void file_write_text(const char* path, const char* text, size_t by
     file_open(&writer, path);
     file_put(&writer, text, bytes);
     file_commit(&writer);
+}
+
+// The same for a file that the program can do without. Returns 0 with the reason in `error` if it cannot be
+// written.
+static inline int file_try_write_text(const char* path, const char* text, size_t bytes, char* error) {
+    FileWriter writer;
+    CHECK(snprintf(writer.path, PATH_MAX, "%s", path) < PATH_MAX, "%s: the name is too long", path);
+    const int fd = file_create_part_(&writer);
+    if (fd < 0) {
+        return error_set(error, path, "cannot write: %s", strerror(errno));
+    }
+    writer.file = fdopen(fd, "wb");
+    if (!writer.file || fwrite(text, 1, bytes, writer.file) != bytes || fflush(writer.file) != 0 ||
+        fsync(fd) != 0 || rename(writer.temporary, path) != 0) {
+        error_set(error, path, "cannot write: %s", strerror(errno));
+        if (!writer.file) {
+            close(fd);
+        }
+        file_discard(&writer);
+        return 0;
+    }
+    fclose(writer.file);
+    return 1;
 }
 
 // Opens a regular file to read it. Returns a descriptor, or -1 with the reason in `error`.

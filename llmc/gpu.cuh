@@ -9,8 +9,8 @@ memory is an argument of its kernel.
 
 needs:   check.h matmul.h (GradientMode)
 defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
-         gpu_close, gpu_alloc, gpu_free, launch, ceil_div, Pack, load_pack, load_pack_once, store_pack,
-         store_pack_once, to_float, from_float, warp_sum, warp_max, block_sum, block_max, SMEM_ARRAY,
+         gpu_close, gpu_alloc, gpu_free, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
+store_pack, store_pack_once, to_float, from_float, warp_sum, warp_max, block_sum, block_max, SMEM_ARRAY,
          SMEM_DYNAMIC
 */
 #ifndef LLMC_GPU_CUH
@@ -23,6 +23,8 @@ defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIEN
 
 #include "check.h"
 #include "matmul.h"
+
+#define GPU_BLOCKS 256 // of memory at a time: a model takes about 40
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Errors, types
@@ -98,7 +100,40 @@ static inline void gpu_open(Gpu* gpu, int device) {
 
 static inline void gpu_close(Gpu* gpu) { CUDA_CHECK(cudaStreamDestroy(gpu->stream)); }
 
-// Device memory, all zero when the call returns; `what` names it in the error message.
+// What gpu_alloc handed out. It belongs to the process, like the memory itself, and cudaFree is not told how
+// much it frees: the only variable that no caller holds.
+typedef struct {
+    struct {
+        void* memory;
+        size_t bytes;
+    } blocks[GPU_BLOCKS];
+    size_t now_bytes, peak_bytes;
+} GpuMemory_;
+
+static inline GpuMemory_* gpu_memory_(void) {
+    static GpuMemory_ memory;
+    return &memory;
+}
+
+// Replaces a block that is known, or an empty place (NULL), by another.
+static inline void gpu_count_(void* before, void* after, size_t bytes) {
+    GpuMemory_* memory = gpu_memory_();
+    int i = 0;
+    while (i < GPU_BLOCKS && memory->blocks[i].memory != before) {
+        i++;
+    }
+    CHECK(i < GPU_BLOCKS, "GPU memory: more than %d blocks, or one that gpu_alloc did not hand out",
+          GPU_BLOCKS);
+    memory->now_bytes += bytes - memory->blocks[i].bytes;
+    memory->peak_bytes = memory->now_bytes > memory->peak_bytes ? memory->now_bytes : memory->peak_bytes;
+    memory->blocks[i].memory = after;
+    memory->blocks[i].bytes = bytes;
+}
+
+// The most that gpu_alloc had handed out at once, in MiB.
+static inline double gpu_peak_mib(void) { return (double)gpu_memory_()->peak_bytes / (1 << 20); }
+
+// Device memory, all zero when the call returns; `what` names it in the error message. By one thread.
 static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* what) {
     const size_t bytes = array_bytes(count, element_bytes);
     size_t free_bytes = 0, total_bytes = 0;
@@ -107,12 +142,18 @@ static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* wh
     CHECK(bytes <= free_bytes && cudaMalloc(&memory, bytes ? bytes : 1) == cudaSuccess,
           "%s: no GPU memory for %.1f MiB; %.1f of %.1f MiB are free", what, (double)bytes / (1 << 20),
           (double)free_bytes / (1 << 20), (double)total_bytes / (1 << 20));
+    gpu_count_(NULL, memory, bytes);
     CUDA_CHECK(cudaMemset(memory, 0, bytes));
     CUDA_CHECK(cudaDeviceSynchronize());
     return memory;
 }
 
-static inline void gpu_free(void* memory) { CUDA_CHECK(cudaFree(memory)); }
+static inline void gpu_free(void* memory) {
+    if (memory) {
+        gpu_count_(memory, NULL, 0);
+        CUDA_CHECK(cudaFree(memory));
+    }
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Launching
@@ -125,7 +166,8 @@ static inline void gpu_free(void* memory) { CUDA_CHECK(cudaFree(memory)); }
 #endif
 
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), with errors checked and, where a block needs more
-// than 48 KiB of shared memory, permission asked for.
+// than 48 KiB of shared memory, permission asked for, and the largest share of the L1 cache, so that several
+// blocks fit.
 template <typename... P, typename... A>
 static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, const Gpu* gpu,
                           A&&... args) {
@@ -137,6 +179,8 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     if (shared_bytes > (48 << 10)) {
         CUDA_CHECK(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));
     }
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
 }

@@ -1,5 +1,5 @@
 /*
-gpu_report.cuh -- what the GPU can do at most, and how much of its memory is in use.
+gpu_report.cuh -- what the GPU can do at most.
 
 The peak is the dense matrix-product rate of the tensor cores (CUDA cores for fp32 without TF32). For cards
 with a published figure that figure is taken, so that shares compare with what others report; for any other,
@@ -8,7 +8,7 @@ it is computed from the card's own clock and number of multiprocessors:
     peak = multiprocessors * clock * 2 * multiply-adds per clock and multiprocessor
 
 needs:   gpu.cuh
-defines: gpu_peak_flops_per_s, gpu_peak_or_default, gpu_used_mb
+defines: gpu_peak_flops_per_s, gpu_peak_or_default
 */
 #ifndef LLMC_GPU_REPORT_CUH
 #define LLMC_GPU_REPORT_CUH
@@ -96,13 +96,6 @@ static inline double gpu_peak_or_default(char* name, size_t name_bytes, int devi
     gpu.minor = properties.minor;
     gpu.multiprocessors = properties.multiProcessorCount;
     return gpu_peak_flops_per_s(&gpu, dtype, tf32);
-}
-
-// Memory of the GPU in use, by everybody, in units of 10^6 bytes.
-static inline double gpu_used_mb(void) {
-    size_t free_bytes = 0, total_bytes = 0;
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    return (double)(total_bytes - free_bytes) / 1e6;
 }
 
 #endif

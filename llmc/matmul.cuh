@@ -15,18 +15,22 @@ works.
 
 Plans. The first product of a shape makes a plan: descriptors, and the algorithm that cublasLt's heuristic
 thinks best or, with `autotune`, that measures fastest. The plan is kept, so later products create nothing;
-when there are too many, that of the unmeasured one which was used longest ago makes room.
+when there are too many, that of the untuned one which was used longest ago makes room.
 Tuning takes time, waits for the GPU and may allocate: before products are captured in a graph, run each of
 them once, then call matmul_gpu_fix_plans, after which a new shape is an error.
 
-The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan; autotune
-may pick another one in another run, so for runs that must agree bit by bit, leave it off. Split sums are
-added in fp32 in a separate step (never in place, nor in 16 bits).
+The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan; a
+measurement does not, so what was measured is kept in files (matmul_plans.h), and is looked up before anything
+is measured: first among the choices of this run, which matmul_gpu_load_plans reads from its checkpoint and
+matmul_gpu_save_plans writes, then in the machine's cache. A product has one plan with `autotune` and another
+one without, so the order of products does not matter. Split sums are added in fp32 in a separate step (never
+in place, nor in 16 bits).
 
 MatmulGpu has one workspace: its products must be on one stream.
 
-needs:   gelu.cuh gpu.cuh matmul.h, libcublasLt
+needs:   gelu.cuh gpu.cuh matmul.h matmul_plans.h, libcublasLt
 defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_gpu_open, matmul_gpu_close,
+         matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_load_plans, matmul_gpu_save_plans,
          matmul_gpu_fix_plans, matmul_gpu_report, matmul_forward, matmul_forward_residual,
 matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu, matmul_backward_weight,
 matmul_backward_bias, matmul_backward_bias_bytes, matmul_backward_parameters
@@ -40,11 +44,13 @@ matmul_backward_bias, matmul_backward_bias_bytes, matmul_backward_parameters
 #include "gelu.cuh"
 #include "gpu.cuh"
 #include "matmul.h"
+#include "matmul_plans.h"
 
 #define MATMUL_PLANS 256 // a model needs about 20, and as many again for each batch size that generation uses
-#define MATMUL_CANDIDATES 16 // algorithms that autotune measures
-#define MATMUL_REPETITIONS 5 // of which the shortest counts
-#define MATMUL_ALIGNMENT 16  // bytes: no algorithm needs more
+#define MATMUL_CANDIDATES 16  // algorithms that autotune measures
+#define MATMUL_ROUNDS 4       // of measurements, after one that loads the kernels; the shortest time counts
+#define MATMUL_HOPELESS 1.25f // times the best time so far: is not measured again
+#define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
 #define MATMUL_WORTHWHILE                                                                                    \
     0.98f // of the time of the heuristic's choice: what is not faster than this is not taken
 #define BIAS_SUMS                                                                                            \
@@ -53,7 +59,12 @@ matmul_backward_bias, matmul_backward_bias_bytes, matmul_backward_parameters
 
 // Which GELUs cublasLt applies while it stores the product. Whether that is faster depends on GPU and type:
 // measure.
-typedef enum { GELU_SEPARATE, GELU_FUSED_FORWARD, GELU_FUSED } GeluFusion;
+typedef enum {
+    GELU_SEPARATE = 0,
+    GELU_FUSED_FORWARD = 1,
+    GELU_FUSED_BACKWARD = 2,
+    GELU_FUSED = GELU_FUSED_FORWARD | GELU_FUSED_BACKWARD
+} GeluFusion;
 
 typedef struct {
     int tf32; // products of floats from factors rounded to 10 bits, on tensor cores
@@ -61,17 +72,6 @@ typedef struct {
     int bias_fusion; // gradients of biases come from the products of the weights' gradients
     int autotune;
 } MatmulSettings;
-
-// What a plan is made for: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor
-// lies in memory as (depth, rows) or (cols, depth). All members are ints: keys are compared as memory.
-typedef struct {
-    int rows, cols, depth;
-    int left_transposed, right_transposed;
-    int type, out_type; // DType of the factors, of the result
-    int epilogue;       // cublasLtEpilogue_t
-    int adds;           // out = add + ...
-    int alignment;      // in bytes, that all pointers have
-} MatmulKey_;
 
 typedef struct {
     void* out;
@@ -81,13 +81,15 @@ typedef struct {
 } MatmulOperands_;
 
 typedef struct {
-    MatmulKey_ key;
+    MatmulKey key;
+    int tuned;   // made with autotune
     int refused; // cublasLt has no algorithm: what follows is not set
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t left, right, out;
     cublasLtMatmulAlgo_t algorithm;
     int chosen, candidates; // number in the order of the heuristic
     float ms;               // measured by autotune, else 0
+    int kept;               // measured by an earlier run
     uint64_t last_use;
 } MatmulPlan_;
 
@@ -98,8 +100,12 @@ typedef struct {
     cublasLtMatmulPreference_t preference;
     void* workspace; // of cublasLt, and for the partial sums of bias gradients
     size_t workspace_bytes;
-    float* bias_sums;        // (BIAS_SUMS) what BGRADB stores when the gradient is added to
-    cudaEvent_t start, stop; // of autotune
+    float* bias_sums;                          // (BIAS_SUMS) what BGRADB stores when the gradient is added to
+    cudaEvent_t events[MATMUL_CANDIDATES + 1]; // of autotune: before, between and after the candidates
+    char machine[512];                         // what an algorithm depends on besides the product, in words
+    MatmulChoices chosen, cached;              // what was chosen in this run; what the cache holds
+    char cache[PATH_MAX];                      // its file, empty: none
+    int cache_is_old;                          // `cached` has more than the file
     int plans_fixed, plans_count;
     uint64_t uses; // of all plans
     MatmulPlan_ plans[MATMUL_PLANS];
@@ -137,7 +143,7 @@ typedef struct {
     char text[160];
 } MatmulName_;
 
-static inline MatmulName_ matmul_name_(const MatmulKey_* key) {
+static inline MatmulName_ matmul_name_(const MatmulKey* key) {
     MatmulName_ name;
     snprintf(name.text, sizeof(name.text), "(%d, %d) %s (%d, %d)%s (%d, %d)%s, %s to %s, then %s", key->rows,
              key->cols, key->adds ? "+=" : "=", key->left_transposed ? key->depth : key->rows,
@@ -171,8 +177,14 @@ static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSetting
                                                       CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
                                                       sizeof(reductions)),
                  "open");
-    CUDA_CHECK(cudaEventCreate(&ctx->start));
-    CUDA_CHECK(cudaEventCreate(&ctx->stop));
+    for (int i = 0; i <= MATMUL_CANDIDATES; i++) {
+        CUDA_CHECK(cudaEventCreate(&ctx->events[i]));
+    }
+    snprintf(ctx->machine, sizeof(ctx->machine), "%s, sm_%d%d, cublasLt %zu, workspace %zu, tf32 %s",
+             gpu->name, gpu->major, gpu->minor, cublasLtGetVersion(), ctx->workspace_bytes,
+             settings.tf32 ? "on" : "off");
+    matmul_choices_open(&ctx->chosen);
+    matmul_choices_open(&ctx->cached);
 }
 
 static inline void matmul_plan_close_(MatmulPlan_* plan) {
@@ -185,12 +197,56 @@ static inline void matmul_plan_close_(MatmulPlan_* plan) {
     }
 }
 
+// From now on, what is tuned is looked up in the cache of this machine first, and added to it.
+static inline void matmul_gpu_open_cache(MatmulGpu* ctx) {
+    char error[ERROR_BYTES];
+    if (!matmul_cache_path(ctx->cache, ctx->machine)) {
+        ctx->cache[0] = '\0';
+    } else if (!matmul_choices_try_read(&ctx->cached, ctx->machine, ctx->cache, error)) {
+        fprintf(stderr, "warning: %s; products are measured again\n", error);
+    }
+}
+
+// Writes the cache, if there is one and there is something new.
+static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
+    char error[ERROR_BYTES];
+    if (ctx->cache[0] && ctx->cache_is_old &&
+        !matmul_cache_try_write(&ctx->cached, ctx->machine, ctx->cache, error)) {
+        fprintf(stderr, "warning: %s; the next run measures products again\n", error);
+        ctx->cache[0] = '\0';
+    }
+    ctx->cache_is_old = 0;
+}
+
+// Takes over what was chosen in the run of a checkpoint, before the first product. Returns 0 with the reason
+// in `error` if that is of no use here.
+static inline int matmul_gpu_load_plans(MatmulGpu* ctx, const char* directory, char* error) {
+    char path[PATH_MAX];
+    file_join(path, directory, MATMUL_PLANS_FILE);
+    return matmul_choices_try_read(&ctx->chosen, ctx->machine, path, error);
+}
+
+// Writes what was chosen in this run, if anything was, into a directory. Any thread may, while products are
+// made in another.
+static inline void matmul_gpu_save_plans(const void* matmul, const char* directory) {
+    const MatmulGpu* ctx = (const MatmulGpu*)matmul;
+    char path[PATH_MAX];
+    file_join(path, directory, MATMUL_PLANS_FILE);
+    if (matmul_choices_count(&ctx->chosen)) {
+        matmul_choices_write(&ctx->chosen, ctx->machine, path);
+    }
+}
+
 static inline void matmul_gpu_close(MatmulGpu* ctx) {
+    matmul_gpu_keep_cache(ctx);
+    matmul_choices_close(&ctx->cached);
+    matmul_choices_close(&ctx->chosen);
     for (int i = 0; i < ctx->plans_count; i++) {
         matmul_plan_close_(&ctx->plans[i]);
     }
-    CUDA_CHECK(cudaEventDestroy(ctx->stop));
-    CUDA_CHECK(cudaEventDestroy(ctx->start));
+    for (int i = 0; i <= MATMUL_CANDIDATES; i++) {
+        CUDA_CHECK(cudaEventDestroy(ctx->events[i]));
+    }
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(ctx->preference), "close");
     CUBLAS_CHECK(cublasLtDestroy(ctx->handle), "close");
     gpu_free(ctx->bias_sums);
@@ -209,8 +265,8 @@ static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
             fprintf(file, "refused by cublasLt, done in steps\n");
         } else if (plan->ms > 0) {
             const double flops = matmul_flops(plan->key.rows, plan->key.depth, plan->key.cols);
-            fprintf(file, "algorithm %d of %d, %.3f ms, %.1f TFLOP/s\n", plan->chosen + 1, plan->candidates,
-                    plan->ms, flops / plan->ms * 1e-9);
+            fprintf(file, "algorithm %d of %d, %.3f ms, %.1f TFLOP/s%s\n", plan->chosen + 1, plan->candidates,
+                    plan->ms, flops / plan->ms * 1e-9, plan->kept ? " in an earlier run" : "");
         } else {
             fprintf(file, "algorithm %d of %d, not measured\n", plan->chosen + 1, plan->candidates);
         }
@@ -255,7 +311,7 @@ static inline void matmul_point_(MatmulPlan_* plan, MatmulOperands_ x) {
 
 // Makes the descriptors. The heuristic looks at the pointers' alignment, so they are set before it is asked.
 static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
-    const MatmulKey_* key = &plan->key;
+    const MatmulKey* key = &plan->key;
     const MatmulName_ name = matmul_name_(key);
     const int32_t first_transposed = key->right_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t second_transposed = key->left_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -285,7 +341,7 @@ static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const
 }
 
 // Whether cublasLt does not do this to a result; a product with nothing after it is always done.
-static inline int matmul_refusal_(const MatmulKey_* key, cublasStatus_t status) {
+static inline int matmul_refusal_(const MatmulKey* key, cublasStatus_t status) {
     return key->epilogue != CUBLASLT_EPILOGUE_DEFAULT &&
            (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
             status == CUBLAS_STATUS_ARCH_MISMATCH);
@@ -331,54 +387,109 @@ static inline cublasStatus_t matmul_launch_(const MatmulPlan_* plan, const cubla
 // ---------------------------------------------------------------------------------------------------------------------
 // Autotune
 
-// The shortest time of an algorithm in ms, or INFINITY if it does not run.
-static inline float matmul_measure_(const MatmulPlan_* plan, const cublasLtMatmulAlgo_t* algorithm,
-                                    MatmulOperands_ x, const MatmulGpu* ctx) {
-    float best = INFINITY;
-    for (int i = 0; i <= MATMUL_REPETITIONS; i++) {
-        float ms = 0;
-        CUDA_CHECK(cudaEventRecord(ctx->start, ctx->gpu->stream));
-        if (matmul_launch_(plan, algorithm, x, ctx) != CUBLAS_STATUS_SUCCESS) {
-            return INFINITY;
+// Of a candidate: its shortest time so far, and whether it need not be measured again.
+typedef struct {
+    float ms;
+    int is_out;
+} MatmulRunner_;
+
+// A run of each candidate, one right behind the other: the GPU has no time to rest between them, so all meet
+// the same clocks. The first run, of the one that leads, only covers the time that launching takes. What does
+// not run is out.
+static inline void matmul_round_(MatmulRunner_* runners, int leader, const MatmulPlan_* plan,
+                                 const cublasLtMatmulHeuristicResult_t* candidates, int count,
+                                 MatmulOperands_ x, const MatmulGpu* ctx) {
+    float ms;
+    matmul_launch_(plan, &candidates[leader].algo, x, ctx);
+    CUDA_CHECK(cudaEventRecord(ctx->events[0], ctx->gpu->stream));
+    for (int i = 0; i < count; i++) {
+        if (!runners[i].is_out) {
+            runners[i].is_out = matmul_launch_(plan, &candidates[i].algo, x, ctx) != CUBLAS_STATUS_SUCCESS;
         }
-        CUDA_CHECK(cudaEventRecord(ctx->stop, ctx->gpu->stream));
-        CUDA_CHECK(cudaEventSynchronize(ctx->stop));
-        CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->start, ctx->stop));
-        if (i > 0 && ms < best) { // the first run loads the kernel
-            best = ms;
+        CUDA_CHECK(cudaEventRecord(ctx->events[i + 1], ctx->gpu->stream));
+    }
+    CUDA_CHECK(cudaEventSynchronize(ctx->events[count]));
+    for (int i = 0; i < count; i++) {
+        CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->events[i], ctx->events[i + 1]));
+        if (!runners[i].is_out && ms < runners[i].ms) {
+            runners[i].ms = ms;
         }
     }
-    return best;
 }
 
-// Measures and returns the fastest candidate; -1 if none runs. The product's own output may be written again
-// and again, since the real product then sets all of it, except where it is also what is added to: there the
-// measurements write elsewhere, and if there is no memory for that, the first candidate is taken unmeasured.
+// Measures all candidates and returns the fastest; -1 if none runs. One that is hardly faster than the
+// heuristic's first does not count.
+static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
+                               int count, MatmulOperands_ x, const MatmulGpu* ctx) {
+    MatmulRunner_ runners[MATMUL_CANDIDATES];
+    int best = 0;
+    for (int i = 0; i < count; i++) {
+        const MatmulRunner_ runner = {INFINITY, 0};
+        runners[i] = runner;
+    }
+    for (int round = 0; round <= MATMUL_ROUNDS; round++) {
+        matmul_round_(runners, best, plan, candidates, count, x, ctx);
+        best = 0;
+        for (int i = 0; i < count; i++) {
+            runners[i].ms = round == 0 ? INFINITY : runners[i].ms; // the first one loaded the kernels
+            best = runners[i].ms < runners[best].ms ? i : best;
+        }
+        for (int i = 0; i < count; i++) {
+            runners[i].is_out |= round > 0 && runners[i].ms > MATMUL_HOPELESS * runners[best].ms;
+        }
+    }
+    best = runners[best].ms < MATMUL_WORTHWHILE * runners[0].ms ? best : 0;
+    plan->ms = runners[best].ms;
+    return isfinite(plan->ms) ? best : -1;
+}
+
+// The fastest candidate, or -1. The product's own output may be written again and again, since the real
+// product then sets all of it, except where it is also what is added to: there the measurements write
+// elsewhere, and if there is no memory for that, the first candidate is taken unmeasured.
 static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
                                   int count, MatmulOperands_ x, const MatmulGpu* ctx) {
     const size_t out_bytes = (size_t)plan->key.rows * plan->key.cols * dtype_bytes((DType)plan->key.out_type);
-    const int in_place = x.out == x.add;
-    float first_ms = INFINITY, best_ms = INFINITY;
-    int best = -1;
     size_t free_bytes = 0, total_bytes = 0;
+    if (x.out != x.add) {
+        return matmul_race_(plan, candidates, count, x, ctx);
+    }
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    if (in_place && out_bytes > free_bytes / 2) {
+    if (out_bytes > free_bytes / 2) {
         return 0;
     }
-    x.out = in_place ? gpu_alloc(out_bytes, 1, "matmul: output while tuning") : x.out;
-    for (int i = 0; i < count; i++) {
-        const float ms = matmul_measure_(plan, &candidates[i].algo, x, ctx);
-        first_ms = i == 0 ? ms : first_ms;
-        if (ms < best_ms && (i == 0 || ms < MATMUL_WORTHWHILE * first_ms)) {
-            best = i;
-            best_ms = ms;
-        }
-    }
-    plan->ms = best_ms;
-    if (in_place) {
-        gpu_free(x.out);
-    }
+    x.out = gpu_alloc(out_bytes, 1, "matmul: output while tuning");
+    const int best = matmul_race_(plan, candidates, count, x, ctx);
+    gpu_free(x.out);
     return best;
+}
+
+// Takes over what was chosen before, if cublasLt still accepts it.
+static inline int matmul_take_(MatmulPlan_* plan, const MatmulChoice* choice, const MatmulGpu* ctx) {
+    cublasLtMatmulHeuristicResult_t result;
+    static_assert(sizeof(plan->algorithm) == sizeof(choice->algorithm), "an algorithm is kept whole");
+    if (!choice) {
+        return 0;
+    }
+    memcpy((void*)&plan->algorithm, choice->algorithm, sizeof(plan->algorithm));
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(ctx->handle, plan->operation, plan->right, plan->left, plan->out, plan->out,
+                                &plan->algorithm, &result);
+    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > ctx->workspace_bytes) {
+        return 0;
+    }
+    plan->chosen = choice->chosen;
+    plan->candidates = choice->candidates;
+    plan->ms = choice->ms;
+    plan->kept = 1;
+    return 1;
+}
+
+// Remembers what was chosen for a product, for this run and for others.
+static inline void matmul_remember_(const MatmulPlan_* plan, MatmulGpu* ctx) {
+    MatmulChoice choice = {plan->key, plan->chosen, plan->candidates, plan->ms, {0}};
+    memcpy(choice.algorithm, (const void*)&plan->algorithm, sizeof(choice.algorithm));
+    matmul_choices_add(&ctx->chosen, &choice);
+    ctx->cache_is_old |= matmul_choices_add(&ctx->cached, &choice);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -391,13 +502,13 @@ static inline int matmul_alignment_(MatmulOperands_ x) {
     return (int)(all & (~all + 1));
 }
 
-static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+// Asks cublasLt for an algorithm, or measures.
+static inline void matmul_plan_choose_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
     cublasLtMatmulHeuristicResult_t candidates[MATMUL_CANDIDATES];
-    matmul_plan_open_(plan, x, ctx);
     plan->candidates = matmul_candidates_(candidates, MATMUL_CANDIDATES, plan, ctx);
-    plan->chosen = plan->candidates == 0    ? -1
-                   : ctx->settings.autotune ? matmul_fastest_(plan, candidates, plan->candidates, x, ctx)
-                                            : 0;
+    plan->chosen = plan->candidates == 0 ? -1
+                   : plan->tuned         ? matmul_fastest_(plan, candidates, plan->candidates, x, ctx)
+                                         : 0;
     plan->refused = plan->chosen < 0;
     if (plan->refused) {
         matmul_plan_close_(plan);
@@ -406,19 +517,34 @@ static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, const
     }
 }
 
+static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, MatmulGpu* ctx) {
+    matmul_plan_open_(plan, x, ctx);
+    if (!plan->tuned) {
+        matmul_plan_choose_(plan, x, ctx);
+        return;
+    }
+    if (!matmul_take_(plan, matmul_choices_find(&ctx->chosen, &plan->key), ctx) &&
+        !matmul_take_(plan, matmul_choices_find(&ctx->cached, &plan->key), ctx)) {
+        matmul_plan_choose_(plan, x, ctx);
+    }
+    if (!plan->refused) {
+        matmul_remember_(plan, ctx);
+    }
+}
+
 // Room for a plan.
-static inline MatmulPlan_* matmul_plan_new_(const MatmulKey_* key, MatmulGpu* ctx) {
+static inline MatmulPlan_* matmul_plan_new_(const MatmulKey* key, MatmulGpu* ctx) {
     if (ctx->plans_count < MATMUL_PLANS) {
         return &ctx->plans[ctx->plans_count++];
     }
     MatmulPlan_* oldest = NULL;
     for (int i = 0; i < MATMUL_PLANS; i++) {
         MatmulPlan_* plan = &ctx->plans[i];
-        if (plan->ms == 0 && (!oldest || plan->last_use < oldest->last_use)) {
+        if (!plan->tuned && (!oldest || plan->last_use < oldest->last_use)) {
             oldest = plan;
         }
     }
-    CHECK(oldest, "matmul %s: already %d measured plans; wanted at most as many shapes with autotune",
+    CHECK(oldest, "matmul %s: already %d tuned plans; wanted at most as many shapes with autotune",
           matmul_name_(key).text, MATMUL_PLANS);
     matmul_plan_close_(oldest);
     memset((void*)oldest, 0, sizeof(*oldest));
@@ -426,24 +552,26 @@ static inline MatmulPlan_* matmul_plan_new_(const MatmulKey_* key, MatmulGpu* ct
 }
 
 // The plan for this product, made now if it is the first of its kind.
-static inline MatmulPlan_* matmul_plan_(const MatmulKey_* key, MatmulOperands_ x, MatmulGpu* ctx) {
+static inline MatmulPlan_* matmul_plan_(const MatmulKey* key, MatmulOperands_ x, MatmulGpu* ctx) {
     for (int i = 0; i < ctx->plans_count; i++) {
-        if (memcmp(&ctx->plans[i].key, key, sizeof(*key)) == 0) {
-            ctx->plans[i].last_use = ++ctx->uses;
-            return &ctx->plans[i];
+        MatmulPlan_* plan = &ctx->plans[i];
+        if (plan->tuned == ctx->settings.autotune && memcmp(&plan->key, key, sizeof(*key)) == 0) {
+            plan->last_use = ++ctx->uses;
+            return plan;
         }
     }
     CHECK(!ctx->plans_fixed, "matmul %s: first used after the plans were fixed; run it once before",
           matmul_name_(key).text);
     MatmulPlan_* plan = matmul_plan_new_(key, ctx);
     plan->key = *key;
+    plan->tuned = ctx->settings.autotune;
     plan->last_use = ++ctx->uses;
     matmul_plan_make_(plan, x, ctx);
     return plan;
 }
 
 // Does the product, or returns 0 if cublasLt refuses.
-static inline int matmul_try_(MatmulKey_ key, MatmulOperands_ x, MatmulGpu* ctx) {
+static inline int matmul_try_(MatmulKey key, MatmulOperands_ x, MatmulGpu* ctx) {
     assert(key.rows > 0 && key.cols > 0 && key.depth > 0);
     key.alignment = matmul_alignment_(x);
     MatmulPlan_* plan = matmul_plan_(&key, x, ctx);
@@ -460,7 +588,7 @@ static inline int matmul_try_(MatmulKey_ key, MatmulOperands_ x, MatmulGpu* ctx)
     return 1;
 }
 
-static inline void matmul_product_(MatmulKey_ key, MatmulOperands_ x, MatmulGpu* ctx) {
+static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* ctx) {
     CHECK(matmul_try_(key, x, ctx), "matmul %s: cublasLt has no algorithm", matmul_name_(&key).text);
 }
 
@@ -610,7 +738,7 @@ static inline double matmul_backward_bias_bytes(double N, double OC, double elem
 template <class T>
 static inline void matmul_linear_(T* out, const T* add, const T* inp, const T* weight, const T* bias, int N,
                                   int C, int OC, MatmulGpu* ctx) {
-    MatmulKey_ key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_BIAS, add != NULL, 0};
+    MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_BIAS, add != NULL, 0};
     MatmulOperands_ x = {out, add, inp, weight, bias, NULL};
     if (bias && matmul_try_(key, x, ctx)) {
         return;
@@ -636,15 +764,20 @@ static inline void matmul_forward_residual(T* out, const T* residual, const T* i
     matmul_linear_(out, residual, inp, weight, bias, N, C, OC, ctx);
 }
 
-// cublasLt wants rows of `pre` to be multiples of 8 elements, here and in the backward pass.
+// Whether cublasLt is asked to apply GELU: it wants rows of `pre` to be multiples of 8 elements. In fp32 its
+// tanh may be an approximation, too coarse for that type.
+template <class T> static inline int matmul_fuses_(GeluFusion which, int cols, const MatmulGpu* ctx) {
+    return (ctx->settings.gelu_fusion & which) && cols % 8 == 0 && DTYPE_OF(T) != DTYPE_FP32;
+}
+
 template <class T>
 static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* weight, const T* bias, int N,
                                        int C, int OC, MatmulGpu* ctx) {
     const int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-    const MatmulKey_ key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0};
+    const MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0};
     const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre};
     assert(out != pre);
-    if (ctx->settings.gelu_fusion < GELU_FUSED_FORWARD || OC % 8 != 0 || !matmul_try_(key, x, ctx)) {
+    if (!matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) || !matmul_try_(key, x, ctx)) {
         matmul_forward(pre, inp, weight, bias, N, C, OC, ctx);
         gelu_forward(out, pre, (size_t)N * OC, ctx->gpu);
     }
@@ -653,7 +786,7 @@ static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* we
 template <class T>
 static inline void matmul_backward_input(T* dinp, const T* dout, const T* weight, int N, int C, int OC,
                                          MatmulGpu* ctx) {
-    const MatmulKey_ key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DEFAULT, 0, 0};
+    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DEFAULT, 0, 0};
     const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, NULL};
     matmul_product_(key, x, ctx);
 }
@@ -661,10 +794,10 @@ static inline void matmul_backward_input(T* dinp, const T* dout, const T* weight
 template <class T>
 static inline void matmul_backward_input_gelu(T* dinp, const T* dout, const T* weight, const T* pre, int N,
                                               int C, int OC, MatmulGpu* ctx) {
-    const MatmulKey_ key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0};
+    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0};
     const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, (void*)pre};
     assert(dinp != pre);
-    if (ctx->settings.gelu_fusion < GELU_FUSED || C % 8 != 0 || !matmul_try_(key, x, ctx)) {
+    if (!matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) || !matmul_try_(key, x, ctx)) {
         matmul_backward_input(dinp, dout, weight, N, C, OC, ctx);
         gelu_backward(dinp, dinp, pre, (size_t)N * C, ctx->gpu);
     }
@@ -674,8 +807,8 @@ template <class T>
 static inline void matmul_backward_weight(Gradient dweight, const T* dout, const T* inp, int N, int C, int OC,
                                           GradientMode mode, MatmulGpu* ctx) {
     const int adds = mode == GRADIENT_ADD;
-    const MatmulKey_ key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_DEFAULT,
-                            adds, 0};
+    const MatmulKey key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_DEFAULT,
+                           adds, 0};
     const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL, dout, inp, NULL, NULL};
     assert(dweight.dtype == DTYPE_FP32 || dweight.dtype == DTYPE_OF(T));
     matmul_product_(key, x, ctx);
@@ -709,8 +842,8 @@ template <class T>
 static inline int matmul_try_parameters_(Gradient dweight, Gradient dbias, const T* dout, const T* inp, int N,
                                          int C, int OC, GradientMode mode, MatmulGpu* ctx) {
     const int adds = mode == GRADIENT_ADD;
-    const MatmulKey_ key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_BGRADB,
-                            adds, 0};
+    const MatmulKey key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_BGRADB,
+                           adds, 0};
     const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL,         dout,
                                inp,          adds ? ctx->bias_sums : dbias.data, NULL};
     if (!ctx->settings.bias_fusion || OC > BIAS_SUMS || dbias.dtype != dweight.dtype ||

@@ -269,8 +269,9 @@ static const OptionRow OPTION_TABLE[] = {
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, MATH_,            "off",
         "off|on", "train on the first batch only: the loss goes to 0"},
 
-    {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, 0,                "1",
-        "", "activations not kept but computed again: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks"},
+    {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, AUTO_,            "auto",
+        "", "activations not kept but computed again: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks; "
+        "auto: 1 on a CPU, the lowest that fits its memory on a GPU"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | HERE_,     "0",
         "threads", "0: all that the machine has"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | MATH_,     "model",

@@ -17,7 +17,7 @@ typedef struct {
     int is_host; // on the host, beside a run on another device
 } PlanMemory;
 
-enum { PLAN_KINDS = 9 }; // room for a list
+enum { PLAN_KINDS = 10 }; // room for a list
 
 // The memory of the device that the run is on.
 static inline size_t plan_bytes(const PlanMemory* memory) {

@@ -16,9 +16,11 @@ defines: floatX, PRECISION_NAME, GPT2_CHUNK_LOGITS
 #elif defined(PRECISION_FP16)
 #define floatX fp16
 #define PRECISION_NAME "FP16"
-#else
+#elif defined(PRECISION_BF16)
 #define floatX bf16
 #define PRECISION_NAME "BF16"
+#else
+#error "no precision: wanted -DPRECISION_BF16, -DPRECISION_FP16 or -DPRECISION_FP32"
 #endif
 
 #ifndef GPT2_CHUNK_LOGITS

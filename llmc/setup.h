@@ -489,6 +489,9 @@ static inline void setup_training(Options* options, int has_weights) {
     if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
         die_usage("--on-divergence rollback needs checkpoints to go back to: --out and --save-every");
     }
+    if (options->recompute == OPTION_AUTO && OPTIONS_TRAINER == CPU_) {
+        options->recompute = 1; // the GPU trainer asks its GPU
+    }
     if (options->lr == OPTION_AUTO) {
         options->lr = setup_lr_(options->channels, options->total_batch) * (has_weights ? 0.1f : 1.0f);
     }

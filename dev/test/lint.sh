@@ -65,7 +65,7 @@ lint_cuda_headers() {
     for header in llmc/*.cuh; do
         [ "$header" = llmc/attention_cudnn.cuh ] && continue # wants cuDNN: nvcc.sh
         lint "$header, g++" g++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas -fno-strict-aliasing \
-            -Idev/cusim/include -isystem "$cuda/include" -x c++ "$header"
+            -DPRECISION_BF16 -Idev/cusim/include -isystem "$cuda/include" -x c++ "$header"
     done
 }
 

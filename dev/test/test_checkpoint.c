@@ -48,7 +48,7 @@ static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
 }
 
 static CheckpointRun run_of(GPT2Config cfg, SafeTensorsDtype dtype) {
-    const CheckpointRun run = {"test", cfg, dtype, 4, NULL, 1000, 0xABCDEF0123456789};
+    const CheckpointRun run = {"test", cfg, dtype, 4, NULL, 1000, 0xABCDEF0123456789, NULL, NULL};
     return run;
 }
 

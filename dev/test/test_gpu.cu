@@ -68,9 +68,28 @@ static void test_alloc(const Gpu* gpu) {
     gpu_free(x);
 }
 
+// The peak is what was held at the same time, to the byte, and nothing that another program holds.
+static void test_peak(void) {
+    const double mib = 1 << 20;
+    EXPECT(gpu_peak_mib() == 0, "before the first block: %g MiB", gpu_peak_mib());
+    void *a = gpu_alloc(3 << 20, 1, "a"), *b = gpu_alloc(1 << 20, 1, "b");
+    gpu_free(a);
+    void *c = gpu_alloc(1 << 20, 2, "c"), *none = gpu_alloc(0, 1, "none");
+    EXPECT(gpu_peak_mib() == 4, "3 and 1, then 1 and 2: %g MiB", gpu_peak_mib());
+    void* d = gpu_alloc((1 << 20) + 1, 1, "d");
+    EXPECT(gpu_peak_mib() == 4 + 1 / mib, "1, 2, and 1 and a byte: %g MiB", gpu_peak_mib());
+    gpu_free(d);
+    gpu_free(none);
+    gpu_free(c);
+    gpu_free(b);
+    gpu_free(NULL);
+    EXPECT(gpu_memory_()->now_bytes == 0, "%zu bytes are still counted", gpu_memory_()->now_bytes);
+}
+
 int main(void) {
     Gpu gpu;
     gpu_open(&gpu, 0);
+    test_peak();
     test_alloc(&gpu);
     test_reductions(&gpu, 32, 31);
     test_reductions(&gpu, 96, 96);

@@ -8,7 +8,9 @@ name=sim
 source dev/test/check.sh
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
+top=$PWD
 cd "$dir" || exit 1
+export XDG_CACHE_HOME=$dir/curve # where the algorithms of products are kept
 
 losses() { sed -n 's/^{"kind":"\(train\|val\)","step":\([0-9]*\),"loss":\([^,}]*\).*/\1 \2 \3/p' "$1/log.jsonl"; }
 
@@ -41,6 +43,85 @@ check "without NVML a run goes on" [ $? = 0 ]
 check "and says why there is no report" grep -q 'no GPU report: .*none.so' out.txt
 CUSIM_DEVICES=0 "$gpu" --plan --model d12 --out plan >plan.txt
 check "a plan needs no GPU" [ $? = 0 ]
+check "and chooses a level" grep -q '^recompute: level 0, as long as it fits' plan.txt
 check "and speaks of memory" grep -q '^memory: .* = parameters .*; on the host: pinned copy to save [0-9]' plan.txt
+
+
+# ---- the same bits, whatever autotune measures: CUSIM_LT_FAST says which algorithm is the fastest
+
+small=(--layers 1 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --eval-every 0 --samples 0 --steps 4)
+saved=("${small[@]}" --channels 32 --save-every 2)
+same_model() { cmp "$1/step_00000004/model.safetensors" "$2/step_00000004/model.safetensors"; }
+other_model() { ! same_model "$@"; }
+products() { grep -c '"key"' "$@"; } # in a file
+export XDG_CACHE_HOME=$dir/cache CUSIM_LT_FAST=1
+check "a run with default options" "$gpu" "${saved[@]}" --out one
+check "its checkpoint has its products" grep -q '"products.json"' one/step_00000002/state.json
+check "and so has the cache" cmp one/step_00000004/products.json cache/pretrain.c/products-*.json
+export CUSIM_LT_FAST=2
+check "a second run" "$gpu" "${saved[@]}" --out two
+check "has the same bits" same_model one two
+export XDG_CACHE_HOME=$dir/empty
+check "a run on a machine of its own" "$gpu" "${saved[@]}" --out apart
+check "may have other bits" other_model one apart
+check "resuming a run there" "$gpu" --resume one/step_00000002 --out three
+check "has the bits of the run" same_model one three
+"$gpu" --resume one/step_00000002 --out four --tf32 off --override >out.txt
+check "a resumed run that needs other products" [ $? = 0 ]
+check "says so in one line" [ "$(grep -c '^note: .*tf32 on; this is .*tf32 off; products are measured anew' out.txt)" = 1 ]
+check "a run on its own products again" "$gpu" --resume four/step_00000004 --steps 5 --override --out five
+for level in 0 1 2 3; do
+    check "--recompute $level" "$gpu" "${saved[@]}" --recompute $level --out level_$level
+    check "--recompute $level has the same bits" same_model apart level_$level
+done
+
+export XDG_CACHE_HOME=$dir/shared
+"$gpu" "${small[@]}" --channels 32 >/dev/null & one=$!
+"$gpu" "${small[@]}" --channels 48 >/dev/null & other=$!
+wait $one
+check "one of two runs at a time" [ $? = 0 ]
+wait $other
+check "the other one" [ $? = 0 ]
+check "the cache has the products of both" \
+    [ "$(products shared/pretrain.c/products-*.json)" = $((2 * $(products one/step_00000004/products.json))) ]
+for file in shared/pretrain.c/products-*.json; do echo '{}' >"$file"; done
+"$gpu" "${saved[@]}" --out damaged >out.txt 2>err.txt
+check "a damaged cache does not stop a run" [ $? = 0 ]
+check "one line says so" [ "$(grep -c '^warning: .*products are measured again$' err.txt) $(wc -l <err.txt)" = "1 1" ]
+check "it is written anew" cmp damaged/step_00000004/products.json shared/pretrain.c/products-*.json
+XDG_CACHE_HOME=/dev/null "$gpu" "${small[@]}" --channels 32 >out.txt 2>err.txt
+check "a cache that cannot be written does not stop a run" [ $? = 0 ]
+check "one line says so, too" [ "$(grep -c '^warning: /dev/null/pretrain.c: cannot open' err.txt) $(wc -l <err.txt)" = "1 1" ]
+env -u HOME -u XDG_CACHE_HOME "$gpu" "${small[@]}" --channels 32 --gpu-report 4 >out.txt 2>err.txt
+check "nor does it take a home" [ "$? $(wc -l <err.txt)" = "0 0" ]
+check "--gpu-report lists the products" [ "$(grep -c '^matmul (.*: algorithm 3 of 4, .* TFLOP/s$' out.txt)" -ge 10 ]
+check "a run without autotune" "$gpu" "${saved[@]}" --autotune off --out off
+check "keeps no products" [ ! -e off/step_00000004/products.json ]
+unset CUSIM_LT_FAST
+
+# ---- memory
+
+# What --plan chooses with this much memory, in MiB.
+level() {
+    CUSIM_MEMORY_MIB=$1 "$gpu" --plan --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 |
+        sed -n "s/^recompute: level \(.\), the lowest that fits into $1.0 MiB .*/\1/p"
+}
+check "more memory, a lower level" [ "$(level 500)$(level 54)$(level 51)$(level 46)$(level 20)" = 01233 ]
+check "a run that chooses" env CUSIM_MEMORY_MIB=54 "$gpu" --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 \
+    --steps 1 --eval-every 0 --samples 0 --out chosen
+check "keeps what it chose" grep -q '"recompute":1' chosen/step_00000001/state.json
+
+CUSIM_PINNED_MIB=1 "$gpu" "${small[@]}" --channels 128 --save-every 0 --out unsaved >out.txt 2>&1
+check "a run that saves nothing pins nothing" [ "$? $(grep -c 'cannot pin' out.txt)" = "0 0" ]
+CUSIM_PINNED_MIB=1 "$gpu" "${small[@]}" --channels 128 --out pageable >out.txt 2>&1
+check "a copy that cannot be pinned is pageable" [ "$? $(grep -c '^note: cannot pin' out.txt)" = "0 1" ]
+check "with pinned memory" "$gpu" "${small[@]}" --channels 128 --out pinned
+check "the checkpoint is the same" same_model pageable pinned
+
+# ---- the precision is one that is known
+
+precision() { make -s -n -C "$top" train_gpt2cu PRECISION="$1" 2>&1; }
+check "the precision in small letters" grep -q -e '-DPRECISION_FP32 ' <(precision fp32)
+check "an unknown precision is refused" grep -q 'PRECISION=FP8: wanted BF16, FP16 or FP32' <(precision fp8)
 
 check_done

@@ -48,7 +48,7 @@ struct Preference {
 // What cublasLtMatmulAlgo_t holds.
 struct Algorithm {
     int number;
-    uint32_t align_a, align_b, align_c, align_d;
+    uint32_t align_a, align_b, align_c, align_d, zero; // no padding: programs keep all bytes in files
     uint64_t workspace_bytes;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "does not fit into the opaque type");
@@ -465,12 +465,35 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     }
     for (; *found < wanted && *found < LT_ALGORITHMS; ++*found) {
         const uint64_t bytes = p.workspace_bytes < LT_WORKSPACE_BYTES ? 0 : LT_WORKSPACE_BYTES;
-        const Algorithm algorithm = {*found, p.align_a, p.align_b, p.align_c, p.align_d, bytes};
+        const Algorithm algorithm = {*found, p.align_a, p.align_b, p.align_c, p.align_d, 0, bytes};
         memset((void*)&results[*found], 0, sizeof(results[0]));
         memcpy((void*)&results[*found].algo, &algorithm, sizeof(algorithm));
         results[*found].workspaceSize = bytes;
         results[*found].wavesCount = 1;
     }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                       cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algo,
+                                       cublasLtMatmulHeuristicResult_t* result) {
+    Product product;
+    Algorithm algorithm;
+    const cublasStatus_t status = product_open(&product, op, a, b, c, d);
+    memcpy(&algorithm, algo, sizeof(algorithm));
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        return status;
+    }
+    const bool is_ours = algorithm.number >= 0 && algorithm.number < LT_ALGORITHMS &&
+                         (!algorithm.workspace_bytes || algorithm.workspace_bytes == LT_WORKSPACE_BYTES);
+    if (!is_ours || refused_by_environment(product.op.epilogue)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    memset((void*)result, 0, sizeof(*result));
+    result->algo = *algo;
+    result->workspaceSize = algorithm.workspace_bytes;
+    result->wavesCount = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -18,6 +18,11 @@ static size_t device_bytes_used = 0;
 // Read at every call, so that a test can change it.
 size_t device_memory_bytes() { return environment_number("CUSIM_MEMORY_MIB", 4096, 0, 1ul << 30) << 20; }
 
+// The largest block that can be pinned.
+static size_t pinned_memory_bytes() {
+    return environment_number("CUSIM_PINNED_MIB", 1ul << 30, 0, 1ul << 30) << 20;
+}
+
 static std::vector<Allocation>::iterator first_after(const void* pointer) {
     return std::upper_bound(allocations().begin(), allocations().end(), (char*)pointer,
                             [](char* address, const Allocation& a) { return address < a.data; });
@@ -188,7 +193,7 @@ cudaError_t CUDARTAPI cudaHostAlloc(void** out, size_t bytes, unsigned) {
     if (error != cudaSuccess) {
         return error;
     }
-    if (posix_memalign(&data, PAGE_BYTES, bytes ? bytes : 1)) {
+    if (bytes > pinned_memory_bytes() || posix_memalign(&data, PAGE_BYTES, bytes ? bytes : 1)) {
         return failed(cudaErrorMemoryAllocation);
     }
     allocation_add((char*)data, bytes, MEMORY_HOST);

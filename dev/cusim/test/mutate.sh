@@ -79,7 +79,7 @@ verdict_of() {
 build() {
     local c_sources=()
     grep -q '"dev/test/reference.h"' "$1" && c_sources=(dev/test/reference.c)
-    "$copy/dev/cusim/build.sh" "$1" "$2" test "${c_sources[@]}" >"$copy/output" 2>&1
+    CUSIM_FLAGS=${CUSIM_FLAGS:--DPRECISION_BF16} "$copy/dev/cusim/build.sh" "$1" "$2" test "${c_sources[@]}" >"$copy/output" 2>&1
 }
 
 # noticed_by TEST: who is the first to notice that something is wrong in the copy.
