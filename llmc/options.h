@@ -65,7 +65,7 @@ typedef enum {
 #ifndef OPTION_TABLE_FILE
 // In the order of the table, which explains them.
 typedef struct {
-    const char *train_data, *val_data, *tokenizer, *text_field;
+    const char *train_data, *val_data, *tokenizer, *text_field, *separator;
     int data_format, pack, doc_mask, shuffle;
     uint64_t seed;
 
@@ -74,6 +74,7 @@ typedef struct {
 
     int batch, seq_len;
     int64_t total_batch, steps;
+    float epochs;
 
     int optimizer;
     float lr;
@@ -143,8 +144,9 @@ static const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
     {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, MATH_,            "",
-        "", "what to train on, a glob: .bin token shards, or text: .txt, .jsonl, .parquet, also .gz and .zst; "
-        "A:0.7,B:0.3 mixes sources by weight; empty: the built-in stories"},
+        "", "what to train on, a glob: .bin token shards, or text: .txt, .jsonl, .parquet, also .gz and .zst; or a "
+        "directory of text; A:0.7,B:0.3 mixes sources by weight; a backslash makes , : * ? [ part of a name; "
+        "empty: the built-in stories"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
         "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, MATH_,            "",
@@ -152,6 +154,9 @@ static const OptionRow OPTION_TABLE[] = {
         "directory; bpe:8192: one of so many tokens, trained on the text and kept in --out; empty: text is bytes"},
     {"data",       "text-field",    "",   STRING_(text_field),     0,        0, MATH_,            "text",
         "", "of JSON lines and Parquet files: the string that is the document"},
+    {"data",       "separator",     "",   STRING_(separator),      0,        0, MATH_,            "",
+        "", "what stands between the documents of a text file, '<|endoftext|>' for example; empty: a file is one "
+        "document"},
     {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, MATH_,            "auto",
         "auto|nanogpt", "of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare uint16"},
     {"data",       "pack",          "",   CHOICE_(pack),           0,        0, MATH_,            "stream",
@@ -185,7 +190,9 @@ static const OptionRow OPTION_TABLE[] = {
     {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | MATH_, "auto",
         "tokens", "what one update takes; auto: batch x seq-len; a multiple of that: gradients accumulate"},
     {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | MATH_, "auto",
-        "updates", "length of the run; -1 means auto"},
+        "updates", "length of the run; auto: one epoch; -1 means auto"},
+    {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, MATH_,            "0",
+        "epochs", "instead of --steps: so many times the training data; 0: as --steps says"},
 
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, MATH_,            "adamw",
         "adamw", "update rule"},

@@ -29,7 +29,7 @@ Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB
 needs:   check.h json.h packed_file.h parquet.h unicode_tables.h
 defines: TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, TextSource, text_source_open,
 text_source_seek, text_source_next, text_source_read_bytes, text_source_close, text_source_is_plain,
-text_reserve, TEXT_BLOCK_BYTES
+text_source_is_text, text_reserve, TEXT_BLOCK_BYTES
 */
 #ifndef LLMC_TEXT_SOURCE_H
 #define LLMC_TEXT_SOURCE_H
@@ -181,6 +181,9 @@ static inline TextFormat text_format_of_name_(const char* path) {
     }
     return format;
 }
+
+// Whether a file is text of one of our formats, by its name.
+static inline int text_source_is_text(const char* path) { return text_format_of_name_(path) != TEXT_BY_NAME; }
 
 // Whether a file is text from its first byte to its last, by its name.
 static inline int text_source_is_plain(const char* path) {
