@@ -17,9 +17,12 @@ to a multiple of 8, with the others the T that the rows were made for.
 
 A thread fills the next batches while the caller works on one. `wait_s` is the time the caller waited for it.
 
-needs:   check.h, clock.h, pack.h, rand.h, sources.h, POSIX threads
+If somebody writes to a file meanwhile, so that it becomes shorter or has a token that is not below V, the
+batch that met it and all later ones have zeros for tokens, and dataloader_error says why from then on.
+
+needs:   check.h, clock.h, mapped.h, pack.h, rand.h, sources.h, POSIX threads
 defines: Batch, Shuffle, DataloaderSettings, Dataloader, DATALOADER_GROUP, dataloader_open, dataloader_next,
-dataloader_seek, dataloader_padding, dataloader_close
+dataloader_error, dataloader_seek, dataloader_padding, dataloader_close
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -29,6 +32,7 @@ dataloader_seek, dataloader_padding, dataloader_close
 #include <time.h>
 #include "check.h"
 #include "clock.h"
+#include "mapped.h"
 #include "pack.h"
 #include "rand.h"
 #include "sources.h"
@@ -74,6 +78,10 @@ typedef struct {
     uint64_t given, filled; // batches; number k is in slot k % DATALOADER_SLOTS_
     uint64_t ahead;         // p of the next batch to fill
     int is_filling, stop;
+
+    char has_zeros[DATALOADER_SLOTS_]; // by slot: the data could not be read
+    int is_broken;                     // such a batch was given
+    char error[ERROR_BYTES];           // the thread's before that; once it is set, nothing is read any more
 } Dataloader;
 
 // ---- the order
@@ -121,9 +129,19 @@ static inline int dataloader_width_(const Dataloader* loader, uint64_t p) {
     return width < loader->T ? width : loader->T;
 }
 
-// Fills a slot with this process' part of the micro-step that begins with sequence p.
-static inline void dataloader_fill_(const Dataloader* loader, Batch* slot, uint64_t p) {
-    p += (uint64_t)loader->settings.rank * (uint64_t)loader->B;
+// A slot that is being filled, for mapped_try.
+typedef struct {
+    const Dataloader* loader;
+    Batch* slot;
+    uint64_t p;
+} DataloaderFilling_;
+
+// Reads this process' part of the micro-step that begins with sequence p into a slot.
+static inline void dataloader_read_(void* filling_) {
+    const DataloaderFilling_* filling = (const DataloaderFilling_*)filling_;
+    const Dataloader* loader = filling->loader;
+    Batch* slot = filling->slot;
+    const uint64_t p = filling->p + (uint64_t)loader->settings.rank * (uint64_t)loader->B;
     slot->T = dataloader_width_(loader, p);
     slot->counted = 0;
     for (int b = 0; b < loader->B; b++) {
@@ -132,6 +150,42 @@ static inline void dataloader_fill_(const Dataloader* loader, Batch* slot, uint6
         const Rows* rows = dataloader_find_(loader, p + (uint64_t)b, &row);
         slot->counted += rows_fill(rows, row, slot->T, (int*)slot->inputs + at, (int*)slot->targets + at,
                                    slot->starts ? (int*)slot->starts + at : NULL);
+    }
+}
+
+// A batch of tokens that every model knows.
+static inline void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
+    const size_t bytes = (size_t)loader->B * (size_t)loader->T * sizeof(int);
+    slot->T = loader->T;
+    slot->counted = loader->B * loader->T;
+    loader->has_zeros[slot - loader->slot] = 1;
+    memset((int*)slot->inputs, 0, bytes);
+    memset((int*)slot->targets, 0, bytes);
+    if (slot->starts) {
+        memset((int*)slot->starts, 0, bytes);
+    }
+}
+
+// Sets the error from what happened while a batch was read.
+static inline void dataloader_break_(Dataloader* loader, MappedResult result, const void* where) {
+    const DataSources* sources = loader->sources;
+    int found = 0;
+    for (int s = 0; s < sources->count && !found; s++) {
+        found = tokens_describe(&sources->source[s].stream, result, where, loader->error);
+    }
+}
+
+// Fills a slot with the micro-step that begins with sequence p.
+static inline void dataloader_fill_(Dataloader* loader, Batch* slot, uint64_t p) {
+    DataloaderFilling_ filling = {loader, slot, p};
+    const void* where;
+    const MappedResult result =
+        loader->error[0] ? MAPPED_READ : mapped_try(dataloader_read_, &filling, &where);
+    if (result != MAPPED_READ) {
+        dataloader_break_(loader, result, where);
+    }
+    if (loader->error[0]) {
+        dataloader_fill_zeros_(loader, slot);
     }
 }
 
@@ -166,10 +220,12 @@ static inline void* dataloader_run_(void* loader_) {
     return NULL;
 }
 
-// Starts the thread with all signals blocked: they are the main thread's.
+// Starts the thread with all signals blocked, which are the main thread's, but for the one that its own
+// reading raises.
 static inline void dataloader_start_(Dataloader* loader) {
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
     pthread_mutex_init(&loader->mutex, NULL);
     pthread_cond_init(&loader->changed, NULL);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -230,11 +286,17 @@ static inline Batch dataloader_next(Dataloader* loader) {
         loader->wait_s += time_now_s() - start_s;
     }
     const Batch batch = loader->slot[loader->given % DATALOADER_SLOTS_];
+    loader->is_broken |= loader->has_zeros[loader->given % DATALOADER_SLOTS_];
     loader->given++; // so that the slot of the batch before is free
     loader->next += dataloader_step_(loader);
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
     return batch;
+}
+
+// NULL, or in one line why the batch that was given last, or an earlier one, has zeros for tokens.
+static inline const char* dataloader_error(const Dataloader* loader) {
+    return loader->is_broken ? loader->error : NULL;
 }
 
 // The share of padding in the run's first `batches` batches of one process.

@@ -70,7 +70,7 @@ typedef enum {
 #ifndef OPTION_TABLE_FILE
 // In the order of the table, which explains them.
 typedef struct {
-    const char *train_data, *val_data, *tokenizer, *text_field;
+    const char *train_data, *val_data, *tokenizer, *text_field, *separator;
     int data_format, pack, doc_mask, shuffle;
     uint64_t seed;
 
@@ -79,6 +79,7 @@ typedef struct {
 
     int batch, seq_len;
     int64_t total_batch, steps;
+    float epochs;
 
     int optimizer;
     float lr;
@@ -149,7 +150,8 @@ static const OptionRow OPTION_TABLE[] = {
     //     unit or words, help
     {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, MATH_,            "",
         "", "what to train on, a pattern in quotes: .bin token shards, or text: .txt, .jsonl, .parquet, also .gz "
-        "and .zst; A:0.7,B:0.3 mixes sources by weight; empty: the built-in stories"},
+        "and .zst; or a directory of text; A:0.7,B:0.3 mixes sources by weight; a backslash makes , : * ? [ part of "
+        "a name; empty: the built-in stories"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
         "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, MATH_,            "",
@@ -158,6 +160,9 @@ static const OptionRow OPTION_TABLE[] = {
         "--model directory, or text is bytes"},
     {"data",       "text-field",    "",   STRING_(text_field),     0,        0, MATH_,            "text",
         "", "of JSON lines and Parquet files: the string that is the document"},
+    {"data",       "separator",     "",   STRING_(separator),      0,        0, MATH_,            "",
+        "", "what stands between the documents of a text file, '<|endoftext|>' for example; empty: a file is one "
+        "document"},
     {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, MATH_,            "auto",
         "auto|nanogpt", "of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare uint16"},
     {"data",       "pack",          "",   CHOICE_(pack),           0,        0, MATH_,            "stream",
@@ -192,6 +197,8 @@ static const OptionRow OPTION_TABLE[] = {
         "tokens", "what one update takes; auto: batch x seq-len; a multiple of that: gradients accumulate"},
     {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | MATH_, "auto",
         "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
+    {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, MATH_,            "0",
+        "epochs", "instead of --steps: so many times the training data; 0: as --steps says"},
 
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, MATH_,            "adamw",
         "adamw", "update rule"},

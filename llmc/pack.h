@@ -2,7 +2,8 @@
 pack.h -- documents, and how they become the rows that a run reads.
 
 A stream of N tokens is made of documents: one begins at its first token, and one at each end-of-text token
-or, in files with an index, where the index says. A row is up to T tokens, each with a target, the token that
+or, in files with an index, where the index says. Where a stream is a part of its files, as validation data
+are, the part of a document is a document. A row is up to T tokens, each with a target, the token that
 follows it in the stream:
 
     stream    row k is the tokens [k T, (k+1) T), whatever begins and ends in it.
@@ -119,9 +120,10 @@ static inline size_t documents_count_(const TokenSpan* span, size_t start, size_
     return count;
 }
 
-// Writes where they are, plus `base`; looks closely only where there are any.
-static inline void documents_write_(const TokenSpan* span, size_t start, size_t n, int eot, uint64_t base,
-                                    uint64_t* out) {
+// Writes where they are, plus `base`, to [out, out_end); looks closely only where there are any. Returns the
+// end of what was written.
+static inline uint64_t* documents_write_(const TokenSpan* span, size_t start, size_t n, int eot,
+                                         uint64_t base, uint64_t* out, const uint64_t* out_end) {
     const size_t step = 64;
     for (size_t i = 0; i < n; i += step) {
         const size_t end = n - i < step ? n : i + step;
@@ -131,11 +133,41 @@ static inline void documents_write_(const TokenSpan* span, size_t start, size_t 
         for (size_t j = start + i; j < start + end; j++) {
             const uint32_t token =
                 span->width == 2 ? ((const uint16_t*)span->tokens)[j] : ((const uint32_t*)span->tokens)[j];
-            if (token == (uint32_t)eot) {
+            if (token == (uint32_t)eot && out < out_end) {
                 *out++ = base + j;
             }
         }
     }
+    return out;
+}
+
+// A part of a span, for mapped_try: counts its documents, or writes where they are.
+typedef struct {
+    const TokenSpan* span;
+    size_t start, n;
+    int eot;
+    uint64_t base;
+    size_t count;
+    uint64_t* out; // NULL: count
+} DocumentsBlock_;
+
+static inline void documents_read_block_(void* block_) {
+    DocumentsBlock_* b = (DocumentsBlock_*)block_;
+    if (!b->out) {
+        b->count = documents_count_(b->span, b->start, b->n, b->eot);
+        return;
+    }
+    const uint64_t* end = b->out + b->count;
+    CHECK(documents_write_(b->span, b->start, b->n, b->eot, b->base, b->out, end) == end,
+          "%s: changed while documents were looked for; was it written to?", b->span->path);
+}
+
+// Counts (out NULL) or writes what the block holds; ends the program if the file is shorter than it was.
+static inline size_t documents_try_(DocumentsBlock_ block) {
+    const void* where;
+    CHECK(mapped_try(documents_read_block_, &block, &where) == MAPPED_READ,
+          "%s: became shorter while documents were looked for; was it written to?", block.span->path);
+    return block.count;
 }
 
 // Adds the end-of-text tokens [start, end) of a span, in parallel: each round counts in some blocks and then
@@ -154,7 +186,8 @@ static inline void documents_scan_(PositionList_* list, const TokenSpan* span, s
 #pragma omp parallel for if (at[1] < end)
 #endif
         for (int i = 0; i < BLOCKS; i++) {
-            place[i + 1] = documents_count_(span, at[i], at[i + 1] - at[i], eot);
+            const DocumentsBlock_ block = {span, at[i], at[i + 1] - at[i], eot, base, 0, NULL};
+            place[i + 1] = documents_try_(block);
         }
         for (int i = 0; i < BLOCKS; i++) {
             place[i + 1] += place[i];
@@ -165,7 +198,9 @@ static inline void documents_scan_(PositionList_* list, const TokenSpan* span, s
 #pragma omp parallel for if (at[1] < end)
 #endif
         for (int i = 0; i < BLOCKS; i++) {
-            documents_write_(span, at[i], at[i + 1] - at[i], eot, base, out + place[i]);
+            const DocumentsBlock_ block = {
+                span, at[i], at[i + 1] - at[i], eot, base, place[i + 1] - place[i], out + place[i]};
+            documents_try_(block);
         }
         list->count = place[BLOCKS];
     }
@@ -187,12 +222,26 @@ static inline void documents_read_index_(PositionList_* list, const TokenSpan* s
     }
 }
 
+// Whether the files of the stream have a mark anywhere: a part of them may lie inside of one document.
+static inline int documents_are_marked_(const TokenStream* stream, int eot) {
+    const size_t step = (size_t)1 << 20;
+    for (size_t i = 0; i < stream->num_spans; i++) {
+        const TokenSpan* span = &stream->spans[i];
+        for (size_t start = 0; span->width > 1 && start < span->count; start += step) { // bytes have none
+            const size_t left = span->count - start;
+            if (span->index || documents_count_(span, start, left < step ? left : step, eot) > 0) {
+                return 1;
+            }
+        }
+    }
+    return 0;
+}
+
 // Finds the documents of the stream. What stands before the first mark is one, too.
 static inline void documents_find_(Rows* rows) {
     const TokenStream* stream = rows->stream;
     const size_t from = stream->begin, to = stream->begin + stream->count;
     PositionList_* list = &rows->documents;
-    int has_index = 0;
     positions_add_(list, 0);
     for (size_t i = 0; i < stream->num_spans; i++) {
         const TokenSpan* span = &stream->spans[i];
@@ -204,15 +253,13 @@ static inline void documents_find_(Rows* rows) {
         const uint64_t base = (uint64_t)first - from; // modulo 2^64 if the span begins before the stream
         if (span->index) {
             documents_read_index_(list, span, start, end, base);
-            has_index = 1;
         } else {
             documents_scan_(list, span, start, end, rows->eot, base);
         }
     }
-    CHECK(has_index || list->count > 1,
+    CHECK(list->count > 1 || documents_are_marked_(stream, rows->eot),
           "%s: no token %d (end of text), wanted documents that begin with it: is the tokenizer another one, "
-          "or "
-          "--pack stream?",
+          "or --pack stream?",
           stream->name, rows->eot);
     if (list->count > 1 && list->at[1] == 0) { // found again
         memmove(list->at, list->at + 1, --list->count * sizeof(uint64_t));

@@ -48,8 +48,10 @@ enum {
         524288, // tokens of an update of GPT-3 125M and of llm.c's runs, for which rates are published
     SETUP_STORIES_STEPS = 3600,  // about a minute on two cores
     SETUP_STORIES_PAGE = 128,    // tokens: a story that crosses the end of a page is cut there
+    SETUP_MAPPED_FILES = 10000,  // of text: Linux lets a program map 65530 (vm.max_map_count)
     SETUP_STORIES_SEED = 271828, // validation stories: the same whatever the seed of the run
 };
+#define SETUP_MAX_STEPS 1e12                        // of --steps, too
 #define SETUP_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs see the built-in text again
 
 typedef enum { DATA_STORIES, DATA_TEXT, DATA_SHARDS, DATA_NONE } DataKind;
@@ -58,7 +60,9 @@ typedef struct {
     DataKind kind;
     int has_tokenizer; // without one, samples are printed as token ids
     Tokenizer tokenizer;
-    int is_encoded; // text, by the tokenizer: its files are turned into shards first
+    int is_encoded; // text: its files are turned into shards first
+    int is_unknown; // it would have to be, but nothing may be written: no data is open, --steps may be auto
+    int is_warned;  // of what looks like a separator in the text
     DataSources train, val;
     Stories* stories; // the built-in corpus, NULL for other data:
     uint16_t *train_stories, *val_stories;
@@ -80,9 +84,21 @@ static inline void setup_stories_tokenizer_(RunData* data) {
     free(word);
 }
 
+// Whether the program is only to say what it would do: then it writes nothing.
+static inline int setup_is_dry_(const Options* options) {
+    return options->plan || options->print_config || options->verify_data;
+}
+
+// How text is read and encoded.
+static inline TextData setup_text_(const Options* options, const Bpe* bpe, const char* directory) {
+    const TextDataMode mode = setup_is_dry_(options) ? TEXT_DATA_FIND : TEXT_DATA_ENCODE;
+    const TextData text = {bpe, options->text_field, options->separator, directory, stdout, mode, 1};
+    return text;
+}
+
 // --tokenizer bpe:N: sets path (PATH_MAX) to the vocabulary beside the run, which is trained on the text the
-// first time.
-static inline void setup_own_vocabulary_(const Options* options, char* path) {
+// first time; unless nothing may be written: then path is "". Returns N.
+static inline int setup_own_vocabulary_(RunData* data, const Options* options, char* path) {
     char* end;
     const long V = strtol(options->tokenizer + strlen("bpe:"), &end, 10);
     if (*end || V < 257 || V > BPE_MAX_VOCAB) {
@@ -95,28 +111,50 @@ static inline void setup_own_vocabulary_(const Options* options, char* path) {
     }
     CHECK(snprintf(path, PATH_MAX, "%s/tokenizer.json", options->out) < PATH_MAX, "%s: the name is too long",
           options->out);
-    if (access(path, F_OK) != 0) {
+    const int is_kept = access(path, F_OK) == 0;
+    if (!is_kept && setup_is_dry_(options)) {
+        path[0] = '\0';
+        return (int)V;
+    }
+    if (!is_kept) {
+        const TextData text = setup_text_(options, NULL, NULL);
         Bpe bpe;
         file_make_directory(options->out);
-        text_data_train(&bpe, options->train_data, options->text_field, (int)V, stdout);
+        text_data_train(&bpe, &text, options->train_data, (int)V);
         bpe_write(&bpe, path);
         bpe_close(&bpe);
+        data->is_warned = 1;
     }
     Bpe kept;
     bpe_open(&kept, path);
     CHECK(kept.vocab_size == V, "%s: %d tokens, wanted %ld; remove it to train another", path,
           kept.vocab_size, V);
     bpe_close(&kept);
+    return (int)V;
+}
+
+// Stands for a vocabulary of V tokens that is not trained yet: it has the size, and knows bytes.
+static inline void setup_untrained_tokenizer_(Tokenizer* tokenizer, int V) {
+    memset(tokenizer, 0, sizeof(*tokenizer));
+    tokenizer->kind = "gpt2";
+    bpe_open_bytes(&tokenizer->bpe);
+    tokenizer->encoder = (BpeEncoder*)check_alloc(1, sizeof(BpeEncoder), "tokenizer");
+    bpe_encoder_open(tokenizer->encoder, &tokenizer->bpe);
+    tokenizer->vocab_size = V;
+    tokenizer->eot = V - 1;
 }
 
 static inline void setup_file_tokenizer_(RunData* data, const Options* options) {
     char path[PATH_MAX];
     const int is_own = strncmp(options->tokenizer, "bpe:", 4) == 0;
-    if (is_own) {
-        setup_own_vocabulary_(options, path);
-    }
-    tokenizer_open_file(&data->tokenizer, is_own ? path : options->tokenizer);
+    const int V = is_own ? setup_own_vocabulary_(data, options, path) : 0;
+    data->is_unknown = is_own && !path[0];
     data->has_tokenizer = 1;
+    if (data->is_unknown) {
+        setup_untrained_tokenizer_(&data->tokenizer, V);
+    } else {
+        tokenizer_open_file(&data->tokenizer, is_own ? path : options->tokenizer);
+    }
 }
 
 // Whether there is something to train on or to validate with.
@@ -332,53 +370,102 @@ static inline void setup_stories_(RunData* data, Options* options) {
     sources_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
 }
 
-// Opens a list of files; of text, when the run has a tokenizer for it, the shards that it is encoded to.
-static inline void setup_sources_(DataSources* sources, const RunData* data, const Options* options,
-                                  const char* list, const char* directory) {
-    char* shards = NULL;
-    if (data->is_encoded && sources_kind(list) == TOKENS_TEXT) {
-        const TextData text = {&data->tokenizer.bpe, options->text_field, directory, stdout};
-        shards = text_data_shards(&text, list);
+// Opens a list of files; of text that is to be encoded, the shards. Returns whether they are known.
+static inline int setup_sources_(DataSources* sources, const RunData* data, const Options* options,
+                                 const char* list, const char* directory) {
+    const int is_text = sources_kind(list) == TOKENS_TEXT;
+    if (!data->is_encoded || !is_text) {
+        sources_open_files(sources, list, (TokensFormat)options->data_format, options->vocab_size);
+        if (is_text) {
+            text_data_warn(stdout, sources);
+        }
+        return 1;
     }
-    const TokensFormat format = shards ? TOKENS_AUTO : (TokensFormat)options->data_format;
-    sources_open_files(sources, shards ? shards : list, format, options->vocab_size);
+    Bpe bytes;
+    bpe_open_bytes(&bytes);
+    const Bpe* bpe = data->kind == DATA_TEXT ? &bytes : &data->tokenizer.bpe;
+    TextData text = setup_text_(options, bpe, directory);
+    text.warns = !data->is_warned;
+    char* shards = text_data_shards(&text, list);
+    if (shards) {
+        sources_open_files(sources, shards, TOKENS_AUTO, options->vocab_size);
+        sources_rename(sources, list);
+    }
     free(shards);
+    bpe_close(&bytes);
+    return shards != NULL;
+}
+
+// Whether bytes are turned into shards first: where a separator makes documents of them, and where the files
+// are so many that the system would not map them all.
+static inline int setup_encodes_bytes_(const Options* options) {
+    const char* lists[2] = {options->train_data, options->val_data};
+    int encodes = options->separator[0] != '\0';
+    for (int i = 0; i < 2 && !encodes && lists[i][0]; i++) {
+        SourceList sources;
+        size_t count = 0;
+        sources_read_list(&sources, lists[i]);
+        for (int k = 0; k < sources.count; k++) {
+            glob_t files = tokens_list(sources.names[k]);
+            count += files.gl_pathc;
+            globfree(&files);
+        }
+        free(sources.text);
+        encodes = count > SETUP_MAPPED_FILES;
+    }
+    return encodes;
 }
 
 // Where text is encoded to: beside the run or, without --out, where it is removed as soon as it is mapped.
-// Sets path (PATH_MAX).
-static inline void setup_encoded_directory_(const Options* options, char* path) {
-    const char *out = options->out, *tmp = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
-    const int length =
-        snprintf(path, PATH_MAX, out[0] ? "%s/tokens" : "%s/tokens-XXXXXX", out[0] ? out : tmp);
-    CHECK(length < PATH_MAX, "%s: the name is too long", out[0] ? out : tmp);
-    if (out[0]) {
+// Sets path (PATH_MAX). Returns 0 if there is no such place, and none is to be made.
+static inline int setup_encoded_directory_(const Options* options, char* path) {
+    const int is_kept = options->out[0] != '\0';
+    if (is_kept) {
+        file_join(path, options->out, "tokens");
+    }
+    if (setup_is_dry_(options)) {
+        return is_kept && setup_is_directory_(path);
+    }
+    if (is_kept) {
         file_make_directory(path);
     } else {
-        CHECK(mkdtemp(path), "%s: cannot make a directory: %s", tmp, strerror(errno));
+        text_data_make_temporary(path);
     }
+    return 1;
 }
 
-// Opens the files.
-static inline void setup_files_(RunData* data, const Options* options) {
-    char directory[PATH_MAX] = "";
+// Refuses what does not go together.
+static inline void setup_check_files_(const RunData* data, const Options* options) {
+    const int is_text = data->is_encoded || data->kind == DATA_TEXT;
+    if (options->separator[0] && !is_text) {
+        die_usage("--separator %s is for text: the documents of --train-data %s are known",
+                  options->separator, options->train_data);
+    }
     if (options->val_data[0] && !data->is_encoded &&
         (sources_kind(options->val_data) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
         die_usage("--val-data %s and --train-data %s: wanted both shards or both text", options->val_data,
                   options->train_data);
     }
-    if (data->is_encoded) {
-        setup_encoded_directory_(options, directory);
+}
+
+// Opens the files. Returns whether the data is known.
+static inline int setup_files_(RunData* data, const Options* options) {
+    char directory[PATH_MAX] = "";
+    setup_check_files_(data, options);
+    if (data->kind == DATA_TEXT) {
+        data->is_encoded = setup_encodes_bytes_(options);
     }
-    setup_sources_(&data->train, data, options, options->train_data, directory);
-    if (options->val_data[0]) {
-        setup_sources_(&data->val, data, options, options->val_data, directory);
-    } else {
+    if (data->is_unknown || (data->is_encoded && !setup_encoded_directory_(options, directory)) ||
+        !setup_sources_(&data->train, data, options, options->train_data, directory)) {
+        return 0;
+    }
+    if (!options->val_data[0]) {
         sources_split_tail(&data->train, &data->val, options->seq_len);
+    } else if (!setup_sources_(&data->val, data, options, options->val_data, directory)) {
+        return 0;
     }
-    if (data->is_encoded && !options->out[0]) {
-        text_data_remove(directory);
-    }
+    text_data_remove_temporary();
+    return 1;
 }
 
 // Makes the rows. Validation reads in order, where rows sorted by length would show short documents alone.
@@ -392,24 +479,64 @@ static inline void setup_rows_(RunData* data, const Options* options) {
     sources_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
 }
 
-// Opens the data and decides everything about the run that is still "auto"; after setup_model.
+// --epochs and --steps: how long the run is, before the data is known. What --epochs says replaces a number
+// of steps that comes from a checkpoint.
+static inline void setup_length_(const RunData* data, Options* options) {
+    if (options->epochs <= 0) {
+        return;
+    }
+    if (data->kind == DATA_STORIES) {
+        die_usage("--epochs %g needs --train-data: the built-in stories have no end",
+                  (double)options->epochs);
+    }
+    if (options_given(options, "steps") && options->steps != OPTION_AUTO) {
+        die_usage("--epochs %g and --steps %lld: wanted one of them", (double)options->epochs,
+                  (long long)options->steps);
+    }
+    options->steps = OPTION_AUTO;
+}
+
+// The steps of an epoch, or of --epochs, which is said by --steps from now on.
+static inline void setup_epochs_(const RunData* data, Options* options) {
+    const int64_t tokens = (int64_t)sources_epoch(&data->train) * options->seq_len;
+    const int64_t steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
+    if (options->steps == OPTION_AUTO) {
+        options->steps = steps;
+    }
+    if (options->epochs > 0) {
+        const double wanted = (double)options->epochs * (double)tokens / (double)options->total_batch;
+        if (wanted > SETUP_MAX_STEPS) {
+            die_usage("--epochs %g is %.3g steps; wanted at most %.3g", (double)options->epochs, wanted,
+                      SETUP_MAX_STEPS);
+        }
+        options->steps = wanted > 1 ? (int64_t)wanted : 1;
+        options->epochs = 0;
+    }
+}
+
+// Opens the data and decides everything about the run that is still "auto"; after setup_model. Of --plan and
+// --print-config the data may stay unknown (data->is_unknown): then --steps stays as it is.
 static inline void setup_data(RunData* data, Options* options) {
     setup_batch_(options);
     if (!setup_has_data(data)) {
         return;
     }
-    if (data->kind != DATA_STORIES) {
-        setup_files_(data, options);
-    } else if (options->val_data[0]) {
+    setup_length_(data, options);
+    if (data->kind == DATA_STORIES && options->val_data[0]) {
         die_usage("--val-data %s needs --train-data: the built-in stories bring their own",
                   options->val_data);
-    } else {
-        setup_stories_(data, options);
     }
-    setup_rows_(data, options);
-    if (options->steps == OPTION_AUTO) { // one epoch
-        const int64_t tokens = (int64_t)sources_epoch(&data->train) * options->seq_len;
-        options->steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
+    if (data->kind == DATA_STORIES && options->separator[0]) {
+        die_usage("--separator %s needs --train-data: the built-in stories are tokens", options->separator);
+    }
+    if (data->kind == DATA_STORIES) {
+        setup_stories_(data, options);
+    } else {
+        data->is_unknown = !setup_files_(data, options);
+    }
+    if (!data->is_unknown) {
+        setup_rows_(data, options);
+        setup_epochs_(data, options);
     }
 }
 
@@ -445,14 +572,15 @@ static inline void setup_print_data(FILE* file, const RunData* data) {
 // --verify-data: checks all files and says so. Returns the exit status.
 static inline int setup_verify_data(const Options* options) {
     const TokensFormat format = (TokensFormat)options->data_format;
+    const TextData text = setup_text_(options, NULL, NULL);
     int bad = 0;
     if (!options->train_data[0]) {
         printf("ok   built-in stories: no files\n");
         return EXIT_SUCCESS;
     }
-    bad += sources_verify(stdout, options->train_data, format, options->vocab_size);
+    bad += text_data_verify(stdout, options->train_data, format, options->vocab_size, &text);
     if (options->val_data[0]) {
-        bad += sources_verify(stdout, options->val_data, format, options->vocab_size);
+        bad += text_data_verify(stdout, options->val_data, format, options->vocab_size, &text);
     }
     printf("%d bad file%s\n", bad, bad == 1 ? "" : "s");
     return bad ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -11,20 +11,21 @@ so that this is exact for ever. Inside of a cycle the next turn goes to the sour
 of those that it would not give too much: that always works (R. Tijdeman, "The chairman assignment problem",
 Discrete Mathematics 32, 1980).
 
-needs:   check.h, pack.h, tokens.h
+needs:   check.h, mapped.h, pack.h, tokens.h
 defines: DataSource, DataSources, SourceList, sources_read_list, sources_kind, sources_open_files,
-sources_open_memory, sources_split_tail, sources_pack, sources_find, sources_epoch, sources_print,
-sources_verify, sources_close
+sources_open_memory, sources_rename, sources_split_tail, sources_pack, sources_find, sources_epoch,
+sources_print, sources_close
 */
 #ifndef LLMC_SOURCES_H
 #define LLMC_SOURCES_H
 
 #include "check.h"
+#include "mapped.h"
 #include "pack.h"
 #include "tokens.h"
 
 typedef struct {
-    char* name; // its pattern of files; owned
+    char* name; // its pattern of files, as the user gave it; owned
     TokenStream stream;
     Rows rows;      // after sources_pack
     uint64_t share; // sequences of a cycle
@@ -34,7 +35,7 @@ typedef struct {
     DataSource* source; // (count)
     int count;
     size_t tokens;        // of all
-    uint64_t fingerprint; // of their contents, whatever the names; 0: unknown
+    uint64_t fingerprint; // of the contents of all files, in their order, whatever their names; 0 of memory
     Packing pack;         // after sources_pack, as the next two
     int T;
     DocumentMask mask;
@@ -72,7 +73,8 @@ static inline uint64_t sources_read_weight_(const char* text) {
 // Takes the weight off an item of the list; 0 if it has none. What is no number is part of the name.
 static inline uint64_t sources_take_weight_(char* item) {
     char* colon = strrchr(item, ':');
-    if (!colon || !colon[1] || colon[1 + strspn(colon + 1, "+-.0123456789eE")]) {
+    const int is_name = colon && colon > item && colon[-1] == '\\'; // A\:5 is a file
+    if (!colon || is_name || !colon[1] || colon[1 + strspn(colon + 1, "+-.0123456789eE")]) {
         return 0;
     }
     const uint64_t weight = sources_read_weight_(colon + 1);
@@ -90,9 +92,9 @@ static inline uint64_t sources_take_weight_(char* item) {
 // Returns their number; a list without weights (`text`, the same) is one name, with weight 1.
 static inline int sources_cut_list_(char* list, const char* text, const char* names[SOURCES_MAX_],
                                     uint64_t weights[SOURCES_MAX_]) {
-    char* next = NULL;
+    char *next = list, *item;
     int items = 0, count = 0;
-    for (char* item = strtok_r(list, ",", &next); item; item = strtok_r(NULL, ",", &next), items++) {
+    for (; (item = tokens_next_item(&next)) != NULL; items++) {
         const uint64_t weight = sources_take_weight_(item);
         if (weight && count == SOURCES_MAX_) {
             die_usage("data \"%s\": more than %d weighted sources", text, SOURCES_MAX_);
@@ -212,6 +214,24 @@ static inline void sources_open_files(DataSources* sources, const char* text, To
         DataSource* source = &sources->source[i];
         tokens_open_files(&source->stream, source->name, format, vocab_size);
         sources->tokens += source->stream.count;
+        const uint64_t sums[2] = {sources->fingerprint, source->stream.fingerprint};
+        sources->fingerprint = xxh64(sums, sizeof(sums));
+    }
+    free(list.text);
+}
+
+// From now on the sources have the names of another list, of as many: that of the text which the tokens were
+// made of.
+static inline void sources_rename(DataSources* sources, const char* text) {
+    SourceList list;
+    sources_read_list(&list, text);
+    assert(list.count == sources->count);
+    for (int i = 0; i < list.count; i++) {
+        DataSource* source = &sources->source[i];
+        free(source->name);
+        source->name = strdup(list.names[i]);
+        CHECK(source->name, "%s: no memory", list.names[i]);
+        source->stream.name = source->name;
     }
     free(list.text);
 }
@@ -242,8 +262,23 @@ static inline void sources_split_tail(DataSources* sources, DataSources* tail, i
     for (int i = 0; i < sources->count; i++) {
         tokens_split_tail(&sources->source[i].stream, &tail->source[i].stream, T);
         tail->tokens += tail->source[i].stream.count;
+        tail->source[i].stream.name = tail->source[i].name;
     }
     sources->tokens -= tail->tokens;
+    tail->fingerprint = sources->fingerprint;
+}
+
+// Rows that are being made, for mapped_try.
+typedef struct {
+    const DataSources* sources;
+    DataSource* source;
+    int eot;
+} SourcePacking_;
+
+static inline void sources_pack_one_(void* packing_) {
+    SourcePacking_* p = (SourcePacking_*)packing_;
+    rows_open(&p->source->rows, &p->source->stream, p->sources->pack, p->sources->T, p->eot,
+              p->sources->mask);
 }
 
 // Makes the rows of all sources (rows_open). `sources` stays where it is from now on.
@@ -252,7 +287,14 @@ static inline void sources_pack(DataSources* sources, Packing pack, int T, int e
     sources->T = T;
     sources->mask = mask;
     for (int i = 0; i < sources->count; i++) {
-        rows_open(&sources->source[i].rows, &sources->source[i].stream, pack, T, eot, mask);
+        SourcePacking_ packing = {sources, &sources->source[i], eot};
+        char error[ERROR_BYTES];
+        const void* where;
+        const MappedResult result = mapped_try(sources_pack_one_, &packing, &where);
+        if (result != MAPPED_READ) {
+            tokens_describe(&packing.source->stream, result, where, error);
+            CHECK(0, "%s", error);
+        }
     }
 }
 
@@ -327,22 +369,6 @@ static inline void sources_print(FILE* file, const DataSources* sources, uint64_
         }
         fputc('\n', file);
     }
-}
-
-// Checks every file of a list (tokens_verify_file), a line each. Returns how many are bad.
-static inline int sources_verify(FILE* file, const char* text, TokensFormat format, int vocab_size) {
-    SourceList list;
-    int bad = 0;
-    sources_read_list(&list, text);
-    for (int i = 0; i < list.count; i++) {
-        glob_t files = tokens_list(list.names[i]);
-        for (size_t k = 0; k < files.gl_pathc; k++) {
-            bad += !tokens_verify_file(file, files.gl_pathv[k], format, vocab_size);
-        }
-        globfree(&files);
-    }
-    free(list.text);
-    return bad;
 }
 
 #endif

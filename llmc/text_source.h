@@ -29,7 +29,7 @@ Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB
 needs:   bpe_split.h check.h json.h packed_file.h parquet.h
 defines: TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, TextSource, text_source_open,
 text_source_check, text_source_seek, text_source_next, text_source_read_bytes, text_source_close,
-text_source_is_plain, text_reserve, TEXT_BLOCK_BYTES
+text_source_is_plain, text_source_is_text, text_reserve, TEXT_BLOCK_BYTES
 */
 #ifndef LLMC_TEXT_SOURCE_H
 #define LLMC_TEXT_SOURCE_H
@@ -166,6 +166,13 @@ static inline TextFormat text_format_of_name_(const char* path, const char** adv
         }
     }
     return TEXT_PLAIN;
+}
+
+// Whether a file is text of one of our formats, by its name; 0 with the error if not.
+static inline int text_source_is_text(const char* path, char* error) {
+    const char* advice = "";
+    return text_format_of_name_(path, &advice) != TEXT_BY_NAME ||
+           error_set(error, path, "no text by its name: %s", advice);
 }
 
 // Whether a file is text from its first byte to its last, by its name.

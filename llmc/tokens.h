@@ -15,9 +15,17 @@ Every token is checked once when a stream is opened, in parallel: a bad one must
 a run. tokens_verify_file does the same without ending the program, and compares the file with the checksum in
 FILE.xxh64 (what `xxh64sum FILE` prints) if there is one.
 
-needs:   check.h, clock.h, file.h, tokenizer.h
-defines: TokenStream, TokensKind, TokensFormat, tokens_list, tokens_kind, tokens_open_files,
-tokens_open_memory, tokens_split_tail, tokens_fill, tokens_at, tokens_verify_file, tokens_close
+A file that somebody writes to afterwards is noticed when it is read, where it has become shorter and where a
+token is not below V any more: then tokens_fill leaves the mapped_try that it is called in (mapped.h), and
+tokens_describe says what happened. Without one, the program ends.
+
+Names of files are separated by commas; each is a pattern of glob(3), or a directory: then all of its text
+files. A backslash before one of , : * ? [ \ makes it a part of the name.
+
+needs:   check.h, clock.h, file.h, mapped.h, signals.h, tokenizer.h, xxh64.h
+defines: TokenStream, TokensKind, TokensFormat, tokens_next_item, tokens_escape, tokens_list, tokens_kind,
+tokens_open_files, tokens_open_memory, tokens_split_tail, tokens_fill, tokens_at, tokens_describe,
+tokens_verify_file, tokens_verify_checksum, tokens_close
 */
 #ifndef LLMC_TOKENS_H
 #define LLMC_TOKENS_H
@@ -33,6 +41,8 @@ tokens_open_memory, tokens_split_tail, tokens_fill, tokens_at, tokens_verify_fil
 #include "check.h"
 #include "clock.h"
 #include "file.h"
+#include "mapped.h"
+#include "signals.h"
 #include "tokenizer.h"
 
 typedef struct {
@@ -40,7 +50,8 @@ typedef struct {
     int width;    // bytes of one token: 1, 2 or 4, unsigned
     size_t count; // tokens
     size_t first; // position of the first token among all spans laid end to end
-    void* map;    // the mapped file, NULL if the tokens are not in one
+    char* path;   // of the mapped file, owned; NULL, as the next ones, if the tokens are not in one
+    void* map;    // the file
     size_t map_bytes;
     void* index; // Megatron's .idx, mapped; NULL for other files
     size_t index_bytes;
@@ -50,8 +61,10 @@ typedef struct {
     const char* name; // for errors: the pattern of the files; borrowed
     TokenSpan* spans;
     size_t num_spans;
-    size_t begin, count; // the stream is the tokens [begin, begin + count) of the spans
-    int is_view;         // the spans belong to another stream
+    size_t begin, count;  // the stream is the tokens [begin, begin + count) of the spans
+    int V;                // all of them are below
+    uint64_t fingerprint; // of the contents of the files, whatever their names; 0 of memory
+    int is_view;          // the spans belong to another stream
 } TokenStream;
 
 typedef enum { TOKENS_SHARDS, TOKENS_TEXT } TokensKind;
@@ -68,17 +81,84 @@ static inline int tokens_compare_(const void* a, const void* b) {
     return strcmp(*(char* const*)a, *(char* const*)b);
 }
 
-// The files of a comma-separated list of names and glob patterns, in name order (of bytes, in any locale);
-// the caller calls globfree. What matches nothing is kept as a name: opening it will say that there is no
-// such file.
+// Cuts the next item off a list, which is changed: what stands before a comma. *next goes on behind it. NULL
+// at the end.
+static inline char* tokens_next_item(char** next) {
+    char *item = *next + strspn(*next, ","), *end = item;
+    while (*end && *end != ',') {
+        end += *end == '\\' && end[1] ? 2 : 1;
+    }
+    *next = *end ? end + 1 : end;
+    *end = '\0';
+    return *item ? item : NULL;
+}
+
+// A name as it stands in a list. The caller frees it.
+static inline char* tokens_escape(const char* name) {
+    char *text = (char*)check_alloc(2 * strlen(name) + 1, 1, "file names"), *out = text;
+    for (; *name; name++) {
+        if (strchr(",:*?[\\", *name)) {
+            *out++ = '\\';
+        }
+        *out++ = *name;
+    }
+    return text;
+}
+
+// The other way round, in place.
+static inline void tokens_unescape_(char* text) {
+    char* out = text;
+    for (; *text; text++) {
+        text += *text == '\\' && text[1];
+        *out++ = *text;
+    }
+    *out = '\0';
+}
+
+// The text files of a directory: those whose names say that they are text.
+static inline void tokens_list_directory_(glob_t* files, const char* directory) {
+    static const char* const endings[] = {".txt", ".md", ".html", ".tex", ".jsonl", ".ndjson", ".parquet"};
+    static const char* const packed[] = {"", ".gz", ".zst"};
+    char *escaped = tokens_escape(directory), pattern[PATH_MAX];
+    const size_t before = files->gl_pathc;
+    for (size_t i = 0; i < sizeof(endings) / sizeof(endings[0]); i++) {
+        for (size_t k = 0; k < sizeof(packed) / sizeof(packed[0]); k++) {
+            const int length = snprintf(pattern, sizeof(pattern), "%s/*%s%s", escaped, endings[i], packed[k]);
+            CHECK(length < PATH_MAX, "%s: the name is too long", directory);
+            glob(pattern, files->gl_pathc > 0 ? GLOB_APPEND : 0, NULL, files);
+        }
+    }
+    CHECK(files->gl_pathc > before,
+          "%s: a directory without text files (.txt, .md, .html, .tex, .jsonl, .parquet), wanted some or a "
+          "pattern of files, '%s/*.bin' for shards",
+          directory, escaped);
+    free(escaped);
+}
+
+// Adds the files of an item of a list.
+static inline void tokens_list_item_(glob_t* files, char* item) {
+    struct stat info;
+    char* name = strdup(item);
+    CHECK(name, "%s: no memory", item);
+    tokens_unescape_(name);
+    if (stat(name, &info) == 0 && S_ISDIR(info.st_mode)) {
+        tokens_list_directory_(files, name);
+    } else {
+        const int append = files->gl_pathc > 0 ? GLOB_APPEND : 0;
+        CHECK(glob(item, GLOB_NOCHECK | append, NULL, files) == 0, "%s: cannot list the files", item);
+    }
+    free(name);
+}
+
+// The files of a list, in name order (of bytes, in any locale); the caller calls globfree. What matches
+// nothing is kept as a name: opening it will say that there is no such file.
 static inline glob_t tokens_list(const char* pattern) {
     glob_t files;
     memset(&files, 0, sizeof(files));
-    char *items = (char*)check_alloc(strlen(pattern) + 1, 1, "file names"), *next = NULL;
+    char *items = (char*)check_alloc(strlen(pattern) + 1, 1, "file names"), *next = items, *item;
     strcpy(items, pattern);
-    for (char* item = strtok_r(items, ",", &next); item; item = strtok_r(NULL, ",", &next)) {
-        const int append = files.gl_pathc > 0 ? GLOB_APPEND : 0;
-        CHECK(glob(item, GLOB_NOCHECK | append, NULL, &files) == 0, "%s: cannot list the files", item);
+    while ((item = tokens_next_item(&next)) != NULL) {
+        tokens_list_item_(&files, item);
     }
     free(items);
     CHECK(files.gl_pathc > 0, "data \"%s\": names no file", pattern);
@@ -137,6 +217,7 @@ static inline void tokens_unmap_(TokenSpan* span) {
     if (span->index) {
         munmap(span->index, span->index_bytes);
     }
+    free(span->path);
 }
 
 enum { TOKENS_MAGIC_U16_ = 20240520, TOKENS_MAGIC_U32_ = 20240801, TOKENS_HEADER_BYTES_ = 1024 };
@@ -328,7 +409,19 @@ static inline uint32_t tokens_max_(const TokenSpan* span, size_t start, size_t n
                             : tokens_max_u32_((const uint32_t*)span->tokens + start, n);
 }
 
-// The first token of [start, end) that is not below V; `end` if there is none.
+// A block of tokens, for mapped_try.
+typedef struct {
+    const TokenSpan* span;
+    size_t start, n;
+    uint32_t max;
+} TokensBlock_;
+
+static inline void tokens_max_block_(void* block_) {
+    TokensBlock_* block = (TokensBlock_*)block_;
+    block->max = tokens_max_(block->span, block->start, block->n);
+}
+
+// The first token of [start, end) that is not below V, or not there any more; `end` if there is none.
 static inline size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_t end, int V) {
     const size_t block = (size_t)1 << 20, num_blocks = (end - start + block - 1) / block;
     size_t bad = num_blocks; // the first block with a bad token
@@ -337,7 +430,10 @@ static inline size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_
 #endif
     for (size_t i = 0; i < num_blocks; i++) {
         const size_t at = start + i * block, n = end - at < block ? end - at : block;
-        if (tokens_max_(span, at, n) >= (uint32_t)V) {
+        TokensBlock_ tokens = {span, at, n, 0};
+        const void* where;
+        const MappedResult result = mapped_try(tokens_max_block_, &tokens, &where);
+        if (result != MAPPED_READ || tokens.max >= (uint32_t)V) {
             bad = i < bad ? i : bad;
         }
     }
@@ -356,6 +452,7 @@ typedef struct {
 
 static inline void tokens_progress_(TokensProgress_* progress, size_t bytes, const char* name) {
     const double now_s = time_now_s();
+    signals_end("checking the data");
     progress->gigabytes += (double)bytes * 1e-9;
     if (progress->shown_s == 0) {
         progress->shown_s = now_s;
@@ -397,6 +494,8 @@ static inline void tokens_append_(TokenStream* stream, TokenSpan span) {
 static inline int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat format, char* error) {
     char idx[PATH_MAX];
     memset(span, 0, sizeof(*span));
+    span->path = strdup(path);
+    CHECK(span->path, "%s: no memory", path);
     if (!tokens_map_(&span->map, &span->map_bytes, path, error)) {
         return 0;
     }
@@ -419,6 +518,56 @@ static inline TokenSpan tokens_separator_(void) {
     return separator;
 }
 
+// What happened to a file while its span was read.
+static inline int tokens_describe_span_(const TokenSpan* span, MappedResult result, const void* where,
+                                        char* error) {
+    const char *at = (const char*)where, *tokens = (const char*)span->tokens;
+    const int is_token = tokens && at >= tokens && at < (const char*)span->map + span->map_bytes;
+    char place[64] = "";
+    if (is_token) {
+        snprintf(place, sizeof(place), ": at %s %zu of %zu", span->width == 1 ? "byte" : "token",
+                 (size_t)(at - tokens) / (size_t)span->width, span->count);
+    }
+    return error_set(error, span->path, "%s while it was read%s; was it written to?",
+                     result == MAPPED_GONE ? "became shorter" : "a token became larger than the vocabulary",
+                     place);
+}
+
+// A file that is being opened, for mapped_try.
+typedef struct {
+    TokenSpan* span;
+    const char* path;
+    TokensFormat format;
+    int V;
+    TokensProgress_* progress;
+    char* error;
+    int ok;
+} TokensOpening_;
+
+static inline void tokens_read_file_(void* opening_) {
+    TokensOpening_* o = (TokensOpening_*)opening_;
+    o->ok = tokens_open_span_(o->span, o->path, o->format, o->error) &&
+            tokens_check_(o->span, o->V, o->path, o->progress, o->error);
+}
+
+// Opens a file, and checks all of it.
+static inline int tokens_open_file_(TokenSpan* span, const char* path, TokensFormat format, int V,
+                                    TokensProgress_* progress, char* error) {
+    TokensOpening_ opening = {span, path, format, V, progress, error, 0};
+    const void* where;
+    struct stat info;
+    mapped_open();
+    const MappedResult result = mapped_try(tokens_read_file_, &opening, &where);
+    if (result != MAPPED_READ) {
+        return tokens_describe_span_(span, result, where, error);
+    }
+    if (opening.ok && stat(path, &info) == 0 &&
+        (size_t)info.st_size < span->map_bytes) { // to zeros, it seems
+        return tokens_describe_span_(span, MAPPED_GONE, NULL, error);
+    }
+    return opening.ok;
+}
+
 // Adds a file to a stream that has room for two more spans.
 static inline int tokens_append_file_(TokenStream* stream, const char* path, TokensFormat format, int V,
                                       TokensProgress_* progress, char* error) {
@@ -430,14 +579,24 @@ static inline int tokens_append_file_(TokenStream* stream, const char* path, Tok
         }
         tokens_append_(stream, tokens_separator_());
     }
-    const int ok =
-        tokens_open_span_(&span, path, format, error) && tokens_check_(&span, V, path, progress, error);
+    const int ok = tokens_open_file_(&span, path, format, V, progress, error);
     if (ok) {
         tokens_append_(stream, span);
     } else {
         tokens_unmap_(&span);
     }
     return ok;
+}
+
+// Mixes the contents of a file, and of its index, into a fingerprint.
+static inline uint64_t tokens_fingerprint_(uint64_t before, const TokenSpan* span) {
+    char idx[PATH_MAX], error[ERROR_BYTES];
+    uint64_t sums[3] = {before, 0, 0};
+    CHECK(file_fingerprint(span->path, &sums[1], error), "%s", error);
+    if (span->index && megatron_path_(idx, span->path)) {
+        CHECK(file_fingerprint(idx, &sums[2], error), "%s", error);
+    }
+    return xxh64(sums, sizeof(sums));
 }
 
 // Opens the files of a list (tokens_list): `pattern` must live as long as the stream. All of the files are
@@ -449,11 +608,14 @@ static inline void tokens_open_files(TokenStream* stream, const char* pattern, T
     glob_t files = tokens_list(pattern);
     memset(stream, 0, sizeof(*stream));
     stream->name = pattern;
+    stream->V = vocab_size;
     // a shard is one span, a text two
     stream->spans = (TokenSpan*)check_alloc(2 * files.gl_pathc, sizeof(TokenSpan), "token spans");
     for (size_t i = 0; i < files.gl_pathc; i++) {
-        CHECK(tokens_append_file_(stream, files.gl_pathv[i], format, vocab_size, &progress, error), "%s",
-              error);
+        const char* path = files.gl_pathv[i];
+        CHECK(tokens_append_file_(stream, path, format, vocab_size, &progress, error), "%s", error);
+        stream->fingerprint = tokens_fingerprint_(stream->fingerprint, &stream->spans[stream->num_spans - 1]);
+        tokens_progress_(&progress, 0, path);
     }
     globfree(&files);
 }
@@ -471,6 +633,7 @@ static inline void tokens_open_memory(TokenStream* stream, const uint16_t* token
     CHECK(tokens_check_(&span, vocab_size, name, &progress, error), "%s", error);
     memset(stream, 0, sizeof(*stream));
     stream->name = name;
+    stream->V = vocab_size;
     stream->spans = (TokenSpan*)check_alloc(1, sizeof(TokenSpan), "token spans");
     tokens_append_(stream, span);
 }
@@ -520,12 +683,28 @@ static inline const TokenSpan* tokens_find_(const TokenStream* stream, size_t po
     return &stream->spans[low];
 }
 
+// Leaves the reading: a token of n that were read is not below V.
+static inline void tokens_refuse_(const TokenSpan* span, size_t start, const int* ids, size_t n, int V) {
+    size_t bad = 0;
+    while (bad + 1 < n && (uint32_t)ids[bad] < (uint32_t)V) {
+        bad++;
+    }
+    const void* where = (const char*)span->tokens + (start + bad) * (size_t)span->width;
+    char error[ERROR_BYTES];
+    mapped_refuse(where);
+    tokens_describe_span_(span, MAPPED_REFUSED, where, error);
+    CHECK(0, "%s", error);
+}
+
 // Sets out (n) to the tokens [start, start + n) of one span.
-static inline void tokens_fill_span_(const TokenSpan* span, size_t start, size_t n, int* out) {
+static inline void tokens_fill_span_(const TokenSpan* span, size_t start, size_t n, int V, int* out) {
     for (size_t i = 0; i < n; i++) {
         out[i] = span->width == 1   ? ((const uint8_t*)span->tokens)[start + i]
                  : span->width == 2 ? ((const uint16_t*)span->tokens)[start + i]
                                     : (int)((const uint32_t*)span->tokens)[start + i];
+    }
+    if (tokens_max_u32_((const uint32_t*)out, n) >= (uint32_t)V) {
+        tokens_refuse_(span, start, out, n, V);
     }
 }
 
@@ -535,7 +714,7 @@ static inline void tokens_fill(const TokenStream* stream, size_t start, size_t n
     size_t position = stream->begin + start;
     for (const TokenSpan* span = tokens_find_(stream, position); n > 0; span++) {
         const size_t left = span->first + span->count - position, take = n < left ? n : left;
-        tokens_fill_span_(span, position - span->first, take, out);
+        tokens_fill_span_(span, position - span->first, take, stream->V, out);
         position += take;
         out += take;
         n -= take;
@@ -548,12 +727,28 @@ static inline int tokens_at(const TokenStream* stream, size_t position) {
     return token;
 }
 
+// Sets the error to what happened when mapped_try, with a function that reads the stream, did not come to its
+// end. Returns 0 if that was no file of this stream: then it only says so much.
+static inline int tokens_describe(const TokenStream* stream, MappedResult result, const void* where,
+                                  char* error) {
+    for (size_t i = 0; i < stream->num_spans; i++) {
+        const TokenSpan* span = &stream->spans[i];
+        const char *at = (const char*)where, *map = (const char*)span->map, *index = (const char*)span->index;
+        if ((map && at >= map && at < map + span->map_bytes) ||
+            (index && at >= index && at < index + span->index_bytes)) {
+            tokens_describe_span_(span, result, where, error);
+            return 1;
+        }
+    }
+    return error_set(error, stream->name, "cannot be read any more; was it written to?");
+}
+
 // ---- verifying files
 
 enum { TOKENS_MAX_SUM_ = 1 << 16 }; // bytes of a .xxh64 file: sixteen digits and a name
 
 // Compares a file with the checksum in path.xxh64, if there is one: sets what was found, in a few words.
-static inline int tokens_verify_checksum_(const char* path, const char** found, char* error) {
+static inline int tokens_verify_checksum(const char* path, const char** found, char* error) {
     char sum_path[PATH_MAX];
     unsigned long long wanted;
     uint64_t value = 0;
@@ -593,7 +788,7 @@ static inline int tokens_verify_file(FILE* out, const char* path, TokensFormat f
     memset(&stream, 0, sizeof(stream));
     stream.spans = spans;
     const int ok = tokens_append_file_(&stream, path, format, vocab_size, &progress, error) &&
-                   tokens_verify_checksum_(path, &checksum, error);
+                   tokens_verify_checksum(path, &checksum, error);
     if (ok) {
         const TokenSpan* span = &spans[stream.num_spans - 1];
         fprintf(out, "ok   %s: %zu %s%s, %s\n", path, span->count,

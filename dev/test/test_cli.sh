@@ -188,7 +188,8 @@ test_bad_data() {
     bad 1 "train_1.bin|100 tokens" "${model[@]}" --seq-len 80 --train-data train_1.bin
     bad 1 "bare_2.bin|--data-format nanogpt" "${tiny[@]}" --train-data bare_2.bin --vocab-size 100
     bad 1 "no token 99 (end of text)|--pack stream" "${tiny[@]}" "${shards[@]}" --pack aligned
-    bad 1 "directory" "${tiny[@]}" --train-data /tmp
+    mkdir empty
+    bad 1 "empty: a directory without text files" "${tiny[@]}" --train-data empty
     bad 1 "none.bin|tokenizer" "${tiny[@]}" "${shards[@]}" --tokenizer none.bin
     bad 1 "train_0.bin|magic 20240520|20240328" "${tiny[@]}" "${shards[@]}" --tokenizer train_0.bin
 }

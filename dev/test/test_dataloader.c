@@ -391,6 +391,62 @@ static void test_wait(const char* list) {
     sources_close(&sources);
 }
 
+// ---- files that somebody writes to
+
+// Takes batches until there is an error; what comes before is sound, and all that comes after are zeros.
+static void expect_broken(Dataloader* loader, const char* words) {
+    int batches = 0;
+    while (!dataloader_error(loader) && batches < 10000) {
+        dataloader_next(loader);
+        batches++;
+    }
+    const char* error = dataloader_error(loader);
+    EXPECT(error && strstr(error, words), "after %d batches: %s, wanted %s", batches, error ? error : "",
+           words);
+    for (int i = 0; i < 8; i++) {
+        if (i == 4) {
+            dataloader_seek(loader, 0);
+        }
+        const Batch batch = dataloader_next(loader);
+        EXPECT(batch.counted == batch.B * batch.T, "%d targets", batch.counted);
+        for (int t = 0; t < batch.B * batch.T; t++) {
+            EXPECT(batch.inputs[t] == 0 && batch.targets[t] == 0 && (!batch.starts || batch.starts[t] == 0),
+                   "place %d: %d", t, batch.inputs[t]);
+        }
+    }
+}
+
+// A file that becomes shorter, and one that gets a token above the vocabulary, in each packing.
+static void test_written_to(Packing pack) {
+    const uint16_t large = V;
+    for (int way = 0; way < 2; way++) {
+        DataSources sources;
+        Dataloader loader;
+        char path[256];
+        write_documents();
+        snprintf(path, sizeof(path), "%s", test_path("d1.bin"));
+        char list[600];
+        snprintf(list, sizeof(list), "%s:0.5,%s:0.5", test_path("d0.bin"), path);
+        sources_open_files(&sources, list, TOKENS_AUTO, V);
+        sources_pack(&sources, pack, T, EOT, DOCUMENT_MASK_ON);
+        dataloader_open(&loader, &sources, settings_of(2, SHUFFLE_ON, 5));
+        dataloader_next(&loader);
+        EXPECT(!dataloader_error(&loader), "%s", dataloader_error(&loader));
+        if (way == 0) {
+            EXPECT(truncate(path, 0) == 0, "%s", path);
+        } else {
+            const int fd = open(path, O_WRONLY);
+            EXPECT(pwrite(fd, &large, 2, 1024 + 2 * 1000) == 2, "%s", path);
+            close(fd);
+        }
+        expect_broken(&loader, way == 0 ? "d1.bin: became shorter while it was read: at token "
+                                        : "d1.bin: a token became larger than the vocabulary while it was "
+                                          "read: at token 1000 of ");
+        dataloader_close(&loader);
+        sources_close(&sources);
+    }
+}
+
 int main(void) {
     const char* list = write_documents();
     test_orders();
@@ -405,5 +461,8 @@ int main(void) {
     test_uniform_epoch();
     test_seeking(list);
     test_wait(list);
+    test_written_to(PACK_STREAM);
+    test_written_to(PACK_BESTFIT);
+    test_written_to(PACK_DYNAMIC);
     return test_done("dataloader");
 }

@@ -354,6 +354,24 @@ static void open_bad(const void* arg) {
     rows_open(&rows, &stream, bad->pack, bad->T, EOT, DOCUMENT_MASK_OFF);
 }
 
+// The end of a document is one, if the files have a mark elsewhere; if they have none, there are no
+// documents.
+static void test_part(void) {
+    const uint16_t tokens[8] = {EOT, 1, 2, 3, 4, 5, 6, 7};
+    TokenStream stream, tail;
+    Rows rows;
+    tokens_open_memory(&stream, tokens, 8, V, "text");
+    tail = stream;
+    tail.is_view = 1;
+    tail.begin = 4;
+    tail.count = 4;
+    rows_open(&rows, &tail, PACK_PAD, 4, EOT, DOCUMENT_MASK_ON);
+    EXPECT(rows.documents.count == 1 && rows.count == 1 && rows_length(&rows, 0) == 4, "%d rows",
+           (int)rows.count);
+    rows_close(&rows);
+    tokens_close(&stream);
+}
+
 static void test_errors(void) {
     const Bad few = {PACK_STREAM, 4, 4, {1, 2, 3, 4}}, aligned = {PACK_ALIGNED, 4, 4, {EOT, 2, 3, 4}};
     const Bad unmarked = {PACK_BESTFIT, 4, 4, {1, 2, 3, 4}}, empty = {PACK_PAD, 4, 1, {EOT}};
@@ -370,6 +388,7 @@ int main(void) {
     test_random_texts();
     test_windows();
     test_index();
+    test_part();
     test_shards();
     test_scan();
     return test_done("pack");

@@ -340,12 +340,81 @@ static void body_verify(const void* line) {
 
 static void test_verify(void) {
     EXPECT(test_dies(body_verify, TEXT "--val-data %/val.txt --verify-data", 0,
-                     "text.txt: 2000|val.txt: 500|0 bad"),
+                     "text.txt: 1 document, 2000|val.txt: 1 document, 500|0 bad"),
            "");
     EXPECT(test_dies(body_verify, SHARDS "--val-data %/large.bin,%/none.bin", 1,
                      "ok   |train.bin: 1000|BAD  |large.bin: token 0 has id 395|none.bin|2 bad files"),
            "");
     EXPECT(test_dies(body_verify, "--verify-data", 0, "built-in stories"), "");
+}
+
+static int is_there(const char* name) { return access(test_path(name), F_OK) == 0; }
+
+// Bytes with a separator are documents; the end of one text is a document, too, in every packing.
+static void test_documents_of_text(void) {
+    static const char text[] =
+        "one fish.two fish.red fish.blue fish.and one more, which is longer than the others.";
+    test_write("fish.txt", text, strlen(text));
+    Run run = run_open("--train-data %/fish.txt --separator . --pack pad --seq-len 16 --out %/fish");
+    EXPECT(run.data.is_encoded && run.data.kind == DATA_TEXT && run.cfg.V == 257, "bytes, encoded");
+    EXPECT(run.data.train.source[0].rows.documents.count == 5, "%zu documents",
+           run.data.train.source[0].rows.documents.count);
+    EXPECT(strcmp(run.data.train.source[0].name, test_path("fish.txt")) == 0, "%s",
+           run.data.train.source[0].name);
+    EXPECT(is_there("fish/tokens"), "kept");
+    run_close(&run);
+    for (int pack = 1; pack < 6; pack++) {
+        static const char* const names[] = {"", "aligned", "bestfit", "pad", "dynamic", "uniform"};
+        char line[256];
+        snprintf(line, sizeof(line), "%s--pack %s", TEXT "--seq-len 16 --doc-mask on ", names[pack]);
+        run = run_open(line);
+        EXPECT(run.data.val.source[0].rows.documents.count == 1 && run.data.val.tokens == 100, "%s", line);
+        run_close(&run);
+    }
+    expect_refused(SHARDS "--separator x", 2, "--separator x|train.bin");
+    expect_refused("--separator x --steps 1", 2, "--separator x needs --train-data");
+}
+
+// --plan and --print-config write nothing: what is not kept is unknown.
+static void test_dry(void) {
+    static const char* const dry[] = {" --plan", " --print-config"};
+    char line[256];
+    for (int i = 0; i < 2; i++) {
+        snprintf(line, sizeof(line), "%s%s", TEXT "--seq-len 16 --tokenizer bpe:300 --out %/dry", dry[i]);
+        Run run = run_open(line);
+        EXPECT(run.data.is_unknown && run.cfg.V == 300 && run.options.steps == OPTION_AUTO, "%s", line);
+        run_close(&run);
+        snprintf(line, sizeof(line), "%s%s", TEXT "--seq-len 16 --tokenizer %/merges.txt --steps 7", dry[i]);
+        run = run_open(line);
+        EXPECT(run.data.is_unknown && run.cfg.V == 259 && run.options.steps == 7, "%s", line);
+        run_close(&run);
+    }
+    EXPECT(!is_there("dry"), "a directory");
+    Run run = run_open(TEXT "--seq-len 16 --tokenizer %/merges.txt --out %/dry");
+    const int64_t steps = run.options.steps;
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16 --tokenizer %/merges.txt --out %/dry --plan");
+    EXPECT(!run.data.is_unknown && run.options.steps == steps && run.data.train.tokens > 0, "kept tokens");
+    run_close(&run);
+}
+
+// More files than the system maps are made into shards, of the same tokens.
+static void test_many_files(void) {
+    char name[64];
+    mkdir(test_path("many"), 0777);
+    for (int i = 0; i <= SETUP_MAPPED_FILES; i++) {
+        snprintf(name, sizeof(name), "many/%06d.txt", i);
+        test_write(name, name + 5, 6);
+    }
+    Run run = run_open("--train-data %/many --seq-len 16");
+    const TokenStream* stream = &run.data.train.source[0].stream;
+    EXPECT(run.data.is_encoded && stream->num_spans == 1, "%zu spans", stream->num_spans);
+    EXPECT(run.data.train.tokens + run.data.val.tokens == 7 * (SETUP_MAPPED_FILES + 1),
+           "bytes, and ends of text");
+    EXPECT(tokens_at(stream, 7) == 256 && tokens_at(stream, 8) == '0' && tokens_at(stream, 13) == '1',
+           "bytes");
+    run_close(&run);
+    EXPECT(text_data_temporary_[0] == '\0', "%s is left", text_data_temporary_);
 }
 
 // The loaders that both trainers open.
@@ -464,14 +533,28 @@ static void test_steps(void) {
         {TEXT "--seq-len 100 --batch 1", 18}, // of 1900 tokens: 19 inputs, but the last has no target
         {TEXT "--seq-len 16 --batch 512", 1}, // less than one batch
         {TEXT "--seq-len 16 --steps 0", 0},
+        {TEXT "--seq-len 16 --batch 4 --epochs 1", 1888 / 64},
+        {TEXT "--seq-len 16 --batch 4 --epochs 2.5 --steps auto", (int)(2.5 * 1888 / 64)},
+        {TEXT "--seq-len 16 --batch 4 --epochs 0.001", 1},
         {TEXT "--seq-len 16 --steps 77", 77},
         {"--seq-len 1 --batch 1 --eval-batches 1", SETUP_STORIES_STEPS},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
         EXPECT(run.options.steps == cases[i].steps, "%s: %lld", cases[i].line, (long long)run.options.steps);
+        EXPECT(run.options.epochs == 0, "said by --steps from now on");
         run_close(&run);
     }
+    Options resumed =
+        parse(TEXT "--epochs 2"); // steps come from the checkpoint, and are not on the command line
+    RunData text = {.kind = DATA_TEXT};
+    resumed.steps = 5;
+    setup_length_(&text, &resumed);
+    EXPECT(resumed.steps == OPTION_AUTO, "%lld steps", (long long)resumed.steps);
+    expect_refused(TEXT "--epochs 2 --steps 7", 2, "--epochs 2 and --steps 7: wanted one of them");
+    expect_refused("--epochs 2", 2, "--epochs 2 needs --train-data");
+    expect_refused(TEXT "--epochs 1e9 --seq-len 1 --batch 1", 2,
+                   "--epochs 1e+09 is 1.9e+12 steps; wanted at most");
 }
 
 static void test_times(void) {
@@ -561,6 +644,9 @@ static void test_prompt(void) {
 int main(void) {
     write_files();
     test_verify();
+    test_documents_of_text();
+    test_dry();
+    test_many_files();
     test_model();
     test_model_file();
     test_data();

@@ -160,14 +160,42 @@ static void test_print(void) {
     fclose(file);
 }
 
-static void test_verify(void) {
-    FILE* file = tmpfile();
-    write_tokens("x_bad.bin", "", 0, 2, (const int[]){1, 2}, 2);
-    EXPECT(sources_verify(file, list_of("%/a_*.bin:1,%/b.bin:1"), TOKENS_AUTO, V) == 0, "");
-    EXPECT(sources_verify(file, list_of("%/[acx]_*.bin,%/none.bin"), TOKENS_AUTO, V) == 2,
-           "all bad ones count");
-    fclose(file);
-    unlink(test_path("x_bad.bin"));
+// ---- names and contents
+
+static void test_names(void) {
+    DataSources sources;
+    write_shard("x,y:5.bin", MAGIC_U16, 0, 50);
+    open_list(&sources, "%/x\\,y\\:5.bin:1,%/c.bin:1", 10);
+    EXPECT(sources.count == 2 && sources.source[0].stream.count == 50, "%d sources", sources.count);
+    EXPECT(strcmp(sources.source[0].name, list_of("%/x\\,y\\:5.bin")) == 0, "%s", sources.source[0].name);
+    sources_rename(&sources, "books/*.txt:1,other:1");
+    EXPECT(strcmp(sources.source[0].stream.name, "books/*.txt") == 0, "%s", sources.source[0].stream.name);
+    EXPECT(strcmp(sources.source[1].name, "other") == 0, "%s", sources.source[1].name);
+    sources_close(&sources);
+}
+
+static uint64_t fingerprint_of(const char* list) {
+    DataSources sources, tail;
+    sources_open_files(&sources, list_of(list), TOKENS_AUTO, V);
+    sources_split_tail(&sources, &tail, 10);
+    const uint64_t value = sources.fingerprint;
+    EXPECT(value && tail.fingerprint == value, "%s", list);
+    sources_close(&tail);
+    sources_close(&sources);
+    return value;
+}
+
+// The data is the same under other names, and another one in another order.
+static void test_fingerprint(void) {
+    const uint16_t tokens[20] = {0};
+    DataSources memory;
+    write_shard("moved.bin", MAGIC_U32, 1000, 401);
+    EXPECT(fingerprint_of("%/b.bin:1,%/c.bin:1") == fingerprint_of("%/moved.bin:1,%/c.bin:1"), "moved");
+    EXPECT(fingerprint_of("%/b.bin:1,%/c.bin:1") != fingerprint_of("%/c.bin:1,%/b.bin:1"), "another order");
+    EXPECT(fingerprint_of("%/a_*.bin") != fingerprint_of("%/b.bin"), "other data");
+    sources_open_memory(&memory, tokens, 20, V, "memory");
+    EXPECT(memory.fingerprint == 0, "memory has none");
+    sources_close(&memory);
 }
 
 // ---- errors
@@ -205,6 +233,7 @@ int main(void) {
     test_epoch();
     test_tail();
     test_print();
-    test_verify();
+    test_names();
+    test_fingerprint();
     return test_done("sources");
 }

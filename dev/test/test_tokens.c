@@ -68,6 +68,131 @@ static void test_text(void) {
     tokens_close(&stream);
 }
 
+// A backslash makes a comma or a letter of a pattern part of a name; a directory is its text files.
+static void test_names(void) {
+    static const char* const files[] = {"a,b.txt", "c[1*.md", "d.jsonl.gz", "e.bin", "f"};
+    char name[64], names[PATH_MAX];
+    mkdir(test_path("n,?:"), 0777);
+    for (int i = 0; i < 5; i++) {
+        snprintf(name, sizeof(name), "n,?:/%s", files[i]);
+        test_write(name, "text", 4);
+    }
+    char* escaped = tokens_escape(test_path("n,?:"));
+    EXPECT(strstr(escaped, "n\\,\\?\\:"), "%s", escaped);
+    snprintf(names, sizeof(names), ",%s/a\\,b.txt,,%s/c\\[1\\**", escaped, escaped);
+    glob_t list = tokens_list(names);
+    EXPECT(list.gl_pathc == 2 && strcmp(list.gl_pathv[0], test_path("n,?:/a,b.txt")) == 0 &&
+               strcmp(list.gl_pathv[1], test_path("n,?:/c[1*.md")) == 0,
+           "%s: %zu files, %s", names, list.gl_pathc, list.gl_pathv[0]);
+    globfree(&list);
+    list = tokens_list(escaped);
+    EXPECT(list.gl_pathc == 3 && strcmp(list.gl_pathv[2], test_path("n,?:/d.jsonl.gz")) == 0,
+           "%zu files of a directory", list.gl_pathc);
+    globfree(&list);
+    free(escaped);
+}
+
+// The fingerprint is of the contents: not of names or times, and of the index, too.
+static void test_fingerprint(void) {
+    static const int32_t lengths[] = {4, 5}, others[] = {5, 4};
+    static const int64_t documents[] = {0, 1, 2};
+    const char* names[5] = {write_shard("p.bin", MAGIC_U16, 0, 9), write_shard("q.bin", MAGIC_U16, 0, 9),
+                            write_shard("r.bin", MAGIC_U16, 1, 9), NULL, NULL};
+    const int tokens[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+    uint64_t value[5];
+    names[3] = write_tokens("s.bin", "", 0, 2, tokens, 9);
+    write_index("s.idx", 2, lengths, 2, documents, 3);
+    names[4] = write_tokens("t.bin", "", 0, 2, tokens, 9);
+    write_index("t.idx", 2, others, 2, documents, 3);
+    for (int i = 0; i < 5; i++) {
+        TokenStream stream = open_files(names[i]);
+        value[i] = stream.fingerprint;
+        tokens_close(&stream);
+    }
+    EXPECT(value[0] == value[1] && value[0] != 0, "the same contents");
+    EXPECT(value[0] != value[2], "other tokens");
+    EXPECT(value[3] != value[4], "other documents");
+}
+
+// ---- files that somebody writes to
+
+typedef struct {
+    const TokenStream* stream;
+    size_t start, n;
+    int out[16];
+} Reading;
+
+static void read_stream(void* reading_) {
+    Reading* r = (Reading*)reading_;
+    tokens_fill(r->stream, r->start, r->n, r->out);
+}
+
+static void expect_left(const TokenStream* stream, size_t start, MappedResult wanted, const char* message) {
+    Reading reading = {stream, start, 4, {0}};
+    char error[ERROR_BYTES] = "";
+    const void* where;
+    const MappedResult result = mapped_try(read_stream, &reading, &where);
+    EXPECT(result == wanted, "at %zu: %d, wanted %d", start, result, wanted);
+    if (result != MAPPED_READ) {
+        EXPECT(tokens_describe(stream, result, where, error), "no file of the stream");
+        EXPECT(strstr(error, message), "%s", error);
+    }
+}
+
+static void patch(const char* path, long offset, const void* data, size_t bytes) {
+    FILE* file = fopen(path, "r+b");
+    EXPECT(file && fseek(file, offset, SEEK_SET) == 0 && fwrite(data, 1, bytes, file) == bytes, "%s", path);
+    fclose(file);
+}
+
+// What is read from a file that became shorter, or that has an id above the vocabulary now, is left; twice,
+// because the first time must not block the signal.
+static void test_written_to(void) {
+    const char* path = write_shard("shrinks.bin", MAGIC_U32, 0, 10000);
+    const uint32_t large = V, huge = UINT32_MAX;
+    TokenStream stream = open_files(path);
+    expect_left(&stream, 5000, MAPPED_READ, "");
+    patch(path, 1024 + 4 * 5002, &large, 4);
+    patch(path, 1024 + 4 * 6003, &huge, 4);
+    expect_left(&stream, 5000, MAPPED_REFUSED,
+                "shrinks.bin: a token became larger than the vocabulary while it "
+                "was read: at token 5002 of 10000; was it written to?");
+    expect_left(&stream, 6000, MAPPED_REFUSED, "at token 6003 of 10000");
+    EXPECT(truncate(path, 0) == 0, "%s", path);
+    expect_left(&stream, 9000, MAPPED_GONE, "shrinks.bin: became shorter while it was read: at token 900");
+    expect_left(&stream, 9996, MAPPED_GONE, "of 10000; was it written to?");
+    tokens_close(&stream);
+}
+
+// Without mapped_try: the system's signal, or an error.
+static void read_shorter(const void* path) {
+    TokenStream stream = open_files((const char*)path);
+    EXPECT(truncate((const char*)path, 0) == 0, "%s", (const char*)path);
+    tokens_at(&stream, 9999);
+}
+
+static void read_larger(const void* path) {
+    const uint32_t large = V;
+    TokenStream stream = open_files((const char*)path);
+    patch((const char*)path, 1024, &large, 4);
+    tokens_at(&stream, 0);
+}
+
+static void test_unguarded(void) {
+    const char* path = write_shard("dies.bin", MAGIC_U32, 0, 10000);
+    EXPECT(test_dies(read_larger, path, EXIT_FAILURE, "dies.bin: a token became larger than the vocabulary"),
+           "");
+    const pid_t child = fork();
+    if (child == 0) {
+        fclose(stderr); // a sanitizer has much to say here
+        read_shorter(write_shard("dies.bin", MAGIC_U32, 0, 10000));
+        _exit(EXIT_SUCCESS);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS, "status %d", status);
+}
+
 static void test_split(void) {
     uint16_t memory[400];
     for (size_t i = 0; i < 400; i++) {
@@ -148,7 +273,9 @@ static void test_file_errors(void) {
     EXPECT(open_dies(test_path("none.txt"), "none.txt|No such file"), "");
     EXPECT(open_dies("", "names no file"), "");
     EXPECT(open_dies(",,", "\",,\": names no file"), "");
-    EXPECT(open_dies(test_tmpdir(), "/tmp/|a directory"), "");
+    mkdir(test_path("dir"), 0777);
+    EXPECT(open_dies(test_path("dir"), "/dir: a directory without text files|'/tmp/|/*.bin' for shards"), "");
+    EXPECT(open_dies(test_path("d?r"), "/dir: a directory, wanted a file"), "");
     EXPECT(open_dies("/dev/null", "/dev/null: not a regular file"), "");
     EXPECT(open_dies(test_write("empty.txt", "", 0), "empty.txt: empty file"), "");
     EXPECT(open_dies(test_write("empty.bin", "", 0), "empty.bin: empty file"), "");
@@ -418,7 +545,7 @@ static int test_large_shard(void) {
     const char* path = write_sparse("large.bin", 1024 + 2 * count, header, sizeof(header),
                                     (const uint16_t[]){11, 22, 33, 44}, 8);
     if (path) {
-        TokenStream stream = {.name = path, .spans = check_alloc(1, sizeof(TokenSpan), "span")};
+        TokenStream stream = {.name = path, .V = V, .spans = check_alloc(1, sizeof(TokenSpan), "span")};
         TokenSpan span;
         char error[ERROR_BYTES];
         EXPECT(tokens_open_span_(&span, path, TOKENS_AUTO, error), "%s", error);
@@ -449,12 +576,16 @@ int main(void) {
     // Programs that die come first: a child of a process whose OpenMP threads have run cannot start its own.
     test_bad_tokens();
     test_large_scan();
+    test_unguarded();
     test_file_errors();
     test_header_errors();
     test_too_few();
     test_megatron_errors();
     test_nanogpt_errors();
     test_shards();
+    test_names();
+    test_fingerprint();
+    test_written_to();
     test_text();
     test_split();
     test_split_text();

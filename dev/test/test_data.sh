@@ -1,0 +1,249 @@
+#!/usr/bin/env bash
+# test_data.sh -- the trainer's data as its users see it: how files are named, what is kept of text and when it is made
+# again, what is left behind when a run ends early, and files that somebody writes to meanwhile.
+#
+#     dev/test/test_data.sh build/plain/train_gpt2
+#
+# One line for each check that fails; the last line counts them.
+set -u
+export OMP_WAIT_POLICY=passive LC_ALL=C
+
+trainer=$(realpath "${1:?usage: test_data.sh TRAINER}")
+name=test_data
+source dev/test/check.sh
+work=$(mktemp -d /tmp/llmc_data_XXXXXX)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+mkdir tmp
+export TMPDIR=$work/tmp
+
+# A run that takes a few milliseconds.
+tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-batches 2 --sample-every 0)
+words=(--tokenizer merges.txt)
+
+train() {
+    timeout 120 "$trainer" "$@" >stdout 2>stderr </dev/null
+    status=$?
+}
+
+good() {
+    local what=$1
+    shift
+    train "$@"
+    check "$what: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+}
+
+bad() {
+    local wanted_status=$1 words=$2
+    shift 2
+    train "$@"
+    check_error "$*" "$wanted_status" "$words"
+}
+
+# says WHAT WORDS: the last run has said so.
+says() { check "$1: \"$2\" is not said" grep -qF -- "$2" stdout; }
+losses() { sed -n 's/^{"kind":"\(train\|val\)".*"loss":\([^,}]*\).*/\2/p' "$1/log.jsonl"; }
+same_losses() { [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ]; }
+is_empty() { [ -z "$(ls -A "$1")" ]; }
+count_is() { [ "$(find "$1" -type f | wc -l)" = "$2" ]; }
+
+make_files() {
+    local i
+    for i in {1..200}; do
+        echo "$i bottles of beer on the wall, $i bottles of beer. Take $((i % 7)) down, pass them around."
+    done >text.txt
+    printf '#version: 0.2\nt h\nth e\n' >merges.txt
+    mkdir books
+    split -n 3 --additional-suffix .txt text.txt books/b
+    sed 's/$/<|endoftext|>/' text.txt | tr -d '\n' >marked.txt
+    for i in {1..4000}; do cat text.txt; done >long.txt
+}
+
+# ---- what is kept
+
+test_kept() {
+    local shard
+    good "text" "${tiny[@]}" "${words[@]}" --train-data text.txt --out first
+    check "a shard and its record" count_is first/tokens 2
+    cp -r first kept
+    touch -d 2020-01-01 text.txt
+    good "a text that was touched" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    says "the tokens are taken" "text.txt: tokens of an earlier run"
+    check "no second copy" count_is kept/tokens 2
+
+    shard=$(echo kept/tokens/*.bin)
+    printf '\1\1' | dd of="$shard" bs=1 seek=5000 conv=notrunc status=none
+    good "a shard that was written to" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    says "it is named" "$shard: checksum "
+    says "the text is encoded again" "text.txt is encoded again"
+    check "with the same losses" same_losses kept first
+    head -c 3000 "$shard" >short && cp short "$shard"
+    good "a shard that is shorter" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    says "it is named" "$shard: 3000 bytes, wanted "
+    check "with the same losses" same_losses kept first
+
+    cp text.txt text.bak
+    tr a-z b-za <text.bak >text.txt
+    touch -d 2020-01-01 text.txt
+    good "another text of the same size and time" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    says "it is encoded" "text.txt: "
+    check "has other losses" [ "$(losses kept)" != "$(losses first)" ]
+    check "what it was before is removed" count_is kept/tokens 2
+    cp text.bak text.txt
+    : >kept/tokens/0123456789abcdef_train_000000.bin.4711.part
+    good "after a killed run" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    check "its unfinished shard is removed" count_is kept/tokens 2
+}
+
+# --plan and --print-config write nothing.
+test_dry() {
+    local option
+    for option in --plan --print-config; do
+        good "$option" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300 --out never $option
+        check "$option makes no vocabulary" [ ! -e never ]
+        good "$option" "${tiny[@]}" --train-data text.txt "${words[@]}" --out never $option
+        check "$option makes no tokens" [ ! -e never ]
+        good "$option" "${tiny[@]}" --train-data text.txt "${words[@]}" $option
+        check "$option makes no temporary files" is_empty tmp
+    done
+    good "--verify-data" --train-data text.txt --tokenizer bpe:300 --out never --verify-data
+    check "--verify-data makes no vocabulary" [ ! -e never ]
+}
+
+# ---- what is left
+
+# stop WHAT OPTIONS...: a run that is stopped while it works on a text that takes some seconds.
+stop() {
+    local what=$1 process i list=long.txt
+    shift
+    for i in {1..30}; do list+=,long.txt; done
+    "$trainer" "${tiny[@]}" --train-data $list "$@" >stdout 2>stderr </dev/null &
+    process=$!
+    for ((i = 0; i < 200; i++)); do
+        sleep 0.02
+        [ -z "$(find tmp stopped -type f 2>/dev/null)" ] || break
+        [ "$what" != "training a vocabulary" ] || [ ! -e stopped ] || break
+    done
+    kill -TERM $process
+    wait $process
+    status=$?
+    check "SIGTERM while $what: exit status $status" [ $status = 143 ]
+    check "is said: $(cat stderr)" grep -qx "stopped by SIGTERM while $what" stderr
+    check "SIGTERM while $what: nothing is left in TMPDIR" is_empty tmp
+    check "SIGTERM while $what: nothing is left in --out" [ -z "$(find stopped -type f 2>/dev/null)" ]
+    rm -rf stopped
+}
+
+test_left() {
+    stop "encoding text" "${words[@]}"
+    stop "encoding text" "${words[@]}" --out stopped
+    stop "training a vocabulary" --tokenizer bpe:2000 --out stopped
+    printf '{"text":"one"}\n{"text":2}\n' >bad.jsonl
+    bad 1 "bad.jsonl:2" "${tiny[@]}" "${words[@]}" --train-data bad.jsonl
+    check "bad JSON leaves nothing" is_empty tmp
+    echo few >few.txt
+    bad 1 "few.txt: 5 tokens, wanted" "${tiny[@]}" "${words[@]}" --train-data few.txt
+    check "too little text leaves nothing" is_empty tmp
+    bad 1 "none.txt|No such file" "${tiny[@]}" "${words[@]}" --train-data text.txt --val-data none.txt
+    check "missing validation data leave nothing" is_empty tmp
+    good "a run" "${tiny[@]}" "${words[@]}" --train-data text.txt
+    check "a whole run leaves nothing" is_empty tmp
+}
+
+# ---- names
+
+test_names() {
+    mkdir 'odd [*,dir'
+    cp text.txt 'a,b:5'
+    cp text.txt 'odd [*,dir/w?[x.txt'
+    good "a name with a comma and a weight" "${tiny[@]}" --train-data 'a\,b\:5'
+    good "such names with weights" "${tiny[@]}" "${words[@]}" --train-data 'a\,b\:5:0.5,odd \[\*\,dir/w\?\[x.txt:0.5'
+    says "they are sources" 'source a\,b\:5: '
+    good "an --out of such a name" "${tiny[@]}" "${words[@]}" --train-data text.txt --out 'odd [*,dir/out'
+    TMPDIR="$work/odd [*,dir" good "a TMPDIR of such a name" "${tiny[@]}" "${words[@]}" --train-data text.txt
+    check "it is cleared" [ "$(find 'odd [*,dir' -name 'tokens-*')" = "" ]
+    TMPDIR='' good "an empty TMPDIR" "${tiny[@]}" "${words[@]}" --train-data text.txt
+    TMPDIR=/nowhere bad 1 "TMPDIR /nowhere: cannot make a directory" "${tiny[@]}" "${words[@]}" --train-data text.txt
+
+    good "a directory" "${tiny[@]}" --train-data books --out directory
+    good "its files" "${tiny[@]}" --train-data 'books/*.txt' --out files
+    check "are the same" same_losses directory files
+    mkdir bare
+    bad 1 "bare: a directory without text files|'bare/*.bin'" "${tiny[@]}" --train-data bare
+}
+
+# ---- documents
+
+test_documents() {
+    local pack
+    for pack in aligned bestfit pad dynamic uniform; do
+        good "--pack $pack of one text" "${tiny[@]}" "${words[@]}" --train-data text.txt --pack $pack --doc-mask on
+        says "--pack $pack" "source text.txt: "
+        good "--pack $pack of a few" "${tiny[@]}" --train-data 'books/*.txt' --pack $pack
+        says "--pack $pack" "3 documents, packed ($pack)"
+    done
+    good "a mark in the text" "${tiny[@]}" "${words[@]}" --train-data marked.txt
+    says "it is noticed" "warning: marked.txt has the characters <|endoftext|>"
+    good "a mark in bytes" "${tiny[@]}" --train-data marked.txt
+    check "it is noticed once" [ "$(grep -c "separator '<|endoftext|>'" stdout)" = 1 ]
+    good "a separator" "${tiny[@]}" "${words[@]}" --train-data marked.txt --separator '<|endoftext|>' --pack pad --out marked
+    check "makes documents" grep -q 'source marked.txt: .*; 19[0-9] documents' stdout
+    check "and no warning" [ "$(grep -c warning stdout)" = 0 ]
+    good "a separator of bytes" "${tiny[@]}" --train-data marked.txt --separator '<|endoftext|>' --pack pad
+    check "makes documents" grep -q 'source marked.txt: .*; 19[0-9] documents' stdout
+    good "another separator" "${tiny[@]}" "${words[@]}" --train-data marked.txt --separator bottles --out marked
+    check "makes other tokens" [ "$(grep -c 'tokens of an earlier run' stdout)" = 0 ]
+    good "a vocabulary and a separator" "${tiny[@]}" --tokenizer bpe:300 --train-data marked.txt \
+        --separator '<|endoftext|>' --out own
+    check "the vocabulary has no parts of it" [ "$(grep -c '"<|"' own/tokenizer.json)" = 0 ]
+    bad 2 "--separator x needs --train-data" "${tiny[@]}" --separator x
+
+    good "--epochs" "${tiny[@]:0:10}" --train-data text.txt --epochs 0.02 --out epochs
+    check "are steps" grep -q '"steps":[1-9][0-9]*,.*"epochs":0,' <(head -n 1 epochs/log.jsonl)
+    bad 2 "--epochs 1 and --steps 2" "${tiny[@]}" --train-data text.txt --epochs 1
+}
+
+# ---- bad files
+
+test_verify() {
+    gzip -c text.txt >whole.txt.gz
+    head -c 700 whole.txt.gz >cut.txt.gz
+    echo garbage >garbage.parquet
+    train --verify-data --train-data cut.txt.gz,garbage.parquet,whole.txt.gz,none.txt,text.txt "${words[@]}"
+    check "verifying bad files: exit status $status" [ $status = 1 ]
+    check "each bad one is named" [ "$(grep -cE '^BAD  (cut.txt.gz|garbage.parquet|none.txt): ' stdout)" = 3 ]
+    check "and each sound one" [ "$(grep -cE '^ok   (whole.txt.gz|text.txt): 1 document, [0-9]+ bytes' stdout)" = 2 ]
+    says "their number" "3 bad files"
+}
+
+# A file that becomes shorter for good, or while it is written again, does not kill the run.
+test_written_to() {
+    local way process i
+    for way in shorter again; do
+        cp text.txt changing.txt
+        "$trainer" "${tiny[@]:0:10}" --steps 1000000 --eval-every 0 --sample-every 0 --train-data changing.txt \
+            >stdout 2>stderr </dev/null &
+        process=$!
+        for ((i = 0; i < 200; i++)); do
+            sleep 0.02
+            ! grep -q '^step' stdout || break
+        done
+        check "a run goes" grep -q '^step' stdout
+        if [ $way = shorter ]; then : >changing.txt; else head -c 5000 /dev/urandom >changing.txt; fi
+        sleep 0.5
+        kill -TERM $process 2>/dev/null # if it has not ended
+        wait $process
+        status=$?
+        check "a file that changes ($way): exit status $status" grep -qx '1\|75\|143' <<<$status
+    done
+}
+
+make_files
+test_kept
+test_dry
+test_left
+test_names
+test_documents
+test_verify
+test_written_to
+check_done
