@@ -353,24 +353,22 @@ static inline int setup_sources_(DataSources* sources, const RunData* data, cons
     return shards != NULL;
 }
 
-// Whether bytes are turned into shards first: where a separator makes documents of them, and where the files
-// are so many that the system would not map them all.
-static inline int setup_encodes_bytes_(const Options* options) {
-    const char* lists[2] = {options->train_data, options->val_data};
-    int encodes = options->separator[0] != '\0';
-    for (int i = 0; i < 2 && !encodes && lists[i][0]; i++) {
-        SourceList sources;
-        size_t count = 0;
-        sources_read_list(&sources, lists[i]);
-        for (int k = 0; k < sources.count; k++) {
-            glob_t files = tokens_list(sources.names[k]);
-            count += files.gl_pathc;
-            globfree(&files);
+// The number of files of a list, all of which must be there: what is missing shows before others are encoded.
+static inline size_t setup_count_files_(const char* list) {
+    SourceList sources;
+    size_t count = 0;
+    sources_read_list(&sources, list);
+    for (int i = 0; i < sources.count && list[0]; i++) {
+        glob_t files = tokens_list(sources.names[i]);
+        count += files.gl_pathc;
+        for (size_t k = 0; k < files.gl_pathc; k++) {
+            CHECK(access(files.gl_pathv[k], R_OK) == 0, "%s: cannot open the data: %s", files.gl_pathv[k],
+                  strerror(errno));
         }
-        free(sources.text);
-        encodes = count > SETUP_MAPPED_FILES;
+        globfree(&files);
     }
-    return encodes;
+    free(sources.text);
+    return count;
 }
 
 // Where text is encoded to: beside the run or, without --out, where it is removed as soon as it is mapped.
@@ -409,8 +407,9 @@ static inline void setup_check_files_(const RunData* data, const Options* option
 static inline int setup_files_(RunData* data, const Options* options) {
     char directory[PATH_MAX] = "";
     setup_check_files_(data, options);
-    if (data->kind == DATA_TEXT) {
-        data->is_encoded = setup_encodes_bytes_(options);
+    const size_t files = setup_count_files_(options->train_data) + setup_count_files_(options->val_data);
+    if (data->kind == DATA_TEXT) { // bytes, with a separator, or of more files than can be mapped
+        data->is_encoded = options->separator[0] || files > SETUP_MAPPED_FILES;
     }
     if (data->is_unknown || (data->is_encoded && !setup_encoded_directory_(options, directory)) ||
         !setup_sources_(&data->train, data, options, options->train_data, directory)) {
