@@ -393,6 +393,15 @@ static void go_back(Run* run, const char* reason) {
     log_rollback(run->log, from, run->state.step, reason);
 }
 
+// Ends the program because a file of the data has changed under the run, after saving what it was before.
+static void end_by_bad_data(Run* run, const char* error) {
+    if (session_is_unsaved(run->session, &run->state)) {
+        save(run);
+    }
+    session_wait(run->session, run->log);
+    CHECK(0, "%s", error);
+}
+
 // One update, or none if the loss or the norm forbids it.
 static void run_step(Run* run) {
     const Options* o = run->options;
@@ -402,7 +411,12 @@ static void run_step(Run* run) {
     if (o->overfit) {
         dataloader_seek(run->train, 0);
     }
+    const uint64_t first = run->train->next;
     const BatchGradient gradient = accumulate_gradients(run->model, run->train, o);
+    if (dataloader_error(run->train)) {
+        dataloader_seek(run->train, first);
+        end_by_bad_data(run, dataloader_error(run->train));
+    }
     const double loss = gradient.loss, norm = gradient.norm;
     const UpdateVerdict verdict = guard_check(&state->guard, loss, norm);
     AdamW adamw = setup_adamw(o, state->step, state->updates + 1, norm);
@@ -444,6 +458,9 @@ static int evaluate(Run* run, double* loss) {
         gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
         sum += gpt2_loss(model, batch);
         counted += batch.counted;
+    }
+    if (dataloader_error(run->val)) {
+        end_by_bad_data(run, dataloader_error(run->val));
     }
     *loss = sum / (double)batches * targets_factor((double)batches * model->B * model->T, counted);
     return 1;

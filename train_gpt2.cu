@@ -680,6 +680,15 @@ static int overflowed(Run* run, int64_t step, double loss, double norm) {
     return 1;
 }
 
+// Ends the program because a file of the data has changed under the run, after saving what it was before.
+static void end_by_bad_data(Run* run, const char* error) {
+    if (session_is_unsaved(run->session, &run->state)) {
+        save(run);
+    }
+    session_wait(run->session, run->log);
+    CHECK(0, "%s", error);
+}
+
 // One update, or none if the loss or the norm forbids it.
 static void run_step(Run* run) {
     const Options* o = run->options;
@@ -689,7 +698,12 @@ static void run_step(Run* run) {
     if (o->overfit) {
         dataloader_seek(run->train, 0);
     }
+    const uint64_t first = run->train->next;
     const BatchGradient gradient = accumulate_gradients(run->model, run->train, o);
+    if (dataloader_error(run->train)) {
+        dataloader_seek(run->train, first);
+        end_by_bad_data(run, dataloader_error(run->train));
+    }
     const double loss = gradient.loss, norm = gradient.norm;
     AdamW adamw = setup_adamw(o, state->step, state->updates + 1, norm);
     adamw.grad_scale *= (float)gradient.scale;
@@ -758,6 +772,9 @@ static int evaluate(Run* run, double* loss) {
         counted += batch.counted;
         gpt2_forward(model, batch.B, batch.T, 0);
         gpt2_loss(model, batch.B, batch.T, i == 0 ? GRADIENT_SET : GRADIENT_ADD);
+    }
+    if (dataloader_error(run->val)) {
+        end_by_bad_data(run, dataloader_error(run->val));
     }
     *loss = gpt2_read_result(model).loss / (double)batches *
             targets_factor((double)batches * model->B * model->T, counted);

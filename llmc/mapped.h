@@ -7,6 +7,9 @@ in this thread, ends the function at once, and so does mapped_refuse, for what w
 The function is left where it stands, as by longjmp: it must not hold a lock, and memory that it took is lost.
 A guard inside of another one has its place; one in a parallel region of OpenMP must be inside of it.
 
+What is cut off inside of the file's last page reads as zeros, and nobody notices: at most 4095 bytes, as a
+rule.
+
 A handler cannot be given the guard as an argument, so it is a variable of the thread.
 
 needs:   nothing

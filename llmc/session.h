@@ -12,7 +12,7 @@ Without --out nothing is saved; the program ends by the signal, after a word on 
 
 needs:   checkpoint.h log.h options.h resume.h schedule.h signals.h state.h
 defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, session_close, session_next,
-session_report, session_wait, session_stopped, session_diverged, session_go_back
+session_report, session_is_unsaved, session_wait, session_stopped, session_diverged, session_go_back
 */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -105,6 +105,11 @@ static inline void session_wait(Session* s, RunLog* log) {
     if (s->can_save && checkpoint_wait(&s->checkpoints, path)) {
         log_save(log, s->checkpoints.state.run.step, path);
     }
+}
+
+// Whether what the run is now is not on the disk, and could be.
+static inline int session_is_unsaved(const Session* s, const RunState* run) {
+    return s->can_save && run->step != s->checkpoints.saved_step;
 }
 
 // Says why the run ends before its time.

@@ -396,24 +396,22 @@ static inline int setup_sources_(DataSources* sources, const RunData* data, cons
     return shards != NULL;
 }
 
-// Whether bytes are turned into shards first: where a separator makes documents of them, and where the files
-// are so many that the system would not map them all.
-static inline int setup_encodes_bytes_(const Options* options) {
-    const char* lists[2] = {options->train_data, options->val_data};
-    int encodes = options->separator[0] != '\0';
-    for (int i = 0; i < 2 && !encodes && lists[i][0]; i++) {
-        SourceList sources;
-        size_t count = 0;
-        sources_read_list(&sources, lists[i]);
-        for (int k = 0; k < sources.count; k++) {
-            glob_t files = tokens_list(sources.names[k]);
-            count += files.gl_pathc;
-            globfree(&files);
+// The number of files of a list, all of which must be there: what is missing shows before others are encoded.
+static inline size_t setup_count_files_(const char* list) {
+    SourceList sources;
+    size_t count = 0;
+    sources_read_list(&sources, list);
+    for (int i = 0; i < sources.count && list[0]; i++) {
+        glob_t files = tokens_list(sources.names[i]);
+        count += files.gl_pathc;
+        for (size_t k = 0; k < files.gl_pathc; k++) {
+            CHECK(access(files.gl_pathv[k], R_OK) == 0, "%s: cannot open the data: %s", files.gl_pathv[k],
+                  strerror(errno));
         }
-        free(sources.text);
-        encodes = count > SETUP_MAPPED_FILES;
+        globfree(&files);
     }
-    return encodes;
+    free(sources.text);
+    return count;
 }
 
 // Where text is encoded to: beside the run or, without --out, where it is removed as soon as it is mapped.
@@ -452,8 +450,9 @@ static inline void setup_check_files_(const RunData* data, const Options* option
 static inline int setup_files_(RunData* data, const Options* options) {
     char directory[PATH_MAX] = "";
     setup_check_files_(data, options);
-    if (data->kind == DATA_TEXT) {
-        data->is_encoded = setup_encodes_bytes_(options);
+    const size_t files = setup_count_files_(options->train_data) + setup_count_files_(options->val_data);
+    if (data->kind == DATA_TEXT) { // bytes, with a separator, or of more files than can be mapped
+        data->is_encoded = options->separator[0] || files > SETUP_MAPPED_FILES;
     }
     if (data->is_unknown || (data->is_encoded && !setup_encoded_directory_(options, directory)) ||
         !setup_sources_(&data->train, data, options, options->train_data, directory)) {
@@ -606,12 +605,30 @@ static inline float setup_beta2_(int64_t total_batch) {
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
-// The learning rate and the times of things; after setup_data. `has_weights`: the model has learned already.
-static inline void setup_training(Options* options, int has_weights) {
+// The times of things: after the number of steps is known.
+static inline void setup_times_(Options* options) {
     if (options->save_every == OPTION_AUTO) {
         options->save_every = options->out[0] ? (int)setup_once_(options->steps) : 0;
     }
-    if (options->save_every && !options->out[0]) {
+    if (options->warmup == OPTION_AUTO) {
+        options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
+    }
+    if (options->eval_every == OPTION_AUTO) {
+        const int64_t every = options->steps / 10;
+        options->eval_every = (int)(every < 1 ? 1 : every > 1000 ? 1000 : every);
+    }
+    if (options->sample_every == OPTION_AUTO) { // at the end
+        options->sample_every = (int)setup_once_(options->steps);
+    }
+}
+
+// The learning rate and the times of things; after setup_data. `has_weights`: the model has learned already.
+// What depends on an unknown number of steps stays auto.
+static inline void setup_training(Options* options, int has_weights) {
+    if (options->steps != OPTION_AUTO) {
+        setup_times_(options);
+    }
+    if (options->save_every > 0 && !options->out[0]) {
         die_usage("--save-every %d needs a directory: --out", options->save_every);
     }
     if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
@@ -625,16 +642,6 @@ static inline void setup_training(Options* options, int has_weights) {
     }
     if (options->beta2 == OPTION_AUTO) {
         options->beta2 = setup_beta2_(options->total_batch);
-    }
-    if (options->warmup == OPTION_AUTO) {
-        options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
-    }
-    if (options->eval_every == OPTION_AUTO) {
-        const int64_t every = options->steps / 10;
-        options->eval_every = (int)(every < 1 ? 1 : every > 1000 ? 1000 : every);
-    }
-    if (options->sample_every == OPTION_AUTO) { // at the end
-        options->sample_every = (int)setup_once_(options->steps);
     }
     if (options->sample_tokens == OPTION_AUTO) {
         options->sample_tokens = options->seq_len < 256 ? options->seq_len : 256;

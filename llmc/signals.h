@@ -9,7 +9,8 @@ the program on, and acted upon where it is safe: between two steps, batches, or 
 SIGINT and SIGHUP that whoever started the program had ignored (nohup, & in a script) stay ignored.
 
 A handler may only set a flag, and the flag cannot be an argument, nor can what exit() calls take one: these
-three are the only variables of the program that are neither constant nor passed in.
+three, a guard in mapped.h and a name in text_data.h are the only variables of the program that are neither
+constant nor passed in.
 
 needs:   nothing
 defines: signals_open, signals_stop, signals_take_save, signals_name, signals_end,

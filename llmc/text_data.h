@@ -13,8 +13,8 @@ on either side, is encoded again, and the shards of what the source was before a
 read for their checksums at every start: at 5 GB/s that is not what the start waits for, which reads them
 anyway to check their tokens.
 
-Without a directory of the run's own, the shards are in a temporary one, which whatever ends the program
-removes; only SIGKILL does not.
+Without a directory of the run's own, the shards are in a temporary one. It is removed as soon as they are
+mapped, and by whatever ends the program before, but for a signal that kills at once.
 
 needs:   bpe_files.h bpe_train.h check.h file.h json.h peak.h shard_writer.h signals.h sources.h tokenize.h
 xxh64.h
@@ -126,7 +126,7 @@ static inline void text_data_search_(void* search_) {
 
 // Text that is read as bytes: says so, once for a source, if one of its files seems to have a separator.
 static inline void text_data_warn(FILE* screen, const DataSources* sources) {
-    const size_t most = (size_t)64 << 20; // of a file
+    const size_t most = (size_t)8 << 20; // of a file: that is many documents
     for (int s = 0; s < sources->count; s++) {
         const TokenStream* stream = &sources->source[s].stream;
         TextSearch_ search = {NULL, 0, 0};
@@ -539,46 +539,45 @@ static inline void text_data_require_plain(const char* list) {
 
 // ---- verifying
 
-// Reads a text file to its end, and says in a line what was found. Returns whether it is sound.
-static inline int text_data_verify_file_(FILE* out, const char* path, const TextOptions* options) {
+// Reads a text file to its end, and counts what is in it. Returns 0 with the reason in `error` if it is not
+// sound.
+static inline int text_data_read_through_(const char* path, const TextOptions* options, size_t* documents,
+                                          size_t* bytes, char* error) {
     TextSource source;
     TextBlock block;
     TokensProgress_ progress = {0, 0};
+    int more;
+    const int fd = file_open_regular(path, error); // text_source_open would end the program
+    if (fd < 0 || close(fd) != 0 || !text_source_is_text(path, error)) {
+        return 0;
+    }
+    memset(&block, 0, sizeof(block));
+    text_source_open(&source, options, &path, 1);
+    more = text_source_check(&source) ? 1 : -1;
+    while (more > 0 && (more = text_source_next(&source, &block)) > 0) {
+        *documents += block.num_documents;
+        *bytes += block.bytes;
+        tokens_progress_(&progress, block.bytes, path);
+    }
+    memcpy(error, source.error, sizeof(source.error));
+    text_source_close(&source);
+    text_block_close(&block);
+    return more == 0 && (*bytes > 0 || error_set(error, path, "no text in it"));
+}
+
+// Checks a text file, and says in a line what was found. Returns whether it is sound.
+static inline int text_data_verify_file_(FILE* out, const char* path, const TextOptions* options) {
     char error[ERROR_BYTES];
     const char* checksum = "";
     size_t documents = 0, bytes = 0;
-    int more = 1;
-    const int fd = file_open_regular(path, error);
-    const int ok = fd >= 0 && text_source_is_text(path, error);
-    if (fd >= 0) {
-        close(fd);
-    }
-    memset(&block, 0, sizeof(block));
-    if (ok) {
-        text_source_open(&source, options, &path, 1);
-    }
-    more = ok && !text_source_check(&source) ? -1 : 1;
-    while (ok && more > 0 && (more = text_source_next(&source, &block)) > 0) {
-        documents += block.num_documents;
-        bytes += block.bytes;
-        tokens_progress_(&progress, block.bytes, path);
-    }
-    if (ok && more < 0) {
-        memcpy(error, source.error, sizeof(error));
-    }
-    const int sound = ok && more == 0 && (bytes > 0 || error_set(error, path, "no text in it")) &&
-                      tokens_verify_checksum(path, &checksum, error);
-    if (sound) {
-        fprintf(out, "ok   %s: %zu document%s, %zu bytes of text, %s\n", path, documents,
-                documents == 1 ? "" : "s", bytes, checksum);
-    } else {
+    if (!text_data_read_through_(path, options, &documents, &bytes, error) ||
+        !tokens_verify_checksum(path, &checksum, error)) {
         fprintf(out, "BAD  %s\n", error);
+        return 0;
     }
-    if (ok) {
-        text_source_close(&source);
-    }
-    text_block_close(&block);
-    return sound;
+    fprintf(out, "ok   %s: %zu document%s, %zu bytes of text, %s\n", path, documents,
+            documents == 1 ? "" : "s", bytes, checksum);
+    return 1;
 }
 
 // Checks every file of a list, a line each: shards by tokens_verify_file, text by reading it to its end.

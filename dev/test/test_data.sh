@@ -146,6 +146,7 @@ test_left() {
     check "too little text leaves nothing" is_empty tmp
     bad 1 "none.txt|No such file" "${tiny[@]}" "${words[@]}" --train-data text.txt --val-data none.txt
     check "missing validation data leave nothing" is_empty tmp
+    check "they are missed before anything is encoded" [ "$(grep -c ' tokens of ' stdout)" = 0 ]
     good "a run" "${tiny[@]}" "${words[@]}" --train-data text.txt
     check "a whole run leaves nothing" is_empty tmp
 }

@@ -205,6 +205,15 @@ static void open_it(const void* list) {
     open_list(&sources, (const char*)list, 10);
 }
 
+// A file that becomes shorter before its documents are looked for.
+static void pack_shorter(const void* unused) {
+    DataSources sources;
+    (void)unused;
+    sources_open_files(&sources, write_shard("shorter.bin", MAGIC_U16, 0, 10000), TOKENS_AUTO, V);
+    EXPECT(truncate(test_path("shorter.bin"), 0) == 0, "truncate");
+    sources_pack(&sources, PACK_PAD, 10, V - 1, DOCUMENT_MASK_OFF);
+}
+
 static void test_errors(void) {
     EXPECT(test_dies(open_it, "%/a_0.bin:0.5,%/b.bin", 2, "1 of 2 items have a weight; wanted all or none"),
            "");
@@ -217,6 +226,7 @@ static void test_errors(void) {
         test_dies(open_it, "%/a_0.bin:0.123457,%/b.bin:1", 2, "repeat after 1123457 sequences|fewer digits"),
         "");
     EXPECT(test_dies(open_it, "%/none.bin:1,%/b.bin:1", 1, "none.bin: cannot open|No such file"), "");
+    EXPECT(test_dies(pack_shorter, NULL, 1, "shorter.bin: became shorter while"), "");
     EXPECT(test_dies(open_it, "%/b.bin:1,%/c.bin:x", 2, "1 of 2 items have a weight"),
            "no number: part of the name");
 }

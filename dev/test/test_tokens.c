@@ -145,6 +145,11 @@ static void patch(const char* path, long offset, const void* data, size_t bytes)
     fclose(file);
 }
 
+static void check_stream(void* stream_) {
+    const TokenStream* stream = (const TokenStream*)stream_;
+    EXPECT(tokens_find_bad_(&stream->spans[0], 0, stream->count, V) == 0, "came back");
+}
+
 // What is read from a file that became shorter, or that has an id above the vocabulary now, is left; twice,
 // because the first time must not block the signal.
 static void test_written_to(void) {
@@ -161,6 +166,8 @@ static void test_written_to(void) {
     EXPECT(truncate(path, 0) == 0, "%s", path);
     expect_left(&stream, 9000, MAPPED_GONE, "shrinks.bin: became shorter while it was read: at token 900");
     expect_left(&stream, 9996, MAPPED_GONE, "of 10000; was it written to?");
+    const void* where;
+    EXPECT(mapped_try(check_stream, &stream, &where) == MAPPED_GONE, "the check when it is opened");
     tokens_close(&stream);
 }
 
