@@ -82,11 +82,11 @@ static inline int session_is_late_(const Session* s) {
 // the step took.
 static inline int session_next(Session* s, const RunState* run, double step_s) {
     const Options* o = s->options;
-    const int is_end = run->step >= o->steps, asked = signals_take_save();
+    const int is_end = run->step >= o->steps && run->stage == STAGE_SAMPLED, asked = signals_take_save();
     s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
     const int stop =
         !is_end && (signals_stop() || (run->step > 0 && isfinite(s->end_s) && session_is_late_(s)));
-    const int due = (run->step > 0 || is_end) && schedule_due(o->save_every, run->step, o->steps);
+    const int due = (run->step > 0 || o->steps == 0) && schedule_due(o->save_every, run->step, o->steps);
     const int save = s->can_save && (due || asked || stop) && run->step != s->checkpoints.saved_step;
     return (save ? SESSION_SAVE : 0) | (stop ? SESSION_STOP : 0);
 }

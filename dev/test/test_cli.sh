@@ -12,6 +12,7 @@ root=$PWD
 trainer=$(realpath "${1:?usage: test_cli.sh TRAINER}")
 name=test_cli
 source dev/test/check.sh
+source dev/test/trainer.sh
 work=$(mktemp -d /tmp/llmc_cli_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -22,35 +23,8 @@ batch=(--seq-len 16 --batch 2)
 quiet=(--eval-every 0 --sample-every 0 --save-every 0) # only updates
 tiny=("${model[@]}" "${batch[@]}" --steps 3 --eval-batches 2)
 
-# ---- checks ----
-
-# Runs the trainer; sets status, and leaves stdout and stderr in files of these names.
-train() {
-    timeout 120 "$trainer" "$@" >stdout 2>stderr </dev/null
-    status=$?
-}
-
-# good WHAT OPTIONS...: the run must succeed and have nothing to complain about.
-good() {
-    local what=$1
-    shift
-    train "$@"
-    check "$what: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
-    check "$what: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
-}
-
-# bad STATUS WORDS OPTIONS...: the run must be refused.
-bad() {
-    local wanted_status=$1 words=$2
-    shift 2
-    train "$@"
-    check_error "$*" "$wanted_status" "$words"
-}
-
 # ---- reading logs ----
 
-# The values of a key in the lines of one kind: values train loss out/log.jsonl
-values() { sed -n "s/^{\"kind\":\"$1\".*\"$2\":\([^,}]*\).*/\1/p" "$3"; }
 kinds_of() { sed -E 's/^\{"kind":"([a-z]*)".*/\1/' "$1" | tr '\n' ' '; }
 steps_of() { values "$1" step "$2" | tr '\n' ' '; }
 # What must be the same bits in two runs: losses and norms of the updates, losses of the validations.
@@ -554,14 +528,6 @@ test_damaged() {
     train --out damaged --resume auto
     check "all damaged: exit status $status" [ $status = 1 ]
     check "all damaged: $(tail -n 2 stderr)" grep -q '^error: damaged: every checkpoint is damaged' stderr
-}
-
-# Starts the trainer in the background, with SIGINT as a terminal has it and not ignored as a script has it: sets process.
-in_background() {
-    set -m
-    (ulimit -t 60 && exec "$trainer" "$@") >stdout 2>stderr </dev/null & # at most a minute, whatever it does
-    process=$!
-    set +m
 }
 
 # Starts a long run in the background: sets process.

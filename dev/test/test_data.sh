@@ -11,6 +11,7 @@ export OMP_WAIT_POLICY=passive LC_ALL=C
 trainer=$(realpath "${1:?usage: test_data.sh TRAINER}")
 name=test_data
 source dev/test/check.sh
+source dev/test/trainer.sh
 work=$(mktemp -d /tmp/llmc_data_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -20,25 +21,6 @@ export TMPDIR=$work/tmp
 # A run that takes a few milliseconds.
 tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-batches 2 --sample-every 0)
 words=(--tokenizer merges.txt)
-
-train() {
-    timeout 120 "$trainer" "$@" >stdout 2>stderr </dev/null
-    status=$?
-}
-
-good() {
-    local what=$1
-    shift
-    train "$@"
-    check "$what: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
-}
-
-bad() {
-    local wanted_status=$1 words=$2
-    shift 2
-    train "$@"
-    check_error "$*" "$wanted_status" "$words"
-}
 
 # says WHAT WORDS: the last run has said so.
 says() { check "$1: \"$2\" is not said" grep -qF -- "$2" stdout; }
@@ -63,35 +45,35 @@ make_files() {
 
 test_kept() {
     local shard
-    good "text" "${tiny[@]}" "${words[@]}" --train-data text.txt --out first
+    runs "text" "${tiny[@]}" "${words[@]}" --train-data text.txt --out first
     check "a shard and its record" count_is first/tokens 2
     cp -r first kept
     touch -d 2020-01-01 text.txt
-    good "a text that was touched" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    runs "a text that was touched" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
     says "the tokens are taken" "text.txt: tokens of an earlier run"
     check "no second copy" count_is kept/tokens 2
 
     shard=$(echo kept/tokens/*.bin)
     printf '\1\1' | dd of="$shard" bs=1 seek=5000 conv=notrunc status=none
-    good "a shard that was written to" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    runs "a shard that was written to" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
     says "it is named" "$shard: checksum "
     says "the text is encoded again" "text.txt is encoded again"
     check "with the same losses" same_losses kept first
     head -c 3000 "$shard" >short && cp short "$shard"
-    good "a shard that is shorter" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    runs "a shard that is shorter" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
     says "it is named" "$shard: 3000 bytes, wanted "
     check "with the same losses" same_losses kept first
 
     cp text.txt text.bak
     tr a-z b-za <text.bak >text.txt
     touch -d 2020-01-01 text.txt
-    good "another text of the same size and time" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    runs "another text of the same size and time" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
     says "it is encoded" "text.txt: "
     check "has other losses" [ "$(losses kept)" != "$(losses first)" ]
     check "what it was before is removed" count_is kept/tokens 2
     cp text.bak text.txt
     : >kept/tokens/0123456789abcdef_train_000000.bin.4711.part
-    good "after a killed run" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    runs "after a killed run" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
     check "its unfinished shard is removed" count_is kept/tokens 2
 }
 
@@ -99,14 +81,14 @@ test_kept() {
 test_dry() {
     local option
     for option in --plan --print-config; do
-        good "$option" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300 --out never $option
+        runs "$option" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300 --out never $option
         check "$option makes no vocabulary" [ ! -e never ]
-        good "$option" "${tiny[@]}" --train-data text.txt "${words[@]}" --out never $option
+        runs "$option" "${tiny[@]}" --train-data text.txt "${words[@]}" --out never $option
         check "$option makes no tokens" [ ! -e never ]
-        good "$option" "${tiny[@]}" --train-data text.txt "${words[@]}" $option
+        runs "$option" "${tiny[@]}" --train-data text.txt "${words[@]}" $option
         check "$option makes no temporary files" is_empty tmp
     done
-    good "--verify-data" --train-data text.txt --tokenizer bpe:300 --out never --verify-data
+    runs "--verify-data" --train-data text.txt --tokenizer bpe:300 --out never --verify-data
     check "--verify-data makes no vocabulary" [ ! -e never ]
 }
 
@@ -147,7 +129,7 @@ test_left() {
     bad 1 "none.txt|No such file" "${tiny[@]}" "${words[@]}" --train-data text.txt --val-data none.txt
     check "missing validation data leave nothing" is_empty tmp
     check "they are missed before anything is encoded" [ "$(grep -c ' tokens of ' stdout)" = 0 ]
-    good "a run" "${tiny[@]}" "${words[@]}" --train-data text.txt
+    runs "a run" "${tiny[@]}" "${words[@]}" --train-data text.txt
     check "a whole run leaves nothing" is_empty tmp
 }
 
@@ -157,17 +139,17 @@ test_names() {
     mkdir 'odd [*,dir'
     cp text.txt 'a,b:5'
     cp text.txt 'odd [*,dir/w?[x.txt'
-    good "a name with a comma and a weight" "${tiny[@]}" --train-data 'a\,b\:5'
-    good "such names with weights" "${tiny[@]}" "${words[@]}" --train-data 'a\,b\:5:0.5,odd \[\*\,dir/w\?\[x.txt:0.5'
+    runs "a name with a comma and a weight" "${tiny[@]}" --train-data 'a\,b\:5'
+    runs "such names with weights" "${tiny[@]}" "${words[@]}" --train-data 'a\,b\:5:0.5,odd \[\*\,dir/w\?\[x.txt:0.5'
     says "they are sources" 'source a\,b\:5: '
-    good "an --out of such a name" "${tiny[@]}" "${words[@]}" --train-data text.txt --out 'odd [*,dir/out'
-    TMPDIR="$work/odd [*,dir" good "a TMPDIR of such a name" "${tiny[@]}" "${words[@]}" --train-data text.txt
+    runs "an --out of such a name" "${tiny[@]}" "${words[@]}" --train-data text.txt --out 'odd [*,dir/out'
+    TMPDIR="$work/odd [*,dir" runs "a TMPDIR of such a name" "${tiny[@]}" "${words[@]}" --train-data text.txt
     check "it is cleared" [ "$(find 'odd [*,dir' -name 'tokens-*')" = "" ]
-    TMPDIR='' good "an empty TMPDIR" "${tiny[@]}" "${words[@]}" --train-data text.txt
+    TMPDIR='' runs "an empty TMPDIR" "${tiny[@]}" "${words[@]}" --train-data text.txt
     TMPDIR=/nowhere bad 1 "TMPDIR /nowhere: cannot make a directory" "${tiny[@]}" "${words[@]}" --train-data text.txt
 
-    good "a directory" "${tiny[@]}" --train-data books --out directory
-    good "its files" "${tiny[@]}" --train-data 'books/*.txt' --out files
+    runs "a directory" "${tiny[@]}" --train-data books --out directory
+    runs "its files" "${tiny[@]}" --train-data 'books/*.txt' --out files
     check "are the same" same_losses directory files
     mkdir bare
     bad 1 "bare: a directory without text files|'bare/*.bin'" "${tiny[@]}" --train-data bare
@@ -178,28 +160,28 @@ test_names() {
 test_documents() {
     local pack
     for pack in aligned bestfit pad dynamic uniform; do
-        good "--pack $pack of one text" "${tiny[@]}" "${words[@]}" --train-data text.txt --pack $pack --doc-mask on
+        runs "--pack $pack of one text" "${tiny[@]}" "${words[@]}" --train-data text.txt --pack $pack --doc-mask on
         says "--pack $pack" "source text.txt: "
-        good "--pack $pack of a few" "${tiny[@]}" --train-data 'books/*.txt' --pack $pack
+        runs "--pack $pack of a few" "${tiny[@]}" --train-data 'books/*.txt' --pack $pack
         says "--pack $pack" "3 documents, packed ($pack)"
     done
-    good "a mark in the text" "${tiny[@]}" "${words[@]}" --train-data marked.txt
+    runs "a mark in the text" "${tiny[@]}" "${words[@]}" --train-data marked.txt
     says "it is noticed" "warning: marked.txt has the characters <|endoftext|>"
-    good "a mark in bytes" "${tiny[@]}" --train-data marked.txt
+    runs "a mark in bytes" "${tiny[@]}" --train-data marked.txt
     check "it is noticed once" [ "$(grep -c "separator '<|endoftext|>'" stdout)" = 1 ]
-    good "a separator" "${tiny[@]}" "${words[@]}" --train-data marked.txt --separator '<|endoftext|>' --pack pad --out marked
+    runs "a separator" "${tiny[@]}" "${words[@]}" --train-data marked.txt --separator '<|endoftext|>' --pack pad --out marked
     check "makes documents" grep -q 'source marked.txt: .*; 19[0-9] documents' stdout
     check "and no warning" [ "$(grep -c warning stdout)" = 0 ]
-    good "a separator of bytes" "${tiny[@]}" --train-data marked.txt --separator '<|endoftext|>' --pack pad
+    runs "a separator of bytes" "${tiny[@]}" --train-data marked.txt --separator '<|endoftext|>' --pack pad
     check "makes documents" grep -q 'source marked.txt: .*; 19[0-9] documents' stdout
-    good "another separator" "${tiny[@]}" "${words[@]}" --train-data marked.txt --separator bottles --out marked
+    runs "another separator" "${tiny[@]}" "${words[@]}" --train-data marked.txt --separator bottles --out marked
     check "makes other tokens" [ "$(grep -c 'tokens of an earlier run' stdout)" = 0 ]
-    good "a vocabulary and a separator" "${tiny[@]}" --tokenizer bpe:300 --train-data marked.txt \
+    runs "a vocabulary and a separator" "${tiny[@]}" --tokenizer bpe:300 --train-data marked.txt \
         --separator '<|endoftext|>' --out own
     check "the vocabulary has no parts of it" [ "$(grep -c '"<|"' own/tokenizer.json)" = 0 ]
     bad 2 "--separator x needs --train-data" "${tiny[@]}" --separator x
 
-    good "--epochs" "${tiny[@]:0:10}" --train-data text.txt --epochs 0.02 --out epochs
+    runs "--epochs" "${tiny[@]:0:10}" --train-data text.txt --epochs 0.02 --out epochs
     check "are steps" grep -q '"steps":[1-9][0-9]*,.*"epochs":0,' <(head -n 1 epochs/log.jsonl)
     bad 2 "--epochs 1 and --steps 2" "${tiny[@]}" --train-data text.txt --epochs 1
 }
@@ -219,32 +201,21 @@ test_verify() {
 
 # A file that becomes shorter for good, or while it is written again, does not kill the run.
 test_written_to() {
-    local way process i
+    local way i
     for way in shorter again; do
         cp text.txt changing.txt
-        "$trainer" "${tiny[@]:0:10}" --steps 1000000 --eval-every 0 --sample-every 0 --train-data changing.txt \
-            >stdout 2>stderr </dev/null &
-        process=$!
+        in_background "${tiny[@]:0:10}" --steps 1000000 --eval-every 0 --sample-every 0 --train-data changing.txt --out "written_$way"
         for ((i = 0; i < 200; i++)); do
             sleep 0.02
             ! grep -q '^step' stdout || break
         done
         check "a run goes" grep -q '^step' stdout
         if [ $way = shorter ]; then : >changing.txt; else head -c 5000 /dev/urandom >changing.txt; fi
-        sleep 0.5
-        kill -TERM $process 2>/dev/null # if it has not ended
         wait $process
         status=$?
-        check "a file that changes ($way): exit status $status" grep -qx '1\|75\|143' <<<$status
+        check_error "a file that changes ($way)" 1 "changing.txt|shorter"
+        check "what came before is saved" [ "$(echo written_$way/step_*/state.json | wc -w)" = 1 ]
     done
 }
-
-make_files
-test_kept
-test_dry
-test_left
-test_names
-test_documents
-test_verify
 test_written_to
 check_done

@@ -1,0 +1,289 @@
+#!/usr/bin/env bash
+# test_misuse.sh -- the trainer under careless and hostile use and on broken machines: nothing is lost, nothing is wrong
+# in silence, nothing hangs. And what a new user types first.
+#
+#     dev/test/test_misuse.sh build/plain/train_gpt2
+#
+# One line for each check that fails; the last line counts them.
+set -u
+export OMP_WAIT_POLICY=passive LC_ALL=C
+
+trainer=$(realpath "${1:?usage: test_misuse.sh TRAINER}")
+name=test_misuse
+source dev/test/check.sh
+source dev/test/trainer.sh
+work=$(mktemp -d /tmp/llmc_misuse_XXXXXX)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+model=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2)
+brief=("${model[@]}" --eval-batches 2 --sample-tokens 4)
+text=(--train-data text.txt)
+printf '#version: 0.2\nt h\nth e\no r\n' >merges.txt
+for i in {1..400}; do echo "$i bottles of beer on the wall, $i bottles of beer."; done >text.txt
+
+lines() { wc -l <"$1"; }
+numbers() { values train loss "$1/log.jsonl" && values val loss "$1/log.jsonl"; }
+
+# ---- two at a time ----
+
+# Two starts with the same new directory: the second is refused before it writes anything.
+test_two_starts() {
+    local i
+    for ((i = 0; i < 100; i++)); do cat text.txt; done >big.txt
+    in_background "${brief[@]}" --steps 3 --train-data big.txt --tokenizer merges.txt --out two
+    for i in {1..400}; do [ -e two ] && break; sleep 0.01; done
+    timeout 5 "$trainer" "${brief[@]}" --steps 3 --train-data big.txt --tokenizer merges.txt --out two >second 2>&1 </dev/null
+    # the first may have ended within the ten seconds that the second waits: then it ran after it, and that is fine, too
+    wait $process
+    check "the first: exit status $?, $(head -n 1 stderr)" [ $? = 0 ]
+    good "alone" "${brief[@]}" --steps 3 --train-data big.txt --tokenizer merges.txt --out alone
+    check "the tokens are the same" cmp two/tokens/*_train_000000.bin alone/tokens/*_train_000000.bin
+    check "the losses are the same" [ "$(numbers two | head -n 6)" = "$(numbers alone | head -n 6)" ]
+    exec 9<two
+    flock -n 9
+    bad 1 "two: another run is writing here" "${brief[@]}" --steps 3 --out two
+    exec 9<&-
+}
+
+# ---- nothing is lost ----
+
+test_links() {
+    mkdir victim
+    echo precious >victim/a
+    good "a run" "${brief[@]}" --steps 2 --out run
+    ln -s ../victim run/step_00000007.part
+    ln -s ../victim run/step_00000002.old
+    good "with links in its directory" --out run --resume on
+    check "what they point to is there" [ -s victim/a ]
+    check "they are not" [ ! -L run/step_00000007.part ]
+    good "another run" "${brief[@]}" --steps 4 --save-every 2 --out other
+    mkdir new
+    ln -s ../other/step_00000002 new/
+    good "a run from a linked checkpoint" "${brief[@]}" --steps 8 --save-every 2 --keep 1 --out new --resume on --override
+    check "which is whole" [ -s other/step_00000002/model.safetensors ]
+    good "and can be resumed" --out other --resume 2
+}
+
+test_logs() {
+    good "a run" "${brief[@]}" "${text[@]}" --steps 6 --out logs
+    cp logs/log.jsonl before
+    bad 2 "--prompt has" "${brief[@]}" "${text[@]}" --steps 6 --out logs --prompt "longer than the context of this model"
+    check "a refused start leaves the log" cmp before logs/log.jsonl
+    bad 1 "step_00000004: a file" "${brief[@]}" "${text[@]}" --steps 4 --out "$(touch logs/step_00000004 && echo logs)"
+    check "so does another one" cmp before logs/log.jsonl
+    rm logs/step_00000004
+    good "a new run there" "${brief[@]}" "${text[@]}" --steps 4 --out logs
+    check "keeps it under another name" cmp before logs/log.jsonl.1
+    check "and main.log" [ -s logs/main.log.1 ]
+    good "a run that goes on elsewhere" --resume logs/step_00000004 --out logs_2 --steps 5 --override
+    good "and again" --resume logs/step_00000004 --out logs_2 --steps 5 --override
+    check "does not mix their lines" [ "$(values train step logs_2/log.jsonl)" = 5 ]
+    check "has the time, the tokens, and the program" grep -q '"tokens":160,"elapsed_s":[0-9.]*,"time":[0-9.]*}' logs_2/log.jsonl
+    check "of the start" grep -q '"program":"train_gpt2[^"]*","trainer":"CPU FP32","host":"[^"]*","device":"' logs_2/log.jsonl
+}
+
+test_exports() {
+    bad 1 "--export-llmc nowhere/x.bin: cannot write into nowhere" "${brief[@]}" --steps 100000 --export-llmc nowhere/x.bin
+    bad 1 "--export-gguf .: a directory" "${brief[@]}" --steps 100000 --export-gguf .
+    bad 2 "--export-llmc x.bin and --export-gguf x.bin: the same file" "${brief[@]}" --steps 1 --export-llmc x.bin --export-gguf x.bin
+    bad 2 "--export-llmc text.txt: a file that the run reads" "${brief[@]}" "${text[@]}" --steps 1 --export-llmc text.txt
+    check "it is there" grep -q '^400 bottles' text.txt
+    echo mine >x.bin.part
+    good "an export" "${brief[@]}" --steps 1 --export-llmc x.bin
+    check "beside a file of the user's" grep -q mine x.bin.part
+}
+
+# Standard descriptors that are closed do not become files of the run.
+test_closed() {
+    "$trainer" "${brief[@]}" --steps 20 --out closed <&- >&- 2>&-
+    check "all closed: exit status $?" [ $? = 0 ]
+    check "the log has lines of JSON alone" [ "$(grep -cv '^{.*}$' closed/log.jsonl)" = 0 ]
+}
+
+# The screen goes away: a run with files continues, one without says so.
+test_pipe() {
+    "$trainer" "${brief[@]}" --steps 300 --out pipe 2>stderr | head -n 1 >/dev/null
+    check "a pipe that closes: exit status ${PIPESTATUS[0]}" [ "${PIPESTATUS[0]}" = 0 ]
+    check "the run continued" grep -q '"kind":"summary"' pipe/log.jsonl
+    "$trainer" "${brief[@]}" --steps 300000 2>stderr | head -n 1 >/dev/null
+    status=${PIPESTATUS[0]}
+    check_error "without files" 1 "standard output|Broken pipe"
+}
+
+# ---- signals ----
+
+# stop_after SECONDS SIGNAL
+stop_after() {
+    sleep "$1"
+    kill "-$2" $process
+    wait $process
+    status=$?
+}
+
+test_signals() {
+    for i in {1..60}; do cat text.txt; done >long.txt
+    in_background "${model[@]}" "${text[@]}" --val-data long.txt --steps 4 --eval-batches 0 --sample-every 0 --out stopped
+    for i in {1..200}; do grep -q '^data:' stdout && break; sleep 0.02; done
+    stop_after 0.1 TERM
+    check "SIGTERM in a validation: exit status $status" [ $status = 75 ]
+    check "of step 0, which is saved" [ -s stopped/step_00000000/state.json ]
+    check "and not logged" [ "$(grep -c '"val"' stopped/log.jsonl)" = 0 ]
+    good "the rest" --out stopped --resume on
+    good "the same without a signal" "${model[@]}" "${text[@]}" --val-data long.txt --steps 4 --eval-batches 0 --sample-every 0 --out whole
+    check "has the same numbers" [ "$(numbers stopped)" = "$(numbers whole)" ]
+    check "and weights" cmp stopped/step_00000004/model.safetensors whole/step_00000004/model.safetensors
+
+    in_background "${model[@]}" --steps 1 --samples 100 --sample-tokens 3000 --eval-every 0 --out sampling
+    for i in {1..200}; do grep -q sample: stdout && break; sleep 0.01; done
+    stop_after 0 TERM
+    check "SIGTERM among samples: exit status $status" [ $status = 75 ]
+    good "the rest" --out sampling --resume on
+    good "the same without a signal" "${model[@]}" --steps 1 --samples 100 --sample-tokens 3000 --eval-every 0 --out all
+    check "has the same samples, each once" cmp <(grep '"sample"' sampling/log.jsonl) <(grep '"sample"' all/log.jsonl)
+
+    in_background "${model[@]}" "${text[@]}" --steps 1000000 --eval-every 0 --sample-every 0
+    for i in {1..200}; do grep -q '^step' stdout && break; sleep 0.02; done
+    stop_after 0 TERM
+    check "SIGTERM without --out: exit status $status" [ $status = 143 ]
+    check "is said" grep -q '^stopped by SIGTERM after step [0-9]*; nothing was saved' stdout
+
+    in_background "${model[@]}" --train-data big.txt --tokenizer bpe:600 --steps 100000 --eval-every 0 --sample-every 0 --out early
+    for i in {1..200}; do [ -e early ] && break; sleep 0.02; done
+    kill -USR1 $process
+    sleep 0.2
+    check "SIGUSR1 before the first step is not the end" kill -0 $process
+    for i in {1..300}; do compgen -G 'early/step_*/state.json' >/dev/null && break; sleep 0.05; done
+    check "but a checkpoint" compgen -G 'early/step_*/state.json'
+    stop_after 0 HUP
+    check "SIGHUP: exit status $status" [ $status = 75 ]
+
+    (trap '' INT HUP && exec "$trainer" "${model[@]}" --steps 2000 --eval-every 0 --sample-every 0) >stdout 2>stderr </dev/null &
+    process=$!
+    for i in {1..200}; do grep -q '^step' stdout && break; sleep 0.02; done
+    kill -HUP $process
+    stop_after 0 INT
+    check "signals that were ignored stay so: exit status $status" [ $status = 0 ]
+}
+
+# ---- nothing is wrong in silence ----
+
+# A sample while the logits are NaN is left out, and the run goes back as it should.
+test_divergence() {
+    local wild=(--steps 60 --lr 10 --weight-decay 10 --grad-clip 0 --warmup 0 --schedule constant --beta1 0 --beta2 0)
+    good "a run" "${brief[@]}" "${text[@]}" --steps 20 --save-every 10 --out good
+    for every in 0 1; do
+        cp -r good "wild_$every"
+        train --out "wild_$every" --resume on --override "${wild[@]}" --on-divergence rollback --sample-every $every
+        check_error "wild updates, sampled every $every" 1 "the run has diverged|it went back here 3 times before"
+    done
+    check "it went back as often" [ "$(grep -c '"rollback"' wild_0/log.jsonl)" = "$(grep -c '"rollback"' wild_1/log.jsonl)" ]
+    check "three times" [ "$(grep -c '"rollback"' wild_1/log.jsonl)" = 3 ]
+}
+
+test_other_data() {
+    cp text.txt data.txt
+    good "a run" "${brief[@]}" --steps 4 --save-every 2 --train-data data.txt --out data
+    tr a-z b-za <text.txt >data.txt
+    bad 2 "the checksum of the training data is|--override" --out data --resume 2
+    mv text.txt moved.txt && cp moved.txt data.txt && mv moved.txt text.txt
+    good "the same data again" --out data --resume 2
+    runs "others, on purpose" --resume data/step_00000002 --train-data text.txt --override --out data_2
+}
+
+# A model's tokens are those of its directory; others are refused.
+test_vocabularies() {
+    good "a model" "${brief[@]}" "${text[@]}" --tokenizer merges.txt --steps 2 --out bpe
+    local own=bpe/step_00000002
+    good "its own text" "${text[@]}" --model $own --batch 2 --steps 1 --out own
+    check "by its own tokenizer" grep -q '"tokenizer":"bpe/step_00000002"' own/log.jsonl
+    bad 2 "$own has tokens of its own|--train-data|--steps 0" --model $own --steps 1
+    printf '#version: 0.2\nt h\n' >fewer.txt
+    bad 2 "$own has a vocabulary of 260|the tokenizer has 258 tokens|--vocab-size 260" "${text[@]}" --model $own --tokenizer fewer.txt --steps 1
+    good "insisting" "${text[@]}" --model $own --tokenizer fewer.txt --vocab-size 260 --batch 2 --steps 1
+    good "a model of bytes" "${brief[@]}" "${text[@]}" --steps 2 --out bytes --export-llmc bytes.bin
+    good "more bytes" "${text[@]}" --model bytes/step_00000002 --batch 2 --steps 1
+    good "more bytes, from a file without a tokenizer" "${text[@]}" --model bytes.bin --batch 2 --steps 1
+    bad 2 "the vocabulary is 257|383 tokens|(words)" --model bytes.bin --steps 1
+    good "a model of stories" "${brief[@]}" --steps 2 --out words
+    good "more stories" --model words/step_00000002 --batch 2 --steps 1
+}
+
+# --steps 0: look at a model, convert it.
+test_look() {
+    local own=bpe/step_00000002
+    good "a sample of a checkpoint" --model $own --steps 0 --prompt "the bottles" --samples 1 --out look
+    check "begins with the prompt" grep -q '"kind":"sample","step":0,"text":"the bottles' look/log.jsonl
+    good "its loss, too" --model $own --steps 0 "${text[@]}" --batch 2 --eval-batches 2 --prompt "the" --out look_2
+    check "is that of the run" [ "$(values val loss look_2/log.jsonl | cut -c1-4)" = "$(values val loss bpe/log.jsonl | tail -n 1 | cut -c1-4)" ]
+    good "a finished run, asked again" --out bpe --resume on --prompt "the wall" --samples 1
+    check "says a sample" grep -q 'the wall' <(grep -A 1 sample: stdout)
+    good "a conversion" --model bytes.bin --steps 0 --eval-every 0 --sample-every 0 --vocab-size 257 "${text[@]}" --out converted
+    check "writes a checkpoint" [ -s converted/step_00000000/model.safetensors ]
+    check "of the same weights" cmp converted/step_00000000/model.safetensors bytes/step_00000002/model.safetensors
+    good "a conversion without data" --model $own --steps 0 --sample-every 0 --out converted_2 --export-gguf x.gguf
+    check "keeps the tokenizer" cmp $own/tokenizer.json converted_2/step_00000000/tokenizer.json
+}
+
+# ---- what users meet first ----
+
+test_first_steps() {
+    good "-h" -h
+    check "is --help" grep -q '^usage: train_gpt2' stdout
+    check "with examples" grep -q -- '--resume on --steps 9000 --override' stdout
+    good "llm.c's switches" "${brief[@]}" -x 1 -h 1 -z 1 -pn 1 -pr 0
+    check "are named" [ "$(grep -c '^note: -[hz] 1: ' stdout)" = 2 ]
+    good "llm.c's switches, off" "${brief[@]}" -x 1 -h 0 -z 0
+    check "are not" [ "$(grep -c '^note:' stdout)" = 0 ]
+    bad 2 "-z is 3" -z 3
+    bad 2 "-pn is 8; wanted 1" -pn 8
+    bad 2 "stray argument text.txt|quote a pattern" --train-data text.txt text.txt
+    good "a name of Hugging Face's" --model gpt2-xl --plan
+    check "is that size" grep -q '^model: 48 layers, 1600 channels, 25 heads, context 1024' stdout
+    good "a plan" "${brief[@]}" --steps 100 --save-every 10 --keep 2 --out planned --plan
+    check "speaks of the disk" grep -q '^disk: 2 checkpoints of at most' stdout
+    check "and comes to the point" grep -q '^memory:' <(head -n 12 stdout)
+    good "a control character" "${brief[@]}" "${text[@]}" --steps 1 --samples 1 --prompt $'A\xc2\x9b31mRED\x1b[0m'
+    check "does not reach the screen" [ "$(tail -n +10 stdout | grep -c $'\xc2\x9b')" = 0 ]
+    (ulimit -s 128 && train "${brief[@]}" --steps 1 && exit "$status")
+    status=$?
+    check_error "a small stack" 1 "the stack is limited to 128 KiB"
+}
+
+# A FIFO where a file should be is an error and no wait.
+test_fifos() {
+    good "a run" "${brief[@]}" --steps 2 --out fifo
+    local file
+    for file in state.json config.json model.safetensors; do
+        cp -r fifo "fifo_$file"
+        rm "fifo_$file/step_00000002/$file"
+        mkfifo "fifo_$file/step_00000002/$file"
+    done
+    timeout 20 "$trainer" --resume fifo_state.json/step_00000002 >stdout 2>stderr </dev/null
+    status=$?
+    check_error "state.json" 1 "state.json|not a regular file"
+    for file in config.json model.safetensors; do
+        timeout 20 "$trainer" --model "fifo_$file/step_00000002" --steps 0 >stdout 2>stderr </dev/null
+        status=$?
+        check_error "$file" 1 "$file|not a regular file"
+    done
+    mkdir fifo_log && mkfifo fifo_log/log.jsonl
+    timeout 20 "$trainer" "${brief[@]}" --steps 1 --out fifo_log >stdout 2>stderr </dev/null
+    status=$?
+    check_error "log.jsonl" 1 "log.jsonl|FIFO"
+}
+
+test_two_starts
+test_links
+test_logs
+test_exports
+test_closed
+test_pipe
+test_signals
+test_divergence
+test_other_data
+test_vocabularies
+test_look
+test_first_steps
+test_fifos
+check_done
