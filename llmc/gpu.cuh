@@ -115,19 +115,21 @@ static inline GpuMemory_* gpu_memory_(void) {
     return &memory;
 }
 
-// Replaces a block that is known, or an empty place (NULL), by another.
-static inline void gpu_count_(void* before, void* after, size_t bytes) {
+// Replaces a block, or an empty place (NULL), by another. Returns 0 if there is none.
+static inline int gpu_count_(const void* before, void* after, size_t bytes) {
     GpuMemory_* memory = gpu_memory_();
     int i = 0;
     while (i < GPU_BLOCKS && memory->blocks[i].memory != before) {
         i++;
     }
-    CHECK(i < GPU_BLOCKS, "GPU memory: more than %d blocks, or one that gpu_alloc did not hand out",
-          GPU_BLOCKS);
+    if (i == GPU_BLOCKS) {
+        return 0;
+    }
     memory->now_bytes += bytes - memory->blocks[i].bytes;
     memory->peak_bytes = memory->now_bytes > memory->peak_bytes ? memory->now_bytes : memory->peak_bytes;
     memory->blocks[i].memory = after;
     memory->blocks[i].bytes = bytes;
+    return 1;
 }
 
 // The most that gpu_alloc had handed out at once, in MiB.
@@ -142,7 +144,8 @@ static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* wh
     CHECK(bytes <= free_bytes && cudaMalloc(&memory, bytes ? bytes : 1) == cudaSuccess,
           "%s: no GPU memory for %.1f MiB; %.1f of %.1f MiB are free", what, (double)bytes / (1 << 20),
           (double)free_bytes / (1 << 20), (double)total_bytes / (1 << 20));
-    gpu_count_(NULL, memory, bytes);
+    const int has_place = gpu_count_(NULL, memory, bytes);
+    CHECK(has_place, "%s: more than %d blocks of GPU memory", what, GPU_BLOCKS);
     CUDA_CHECK(cudaMemset(memory, 0, bytes));
     CUDA_CHECK(cudaDeviceSynchronize());
     return memory;
@@ -150,7 +153,7 @@ static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* wh
 
 static inline void gpu_free(void* memory) {
     if (memory) {
-        gpu_count_(memory, NULL, 0);
+        gpu_count_(memory, NULL, 0); // what it does not know, cudaFree takes or refuses
         CUDA_CHECK(cudaFree(memory));
     }
 }
