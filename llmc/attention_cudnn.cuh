@@ -35,7 +35,7 @@ defines: CUDNN_CHECK, CUDNN_FRONTEND_CHECK, AttentionCudnn, attention_gpu_open, 
 #define CUDNN_CHECK(call)                                                                                    \
     do {                                                                                                     \
         const cudnnStatus_t status_ = (call);                                                                \
-        CHECK(status_ == CUDNN_STATUS_SUCCESS, "cuDNN: %s: %s", #call, cudnnGetErrorString(status_));        \
+        CHECK_CALL(status_ == CUDNN_STATUS_SUCCESS, "cuDNN: %s: %s", #call, cudnnGetErrorString(status_));   \
     } while (0)
 
 #define CUDNN_FRONTEND_CHECK(call)                                                                           \

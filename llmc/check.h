@@ -2,18 +2,17 @@
 check.h -- how the program fails: one family of checks, one form of message.
 
     error: what it is about: what was found, what was wanted
-        at llmc/dataloader.h:120
 
 CHECK is for input and for the machine (files, memory, numbers from outside); assert is for our own bugs. A
 message names the thing, what was found and what was wanted, in one line on stderr; a hint only if it is an
-action.
+action. CHECK_CALL is for calls of libraries, whose failures may be bugs of ours: it adds the place.
 
 Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command line, EXIT_INTERRUPTED (75)
 stopped by a signal after saving.
 
 needs:   nothing
-defines: CHECK, die_usage, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes, check_stack,
-EXIT_USAGE, EXIT_INTERRUPTED
+defines: CHECK, CHECK_CALL, die_usage, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes,
+check_stack, EXIT_USAGE, EXIT_INTERRUPTED
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
@@ -44,8 +43,9 @@ __attribute__((unused)) static int check_is_main_thread_(void) {
 #endif
 }
 
-// Prints the message and the place, and ends the program with status 1. Called through CHECK. In any thread:
-// the others are not in a state that handlers of exit() could clean up after.
+// Prints the message and the place (unless file is NULL), and ends the program with status 1. Called through
+// CHECK and CHECK_CALL. In any thread: the others are not in a state that handlers of exit() could clean up
+// after.
 CHECK_DIES_(3) static void check_failed_(const char* file, int line, const char* format, ...) {
     va_list args;
     fflush(stdout);
@@ -53,7 +53,10 @@ CHECK_DIES_(3) static void check_failed_(const char* file, int line, const char*
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
-    fprintf(stderr, "\n    at %s:%d\n", file, line);
+    fputc('\n', stderr);
+    if (file) {
+        fprintf(stderr, "    at %s:%d\n", file, line);
+    }
     if (!check_is_main_thread_()) {
         fflush(NULL);
         _exit(EXIT_FAILURE);
@@ -74,10 +77,12 @@ CHECK_DIES_(1) static void die_usage(const char* format, ...) {
 }
 
 // CHECK(condition, format, ...): when the condition is false, says so and exits with status 1.
-#define CHECK(ok, ...)                                                                                       \
+#define CHECK(ok, ...) CHECK_AT_(NULL, 0, ok, __VA_ARGS__)
+#define CHECK_CALL(ok, ...) CHECK_AT_(__FILE__, __LINE__, ok, __VA_ARGS__)
+#define CHECK_AT_(file, line, ok, ...)                                                                       \
     do {                                                                                                     \
         if (!(ok)) {                                                                                         \
-            check_failed_(__FILE__, __LINE__, __VA_ARGS__);                                                  \
+            check_failed_(file, line, __VA_ARGS__);                                                          \
         }                                                                                                    \
     } while (0)
 

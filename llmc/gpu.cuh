@@ -32,7 +32,7 @@ store_pack, store_pack_once, to_float, from_float, warp_sum, warp_max, block_sum
 #define CUDA_CHECK(call)                                                                                     \
     do {                                                                                                     \
         const cudaError_t error_ = (call);                                                                   \
-        CHECK(error_ == cudaSuccess, "CUDA: %s: %s", #call, cudaGetErrorString(error_));                     \
+        CHECK_CALL(error_ == cudaSuccess, "CUDA: %s: %s", #call, cudaGetErrorString(error_));                \
     } while (0)
 
 typedef __nv_bfloat16 bf16;

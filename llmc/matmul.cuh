@@ -118,8 +118,8 @@ typedef struct {
 #define CUBLAS_CHECK(call, what)                                                                             \
     do {                                                                                                     \
         const cublasStatus_t status_ = (call);                                                               \
-        CHECK(status_ == CUBLAS_STATUS_SUCCESS, "cublasLt: %s: %s: %s", what, #call,                         \
-              cublasLtGetStatusString(status_));                                                             \
+        CHECK_CALL(status_ == CUBLAS_STATUS_SUCCESS, "cublasLt: %s: %s: %s", what, #call,                    \
+                   cublasLtGetStatusString(status_));                                                        \
     } while (0)
 
 static inline const char* matmul_epilogue_name_(int epilogue) {

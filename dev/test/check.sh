@@ -23,7 +23,7 @@ check_error() {
     local what=$1 wanted_status=$2 words=$3 word
     check "$what: exit status $status, wanted $wanted_status" [ "$status" = "$wanted_status" ]
     check "$what: first line \"$(head -n 1 stderr)\"" grep -q '^error: ' <(head -n 1 stderr)
-    check "$what: $(wc -l <stderr) lines" [ "$(wc -l <stderr)" -le 2 ]
+    check "$what: $(wc -l <stderr) lines" [ "$(wc -l <stderr)" = 1 ]
     while IFS= read -r -d '|' word; do
         check "$what: \"$word\" is not in \"$(head -n 1 stderr)\"" grep -qF -- "$word" <(head -n 1 stderr)
     done <<<"$words|"

@@ -12,8 +12,8 @@
 #     build     what the Makefile builds again, and installs (test_build.sh)
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
 #     fuzz      readers of files against random ones (fuzz.sh), 5 s each
-#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), killed 20
-#               times (test_kill.sh), and ./tokenize (test_tokenize.sh)
+#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), misused
+#               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers
 #     nvcc      the GPU trainer compiled for every supported architecture, and with cuDNN where that is installed
@@ -142,6 +142,7 @@ run fuzz dev/test/fuzz.sh
 run plain dev/test/test_cli.sh build/plain/train_gpt2
 run asan dev/test/test_data.sh build/asan/train_gpt2
 run plain dev/test/test_data.sh build/plain/train_gpt2
+run plain dev/test/test_misuse.sh build/plain/train_gpt2
 run plain dev/test/test_kill.sh build/plain/train_gpt2
 run asan dev/test/test_tokenize.sh build/asan/tokenize
 run plain dev/test/test_tokenize.sh build/plain/tokenize

@@ -217,5 +217,13 @@ test_written_to() {
         check "what came before is saved" [ "$(echo written_$way/step_*/state.json | wc -w)" = 1 ]
     done
 }
+
+make_files
+test_kept
+test_dry
+test_left
+test_names
+test_documents
+test_verify
 test_written_to
 check_done
