@@ -272,7 +272,7 @@ static inline int file_fingerprint(const char* path, uint64_t* value, char* erro
     const int64_t bytes = fstat(fd, &info) == 0 ? (int64_t)info.st_size : 0;
     const int64_t last = bytes - FILE_SAMPLE_BYTES_, all = (int64_t)FILE_SAMPLES_ * FILE_SAMPLE_BYTES_;
     const int64_t blocks =
-        bytes > all ? FILE_SAMPLES_ : (bytes + FILE_SAMPLE_BYTES_ - 1) / FILE_SAMPLE_BYTES_;
+        bytes > all ? (int64_t)FILE_SAMPLES_ : (bytes + FILE_SAMPLE_BYTES_ - 1) / FILE_SAMPLE_BYTES_;
     char* block = (char*)check_alloc(FILE_SAMPLE_BYTES_, 1, path);
     ssize_t got = 0;
     xxh64_open(&hash);

@@ -859,7 +859,8 @@ static inline void safetensors_write_f32(SafeTensorsWriter* writer, const float*
     }
 }
 
-// All data are written: the file is on the disk and under its name. Returns its checksum, that of file_checksum.
+// All data are written: the file is on the disk and under its name. Returns its checksum, that of
+// file_checksum.
 static inline uint64_t safetensors_writer_commit(SafeTensorsWriter* writer) {
     safetensors_advance_(writer);
     assert(writer->hash.bytes > 0 && writer->current == writer->num_tensors && writer->written == 0);
