@@ -266,7 +266,8 @@ static const OptionRow OPTION_TABLE[] = {
     {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, HERE_,            "0",
         "hours", "save and stop before this time is over; 0: no limit"},
     {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, HERE_,            "",
-        "", "write the final model into this file in llm.c's .bin format; empty: do not"},
+        "", "write the final model into this file in llm.c's .bin format, FILE.bin, and its tokenizer into "
+            "FILE_tokenizer.bin; empty: do not"},
     {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, HERE_,            "fp32",
         "fp32|bf16", "precision of the weights in that file"},
     {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, HERE_,            "",

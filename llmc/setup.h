@@ -746,24 +746,45 @@ static inline void setup_check_exports(const Options* options) {
     setup_check_export_(options, "--export-gguf", gguf);
 }
 
+// Beside FILE.bin, a model of llm.c's, writes its tokenizer as FILE_tokenizer.bin, if that can be said there.
+static inline void setup_export_tokenizer_(const char* file, const Tokenizer* tokenizer) {
+    enum { MOST_BYTES = 255 }; // of a token, in that format
+    char path[PATH_MAX];
+    const int is_bin = bpe_ends_in_(file, ".bin"), length = (int)strlen(file) - (is_bin ? 4 : 0);
+    if (tokenizer_bpe(tokenizer) && tokenizer_longest(tokenizer) <= MOST_BYTES) {
+        CHECK(snprintf(path, sizeof(path), "%.*s_tokenizer.bin", length, file) < (int)sizeof(path),
+              "%s: the name is too long", file);
+        bpe_write(tokenizer_bpe(tokenizer), path);
+        printf("%s: the tokenizer; llm.c's programs look for it as gpt2_tokenizer.bin\n", path);
+    }
+}
+
+static inline void setup_export_gguf_(GPT2Config cfg, const TensorRow* rows, const void* memory,
+                                      const Options* options, const RunData* data) {
+    const Bpe* bpe = data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
+    gguf_write(options->export_gguf, options->out[0] ? options->out : options->export_gguf, cfg, rows, memory,
+               (GgufDtype)options->export_gguf_dtype, bpe);
+    if (!bpe) {
+        fprintf(stderr, "warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it\n",
+                options->export_gguf,
+                !data->has_tokenizer          ? "the data are only token ids"
+                : data->tokenizer.decode_only ? "no merges make these tokens"
+                                              : "it knows no words");
+    }
+}
+
 // Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
 // --export-gguf name.
 static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory,
                                 const Options* options, const RunData* data) {
     if (options->export_llmc[0]) {
         model_file_write(options->export_llmc, cfg, rows, memory, (ModelDtype)options->export_dtype);
+        if (data->has_tokenizer) {
+            setup_export_tokenizer_(options->export_llmc, &data->tokenizer);
+        }
     }
     if (options->export_gguf[0]) {
-        const Bpe* bpe = data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
-        gguf_write(options->export_gguf, options->out[0] ? options->out : options->export_gguf, cfg, rows,
-                   memory, (GgufDtype)options->export_gguf_dtype, bpe);
-        if (!bpe) {
-            printf("warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it\n",
-                   options->export_gguf,
-                   !data->has_tokenizer          ? "the data are only token ids"
-                   : data->tokenizer.decode_only ? "no merges make these tokens"
-                                                 : "it knows no words");
-        }
+        setup_export_gguf_(cfg, rows, memory, options, data);
     }
 }
 

@@ -80,6 +80,7 @@ static void test_words_errors(void) {
 static void open_file(const void* path) {
     Tokenizer tokenizer;
     tokenizer_open_file(&tokenizer, (const char*)path);
+    tokenizer_close(&tokenizer);
 }
 
 static void encode_file(const void* path) {
