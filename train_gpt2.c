@@ -480,7 +480,9 @@ static void evaluate_and_sample(Run* run) {
         }
         log_val(run->log, step, state->val_loss);
     }
-    state->stage = state->stage > STAGE_VALIDATED ? state->stage : STAGE_VALIDATED;
+    if (state->stage < STAGE_VALIDATED) {
+        state->stage = STAGE_VALIDATED;
+    }
     if (state->stage == STAGE_VALIDATED && !is_first && schedule_due(o->sample_every, step, o->steps) &&
         !generator_log(run->generator, run->log, step)) {
         return;
@@ -631,8 +633,9 @@ static int run_training(RunStart* start) {
     } else {
         setup_weights(model.params_memory, cfg, model.parameter_rows, start->model_path, options->seed);
     }
-    if (run.state.step >= options->steps && setup_asks_for_samples(options)) {
-        run.state.stage = run.state.stage < STAGE_VALIDATED ? run.state.stage : STAGE_VALIDATED;
+    if (run.state.step >= options->steps && setup_asks_for_samples(options) &&
+        run.state.stage == STAGE_SAMPLED) { // a finished run that is asked for texts again
+        run.state.stage = STAGE_VALIDATED;
     }
     begin_log(&run, start);
     const int is_done = train(&run);

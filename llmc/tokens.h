@@ -67,6 +67,8 @@ typedef struct {
     int is_view;          // the spans belong to another stream
 } TokenStream;
 
+enum { TOKENS_TEXT_LOOKED_AT = 1 << 16 }; // first bytes of a text in which no zero may be
+
 typedef enum { TOKENS_SHARDS, TOKENS_TEXT } TokensKind;
 typedef enum { TOKENS_AUTO, TOKENS_NANOGPT } TokensFormat; // in the order of --data-format
 
@@ -463,11 +465,19 @@ static inline void tokens_progress_(TokensProgress_* progress, size_t bytes, con
     }
 }
 
+// A zero byte near the beginning is no text: a program, an archive, numbers.
+static inline int tokens_check_text_(const TokenSpan* span, const char* name, char* error) {
+    const size_t most = TOKENS_TEXT_LOOKED_AT, first = most < span->count ? most : span->count;
+    const char* zero = (const char*)memchr(span->tokens, 0, first);
+    return !zero ||
+           error_set(error, name, "no text: byte %zu is zero", (size_t)(zero - (const char*)span->tokens));
+}
+
 static inline int tokens_check_(const TokenSpan* span, int V, const char* name, TokensProgress_* progress,
                                 char* error) {
     const size_t piece = (size_t)1 << 28; // tokens between two words about it
-    if (span->width == 1) {               // bytes
-        return 1;
+    if (span->width == 1) {
+        return tokens_check_text_(span, name, error);
     }
     for (size_t start = 0; start < span->count; start += piece) {
         const size_t end = span->count - start < piece ? span->count : start + piece;

@@ -220,7 +220,7 @@ static void encode_zeros(const void* data) {
 }
 static void train_on_zeros(const void* screen) {
     Bpe bpe;
-    text_data_train(&bpe, test_path("zeros.txt"), "text", 280, (FILE*)screen);
+    train_vocabulary(&bpe, test_path("zeros.txt"), 280, (FILE*)screen);
 }
 
 static void test_errors(void) {

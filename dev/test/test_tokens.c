@@ -54,13 +54,13 @@ static void test_shards(void) {
 
 static void test_text(void) {
     test_write("b.txt", "xyz", 3);
-    test_write("a", "\x00\xFFq", 3);
+    test_write("a", "\x01\xFFq", 3);
     char list[1024];
     snprintf(list, sizeof(list), "%s,%s", test_path("b*.txt"), test_path("a"));
     EXPECT(tokens_kind(list) == TOKENS_TEXT, "");
     TokenStream stream;
     tokens_open_files(&stream, list, TOKENS_AUTO, 257);
-    const int wanted[8] = {256, 0, 255, 'q', 256, 'x', 'y', 'z'};
+    const int wanted[8] = {256, 1, 255, 'q', 256, 'x', 'y', 'z'};
     int tokens[8];
     EXPECT(stream.count == 8, "%zu tokens", stream.count);
     tokens_fill(&stream, 0, 8, tokens);
@@ -353,6 +353,11 @@ static void test_bad_tokens(void) {
         EXPECT(test_dies(open_many_with_bad, &positions[i], EXIT_FAILURE, wanted), "position %zu",
                positions[i]);
     }
+    test_write("program",
+               "\x7F"
+               "ELF\0\1",
+               6);
+    EXPECT(open_dies(test_path("program"), "program: no text: byte 4 is zero"), "a program is no text");
     EXPECT(test_dies(open_text_small_vocabulary, test_write("d.txt", "d", 1), EXIT_FAILURE,
                      "d.txt|257, found 256"),
            "");
@@ -522,12 +527,12 @@ static const char* write_sparse(const char* name, size_t bytes, const void* head
     return ok ? path : NULL;
 }
 
-// The stream is zeros up to the last 4 tokens.
-static void expect_large(const TokenStream* stream, size_t count) {
+// The stream begins with tokens `first` and is zeros before the last 4 tokens.
+static void expect_large(const TokenStream* stream, size_t count, int first) {
     int tokens[6];
     EXPECT(stream->count == count, "%zu tokens", stream->count);
     tokens_fill(stream, 1, 6, tokens);
-    EXPECT(tokens[0] == 0 && tokens[5] == 0, "the beginning");
+    EXPECT(tokens[0] == first && tokens[5] == first, "the beginning");
     tokens_fill(stream, count - 6, 6, tokens);
     for (int i = 0; i < 6; i++) {
         EXPECT(tokens[i] == (i < 2 ? 0 : 11 * (i - 1)), "%d tokens before the end: %d", 6 - i, tokens[i]);
@@ -535,11 +540,15 @@ static void expect_large(const TokenStream* stream, size_t count) {
 }
 
 static int test_large_text(void) {
-    const size_t count = ((size_t)1 << 32) + 1024 + 1; // with the end-of-text token
-    const char* path = write_sparse("large.txt", count - 1, "", 1, (const char[]){11, 22, 33, 44}, 4);
+    const size_t count = ((size_t)1 << 32) + 1024 + 1;                 // with the end-of-text token
+    char* head = (char*)check_alloc(TOKENS_TEXT_LOOKED_AT, 1, "text"); // where zeros would not be text
+    memset(head, 'x', TOKENS_TEXT_LOOKED_AT);
+    const char* path =
+        write_sparse("large.txt", count - 1, head, TOKENS_TEXT_LOOKED_AT, (const char[]){11, 22, 33, 44}, 4);
+    free(head);
     if (path) {
         TokenStream stream = open_files(path);
-        expect_large(&stream, count);
+        expect_large(&stream, count, 'x');
         tokens_close(&stream);
     }
     return path != NULL;
@@ -557,7 +566,7 @@ static int test_large_shard(void) {
         char error[ERROR_BYTES];
         EXPECT(tokens_open_span_(&span, path, TOKENS_AUTO, error), "%s", error);
         tokens_append_(&stream, span);
-        expect_large(&stream, count);
+        expect_large(&stream, count, 0);
         tokens_close(&stream);
     }
     return path != NULL;
