@@ -477,12 +477,18 @@ static inline void log_format_step_(RunLog* log, int64_t step, double loss, doub
     memset(f, 0, sizeof(f));
     log_field_(&f[0], 0, "%s", log_step_text_(log, step, count));
     log_field_(&f[1], 0, " | loss %.4f", loss);
-    log_field_(&f[2], 6, isfinite(loss_z) ? " (%+.2fz)" : "", loss_z);
+    if (isfinite(loss_z)) {
+        log_field_(&f[2], 6, " (%+.2fz)", loss_z);
+    }
     log_field_(&f[3], 3, " | norm %.4f", norm);
-    log_field_(&f[4], 6, isfinite(norm_z) ? " (%+.2fz)" : "", norm_z);
+    if (isfinite(norm_z)) {
+        log_field_(&f[4], 6, " (%+.2fz)", norm_z);
+    }
     log_field_(&f[5], 4, " | lr %.2e", lr);
     log_field_(&f[6], 1, " | %.1f ms", ms);
-    log_field_(&f[7], 5, isfinite(mfu) ? " | %.1f%% MFU" : "", 100 * mfu);
+    if (isfinite(mfu)) {
+        log_field_(&f[7], 5, " | %.1f%% MFU", 100 * mfu);
+    }
     log_field_(&f[8], 2, " | %.0f tok/s", 1e3 * log->step_tokens / log->smooth_ms);
     log_field_(&f[9], 0, " | eta %s", log_duration_(log_eta_s_(log, step), eta));
     log_join_(log, f);
