@@ -36,9 +36,11 @@ static void fuzz_state(const unsigned char* data, size_t bytes) {
 static void fuzz_config(const unsigned char* data, size_t bytes) {
     static char error[ERROR_BYTES];
     char* text = fuzz_copy(data, bytes);
-    GPT2Config cfg;
+    HfConfig_ config;
+    memset(&config, 0, sizeof(config));
     JsonReader reader = json_reader("fuzz", text, bytes, error);
-    if (hf_config_parse_(&reader, &cfg)) {
+    if (hf_config_parse_(&reader, &config)) {
+        const GPT2Config cfg = config.cfg;
         fuzz_expect(cfg.L > 0 && cfg.NH > 0 && cfg.C % cfg.NH == 0 && cfg.V <= cfg.Vp);
     } else {
         fuzz_expect(strncmp(error, "fuzz: ", 6) == 0);
