@@ -45,6 +45,7 @@ static void fuzz_config(const unsigned char* data, size_t bytes) {
     } else {
         fuzz_expect(strncmp(error, "fuzz: ", 6) == 0);
     }
+    free(config.keys);
     free(text);
 }
 
