@@ -263,7 +263,8 @@ test_no_blanks() {
     local run=("${vocab[@]}" --val-tokens 0 --shard-tokens 3000000)
     head -c 30000000 /dev/zero | tr '\0' e >no_blanks.txt
     { printf '{"text":"' && cat no_blanks.txt && printf '"}'; } >no_blanks.jsonl
-    (ulimit -v 400000 && timeout 120 "$tokenize" "${run[@]}" --threads 1 --out blanks no_blanks.txt >stdout 2>stderr)
+    # not with the address sanitizer, which maps terabytes
+    (ldd "$tokenize" | grep -q libasan || ulimit -v 400000 && timeout 120 "$tokenize" "${run[@]}" --threads 1 --out blanks no_blanks.txt >stdout 2>stderr)
     status=$?
     check "text without blanks: $(head -n 1 stderr)" [ $status = 0 ]
     check "all of it" grep -q '^30000001 tokens in 11 shards' stdout
