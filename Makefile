@@ -18,6 +18,8 @@ PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights a
 USE_CUDNN ?=                # 1: attention by cuDNN 9; wants its headers, those of cudnn-frontend, and NVRTC
 CUDNN_FRONTEND ?= build/cudnn-frontend/include
 PREFIX ?= /usr/local        # of `make install`, under DESTDIR
+KIT    ?=                   # of `make gpu-kit`: what goes in (dev/bench/gpu_kit.sh); empty: everything
+TOY    ?=                   # 1: a kit of the simulated GPU
 
 override PRECISION := $(shell echo '$(strip $(PRECISION))' | tr a-z A-Z)
 ifeq ($(filter BF16 FP16 FP32,$(PRECISION)),)
@@ -90,7 +92,7 @@ $(BUILD)/commit $(GPU_BUILD)/commit: TEXT = $(COMMIT)
 $(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
 $(GPU_BUILD)/commit: $(call stale,$(GPU_BUILD)/commit,$(COMMIT))
 
-.PHONY: help run test tests lint format bench bench-cpu bench-tokenizer soak clean install uninstall train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build FORCE
+.PHONY: help run test tests lint format bench bench-cpu bench-tokenizer gpu-kit soak clean install uninstall train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build FORCE
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2  ## the trainer on the CPU
@@ -139,6 +141,9 @@ bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on 
 
 bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE and GPT2_VOCAB=FILE if given
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
+
+gpu-kit:    ## build/gpu_kit.tar.gz: programs and scripts for dev/bench/gpu_report.sh --kit on a machine without a compiler
+	@KIT='$(strip $(KIT))' TOY='$(strip $(TOY))' NVCC='$(strip $(NVCC))' dev/bench/gpu_kit.sh
 
 soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target, vectors on aarch64, forgotten waits
 	@dev/test/soak.sh
@@ -195,4 +200,4 @@ build/sim/%/test_gpt2: build/sim/runtime.done dev/test/reference.c
 	CUSIM_FLAGS=-DPRECISION_$(firstword $(subst -, ,$*)) \
 	    dev/cusim/build.sh test_gpt2.cu $(lastword $(subst -, ,$*)) $@ dev/test/reference.c
 
--include $(wildcard build/*/*.d build/cuda/*/*.d)
+-include $(wildcard build/*/*.d build/cuda/*/*.d build/kit/*/*.d)

@@ -1,57 +1,110 @@
 #!/usr/bin/env bash
-# gpu_report.sh -- measures everything that only a GPU can show, unattended; from the top of the repository.
+# gpu_report.sh -- measures everything that only a GPU can show, unattended.
 #
-#     dev/bench/gpu_report.sh [--only ITEM,...] [--minutes N] [--full] [--toy] [--out DIR]
+#     dev/bench/gpu_report.sh [--part A|B|C] [--only ITEM,...] [--minutes N] [--full] [--toy] [--kit] [--out DIR]
 #
-#     tests       native tests of the trainer in BF16, FP16, FP32 and of every module
-#     speed       ms, tok/s, MFU, memory of the trainer at 124M to 1558M, each beside PyTorch in turn
-#     kernels     every kernel and product against the ceilings (bench_gpu)
-#     memory      each memory technique alone and combined: peak, tok/s, loss after 50 steps
+# A   first       the card, its libraries; tests of the instructions, the runtime and the products
+#     speed       124M in BF16 at --recompute 0 and 1: ms, tok/s, MFU, memory, the algorithms that cublasLt's products got
+#     tests       attention and the whole model in BF16
+#     step        every kernel of one real step, by ncu
+#     bench       every kernel and product against the ceilings (bench_gpu)
+#     cudnn       the whole-model test and the speed with cuDNN's attention
+# B   precisions  the whole model in FP16 and FP32
+#     peer        124M beside PyTorch with every attention and mode of torch.compile that it has
+#     models      350M, 774M and 1558M, each beside PyTorch at its best, in turn
+#     modules     the tests of the other modules
+# C   memory      each memory technique alone and combined: peak, tok/s, loss after some steps
 #     sanitizer   compute-sanitizer: memcheck and racecheck on the whole-model test
 #     curve       100 steps of 124M on the same text: BF16, FP32 and PyTorch
+#     answers     what cublasLt and the instructions' tests said about this card, for dev/cusim
 #
-# Writes DIR (dev/bench/results/<gpu>-<date>): summary.md, summary.jsonl, and the raw log of every command. An item
-# that fails is named in the summary and the rest goes on (exit status 1); what does not begin within the minutes (8) is left out.
-# --full takes total batches of 524,288 tokens for all models; --toy tries the script itself, on the simulated GPU
-# and with PyTorch on the CPU, at sizes that show nothing about speed. PYTHON names a Python with PyTorch.
+# In a checkout it builds the programs first (`make gpu-kit`). With --kit it compiles nothing: it is the copy in a kit
+# unpacked from build/gpu_kit.tar.gz. Without --part it does all items. What does not fit into the minutes (8.5 a part) is
+# skipped; what fails is named, and the rest goes on (exit status 1).
+#
+# Writes DIR (dev/bench/results/<gpu>-<date>-<part>): summary.md, summary.jsonl, the log of every command; and after
+# every item DIR.tar.gz, or the same archive in $OUT if that is set. --full takes total batches of 524,288 tokens; --toy
+# tries the script itself, on the simulated GPU and with PyTorch on the CPU, at sizes that show nothing about speed.
+# PYTHON names a Python with PyTorch.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+export PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin:${CUDA_HOME:-/usr/local/cuda}/bin
 
-only=tests,speed,kernels,memory,sanitizer,curve minutes=8 full=off toy=off out=
+part='' only='' minutes='' full=off toy=off kit=off out=''
 while [ $# -gt 0 ]; do
     case $1 in
-    --only) only=$2 && shift 2 ;;
-    --minutes) minutes=$2 && shift 2 ;;
-    --out) out=$2 && shift 2 ;;
-    --full) full=on && shift ;;
-    --toy) toy=on && shift ;;
-    *) sed -n '2,19s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    --part) part=${2:-} && shift ;;
+    --only) only=${2//,/ } && shift ;;
+    --minutes) minutes=${2:-} && shift ;;
+    --out) out=${2:-} && shift ;;
+    --full) full=on ;;
+    --toy) toy=on ;;
+    --kit) kit=on ;;
+    *) sed -n '2,30s/^# \{0,1\}//p' "$0" && exit 2 ;;
     esac
+    shift
 done
+case $part in
+A) items="first speed tests step bench cudnn" ;;
+B) items="precisions peer models modules" ;;
+C) items="memory sanitizer curve answers" ;;
+"") items="first speed tests step bench cudnn precisions peer models modules memory sanitizer curve answers" ;;
+*) echo "error: --part $part: wanted A, B or C" >&2 && exit 2 ;;
+esac
+seconds=$(awk -v m="${minutes:-$([ -n "$part" ] && echo 8.5 || echo 25.5)}" 'BEGIN { printf "%d", m * 60 }')
 
-python=${PYTHON:-$([ -x build/venv/bin/python ] && echo build/venv/bin/python || echo python3)}
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr ' ' '-')
 [ $toy = on ] && gpu=toy
 [ -n "$gpu" ] || { echo "error: no GPU found by nvidia-smi; --toy tries the script without one" >&2; exit 1; }
-out=${out:-dev/bench/results/${gpu,,}-$(date +%Y-%m-%d)}
-mkdir -p "$out" || exit 1
-rm -f "$out"/*.log "$out"/summary.*
+if [ $kit = off ]; then
+    make -s gpu-kit TOY="$([ $toy = on ] && echo 1)" ARCH="${ARCH:-}" || exit 1
+    kit_dir=$PWD/build/kit/tree$([ $toy = on ] && echo _toy)/gpu_kit
+else
+    kit_dir=$PWD
+fi
+bin=$kit_dir/bin
+[ -f "$kit_dir/kit.txt" ] || { echo "error: --kit: $kit_dir/kit.txt is not there; unpack build/gpu_kit.tar.gz" >&2; exit 1; }
+
+name=${gpu,,}-$(date +%Y-%m-%d)${part:+-$part}
+out=${out:-dev/bench/results/$name}
+archive=${OUT:+$OUT/$name.tar.gz}
+archive=${archive:-$out.tar.gz}
+mkdir -p "$out" "$(dirname "$archive")" || exit 1
+rm -f "$out"/*.log "$out"/summary.* "$out"/results.txt
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 begin_s=$SECONDS
 summary=$out/summary.md
+export XDG_CACHE_HOME=$out/cache # the algorithms of products, measured by the first run of a size
+case $XDG_CACHE_HOME in /*) ;; *) XDG_CACHE_HOME=$PWD/$XDG_CACHE_HOME ;; esac
 
 say() { echo "$*" | tee -a "$summary"; }
-left_s() { echo $((minutes * 60 - SECONDS + begin_s)); }
+left_s() { echo $((seconds - SECONDS + begin_s)); }
+pack() { tar -C "$(dirname "$out")" -czf "$archive.new" "$(basename "$out")" && mv "$archive.new" "$archive"; }
 
-# trial NAME SECONDS COMMAND...: runs it with its output in NAME.log; says so if it fails or there is no time.
+# record NAME passed|FAILED|skipped SECONDS [WHY]: says so, keeps it for the table at the end, and packs what there is.
+record() {
+    echo "- $1: $2$([ "$3" = 0 ] || echo " ($3 s)")${4:+: $4}"
+    printf '| %s | %s | %s | %s |\n' "$1" "$2" "$3" "${4:-}" >>"$out/results.txt"
+    pack
+}
+
+# trial NAME SECONDS COMMAND...: runs it with its output in NAME.log. Skipped if less than a third of the time is left.
 trial() {
-    local name=$1 limit=$2 status
+    local name=$1 limit=$2 status left begin=$SECONDS why
     shift 2
-    [ "$(left_s)" -gt 0 ] || { say "- $name: left out, the time was over"; return 1; }
+    left=$(left_s)
+    [ $toy = off ] || limit=$((left > 0 ? left : 0)) # the simulated GPU takes as long as it takes
+    command -v "$1" >/dev/null || { record "$name" skipped 0 "no ${1##*/bin/} here"; return 1; }
+    [ "$left" -gt $((limit / 3)) ] || { record "$name" skipped 0 "$left s are left"; return 1; }
     { echo "\$ $*"; date; } >"$out/$name.log"
-    timeout "$limit" "$@" >>"$out/$name.log" 2>&1
+    timeout -k 5 $((limit < left ? limit : left)) "$@" </dev/null >>"$out/$name.log" 2>&1
     status=$?
-    [ $status = 0 ] && return 0
-    say "- $name: FAILED (exit status $status): $(grep -a -m 1 -E 'error|Error|FAILED' "$out/$name.log" | cut -c 1-200)"
+    [ $status = 0 ] && { record "$name" passed $((SECONDS - begin)); return 0; }
+    why="exit status $status"
+    [ $status = 124 ] && why="stopped, it took too long"
+    record "$name" FAILED $((SECONDS - begin)) \
+        "$why: $(grep -a -m 1 -E 'error|Error|FAILED' "$out/$name.log" | tr '|' ' ' | cut -c 1-200)"
     return 1
 }
 
@@ -61,27 +114,79 @@ spread() { sort -n | awk '{ x[NR] = $1 } END { if (NR) print x[int((NR + 1) / 2)
 # field NAME FILE: the values of a number in lines of training
 field() { sed -n "/\"kind\":\"train\"/s/.*\"$1\":\([-0-9.e+]*\).*/\1/p" "$2"; }
 
-# ---- programs and sizes ----
+# ---- libraries and tools of this machine ----
 
+# The folders in which a toolkit or PyTorch's wheels may have brought libraries.
+library_folders() {
+    ldconfig -p 2>/dev/null | sed -n 's/.* => \(.*\)\/[^/]*$/\1/p' | sort -u
+    [ -z "$python" ] || timeout 20 "$python" -c 'import sys, glob
+for path in sys.path:
+    print(*glob.glob(path + "/nvidia/*/lib"), path + "/torch/lib", sep="\n")'
+    ls -d "${CUDA_HOME:-/usr/local/cuda}"/lib64 /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib \
+        /usr/local/nvidia/lib64 /usr/lib/wsl/lib /usr/lib64 /usr/lib/x86_64-linux-gnu \
+        {/usr,/usr/local,/opt/*,/root/.local}/lib/python3*/{site,dist}-packages/nvidia/*/lib 2>/dev/null
+}
+
+# Adds to LD_LIBRARY_PATH what the programs miss; says what is found nowhere.
+find_libraries() {
+    local missing library folders folder found
+    missing=$(find "$bin" -type f -exec ldd {} + 2>/dev/null | sed -n 's/^[[:space:]]*\([^ ]*\) => not found.*/\1/p' | sort -u)
+    [ $toy = on ] || ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1 ' || missing+=" libcuda.so.1"
+    [ -n "$missing" ] && folders=$(library_folders)
+    for library in $missing; do
+        found=
+        while read -r folder; do
+            [ -n "$folder" ] && [ -e "$folder/$library" ] && { found=$folder && break; }
+        done <<<"$folders"
+        [ -n "$found" ] || found=$(dirname "$(timeout 15 find / -xdev -name "$library" -print -quit 2>/dev/null)")
+        if [ "$found" = . ]; then
+            say "- $library is nowhere on this machine"
+        else
+            say "- $library: $found"
+            case :${LD_LIBRARY_PATH:-}: in
+            *:"$found":*) ;;
+            *) export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$found ;;
+            esac
+        fi
+    done
+}
+
+# The first Python with PyTorch; else any, or nothing.
+find_python() {
+    local candidate any=
+    for candidate in ${PYTHON:-} build/venv/bin/python python3 python /usr/local/bin/python3 /opt/*/bin/python3 /root/*/bin/python3; do
+        command -v "$candidate" >/dev/null || continue
+        any=${any:-$candidate}
+        timeout 20 "$candidate" -c 'import importlib.util as u; raise SystemExit(u.find_spec("torch") is None)' 2>/dev/null &&
+            { echo "$candidate"; return; }
+    done
+    echo "$any"
+}
+has_torch() { [ -n "$python" ] && "$python" -c 'import importlib.util as u; raise SystemExit(u.find_spec("torch") is None)'; }
+
+# find_tool NAME: where a toolkit or its profiler has it; only the name if nowhere
+find_tool() {
+    local path
+    for path in "$(command -v "$1")" /usr/local/cuda*/bin/"$1" /opt/nvidia/nsight-compute/*/"$1" "$1"; do
+        [ ! -x "$path" ] || break
+    done
+    echo "$path"
+}
+
+# ---- sizes ----
+
+trainer() { echo "$bin/$1/train_gpt2cu"; }
+main=BF16 # of the kit's precisions, the one that is measured
+for precision in FP16 FP32; do [ -x "$(trainer $main)" ] || main=$precision; done
 if [ $toy = on ]; then
-    variants=(BF16) device=cpu
-    trainer() { echo "build/sim/$1/train_gpt2cu"; }
-    build() { make -s sim PRECISION=BF16 && make -s sim PRECISION=FP32; }
-    # name, options of the trainer, batch, tokens of an update, steps
-    models=("toy 2 64 4") seq_len=16 warm=1 memory_models=("toy 2") memory_steps=2 curve=(toy 2 2)
+    # model, batch, tokens of an update, steps
+    speed=(toy 2 64 4) models=("toy 2 32 4") device=cpu seq_len=16 warm=1 memory_models=("toy 2") memory_steps=2 curve=(toy 2 2)
+    bench=("d6 1 --seq-len 16 --seconds 0 --ceiling 64")
 else
-    variants=(BF16 FP16 FP32) device=cuda
-    for precision in BF16 FP16 FP32; do mkdir -p "build/report/$precision"; done
-    trainer() { echo "build/report/$1/train_gpt2cu"; }
-    build() {
-        local precision
-        for precision in BF16 FP16 FP32; do
-            make -s -j"$(nproc)" train_gpt2cu PRECISION="$precision" && mv train_gpt2cu "build/report/$precision/" || return 1
-        done
-    }
-    models=("d12 64 524288 25" "d24 64 131072 25" "d36 32 65536 25" "d48 32 65536 25") seq_len=1024 warm=5
-    [ $full = on ] && models=("d12 64 524288 25" "d24 64 524288 25" "d36 32 524288 25" "d48 32 524288 25")
-    memory_models=("d24 16" "d48 8") memory_steps=50 curve=(d12 16 100)
+    speed=(d12 64 65536 15) models=("d24 64 131072 15" "d36 32 65536 15" "d48 32 65536 15") device=cuda seq_len=1024 warm=5
+    [ $full = on ] && speed=(d12 64 524288 15) models=("d24 64 524288 15" "d36 32 524288 15" "d48 32 524288 15")
+    memory_models=("d24 16" "d48 8") memory_steps=30 curve=(d12 16 100)
+    bench=("d12 64" "d48 16")
 fi
 
 # Random tokens below 50116: every byte below 196, as uint16, behind the header of a shard.
@@ -92,9 +197,8 @@ random_shard() {
       head -c 1012 /dev/zero
       head -c $((2 * tokens)) /dev/urandom | LC_ALL=C tr '\304-\377' '\000-\073'; } >"$2"
 }
-shard=$out/random.bin
+shard=$work/random.bin
 random_shard 2000000 "$shard"
-trap 'rm -rf "$shard" "$out"/run' EXIT
 
 # The options of the trainer for a model; toy has no name there.
 model_options() { if [ "$1" = toy ]; then echo --layers 1 --channels 32 --heads 2 --context 1024; else echo --model "$1"; fi; }
@@ -103,22 +207,25 @@ model_options() { if [ "$1" = toy ]; then echo --layers 1 --channels 32 --heads 
 ours() {
     local name=$1 precision=$2 model=$3 batch=$4 total=$5 steps=$6
     shift 6
-    rm -rf "$out/run"
+    rm -rf "$work/run"
     # shellcheck disable=SC2046
-    trial "$name" 300 "$(trainer "$precision")" $(model_options "$model") --train-data "$shard" --batch "$batch" \
+    trial "$name" 90 "$(trainer "$precision")" $(model_options "$model") --train-data "$shard" --batch "$batch" \
         --seq-len $seq_len --total-batch "$total" --steps "$steps" --shuffle off --schedule constant --warmup 0 \
-        --lr 6e-4 --beta2 0.95 --eval-every 0 --sample-every 0 --save-every 0 --out "$out/run" "$@" &&
-        mv "$out/run/log.jsonl" "$out/$name.jsonl"
+        --lr 6e-4 --beta2 0.95 --eval-every 0 --sample-every 0 --save-every 0 --out "$work/run" "$@" &&
+        mv "$work/run/log.jsonl" "$out/$name.jsonl"
 }
 
-theirs() { # NAME DTYPE MODEL BATCH TOTAL STEPS [OPTION...]: the same in PyTorch, whose last line is NAME.jsonl
-    local name=$1 dtype=$2 model=$3 batch=$4 total=$5 steps=$6
-    shift 6
-    trial "$name" 300 "$python" dev/bench/pytorch_gpt2.py --model "$model" --data "$shard" --batch "$batch" \
-        --seq-len $seq_len --total-batch "$total" --steps "$steps" --dtype "$dtype" --device $device "$@" &&
-        tail -n 1 "$out/$name.log" >"$out/$name.jsonl"
+# theirs NAME SECONDS DTYPE MODEL BATCH TOTAL STEPS [OPTION...]: the same in PyTorch; NAME.jsonl has a line for each combination
+theirs() {
+    local name=$1 limit=$2 dtype=$3 model=$4 batch=$5 total=$6 steps=$7
+    shift 7
+    has_torch || { record "$name" skipped 0 "no Python with PyTorch"; return 1; }
+    trial "$name" "$limit" "$python" "$kit_dir/dev/bench/pytorch_gpt2.py" --model "$model" --data "$shard" --batch "$batch" \
+        --seq-len $seq_len --total-batch "$total" --steps "$steps" --dtype "$dtype" --device $device "$@"
+    grep -a '^{"system"' "$out/$name.log" >"$out/$name.jsonl" # also of a run that was stopped
 }
-theirs_list() { sed "s/.*\"$1\": \[\([^]]*\)\].*/\1/" "$2" | tr ',' '\n'; }
+theirs_list() { sed -n "s/.*\"$1\": \[\([^]]*\)\].*/\1/p" | tr ',' '\n'; }
+theirs_word() { sed -n "s/.*\"$1\": \"\([^\"]*\)\".*/\1/p"; }
 
 # Power and clock while a command runs, one line a second into FILE: watts, MHz.
 watch_card() { nvidia-smi --query-gpu=power.draw,clocks.sm --format=csv,noheader,nounits -l 1 >"$1" 2>/dev/null & }
@@ -126,16 +233,16 @@ middle() { # COLUMN FILE: the median
     cut -d , -f "$1" "$2" 2>/dev/null | tr -d ' ' | spread | cut -d ' ' -f 1
 }
 
-# row NAME SYSTEM MODEL TOTAL: a row of the table of speed from the milliseconds on standard input, and a line of summary.jsonl
+# row NAME SYSTEM MODEL TOTAL PEAK: a row of a table of speed from the milliseconds on standard input, and a line of summary.jsonl
 row() {
-    local name=$1 system=$2 model=$3 total=$4 ms low high peak watts clock
+    local name=$1 system=$2 model=$3 total=$4 peak=$5 ms low high watts clock
     read -r ms low high < <(spread)
     [ -n "${ms:-}" ] || return
-    peak=$(peak_of "$out/$name.jsonl") watts=$(middle 1 "$out/$name.smi") clock=$(middle 2 "$out/$name.smi")
+    watts=$(middle 1 "$out/$name.smi") clock=$(middle 2 "$out/$name.smi")
     awk -v s="$system" -v m="$model" -v t="$total" -v ms="$ms" -v lo="$low" -v hi="$high" -v p="$peak" -v w="$watts" \
         -v c="$clock" -v flop="$flop_per_token" -v most="$most_flops" 'BEGIN { speed = t / ms * 1e3
-        printf "| %s | %s | %d | %.1f | %.1f to %.1f | %.0f | %.1f %% | %s | %s | %s |\n", m, s, t, ms, lo, hi, speed,
-            100 * speed * flop / most, p, w, c }' | tee -a "$summary"
+        printf "| %s | %s | %d | %.1f | %.1f to %.1f | %.0f | %s | %s | %s | %s |\n", m, s, t, ms, lo, hi, speed,
+            most ? sprintf("%.1f %%", 100 * speed * flop / most) : "", p, w, c }' | tee -a "$summary"
     printf '{"item":"speed","system":"%s","model":"%s","total_batch":%s,"ms":%s,"p10":%s,"p90":%s,"peak_mb":"%s","watts":"%s","mhz":"%s"}\n' \
         "$system" "$model" "$total" "$ms" "$low" "$high" "$peak" "$watts" "$clock" >>"$out/summary.jsonl"
 }
@@ -144,7 +251,7 @@ row() {
 set_ceiling() {
     local plan
     # shellcheck disable=SC2046
-    plan=$("$(trainer BF16)" $(model_options "$1") --train-data "$shard" --seq-len $seq_len --batch 1 --steps 1 --plan 2>/dev/null)
+    plan=$("$(trainer $main)" $(model_options "$1") --train-data "$shard" --seq-len $seq_len --batch 1 --steps 1 --plan 2>/dev/null)
     flop_per_token=$(sed -n 's/^work: .* tokens of \([^ ]*\) FLOP.*/\1/p' <<<"$plan")
     most_flops=$(sed -n 's/^speed: .* the peak of \([^ ]*\) GFLOP.*/\1e9/p' <<<"$plan")
 }
@@ -152,72 +259,136 @@ peak_of() { sed -n 's/.*"peak_mb":[ ]*\([0-9]*\).*/\1/p' "$1" | tail -n 1; }
 
 # ---- items ----
 
-item_tests() {
-    local precision program
-    say "" && say "## Tests" && say ""
-    if [ $toy = on ]; then
-        make -s build/sim/BF16-plain/test_gpt2 && trial test_gpt2-BF16 300 build/sim/BF16-plain/test_gpt2 && say "- test_gpt2 BF16: ok"
-        return
-    fi
-    for precision in "${variants[@]}"; do
-        make -s -j"$(nproc)" "$(make -s print-gpu-build PRECISION="$precision")/test_gpt2" PRECISION="$precision" >"$out/build-$precision.log" 2>&1
-        trial "test_gpt2-$precision" 120 "$(make -s print-gpu-build PRECISION="$precision")/test_gpt2" && say "- test_gpt2 $precision: ok"
-    done
-    make -s -k -j"$(nproc)" gpu-tests PRECISION=BF16 >"$out/build-modules.log" 2>&1
-    for program in "$(make -s print-gpu-build PRECISION=BF16)"/test_*; do
-        case $program in *.o | *.d | */test_gpt2) continue ;; esac
-        trial "$(basename "$program")" 60 "$program" && say "- $(basename "$program"): ok"
-    done
+speed_head() {
+    say "" && say "## $1: T=$seq_len, random tokens, median of the steps after the first $warm" && say ""
+    say "| model | system | tokens of an update | ms | p10 to p90 | tok/s | MFU | peak MB | W | MHz |"
+    say "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 }
 
-# compare NAME SYSTEM COMMAND...: a row; the command is `ours` or `theirs` with its arguments
-compare() {
-    local name=$1 system=$2 model=$5 total=$7
-    shift 2
+# our_speed NAME VARIANT MODEL BATCH TOTAL STEPS [OPTION...]: a row; the algorithms of the products are in the log
+our_speed() {
+    local name=$1 variant=$2 model=$3 total=$5 steps=$6 watcher
     watch_card "$out/$name.smi"
-    local watcher=$!
-    "$1" "$name" "${@:2}" && {
-        if [ "$1" = ours ]; then field ms "$out/$name.jsonl"; else theirs_list ms "$out/$name.jsonl"; fi
-    } | tail -n +$((warm + 1)) | row "$name" "$system" "$model" "$total"
+    watcher=$!
+    ours "$@" --gpu-report "$steps" &&
+        field ms "$out/$name.jsonl" | tail -n +$((warm + 1)) |
+        row "$name" "ours $variant ${*:7}" "$model" "$total" "$(peak_of "$out/$name.jsonl")"
     kill $watcher 2>/dev/null
+    grep -a '^matmul ' "$out/$name.log" >"$out/$name.products"
+}
+
+# their_speed NAME SECONDS MODEL BATCH TOTAL STEPS OPTION...: a row for each combination. Sets best_sdpa, best_compile.
+best_sdpa=flash best_compile=default
+their_speed() {
+    local name=$1 model=$3 total=$5 watcher line ms least=
+    watch_card "$out/$name.smi"
+    watcher=$!
+    theirs "$name" "$2" bf16 "${@:3}"
+    kill $watcher 2>/dev/null
+    [ -f "$out/$name.jsonl" ] || return
+    while read -r line; do
+        local sdpa compile
+        sdpa=$(theirs_word sdpa <<<"$line") compile=$(theirs_word compile <<<"$line")
+        ms=$(theirs_list ms <<<"$line" | tail -n +$((warm + 1)) | spread | cut -d ' ' -f 1)
+        [ -n "$ms" ] || { say "- PyTorch, $sdpa, $compile: $(theirs_word error <<<"$line")"; continue; }
+        theirs_list ms <<<"$line" | tail -n +$((warm + 1)) |
+            row "$name" "PyTorch $sdpa $compile" "$model" "$total" "$(sed -n 's/.*"peak_mb":[ ]*\([0-9]*\).*/\1/p' <<<"$line")"
+        awk -v a="$ms" -v b="${least:-1e99}" 'BEGIN { exit !(a < b) }' && least=$ms best_sdpa=$sdpa best_compile=$compile
+    done <"$out/$name.jsonl"
+}
+
+# Runs the tests of modules that the kit has.
+modules() { # SECONDS TEST...
+    local test
+    for test in "${@:2}"; do
+        trial "$test" "$1" "$bin/$test"
+    done
+}
+whole_model() { trial "test_gpt2-$1" 90 "$bin/$1/test_gpt2"; }
+
+item_first() {
+    nvidia-smi -q -d CLOCK,POWER,MEMORY >"$out/nvidia-smi.log" 2>&1
+    { uname -a; lscpu; free -m; ldd --version | head -n 1; find "$bin" -type f -exec ldd {} +; } >"$out/machine.log" 2>&1
+    modules 25 test_ptx test_gpu test_matmul
 }
 
 item_speed() {
-    local model batch total steps entry
-    say "" && say "## Speed: T=$seq_len, random tokens, median of the steps after the first $warm" && say ""
-    say "| model | system | tokens of an update | ms | p10 to p90 | tok/s | MFU | peak MB | W | MHz |"
-    say "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
-    for entry in "${models[@]}"; do
-        read -r model batch total steps <<<"$entry"
-        set_ceiling "$model"
-        compare "speed-$model" "ours BF16" ours BF16 "$model" "$batch" "$total" "$steps"
-        compare "speed-$model-pytorch" "PyTorch compile" theirs bf16 "$model" "$batch" "$total" "$steps"
+    local level
+    speed_head "Speed"
+    set_ceiling "${speed[0]}"
+    for level in 0 1; do
+        our_speed "speed-${speed[0]}-recompute-$level" $main "${speed[@]}" --recompute $level
     done
-    read -r model batch total steps <<<"${models[0]}" # once more: the noise; and PyTorch at its best
-    set_ceiling "$model"
-    compare "speed-$model-again" "ours BF16, again" ours BF16 "$model" "$batch" "$total" "$steps"
-    [ $toy = on ] || compare "speed-$model-pytorch-best" "PyTorch max-autotune" theirs bf16 "$model" "$batch" "$total" "$steps" \
-        --compile max-autotune-no-cudagraphs
+    our_speed "speed-${speed[0]}-again" $main "${speed[@]}" --recompute 0 # the noise
 }
 
-item_kernels() {
-    local bench model
-    say "" && say "## Kernels: share of the ceilings" && say ""
-    if [ $toy = on ]; then
-        mkdir -p build/report
-        CUSIM_FLAGS=-DPRECISION_BF16 dev/cusim/build.sh dev/bench/bench_gpu.cu plain build/report/bench_gpu || return
-        trial kernels-d6 300 build/report/bench_gpu --model d6 --batch 1 --seq-len 16 --seconds 0 --ceiling 64 --json "$out/kernels-d6.jsonl"
-    else
-        bench=$(make -s print-gpu-build PRECISION=BF16)/bench_gpu
-        make -s "$bench" PRECISION=BF16 >"$out/build-bench.log" 2>&1
-        for model in "d12 64" "d48 16"; do
-            read -r model batch <<<"$model"
-            trial "kernels-$model" 120 "$bench" --model "$model" --batch "$batch" --json "$out/kernels-$model.jsonl"
-        done
-    fi
-    say '```'
-    grep -h '%$' "$out"/kernels-*.log | tee -a "$summary"
-    say '```'
+item_tests() {
+    modules 90 test_attention
+    whole_model $main
+}
+
+# Without a graph, kernels have names. The algorithms are those of item_speed, so that autotune launches nothing.
+item_step() {
+    local metrics=gpu__time_duration.sum,dram__bytes.sum,sm__inst_executed.sum,sm__inst_executed_pipe_tensor.sum ncu
+    ncu=$(find_tool ncu)
+    # shellcheck disable=SC2046
+    trial step-kernels 150 "$ncu" --clock-control none --metrics $metrics --csv --log-file "$out/step-kernels.csv" \
+        "$(trainer $main)" $(model_options "${speed[0]}") --train-data "$shard" --batch "${speed[1]}" --seq-len $seq_len \
+        --total-batch $((speed[1] * seq_len)) --steps 2 --graph off --shuffle off --recompute 0 --eval-every 0 --sample-every 0 \
+        --save-every 0
+}
+
+item_bench() {
+    local entry
+    for entry in "${bench[@]}"; do
+        # shellcheck disable=SC2086
+        set -- $entry
+        trial "bench-$1" 90 "$bin/bench_gpu" --model "$1" --batch "$2" "${@:3}" --json "$out/bench-$1.jsonl" &&
+            { say '```' && grep '%$' "$out/bench-$1.log" | tee -a "$summary" && say '```'; }
+    done
+}
+
+item_cudnn() {
+    [ -d "$bin/BF16-cudnn" ] || { record cudnn skipped 0 "not in the kit"; return; }
+    whole_model BF16-cudnn
+    speed_head "Speed with cuDNN's attention"
+    set_ceiling "${speed[0]}"
+    our_speed "speed-${speed[0]}-cudnn" BF16-cudnn "${speed[@]}" --recompute 0
+}
+
+item_precisions() {
+    local precision
+    for precision in FP16 FP32; do [ $precision = $main ] || whole_model $precision; done
+}
+
+item_peer() {
+    speed_head "124M beside PyTorch"
+    set_ceiling "${speed[0]}"
+    our_speed "peer-${speed[0]}-ours" $main "${speed[@]}"
+    their_speed "peer-${speed[0]}" 210 "${speed[@]}" --sdpa best --compile default
+    our_speed "peer-${speed[0]}-ours-again" $main "${speed[@]}"
+}
+
+item_models() {
+    local entry
+    speed_head "Larger models"
+    for entry in "${models[@]}"; do
+        # shellcheck disable=SC2086
+        set -- $entry
+        set_ceiling "$1"
+        our_speed "models-$1-ours" $main "$@"
+        their_speed "models-$1" 120 "$@" --sdpa "$best_sdpa" --compile "$best_compile"
+    done
+    set_ceiling "${speed[0]}"
+    their_speed "peer-${speed[0]}-tuned" 150 "${speed[@]}" --sdpa "$best_sdpa" --compile off,max-autotune
+}
+
+item_modules() {
+    local program
+    for program in "$bin"/test_*; do
+        case ${program##*/} in test_ptx | test_gpu | test_matmul | test_attention) continue ;; esac
+        modules 60 "${program##*/}"
+    done
 }
 
 item_memory() {
@@ -225,7 +396,7 @@ item_memory() {
     local techniques=("vanilla:--recompute 0" "recompute 1:--recompute 1" "recompute 2:--recompute 2"
         "recompute 3:--recompute 3" "no master weights:--recompute 0 --master-weights off"
         "accumulation:--recompute 0 --batch 1" "all:--recompute 3 --master-weights off --batch 1")
-    say "" && say "## Memory techniques, BF16, loss after $memory_steps steps" && say ""
+    say "" && say "## Memory techniques, $main, loss after $memory_steps steps" && say ""
     say "| model | technique | peak MB | tok/s | loss |"
     say "|---|---|---:|---:|---:|"
     for entry in "${memory_models[@]}"; do
@@ -235,7 +406,7 @@ item_memory() {
             local micro=$batch
             case $options in *--batch*) micro=${options##*--batch } options=${options%%--batch*} ;; esac
             # shellcheck disable=SC2086
-            ours "$name" BF16 "$model" "$micro" $((batch * seq_len)) $memory_steps $options || continue
+            ours "$name" $main "$model" "$micro" $((batch * seq_len)) $memory_steps $options || continue
             say "| $model | ${technique%%:*} | $(peak_of "$out/$name.jsonl") | $(field tok_per_s "$out/$name.jsonl" | spread |
                 cut -d ' ' -f 1) | $(field loss "$out/$name.jsonl" | tail -n 1) |"
         done
@@ -243,58 +414,59 @@ item_memory() {
 }
 
 item_sanitizer() {
-    local tool test
-    say "" && say "## compute-sanitizer on the whole-model test" && say ""
-    [ $toy = off ] || { say "- not on the simulated GPU"; return; }
-    test=$(make -s print-gpu-build PRECISION=BF16)/test_gpt2
+    local tool
+    [ $toy = off ] || { record sanitizer skipped 0 "not on the simulated GPU"; return; }
     for tool in memcheck racecheck; do
-        trial "sanitizer-$tool" 240 compute-sanitizer --tool $tool --error-exitcode 9 "$test" &&
+        trial "sanitizer-$tool" 120 "$(find_tool compute-sanitizer)" --tool $tool --error-exitcode 9 "$bin/$main/test_gpt2" &&
             say "- $tool: $(grep -m 1 SUMMARY "$out/sanitizer-$tool.log")"
     done
 }
 
 item_curve() {
-    local model=${curve[0]} batch=${curve[1]} steps=${curve[2]} total dtype text=${TINY_TEXT:-../shared/data/tinyshakespeare.txt}
+    local model=${curve[0]} batch=${curve[1]} steps=${curve[2]} total dtype text=$kit_dir/text.bin shard=$shard
     total=$((batch * seq_len))
     say "" && say "## The same first weights and data: loss of step 1, $steps, and the mean of the last tenth" && say ""
-    if [ -x tokenize ] && [ -f "$text" ]; then
-        ./tokenize --out "$out/text" --val-tokens 0 ${GPT2_VOCAB:+--tokenizer "$GPT2_VOCAB"} "$text" >"$out/tokenize.log" 2>&1 &&
-            mv "$out/text_train_000001.bin" "$shard"
-    else
-        say "(random tokens: no ./tokenize or no text at TINY_TEXT)"
-    fi
+    if [ -f "$text" ]; then shard=$text; else say "(random tokens: the kit was made without KIT_TEXT)"; fi
     # shellcheck disable=SC2046
-    trial first-weights 120 "$(trainer FP32)" $(model_options "$model") --train-data "$shard" --batch 1 --seq-len $seq_len --steps 0 \
-        --eval-every 0 --sample-every 0 --export-llmc "$out/first.bin" || return
+    trial first-weights 60 "$(trainer FP32)" $(model_options "$model") --train-data "$shard" --batch 1 --seq-len $seq_len --steps 0 \
+        --eval-every 0 --sample-every 0 --export-llmc "$work/first.bin" || return
     for dtype in BF16 FP32; do
-        ours "curve-$dtype" $dtype "$out/first.bin" "$batch" "$total" "$steps" &&
+        ours "curve-$dtype" $dtype "$work/first.bin" "$batch" "$total" "$steps" &&
             field loss "$out/curve-$dtype.jsonl" | curve_row "ours $dtype"
     done
     for dtype in bf16 fp32; do
-        theirs "curve-pytorch-$dtype" $dtype "$model" "$batch" "$total" "$steps" --init "$out/first.bin" &&
-            theirs_list losses "$out/curve-pytorch-$dtype.jsonl" | curve_row "PyTorch $dtype"
+        theirs "curve-pytorch-$dtype" 100 $dtype "$model" "$batch" "$total" "$steps" --init "$work/first.bin" &&
+            theirs_list losses <"$out/curve-pytorch-$dtype.jsonl" | curve_row "PyTorch $dtype"
     done
-    rm -f "$out/first.bin"
 }
 curve_row() {
     awk -v name="$1" '{ x[NR] = $1 } END { for (i = NR - int(NR / 10); i <= NR; i++) { s += x[i]; n++ }
         printf "- %s: %.5f, %.5f, %.5f\n", name, x[1], x[NR], s / n }' | tee -a "$summary"
 }
 
+item_answers() {
+    say "" && say "## What the hardware refused" && say ""
+    modules 60 test_ptx test_matmul
+    grep -a -h -E 'refused|not supported' "$out"/*.log "$out"/*.products 2>/dev/null | sort -u | head -n 40 | sed 's/^/    /' | tee -a "$summary"
+}
+
 # ---- the report ----
 
-say "# ${gpu//-/ }, $(date +%Y-%m-%d)"
+python=$(find_python)
+say "# ${gpu//-/ }, $(date +%Y-%m-%d), part ${part:-A, B, C}"
 say ""
-say "Commit $(git describe --always --dirty 2>/dev/null), $(nvcc --version 2>/dev/null | sed -n 's/.*release \([^,]*\).*/CUDA \1/p')," \
-    "driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)," \
-    "PyTorch $("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null || echo missing)."
-say "Command: dev/bench/gpu_report.sh $([ $full = on ] && echo --full) --only $only --minutes $minutes"
-nvidia-smi -q -d CLOCK,POWER >"$out/nvidia-smi.log" 2>&1
-build >"$out/build.log" 2>&1 || say "- the build FAILED: $(grep -m 1 error "$out/build.log")"
-for item in tests speed kernels memory sanitizer curve; do
-    case ,$only, in *,$item,*) "item_$item" ;; esac
+say "$(paste -s -d ',' "$kit_dir/kit.txt" | sed 's/,\([^ ]\)/, \1/g'); driver" \
+    "$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1); $(nproc) cores;" \
+    "PyTorch: $(has_torch && echo "$python" || echo none)."
+say ""
+find_libraries
+for item in $items; do
+    case " ${only:-$items} " in *" $item "*) "item_$item" ;; esac
 done
+say "" && say "| item | result | s | |" && say "|---|---|---:|---|"
+tee -a "$summary" <"$out/results.txt"
 say ""
-say "$((SECONDS - begin_s)) seconds in all."
-echo && cat "$summary"
-! grep -q FAILED "$summary"
+say "$(grep -c '| passed |' "$out/results.txt") passed, $(grep -c '| FAILED |' "$out/results.txt") failed," \
+    "$(grep -c '| skipped |' "$out/results.txt") skipped; $((SECONDS - begin_s)) seconds in all; $archive"
+pack
+! grep -q '| FAILED |' "$out/results.txt"

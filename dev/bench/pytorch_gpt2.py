@@ -1,20 +1,25 @@
-"""Trains GPT-2 in PyTorch on a GPU and prints one line of JSON: the peer that the trainer is measured beside.
+"""Trains GPT-2 in PyTorch on a GPU and prints a line of JSON: the peer that the trainer is measured beside.
 
-    python dev/bench/pytorch_gpt2.py --model d12 --batch 64 --steps 30 --data shard.bin
+    python dev/bench/pytorch_gpt2.py --model d12 --batch 64 --data shard.bin --sdpa best --compile default,off
 
 The same model, batches and optimizer as `train_gpt2cu --shuffle off --schedule constant --warmup 0`: bf16
 autocast (or fp32 with TF32 products), scaled_dot_product_attention, vocabulary padded to 50304, fused AdamW,
-torch.compile (--compile default, max-autotune, max-autotune-no-cudagraphs, reduce-overhead or none). A step is
-everything from the batch on the host to the updated weights, timed with events; nothing is read back in
-between. With --init both start from the same weights. Without a GPU, --device cpu tries it out.
+torch.compile. --sdpa names the attention (auto: what PyTorch takes), or best: every one in turn; --compile one or more
+modes of torch.compile, or off. Each combination is a line, also one that fails or does not fit: then with
+its error. A step is everything from the batch on the host to the updated weights, timed with events; nothing is read
+back in between. With --init both start from the same weights. Without a GPU, --device cpu tries it out.
 """
 
 import argparse
+import contextlib
+import gc
 import json
+import statistics
 import time
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_model import GPT2, adamw
 
 # name: layers, heads, channels
@@ -22,6 +27,8 @@ MODELS = {"d6": (6, 6, 384), "d12": (12, 12, 768), "d24": (24, 16, 1024), "d36":
           "d48": (48, 25, 1600),
           "toy": (1, 2, 32)}
 VP = 50304
+SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 
 
 def parse():
@@ -34,7 +41,8 @@ def parse():
     parser.add_argument("--data", required=True, help="a shard of uint16 tokens (.bin)")
     parser.add_argument("--init", default="", help="first weights: a model file (.bin, fp32)")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16")
-    parser.add_argument("--compile", default="default", help="mode of torch.compile, or none")
+    parser.add_argument("--sdpa", choices=["auto", *SDPA, "best"], default="auto")
+    parser.add_argument("--compile", default="default", help="modes of torch.compile and off, separated by commas")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--beta2", type=float, default=0.95)
@@ -87,17 +95,16 @@ class Clock:
         return [1e3 * (b - a) for a, b in zip(self.marks, self.marks[1:])]
 
 
-def main():
-    args = parse()
+def measure(args, sdpa, mode):
+    """Trains with one attention and one mode of torch.compile; returns what the line of JSON adds to their names."""
     torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     L, NH, C = MODELS[args.model]
     model = GPT2(L, NH, C, max(1024, args.seq_len), VP)
     if args.init:
         model.load(args.init)
     model.to(args.device)
     optimizer = adamw(model, args.lr, (0.9, args.beta2), 1e-8, args.weight_decay)
-    compiled = model if args.compile == "none" else torch.compile(model, mode=args.compile, dynamic=False)
+    compiled = model if mode == "off" else torch.compile(model, mode=mode, dynamic=False)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[args.dtype]
     autocast = torch.autocast(args.device, dtype=dtype, enabled=dtype != torch.float32)
     scaler = torch.amp.GradScaler(args.device, enabled=dtype == torch.float16)
@@ -105,26 +112,54 @@ def main():
     batches, clock, losses = Batches(args), Clock(args.device), []
     micro_steps = args.total_batch // (args.batch * args.seq_len)
     clock.mark()
-    for _ in range(args.steps):
-        total = torch.zeros((), device=args.device)
-        for _ in range(micro_steps):
-            x, y = batches()
-            with autocast:
-                loss = compiled(x, y)
-            scaler.scale(loss / micro_steps).backward()
-            total += loss.detach() / micro_steps
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(total)
-        clock.mark()
+    with contextlib.nullcontext() if sdpa == "auto" else sdpa_kernel(SDPA[sdpa]):
+        for _ in range(args.steps):
+            total = torch.zeros((), device=args.device)
+            for _ in range(micro_steps):
+                x, y = batches()
+                torch.compiler.cudagraph_mark_step_begin()
+                with autocast:
+                    loss = compiled(x, y)
+                scaler.scale(loss / micro_steps).backward()
+                total += loss.detach() / micro_steps
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(total)
+            clock.mark()
     ms = clock.ms()
     peak_mb = torch.cuda.max_memory_reserved() / 1e6 if args.device == "cuda" else None
-    print(json.dumps({"system": "PyTorch " + torch.__version__, "compile": args.compile, "dtype": args.dtype,
-                      "model": args.model, "ms": ms, "losses": [loss.item() for loss in losses],
-                      "peak_mb": peak_mb}))
+    return {"ms": ms, "losses": [loss.item() for loss in losses], "peak_mb": peak_mb}
+
+
+def forget():
+    """Frees what the last combination left, so that the next one starts as in a process of its own."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def main():
+    args = parse()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    medians = []
+    for mode in args.compile.split(","):
+        for sdpa in SDPA if args.sdpa == "best" else [args.sdpa]:
+            line = {"system": "PyTorch " + torch.__version__, "sdpa": sdpa, "compile": mode, "dtype": args.dtype,
+                    "model": args.model}
+            try:
+                line |= measure(args, sdpa, mode)
+                medians.append(statistics.median(line["ms"]))
+            except Exception as error:  # does not fit, is not there, does not compile: the next one may
+                line["error"] = f"{type(error).__name__}: {error}".split("\n")[0].replace('"', "'")[:200]
+            print(json.dumps(line), flush=True)
+            forget()
+    if not medians:
+        raise SystemExit("error: no combination ran")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), misused
 #               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
-#               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers
+#               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers; and the kit for a
+#               machine with a GPU (test_kit.sh)
 #     nvcc      the GPU trainer compiled for every supported architecture, and with cuDNN where that is installed
 #
 # The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed. Environment:
@@ -203,6 +204,7 @@ else
         run_sim "$mode" "$program"
     done
     run sim dev/test/test_sim.sh
+    run sim dev/test/test_kit.sh
     run cusim dev/cusim/test/run.sh
 fi
 finish

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# gpu_kit.sh -- `make gpu-kit`: everything that dev/bench/gpu_report.sh --kit measures with, in build/gpu_kit.tar.gz.
+#
+# The machine with the GPU then needs a driver and cublasLt, but no compiler, and none of this machine's libraries but
+# libc: code for ARCH (sm_90a), host code for MARCH (-march=x86-64-v3). KIT lists what goes in: BF16, FP16, FP32,
+# BF16-cudnn (trainer and whole-model test), test_<module>, bench_gpu; by default all. TOY=1 packs the programs of the
+# simulated GPU under the same names into build/gpu_kit_toy.tar.gz. KIT_TEXT is a text for the loss curve.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+unset MAKEFLAGS MFLAGS MAKELEVEL # the settings below are all that the builds get
+most_bytes=$((40 << 20))
+
+modules=(dev/test/test_*.cu)
+modules=("${modules[@]##*/}")
+read -r -a kit <<<"${KIT:-BF16 FP16 FP32 BF16-cudnn bench_gpu ${modules[*]%.cu}}"
+toy=${TOY:+_toy}
+builds=build/kit tree=build/kit/tree$toy/gpu_kit archive=build/gpu_kit$toy.tar.gz
+
+die() {
+    echo "error: gpu-kit: $*" >&2
+    exit 1
+}
+for item in "${kit[@]}"; do
+    case " BF16 FP16 FP32 BF16-cudnn bench_gpu ${modules[*]%.cu} " in *" $item "*) ;;
+    *) die "KIT: $item: wanted BF16, FP16, FP32, BF16-cudnn, bench_gpu, ${modules[*]%.cu}" ;;
+    esac
+done
+
+# build VARIANT TARGET...: for the GPU, into build/kit/VARIANT. GCC's own libraries are linked statically: where only
+# libgomp.a is in the first folder, the linker takes it.
+build() {
+    local variant=$1 libraries="-L$builds/static -lcublasLt -Xcompiler -static-libgcc,-static-libstdc++" cudnn=
+    [ "$variant" = BF16-cudnn ] && cudnn=1 libraries+=" -lcudnn -lnvrtc"
+    make -s -j"$(nproc)" "${@:2}" GPU_BUILD="$builds/$variant" PRECISION="${variant%-cudnn}" USE_CUDNN=$cudnn \
+        ARCH="${ARCH:-sm_90a}" MARCH="${MARCH:--march=x86-64-v3}" PACKED_FLAGS= PACKED_LIBS= GPU_LIBS="$libraries"
+}
+
+# simulated VARIANT TARGET...: the same for the simulated GPU; targets are called as in build/kit.
+simulated() {
+    local variant=$1 target
+    for target in "${@:2}"; do
+        case $target in
+        */train_gpt2) target=build/sim/$variant/train_gpt2cu ;;
+        */test_gpt2) target=build/sim/$variant-plain/test_gpt2 ;;
+        */bench_gpu) CUSIM_FLAGS=-DPRECISION_$variant dev/cusim/build.sh dev/bench/bench_gpu.cu plain "$target.$$" &&
+            mv "$target.$$" "$builds/toy-bench_gpu" && continue || return 1 ;;
+        *) target=build/sim/plain/${target##*/} ;;
+        esac
+        make -s "$target" || return 1
+    done
+}
+
+# built VARIANT PROGRAM: where the program is now
+built() {
+    case $toy$2 in
+    _toytrain_gpt2) echo "build/sim/$1/train_gpt2cu" ;;
+    _toytest_gpt2) echo "build/sim/$1-plain/test_gpt2" ;;
+    _toybench_gpu) echo "$builds/toy-bench_gpu" ;;
+    _toy*) echo "build/sim/plain/$2" ;;
+    *) echo "$builds/$1/$2" ;;
+    esac
+}
+
+# take VARIANT NAME_IN_THE_KIT PROGRAM
+take() {
+    mkdir -p "$(dirname "$tree/bin/$2")"
+    strip -o "$tree/bin/$2" "$(built "$1" "$3")" || die "cannot take $3"
+}
+
+has_cudnn() {
+    local frontend=${CUDNN_FRONTEND:-build/cudnn-frontend/include}
+    [ -z "$toy" ] && [ -e "$frontend/cudnn_frontend.h" ] && "${NVCC:-nvcc}" -E -x cu - <<<'#include <cudnn.h>' >/dev/null 2>&1
+}
+
+rm -rf "$tree" "$archive"
+mkdir -p "$tree/bin" "$tree/dev/bench" $builds/static || exit 1
+ln -sf "$(gcc -print-file-name=libgomp.a)" $builds/static/libgomp.a
+make_programs=build
+[ -n "$toy" ] && make_programs=simulated
+others=() # modules and benches: of one precision, in one build
+for item in "${kit[@]}"; do
+    case $item in
+    BF16-cudnn) has_cudnn || { echo "gpu-kit: BF16-cudnn is left out: no cudnn.h or no cudnn_frontend.h"; continue; } ;;&
+    BF16 | FP16 | FP32 | BF16-cudnn)
+        $make_programs "$item" "$builds/$item/train_gpt2" "$builds/$item/test_gpt2" || die "$item does not build"
+        take "$item" "$item/train_gpt2cu" train_gpt2
+        take "$item" "$item/test_gpt2" test_gpt2
+        ;;
+    test_* | bench_gpu) others+=("$item") ;;
+    esac
+done
+if [ ${#others[@]} != 0 ]; then
+    $make_programs BF16 "${others[@]/#/$builds/BF16/}" || die "${others[*]} do not build"
+    for item in "${others[@]}"; do take BF16 "$item" "$item"; done
+fi
+
+# Text for the loss curve, as tokens of GPT-2 where GPT2_VOCAB names its vocabulary, of bytes otherwise.
+text=${KIT_TEXT:-}
+if [ -n "$text" ]; then
+    make -s BUILD=$builds/host $builds/host/tokenize || die "tokenize does not build"
+    $builds/host/tokenize --out $builds/text --val-tokens 0 ${GPT2_VOCAB:+--tokenizer "$GPT2_VOCAB"} "$text" >/dev/null ||
+        die "$text: cannot make tokens of it"
+    mv $builds/text_train_000001.bin "$tree/text.bin" || exit 1
+fi
+cp dev/bench/{gpu_report.sh,pytorch_gpt2.py,torch_model.py} "$tree/dev/bench/" || exit 1
+{
+    echo "commit $(git --git-dir=.git describe --always --dirty 2>/dev/null || echo unknown)"
+    if [ -n "$toy" ]; then
+        echo "programs of the simulated GPU"
+    else
+        echo "$("${NVCC:-nvcc}" --version | sed -n 's/.*release \([^,]*\).*/CUDA \1/p'), ${ARCH:-sm_90a}, ${MARCH:--march=x86-64-v3}"
+    fi
+    find "$tree/bin" -type f -exec objdump -T {} + | grep -o 'GLIBC_[0-9.]*' | sort -V | tail -n 1
+} >"$tree/kit.txt"
+tar -C "$(dirname "$tree")" -czf "$archive" gpu_kit || exit 1
+bytes=$(stat -c %s "$archive")
+[ "$bytes" -le $most_bytes ] || die "$archive has $bytes bytes, wanted at most $most_bytes: take something out (KIT)"
+echo "$archive: $((bytes >> 10)) KiB, $(paste -s -d ',' "$tree/kit.txt" | sed 's/,\([^ ]\)/, \1/g')"

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# test_kit.sh -- `make gpu-kit` and dev/bench/gpu_report.sh --kit, on the simulated GPU: packed here, unpacked in an empty
+# folder, run without anything of this machine's environment. From the top of the repository, with
+# build/sim/FP32/train_gpt2cu, build/sim/FP32-plain/test_gpt2 and build/sim/plain/test_gpu built.
+set -u
+name=kit
+source dev/test/check.sh
+top=$PWD
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+make -s gpu-kit TOY=1 KIT="FP64" >"$dir/refused.txt" 2>&1
+refused=$?
+make -s gpu-kit TOY=1 KIT="FP32 test_gpu" >"$dir/made.txt" 2>&1
+made=$?
+cd "$dir" || exit 1
+check "the kit is made" [ $made = 0 ]
+check "an unknown part of it is refused" [ "$refused $(grep -c '^error: gpu-kit: KIT: FP64: wanted BF16' refused.txt)" = "2 1" ]
+check "it unpacks" tar -xzf "$top/build/gpu_kit_toy.tar.gz"
+cd gpu_kit || exit 1
+
+# report OPTION...: with the bare environment of the machine with the GPU
+report() {
+    env -i PATH=/usr/bin:/bin OUT="$dir/results" CUDA_HOME="$dir/cuda" dev/bench/gpu_report.sh --kit --toy "$@" \
+        >"$dir/out.txt" 2>"$dir/err.txt"
+}
+has() { grep -q -e "$1" "$dir/out.txt"; }
+packed() { tar -xzOf "$dir/results/toy-$(date +%Y-%m-%d)-$1.tar.gz" --wildcards "*/$2"; }
+
+report --part A --only first,speed,step
+check "part A runs" [ $? = 0 ]
+check "without a word of complaint" [ ! -s "$dir/err.txt" ]
+check "the commit is the kit's" has "$(head -n 1 kit.txt)"
+check "a test that is there passes" has '^| test_gpu | passed |'
+check "one that is not is skipped" has '^| test_ptx | skipped | 0 | no test_ptx here |'
+check "a profiler that is not there is no failure" has '^| step-kernels | skipped | 0 | no ncu here |'
+check "there are speeds" [ "$(grep -c '^| toy | ours FP32 --recompute [01] | 64 | [1-9]' "$dir/out.txt")" = 3 ]
+check "all results are in one archive" grep -q '^| speed-toy-again | passed' <(packed A results.txt)
+check "with the summary" grep -q ' passed, 0 failed, ' <(packed A summary.md)
+check "and the algorithms of the products" grep -q '^matmul ' <(packed A speed-toy-recompute-0.products)
+
+# a library that only CUDA_HOME has, and a test that fails
+mkdir -p "$dir/cuda/lib64"
+echo 'int fake(void) { return 0; }' | gcc -shared -x c - -o "$dir/cuda/lib64/libkit_fake.so"
+echo 'int fake(void); int main(void) { return fake(); }' |
+    gcc -x c - -o bin/test_ptx -L"$dir/cuda/lib64" -lkit_fake
+printf '#!/bin/sh\necho "error: planted"\nexit 3\n' >bin/test_gpu
+printf '#!/bin/sh\ntar -tzf "$OUT"/toy-*-A.tar.gz | grep test_gpu.log\n' >bin/test_matmul
+chmod +x bin/test_matmul
+rm "$dir"/results/*
+report --part A --only first
+check "a failing test fails the report" [ $? = 1 ]
+check "a library is found" has "^- libkit_fake.so: $dir/cuda/lib64"
+check "and its program runs" has '^| test_ptx | passed |'
+check "a failing test has its error" has '^| test_gpu | FAILED | 0 | exit status 3: error: planted |'
+check "the rest goes on, with its results in the archive" has '^| test_matmul | passed |'
+report --part A --only first --minutes 0
+check "no time is no failure" [ $? = 0 ]
+check "and is said" has '^| test_gpu | skipped | 0 | .* s are left |'
+report --part D
+check "an unknown part is refused" [ "$? $(head -n 1 "$dir/err.txt")" = "2 error: --part D: wanted A, B or C" ]
+rm kit.txt
+report --part A
+check "without a kit" grep -q '^error: --kit: .*kit.txt is not there' "$dir/err.txt"
+check_done
