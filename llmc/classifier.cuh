@@ -5,9 +5,15 @@ The maximum and the sum of exponentials of a row are found in one pass (Milakov 
 normalizer calculation for softmax", 2018). The backward pass needs the row a second time: it keeps a copy in
 shared memory if a block can have that much, which saves reading it again; the results are the same.
 
+Exponentials are powers of 2: exp(x - max) is 2^(x log2(e) + shift), one fused multiply-add before the
+hardware's exp2. The shift is rounded, but it is the same in all terms of a row, and the loss uses it again:
+its rounding cancels. The gradient's scale is one more summand of the shift, which is rounded once more:
+probabilities are wrong by up to half a unit in the last place of the row's largest logit, which no logit is
+known better than.
+
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 
-needs:   classifier.h gpu.cuh
+needs:   classifier.h gpu.cuh ptx.cuh
 defines: classifier_loss, classifier_backward, classifier_loss_bytes, classifier_backward_bytes
 */
 #ifndef LLMC_CLASSIFIER_CUH
@@ -17,7 +23,10 @@ defines: classifier_loss, classifier_backward, classifier_loss_bytes, classifier
 
 #include "classifier.h"
 #include "gpu.cuh"
+#include "ptx.cuh"
 
+#define CLASSIFIER_LOG2E 1.44269504f
+#define CLASSIFIER_LN2 0.69314718f
 #define CLASSIFIER_THREADS 1024
 #define CLASSIFIER_STATIC_BYTES                                                                              \
     (2 << 10) // at most: shared memory of block_sum and block_max, and the system's
@@ -29,63 +38,131 @@ static inline double classifier_backward_bytes(double N, double Vp, double eleme
     return 2 * N * Vp * element_bytes + 8 * N; // a second reading comes from L2
 }
 
-// The largest element so far, and the sum of exp(element - max).
+// The largest element so far, shift = -max log2(e), and the sum of 2^(element log2(e) + shift).
 typedef struct {
-    float max, sum;
+    float max, shift, sum;
 } ClassifierSum_;
 
-// Elements v ... v + WIDTH - 1 of a row, those from V on being left out. max never is NaN, but the sum is
-// after a NaN. The fast exponential is wrong by 2 + 1.2 |x - max| units in the last place: nothing, where it
-// counts.
+// e to a logit, times 2^shift. Below the smallest normal number it is 0: nothing, where it counts.
+__device__ inline float classifier_exp_(float logit, float shift) {
+    return exp2_approx(fmaf(logit, CLASSIFIER_LOG2E, shift));
+}
+
+// WIDTH elements of a row. max never is NaN, but the sum is after a NaN.
+template <int WIDTH> __device__ inline void classifier_take_(ClassifierSum_* s, const float* x) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        s->max = fmaxf(s->max, x[i]);
+    }
+    const float shift = -CLASSIFIER_LOG2E * s->max;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        sum += classifier_exp_(x[i], shift);
+    }
+    s->sum = fmaf(s->sum, exp2_approx(shift - s->shift), sum);
+    s->shift = shift;
+}
+
+template <int WIDTH, class T> __device__ inline Pack<T> classifier_load_(const T* from) {
+    if constexpr (WIDTH == 1) {
+        Pack<T> x = {};
+        x[0] = from[0];
+        return x;
+    } else {
+        return load_pack(from);
+    }
+}
+
+// Elements v ... v + WIDTH - 1 of a row, those from V on as -infinity.
 template <int WIDTH, class T>
-__device__ inline void classifier_take_(ClassifierSum_* s, const T* x, int v, int V) {
-    float max = s->max;
+__device__ inline void classifier_load_tail_(float* x, const T* row, int v, int V) {
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
-        max = v + i < V ? fmaxf(max, to_float(x[i])) : max;
+        x[i] = v + i < V ? to_float(row[v + i]) : -INFINITY;
     }
-    if (max > s->max) {
-        s->sum *= __expf(s->max - max);
-        s->max = max;
+}
+
+template <int WIDTH, class T> __device__ inline void classifier_store_(T* to, const Pack<T>& x) {
+    if constexpr (WIDTH == 1) {
+        to[0] = x[0];
+    } else {
+        store_pack(to, x);
     }
+}
+
+// Stores e to the logits x, times 2^shift, but 0 from element `count` on.
+template <int WIDTH, class T>
+__device__ inline void classifier_store_exp_(T* to, const float* x, float shift, int count) {
+    Pack<T> pack = {};
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
-        s->sum += v + i < V ? __expf(to_float(x[i]) - max) : 0.0f;
+        pack[i] = from_float<T>(i < count ? classifier_exp_(x[i], shift) : 0.0f);
     }
+    classifier_store_<WIDTH>(to, pack);
 }
 
-template <int WIDTH, class T> __device__ inline void classifier_load_(T* to, const T* from) {
-    if constexpr (WIDTH == 1) {
-        to[0] = from[0];
-    } else {
-        *reinterpret_cast<Pack<T>*>(to) = load_pack(from);
-    }
-}
-
-template <int WIDTH, class T> __device__ inline void classifier_store_(T* to, const T* from) {
-    if constexpr (WIDTH == 1) {
-        to[0] = from[0];
-    } else {
-        store_pack(to, *reinterpret_cast<const Pack<T>*>(from));
-    }
-}
-
-// A row by the whole block, also copied to `copy` unless that is NULL. It starts from a finite maximum, so
-// that no thread subtracts -infinity from itself.
+// A row by the whole block, also copied to `copy` unless that is NULL, but for the tail: the pack that
+// crosses V. The next pack is on its way while one is worked on. It starts from a finite maximum, so that no
+// thread subtracts infinity from itself.
 template <int WIDTH, class T> __device__ inline ClassifierSum_ classifier_row_(T* copy, const T* row, int V) {
-    ClassifierSum_ mine = {-FLT_MAX, 0};
-#pragma unroll 2
-    for (int v = threadIdx.x * WIDTH; v < V; v += blockDim.x * WIDTH) {
-        Pack<T> x;
-        classifier_load_<WIDTH>(x.element, row + v);
-        if (copy) {
-            classifier_store_<WIDTH>(copy + v, x.element);
-        }
-        classifier_take_<WIDTH>(&mine, x.element, v, V);
+    const int full = V - V % WIDTH, stride = blockDim.x * WIDTH;
+    ClassifierSum_ mine = {-FLT_MAX / 2, CLASSIFIER_LOG2E * (FLT_MAX / 2), 0};
+    int v = threadIdx.x * WIDTH;
+    Pack<T> next = {};
+    float x[Pack<T>::SIZE];
+    if (v < full) {
+        next = classifier_load_<WIDTH>(row + v);
     }
-    const float max = block_max(mine.max);
-    const ClassifierSum_ all = {max, block_sum(mine.sum * __expf(mine.max - max))};
+    while (v < full) {
+        if (copy) {
+            classifier_store_<WIDTH>(copy + v, next);
+        }
+        unpack(x, next);
+        v += stride;
+        if (v < full) {
+            next = classifier_load_<WIDTH>(row + v);
+        }
+        classifier_take_<WIDTH>(&mine, x);
+    }
+    if (v < V) {
+        classifier_load_tail_<WIDTH>(x, row, v, V);
+        classifier_take_<WIDTH>(&mine, x);
+    }
+    const float max = block_max(mine.max), shift = -CLASSIFIER_LOG2E * max;
+    const ClassifierSum_ all = {max, shift, block_sum(mine.sum * exp2_approx(shift - mine.shift))};
     return all;
+}
+
+// log(sum) - target, without the shift of both.
+__device__ inline float classifier_nats_(const ClassifierSum_* s, float target_logit) {
+    return CLASSIFIER_LN2 * (log2f(s->sum) - fmaf(target_logit, CLASSIFIER_LOG2E, s->shift));
+}
+
+// A row becomes e to its logits, times 2^shift, and 0 from V on. A thread reads and writes the elements that
+// it read in classifier_row_; `again` is the row or its copy.
+template <int WIDTH, class T>
+__device__ inline void classifier_probabilities_(T* row, const T* again, float shift, int V, int Vp) {
+    const int full = V - V % WIDTH, stride = blockDim.x * WIDTH;
+    int v = threadIdx.x * WIDTH;
+    Pack<T> next = {};
+    float x[Pack<T>::SIZE];
+    if (v < full) {
+        next = classifier_load_<WIDTH>(again + v);
+    }
+    while (v < full) {
+        const int here = v;
+        unpack(x, next);
+        v += stride;
+        if (v < full) {
+            next = classifier_load_<WIDTH>(again + v);
+        }
+        classifier_store_exp_<WIDTH>(row + here, x, shift, WIDTH);
+    }
+    for (; v < Vp; v += stride) { // the tail, and padding
+        classifier_load_tail_<WIDTH>(x, row, v, V);
+        classifier_store_exp_<WIDTH>(row + v, x, shift, V - v);
+    }
 }
 
 // A block per row.
@@ -106,18 +183,17 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     }
     const ClassifierSum_ s = classifier_row_<WIDTH>((T*)NULL, row, V);
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = logf(s.sum) + s.max - to_float(row[hit]);
+        loss[blockIdx.x] = classifier_nats_(&s, to_float(row[hit]));
     }
 }
 
-// A block per row: one pass for the sum, one that writes the gradient. A thread reads and writes the same
-// elements in both, and the logit of the target is read before the barriers in between. On sm_100, 8 bytes
-// spill at the 64 registers that 1024 threads leave; measured nowhere yet.
+// A block per row: one pass for the sum, one that writes the gradient; then the thread that wrote the
+// target's element does so again. The logit of the target is read before the barriers in between.
 //
 // grid   N      block   up to 1024      shared   those of block_sum and block_max; the row, if keep
 // moves  N*Vp in, once more from L2 unless keep; N*Vp out. Bound by memory.
 // order  fixed: by V and T alone
-// needs  as classifier_loss_kernel
+// needs  as classifier_loss_kernel; scale > 0
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     classifier_backward_kernel(float* loss, T* logits, const int* target, float scale, int V, int Vp,
@@ -128,23 +204,17 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     V = hit == NO_TARGET ? 0 : V; // a row that does not count is nothing but padding
     const float target_logit = V ? to_float(row[hit]) : 0.0f;
     const ClassifierSum_ s = classifier_row_<WIDTH>(keep ? copy : (T*)NULL, row, V);
-    const float factor = scale / s.sum;
-    const T* again = keep ? copy : row;
-#pragma unroll 2
-    for (int v = threadIdx.x * WIDTH; v < Vp; v += blockDim.x * WIDTH) {
-        Pack<T> x = {};
-        if (v < V) {
-            classifier_load_<WIDTH>(x.element, again + v);
-        }
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) {
-            const float d = __expf(to_float(x[i]) - s.max) * factor - (v + i == hit ? scale : 0.0f);
-            x[i] = from_float<T>(v + i < V ? d : 0.0f);
-        }
-        classifier_store_<WIDTH>(row + v, x.element);
+    const float shift = s.shift + log2f(scale / s.sum);
+    if (keep) {
+        classifier_probabilities_<WIDTH>(row, copy, shift, V, Vp);
+    } else {
+        classifier_probabilities_<WIDTH>(row, row, shift, V, Vp);
+    }
+    if (V && hit / WIDTH % blockDim.x == threadIdx.x) {
+        row[hit] = from_float<T>(classifier_exp_(target_logit, shift) - scale);
     }
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = V ? logf(s.sum) + s.max - target_logit : 0.0f;
+        loss[blockIdx.x] = V ? classifier_nats_(&s, target_logit) : 0.0f;
     }
 }
 

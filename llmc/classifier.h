@@ -90,7 +90,7 @@ static inline void classifier_loss_cpu(float* loss, const float* logits, const i
             continue;
         }
         const float max = classifier_max_(row, V);
-        loss[n] = logf(classifier_exp_sum_(NULL, row, max, V)) + max - row[target[n]];
+        loss[n] = logf(classifier_exp_sum_(NULL, row, max, V)) + (max - row[target[n]]);
     }
 }
 
@@ -107,7 +107,7 @@ static inline void classifier_backward_cpu(float* loss, float* logits, const int
         const float max = classifier_max_(row, V), target_logit = row[target[n]];
         const float sum = classifier_exp_sum_(row, row, max, V);
         const float factor = scale / sum;
-        loss[n] = logf(sum) + max - target_logit;
+        loss[n] = logf(sum) + (max - target_logit);
         for (int v = 0; v < V; v++) {
             row[v] *= factor;
         }

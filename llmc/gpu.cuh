@@ -10,8 +10,8 @@ memory is an argument of its kernel.
 needs:   check.h matmul.h (GradientMode)
 defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
          gpu_close, gpu_alloc, gpu_free, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
-store_pack, store_pack_once, to_float, from_float, warp_sum, warp_max, block_sum, block_max, SMEM_ARRAY,
-         SMEM_DYNAMIC
+         store_pack, store_pack_once, unpack, to_float, from_float, warp_sum, warp_max, block_sum, block_max,
+SMEM_ARRAY, SMEM_DYNAMIC
 */
 #ifndef LLMC_GPU_CUH
 #define LLMC_GPU_CUH
@@ -229,6 +229,34 @@ template <class T> __device__ inline void store_pack(T* to, const Pack<T>& pack)
 }
 template <class T> __device__ inline void store_pack_once(T* to, const Pack<T>& pack) {
     __stcs(reinterpret_cast<int4*>(to), *reinterpret_cast<const int4*>(&pack));
+}
+
+// Elements 2i and 2i + 1 of 16 bits, in the bits of a word, as fp32 and back.
+template <class T> __device__ inline void unpack_word_(float* to, int word) {
+    T pair[2];
+    memcpy((void*)pair, &word, sizeof(word));
+    to[0] = to_float(pair[0]);
+    to[1] = to_float(pair[1]);
+}
+template <> __device__ inline void unpack_word_<bf16>(float* to, int word) {
+    const unsigned low = (unsigned)word << 16, high = (unsigned)word & 0xffff0000u; // a bf16 is half a float
+    memcpy(to, &low, sizeof(low));
+    memcpy(to + 1, &high, sizeof(high));
+}
+template <> __device__ inline void unpack_word_<float>(float* to, int word) {
+    memcpy(to, &word, sizeof(word));
+}
+
+// The elements of a pack, or of 16 bytes that hold one, as fp32. Word by word: nvcc takes twice the
+// instructions for one element after the other.
+template <class T> __device__ inline void unpack(float* to, int4 words) {
+    unpack_word_<T>(to, words.x);
+    unpack_word_<T>(to + 4 / sizeof(T), words.y);
+    unpack_word_<T>(to + 8 / sizeof(T), words.z);
+    unpack_word_<T>(to + 12 / sizeof(T), words.w);
+}
+template <class T> __device__ inline void unpack(float* to, const Pack<T>& pack) {
+    unpack<T>(to, *reinterpret_cast<const int4*>(&pack));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
