@@ -332,10 +332,12 @@ item_step() {
     local metrics=gpu__time_duration.sum,dram__bytes.sum,sm__inst_executed.sum,sm__inst_executed_pipe_tensor.sum ncu
     ncu=$(find_tool ncu)
     # shellcheck disable=SC2046
-    trial step-kernels 150 "$ncu" --clock-control none --metrics $metrics --csv --log-file "$out/step-kernels.csv" \
+    trial step-kernels 150 "$ncu" --clock-control none --print-units base --metrics $metrics --csv --log-file "$out/step-kernels.csv" \
         "$(trainer $main)" $(model_options "${speed[0]}") --train-data "$shard" --batch "${speed[1]}" --seq-len $seq_len \
         --total-batch $((speed[1] * seq_len)) --steps 2 --graph off --shuffle off --recompute 0 --eval-every 0 --sample-every 0 \
-        --save-every 0
+        --save-every 0 || return
+    [ -n "$python" ] && "$python" "$kit_dir/dev/bench/ncu_table.py" "$out/step-kernels.csv" --steps 2 >"$out/step-kernels.md" || return
+    say "" && say "## Kernels of one step" && say "" && tee -a "$summary" <"$out/step-kernels.md" && say ""
 }
 
 item_bench() {

@@ -45,6 +45,7 @@ echo 'int fake(void) { return 0; }' | gcc -shared -x c - -o "$dir/cuda/lib64/lib
 echo 'int fake(void); int main(void) { return fake(); }' |
     gcc -x c - -o bin/test_ptx -L"$dir/cuda/lib64" -lkit_fake
 printf '#!/bin/sh\necho "error: planted"\nexit 3\n' >bin/test_gpu
+# shellcheck disable=SC2016
 printf '#!/bin/sh\ntar -tzf "$OUT"/toy-*-A.tar.gz | grep test_gpu.log\n' >bin/test_matmul
 chmod +x bin/test_matmul
 rm "$dir"/results/*
@@ -59,6 +60,25 @@ check "no time is no failure" [ $? = 0 ]
 check "and is said" has '^| test_gpu | skipped | 0 | .* s are left |'
 report --part D
 check "an unknown part is refused" [ "$? $(head -n 1 "$dir/err.txt")" = "2 error: --part D: wanted A, B or C" ]
+
+# a profiler that writes what ncu does, of two steps
+cat >"$dir/cuda/ncu" <<'END'
+#!/bin/bash
+while [ "$1" != --log-file ]; do shift; done
+{
+    echo '==PROF== Connected to process 1'
+    echo '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+    for id in 0 1; do
+        echo '"'$id'","void first<8>(int, float *)","gpu__time_duration.sum","ns","3,000"'
+        echo '"'$id'","void first<8>(int, float *)","dram__bytes.sum","byte","6,000,000"'
+    done
+    echo '"2","second","gpu__time_duration.sum","ns","2000"'
+} >"$2"
+END
+mkdir -p "$dir/cuda/bin" && mv "$dir/cuda/ncu" "$dir/cuda/bin/ncu" && chmod +x "$dir/cuda/bin/ncu"
+report --part A --only step
+check "the kernels of a step" has '^| first<8> | 1 | 3.0 | 6.0 | 2000 | 0.003 | 75.0 % |'
+check "the others after it" has '^| second | 0.5 | 2.0 | 0.0 | 0 | 0.001 | 25.0 % |'
 rm kit.txt
 report --part A
 check "without a kit" grep -q '^error: --kit: .*kit.txt is not there' "$dir/err.txt"
