@@ -408,7 +408,8 @@ constexpr int layernorm_backward_blocks_(int warps) { return warps == 0 ? 1 : LA
 // A block goes through a group of rows, a few at a time; thread i owns the columns i, i + blockDim.x, ... in
 // groups of WIDTH and sums them over the group in registers. The next rows are asked for before the sums of
 // these are waited for. What is not there is 0, and so is all that it adds. WARPS is the number of warps, or
-// 0 if it is not known here.
+// 0 if it is not known here. With ITEMS = 2 (in 16 bits, rows of more than 4096 elements) up to 32 bytes
+// spill.
 //
 // grid   groups of rows      block   up to 512      shared   double-buffered sums of the warps
 // moves  3 N*C in, N*C out, 2C fp32 out per group; dinp is not read where it is set. Bound by memory.
