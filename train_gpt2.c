@@ -216,14 +216,14 @@ static void block_backward(GPT2* model, int l, const int* starts, int B, int T, 
     gelu_backward_cpu(a.dfch, a.dfch, a.fch, (size_t)N * 4 * C);
     linear_backward(model, a.branch, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, 4 * C, mode);
     layernorm_backward_cpu(a.dresidual, d.ln2w, d.ln2b, a.branch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd,
-                           N, C, mode);
+                           N, C, GRADIENT_ADD, mode);
 
     linear_backward(model, a.branch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, mode);
     attention_backward_cpu(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, starts, B, T, C, model->cfg.NH,
                            &model->attention);
     linear_backward(model, a.branch, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, 3 * C, mode);
     layernorm_backward_cpu(a.dresidual, d.ln1w, d.ln1b, a.branch, residual_into(model, l), p.ln1w, a.ln1_mean,
-                           a.ln1_rstd, N, C, mode);
+                           a.ln1_rstd, N, C, GRADIENT_ADD, mode);
 }
 
 // The classifier and its gradients, chunk by chunk: sets the losses and, in `branch`, the gradient of lnf.
@@ -249,10 +249,9 @@ static void gpt2_backward(GPT2* model, Batch batch, double loss_tokens, Gradient
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const GPT2Activations a = model->acts;
     classifier_backward(model, batch, loss_tokens, mode);
-    memset(a.dresidual, 0, (size_t)N * C * sizeof(float));
     layernorm_backward_cpu(a.dresidual, model->grads.lnfw, model->grads.lnfb, a.branch,
                            residual_into(model, cfg.L), model->params.lnfw, a.lnf_mean, a.lnf_rstd, N, C,
-                           mode);
+                           GRADIENT_SET, mode);
     for (int l = cfg.L - 1; l >= 0; l--) {
         block_backward(model, l, batch.starts, B, T, mode);
     }

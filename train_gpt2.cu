@@ -441,7 +441,7 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
     parameter_backward(model, p.fcw, p.fcb, a.dfch, a.ln2, N, C, 4 * C, mode);
     matmul_backward_input(a.branch, a.dfch, p.fcw, N, C, 4 * C, &model->matmul);
     layernorm_backward(a.dresidual, grad_of(model, p.ln2w), grad_of(model, p.ln2b), a.branch, a.residual2,
-                       p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, mode, &model->layernorm, gpu);
+                       p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
 
     parameter_backward(model, p.attprojw, p.attprojb, a.dresidual, a.atty, N, C, C, mode);
     matmul_backward_input(a.branch, a.dresidual, p.attprojw, N, C, C, &model->matmul);
@@ -450,8 +450,8 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
     parameter_backward(model, p.qkvw, p.qkvb, a.dqkv, a.ln1, N, C, 3 * C, mode);
     matmul_backward_input(a.branch, a.dqkv, p.qkvw, N, C, 3 * C, &model->matmul);
     layernorm_backward(a.dresidual, grad_of(model, p.ln1w), grad_of(model, p.ln1b), a.branch,
-                       residual_into(model, l), p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, mode, &model->layernorm,
-                       gpu);
+                       residual_into(model, l), p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode,
+                       &model->layernorm, gpu);
 }
 
 // The classifier and its gradients, chunk by chunk: sets the losses and, in `branch`, the gradient of lnf.
@@ -479,9 +479,8 @@ static void gpt2_backward(GPT2* model, int B, int T, float dloss, GradientMode m
     const GPT2Activations a = model->acts;
     const GPT2Parameters p = model->params;
     classifier_gradients(model, N, dloss, mode);
-    CUDA_CHECK(cudaMemsetAsync(a.dresidual, 0, (size_t)N * C * sizeof(floatX), model->gpu.stream));
     layernorm_backward(a.dresidual, grad_of(model, p.lnfw), grad_of(model, p.lnfb), a.branch,
-                       residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, mode,
+                       residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
                        &model->layernorm, &model->gpu);
     for (int l = cfg.L - 1; l >= 0; l--) {
         block_backward(model, l, B, T, mode);

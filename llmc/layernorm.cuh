@@ -22,10 +22,14 @@ defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, resid
 
 #define LAYERNORM_ITEMS 4      // groups of columns that a thread of the forward pass holds in registers
 #define LAYERNORM_ROWS 8       // rows to a block, where one warp is enough for a row
-#define LAYERNORM_GROUPS 1024  // of rows, at most, in the backward pass: fills any GPU of today
 #define LAYERNORM_GROUP_ROWS 8 // at least: the partial sums stay below a tenth of the traffic
 #define LAYERNORM_BACKWARD_THREADS 512
-#define LAYERNORM_SLICES 16 // warps that share the groups in the last sum
+#define LAYERNORM_WARPS 16  // to a multiprocessor in the backward pass: 128 registers a thread
+#define LAYERNORM_SLICES 32 // warps that share the groups in the last sum
+
+// Groups of rows in the backward pass, at most. An H100's 132 multiprocessors hold 5, 4, 3 or 2 blocks each
+// for rows of 768, 1024, 1280 or 1600 elements of 16 bits: 1980 groups are 3, 3.75, 5 or 7.5 waves of blocks.
+#define LAYERNORM_GROUPS 1980
 
 // Partial sums of dweight and dbias.
 typedef struct {
@@ -34,7 +38,7 @@ typedef struct {
 } LayernormGpu;
 
 static inline int layernorm_group_rows_(int N) {
-    const int batch = 4 * ceil_div(N, 4 * LAYERNORM_GROUPS); // whole batches of 4 rows
+    const int batch = 2 * ceil_div(N, 2 * LAYERNORM_GROUPS); // whole batches of 2 rows
     return batch > LAYERNORM_GROUP_ROWS ? batch : LAYERNORM_GROUP_ROWS;
 }
 
@@ -288,22 +292,82 @@ static inline void residual_layernorm_forward(T* inp, T* out, float* mean, float
 // What a thread knows of one group of WIDTH columns, over all rows of a block.
 template <int WIDTH> struct LayernormColumns_ { float weight[WIDTH], dweight[WIDTH], dbias[WIDTH]; };
 
-// Sums VALUES values of every thread over the block; every thread gets the results. of_warp (16, VALUES) must
-// not be the array of the call before: then one barrier is enough.
-template <int VALUES> __device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+// A thread's part of a few rows, packs or elements as they are in memory: in registers while the rows before
+// are worked on.
+template <int ROWS, int ITEMS> struct LayernormRows_ {
+    int4 dout[ROWS][ITEMS], inp[ROWS][ITEMS], dinp[ROWS][ITEMS];
+    float mean[ROWS], rstd[ROWS];
+};
+
+template <int WIDTH, class T> __device__ inline int4 layernorm_load_words_(const T* from, bool is_there) {
+    if constexpr (WIDTH == 1) {
+        Pack<T> pack = {};
+        pack[0] = is_there ? from[0] : from_float<T>(0.0f);
+        return *reinterpret_cast<const int4*>(&pack);
+    } else {
+        return is_there ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
+    }
+}
+
+// Rows n ... n + ROWS - 1; zeros for those from `end` on, for columns from C on, and for a dinp that is set.
+template <int WIDTH, class T, int ROWS, int ITEMS>
+__device__ inline void layernorm_load_rows_(LayernormRows_<ROWS, ITEMS>* rows, const T* dinp, const T* dout,
+                                            const T* inp, const float* mean, const float* rstd, int n,
+                                            int end, int C, GradientMode dinp_mode) {
 #pragma unroll
-    for (int v = 0; v < VALUES; v++) {
-        x[v] = warp_sum(x[v]);
-        if (lane == 0) {
-            of_warp[warp][v] = x[v];
+    for (int r = 0; r < ROWS; r++) {
+        rows->mean[r] = n + r < end ? mean[n + r] : 0.0f;
+        rows->rstd[r] = n + r < end ? rstd[n + r] : 0.0f;
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
+            const bool is_there = n + r < end && c < C;
+            const size_t at = (size_t)(n + r) * C + c;
+            rows->dout[r][k] = layernorm_load_words_<WIDTH>(dout + at, is_there);
+            rows->inp[r][k] = layernorm_load_words_<WIDTH>(inp + at, is_there);
+            rows->dinp[r][k] = layernorm_load_words_<WIDTH>(dinp + at, is_there && dinp_mode == GRADIENT_ADD);
         }
+    }
+}
+
+// Sums VALUES values, a power of 2 up to 32, of every thread over its warp, in halves: after a step a lane
+// has half as many values, of twice as many lanes. Lane i returns the sum of value i / (32 / VALUES).
+template <int VALUES> __device__ inline float layernorm_warp_sums_(float* x) {
+    const int lane = threadIdx.x % 32;
+    int distance = 16;
+#pragma unroll
+    for (int half = VALUES / 2; half > 0; half /= 2, distance /= 2) {
+        const bool upper = (lane & distance) != 0;
+#pragma unroll
+        for (int v = 0; v < half; v++) {
+            const float give = upper ? x[v] : x[v + half];
+            x[v] = (upper ? x[v + half] : x[v]) + __shfl_xor_sync(0xffffffffu, give, distance);
+        }
+    }
+#pragma unroll
+    for (int rest = 16 / VALUES; rest > 0; rest /= 2) {
+        x[0] += __shfl_xor_sync(0xffffffffu, x[0], rest);
+    }
+    return x[0];
+}
+
+// Sums VALUES values of every thread over the block; every thread gets the results. of_warp (warps, VALUES)
+// must not be the array of the call before: then one barrier is enough. WARPS is how many they are, or 0.
+template <int VALUES, int WARPS>
+__device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES]) {
+    const int lane = threadIdx.x % 32, warps = WARPS ? WARPS : blockDim.x / 32;
+    const float sum = layernorm_warp_sums_<VALUES>(x);
+    if (lane % (32 / VALUES) == 0) {
+        of_warp[threadIdx.x / 32][lane / (32 / VALUES)] = sum;
     }
     __syncthreads();
 #pragma unroll
     for (int v = 0; v < VALUES; v++) {
         x[v] = of_warp[0][v];
-        for (int w = 1; w < warps; w++) {
+    }
+    for (int w = 1; w < warps; w++) {
+#pragma unroll
+        for (int v = 0; v < VALUES; v++) {
             x[v] += of_warp[w][v];
         }
     }
@@ -338,71 +402,80 @@ __device__ inline void layernorm_store_columns_(float* partial, LayernormColumns
     }
 }
 
+// Blocks to a multiprocessor that registers must be left for.
+constexpr int layernorm_backward_blocks_(int warps) { return warps == 0 ? 1 : LAYERNORM_WARPS / warps; }
+
 // A block goes through a group of rows, a few at a time; thread i owns the columns i, i + blockDim.x, ... in
-// groups of WIDTH and sums them over the group in registers. All loads of a step are issued before the sums
-// of its rows are needed; where there is nothing to load, the last row or column is loaded again. grid groups
-// of rows      block   up to 512      shared   double-buffered sums of the warps moves  3 N*C in, N*C out, 2C
-// fp32 out per group. Bound by memory. order  fixed: rows of a group in order needs  C <= ITEMS WIDTH
-// threads; C a multiple of WIDTH, and aligned addresses where that is a pack
-template <class T, int WIDTH, int ITEMS>
-__global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS)
+// groups of WIDTH and sums them over the group in registers. The next rows are asked for before the sums of
+// these are waited for. What is not there is 0, and so is all that it adds. WARPS is the number of warps, or
+// 0 if it is not known here. With ITEMS = 2 (in 16 bits, rows of more than 4096 elements) up to 32 bytes
+// spill.
+//
+// grid   groups of rows      block   up to 512      shared   double-buffered sums of the warps
+// moves  3 N*C in, N*C out, 2C fp32 out per group; dinp is not read where it is set. Bound by memory.
+// order  fixed: rows of a group in order
+// needs  C <= ITEMS WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
+template <class T, int WIDTH, int ITEMS, int WARPS>
+__global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREADS,
+                                  layernorm_backward_blocks_(WARPS))
     layernorm_backward_kernel(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
-                              const float* mean, const float* rstd, int N, int C, int group_rows) {
-    constexpr int ROWS = (WIDTH == 8 ? 2 : 4) / ITEMS; // rows in flight: as many as registers allow
+                              const float* mean, const float* rstd, int N, int C, int group_rows,
+                              GradientMode dinp_mode) {
+    constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS; // rows in work, and as many in flight
     SMEM_ARRAY(float, of_warp, [2][LAYERNORM_BACKWARD_THREADS / 32][2 * ROWS]);
     const int first = blockIdx.x * group_rows, end = min(first + group_rows, N);
+    const float part = 1.0f / C;
     LayernormColumns_<WIDTH> columns[ITEMS] = {};
-    int column[ITEMS];
+    LayernormRows_<ROWS, ITEMS> rows;
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
-        column[k] = min((int)(threadIdx.x + k * blockDim.x) * WIDTH, C - WIDTH);
-        layernorm_load_<WIDTH>(columns[k].weight, weight + column[k]);
+        const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
+        if (c < C) {
+            layernorm_load_<WIDTH>(columns[k].weight, weight + c);
+        }
     }
+    layernorm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, first, end, C, dinp_mode);
+#pragma unroll 1
     for (int n = first, buffer = 0; n < end; n += ROWS, buffer ^= 1) {
-        float g[ROWS][ITEMS][WIDTH], norm[ROWS][ITEMS][WIDTH], before[ROWS][ITEMS][WIDTH],
-            sums[2 * ROWS] = {};
+        float g[ROWS][ITEMS][Pack<T>::SIZE], norm[ROWS][ITEMS][Pack<T>::SIZE], s[ROWS], sums[2 * ROWS] = {};
+        int4 before[ROWS][ITEMS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const size_t row = (size_t)min(n + r, end - 1) * C;
+            s[r] = rows.rstd[r];
 #pragma unroll
             for (int k = 0; k < ITEMS; k++) {
-                layernorm_load_<WIDTH>(g[r][k], dout + row + column[k]);
-                layernorm_load_<WIDTH>(norm[r][k], inp + row + column[k]);
-                layernorm_load_<WIDTH>(before[r][k], dinp + row + column[k]);
+                unpack<T>(g[r][k], rows.dout[r][k]);
+                unpack<T>(norm[r][k], rows.inp[r][k]);
+                before[r][k] = rows.dinp[r][k];
+                layernorm_backward_take_<WIDTH>(g[r][k], norm[r][k], &sums[2 * r], &sums[2 * r + 1],
+                                                &columns[k], rows.mean[r], s[r]);
             }
         }
+        layernorm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, n + ROWS, end, C, dinp_mode);
+        layernorm_block_sums_<2 * ROWS, WARPS>(sums, of_warp[buffer]);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const float m = mean[min(n + r, end - 1)], s = rstd[min(n + r, end - 1)];
+            const float shift = sums[2 * r] * part, slope = sums[2 * r + 1] * part;
 #pragma unroll
             for (int k = 0; k < ITEMS; k++) {
-                if (n + r < end && (int)(threadIdx.x + k * blockDim.x) * WIDTH < C) {
-                    layernorm_backward_take_<WIDTH>(g[r][k], norm[r][k], &sums[2 * r], &sums[2 * r + 1],
-                                                    &columns[k], m, s);
-                }
-            }
-        }
-        layernorm_block_sums_<2 * ROWS>(sums, of_warp[buffer]);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const size_t row = (size_t)min(n + r, end - 1) * C;
-            const float s = rstd[min(n + r, end - 1)], shift = sums[2 * r] / C, slope = sums[2 * r + 1] / C;
-#pragma unroll
-            for (int k = 0; k < ITEMS; k++) {
-                if (n + r < end && (int)(threadIdx.x + k * blockDim.x) * WIDTH < C) {
+                const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
+                if (n + r < end && c < C) {
+                    float d[Pack<T>::SIZE];
+                    unpack<T>(d, before[r][k]);
 #pragma unroll
                     for (int i = 0; i < WIDTH; i++) {
-                        before[r][k][i] += s * (g[r][k][i] - shift - norm[r][k][i] * slope);
+                        d[i] += s[r] * (g[r][k][i] - shift - norm[r][k][i] * slope);
                     }
-                    layernorm_store_<WIDTH>(dinp + row + column[k], before[r][k]);
+                    layernorm_store_<WIDTH>(dinp + (size_t)(n + r) * C + c, d);
                 }
             }
         }
     }
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
-        if ((int)(threadIdx.x + k * blockDim.x) * WIDTH < C) {
-            layernorm_store_columns_<WIDTH>(partial, &columns[k], column[k], C);
+        const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
+        if (c < C) {
+            layernorm_store_columns_<WIDTH>(partial, &columns[k], c, C);
         }
     }
 }
@@ -414,7 +487,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS)
 template <class T>
 __global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp,
                                                const T* weight, const float* mean, const float* rstd, int N,
-                                               int C, int group_rows) {
+                                               int C, int group_rows, GradientMode dinp_mode) {
     const int first = blockIdx.x * group_rows, end = min(first + group_rows, N);
     float *dweight = partial + 2 * (size_t)blockIdx.x * C, *dbias = dweight + C;
     for (int n = first; n < end; n++) {
@@ -430,16 +503,17 @@ __global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T*
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             const float d = to_float(dout[row + c]), norm = (to_float(inp[row + c]) - m) * s;
             const float change = s * (d * to_float(weight[c]) - shift - norm * slope);
-            dinp[row + c] = from_float<T>(to_float(dinp[row + c]) + change);
+            const float before = dinp_mode == GRADIENT_ADD ? to_float(dinp[row + c]) : 0.0f;
+            dinp[row + c] = from_float<T>(before + change);
             dweight[c] = (n > first ? dweight[c] : 0.0f) + d * norm;
             dbias[c] = (n > first ? dbias[c] : 0.0f) + d;
         }
     }
 }
 
-// The sums over the groups. Lane i of every warp has column i; warp y takes groups y, y + 16, ..., then the
-// first warp adds up what the 16 found, in order. Blocks with blockIdx.y = 0 make dweight, the others dbias.
-// grid   (ceil(C / 32), 2)      block   (32, 16)      shared   16 x 32 floats
+// The sums over the groups. Lane i of every warp has column i; warp y takes groups y, y + 32, ..., then the
+// first warp adds up what the 32 found, in order. Blocks with blockIdx.y = 0 make dweight, the others dbias.
+// grid   (ceil(C / 32), 2)      block   (32, 32)      shared   32 x 32 floats
 // moves  2C fp32 in per group, mostly from L2. Bound by latency.
 // order  fixed
 template <class G>
@@ -450,7 +524,7 @@ __global__ void layernorm_columns_kernel(G* dweight, G* dbias, const float* part
     G* to = blockIdx.y == 0 ? dweight : dbias;
     float sum = 0;
     if (c < C) {
-#pragma unroll 4
+#pragma unroll 8
         for (int j = threadIdx.y; j < groups; j += LAYERNORM_SLICES) {
             sum += partial[(2 * (size_t)j + blockIdx.y) * C + c];
         }
@@ -465,21 +539,37 @@ __global__ void layernorm_columns_kernel(G* dweight, G* dbias, const float* part
     }
 }
 
+// The kernel for rows of that many packs, or elements: by the widths of GPT-2's models in 16 bits, or of any.
+template <class T, int WIDTH>
+static inline decltype(&layernorm_backward_kernel<T, WIDTH, 1, 0>) layernorm_backward_of_(int items) {
+    if constexpr (WIDTH == 8) {
+        switch (ceil_div(items, 32)) {
+        case 3:
+            return layernorm_backward_kernel<T, WIDTH, 1, 3>;
+        case 4:
+            return layernorm_backward_kernel<T, WIDTH, 1, 4>;
+        case 5:
+            return layernorm_backward_kernel<T, WIDTH, 1, 5>;
+        case 7:
+            return layernorm_backward_kernel<T, WIDTH, 1, 7>;
+        }
+    }
+    return items <= LAYERNORM_BACKWARD_THREADS ? layernorm_backward_kernel<T, WIDTH, 1, 0>
+                                               : layernorm_backward_kernel<T, WIDTH, 2, 0>;
+}
+
 template <class T, int WIDTH>
 static inline void layernorm_launch_backward_(T* dinp, float* partial, const T* dout, const T* inp,
                                               const T* weight, const float* mean, const float* rstd, int N,
-                                              int C, const Gpu* gpu) {
-    const int rows = layernorm_group_rows_(N), groups = layernorm_groups_(N), packs = ceil_div(C, WIDTH);
+                                              int C, GradientMode dinp_mode, const Gpu* gpu) {
+    const int rows = layernorm_group_rows_(N), groups = layernorm_groups_(N), items = ceil_div(C, WIDTH);
     const int most = LAYERNORM_BACKWARD_THREADS;
-    if (packs <= most) {
-        launch(layernorm_backward_kernel<T, WIDTH, 1>, groups, 32 * ceil_div(packs, 32), 0, gpu, dinp,
-               partial, dout, inp, weight, mean, rstd, N, C, rows);
-    } else if (packs <= 2 * most) {
-        launch(layernorm_backward_kernel<T, WIDTH, 2>, groups, 32 * ceil_div(packs, 64), 0, gpu, dinp,
-               partial, dout, inp, weight, mean, rstd, N, C, rows);
+    if (items <= 2 * most) {
+        launch(layernorm_backward_of_<T, WIDTH>(items), groups, 32 * ceil_div(items, items <= most ? 32 : 64),
+               0, gpu, dinp, partial, dout, inp, weight, mean, rstd, N, C, rows, dinp_mode);
     } else {
         launch(layernorm_backward_long_kernel<T>, groups, 1024, 0, gpu, dinp, partial, dout, inp, weight,
-               mean, rstd, N, C, rows);
+               mean, rstd, N, C, rows, dinp_mode);
     }
 }
 
@@ -487,15 +577,17 @@ static inline void layernorm_launch_backward_(T* dinp, float* partial, const T* 
 template <class T>
 static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias, const T* dout, const T* inp,
                                       const T* weight, const float* mean, const float* rstd, int N, int C,
-                                      GradientMode mode, LayernormGpu* scratch, const Gpu* gpu) {
+                                      GradientMode dinp_mode, GradientMode mode, LayernormGpu* scratch,
+                                      const Gpu* gpu) {
     const int groups = layernorm_groups_(N);
     assert(2 * (size_t)groups * C <= scratch->floats && dweight.dtype == dbias.dtype);
     if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(dinp, dout, inp) &&
         layernorm_aligned_(weight, scratch->partial, NULL)) {
         layernorm_launch_backward_<T, Pack<T>::SIZE>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N,
-                                                     C, gpu);
+                                                     C, dinp_mode, gpu);
     } else {
-        layernorm_launch_backward_<T, 1>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N, C, gpu);
+        layernorm_launch_backward_<T, 1>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N, C,
+                                         dinp_mode, gpu);
     }
     GRADIENT_DISPATCH(dweight, T,
                       launch(layernorm_columns_kernel<G>, dim3(ceil_div(C, 32), 2),

@@ -10,9 +10,9 @@ CPU.
     weight, bias             (C)      and dweight, dbias
 
 layernorm_forward sets its outputs; residual_layernorm_forward also sets inp = left + right (N, C) in the same
-pass. layernorm_backward ADDS to dinp; it sets or adds to dweight and dbias as `mode` says.
+pass. layernorm_backward sets or adds to dinp as `dinp_mode` says, to dweight and dbias as `mode` says.
 
-    dinp_c += rstd (g_c - sum g / C - norm_c sum(g norm) / C)    with g = dout weight, norm = (inp - mean)
+    dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)    with g = dout weight, norm = (inp - mean)
 rstd
 
 needs:   matmul.h (GradientMode) vec.h
@@ -96,7 +96,8 @@ static inline void residual_forward_cpu(float* out, const float* left, const flo
 }
 
 static inline void layernorm_backward_row_(float* dinp, const float* dout, const float* inp,
-                                           const float* weight, float mean, float rstd, int C) {
+                                           const float* weight, float mean, float rstd, int C,
+                                           GradientMode dinp_mode) {
     Vec sums = vec_all(0.0f), dots = vec_all(0.0f);
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
@@ -111,7 +112,8 @@ static inline void layernorm_backward_row_(float* dinp, const float* dout, const
     }
     const float shift = sum / C, slope = dot * rstd * rstd / C;
     for (c = 0; c < C; c++) {
-        dinp[c] += rstd * (dout[c] * weight[c] - shift - (inp[c] - mean) * slope);
+        const float change = rstd * (dout[c] * weight[c] - shift - (inp[c] - mean) * slope);
+        dinp[c] = (dinp_mode == GRADIENT_ADD ? dinp[c] : 0.0f) + change;
     }
 }
 
@@ -137,14 +139,16 @@ static inline void layernorm_backward_columns_(float* dweight, float* dbias, con
 
 static inline void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout,
                                           const float* inp, const float* weight, const float* mean,
-                                          const float* rstd, int N, int C, GradientMode mode) {
+                                          const float* rstd, int N, int C, GradientMode dinp_mode,
+                                          GradientMode mode) {
     const int block = 4 * LANES;
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
         for (int n = 0; n < N; n++) {
             const size_t row = (size_t)n * C;
-            layernorm_backward_row_(dinp + row, dout + row, inp + row, weight, mean[n], rstd[n], C);
+            layernorm_backward_row_(dinp + row, dout + row, inp + row, weight, mean[n], rstd[n], C,
+                                    dinp_mode);
         }
 #pragma omp for schedule(static)
         for (int c0 = 0; c0 < C; c0 += block) {

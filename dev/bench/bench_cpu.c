@@ -146,7 +146,7 @@ static void bench_rows(Bench* bench, int N) {
     BENCH(bench, "residual + layernorm forward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
           residual_layernorm_forward_cpu(y, z, mean, rstd, x, y, w, b, N, C));
     BENCH(bench, "layernorm backward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
-          layernorm_backward_cpu(y, w, b, z, x, w, mean, rstd, N, C, GRADIENT_SET));
+          layernorm_backward_cpu(y, w, b, z, x, w, mean, rstd, N, C, GRADIENT_ADD, GRADIENT_SET));
     BENCH(bench, "bias gradient, 4C columns", 4 * row_bytes, bench->bandwidth, "GB/s   ",
           matmul_backward_bias_cpu(b, x, N, 4 * C, GRADIENT_SET));
     free(x);

@@ -271,7 +271,8 @@ static void bench_rows(Bench* bench) {
     measure(bench, "residual + layernorm forward", shape, residual_layernorm_forward_bytes(N, C, size), BYTES,
             [=] { residual_layernorm_forward(sum, y, mean, rstd, x, z, weight, bias, N, C, gpu); });
     measure(bench, "layernorm backward", shape, layernorm_backward_bytes(N, C, size), BYTES, [=] {
-        layernorm_backward(sum, dweight, dbias, z, x, weight, mean, rstd, N, C, GRADIENT_SET, scratch, gpu);
+        layernorm_backward(sum, dweight, dbias, z, x, weight, mean, rstd, N, C, GRADIENT_ADD, GRADIENT_SET,
+                           scratch, gpu);
     });
     measure(bench, "residual forward", shape, residual_forward_bytes((double)n, size), BYTES,
             [=] { residual_forward(sum, x, z, n, gpu); });

@@ -184,13 +184,22 @@ static void test_size(int N, int C, float offset) {
     backward_magnitude(&l, &m);
     float *dinp = ops_normal(nc, 1), *dweight = ops_floats(C), *dbias = ops_floats(C);
     const double* held = ops_widen(dinp, nc); // the gradient of the residual stream, to be added to
-    layernorm_backward_cpu(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, GRADIENT_SET);
+    layernorm_backward_cpu(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, GRADIENT_ADD,
+                           GRADIENT_SET);
     const double *want = ops_sum(held, l.dinp, nc), *size = ops_sum(ops_absolute(held, nc), m.dinp, nc);
     EXPECT_NEAR(ops_error(dinp, want, size, nc), 0, limit, "dinp added, %d x %d", N, C);
     EXPECT_NEAR(ops_error(dweight, l.dweight, m.dweight, C), 0, limit, "dweight of %d x %d", N, C);
     EXPECT_NEAR(ops_error(dbias, l.dbias, m.dbias, C), 0, limit, "dbias of %d x %d", N, C);
 
-    layernorm_backward_cpu(dinp, weight, bias, dout, inp, ops_copy(weight, C), mean, rstd, N, C,
+    float* dinp_set = ops_floats(nc);
+    for (size_t i = 0; i < nc; i++) {
+        dinp_set[i] = NAN; // must not be read
+    }
+    layernorm_backward_cpu(dinp_set, dweight, dbias, dout, inp, weight, mean, rstd, N, C, GRADIENT_SET,
+                           GRADIENT_SET);
+    EXPECT_NEAR(ops_error(dinp_set, l.dinp, m.dinp, nc), 0, limit, "dinp set, %d x %d", N, C);
+
+    layernorm_backward_cpu(dinp, weight, bias, dout, inp, ops_copy(weight, C), mean, rstd, N, C, GRADIENT_ADD,
                            GRADIENT_ADD);
     EXPECT_NEAR(ops_error(dinp, ops_sum(want, l.dinp, nc), ops_sum(size, m.dinp, nc), nc), 0, limit,
                 "dinp added twice, %d x %d", N, C);
@@ -243,7 +252,7 @@ static void test_threads(void) {
         residual_forward_cpu(sum[t], left, right, N * C);
         residual_layernorm_forward_cpu(inp[t], out[t], mean, rstd, left, right, weight, bias, N, C);
         layernorm_backward_cpu(dinp[t], dweight[t], dbias[t], dout, inp[t], weight, mean, rstd, N, C,
-                               GRADIENT_SET);
+                               GRADIENT_ADD, GRADIENT_SET);
         EXPECT(ops_same_bits(sum[t], inp[1], N * C), "residual sum with %d threads", t);
         EXPECT(ops_same_bits(inp[t], inp[1], N * C), "inp with %d threads", t);
         EXPECT(ops_same_bits(out[t], out[1], N * C), "out with %d threads", t);

@@ -124,20 +124,23 @@ template <class T> static void test_forward(Norm* l, const Device<T>* d, const G
 
 // G is the type of the gradients of the parameters.
 template <class T, class G>
-static void test_backward(const Norm* l, const Device<T>* d, GradientMode mode, LayernormGpu* scratch,
-                          const Gpu* gpu) {
+static void test_backward(const Norm* l, const Device<T>* d, GradientMode dinp_mode, GradientMode mode,
+                          LayernormGpu* scratch, const Gpu* gpu) {
     const int N = l->N, C = l->C;
     const size_t nc = (size_t)N * C;
     float *dweight = ops_normal(C, 1), *dbias = ops_normal(C, 1);
     float *weight_nothing = ops_floats(C), *bias_nothing = ops_floats(C), *before = ops_copy(l->held, nc);
+    for (size_t i = 0; i < nc && dinp_mode == GRADIENT_SET; i++) {
+        before[i] = NAN; // must not be read
+    }
     float* results[2][3];
     for (int run = 0; run < 2; run++) {
         T* dinp = upload<T>(before, nc, (uintptr_t)d->inp % 16 != 0, gpu);
         G* dw = upload<G>(mode == GRADIENT_ADD ? dweight : weight_nothing, C, 0, gpu);
         G* db = upload<G>(mode == GRADIENT_ADD ? dbias : bias_nothing, C, 0, gpu);
         const Gradient to_weight = {dw, DTYPE_OF(G)}, to_bias = {db, DTYPE_OF(G)};
-        layernorm_backward(dinp, to_weight, to_bias, d->dout, d->inp, d->weight, d->mean, d->rstd, N, C, mode,
-                           scratch, gpu);
+        layernorm_backward(dinp, to_weight, to_bias, d->dout, d->inp, d->weight, d->mean, d->rstd, N, C,
+                           dinp_mode, mode, scratch, gpu);
         results[run][0] = download(dinp, nc, gpu);
         results[run][1] = download(dw, C, gpu);
         results[run][2] = download(db, C, gpu);
@@ -155,8 +158,9 @@ static void test_backward(const Norm* l, const Device<T>* d, GradientMode mode, 
         dbias_size[c] = fabs(dbias[c]);
     }
     backward_magnitude(l, dinp_size, dweight_size, dbias_size);
-    layernorm_backward_cpu(before, dweight, dbias, l->dout, l->inp, l->weight, l->mean, l->rstd, N, C, mode);
-    compare<T>(results[0][0], before, dinp_size, nc, "dinp", N, C);
+    layernorm_backward_cpu(before, dweight, dbias, l->dout, l->inp, l->weight, l->mean, l->rstd, N, C,
+                           dinp_mode, mode);
+    compare<T>(results[0][0], before, dinp_size, nc, dinp_mode == GRADIENT_ADD ? "dinp added" : "dinp", N, C);
     compare<G>(results[0][1], dweight, dweight_size, C, mode == GRADIENT_ADD ? "dweight added" : "dweight", N,
                C);
     compare<G>(results[0][2], dbias, dbias_size, C, mode == GRADIENT_ADD ? "dbias added" : "dbias", N, C);
@@ -183,8 +187,8 @@ template <class T> static void test_size(int N, int C, float offset, size_t shif
     layernorm_open(&scratch, N, C);
     const Device<T> d = device_open<T>(&l, shift, gpu);
     test_forward<T>(&l, &d, gpu);
-    test_backward<T, float>(&l, &d, GRADIENT_SET, &scratch, gpu);
-    test_backward<T, T>(&l, &d, GRADIENT_ADD, &scratch, gpu);
+    test_backward<T, float>(&l, &d, GRADIENT_ADD, GRADIENT_SET, &scratch, gpu);
+    test_backward<T, T>(&l, &d, GRADIENT_SET, GRADIENT_ADD, &scratch, gpu);
     device_close(&d, shift);
     layernorm_close(&scratch);
     ops_close("sizes");
@@ -212,8 +216,8 @@ template <class T> static void test_nan(const Gpu* gpu) {
     const Gradient dweight = {gpu_alloc(C, 4, "dweight"), DTYPE_FP32},
                    dbias = {gpu_alloc(C, 4, "dbias"), DTYPE_FP32};
     residual_layernorm_forward(d.inp, d.out, d.mean, d.rstd, d.left, d.right, d.weight, d.bias, N, C, gpu);
-    layernorm_backward(dinp, dweight, dbias, d.dout, d.inp, d.weight, d.mean, d.rstd, N, C, GRADIENT_SET,
-                       &scratch, gpu);
+    layernorm_backward(dinp, dweight, dbias, d.dout, d.inp, d.weight, d.mean, d.rstd, N, C, GRADIENT_ADD,
+                       GRADIENT_SET, &scratch, gpu);
     const float *out = download(d.out, N * C, gpu), *dx = download(dinp, N * C, gpu);
     const float* dw = download((float*)dweight.data, C, gpu);
     for (int i = 0; i < N * C; i++) {
@@ -231,10 +235,11 @@ template <class T> static void test_nan(const Gpu* gpu) {
 
 template <class T> static void test_type(const Gpu* gpu) {
     const int sizes[][2] = {
-        {1, 1},    {31, 31},  {33, 33}, {33, 768},
-        {5, 1600}, {1, 8},    {3, 521}, {2, 1033}, // scalars: two columns to a thread, then from memory
-        {2, 4100}, {2, 4104},                      // blocks and long rows, by the type
-        {2, 8320}, {8200, 8}};                     // groups of more than 8 rows
+        {1, 1},    {31, 31},   {33, 33},  {33, 768},
+        {5, 1600}, {1, 8},     {3, 521},  {2, 1033}, // scalars: two columns to a thread, then from memory
+        {2, 4100}, {2, 4104},                        // blocks and long rows, by the type
+        {2, 1024}, {3, 1280},                        // as many warps as GPT-2s have
+        {2, 8320}, {16000, 8}, {15999, 8}};          // groups of more than 8 rows
     for (const int* size : sizes) {
         test_size<T>(size[0], size[1], 0, 0, gpu);
     }
