@@ -9,14 +9,15 @@ Tiles that lie in earlier documents as a whole are neither read nor computed.
 
     kernel      the block's rows    the stream     products
     forward     queries             keys, values   s = q k^T, out += p v
-    key grads   keys, values        q, dout        s^T = k q^T, dp^T = v dout^T, dv += p^T dout, dk += ds^T q
     query grad  q, dout             keys, values   s = q k^T, dp = dout v^T, dq += ds k
+    key grads   keys, values        q, dout        s^T = k q^T, dp^T = v dout^T, dv += p^T dout, dk += ds^T q
 
-The backward pass computes s and dp twice (7 products instead of 5), so that every sum has one owner: no
-atomics, one order, no fp32 copy of dq. All of it stands on two products of tiles, attention_dot_ and
-attention_mix_: by tensor cores for bf16 and fp16, by plain multiply-adds in the same layout for fp32. In that
-layout, the one of mma_16816's results, element e of part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2),
-column 8n + 2t + e % 2.
+The query grad kernel runs first: it owns rows of dout, so delta = sum dout out is a by-product. The backward
+pass computes s and dp twice (7 products instead of 5), so that every sum has one owner: no atomics, one
+order, no fp32 copy of dq. All of it stands on two products of tiles, attention_dot_ and attention_mix_: by
+tensor cores for bf16 and fp16, by plain multiply-adds in the same layout for fp32. In that layout, the one of
+mma_16816's results, element e of part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e
+% 2.
 
 Heads of up to 128; other than 16, 32, 64, 80, 96 and 128 are filled up with zeros to the next of these in
 shared memory; with documents 32, 64 and 128. Heads of which a row is no multiple of 16 bytes work too, copied
@@ -107,20 +108,31 @@ template <class X> __device__ inline Pack<X> attention_gather_(const X* from, in
 }
 
 // The block starts to copy a tile of ROWS rows of the head; those from `count` on and columns from HS on
-// become 0.
+// become 0. A thread keeps its column, so that its next row is one addition away.
 template <class X, int ROWS, int W>
 __device__ inline void attention_load_(X* tile, const X* rows, size_t stride, int count,
                                        const AttentionSize_& size) {
-    constexpr int SIZE = Pack<X>::SIZE, PACKS = W / SIZE;
+    constexpr int SIZE = Pack<X>::SIZE, PACKS = W / SIZE, STRIDE = W + SIZE;
+    constexpr int STEP = ATTENTION_THREADS / PACKS; // rows at a time
+    const int row = threadIdx.x / PACKS, d = threadIdx.x % PACKS * SIZE;
+    if (ATTENTION_THREADS % PACKS != 0 && row >= STEP) {
+        return;
+    }
+    if (size.packs) {
+        X* to = tile + row * STRIDE + d;
+        const X* from = rows + row * stride + d;
+        const int there = d < size.HS ? count - row : 0;
+#pragma unroll
+        for (int r = 0; r < ROWS; r += STEP) {
+            if (ROWS % STEP == 0 || row + r < ROWS) {
+                cp_async_16(to + r * STRIDE, from + r * stride, r < there ? 16 : 0);
+            }
+        }
+    } else {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < ROWS * PACKS; i += ATTENTION_THREADS) {
-        const int row = i / PACKS, d = i % PACKS * SIZE;
-        X* to = tile + row * (W + SIZE) + d;
-        if (size.packs) {
-            const bool there = row < count && d < size.HS;
-            cp_async_16(to, there ? rows + row * stride + d : rows, there ? 16 : 0);
-        } else {
-            store_pack(to, attention_gather_(rows + row * stride + d, row < count ? size.HS - d : 0));
+        for (int r = row; r < ROWS; r += STEP) {
+            store_pack(tile + r * STRIDE + d,
+                       attention_gather_(rows + r * stride + d, r < count ? size.HS - d : 0));
         }
     }
 }
@@ -232,6 +244,13 @@ template <class X, int W> __device__ inline const X* attention_16x16_(const X* c
     return corner + threadIdx.x % 16 * (W + Pack<X>::SIZE) + threadIdx.x % 32 / 16 * 8;
 }
 
+// The same for the right operand of attention_dot_: matrices 0 and 1 beside each other, then 2 and 3 below
+// them. mma_16816 wants b in two neighbouring registers; in the other order each pair costs two moves.
+template <class X, int W> __device__ inline const X* attention_right_16x16_(const X* corner) {
+    const int lane = threadIdx.x % 32;
+    return corner + (lane % 8 + lane / 16 * 8) * (W + Pack<X>::SIZE) + lane / 8 % 2 * 8;
+}
+
 template <class X, int M, int W, int KEEP>
 __device__ inline void attention_left_(AttentionLeft_<X, M, W, KEEP>& left, const X* rows) {
     left.rows = rows;
@@ -273,11 +292,11 @@ __device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<
         }
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
-            ldmatrix_x4(b, attention_16x16_<X, W>(right + 8 * n * (W + Pack<X>::SIZE) + 16 * k));
+            ldmatrix_x4(b, attention_right_16x16_<X, W>(right + 8 * n * (W + Pack<X>::SIZE) + 16 * k));
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                mma_16816<X>(s[m][n], a[m], b[0], b[2]);
-                mma_16816<X>(s[m][n + 1], a[m], b[1], b[3]);
+                mma_16816<X>(s[m][n], a[m], b[0], b[1]);
+                mma_16816<X>(s[m][n + 1], a[m], b[2], b[3]);
             }
         }
     }
@@ -375,7 +394,7 @@ template <int M, int N> __device__ inline void attention_scale_(float (&x)[M][N]
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// Of the rows of a warp so far: the largest score times `scale`, and the lane's share of the sum of
+// Of the rows of a warp so far: about the largest score times `scale`, and the lane's share of the sum of
 // p = 2^(s * scale - max).
 template <int M> struct AttentionSoftmax_ { float max[M][2], sum[M][2]; };
 
@@ -399,9 +418,9 @@ template <int M, int N> __device__ inline void attention_mask_later_(float (&s)[
     }
 }
 
-// Those with keys of earlier documents become `masked`; `queries` are the rows in shared memory.
+// Those with keys of earlier documents, too; `queries` are the rows in shared memory.
 template <class X, int W, int M, int N>
-__device__ inline void attention_mask_earlier_(float (&s)[M][N][4], float masked, const X* queries, int u0) {
+__device__ inline void attention_mask_earlier_(float (&s)[M][N][4], const X* queries, int u0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int row = 0; row < 2 * M; row++) {
@@ -409,7 +428,7 @@ __device__ inline void attention_mask_earlier_(float (&s)[M][N][4], float masked
 #pragma unroll
         for (int i = 0; i < 2 * N; i++) {
             if (u0 + 8 * (i / 2) + 2 * t + i % 2 < first) {
-                s[row / 2][i / 2][row % 2 * 2 + i % 2] = masked;
+                s[row / 2][i / 2][row % 2 * 2 + i % 2] = -INFINITY;
             }
         }
     }
@@ -436,29 +455,57 @@ __device__ inline float attention_row_sum_(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Scores of a row become probabilities relative to the largest so far, and what was summed up before is
-// scaled to it. The largest is finite from the beginning: of keys that are not seen, all probabilities are 0.
-template <int N, int D>
-__device__ inline void attention_softmax_row_(float (&s)[N][4], float (&acc)[D][4], float& max, float& sum,
-                                              int half, float scale) {
-    float largest = max;
+// `max` follows the largest score only when that is further above: probabilities are up to 2^8, which fp16
+// holds as exactly as 1, and sums are scaled in the first tile of a row and hardly ever again.
+#define ATTENTION_SLACK 8.0f
+
+// Rows of which a score is ATTENTION_SLACK above their `max` get a new one, and what was summed up is scaled
+// to it. `largest` is that of a row's scores here.
+template <int M, int D>
+__device__ inline void attention_softmax_rescale_(float (&acc)[M][D][4], AttentionSoftmax_<M>& softmax,
+                                                  const float (&largest)[M][2]) {
 #pragma unroll
-    for (int i = 0; i < 2 * N; i++) {
-        largest = fmaxf(largest, s[i / 2][2 * half + i % 2] * scale);
+    for (int i = 0; i < 2 * M; i++) {
+        const int m = i / 2, half = i % 2;
+        float& max = softmax.max[m][half];
+        const float next = largest[m][half] > max + ATTENTION_SLACK ? largest[m][half] : max;
+        const float factor = exp2_approx(max - next);
+        max = next;
+        softmax.sum[m][half] *= factor;
+#pragma unroll
+        for (int j = 0; j < 2 * D; j++) {
+            acc[m][j / 2][2 * half + j % 2] *= factor;
+        }
     }
-    largest = attention_row_max_(largest);
-    const float factor = exp2_approx(max - largest);
-    max = largest;
-    sum *= factor;
+}
+
+// Scores become probabilities relative to `max`, which is finite from the beginning: of keys that are not
+// seen, all probabilities are 0. What a row gets depends on no other row.
+template <int M, int N, int D>
+__device__ inline void attention_softmax_(float (&s)[M][N][4], float (&acc)[M][D][4],
+                                          AttentionSoftmax_<M>& softmax, float scale) {
+    float largest[M][2];
+    bool grew = false;
 #pragma unroll
-    for (int i = 0; i < 2 * N; i++) {
-        float& p = s[i / 2][2 * half + i % 2];
-        p = exp2_approx(p * scale - largest);
-        sum += p;
+    for (int i = 0; i < 2 * M; i++) {
+        const int m = i / 2, half = i % 2;
+        float x = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < 2 * N; j++) {
+            x = fmaxf(x, s[m][j / 2][2 * half + j % 2]);
+        }
+        largest[m][half] = attention_row_max_(x) * scale;
+        grew |= largest[m][half] > softmax.max[m][half] + ATTENTION_SLACK;
+    }
+    if (grew) {
+        attention_softmax_rescale_(acc, softmax, largest);
     }
 #pragma unroll
-    for (int i = 0; i < 2 * D; i++) {
-        acc[i / 2][2 * half + i % 2] *= factor;
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / 4 / N, e = i % 4;
+        float& p = s[m][i / 4 % N][e];
+        p = exp2_approx(fmaf(p, scale, -softmax.max[m][e / 2]));
+        softmax.sum[m][e / 2] += p;
     }
 }
 
@@ -492,13 +539,9 @@ __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], Attent
         attention_mask_later_(s, row0, u0);
     }
     if (!attention_all_see_<X, MASK, 16 * M, W>(left.rows, u0)) {
-        attention_mask_earlier_<X, W>(s, -INFINITY, left.rows, u0);
+        attention_mask_earlier_<X, W>(s, left.rows, u0);
     }
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++) {
-        attention_softmax_row_(s[i / 2], acc[i / 2], softmax.max[i / 2][i % 2], softmax.sum[i / 2][i % 2],
-                               i % 2, scale);
-    }
+    attention_softmax_(s, acc, softmax, scale);
     attention_mix_(acc, s, keys + 8 * N * (W + Pack<X>::SIZE));
 }
 
@@ -555,7 +598,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 // Backward
 
 // Working memory of the backward pass: for every row of every head lse * ATTENTION_LOG2_E and delta, side by
-// side. Rows are T rounded up to ATTENTION_ROW_ALIGN, and those beyond T hold zeros.
+// side. Rows are T rounded up to ATTENTION_ROW_ALIGN; those beyond T of the last tile hold zeros.
 typedef struct {
     float2* rows; // (B, NH, Tp)
     size_t capacity;
@@ -577,61 +620,98 @@ static inline void attention_gpu_close(AttentionFlash* scratch) { gpu_free(scrat
 // What a run should say about its attention: nothing unusual.
 static inline const char* attention_note(const AttentionFlash*) { return ""; }
 
-// Eight lanes per token and head take its elements in turn.
-// grid   ceil(B*Tp*NH / 32)      block   256 = 32 rows of heads      shared   none
-// moves  2 * B*T*C in, B*NH*T fp32 in, 2 * B*NH*Tp fp32 out. Bound by memory.
-// order  fixed
-template <class X>
-__global__ void attention_delta_kernel_(float2* rows, const X* dout, const X* out, const float* lse,
-                                        AttentionSize_ size, int Tp, size_t count) {
-    const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) / 8, h = i % size.NH,
-                 t = i / size.NH % Tp;
-    const size_t b = i / size.NH / Tp, at = (b * size.T + t) * size.C + h * size.HS;
-    const bool is_row = i < count && t < (size_t)size.T;
-    float delta = 0.0f;
-    for (int d = threadIdx.x % 8 * Pack<X>::SIZE; d < size.HS && is_row; d += 8 * Pack<X>::SIZE) {
-        const Pack<X> x =
-            size.packs ? load_pack(dout + at + d) : attention_gather_(dout + at + d, size.HS - d);
-        const Pack<X> y =
-            size.packs ? load_pack_once(out + at + d) : attention_gather_(out + at + d, size.HS - d);
+// A lane's share of the warp's rows of out, rows 8i + lane / 4: the four lanes of a row take its packs in
+// turn.
+template <class X, int M, int W> struct AttentionOut_ {
+    static constexpr int SIZE = Pack<X>::SIZE, PACKS = ceil_div(W / SIZE, 4);
+    Pack<X> packs[2 * M][PACKS];
+};
+
+// From global memory; rows from `count` on and columns from HS on become 0.
+template <class X, int M, int W>
+__device__ inline void attention_load_out_(AttentionOut_<X, M, W>& mine, const X* out, int count,
+                                           const AttentionSize_& size) {
+    typedef AttentionOut_<X, M, W> Out;
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int e = 0; e < Pack<X>::SIZE; e++) {
-            delta += to_float(x[e]) * to_float(y[e]);
+    for (int i = 0; i < 2 * M * Out::PACKS; i++) {
+        const int row = i / Out::PACKS * 8 + lane / 4, d = (i % Out::PACKS * 4 + lane % 4) * Out::SIZE;
+        const X* from = out + row * (size_t)size.C + d;
+        const int left = row < count ? size.HS - d : 0;
+        mine.packs[i / Out::PACKS][i % Out::PACKS] =
+            size.packs && left > 0 ? load_pack_once(from) : attention_gather_(from, left);
+    }
+}
+
+// (lse * ATTENTION_LOG2_E, delta) of rows 8i + lane / 4, zeros from `count` on; dout is in shared memory.
+template <class X, int M, int W>
+__device__ inline void attention_delta_(float2 (&rows)[M][2], const AttentionOut_<X, M, W>& out,
+                                        const X* dout, const float* lse, int count) {
+    typedef AttentionOut_<X, M, W> Out;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        const int row = 8 * i + lane / 4;
+        float delta = 0.0f;
+#pragma unroll
+        for (int j = 0; j < Out::PACKS; j++) {
+            const int d = (4 * j + lane % 4) * Out::SIZE;
+            if (d < W) {
+                const Pack<X> x = load_pack(dout + row * (W + Out::SIZE) + d);
+#pragma unroll
+                for (int e = 0; e < Out::SIZE; e++) {
+                    delta += to_float(x[e]) * to_float(out.packs[i][j][e]);
+                }
+            }
         }
+        rows[i / 2][i % 2] =
+            make_float2(row < count ? lse[row] * ATTENTION_LOG2_E : 0.0f, attention_row_sum_(delta));
     }
+}
+
+template <int M> __device__ inline void attention_store_rows_(float2* to, const float2 (&rows)[M][2]) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int distance = 4; distance > 0; distance /= 2) {
-        delta += __shfl_xor_sync(0xffffffffu, delta, distance);
-    }
-    if (i < count && threadIdx.x % 8 == 0) {
-        const float shift = is_row ? lse[(b * size.NH + h) * size.T + t] * ATTENTION_LOG2_E : 0.0f;
-        rows[(b * size.NH + h) * Tp + t] = make_float2(shift, delta);
+    for (int i = 0; i < 2 * M; i++) {
+        if (lane % 4 == 0) {
+            to[8 * i + lane / 4] = rows[i / 2][i % 2];
+        }
     }
 }
 
 // From s and dp of one score to p and ds, but for the factor 1 / sqrt(HS), which the sums get at the end.
-__device__ inline void attention_gradient_(float& s, float& dp, float shift, float delta, float scale,
-                                           bool seen) {
-    s = seen ? exp2_approx(s * scale - shift) : 0.0f;
+// Where s is -infinity, both become 0.
+__device__ inline void attention_gradient_(float& s, float& dp, float shift, float delta, float scale) {
+    s = exp2_approx(s * scale - shift);
     dp = s * (dp - delta);
 }
 
-// The warp's rows are keys from u0 on, the columns are queries from t0 on, `rows` is what is known of those.
+// The warp's rows are keys, the columns are queries; `rows` is what is known of those.
 template <int M, int N>
 __device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&dp)[M][N][4],
-                                                   const float2* rows, int u0, int t0, float scale) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const bool all_seen = t0 >= u0 + 16 * M - 1;
+                                                   const float2* rows, float scale) {
+    const int t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const float4 two =
             *reinterpret_cast<const float4*>(rows + 8 * n + 2 * t); // queries 8n + 2t and the next
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
-            const int m = i / 4, e = i % 4, key = u0 + 16 * m + 8 * (e / 2) + g,
-                      query = t0 + 8 * n + 2 * t + e % 2;
-            attention_gradient_(s[m][n][e], dp[m][n][e], e % 2 ? two.z : two.x, e % 2 ? two.w : two.y, scale,
-                                all_seen || key <= query);
+            const int m = i / 4, e = i % 4;
+            attention_gradient_(s[m][n][e], dp[m][n][e], e % 2 ? two.z : two.x, e % 2 ? two.w : two.y, scale);
+        }
+    }
+}
+
+// Scores of the warp's keys, from u0 on, with earlier queries (those from t0 on) become -infinity.
+template <int M, int N>
+__device__ inline void attention_mask_earlier_queries_(float (&s)[M][N][4], int u0, int t0) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
+        if (u0 + 16 * m + 8 * (e / 2) + g > t0 + 8 * n + 2 * t + e % 2) {
+            s[m][n][e] = -INFINITY;
         }
     }
 }
@@ -644,11 +724,10 @@ struct AttentionStarts_ {
     __device__ int operator[](int t) const { return starts[row + t]; }
 };
 
-// p and ds of keys of earlier documents than the query's become 0: the warp's rows are keys from u0 on, the
-// columns are queries from t0 on.
+// Those with queries of later documents, too.
 template <int M, int N>
-__device__ inline void attention_clear_earlier_(float (&p)[M][N][4], float (&ds)[M][N][4],
-                                                AttentionStarts_ first_key, int u0, int t0, int T) {
+__device__ inline void attention_mask_later_queries_(float (&s)[M][N][4], AttentionStarts_ first_key, int u0,
+                                                     int t0, int T) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2 * N; i++) {
@@ -656,26 +735,89 @@ __device__ inline void attention_clear_earlier_(float (&p)[M][N][4], float (&ds)
 #pragma unroll
         for (int row = 0; row < 2 * M; row++) {
             if (8 * row < before) {
-                p[row / 2][n][row % 2 * 2 + i % 2] = ds[row / 2][n][row % 2 * 2 + i % 2] = 0.0f;
+                s[row / 2][n][row % 2 * 2 + i % 2] = -INFINITY;
             }
         }
     }
 }
 
-// The warp's rows are queries from t0 on, the columns are keys from u0 on.
+// The warp's rows are queries, the columns are keys.
 template <int M, int N>
 __device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float (&dp)[M][N][4],
-                                                      const float2 (&rows)[M][2], int t0, int u0,
-                                                      float scale) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const bool all_seen = t0 >= u0 + 8 * N - 1;
+                                                      const float2 (&rows)[M][2], float scale) {
 #pragma unroll
     for (int i = 0; i < M * N * 4; i++) {
         const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
-        const int query = t0 + 16 * m + 8 * (e / 2) + g, key = u0 + 8 * n + 2 * t + e % 2;
-        attention_gradient_(s[m][n][e], dp[m][n][e], rows[m][e / 2].x, rows[m][e / 2].y, scale,
-                            all_seen || key <= query);
+        attention_gradient_(s[m][n][e], dp[m][n][e], rows[m][e / 2].x, rows[m][e / 2].y, scale);
     }
+}
+
+// A block owns ROWS queries of one head, the last ones first because they meet the most keys.
+// Sets `rows` for the keys kernel.
+// grid   heads * ceil(T / ROWS)      block   128      shared   q, dout, and 2 x (k, v)
+// moves  B*T*5C in, B*T*C out, B*NH*T fp32 in, 2 * B*NH*T fp32 out; tiles of a head meet in the L2 cache.
+//        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
+// order  fixed: keys in order
+// needs  HS <= W
+template <class X, int W, AttentionMask_ MASK>
+__global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
+    attention_backward_queries_kernel_(X* dqkv, float2* rows, const X* dout, const X* qkv, const X* out,
+                                       const float* lse, const int* starts, AttentionSize_ size, int Tp) {
+    typedef AttentionTiling_<X, W> Tiling;
+    constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
+    constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
+    SMEM_DYNAMIC(X, q_tile);
+    X *d_tile = q_tile + ROWS * STRIDE, *stream = d_tile + ROWS * STRIDE;
+    const AttentionHead_ at = attention_head_(size);
+    starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
+    const size_t stride = 3 * (size_t)size.C;
+    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C, *d = dout + at.in_out;
+    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS, keys = min(t0 + ROWS, size.T);
+    const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine;
+    const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
+    const float scale = 1.0f / sqrtf((float)size.HS);
+
+    attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.C, t0, size);
+    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
+    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
+    AttentionOut_<X, M, W> mine_out; // arrives while the tiles do
+    attention_load_out_(mine_out, out + at.in_out + row0 * (size_t)size.C, size.T - row0, size);
+    attention_wait_();
+    float2 mine_rows[M][2];
+    attention_delta_(mine_rows, mine_out, d_tile + mine * STRIDE, lse + at.in_lse + row0, size.T - row0);
+    attention_store_rows_(rows + blockIdx.x / size.tiles * (size_t)Tp + row0, mine_rows);
+    AttentionLeft_<X, M, W, Tiling::QUERIES_KEEP> left_q, left_d;
+    attention_left_(left_q, q_tile + mine * STRIDE);
+    attention_left_(left_d, d_tile + mine * STRIDE);
+    float dq[M][W / 8][4] = {};
+    for (int u0 = from; u0 < keys; u0 += COLS) {
+        if (u0 + COLS < keys) {
+            attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
+        }
+#pragma unroll 1
+        for (int i = 0; i < COLS; i += STEP) {
+            if (row0 < size.T && u0 + i < row0 + 16 * M &&
+                attention_some_see_<X, MASK, W>(left_q.rows, u0 + i + STEP - 1)) { // some query sees some key
+                const X *k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE,
+                        *v_step = k_step + COLS * STRIDE;
+                float s[M][STEP / 8][4], ds[M][STEP / 8][4];
+                attention_dot_(s, left_q, k_step);
+                if (u0 + i + STEP - 1 > row0) {
+                    attention_mask_later_(s, row0, u0 + i);
+                }
+                if (!attention_all_see_<X, MASK, 16 * M, W>(left_q.rows, u0 + i)) {
+                    attention_mask_earlier_<X, W>(s, left_q.rows, u0 + i);
+                }
+                attention_dot_(ds, left_d, v_step);
+                attention_gradient_of_queries_(s, ds, mine_rows, scale * ATTENTION_LOG2_E);
+                attention_mix_(dq, ds, k_step);
+            }
+        }
+        attention_wait_();
+    }
+    attention_scale_(dq, scale);
+    attention_store_<X, M, W>(dqkv + at.in_qkv + row0 * stride, stride, size.T - row0, size,
+                              q_tile + mine * STRIDE, dq);
 }
 
 // A block owns ROWS keys of one head and their values, the first ones first: they meet the most queries.
@@ -724,11 +866,14 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
                         *d_step = q_step + COLS * STRIDE;
                 float s[M][STEP / 8][4], ds[M][STEP / 8][4];
                 attention_dot_(s, left_k, q_step);
-                attention_dot_(ds, left_v, d_step);
-                attention_gradient_of_keys_(s, ds, rows + t0 + i, row0, t0 + i, scale * ATTENTION_LOG2_E);
-                if (MASK == ATTENTION_DOCUMENTS && first_key[min(t0 + i + STEP, size.T) - 1] > row0) {
-                    attention_clear_earlier_(s, ds, first_key, row0, t0 + i, size.T);
+                if (t0 + i < row0 + 16 * M - 1) {
+                    attention_mask_earlier_queries_(s, row0, t0 + i);
                 }
+                if (MASK == ATTENTION_DOCUMENTS && first_key[min(t0 + i + STEP, size.T) - 1] > row0) {
+                    attention_mask_later_queries_(s, first_key, row0, t0 + i, size.T);
+                }
+                attention_dot_(ds, left_v, d_step);
+                attention_gradient_of_keys_(s, ds, rows + t0 + i, scale * ATTENTION_LOG2_E);
                 attention_mix_(dv, s, d_step);
                 attention_mix_(dk, ds, q_step);
             }
@@ -739,71 +884,6 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     X* to = dqkv + at.in_qkv + size.C + row0 * stride;
     attention_store_<X, M, W>(to, stride, size.T - row0, size, k_tile + mine * STRIDE, dk);
     attention_store_<X, M, W>(to + size.C, stride, size.T - row0, size, v_tile + mine * STRIDE, dv);
-}
-
-// A block owns ROWS queries of one head, the last ones first because they meet the most keys.
-// grid   heads * ceil(T / ROWS)      block   128      shared   q, dout, and 2 x (k, v)
-// moves  B*T*4C in, B*T*C out, 2 * B*NH*T fp32 in; tiles of a head meet in the L2 cache.
-//        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
-// order  fixed: keys in order
-// needs  HS <= W
-template <class X, int W, AttentionMask_ MASK>
-__global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
-    attention_backward_queries_kernel_(X* dqkv, const X* dout, const X* qkv, const float2* rows,
-                                       const int* starts, AttentionSize_ size, int Tp) {
-    typedef AttentionTiling_<X, W> Tiling;
-    constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
-    constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
-    SMEM_DYNAMIC(X, q_tile);
-    X *d_tile = q_tile + ROWS * STRIDE, *stream = d_tile + ROWS * STRIDE;
-    const AttentionHead_ at = attention_head_(size);
-    starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
-    const size_t stride = 3 * (size_t)size.C;
-    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C, *d = dout + at.in_out;
-    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS, keys = min(t0 + ROWS, size.T);
-    const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine;
-    const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
-    const float scale = 1.0f / sqrtf((float)size.HS);
-
-    attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.C, t0, size);
-    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
-    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
-    float2 mine_rows[M][2];
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++) {
-        mine_rows[i / 2][i % 2] =
-            rows[blockIdx.x / size.tiles * (size_t)Tp + row0 + 8 * i + threadIdx.x % 32 / 4];
-    }
-    attention_wait_();
-    AttentionLeft_<X, M, W, Tiling::QUERIES_KEEP> left_q, left_d;
-    attention_left_(left_q, q_tile + mine * STRIDE);
-    attention_left_(left_d, d_tile + mine * STRIDE);
-    float dq[M][W / 8][4] = {};
-    for (int u0 = from; u0 < keys; u0 += COLS) {
-        if (u0 + COLS < keys) {
-            attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
-        }
-#pragma unroll 1
-        for (int i = 0; i < COLS; i += STEP) {
-            if (row0 < size.T && u0 + i < row0 + 16 * M &&
-                attention_some_see_<X, MASK, W>(left_q.rows, u0 + i + STEP - 1)) { // some query sees some key
-                const X *k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE,
-                        *v_step = k_step + COLS * STRIDE;
-                float s[M][STEP / 8][4], ds[M][STEP / 8][4];
-                attention_dot_(s, left_q, k_step);
-                attention_dot_(ds, left_d, v_step);
-                attention_gradient_of_queries_(s, ds, mine_rows, row0, u0 + i, scale * ATTENTION_LOG2_E);
-                if (!attention_all_see_<X, MASK, 16 * M, W>(left_q.rows, u0 + i)) {
-                    attention_mask_earlier_<X, W>(ds, 0.0f, left_q.rows, u0 + i);
-                }
-                attention_mix_(dq, ds, k_step);
-            }
-        }
-        attention_wait_();
-    }
-    attention_scale_(dq, scale);
-    attention_store_<X, M, W>(dqkv + at.in_qkv + row0 * stride, stride, size.T - row0, size,
-                              q_tile + mine * STRIDE, dq);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -888,33 +968,31 @@ static inline void attention_forward(X* out, float* lse, const X* qkv, const int
 }
 
 template <class X, int W, AttentionMask_ MASK>
-static inline void attention_backward_(X* dqkv, const X* dout, const X* qkv, const float2* rows,
-                                       const int* starts, size_t heads, AttentionSize_ size, const Gpu* gpu) {
+static inline void attention_backward_(X* dqkv, float2* rows, const X* dout, const X* qkv, const X* out,
+                                       const float* lse, const int* starts, size_t heads, AttentionSize_ size,
+                                       const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
     const int Tp = attention_padded_(size.T);
     const unsigned grid = attention_grid_(&size, heads, 16 * ATTENTION_WARPS * Tiling::BACKWARD_M);
+    launch(attention_backward_queries_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
+           gpu, dqkv, rows, dout, qkv, out, lse, starts, size, Tp);
     launch(attention_backward_keys_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
            dqkv, dout, qkv, rows, starts, size, Tp);
-    launch(attention_backward_queries_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
-           gpu, dqkv, dout, qkv, rows, starts, size, Tp);
 }
 
 template <class X>
 static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, const X* out, const float* lse,
                                       const int* starts, int B, int T, int C, int NH, AttentionFlash* scratch,
                                       const Gpu* gpu) {
-    const int Tp = attention_padded_(T);
-    const size_t heads = (size_t)B * NH, count = heads * Tp;
-    assert(C % NH == 0 && count <= scratch->capacity);
+    const size_t heads = (size_t)B * NH;
+    assert(C % NH == 0 && heads * attention_padded_(T) <= scratch->capacity);
     AttentionSize_ size = attention_size_(T, 0, C, NH);
     size.packs = attention_packs_(size.HS, dqkv, dout, qkv, out);
-    launch(attention_delta_kernel_<X>, (unsigned)ceil_div(count, (size_t)32), 256, 0, gpu, scratch->rows,
-           dout, out, lse, size, Tp, count);
     ATTENTION_DISPATCH_(
         size.HS,
         const auto pass = starts ? attention_backward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
                                  : attention_backward_<X, W, ATTENTION_CAUSAL>;
-        pass(dqkv, dout, qkv, scratch->rows, starts, heads, size, gpu));
+        pass(dqkv, scratch->rows, dout, qkv, out, lse, starts, heads, size, gpu));
 }
 
 // The one place where cuDNN is chosen.
@@ -933,7 +1011,7 @@ static inline double attention_forward_bytes(double B, double T, double C, doubl
     return B * T * (4 * C * element_bytes + 4 * NH);
 }
 static inline double attention_backward_bytes(double B, double T, double C, double NH, double element_bytes) {
-    return B * T * (13 * C * element_bytes + (4 + 8 + 2 * 8) * NH);
+    return B * T * (12 * C * element_bytes + (4 + 2 * 8) * NH);
 }
 
 #endif

@@ -26,8 +26,8 @@ __device__ inline unsigned ptx_shared_address_(const void* p) {
 }
 
 // Starts to copy `bytes` (0 ... 16) from global memory to shared memory, past the L1 cache and past the
-// registers; the rest of the 16 bytes at `to` become 0. Both addresses are multiples of 16, and `from` is
-// valid even if bytes is 0.
+// registers; the rest of the 16 bytes at `to` become 0. Both addresses are multiples of 16. If bytes is 0,
+// `from` is not read and may point anywhere.
 __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx_shared_address_(to)), "l"(from),
                  "r"(bytes)

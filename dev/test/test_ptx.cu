@@ -12,7 +12,9 @@ __global__ void cp_async_kernel(unsigned char* out, const unsigned char* from, c
     }
     __syncthreads();
     if ((int)threadIdx.x < n) {
-        cp_async_16(shared + 16 * threadIdx.x, from + 16 * threadIdx.x, bytes[threadIdx.x]);
+        const size_t nowhere = (size_t)1 << 40; // of no bytes, the address does not matter
+        cp_async_16(shared + 16 * threadIdx.x, from + (bytes[threadIdx.x] ? 16 * threadIdx.x : nowhere),
+                    bytes[threadIdx.x]);
     }
     cp_async_wait_all();
     __syncthreads();
