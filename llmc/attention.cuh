@@ -55,7 +55,7 @@ typedef struct {
 } AttentionSize_;
 
 // Tiles of each kernel for heads of up to W: chosen by ptxas -v for no spills on sm_80 and sm_90a (CUDA 13;
-// on sm_120 key grads of W = 64, 80 and 96 spill 20, 12 and 44 bytes), so that two blocks fit on a
+// but key grads of W = 96 in 16 bits spill 28 and 16 bytes), so that two blocks fit on a
 // multiprocessor of an A100 (65,536 registers, 164 KiB; fp32 of W = 128: one), and one block in 99 KiB. None
 // is timed yet.
 //     M      16-row tiles of a warp                        COLS   rows of a tile of the stream
@@ -551,6 +551,8 @@ __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], Attent
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed, and for each row the same whatever `first` is
 // needs  HS <= W
+// Spills 36 and 28 bytes on sm_120 at W = 80 and 128: tiles are chosen for sm_80 and sm_90a, where it spills
+// nothing.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_forward_kernel_(X* out, float* lse, const X* qkv, const int* starts, AttentionSize_ size) {
@@ -826,8 +828,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: queries in order
 // needs  HS <= W
-// Spills 12 to 44 bytes on sm_120 at W = 64, 80 and 96: tiles are chosen for sm_80 and sm_90a, where nothing
-// does.
+// Spills 28 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for ldmatrix, which
+// save moves, take a register more than there is.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_keys_kernel_(X* dqkv, const X* dout, const X* qkv, const float2* rows,

@@ -230,6 +230,24 @@ template <class X> static void test_documents_apart(const Gpu* gpu) {
 // Of scores in the thousands, hardly more than one key in a row keeps a probability.
 template <class X> static void test_huge_scores(const Gpu* gpu) { check<X>({1, 40, 1, 64}, 1e3f, gpu); }
 
+// Keys of later tiles with larger scores: what was summed up before is scaled, in some rows and not in
+// others.
+template <class X> static void test_growing_scores(const Gpu* gpu) {
+    const Shape s = {1, 250, 1, 64};
+    const size_t n = outs(&s), C = s.HS;
+    const float spread = 13; // the largest factor below
+    float *qkv = ops_normal(3 * n, 1), *dout = normal<X>(n, 1);
+    for (size_t i = 0; i < 3 * n; i++) {
+        qkv[i] = to_float(from_float<X>(qkv[i] * (i / C % 3 == 1 ? 1 + 4 * (i / (3 * C) / 64) : 1)));
+    }
+    const double sums = (8 + 2 * sqrt(s.HS) * spread) * FLT_EPSILON, u = roundoff<X>();
+    const Results got = run_alone<X>(&s, qkv, NULL, gpu), want = reference(&s, qkv, dout);
+    expect_near(got.out, want.out, n, 2 * u + sums, "out of growing scores", &s, DTYPE_OF(X));
+    expect_near(got.lse, want.lse, lses(&s), (8 + 2 * sqrt(s.HS)) * FLT_EPSILON, "lse of growing scores", &s,
+                DTYPE_OF(X));
+    ops_close("growing scores");
+}
+
 // Generation computes only the tokens from `first` on, to the same bits, and leaves the others alone.
 template <class X> static void test_first(const Gpu* gpu) {
     const Shape s = {2, 140, 2, 24};
@@ -341,6 +359,9 @@ int main(void) {
     test_documents_apart<float>(&gpu);
     test_documents_apart<bf16>(&gpu);
     test_documents_apart<fp16>(&gpu);
+    test_growing_scores<float>(&gpu);
+    test_growing_scores<bf16>(&gpu);
+    test_growing_scores<fp16>(&gpu);
     EXPECT(!simulated || test_dies(forward_too_large, &gpu, EXIT_FAILURE,
                                    "attention: heads of size 129|wanted at most 128"),
            "large heads");
