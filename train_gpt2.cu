@@ -119,7 +119,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         {"AdamW m", fp32, 0},
         {"v", fp32, 0},
         {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
-        {"cuBLASLt workspace", (size_t)32 << 20, 0},
+        {"cuBLASLt workspace", matmul_planned_bytes(o->device), 0},
         {"attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)), 0},
         {"pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, checkpoint_dtype(o)) : 0, 1},
         {NULL, 0, 0}};

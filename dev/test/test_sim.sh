@@ -35,7 +35,7 @@ check "with the loss it had" \
 "$gpu" --threads 2 >out.txt 2>err.txt
 check "an option of the CPU trainer is refused" [ $? = 2 ]
 check "by name" grep -q 'threads is an option of the CPU trainer' err.txt
-CUSIM_MEMORY_MIB=45 "$gpu" --layers 2 --channels 64 --heads 2 --seq-len 32 --batch 64 >out.txt 2>err.txt
+CUSIM_MEMORY_MIB=143 "$gpu" --layers 2 --channels 64 --heads 2 --seq-len 32 --batch 64 >out.txt 2>err.txt
 check "what does not fit is refused" [ $? = 1 ]
 check "with what would" grep -q -e '--batch [0-9]* --recompute [0-9] fits' err.txt
 LLMC_NVML_LIBRARY=none.so "$gpu" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 -lg 1 >out.txt
@@ -106,8 +106,8 @@ level() {
     CUSIM_MEMORY_MIB=$1 "$gpu" --plan --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 |
         sed -n "s/^recompute: level \(.\), the lowest that fits into $1.0 MiB .*/\1/p"
 }
-check "more memory, a lower level" [ "$(level 500)$(level 54)$(level 51)$(level 46)$(level 20)" = 01233 ]
-check "a run that chooses" env CUSIM_MEMORY_MIB=54 "$gpu" --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 \
+check "more memory, a lower level" [ "$(level 500)$(level 152)$(level 149)$(level 144)$(level 20)" = 01233 ]
+check "a run that chooses" env CUSIM_MEMORY_MIB=152 "$gpu" --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 \
     --steps 1 --eval-every 0 --samples 0 --out chosen
 check "keeps what it chose" grep -q '"recompute":1' chosen/step_00000001/state.json
 
