@@ -45,6 +45,13 @@ static void read_documents(const char* path, const char* separator, size_t block
     text_source_close(&source);
 }
 
+// Of a damaged file that is no text either, how much is unpacked at a time decides which is met first.
+static int is_same_error(const Documents* a, const Documents* b) {
+    static const char no_text[] = "no text: byte ";
+    return strcmp(a->error, b->error) == 0 ||
+           (a->error[0] && b->error[0] && (strstr(a->error, no_text) || strstr(b->error, no_text)));
+}
+
 int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes);
 int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
     static const char* const endings[] = {"jsonl", "jsonl.gz", "jsonl.zst", "txt", "txt.gz", "txt.zst"};
@@ -66,7 +73,7 @@ int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
     const size_t n = small.bytes < large.bytes ? small.bytes : large.bytes;
     const int is_whole = n < MOST_BYTES && !large.error[0];
     if ((n && memcmp(small.text, large.text, n) != 0) || (is_whole && small.bytes != large.bytes) ||
-        (small.bytes < MOST_BYTES && large.bytes < MOST_BYTES && strcmp(small.error, large.error) != 0)) {
+        (small.bytes < MOST_BYTES && large.bytes < MOST_BYTES && !is_same_error(&small, &large))) {
         abort();
     }
     free(small.text);
