@@ -20,7 +20,7 @@
 #
 # In a checkout it builds the programs first (`make gpu-kit`). With --kit it compiles nothing: it is the copy in a kit
 # unpacked from build/gpu_kit.tar.gz. Without --part it does all items. What does not fit into the minutes (8.5 a part) is
-# skipped; what fails is named, and the rest goes on (exit status 1).
+# skipped. A failing item is named, the others still run, and the exit status is 1.
 #
 # Writes DIR (dev/bench/results/<gpu>-<date>-<part>): summary.md, summary.jsonl, the log of every command; and after
 # every item DIR.tar.gz, or the same archive in $OUT if that is set. --full takes total batches of 524,288 tokens; --toy
@@ -124,7 +124,7 @@ for path in sys.path:
     print(*glob.glob(path + "/nvidia/*/lib"), path + "/torch/lib", sep="\n")'
     ls -d "${CUDA_HOME:-/usr/local/cuda}"/lib64 /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib \
         /usr/local/nvidia/lib64 /usr/lib/wsl/lib /usr/lib64 /usr/lib/x86_64-linux-gnu \
-        {/usr,/usr/local,/opt/*,/root/.local}/lib/python3*/{site,dist}-packages/nvidia/*/lib 2>/dev/null
+        {/usr,/usr/local,/opt/*,~/.local}/lib/python3*/{site,dist}-packages/nvidia/*/lib 2>/dev/null
 }
 
 # Adds to LD_LIBRARY_PATH what the programs miss; says what is found nowhere.
@@ -154,7 +154,7 @@ find_libraries() {
 # The first Python with PyTorch; else any, or nothing.
 find_python() {
     local candidate any=
-    for candidate in ${PYTHON:-} build/venv/bin/python python3 python /usr/local/bin/python3 /opt/*/bin/python3 /root/*/bin/python3; do
+    for candidate in ${PYTHON:-} build/venv/bin/python python3 python /usr/local/bin/python3 /opt/*/bin/python3 ~/*/bin/python3; do
         command -v "$candidate" >/dev/null || continue
         any=${any:-$candidate}
         timeout 20 "$candidate" -c 'import importlib.util as u; raise SystemExit(u.find_spec("torch") is None)' 2>/dev/null &&

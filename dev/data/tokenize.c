@@ -325,8 +325,8 @@ static void refuse_streams(const Run* run) {
     }
 }
 
-// If a name in the prefix's directory begins with that of a shard, returns what follows it; NULL if not.
-// `base` is the prefix without the directory.
+// What follows "PREFIX_train_000001.bin" or "PREFIX_val_000001.bin" in a file name; NULL if the name starts
+// otherwise. `base` is the prefix without the directory.
 static const char* behind_shard(const char* name, const char* base) {
     const size_t length = strlen(base);
     if (strncmp(name, base, length) != 0) {

@@ -557,7 +557,7 @@ test_signals() {
     local step
     step=$(sed -n 's/^stopped by SIGXCPU after step \([0-9]*\);.*/\1/p' stdout)
     good "after a signal" --out signal_XCPU --resume on --steps $((step + 3)) --override
-    check "the run goes on" [ "$(steps_of train signal_XCPU/log.jsonl | wc -w)" = $((step + 3)) ]
+    check "the run continues" [ "$(steps_of train signal_XCPU/log.jsonl | wc -w)" = $((step + 3)) ]
 
     : >stdout # a step that takes very long, after which the first SIGINT would stop the run
     in_background "${model[@]}" "${batch[@]}" --total-batch 3200000000 --steps 1 --train-data text.txt --out signal_twice

@@ -76,7 +76,7 @@ test_logs() {
     good "a new run there" "${brief[@]}" "${text[@]}" --steps 4 --out logs
     check "keeps it under another name" cmp before logs/log.jsonl.1
     check "and main.log" [ -s logs/main.log.1 ]
-    good "a run that goes on elsewhere" --resume logs/step_00000004 --out logs_2 --steps 5 --override
+    good "a run that continues in another directory" --resume logs/step_00000004 --out logs_2 --steps 5 --override
     good "and again" --resume logs/step_00000004 --out logs_2 --steps 5 --override
     check "does not mix their lines" [ "$(values train step logs_2/log.jsonl)" = 5 ]
     check "has the time, the tokens, and the program" grep -q '"tokens":160,"elapsed_s":[0-9.]*,"time":[0-9.]*}' logs_2/log.jsonl
@@ -213,9 +213,9 @@ test_vocabularies() {
 test_look() {
     local own=bpe/step_00000002
     good "a sample of a checkpoint" --model $own --steps 0 --prompt "the bottles" --samples 1 --out look
-    check "begins with the prompt" grep -q '"kind":"sample","step":0,"text":"the bottles' look/log.jsonl
+    check "starts with the prompt" grep -q '"kind":"sample","step":0,"text":"the bottles' look/log.jsonl
     good "its loss, too" --model $own --steps 0 "${text[@]}" --batch 2 --eval-batches 2 --prompt "the" --out look_2
-    check "is that of the run" [ "$(values val loss look_2/log.jsonl | cut -c1-4)" = "$(values val loss bpe/log.jsonl | tail -n 1 | cut -c1-4)" ]
+    check "the loss equals the one that the run logged" [ "$(values val loss look_2/log.jsonl | cut -c1-4)" = "$(values val loss bpe/log.jsonl | tail -n 1 | cut -c1-4)" ]
     good "a finished run, asked again" --out bpe --resume on --prompt "the wall" --samples 1
     check "says a sample" grep -q 'the wall' <(grep -A 1 sample: stdout)
     good "a conversion" --model bytes.bin --steps 0 --eval-every 0 --sample-every 0 --vocab-size 257 "${text[@]}" --out converted
