@@ -780,25 +780,18 @@ static int evaluate(Run* run, double* loss) {
     return 1;
 }
 
-// What is due between two updates, besides saving: what of it was done before the run was stopped is not done
-// again. Ends early when a signal asks the run to stop.
+// What is due between two updates, besides saving. Ends early when a signal asks the run to stop.
 static void evaluate_and_sample(Run* run) {
-    const Options* o = run->options;
     RunState* state = &run->state;
-    const int64_t step = state->step;
-    const int is_first = step == 0 && o->steps > 0;
-    if (state->stage == STAGE_UPDATED && run->val && schedule_due(o->eval_every, step, o->steps) &&
-        (!is_first || run->validates_first)) {
+    if (run->val && session_validation_is_due(run->session, state, run->validates_first)) {
         if (!evaluate(run, &state->val_loss)) {
             return;
         }
-        log_val(run->log, step, state->val_loss);
+        log_val(run->log, state->step, state->val_loss);
     }
-    if (state->stage < STAGE_VALIDATED) {
-        state->stage = STAGE_VALIDATED;
-    }
-    if (state->stage == STAGE_VALIDATED && !is_first && schedule_due(o->sample_every, step, o->steps) &&
-        !generator_log(run->generator, run->log, step)) {
+    state->stage = state->stage == STAGE_UPDATED ? (int64_t)STAGE_VALIDATED : state->stage;
+    if (session_samples_are_due(run->session, state) &&
+        !generator_log(run->generator, run->log, state->step)) {
         return;
     }
     state->stage = STAGE_SAMPLED;
@@ -824,10 +817,6 @@ static int train(Run* run) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // main
-
-static void print_options_json(FILE* file, const void* options) {
-    options_print_json(file, (const Options*)options);
-}
 
 static size_t planned_bytes(GPT2Config cfg, const Options* options) {
     PlanMemory memory[PLAN_KINDS];
@@ -930,25 +919,11 @@ static void export_model(const GPT2* model, const Options* options, const RunDat
 
 #define TRAINER_NAME "GPU " PRECISION_NAME
 
-// Opens the log, when nothing more can be refused: it puts aside what an earlier run left.
-static void begin_log(Run* run, const RunStart* start) {
-    const Options* o = run->options;
-    char program[128];
-    options_version(program, sizeof(program), "train_gpt2cu");
-    const LogIdentity who = {program, TRAINER_NAME, run->model->gpu.name};
-    const LogSettings settings = {o->out,          resume_is_here(&start->resume) ? LOG_CONTINUE : LOG_NEW,
-                                  run->state.step, o->steps,
-                                  o->total_batch,  run->val ? o->eval_every : 0,
-                                  stdout};
-    log_open(run->log, &settings);
-    session_begin(run->session, &start->resume, run->log);
-    log_config(run->log, print_options_json, o, who);
-}
-
 // The run itself. Returns its exit status.
 static int run_training(RunStart* start) {
     const Options* options = &start->options;
     const GPT2Config cfg = start->cfg;
+    char program[128];
     RunLog log;
     GPT2 model;
     PlanMemory memory[PLAN_KINDS];
@@ -999,11 +974,9 @@ static int run_training(RunStart* start) {
     } else {
         gpt2_first_weights(&model, start->model_path, options->seed);
     }
-    if (run.state.step >= options->steps && setup_asks_for_samples(options) &&
-        run.state.stage == STAGE_SAMPLED) { // a finished run that is asked for texts again
-        run.state.stage = STAGE_VALIDATED;
-    }
-    begin_log(&run, start);
+    options_version(program, sizeof(program), "train_gpt2cu");
+    const LogIdentity who = {program, TRAINER_NAME, model.gpu.name};
+    session_begin(&session, &start->resume, &run.state, &log, who);
     const int is_done = train(&run);
     if (is_done) {
         export_model(&model, options, &start->data);

@@ -1,18 +1,22 @@
 /*
-session.h -- one start of the program, of the many that a long run may take: when it saves, when it stops, and
-where it goes back to.
+session.h -- one start of the program, of the many that a long run may take: what is due between two updates,
+when it saves, when it stops, and where it goes back to.
 
+    due      validation every --eval-every steps and samples every --sample-every, each also at the last step;
+             what was done at a step before the run was stopped there is not done again
     saves    every --save-every steps and at the last; on SIGUSR1; before it stops
-    stops    at once between two steps, batches of a validation or tokens of a sample, when a signal came that
-asks for it; before --max-hours are over, with time to save goes back when the run has diverged and
---on-divergence is rollback: to the newest checkpoint of this run that was well, and on with the data that
-comes after the bad batches; those after it are removed
+    stops    when a signal asked for it: between two steps, batches of a validation or tokens of a sample;
+             before --max-hours are over, with time to save
+    returns  to an earlier step when the run has diverged and --on-divergence is rollback: to the newest
+             checkpoint of this run that was well, but not to the data that came after it; later checkpoints
+             are removed
 
 Without --out nothing is saved; the program ends by the signal, after a word on how far it came.
 
-needs:   checkpoint.h log.h options.h resume.h schedule.h signals.h state.h
-defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, session_close, session_next,
-session_report, session_is_unsaved, session_wait, session_stopped, session_diverged, session_go_back
+needs:   checkpoint.h log.h options.h resume.h schedule.h setup.h signals.h state.h
+defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, session_close,
+session_validation_is_due, session_samples_are_due, session_next, session_report, session_is_unsaved,
+session_wait, session_stopped, session_diverged, session_go_back
 */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -21,6 +25,7 @@ session_report, session_is_unsaved, session_wait, session_stopped, session_diver
 #include "log.h"
 #include "resume.h"
 #include "schedule.h"
+#include "setup.h"
 #include "signals.h"
 
 enum { SESSION_SAVE = 1, SESSION_STOP = 2, SESSION_TRIES_ = 3 };
@@ -55,19 +60,51 @@ static inline void session_open(Session* s, const Options* options, const Resume
     }
 }
 
-// Says in the log what kind of start this is; before the options are logged.
-static inline void session_begin(const Session* s, const Resume* resume, RunLog* log) {
-    if (resume_is_here(resume)) {
+static inline void session_print_options_(FILE* file, const void* options) {
+    options_print_json(file, (const Options*)options);
+}
+
+// Opens the log and says in it what kind of start this is. Last of all that comes before training, when
+// nothing more can be refused: logs of an earlier run are put aside. A finished run that is asked for texts
+// samples again.
+static inline void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log,
+                                 LogIdentity who) {
+    const Options* o = s->options;
+    const int is_here = resume_is_here(resume);
+    const LogSettings settings = {
+        o->out, is_here ? LOG_CONTINUE : LOG_NEW, run->step, o->steps, o->total_batch, o->eval_every, stdout};
+    if (run->step >= o->steps && run->stage == STAGE_SAMPLED && setup_asks_for_samples(o)) {
+        run->stage = STAGE_VALIDATED;
+    }
+    log_open(log, &settings);
+    if (is_here) {
         log_resumed(log, resume->path);
     } else if (s->can_save && s->checkpoints.state.serial > 0) {
         log_note(log, "note: this directory has checkpoints of an earlier run; a new one starts");
     }
+    log_config(log, session_print_options_, o, who);
 }
 
 static inline void session_close(Session* s) {
     if (s->can_save) {
         checkpoints_close(&s->checkpoints);
     }
+}
+
+// Whether this is the beginning of a run that will train. One of no steps only looks at the model.
+static inline int session_is_first_(const Session* s, const RunState* run) {
+    return run->step == 0 && s->options->steps > 0;
+}
+
+// `validates_first`: before the first update, too.
+static inline int session_validation_is_due(const Session* s, const RunState* run, int validates_first) {
+    return run->stage == STAGE_UPDATED && (validates_first || !session_is_first_(s, run)) &&
+           schedule_due(s->options->eval_every, run->step, s->options->steps);
+}
+
+static inline int session_samples_are_due(const Session* s, const RunState* run) {
+    return run->stage == STAGE_VALIDATED && !session_is_first_(s, run) &&
+           schedule_due(s->options->sample_every, run->step, s->options->steps);
 }
 
 // Whether --max-hours leave no time for another step and a save.
