@@ -1,4 +1,4 @@
-// tokenize_options.h -- the options of ./tokenize, for llmc/options.h (OPTION_TABLE_FILE).
+// tokenize_options.h -- the options of ./tokenize, for llmc/run/options.h (OPTION_TABLE_FILE).
 
 // In the order of the table, which explains them.
 typedef struct {
