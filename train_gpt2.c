@@ -603,7 +603,7 @@ static int run_training(RunStart* start) {
         setup_weights(model.params_memory, cfg, model.parameter_rows, start->model_path, options->seed);
     }
     describe_device(device, sizeof(device));
-    options_version(program, sizeof(program), "train_gpt2");
+    options_version(program, sizeof(program), options, "train_gpt2");
     const LogIdentity who = {program, TRAINER_NAME, device};
     session_begin(&session, &start->resume, &run.state, &log, who);
     const int is_done = train(&run);
@@ -633,7 +633,7 @@ static int run_training(RunStart* start) {
 // The program. Returns its exit status.
 static int trainer(int argc, char** argv) {
     vec_flush_denormals(); // before the first parallel region: its threads inherit it
-    return start_run(argc, argv, TRAINER_NAME, print_plan, run_training);
+    return start_run(argc, argv, options_program(OPTION_CPU), TRAINER_NAME, print_plan, run_training);
 }
 
 #ifndef TRAIN_GPT2_NO_MAIN

@@ -8,7 +8,6 @@ operations and everything that is not the model are modules in llmc/.
 Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
 optimizer's state are fp32.
 */
-#define OPTIONS_TRAINER OPTION_GPU
 #include "llmc/precision.cuh"
 
 #include "llmc/adamw.cuh"
@@ -971,7 +970,7 @@ static int run_training(RunStart* start) {
     } else {
         gpt2_first_weights(&model, start->model_path, options->seed);
     }
-    options_version(program, sizeof(program), "train_gpt2cu");
+    options_version(program, sizeof(program), options, "train_gpt2cu");
     const LogIdentity who = {program, TRAINER_NAME, model.gpu.name};
     session_begin(&session, &start->resume, &run.state, &log, who);
     const int is_done = train(&run);
@@ -1002,7 +1001,7 @@ static int run_training(RunStart* start) {
 
 // The program. Returns its exit status.
 static int trainer(int argc, char** argv) {
-    return start_run(argc, argv, TRAINER_NAME, print_plan, run_training);
+    return start_run(argc, argv, options_program(OPTION_GPU), TRAINER_NAME, print_plan, run_training);
 }
 
 #ifndef TRAIN_GPT2_NO_MAIN

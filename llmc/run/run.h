@@ -53,12 +53,12 @@ static inline int start_go_on_(RunStart* start, const char* program, const char*
 }
 
 // The program, by the name of its trainer. Returns its exit status.
-static inline int start_run(int argc, char** argv, const char* trainer, StartPlan print_plan,
-                            StartTraining train) {
+static inline int start_run(int argc, char** argv, OptionsProgram program, const char* trainer,
+                            StartPlan print_plan, StartTraining train) {
     RunStart start;
     check_stack();
     start.start_s = time_now_s();
-    options_parse(&start.options, argc, argv);
+    options_parse(&start.options, argc, argv, program);
     if (start.options.threads) {
         threads_set(start.options.threads);
     }
