@@ -47,6 +47,10 @@ override CFLAGS += $(PACKED_FLAGS)
 override LDLIBS += $(if $(filter Darwin-%,$(PLATFORM)),,-Wl$(comma)--as-needed) $(PACKED_LIBS)
 
 BUILD  ?= build/plain
+# Modules that are not mathematics are compiled once, into libllmc.a: what stands behind #ifdef NAME_IMPLEMENTATION in
+# their headers.
+COMPILED := $(shell grep -l '_IMPLEMENTATION$$' llmc/*/*.h)
+LIBRARY = $(BUILD)/libllmc.a
 HEADERS = $(wildcard llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh)
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
 TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
@@ -55,7 +59,7 @@ TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
 GPU_BUILD = build/cuda/$(GPU_ARCH)-$(PRECISION)
-NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(PRECISION) -D_GNU_SOURCE $(PACKED_FLAGS) -MMD -MP \
+NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(PRECISION) -D_GNU_SOURCE -MMD -MP \
     -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
     $(if $(strip $(WERROR)),-Werror all-warnings)
 GPU_LIBS = -lcublasLt $(PACKED_LIBS)
@@ -93,7 +97,7 @@ $(BUILD)/commit $(GPU_BUILD)/commit: TEXT = $(COMMIT)
 $(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
 $(GPU_BUILD)/commit: $(call stale,$(GPU_BUILD)/commit,$(COMMIT))
 
-.PHONY: help run test tests lint format bench bench-cpu bench-tokenizer gpu-kit soak clean install uninstall train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build FORCE
+.PHONY: help run test tests lint format bench bench-cpu bench-tokenizer gpu-kit soak clean install uninstall train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build print-libraries FORCE
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2  ## the trainer on the CPU
@@ -126,6 +130,8 @@ test-gpu: $(GPU_MODULES:%=$(GPU_BUILD)/%) $(GPU_BUILD)/test_gpt2  ## the tests o
 gpu-tests: $(GPU_MODULES:%=$(GPU_BUILD)/%)
 print-gpu-build:
 	@echo $(GPU_BUILD)
+print-libraries:
+	@echo $(PACKED_LIBS)
 
 lint:       ## every header alone as C and as C++, with gcc and clang; formatting
 	@dev/test/lint.sh
@@ -166,30 +172,39 @@ $(STAMPS):
 	@mkdir -p $(@D)
 	@printf '%s\n' '$(subst ','\'',$(TEXT))' >$@
 $(BUILD)/train_gpt2 $(BUILD)/tokenize: $(BUILD)/commit
-$(BUILD)/%: %.c Makefile $(BUILD)/flags
+$(BUILD)/%: %.c $(LIBRARY) Makefile $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
+
+define LIBRARY_RULES
+$(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
+$(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
+	@rm -f $$@ && $$(AR) rc $$@ $$^
+endef
+$(foreach build,$(sort $(BUILD) $(GPU_BUILD)),$(eval $(call LIBRARY_RULES,$(build))))
 
 vpath %.cu . dev/test dev/bench
 $(GPU_BUILD)/train_gpt2: $(GPU_BUILD)/commit
 $(GPU_BUILD)/reference.o: dev/test/reference.c Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. -c $< -o $@
-$(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o Makefile $(GPU_BUILD)/flags
-	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o -o $@ $(GPU_LIBS)
-$(GPU_BUILD)/%: %.cu Makefile $(GPU_BUILD)/flags
+$(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
+	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
+$(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -I. $< -o $@ $(GPU_LIBS)
+	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
 
 # The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
 # and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
-SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
+SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c Makefile dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
 SIM_MODES = plain asan tsan msan
 SIM_TESTS = $(foreach mode,$(SIM_MODES),$(GPU_MODULES:%=build/sim/$(mode)/%)) \
     $(foreach variant,FP32-plain FP16-plain BF16-plain BF16-asan BF16-tsan BF16-msan,build/sim/$(variant)/test_gpt2)
 sim-tests: $(SIM_TESTS)
 build/sim/runtime.done: $(SIM_SOURCES)  # once, before many use it at a time
-	dev/cusim/build.sh dev/test/test_gpu.cu plain && dev/cusim/build.sh dev/test/test_gpu.cu msan && touch $@
+	for mode in $(SIM_MODES); do dev/cusim/build.sh dev/test/test_gpu.cu $$mode || exit 1; done && touch $@
 define SIM_RULE
 build/sim/$(1)/test_%: dev/test/test_%.cu build/sim/runtime.done
 	dev/cusim/build.sh $$< $(1) $$@
@@ -201,4 +216,4 @@ build/sim/%/test_gpt2: build/sim/runtime.done dev/test/reference.c
 	CUSIM_FLAGS=-DPRECISION_$(firstword $(subst -, ,$*)) \
 	    dev/cusim/build.sh test_gpt2.cu $(lastword $(subst -, ,$*)) $@ dev/test/reference.c
 
--include $(wildcard build/*/*.d build/cuda/*/*.d build/kit/*/*.d)
+-include $(wildcard build/*/*.d build/*/llmc/*/*.d build/sim/*/llmc/*/*.d build/cuda/*/*.d build/cuda/*/llmc/*/*.d build/kit/*/*.d)

@@ -7,6 +7,8 @@ documents in a row, padding and shorter batches.
 */
 #define TRAIN_GPT2_NO_MAIN
 #define GPT2_CHUNK_LOGITS 3000 // the classifier takes a batch in several chunks, forward and backward
+#include "llmc/formats/llmc_bin.h"
+#include "llmc/run/schedule.h"
 #include "train_gpt2.c"
 
 #include "dev/test/resume_test.h"

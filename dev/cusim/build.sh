@@ -61,10 +61,13 @@ for runtime_source in "$here"/src/*.cpp; do
     fi
     objects+=("$object")
 done
+# The modules of llmc/ that are compiled once; the trainer's Makefile knows which.
+library=build/sim/llmc-$mode/libllmc.a
+make -s BUILD="build/sim/llmc-$mode" CC=$cc OPT="${flags[*]} -g1" MARCH= OPENMP= "$library"
 for c_source in "${@:4}"; do
     object=$out.$(basename "$c_source").o
     $cc -std=gnu11 "${flags[@]}" -ffp-contract=fast -g1 -w -D_GNU_SOURCE -I. -c "$c_source" -o "$object"
     objects+=("$object")
 done
 $cxx -x c++ "${common[@]}" "${flags[@]}" "${include[@]}" -c "$source" -o "$out.o"
-$cxx "${flags[@]}" "$out.o" "${objects[@]}" -o "$out" -lpthread -ldl -lrt -rdynamic
+$cxx "${flags[@]}" "$out.o" "${objects[@]}" "$library" -o "$out" -lpthread -ldl -lrt $(make -s print-libraries) -rdynamic

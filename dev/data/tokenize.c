@@ -13,7 +13,30 @@
 #define OPTION_ARGUMENTS                                                                                     \
     " INPUT...\nINPUT: text, .jsonl, .parquet; .gz or .zst behind it; - is standard input; "                 \
     "names that begin with - stand behind --.\n"
+#define OPTIONS_IMPLEMENTATION
+
+#define OPTIONS_IMPLEMENTATION
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/data/text_source.h"
 #include "llmc/run/options.h"
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_train.h"
 
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/run/log.h"

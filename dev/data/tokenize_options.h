@@ -1,5 +1,7 @@
-// tokenize_options.h -- the options of ./tokenize, for llmc/run/options.h (OPTION_TABLE_FILE).
+// tokenize_options.h -- the options of ./tokenize, for llmc/run/options.h (OPTION_TABLE_FILE): their struct, and in
+// the implementation their table.
 
+#ifndef OPTION_TABLE_ROWS_
 // In the order of the table, which explains them.
 typedef struct {
     int format;
@@ -11,9 +13,10 @@ typedef struct {
     OptionsProgram program;
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
+#else
 
 // clang-format off
-static const OptionRow OPTION_TABLE[] = {
+const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
     {"input",  "format",       "",  CHOICE_(format),      0,       0, 0,     "name",
@@ -45,3 +48,4 @@ static const OptionRow OPTION_TABLE[] = {
         "off|on", "print the version, and stop"},
 };
 // clang-format on
+#endif

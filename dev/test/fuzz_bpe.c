@@ -8,6 +8,8 @@
 //
 // A reader ends the program where a file is none. Here that goes back to the fuzzer instead, which frees what
 // was allocated meanwhile.
+#define BPE_FILES_IMPLEMENTATION
+
 #include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>

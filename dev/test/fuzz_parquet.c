@@ -1,6 +1,7 @@
 // fuzz_parquet.c -- random files against the reader: no crash, no read out of bounds, errors that name the
 // file, and never more texts than rows. Run by dev/test/fuzz.sh.
 #include <sys/mman.h>
+#include <sys/types.h>
 
 #include "llmc/data/parquet.h"
 

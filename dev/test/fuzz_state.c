@@ -1,5 +1,9 @@
 // fuzz_state.c -- random texts against the readers of state.json and config.json: no crash, no read out of
 // bounds, nothing believed that is not so. The first bit of the input says which. Run by dev/test/fuzz.sh.
+#define HF_MODEL_IMPLEMENTATION
+
+#include "llmc/base/json.h"
+#include "llmc/formats/hf_model.h"
 #include "llmc/run/checkpoint.h"
 
 static void fuzz_expect(int ok) {

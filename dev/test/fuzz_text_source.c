@@ -2,6 +2,9 @@
 // the same documents or the same error in blocks of any size (fuzz.sh). The first byte of the input says
 // which kind of file the rest is.
 #define PACKED_ZSTD_WINDOW 24 // 16 MiB: a file may choose its window
+#define PACKED_FILE_IMPLEMENTATION
+
+#include "llmc/data/packed_file.h"
 #include "llmc/data/text_source.h"
 
 enum { MOST_BYTES = 1 << 20 }; // of text that are looked at: a small file may hold much

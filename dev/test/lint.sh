@@ -32,7 +32,7 @@ is_here() {
 
 # With OpenMP in gcc and without it in clang: both sides of every #ifdef _OPENMP.
 lint_headers() {
-    local header
+    local header implementation
     for header in llmc/*.h llmc/*/*.h; do
         lint "$header as C, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" -x c "$header"
         if [ $gxx = yes ]; then
@@ -42,6 +42,11 @@ lint_headers() {
             lint "$header as C, clang" clang -std=gnu11 "${warnings[@]}" -Wno-unknown-pragmas -x c "$header"
             lint "$header as C++, clang" clang++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas -x c++ "$header"
         fi
+        implementation=$(grep -o '[A-Z0-9_]*_IMPLEMENTATION$' "$header" | head -n 1)
+        [ -n "$implementation" ] || continue
+        lint "$header, what it implements, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" "-D$implementation" -x c "$header"
+        [ $clang = no ] || lint "$header, what it implements, clang" clang -std=gnu11 "${warnings[@]}" \
+            -Wno-unknown-pragmas "-D$implementation" -x c "$header"
     done
 }
 

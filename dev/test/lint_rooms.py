@@ -81,7 +81,7 @@ class Header:
         return (re.search(r"#ifndef (\w+)", self.text) or ["", ""])[1]
 
     def names(self):
-        return self.functions | self.types | self.others
+        return (self.functions | self.types | self.others) - {"struct"}
 
     def public(self):
         return {name for name in self.functions | self.types if not name.endswith("_")}

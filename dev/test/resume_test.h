@@ -7,6 +7,13 @@ defines: test_resume
 #ifndef DEV_TEST_RESUME_TEST_H
 #define DEV_TEST_RESUME_TEST_H
 
+#include <fcntl.h>
+#include <stddef.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/xxh64.h"
+#include "llmc/run/checkpoint.h"
+#include "llmc/run/state.h"
 #include "test.h"
 
 typedef int (*Trainer)(int argc, char** argv);

@@ -2,9 +2,11 @@
 //
 //     test_bpe_files --write VOCABULARY DIRECTORY    all formats, for dev/ref/check_tokenizer_files.py and
 //     fuzz_bpe.c test_bpe_files --ids VOCABULARY < TEXT         the ids of a text
+#define BPE_FILES_IMPLEMENTATION
+
+#include "llmc/base/xxh64.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
-#include "llmc/base/xxh64.h"
 #include "test.h"
 
 static const char* const FORMATS[] = {"tokenizer.json", "vocab.json", "merges.txt",

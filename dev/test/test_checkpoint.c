@@ -4,9 +4,13 @@
 //
 //     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there: what is started with faults
 #define CHECKPOINT_LOCK_WAIT_S 0.2
+#define CHECKPOINT_IMPLEMENTATION
+
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/types.h>
 
+#include "llmc/base/float16.h"
 #include "llmc/run/checkpoint.h"
 #include "test.h"
 

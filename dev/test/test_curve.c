@@ -1,4 +1,6 @@
 // test_curve.c -- the drawing's size, axes, line, marks and floor, in UTF-8 and ASCII, and degenerate curves.
+#define CURVE_IMPLEMENTATION
+
 #include "llmc/run/curve.h"
 #include "test.h"
 

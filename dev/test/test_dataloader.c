@@ -1,5 +1,10 @@
 // Tests of llmc/data/dataloader.h: the order of a run, and the batches that a thread makes ahead of time.
 #include "shards.h"
+#define DATALOADER_IMPLEMENTATION
+
+#include <fcntl.h>
+
+#include "llmc/base/xxh64.h"
 #include "llmc/data/dataloader.h"
 
 enum { V = 50257, EOT = V - 1 };

@@ -1,5 +1,10 @@
 // test_file.c -- file.h: unfinished files have names of their own, special files are refused, checksums of
 // contents, locks, standard descriptors.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include "llmc/base/check.h"
 #include "llmc/base/file.h"
 
 #include <sys/wait.h>

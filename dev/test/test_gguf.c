@@ -1,5 +1,7 @@
 // test_gguf.c -- a GGUF file, read back by the letter of the format: header, pairs, tokenizer, and every
 // number of every tensor in each of the four types.
+#define GGUF_IMPLEMENTATION
+
 #include "llmc/formats/gguf.h"
 #include "test.h"
 

@@ -2,6 +2,7 @@
 // files, 16-bit weights and other names; the files are laid out as GPT-2's; what is not GPT-2 is refused.
 #include <sys/stat.h>
 
+#include "llmc/base/float16.h"
 #include "llmc/formats/hf_model.h"
 #include "test.h"
 

@@ -1,4 +1,5 @@
 // test_json.c -- reading JSON: values of every kind, the limits of strings and numbers, and what is refused.
+#include "llmc/base/check.h"
 #include "llmc/base/json.h"
 #include "test.h"
 

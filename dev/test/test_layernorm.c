@@ -1,5 +1,7 @@
 // test_layernorm.c -- layer normalization and the residual sum: both passes, what is set and what is added
 // to.
+#include <stddef.h>
+
 #include "llmc/base/threads.h"
 #include "llmc/layernorm.h"
 #include "ops.h"

@@ -1,5 +1,7 @@
 // test_llmc_bin.c -- models come back as they were written, bf16 rounds to nearest even, PyTorch's files
 // are read, damaged files are named errors, and a failed write leaves what was there.
+#define LLMC_BIN_IMPLEMENTATION
+
 #include <signal.h>
 #include <sys/resource.h>
 

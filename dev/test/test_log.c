@@ -1,5 +1,7 @@
 // test_log.c -- the files parse back to what was logged, a resumed log equals an uninterrupted one, the
 // screen shows the right lines at the right rate, and a full disk or a bad directory is a clear error.
+#define LOG_IMPLEMENTATION
+
 #include <fcntl.h>
 #include <sys/stat.h>
 

@@ -1,4 +1,5 @@
 // test_matmul.c -- the linear layer: all three products and the bias at every edge of tiles and blocks.
+#include "llmc/attention.h"
 #include "llmc/matmul.h"
 #include "ops.h"
 

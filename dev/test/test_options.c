@@ -1,6 +1,8 @@
 // The table is consistent, the parser is strict, and what is printed reads back as the same options.
-#include "llmc/run/options.h"
+#define OPTIONS_IMPLEMENTATION
+
 #include "llmc/base/rand.h"
+#include "llmc/run/options.h"
 #include "llmc/run/schedule.h"
 
 #include "test.h"
@@ -350,7 +352,7 @@ static void random_value(Rand* rng, const OptionRow* row, char text[OPTION_TEXT_
 }
 
 static void test_round_trip(void) {
-    static char values[OPTION_ROWS][OPTION_TEXT_BYTES];
+    static char values[OPTION_ROWS_MAX][OPTION_TEXT_BYTES];
     Rand rng = rand_open(1, 0);
     for (int trial = 0; trial < 40; trial++) {
         Options options = parsed(trial % 2 ? "--plan|--print-config" : "--schedule|wsd");

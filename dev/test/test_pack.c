@@ -1,7 +1,9 @@
 // Tests of llmc/data/pack.h: what is promised of the rows, on streams of random documents.
 #include "shards.h"
-#include "llmc/data/pack.h"
+#define PACK_IMPLEMENTATION
+
 #include "llmc/base/rand.h"
+#include "llmc/data/pack.h"
 
 enum { EOT = 9999, V = 10000, MOST = 200000 };
 

@@ -4,13 +4,15 @@
 //
 //     test_safetensors --write FILE    writes what dev/ref/check_safetensors.py expects to find
 //     test_safetensors --print FILE    prints the tensors of any file: name, dtype, shape, values or bytes
+#define SAFETENSORS_IMPLEMENTATION
+
 #include <glob.h>
 #include <signal.h>
 #include <sys/resource.h>
 
 #include "llmc/base/rand.h"
-#include "llmc/formats/safetensors.h"
 #include "llmc/base/vec.h"
+#include "llmc/formats/safetensors.h"
 #include "test.h"
 
 // A file in memory; the caller frees .data.

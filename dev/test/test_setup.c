@@ -1,5 +1,9 @@
 // test_setup.c -- what every "auto" becomes, what the command line overrides, and which combinations are
 // refused, for built-in stories, text, shards and model files.
+#define PACK_IMPLEMENTATION
+#define SETUP_IMPLEMENTATION
+#define TEXT_DATA_IMPLEMENTATION
+
 #include "llmc/run/setup.h"
 #include "test.h"
 

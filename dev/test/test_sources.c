@@ -1,5 +1,7 @@
 // Tests of llmc/data/sources.h: lists with weights, and the order in which sources take turns.
 #include "shards.h"
+#define SOURCES_IMPLEMENTATION
+
 #include "llmc/data/sources.h"
 
 enum { V = 50257 };

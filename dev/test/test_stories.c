@@ -6,6 +6,7 @@
 
 #include "test.h"
 
+#include "llmc/base/check.h"
 #include "llmc/data/stories.h"
 
 #include <ctype.h>

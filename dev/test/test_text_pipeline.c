@@ -1,6 +1,10 @@
 // Tests of llmc/data/text_pipeline.h: the ids of a pipeline are those of its documents, encoded whole, for any number
 // of threads and any size of blocks; stopping and errors; the same vocabulary from any number of threads.
 #define BPE_MAX_PIECE 5000 // some documents have longer ones
+#define BPE_ENCODE_IMPLEMENTATION
+#define BPE_TRAIN_IMPLEMENTATION
+#define TEXT_PIPELINE_IMPLEMENTATION
+#define TEXT_SOURCE_IMPLEMENTATION
 #include "llmc/data/text_pipeline.h"
 #include "texts.h"
 

@@ -2,6 +2,9 @@
 // blocks have them whole, without growing (test_text_pipeline.c looks at the tokens), continuing from the start of
 // any block, and errors.
 #define BPE_MAX_PIECE 5000
+#define TEXT_SOURCE_IMPLEMENTATION
+#include <sys/stat.h>
+
 #include "llmc/data/text_source.h"
 #include "texts.h"
 

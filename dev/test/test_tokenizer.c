@@ -1,5 +1,9 @@
 // Tests of llmc/tokenizer/tokenizer.h. With GPT2_VOCAB=.../gpt2.tiktoken also the real GPT-2 vocabulary.
 #include "test.h"
+#include <sys/stat.h>
+
+#include "llmc/base/file.h"
+#include "llmc/tokenizer/bpe_files.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 static int decodes_to(const Tokenizer* tokenizer, int id, const char* wanted) {
@@ -151,7 +155,7 @@ static void test_written_bytes(void) {
     tokenizer_open_file(&again, test_path("bytes"));
     EXPECT(again.vocab_size == 257 && again.eot == 256, "%d, %d", again.vocab_size, again.eot);
     EXPECT(same_ids(&bytes, &again, text, sizeof(text)), "");
-    EXPECT(tokenizer_bpe(&bytes) && bpe_checksum(tokenizer_bpe(&bytes)) == bpe_checksum(&again.bpe), "");
+    EXPECT(tokenizer_bpe(&bytes) && bpe_checksum(tokenizer_bpe(&bytes)) == bpe_checksum(again.bpe), "");
     tokenizer_close(&bytes);
     tokenizer_close(&again);
 }

@@ -1,5 +1,10 @@
 // Tests of llmc/data/tokens.h.
 #include "shards.h"
+#define TOKENS_IMPLEMENTATION
+
+#include <signal.h>
+#include <sys/types.h>
+
 #include "llmc/data/tokens.h"
 
 enum { V = 50257 };

@@ -18,43 +18,25 @@ defines: file_join, FileWriter, file_open, file_put, file_commit, file_discard, 
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
 
-#include <ctype.h>
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
-#include <strings.h>
 #include <limits.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
 
-#include "llmc/base/check.h"
-#include "llmc/base/xxh64.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define FILE_PART ".part" // how the names of unfinished files end
 
 // Sets path as printf would; a path that is too long ends the program.
-__attribute__((format(printf, 2, 3), unused)) static void file_path(char path[PATH_MAX], const char* format,
-                                                                    ...) {
-    va_list args;
-    va_start(args, format);
-    const int length = vsnprintf(path, PATH_MAX, format, args);
-    va_end(args);
-    CHECK(length < PATH_MAX, "%s: the name is too long", path);
-}
+__attribute__((format(printf, 2, 3))) void file_path(char path[PATH_MAX], const char* format, ...);
 
 // Sets path to that of a name in a directory.
-static inline void file_join(char path[PATH_MAX], const char* directory, const char* name) {
-    file_path(path, "%s/%s", directory, name);
-}
+void file_join(char path[PATH_MAX], const char* directory, const char* name);
 
 // Does the name end in this, in capitals or not, behind something?
-static inline int file_ends_in(const char* path, const char* ending) {
-    const size_t length = strlen(path), ending_length = strlen(ending);
-    return length > ending_length && strcasecmp(path + length - ending_length, ending) == 0;
-}
+int file_ends_in(const char* path, const char* ending);
 
 typedef struct {
     FILE* file;
@@ -62,7 +44,114 @@ typedef struct {
 } FileWriter;
 
 // Removes what was written; the file is not to be.
-static inline void file_discard(FileWriter* writer) {
+void file_discard(FileWriter* writer);
+
+// Removes what was written and reports errno.
+void file_fail(FileWriter* writer, const char* doing);
+
+// Starts the file `path`.
+void file_open(FileWriter* writer, const char* path);
+
+void file_put(FileWriter* writer, const void* data, size_t bytes);
+
+// The directory that holds `path`.
+void file_directory_of(char directory[PATH_MAX], const char* path);
+
+// The names in the directory that holds `path` reach the disk: a rename is not lasting before that.
+void file_sync_directory(const char* path);
+
+// The file is whole: on the disk, and under its name.
+void file_commit(FileWriter* writer);
+
+// Makes a directory and its parents. What is no directory shows when the files in it are opened.
+void file_make_directory(const char* path);
+
+// A whole file of text.
+void file_write_text(const char* path, const char* text, size_t bytes);
+
+// The same for a file that the program can do without. Returns 0 with the reason in `error` if it cannot be
+// written.
+int file_try_write_text(const char* path, const char* text, size_t bytes, char* error);
+
+// Opens a regular file to read it. Returns a descriptor, or -1 with the reason in `error`.
+int file_open_regular(const char* path, char* error);
+
+// Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
+// reason in `error` if it cannot be read, or is longer than `most`.
+int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error);
+
+// ---- what is in a file
+
+// Sets *value to the checksum of a file (xxh64.h). Returns 0 with the reason in `error` if it cannot be read.
+int file_checksum(const char* path, uint64_t* value, char* error);
+
+// Sets *value to a checksum of the size and the contents of a file: of all of it up to 64 MiB, else of 256
+// blocks of 256 KiB spread over it, so that a shard of any size takes a few hundredths of a second. A file
+// that was edited in place between the blocks, keeping its size, is taken for the same.
+// Returns 0 with the reason in `error` if it cannot be read.
+int file_fingerprint(const char* path, uint64_t* value, char* error);
+
+// ---- one writer at a time
+
+// Takes the lock of what is open as fd, for as long as it stays open. A killed process keeps its locks until
+// the system has taken its memory back, so somebody else's is waited for up to `wait_s`. Returns 0 if it is
+// not to be had; a file system without locks does without.
+int file_try_lock(int fd, double wait_s);
+
+// Whether a name ends as file_create_part_ ends it: .PID.part or .PID-N.part.
+int file_is_part(const char* name);
+
+// Removes the unfinished files in a directory that killed programs left, of those whose names have this
+// beginning. The caller has the lock of whatever they belong to.
+void file_remove_parts(const char* directory, const char* beginning);
+
+// ---- standard input, output and error
+
+// First of all in main: where one of them is closed, the next file that is opened would become it, and get
+// what is printed.
+void file_open_standard(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef FILE_IMPLEMENTATION
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/xxh64.h"
+
+void file_path(char path[PATH_MAX], const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    const int length = vsnprintf(path, PATH_MAX, format, args);
+    va_end(args);
+    CHECK(length < PATH_MAX, "%s: the name is too long", path);
+}
+
+void file_join(char path[PATH_MAX], const char* directory, const char* name) {
+    file_path(path, "%s/%s", directory, name);
+}
+
+int file_ends_in(const char* path, const char* ending) {
+    const size_t length = strlen(path), ending_length = strlen(ending);
+    return length > ending_length && strcasecmp(path + length - ending_length, ending) == 0;
+}
+
+void file_discard(FileWriter* writer) {
     if (writer->file) {
         fclose(writer->file);
     }
@@ -70,8 +159,7 @@ static inline void file_discard(FileWriter* writer) {
     writer->file = NULL;
 }
 
-// Removes what was written and reports errno.
-static inline void file_fail(FileWriter* writer, const char* doing) {
+void file_fail(FileWriter* writer, const char* doing) {
     const int reason = errno;
     file_discard(writer);
     CHECK(0, "%s: cannot %s: %s", writer->path, doing, strerror(reason));
@@ -79,7 +167,7 @@ static inline void file_fail(FileWriter* writer, const char* doing) {
 
 // Creates the file that will be renamed to writer->path, under a name that nobody has. Returns a descriptor,
 // or -1 with errno.
-static inline int file_create_part_(FileWriter* writer) {
+static int file_create_part_(FileWriter* writer) {
     enum { TRIES = 1000 }; // a killed program with our process id may have left some
     int fd = -1;
     for (int i = 0; fd < 0 && i < TRIES && (i == 0 || errno == EEXIST); i++) {
@@ -95,8 +183,7 @@ static inline int file_create_part_(FileWriter* writer) {
     return fd;
 }
 
-// Starts the file `path`.
-static inline void file_open(FileWriter* writer, const char* path) {
+void file_open(FileWriter* writer, const char* path) {
     file_path(writer->path, "%s", path);
     writer->file = NULL;
     const int fd = file_create_part_(writer);
@@ -108,14 +195,13 @@ static inline void file_open(FileWriter* writer, const char* path) {
     }
 }
 
-static inline void file_put(FileWriter* writer, const void* data, size_t bytes) {
+void file_put(FileWriter* writer, const void* data, size_t bytes) {
     if (bytes && fwrite(data, 1, bytes, writer->file) != bytes) {
         file_fail(writer, "write");
     }
 }
 
-// The directory that holds `path`.
-static inline void file_directory_of(char directory[PATH_MAX], const char* path) {
+void file_directory_of(char directory[PATH_MAX], const char* path) {
     const char* slash = strrchr(path, '/');
     const int length = !slash ? 0 : slash == path ? 1 : (int)(slash - path);
     snprintf(directory, PATH_MAX, "%.*s", slash ? length : 1, slash ? path : ".");
@@ -123,7 +209,7 @@ static inline void file_directory_of(char directory[PATH_MAX], const char* path)
 
 // What was written to fd reaches the disk, not only its cache, which is all that macOS's fsync asks for.
 // Returns 0, or -1 with errno.
-static inline int file_flush_(int fd) {
+static int file_flush_(int fd) {
 #ifdef F_FULLFSYNC
     if (fcntl(fd, F_FULLFSYNC) == 0) { // some file systems cannot
         return 0;
@@ -132,8 +218,7 @@ static inline int file_flush_(int fd) {
     return fsync(fd);
 }
 
-// The names in the directory that holds `path` reach the disk: a rename is not lasting before that.
-static inline void file_sync_directory(const char* path) {
+void file_sync_directory(const char* path) {
     char directory[PATH_MAX];
     file_directory_of(directory, path);
     const int fd = open(directory, O_RDONLY);
@@ -144,8 +229,7 @@ static inline void file_sync_directory(const char* path) {
     close(fd);
 }
 
-// The file is whole: on the disk, and under its name.
-static inline void file_commit(FileWriter* writer) {
+void file_commit(FileWriter* writer) {
     // an error of the stream: of a printf before, which nobody looked at
     if (fflush(writer->file) != 0 || ferror(writer->file) || file_flush_(fileno(writer->file)) != 0) {
         file_fail(writer, "write");
@@ -158,8 +242,7 @@ static inline void file_commit(FileWriter* writer) {
     file_sync_directory(writer->path);
 }
 
-// Makes a directory and its parents. What is no directory shows when the files in it are opened.
-static inline void file_make_directory(const char* path) {
+void file_make_directory(const char* path) {
     char prefix[1024];
     const size_t length = strlen(path);
     CHECK(length < sizeof(prefix) - 32, "%s: the path is longer than %zu bytes", path, sizeof(prefix) - 32);
@@ -173,17 +256,14 @@ static inline void file_make_directory(const char* path) {
     }
 }
 
-// A whole file of text.
-static inline void file_write_text(const char* path, const char* text, size_t bytes) {
+void file_write_text(const char* path, const char* text, size_t bytes) {
     FileWriter writer;
     file_open(&writer, path);
     file_put(&writer, text, bytes);
     file_commit(&writer);
 }
 
-// The same for a file that the program can do without. Returns 0 with the reason in `error` if it cannot be
-// written.
-static inline int file_try_write_text(const char* path, const char* text, size_t bytes, char* error) {
+int file_try_write_text(const char* path, const char* text, size_t bytes, char* error) {
     FileWriter writer;
     file_path(writer.path, "%s", path);
     const int fd = file_create_part_(&writer);
@@ -204,8 +284,7 @@ static inline int file_try_write_text(const char* path, const char* text, size_t
     return 1;
 }
 
-// Opens a regular file to read it. Returns a descriptor, or -1 with the reason in `error`.
-static inline int file_open_regular(const char* path, char* error) {
+int file_open_regular(const char* path, char* error) {
     struct stat info;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // or opening a FIFO waits for its writer
     if (fd < 0 || fstat(fd, &info) != 0) {
@@ -223,7 +302,7 @@ static inline int file_open_regular(const char* path, char* error) {
 
 // Reads up to `bytes` from a place of the file, however many calls that takes. Returns how many there were,
 // or -1 with errno.
-static inline ssize_t file_read_at_(int fd, void* buffer, size_t bytes, off_t at) {
+static ssize_t file_read_at_(int fd, void* buffer, size_t bytes, off_t at) {
     size_t got = 0;
     while (got < bytes) {
         const ssize_t n = pread(fd, (char*)buffer + got, bytes - got, at + (off_t)got);
@@ -235,9 +314,7 @@ static inline ssize_t file_read_at_(int fd, void* buffer, size_t bytes, off_t at
     return (ssize_t)got;
 }
 
-// Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
-// reason in `error` if it cannot be read, or is longer than `most`.
-static inline int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error) {
+int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error) {
     size_t room = 4096, used = 0;
     ssize_t got = 1;
     *text = NULL;
@@ -269,8 +346,7 @@ static inline int file_try_read(const char* path, size_t most, char** text, size
 
 // ---- what is in a file
 
-// Sets *value to the checksum of a file (xxh64.h). Returns 0 with the reason in `error` if it cannot be read.
-static inline int file_checksum(const char* path, uint64_t* value, char* error) {
+int file_checksum(const char* path, uint64_t* value, char* error) {
     enum { BLOCK_BYTES = 256 << 10 }; // stays in the cache between reading and adding
     Xxh64 hash;
     const int fd = file_open_regular(path, error);
@@ -297,11 +373,7 @@ enum {
     FILE_SAMPLE_BYTES_ = 256 << 10, // each
 };
 
-// Sets *value to a checksum of the size and the contents of a file: of all of it up to 64 MiB, else of 256
-// blocks of 256 KiB spread over it, so that a shard of any size takes a few hundredths of a second. A file
-// that was edited in place between the blocks, keeping its size, is taken for the same.
-// Returns 0 with the reason in `error` if it cannot be read.
-static inline int file_fingerprint(const char* path, uint64_t* value, char* error) {
+int file_fingerprint(const char* path, uint64_t* value, char* error) {
     struct stat info;
     Xxh64 hash;
     const int fd = file_open_regular(path, error);
@@ -331,10 +403,7 @@ static inline int file_fingerprint(const char* path, uint64_t* value, char* erro
 
 // ---- one writer at a time
 
-// Takes the lock of what is open as fd, for as long as it stays open. A killed process keeps its locks until
-// the system has taken its memory back, so somebody else's is waited for up to `wait_s`. Returns 0 if it is
-// not to be had; a file system without locks does without.
-static inline int file_try_lock(int fd, double wait_s) {
+int file_try_lock(int fd, double wait_s) {
     const struct timespec pause = {0, 50000000}; // 50 ms
     int taken;
     for (double waited_s = 0;; waited_s += 0.05) {
@@ -346,8 +415,7 @@ static inline int file_try_lock(int fd, double wait_s) {
     }
 }
 
-// Whether a name ends as file_create_part_ ends it: .PID.part or .PID-N.part.
-static inline int file_is_part(const char* name) {
+int file_is_part(const char* name) {
     const size_t ending = strlen(FILE_PART), length = strlen(name);
     size_t at = length > ending ? length - ending : 0;
     if (!at || strcmp(name + at, FILE_PART) != 0) {
@@ -359,9 +427,7 @@ static inline int file_is_part(const char* name) {
     return at > 1 && name[at - 1] == '.' && isdigit((unsigned char)name[at]);
 }
 
-// Removes the unfinished files in a directory that killed programs left, of those whose names have this
-// beginning. The caller has the lock of whatever they belong to.
-static inline void file_remove_parts(const char* directory, const char* beginning) {
+void file_remove_parts(const char* directory, const char* beginning) {
     struct dirent* entry;
     DIR* entries = opendir(directory);
     while (entries && (entry = readdir(entries))) {
@@ -376,14 +442,14 @@ static inline void file_remove_parts(const char* directory, const char* beginnin
 
 // ---- standard input, output and error
 
-// First of all in main: where one of them is closed, the next file that is opened would become it, and get
-// what is printed.
-static inline void file_open_standard(void) {
+void file_open_standard(void) {
     for (int fd = 0; fd <= 2; fd++) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_WRONLY : O_RDONLY) != fd) {
             _exit(EXIT_FAILURE); // there is nowhere to say why
         }
     }
 }
+
+#endif // FILE_IMPLEMENTATION
 
 #endif

@@ -24,12 +24,11 @@ defines: json_print_string, JsonReader, json_reader, json_unexpected, json_peek,
 #define LLMC_JSON_H
 
 #include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "llmc/base/check.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum {
     JSON_MAX_NAME = 511,      // bytes of a name that json_name takes
@@ -39,7 +38,83 @@ enum {
 // ---- writing
 // Bytes of the UTF-8 character at the start of text[0 .. left), 0 if there is none. RFC 3629: only the
 // shortest form of a character counts, surrogates and what lies above U+10FFFF do not.
-static inline size_t json_utf8_length(const unsigned char* text, size_t left) {
+size_t json_utf8_length(const unsigned char* text, size_t left);
+
+// Prints text[0 .. length) as a JSON string with its quotes. Zero bytes are characters like any other.
+void json_print_string(FILE* file, const char* text, size_t length);
+
+// ---- reading
+
+typedef struct {
+    const char* path;    // for errors
+    char* error;         // of ERROR_BYTES
+    unsigned char* text; // strings are decoded in place: no character is longer than what stands for it
+    size_t bytes, at;
+    size_t first; // position of the text in its file
+} JsonReader;
+
+JsonReader json_reader(const char* path, char* text, size_t bytes, char* error);
+
+// The errors of syntax: 0, with the place.
+int json_unexpected(JsonReader* text, const char* wanted);
+
+// The next character that is no blank, or -1 at the end.
+int json_peek(JsonReader* text);
+
+// Steps over the character c.
+int json_take(JsonReader* text, char c);
+
+// Sets *string to a string in `text`, terminated, that contains no zero.
+int json_string(JsonReader* text, const char** string);
+
+// The same for any string, which may contain zeros: for text that others wrote.
+int json_text(JsonReader* text, const char** string, size_t* length);
+
+// A string that can be printed in an error.
+int json_name(JsonReader* text, const char** name);
+
+typedef enum { JSON_FIRST, JSON_NEXT } JsonPlace;
+
+// Inside an object: the same, and the next key, its colon behind.
+int json_member(JsonReader* text, JsonPlace which, const char** key);
+
+// The same where a key may be any string.
+int json_text_member(JsonReader* text, JsonPlace which, const char** key, size_t* length);
+
+// Inside an array: 1 before the next element, and 0 and -1 as above.
+int json_element(JsonReader* text, JsonPlace which);
+
+// Whether nothing follows but blanks.
+int json_end(JsonReader* text);
+
+// A whole number that is not negative.
+int json_natural(JsonReader* text, size_t* value);
+
+// An array of at most `most` of them.
+int json_naturals(JsonReader* text, size_t* values, int most, int* count);
+
+// A number, in double precision.
+int json_number(JsonReader* text, double* value);
+
+// true or false.
+int json_truth(JsonReader* text, int* value);
+
+// Steps over any value.
+int json_skip(JsonReader* text);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef JSON_IMPLEMENTATION
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+
+size_t json_utf8_length(const unsigned char* text, size_t left) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // character of so many bytes
     const unsigned lead = text[0];
     const size_t length = lead < 0x80 ? 1 : lead < 0xC0 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
@@ -57,8 +132,7 @@ static inline size_t json_utf8_length(const unsigned char* text, size_t left) {
     return character >= smallest[length] && character <= 0x10FFFF && !surrogate ? length : 0;
 }
 
-// Prints text[0 .. length) as a JSON string with its quotes. Zero bytes are characters like any other.
-static inline void json_print_string(FILE* file, const char* text, size_t length) {
+void json_print_string(FILE* file, const char* text, size_t length) {
     static const char special[] = "\"\\\b\f\n\r\t", letter[] = "\"\\bfnrt";
     fputc('"', file);
     for (size_t i = 0, used; i < length; i += used ? used : 1) {
@@ -80,21 +154,12 @@ static inline void json_print_string(FILE* file, const char* text, size_t length
 
 // ---- reading
 
-typedef struct {
-    const char* path;    // for errors
-    char* error;         // of ERROR_BYTES
-    unsigned char* text; // strings are decoded in place: no character is longer than what stands for it
-    size_t bytes, at;
-    size_t first; // position of the text in its file
-} JsonReader;
-
-static inline JsonReader json_reader(const char* path, char* text, size_t bytes, char* error) {
+JsonReader json_reader(const char* path, char* text, size_t bytes, char* error) {
     const JsonReader reader = {path, error, (unsigned char*)text, bytes, 0, 0};
     return reader;
 }
 
-// The errors of syntax: 0, with the place.
-static inline int json_unexpected(JsonReader* text, const char* wanted) {
+int json_unexpected(JsonReader* text, const char* wanted) {
     const size_t place = text->first + text->at;
     const unsigned c = text->at < text->bytes ? text->text[text->at] : 0;
     if (text->at >= text->bytes) {
@@ -107,16 +172,14 @@ static inline int json_unexpected(JsonReader* text, const char* wanted) {
                      place, c, wanted);
 }
 
-// The next character that is no blank, or -1 at the end.
-static inline int json_peek(JsonReader* text) {
+int json_peek(JsonReader* text) {
     while (text->at < text->bytes && text->text[text->at] && strchr(" \t\r\n", text->text[text->at])) {
         text->at++;
     }
     return text->at < text->bytes ? text->text[text->at] : -1;
 }
 
-// Steps over the character c.
-static inline int json_take(JsonReader* text, char c) {
+int json_take(JsonReader* text, char c) {
     const char wanted[4] = {'\'', c, '\'', '\0'};
     if (json_peek(text) != c) {
         return json_unexpected(text, wanted);
@@ -126,7 +189,7 @@ static inline int json_take(JsonReader* text, char c) {
 }
 
 // The value of four hexadecimal digits at a position, or -1.
-static inline int json_hex_(const JsonReader* text, size_t at) {
+static int json_hex_(const JsonReader* text, size_t at) {
     int value = 0;
     for (size_t i = 0; i < 4; i++) {
         static const char digits[] = "0123456789abcdefABCDEF";
@@ -142,7 +205,7 @@ static inline int json_hex_(const JsonReader* text, size_t at) {
 }
 
 // Appends a character in UTF-8.
-static inline unsigned char* json_utf8_(unsigned char* out, uint32_t character) {
+static unsigned char* json_utf8_(unsigned char* out, uint32_t character) {
     const int more = character < 0x80 ? 0 : character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;
     static const unsigned lead[4] = {0, 0xC0, 0xE0, 0xF0};
     *out++ = (unsigned char)(lead[more] | character >> (6 * more));
@@ -157,7 +220,7 @@ typedef enum { JSON_C_STRING_, JSON_ANY_TEXT_ } JsonText_;
 
 // \uXXXX, or two of them for one character above U+FFFF. Half of a pair, which stands for no character, is
 // U+FFFD in any text.
-static inline int json_unicode_(JsonReader* text, JsonText_ kind, unsigned char** out) {
+static int json_unicode_(JsonReader* text, JsonText_ kind, unsigned char** out) {
     const int first = json_hex_(text, text->at + 2);
     const int pair = first >= 0xD800 && first <= 0xDBFF && text->at + 7 < text->bytes &&
                      text->text[text->at + 6] == '\\' && text->text[text->at + 7] == 'u';
@@ -176,7 +239,7 @@ static inline int json_unicode_(JsonReader* text, JsonText_ kind, unsigned char*
 }
 
 // Decodes one character of a string.
-static inline int json_character_(JsonReader* text, JsonText_ kind, unsigned char** out) {
+static int json_character_(JsonReader* text, JsonText_ kind, unsigned char** out) {
     static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
     const unsigned char* from = text->text + text->at;
     const size_t left = text->bytes - text->at;
@@ -208,7 +271,7 @@ static inline int json_character_(JsonReader* text, JsonText_ kind, unsigned cha
 // Bytes at `at` that stand for themselves: ASCII, neither control character, quote nor backslash. Eight at a
 // time, because corpora are read through here: a byte that is `c` is 0 after the XOR, and of bytes that have
 // their highest bit clear, only 0 gets it set by subtracting 1.
-static inline size_t json_plain_(const unsigned char* at, size_t left) {
+static size_t json_plain_(const unsigned char* at, size_t left) {
     const uint64_t each = 0x0101010101010101, high = 0x80 * each;
     size_t n = 0;
     for (; left - n >= 8; n += 8) {
@@ -227,7 +290,7 @@ static inline size_t json_plain_(const unsigned char* at, size_t left) {
     return n;
 }
 
-static inline int json_text_(JsonReader* text, JsonText_ kind, const char** string, size_t* length) {
+static int json_text_(JsonReader* text, JsonText_ kind, const char** string, size_t* length) {
     if (!json_take(text, '"')) {
         return 0;
     }
@@ -251,19 +314,16 @@ static inline int json_text_(JsonReader* text, JsonText_ kind, const char** stri
     return 1;
 }
 
-// Sets *string to a string in `text`, terminated, that contains no zero.
-static inline int json_string(JsonReader* text, const char** string) {
+int json_string(JsonReader* text, const char** string) {
     size_t length;
     return json_text_(text, JSON_C_STRING_, string, &length);
 }
 
-// The same for any string, which may contain zeros: for text that others wrote.
-static inline int json_text(JsonReader* text, const char** string, size_t* length) {
+int json_text(JsonReader* text, const char** string, size_t* length) {
     return json_text_(text, JSON_ANY_TEXT_, string, length);
 }
 
-// A string that can be printed in an error.
-static inline int json_name(JsonReader* text, const char** name) {
+int json_name(JsonReader* text, const char** name) {
     json_peek(text);
     const size_t begin = text->at;
     if (!json_string(text, name)) {
@@ -283,11 +343,9 @@ static inline int json_name(JsonReader* text, const char** name) {
     return 1;
 }
 
-typedef enum { JSON_FIRST, JSON_NEXT } JsonPlace;
-
 // Inside an object or array, its bracket taken: 1 before the next member or element; 0 after the closing
 // bracket; -1 after an error.
-static inline int json_next_(JsonReader* text, JsonPlace which, char closing) {
+static int json_next_(JsonReader* text, JsonPlace which, char closing) {
     const char wanted[] = {'\'', ',', '\'', ' ', 'o', 'r', ' ', '\'', closing, '\'', '\0'};
     const int c = json_peek(text);
     if (c == closing) {
@@ -304,32 +362,27 @@ static inline int json_next_(JsonReader* text, JsonPlace which, char closing) {
     return 1;
 }
 
-// Inside an object: the same, and the next key, its colon behind.
-static inline int json_member(JsonReader* text, JsonPlace which, const char** key) {
+int json_member(JsonReader* text, JsonPlace which, const char** key) {
     const int more = json_next_(text, which, '}');
     return more <= 0 ? more : json_name(text, key) && json_take(text, ':') ? 1 : -1;
 }
 
-// The same where a key may be any string.
-static inline int json_text_member(JsonReader* text, JsonPlace which, const char** key, size_t* length) {
+int json_text_member(JsonReader* text, JsonPlace which, const char** key, size_t* length) {
     const int more = json_next_(text, which, '}');
     return more <= 0 ? more : json_text(text, key, length) && json_take(text, ':') ? 1 : -1;
 }
 
-// Inside an array: 1 before the next element, and 0 and -1 as above.
-static inline int json_element(JsonReader* text, JsonPlace which) { return json_next_(text, which, ']'); }
+int json_element(JsonReader* text, JsonPlace which) { return json_next_(text, which, ']'); }
 
-// Whether nothing follows but blanks.
-static inline int json_end(JsonReader* text) {
+int json_end(JsonReader* text) {
     return json_peek(text) == -1 || json_unexpected(text, "nothing but blanks");
 }
 
-static inline int json_is_digit_(const JsonReader* text) {
+static int json_is_digit_(const JsonReader* text) {
     return text->at < text->bytes && text->text[text->at] >= '0' && text->text[text->at] <= '9';
 }
 
-// A whole number that is not negative.
-static inline int json_natural(JsonReader* text, size_t* value) {
+int json_natural(JsonReader* text, size_t* value) {
     const int zero = json_peek(text) == '0';
     const size_t begin = text->at;
     *value = 0;
@@ -349,8 +402,7 @@ static inline int json_natural(JsonReader* text, size_t* value) {
     return 1;
 }
 
-// An array of at most `most` of them.
-static inline int json_naturals(JsonReader* text, size_t* values, int most, int* count) {
+int json_naturals(JsonReader* text, size_t* values, int most, int* count) {
     *count = 0;
     if (!json_take(text, '[')) {
         return 0;
@@ -377,7 +429,7 @@ static inline int json_naturals(JsonReader* text, size_t* values, int most, int*
                      most);
 }
 
-static inline int json_digits_(JsonReader* text) {
+static int json_digits_(JsonReader* text) {
     if (!json_is_digit_(text)) {
         return json_unexpected(text, "a digit");
     }
@@ -388,14 +440,14 @@ static inline int json_digits_(JsonReader* text) {
 }
 
 // Steps over a character if it is one of `set`.
-static inline int json_one_of_(JsonReader* text, const char* set) {
+static int json_one_of_(JsonReader* text, const char* set) {
     const int c = text->at < text->bytes ? text->text[text->at] : 0;
     const int is_one = c && strchr(set, c);
     text->at += is_one ? 1 : 0;
     return is_one;
 }
 
-static inline int json_skip_number_(JsonReader* text) {
+static int json_skip_number_(JsonReader* text) {
     json_one_of_(text, "-");
     if (!(json_one_of_(text, "0") || json_digits_(text))) {
         return 0;
@@ -410,7 +462,7 @@ static inline int json_skip_number_(JsonReader* text) {
     return 1;
 }
 
-static inline int json_skip_word_(JsonReader* text) {
+static int json_skip_word_(JsonReader* text) {
     static const char* const words[3] = {"true", "false", "null"};
     for (int i = 0; i < 3; i++) {
         const size_t length = strlen(words[i]);
@@ -422,8 +474,7 @@ static inline int json_skip_word_(JsonReader* text) {
     return json_unexpected(text, "a value");
 }
 
-// A number, in double precision.
-static inline int json_number(JsonReader* text, double* value) {
+int json_number(JsonReader* text, double* value) {
     *value = 0;
     char digits[64];
     json_peek(text);
@@ -442,8 +493,7 @@ static inline int json_number(JsonReader* text, double* value) {
     return 1;
 }
 
-// true or false.
-static inline int json_truth(JsonReader* text, int* value) {
+int json_truth(JsonReader* text, int* value) {
     *value = json_peek(text) == 't';
     if (*value || json_peek(text) == 'f') {
         return json_skip_word_(text);
@@ -452,7 +502,7 @@ static inline int json_truth(JsonReader* text, int* value) {
 }
 
 // Steps over a value that has no others inside.
-static inline int json_skip_scalar_(JsonReader* text) {
+static int json_skip_scalar_(JsonReader* text) {
     const char* ignored;
     size_t length;
     const int c = json_peek(text);
@@ -468,7 +518,7 @@ typedef struct {
 } JsonNesting_;
 
 // Steps over a value, or the bracket that opens one. Sets what comes inside of it.
-static inline int json_skip_begin_(JsonReader* text, JsonNesting_* nesting, JsonPlace* place) {
+static int json_skip_begin_(JsonReader* text, JsonNesting_* nesting, JsonPlace* place) {
     const int c = json_peek(text);
     *place = JSON_NEXT;
     if (c != '{' && c != '[') {
@@ -485,8 +535,7 @@ static inline int json_skip_begin_(JsonReader* text, JsonNesting_* nesting, Json
     return 1;
 }
 
-// Steps over any value.
-static inline int json_skip(JsonReader* text) {
+int json_skip(JsonReader* text) {
     JsonNesting_ nesting;
     JsonPlace place;
     nesting.depth = 0;
@@ -505,5 +554,7 @@ static inline int json_skip(JsonReader* text) {
     }
     return ok;
 }
+
+#endif // JSON_IMPLEMENTATION
 
 #endif

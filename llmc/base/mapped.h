@@ -17,16 +17,36 @@ defines: MappedResult, mapped_open, mapped_try, mapped_refuse
 #ifndef LLMC_MAPPED_H
 #define LLMC_MAPPED_H
 
-#include <setjmp.h>
-#include <signal.h>
-#include <stddef.h>
-#include <string.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef enum {
     MAPPED_READ,   // to its end
     MAPPED_GONE,   // the file is shorter than it was
     MAPPED_REFUSED // by mapped_refuse
 } MappedResult;
+
+// SIGBUS is handled from now on; may be called again. Threads that read must not block it.
+void mapped_open(void);
+
+// Calls read(context). Unless it came to its end, sets *where to the address that was read.
+MappedResult mapped_try(void (*read)(void*), void* context, const void** where);
+
+// What was read at `where` cannot be used. Returns if nobody called mapped_try.
+void mapped_refuse(const void* where);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef MAPPED_IMPLEMENTATION
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stddef.h>
+#include <string.h>
+#include <unistd.h>
 
 typedef struct {
     sigjmp_buf jump;
@@ -36,13 +56,13 @@ typedef struct {
 
 static __thread MappedGuard_* volatile mapped_guard_ = NULL; // the innermost one of this thread
 
-static inline void mapped_leave_(MappedGuard_* guard, MappedResult result, const void* where) {
+static void mapped_leave_(MappedGuard_* guard, MappedResult result, const void* where) {
     guard->result = result;
     guard->where = where;
     siglongjmp(guard->jump, 1);
 }
 
-static inline void mapped_handle_(int signal_number, siginfo_t* info, void* context) {
+static void mapped_handle_(int signal_number, siginfo_t* info, void* context) {
     (void)context;
     if (mapped_guard_) {
         mapped_leave_(mapped_guard_, MAPPED_GONE, info->si_addr);
@@ -51,8 +71,7 @@ static inline void mapped_handle_(int signal_number, siginfo_t* info, void* cont
     raise(signal_number);
 }
 
-// SIGBUS is handled from now on; may be called again. Threads that read must not block it.
-static inline void mapped_open(void) {
+void mapped_open(void) {
     struct sigaction action;
     memset(&action, 0, sizeof(action));
     action.sa_sigaction = mapped_handle_;
@@ -61,8 +80,7 @@ static inline void mapped_open(void) {
     sigaction(SIGBUS, &action, NULL);
 }
 
-// Calls read(context). Unless it came to its end, sets *where to the address that was read.
-static inline MappedResult mapped_try(void (*read)(void*), void* context, const void** where) {
+MappedResult mapped_try(void (*read)(void*), void* context, const void** where) {
     MappedGuard_ guard;
     MappedGuard_* const outer = mapped_guard_;
     guard.result = MAPPED_READ;
@@ -76,11 +94,12 @@ static inline MappedResult mapped_try(void (*read)(void*), void* context, const 
     return guard.result;
 }
 
-// What was read at `where` cannot be used. Returns if nobody called mapped_try.
-static inline void mapped_refuse(const void* where) {
+void mapped_refuse(const void* where) {
     if (mapped_guard_) {
         mapped_leave_(mapped_guard_, MAPPED_REFUSED, where);
     }
 }
+
+#endif // MAPPED_IMPLEMENTATION
 
 #endif

@@ -18,7 +18,40 @@ defines: signals_open, signals_stop, signals_take_save, signals_name, signals_en
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What a program that only writes files needs: a write that meets a limit or a closed pipe fails and says so.
+void signals_open_writes(void);
+
+// From now on the signals above are noticed. Reads and writes that they interrupt are continued.
+void signals_open(void);
+
+// The signal that asked to stop, or 0.
+int signals_stop(void);
+
+// Whether a save was asked for since the last call.
+int signals_take_save(void);
+
+const char* signals_name(int signal);
+
+// Does what exit() does, and ends the program by the signal that asked to stop, if one did.
+void signals_end_now(void);
+
+// For what comes before the first step, where there is nothing to save: if a signal asked to stop, says so
+// (`doing` completes "stopped by SIGTERM while ..."), does what exit() does, and ends as the signal ends a
+// program that does not handle it.
+void signals_end(const char* doing);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SIGNALS_IMPLEMENTATION
+
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +60,7 @@ static volatile sig_atomic_t signals_stop_ = 0; // the signal that asked to stop
 static volatile sig_atomic_t signals_save_ = 0;
 static volatile sig_atomic_t signals_last_ = 0; // the signal that the program is to end by
 
-static inline void signals_handle_(int signal) {
+static void signals_handle_(int signal) {
     if (signal == SIGUSR1) {
         signals_save_ = 1;
     } else {
@@ -35,7 +68,7 @@ static inline void signals_handle_(int signal) {
     }
 }
 
-static inline void signals_install_(int signal, void (*handler)(int), int flags) {
+static void signals_install_(int signal, void (*handler)(int), int flags) {
     struct sigaction action, before;
     sigaction(signal, NULL, &before);
     if ((signal == SIGINT || signal == SIGHUP) && before.sa_handler == SIG_IGN) {
@@ -48,14 +81,13 @@ static inline void signals_install_(int signal, void (*handler)(int), int flags)
     sigaction(signal, &action, NULL);
 }
 
-// What a program that only writes files needs: a write that meets a limit or a closed pipe fails and says so.
-static inline void signals_open_writes(void) {
+void signals_open_writes(void) {
     signals_install_(SIGXFSZ, SIG_IGN, 0);
     signals_install_(SIGPIPE, SIG_IGN, 0);
 }
 
 // The last thing that exit() calls.
-static inline void signals_die_(void) {
+static void signals_die_(void) {
     if (signals_last_) {
         fflush(NULL);
         signals_install_(signals_last_, SIG_DFL, 0);
@@ -63,8 +95,7 @@ static inline void signals_die_(void) {
     }
 }
 
-// From now on the signals above are noticed. Reads and writes that they interrupt are continued.
-static inline void signals_open(void) {
+void signals_open(void) {
     const int stop_signals[] = {SIGTERM, SIGHUP, SIGXCPU};
     atexit(signals_die_);
     signals_open_writes();
@@ -76,40 +107,36 @@ static inline void signals_open(void) {
                      (int)(SA_RESTART | SA_RESETHAND)); // the second one is the system's
 }
 
-// The signal that asked to stop, or 0.
-static inline int signals_stop(void) { return signals_stop_; }
+int signals_stop(void) { return signals_stop_; }
 
-// Whether a save was asked for since the last call.
-static inline int signals_take_save(void) {
+int signals_take_save(void) {
     const int asked = signals_save_;
     signals_save_ = 0;
     return asked;
 }
 
-static inline const char* signals_name(int signal) {
+const char* signals_name(int signal) {
     return signal == SIGINT    ? "SIGINT"
            : signal == SIGHUP  ? "SIGHUP"
            : signal == SIGXCPU ? "SIGXCPU"
                                : "SIGTERM";
 }
 
-// Does what exit() does, and ends the program by the signal that asked to stop, if one did.
-static inline void signals_end_now(void) {
+void signals_end_now(void) {
     if (signals_stop()) {
         signals_last_ = signals_stop();
         exit(EXIT_FAILURE);
     }
 }
 
-// For what comes before the first step, where there is nothing to save: if a signal asked to stop, says so
-// (`doing` completes "stopped by SIGTERM while ..."), does what exit() does, and ends as the signal ends a
-// program that does not handle it.
-static inline void signals_end(const char* doing) {
+void signals_end(const char* doing) {
     if (signals_stop()) {
         fflush(stdout);
         fprintf(stderr, "stopped by %s while %s\n", signals_name(signals_stop()), doing);
         signals_end_now();
     }
 }
+
+#endif // SIGNALS_IMPLEMENTATION
 
 #endif

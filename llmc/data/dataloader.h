@@ -27,14 +27,14 @@ defines: Batch, Shuffle, DataloaderSettings, Dataloader, DATALOADER_GROUP, datal
 #define LLMC_DATALOADER_H
 
 #include <pthread.h>
-#include <signal.h>
-#include <time.h>
+#include <stdint.h>
+
 #include "llmc/base/check.h"
-#include "llmc/base/clock.h"
-#include "llmc/base/mapped.h"
-#include "llmc/base/rand.h"
-#include "llmc/data/pack.h"
 #include "llmc/data/sources.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef enum { SHUFFLE_OFF, SHUFFLE_ON } Shuffle;
 
@@ -83,9 +83,47 @@ typedef struct {
     char error[ERROR_BYTES];           // the thread's before that; once it is set, nothing is read any more
 } Dataloader;
 
+// ---- the interface
+
+// `sources` are packed (sources_pack) and closed after the loader; the loader stays where it is until it is
+// closed.
+void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings);
+
+// The next micro-step begins with sequence p of the run, counted over epochs.
+void dataloader_seek(Dataloader* loader, uint64_t sequence);
+
+// The next B sequences of this process; an epoch may end inside of them.
+Batch dataloader_next(Dataloader* loader);
+
+// NULL, or in one line why the batch that was given last, or an earlier one, has zeros for tokens.
+const char* dataloader_error(const Dataloader* loader);
+
+// The share of padding in the run's first `batches` batches of one process.
+double dataloader_padding(const Dataloader* loader, int batches);
+
+void dataloader_close(Dataloader* loader);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef DATALOADER_IMPLEMENTATION
+
+#include <assert.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/clock.h"
+#include "llmc/base/mapped.h"
+#include "llmc/base/rand.h"
+#include "llmc/data/pack.h"
+#include "llmc/data/tokens.h"
+
 // ---- the order
 
-static inline uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
+static uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
     const DataloaderSettings* o = &loader->settings;
     const Rows* rows = &loader->sources->source[s].rows;
     const uint64_t S = rows->count, i = j % S, G = (uint64_t)o->group;
@@ -98,7 +136,7 @@ static inline uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t
 }
 
 // The rows that are sequence p, and its number in them.
-static inline const Rows* dataloader_find_(const Dataloader* loader, uint64_t p, uint64_t* row) {
+static const Rows* dataloader_find_(const Dataloader* loader, uint64_t p, uint64_t* row) {
     uint64_t j;
     const int s = sources_find(loader->sources, p, &j);
     *row = dataloader_row_(loader, s, j);
@@ -106,7 +144,7 @@ static inline const Rows* dataloader_find_(const Dataloader* loader, uint64_t p,
 }
 
 // Tokens of sequence p, without padding.
-static inline int dataloader_length_(const Dataloader* loader, uint64_t p) {
+static int dataloader_length_(const Dataloader* loader, uint64_t p) {
     uint64_t row;
     const Rows* rows = dataloader_find_(loader, p, &row);
     return rows_length(rows, row);
@@ -115,7 +153,7 @@ static inline int dataloader_length_(const Dataloader* loader, uint64_t p) {
 // ---- batches
 
 // T of a batch that begins with sequence p.
-static inline int dataloader_width_(const Dataloader* loader, uint64_t p) {
+static int dataloader_width_(const Dataloader* loader, uint64_t p) {
     if (loader->sources->pack != PACK_DYNAMIC && loader->sources->pack != PACK_UNIFORM) {
         return loader->T;
     }
@@ -136,7 +174,7 @@ typedef struct {
 } DataloaderFilling_;
 
 // Reads this process' part of the micro-step that begins with sequence p into a slot.
-static inline void dataloader_read_(void* filling_) {
+static void dataloader_read_(void* filling_) {
     const DataloaderFilling_* filling = (const DataloaderFilling_*)filling_;
     const Dataloader* loader = filling->loader;
     Batch* slot = filling->slot;
@@ -153,7 +191,7 @@ static inline void dataloader_read_(void* filling_) {
 }
 
 // A batch of tokens that every model knows.
-static inline void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
+static void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
     const size_t bytes = (size_t)loader->B * (size_t)loader->T * sizeof(int);
     slot->T = loader->T;
     slot->counted = loader->B * loader->T;
@@ -166,7 +204,7 @@ static inline void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
 }
 
 // Sets the error from what happened while a batch was read.
-static inline void dataloader_break_(Dataloader* loader, MappedResult result, const void* where) {
+static void dataloader_break_(Dataloader* loader, MappedResult result, const void* where) {
     const DataSources* sources = loader->sources;
     int found = 0;
     for (int s = 0; s < sources->count && !found; s++) {
@@ -175,7 +213,7 @@ static inline void dataloader_break_(Dataloader* loader, MappedResult result, co
 }
 
 // Fills a slot with the micro-step that begins with sequence p.
-static inline void dataloader_fill_(Dataloader* loader, Batch* slot, uint64_t p) {
+static void dataloader_fill_(Dataloader* loader, Batch* slot, uint64_t p) {
     DataloaderFilling_ filling = {loader, slot, p};
     const void* where;
     const MappedResult result =
@@ -188,13 +226,13 @@ static inline void dataloader_fill_(Dataloader* loader, Batch* slot, uint64_t p)
     }
 }
 
-static inline uint64_t dataloader_step_(const Dataloader* loader) {
+static uint64_t dataloader_step_(const Dataloader* loader) {
     return (uint64_t)loader->B * (uint64_t)loader->settings.num_processes;
 }
 
 // ---- the thread
 
-static inline void* dataloader_run_(void* loader_) {
+static void* dataloader_run_(void* loader_) {
     Dataloader* loader = (Dataloader*)loader_;
     pthread_mutex_lock(&loader->mutex);
     for (;;) {
@@ -221,7 +259,7 @@ static inline void* dataloader_run_(void* loader_) {
 
 // Starts the thread with all signals blocked, which are the main thread's, but for the one that its own
 // reading raises.
-static inline void dataloader_start_(Dataloader* loader) {
+static void dataloader_start_(Dataloader* loader) {
     sigset_t all, before;
     sigfillset(&all);
     sigdelset(&all, SIGBUS);
@@ -235,10 +273,7 @@ static inline void dataloader_start_(Dataloader* loader) {
 
 // ---- the interface
 
-// `sources` are packed (sources_pack) and closed after the loader; the loader stays where it is until it is
-// closed.
-static inline void dataloader_open(Dataloader* loader, const DataSources* sources,
-                                   DataloaderSettings settings) {
+void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings) {
     const int B = settings.B, T = sources->T, arrays = sources->mask == DOCUMENT_MASK_ON ? 3 : 2;
     assert(B > 0 && T > 0 && settings.rank >= 0 && settings.rank < settings.num_processes);
     assert(sources->pack != PACK_UNIFORM || settings.group > 0);
@@ -259,8 +294,7 @@ static inline void dataloader_open(Dataloader* loader, const DataSources* source
     dataloader_start_(loader);
 }
 
-// The next micro-step begins with sequence p of the run, counted over epochs.
-static inline void dataloader_seek(Dataloader* loader, uint64_t sequence) {
+void dataloader_seek(Dataloader* loader, uint64_t sequence) {
     if (loader->next == sequence) {
         return;
     }
@@ -274,8 +308,7 @@ static inline void dataloader_seek(Dataloader* loader, uint64_t sequence) {
     pthread_mutex_unlock(&loader->mutex);
 }
 
-// The next B sequences of this process; an epoch may end inside of them.
-static inline Batch dataloader_next(Dataloader* loader) {
+Batch dataloader_next(Dataloader* loader) {
     pthread_mutex_lock(&loader->mutex);
     if (loader->filled == loader->given) {
         const double start_s = time_now_s();
@@ -293,13 +326,9 @@ static inline Batch dataloader_next(Dataloader* loader) {
     return batch;
 }
 
-// NULL, or in one line why the batch that was given last, or an earlier one, has zeros for tokens.
-static inline const char* dataloader_error(const Dataloader* loader) {
-    return loader->is_broken ? loader->error : NULL;
-}
+const char* dataloader_error(const Dataloader* loader) { return loader->is_broken ? loader->error : NULL; }
 
-// The share of padding in the run's first `batches` batches of one process.
-static inline double dataloader_padding(const Dataloader* loader, int batches) {
+double dataloader_padding(const Dataloader* loader, int batches) {
     double tokens = 0, room = 0;
     for (int i = 0; i < batches; i++) {
         const uint64_t p = (uint64_t)i * (uint64_t)loader->B;
@@ -311,7 +340,7 @@ static inline double dataloader_padding(const Dataloader* loader, int batches) {
     return 1 - tokens / room;
 }
 
-static inline void dataloader_close(Dataloader* loader) {
+void dataloader_close(Dataloader* loader) {
     pthread_mutex_lock(&loader->mutex);
     loader->stop = 1;
     pthread_cond_broadcast(&loader->changed);
@@ -322,5 +351,7 @@ static inline void dataloader_close(Dataloader* loader) {
     free(loader->memory);
     memset(loader, 0, sizeof(*loader));
 }
+
+#endif // DATALOADER_IMPLEMENTATION
 
 #endif

@@ -29,8 +29,14 @@ defines: Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_su
 #ifndef LLMC_PACK_H
 #define LLMC_PACK_H
 
-#include "llmc/base/check.h"
+#include <stddef.h>
+#include <stdint.h>
+
 #include "llmc/data/tokens.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // In the order of --pack.
 typedef enum { PACK_STREAM, PACK_ALIGNED, PACK_BESTFIT, PACK_PAD, PACK_DYNAMIC, PACK_UNIFORM } Packing;
@@ -54,20 +60,57 @@ typedef struct {
     uint64_t tokens; // in the rows, so N - tokens are left out and R T - tokens are padding
 } Rows;
 
+// ---- best fit
+
+enum { BESTFIT_WINDOW = 1 << 16 }; // documents
+
+// ---- rows
+
+// `stream` must stay as it is. `eot` is the end-of-text token, which also fills what is padded. Documents are
+// looked for when they are needed: to be packed, or for a mask.
+void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask);
+
+void rows_close(Rows* rows);
+
+// Tokens of a row, without padding.
+int rows_length(const Rows* rows, uint64_t row);
+
+// Sets inputs, targets and, unless NULL, starts (T each, T at least the row's length) of a row. Returns the
+// number of targets. starts: the place in the row where the document of each token begins; a padded place is
+// its own.
+int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, int* starts);
+
+// The sum of a value of each target of a row; `values` are those of all tokens of the stream. Adds the number
+// of targets to *counted.
+double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uint64_t* counted);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef PACK_IMPLEMENTATION
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/mapped.h"
+
 // ---- lists
 
-static inline void positions_reserve_(PositionList_* list, size_t more) {
+static void positions_reserve_(PositionList_* list, size_t more) {
     list->at =
         (uint64_t*)check_reserve(list->at, &list->room, list->count + more, sizeof(uint64_t), "documents");
 }
 
-static inline void positions_add_(PositionList_* list, uint64_t position) {
+static void positions_add_(PositionList_* list, uint64_t position) {
     positions_reserve_(list, 1);
     list->at[list->count++] = position;
 }
 
 // How many of the list are at or before a position.
-static inline size_t positions_until_(const PositionList_* list, uint64_t position) {
+static size_t positions_until_(const PositionList_* list, uint64_t position) {
     size_t low = 0, high = list->count;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
@@ -83,7 +126,7 @@ static inline size_t positions_until_(const PositionList_* list, uint64_t positi
 // ---- documents
 
 // In sums as wide as a token, which is what the compiler makes vectors of: at most 2^15 tokens.
-static inline size_t documents_count_u16_(const uint16_t* tokens, size_t n, uint16_t eot) {
+static size_t documents_count_u16_(const uint16_t* tokens, size_t n, uint16_t eot) {
     uint16_t count = 0;
     for (size_t i = 0; i < n; i++) {
         count = (uint16_t)(count + (tokens[i] == eot));
@@ -91,7 +134,7 @@ static inline size_t documents_count_u16_(const uint16_t* tokens, size_t n, uint
     return count;
 }
 
-static inline size_t documents_count_u32_(const uint32_t* tokens, size_t n, uint32_t eot) {
+static size_t documents_count_u32_(const uint32_t* tokens, size_t n, uint32_t eot) {
     uint32_t count = 0;
     for (size_t i = 0; i < n; i++) {
         count += tokens[i] == eot;
@@ -100,7 +143,7 @@ static inline size_t documents_count_u32_(const uint32_t* tokens, size_t n, uint
 }
 
 // End-of-text tokens among n tokens of 2 or 4 bytes.
-static inline size_t documents_count_(const TokenSpan* span, size_t start, size_t n, int eot) {
+static size_t documents_count_(const TokenSpan* span, size_t start, size_t n, int eot) {
     const size_t step = 1 << 15;
     size_t count = 0;
     if (span->width == 2 && eot > UINT16_MAX) {
@@ -117,8 +160,8 @@ static inline size_t documents_count_(const TokenSpan* span, size_t start, size_
 
 // Writes where they are, plus `base`, to [out, out_end); looks closely only where there are any. Returns the
 // end of what was written.
-static inline uint64_t* documents_write_(const TokenSpan* span, size_t start, size_t n, int eot,
-                                         uint64_t base, uint64_t* out, const uint64_t* out_end) {
+static uint64_t* documents_write_(const TokenSpan* span, size_t start, size_t n, int eot, uint64_t base,
+                                  uint64_t* out, const uint64_t* out_end) {
     const size_t step = 64;
     for (size_t i = 0; i < n; i += step) {
         const size_t end = n - i < step ? n : i + step;
@@ -146,7 +189,7 @@ typedef struct {
     uint64_t* out; // NULL: count
 } DocumentsBlock_;
 
-static inline void documents_read_block_(void* block_) {
+static void documents_read_block_(void* block_) {
     DocumentsBlock_* b = (DocumentsBlock_*)block_;
     if (!b->out) {
         b->count = documents_count_(b->span, b->start, b->n, b->eot);
@@ -158,7 +201,7 @@ static inline void documents_read_block_(void* block_) {
 }
 
 // Counts (out NULL) or writes what the block holds; ends the program if the file is shorter than it was.
-static inline size_t documents_try_(DocumentsBlock_ block) {
+static size_t documents_try_(DocumentsBlock_ block) {
     const void* where;
     CHECK(mapped_try(documents_read_block_, &block, &where) == MAPPED_READ,
           "%s: became shorter while documents were looked for; was it written to?", block.span->path);
@@ -167,8 +210,8 @@ static inline size_t documents_try_(DocumentsBlock_ block) {
 
 // Adds the end-of-text tokens [start, end) of a span, in parallel: each round counts in some blocks and then
 // writes, while they are in the cache or at least in memory.
-static inline void documents_scan_(PositionList_* list, const TokenSpan* span, size_t start, size_t end,
-                                   int eot, uint64_t base) {
+static void documents_scan_(PositionList_* list, const TokenSpan* span, size_t start, size_t end, int eot,
+                            uint64_t base) {
     enum { BLOCKS = 64 };
     const size_t most = (size_t)1 << 18; // tokens of a block
     size_t at[BLOCKS + 1], place[BLOCKS + 1];
@@ -202,8 +245,8 @@ static inline void documents_scan_(PositionList_* list, const TokenSpan* span, s
 }
 
 // Adds the documents that a Megatron index says begin in [start, end) of its span.
-static inline void documents_read_index_(PositionList_* list, const TokenSpan* span, size_t start, size_t end,
-                                         uint64_t base) {
+static void documents_read_index_(PositionList_* list, const TokenSpan* span, size_t start, size_t end,
+                                  uint64_t base) {
     const MegatronIndex it = megatron_index(span->index);
     for (uint64_t i = 0; i < it.marks; i++) {
         const uint64_t sequence = (uint64_t)megatron_i64(it.documents, i);
@@ -218,7 +261,7 @@ static inline void documents_read_index_(PositionList_* list, const TokenSpan* s
 }
 
 // Whether the files of the stream have a mark anywhere: a part of them may lie inside of one document.
-static inline int documents_are_marked_(const TokenStream* stream, int eot) {
+static int documents_are_marked_(const TokenStream* stream, int eot) {
     const size_t step = (size_t)1 << 20;
     for (size_t i = 0; i < stream->num_spans; i++) {
         const TokenSpan* span = &stream->spans[i];
@@ -233,7 +276,7 @@ static inline int documents_are_marked_(const TokenStream* stream, int eot) {
 }
 
 // Finds the documents of the stream. What stands before the first mark is one, too.
-static inline void documents_find_(Rows* rows) {
+static void documents_find_(Rows* rows) {
     const TokenStream* stream = rows->stream;
     const size_t from = stream->begin, to = stream->begin + stream->count;
     PositionList_* list = &rows->documents;
@@ -262,7 +305,7 @@ static inline void documents_find_(Rows* rows) {
 }
 
 // Where document d ends.
-static inline uint64_t document_end_(const Rows* rows, size_t d) {
+static uint64_t document_end_(const Rows* rows, size_t d) {
     return d + 1 < rows->documents.count ? rows->documents.at[d + 1] : rows->stream->count;
 }
 
@@ -271,17 +314,15 @@ static inline uint64_t document_end_(const Rows* rows, size_t d) {
 enum { PIECE_LENGTH_BITS_ = 20 }; // --seq-len is at most 2^20
 #define PIECE_NONE_ UINT64_MAX
 
-static inline uint64_t piece_(uint64_t start, uint64_t length) {
-    return start << PIECE_LENGTH_BITS_ | (length - 1);
-}
+static uint64_t piece_(uint64_t start, uint64_t length) { return start << PIECE_LENGTH_BITS_ | (length - 1); }
 
-static inline uint64_t piece_start_(uint64_t piece) { return piece >> PIECE_LENGTH_BITS_; }
+static uint64_t piece_start_(uint64_t piece) { return piece >> PIECE_LENGTH_BITS_; }
 
-static inline int piece_length_(uint64_t piece) { return (int)(piece & ((1 << PIECE_LENGTH_BITS_) - 1)) + 1; }
+static int piece_length_(uint64_t piece) { return (int)(piece & ((1 << PIECE_LENGTH_BITS_) - 1)) + 1; }
 
 // The target of the token before position `next` where a piece ends there: -1 if it is in another document
 // that does not begin with the end of text.
-static inline int rows_target_(const Rows* rows, uint64_t next) {
+static int rows_target_(const Rows* rows, uint64_t next) {
     if (next == rows->stream->count) {
         return -1;
     }
@@ -292,7 +333,7 @@ static inline int rows_target_(const Rows* rows, uint64_t next) {
 
 // ---- making rows
 
-static inline void rows_align_(Rows* rows) {
+static void rows_align_(Rows* rows) {
     const uint64_t T = (uint64_t)rows->T, N = rows->stream->count;
     size_t d = 0; // the document that holds the token after the row
     for (uint64_t start = 0; start + T < N;) {
@@ -309,7 +350,7 @@ static inline void rows_align_(Rows* rows) {
 
 // The rest of document d after its pieces of T tokens, which are added to the list; PIECE_NONE_ if there is
 // none.
-static inline uint64_t rows_cut_(Rows* rows, size_t d, PositionList_* list) {
+static uint64_t rows_cut_(Rows* rows, size_t d, PositionList_* list) {
     const uint64_t T = (uint64_t)rows->T, end = document_end_(rows, d);
     uint64_t at = rows->documents.at[d];
     for (; end - at >= T; at += T) {
@@ -325,7 +366,7 @@ static inline uint64_t rows_cut_(Rows* rows, size_t d, PositionList_* list) {
     return piece_(at, end - at);
 }
 
-static inline void rows_pad_(Rows* rows) {
+static void rows_pad_(Rows* rows) {
     for (size_t d = 0; d < rows->documents.count; d++) {
         const uint64_t rest = rows_cut_(rows, d, &rows->pieces);
         if (rest != PIECE_NONE_) {
@@ -335,7 +376,7 @@ static inline void rows_pad_(Rows* rows) {
 }
 
 // Sorts pieces by length; those of equal length stay in order.
-static inline void rows_sort_(const uint64_t* pieces, uint64_t* sorted, size_t count, int T) {
+static void rows_sort_(const uint64_t* pieces, uint64_t* sorted, size_t count, int T) {
     size_t* first = (size_t*)check_alloc((size_t)T + 2, sizeof(size_t), "lengths of documents");
     for (size_t i = 0; i < count; i++) {
         first[piece_length_(pieces[i]) + 1]++;
@@ -349,7 +390,7 @@ static inline void rows_sort_(const uint64_t* pieces, uint64_t* sorted, size_t c
     free(first);
 }
 
-static inline void rows_make_uniform_(Rows* rows) {
+static void rows_make_uniform_(Rows* rows) {
     rows_pad_(rows);
     uint64_t* sorted = (uint64_t*)check_alloc(rows->pieces.count, sizeof(uint64_t), "sorted documents");
     rows_sort_(rows->pieces.at, sorted, rows->pieces.count, rows->T);
@@ -359,8 +400,6 @@ static inline void rows_make_uniform_(Rows* rows) {
 }
 
 // ---- best fit
-
-enum { BESTFIT_WINDOW = 1 << 16 }; // documents
 
 // The rows of a window that are being filled.
 typedef struct {
@@ -375,7 +414,7 @@ typedef struct {
     uint64_t* some;     // bits by space: is there a row?
 } Bestfit_;
 
-static inline void bestfit_open_(Bestfit_* fit, int T) {
+static void bestfit_open_(Bestfit_* fit, int T) {
     int* memory = (int*)check_alloc(5 * (size_t)BESTFIT_WINDOW + (size_t)T + 1, sizeof(int), "packing");
     memset(fit, 0, sizeof(*fit));
     fit->T = T;
@@ -391,7 +430,7 @@ static inline void bestfit_open_(Bestfit_* fit, int T) {
     fit->some = (uint64_t*)check_alloc((size_t)T / 64 + 1, sizeof(uint64_t), "packing");
 }
 
-static inline void bestfit_close_(Bestfit_* fit) {
+static void bestfit_close_(Bestfit_* fit) {
     free(fit->some);
     free(fit->first);
     free(fit->order.at);
@@ -401,7 +440,7 @@ static inline void bestfit_close_(Bestfit_* fit) {
 }
 
 // The least space of a row that is at least `length`; -1 if there is none.
-static inline int bestfit_find_(const Bestfit_* fit, int length) {
+static int bestfit_find_(const Bestfit_* fit, int length) {
     const int words = fit->T / 64 + 1;
     uint64_t bits = fit->some[length / 64] & (UINT64_MAX << length % 64);
     for (int word = length / 64;; bits = fit->some[word]) {
@@ -414,7 +453,7 @@ static inline int bestfit_find_(const Bestfit_* fit, int length) {
     }
 }
 
-static inline void bestfit_push_(Bestfit_* fit, int row) {
+static void bestfit_push_(Bestfit_* fit, int row) {
     const int space = fit->space[row];
     fit->below[row] = fit->top[space];
     fit->top[space] = row;
@@ -422,7 +461,7 @@ static inline void bestfit_push_(Bestfit_* fit, int row) {
 }
 
 // Takes a row with this space out; there is one.
-static inline int bestfit_pop_(Bestfit_* fit, int space) {
+static int bestfit_pop_(Bestfit_* fit, int space) {
     const int row = fit->top[space];
     fit->top[space] = fit->below[row];
     if (fit->top[space] < 0) {
@@ -431,7 +470,7 @@ static inline int bestfit_pop_(Bestfit_* fit, int space) {
     return row;
 }
 
-static inline void bestfit_place_(Bestfit_* fit, int piece) {
+static void bestfit_place_(Bestfit_* fit, int piece) {
     const int length = piece_length_(fit->sorted.at[piece]), space = bestfit_find_(fit, length);
     int row = fit->num_rows;
     fit->next[piece] = -1;
@@ -448,14 +487,14 @@ static inline void bestfit_place_(Bestfit_* fit, int piece) {
     bestfit_push_(fit, row);
 }
 
-static inline int bestfit_compare_(const void* a, const void* b) {
+static int bestfit_compare_(const void* a, const void* b) {
     const uint64_t one = *(const uint64_t*)a, other = *(const uint64_t*)b;
     return (one > other) - (one < other);
 }
 
 // Adds the rows of the window, also the whole pieces of T tokens, in the order of their first pieces in the
 // stream: the beginning of the data must be no sample of long documents alone.
-static inline void bestfit_emit_(Bestfit_* fit, Rows* rows) {
+static void bestfit_emit_(Bestfit_* fit, Rows* rows) {
     size_t whole = 0;
     fit->order.count = 0;
     for (int row = 0; row < fit->num_rows; row++) {
@@ -481,7 +520,7 @@ static inline void bestfit_emit_(Bestfit_* fit, Rows* rows) {
 }
 
 // Packs the pieces of a window, each shorter than T, the longest first, and adds the rows.
-static inline void bestfit_window_(Bestfit_* fit, Rows* rows) {
+static void bestfit_window_(Bestfit_* fit, Rows* rows) {
     fit->num_rows = 0;
     memset(fit->top, -1, ((size_t)fit->T + 1) * sizeof(int));
     memset(fit->some, 0, ((size_t)fit->T / 64 + 1) * sizeof(uint64_t));
@@ -493,7 +532,7 @@ static inline void bestfit_window_(Bestfit_* fit, Rows* rows) {
     fit->pieces.count = fit->whole.count = 0;
 }
 
-static inline void rows_bestfit_(Rows* rows) {
+static void rows_bestfit_(Rows* rows) {
     Bestfit_ fit;
     bestfit_open_(&fit, rows->T);
     for (size_t d = 0; d < rows->documents.count; d++) {
@@ -511,10 +550,7 @@ static inline void rows_bestfit_(Rows* rows) {
 
 // ---- rows
 
-// `stream` must stay as it is. `eot` is the end-of-text token, which also fills what is padded. Documents are
-// looked for when they are needed: to be packed, or for a mask.
-static inline void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot,
-                             DocumentMask mask) {
+void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask) {
     memset(rows, 0, sizeof(*rows));
     rows->stream = stream;
     rows->pack = pack;
@@ -551,7 +587,7 @@ static inline void rows_open(Rows* rows, const TokenStream* stream, Packing pack
     CHECK(rows->count > 0, "%s: no row of %d tokens can be made of its %zu", stream->name, T, stream->count);
 }
 
-static inline void rows_close(Rows* rows) {
+void rows_close(Rows* rows) {
     free(rows->row_pieces.at);
     free(rows->pieces.at);
     free(rows->documents.at);
@@ -559,14 +595,13 @@ static inline void rows_close(Rows* rows) {
 }
 
 // The numbers [*first, *end) of the pieces of a row.
-static inline void rows_pieces_(const Rows* rows, uint64_t row, uint64_t* first, uint64_t* end) {
+static void rows_pieces_(const Rows* rows, uint64_t row, uint64_t* first, uint64_t* end) {
     const int several = rows->pack == PACK_BESTFIT;
     *first = several ? rows->row_pieces.at[row] : row;
     *end = several ? rows->row_pieces.at[row + 1] : row + 1;
 }
 
-// Tokens of a row, without padding.
-static inline int rows_length(const Rows* rows, uint64_t row) {
+int rows_length(const Rows* rows, uint64_t row) {
     uint64_t first, end;
     int length = 0;
     if (rows->pack == PACK_STREAM) {
@@ -581,7 +616,7 @@ static inline int rows_length(const Rows* rows, uint64_t row) {
 
 // Sets starts (n) of tokens in a row, from position `at` of the stream: where the document of each begins;
 // what begins earlier begins with the row.
-static inline void rows_mark_(const Rows* rows, uint64_t at, int n, int* starts) {
+static void rows_mark_(const Rows* rows, uint64_t at, int n, int* starts) {
     size_t next = positions_until_(&rows->documents, at);
     for (int t = 0, start = 0; t < n; t++) {
         if (next < rows->documents.count && rows->documents.at[next] == at + (uint64_t)t) {
@@ -593,7 +628,7 @@ static inline void rows_mark_(const Rows* rows, uint64_t at, int n, int* starts)
 }
 
 // A row of T tokens end to end.
-static inline int rows_fill_whole_(const Rows* rows, uint64_t at, int* inputs, int* targets, int* starts) {
+static int rows_fill_whole_(const Rows* rows, uint64_t at, int* inputs, int* targets, int* starts) {
     const size_t T = (size_t)rows->T;
     tokens_fill(rows->stream, (size_t)at, T, inputs);
     memcpy(targets, inputs + 1, (T - 1) * sizeof(int));
@@ -604,10 +639,7 @@ static inline int rows_fill_whole_(const Rows* rows, uint64_t at, int* inputs, i
     return rows->T;
 }
 
-// Sets inputs, targets and, unless NULL, starts (T each, T at least the row's length) of a row. Returns the
-// number of targets. starts: the place in the row where the document of each token begins; a padded place is
-// its own.
-static inline int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, int* starts) {
+int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, int* starts) {
     uint64_t piece, end;
     int t = 0, counted = 0;
     if (rows->pack == PACK_STREAM) {
@@ -640,10 +672,7 @@ static inline int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, 
     return counted;
 }
 
-// The sum of a value of each target of a row; `values` are those of all tokens of the stream. Adds the number
-// of targets to *counted.
-static inline double rows_sum_targets(const Rows* rows, uint64_t row, const float* values,
-                                      uint64_t* counted) {
+double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uint64_t* counted) {
     uint64_t first = 0, end = 1;
     double sum = 0;
     if (rows->pack != PACK_STREAM) {
@@ -661,5 +690,7 @@ static inline double rows_sum_targets(const Rows* rows, uint64_t row, const floa
     }
     return sum;
 }
+
+#endif // PACK_IMPLEMENTATION
 
 #endif

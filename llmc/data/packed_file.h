@@ -21,9 +21,61 @@ defines: PackedFile, PackedKind, packed_kind, packed_name_bytes, packed_open, pa
 #ifndef LLMC_PACKED_FILE_H
 #define LLMC_PACKED_FILE_H
 
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { PACKED_NOT, PACKED_GZIP, PACKED_ZSTD } PackedKind;
+
+typedef struct {
+    const char* path; // borrowed
+    char* error;      // borrowed
+    PackedKind kind;
+    int fd;
+    uint64_t read_bytes;   // of the file, so far
+    unsigned char* packed; // (PACKED_BUFFER_) packed bytes; those from `at` to `end` are still to be unpacked
+    size_t at, end;
+    int is_inside;  // of a member or frame
+    int has_member; // of gzip, read to its end
+    int is_padded;  // zeros have been found behind it
+    int has_more;   // the last output was full: there may be more without further input
+    void* library;  // its decompressor: an isal inflate_state, a z_stream or a ZSTD_DStream
+} PackedFile;
+
+PackedKind packed_kind(const char* path);
+
+// Bytes of the name without ".gz" or ".zst".
+size_t packed_name_bytes(const char* path);
+
+// ---- use
+
+// After success it is to be closed.
+int packed_open(PackedFile* file, const char* path, char* error);
+
+void packed_close(PackedFile* file);
+
+// Sets the next bytes of the unpacked file and *got to their number: `bytes`, unless the file ends before.
+int packed_read(PackedFile* file, void* buffer, size_t bytes, size_t* got);
+
+// Steps over as many bytes of the unpacked file. It is an error if the file ends before.
+int packed_skip(PackedFile* file, uint64_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef PACKED_FILE_IMPLEMENTATION
+
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
+#include <sys/types.h>
 #include <unistd.h>
 #if defined(HAVE_ISAL)
 #include <isa-l/igzip_lib.h>
@@ -42,36 +94,11 @@ enum { PACKED_BUFFER_ = 1 << 18 }; // bytes read from a packed file at a time
 #define PACKED_ZSTD_WINDOW 31 // log2 of the largest window in bytes: what `zstd --long=31` writes
 #endif
 
-typedef enum { PACKED_NOT, PACKED_GZIP, PACKED_ZSTD } PackedKind;
-
-typedef struct {
-    const char* path; // borrowed
-    char* error;      // borrowed
-    PackedKind kind;
-    int fd;
-    uint64_t read_bytes;   // of the file, so far
-    unsigned char* packed; // (PACKED_BUFFER_) packed bytes; those from `at` to `end` are still to be unpacked
-    size_t at, end;
-    int is_inside;  // of a member or frame
-    int has_member; // of gzip, read to its end
-    int is_padded;  // zeros have been found behind it
-    int has_more;   // the last output was full: there may be more without further input
-#if defined(HAVE_ISAL)
-    struct inflate_state* gzip;
-#elif defined(HAVE_ZLIB)
-    z_stream gzip;
-#endif
-#ifdef HAVE_ZSTD
-    ZSTD_DStream* zstd;
-#endif
-} PackedFile;
-
-static inline PackedKind packed_kind(const char* path) {
+PackedKind packed_kind(const char* path) {
     return file_ends_in(path, ".gz") ? PACKED_GZIP : file_ends_in(path, ".zst") ? PACKED_ZSTD : PACKED_NOT;
 }
 
-// Bytes of the name without ".gz" or ".zst".
-static inline size_t packed_name_bytes(const char* path) {
+size_t packed_name_bytes(const char* path) {
     static const size_t endings[3] = {0, sizeof(".gz") - 1, sizeof(".zst") - 1};
     return strlen(path) - endings[packed_kind(path)];
 }
@@ -79,19 +106,20 @@ static inline size_t packed_name_bytes(const char* path) {
 // ---- gzip
 
 #if defined(HAVE_ISAL)
-static inline void packed_begin_member_(PackedFile* file) {
-    isal_inflate_reset(file->gzip);
-    file->gzip->crc_flag = ISAL_GZIP; // header and checksum are its business
+static void packed_begin_member_(PackedFile* file) {
+    struct inflate_state* stream = (struct inflate_state*)file->library;
+    isal_inflate_reset(stream);
+    stream->crc_flag = ISAL_GZIP; // header and checksum are its business
 }
 
-static inline int packed_open_gzip_(PackedFile* file) {
-    file->gzip = (struct inflate_state*)check_alloc(1, sizeof(*file->gzip), "unpacking gzip");
-    isal_inflate_init(file->gzip);
+static int packed_open_gzip_(PackedFile* file) {
+    file->library = check_alloc(1, sizeof(struct inflate_state), "unpacking gzip");
+    isal_inflate_init((struct inflate_state*)file->library);
     packed_begin_member_(file);
     return 1;
 }
 
-static inline const char* packed_isal_error_(int result) {
+static const char* packed_isal_error_(int result) {
     return result == ISAL_INVALID_WRAPPER      ? "incorrect header"
            : result == ISAL_UNSUPPORTED_METHOD ? "unknown method"
            : result == ISAL_INCORRECT_CHECKSUM ? "incorrect checksum"
@@ -100,8 +128,8 @@ static inline const char* packed_isal_error_(int result) {
 }
 
 // Unpacks what goes into out; sets *got to its bytes and moves file->at.
-static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
-    struct inflate_state* stream = file->gzip;
+static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
+    struct inflate_state* stream = (struct inflate_state*)file->library;
     const uint32_t most = (uint32_t)(room < UINT32_MAX ? room : UINT32_MAX);
     stream->next_in = file->packed + file->at;
     stream->avail_in = (uint32_t)(file->end - file->at);
@@ -123,18 +151,19 @@ static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, si
     return 1;
 }
 
-static inline void packed_close_gzip_(PackedFile* file) { free(file->gzip); }
+static void packed_close_gzip_(PackedFile* file) { free(file->library); }
 #elif defined(HAVE_ZLIB)
-static inline int packed_open_gzip_(PackedFile* file) {
+static int packed_open_gzip_(PackedFile* file) {
     const int gzip_only = 16; // no zlib or raw format, the largest window
-    CHECK(inflateInit2(&file->gzip, MAX_WBITS + gzip_only) == Z_OK, "%s: no memory to unpack gzip",
-          file->path);
+    file->library = check_alloc(1, sizeof(z_stream), "unpacking gzip");
+    CHECK(inflateInit2((z_stream*)file->library, MAX_WBITS + gzip_only) == Z_OK,
+          "%s: no memory to unpack gzip", file->path);
     return 1;
 }
 
 // Unpacks what goes into out; sets *got to its bytes and moves file->at.
-static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
-    z_stream* stream = &file->gzip;
+static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
+    z_stream* stream = (z_stream*)file->library;
     const uInt most = (uInt)(room < UINT_MAX ? room : UINT_MAX);
     stream->next_in = file->packed + file->at;
     stream->avail_in = (uInt)(file->end - file->at);
@@ -158,34 +187,37 @@ static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, si
     return 1;
 }
 
-static inline void packed_close_gzip_(PackedFile* file) { inflateEnd(&file->gzip); }
+static void packed_close_gzip_(PackedFile* file) {
+    inflateEnd((z_stream*)file->library);
+    free(file->library);
+}
 #else
-static inline int packed_open_gzip_(PackedFile* file) {
+static int packed_open_gzip_(PackedFile* file) {
     return error_set(file->error, file->path,
                      "built without zlib: install zlib1g-dev or libisal-dev and rebuild");
 }
-static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
+static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
     (void)out, (void)room, (void)got;
     return packed_open_gzip_(file);
 }
-static inline void packed_close_gzip_(PackedFile* file) { (void)file; }
+static void packed_close_gzip_(PackedFile* file) { (void)file; }
 #endif
 
 // ---- Zstandard
 
 #ifdef HAVE_ZSTD
-static inline int packed_open_zstd_(PackedFile* file) {
-    file->zstd = ZSTD_createDStream();
-    CHECK(file->zstd &&
-              !ZSTD_isError(ZSTD_DCtx_setParameter(file->zstd, ZSTD_d_windowLogMax, PACKED_ZSTD_WINDOW)),
+static int packed_open_zstd_(PackedFile* file) {
+    ZSTD_DStream* stream = ZSTD_createDStream();
+    file->library = stream;
+    CHECK(stream && !ZSTD_isError(ZSTD_DCtx_setParameter(stream, ZSTD_d_windowLogMax, PACKED_ZSTD_WINDOW)),
           "%s: no memory to unpack Zstandard", file->path);
     return 1;
 }
 
-static inline int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* got) {
+static int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* got) {
     ZSTD_inBuffer input = {file->packed + file->at, file->end - file->at, 0};
     ZSTD_outBuffer output = {out, room, 0};
-    const size_t result = ZSTD_decompressStream(file->zstd, &output, &input);
+    const size_t result = ZSTD_decompressStream((ZSTD_DStream*)file->library, &output, &input);
     if (ZSTD_isError(result)) {
         return error_set(file->error, file->path,
                          "damaged, or no Zstandard data, in its first %llu bytes: %s",
@@ -199,22 +231,22 @@ static inline int packed_step_zstd_(PackedFile* file, void* out, size_t room, si
     return 1;
 }
 
-static inline void packed_close_zstd_(PackedFile* file) { ZSTD_freeDStream(file->zstd); }
+static void packed_close_zstd_(PackedFile* file) { ZSTD_freeDStream((ZSTD_DStream*)file->library); }
 #else
-static inline int packed_open_zstd_(PackedFile* file) {
+static int packed_open_zstd_(PackedFile* file) {
     return error_set(file->error, file->path, "built without zstd: install libzstd-dev and rebuild");
 }
-static inline int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* got) {
+static int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* got) {
     (void)out, (void)room, (void)got;
     return packed_open_zstd_(file);
 }
-static inline void packed_close_zstd_(PackedFile* file) { (void)file; }
+static void packed_close_zstd_(PackedFile* file) { (void)file; }
 #endif
 
 // ---- use
 
 // Reads bytes of the file itself.
-static inline int packed_fetch_(PackedFile* file, void* buffer, size_t room, size_t* got) {
+static int packed_fetch_(PackedFile* file, void* buffer, size_t room, size_t* got) {
     ssize_t n;
     do {
         n = read(file->fd, buffer, room);
@@ -227,8 +259,7 @@ static inline int packed_fetch_(PackedFile* file, void* buffer, size_t room, siz
     return 1;
 }
 
-// After success it is to be closed.
-static inline int packed_open(PackedFile* file, const char* path, char* error) {
+int packed_open(PackedFile* file, const char* path, char* error) {
     const int is_stdin = strcmp(path, "-") == 0;
     struct stat info;
     memset(file, 0, sizeof(*file));
@@ -251,7 +282,7 @@ static inline int packed_open(PackedFile* file, const char* path, char* error) {
     return ok;
 }
 
-static inline void packed_close(PackedFile* file) {
+void packed_close(PackedFile* file) {
     if (file->kind == PACKED_GZIP) {
         packed_close_gzip_(file);
     } else if (file->kind == PACKED_ZSTD) {
@@ -265,7 +296,7 @@ static inline void packed_close(PackedFile* file) {
 }
 
 // Steps over zeros behind a member of gzip: nothing else may follow them.
-static inline int packed_skip_zeros_(PackedFile* file) {
+static int packed_skip_zeros_(PackedFile* file) {
     while (file->at < file->end && file->packed[file->at] == 0) {
         file->at++;
         file->is_padded = 1;
@@ -278,7 +309,7 @@ static inline int packed_skip_zeros_(PackedFile* file) {
 }
 
 // Unpacks some more. *got is 0 only at the end of the file.
-static inline int packed_unpack_(PackedFile* file, void* buffer, size_t room, size_t* got) {
+static int packed_unpack_(PackedFile* file, void* buffer, size_t room, size_t* got) {
     for (*got = 0; *got == 0;) {
         if (file->at == file->end && !file->has_more) {
             file->at = 0;
@@ -309,8 +340,7 @@ static inline int packed_unpack_(PackedFile* file, void* buffer, size_t room, si
     return 1;
 }
 
-// Sets the next bytes of the unpacked file and *got to their number: `bytes`, unless the file ends before.
-static inline int packed_read(PackedFile* file, void* buffer, size_t bytes, size_t* got) {
+int packed_read(PackedFile* file, void* buffer, size_t bytes, size_t* got) {
     size_t done = 0, n = 1;
     int ok = 1;
     while (ok && n > 0 && done < bytes) {
@@ -323,7 +353,7 @@ static inline int packed_read(PackedFile* file, void* buffer, size_t bytes, size
 }
 
 // Steps over so much of a file that is not packed, if it can be done without reading it.
-static inline int packed_seek_(PackedFile* file, uint64_t bytes) {
+static int packed_seek_(PackedFile* file, uint64_t bytes) {
     struct stat info;
     const off_t at = lseek(file->fd, 0, SEEK_CUR);
     if (file->kind != PACKED_NOT || at < 0 || fstat(file->fd, &info) != 0 || !S_ISREG(info.st_mode) ||
@@ -334,8 +364,7 @@ static inline int packed_seek_(PackedFile* file, uint64_t bytes) {
     return lseek(file->fd, (off_t)bytes, SEEK_CUR) >= 0;
 }
 
-// Steps over as many bytes of the unpacked file. It is an error if the file ends before.
-static inline int packed_skip(PackedFile* file, uint64_t bytes) {
+int packed_skip(PackedFile* file, uint64_t bytes) {
     char waste[1 << 14];
     if (packed_seek_(file, bytes)) {
         return 1;
@@ -353,5 +382,7 @@ static inline int packed_skip(PackedFile* file, uint64_t bytes) {
     }
     return 1;
 }
+
+#endif // PACKED_FILE_IMPLEMENTATION
 
 #endif

@@ -37,54 +37,15 @@ defines: Parquet, parquet_try_open, parquet_open, parquet_rows, parquet_try_next
 #ifndef LLMC_PARQUET_H
 #define LLMC_PARQUET_H
 
-#include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stddef.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#ifdef HAVE_ZLIB
-#include <zlib.h>
-#endif
-#ifdef HAVE_ZSTD
-#include <zstd.h>
-#endif
-#ifdef HAVE_SNAPPY
-#include <snappy-c.h>
-#endif
+#include <stdint.h>
 
 #include "llmc/base/check.h"
 #include "llmc/data/thrift.h"
 
-// ---- numbers
-
-// A little-endian number of up to 4 bytes.
-static inline uint32_t parquet_fixed_(ThriftReader* in, size_t count) {
-    const unsigned char* bytes = thrift_take(in, count);
-    uint32_t value = 0;
-    if (bytes) {
-        memcpy(&value, bytes, count);
-    }
-    return value;
-}
-
-// The next `width` bits, up to 64, lowest first; *bit of the bits of *in->at are used.
-static inline uint64_t parquet_bits_(ThriftReader* in, int* bit, int width) {
-    uint64_t value = 0;
-    for (int have = 0; have < width;) {
-        if (in->at == in->end) {
-            thrift_wrong(in, "the packed numbers end too early");
-            return 0;
-        }
-        const int count = 8 - *bit < width - have ? 8 - *bit : width - have;
-        value |= (uint64_t)(*in->at >> *bit & ((1 << count) - 1)) << have;
-        have += count;
-        *bit += count;
-        in->at += *bit / 8;
-        *bit %= 8;
-    }
-    return value;
-}
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // ---- runs of small numbers: definition levels, indices into the dictionary
 
@@ -97,33 +58,6 @@ typedef struct {
     uint64_t left; // in this run
     uint32_t value;
 } ParquetRuns_;
-
-static inline ParquetRuns_ parquet_runs_(ThriftReader bytes, int width) {
-    ParquetRuns_ runs;
-    memset(&runs, 0, sizeof(runs));
-    runs.bytes = bytes;
-    runs.width = width;
-    if (width > 32) {
-        thrift_wrong(&runs.bytes, "indices have more than 32 bits");
-    }
-    return runs;
-}
-
-static inline uint32_t parquet_runs_next_(ParquetRuns_* runs) {
-    while (runs->left == 0 && !runs->bytes.wrong) {
-        const uint64_t header = thrift_varint(&runs->bytes);
-        runs->is_packed = header & 1;
-        runs->left = (header >> 1) * (runs->is_packed ? 8 : 1);
-        runs->bit = 0;
-        if (header > UINT32_MAX) {
-            thrift_wrong(&runs->bytes, "a run is too long");
-        } else if (!runs->is_packed) {
-            runs->value = parquet_fixed_(&runs->bytes, ((size_t)runs->width + 7) / 8);
-        }
-    }
-    runs->left--;
-    return runs->is_packed ? (uint32_t)parquet_bits_(&runs->bytes, &runs->bit, runs->width) : runs->value;
-}
 
 // ---- DELTA_BINARY_PACKED: lengths
 
@@ -143,104 +77,7 @@ typedef struct {
     int width, bit;
 } ParquetDeltas_;
 
-// Leaves only nothing where there is nothing: a page of nulls may have no header.
-static inline ParquetDeltas_ parquet_deltas_(ThriftReader bytes) {
-    ParquetDeltas_ deltas;
-    memset(&deltas, 0, sizeof(deltas));
-    deltas.bytes = bytes;
-    deltas.miniblock_end = bytes.at;
-    if (bytes.at == bytes.end) {
-        return deltas;
-    }
-    ThriftReader* in = &deltas.bytes;
-    const uint64_t block = thrift_varint(in);
-    deltas.miniblocks = thrift_varint(in);
-    deltas.left = thrift_varint(in);
-    deltas.next = (uint32_t)thrift_zigzag(in);
-    deltas.miniblock_end = in->at;
-    if (block == 0 || block > INT32_MAX || deltas.miniblocks == 0 || deltas.miniblocks > block ||
-        block % deltas.miniblocks || block / deltas.miniblocks % 8 || deltas.left > INT32_MAX) {
-        thrift_wrong(in, "lengths have a header that cannot be");
-        deltas.left = 0;
-        return deltas;
-    }
-    deltas.numbers = block / deltas.miniblocks;
-    return deltas;
-}
-
-static inline void parquet_deltas_miniblock_(ParquetDeltas_* deltas) {
-    ThriftReader* in = &deltas->bytes;
-    if (deltas->widths == deltas->widths_end) {
-        deltas->smallest = (uint32_t)thrift_zigzag(in);
-        deltas->widths = thrift_take(in, deltas->miniblocks);
-        if (!deltas->widths) {
-            deltas->widths_end = NULL;
-            return;
-        }
-        deltas->widths_end = deltas->widths + deltas->miniblocks;
-    }
-    deltas->width = *deltas->widths++;
-    deltas->bit = 0;
-    deltas->in_miniblock = deltas->numbers;
-    const uint64_t bytes = deltas->numbers / 8 * (uint64_t)deltas->width;
-    if (deltas->width > 64 || bytes > thrift_left(in)) {
-        thrift_wrong(in, "lengths end too early");
-        return;
-    }
-    deltas->miniblock_end = in->at + bytes;
-}
-
-static inline uint32_t parquet_deltas_next_(ParquetDeltas_* deltas) {
-    const uint32_t number = deltas->next;
-    if (deltas->left == 0 || deltas->bytes.wrong) {
-        return (uint32_t)thrift_wrong(&deltas->bytes, "there are fewer lengths than values");
-    }
-    if (--deltas->left == 0) {
-        return number;
-    }
-    if (deltas->in_miniblock == 0) {
-        parquet_deltas_miniblock_(deltas);
-    }
-    if (!deltas->bytes.wrong) {
-        deltas->in_miniblock--;
-        deltas->next +=
-            deltas->smallest + (uint32_t)parquet_bits_(&deltas->bytes, &deltas->bit, deltas->width);
-    }
-    return number;
-}
-
-// What follows the numbers: found by going through them all.
-static inline ThriftReader parquet_deltas_rest_(ParquetDeltas_ deltas) {
-    while (deltas.left && !deltas.bytes.wrong) {
-        parquet_deltas_next_(&deltas);
-    }
-    if (!deltas.bytes.wrong) {
-        deltas.bytes.at = deltas.miniblock_end;
-    }
-    return deltas.bytes;
-}
-
 // ---- an open file
-
-enum { // parquet.thrift
-    PARQUET_BYTE_ARRAY_ = 6,
-    PARQUET_REQUIRED_ = 0,
-    PARQUET_OPTIONAL_ = 1,
-    PARQUET_PAGE_V1_ = 0,
-    PARQUET_PAGE_DICTIONARY_ = 2,
-    PARQUET_PAGE_V2_ = 3,
-    PARQUET_NO_PAGE_ = -1,
-    PARQUET_PLAIN_ = 0,
-    PARQUET_PLAIN_DICTIONARY_ = 2,
-    PARQUET_RLE_ = 3,
-    PARQUET_DELTA_LENGTH_ = 6,
-    PARQUET_DELTA_BYTES_ = 7,
-    PARQUET_RLE_DICTIONARY_ = 8,
-    PARQUET_UNCOMPRESSED_ = 0,
-    PARQUET_SNAPPY_ = 1,
-    PARQUET_GZIP_ = 2,
-    PARQUET_ZSTD_ = 6,
-};
 
 // A column in a row group.
 typedef struct {
@@ -287,14 +124,224 @@ typedef struct {
     char error[ERROR_BYTES];
 } Parquet;
 
-static inline char* parquet_copy_(const char* string) {
+// ---- opening
+
+// Leaves the message in `error`.
+void parquet_close(Parquet* p);
+
+// Opens a file and checks its footer. Returns 1; or 0, with the reason in p->error and nothing to close.
+int parquet_try_open(Parquet* p, const char* path, const char* column);
+
+void parquet_open(Parquet* p, const char* path, const char* column);
+
+// Rows of the file, with those that are null.
+static inline uint64_t parquet_rows(const Parquet* p) { return p->rows; }
+
+// ---- values
+
+// As parquet_next, but -1 with the reason in p->error where the file is damaged; then only parquet_close may
+// follow.
+int parquet_try_next(Parquet* p, const char** text, size_t* bytes);
+
+// The next row that is not null: 1, and its text, which has no terminating zero and stays until the next
+// call; 0 after the last.
+int parquet_next(Parquet* p, const char** text, size_t* bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef PARQUET_IMPLEMENTATION
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#ifdef HAVE_ZLIB
+#include <zlib.h>
+#endif
+#ifdef HAVE_ZSTD
+#include <zstd.h>
+#endif
+#ifdef HAVE_SNAPPY
+#include <snappy-c.h>
+#endif
+
+// ---- numbers
+
+// A little-endian number of up to 4 bytes.
+static uint32_t parquet_fixed_(ThriftReader* in, size_t count) {
+    const unsigned char* bytes = thrift_take(in, count);
+    uint32_t value = 0;
+    if (bytes) {
+        memcpy(&value, bytes, count);
+    }
+    return value;
+}
+
+// The next `width` bits, up to 64, lowest first; *bit of the bits of *in->at are used.
+static uint64_t parquet_bits_(ThriftReader* in, int* bit, int width) {
+    uint64_t value = 0;
+    for (int have = 0; have < width;) {
+        if (in->at == in->end) {
+            thrift_wrong(in, "the packed numbers end too early");
+            return 0;
+        }
+        const int count = 8 - *bit < width - have ? 8 - *bit : width - have;
+        value |= (uint64_t)(*in->at >> *bit & ((1 << count) - 1)) << have;
+        have += count;
+        *bit += count;
+        in->at += *bit / 8;
+        *bit %= 8;
+    }
+    return value;
+}
+
+// ---- runs of small numbers: definition levels, indices into the dictionary
+
+static ParquetRuns_ parquet_runs_(ThriftReader bytes, int width) {
+    ParquetRuns_ runs;
+    memset(&runs, 0, sizeof(runs));
+    runs.bytes = bytes;
+    runs.width = width;
+    if (width > 32) {
+        thrift_wrong(&runs.bytes, "indices have more than 32 bits");
+    }
+    return runs;
+}
+
+static uint32_t parquet_runs_next_(ParquetRuns_* runs) {
+    while (runs->left == 0 && !runs->bytes.wrong) {
+        const uint64_t header = thrift_varint(&runs->bytes);
+        runs->is_packed = header & 1;
+        runs->left = (header >> 1) * (runs->is_packed ? 8 : 1);
+        runs->bit = 0;
+        if (header > UINT32_MAX) {
+            thrift_wrong(&runs->bytes, "a run is too long");
+        } else if (!runs->is_packed) {
+            runs->value = parquet_fixed_(&runs->bytes, ((size_t)runs->width + 7) / 8);
+        }
+    }
+    runs->left--;
+    return runs->is_packed ? (uint32_t)parquet_bits_(&runs->bytes, &runs->bit, runs->width) : runs->value;
+}
+
+// ---- DELTA_BINARY_PACKED: lengths
+
+// Leaves only nothing where there is nothing: a page of nulls may have no header.
+static ParquetDeltas_ parquet_deltas_(ThriftReader bytes) {
+    ParquetDeltas_ deltas;
+    memset(&deltas, 0, sizeof(deltas));
+    deltas.bytes = bytes;
+    deltas.miniblock_end = bytes.at;
+    if (bytes.at == bytes.end) {
+        return deltas;
+    }
+    ThriftReader* in = &deltas.bytes;
+    const uint64_t block = thrift_varint(in);
+    deltas.miniblocks = thrift_varint(in);
+    deltas.left = thrift_varint(in);
+    deltas.next = (uint32_t)thrift_zigzag(in);
+    deltas.miniblock_end = in->at;
+    if (block == 0 || block > INT32_MAX || deltas.miniblocks == 0 || deltas.miniblocks > block ||
+        block % deltas.miniblocks || block / deltas.miniblocks % 8 || deltas.left > INT32_MAX) {
+        thrift_wrong(in, "lengths have a header that cannot be");
+        deltas.left = 0;
+        return deltas;
+    }
+    deltas.numbers = block / deltas.miniblocks;
+    return deltas;
+}
+
+static void parquet_deltas_miniblock_(ParquetDeltas_* deltas) {
+    ThriftReader* in = &deltas->bytes;
+    if (deltas->widths == deltas->widths_end) {
+        deltas->smallest = (uint32_t)thrift_zigzag(in);
+        deltas->widths = thrift_take(in, deltas->miniblocks);
+        if (!deltas->widths) {
+            deltas->widths_end = NULL;
+            return;
+        }
+        deltas->widths_end = deltas->widths + deltas->miniblocks;
+    }
+    deltas->width = *deltas->widths++;
+    deltas->bit = 0;
+    deltas->in_miniblock = deltas->numbers;
+    const uint64_t bytes = deltas->numbers / 8 * (uint64_t)deltas->width;
+    if (deltas->width > 64 || bytes > thrift_left(in)) {
+        thrift_wrong(in, "lengths end too early");
+        return;
+    }
+    deltas->miniblock_end = in->at + bytes;
+}
+
+static uint32_t parquet_deltas_next_(ParquetDeltas_* deltas) {
+    const uint32_t number = deltas->next;
+    if (deltas->left == 0 || deltas->bytes.wrong) {
+        return (uint32_t)thrift_wrong(&deltas->bytes, "there are fewer lengths than values");
+    }
+    if (--deltas->left == 0) {
+        return number;
+    }
+    if (deltas->in_miniblock == 0) {
+        parquet_deltas_miniblock_(deltas);
+    }
+    if (!deltas->bytes.wrong) {
+        deltas->in_miniblock--;
+        deltas->next +=
+            deltas->smallest + (uint32_t)parquet_bits_(&deltas->bytes, &deltas->bit, deltas->width);
+    }
+    return number;
+}
+
+// What follows the numbers: found by going through them all.
+static ThriftReader parquet_deltas_rest_(ParquetDeltas_ deltas) {
+    while (deltas.left && !deltas.bytes.wrong) {
+        parquet_deltas_next_(&deltas);
+    }
+    if (!deltas.bytes.wrong) {
+        deltas.bytes.at = deltas.miniblock_end;
+    }
+    return deltas.bytes;
+}
+
+// ---- an open file
+
+enum { // parquet.thrift
+    PARQUET_BYTE_ARRAY_ = 6,
+    PARQUET_REQUIRED_ = 0,
+    PARQUET_OPTIONAL_ = 1,
+    PARQUET_PAGE_V1_ = 0,
+    PARQUET_PAGE_DICTIONARY_ = 2,
+    PARQUET_PAGE_V2_ = 3,
+    PARQUET_NO_PAGE_ = -1,
+    PARQUET_PLAIN_ = 0,
+    PARQUET_PLAIN_DICTIONARY_ = 2,
+    PARQUET_RLE_ = 3,
+    PARQUET_DELTA_LENGTH_ = 6,
+    PARQUET_DELTA_BYTES_ = 7,
+    PARQUET_RLE_DICTIONARY_ = 8,
+    PARQUET_UNCOMPRESSED_ = 0,
+    PARQUET_SNAPPY_ = 1,
+    PARQUET_GZIP_ = 2,
+    PARQUET_ZSTD_ = 6,
+};
+
+static char* parquet_copy_(const char* string) {
     char* copy = strdup(string);
     CHECK(copy, "no memory for a name");
     return copy;
 }
 
 // Room for `bytes`; what was in the buffer is lost.
-static inline unsigned char* parquet_reserve_(const Parquet* p, ParquetBuffer_* buffer, size_t bytes) {
+static unsigned char* parquet_reserve_(const Parquet* p, ParquetBuffer_* buffer, size_t bytes) {
     if (!buffer->data || buffer->capacity < bytes) {
         free(buffer->data);
         buffer->data = (unsigned char*)malloc(bytes ? bytes : 1);
@@ -305,7 +352,7 @@ static inline unsigned char* parquet_reserve_(const Parquet* p, ParquetBuffer_* 
 }
 
 // Reads a part of the file into `buffer`, which must lie in the file. The last argument of errors is where.
-static inline int parquet_read_(Parquet* p, ParquetBuffer_* buffer, uint64_t at, size_t bytes) {
+static int parquet_read_(Parquet* p, ParquetBuffer_* buffer, uint64_t at, size_t bytes) {
     unsigned char* data = parquet_reserve_(p, buffer, bytes);
     assert(at <= p->bytes && bytes <= p->bytes - at);
     for (size_t have = 0; have < bytes;) {
@@ -320,14 +367,14 @@ static inline int parquet_read_(Parquet* p, ParquetBuffer_* buffer, uint64_t at,
     return 1;
 }
 
-static inline const char* parquet_codec_name_(int codec) {
+static const char* parquet_codec_name_(int codec) {
     static const char* const names[] = {"UNCOMPRESSED", "SNAPPY", "GZIP", "LZO",
                                         "BROTLI",       "LZ4",    "ZSTD", "LZ4_RAW"};
     return 0 <= codec && codec < 8 ? names[codec] : "an unknown codec";
 }
 
 // The Debian package without which the program was built and cannot read a codec, or NULL.
-static inline const char* parquet_codec_package_(int codec) {
+static const char* parquet_codec_package_(int codec) {
 #ifndef HAVE_ZLIB
     if (codec == PARQUET_GZIP_) {
         return "zlib1g-dev";
@@ -356,7 +403,7 @@ typedef struct {
     int logical;
 } ParquetElement_;
 
-static inline ParquetElement_ parquet_element_(ThriftReader* in) {
+static ParquetElement_ parquet_element_(ThriftReader* in) {
     ParquetElement_ element = {thrift_reader(in->at, 0), -1, -1, 0, -1, -1};
     ThriftField field = {0, 0}, logical = {0, 0};
     while (thrift_field(in, &field)) {
@@ -396,7 +443,7 @@ static inline ParquetElement_ parquet_element_(ThriftReader* in) {
 }
 
 // Bytes without a type of their own were written by old programs that meant strings.
-static inline int parquet_is_text_(const ParquetElement_* element) {
+static int parquet_is_text_(const ParquetElement_* element) {
     const int64_t converted = element->converted; // 0 UTF8, 4 ENUM, 19 JSON
     const int logical = element->logical;         // 1 STRING, 4 ENUM, 12 JSON
     return element->type == PARQUET_BYTE_ARRAY_ && element->children == 0 &&
@@ -406,7 +453,7 @@ static inline int parquet_is_text_(const ParquetElement_* element) {
 }
 
 // What stands in the way of reading a column as text.
-static inline const char* parquet_type_name_(const ParquetElement_* element) {
+static const char* parquet_type_name_(const ParquetElement_* element) {
     static const char* const names[] = {"BOOLEAN", "INT32",  "INT64",           "INT96",
                                         "FLOAT",   "DOUBLE", "annotated bytes", "FIXED_LEN_BYTE_ARRAY"};
     return element->children > 0                                                                  ? "nested"
@@ -424,7 +471,7 @@ typedef struct {
 } ParquetSchema_;
 
 // One that stands at the top.
-static inline void parquet_column_(const Parquet* p, ParquetSchema_* schema, const ParquetElement_* element) {
+static void parquet_column_(const Parquet* p, ParquetSchema_* schema, const ParquetElement_* element) {
     const size_t bytes = thrift_left(&element->name), used = strlen(schema->texts);
     const char* name = (const char*)element->name.at;
     if (!schema->found && bytes == strlen(p->column) && memcmp(name, p->column, bytes) == 0) {
@@ -442,8 +489,7 @@ static inline void parquet_column_(const Parquet* p, ParquetSchema_* schema, con
 }
 
 // The elements come depth first, each with the number of its children; the first is the root.
-static inline void parquet_schema_(const Parquet* p, ThriftReader* in, ThriftField field,
-                                   ParquetSchema_* schema) {
+static void parquet_schema_(const Parquet* p, ThriftReader* in, ThriftField field, ParquetSchema_* schema) {
     const size_t count = thrift_list(in, field, THRIFT_STRUCT);
     uint64_t inside = 0; // elements left of the group at the top that we are in
     parquet_element_(in);
@@ -462,7 +508,7 @@ static inline void parquet_schema_(const Parquet* p, ThriftReader* in, ThriftFie
     }
 }
 
-static inline int parquet_check_column_(Parquet* p, const ParquetSchema_* schema) {
+static int parquet_check_column_(Parquet* p, const ParquetSchema_* schema) {
     const char* texts = schema->texts[0] ? schema->texts : "none";
     if (!schema->found) {
         return error_set(p->error, p->path, "no column \"%.200s\"; its columns of text: %s", p->column,
@@ -484,7 +530,7 @@ typedef struct {
 } ParquetMeta_;
 
 // The path is the names from the top to the column: here one.
-static inline int parquet_is_path_(const Parquet* p, ThriftReader* in, ThriftField field) {
+static int parquet_is_path_(const Parquet* p, ThriftReader* in, ThriftField field) {
     const size_t count = thrift_list(in, field, THRIFT_STRING);
     int same = count == 1;
     for (size_t i = 0; i < count && !in->wrong; i++) {
@@ -495,7 +541,7 @@ static inline int parquet_is_path_(const Parquet* p, ThriftReader* in, ThriftFie
     return same;
 }
 
-static inline void parquet_meta_(const Parquet* p, ThriftReader* in, ParquetMeta_* meta) {
+static void parquet_meta_(const Parquet* p, ThriftReader* in, ParquetMeta_* meta) {
     ThriftField field = {0, 0};
     while (thrift_field(in, &field)) {
         switch (field.id) {
@@ -527,8 +573,8 @@ static inline void parquet_meta_(const Parquet* p, ThriftReader* in, ParquetMeta
 }
 
 // The columns of a row group.
-static inline void parquet_metas_(const Parquet* p, ThriftReader* in, ThriftField field, size_t leaf,
-                                  ParquetMeta_* meta) {
+static void parquet_metas_(const Parquet* p, ThriftReader* in, ThriftField field, size_t leaf,
+                           ParquetMeta_* meta) {
     const size_t count = thrift_list(in, field, THRIFT_STRUCT);
     for (size_t i = 0; i < count && !in->wrong; i++) {
         ThriftField inner = {0, 0};
@@ -544,7 +590,7 @@ static inline void parquet_metas_(const Parquet* p, ThriftReader* in, ThriftFiel
 }
 
 // What the footer says of the column in a row group, where it holds together; `footer_at` ends the pages.
-static inline int parquet_chunk_(Parquet* p, const ParquetMeta_* meta, uint64_t rows, uint64_t footer_at) {
+static int parquet_chunk_(Parquet* p, const ParquetMeta_* meta, uint64_t rows, uint64_t footer_at) {
     const size_t group = p->num_chunks;
     const uint64_t data_at = (uint64_t)meta->data_at, dictionary_at = (uint64_t)meta->dictionary_at;
     const uint64_t begin = meta->dictionary_at > 0 && dictionary_at < data_at ? dictionary_at : data_at;
@@ -584,8 +630,7 @@ static inline int parquet_chunk_(Parquet* p, const ParquetMeta_* meta, uint64_t 
     return 1;
 }
 
-static inline int parquet_groups_(Parquet* p, ThriftReader* in, ThriftField field, size_t leaf,
-                                  uint64_t footer_at) {
+static int parquet_groups_(Parquet* p, ThriftReader* in, ThriftField field, size_t leaf, uint64_t footer_at) {
     const size_t count = thrift_list(in, field, THRIFT_STRUCT);
     p->chunks = (ParquetChunk_*)check_alloc(count, sizeof(ParquetChunk_), p->path);
     for (size_t i = 0; i < count && !in->wrong; i++) {
@@ -611,7 +656,7 @@ static inline int parquet_groups_(Parquet* p, ThriftReader* in, ThriftField fiel
     return 1;
 }
 
-static inline int parquet_footer_(Parquet* p, ThriftReader in, uint64_t footer_at) {
+static int parquet_footer_(Parquet* p, ThriftReader in, uint64_t footer_at) {
     ParquetSchema_ schema;
     ThriftField field = {0, 0};
     int64_t rows = -1;
@@ -648,7 +693,7 @@ static inline int parquet_footer_(Parquet* p, ThriftReader in, uint64_t footer_a
 
 // ---- opening
 
-static inline int parquet_open_file_(Parquet* p) {
+static int parquet_open_file_(Parquet* p) {
     struct stat info;
     p->fd = open(p->path, O_RDONLY | O_CLOEXEC);
     if (p->fd < 0 || fstat(p->fd, &info) != 0) {
@@ -661,7 +706,7 @@ static inline int parquet_open_file_(Parquet* p) {
     return 1;
 }
 
-static inline int parquet_parse_(Parquet* p) {
+static int parquet_parse_(Parquet* p) {
     uint32_t footer_bytes;
     if (p->bytes < 12) {
         return error_set(p->error, p->path, "%llu bytes, wanted a Parquet file",
@@ -686,8 +731,7 @@ static inline int parquet_parse_(Parquet* p) {
            parquet_footer_(p, thrift_reader(p->stored.data, footer_bytes), footer_at);
 }
 
-// Leaves the message in `error`.
-static inline void parquet_close(Parquet* p) {
+void parquet_close(Parquet* p) {
     if (p->fd >= 0) {
         close(p->fd);
     }
@@ -703,8 +747,7 @@ static inline void parquet_close(Parquet* p) {
     p->fd = -1;
 }
 
-// Opens a file and checks its footer. Returns 1; or 0, with the reason in p->error and nothing to close.
-static inline int parquet_try_open(Parquet* p, const char* path, const char* column) {
+int parquet_try_open(Parquet* p, const char* path, const char* column) {
     memset(p, 0, sizeof(*p));
     p->encoding = PARQUET_NO_PAGE_;
     p->path = parquet_copy_(path);
@@ -716,12 +759,9 @@ static inline int parquet_try_open(Parquet* p, const char* path, const char* col
     return ok;
 }
 
-static inline void parquet_open(Parquet* p, const char* path, const char* column) {
+void parquet_open(Parquet* p, const char* path, const char* column) {
     CHECK(parquet_try_open(p, path, column), "%s", p->error);
 }
-
-// Rows of the file, with those that are null.
-static inline uint64_t parquet_rows(const Parquet* p) { return p->rows; }
 
 // ---- decompressing: NULL, or what is wrong. `out` must be filled exactly.
 
@@ -747,8 +787,8 @@ static inline const char* parquet_gunzip_(unsigned char* out, size_t out_bytes, 
 }
 #endif
 
-static inline const char* parquet_decompress_(int codec, unsigned char* out, size_t out_bytes,
-                                              const unsigned char* in, size_t in_bytes) {
+static const char* parquet_decompress_(int codec, unsigned char* out, size_t out_bytes,
+                                       const unsigned char* in, size_t in_bytes) {
 #ifdef HAVE_ZLIB
     if (codec == PARQUET_GZIP_) {
         return parquet_gunzip_(out, out_bytes, in, in_bytes);
@@ -774,7 +814,7 @@ static inline const char* parquet_decompress_(int codec, unsigned char* out, siz
 
 // The most bytes that a codec can make of one: a page that claims more is not given memory. SNAPPY copies 64
 // bytes by 3, DEFLATE 258 by 2 bits, ZSTD 128 KiB by 4 bytes.
-static inline uint64_t parquet_most_(int codec) {
+static uint64_t parquet_most_(int codec) {
     return codec == PARQUET_SNAPPY_ ? 32 : codec == PARQUET_GZIP_ ? 1100 : codec == PARQUET_ZSTD_ ? 40000 : 1;
 }
 
@@ -799,7 +839,7 @@ __attribute__((format(printf, 2, 3))) static inline int parquet_fail_(Parquet* p
 }
 
 // The part of the header that is about pages of one type.
-static inline void parquet_page_part_(ThriftReader* in, ParquetPage_* page, int is_v2) {
+static void parquet_page_part_(ThriftReader* in, ParquetPage_* page, int is_v2) {
     ThriftField field = {0, 0};
     while (thrift_field(in, &field)) {
         int64_t* const number = field.id == 1                 ? &page->values
@@ -817,7 +857,7 @@ static inline void parquet_page_part_(ThriftReader* in, ParquetPage_* page, int 
     }
 }
 
-static inline ParquetPage_ parquet_page_header_(ThriftReader* in) {
+static ParquetPage_ parquet_page_header_(ThriftReader* in) {
     ParquetPage_ page = {-1, -1, -1, 0, 0, -1, -1, -1, -1, -1, 1};
     ThriftField field = {0, 0};
     while (thrift_field(in, &field)) {
@@ -848,7 +888,7 @@ static inline ParquetPage_ parquet_page_header_(ThriftReader* in) {
 
 // Reads the header at p->at and steps behind it. Its length is not known before: statistics in it may be as
 // long as texts.
-static inline int parquet_read_header_(Parquet* p, uint64_t end, ParquetPage_* page) {
+static int parquet_read_header_(Parquet* p, uint64_t end, ParquetPage_* page) {
     for (size_t bytes = 256;; bytes *= 16) {
         const int all = bytes >= end - p->at;
         bytes = all ? (size_t)(end - p->at) : bytes;
@@ -867,7 +907,7 @@ static inline int parquet_read_header_(Parquet* p, uint64_t end, ParquetPage_* p
     }
 }
 
-static inline int parquet_check_page_(Parquet* p, const ParquetPage_* page, const ParquetChunk_* chunk) {
+static int parquet_check_page_(Parquet* p, const ParquetPage_* page, const ParquetChunk_* chunk) {
     const uint64_t stored = (uint64_t)page->stored_bytes, left = chunk->end - p->at;
     if (page->stored_bytes < 0 || page->bytes < 0 || page->bytes > INT32_MAX || stored > left) {
         return parquet_fail_(p, "%lld bytes, %lld when decompressed, in %llu bytes of pages: damaged",
@@ -893,8 +933,8 @@ static inline int parquet_check_sum_(Parquet* p, const ParquetPage_* page) { ret
 #endif
 
 // The plain bytes of what is stored after the first `raw` bytes, which are never compressed.
-static inline ThriftReader parquet_plain_(const Parquet* p, const ParquetPage_* page, size_t raw,
-                                          ParquetBuffer_* buffer) {
+static ThriftReader parquet_plain_(const Parquet* p, const ParquetPage_* page, size_t raw,
+                                   ParquetBuffer_* buffer) {
     const unsigned char* stored = p->stored.data + raw;
     const size_t stored_bytes = (size_t)page->stored_bytes - raw, bytes = (size_t)page->bytes - raw;
     const int codec = page->is_compressed ? p->chunks[p->group].codec : PARQUET_UNCOMPRESSED_;
@@ -913,7 +953,7 @@ static inline ThriftReader parquet_plain_(const Parquet* p, const ParquetPage_* 
     return plain;
 }
 
-static inline int parquet_dictionary_(Parquet* p, const ParquetPage_* page) {
+static int parquet_dictionary_(Parquet* p, const ParquetPage_* page) {
     if (p->dictionary) {
         return parquet_fail_(p, "a second dictionary in the row group");
     }
@@ -939,7 +979,7 @@ static inline int parquet_dictionary_(Parquet* p, const ParquetPage_* page) {
 }
 
 // The definition levels of a page: `in` steps behind them.
-static inline int parquet_levels_(Parquet* p, const ParquetPage_* page, ThriftReader* in) {
+static int parquet_levels_(Parquet* p, const ParquetPage_* page, ThriftReader* in) {
     if (page->level_encoding != PARQUET_RLE_) {
         return parquet_fail_(p, "definition levels of encoding %lld, wanted RLE",
                              (long long)page->level_encoding);
@@ -954,7 +994,7 @@ static inline int parquet_levels_(Parquet* p, const ParquetPage_* page, ThriftRe
 }
 
 // Prepares to read the values, of which there may be none.
-static inline int parquet_values_(Parquet* p, ThriftReader in) {
+static int parquet_values_(Parquet* p, ThriftReader in) {
     p->values = in;
     if (in.wrong) {
         return parquet_fail_(p, "damaged: %s", in.wrong);
@@ -994,13 +1034,13 @@ static inline int parquet_values_(Parquet* p, ThriftReader in) {
     }
 }
 
-static inline int parquet_page_v1_(Parquet* p, const ParquetPage_* page) {
+static int parquet_page_v1_(Parquet* p, const ParquetPage_* page) {
     ThriftReader in = parquet_plain_(p, page, 0, &p->plain);
     return (!p->optional || parquet_levels_(p, page, &in)) && parquet_values_(p, in);
 }
 
 // The levels come first and are not compressed.
-static inline int parquet_page_v2_(Parquet* p, const ParquetPage_* page) {
+static int parquet_page_v2_(Parquet* p, const ParquetPage_* page) {
     const int64_t levels = page->level_bytes, skipped = page->repetition_bytes;
     if (levels < 0 || skipped < 0 || levels > page->stored_bytes || skipped > page->stored_bytes - levels ||
         levels + skipped > page->bytes) {
@@ -1011,7 +1051,7 @@ static inline int parquet_page_v2_(Parquet* p, const ParquetPage_* page) {
     return parquet_values_(p, parquet_plain_(p, page, (size_t)(levels + skipped), &p->plain));
 }
 
-static inline int parquet_page_data_(Parquet* p, const ParquetPage_* page) {
+static int parquet_page_data_(Parquet* p, const ParquetPage_* page) {
     if (page->values < 0 || (uint64_t)page->values > p->rows_in_group) {
         return parquet_fail_(p, "%lld values, where the row group has %llu left", (long long)page->values,
                              (unsigned long long)p->rows_in_group);
@@ -1023,7 +1063,7 @@ static inline int parquet_page_data_(Parquet* p, const ParquetPage_* page) {
 }
 
 // Reads the page at p->at, whatever it is. Those of unknown types are to be stepped over.
-static inline int parquet_page_(Parquet* p) {
+static int parquet_page_(Parquet* p) {
     const ParquetChunk_* chunk = &p->chunks[p->group];
     ParquetPage_ page;
     if (p->at == chunk->end) {
@@ -1045,7 +1085,7 @@ static inline int parquet_page_(Parquet* p) {
 
 // What is left of a page whose rows are read is a sign of damage. The format knows no padding; fastparquet
 // writes 8 zeros all the same.
-static inline int parquet_page_end_(Parquet* p) {
+static int parquet_page_end_(Parquet* p) {
     static const unsigned char zeros[8] = {0};
     const int has_lengths = p->encoding == PARQUET_DELTA_LENGTH_ || p->encoding == PARQUET_DELTA_BYTES_;
     const size_t left = has_lengths || p->encoding == PARQUET_PLAIN_ ? thrift_left(&p->values) : 0;
@@ -1058,7 +1098,7 @@ static inline int parquet_page_end_(Parquet* p) {
 }
 
 // Steps to the next page with rows: 1; 0 at the end of the file; -1: an error.
-static inline int parquet_next_page_(Parquet* p) {
+static int parquet_next_page_(Parquet* p) {
     while (p->rows_in_page == 0) {
         if (!parquet_page_end_(p)) {
             return -1;
@@ -1087,7 +1127,7 @@ static inline int parquet_next_page_(Parquet* p) {
 
 // ---- values
 
-static inline const char* parquet_indexed_(Parquet* p, ParquetText_* value) {
+static const char* parquet_indexed_(Parquet* p, ParquetText_* value) {
     const uint32_t index = parquet_runs_next_(&p->indices);
     if (!p->indices.bytes.wrong && index >= p->num_dictionary) {
         return "an index is beyond the dictionary";
@@ -1099,7 +1139,7 @@ static inline const char* parquet_indexed_(Parquet* p, ParquetText_* value) {
 }
 
 // The value in p->text, of which the beginning stays, becomes the next one.
-static inline const char* parquet_prefixed_(Parquet* p, ParquetText_* value) {
+static const char* parquet_prefixed_(Parquet* p, ParquetText_* value) {
     const uint32_t prefix = parquet_deltas_next_(&p->prefixes);
     if (p->prefixes.bytes.wrong || prefix > p->text_bytes) {
         return p->prefixes.bytes.wrong ? p->prefixes.bytes.wrong : "a prefix is longer than the value before";
@@ -1113,7 +1153,7 @@ static inline const char* parquet_prefixed_(Parquet* p, ParquetText_* value) {
 }
 
 // The next value that is not null: NULL, or what is wrong.
-static inline const char* parquet_value_(Parquet* p, ParquetText_* value) {
+static const char* parquet_value_(Parquet* p, ParquetText_* value) {
     if (p->encoding == PARQUET_PLAIN_DICTIONARY_ || p->encoding == PARQUET_RLE_DICTIONARY_) {
         return parquet_indexed_(p, value);
     }
@@ -1127,7 +1167,7 @@ static inline const char* parquet_value_(Parquet* p, ParquetText_* value) {
 }
 
 // The next row of the page, without text where it is null: NULL, or what is wrong.
-static inline const char* parquet_row_(Parquet* p, ParquetText_* value) {
+static const char* parquet_row_(Parquet* p, ParquetText_* value) {
     const uint32_t level = p->optional ? parquet_runs_next_(&p->levels) : 1;
     value->text = NULL;
     if (p->optional && (p->levels.bytes.wrong || level > 1)) {
@@ -1136,9 +1176,7 @@ static inline const char* parquet_row_(Parquet* p, ParquetText_* value) {
     return level ? parquet_value_(p, value) : NULL;
 }
 
-// As parquet_next, but -1 with the reason in p->error where the file is damaged; then only parquet_close may
-// follow.
-static inline int parquet_try_next(Parquet* p, const char** text, size_t* bytes) {
+int parquet_try_next(Parquet* p, const char** text, size_t* bytes) {
     ParquetText_ value;
     int more;
     while ((more = parquet_next_page_(p)) > 0) {
@@ -1157,12 +1195,12 @@ static inline int parquet_try_next(Parquet* p, const char** text, size_t* bytes)
     return more;
 }
 
-// The next row that is not null: 1, and its text, which has no terminating zero and stays until the next
-// call; 0 after the last.
-static inline int parquet_next(Parquet* p, const char** text, size_t* bytes) {
+int parquet_next(Parquet* p, const char** text, size_t* bytes) {
     const int more = parquet_try_next(p, text, bytes);
     CHECK(more >= 0, "%s", p->error);
     return more;
 }
+
+#endif // PARQUET_IMPLEMENTATION
 
 #endif

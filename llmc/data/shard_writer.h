@@ -13,13 +13,14 @@ defines: ShardWriter, shard_writer_open, shard_writer_path, shard_writer_bytes, 
 #ifndef LLMC_SHARD_WRITER_H
 #define LLMC_SHARD_WRITER_H
 
-#include "llmc/base/file.h"
-#include "llmc/data/tokens.h"
+#include <stddef.h>
+#include <stdint.h>
 
-enum {
-    SHARD_HEADER_WORDS_ = 256,
-    SHARD_BUFFER_TOKENS_ = 1 << 14 // converted at a time
-};
+#include "llmc/base/file.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     const char* prefix;   // of the names; borrowed
@@ -32,8 +33,47 @@ typedef struct {
     FileWriter file;
 } ShardWriter;
 
-static inline void shard_writer_open(ShardWriter* writer, const char* prefix, int vocab_size,
-                                     uint64_t shard_tokens, uint64_t val_tokens) {
+void shard_writer_open(ShardWriter* writer, const char* prefix, int vocab_size, uint64_t shard_tokens,
+                       uint64_t val_tokens);
+
+// Sets path (PATH_MAX) to the name of a shard.
+void shard_writer_path(const ShardWriter* writer, uint64_t number, char* path);
+
+// The bytes of a shard when there are so many tokens in all.
+uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t number, uint64_t tokens);
+
+// Goes on behind so many full shards that are there already.
+void shard_writer_resume(ShardWriter* writer, uint64_t shards);
+
+// Adds up to n tokens and returns how many: fewer, or as many, when the shard that they fill is finished and
+// on the disk (writer->number has gone up). The others are to be added again.
+size_t shard_writer_add(ShardWriter* writer, const int* ids, size_t n);
+
+// Finishes the last shard.
+void shard_writer_close(ShardWriter* writer);
+
+// Gives up the last shard, if it is not whole.
+void shard_writer_discard(ShardWriter* writer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SHARD_WRITER_IMPLEMENTATION
+
+#include <assert.h>
+#include <limits.h>
+#include <string.h>
+
+#include "llmc/data/tokens.h"
+
+enum {
+    SHARD_HEADER_WORDS_ = 256,
+    SHARD_BUFFER_TOKENS_ = 1 << 14 // converted at a time
+};
+
+void shard_writer_open(ShardWriter* writer, const char* prefix, int vocab_size, uint64_t shard_tokens,
+                       uint64_t val_tokens) {
     assert(0 < shard_tokens && shard_tokens <= INT32_MAX);
     memset(writer, 0, sizeof(*writer));
     writer->prefix = prefix;
@@ -42,26 +82,24 @@ static inline void shard_writer_open(ShardWriter* writer, const char* prefix, in
     writer->val_tokens = val_tokens;
 }
 
-static inline uint64_t shard_writer_num_val_(const ShardWriter* writer) {
+static uint64_t shard_writer_num_val_(const ShardWriter* writer) {
     return writer->val_tokens / writer->shard_tokens + (writer->val_tokens % writer->shard_tokens > 0);
 }
 
-// Sets path (PATH_MAX) to the name of a shard.
-static inline void shard_writer_path(const ShardWriter* writer, uint64_t number, char* path) {
+void shard_writer_path(const ShardWriter* writer, uint64_t number, char* path) {
     const char* kind = number < shard_writer_num_val_(writer) ? "val" : "train";
     file_path(path, "%s_%s_%06llu.bin", writer->prefix, kind, (unsigned long long)number);
 }
 
 // The tokens that a shard takes.
-static inline uint64_t shard_writer_limit_(const ShardWriter* writer, uint64_t number) {
+static uint64_t shard_writer_limit_(const ShardWriter* writer, uint64_t number) {
     const uint64_t left = number < shard_writer_num_val_(writer)
                               ? writer->val_tokens - number * writer->shard_tokens
                               : UINT64_MAX;
     return left < writer->shard_tokens ? left : writer->shard_tokens;
 }
 
-// The bytes of a shard when there are so many tokens in all.
-static inline uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t number, uint64_t tokens) {
+uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t number, uint64_t tokens) {
     const uint64_t num_val = shard_writer_num_val_(writer), limit = shard_writer_limit_(writer, number);
     const uint64_t before = number < num_val ? number * writer->shard_tokens
                                              : writer->val_tokens + (number - num_val) * writer->shard_tokens;
@@ -69,14 +107,13 @@ static inline uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t nu
     return 4 * SHARD_HEADER_WORDS_ + writer->token_bytes * (left < limit ? left : limit);
 }
 
-// Goes on behind so many full shards that are there already.
-static inline void shard_writer_resume(ShardWriter* writer, uint64_t shards) {
+void shard_writer_resume(ShardWriter* writer, uint64_t shards) {
     for (writer->number = writer->tokens = 0; writer->number < shards; writer->number++) {
         writer->tokens += shard_writer_limit_(writer, writer->number);
     }
 }
 
-static inline void shard_writer_put_header_(ShardWriter* writer, uint64_t count) {
+static void shard_writer_put_header_(ShardWriter* writer, uint64_t count) {
     int32_t header[SHARD_HEADER_WORDS_] = {0};
     header[0] = writer->token_bytes == 2 ? TOKENS_MAGIC_U16 : TOKENS_MAGIC_U32;
     header[1] = writer->token_bytes == 2 ? 1 : 7;
@@ -84,7 +121,7 @@ static inline void shard_writer_put_header_(ShardWriter* writer, uint64_t count)
     file_put(&writer->file, header, sizeof(header));
 }
 
-static inline void shard_writer_begin_(ShardWriter* writer) {
+static void shard_writer_begin_(ShardWriter* writer) {
     char path[PATH_MAX];
     shard_writer_path(writer, writer->number, path);
     file_open(&writer->file, path);
@@ -92,7 +129,7 @@ static inline void shard_writer_begin_(ShardWriter* writer) {
     shard_writer_put_header_(writer, shard_writer_limit_(writer, writer->number));
 }
 
-static inline void shard_writer_end_(ShardWriter* writer) {
+static void shard_writer_end_(ShardWriter* writer) {
     if (writer->count < shard_writer_limit_(writer, writer->number)) { // the header says more
         if (fseek(writer->file.file, 0, SEEK_SET) != 0) {
             file_fail(&writer->file, "seek");
@@ -106,7 +143,7 @@ static inline void shard_writer_end_(ShardWriter* writer) {
     writer->count = 0;
 }
 
-static inline void shard_writer_put_(ShardWriter* writer, const int* ids, size_t n) {
+static void shard_writer_put_(ShardWriter* writer, const int* ids, size_t n) {
     uint16_t narrow[SHARD_BUFFER_TOKENS_];
     for (size_t at = 0; at < n && writer->token_bytes == 2; at += SHARD_BUFFER_TOKENS_) {
         const size_t most = SHARD_BUFFER_TOKENS_, part = n - at < most ? n - at : most;
@@ -120,9 +157,7 @@ static inline void shard_writer_put_(ShardWriter* writer, const int* ids, size_t
     }
 }
 
-// Adds up to n tokens and returns how many: fewer, or as many, when the shard that they fill is finished and
-// on the disk (writer->number has gone up). The others are to be added again.
-static inline size_t shard_writer_add(ShardWriter* writer, const int* ids, size_t n) {
+size_t shard_writer_add(ShardWriter* writer, const int* ids, size_t n) {
     if (n > 0 && !writer->is_open) {
         shard_writer_begin_(writer);
     }
@@ -136,19 +171,19 @@ static inline size_t shard_writer_add(ShardWriter* writer, const int* ids, size_
     return n;
 }
 
-// Finishes the last shard.
-static inline void shard_writer_close(ShardWriter* writer) {
+void shard_writer_close(ShardWriter* writer) {
     if (writer->is_open) {
         shard_writer_end_(writer);
     }
 }
 
-// Gives up the last shard, if it is not whole.
-static inline void shard_writer_discard(ShardWriter* writer) {
+void shard_writer_discard(ShardWriter* writer) {
     if (writer->is_open) {
         file_discard(&writer->file);
         writer->is_open = 0;
     }
 }
+
+#endif // SHARD_WRITER_IMPLEMENTATION
 
 #endif

@@ -18,10 +18,16 @@ defines: DataSource, DataSources, SourceList, sources_read_list, sources_kind, s
 #ifndef LLMC_SOURCES_H
 #define LLMC_SOURCES_H
 
-#include "llmc/base/check.h"
-#include "llmc/base/mapped.h"
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
 #include "llmc/data/pack.h"
 #include "llmc/data/tokens.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     char* name; // its pattern of files, as the user gave it; owned
@@ -44,6 +50,69 @@ typedef struct {
 } DataSources;
 
 enum { SOURCES_MAX_ = 64 };
+
+// ---- the list
+
+typedef struct {
+    char* text;
+    const char* names[SOURCES_MAX_];
+    uint64_t weights[SOURCES_MAX_];
+    int count;
+} SourceList;
+
+// Takes a list apart: the names, each with its weight in millionths. The caller frees list->text.
+void sources_read_list(SourceList* list, const char* text);
+
+// Whether the list names tokens or text. Opens nothing.
+TokensKind sources_kind(const char* text);
+
+// ---- opening
+
+void sources_open_files(DataSources* sources, const char* text, TokensFormat format, int vocab_size);
+
+// From now on the sources have the names of another list, of as many: that of the text which the tokens were
+// made of.
+void sources_rename(DataSources* sources, const char* text);
+
+// One source of tokens of the caller, who keeps them.
+void sources_open_memory(DataSources* sources, const uint16_t* tokens, size_t count, int vocab_size,
+                         const char* name);
+
+// Takes the validation data from the end of each source, not yet packed (tokens_split_tail). `tail` is closed
+// first.
+void sources_split_tail(DataSources* sources, DataSources* tail, int T);
+
+// Makes the rows of all sources (rows_open). `sources` stays where it is from now on.
+void sources_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask);
+
+void sources_close(DataSources* sources);
+
+// ---- using
+
+// The source of sequence p, and how many of that source came before.
+int sources_find(const DataSources* sources, uint64_t p, uint64_t* j);
+
+// Sequences until the first source has given all of its rows: an epoch of one, and of a mixture all that is
+// new.
+uint64_t sources_epoch(const DataSources* sources);
+
+// A line for each source if there are several, or if they are packed. `sequences` are those of the run.
+void sources_print(FILE* file, const DataSources* sources, uint64_t sequences);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SOURCES_IMPLEMENTATION
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/mapped.h"
+#include "llmc/base/xxh64.h"
+
 #define SOURCES_CYCLE_MAX_ ((uint64_t)1 << 20)
 #define SOURCES_WEIGHT_DIGITS_ 6 // after the point
 
@@ -51,7 +120,7 @@ enum { SOURCES_MAX_ = 64 };
 
 // Reads "0.7": the weight in millionths; 0 if it is no positive decimal of at most six digits before and six
 // after the point.
-static inline uint64_t sources_read_weight_(const char* text) {
+static uint64_t sources_read_weight_(const char* text) {
     const size_t whole = strspn(text, "0123456789");
     const char* fraction = text[whole] == '.' ? text + whole + 1 : "";
     const size_t after = strspn(fraction, "0123456789");
@@ -70,7 +139,7 @@ static inline uint64_t sources_read_weight_(const char* text) {
 }
 
 // Takes the weight off an item of the list; 0 if it has none. What is no number is part of the name.
-static inline uint64_t sources_take_weight_(char* item) {
+static uint64_t sources_take_weight_(char* item) {
     char* colon = strrchr(item, ':');
     const int is_name = colon && colon > item && colon[-1] == '\\'; // A\:5 is a file
     if (!colon || is_name || !colon[1] || colon[1 + strspn(colon + 1, "+-.0123456789eE")]) {
@@ -89,8 +158,8 @@ static inline uint64_t sources_take_weight_(char* item) {
 
 // Cuts a list into names and weights, both of SOURCES_MAX_; the names point into `list`, which is changed.
 // Returns their number; a list without weights (`text`, the same) is one name, with weight 1.
-static inline int sources_cut_list_(char* list, const char* text, const char* names[SOURCES_MAX_],
-                                    uint64_t weights[SOURCES_MAX_]) {
+static int sources_cut_list_(char* list, const char* text, const char* names[SOURCES_MAX_],
+                             uint64_t weights[SOURCES_MAX_]) {
     char *next = list, *item;
     int items = 0, count = 0;
     for (; (item = tokens_next_item(&next)) != NULL; items++) {
@@ -114,22 +183,13 @@ static inline int sources_cut_list_(char* list, const char* text, const char* na
     return count ? count : 1;
 }
 
-typedef struct {
-    char* text;
-    const char* names[SOURCES_MAX_];
-    uint64_t weights[SOURCES_MAX_];
-    int count;
-} SourceList;
-
-// Takes a list apart: the names, each with its weight in millionths. The caller frees list->text.
-static inline void sources_read_list(SourceList* list, const char* text) {
+void sources_read_list(SourceList* list, const char* text) {
     list->text = strdup(text);
     CHECK(list->text, "%s: no memory", text);
     list->count = sources_cut_list_(list->text, text, list->names, list->weights);
 }
 
-// Whether the list names tokens or text. Opens nothing.
-static inline TokensKind sources_kind(const char* text) {
+TokensKind sources_kind(const char* text) {
     SourceList list;
     sources_read_list(&list, text);
     const TokensKind kind = tokens_kind(list.names[0]);
@@ -144,7 +204,7 @@ static inline TokensKind sources_kind(const char* text) {
 // ---- the order
 
 // Makes the shares of the weights as small as they can be.
-static inline void sources_set_shares_(DataSources* sources, const uint64_t* weights) {
+static void sources_set_shares_(DataSources* sources, const uint64_t* weights) {
     uint64_t divisor = 0;
     sources->cycle = 0;
     for (int i = 0; i < sources->count; i++) {
@@ -167,7 +227,7 @@ static inline void sources_set_shares_(DataSources* sources, const uint64_t* wei
 }
 
 // Gives every sequence of the cycle to a source.
-static inline void sources_take_turns_(DataSources* sources) {
+static void sources_take_turns_(DataSources* sources) {
     const uint64_t cycle = sources->cycle;
     uint64_t given[SOURCES_MAX_] = {0};
     sources->turn = (uint8_t*)check_alloc(cycle, sizeof(uint8_t), "order of the sources");
@@ -192,7 +252,7 @@ static inline void sources_take_turns_(DataSources* sources) {
 // ---- opening
 
 // Room for `count` sources, of these names.
-static inline void sources_open_(DataSources* sources, const char* const* names, int count) {
+static void sources_open_(DataSources* sources, const char* const* names, int count) {
     memset(sources, 0, sizeof(*sources));
     sources->count = count;
     sources->source = (DataSource*)check_alloc((size_t)count, sizeof(DataSource), "data");
@@ -202,8 +262,7 @@ static inline void sources_open_(DataSources* sources, const char* const* names,
     }
 }
 
-static inline void sources_open_files(DataSources* sources, const char* text, TokensFormat format,
-                                      int vocab_size) {
+void sources_open_files(DataSources* sources, const char* text, TokensFormat format, int vocab_size) {
     SourceList list;
     sources_read_list(&list, text);
     sources_open_(sources, list.names, list.count);
@@ -219,9 +278,7 @@ static inline void sources_open_files(DataSources* sources, const char* text, To
     free(list.text);
 }
 
-// From now on the sources have the names of another list, of as many: that of the text which the tokens were
-// made of.
-static inline void sources_rename(DataSources* sources, const char* text) {
+void sources_rename(DataSources* sources, const char* text) {
     SourceList list;
     sources_read_list(&list, text);
     assert(list.count == sources->count);
@@ -235,9 +292,8 @@ static inline void sources_rename(DataSources* sources, const char* text) {
     free(list.text);
 }
 
-// One source of tokens of the caller, who keeps them.
-static inline void sources_open_memory(DataSources* sources, const uint16_t* tokens, size_t count,
-                                       int vocab_size, const char* name) {
+void sources_open_memory(DataSources* sources, const uint16_t* tokens, size_t count, int vocab_size,
+                         const char* name) {
     const uint64_t weight = 1;
     sources_open_(sources, &name, 1);
     sources_set_shares_(sources, &weight);
@@ -246,9 +302,7 @@ static inline void sources_open_memory(DataSources* sources, const uint16_t* tok
     sources->tokens = count;
 }
 
-// Takes the validation data from the end of each source, not yet packed (tokens_split_tail). `tail` is closed
-// first.
-static inline void sources_split_tail(DataSources* sources, DataSources* tail, int T) {
+void sources_split_tail(DataSources* sources, DataSources* tail, int T) {
     const char* names[SOURCES_MAX_] = {NULL};
     uint64_t shares[SOURCES_MAX_] = {0};
     for (int i = 0; i < sources->count; i++) {
@@ -274,14 +328,13 @@ typedef struct {
     int eot;
 } SourcePacking_;
 
-static inline void sources_pack_one_(void* packing_) {
+static void sources_pack_one_(void* packing_) {
     SourcePacking_* p = (SourcePacking_*)packing_;
     rows_open(&p->source->rows, &p->source->stream, p->sources->pack, p->sources->T, p->eot,
               p->sources->mask);
 }
 
-// Makes the rows of all sources (rows_open). `sources` stays where it is from now on.
-static inline void sources_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask) {
+void sources_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask) {
     sources->pack = pack;
     sources->T = T;
     sources->mask = mask;
@@ -297,7 +350,7 @@ static inline void sources_pack(DataSources* sources, Packing pack, int T, int e
     }
 }
 
-static inline void sources_close(DataSources* sources) {
+void sources_close(DataSources* sources) {
     for (int i = 0; i < sources->count; i++) {
         rows_close(&sources->source[i].rows);
         tokens_close(&sources->source[i].stream);
@@ -311,8 +364,7 @@ static inline void sources_close(DataSources* sources) {
 
 // ---- using
 
-// The source of sequence p, and how many of that source came before.
-static inline int sources_find(const DataSources* sources, uint64_t p, uint64_t* j) {
+int sources_find(const DataSources* sources, uint64_t p, uint64_t* j) {
     const uint64_t at = p % sources->cycle;
     const int s = sources->turn[at];
     *j = p / sources->cycle * sources->source[s].share + sources->nth[at];
@@ -320,7 +372,7 @@ static inline int sources_find(const DataSources* sources, uint64_t p, uint64_t*
 }
 
 // How many of the first n sequences are of source s.
-static inline uint64_t sources_given_(const DataSources* sources, int s, uint64_t n) {
+static uint64_t sources_given_(const DataSources* sources, int s, uint64_t n) {
     uint64_t given = n / sources->cycle * sources->source[s].share;
     for (uint64_t at = 0; at < n % sources->cycle; at++) {
         given += sources->turn[at] == s;
@@ -328,9 +380,7 @@ static inline uint64_t sources_given_(const DataSources* sources, int s, uint64_
     return given;
 }
 
-// Sequences until the first source has given all of its rows: an epoch of one, and of a mixture all that is
-// new.
-static inline uint64_t sources_epoch(const DataSources* sources) {
+uint64_t sources_epoch(const DataSources* sources) {
     uint64_t epoch = UINT64_MAX;
     for (int s = 0; s < sources->count; s++) {
         const uint64_t share = sources->source[s].share, rows = sources->source[s].rows.count;
@@ -345,7 +395,7 @@ static inline uint64_t sources_epoch(const DataSources* sources) {
 }
 
 // How the rows of a source came out.
-static inline void sources_print_rows_(FILE* file, const Rows* rows) {
+static void sources_print_rows_(FILE* file, const Rows* rows) {
     static const char* const pack_name[] = {"stream", "aligned", "bestfit", "pad", "dynamic", "uniform"};
     const double tokens = (double)rows->tokens, room = (double)rows->count * rows->T;
     fprintf(file, "; %zu documents, packed (%s) into %llu rows, %.2f %% discarded", rows->documents.count,
@@ -356,8 +406,7 @@ static inline void sources_print_rows_(FILE* file, const Rows* rows) {
     }
 }
 
-// A line for each source if there are several, or if they are packed. `sequences` are those of the run.
-static inline void sources_print(FILE* file, const DataSources* sources, uint64_t sequences) {
+void sources_print(FILE* file, const DataSources* sources, uint64_t sequences) {
     for (int s = 0; s < sources->count && (sources->count > 1 || sources->pack != PACK_STREAM); s++) {
         const DataSource* source = &sources->source[s];
         fprintf(file, "source %s: %zu tokens, weight %.6g, %.4g epochs", source->name, source->stream.count,
@@ -369,5 +418,7 @@ static inline void sources_print(FILE* file, const DataSources* sources, uint64_
         fputc('\n', file);
     }
 }
+
+#endif // SOURCES_IMPLEMENTATION
 
 #endif

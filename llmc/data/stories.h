@@ -17,10 +17,12 @@ defines: Stories, stories_open, stories_generate, StoriesPlace, StoriesBranch, S
 #ifndef LLMC_STORIES_H
 #define LLMC_STORIES_H
 
-#include "llmc/base/check.h"
-#include "llmc/base/rand.h"
+#include <stddef.h>
+#include <stdint.h>
 
-#include <ctype.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // clang-format off
 
@@ -161,7 +163,6 @@ static const char *const stories_rules_[][2] = {
     {"asked", "[2 asked|cried|called|whispered]"},
     {"how", "[4 {any adverb}|]"},
 };
-// clang-format on
 
 // ---- The tables in memory ----
 
@@ -217,8 +218,62 @@ typedef struct {
     int no_blank; // while reading: the next word opens the story or a quotation
 } Stories;
 
+// Reads the tables. Nothing is allocated.
+void stories_open(Stories* s);
+
+// ---- Telling stories ----
+
+// Where a story stands: all that its tokens so far have settled.
+typedef struct {
+    int step;                           // where it goes on
+    int number;                         // the number said last
+    int entry[STORIES_MAX_VARIABLES];   // what a variable has drawn, -1 for nothing yet
+    uint8_t taken[STORIES_MAX_ENTRIES]; // whether a variable has drawn it
+} StoriesPlace;
+
+// One way to go on: a token, its probability, and what it settles.
+typedef struct {
+    int token;
+    double p;
+    int step;            // the next one
+    int variable, entry; // the variable has drawn the entry; variable -1 for none
+} StoriesBranch;
+
+// The place behind an eot, before the first word of a story.
+void stories_start(StoriesPlace* place);
+
+// Sets branches (STORIES_MAX_BRANCHES) to all ways to go on and returns their number. Their probabilities add
+// up to 1, and no two say the same token.
+int stories_next(const Stories* s, const StoriesPlace* place, StoriesBranch* branches);
+
+void stories_follow(const Stories* s, StoriesPlace* place, const StoriesBranch* branch);
+
+// Fills tokens (count) with eot, story, eot, story, ..., the last one cut off, and nats (count, may be NULL)
+// with -log p(token | all tokens before it). Story number k is made from stream k of the seed.
+//
+// If `window` is not 0, a story is also cut off at every multiple of `window` tokens and the next one begins
+// there; its eot costs 0, because its position tells it. A model that sees one window at a time then misses
+// no story's beginning, so it can reach the floor.
+void stories_generate(const Stories* s, uint16_t* tokens, float* nats, size_t count, size_t window, uint64_t seed);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef STORIES_IMPLEMENTATION
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/rand.h"
+
+// ---- The tables in memory ----
+
 // Copies the first `length` bytes of `text` to `name` and returns what follows them.
-static inline const char* stories_name_(char* name, const char* text, size_t length) {
+static const char* stories_name_(char* name, const char* text, size_t length) {
     CHECK(0 < length && length < STORIES_MAX_NAME, "stories: wanted a name of 1 to %d bytes at \"%.40s\"",
           STORIES_MAX_NAME - 1, text);
     memcpy(name, text, length);
@@ -227,7 +282,7 @@ static inline const char* stories_name_(char* name, const char* text, size_t len
 }
 
 // Which of the n names it is; n for none.
-static inline int stories_find_(const StoriesName_* names, int n, const char* name) {
+static int stories_find_(const StoriesName_* names, int n, const char* name) {
     int i = 0;
     while (i < n && strcmp(names[i], name) != 0) {
         i++;
@@ -235,14 +290,14 @@ static inline int stories_find_(const StoriesName_* names, int n, const char* na
     return i;
 }
 
-static inline int stories_variable_(const Stories* s, const char* name) {
+static int stories_variable_(const Stories* s, const char* name) {
     const int variable = stories_find_(s->variable, s->variables, name);
     CHECK(variable < s->variables, "stories: no variable is called \"%s\"", name);
     return variable;
 }
 
 // The id of the token `blank` + `word`, a new one if need be.
-static inline int stories_token_(Stories* s, const char* blank, const char* word) {
+static int stories_token_(Stories* s, const char* blank, const char* word) {
     char string[STORIES_MAX_NAME + 1];
     snprintf(string, sizeof(string), "%s%s", blank, word);
     const int id = stories_find_(s->token, s->tokens, string);
@@ -253,7 +308,7 @@ static inline int stories_token_(Stories* s, const char* blank, const char* word
     return id;
 }
 
-static inline void stories_read_list_(Stories* s, int list) {
+static void stories_read_list_(Stories* s, int list) {
     StoriesName_ name;
     for (const char* at = stories_lists_[list][0]; *at; at += *at == ' ') {
         CHECK(s->variables < STORIES_MAX_VARIABLES, "stories: more than %d variables", STORIES_MAX_VARIABLES);
@@ -279,7 +334,7 @@ static inline void stories_read_list_(Stories* s, int list) {
     s->list[list + 1] = s->list[list] + n;
 }
 
-static inline StoriesStep_* stories_step_(Stories* s, StoriesKind_ kind) {
+static StoriesStep_* stories_step_(Stories* s, StoriesKind_ kind) {
     CHECK(s->steps < STORIES_MAX_STEPS, "stories: the rules have more than %d steps", STORIES_MAX_STEPS);
     StoriesStep_* step = &s->step[s->steps++];
     step->kind = kind;
@@ -288,10 +343,10 @@ static inline StoriesStep_* stories_step_(Stories* s, StoriesKind_ kind) {
 }
 
 // The functions below read one thing of a rule's text, add its steps and return the text behind it.
-static inline const char* stories_read_text_(Stories* s, const char* text);
+static const char* stories_read_text_(Stories* s, const char* text);
 
 // Of "[a|b|c]" what follows the '['.
-static inline const char* stories_read_choice_(Stories* s, const char* text) {
+static const char* stories_read_choice_(Stories* s, const char* text) {
     const int choice = s->steps, no_blank = s->no_blank;
     double total = 0;
     StoriesStep_* last = stories_step_(s, STORIES_CHOICE_);
@@ -315,7 +370,7 @@ static inline const char* stories_read_choice_(Stories* s, const char* text) {
 }
 
 // What stands behind the dot in {hero.he/she}, {fruit.n} or {place.in}.
-static inline void stories_read_form_(Stories* s, StoriesStep_* step, char* form) {
+static void stories_read_form_(Stories* s, StoriesStep_* step, char* form) {
     char* slash = strchr(form, '/');
     if (slash) {
         *slash = '\0';
@@ -328,7 +383,7 @@ static inline void stories_read_form_(Stories* s, StoriesStep_* step, char* form
 }
 
 // Of "{thing}", "{any thing}", "{place.in}" or "{many+more}" what follows the '{'.
-static inline const char* stories_read_mention_(Stories* s, const char* text) {
+static const char* stories_read_mention_(Stories* s, const char* text) {
     CHECK(!s->no_blank, "stories: {%.20s opens a story or a quotation, but its words have a blank", text);
     StoriesName_ name, form;
     StoriesStep_* step = stories_step_(s, STORIES_WORD_);
@@ -355,7 +410,7 @@ static inline const char* stories_read_mention_(Stories* s, const char* text) {
 }
 
 // Of "<home>" what follows the '<'.
-static inline const char* stories_read_include_(Stories* s, const char* text) {
+static const char* stories_read_include_(Stories* s, const char* text) {
     StoriesName_ name;
     text = stories_name_(name, text, strcspn(text, ">"));
     int rule = 0;
@@ -368,7 +423,7 @@ static inline const char* stories_read_include_(Stories* s, const char* text) {
 }
 
 // A word or a mark ("'s" is one). A quotation mark opens if something follows it at once, else it closes.
-static inline const char* stories_read_word_(Stories* s, const char* text) {
+static const char* stories_read_word_(Stories* s, const char* text) {
     StoriesName_ word;
     const int letter = isalpha((unsigned char)*text) != 0;
     const int opens = *text == '"' && text[1] && !strchr(" |]", text[1]);
@@ -380,7 +435,7 @@ static inline const char* stories_read_word_(Stories* s, const char* text) {
 }
 
 // All up to the end of the text or of the alternative.
-static inline const char* stories_read_text_(Stories* s, const char* text) {
+static const char* stories_read_text_(Stories* s, const char* text) {
     while (*text && *text != '|' && *text != ']') {
         // clang-format off
         switch (*text) {
@@ -395,8 +450,7 @@ static inline const char* stories_read_text_(Stories* s, const char* text) {
     return text;
 }
 
-// Reads the tables. Nothing is allocated.
-static inline void stories_open(Stories* s) {
+void stories_open(Stories* s) {
     memset(s, 0, sizeof(*s));
     for (int list = 0; list < STORIES_LISTS; list++) {
         stories_read_list_(s, list);
@@ -412,29 +466,12 @@ static inline void stories_open(Stories* s) {
 
 // ---- Telling stories ----
 
-// Where a story stands: all that its tokens so far have settled.
-typedef struct {
-    int step;                           // where it goes on
-    int number;                         // the number said last
-    int entry[STORIES_MAX_VARIABLES];   // what a variable has drawn, -1 for nothing yet
-    uint8_t taken[STORIES_MAX_ENTRIES]; // whether a variable has drawn it
-} StoriesPlace;
-
-// One way to go on: a token, its probability, and what it settles.
-typedef struct {
-    int token;
-    double p;
-    int step;            // the next one
-    int variable, entry; // the variable has drawn the entry; variable -1 for none
-} StoriesBranch;
-
-// The place behind an eot, before the first word of a story.
-static inline void stories_start(StoriesPlace* place) {
+void stories_start(StoriesPlace* place) {
     memset(place, 0, sizeof(*place));
     memset(place->entry, -1, sizeof(place->entry));
 }
 
-static inline int stories_sum_(const Stories* s, const StoriesPlace* place, const StoriesStep_* step) {
+static int stories_sum_(const Stories* s, const StoriesPlace* place, const StoriesStep_* step) {
     const int a = place->entry[step->a], b = place->entry[step->b];
     CHECK(a >= 0 && b >= 0, "stories: a sum of %s and %s before both are known", s->variable[step->a],
           s->variable[step->b]);
@@ -444,8 +481,8 @@ static inline int stories_sum_(const Stories* s, const StoriesPlace* place, cons
 }
 
 // The token that a step says, of the entry if it is about one.
-static inline int stories_said_(const Stories* s, const StoriesPlace* place, const StoriesStep_* step,
-                                const StoriesEntry_* entry) {
+static int stories_said_(const Stories* s, const StoriesPlace* place, const StoriesStep_* step,
+                         const StoriesEntry_* entry) {
     // clang-format off
     switch (step->kind) {
     case STORIES_SAY_:     return step->a;
@@ -460,8 +497,8 @@ static inline int stories_said_(const Stories* s, const StoriesPlace* place, con
 
 // Appends to the n branches known so far all that a step may say, with probability p in all: one branch for
 // each entry that may be drawn, or a single one where nothing is left to draw. Returns their number.
-static inline int stories_words_(const Stories* s, const StoriesPlace* place, const StoriesStep_* step,
-                                 double p, StoriesBranch* branches, int n) {
+static int stories_words_(const Stories* s, const StoriesPlace* place, const StoriesStep_* step, double p,
+                          StoriesBranch* branches, int n) {
     const int variable = step->kind >= STORIES_WORD_ ? step->a : -1;
     const int known = step->kind < STORIES_ANY_ || (variable >= 0 && place->entry[variable] >= 0);
     const int all = known || variable < 0;
@@ -486,8 +523,8 @@ static inline int stories_words_(const Stories* s, const StoriesPlace* place, co
 }
 
 // Appends all ways to go on from step `at`, which is reached with probability p.
-static inline int stories_ways_(const Stories* s, const StoriesPlace* place, int at, double p,
-                                StoriesBranch* branches, int n) {
+static int stories_ways_(const Stories* s, const StoriesPlace* place, int at, double p,
+                         StoriesBranch* branches, int n) {
     const StoriesStep_* step = &s->step[at];
     if (step->kind == STORIES_GOTO_) {
         return stories_ways_(s, place, step->next, p, branches, n);
@@ -501,9 +538,7 @@ static inline int stories_ways_(const Stories* s, const StoriesPlace* place, int
     return n;
 }
 
-// Sets branches (STORIES_MAX_BRANCHES) to all ways to go on and returns their number. Their probabilities add
-// up to 1, and no two say the same token.
-static inline int stories_next(const Stories* s, const StoriesPlace* place, StoriesBranch* branches) {
+int stories_next(const Stories* s, const StoriesPlace* place, StoriesBranch* branches) {
     uint8_t said[STORIES_MAX_TOKENS] = {0};
     const int n = stories_ways_(s, place, place->step, 1, branches, 0);
     for (int i = 0; i < n && n > 1; i++) {
@@ -514,7 +549,7 @@ static inline int stories_next(const Stories* s, const StoriesPlace* place, Stor
     return n;
 }
 
-static inline void stories_follow(const Stories* s, StoriesPlace* place, const StoriesBranch* branch) {
+void stories_follow(const Stories* s, StoriesPlace* place, const StoriesBranch* branch) {
     if (branch->token == s->eot) {
         stories_start(place);
         return;
@@ -530,7 +565,7 @@ static inline void stories_follow(const Stories* s, StoriesPlace* place, const S
 }
 
 // Draws one of the n branches.
-static inline const StoriesBranch* stories_draw_(const StoriesBranch* branches, int n, Rand* rng) {
+static const StoriesBranch* stories_draw_(const StoriesBranch* branches, int n, Rand* rng) {
     double u = n > 1 ? rand_uniform(rng) : 0;
     int i = 0;
     while (i < n - 1 && u >= branches[i].p) {
@@ -539,14 +574,8 @@ static inline const StoriesBranch* stories_draw_(const StoriesBranch* branches, 
     return &branches[i];
 }
 
-// Fills tokens (count) with eot, story, eot, story, ..., the last one cut off, and nats (count, may be NULL)
-// with -log p(token | all tokens before it). Story number k is made from stream k of the seed.
-//
-// If `window` is not 0, a story is also cut off at every multiple of `window` tokens and the next one begins
-// there; its eot costs 0, because its position tells it. A model that sees one window at a time then misses
-// no story's beginning, so it can reach the floor.
-static inline void stories_generate(const Stories* s, uint16_t* tokens, float* nats, size_t count,
-                                    size_t window, uint64_t seed) {
+void stories_generate(const Stories* s, uint16_t* tokens, float* nats, size_t count, size_t window,
+                      uint64_t seed) {
     StoriesBranch branches[STORIES_MAX_BRANCHES];
     StoriesPlace place;
     Rand rng = rand_open(seed, 0);
@@ -568,5 +597,7 @@ static inline void stories_generate(const Stories* s, uint16_t* tokens, float* n
         }
     }
 }
+
+#endif // STORIES_IMPLEMENTATION
 
 #endif

@@ -22,18 +22,16 @@ defines: TextData, TextDataMode, text_data_shards, text_data_train, text_data_re
 #ifndef LLMC_TEXT_DATA_H
 #define LLMC_TEXT_DATA_H
 
-#include "llmc/base/clock.h"
-#include "llmc/base/file.h"
-#include "llmc/base/json.h"
-#include "llmc/base/signals.h"
-#include "llmc/base/xxh64.h"
-#include "llmc/data/shard_writer.h"
-#include "llmc/data/sources.h"
-#include "llmc/data/text_pipeline.h"
-#include "llmc/tokenizer/bpe_files.h"
-#include "llmc/tokenizer/bpe_train.h"
+#include <limits.h>
+#include <stdio.h>
 
-#define TEXT_DATA_SHARD_TOKENS_ 100000000
+#include "llmc/data/sources.h"
+#include "llmc/data/tokens.h"
+#include "llmc/tokenizer/bpe.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef enum {
     TEXT_DATA_ENCODE, // what is not kept
@@ -48,6 +46,75 @@ typedef struct {
     TextDataMode mode;
     int warns; // of text that looks as if it had a separator
 } TextData;
+
+// ---- the temporary directory
+
+// Removes it, with the shards; who has mapped them keeps them.
+void text_data_remove_temporary(void);
+
+// Makes it, in TMPDIR or /tmp, and sees to it that it is removed. Sets path.
+void text_data_make_temporary(char path[PATH_MAX]);
+
+// ---- separators
+
+// Text that is read as bytes: says so, once for a source, if one of its files seems to have a separator.
+void text_data_warn(FILE* screen, const DataSources* sources);
+
+// ---- shards
+
+// The list of shards for a list of text, encoded now where they are not kept. The caller, who has the lock of
+// the directory, frees it. With TEXT_DATA_FIND, NULL if some are not kept.
+char* text_data_shards(const TextData* text, const char* list);
+
+// ---- vocabularies
+
+// Trains a vocabulary of so many ids on all sources of the list, whatever their weights. `text` needs no
+// vocabulary and no directory.
+void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab_size);
+
+// ---- bytes
+
+// Ends the program if the list names text that has to be taken out of its file first: bytes are read as they
+// are.
+void text_data_require_plain(const char* list);
+
+// ---- verifying
+
+// Checks every file of a list, a line each: shards by tokens_verify_file, text by reading it to its end.
+// Returns how many are bad. `text` needs no vocabulary and no directory.
+int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab_size, const TextData* text);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef TEXT_DATA_IMPLEMENTATION
+
+#include <dirent.h>
+#include <errno.h>
+#include <glob.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/base/mapped.h"
+#include "llmc/base/signals.h"
+#include "llmc/base/xxh64.h"
+#include "llmc/data/packed_file.h"
+#include "llmc/data/shard_writer.h"
+#include "llmc/data/text_pipeline.h"
+#include "llmc/data/text_source.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_train.h"
+
+#define TEXT_DATA_SHARD_TOKENS_ 100000000
 
 // What the sinks know of a source that is being read.
 typedef struct {
@@ -65,8 +132,7 @@ typedef struct {
 // Its name, "" if there is none: what exit() calls cannot be given it as an argument.
 static char text_data_temporary_[PATH_MAX] = "";
 
-// Removes it, with the shards; who has mapped them keeps them.
-static inline void text_data_remove_temporary(void) {
+void text_data_remove_temporary(void) {
     struct dirent* entry;
     DIR* entries = text_data_temporary_[0] ? opendir(text_data_temporary_) : NULL;
     while (entries && (entry = readdir(entries))) {
@@ -79,8 +145,7 @@ static inline void text_data_remove_temporary(void) {
     text_data_temporary_[0] = '\0';
 }
 
-// Makes it, in TMPDIR or /tmp, and sees to it that it is removed. Sets path.
-static inline void text_data_make_temporary(char path[PATH_MAX]) {
+void text_data_make_temporary(char path[PATH_MAX]) {
     const char *set = getenv("TMPDIR"), *parent = set && *set ? set : "/tmp";
     file_path(path, "%s/tokens-XXXXXX", parent);
     CHECK(mkdtemp(path), "TMPDIR %s: cannot make a directory: %s", parent, strerror(errno));
@@ -90,7 +155,7 @@ static inline void text_data_make_temporary(char path[PATH_MAX]) {
 
 // ---- separators
 
-static inline void text_data_say_mark_(FILE* screen, const char* path) {
+static void text_data_say_mark_(FILE* screen, const char* path) {
     fprintf(screen,
             "warning: %s has the characters " BPE_EOT_TEXT ", which are text like any other; if they stand "
             "between documents: --separator '" BPE_EOT_TEXT "'\n",
@@ -99,13 +164,13 @@ static inline void text_data_say_mark_(FILE* screen, const char* path) {
 }
 
 // Whether a separator would divide the text of this file: packed or not, it has no fields.
-static inline int text_data_is_one_text_(const char* path) {
+static int text_data_is_one_text_(const char* path) {
     char name[PATH_MAX];
     snprintf(name, sizeof(name), "%.*s", (int)packed_name_bytes(path), path);
     return text_source_is_plain(name);
 }
 
-static inline int text_data_has_mark_(const char* text, size_t bytes) {
+static int text_data_has_mark_(const char* text, size_t bytes) {
     return bytes && memmem(text, bytes, BPE_EOT_TEXT, strlen(BPE_EOT_TEXT)) != NULL;
 }
 
@@ -116,13 +181,12 @@ typedef struct {
     int found;
 } TextSearch_;
 
-static inline void text_data_search_(void* search_) {
+static void text_data_search_(void* search_) {
     TextSearch_* search = (TextSearch_*)search_;
     search->found = text_data_has_mark_(search->text, search->bytes);
 }
 
-// Text that is read as bytes: says so, once for a source, if one of its files seems to have a separator.
-static inline void text_data_warn(FILE* screen, const DataSources* sources) {
+void text_data_warn(FILE* screen, const DataSources* sources) {
     const size_t most = (size_t)8 << 20; // of a file: that is many documents
     for (int s = 0; s < sources->count; s++) {
         const TokenStream* stream = &sources->source[s].stream;
@@ -142,8 +206,8 @@ static inline void text_data_warn(FILE* screen, const DataSources* sources) {
 
 // ---- reading
 
-static inline void text_data_open_(TextReading_* reading, const char* name, const glob_t* files,
-                                   const TextData* text) {
+static void text_data_open_(TextReading_* reading, const char* name, const glob_t* files,
+                            const TextData* text) {
     const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES};
     memset(reading, 0, sizeof(*reading));
     reading->name = name;
@@ -154,7 +218,7 @@ static inline void text_data_open_(TextReading_* reading, const char* name, cons
 }
 
 // A line every few seconds, and a warning where it is due.
-static inline void text_data_show_(TextReading_* reading, const TokenBlock* block) {
+static void text_data_show_(TextReading_* reading, const TokenBlock* block) {
     const TextBlock* text = block->text;
     const char* path = reading->source.paths[text->start.file];
     const double now_s = time_now_s();
@@ -173,7 +237,7 @@ static inline void text_data_show_(TextReading_* reading, const TokenBlock* bloc
 }
 
 // Removes what was written so far: without its .json nobody would take it.
-static inline void text_data_abandon_(TextReading_* reading) {
+static void text_data_abandon_(TextReading_* reading) {
     char path[PATH_MAX];
     if (reading->shards.is_open) {
         file_discard(&reading->shards.file);
@@ -184,7 +248,7 @@ static inline void text_data_abandon_(TextReading_* reading) {
     }
 }
 
-static inline int text_data_store_(void* context, const TokenBlock* block) {
+static int text_data_store_(void* context, const TokenBlock* block) {
     TextReading_* reading = (TextReading_*)context;
     for (size_t at = 0; at < block->count;) {
         at += shard_writer_add(&reading->shards, block->ids + at, block->count - at);
@@ -193,7 +257,7 @@ static inline int text_data_store_(void* context, const TokenBlock* block) {
     return !signals_stop();
 }
 
-static inline int text_data_count_(void* context, const TokenBlock* block) {
+static int text_data_count_(void* context, const TokenBlock* block) {
     text_data_show_((TextReading_*)context, block);
     return !signals_stop();
 }
@@ -201,7 +265,7 @@ static inline int text_data_count_(void* context, const TokenBlock* block) {
 // ---- what is kept
 
 // What the tokens depend on.
-static inline uint64_t text_data_key_(const TextData* text, const char* name, const glob_t* files) {
+static uint64_t text_data_key_(const TextData* text, const char* name, const glob_t* files) {
     Xxh64 hash;
     TokensProgress progress = {0, 0};
     const uint64_t vocabulary = bpe_checksum(text->bpe);
@@ -235,13 +299,13 @@ typedef struct {
     size_t count, tokens;
 } TextKept_;
 
-static inline void text_data_free_kept_(TextKept_* kept) {
+static void text_data_free_kept_(TextKept_* kept) {
     free(kept->source);
     free(kept->shards);
     memset(kept, 0, sizeof(*kept));
 }
 
-static inline int text_data_read_shards_(JsonReader* reader, TextKept_* kept) {
+static int text_data_read_shards_(JsonReader* reader, TextKept_* kept) {
     int more = 0, ok = json_take(reader, '[');
     while (ok && (more = json_element(reader, kept->count ? JSON_NEXT : JSON_FIRST)) > 0) {
         const char *key, *sum;
@@ -258,7 +322,7 @@ static inline int text_data_read_shards_(JsonReader* reader, TextKept_* kept) {
 }
 
 // Reads such a file; 0 if there is none, or none of ours. text_data_free_kept_ frees it.
-static inline int text_data_read_kept_(TextKept_* kept, const char* path) {
+static int text_data_read_kept_(TextKept_* kept, const char* path) {
     char *text, error[ERROR_BYTES];
     const char *key, *source;
     size_t bytes;
@@ -283,7 +347,7 @@ static inline int text_data_read_kept_(TextKept_* kept, const char* path) {
 }
 
 // Whether a shard is what was written.
-static inline int text_data_check_shard_(const char* path, size_t bytes, uint64_t wanted, char* error) {
+static int text_data_check_shard_(const char* path, size_t bytes, uint64_t wanted, char* error) {
     struct stat info;
     uint64_t sum = 0;
     if (stat(path, &info) != 0) {
@@ -300,8 +364,8 @@ static inline int text_data_check_shard_(const char* path, size_t bytes, uint64_
 }
 
 // Whether the shards that the .json names are there and whole. Says which is not.
-static inline int text_data_is_kept_(const TextData* text, const char* name, const char* json,
-                                     const ShardWriter* shards) {
+static int text_data_is_kept_(const TextData* text, const char* name, const char* json,
+                              const ShardWriter* shards) {
     TokensProgress progress = {0, 0};
     TextKept_ kept;
     char path[PATH_MAX], error[ERROR_BYTES];
@@ -321,7 +385,7 @@ static inline int text_data_is_kept_(const TextData* text, const char* name, con
 enum { TEXT_DATA_KEY_DIGITS_ = 16 };
 
 // Whether a file of this name is a shard or a .json that we wrote; sets key to its key.
-static inline int text_data_is_ours_(const char* file, char key[TEXT_DATA_KEY_DIGITS_ + 1]) {
+static int text_data_is_ours_(const char* file, char key[TEXT_DATA_KEY_DIGITS_ + 1]) {
     const char* rest = file + TEXT_DATA_KEY_DIGITS_;
     unsigned long long number;
     int length = 0;
@@ -336,7 +400,7 @@ static inline int text_data_is_ours_(const char* file, char key[TEXT_DATA_KEY_DI
 
 // Whether nobody takes the files of this key any more: they were made of what the source was before, or never
 // finished.
-static inline int text_data_is_old_(const TextData* text, const char* key, const char* source) {
+static int text_data_is_old_(const TextData* text, const char* key, const char* source) {
     TextKept_ kept;
     char json[PATH_MAX], name[TEXT_DATA_KEY_DIGITS_ + 8];
     snprintf(name, sizeof(name), "%s.json", key);
@@ -348,7 +412,7 @@ static inline int text_data_is_old_(const TextData* text, const char* key, const
 
 // Removes all that is older than the shards of this key. A .json that is met before its shards makes them
 // unfinished ones.
-static inline void text_data_remove_old_(const TextData* text, const char* source, const char* key) {
+static void text_data_remove_old_(const TextData* text, const char* source, const char* key) {
     struct dirent** entries;
     const int count = scandir(text->directory, &entries, NULL, alphasort);
     for (int i = 0; i < count; i++) {
@@ -369,7 +433,7 @@ static inline void text_data_remove_old_(const TextData* text, const char* sourc
 // ---- shards
 
 // Writes the .json of the shards, which are whole from now on.
-static inline void text_data_finish_(TextReading_* reading, const char* json) {
+static void text_data_finish_(TextReading_* reading, const char* json) {
     const ShardWriter* shards = &reading->shards;
     FILE* screen = reading->text->screen;
     FileWriter file;
@@ -399,7 +463,7 @@ static inline void text_data_finish_(TextReading_* reading, const char* json) {
 }
 
 // Encodes a source into shards; if that fails, or is stopped by a signal, they are removed.
-static inline void text_data_write_(TextReading_* reading, const char* json) {
+static void text_data_write_(TextReading_* reading, const char* json) {
     const TextData* text = reading->text;
     const int ok = pipeline_run(&reading->source, text->bpe, pipeline_cores(), text_data_store_, reading);
     if (!ok || signals_stop()) {
@@ -414,7 +478,7 @@ static inline void text_data_write_(TextReading_* reading, const char* json) {
 
 // Sets prefix (PATH_MAX) to that of the shards of a source, which are encoded if they are not kept. Returns
 // whether there are any.
-static inline int text_data_encode_(const TextData* text, const char* name, char* prefix) {
+static int text_data_encode_(const TextData* text, const char* name, char* prefix) {
     glob_t files = tokens_list(name);
     TextReading_ reading;
     char json[PATH_MAX];
@@ -435,9 +499,7 @@ static inline int text_data_encode_(const TextData* text, const char* name, char
     return is_kept || text->mode == TEXT_DATA_ENCODE;
 }
 
-// The list of shards for a list of text, encoded now where they are not kept. The caller, who has the lock of
-// the directory, frees it. With TEXT_DATA_FIND, NULL if some are not kept.
-static inline char* text_data_shards(const TextData* text, const char* list) {
+char* text_data_shards(const TextData* text, const char* list) {
     SourceList sources;
     char *shards = NULL, prefix[PATH_MAX];
     size_t bytes = 0;
@@ -474,7 +536,7 @@ typedef struct {
     double shown_s;
 } TextMerging_;
 
-static inline void text_data_merge_(void* context, int merges, int wanted) {
+static void text_data_merge_(void* context, int merges, int wanted) {
     TextMerging_* merging = (TextMerging_*)context;
     signals_end("training a vocabulary");
     if (time_now_s() - merging->shown_s >= 5) {
@@ -484,9 +546,7 @@ static inline void text_data_merge_(void* context, int merges, int wanted) {
     }
 }
 
-// Trains a vocabulary of so many ids on all sources of the list, whatever their weights. `text` needs no
-// vocabulary and no directory.
-static inline void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab_size) {
+void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab_size) {
     SourceList sources;
     BpeTrainer trainer;
     uint64_t bytes = 0;
@@ -516,9 +576,7 @@ static inline void text_data_train(Bpe* bpe, const TextData* text, const char* l
 
 // ---- bytes
 
-// Ends the program if the list names text that has to be taken out of its file first: bytes are read as they
-// are.
-static inline void text_data_require_plain(const char* list) {
+void text_data_require_plain(const char* list) {
     SourceList sources;
     sources_read_list(&sources, list);
     for (int i = 0; i < sources.count; i++) {
@@ -538,8 +596,8 @@ static inline void text_data_require_plain(const char* list) {
 
 // Reads a text file to its end, and counts what is in it. Returns 0 with the reason in `error` if it is not
 // sound.
-static inline int text_data_read_through_(const char* path, const TextOptions* options, size_t* documents,
-                                          size_t* bytes, char* error) {
+static int text_data_read_through_(const char* path, const TextOptions* options, size_t* documents,
+                                   size_t* bytes, char* error) {
     TextSource source;
     TextBlock block;
     TokensProgress progress = {0, 0};
@@ -563,7 +621,7 @@ static inline int text_data_read_through_(const char* path, const TextOptions* o
 }
 
 // Checks a text file, and says in a line what was found. Returns whether it is sound.
-static inline int text_data_verify_file_(FILE* out, const char* path, const TextOptions* options) {
+static int text_data_verify_file_(FILE* out, const char* path, const TextOptions* options) {
     char error[ERROR_BYTES];
     const char* checksum = "";
     size_t documents = 0, bytes = 0;
@@ -577,10 +635,7 @@ static inline int text_data_verify_file_(FILE* out, const char* path, const Text
     return 1;
 }
 
-// Checks every file of a list, a line each: shards by tokens_verify_file, text by reading it to its end.
-// Returns how many are bad. `text` needs no vocabulary and no directory.
-static inline int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab_size,
-                                   const TextData* text) {
+int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab_size, const TextData* text) {
     const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES};
     SourceList sources;
     int bad = 0;
@@ -599,5 +654,7 @@ static inline int text_data_verify(FILE* out, const char* list, TokensFormat for
     free(sources.text);
     return bad;
 }
+
+#endif // TEXT_DATA_IMPLEMENTATION
 
 #endif

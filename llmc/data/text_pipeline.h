@@ -17,14 +17,15 @@ defines: TokenBlock, TokenSink, pipeline_run, pipeline_train, pipeline_cores
 #ifndef LLMC_TEXT_PIPELINE_H
 #define LLMC_TEXT_PIPELINE_H
 
-#include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
+#include <stddef.h>
 
-#include "llmc/base/check.h"
 #include "llmc/data/text_source.h"
-#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_train.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // What the encoders made of a block of text. The sink may keep nothing of it.
 typedef struct {
@@ -34,6 +35,37 @@ typedef struct {
 } TokenBlock;
 
 typedef int (*TokenSink)(void* context, const TokenBlock* block);
+
+// The processors that this process may use.
+int pipeline_cores(void);
+
+// ---- encoding
+
+// Runs the source to its end, or until the sink returns 0, with so many encoders. Returns 0 with
+// source->error after an error, when the sink has got all blocks before it.
+int pipeline_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink, void* context);
+
+// ---- training
+
+// The same, but adds the pieces of all documents to the trainer, on as many threads as it was opened for.
+int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void* context);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef TEXT_PIPELINE_IMPLEMENTATION
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/bpe_split.h"
 
 typedef struct {
     TextBlock text;
@@ -60,8 +92,7 @@ typedef struct {
     int is_stopped;     // the sink wants no more
 } Pipeline_;
 
-// The processors that this process may use.
-static inline int pipeline_cores(void) {
+int pipeline_cores(void) {
 #ifdef __linux__
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof(set), &set) == 0) {
@@ -75,11 +106,11 @@ static inline int pipeline_cores(void) {
 // ---- the threads
 
 // The lock is held before and after; others go on meanwhile.
-static inline void pipeline_wait_(Pipeline_* run) { pthread_cond_wait(&run->changed, &run->lock); }
+static void pipeline_wait_(Pipeline_* run) { pthread_cond_wait(&run->changed, &run->lock); }
 
-static inline void pipeline_tell_(Pipeline_* run) { pthread_cond_broadcast(&run->changed); }
+static void pipeline_tell_(Pipeline_* run) { pthread_cond_broadcast(&run->changed); }
 
-static inline void* pipeline_read_(void* argument) {
+static void* pipeline_read_(void* argument) {
     Pipeline_* run = (Pipeline_*)argument;
     pthread_mutex_lock(&run->lock);
     while (!run->source_is_done && !run->is_stopped) {
@@ -106,7 +137,7 @@ typedef struct {
     void* tool;
 } PipelineWorker_;
 
-static inline void* pipeline_work_(void* argument) {
+static void* pipeline_work_(void* argument) {
     const PipelineWorker_* worker = (const PipelineWorker_*)argument;
     Pipeline_* run = worker->run;
     pthread_mutex_lock(&run->lock);
@@ -127,7 +158,7 @@ static inline void* pipeline_work_(void* argument) {
 }
 
 // Hands the blocks to the sink, in order, until there are no more or it wants no more.
-static inline void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context) {
+static void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context) {
     pthread_mutex_lock(&run->lock);
     while (!run->is_stopped && !(run->source_is_done && run->sunk == run->read)) {
         PipelineSlot_* slot = &run->slots[run->sunk % run->num_slots];
@@ -147,8 +178,7 @@ static inline void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context)
 }
 
 // Starts the reader and one worker for each of the tools, and lets them run to the end.
-static inline void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, TokenSink sink,
-                                     void* context) {
+static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, TokenSink sink, void* context) {
     pthread_t* threads = (pthread_t*)check_alloc(num_tools + 1, sizeof(pthread_t), "threads");
     PipelineWorker_* workers = (PipelineWorker_*)check_alloc(num_tools, sizeof(PipelineWorker_), "threads");
     int reason = pthread_create(&threads[num_tools], NULL, pipeline_read_, run);
@@ -166,8 +196,8 @@ static inline void pipeline_threads_(Pipeline_* run, void** tools, size_t num_to
     free(threads);
 }
 
-static inline int pipeline_with_(TextSource* source, PipelineWork_ work, void** tools, size_t num_tools,
-                                 TokenSink sink, void* context) {
+static int pipeline_with_(TextSource* source, PipelineWork_ work, void** tools, size_t num_tools,
+                          TokenSink sink, void* context) {
     Pipeline_ run;
     memset(&run, 0, sizeof(run));
     run.source = source;
@@ -190,7 +220,7 @@ static inline int pipeline_with_(TextSource* source, PipelineWork_ work, void** 
 // ---- encoding
 
 // Encodes a block: its parts are what the beginnings of documents cut it into.
-static inline void pipeline_encode_(PipelineSlot_* slot, void* tool) {
+static void pipeline_encode_(PipelineSlot_* slot, void* tool) {
     BpeEncoder* encoder = (BpeEncoder*)tool;
     const TextBlock* text = &slot->text;
     slot->ids = (int*)check_reserve(slot->ids, &slot->ids_room, text->bytes + text->num_documents,
@@ -207,10 +237,7 @@ static inline void pipeline_encode_(PipelineSlot_* slot, void* tool) {
     slot->count = count;
 }
 
-// Runs the source to its end, or until the sink returns 0, with so many encoders. Returns 0 with
-// source->error after an error, when the sink has got all blocks before it.
-static inline int pipeline_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink,
-                               void* context) {
+int pipeline_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink, void* context) {
     const size_t n = (size_t)threads;
     BpeEncoder* encoders = (BpeEncoder*)check_alloc(n, sizeof(BpeEncoder), "encoders");
     void** tools = (void**)check_alloc(n, sizeof(void*), "encoders");
@@ -234,7 +261,7 @@ typedef struct {
     int thread;
 } PipelineCounter_;
 
-static inline void pipeline_count_(PipelineSlot_* slot, void* tool) {
+static void pipeline_count_(PipelineSlot_* slot, void* tool) {
     const PipelineCounter_* counter = (const PipelineCounter_*)tool;
     const TextBlock* text = &slot->text;
     for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
@@ -244,8 +271,7 @@ static inline void pipeline_count_(PipelineSlot_* slot, void* tool) {
     }
 }
 
-// The same, but adds the pieces of all documents to the trainer, on as many threads as it was opened for.
-static inline int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void* context) {
+int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void* context) {
     const size_t n = (size_t)trainer->threads;
     PipelineCounter_* counters = (PipelineCounter_*)check_alloc(n, sizeof(PipelineCounter_), "counters");
     void** tools = (void**)check_alloc(n, sizeof(void*), "counters");
@@ -259,5 +285,7 @@ static inline int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenS
     free(counters);
     return ok;
 }
+
+#endif // TEXT_PIPELINE_IMPLEMENTATION
 
 #endif

@@ -33,14 +33,17 @@ defines: TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, Tex
 #ifndef LLMC_TEXT_SOURCE_H
 #define LLMC_TEXT_SOURCE_H
 
-#include <ctype.h>
-#include <dirent.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/json.h"
 #include "llmc/data/packed_file.h"
 #include "llmc/data/parquet.h"
 #include "llmc/tokenizer/bpe_split.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum {
     TEXT_BLOCK_BYTES = 1 << 20,
@@ -103,7 +106,62 @@ typedef struct {
 
 // ---- memory
 
-static inline void text_block_close(TextBlock* block) {
+void text_block_close(TextBlock* block);
+
+// ---- files
+
+// Whether a file is text of one of our formats, by its name; 0 with the error if not.
+int text_source_is_text(const char* path, char* error);
+
+// Whether a file is text from its first byte to its last, by its name.
+int text_source_is_plain(const char* path);
+
+// Bytes of all files that were read or stepped over, as they are on the disk; of a Parquet file, what its
+// rows are on average.
+uint64_t text_source_read_bytes(const TextSource* source);
+
+// ---- blocks
+
+// Sets the next block, which is empty memory at first and used again afterwards: 1, 0 if there is no more
+// text, -1 with source->error. text_block_close frees it.
+int text_source_next(TextSource* source, TextBlock* block);
+
+// ---- the whole
+
+// A missing file ends the program; later errors are returned.
+void text_source_open(TextSource* source, const TextOptions* options, const char* const* paths,
+                      uint64_t num_files);
+
+// Opens each file that can be read twice and looks at its beginning, so that what cannot be read, or is no
+// text, shows before any work. Returns 0 with source->error if there is one.
+int text_source_check(TextSource* source);
+
+// Goes to where a block of the same files began. Returns 0 with source->error if the file is shorter now.
+int text_source_seek(TextSource* source, TextPosition position);
+
+void text_source_close(TextSource* source);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef TEXT_SOURCE_IMPLEMENTATION
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+
+// ---- memory
+
+void text_block_close(TextBlock* block) {
     free(block->text);
     free(block->documents);
     memset(block, 0, sizeof(*block));
@@ -114,7 +172,7 @@ static inline void text_block_close(TextBlock* block) {
 enum { TEXT_ENDING_BYTES_ = 16 };
 
 // Sets `ending` to " .txt " of "a/B.TXT.gz", " " if there is none.
-static inline void text_ending_(const char* path, char ending[TEXT_ENDING_BYTES_]) {
+static void text_ending_(const char* path, char ending[TEXT_ENDING_BYTES_]) {
     const size_t length = packed_name_bytes(path);
     size_t at = length;
     while (at > 0 && path[at - 1] != '.' && path[at - 1] != '/') {
@@ -128,7 +186,7 @@ static inline void text_ending_(const char* path, char ending[TEXT_ENDING_BYTES_
 }
 
 // The format of a file by its name; TEXT_BY_NAME, and what to do about it, if it is none of ours.
-static inline TextFormat text_format_of_name_(const char* path, const char** advice) {
+static TextFormat text_format_of_name_(const char* path, const char** advice) {
     static const struct {
         const char* endings;
         TextFormat format;
@@ -157,21 +215,19 @@ static inline TextFormat text_format_of_name_(const char* path, const char** adv
     return TEXT_PLAIN;
 }
 
-// Whether a file is text of one of our formats, by its name; 0 with the error if not.
-static inline int text_source_is_text(const char* path, char* error) {
+int text_source_is_text(const char* path, char* error) {
     const char* advice = "";
     return text_format_of_name_(path, &advice) != TEXT_BY_NAME ||
            error_set(error, path, "no text by its name: %s", advice);
 }
 
-// Whether a file is text from its first byte to its last, by its name.
-static inline int text_source_is_plain(const char* path) {
+int text_source_is_plain(const char* path) {
     const char* advice;
     return packed_kind(path) == PACKED_NOT && text_format_of_name_(path, &advice) == TEXT_PLAIN;
 }
 
 // The format of a file; 0 with the error if its name is none of ours.
-static inline int text_format_(TextSource* source, const char* path, TextFormat* format) {
+static int text_format_(TextSource* source, const char* path, TextFormat* format) {
     const char* advice = "";
     *format =
         source->options.format == TEXT_BY_NAME ? text_format_of_name_(path, &advice) : source->options.format;
@@ -180,7 +236,7 @@ static inline int text_format_(TextSource* source, const char* path, TextFormat*
                      advice);
 }
 
-static inline int text_open_file_(TextSource* source) {
+static int text_open_file_(TextSource* source) {
     const char* path = source->paths[source->at.file];
     source->records = source->text_bytes = 0;
     source->begin = source->end = 0;
@@ -200,7 +256,7 @@ static inline int text_open_file_(TextSource* source) {
     return source->is_open;
 }
 
-static inline void text_close_file_(TextSource* source) {
+static void text_close_file_(TextSource* source) {
     source->is_open = 0;
     if (source->format == TEXT_PARQUET) {
         parquet_close(&source->parquet);
@@ -209,9 +265,7 @@ static inline void text_close_file_(TextSource* source) {
     }
 }
 
-// Bytes of all files that were read or stepped over, as they are on the disk; of a Parquet file, what its
-// rows are on average.
-static inline uint64_t text_source_read_bytes(const TextSource* source) {
+uint64_t text_source_read_bytes(const TextSource* source) {
     if (source->is_open && source->format == TEXT_PARQUET) {
         const double rows = (double)parquet_rows(&source->parquet);
         const double share = rows > 0 ? (double)source->records / rows : 0;
@@ -220,7 +274,7 @@ static inline uint64_t text_source_read_bytes(const TextSource* source) {
     return source->read_before + (source->is_open ? source->file.read_bytes : 0);
 }
 
-static inline void text_next_file_(TextSource* source) {
+static void text_next_file_(TextSource* source) {
     source->read_before +=
         source->format == TEXT_PARQUET ? source->file_bytes[source->at.file] : source->file.read_bytes;
     text_close_file_(source);
@@ -229,7 +283,7 @@ static inline void text_next_file_(TextSource* source) {
 }
 
 // Reads from a file that is not Parquet. *got is 0 only at its end.
-static inline int text_read_(TextSource* source, char* buffer, size_t bytes, size_t* got) {
+static int text_read_(TextSource* source, char* buffer, size_t bytes, size_t* got) {
     if (!packed_read(&source->file, buffer, bytes, got)) {
         return 0;
     }
@@ -247,12 +301,12 @@ static inline int text_read_(TextSource* source, char* buffer, size_t bytes, siz
 
 // ---- records: lines, or what stands between separators
 
-static inline int text_has_records_(const TextSource* source) {
+static int text_has_records_(const TextSource* source) {
     return source->format != TEXT_PLAIN || source->options.separator[0];
 }
 
 // Reads more of the file behind the window. Sets *got to 0 at its end.
-static inline int text_widen_(TextSource* source, size_t* got) {
+static int text_widen_(TextSource* source, size_t* got) {
     if (source->begin > 0) {
         memmove(source->window, source->window + source->begin, source->end - source->begin);
         source->end -= source->begin;
@@ -267,7 +321,7 @@ static inline int text_widen_(TextSource* source, size_t* got) {
 }
 
 // The next row of a Parquet file: 1, 0 at its end, -1 after an error.
-static inline int text_row_(TextSource* source, const char** row, size_t* bytes) {
+static int text_row_(TextSource* source, const char** row, size_t* bytes) {
     const int more = parquet_try_next(&source->parquet, row, bytes);
     if (more < 0) {
         memcpy(source->error, source->parquet.error, sizeof(source->error));
@@ -278,7 +332,7 @@ static inline int text_row_(TextSource* source, const char** row, size_t* bytes)
 
 // Takes the next record off the window: 1, 0 at the end of the file, -1 after an error. The record is the
 // caller's to change, until the next one is taken.
-static inline int text_cut_record_(TextSource* source, char** record, size_t* bytes) {
+static int text_cut_record_(TextSource* source, char** record, size_t* bytes) {
     const char* delimiter = source->format == TEXT_PLAIN ? source->options.separator : "\n";
     const size_t delimiter_bytes = strlen(delimiter);
     source->window = (char*)check_reserve(source->window, &source->window_room, TEXT_READ_BYTES_, 1,
@@ -313,7 +367,7 @@ static inline int text_cut_record_(TextSource* source, char** record, size_t* by
 enum { TEXT_NAMES_BYTES_ = 160 };
 
 // Appends a key to a list of them, for an error, as far as there is room. Keys may be any strings.
-static inline void text_add_name_(char names[TEXT_NAMES_BYTES_], const char* key, size_t bytes) {
+static void text_add_name_(char names[TEXT_NAMES_BYTES_], const char* key, size_t bytes) {
     size_t used = strlen(names);
     used += (size_t)snprintf(names + used, TEXT_NAMES_BYTES_ - used, "%s\"", used ? ", " : "");
     for (size_t i = 0; i < bytes && used + 2 < TEXT_NAMES_BYTES_; i++, used++) {
@@ -325,7 +379,7 @@ static inline void text_add_name_(char names[TEXT_NAMES_BYTES_], const char* key
 }
 
 // Reads an object and sets *text to its string `field`; *text is NULL if the field is null.
-static inline int text_field_(JsonReader* reader, const char* field, const char** text, size_t* bytes) {
+static int text_field_(JsonReader* reader, const char* field, const char** text, size_t* bytes) {
     char names[TEXT_NAMES_BYTES_] = "";
     const char* key;
     const size_t field_bytes = strlen(field);
@@ -351,7 +405,7 @@ static inline int text_field_(JsonReader* reader, const char* field, const char*
 }
 
 // The document of a line: 1, 0 if it has none, -1 after an error.
-static inline int text_json_document_(TextSource* source, char* line, size_t bytes) {
+static int text_json_document_(TextSource* source, char* line, size_t bytes) {
     JsonReader reader = json_reader("", line, bytes, source->error);
     const char* text;
     if (json_peek(&reader) < 0) {
@@ -371,7 +425,7 @@ static inline int text_json_document_(TextSource* source, char* line, size_t byt
 // ---- documents
 
 // The next record of the open file, whatever is in it: 1, 0 at the end of the file, -1 after an error.
-static inline int text_record_(TextSource* source) {
+static int text_record_(TextSource* source) {
     char* record = NULL;
     if (source->format == TEXT_PARQUET) {
         return text_row_(source, &source->document, &source->document_bytes);
@@ -382,7 +436,7 @@ static inline int text_record_(TextSource* source) {
 }
 
 // Takes the next document that has text: 1, 0 at the end of the file, -1 after an error.
-static inline int text_document_(TextSource* source) {
+static int text_document_(TextSource* source) {
     for (;;) {
         int found = text_record_(source);
         if (found <= 0) {
@@ -403,7 +457,7 @@ static inline int text_document_(TextSource* source) {
 }
 
 // Notes that text of the document at source->at follows.
-static inline void text_begin_(TextSource* source, TextBlock* block) {
+static void text_begin_(TextSource* source, TextBlock* block) {
     if (source->at.offset == 0) {
         block->documents = (size_t*)check_reserve(block->documents, &block->documents_room,
                                                   block->num_documents + 1, sizeof(size_t), "text");
@@ -415,7 +469,7 @@ static inline void text_begin_(TextSource* source, TextBlock* block) {
 }
 
 // Appends up to `room` bytes of a file that is one document: 1, 0 at its end, -1 after an error.
-static inline int text_append_plain_(TextSource* source, TextBlock* block, size_t room) {
+static int text_append_plain_(TextSource* source, TextBlock* block, size_t room) {
     size_t got;
     if (!text_read_(source, block->text + block->bytes, room, &got)) {
         return -1;
@@ -429,7 +483,7 @@ static inline int text_append_plain_(TextSource* source, TextBlock* block, size_
 }
 
 // The same for a file of records.
-static inline int text_append_record_(TextSource* source, TextBlock* block, size_t room) {
+static int text_append_record_(TextSource* source, TextBlock* block, size_t room) {
     const int more = source->document_bytes > 0 ? 1 : text_document_(source);
     if (more <= 0) {
         return more;
@@ -445,7 +499,7 @@ static inline int text_append_record_(TextSource* source, TextBlock* block, size
 }
 
 // Appends up to `room` bytes of the next document: 1, 0 at the end of the last file, -1 after an error.
-static inline int text_append_(TextSource* source, TextBlock* block, size_t room) {
+static int text_append_(TextSource* source, TextBlock* block, size_t room) {
     block->text = (char*)check_reserve(block->text, &block->text_room, block->bytes + room, 1, "text");
     for (;;) {
         if (!source->is_open) {
@@ -468,7 +522,7 @@ static inline int text_append_(TextSource* source, TextBlock* block, size_t room
 // ---- blocks
 
 // Begins a block with what the last cut left over.
-static inline void text_begin_block_(TextSource* source, TextBlock* block) {
+static void text_begin_block_(TextSource* source, TextBlock* block) {
     block->bytes = block->num_documents = 0;
     if (source->carry_bytes > 0) {
         block->text = (char*)check_reserve(block->text, &block->text_room, source->carry_bytes, 1, "text");
@@ -481,7 +535,7 @@ static inline void text_begin_block_(TextSource* source, TextBlock* block) {
 }
 
 // Divides the last document of the block, if there is a place for it.
-static inline int text_cut_block_(TextSource* source, TextBlock* block) {
+static int text_cut_block_(TextSource* source, TextBlock* block) {
     const size_t begin = block->num_documents ? block->documents[block->num_documents - 1] : 0;
     const size_t n = bpe_last_cut(&source->classes, block->text + begin, block->bytes - begin);
     if (n > 0) {
@@ -495,13 +549,11 @@ static inline int text_cut_block_(TextSource* source, TextBlock* block) {
 }
 
 // Whether the text that was appended last may go on.
-static inline int text_continues_(const TextSource* source) {
+static int text_continues_(const TextSource* source) {
     return source->is_open && (!text_has_records_(source) || source->document_bytes > 0);
 }
 
-// Sets the next block, which is empty memory at first and used again afterwards: 1, 0 if there is no more
-// text, -1 with source->error. text_block_close frees it.
-static inline int text_source_next(TextSource* source, TextBlock* block) {
+int text_source_next(TextSource* source, TextBlock* block) {
     text_begin_block_(source, block);
     size_t wanted = source->options.block_bytes;
     for (int more = 1;;) {
@@ -525,7 +577,7 @@ static inline int text_source_next(TextSource* source, TextBlock* block) {
 // ---- the whole
 
 // How most names of text in a directory end, for a hint.
-static inline const char* text_usual_ending_(const char* directory) {
+static const char* text_usual_ending_(const char* directory) {
     static const char* const endings[] = {".txt",    ".md",        ".html",    ".tex",
                                           ".jsonl",  ".ndjson",    ".parquet", ".jsonl.gz",
                                           ".txt.gz", ".jsonl.zst", ".txt.zst"};
@@ -546,7 +598,7 @@ static inline const char* text_usual_ending_(const char* directory) {
 }
 
 // Sets the size of a file: it must be there before any work.
-static inline void text_source_measure_(TextSource* source, uint64_t file) {
+static void text_source_measure_(TextSource* source, uint64_t file) {
     const char* path = source->paths[file];
     struct stat info;
     TextFormat format;
@@ -565,9 +617,8 @@ static inline void text_source_measure_(TextSource* source, uint64_t file) {
     source->total_bytes += source->file_bytes[file];
 }
 
-// A missing file ends the program; later errors are returned.
-static inline void text_source_open(TextSource* source, const TextOptions* options, const char* const* paths,
-                                    uint64_t num_files) {
+void text_source_open(TextSource* source, const TextOptions* options, const char* const* paths,
+                      uint64_t num_files) {
     memset(source, 0, sizeof(*source));
     source->options = *options;
     source->paths = paths;
@@ -580,9 +631,7 @@ static inline void text_source_open(TextSource* source, const TextOptions* optio
     }
 }
 
-// Opens each file that can be read twice and looks at its beginning, so that what cannot be read, or is no
-// text, shows before any work. Returns 0 with source->error if there is one.
-static inline int text_source_check(TextSource* source) {
+int text_source_check(TextSource* source) {
     int ok = 1;
     for (uint64_t i = 0; ok && i < source->num_files; i++) {
         source->at.file = i;
@@ -599,8 +648,7 @@ static inline int text_source_check(TextSource* source) {
     return ok;
 }
 
-// Goes to where a block of the same files began. Returns 0 with source->error if the file is shorter now.
-static inline int text_source_seek(TextSource* source, TextPosition position) {
+int text_source_seek(TextSource* source, TextPosition position) {
     for (uint64_t i = 0; i < position.file && i < source->num_files; i++) {
         source->read_before += source->file_bytes[i];
     }
@@ -632,7 +680,7 @@ static inline int text_source_seek(TextSource* source, TextPosition position) {
     return more > 0;
 }
 
-static inline void text_source_close(TextSource* source) {
+void text_source_close(TextSource* source) {
     if (source->is_open) {
         text_close_file_(source);
     }
@@ -643,5 +691,7 @@ static inline void text_source_close(TextSource* source) {
     free(source->carry);
     memset(source, 0, sizeof(*source));
 }
+
+#endif // TEXT_SOURCE_IMPLEMENTATION
 
 #endif

@@ -30,20 +30,16 @@ defines: TokenStream, TokensKind, TokensFormat, tokens_next_item, tokens_escape,
 #ifndef LLMC_TOKENS_H
 #define LLMC_TOKENS_H
 
-#include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
-#include "llmc/base/check.h"
-#include "llmc/base/clock.h"
-#include "llmc/base/file.h"
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
 #include "llmc/base/mapped.h"
-#include "llmc/base/signals.h"
-#include "llmc/tokenizer/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     const void* tokens;
@@ -74,18 +70,122 @@ typedef enum { TOKENS_AUTO, TOKENS_NANOGPT } TokensFormat; // in the order of --
 
 // ---- names of files
 
-static inline int tokens_is_shard(const char* path) {
+int tokens_is_shard(const char* path);
+
+// Cuts the next item off a list, which is changed: what stands before a comma. *next goes on behind it. NULL
+// at the end.
+char* tokens_next_item(char** next);
+
+// A name as it stands in a list. The caller frees it.
+char* tokens_escape(const char* name);
+
+// The files of a list, in name order (of bytes, in any locale); the caller calls globfree. What matches
+// nothing is kept as a name: opening it will say that there is no such file.
+glob_t tokens_list(const char* pattern);
+
+// Whether the files are tokens (name in .bin) or text (any other name). Opens none of them.
+TokensKind tokens_kind(const char* pattern);
+
+// ---- opening a file. These functions return 0 and set `error` when something is wrong with it.
+
+enum { TOKENS_MAGIC_U16 = 20240520, TOKENS_MAGIC_U32 = 20240801, TOKENS_HEADER_BYTES_ = 1024 };
+
+// ---- Megatron's index: "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
+// then i32 lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and n.
+// Nothing is aligned.
+
+typedef struct {
+    int width; // bytes of a token
+    uint64_t sequences, marks;
+    const char *lengths, *offsets, *documents;
+} MegatronIndex;
+
+int64_t megatron_i64(const char* array, uint64_t i);
+
+// `index` has a sound head.
+MegatronIndex megatron_index(const void* index);
+
+// ---- checking tokens
+
+// Says from time to time how far the check is, if it takes long.
+typedef struct {
+    double shown_s; // when it last spoke; 0: not yet
+    double gigabytes;
+} TokensProgress;
+
+void tokens_progress(TokensProgress* progress, size_t bytes, const char* name);
+
+// ---- opening a stream
+
+// Opens the files of a list (tokens_list): `pattern` must live as long as the stream. All of the files are
+// checked, to the last token.
+void tokens_open_files(TokenStream* stream, const char* pattern, TokensFormat format, int vocab_size);
+
+// Opens tokens of the caller, who keeps them as long as the stream lives; `name` is for errors.
+void tokens_open_memory(TokenStream* stream, const uint16_t* tokens, size_t count, int vocab_size,
+                        const char* name);
+
+void tokens_close(TokenStream* stream);
+
+// Takes the validation data from the end of a freshly opened stream: its last shard if it has several, else
+// 5 % of its tokens, and never less than one sequence. `tail` becomes a view of the stream's spans, so the
+// stream is closed last.
+void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T);
+
+// ---- reading
+
+// Sets out (n) to the tokens [start, start + n) of the stream.
+void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out);
+
+int tokens_at(const TokenStream* stream, size_t position);
+
+// Sets the error to what happened when mapped_try, with a function that reads the stream, did not come to its
+// end. Returns 0 if that was no file of this stream: then it only says so much.
+int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error);
+
+// ---- verifying files
+
+// Compares a file with the checksum in path.xxh64, if there is one: sets what was found, in a few words.
+int tokens_verify_checksum(const char* path, const char** found, char* error);
+
+// Checks one file as far as can be, and says so in a line. Returns whether it is sound.
+int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int vocab_size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef TOKENS_IMPLEMENTATION
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/signals.h"
+#include "llmc/base/xxh64.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+// ---- names of files
+
+int tokens_is_shard(const char* path) {
     const char* ending = strrchr(path, '.');
     return ending && strcmp(ending, ".bin") == 0;
 }
 
-static inline int tokens_compare_(const void* a, const void* b) {
+static int tokens_compare_(const void* a, const void* b) {
     return strcmp(*(char* const*)a, *(char* const*)b);
 }
 
-// Cuts the next item off a list, which is changed: what stands before a comma. *next goes on behind it. NULL
-// at the end.
-static inline char* tokens_next_item(char** next) {
+char* tokens_next_item(char** next) {
     char *item = *next + strspn(*next, ","), *end = item;
     while (*end && *end != ',') {
         end += *end == '\\' && end[1] ? 2 : 1;
@@ -95,8 +195,7 @@ static inline char* tokens_next_item(char** next) {
     return *item ? item : NULL;
 }
 
-// A name as it stands in a list. The caller frees it.
-static inline char* tokens_escape(const char* name) {
+char* tokens_escape(const char* name) {
     char *text = (char*)check_alloc(2 * strlen(name) + 1, 1, "file names"), *out = text;
     for (; *name; name++) {
         if (strchr(",:*?[\\", *name)) {
@@ -108,7 +207,7 @@ static inline char* tokens_escape(const char* name) {
 }
 
 // The other way round, in place.
-static inline void tokens_unescape_(char* text) {
+static void tokens_unescape_(char* text) {
     char* out = text;
     for (; *text; text++) {
         text += *text == '\\' && text[1];
@@ -118,7 +217,7 @@ static inline void tokens_unescape_(char* text) {
 }
 
 // The text files of a directory: those whose names say that they are text.
-static inline void tokens_list_directory_(glob_t* files, const char* directory) {
+static void tokens_list_directory_(glob_t* files, const char* directory) {
     static const char* const endings[] = {".txt", ".md", ".html", ".tex", ".jsonl", ".ndjson", ".parquet"};
     static const char* const packed[] = {"", ".gz", ".zst"};
     char *escaped = tokens_escape(directory), pattern[PATH_MAX];
@@ -137,7 +236,7 @@ static inline void tokens_list_directory_(glob_t* files, const char* directory) 
 }
 
 // Adds the files of an item of a list.
-static inline void tokens_list_item_(glob_t* files, char* item) {
+static void tokens_list_item_(glob_t* files, char* item) {
     struct stat info;
     char* name = strdup(item);
     CHECK(name, "%s: no memory", item);
@@ -151,9 +250,7 @@ static inline void tokens_list_item_(glob_t* files, char* item) {
     free(name);
 }
 
-// The files of a list, in name order (of bytes, in any locale); the caller calls globfree. What matches
-// nothing is kept as a name: opening it will say that there is no such file.
-static inline glob_t tokens_list(const char* pattern) {
+glob_t tokens_list(const char* pattern) {
     glob_t files;
     memset(&files, 0, sizeof(files));
     char *items = (char*)check_alloc(strlen(pattern) + 1, 1, "file names"), *next = items, *item;
@@ -172,8 +269,7 @@ static inline glob_t tokens_list(const char* pattern) {
     return files;
 }
 
-// Whether the files are tokens (name in .bin) or text (any other name). Opens none of them.
-static inline TokensKind tokens_kind(const char* pattern) {
+TokensKind tokens_kind(const char* pattern) {
     glob_t files = tokens_list(pattern);
     const TokensKind kind = tokens_is_shard(files.gl_pathv[0]) ? TOKENS_SHARDS : TOKENS_TEXT;
     globfree(&files);
@@ -183,7 +279,7 @@ static inline TokensKind tokens_kind(const char* pattern) {
 // ---- opening a file. These functions return 0 and set `error` when something is wrong with it.
 
 // Maps a file that is not empty.
-static inline int tokens_map_(void** map, size_t* bytes, const char* path, char* error) {
+static int tokens_map_(void** map, size_t* bytes, const char* path, char* error) {
     struct stat info;
     if (stat(path, &info) != 0) {
         return error_set(error, path, "cannot open the data: %s", strerror(errno));
@@ -211,7 +307,7 @@ static inline int tokens_map_(void** map, size_t* bytes, const char* path, char*
     return 1;
 }
 
-static inline void tokens_unmap_(TokenSpan* span) {
+static void tokens_unmap_(TokenSpan* span) {
     if (span->map) {
         munmap(span->map, span->map_bytes);
     }
@@ -221,10 +317,8 @@ static inline void tokens_unmap_(TokenSpan* span) {
     free(span->path);
 }
 
-enum { TOKENS_MAGIC_U16 = 20240520, TOKENS_MAGIC_U32 = 20240801, TOKENS_HEADER_BYTES_ = 1024 };
-
 // What a file that is no shard seems to be.
-static inline const char* tokens_magic_hint_(uint32_t magic) {
+static const char* tokens_magic_hint_(uint32_t magic) {
     const uint32_t swapped = __builtin_bswap32(magic);
     if (swapped == TOKENS_MAGIC_U16 || swapped == TOKENS_MAGIC_U32) {
         return " (a shard with its bytes swapped)";
@@ -239,7 +333,7 @@ static inline const char* tokens_magic_hint_(uint32_t magic) {
                : " (bare uint16 tokens need --data-format nanogpt, Megatron's their .idx beside them)";
 }
 
-static inline int tokens_read_shard_(TokenSpan* span, const char* path, char* error) {
+static int tokens_read_shard_(TokenSpan* span, const char* path, char* error) {
     int32_t header[3];
     if (span->map_bytes < TOKENS_HEADER_BYTES_) {
         return error_set(error, path, "%zu bytes, wanted a shard with a header of %d", span->map_bytes,
@@ -270,7 +364,7 @@ static inline int tokens_read_shard_(TokenSpan* span, const char* path, char* er
 }
 
 // Bare tokens of `width` bytes.
-static inline int tokens_read_bare_(TokenSpan* span, int width, const char* path, char* error) {
+static int tokens_read_bare_(TokenSpan* span, int width, const char* path, char* error) {
     span->width = width;
     span->count = span->map_bytes / (size_t)width;
     span->tokens = span->map;
@@ -286,26 +380,19 @@ static inline int tokens_read_bare_(TokenSpan* span, int width, const char* path
 
 enum { MEGATRON_HEAD_BYTES_ = 34, MEGATRON_INT32_ = 4, MEGATRON_UINT16_ = 8 };
 
-typedef struct {
-    int width; // bytes of a token
-    uint64_t sequences, marks;
-    const char *lengths, *offsets, *documents;
-} MegatronIndex;
-
-static inline int64_t megatron_i64(const char* array, uint64_t i) {
+int64_t megatron_i64(const char* array, uint64_t i) {
     int64_t value;
     memcpy(&value, array + 8 * i, sizeof(value));
     return value;
 }
 
-static inline int32_t megatron_i32_(const char* array, uint64_t i) {
+static int32_t megatron_i32_(const char* array, uint64_t i) {
     int32_t value;
     memcpy(&value, array + 4 * i, sizeof(value));
     return value;
 }
 
-// `index` has a sound head.
-static inline MegatronIndex megatron_index(const void* index) {
+MegatronIndex megatron_index(const void* index) {
     const char* bytes = (const char*)index;
     MegatronIndex it;
     it.width = bytes[17] == MEGATRON_UINT16_ ? 2 : 4;
@@ -317,7 +404,7 @@ static inline MegatronIndex megatron_index(const void* index) {
     return it;
 }
 
-static inline int megatron_check_head_(const TokenSpan* span, const char* path, char* error) {
+static int megatron_check_head_(const TokenSpan* span, const char* path, char* error) {
     static const char magic[17] = "MMIDIDX\0\0\1"; // and version 1 as u64
     const size_t bytes = span->index_bytes;
     if (bytes < MEGATRON_HEAD_BYTES_ || memcmp(span->index, magic, sizeof(magic)) != 0) {
@@ -340,7 +427,7 @@ static inline int megatron_check_head_(const TokenSpan* span, const char* path, 
 }
 
 // The sequences lie end to end and fill the .bin, and the documents are made of all of them.
-static inline int megatron_check_body_(const TokenSpan* span, const char* path, char* error) {
+static int megatron_check_body_(const TokenSpan* span, const char* path, char* error) {
     const MegatronIndex it = megatron_index(span->index);
     int64_t at = 0, document = 0;
     for (uint64_t i = 0; i < it.sequences; i++) {
@@ -373,13 +460,13 @@ static inline int megatron_check_body_(const TokenSpan* span, const char* path, 
 }
 
 // The name of the .idx beside a .bin; returns whether there is one.
-static inline int megatron_path_(char idx[PATH_MAX], const char* path) {
+static int megatron_path_(char idx[PATH_MAX], const char* path) {
     const size_t stem = strlen(path) - strlen(".bin");
     snprintf(idx, PATH_MAX, "%.*s.idx", (int)stem, path);
     return stem + strlen(".idx") < PATH_MAX && access(idx, F_OK) == 0;
 }
 
-static inline int tokens_read_megatron_(TokenSpan* span, const char* path, const char* idx, char* error) {
+static int tokens_read_megatron_(TokenSpan* span, const char* path, const char* idx, char* error) {
     return tokens_map_(&span->index, &span->index_bytes, idx, error) &&
            megatron_check_head_(span, idx, error) &&
            tokens_read_bare_(span, megatron_index(span->index).width, path, error) &&
@@ -388,7 +475,7 @@ static inline int tokens_read_megatron_(TokenSpan* span, const char* path, const
 
 // ---- checking tokens
 
-static inline uint32_t tokens_max_u16_(const uint16_t* tokens, size_t n) {
+static uint32_t tokens_max_u16_(const uint16_t* tokens, size_t n) {
     uint16_t max = 0;
     for (size_t i = 0; i < n; i++) {
         max = tokens[i] > max ? tokens[i] : max;
@@ -396,7 +483,7 @@ static inline uint32_t tokens_max_u16_(const uint16_t* tokens, size_t n) {
     return max;
 }
 
-static inline uint32_t tokens_max_u32_(const uint32_t* tokens, size_t n) {
+static uint32_t tokens_max_u32_(const uint32_t* tokens, size_t n) {
     uint32_t max = 0;
     for (size_t i = 0; i < n; i++) {
         max = tokens[i] > max ? tokens[i] : max;
@@ -405,7 +492,7 @@ static inline uint32_t tokens_max_u32_(const uint32_t* tokens, size_t n) {
 }
 
 // The largest of n tokens of 2 or 4 bytes.
-static inline uint32_t tokens_max_(const TokenSpan* span, size_t start, size_t n) {
+static uint32_t tokens_max_(const TokenSpan* span, size_t start, size_t n) {
     return span->width == 2 ? tokens_max_u16_((const uint16_t*)span->tokens + start, n)
                             : tokens_max_u32_((const uint32_t*)span->tokens + start, n);
 }
@@ -417,13 +504,13 @@ typedef struct {
     uint32_t max;
 } TokensBlock_;
 
-static inline void tokens_max_block_(void* block_) {
+static void tokens_max_block_(void* block_) {
     TokensBlock_* block = (TokensBlock_*)block_;
     block->max = tokens_max_(block->span, block->start, block->n);
 }
 
 // The first token of [start, end) that is not below V, or not there any more; `end` if there is none.
-static inline size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_t end, int V) {
+static size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_t end, int V) {
     const size_t block = (size_t)1 << 20, num_blocks = (end - start + block - 1) / block;
     size_t bad = num_blocks; // the first block with a bad token
 #ifdef _OPENMP
@@ -445,13 +532,7 @@ static inline size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_
     return at;
 }
 
-// Says from time to time how far the check is, if it takes long.
-typedef struct {
-    double shown_s; // when it last spoke; 0: not yet
-    double gigabytes;
-} TokensProgress;
-
-static inline void tokens_progress(TokensProgress* progress, size_t bytes, const char* name) {
+void tokens_progress(TokensProgress* progress, size_t bytes, const char* name) {
     const double now_s = time_now_s();
     signals_end("checking the data");
     progress->gigabytes += (double)bytes * 1e-9;
@@ -465,15 +546,15 @@ static inline void tokens_progress(TokensProgress* progress, size_t bytes, const
 }
 
 // A zero byte near the beginning is no text: a program, an archive, numbers.
-static inline int tokens_check_text_(const TokenSpan* span, const char* name, char* error) {
+static int tokens_check_text_(const TokenSpan* span, const char* name, char* error) {
     const size_t most = TOKENS_TEXT_LOOKED_AT, first = most < span->count ? most : span->count;
     const char* zero = (const char*)memchr(span->tokens, 0, first);
     return !zero ||
            error_set(error, name, "no text: byte %zu is zero", (size_t)(zero - (const char*)span->tokens));
 }
 
-static inline int tokens_check_(const TokenSpan* span, int V, const char* name, TokensProgress* progress,
-                                char* error) {
+static int tokens_check_(const TokenSpan* span, int V, const char* name, TokensProgress* progress,
+                         char* error) {
     const size_t piece = (size_t)1 << 28; // tokens between two words about it
     if (span->width == 1) {
         return tokens_check_text_(span, name, error);
@@ -493,14 +574,14 @@ static inline int tokens_check_(const TokenSpan* span, int V, const char* name, 
 
 // ---- opening a stream
 
-static inline void tokens_append_(TokenStream* stream, TokenSpan span) {
+static void tokens_append_(TokenStream* stream, TokenSpan span) {
     span.first = stream->count;
     stream->spans[stream->num_spans++] = span;
     stream->count += span.count;
 }
 
 // Maps a file of tokens and finds them in it.
-static inline int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat format, char* error) {
+static int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat format, char* error) {
     char idx[PATH_MAX];
     memset(span, 0, sizeof(*span));
     span->path = strdup(path);
@@ -517,7 +598,7 @@ static inline int tokens_open_span_(TokenSpan* span, const char* path, TokensFor
 }
 
 // The end-of-text token before a text.
-static inline TokenSpan tokens_separator_(void) {
+static TokenSpan tokens_separator_(void) {
     static const uint16_t eot = TOKENIZER_BYTES_EOT;
     TokenSpan separator;
     memset(&separator, 0, sizeof(separator));
@@ -528,8 +609,7 @@ static inline TokenSpan tokens_separator_(void) {
 }
 
 // What happened to a file while its span was read.
-static inline int tokens_describe_span_(const TokenSpan* span, MappedResult result, const void* where,
-                                        char* error) {
+static int tokens_describe_span_(const TokenSpan* span, MappedResult result, const void* where, char* error) {
     const char *at = (const char*)where, *tokens = (const char*)span->tokens;
     const int is_token = tokens && at >= tokens && at < (const char*)span->map + span->map_bytes;
     char place[64] = "";
@@ -553,15 +633,15 @@ typedef struct {
     int ok;
 } TokensOpening_;
 
-static inline void tokens_read_file_(void* opening_) {
+static void tokens_read_file_(void* opening_) {
     TokensOpening_* o = (TokensOpening_*)opening_;
     o->ok = tokens_open_span_(o->span, o->path, o->format, o->error) &&
             tokens_check_(o->span, o->V, o->path, o->progress, o->error);
 }
 
 // Opens a file, and checks all of it.
-static inline int tokens_open_file_(TokenSpan* span, const char* path, TokensFormat format, int V,
-                                    TokensProgress* progress, char* error) {
+static int tokens_open_file_(TokenSpan* span, const char* path, TokensFormat format, int V,
+                             TokensProgress* progress, char* error) {
     TokensOpening_ opening = {span, path, format, V, progress, error, 0};
     const void* where;
     struct stat info;
@@ -578,8 +658,8 @@ static inline int tokens_open_file_(TokenSpan* span, const char* path, TokensFor
 }
 
 // Adds a file to a stream that has room for two more spans.
-static inline int tokens_append_file_(TokenStream* stream, const char* path, TokensFormat format, int V,
-                                      TokensProgress* progress, char* error) {
+static int tokens_append_file_(TokenStream* stream, const char* path, TokensFormat format, int V,
+                               TokensProgress* progress, char* error) {
     TokenSpan span;
     if (!tokens_is_shard(path)) {
         if (V <= TOKENIZER_BYTES_EOT) {
@@ -598,7 +678,7 @@ static inline int tokens_append_file_(TokenStream* stream, const char* path, Tok
 }
 
 // Mixes the contents of a file, and of its index, into a fingerprint.
-static inline uint64_t tokens_fingerprint_(uint64_t before, const TokenSpan* span) {
+static uint64_t tokens_fingerprint_(uint64_t before, const TokenSpan* span) {
     char idx[PATH_MAX], error[ERROR_BYTES];
     uint64_t sums[3] = {before, 0, 0};
     CHECK(file_fingerprint(span->path, &sums[1], error), "%s", error);
@@ -608,10 +688,7 @@ static inline uint64_t tokens_fingerprint_(uint64_t before, const TokenSpan* spa
     return xxh64(sums, sizeof(sums));
 }
 
-// Opens the files of a list (tokens_list): `pattern` must live as long as the stream. All of the files are
-// checked, to the last token.
-static inline void tokens_open_files(TokenStream* stream, const char* pattern, TokensFormat format,
-                                     int vocab_size) {
+void tokens_open_files(TokenStream* stream, const char* pattern, TokensFormat format, int vocab_size) {
     char error[ERROR_BYTES];
     TokensProgress progress = {0, 0};
     glob_t files = tokens_list(pattern);
@@ -629,9 +706,8 @@ static inline void tokens_open_files(TokenStream* stream, const char* pattern, T
     globfree(&files);
 }
 
-// Opens tokens of the caller, who keeps them as long as the stream lives; `name` is for errors.
-static inline void tokens_open_memory(TokenStream* stream, const uint16_t* tokens, size_t count,
-                                      int vocab_size, const char* name) {
+void tokens_open_memory(TokenStream* stream, const uint16_t* tokens, size_t count, int vocab_size,
+                        const char* name) {
     char error[ERROR_BYTES];
     TokensProgress progress = {0, 0};
     TokenSpan span;
@@ -647,7 +723,7 @@ static inline void tokens_open_memory(TokenStream* stream, const uint16_t* token
     tokens_append_(stream, span);
 }
 
-static inline void tokens_close(TokenStream* stream) {
+void tokens_close(TokenStream* stream) {
     if (!stream->is_view) {
         for (size_t i = 0; i < stream->num_spans; i++) {
             tokens_unmap_(&stream->spans[i]);
@@ -657,10 +733,7 @@ static inline void tokens_close(TokenStream* stream) {
     memset(stream, 0, sizeof(*stream));
 }
 
-// Takes the validation data from the end of a freshly opened stream: its last shard if it has several, else
-// 5 % of its tokens, and never less than one sequence. `tail` becomes a view of the stream's spans, so the
-// stream is closed last.
-static inline void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T) {
+void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T) {
     const size_t least = (size_t)T + 1;
     const TokenSpan* last = &stream->spans[stream->num_spans - 1];
     const int several_shards = stream->num_spans > 1 && last->width > 1; // text has width 1
@@ -679,7 +752,7 @@ static inline void tokens_split_tail(TokenStream* stream, TokenStream* tail, int
 // ---- reading
 
 // The span that holds a position of all spans laid end to end: the last one that begins at or before it.
-static inline const TokenSpan* tokens_find_(const TokenStream* stream, size_t position) {
+static const TokenSpan* tokens_find_(const TokenStream* stream, size_t position) {
     size_t low = 0, high = stream->num_spans;
     while (high - low > 1) {
         const size_t middle = low + (high - low) / 2;
@@ -693,7 +766,7 @@ static inline const TokenSpan* tokens_find_(const TokenStream* stream, size_t po
 }
 
 // Leaves the reading: a token of n that were read is not below V.
-static inline void tokens_refuse_(const TokenSpan* span, size_t start, const int* ids, size_t n, int V) {
+static void tokens_refuse_(const TokenSpan* span, size_t start, const int* ids, size_t n, int V) {
     size_t bad = 0;
     while (bad + 1 < n && (uint32_t)ids[bad] < (uint32_t)V) {
         bad++;
@@ -706,7 +779,7 @@ static inline void tokens_refuse_(const TokenSpan* span, size_t start, const int
 }
 
 // Sets out (n) to the tokens [start, start + n) of one span.
-static inline void tokens_fill_span_(const TokenSpan* span, size_t start, size_t n, int V, int* out) {
+static void tokens_fill_span_(const TokenSpan* span, size_t start, size_t n, int V, int* out) {
     for (size_t i = 0; i < n; i++) {
         out[i] = span->width == 1   ? ((const uint8_t*)span->tokens)[start + i]
                  : span->width == 2 ? ((const uint16_t*)span->tokens)[start + i]
@@ -717,8 +790,7 @@ static inline void tokens_fill_span_(const TokenSpan* span, size_t start, size_t
     }
 }
 
-// Sets out (n) to the tokens [start, start + n) of the stream.
-static inline void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out) {
+void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out) {
     assert(start <= stream->count && n <= stream->count - start);
     size_t position = stream->begin + start;
     for (const TokenSpan* span = tokens_find_(stream, position); n > 0; span++) {
@@ -730,16 +802,13 @@ static inline void tokens_fill(const TokenStream* stream, size_t start, size_t n
     }
 }
 
-static inline int tokens_at(const TokenStream* stream, size_t position) {
+int tokens_at(const TokenStream* stream, size_t position) {
     int token;
     tokens_fill(stream, position, 1, &token);
     return token;
 }
 
-// Sets the error to what happened when mapped_try, with a function that reads the stream, did not come to its
-// end. Returns 0 if that was no file of this stream: then it only says so much.
-static inline int tokens_describe(const TokenStream* stream, MappedResult result, const void* where,
-                                  char* error) {
+int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error) {
     for (size_t i = 0; i < stream->num_spans; i++) {
         const TokenSpan* span = &stream->spans[i];
         const char *at = (const char*)where, *map = (const char*)span->map, *index = (const char*)span->index;
@@ -756,8 +825,7 @@ static inline int tokens_describe(const TokenStream* stream, MappedResult result
 
 enum { TOKENS_MAX_SUM_ = 1 << 16 }; // bytes of a .xxh64 file: sixteen digits and a name
 
-// Compares a file with the checksum in path.xxh64, if there is one: sets what was found, in a few words.
-static inline int tokens_verify_checksum(const char* path, const char** found, char* error) {
+int tokens_verify_checksum(const char* path, const char** found, char* error) {
     char sum_path[PATH_MAX];
     unsigned long long wanted;
     uint64_t value = 0;
@@ -787,8 +855,7 @@ static inline int tokens_verify_checksum(const char* path, const char** found, c
     return 1;
 }
 
-// Checks one file as far as can be, and says so in a line. Returns whether it is sound.
-static inline int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int vocab_size) {
+int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int vocab_size) {
     char error[ERROR_BYTES];
     const char* checksum = "";
     TokensProgress progress = {0, 0};
@@ -813,5 +880,7 @@ static inline int tokens_verify_file(FILE* out, const char* path, TokensFormat f
     }
     return ok;
 }
+
+#endif // TOKENS_IMPLEMENTATION
 
 #endif

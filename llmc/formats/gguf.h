@@ -19,13 +19,41 @@ defines: GgufDtype, gguf_write
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
 
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/gpt2.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { GGUF_F32, GGUF_F16, GGUF_BF16, GGUF_Q8_0 } GgufDtype; // in the order of --export-gguf-dtype
+
+// ---- tensors
+
+// Writes the file, whole or not at all, from fp32 parameters that lie in memory as the rows say. The model is
+// called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
+void gguf_write(const char* path, const char* name, GPT2Config cfg, const TensorRow* rows, const void* memory,
+                GgufDtype dtype, const Bpe* bpe);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef GGUF_IMPLEMENTATION
+
+#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/json.h"
 #include "llmc/tokenizer/bpe_files.h"
-#include "llmc/gpt2.h"
-
-typedef enum { GGUF_F32, GGUF_F16, GGUF_BF16, GGUF_Q8_0 } GgufDtype; // in the order of --export-gguf-dtype
 
 enum { GGUF_ALIGN_ = 32, GGUF_BLOCK_ = 32, GGUF_BLOCK_BYTES_ = 34 };
 enum {
@@ -43,55 +71,55 @@ typedef struct {
     uint64_t pairs;
 } GgufWriter_;
 
-static inline void gguf_put_(GgufWriter_* w, const void* data, size_t bytes) {
+static void gguf_put_(GgufWriter_* w, const void* data, size_t bytes) {
     file_put(&w->file, data, bytes);
     w->bytes += bytes;
 }
 
-static inline void gguf_put_u32_(GgufWriter_* w, uint32_t value) { gguf_put_(w, &value, sizeof(value)); }
-static inline void gguf_put_u64_(GgufWriter_* w, uint64_t value) { gguf_put_(w, &value, sizeof(value)); }
+static void gguf_put_u32_(GgufWriter_* w, uint32_t value) { gguf_put_(w, &value, sizeof(value)); }
+static void gguf_put_u64_(GgufWriter_* w, uint64_t value) { gguf_put_(w, &value, sizeof(value)); }
 
-static inline void gguf_put_string_(GgufWriter_* w, const char* text, size_t length) {
+static void gguf_put_string_(GgufWriter_* w, const char* text, size_t length) {
     gguf_put_u64_(w, length);
     gguf_put_(w, text, length);
 }
 
-static inline void gguf_pad_(GgufWriter_* w) {
+static void gguf_pad_(GgufWriter_* w) {
     static const char zeros[GGUF_ALIGN_] = {0};
     gguf_put_(w, zeros, (GGUF_ALIGN_ - w->bytes % GGUF_ALIGN_) % GGUF_ALIGN_);
 }
 
 // ---- pairs
 
-static inline void gguf_key_(GgufWriter_* w, const char* key, uint32_t type) {
+static void gguf_key_(GgufWriter_* w, const char* key, uint32_t type) {
     gguf_put_string_(w, key, strlen(key));
     gguf_put_u32_(w, type);
     w->pairs++;
 }
 
-static inline void gguf_pair_u32_(GgufWriter_* w, const char* key, int value) {
+static void gguf_pair_u32_(GgufWriter_* w, const char* key, int value) {
     gguf_key_(w, key, GGUF_U32_);
     gguf_put_u32_(w, (uint32_t)value);
 }
 
-static inline void gguf_pair_string_(GgufWriter_* w, const char* key, const char* value) {
+static void gguf_pair_string_(GgufWriter_* w, const char* key, const char* value) {
     gguf_key_(w, key, GGUF_STRING_);
     gguf_put_string_(w, value, strlen(value));
 }
 
-static inline void gguf_pair_float_(GgufWriter_* w, const char* key, float value) {
+static void gguf_pair_float_(GgufWriter_* w, const char* key, float value) {
     gguf_key_(w, key, GGUF_FLOAT_);
     gguf_put_(w, &value, sizeof(value));
 }
 
-static inline void gguf_pair_false_(GgufWriter_* w, const char* key) {
+static void gguf_pair_false_(GgufWriter_* w, const char* key) {
     const char no = 0;
     gguf_key_(w, key, GGUF_BOOL_);
     gguf_put_(w, &no, 1);
 }
 
 // An array of the lines of a text.
-static inline void gguf_pair_lines_(GgufWriter_* w, const char* key, const char* text, size_t bytes) {
+static void gguf_pair_lines_(GgufWriter_* w, const char* key, const char* text, size_t bytes) {
     uint64_t lines = 0;
     for (size_t i = 0; i < bytes; i++) {
         lines += text[i] == '\n';
@@ -106,7 +134,7 @@ static inline void gguf_pair_lines_(GgufWriter_* w, const char* key, const char*
 }
 
 // Tokens of the model that the tokenizer does not have are there called [PAD50257] and so on.
-static inline void gguf_print_tokens_(const Bpe* bpe, int V, FILE* file) {
+static void gguf_print_tokens_(const Bpe* bpe, int V, FILE* file) {
     bpe_print_tokens(bpe, file);
     for (int id = bpe->vocab_size; id < V; id++) {
         fprintf(file, "[PAD%d]\n", id);
@@ -116,7 +144,7 @@ static inline void gguf_print_tokens_(const Bpe* bpe, int V, FILE* file) {
 // The tokens, or the merges, as an array of strings.
 typedef enum { GGUF_TOKENS_, GGUF_MERGES_ } GgufLines_;
 
-static inline void gguf_pair_tokenizer_(GgufWriter_* w, GgufLines_ which, const Bpe* bpe, int V) {
+static void gguf_pair_tokenizer_(GgufWriter_* w, GgufLines_ which, const Bpe* bpe, int V) {
     char* text = NULL;
     size_t bytes = 0;
     FILE* file = open_memstream(&text, &bytes);
@@ -133,7 +161,7 @@ static inline void gguf_pair_tokenizer_(GgufWriter_* w, GgufLines_ which, const 
     free(text);
 }
 
-static inline void gguf_put_tokenizer_(GgufWriter_* w, const Bpe* bpe, int V) {
+static void gguf_put_tokenizer_(GgufWriter_* w, const Bpe* bpe, int V) {
     const uint32_t normal = 1, control = 3, unused = 5;
     if (!bpe) {
         gguf_pair_string_(w, "tokenizer.ggml.model", "no_vocab");
@@ -163,7 +191,7 @@ typedef struct {
 } GgufText_;
 
 // The last part of a path, without ".gguf"; bytes that are no UTF-8 are '?'.
-static inline GgufText_ gguf_title_(const char* path) {
+static GgufText_ gguf_title_(const char* path) {
     static const char ending[] = ".gguf";
     GgufText_ name;
     size_t end = strlen(path);
@@ -185,7 +213,7 @@ static inline GgufText_ gguf_title_(const char* path) {
 }
 
 // "124M", "1.6B": at least two digits, as llama.cpp's converter rounds them.
-static inline GgufText_ gguf_size_label_(double parameters) {
+static GgufText_ gguf_size_label_(double parameters) {
     GgufText_ label;
     const double unit = parameters > 1e12 ? 1e12 : parameters > 1e9 ? 1e9 : parameters > 1e6 ? 1e6 : 1e3;
     const double rounded = nearbyint(parameters / unit);
@@ -195,8 +223,8 @@ static inline GgufText_ gguf_size_label_(double parameters) {
     return label;
 }
 
-static inline void gguf_put_pairs_(GgufWriter_* w, const char* name, GPT2Config cfg, GgufDtype dtype,
-                                   const Bpe* bpe) {
+static void gguf_put_pairs_(GgufWriter_* w, const char* name, GPT2Config cfg, GgufDtype dtype,
+                            const Bpe* bpe) {
     static const int file_types[4] = {0, 1, 32, 7};
     gguf_pair_string_(w, "general.architecture", "gpt2");
     gguf_pair_string_(w, "general.type", "model");
@@ -219,7 +247,7 @@ static inline void gguf_put_pairs_(GgufWriter_* w, const char* name, GPT2Config 
 // The type of a tensor in the file, as GGUF numbers them.
 enum { GGUF_TYPE_F32_ = 0, GGUF_TYPE_F16_ = 1, GGUF_TYPE_Q8_0_ = 8, GGUF_TYPE_BF16_ = 30 };
 
-static inline uint32_t gguf_type_(const TensorRow* row, GgufDtype dtype) {
+static uint32_t gguf_type_(const TensorRow* row, GgufDtype dtype) {
     if (row->form == FILE_VECTOR || strcmp(row->name, "wpe") == 0 || dtype == GGUF_F32) {
         return GGUF_TYPE_F32_;
     }
@@ -230,14 +258,14 @@ static inline uint32_t gguf_type_(const TensorRow* row, GgufDtype dtype) {
 }
 
 // Bytes of a row of `cols` numbers.
-static inline size_t gguf_row_bytes_(uint32_t type, size_t cols) {
+static size_t gguf_row_bytes_(uint32_t type, size_t cols) {
     return type == GGUF_TYPE_F32_    ? 4 * cols
            : type == GGUF_TYPE_Q8_0_ ? cols / GGUF_BLOCK_ * GGUF_BLOCK_BYTES_
                                      : 2 * cols;
 }
 
-static inline void gguf_put_info_(GgufWriter_* w, const TensorRow* row, GPT2Config cfg, int l, uint32_t type,
-                                  size_t offset) {
+static void gguf_put_info_(GgufWriter_* w, const TensorRow* row, GPT2Config cfg, int l, uint32_t type,
+                           size_t offset) {
     char name[128];
     snprintf(name, sizeof(name), row->gguf_name, l);
     gguf_put_string_(w, name, strlen(name));
@@ -251,7 +279,7 @@ static inline void gguf_put_info_(GgufWriter_* w, const TensorRow* row, GPT2Conf
     gguf_put_u64_(w, offset);
 }
 
-static inline void gguf_put_infos_(GgufWriter_* w, GPT2Config cfg, const TensorRow* rows, GgufDtype dtype) {
+static void gguf_put_infos_(GgufWriter_* w, GPT2Config cfg, const TensorRow* rows, GgufDtype dtype) {
     size_t offset = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
@@ -264,7 +292,7 @@ static inline void gguf_put_infos_(GgufWriter_* w, GPT2Config cfg, const TensorR
 }
 
 // One block of Q8_0.
-static inline void gguf_quantize_(unsigned char out[GGUF_BLOCK_BYTES_], const float* x) {
+static void gguf_quantize_(unsigned char out[GGUF_BLOCK_BYTES_], const float* x) {
     float largest = 0;
     for (int i = 0; i < GGUF_BLOCK_; i++) {
         largest = fmaxf(largest, fabsf(x[i]));
@@ -278,7 +306,7 @@ static inline void gguf_quantize_(unsigned char out[GGUF_BLOCK_BYTES_], const fl
 }
 
 // Converts a row of `cols` numbers into out.
-static inline void gguf_convert_(unsigned char* out, const float* x, size_t cols, uint32_t type) {
+static void gguf_convert_(unsigned char* out, const float* x, size_t cols, uint32_t type) {
     for (size_t i = 0; type == GGUF_TYPE_Q8_0_ && i < cols; i += GGUF_BLOCK_) {
         gguf_quantize_(out + i / GGUF_BLOCK_ * GGUF_BLOCK_BYTES_, x + i);
     }
@@ -288,8 +316,8 @@ static inline void gguf_convert_(unsigned char* out, const float* x, size_t cols
     }
 }
 
-static inline void gguf_put_tensor_(GgufWriter_* w, const TensorRow* row, GPT2Config cfg, const float* x,
-                                    uint32_t type, unsigned char* buffer) {
+static void gguf_put_tensor_(GgufWriter_* w, const TensorRow* row, GPT2Config cfg, const float* x,
+                             uint32_t type, unsigned char* buffer) {
     const size_t bytes = gguf_row_bytes_(type, row->cols);
     for (size_t r = 0; r < gpt2_rows_in_files(row, cfg); r++) {
         if (type != GGUF_TYPE_F32_) {
@@ -301,12 +329,10 @@ static inline void gguf_put_tensor_(GgufWriter_* w, const TensorRow* row, GPT2Co
 }
 
 // Counts the pairs, which the header needs before them.
-static inline uint64_t gguf_count_pairs_(const Bpe* bpe) { return bpe ? 13 + 10 : 13 + 2; }
+static uint64_t gguf_count_pairs_(const Bpe* bpe) { return bpe ? 13 + 10 : 13 + 2; }
 
-// Writes the file, whole or not at all, from fp32 parameters that lie in memory as the rows say. The model is
-// called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
-static inline void gguf_write(const char* path, const char* name, GPT2Config cfg, const TensorRow* rows,
-                              const void* memory, GgufDtype dtype, const Bpe* bpe) {
+void gguf_write(const char* path, const char* name, GPT2Config cfg, const TensorRow* rows, const void* memory,
+                GgufDtype dtype, const Bpe* bpe) {
     GgufWriter_ w;
     uint64_t tensors = 0;
     unsigned char* buffer = (unsigned char*)check_alloc(8 * (size_t)cfg.C, sizeof(float), path);
@@ -334,5 +360,7 @@ static inline void gguf_write(const char* path, const char* name, GPT2Config cfg
     file_commit(&w.file);
     free(buffer);
 }
+
+#endif // GGUF_IMPLEMENTATION
 
 #endif

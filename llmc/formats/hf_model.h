@@ -20,8 +20,56 @@ defines: hf_config_read, hf_config_write, hf_model_read, hf_model_write, hf_mode
 #ifndef LLMC_HF_MODEL_H
 #define LLMC_HF_MODEL_H
 
+#include <stdint.h>
+
 #include "llmc/formats/safetensors.h"
 #include "llmc/gpt2.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// config.json
+
+// The sizes of the model in a directory.
+GPT2Config hf_config_read(const char* directory);
+
+// Writes config.json and generation_config.json. `dtype` is that of the weights, eot the token that begins
+// and ends documents.
+void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// model.safetensors
+
+// Writes directory/model.safetensors, whole or not at all; `dtype` is that of the elements in memory. Returns
+// the file's checksum (xxh64).
+uint64_t hf_model_write(const char* directory, GPT2Config cfg, const TensorRow* rows, const void* memory,
+                        SafeTensorsDtype dtype);
+
+// About the bytes of model.safetensors: the data, and room for its header.
+double hf_model_bytes(GPT2Config cfg, SafeTensorsDtype dtype);
+
+// Reads a directory's model into `memory`: fp32, laid out by `rows` for the directory's own configuration.
+void hf_model_read(const char* directory, GPT2Config cfg, const TensorRow* rows, void* memory);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef HF_MODEL_IMPLEMENTATION
+
+#include <assert.h>
+#include <limits.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
 
 #define HF_NORM_EPSILON_ 1e-5
 #define HF_MAX_CONFIG_ ((size_t)1 << 20) // bytes
@@ -40,7 +88,7 @@ typedef struct {
 } HfConfig_;
 
 // Puts a number into the size of this key. 1: done; -1: the key is no size; 0: an error.
-static inline int hf_config_size_(JsonReader* text, const char* key, HfConfig_* config) {
+static int hf_config_size_(JsonReader* text, const char* key, HfConfig_* config) {
     const struct {
         const char* key;
         int* size;
@@ -63,7 +111,7 @@ static inline int hf_config_size_(JsonReader* text, const char* key, HfConfig_* 
 }
 
 // A string that must be one of a list, which ends with NULL.
-static inline int hf_config_word_(JsonReader* text, const char* key, const char* const* words) {
+static int hf_config_word_(JsonReader* text, const char* key, const char* const* words) {
     const char* word;
     if (!json_name(text, &word)) {
         return 0;
@@ -77,7 +125,7 @@ static inline int hf_config_word_(JsonReader* text, const char* key, const char*
 }
 
 // A switch that must stand as we compute.
-static inline int hf_config_switch_(JsonReader* text, const char* key, int wanted) {
+static int hf_config_switch_(JsonReader* text, const char* key, int wanted) {
     int found;
     if (!json_truth(text, &found)) {
         return 0;
@@ -86,7 +134,7 @@ static inline int hf_config_switch_(JsonReader* text, const char* key, int wante
                                         found ? "true" : "false", wanted ? "true" : "false");
 }
 
-static inline int hf_config_epsilon_(JsonReader* text) {
+static int hf_config_epsilon_(JsonReader* text) {
     double epsilon;
     if (!json_number(text, &epsilon)) {
         return 0;
@@ -96,7 +144,7 @@ static inline int hf_config_epsilon_(JsonReader* text) {
                      HF_NORM_EPSILON_);
 }
 
-static inline int hf_config_dropout_(JsonReader* text, HfConfig_* config) {
+static int hf_config_dropout_(JsonReader* text, HfConfig_* config) {
     double dropout;
     if (!json_number(text, &dropout)) {
         return 0;
@@ -106,7 +154,7 @@ static inline int hf_config_dropout_(JsonReader* text, HfConfig_* config) {
 }
 
 // The value of a key.
-static inline int hf_config_value_(JsonReader* text, const char* key, HfConfig_* config) {
+static int hf_config_value_(JsonReader* text, const char* key, HfConfig_* config) {
     static const struct {
         const char* key;
         int wanted;
@@ -142,12 +190,12 @@ static inline int hf_config_value_(JsonReader* text, const char* key, HfConfig_*
     return strcmp(key, "layer_norm_epsilon") == 0 ? hf_config_epsilon_(text) : json_skip(text);
 }
 
-static inline int hf_by_name_(const void* a, const void* b) {
+static int hf_by_name_(const void* a, const void* b) {
     return strcmp(*(const char* const*)a, *(const char* const*)b);
 }
 
 // Reads all keys and their values; none may come twice.
-static inline int hf_config_members_(JsonReader* text, HfConfig_* config) {
+static int hf_config_members_(JsonReader* text, HfConfig_* config) {
     const char* key;
     int more = json_take(text, '{') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
@@ -174,7 +222,7 @@ static inline int hf_config_members_(JsonReader* text, HfConfig_* config) {
 }
 
 // Reads the text of config.json; 0 with text->error set if it is not a model that we compute.
-static inline int hf_config_parse_(JsonReader* text, HfConfig_* config) {
+static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     GPT2Config* cfg = &config->cfg;
     if (!hf_config_members_(text, config)) {
         return 0;
@@ -190,8 +238,7 @@ static inline int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     return gpt2_check_config(*cfg, text->path, text->error);
 }
 
-// The sizes of the model in a directory.
-static inline GPT2Config hf_config_read(const char* directory) {
+GPT2Config hf_config_read(const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
     char* copy;
     size_t bytes;
@@ -210,15 +257,13 @@ static inline GPT2Config hf_config_read(const char* directory) {
     return config.cfg;
 }
 
-static inline void hf_write_text_(const char* directory, const char* name, const char* text) {
+static void hf_write_text_(const char* directory, const char* name, const char* text) {
     char path[PATH_MAX];
     file_join(path, directory, name);
     file_write_text(path, text, strlen(text));
 }
 
-// Writes config.json and generation_config.json. `dtype` is that of the weights, eot the token that begins
-// and ends documents.
-static inline void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot) {
+void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot) {
     char text[2048];
     const char* type = dtype == SAFETENSORS_BF16  ? "bfloat16"
                        : dtype == SAFETENSORS_F16 ? "float16"
@@ -252,7 +297,7 @@ typedef struct {
     size_t shape[2];
 } HfTensor_;
 
-static inline HfTensor_ hf_tensor_(const TensorRow* row, GPT2Config cfg, int l) {
+static HfTensor_ hf_tensor_(const TensorRow* row, GPT2Config cfg, int l) {
     HfTensor_ tensor;
     const size_t rows = gpt2_rows_in_files(row, cfg);
     const int is_matrix = row->form != FILE_VECTOR, is_turned = row->form == FILE_CONV1D;
@@ -266,8 +311,8 @@ static inline HfTensor_ hf_tensor_(const TensorRow* row, GPT2Config cfg, int l) 
 }
 
 // out (n, rows) = columns first ... first + n - 1 of in (rows, cols), for elements of 2 or 4 bytes.
-static inline void hf_turn_(void* out, const void* in, size_t rows, size_t cols, size_t first, size_t n,
-                            size_t element_bytes) {
+static void hf_turn_(void* out, const void* in, size_t rows, size_t cols, size_t first, size_t n,
+                     size_t element_bytes) {
     for (size_t r = 0; r < rows; r++) {
         for (size_t j = 0; j < n; j++) {
             if (element_bytes == 4) {
@@ -280,13 +325,13 @@ static inline void hf_turn_(void* out, const void* in, size_t rows, size_t cols,
 }
 
 // Columns of a matrix that are turned at a time.
-static inline size_t hf_chunk_columns_(const TensorRow* row) {
+static size_t hf_chunk_columns_(const TensorRow* row) {
     const size_t columns = HF_CHUNK_ / row->rows;
     return columns ? columns : 1;
 }
 
 // Room for hf_chunk_columns_ of any matrix, with elements of 4 bytes.
-static inline void* hf_chunk_open_(const TensorRow* rows) {
+static void* hf_chunk_open_(const TensorRow* rows) {
     size_t most = HF_CHUNK_;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         most = rows[i].rows > most ? rows[i].rows : most;
@@ -294,8 +339,8 @@ static inline void* hf_chunk_open_(const TensorRow* rows) {
     return check_alloc(most, sizeof(float), "a piece of a matrix");
 }
 
-static inline void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, GPT2Config cfg,
-                                   const char* layer, void* chunk) {
+static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, GPT2Config cfg,
+                            const char* layer, void* chunk) {
     if (row->form != FILE_CONV1D) {
         safetensors_write_raw(writer, layer, gpt2_rows_in_files(row, cfg) * row->cols * row->element_bytes);
         return;
@@ -308,15 +353,13 @@ static inline void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* r
     }
 }
 
-static inline const char* hf_layer_(const TensorRow* row, const void* memory, int l) {
+static const char* hf_layer_(const TensorRow* row, const void* memory, int l) {
     return (const char*)memory + row->offset_bytes +
            (size_t)l * tensor_layer_elements(row) * row->element_bytes;
 }
 
-// Writes directory/model.safetensors, whole or not at all; `dtype` is that of the elements in memory. Returns
-// the file's checksum (xxh64).
-static inline uint64_t hf_model_write(const char* directory, GPT2Config cfg, const TensorRow* rows,
-                                      const void* memory, SafeTensorsDtype dtype) {
+uint64_t hf_model_write(const char* directory, GPT2Config cfg, const TensorRow* rows, const void* memory,
+                        SafeTensorsDtype dtype) {
     char path[PATH_MAX];
     SafeTensorsWriter writer;
     void* chunk = hf_chunk_open_(rows);
@@ -339,14 +382,12 @@ static inline uint64_t hf_model_write(const char* directory, GPT2Config cfg, con
     return safetensors_writer_commit(&writer);
 }
 
-// About the bytes of model.safetensors: the data, and room for its header.
-static inline double hf_model_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
+double hf_model_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
     const double header = (double)GPT2_PARAMETER_ROWS * cfg.L * 160 + 4096;
     return gpt2_count_parameters(cfg) * (double)safetensors_dtype_bytes(dtype) + header;
 }
 
-static inline void hf_check_finite_(const SafeTensorsView* view, const float* values, size_t first,
-                                    size_t n) {
+static void hf_check_finite_(const SafeTensorsView* view, const float* values, size_t first, size_t n) {
     for (size_t i = 0; i < n; i++) {
         CHECK(isfinite(values[i]), "%s: tensor %s, element %zu is %f, wanted a finite number", view->path,
               view->name, first + i, (double)values[i]);
@@ -354,8 +395,7 @@ static inline void hf_check_finite_(const SafeTensorsView* view, const float* va
 }
 
 // Sets a layer (rows, cols) from a tensor of the file.
-static inline void hf_read_layer_(const SafeTensorsView* view, const TensorRow* row, float* layer,
-                                  float* chunk) {
+static void hf_read_layer_(const SafeTensorsView* view, const TensorRow* row, float* layer, float* chunk) {
     if (row->form != FILE_CONV1D) {
         safetensors_read_f32(view, layer);
         hf_check_finite_(view, layer, 0, view->elements);
@@ -375,7 +415,7 @@ static inline void hf_read_layer_(const SafeTensorsView* view, const TensorRow* 
 }
 
 // A classifier with weights of its own is not GPT-2's; a copy of the embedding is.
-static inline void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsView* embedding) {
+static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsView* embedding) {
     const SafeTensorsView* head = safetensors_set_find(set, "lm_head.weight");
     CHECK(!head || (head->dtype == embedding->dtype && head->bytes == embedding->bytes &&
                     memcmp(head->data, embedding->data, head->bytes) == 0),
@@ -386,7 +426,7 @@ static inline void hf_check_classifier_(const SafeTensorsSet* set, const SafeTen
 typedef enum { HF_UNEXPECTED_, HF_KNOWN_, HF_HEAD_ } HfOther_;
 
 // The causal mask and its value, which old versions of transformers saved beside the weights: h.0.attn.bias.
-static inline int hf_is_mask_(const char* name) {
+static int hf_is_mask_(const char* name) {
     const size_t prefix = strlen(SAFETENSORS_PREFIX);
     int l;
     char what[16], end;
@@ -395,7 +435,7 @@ static inline int hf_is_mask_(const char* name) {
            (strcmp(what, "bias") == 0 || strcmp(what, "masked_bias") == 0);
 }
 
-static inline HfOther_ hf_other_(const char* name) {
+static HfOther_ hf_other_(const char* name) {
     static const char* const heads[] = {"score.", "multiple_choice_head.", "qa_outputs.", "classifier.",
                                         "v_head."};
     if (hf_is_mask_(name) || strcmp(name, "lm_head.weight") == 0) { // hf_check_classifier_
@@ -415,7 +455,7 @@ typedef struct {
     char text[512];
 } HfNames_;
 
-static inline void hf_add_name_(HfNames_* names, const char* name) {
+static void hf_add_name_(HfNames_* names, const char* name) {
     const size_t used = strlen(names->text);
     if (names->count < 4) {
         snprintf(names->text + used, sizeof(names->text) - used, "%s%s", names->count ? ", " : "", name);
@@ -426,8 +466,8 @@ static inline void hf_add_name_(HfNames_* names, const char* name) {
 }
 
 // No tensor may be left out in silence: `used` are those that were read.
-static inline void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, const SafeTensorsView** used,
-                                    size_t num_used) {
+static void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, const SafeTensorsView** used,
+                             size_t num_used) {
     HfNames_ unexpected = {0, ""}, heads = {0, ""};
     for (size_t f = 0; f < set->num_files; f++) {
         for (size_t t = 0; t < set->files[f].num_tensors; t++) {
@@ -449,8 +489,7 @@ static inline void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, c
     }
 }
 
-// Reads a directory's model into `memory`: fp32, laid out by `rows` for the directory's own configuration.
-static inline void hf_model_read(const char* directory, GPT2Config cfg, const TensorRow* rows, void* memory) {
+void hf_model_read(const char* directory, GPT2Config cfg, const TensorRow* rows, void* memory) {
     SafeTensorsSet set;
     float* chunk = (float*)hf_chunk_open_(rows);
     const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(GPT2_PARAMETER_ROWS * (size_t)cfg.L,
@@ -476,5 +515,7 @@ static inline void hf_model_read(const char* directory, GPT2Config cfg, const Te
     free(used);
     free(chunk);
 }
+
+#endif // HF_MODEL_IMPLEMENTATION
 
 #endif

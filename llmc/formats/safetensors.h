@@ -30,20 +30,20 @@ defines: SAFETENSORS_PREFIX, SafeTensorsDtype, safetensors_dtype_name, safetenso
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 
-#include <assert.h>
-#include <sys/stat.h>
+#include <stddef.h>
+#include <stdint.h>
 
+#include "llmc/base/check.h"
 #include "llmc/base/file.h"
-#include "llmc/base/float16.h"
-#include "llmc/base/json.h"
 #include "llmc/base/xxh64.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define SAFETENSORS_MAX_DIMS 8
-#define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation
-#define SAFETENSORS_ALIGN_ 64                       // bytes, of the data in files that we write
-#define SAFETENSORS_CHUNK_ 16384                    // elements converted at a time
+
 #define SAFETENSORS_PREFIX "transformer."
-#define SAFETENSORS_METADATA_ "__metadata__"
 
 // ---- types of elements
 
@@ -64,20 +64,9 @@ typedef enum {
     SAFETENSORS_DTYPES // their number
 } SafeTensorsDtype;
 
-static inline const char* safetensors_dtype_name(SafeTensorsDtype dtype) {
-    static const char* const names[SAFETENSORS_DTYPES] = {"F32", "F16", "BF16", "F64", "I64", "I32", "I16",
-                                                          "I8",  "U64", "U32",  "U16", "U8",  "BOOL"};
-    return names[dtype];
-}
+const char* safetensors_dtype_name(SafeTensorsDtype dtype);
 
-static inline size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
-    static const size_t bytes[SAFETENSORS_DTYPES] = {4, 2, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1};
-    return bytes[dtype];
-}
-
-// Numbers of 16 bits. To nearest, ties to even; beyond the largest becomes infinity; a NaN stays a NaN with
-// as much of its payload as has room. So every pattern of 16 bits is the same after widening and rounding. No
-// step has a subnormal float as its result, so flushing them (vec_flush_denormals) changes nothing.
+size_t safetensors_dtype_bytes(SafeTensorsDtype dtype);
 
 // ---- files in memory
 
@@ -107,7 +96,159 @@ typedef struct {
     char error[ERROR_BYTES]; // why it could not be opened
 } SafeTensors;
 
-static inline char* safetensors_copy_(const char* string) {
+// ---- the header
+
+void safetensors_sort(void* items, size_t count, size_t item_bytes, int (*compare)(const void*, const void*));
+
+// ---- reading
+
+// Leaves the message in `error`.
+void safetensors_close(SafeTensors* st);
+
+// Maps the file and checks all of its header. Returns 1; or 0, with the reason in st->error and nothing to
+// close.
+int safetensors_try_open(SafeTensors* st, const char* path);
+
+// The file must not become shorter while it is open: the system kills who reads beyond its end.
+void safetensors_open(SafeTensors* st, const char* path);
+
+// The tensor of exactly this name, or NULL.
+const SafeTensorsView* safetensors_find(const SafeTensors* st, const char* name);
+
+// The tensor of this name, or of the name with or without "transformer.", or NULL.
+const SafeTensorsView* safetensors_find_gpt2(const SafeTensors* st, const char* name);
+
+// The tensor as safetensors_find_gpt2 finds it; ends the program if it is not there or has another shape.
+const SafeTensorsView* safetensors_require(const SafeTensors* st, const char* name, int ndim,
+                                           const size_t* shape);
+
+// The value of a key of __metadata__, or NULL.
+const char* safetensors_metadata(const SafeTensors* st, const char* key);
+
+// Sets out (count) to the elements [start, start + count) of an F32, F16 or BF16 tensor.
+void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t count, float* out);
+
+// Sets out (elements of the view) to all of an F32, F16 or BF16 tensor.
+void safetensors_read_f32(const SafeTensorsView* view, float* out);
+
+// Copies a tensor that must have this dtype.
+void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, void* out);
+
+// ---- a model in one file or in several
+
+// Where an index says that a tensor is.
+typedef struct {
+    const char* name;
+    const SafeTensorsView* view;
+} SafeTensorsPlace_;
+
+typedef struct {
+    char* path;         // of the directory, or of the one file
+    SafeTensors* files; // each opened once
+    size_t num_files;
+    unsigned char* index;      // the text of the index, where the names are; NULL: one file, without an index
+    SafeTensorsPlace_* places; // in order of name
+    size_t num_places;
+    char error[ERROR_BYTES]; // why it could not be opened
+} SafeTensorsSet;
+
+// Leaves the message in `error`.
+void safetensors_set_close(SafeTensorsSet* set);
+
+// As safetensors_set_open, but returns 0 with the reason in set->error, and nothing to close.
+int safetensors_set_try_open(SafeTensorsSet* set, const char* path);
+
+// Opens a model: a file, a directory with model.safetensors, or one with model.safetensors.index.json and the
+// files that it names. All are checked.
+void safetensors_set_open(SafeTensorsSet* set, const char* path);
+
+// The tensor of this name, or of the name with or without "transformer.", or NULL.
+const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name);
+
+// As safetensors_require.
+const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const char* name, int ndim,
+                                               const size_t* shape);
+
+// ---- writing: open, metadata and declarations, begin, the data, commit
+
+typedef struct {
+    FileWriter file;
+    Xxh64 hash;
+    SafeTensorsView* tensors; // in the order of the file; without data
+    size_t num_tensors;
+    SafeTensorsPair* metadata;
+    size_t num_metadata;
+    size_t data_bytes; // of all tensors
+    size_t current;    // the tensor that is being written,
+    size_t written;    // and its bytes so far
+} SafeTensorsWriter;
+
+// Strings are copied. No key twice: the reader would refuse the file.
+void safetensors_writer_metadata(SafeTensorsWriter* writer, const char* key, const char* value);
+
+// Starts the file `path`, which is under this name when it is whole (file.h). Its metadata begin with
+// "format": "pt", without which transformers does not read it.
+void safetensors_writer_open(SafeTensorsWriter* writer, const char* path);
+
+// The next tensor of the file. Its data must begin at a multiple of its element's size, which PyTorch needs:
+// where types are mixed, declare the wide ones first.
+void safetensors_writer_declare(SafeTensorsWriter* writer, const char* name, SafeTensorsDtype dtype, int ndim,
+                                const size_t* shape);
+
+// All tensors are declared: writes the header.
+void safetensors_writer_begin(SafeTensorsWriter* writer);
+
+// The next bytes of the data, as they are; not beyond the end of a tensor.
+void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t bytes);
+
+// The next `count` elements of an F32, F16 or BF16 tensor, rounded to its type; not beyond its end.
+void safetensors_write_f32(SafeTensorsWriter* writer, const float* data, size_t count);
+
+// All data are written: the file is on the disk and under its name. Returns its checksum, that of
+// file_checksum.
+uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SAFETENSORS_IMPLEMENTATION
+
+#include <assert.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/float16.h"
+#include "llmc/base/json.h"
+
+#define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation
+#define SAFETENSORS_ALIGN_ 64                       // bytes, of the data in files that we write
+#define SAFETENSORS_CHUNK_ 16384                    // elements converted at a time
+
+#define SAFETENSORS_METADATA_ "__metadata__"
+
+// ---- types of elements
+
+const char* safetensors_dtype_name(SafeTensorsDtype dtype) {
+    static const char* const names[SAFETENSORS_DTYPES] = {"F32", "F16", "BF16", "F64", "I64", "I32", "I16",
+                                                          "I8",  "U64", "U32",  "U16", "U8",  "BOOL"};
+    return names[dtype];
+}
+
+size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
+    static const size_t bytes[SAFETENSORS_DTYPES] = {4, 2, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1};
+    return bytes[dtype];
+}
+
+// ---- files in memory
+
+static char* safetensors_copy_(const char* string) {
     char* copy = strdup(string);
     CHECK(copy, "no memory for a name");
     return copy;
@@ -115,29 +256,29 @@ static inline char* safetensors_copy_(const char* string) {
 
 // ---- the header
 
-static inline int safetensors_by_name_(const void* a, const void* b) {
+static int safetensors_by_name_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsView*)a)->name, ((const SafeTensorsView*)b)->name);
 }
 
-static inline int safetensors_by_key_(const void* a, const void* b) {
+static int safetensors_by_key_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsPair*)a)->key, ((const SafeTensorsPair*)b)->key);
 }
 
 // In the order of the data; a tensor without elements comes before the one that begins in the same place.
-static inline int safetensors_by_place_(const void* a, const void* b) {
+static int safetensors_by_place_(const void* a, const void* b) {
     const SafeTensorsView *x = (const SafeTensorsView*)a, *y = (const SafeTensorsView*)b;
     return x->data != y->data ? (x->data < y->data ? -1 : 1) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-static inline void safetensors_sort(void* items, size_t count, size_t item_bytes,
-                                    int (*compare)(const void*, const void*)) {
+void safetensors_sort(void* items, size_t count, size_t item_bytes,
+                      int (*compare)(const void*, const void*)) {
     if (count > 1) { // an empty array is NULL, which qsort does not take
         qsort(items, count, item_bytes, compare);
     }
 }
 
 // An object of strings, sorted by key; the caller frees *pairs, also after an error.
-static inline int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
+static int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
     SafeTensorsPair pair = {NULL, NULL};
     int more;
     if (!json_take(text, '{')) {
@@ -159,7 +300,7 @@ static inline int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, 
     return more == 0;
 }
 
-static inline int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
+static int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
     const char* name;
     if (!json_name(text, &name)) {
         return 0;
@@ -178,7 +319,7 @@ static inline int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
 }
 
 // {"dtype": ..., "shape": ..., "data_offsets": ...} in any order.
-static inline int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t offsets[2]) {
+static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t offsets[2]) {
     static const char* const keys[3] = {"dtype", "shape", "data_offsets"};
     const char* key;
     int seen[3] = {0, 0, 0}, more, count = 2;
@@ -217,7 +358,7 @@ typedef struct {
     char text[SAFETENSORS_MAX_DIMS * 22 + 3];
 } SafeTensorsShapeText_;
 
-static inline SafeTensorsShapeText_ safetensors_shape_text_(int ndim, const size_t* shape) {
+static SafeTensorsShapeText_ safetensors_shape_text_(int ndim, const size_t* shape) {
     SafeTensorsShapeText_ out;
     int n = snprintf(out.text, sizeof(out.text), "(");
     for (int i = 0; i < ndim; i++) {
@@ -228,7 +369,7 @@ static inline SafeTensorsShapeText_ safetensors_shape_text_(int ndim, const size
 }
 
 // Sets the sizes of a tensor from its shape; 0 if they are more than can be addressed.
-static inline int safetensors_sizes_(SafeTensorsView* view) {
+static int safetensors_sizes_(SafeTensorsView* view) {
     view->elements = 1;
     for (int i = 0; i < view->ndim; i++) {
         if (__builtin_mul_overflow(view->elements, view->shape[i], &view->elements)) {
@@ -239,8 +380,7 @@ static inline int safetensors_sizes_(SafeTensorsView* view) {
 }
 
 // Finds a tensor's data in the file; `begin` is where that of all tensors begins.
-static inline int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t begin,
-                                     const size_t offsets[2]) {
+static int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t begin, const size_t offsets[2]) {
     const size_t data_bytes = st->map_bytes - begin;
     const SafeTensorsShapeText_ shape = safetensors_shape_text_(view->ndim, view->shape);
     if (!safetensors_sizes_(view)) {
@@ -262,7 +402,7 @@ static inline int safetensors_place_(SafeTensors* st, SafeTensorsView* view, siz
 }
 
 // The object that is the header.
-static inline int safetensors_entries_(SafeTensors* st, JsonReader* text) {
+static int safetensors_entries_(SafeTensors* st, JsonReader* text) {
     const char* name;
     int more, has_metadata = 0;
     if (text->bytes == 0 || text->text[0] != '{') { // not even a blank may come before
@@ -296,7 +436,7 @@ static inline int safetensors_entries_(SafeTensors* st, JsonReader* text) {
 }
 
 // The tensors fill the data, from `at` to the end of the file.
-static inline int safetensors_check_places_(SafeTensors* st, const unsigned char* at) {
+static int safetensors_check_places_(SafeTensors* st, const unsigned char* at) {
     const unsigned char* const begin = at;
     safetensors_sort(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_place_);
     for (size_t i = 0; i < st->num_tensors; i++) {
@@ -315,7 +455,7 @@ static inline int safetensors_check_places_(SafeTensors* st, const unsigned char
     return 1;
 }
 
-static inline int safetensors_check_names_(SafeTensors* st) {
+static int safetensors_check_names_(SafeTensors* st) {
     safetensors_sort(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_name_);
     for (size_t i = 1; i < st->num_tensors; i++) {
         if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0) {
@@ -326,7 +466,7 @@ static inline int safetensors_check_names_(SafeTensors* st) {
 }
 
 // Reads and checks the header of what is at st->map.
-static inline int safetensors_parse_(SafeTensors* st) {
+static int safetensors_parse_(SafeTensors* st) {
     uint64_t header_bytes;
     const size_t first = sizeof(header_bytes);
     if (st->map_bytes < first) {
@@ -349,7 +489,7 @@ static inline int safetensors_parse_(SafeTensors* st) {
 }
 
 // Maps a file. An empty one has no map.
-static inline int safetensors_map_(char* error, const char* path, unsigned char** map, size_t* bytes) {
+static int safetensors_map_(char* error, const char* path, unsigned char** map, size_t* bytes) {
     struct stat info;
     const int fd = file_open_regular(path, error);
     if (fd < 0) {
@@ -370,7 +510,7 @@ static inline int safetensors_map_(char* error, const char* path, unsigned char*
     return 1;
 }
 
-static inline void safetensors_unmap_(unsigned char* map, size_t bytes) {
+static void safetensors_unmap_(unsigned char* map, size_t bytes) {
     if (map) {
         munmap(map, bytes);
     }
@@ -378,8 +518,7 @@ static inline void safetensors_unmap_(unsigned char* map, size_t bytes) {
 
 // ---- reading
 
-// Leaves the message in `error`.
-static inline void safetensors_close(SafeTensors* st) {
+void safetensors_close(SafeTensors* st) {
     safetensors_unmap_(st->map, st->map_bytes);
     free(st->path);
     free(st->header);
@@ -388,9 +527,7 @@ static inline void safetensors_close(SafeTensors* st) {
     memset(st, 0, offsetof(SafeTensors, error));
 }
 
-// Maps the file and checks all of its header. Returns 1; or 0, with the reason in st->error and nothing to
-// close.
-static inline int safetensors_try_open(SafeTensors* st, const char* path) {
+int safetensors_try_open(SafeTensors* st, const char* path) {
     memset(st, 0, sizeof(*st));
     st->path = safetensors_copy_(path);
     const int ok = safetensors_map_(st->error, path, &st->map, &st->map_bytes) && safetensors_parse_(st);
@@ -400,13 +537,11 @@ static inline int safetensors_try_open(SafeTensors* st, const char* path) {
     return ok;
 }
 
-// The file must not become shorter while it is open: the system kills who reads beyond its end.
-static inline void safetensors_open(SafeTensors* st, const char* path) {
+void safetensors_open(SafeTensors* st, const char* path) {
     CHECK(safetensors_try_open(st, path), "%s", st->error);
 }
 
-// The tensor of exactly this name, or NULL.
-static inline const SafeTensorsView* safetensors_find(const SafeTensors* st, const char* name) {
+const SafeTensorsView* safetensors_find(const SafeTensors* st, const char* name) {
     SafeTensorsView key;
     memset(&key, 0, sizeof(key));
     key.name = name;
@@ -420,7 +555,7 @@ typedef struct {
     char text[JSON_MAX_NAME + sizeof(SAFETENSORS_PREFIX)];
 } SafeTensorsName_;
 
-static inline SafeTensorsName_ safetensors_other_name_(const char* name) {
+static SafeTensorsName_ safetensors_other_name_(const char* name) {
     const size_t length = strlen(SAFETENSORS_PREFIX);
     const int has_prefix = strncmp(name, SAFETENSORS_PREFIX, length) == 0;
     SafeTensorsName_ other;
@@ -429,15 +564,13 @@ static inline SafeTensorsName_ safetensors_other_name_(const char* name) {
     return other;
 }
 
-// The tensor of this name, or of the name with or without "transformer.", or NULL.
-static inline const SafeTensorsView* safetensors_find_gpt2(const SafeTensors* st, const char* name) {
+const SafeTensorsView* safetensors_find_gpt2(const SafeTensors* st, const char* name) {
     const SafeTensorsView* view = safetensors_find(st, name);
     return view ? view : safetensors_find(st, safetensors_other_name_(name).text);
 }
 
-static inline const SafeTensorsView* safetensors_check_shape_(const SafeTensorsView* view, const char* path,
-                                                              const char* name, int ndim,
-                                                              const size_t* shape) {
+static const SafeTensorsView* safetensors_check_shape_(const SafeTensorsView* view, const char* path,
+                                                       const char* name, int ndim, const size_t* shape) {
     const SafeTensorsShapeText_ wanted = safetensors_shape_text_(ndim, shape);
     CHECK(view, "%s: no tensor %s, wanted one of shape %s", path, name, wanted.text);
     CHECK(view->ndim == ndim && (ndim == 0 || memcmp(view->shape, shape, (size_t)ndim * sizeof(*shape)) == 0),
@@ -446,14 +579,12 @@ static inline const SafeTensorsView* safetensors_check_shape_(const SafeTensorsV
     return view;
 }
 
-// The tensor as safetensors_find_gpt2 finds it; ends the program if it is not there or has another shape.
-static inline const SafeTensorsView* safetensors_require(const SafeTensors* st, const char* name, int ndim,
-                                                         const size_t* shape) {
+const SafeTensorsView* safetensors_require(const SafeTensors* st, const char* name, int ndim,
+                                           const size_t* shape) {
     return safetensors_check_shape_(safetensors_find_gpt2(st, name), st->path, name, ndim, shape);
 }
 
-// The value of a key of __metadata__, or NULL.
-static inline const char* safetensors_metadata(const SafeTensors* st, const char* key) {
+const char* safetensors_metadata(const SafeTensors* st, const char* key) {
     const SafeTensorsPair wanted = {key, NULL};
     const SafeTensorsPair* pair =
         st->num_metadata ? (const SafeTensorsPair*)bsearch(&wanted, st->metadata, st->num_metadata,
@@ -462,9 +593,7 @@ static inline const char* safetensors_metadata(const SafeTensors* st, const char
     return pair ? pair->value : NULL;
 }
 
-// Sets out (count) to the elements [start, start + count) of an F32, F16 or BF16 tensor.
-static inline void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t count,
-                                             float* out) {
+void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t count, float* out) {
     const SafeTensorsDtype dtype = view->dtype;
     CHECK(dtype == SAFETENSORS_F32 || dtype == SAFETENSORS_F16 || dtype == SAFETENSORS_BF16,
           "%s: tensor %s is %s, wanted F32, F16 or BF16", view->path, view->name,
@@ -486,13 +615,11 @@ static inline void safetensors_read_f32_part(const SafeTensorsView* view, size_t
     }
 }
 
-// Sets out (elements of the view) to all of an F32, F16 or BF16 tensor.
-static inline void safetensors_read_f32(const SafeTensorsView* view, float* out) {
+void safetensors_read_f32(const SafeTensorsView* view, float* out) {
     safetensors_read_f32_part(view, 0, view->elements, out);
 }
 
-// Copies a tensor that must have this dtype.
-static inline void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, void* out) {
+void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, void* out) {
     CHECK(view->dtype == dtype, "%s: tensor %s is %s, wanted %s", view->path, view->name,
           safetensors_dtype_name(view->dtype), safetensors_dtype_name(dtype));
     if (view->bytes) {
@@ -502,32 +629,15 @@ static inline void safetensors_read_raw(const SafeTensorsView* view, SafeTensors
 
 // ---- a model in one file or in several
 
-// Where an index says that a tensor is.
-typedef struct {
-    const char* name;
-    const SafeTensorsView* view;
-} SafeTensorsPlace_;
-
-typedef struct {
-    char* path;         // of the directory, or of the one file
-    SafeTensors* files; // each opened once
-    size_t num_files;
-    unsigned char* index;      // the text of the index, where the names are; NULL: one file, without an index
-    SafeTensorsPlace_* places; // in order of name
-    size_t num_places;
-    char error[ERROR_BYTES]; // why it could not be opened
-} SafeTensorsSet;
-
-static inline int safetensors_by_file_(const void* a, const void* b) {
+static int safetensors_by_file_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsPair*)a)->value, ((const SafeTensorsPair*)b)->value);
 }
 
-static inline int safetensors_by_place_name_(const void* a, const void* b) {
+static int safetensors_by_place_name_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsPlace_*)a)->name, ((const SafeTensorsPlace_*)b)->name);
 }
 
-// Leaves the message in `error`.
-static inline void safetensors_set_close(SafeTensorsSet* set) {
+void safetensors_set_close(SafeTensorsSet* set) {
     for (size_t i = 0; i < set->num_files; i++) {
         safetensors_close(&set->files[i]);
     }
@@ -539,7 +649,7 @@ static inline void safetensors_set_close(SafeTensorsSet* set) {
 }
 
 // Opens one file more.
-static inline int safetensors_set_add_(SafeTensorsSet* set, const char* path) {
+static int safetensors_set_add_(SafeTensorsSet* set, const char* path) {
     set->files = (SafeTensors*)check_grow(set->files, set->num_files, sizeof(SafeTensors), "list of tensors");
     SafeTensors* file = &set->files[set->num_files];
     if (!safetensors_try_open(file, path)) {
@@ -551,7 +661,7 @@ static inline int safetensors_set_add_(SafeTensorsSet* set, const char* path) {
 }
 
 // {"metadata": anything, "weight_map": {tensor: file, ...}}
-static inline int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
+static int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
     const char* key;
     int more, has_map = 0;
     if (!json_take(text, '{')) {
@@ -576,8 +686,8 @@ static inline int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, 
 }
 
 // Opens the files of an index, which stand beside it, and finds each tensor.
-static inline int safetensors_set_files_(SafeTensorsSet* set, const char* index, SafeTensorsPair* pairs,
-                                         size_t count) {
+static int safetensors_set_files_(SafeTensorsSet* set, const char* index, SafeTensorsPair* pairs,
+                                  size_t count) {
     char path[PATH_MAX];
     safetensors_sort(pairs, count, sizeof(*pairs), safetensors_by_file_);
     set->places = (SafeTensorsPlace_*)check_alloc(count, sizeof(SafeTensorsPlace_), index);
@@ -608,7 +718,7 @@ static inline int safetensors_set_files_(SafeTensorsSet* set, const char* index,
     return 1;
 }
 
-static inline int safetensors_set_index_(SafeTensorsSet* set, const char* path) {
+static int safetensors_set_index_(SafeTensorsSet* set, const char* path) {
     unsigned char* map = NULL;
     size_t bytes = 0, count = 0;
     SafeTensorsPair* pairs = NULL;
@@ -634,15 +744,14 @@ static inline int safetensors_set_index_(SafeTensorsSet* set, const char* path) 
 
 // Whether a directory has a model as PyTorch saved it before there was safetensors, whose name is not too
 // long.
-static inline int safetensors_has_pickle_(const char* directory) {
+static int safetensors_has_pickle_(const char* directory) {
     char one[PATH_MAX], index[PATH_MAX];
     file_join(one, directory, "pytorch_model.bin");
     file_join(index, directory, "pytorch_model.bin.index.json");
     return access(one, F_OK) == 0 || access(index, F_OK) == 0;
 }
 
-// As safetensors_set_open, but returns 0 with the reason in set->error, and nothing to close.
-static inline int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
+int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
     char one[PATH_MAX], index[PATH_MAX];
     struct stat info;
     memset(set, 0, sizeof(*set));
@@ -671,14 +780,11 @@ static inline int safetensors_set_try_open(SafeTensorsSet* set, const char* path
     return ok;
 }
 
-// Opens a model: a file, a directory with model.safetensors, or one with model.safetensors.index.json and the
-// files that it names. All are checked.
-static inline void safetensors_set_open(SafeTensorsSet* set, const char* path) {
+void safetensors_set_open(SafeTensorsSet* set, const char* path) {
     CHECK(safetensors_set_try_open(set, path), "%s", set->error);
 }
 
-static inline const SafeTensorsView* safetensors_set_find_exactly_(const SafeTensorsSet* set,
-                                                                   const char* name) {
+static const SafeTensorsView* safetensors_set_find_exactly_(const SafeTensorsSet* set, const char* name) {
     const SafeTensorsPlace_ key = {name, NULL};
     const SafeTensorsPlace_* place =
         set->num_places ? (const SafeTensorsPlace_*)bsearch(&key, set->places, set->num_places, sizeof(key),
@@ -687,40 +793,24 @@ static inline const SafeTensorsView* safetensors_set_find_exactly_(const SafeTen
     return set->index ? (place ? place->view : NULL) : safetensors_find(&set->files[0], name);
 }
 
-// The tensor of this name, or of the name with or without "transformer.", or NULL.
-static inline const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name) {
+const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name) {
     const SafeTensorsView* view = safetensors_set_find_exactly_(set, name);
     return view ? view : safetensors_set_find_exactly_(set, safetensors_other_name_(name).text);
 }
 
-// As safetensors_require.
-static inline const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const char* name,
-                                                             int ndim, const size_t* shape) {
+const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const char* name, int ndim,
+                                               const size_t* shape) {
     return safetensors_check_shape_(safetensors_set_find(set, name), set->path, name, ndim, shape);
 }
 
 // ---- writing: open, metadata and declarations, begin, the data, commit
 
-typedef struct {
-    FileWriter file;
-    Xxh64 hash;
-    SafeTensorsView* tensors; // in the order of the file; without data
-    size_t num_tensors;
-    SafeTensorsPair* metadata;
-    size_t num_metadata;
-    size_t data_bytes; // of all tensors
-    size_t current;    // the tensor that is being written,
-    size_t written;    // and its bytes so far
-} SafeTensorsWriter;
-
-static inline void safetensors_put_(SafeTensorsWriter* writer, const void* data, size_t bytes) {
+static void safetensors_put_(SafeTensorsWriter* writer, const void* data, size_t bytes) {
     file_put(&writer->file, data, bytes);
     xxh64_add(&writer->hash, data, bytes);
 }
 
-// Strings are copied. No key twice: the reader would refuse the file.
-static inline void safetensors_writer_metadata(SafeTensorsWriter* writer, const char* key,
-                                               const char* value) {
+void safetensors_writer_metadata(SafeTensorsWriter* writer, const char* key, const char* value) {
     SafeTensorsPair pair = {safetensors_copy_(key), safetensors_copy_(value)};
     for (size_t i = 0; i < writer->num_metadata; i++) {
         assert(strcmp(writer->metadata[i].key, key) != 0);
@@ -730,19 +820,15 @@ static inline void safetensors_writer_metadata(SafeTensorsWriter* writer, const 
     writer->metadata[writer->num_metadata++] = pair;
 }
 
-// Starts the file `path`, which is under this name when it is whole (file.h). Its metadata begin with
-// "format": "pt", without which transformers does not read it.
-static inline void safetensors_writer_open(SafeTensorsWriter* writer, const char* path) {
+void safetensors_writer_open(SafeTensorsWriter* writer, const char* path) {
     memset(writer, 0, sizeof(*writer));
     file_open(&writer->file, path);
     xxh64_open(&writer->hash);
     safetensors_writer_metadata(writer, "format", "pt");
 }
 
-// The next tensor of the file. Its data must begin at a multiple of its element's size, which PyTorch needs:
-// where types are mixed, declare the wide ones first.
-static inline void safetensors_writer_declare(SafeTensorsWriter* writer, const char* name,
-                                              SafeTensorsDtype dtype, int ndim, const size_t* shape) {
+void safetensors_writer_declare(SafeTensorsWriter* writer, const char* name, SafeTensorsDtype dtype, int ndim,
+                                const size_t* shape) {
     SafeTensorsView view;
     const size_t length = strlen(name);
     assert(0 <= ndim && ndim <= SAFETENSORS_MAX_DIMS && 0 < length && length <= JSON_MAX_NAME);
@@ -764,7 +850,7 @@ static inline void safetensors_writer_declare(SafeTensorsWriter* writer, const c
     writer->tensors[writer->num_tensors++] = view;
 }
 
-static inline void safetensors_print_header_(const SafeTensorsWriter* writer, FILE* out) {
+static void safetensors_print_header_(const SafeTensorsWriter* writer, FILE* out) {
     size_t at = 0;
     fputs("{\"" SAFETENSORS_METADATA_ "\":{", out);
     for (size_t i = 0; i < writer->num_metadata; i++) {
@@ -790,7 +876,7 @@ static inline void safetensors_print_header_(const SafeTensorsWriter* writer, FI
 }
 
 // What is complete is left behind, also tensors without elements.
-static inline void safetensors_advance_(SafeTensorsWriter* writer) {
+static void safetensors_advance_(SafeTensorsWriter* writer) {
     while (writer->current < writer->num_tensors &&
            writer->written == writer->tensors[writer->current].bytes) {
         writer->current++;
@@ -798,8 +884,7 @@ static inline void safetensors_advance_(SafeTensorsWriter* writer) {
     }
 }
 
-// All tensors are declared: writes the header.
-static inline void safetensors_writer_begin(SafeTensorsWriter* writer) {
+void safetensors_writer_begin(SafeTensorsWriter* writer) {
     static const char blanks[SAFETENSORS_ALIGN_ + 1] =
         "                                                                ";
     char* text = NULL;
@@ -819,8 +904,7 @@ static inline void safetensors_writer_begin(SafeTensorsWriter* writer) {
     free(text);
 }
 
-// The next bytes of the data, as they are; not beyond the end of a tensor.
-static inline void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t bytes) {
+void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t bytes) {
     safetensors_advance_(writer);
     assert(bytes == 0 || (writer->current < writer->num_tensors &&
                           bytes <= writer->tensors[writer->current].bytes - writer->written));
@@ -828,8 +912,7 @@ static inline void safetensors_write_raw(SafeTensorsWriter* writer, const void* 
     writer->written += bytes;
 }
 
-// The next `count` elements of an F32, F16 or BF16 tensor, rounded to its type; not beyond its end.
-static inline void safetensors_write_f32(SafeTensorsWriter* writer, const float* data, size_t count) {
+void safetensors_write_f32(SafeTensorsWriter* writer, const float* data, size_t count) {
     uint16_t chunk[SAFETENSORS_CHUNK_];
     safetensors_advance_(writer);
     assert(count == 0 || writer->current < writer->num_tensors);
@@ -849,9 +932,7 @@ static inline void safetensors_write_f32(SafeTensorsWriter* writer, const float*
     }
 }
 
-// All data are written: the file is on the disk and under its name. Returns its checksum, that of
-// file_checksum.
-static inline uint64_t safetensors_writer_commit(SafeTensorsWriter* writer) {
+uint64_t safetensors_writer_commit(SafeTensorsWriter* writer) {
     safetensors_advance_(writer);
     assert(writer->hash.bytes > 0 && writer->current == writer->num_tensors && writer->written == 0);
     file_commit(&writer->file);
@@ -866,5 +947,7 @@ static inline uint64_t safetensors_writer_commit(SafeTensorsWriter* writer) {
     free(writer->metadata);
     return xxh64_value(&writer->hash);
 }
+
+#endif // SAFETENSORS_IMPLEMENTATION
 
 #endif

@@ -30,23 +30,20 @@ defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpo
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
-#include <ctype.h>
-#include <dirent.h>
+#include <limits.h>
 #include <pthread.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <sys/syscall.h>
+#include <stddef.h>
+#include <stdint.h>
 
-#include "llmc/base/clock.h"
-#include "llmc/formats/hf_model.h"
+#include "llmc/formats/safetensors.h"
 #include "llmc/run/options.h"
-#include "llmc/run/schedule.h"
 #include "llmc/run/state.h"
 #include "llmc/tokenizer/tokenizer.h"
+#include "llmc/gpt2.h"
 
-#define CHECKPOINT_PART_ ".part" // while it is written, and while it is removed
-#define CHECKPOINT_OLD_ ".old"   // while another takes its place, where the two cannot change places at once
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // What is the same in all checkpoints of a run.
 typedef struct {
@@ -86,12 +83,106 @@ typedef struct {
 // Names
 
 // The directory of the checkpoint of a step.
-static inline void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const char* ending) {
+void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const char* ending);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing
+
+// Bytes of a checkpoint, at most about.
+double checkpoints_disk_bytes(const Checkpoints* c);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+
+// Checks a checkpoint, to the last bit of all its files, and reads its state. Returns 0, with nothing to
+// close and the reason in `error`, if it is damaged.
+int checkpoint_try_check(SavedState* s, const char* directory, char* error);
+
+// Whether a checkpoint will do, for checkpoint_newest; `context` is the caller's.
+typedef int (*CheckpointFilter)(const SavedState* state, const void* context);
+
+// Finds the checkpoint that was written last, of those that are valid and that `filter` (NULL: all) accepts.
+// Those that are damaged are named on stderr. Returns 1, with *path and *s set; 0 if there is none at all; -1
+// if there are some, but none that will do.
+int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, CheckpointFilter filter,
+                      const void* context);
+
+// Removes the checkpoints that were written after the one with this serial number: a run that goes back must
+// not be resumed from them.
+void checkpoint_remove_after(const char* out, int64_t serial);
+
+// Reads the tensors of a checkpoint that was checked, into memory laid out by `rows`, all fp32.
+void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg, const TensorRow* rows,
+                     void* params, float* m, float* v);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Saving during a run
+
+// Bytes of the copy that a save makes; parameters of the given type.
+size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype);
+
+// Only one run at a time may write into a directory. Returns a descriptor, which has the lock until it is
+// closed. What a killed run left is cleared.
+int checkpoint_lock(const char* out);
+
+// Prepares to save into --out, which exists. `memory` has checkpoints_bytes, belongs to the caller and stays
+// (NULL: the caller points params, m and v to its own, and waits for every save before it changes them),
+// as do options and what `run` points to. `lock` is that of checkpoint_lock, or -1 if it is to be taken now;
+// checkpoints_close releases it. `after` updates are done. There must be room on the disk for at least one
+// checkpoint.
+void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory, int lock,
+                      int64_t after);
+
+// Waits until the save under way is on the disk. Returns whether there was one; if so, sets its path.
+int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]);
+
+// The same, but without waiting: only if it has ended.
+int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]);
+
+// Starts to write what was copied to params, m and v after the save before was waited for.
+void checkpoint_start(Checkpoints* c, const RunState* run);
+
+void checkpoints_close(Checkpoints* c);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef CHECKPOINT_IMPLEMENTATION
+
+#include <assert.h>
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/xxh64.h"
+#include "llmc/formats/hf_model.h"
+#include "llmc/run/schedule.h"
+
+#define CHECKPOINT_PART_ ".part" // while it is written, and while it is removed
+#define CHECKPOINT_OLD_ ".old"   // while another takes its place, where the two cannot change places at once
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Names
+
+void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const char* ending) {
     file_path(path, "%s/step_%08lld%s", out, (long long)step, ending);
 }
 
 // The step of a directory entry that is called as checkpoint_path would call it with this ending, or -1.
-static inline int64_t checkpoint_step_(const char* name, const char* ending) {
+static int64_t checkpoint_step_(const char* name, const char* ending) {
     char wanted[64];
     if (strncmp(name, "step_", 5) != 0 || !isdigit((unsigned char)name[5])) {
         return -1;
@@ -102,7 +193,7 @@ static inline int64_t checkpoint_step_(const char* name, const char* ending) {
 }
 
 // The steps of the entries of `out` with this ending, in no order; the caller frees *steps.
-static inline int checkpoint_steps_(const char* out, const char* ending, int64_t** steps) {
+static int checkpoint_steps_(const char* out, const char* ending, int64_t** steps) {
     int count = 0;
     struct dirent* entry;
     DIR* dir = opendir(out);
@@ -124,13 +215,13 @@ static inline int checkpoint_steps_(const char* out, const char* ending, int64_t
 // Removing
 
 // Removes a link, if one is there. Returns whether there was one.
-static inline int checkpoint_unlink_(const char* path) {
+static int checkpoint_unlink_(const char* path) {
     struct stat info;
     return lstat(path, &info) == 0 && S_ISLNK(info.st_mode) && unlink(path) == 0;
 }
 
 // Removes a directory of files, or a link to one, if it is there.
-static inline void checkpoint_clear_(const char* directory) {
+static void checkpoint_clear_(const char* directory) {
     struct dirent* entry;
     const int fd = open(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR* dir = fd >= 0 ? fdopendir(fd) : NULL;
@@ -146,7 +237,7 @@ static inline void checkpoint_clear_(const char* directory) {
 }
 
 // Removes a checkpoint. Returns whether it is gone from under its name.
-static inline int checkpoint_remove_(const char* out, int64_t step) {
+static int checkpoint_remove_(const char* out, int64_t step) {
     char path[PATH_MAX], part[PATH_MAX];
     checkpoint_path(path, out, step, "");
     checkpoint_path(part, out, step, CHECKPOINT_PART_);
@@ -161,7 +252,7 @@ static inline int checkpoint_remove_(const char* out, int64_t step) {
 // Removes the oldest checkpoints but `keep` (1 or more), not counting multiples of `major` (0: none), which
 // stay, nor steps after `newest`: those are of an earlier run in the same place, and not ours to remove. What
 // cannot be removed is no reason to end the run.
-static inline void checkpoint_thin_(const char* out, int64_t newest, int keep, int major) {
+static void checkpoint_thin_(const char* out, int64_t newest, int keep, int major) {
     int64_t* steps;
     const int all = checkpoint_steps_(out, "", &steps);
     int count = 0;
@@ -182,7 +273,7 @@ static inline void checkpoint_thin_(const char* out, int64_t newest, int keep, i
 }
 
 // Clears what a killed run left: halves, and a checkpoint that was about to make room for another.
-static inline void checkpoint_recover_(const char* out) {
+static void checkpoint_recover_(const char* out) {
     char path[PATH_MAX], other[PATH_MAX];
     int64_t* steps;
     for (int i = checkpoint_steps_(out, CHECKPOINT_PART_, &steps) - 1; i >= 0; i--) {
@@ -207,15 +298,14 @@ static inline void checkpoint_recover_(const char* out) {
 // Writing
 
 // Elements of the optimizer's space.
-static inline int64_t checkpoint_elements_(GPT2Config cfg) { return (int64_t)gpt2_count_parameters(cfg); }
+static int64_t checkpoint_elements_(GPT2Config cfg) { return (int64_t)gpt2_count_parameters(cfg); }
 
 // The elements of a row in the optimizer's space.
-static inline size_t checkpoint_row_elements_(const TensorRow* row, GPT2Config cfg) {
+static size_t checkpoint_row_elements_(const TensorRow* row, GPT2Config cfg) {
     return (size_t)row->layers * gpt2_rows_in_files(row, cfg) * row->cols;
 }
 
-static inline void checkpoint_write_moment_(SafeTensorsWriter* writer, const Checkpoints* c,
-                                            const float* memory) {
+static void checkpoint_write_moment_(SafeTensorsWriter* writer, const Checkpoints* c, const float* memory) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &c->state_rows[i];
         safetensors_write_raw(writer, (const char*)memory + row->offset_bytes,
@@ -223,7 +313,7 @@ static inline void checkpoint_write_moment_(SafeTensorsWriter* writer, const Che
     }
 }
 
-static inline uint64_t checkpoint_write_optimizer_(const Checkpoints* c, const char* path) {
+static uint64_t checkpoint_write_optimizer_(const Checkpoints* c, const char* path) {
     const size_t total = (size_t)checkpoint_elements_(c->run.cfg);
     char number[32];
     SafeTensorsWriter writer;
@@ -241,8 +331,7 @@ static inline uint64_t checkpoint_write_optimizer_(const Checkpoints* c, const c
 }
 
 // Adds a file to the list in state.json; its checksum is that of what was written, or 0: read it again.
-static inline void checkpoint_list_file_(SavedState* s, const char* directory, const char* name,
-                                         uint64_t checksum) {
+static void checkpoint_list_file_(SavedState* s, const char* directory, const char* name, uint64_t checksum) {
     char path[PATH_MAX];
     struct stat info;
     file_join(path, directory, name);
@@ -258,7 +347,7 @@ static inline void checkpoint_list_file_(SavedState* s, const char* directory, c
 }
 
 // Lists the small files that are in a directory so far.
-static inline void checkpoint_list_files_(SavedState* s, const char* directory) {
+static void checkpoint_list_files_(SavedState* s, const char* directory) {
     struct dirent* entry;
     DIR* dir = opendir(directory);
     CHECK(dir, "%s: cannot read: %s", directory, strerror(errno));
@@ -270,14 +359,13 @@ static inline void checkpoint_list_files_(SavedState* s, const char* directory) 
     closedir(dir);
 }
 
-// Bytes of a checkpoint, at most about.
-static inline double checkpoints_disk_bytes(const Checkpoints* c) {
+double checkpoints_disk_bytes(const Checkpoints* c) {
     return hf_model_bytes(c->run.cfg, c->run.dtype) + 8.0 * (double)checkpoint_elements_(c->run.cfg) +
            (1 << 20);
 }
 
 // Ends the program if the file system of OUT has no room for a checkpoint.
-static inline void checkpoint_require_room_(const Checkpoints* c, const char* name) {
+static void checkpoint_require_room_(const Checkpoints* c, const char* name) {
     struct statvfs info;
     if (statvfs(c->out, &info) == 0) { // where it cannot be asked, the write itself will tell
         const double free_bytes = (double)info.f_bavail * (double)info.f_frsize;
@@ -288,7 +376,7 @@ static inline void checkpoint_require_room_(const Checkpoints* c, const char* na
 }
 
 // Lets two directories change places. Returns 0 if the file system cannot do that.
-static inline int checkpoint_exchange_(const char* one, const char* other) {
+static int checkpoint_exchange_(const char* one, const char* other) {
 #if defined(SYS_renameat2)
     const unsigned exchange = 2; // RENAME_EXCHANGE
     return syscall(SYS_renameat2, AT_FDCWD, one, AT_FDCWD, other, exchange) == 0;
@@ -300,7 +388,7 @@ static inline int checkpoint_exchange_(const char* one, const char* other) {
 }
 
 // Puts the finished directory in its place; what was there goes.
-static inline void checkpoint_put_(const char* part, const char* path, const char* out, int64_t step) {
+static void checkpoint_put_(const char* part, const char* path, const char* out, int64_t step) {
     if (rename(part, path) == 0 || (checkpoint_unlink_(path) && rename(part, path) == 0)) {
         return;
     }
@@ -316,8 +404,8 @@ static inline void checkpoint_put_(const char* part, const char* path, const cha
 }
 
 // The first element of a row that is not finite; `count` if there is none.
-static inline size_t checkpoint_find_infinite_(const TensorRow* row, const void* memory,
-                                               SafeTensorsDtype dtype, size_t count) {
+static size_t checkpoint_find_infinite_(const TensorRow* row, const void* memory, SafeTensorsDtype dtype,
+                                        size_t count) {
     const char* data = (const char*)memory + row->offset_bytes;
     const size_t bytes = safetensors_dtype_bytes(dtype);
     const uint32_t exponent = dtype == SAFETENSORS_F32    ? 0x7F800000
@@ -335,7 +423,7 @@ static inline size_t checkpoint_find_infinite_(const TensorRow* row, const void*
 
 // Ends the program if a weight is not finite, before a file is written: it could not be read again, and
 // would push a checkpoint that can be read out of --keep.
-static inline void checkpoint_require_finite_(const Checkpoints* c, const char* path) {
+static void checkpoint_require_finite_(const Checkpoints* c, const char* path) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const size_t count = checkpoint_row_elements_(&c->rows[i], c->run.cfg);
         const size_t bad = checkpoint_find_infinite_(&c->rows[i], c->params, c->run.dtype, count);
@@ -344,7 +432,7 @@ static inline void checkpoint_require_finite_(const Checkpoints* c, const char* 
     }
 }
 
-static inline void checkpoint_write_files_(Checkpoints* c, const char* directory) {
+static void checkpoint_write_files_(Checkpoints* c, const char* directory) {
     char path[PATH_MAX];
     SavedState* s = &c->state;
     hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot);
@@ -368,7 +456,7 @@ static inline void checkpoint_write_files_(Checkpoints* c, const char* directory
 }
 
 // The thread: writes the copy.
-static inline void* checkpoint_write_(void* checkpoints) {
+static void* checkpoint_write_(void* checkpoints) {
     Checkpoints* c = (Checkpoints*)checkpoints;
     const int64_t step = c->state.run.step;
     const double start_s = time_now_s();
@@ -393,9 +481,7 @@ static inline void* checkpoint_write_(void* checkpoints) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-// Checks a checkpoint, to the last bit of all its files, and reads its state. Returns 0, with nothing to
-// close and the reason in `error`, if it is damaged.
-static inline int checkpoint_try_check(SavedState* s, const char* directory, char* error) {
+int checkpoint_try_check(SavedState* s, const char* directory, char* error) {
     char path[PATH_MAX];
     file_join(path, directory, "state.json");
     if (!state_try_read(s, path, error)) {
@@ -431,14 +517,14 @@ typedef struct {
     int64_t step, serial;
 } CheckpointEntry_;
 
-static inline int checkpoint_by_serial_(const void* a, const void* b) {
+static int checkpoint_by_serial_(const void* a, const void* b) {
     const CheckpointEntry_ *x = (const CheckpointEntry_*)a, *y = (const CheckpointEntry_*)b;
     return x->serial != y->serial ? (x->serial < y->serial ? 1 : -1)
                                   : (x->step < y->step) - (x->step > y->step);
 }
 
 // Lists the checkpoints of a directory; the caller frees *entries.
-static inline int checkpoint_list_(const char* out, CheckpointEntry_** entries) {
+static int checkpoint_list_(const char* out, CheckpointEntry_** entries) {
     char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES];
     int64_t* steps;
     const int count = checkpoint_steps_(out, "", &steps);
@@ -459,14 +545,8 @@ static inline int checkpoint_list_(const char* out, CheckpointEntry_** entries) 
     return count;
 }
 
-// Whether a checkpoint will do, for checkpoint_newest; `context` is the caller's.
-typedef int (*CheckpointFilter)(const SavedState* state, const void* context);
-
-// Finds the checkpoint that was written last, of those that are valid and that `filter` (NULL: all) accepts.
-// Those that are damaged are named on stderr. Returns 1, with *path and *s set; 0 if there is none at all; -1
-// if there are some, but none that will do.
-static inline int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out,
-                                    CheckpointFilter filter, const void* context) {
+int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, CheckpointFilter filter,
+                      const void* context) {
     char error[ERROR_BYTES];
     CheckpointEntry_* entries;
     const int count = checkpoint_list_(out, &entries);
@@ -485,9 +565,7 @@ static inline int checkpoint_newest(char path[PATH_MAX], SavedState* s, const ch
     return found ? 1 : count ? -1 : 0;
 }
 
-// Removes the checkpoints that were written after the one with this serial number: a run that goes back must
-// not be resumed from them.
-static inline void checkpoint_remove_after(const char* out, int64_t serial) {
+void checkpoint_remove_after(const char* out, int64_t serial) {
     CheckpointEntry_* entries;
     const int count = checkpoint_list_(out, &entries);
     for (int i = 0; i < count; i++) {
@@ -504,14 +582,14 @@ typedef struct {
     size_t begin, end;
 } CheckpointSlice_;
 
-static inline size_t checkpoint_metadata_(const SafeTensors* file, const char* key) {
+static size_t checkpoint_metadata_(const SafeTensors* file, const char* key) {
     const char* text = safetensors_metadata(file, key);
     CHECK(text && *text && strspn(text, "0123456789") == strlen(text) && strlen(text) < 19,
           "%s: %s is %s, wanted a number", file->path, key, text ? text : "missing");
     return (size_t)strtoull(text, NULL, 10);
 }
 
-static inline void checkpoint_open_slice_(CheckpointSlice_* slice, const char* path, size_t total) {
+static void checkpoint_open_slice_(CheckpointSlice_* slice, const char* path, size_t total) {
     safetensors_open(&slice->file, path);
     slice->begin = checkpoint_metadata_(&slice->file, "begin");
     slice->end = checkpoint_metadata_(&slice->file, "end");
@@ -521,14 +599,14 @@ static inline void checkpoint_open_slice_(CheckpointSlice_* slice, const char* p
           slice->begin, slice->end, total);
 }
 
-static inline int checkpoint_by_begin_(const void* a, const void* b) {
+static int checkpoint_by_begin_(const void* a, const void* b) {
     const CheckpointSlice_ *x = (const CheckpointSlice_*)a, *y = (const CheckpointSlice_*)b;
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : (x->end > y->end) - (x->end < y->end);
 }
 
 // What AdamW cannot have made: a NaN, or a negative mean of squares.
-static inline void checkpoint_check_moment_(const char* path, const char* name, const float* values,
-                                            size_t first, size_t count) {
+static void checkpoint_check_moment_(const char* path, const char* name, const float* values, size_t first,
+                                     size_t count) {
     const int is_square = strcmp(name, "v") == 0;
     for (size_t i = 0; i < count; i++) {
         CHECK(is_square ? values[i] >= 0 : values[i] == values[i], "%s: element %zu of %s is %f, wanted %s",
@@ -537,8 +615,8 @@ static inline void checkpoint_check_moment_(const char* path, const char* name, 
 }
 
 // Copies what a slice has of one tensor of the state to its place in memory.
-static inline void checkpoint_read_slice_(const CheckpointSlice_* slice, const char* name, GPT2Config cfg,
-                                          const TensorRow* rows, void* memory) {
+static void checkpoint_read_slice_(const CheckpointSlice_* slice, const char* name, GPT2Config cfg,
+                                   const TensorRow* rows, void* memory) {
     const size_t count = slice->end - slice->begin;
     const SafeTensorsView* view = safetensors_require(&slice->file, name, 1, &count);
     CHECK(view->dtype == SAFETENSORS_F32, "%s: tensor %s is %s, wanted F32", slice->file.path, name,
@@ -558,14 +636,14 @@ static inline void checkpoint_read_slice_(const CheckpointSlice_* slice, const c
 }
 
 // Whether a file holds optimizer state: optimizer.<i>of<n>.safetensors.
-static inline int checkpoint_is_slice_(const char* name) {
+static int checkpoint_is_slice_(const char* name) {
     int i, n, end = 0;
     return sscanf(name, "optimizer.%dof%d.safetensors%n", &i, &n, &end) == 2 && end && !name[end];
 }
 
 // Reads the optimizer's state from any number of files that fill its space.
-static inline void checkpoint_read_optimizer_(const SavedState* s, const char* directory, GPT2Config cfg,
-                                              const TensorRow* rows, float* m, float* v) {
+static void checkpoint_read_optimizer_(const SavedState* s, const char* directory, GPT2Config cfg,
+                                       const TensorRow* rows, float* m, float* v) {
     char path[PATH_MAX];
     const size_t total = (size_t)checkpoint_elements_(cfg);
     CheckpointSlice_* slices =
@@ -590,9 +668,8 @@ static inline void checkpoint_read_optimizer_(const SavedState* s, const char* d
     CHECK(at == total, "%s: optimizer state of %zu elements, wanted %zu", directory, at, total);
 }
 
-// Reads the tensors of a checkpoint that was checked, into memory laid out by `rows`, all fp32.
-static inline void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg,
-                                   const TensorRow* rows, void* params, float* m, float* v) {
+void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg, const TensorRow* rows,
+                     void* params, float* m, float* v) {
     hf_model_read(directory, cfg, rows, params);
     checkpoint_read_optimizer_(s, directory, cfg, rows, m, v);
 }
@@ -600,8 +677,7 @@ static inline void checkpoint_read(const SavedState* s, const char* directory, G
 // ---------------------------------------------------------------------------------------------------------------------
 // Saving during a run
 
-// Bytes of the copy that a save makes; parameters of the given type.
-static inline size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
+size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     return gpt2_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype)) +
            2 * gpt2_parameter_rows_of(rows, cfg, sizeof(float));
@@ -612,9 +688,7 @@ static inline size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
 #define CHECKPOINT_LOCK_WAIT_S 10
 #endif
 
-// Only one run at a time may write into a directory. Returns a descriptor, which has the lock until it is
-// closed. What a killed run left is cleared.
-static inline int checkpoint_lock(const char* out) {
+int checkpoint_lock(const char* out) {
     const int fd = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(fd >= 0, "%s: cannot open: %s", out, strerror(errno));
     CHECK(file_try_lock(fd, CHECKPOINT_LOCK_WAIT_S), "%s: another run is writing here", out);
@@ -624,7 +698,7 @@ static inline int checkpoint_lock(const char* out) {
 
 // Ends the program where a file stands under the name of a checkpoint that steps `after` + 1 to --steps will
 // save: before the work that would be lost.
-static inline void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
+static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
     const Options* o = c->options;
     char path[PATH_MAX];
     int64_t* steps;
@@ -638,13 +712,8 @@ static inline void checkpoint_require_places_(const Checkpoints* c, int64_t afte
     free(steps);
 }
 
-// Prepares to save into --out, which exists. `memory` has checkpoints_bytes, belongs to the caller and stays
-// (NULL: the caller points params, m and v to its own, and waits for every save before it changes them),
-// as do options and what `run` points to. `lock` is that of checkpoint_lock, or -1 if it is to be taken now;
-// checkpoints_close releases it. `after` updates are done. There must be room on the disk for at least one
-// checkpoint.
-static inline void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory,
-                                    int lock, int64_t after) {
+void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory, int lock,
+                      int64_t after) {
     memset(c, 0, sizeof(*c));
     CHECK(snprintf(c->out, sizeof(c->out), "%s", options->out) < (int)sizeof(c->out) - 64,
           "%s: the name is too long", options->out);
@@ -678,8 +747,7 @@ static inline void checkpoints_open(Checkpoints* c, const Options* options, Chec
     free(entries);
 }
 
-// Waits until the save under way is on the disk. Returns whether there was one; if so, sets its path.
-static inline int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]) {
+int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]) {
     if (!c->is_running) {
         return 0;
     }
@@ -690,13 +758,11 @@ static inline int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]) {
     return 1;
 }
 
-// The same, but without waiting: only if it has ended.
-static inline int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]) {
+int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]) {
     return c->is_running && __atomic_load_n(&c->is_done, __ATOMIC_ACQUIRE) && checkpoint_wait(c, path);
 }
 
-// Starts to write what was copied to params, m and v after the save before was waited for.
-static inline void checkpoint_start(Checkpoints* c, const RunState* run) {
+void checkpoint_start(Checkpoints* c, const RunState* run) {
     assert(!c->is_running);
     c->state.run = *run;
     c->state.serial++;
@@ -707,12 +773,14 @@ static inline void checkpoint_start(Checkpoints* c, const RunState* run) {
     c->is_running = 1;
 }
 
-static inline void checkpoints_close(Checkpoints* c) {
+void checkpoints_close(Checkpoints* c) {
     char path[PATH_MAX];
     checkpoint_wait(c, path);
     free(c->state.files);
     close(c->lock);
     memset(c, 0, sizeof(*c));
 }
+
+#endif // CHECKPOINT_IMPLEMENTATION
 
 #endif

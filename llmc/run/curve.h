@@ -12,13 +12,11 @@ defines: CurvePoint, curve_draw, CurvePlot
 #define LLMC_CURVE_H
 
 #include <math.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
 
-#include "llmc/base/check.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     double step, loss;
@@ -35,11 +33,30 @@ typedef struct {
     double* labels;      // (rows) the loss written beside the row; NaN: none
 } CurvePlot;
 
+// Draws on `columns` x `rows` characters, labels included. train is (n_train) in the order of steps, val is
+// (n_val), their losses finite; floor is NaN when there is none. Nothing is drawn without training losses.
+void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
+                double floor, int columns, int rows);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef CURVE_IMPLEMENTATION
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "llmc/base/check.h"
+
 // Left of the axis for the labels of the losses; right of the plot for the end of the last step's label.
 enum { CURVE_LABEL_COLUMNS_ = 8, CURVE_MARGIN_COLUMNS_ = 6 };
 
 // Does the terminal expect UTF-8? The first of these variables that is set decides, as in POSIX.
-static inline int curve_is_utf8_(void) {
+static int curve_is_utf8_(void) {
     const char* names[3] = {"LC_ALL", "LC_CTYPE", "LANG"};
     for (int i = 0; i < 3; i++) {
         const char* locale = getenv(names[i]);
@@ -51,24 +68,24 @@ static inline int curve_is_utf8_(void) {
     return 0;
 }
 
-static inline int curve_clamp_(double value, int limit) {
+static int curve_clamp_(double value, int limit) {
     return value < 0 ? 0 : value > limit - 1 ? limit - 1 : (int)(value + 0.5);
 }
 
 // The column of dots of a step, and the row of dots of a loss, from the top.
-static inline int curve_x_(const CurvePlot* plot, double step) {
+static int curve_x_(const CurvePlot* plot, double step) {
     const int width = 2 * plot->columns;
     return curve_clamp_(step / plot->last_step * (width - 1), width);
 }
 
-static inline int curve_y_(const CurvePlot* plot, double loss) {
+static int curve_y_(const CurvePlot* plot, double loss) {
     const int height = 4 * plot->rows;
     const double depth = log(plot->high / fmax(loss, plot->low)) / log(plot->high / plot->low);
     return curve_clamp_(depth * (height - 1), height);
 }
 
 // Makes room for more points in the ranges of the axes.
-static inline void curve_include_(CurvePlot* plot, const CurvePoint* points, int n) {
+static void curve_include_(CurvePlot* plot, const CurvePoint* points, int n) {
     for (int i = 0; i < n; i++) {
         plot->low = fmin(plot->low, points[i].loss);
         plot->high = fmax(plot->high, points[i].loss);
@@ -77,7 +94,7 @@ static inline void curve_include_(CurvePlot* plot, const CurvePoint* points, int
 }
 
 // A logarithmic axis needs 0 < low < high; a loss of 0 is drawn a thousandth of the highest.
-static inline void curve_settle_range_(CurvePlot* plot) {
+static void curve_settle_range_(CurvePlot* plot) {
     if (plot->floor > 0) {
         plot->low = fmin(plot->low, plot->floor);
         plot->high = fmax(plot->high, plot->floor);
@@ -91,7 +108,7 @@ static inline void curve_settle_range_(CurvePlot* plot) {
 }
 
 // A straight line of dots.
-static inline void curve_line_(CurvePlot* plot, int x0, int y0, int x1, int y1) {
+static void curve_line_(CurvePlot* plot, int x0, int y0, int x1, int y1) {
     const int dx = x1 - x0, dy = y1 - y0;
     const int length = abs(dx) > abs(dy) ? abs(dx) : abs(dy);
     for (int i = 0; i <= length; i++) {
@@ -102,7 +119,7 @@ static inline void curve_line_(CurvePlot* plot, int x0, int y0, int x1, int y1) 
 }
 
 // The line through the points (in the order of their steps), averaged over each column of dots.
-static inline void curve_train_(CurvePlot* plot, const CurvePoint* points, int n) {
+static void curve_train_(CurvePlot* plot, const CurvePoint* points, int n) {
     int x_before = -1, y_before = 0;
     for (int i = 0; i < n;) {
         const int x = curve_x_(plot, points[i].step);
@@ -118,7 +135,7 @@ static inline void curve_train_(CurvePlot* plot, const CurvePoint* points, int n
     }
 }
 
-static inline void curve_val_(CurvePlot* plot, const CurvePoint* points, int n) {
+static void curve_val_(CurvePlot* plot, const CurvePoint* points, int n) {
     for (int i = 0; i < n; i++) {
         const int row = curve_y_(plot, points[i].loss) / 4, column = curve_x_(plot, points[i].step) / 2;
         plot->marks[row * plot->columns + column] = 'o';
@@ -126,7 +143,7 @@ static inline void curve_val_(CurvePlot* plot, const CurvePoint* points, int n) 
 }
 
 // Writes the floor's value on its line, at the left, where a loss that falls leaves room.
-static inline void curve_floor_(CurvePlot* plot) {
+static void curve_floor_(CurvePlot* plot) {
     char text[32];
     snprintf(text, sizeof(text), " floor %.4f ", plot->floor);
     char* row = plot->marks + curve_y_(plot, plot->floor) / 4 * plot->columns;
@@ -136,7 +153,7 @@ static inline void curve_floor_(CurvePlot* plot) {
 }
 
 // Labels the multiples of `unit`, wherever no label is in the same or a neighbouring row yet.
-static inline void curve_label_multiples_(CurvePlot* plot, double unit) {
+static void curve_label_multiples_(CurvePlot* plot, double unit) {
     for (double k = ceil(plot->low / unit); k * unit <= plot->high; k++) {
         const int row = curve_y_(plot, k * unit) / 4;
         int taken = 0;
@@ -150,7 +167,7 @@ static inline void curve_label_multiples_(CurvePlot* plot, double unit) {
 }
 
 // Round numbers first, so that they get the room: multiples of 5, 2 and 1 times each power of ten, downwards.
-static inline void curve_labels_(CurvePlot* plot) {
+static void curve_labels_(CurvePlot* plot) {
     for (int row = 0; row < plot->rows; row++) {
         plot->labels[row] = NAN;
     }
@@ -163,7 +180,7 @@ static inline void curve_labels_(CurvePlot* plot) {
 }
 
 // One character cell: a mark, or dots with those of the floor's dashes.
-static inline void curve_print_cell_(FILE* file, const CurvePlot* plot, int row, int column) {
+static void curve_print_cell_(FILE* file, const CurvePlot* plot, int row, int column) {
     const int at = row * plot->columns + column, dots = plot->dots[at];
     const int floor_y = plot->floor > 0 ? curve_y_(plot, plot->floor) : -1;
     const int dash = floor_y >= 0 && floor_y / 4 == row && column % 2 ? 0x11 << floor_y % 4 : 0;
@@ -184,7 +201,7 @@ static inline void curve_print_cell_(FILE* file, const CurvePlot* plot, int row,
 }
 
 // The steps per label of the lower axis: a round number that gives at most one label in 12 columns.
-static inline int64_t curve_step_unit_(const CurvePlot* plot) {
+static int64_t curve_step_unit_(const CurvePlot* plot) {
     int64_t unit = 1;
     for (int i = 0; plot->last_step / (double)unit > plot->columns / 12.0; i++) {
         unit = i % 3 == 1 ? unit / 2 * 5 : unit * 2; // 1 2 5 10 20 50 ...
@@ -193,7 +210,7 @@ static inline int64_t curve_step_unit_(const CurvePlot* plot) {
 }
 
 // The axis below the plot, then its labels.
-static inline void curve_print_steps_(FILE* file, const CurvePlot* plot) {
+static void curve_print_steps_(FILE* file, const CurvePlot* plot) {
     const int64_t unit = curve_step_unit_(plot);
     int64_t label = 0;
     fprintf(file, "%*s%s", CURVE_LABEL_COLUMNS_, "", plot->is_utf8 ? "└" : "+");
@@ -211,7 +228,7 @@ static inline void curve_print_steps_(FILE* file, const CurvePlot* plot) {
     fputc('\n', file);
 }
 
-static inline void curve_print_(FILE* file, const CurvePlot* plot) {
+static void curve_print_(FILE* file, const CurvePlot* plot) {
     fprintf(file, "%*s after each step (line: training, o: validation)\n", CURVE_LABEL_COLUMNS_, "loss");
     for (int row = 0; row < plot->rows; row++) {
         if (isnan(plot->labels[row])) {
@@ -227,10 +244,8 @@ static inline void curve_print_(FILE* file, const CurvePlot* plot) {
     curve_print_steps_(file, plot);
 }
 
-// Draws on `columns` x `rows` characters, labels included. train is (n_train) in the order of steps, val is
-// (n_val), their losses finite; floor is NaN when there is none. Nothing is drawn without training losses.
-static inline void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val,
-                              int n_val, double floor, int columns, int rows) {
+void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
+                double floor, int columns, int rows) {
     CurvePlot plot;
     if (n_train < 1) {
         return;
@@ -260,5 +275,7 @@ static inline void curve_draw(FILE* file, const CurvePoint* train, int n_train, 
     free(plot.marks);
     free(plot.labels);
 }
+
+#endif // CURVE_IMPLEMENTATION
 
 #endif

@@ -10,13 +10,19 @@ defines: NextLogits, Generator, GeneratorEnd, generator_open, generator_close, g
 #ifndef LLMC_GENERATOR_H
 #define LLMC_GENERATOR_H
 
-#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
 
-#include "llmc/base/signals.h"
+#include "llmc/base/rand.h"
 #include "llmc/run/log.h"
 #include "llmc/run/options.h"
 #include "llmc/run/sampler.h"
 #include "llmc/run/setup.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef const float* (*NextLogits)(void* model, const int* ids, int known, int seen);
 
@@ -41,8 +47,35 @@ typedef struct {
 } Generator;
 
 // For a model with a vocabulary of V and a context of T. `data` and `options` must stay.
-static inline void generator_open(Generator* g, NextLogits next_logits, void* model, int V, int T,
-                                  const RunData* data, const Options* options) {
+void generator_open(Generator* g, NextLogits next_logits, void* model, int V, int T, const RunData* data,
+                    const Options* options);
+
+void generator_close(Generator* g);
+
+// Sets g->text: the prompt and up to --sample-tokens more, ending with the document.
+GeneratorEnd generator_run(Generator* g);
+
+// As many texts as --samples says, each to the log. Returns 0 if a signal stopped it: the random numbers are
+// then where they were before, and all texts are to be sampled again.
+int generator_log(Generator* g, RunLog* log, int64_t step);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef GENERATOR_IMPLEMENTATION
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/signals.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+void generator_open(Generator* g, NextLogits next_logits, void* model, int V, int T, const RunData* data,
+                    const Options* options) {
     memset(g, 0, sizeof(*g));
     g->next_logits = next_logits;
     g->model = model;
@@ -62,7 +95,7 @@ static inline void generator_open(Generator* g, NextLogits next_logits, void* mo
     g->text = (char*)check_alloc(g->text_capacity, 1, "sample");
 }
 
-static inline void generator_close(Generator* g) {
+void generator_close(Generator* g) {
     free(g->text);
     free(g->ids);
     free(g->prompt);
@@ -70,7 +103,7 @@ static inline void generator_close(Generator* g) {
 }
 
 // Adds a token to the text; its number if the tokenizer does not know it, or there is none.
-static inline void generator_append_(Generator* g, int id) {
+static void generator_append_(Generator* g, int id) {
     char number[GENERATOR_NUMBER_BYTES];
     int length = snprintf(number, sizeof(number), "%d ", id);
     const char* token = number;
@@ -82,8 +115,7 @@ static inline void generator_append_(Generator* g, int id) {
     g->text_bytes += (size_t)length;
 }
 
-// Sets g->text: the prompt and up to --sample-tokens more, ending with the document.
-static inline GeneratorEnd generator_run(Generator* g) {
+GeneratorEnd generator_run(Generator* g) {
     const Options* o = g->options;
     int known = g->prompt_tokens, seen = 0;
     memcpy(g->ids, g->prompt, (size_t)known * sizeof(int));
@@ -116,9 +148,7 @@ static inline GeneratorEnd generator_run(Generator* g) {
     return GENERATOR_DONE;
 }
 
-// As many texts as --samples says, each to the log. Returns 0 if a signal stopped it: the random numbers are
-// then where they were before, and all texts are to be sampled again.
-static inline int generator_log(Generator* g, RunLog* log, int64_t step) {
+int generator_log(Generator* g, RunLog* log, int64_t step) {
     const uint64_t before = g->rng.at;
     for (int i = 0; i < g->options->samples; i++) {
         const GeneratorEnd end = generator_run(g);
@@ -134,5 +164,7 @@ static inline int generator_log(Generator* g, RunLog* log, int64_t step) {
     }
     return 1;
 }
+
+#endif // GENERATOR_IMPLEMENTATION
 
 #endif

@@ -24,13 +24,10 @@ defines: OUTLIER_WINDOW, Outlier, outlier_z, outlier_add, UpdateGuard, UpdateVer
 #ifndef LLMC_GUARD_H
 #define LLMC_GUARD_H
 
-#include <math.h>
-#include <stdio.h>
 #include <stdint.h>
-#include <string.h>
 
-#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
-#error "-ffast-math removes isfinite(): NaN would pass the guard; add -fno-finite-math-only"
+#ifdef __cplusplus
+extern "C" {
 #endif
 
 #define OUTLIER_WINDOW 128
@@ -42,7 +39,54 @@ typedef struct {
 } Outlier;
 
 // Two passes over the window, relative to one of its values, so that equal values give an sd of exactly 0.
-static inline double outlier_z(const Outlier* window, double value) {
+double outlier_z(const Outlier* window, double value);
+
+void outlier_add(Outlier* window, double value);
+
+typedef enum { UPDATE_DO, UPDATE_SKIP_OUTLIER, UPDATE_SKIP_NONFINITE } UpdateVerdict;
+
+typedef struct {
+    double loss_z_limit, norm_z_limit; // skip above this; 0 = off
+    Outlier losses, norms;
+    double loss_z, norm_z; // of the step checked last, for the log
+    int consecutive;       // updates in a row, up to the last one, that were not finite
+    double best_mean;      // the lowest mean loss of a full window; NAN: no window was full
+} UpdateGuard;
+
+UpdateGuard guard_open(double loss_z_limit, double norm_z_limit);
+
+// How far the mean loss of the last 128 updates is above the lowest that it was, in nats; 0 if unknown.
+double guard_rise(const UpdateGuard* guard);
+
+// Whether to make the update with this loss and this gradient norm (before clipping). Call it once a step.
+// Low values are no outliers: only what is too high is skipped.
+UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm);
+
+// A score for the log: NAN until the window is full.
+double guard_shown_z(const UpdateGuard* guard, double z);
+
+// For the log: why the update was skipped.
+const char* guard_reason(UpdateVerdict verdict);
+
+// Whether the run has diverged: max_skips updates in a row that were not finite, or a loss that rose by more
+// than max_rise nats (0: any rise is fine). If so, 1 and the reason in words.
+int guard_divergence(const UpdateGuard* guard, int max_skips, double max_rise, char reason[256]);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef GUARD_IMPLEMENTATION
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "-ffast-math removes isfinite(): NaN would pass the guard; add -fno-finite-math-only"
+#endif
+
+double outlier_z(const Outlier* window, double value) {
     if (!isfinite(value)) {
         return NAN;
     }
@@ -61,23 +105,13 @@ static inline double outlier_z(const Outlier* window, double value) {
     return variance > 0 ? (value - origin - mean) / sqrt(variance) : 0;
 }
 
-static inline void outlier_add(Outlier* window, double value) {
+void outlier_add(Outlier* window, double value) {
     if (isfinite(value)) {
         window->values[window->count++ % OUTLIER_WINDOW] = value;
     }
 }
 
-typedef enum { UPDATE_DO, UPDATE_SKIP_OUTLIER, UPDATE_SKIP_NONFINITE } UpdateVerdict;
-
-typedef struct {
-    double loss_z_limit, norm_z_limit; // skip above this; 0 = off
-    Outlier losses, norms;
-    double loss_z, norm_z; // of the step checked last, for the log
-    int consecutive;       // updates in a row, up to the last one, that were not finite
-    double best_mean;      // the lowest mean loss of a full window; NAN: no window was full
-} UpdateGuard;
-
-static inline UpdateGuard guard_open(double loss_z_limit, double norm_z_limit) {
+UpdateGuard guard_open(double loss_z_limit, double norm_z_limit) {
     UpdateGuard guard;
     memset(&guard, 0, sizeof(guard));
     guard.loss_z_limit = loss_z_limit;
@@ -87,7 +121,7 @@ static inline UpdateGuard guard_open(double loss_z_limit, double norm_z_limit) {
 }
 
 // The mean of the window, NAN until it is full.
-static inline double outlier_mean_(const Outlier* window) {
+static double outlier_mean_(const Outlier* window) {
     double mean = 0;
     for (int i = 0; i < OUTLIER_WINDOW; i++) {
         mean += window->values[i] / OUTLIER_WINDOW;
@@ -95,15 +129,12 @@ static inline double outlier_mean_(const Outlier* window) {
     return window->count < OUTLIER_WINDOW ? NAN : mean;
 }
 
-// How far the mean loss of the last 128 updates is above the lowest that it was, in nats; 0 if unknown.
-static inline double guard_rise(const UpdateGuard* guard) {
+double guard_rise(const UpdateGuard* guard) {
     const double mean = outlier_mean_(&guard->losses);
     return mean > guard->best_mean ? mean - guard->best_mean : 0;
 }
 
-// Whether to make the update with this loss and this gradient norm (before clipping). Call it once a step.
-// Low values are no outliers: only what is too high is skipped.
-static inline UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm) {
+UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm) {
     guard->loss_z = outlier_z(&guard->losses, loss);
     guard->norm_z = outlier_z(&guard->norms, norm);
     if (!isfinite(loss) || !isfinite(norm)) {
@@ -120,13 +151,11 @@ static inline UpdateVerdict guard_check(UpdateGuard* guard, double loss, double 
     return loss_is_high || norm_is_high ? UPDATE_SKIP_OUTLIER : UPDATE_DO;
 }
 
-// A score for the log: NAN until the window is full.
-static inline double guard_shown_z(const UpdateGuard* guard, double z) {
+double guard_shown_z(const UpdateGuard* guard, double z) {
     return guard->losses.count > OUTLIER_WINDOW ? z : NAN;
 }
 
-// For the log: why the update was skipped.
-static inline const char* guard_reason(UpdateVerdict verdict) {
+const char* guard_reason(UpdateVerdict verdict) {
     switch (verdict) {
     case UPDATE_SKIP_OUTLIER:
         return "loss or gradient norm is an outlier";
@@ -138,10 +167,7 @@ static inline const char* guard_reason(UpdateVerdict verdict) {
     return "";
 }
 
-// Whether the run has diverged: max_skips updates in a row that were not finite, or a loss that rose by more
-// than max_rise nats (0: any rise is fine). If so, 1 and the reason in words.
-static inline int guard_divergence(const UpdateGuard* guard, int max_skips, double max_rise,
-                                   char reason[256]) {
+int guard_divergence(const UpdateGuard* guard, int max_skips, double max_rise, char reason[256]) {
     if (guard->consecutive >= max_skips) {
         snprintf(reason, 256,
                  "the loss or the norm of the gradient was not finite %d times in a row (--max-skips)",
@@ -156,5 +182,7 @@ static inline int guard_divergence(const UpdateGuard* guard, int max_skips, doub
     }
     return 0;
 }
+
+#endif // GUARD_IMPLEMENTATION
 
 #endif

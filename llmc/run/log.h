@@ -42,23 +42,15 @@ defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_clo
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
 
-#include <errno.h>
+#include <limits.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "llmc/base/check.h"
-#include "llmc/base/clock.h"
-#include "llmc/base/file.h"
-#include "llmc/base/json.h"
-#include "llmc/run/curve.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum { LOG_BINS_ = 512, LOG_CURVE_COLUMNS_ = 79, LOG_CURVE_ROWS_ = 20, LOG_TEXT_COLUMNS_ = 100 };
 
@@ -117,17 +109,119 @@ typedef struct {
 
 // ---- files ----
 
-static inline int log_try_flush_(LogFile* log) { return fflush(log->file) == 0 && !ferror(log->file); }
+// Everything logged so far is on the disk: before a checkpoint vouches for it.
+void log_sync(RunLog* log);
+
+// ---- opening and closing ----
+
+void log_open(RunLog* log, const LogSettings* o);
+
+void log_close(RunLog* log);
+
+// ---- pieces of lines ----
+
+// "45s", "12m10s", "3h05m" or "2d04h". text has room for 64 bytes; returns it.
+char* log_duration(double seconds, char* text);
+
+// ---- a step ----
+
+// Before log_train: the time that the run has waited for its data since it began.
+static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
+
+// After update number `step`: the mean loss of its batch, the norm of its gradient before clipping, both with
+// their z-scores, the learning rate, the time it took without evaluation and the like, and the model flops
+// utilization as a fraction. Of the scores and the utilization, NAN is unknown.
+void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm, double norm_z, double lr,
+               double ms, double mfu);
+
+// ---- the other lines ----
+
+// Prints one JSON object, without a newline.
+typedef void (*LogPrint)(FILE* file, const void* what);
+
+// Which program runs where, in words.
+typedef struct {
+    const char *program, *trainer, *device; // the program with its version
+} LogIdentity;
+
+// The options of the run: print(file, what) prints them. The first thing to log.
+void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who);
+
+// Part number i of n of something that may take long, a validation for example, is about to begin; the first
+// is 0. Shown on a terminal, elsewhere every half minute.
+void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n);
+
+void log_val(RunLog* log, int64_t step, double loss);
+
+// What the model wrote, `bytes` long.
+void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes);
+
+void log_save(RunLog* log, int64_t step, const char* path);
+
+// Says something on the screen alone.
+void log_note(RunLog* log, const char* text);
+
+// The run goes on from this checkpoint of its own. The line about it may have come after the next update, and
+// so have been cut off.
+void log_resumed(RunLog* log, const char* path);
+
+// The update number `step` was not made.
+void log_skip(RunLog* log, int64_t step, const char* reason);
+
+// After update number `from` the run went back to the checkpoint of step `to`.
+void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason);
+
+// The run stops after update number `step`, before its end; `advice` follows on the screen.
+void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice);
+
+// ---- the end ----
+
+// Training speed of this process: without evaluation, samples and checkpoints.
+double log_tok_per_s(const RunLog* log);
+
+// The most memory this process ever held, in MiB.
+double log_peak_mb(void);
+
+// The last thing to log: the loss curve, and what the run achieved. `steps` updates are done; val_loss is the
+// last one (NAN: never evaluated), floor the entropy of the text (NAN: unknown), peak_mb the peak memory in
+// MiB (log_peak_mb(), or that of the GPU).
+void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mb);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef LOG_IMPLEMENTATION
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/run/curve.h"
+
+// ---- files ----
+
+static int log_try_flush_(LogFile* log) { return fflush(log->file) == 0 && !ferror(log->file); }
 
 // Ends a line: it is in the file now, or the program ends.
-static inline void log_flush_(LogFile* log) {
+static void log_flush_(LogFile* log) {
     CHECK(log_try_flush_(log), "%s: cannot write: %s", log->path, strerror(errno));
 }
 
 #define LOG_NO_FILE_ "/dev/null"
-static inline int log_has_no_file_(const LogFile* log) { return strcmp(log->path, LOG_NO_FILE_) == 0; }
+static int log_has_no_file_(const LogFile* log) { return strcmp(log->path, LOG_NO_FILE_) == 0; }
 
-static inline void log_open_file_(LogFile* log, const char* mode) {
+static void log_open_file_(LogFile* log, const char* mode) {
     struct stat info;
     CHECK(log_has_no_file_(log) || stat(log->path, &info) != 0 || !S_ISFIFO(info.st_mode),
           "%s: a FIFO, wanted a file", log->path); // it would wait for a reader
@@ -135,13 +229,13 @@ static inline void log_open_file_(LogFile* log, const char* mode) {
     CHECK(log->file, "%s: cannot open: %s", log->path, strerror(errno));
 }
 
-static inline void log_open_none_(LogFile* log) {
+static void log_open_none_(LogFile* log) {
     strcpy(log->path, LOG_NO_FILE_);
     log_open_file_(log, "w");
 }
 
 // The same on the screen, which may go away: a run whose files tell everything does without it.
-static inline void log_flush_screen_(RunLog* log) {
+static void log_flush_screen_(RunLog* log) {
     if (log_try_flush_(&log->screen)) {
         return;
     }
@@ -152,8 +246,7 @@ static inline void log_flush_screen_(RunLog* log) {
     log->is_terminal = 0;
 }
 
-// Everything logged so far is on the disk: before a checkpoint vouches for it.
-static inline void log_sync(RunLog* log) {
+void log_sync(RunLog* log) {
     LogFile* files[2] = {&log->json, &log->text};
     for (int i = 0; i < 2; i++) {
         log_flush_(files[i]);
@@ -164,7 +257,7 @@ static inline void log_sync(RunLog* log) {
 
 // ---- history ----
 
-static inline void log_remember_(const RunLog* log, LogBin* bins, int64_t step, double loss) {
+static void log_remember_(const RunLog* log, LogBin* bins, int64_t step, double loss) {
     if (isfinite(loss) && step >= 0 && step <= log->steps) {
         LogBin* bin = &bins[log->steps ? step * (LOG_BINS_ - 1) / log->steps : 0];
         bin->steps += (double)step;
@@ -174,7 +267,7 @@ static inline void log_remember_(const RunLog* log, LogBin* bins, int64_t step, 
 }
 
 // The averages of the bins that are not empty, into points (LOG_BINS_). Returns how many.
-static inline int log_recall_(const LogBin* bins, CurvePoint* points) {
+static int log_recall_(const LogBin* bins, CurvePoint* points) {
     int n = 0;
     for (int i = 0; i < LOG_BINS_; i++) {
         if (bins[i].count) {
@@ -188,7 +281,7 @@ static inline int log_recall_(const LogBin* bins, CurvePoint* points) {
 // ---- resuming ----
 
 // The kind of a line between two updates, or LOG_KINDS_.
-static inline LogKind_ log_kind_(const char* kind) {
+static LogKind_ log_kind_(const char* kind) {
     static const char* const kinds[LOG_KINDS_] = {"val", "sample", "save"};
     int i = 0;
     while (i < LOG_KINDS_ && strcmp(kind, kinds[i]) != 0) {
@@ -199,19 +292,19 @@ static inline LogKind_ log_kind_(const char* kind) {
 
 // Whether the files of a resumed run already hold this line: the last step before the interruption is visited
 // again. Each line that they hold is passed over once.
-static inline int log_is_repeated_(RunLog* log, LogKind_ kind, int64_t step) {
+static int log_is_repeated_(RunLog* log, LogKind_ kind, int64_t step) {
     return step == log->start_step && log->repeated[kind] > 0 && log->repeated[kind]--;
 }
 
 // What follows `key` in a line of JSON, NAN if it is not there.
-static inline double log_number_in_(const char* line, const char* key) {
+static double log_number_in_(const char* line, const char* key) {
     double value = NAN;
     const char* at = strstr(line, key);
     return at && sscanf(at + strlen(key), "%lf", &value) == 1 ? value : NAN;
 }
 
 // Takes in one line of an older log: -1 if it is about no step, or tells why the run stopped, else its step.
-static inline int64_t log_reread_line_(RunLog* log, const char* line) {
+static int64_t log_reread_line_(RunLog* log, const char* line) {
     char kind[16] = "";
     long long step = -1;
     if (sscanf(line, "s:%lld", &step) == 1) { // main.log
@@ -234,7 +327,7 @@ static inline int64_t log_reread_line_(RunLog* log, const char* line) {
 }
 
 // The bytes of an older log up to its last line about a step that was done before the resumed run begins.
-static inline off_t log_reread_(RunLog* log, const char* path) {
+static off_t log_reread_(RunLog* log, const char* path) {
     char error[ERROR_BYTES];
     const int fd = file_open_regular(path, error);
     FILE* file = fd >= 0 ? fdopen(fd, "r") : NULL;
@@ -257,7 +350,7 @@ static inline off_t log_reread_(RunLog* log, const char* path) {
 }
 
 // Sets path to that of a log: of the present one, 0, or of one that was put aside.
-static inline void log_path_(char path[PATH_MAX], const char* out_dir, const char* name, int number) {
+static void log_path_(char path[PATH_MAX], const char* out_dir, const char* name, int number) {
     char ending[16] = "";
     if (number > 0) {
         snprintf(ending, sizeof(ending), ".%d", number);
@@ -265,7 +358,7 @@ static inline void log_path_(char path[PATH_MAX], const char* out_dir, const cha
     file_path(path, "%s/%s%s", out_dir, name, ending);
 }
 
-static inline int log_is_there_(const char* out_dir, const char* name, int number) {
+static int log_is_there_(const char* out_dir, const char* name, int number) {
     char path[PATH_MAX];
     struct stat info;
     log_path_(path, out_dir, name, number);
@@ -275,7 +368,7 @@ static inline int log_is_there_(const char* out_dir, const char* name, int numbe
 static const char* const LOG_NAMES_[2] = {"log.jsonl", "main.log"};
 
 // Gives the logs of an earlier run in this directory other names, with the same number.
-static inline void log_put_aside_(const char* out_dir) {
+static void log_put_aside_(const char* out_dir) {
     int number = 1;
     while (log_is_there_(out_dir, LOG_NAMES_[0], number) || log_is_there_(out_dir, LOG_NAMES_[1], number)) {
         number++;
@@ -290,7 +383,7 @@ static inline void log_put_aside_(const char* out_dir) {
 }
 
 // Opens out_dir/name: empty for a new run, cut to what was done before for one that continues.
-static inline void log_open_in_(RunLog* log, LogFile* file, const LogSettings* o, const char* name) {
+static void log_open_in_(RunLog* log, LogFile* file, const LogSettings* o, const char* name) {
     log_path_(file->path, o->out_dir, name, 0);
     const off_t keep = o->start == LOG_CONTINUE ? log_reread_(log, file->path) : 0;
     CHECK(keep == 0 || truncate(file->path, keep) == 0, "%s: cannot cut: %s", file->path, strerror(errno));
@@ -299,7 +392,7 @@ static inline void log_open_in_(RunLog* log, LogFile* file, const LogSettings* o
 
 // ---- opening and closing ----
 
-static inline void log_open(RunLog* log, const LogSettings* o) {
+void log_open(RunLog* log, const LogSettings* o) {
     memset(log, 0, sizeof(*log));
     log->start_step = log->kept_step = o->start_step;
     log->steps = o->steps;
@@ -326,13 +419,13 @@ static inline void log_open(RunLog* log, const LogSettings* o) {
 }
 
 // Columns of the terminal; 0: unknown.
-static inline int log_columns_(const RunLog* log) {
+static int log_columns_(const RunLog* log) {
     struct winsize size;
     return log->is_terminal && ioctl(fileno(log->screen.file), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 // Leaves the line of the last step on the terminal, so that what comes next has a line of its own.
-static inline void log_end_line_(RunLog* log) {
+static void log_end_line_(RunLog* log) {
     if (log->open_line != LOG_LINE_NONE_) {
         fputs("\r\033[K", log->screen.file);
     }
@@ -342,7 +435,7 @@ static inline void log_end_line_(RunLog* log) {
     log->open_line = LOG_LINE_NONE_;
 }
 
-static inline void log_close(RunLog* log) {
+void log_close(RunLog* log) {
     log_end_line_(log);
     log_flush_screen_(log);
     CHECK(fclose(log->json.file) == 0, "%s: cannot write: %s", log->json.path, strerror(errno));
@@ -355,35 +448,34 @@ static inline void log_close(RunLog* log) {
 
 // ---- pieces of lines ----
 
-static inline void log_begin_(RunLog* log, const char* kind, int64_t step) {
+static void log_begin_(RunLog* log, const char* kind, int64_t step) {
     fprintf(log->json.file, "{\"kind\":\"%s\",\"step\":%lld", kind, (long long)step);
 }
 
-static inline void log_number_(RunLog* log, const char* key, double value) {
+static void log_number_(RunLog* log, const char* key, double value) {
     fprintf(log->json.file, isfinite(value) ? ",\"%s\":%.9g" : ",\"%s\":null", key, value);
 }
 
-static inline void log_string_(RunLog* log, const char* key, const char* text, size_t bytes) {
+static void log_string_(RunLog* log, const char* key, const char* text, size_t bytes) {
     fprintf(log->json.file, ",\"%s\":", key);
     json_print_string(log->json.file, text, bytes);
 }
 
-static inline void log_time_stamp_(RunLog* log) { fprintf(log->json.file, ",\"time\":%.3f", time_unix_s()); }
+static void log_time_stamp_(RunLog* log) { fprintf(log->json.file, ",\"time\":%.3f", time_unix_s()); }
 
-static inline void log_end_(RunLog* log) {
+static void log_end_(RunLog* log) {
     fputs("}\n", log->json.file);
     log_flush_(&log->json);
 }
 
 // "step   12/1000", as wide at every step. text has room for 64 bytes; returns it.
-static inline char* log_step_text_(const RunLog* log, int64_t step, char* text) {
+static char* log_step_text_(const RunLog* log, int64_t step, char* text) {
     const int width = snprintf(NULL, 0, "%lld", (long long)log->steps);
     snprintf(text, 64, "step %*lld/%lld", width, (long long)step, (long long)log->steps);
     return text;
 }
 
-// "45s", "12m10s", "3h05m" or "2d04h". text has room for 64 bytes; returns it.
-static inline char* log_duration(double seconds, char* text) {
+char* log_duration(double seconds, char* text) {
     const long long s = seconds < 1e12 ? (long long)(seconds + 0.5) : (long long)1e12;
     if (s < 60) {
         snprintf(text, 64, "%llds", s);
@@ -398,7 +490,7 @@ static inline char* log_duration(double seconds, char* text) {
 }
 
 // Begins a message on the screen.
-static inline void log_say_step_(RunLog* log, int64_t step) {
+static void log_say_step_(RunLog* log, int64_t step) {
     char text[64];
     log_end_line_(log);
     fprintf(log->screen.file, "%s | ", log_step_text_(log, step, text));
@@ -407,7 +499,7 @@ static inline void log_say_step_(RunLog* log, int64_t step) {
 // ---- a step ----
 
 // The mean of the first 20 steps, then an exponential average over about 20.
-static inline void log_time_(RunLog* log, double ms) {
+static void log_time_(RunLog* log, double ms) {
     log->timed++;
     log->total_ms += ms;
     log->smooth_ms += (ms - log->smooth_ms) * fmax(1.0 / (double)log->timed, 0.05);
@@ -418,14 +510,14 @@ static inline void log_time_(RunLog* log, double ms) {
 }
 
 // Validations after update number `step`.
-static inline int64_t log_validations_left_(const RunLog* log, int64_t step) {
+static int64_t log_validations_left_(const RunLog* log, int64_t step) {
     const int64_t every = log->eval_every;
     return every ? log->steps / every - step / every + (log->steps % every != 0 && step < log->steps) : 0;
 }
 
 // Seconds to go: the remaining steps at the present speed, each with its share of what came between the steps
 // so far (samples, checkpoints), and the remaining validations, each as long as the last one.
-static inline double log_eta_s_(const RunLog* log, int64_t step) {
+static double log_eta_s_(const RunLog* log, int64_t step) {
     double between_ms = 0;
     if (log->timed > 1) {
         const double wall_ms = 1e3 * (time_now_s() - log->first_s - log->val_s_sum);
@@ -452,7 +544,7 @@ __attribute__((format(printf, 3, 4))) static inline void log_field_(LogField_* f
 }
 
 // Sets log->line to as many of the fields as there is room for.
-static inline void log_join_(RunLog* log, const LogField_* fields) {
+static void log_join_(RunLog* log, const LogField_* fields) {
     const int columns = log_columns_(log);
     for (int most = LOG_RANKS_; most >= 0; most--) {
         size_t used = 0;
@@ -469,8 +561,8 @@ static inline void log_join_(RunLog* log, const LogField_* fields) {
 }
 
 // Scores and utilization that are unknown are left out.
-static inline void log_format_step_(RunLog* log, int64_t step, double loss, double loss_z, double norm,
-                                    double norm_z, double lr, double ms, double mfu) {
+static void log_format_step_(RunLog* log, int64_t step, double loss, double loss_z, double norm,
+                             double norm_z, double lr, double ms, double mfu) {
     char count[64], eta[64];
     LogField_ f[LOG_FIELDS_];
     memset(f, 0, sizeof(f));
@@ -494,7 +586,7 @@ static inline void log_format_step_(RunLog* log, int64_t step, double loss, doub
 }
 
 // Whether the line of a step stays on the terminal.
-static inline int log_keeps_line_(RunLog* log, int64_t step) {
+static int log_keeps_line_(RunLog* log, int64_t step) {
     const int is_hundredth = 100 * (step - log->kept_step) >= log->steps;
     const int is_kept = step == log->start_step + 1 || step == log->steps || log->smooth_ms >= 10e3 ||
                         (log->smooth_ms >= 100 && is_hundredth);
@@ -503,7 +595,7 @@ static inline int log_keeps_line_(RunLog* log, int64_t step) {
 }
 
 // Shows the line of a step, or not: see the head of this file.
-static inline void log_show_step_(RunLog* log, int64_t step) {
+static void log_show_step_(RunLog* log, int64_t step) {
     const int is_end = step == log->start_step + 1 || step == log->steps;
     const int is_rewritten = log->is_terminal && !log_keeps_line_(log, step);
     const double now_s = time_now_s(), pause_s = !log->is_terminal ? 0.5 : is_rewritten ? 0.1 : 0;
@@ -518,14 +610,8 @@ static inline void log_show_step_(RunLog* log, int64_t step) {
     log_flush_screen_(log);
 }
 
-// Before log_train: the time that the run has waited for its data since it began.
-static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
-
-// After update number `step`: the mean loss of its batch, the norm of its gradient before clipping, both with
-// their z-scores, the learning rate, the time it took without evaluation and the like, and the model flops
-// utilization as a fraction. Of the scores and the utilization, NAN is unknown.
-static inline void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm,
-                             double norm_z, double lr, double ms, double mfu) {
+void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm, double norm_z, double lr,
+               double ms, double mfu) {
     log_begin_(log, "train", step);
     log_number_(log, "loss", loss);
     log_number_(log, "norm", norm);
@@ -549,16 +635,7 @@ static inline void log_train(RunLog* log, int64_t step, double loss, double loss
 
 // ---- the other lines ----
 
-// Prints one JSON object, without a newline.
-typedef void (*LogPrint)(FILE* file, const void* what);
-
-// Which program runs where, in words.
-typedef struct {
-    const char *program, *trainer, *device; // the program with its version
-} LogIdentity;
-
-// The options of the run: print(file, what) prints them. The first thing to log.
-static inline void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who) {
+void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who) {
     char host[256] = "";
     gethostname(host, sizeof(host) - 1);
     fputs("{\"kind\":\"config\",\"options\":", log->json.file);
@@ -571,9 +648,7 @@ static inline void log_config(RunLog* log, LogPrint print, const void* what, Log
     log_end_(log);
 }
 
-// Part number i of n of something that may take long, a validation for example, is about to begin; the first
-// is 0. Shown on a terminal, elsewhere every half minute.
-static inline void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n) {
+void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n) {
     char count[64];
     const double now_s = time_now_s(), pause_s = log->is_terminal ? 0.2 : 30;
     if (i == 0) {
@@ -591,7 +666,7 @@ static inline void log_progress(RunLog* log, int64_t step, const char* what, int
 }
 
 // How long the validation took: log_progress told when it began.
-static inline void log_time_val_(RunLog* log) {
+static void log_time_val_(RunLog* log) {
     if (log->val_start_s > 0) {
         log->val_s = time_now_s() - log->val_start_s;
         log->val_s_sum += log->timed > 0 ? log->val_s : 0;
@@ -599,7 +674,7 @@ static inline void log_time_val_(RunLog* log) {
     }
 }
 
-static inline void log_val(RunLog* log, int64_t step, double loss) {
+void log_val(RunLog* log, int64_t step, double loss) {
     log_time_val_(log);
     log_say_step_(log, step);
     fprintf(log->screen.file, "val loss %.4f\n", loss);
@@ -617,7 +692,7 @@ static inline void log_val(RunLog* log, int64_t step, double loss) {
 // Bytes of the character at the start of text[0 .. left) if it may go to the screen, else 0. Control
 // characters could reprogram it: those of ASCII, and U+0080 to U+009F, of which one is ESC [ to a terminal.
 // Bytes that are no UTF-8 may be the same where the terminal takes bytes.
-static inline size_t log_printable_(const unsigned char* text, size_t left) {
+static size_t log_printable_(const unsigned char* text, size_t left) {
     const size_t length = json_utf8_length(text, left);
     const int is_control = length == 1
                                ? (text[0] < ' ' && text[0] != '\t' && text[0] != '\n') || text[0] == 127
@@ -626,7 +701,7 @@ static inline size_t log_printable_(const unsigned char* text, size_t left) {
 }
 
 // Columns of the word that begins at a blank, or at the beginning of the text: blanks, then other characters.
-static inline size_t log_word_columns_(const char* text, size_t bytes) {
+static size_t log_word_columns_(const char* text, size_t bytes) {
     size_t i = 0, columns = 0;
     for (; i < bytes && text[i] == ' '; i++, columns++) {
     }
@@ -637,7 +712,7 @@ static inline size_t log_word_columns_(const char* text, size_t bytes) {
 }
 
 // Prints text, indented, its lines broken between words so that none is wider than `columns`.
-static inline void log_print_text_(FILE* screen, const char* text, size_t bytes, size_t columns) {
+static void log_print_text_(FILE* screen, const char* text, size_t bytes, size_t columns) {
     static const char indent[] = "    ";
     size_t column = strlen(indent);
     fputs(indent, screen);
@@ -656,8 +731,7 @@ static inline void log_print_text_(FILE* screen, const char* text, size_t bytes,
     fputc('\n', screen);
 }
 
-// What the model wrote, `bytes` long.
-static inline void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes) {
+void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes) {
     const int columns = log_columns_(log);
     log_say_step_(log, step);
     fputs("sample:\n", log->screen.file);
@@ -671,7 +745,7 @@ static inline void log_sample(RunLog* log, int64_t step, const char* text, size_
     }
 }
 
-static inline void log_save(RunLog* log, int64_t step, const char* path) {
+void log_save(RunLog* log, int64_t step, const char* path) {
     log_say_step_(log, step);
     fprintf(log->screen.file, "saved %s\n", path);
     log_flush_screen_(log);
@@ -682,16 +756,13 @@ static inline void log_save(RunLog* log, int64_t step, const char* path) {
     }
 }
 
-// Says something on the screen alone.
-static inline void log_note(RunLog* log, const char* text) {
+void log_note(RunLog* log, const char* text) {
     log_end_line_(log);
     fprintf(log->screen.file, "%s\n", text);
     log_flush_screen_(log);
 }
 
-// The run goes on from this checkpoint of its own. The line about it may have come after the next update, and
-// so have been cut off.
-static inline void log_resumed(RunLog* log, const char* path) {
+void log_resumed(RunLog* log, const char* path) {
     if (!log_is_repeated_(log, LOG_SAVE_, log->start_step)) {
         log_begin_(log, "save", log->start_step);
         log_string_(log, "path", path, strlen(path));
@@ -699,8 +770,7 @@ static inline void log_resumed(RunLog* log, const char* path) {
     }
 }
 
-// The update number `step` was not made.
-static inline void log_skip(RunLog* log, int64_t step, const char* reason) {
+void log_skip(RunLog* log, int64_t step, const char* reason) {
     log_say_step_(log, step);
     fprintf(log->screen.file, "update skipped: %s\n", reason);
     log_flush_screen_(log);
@@ -710,7 +780,7 @@ static inline void log_skip(RunLog* log, int64_t step, const char* reason) {
 }
 
 // Cuts a file to what was done before start_step.
-static inline void log_cut_(RunLog* log, LogFile* file) {
+static void log_cut_(RunLog* log, LogFile* file) {
     if (!log_has_no_file_(file)) {
         CHECK(fclose(file->file) == 0, "%s: cannot write: %s", file->path, strerror(errno));
         CHECK(truncate(file->path, log_reread_(log, file->path)) == 0, "%s: cannot cut: %s", file->path,
@@ -719,8 +789,7 @@ static inline void log_cut_(RunLog* log, LogFile* file) {
     }
 }
 
-// After update number `from` the run went back to the checkpoint of step `to`.
-static inline void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
+void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
     log_say_step_(log, from);
     fprintf(log->screen.file, "back to step %lld: %s\n", (long long)to, reason);
     log_flush_screen_(log);
@@ -738,8 +807,7 @@ static inline void log_rollback(RunLog* log, int64_t from, int64_t to, const cha
     log_end_(log);
 }
 
-// The run stops after update number `step`, before its end; `advice` follows on the screen.
-static inline void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice) {
+void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice) {
     log_end_line_(log);
     fprintf(log->screen.file, "stopped by %s after step %lld%s\n", reason, (long long)step, advice);
     log_flush_screen_(log);
@@ -750,13 +818,11 @@ static inline void log_stop(RunLog* log, int64_t step, const char* reason, const
 
 // ---- the end ----
 
-// Training speed of this process: without evaluation, samples and checkpoints.
-static inline double log_tok_per_s(const RunLog* log) {
+double log_tok_per_s(const RunLog* log) {
     return log->total_ms > 0 ? 1e3 * log->step_tokens * (double)log->timed / log->total_ms : 0;
 }
 
-// The most memory this process ever held, in MiB.
-static inline double log_peak_mb(void) {
+double log_peak_mb(void) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
 #ifdef __APPLE__ // bytes there, KiB elsewhere
@@ -766,7 +832,7 @@ static inline double log_peak_mb(void) {
 #endif
 }
 
-static inline void log_draw_curve_(RunLog* log, double floor) {
+static void log_draw_curve_(RunLog* log, double floor) {
     CurvePoint train[LOG_BINS_], val[LOG_BINS_];
     const int n_train = log_recall_(log->train, train), n_val = log_recall_(log->val, val);
     if (n_train > 1) {
@@ -776,10 +842,7 @@ static inline void log_draw_curve_(RunLog* log, double floor) {
     }
 }
 
-// The last thing to log: the loss curve, and what the run achieved. `steps` updates are done; val_loss is the
-// last one (NAN: never evaluated), floor the entropy of the text (NAN: unknown), peak_mb the peak memory in
-// MiB (log_peak_mb(), or that of the GPU).
-static inline void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mb) {
+void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mb) {
     FILE* screen = log->screen.file;
     log_end_line_(log);
     log_draw_curve_(log, floor);
@@ -810,5 +873,7 @@ static inline void log_summary(RunLog* log, int64_t steps, double val_loss, doub
     log_number_(log, "peak_mb", peak_mb);
     log_end_(log);
 }
+
+#endif // LOG_IMPLEMENTATION
 
 #endif

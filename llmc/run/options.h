@@ -20,19 +20,13 @@ defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, option
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
-#include <assert.h>
-#include <ctype.h>
-#include <errno.h>
-#include <inttypes.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "llmc/base/check.h"
-#include "llmc/base/json.h"
-#include "llmc/tokenizer/unicode_tables.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
 #define OPTION_ROWS_MAX 96   // room for so many rows
@@ -67,16 +61,16 @@ typedef enum {
     OPTION_FLAG    // int, 1 if given; takes no value, and is an errand rather than a setting
 } OptionType;
 
+// Flags of a row.
 enum {
-    AUTO_ = 1,    // a number may be "auto"
-    MINUS_1_ = 2, // -1 means auto, as in llm.c
-    ABOVE_ = 4,
-    BELOW_ = 8, // the minimum, the maximum is itself not allowed
-    OPTION_CPU = 16,
-    OPTION_GPU = 32,         // an option of that trainer only
+    AUTO_ = 1,               // may be "auto"
+    MINUS_1_ = 2,            // -1 means auto, as in llm.c
+    ABOVE_ = 4,              // must be above its minimum
+    BELOW_ = 8,              // must be below its maximum
+    OPTION_CPU = 16,         // only the CPU trainer has it
+    OPTION_GPU = 32,         // only the GPU trainer has it
     OPTION_CHANGES_RUN = 64, // another value makes another run: resuming with it needs --override
-    OPTION_NOT_SAVED =
-        128 // holds for one start of the program; a resumed run does not take it from the checkpoint
+    OPTION_NOT_SAVED = 128,  // holds for one start of the program; a resumed run does not inherit it
 };
 
 typedef enum {
@@ -85,7 +79,9 @@ typedef enum {
     DIVERGENCE_ROLLBACK
 } OnDivergence; // in the order of its words
 
-#ifndef OPTION_TABLE_FILE
+#ifdef OPTION_TABLE_FILE
+#include OPTION_TABLE_FILE
+#else
 // In the order of the table, which explains them.
 typedef struct {
     const char *train_data, *val_data, *tokenizer, *text_field, *separator;
@@ -133,6 +129,11 @@ typedef struct {
     OptionsProgram program;
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
+
+// Whether the program only looks at what a run would be, and writes nothing.
+static inline int options_only_look(const Options* options) {
+    return options->plan || options->print_config || options->verify_data;
+}
 #endif
 
 typedef struct {
@@ -141,11 +142,82 @@ typedef struct {
     OptionType type;
     size_t offset;        // of its field in Options
     double min, max;      // of a number
-    int flags;            // AUTO_, MINUS_1_, ABOVE_ (the minimum), BELOW_ (the maximum)
+    int flags;            // AUTO_ and so on
     const char* fallback; // the default, as the command line and the banner would write it
     const char* unit;     // of a number; or the words of a choice, "zero|one|two"
     const char* help;
 } OptionRow;
+
+extern const OptionRow OPTION_TABLE[];
+extern const int OPTION_ROWS; // of the table
+
+// Does the row belong to this trainer?
+int option_applies(const Options* options, const OptionRow* row);
+
+// ---- values ----
+
+// The value of an option as text that reads back as the same value: the string itself, or written into
+// buffer.
+const char* option_text(const Options* options, const OptionRow* row, char buffer[OPTION_TEXT_BYTES]);
+
+// Sets an option from text; 0 if the text is not a legal value of it.
+int option_set(Options* options, const OptionRow* row, const char* text);
+
+// ---- parsing ----
+
+// The row that the first `length` bytes of arg, dashes included, name; NULL if there is none.
+const OptionRow* option_find(const char* arg, size_t length);
+
+// ---- printing ----
+
+// Which program this is, in words: its name, its version, and what made it.
+void options_version(char* text, size_t room, const Options* options, const char* name);
+
+enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
+
+void options_print_help(FILE* file, const Options* options, const char* program);
+
+// Prints a command line that repeats this run and can be pasted back: the program and every option that is
+// not at its default, also one that was "auto" and has been resolved.
+void options_print_banner(FILE* file, const Options* options, const char* program);
+
+// Prints every setting, one `--name value` on a line, in groups; a shell reads it back.
+void options_print_config(FILE* file, const Options* options);
+
+// Prints every setting as one JSON object on one line, without a newline after it: numbers as numbers, an
+// unresolved "auto" as null, switches as true or false, the rest as strings.
+void options_print_json(FILE* file, const Options* options);
+
+// ---- the whole ----
+
+// Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
+// for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option, or
+// stands behind --, and returns their number; NULL: there may be none.
+int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
+                            const char** arguments);
+
+void options_parse(Options* options, int argc, char** argv, OptionsProgram program);
+
+// Was this option on the command line? `name` is the long name, without dashes.
+int options_given(const Options* options, const char* name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef OPTIONS_IMPLEMENTATION
+
+#include <assert.h>
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/json.h"
+#include "llmc/tokenizer/unicode_tables.h"
 
 // A row's type and offset. A field of another C type does not compile: the comparison is never evaluated.
 #define OPTION_AT_(ctype, field)                                                                             \
@@ -166,10 +238,11 @@ typedef struct {
 #define MANY_ 1000000000 // no limit of ours; more tokens, steps or files than this is a typo
 
 #ifdef OPTION_TABLE_FILE
+#define OPTION_TABLE_ROWS_
 #include OPTION_TABLE_FILE
 #else
 // clang-format off
-static const OptionRow OPTION_TABLE[] = {
+const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
     {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_,             "",
@@ -338,6 +411,10 @@ static const OptionRow OPTION_TABLE[] = {
 };
 // clang-format on
 #endif
+
+const int OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]);
+static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
+
 #undef INT_
 #undef COUNT_
 #undef SEED_
@@ -351,9 +428,6 @@ static const OptionRow OPTION_TABLE[] = {
 #undef RUN_
 #undef ONCE_
 #undef MANY_
-
-enum { OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) };
-static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
 
 #ifdef OPTION_TABLE_FILE
 #define OPTION_EXAMPLES "" // of the trainers, for --help
@@ -374,23 +448,15 @@ static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
 #define OPTION_ARGUMENTS "" // what a program takes besides options, for --help
 #endif
 
-// Does the row belong to this trainer?
-static inline int option_applies(const Options* options, const OptionRow* row) {
+int option_applies(const Options* options, const OptionRow* row) {
     return !(row->flags & (OPTION_CPU | OPTION_GPU)) || (row->flags & options->program.trainer);
 }
-
-// Whether the program only looks at what a run would be, and writes nothing.
-#ifndef OPTION_TABLE_FILE
-static inline int options_only_look(const Options* options) {
-    return options->plan || options->print_config || options->verify_data;
-}
-#endif
 
 // ---- values ----
 
 // Sets length to that of word number `index` of "zero|one|two" and returns where it starts; NULL if the list
 // is shorter.
-static inline const char* option_word_(const char* words, int index, size_t* length) {
+static const char* option_word_(const char* words, int index, size_t* length) {
     for (; index > 0 && words; index--) {
         words = strchr(words, '|');
         words = words ? words + 1 : NULL;
@@ -400,17 +466,14 @@ static inline const char* option_word_(const char* words, int index, size_t* len
 }
 
 // The field of an INT, COUNT or FLOAT row. A double holds every legal value of them exactly.
-static inline double option_number_(const Options* options, const OptionRow* row) {
+static double option_number_(const Options* options, const OptionRow* row) {
     const void* field = (const char*)options + row->offset;
     return row->type == OPTION_INT     ? *(const int*)field
            : row->type == OPTION_COUNT ? (double)*(const int64_t*)field
                                        : *(const float*)field;
 }
 
-// The value of an option as text that reads back as the same value: the string itself, or written into
-// buffer.
-static inline const char* option_text(const Options* options, const OptionRow* row,
-                                      char buffer[OPTION_TEXT_BYTES]) {
+const char* option_text(const Options* options, const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) {
     const void* field = (const char*)options + row->offset;
     if ((row->flags & AUTO_) && option_number_(options, row) == OPTION_AUTO) {
         return "auto";
@@ -444,7 +507,7 @@ static inline const char* option_text(const Options* options, const OptionRow* r
 }
 
 // What is legal, in words: "1 to 1048576 sequences", "cosine|linear|constant|wsd", "text".
-static inline const char* option_wanted_(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) {
+static const char* option_wanted_(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) {
     switch (row->type) {
     case OPTION_STRING:
         return "text";
@@ -464,7 +527,7 @@ static inline const char* option_wanted_(const OptionRow* row, char buffer[OPTIO
 
 // Reads a number of an INT, COUNT or FLOAT row; 0 if it is none, or not a legal one. Only decimal digits: no
 // blanks, hexadecimal, nan or inf. A float is judged as it will be stored, after rounding.
-static inline int option_read_number_(const OptionRow* row, const char* text, double* value) {
+static int option_read_number_(const OptionRow* row, const char* text, double* value) {
     const char* legal = row->type == OPTION_FLOAT ? "0123456789+-.eE" : "0123456789-";
     char* end;
     errno = 0;
@@ -474,7 +537,7 @@ static inline int option_read_number_(const OptionRow* row, const char* text, do
            (row->flags & BELOW_ ? *value < row->max : *value <= row->max);
 }
 
-static inline int option_set_number_(Options* options, const OptionRow* row, const char* text) {
+static int option_set_number_(Options* options, const OptionRow* row, const char* text) {
     void* field = (char*)options + row->offset;
     const int is_auto = ((row->flags & AUTO_) && strcmp(text, "auto") == 0) ||
                         ((row->flags & MINUS_1_) && strcmp(text, "-1") == 0);
@@ -496,13 +559,13 @@ static inline int option_set_number_(Options* options, const OptionRow* row, con
     return 1;
 }
 
-static inline int option_set_seed_(uint64_t* field, const char* text) {
+static int option_set_seed_(uint64_t* field, const char* text) {
     errno = 0;
     *field = strtoull(text, NULL, 10);
     return *text && strspn(text, "0123456789") == strlen(text) && errno == 0;
 }
 
-static inline int option_set_word_(int* field, const char* words, const char* text) {
+static int option_set_word_(int* field, const char* words, const char* text) {
     const char* word;
     size_t length;
     for (int i = 0; (word = option_word_(words, i, &length)) != NULL; i++) {
@@ -514,8 +577,7 @@ static inline int option_set_word_(int* field, const char* words, const char* te
     return 0;
 }
 
-// Sets an option from text; 0 if the text is not a legal value of it.
-static inline int option_set(Options* options, const OptionRow* row, const char* text) {
+int option_set(Options* options, const OptionRow* row, const char* text) {
     void* field = (char*)options + row->offset;
     switch (row->type) {
     case OPTION_STRING:
@@ -536,12 +598,11 @@ static inline int option_set(Options* options, const OptionRow* row, const char*
 // ---- parsing ----
 
 // Is this argument an option, and not a value? A dash alone and a negative number are values.
-static inline int option_is_name_(const char* arg) {
+static int option_is_name_(const char* arg) {
     return arg[0] == '-' && arg[1] && !isdigit((unsigned char)arg[1]) && arg[1] != '.';
 }
 
-// The row that the first `length` bytes of arg, dashes included, name; NULL if there is none.
-static inline const OptionRow* option_find(const char* arg, size_t length) {
+const OptionRow* option_find(const char* arg, size_t length) {
     const size_t dashes = arg[1] == '-' ? 2 : 1;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const char* name = dashes == 2 ? OPTION_TABLE[i].name : OPTION_TABLE[i].alias;
@@ -553,7 +614,7 @@ static inline const OptionRow* option_find(const char* arg, size_t length) {
 }
 
 // The edit distance of Levenshtein: insertions, deletions and changes of a byte that turn text into name.
-static inline int option_distance_(const char* text, size_t length, const char* name) {
+static int option_distance_(const char* text, size_t length, const char* name) {
     int distance[OPTION_NAME_BYTES]; // from text[0 .. i) to each beginning of the name
     const int name_length = (int)strlen(name);
     assert(name_length < OPTION_NAME_BYTES);
@@ -645,7 +706,7 @@ static inline int option_take_without_meaning_(const char* arg, const char* valu
 
 // Takes the option `arg` and its value, which may be the next argument (NULL at the end). Returns how many of
 // the arguments after `arg` it used: 0 or 1.
-static inline int option_take_(Options* options, const char* arg, const char* next) {
+static int option_take_(Options* options, const char* arg, const char* next) {
     if (!option_is_name_(arg)) {
         die_usage("stray argument %s; wanted --name value (--help lists all)%s", *arg ? arg : "''",
                   access(arg, F_OK) == 0
@@ -692,7 +753,7 @@ static inline int option_take_(Options* options, const char* arg, const char* ne
 // ---- printing ----
 
 // Prints a word as the shell reads it: as it is, or in single quotes.
-static inline void option_print_quoted_(FILE* file, const char* text) {
+static void option_print_quoted_(FILE* file, const char* text) {
     const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./,:+@";
     if (*text && strspn(text, plain) == strlen(text)) {
         fputs(text, file);
@@ -710,7 +771,7 @@ static inline void option_print_quoted_(FILE* file, const char* text) {
 }
 
 // Prints --name value, or --name=value where the value would be taken for an option.
-static inline void option_print_setting_(FILE* file, const OptionRow* row, const char* value) {
+static void option_print_setting_(FILE* file, const OptionRow* row, const char* value) {
     fprintf(file, "--%s", row->name);
     if (row->type != OPTION_FLAG) {
         fputc(option_is_name_(value) ? '=' : ' ', file);
@@ -718,13 +779,12 @@ static inline void option_print_setting_(FILE* file, const OptionRow* row, const
     }
 }
 
-static inline const char* options_program_name_(const char* program) {
+static const char* options_program_name_(const char* program) {
     const char* slash = strrchr(program, '/');
     return slash ? slash + 1 : program;
 }
 
-// Which program this is, in words: its name, its version, and what made it.
-static inline void options_version(char* text, size_t room, const Options* options, const char* name) {
+void options_version(char* text, size_t room, const Options* options, const char* name) {
 #ifdef __clang__
     const char* compiler = __VERSION__;
 #else
@@ -734,16 +794,14 @@ static inline void options_version(char* text, size_t room, const Options* optio
              options->program.version, UNICODE_VERSION, compiler);
 }
 
-static inline void options_print_version_(FILE* file, const Options* options, const char* name) {
+static void options_print_version_(FILE* file, const Options* options, const char* name) {
     char text[512];
     options_version(text, sizeof(text), options, name);
     fprintf(file, "%s\n", text);
 }
 
-enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
-
 // Prints text in lines of at most OPTION_HELP_WIDTH, broken at blanks, each after the first indented.
-static inline void option_print_wrapped_(FILE* file, const char* text) {
+static void option_print_wrapped_(FILE* file, const char* text) {
     while (strlen(text) > OPTION_HELP_WIDTH) {
         int length = OPTION_HELP_WIDTH;
         while (text[length] != ' ') {
@@ -756,7 +814,7 @@ static inline void option_print_wrapped_(FILE* file, const char* text) {
     fprintf(file, "%s\n", text);
 }
 
-static inline void options_print_help(FILE* file, const Options* options, const char* program) {
+void options_print_help(FILE* file, const Options* options, const char* program) {
     fprintf(file,
             "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short "
             "names.\n" OPTION_EXAMPLES,
@@ -783,9 +841,7 @@ static inline void options_print_help(FILE* file, const Options* options, const 
     }
 }
 
-// Prints a command line that repeats this run and can be pasted back: the program and every option that is
-// not at its default, also one that was "auto" and has been resolved.
-static inline void options_print_banner(FILE* file, const Options* options, const char* program) {
+void options_print_banner(FILE* file, const Options* options, const char* program) {
     const size_t width = 100;
     size_t column = strlen(program);
     option_print_quoted_(file, program);
@@ -805,8 +861,7 @@ static inline void options_print_banner(FILE* file, const Options* options, cons
     fputc('\n', file);
 }
 
-// Prints every setting, one `--name value` on a line, in groups; a shell reads it back.
-static inline void options_print_config(FILE* file, const Options* options) {
+void options_print_config(FILE* file, const Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
@@ -821,9 +876,7 @@ static inline void options_print_config(FILE* file, const Options* options) {
     }
 }
 
-// Prints every setting as one JSON object on one line, without a newline after it: numbers as numbers, an
-// unresolved "auto" as null, switches as true or false, the rest as strings.
-static inline void options_print_json(FILE* file, const Options* options) {
+void options_print_json(FILE* file, const Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
@@ -845,11 +898,8 @@ static inline void options_print_json(FILE* file, const Options* options) {
 
 // ---- the whole ----
 
-// Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
-// for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option, or
-// stands behind --, and returns their number; NULL: there may be none.
-static inline int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
-                                          const char** arguments) {
+int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
+                            const char** arguments) {
     int num_arguments = 0;
     const char* name = argc > 0 ? argv[0] : "train_gpt2";
     memset(options, 0, sizeof(*options));
@@ -880,12 +930,11 @@ static inline int options_parse_arguments(Options* options, int argc, char** arg
     return num_arguments;
 }
 
-static inline void options_parse(Options* options, int argc, char** argv, OptionsProgram program) {
+void options_parse(Options* options, int argc, char** argv, OptionsProgram program) {
     options_parse_arguments(options, argc, argv, program, NULL);
 }
 
-// Was this option on the command line? `name` is the long name, without dashes.
-static inline int options_given(const Options* options, const char* name) {
+int options_given(const Options* options, const char* name) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         if (strcmp(OPTION_TABLE[i].name, name) == 0) {
             return options->given[i];
@@ -894,5 +943,7 @@ static inline int options_given(const Options* options, const char* name) {
     assert(!"no such option");
     return 0;
 }
+
+#endif // OPTIONS_IMPLEMENTATION
 
 #endif

@@ -6,8 +6,15 @@ defines: PlanMemory, PLAN_KINDS, plan_bytes, plan_print_memory, plan_print
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 
+#include <stddef.h>
+#include <stdio.h>
+
 #include "llmc/run/options.h"
 #include "llmc/gpt2.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // One allocation, by name. A list ends with a name of NULL.
 typedef struct {
@@ -19,7 +26,25 @@ typedef struct {
 enum { PLAN_KINDS = 10 }; // room for a list
 
 // The memory of the device that the run is on.
-static inline size_t plan_bytes(const PlanMemory* memory) {
+size_t plan_bytes(const PlanMemory* memory);
+
+// Two lines: the model, and its memory.
+void plan_print_memory(FILE* file, GPT2Config cfg, const PlanMemory* memory);
+
+// All of it, for --plan. `flops_per_s` is the most that the device, described in words, can do.
+void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TensorRow* parameters,
+                const TensorRow* activations, const PlanMemory* memory, double flops_per_s,
+                const char* device);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef PLAN_IMPLEMENTATION
+
+#include <math.h>
+
+size_t plan_bytes(const PlanMemory* memory) {
     size_t total = 0;
     for (const PlanMemory* kind = memory; kind->name; kind++) {
         total += kind->is_host ? 0 : kind->bytes;
@@ -27,10 +52,9 @@ static inline size_t plan_bytes(const PlanMemory* memory) {
     return total;
 }
 
-static inline double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
+static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
 
-// Two lines: the model, and its memory.
-static inline void plan_print_memory(FILE* file, GPT2Config cfg, const PlanMemory* memory) {
+void plan_print_memory(FILE* file, GPT2Config cfg, const PlanMemory* memory) {
     fprintf(file,
             "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (%d with padding): %.2fM "
             "parameters\nmemory: %.1f MiB",
@@ -45,7 +69,7 @@ static inline void plan_print_memory(FILE* file, GPT2Config cfg, const PlanMemor
     fputc('\n', file);
 }
 
-static inline void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
+static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
     static const char* const life_mark[] = {"", "  b", "  c"}; // of TensorLife
     for (int i = 0; i < count; i++) {
         const TensorRow* row = &rows[i];
@@ -55,7 +79,7 @@ static inline void plan_print_rows_(FILE* file, const TensorRow* rows, int count
 }
 
 // What checkpoints take.
-static inline void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
+static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
     const double bytes = 12.0 * gpt2_count_parameters(cfg); // fp32 weights, m and v
     if (o->save_every > 0 && o->steps > 0) {
         const double saves = ceil((double)o->steps / o->save_every);
@@ -67,8 +91,8 @@ static inline void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o
 }
 
 // What is to be computed, training and validating, and the least time that takes.
-static inline void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, double flops_per_s,
-                                    const char* device) {
+static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, double flops_per_s,
+                             const char* device) {
     const double flops = gpt2_flops_per_token(cfg, o->seq_len);
     if (o->steps == OPTION_AUTO) {
         fprintf(file, "work: %.4g FLOP a token; how many there are is known when the text has been encoded\n",
@@ -90,10 +114,9 @@ static inline void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o
     fprintf(file, "speed: at most %.0f tok/s\n", flops_per_s / flops);
 }
 
-// All of it, for --plan. `flops_per_s` is the most that the device, described in words, can do.
-static inline void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TensorRow* parameters,
-                              const TensorRow* activations, const PlanMemory* memory, double flops_per_s,
-                              const char* device) {
+void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TensorRow* parameters,
+                const TensorRow* activations, const PlanMemory* memory, double flops_per_s,
+                const char* device) {
     fputc('\n', file);
     plan_print_memory(file, cfg, memory);
     plan_print_disk_(file, cfg, options);
@@ -106,5 +129,7 @@ static inline void plan_print(FILE* file, GPT2Config cfg, const Options* options
             "the classifier's)\n");
     plan_print_rows_(file, activations, GPT2_ACTIVATION_ROWS);
 }
+
+#endif // PLAN_IMPLEMENTATION
 
 #endif

@@ -16,7 +16,18 @@ defines: Resume, resume_open, resume_is_here, resume_config, resume_check, resum
 #ifndef LLMC_RESUME_H
 #define LLMC_RESUME_H
 
-#include "llmc/run/checkpoint.h"
+#include <limits.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "llmc/run/options.h"
+#include "llmc/run/state.h"
+#include "llmc/gpt2.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     int is_active;
@@ -26,7 +37,39 @@ typedef struct {
     int is_here; // the checkpoint is in --out: the logs there are those of the run
 } Resume;
 
-static inline const char* resume_out_(const Options* options) {
+// Makes --out and locks it, where nothing may change before; then finds the checkpoint, checks all of it, and
+// takes options from it: before any other setup. The options point into its state, which must stay.
+void resume_open(Resume* r, Options* options);
+
+// Whether the run continues one in --out: the same logs, and checkpoints in a row.
+static inline int resume_is_here(const Resume* r) { return r->is_active && r->is_here; }
+
+// The model's configuration, from that of its files: only the state knows how much padding there was.
+GPT2Config resume_config(const Resume* r, GPT2Config cfg);
+
+// Lists what differs from the run that was saved, on `file`, and ends the program if that makes it another
+// run; after setup. train_data is a fingerprint of the data, 0: unknown.
+void resume_check(const Resume* r, const Options* options, FILE* file, const char* trainer,
+                  size_t train_tokens, uint64_t train_data);
+
+void resume_close(Resume* r);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef RESUME_IMPLEMENTATION
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/run/checkpoint.h"
+
+static const char* resume_out_(const Options* options) {
     if (!options->out[0]) {
         die_usage("--resume %s needs the directory of the run: --out", options->resume);
     }
@@ -34,7 +77,7 @@ static inline const char* resume_out_(const Options* options) {
 }
 
 // The newest one; `must` is set if there must be one.
-static inline void resume_newest_(Resume* r, const Options* options, int must) {
+static void resume_newest_(Resume* r, const Options* options, int must) {
     const char* out = resume_out_(options);
     const int found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
     CHECK(found >= 0, "%s: every checkpoint is damaged; --resume off begins anew", out);
@@ -43,7 +86,7 @@ static inline void resume_newest_(Resume* r, const Options* options, int must) {
 }
 
 // A certain one: a step, a directory, or the name of one in --out.
-static inline void resume_certain_(Resume* r, const Options* options) {
+static void resume_certain_(Resume* r, const Options* options) {
     char error[ERROR_BYTES];
     struct stat info;
     const char* which = options->resume;
@@ -60,7 +103,7 @@ static inline void resume_certain_(Resume* r, const Options* options) {
 }
 
 // Whether the directory `out` holds `path`.
-static inline int resume_holds_(const char* out, const char* path) {
+static int resume_holds_(const char* out, const char* path) {
     char parent[PATH_MAX];
     struct stat a, b;
     file_directory_of(parent, path);
@@ -68,7 +111,7 @@ static inline int resume_holds_(const char* out, const char* path) {
 }
 
 // Puts the saved value where an option is not given.
-static inline void resume_inherit_(const Resume* r, Options* options) {
+static void resume_inherit_(const Resume* r, Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         const char* value = state_option(&r->saved, row->name);
@@ -78,9 +121,7 @@ static inline void resume_inherit_(const Resume* r, Options* options) {
     }
 }
 
-// Makes --out and locks it, where nothing may change before; then finds the checkpoint, checks all of it, and
-// takes options from it: before any other setup. The options point into its state, which must stay.
-static inline void resume_open(Resume* r, Options* options) {
+void resume_open(Resume* r, Options* options) {
     const char* how = options->resume;
     struct stat info;
     memset(r, 0, sizeof(*r));
@@ -106,11 +147,7 @@ static inline void resume_open(Resume* r, Options* options) {
     }
 }
 
-// Whether the run continues one in --out: the same logs, and checkpoints in a row.
-static inline int resume_is_here(const Resume* r) { return r->is_active && r->is_here; }
-
-// The model's configuration, from that of its files: only the state knows how much padding there was.
-static inline GPT2Config resume_config(const Resume* r, GPT2Config cfg) {
+GPT2Config resume_config(const Resume* r, GPT2Config cfg) {
     if (r->is_active) {
         char error[ERROR_BYTES];
         cfg.Vp = r->saved.padded_vocab < INT_MAX ? (int)r->saved.padded_vocab : INT_MAX;
@@ -127,8 +164,8 @@ typedef struct {
 } ResumeChanges_;
 
 // Says that something differs; if it makes another run, it is remembered.
-static inline void resume_difference_(ResumeChanges_* c, const char* name, const char* is, const char* was,
-                                      int is_other_run) {
+static void resume_difference_(ResumeChanges_* c, const char* name, const char* is, const char* was,
+                               int is_other_run) {
     fprintf(c->file, "resume: %s is %s, was %s\n", name, is, was);
     if (is_other_run && c->used < sizeof(c->changes)) {
         c->used += (size_t)snprintf(c->changes + c->used, sizeof(c->changes) - c->used, "%s%s is %s, was %s",
@@ -136,10 +173,8 @@ static inline void resume_difference_(ResumeChanges_* c, const char* name, const
     }
 }
 
-// Lists what differs from the run that was saved, on `file`, and ends the program if that makes it another
-// run; after setup. train_data is a fingerprint of the data, 0: unknown.
-static inline void resume_check(const Resume* r, const Options* options, FILE* file, const char* trainer,
-                                size_t train_tokens, uint64_t train_data) {
+void resume_check(const Resume* r, const Options* options, FILE* file, const char* trainer,
+                  size_t train_tokens, uint64_t train_data) {
     ResumeChanges_ c;
     char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
     if (!r->is_active) {
@@ -177,10 +212,12 @@ static inline void resume_check(const Resume* r, const Options* options, FILE* f
     }
 }
 
-static inline void resume_close(Resume* r) {
+void resume_close(Resume* r) {
     if (r->is_active) {
         state_close(&r->saved);
     }
 }
+
+#endif // RESUME_IMPLEMENTATION
 
 #endif

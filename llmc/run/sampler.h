@@ -16,12 +16,11 @@ defines: Sampler, sampler_open, sampler_close, sampler_can_draw, sampler_next
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
 
-#include <assert.h>
-#include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 
-#include "llmc/base/check.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // Room to work in for vocabularies up to V.
 typedef struct {
@@ -30,13 +29,37 @@ typedef struct {
     int32_t* ids;   // (V)
 } Sampler;
 
-static inline void sampler_open(Sampler* sampler, int V) {
+void sampler_open(Sampler* sampler, int V);
+
+void sampler_close(Sampler* sampler);
+
+// Whether there is a token to draw: the logits of a run that has diverged have none.
+int sampler_can_draw(const float* logits, int V);
+
+// The next token, for a coin from [0, 1]. top_k off: 0 or at least V; top_p off: 0 or 1.
+int sampler_next(const float* logits, int V, float temperature, int top_k, float top_p, float coin,
+                 Sampler* sampler);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SAMPLER_IMPLEMENTATION
+
+#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "llmc/base/check.h"
+
+void sampler_open(Sampler* sampler, int V) {
     sampler->V = V;
     sampler->weights = (float*)check_alloc((size_t)V, sizeof(float), "sampler weights");
     sampler->ids = (int32_t*)check_alloc((size_t)V, sizeof(int32_t), "sampler ids");
 }
 
-static inline void sampler_close(Sampler* sampler) {
+void sampler_close(Sampler* sampler) {
     free(sampler->weights);
     free(sampler->ids);
     sampler->weights = NULL;
@@ -44,12 +67,11 @@ static inline void sampler_close(Sampler* sampler) {
 }
 
 // The order of preference: whether token a comes before token b.
-static inline int sampler_before_(const float* logits, int32_t a, int32_t b) {
+static int sampler_before_(const float* logits, int32_t a, int32_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
 }
 
-// Whether there is a token to draw: the logits of a run that has diverged have none.
-static inline int sampler_can_draw(const float* logits, int V) {
+int sampler_can_draw(const float* logits, int V) {
     int finite = 0;
     for (int i = 0; i < V; i++) {
         if (!(logits[i] < INFINITY)) {
@@ -60,7 +82,7 @@ static inline int sampler_can_draw(const float* logits, int V) {
     return finite > 0;
 }
 
-static inline int sampler_argmax_(const float* logits, int V) {
+static int sampler_argmax_(const float* logits, int V) {
     int best = 0;
     for (int i = 0; i < V; i++) {
         CHECK(logits[i] < INFINITY, "sampler: the logit of token %d is %g", i, (double)logits[i]);
@@ -71,7 +93,7 @@ static inline int sampler_argmax_(const float* logits, int V) {
 }
 
 // Restores the heap of n ids (the first in preference on top) below position i.
-static inline void sampler_sift_(int32_t* heap, int n, int i, const float* logits) {
+static void sampler_sift_(int32_t* heap, int n, int i, const float* logits) {
     for (int child = 2 * i + 1; child < n; child = 2 * i + 1) {
         if (child + 1 < n && sampler_before_(logits, heap[child + 1], heap[child])) {
             child++;
@@ -88,8 +110,8 @@ static inline void sampler_sift_(int32_t* heap, int n, int i, const float* logit
 
 // Moves the first tokens in preference to the end of ids, the very first to ids[V-1]: at most `most` of them,
 // or fewer that have the weight `enough`. Adds up their weight and returns their number n. O(V + n log V).
-static inline int sampler_select_(Sampler* sampler, const float* logits, int V, int most, double enough,
-                                  double* mass) {
+static int sampler_select_(Sampler* sampler, const float* logits, int V, int most, double enough,
+                           double* mass) {
     int32_t* heap = sampler->ids;
     for (int i = V / 2 - 1; i >= 0; i--) {
         sampler_sift_(heap, V, i, logits);
@@ -108,7 +130,7 @@ static inline int sampler_select_(Sampler* sampler, const float* logits, int V, 
 
 // The token of ids (n) at which the running sum of the weights passes coin * mass. When rounding leaves the
 // sum short of that, it is the last one that has any weight.
-static inline int sampler_draw_(const float* weights, const int32_t* ids, int n, double mass, float coin) {
+static int sampler_draw_(const float* weights, const int32_t* ids, int n, double mass, float coin) {
     const double target = coin * mass;
     double sum = 0;
     int token = -1;
@@ -121,9 +143,8 @@ static inline int sampler_draw_(const float* weights, const int32_t* ids, int n,
     return token;
 }
 
-// The next token, for a coin from [0, 1]. top_k off: 0 or at least V; top_p off: 0 or 1.
-static inline int sampler_next(const float* logits, int V, float temperature, int top_k, float top_p,
-                               float coin, Sampler* sampler) {
+int sampler_next(const float* logits, int V, float temperature, int top_k, float top_p, float coin,
+                 Sampler* sampler) {
     assert(V >= 1 && V <= sampler->V && coin >= 0 && coin <= 1);
     CHECK(temperature >= 0 && temperature < INFINITY, "sampler: temperature is %g, wanted 0 or more",
           (double)temperature);
@@ -148,5 +169,7 @@ static inline int sampler_next(const float* logits, int V, float temperature, in
     }
     return sampler_draw_(sampler->weights, sampler->ids + V - kept, kept, mass, coin);
 }
+
+#endif // SAMPLER_IMPLEMENTATION
 
 #endif

@@ -20,12 +20,19 @@ defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, sessi
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
 
-#include "llmc/base/signals.h"
+#include <limits.h>
+#include <math.h>
+#include <stdint.h>
+
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/log.h"
+#include "llmc/run/options.h"
 #include "llmc/run/resume.h"
-#include "llmc/run/schedule.h"
-#include "llmc/run/setup.h"
+#include "llmc/run/state.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum { SESSION_SAVE = 1, SESSION_STOP = 2, SESSION_TRIES_ = 3 };
 
@@ -41,8 +48,62 @@ typedef struct {
 
 // `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open; `memory` may
 // be NULL. Nothing in --out has changed so far, and nothing does here.
-static inline void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
-                                void* memory, double start_s) {
+void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run, void* memory,
+                  double start_s);
+
+// Opens the log and says in it what kind of start this is. Last of all that comes before training, when
+// nothing more can be refused: logs of an earlier run are put aside. A finished run that is asked for texts
+// samples again.
+void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, LogIdentity who);
+
+void session_close(Session* s);
+
+// `validates_first`: before the first update, too.
+int session_validation_is_due(const Session* s, const RunState* run, int validates_first);
+
+int session_samples_are_due(const Session* s, const RunState* run);
+
+// What to do after a step, or before the first one: a sum of SESSION_SAVE and SESSION_STOP. `step_s` is what
+// the step took.
+int session_next(Session* s, const RunState* run, double step_s);
+
+// Tells the log of a save that has ended meanwhile.
+void session_report(Session* s, RunLog* log);
+
+// Waits for the save under way, and tells the log.
+void session_wait(Session* s, RunLog* log);
+
+// Whether what the run is now is not on the disk, and could be.
+int session_is_unsaved(const Session* s, const RunState* run);
+
+// Says why the run ends before its time.
+void session_stopped(const Session* s, RunLog* log, const RunState* run);
+
+// After an update that was skipped or made: whether to go back, for `reason`. Ends the program if the run has
+// diverged and does not go back; what is being saved is saved first.
+int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]);
+
+// Finds the checkpoint to go back to; ends the program if there is none, or if it did not help before.
+void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SESSION_IMPLEMENTATION
+
+#include <stdio.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/signals.h"
+#include "llmc/run/guard.h"
+#include "llmc/run/schedule.h"
+#include "llmc/run/setup.h"
+
+void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run, void* memory,
+                  double start_s) {
     memset(s, 0, sizeof(*s));
     s->options = options;
     s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
@@ -59,15 +120,11 @@ static inline void session_open(Session* s, const Options* options, const Resume
     }
 }
 
-static inline void session_print_options_(FILE* file, const void* options) {
+static void session_print_options_(FILE* file, const void* options) {
     options_print_json(file, (const Options*)options);
 }
 
-// Opens the log and says in it what kind of start this is. Last of all that comes before training, when
-// nothing more can be refused: logs of an earlier run are put aside. A finished run that is asked for texts
-// samples again.
-static inline void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log,
-                                 LogIdentity who) {
+void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, LogIdentity who) {
     const Options* o = s->options;
     const int is_here = resume_is_here(resume);
     const LogSettings settings = {
@@ -84,39 +141,36 @@ static inline void session_begin(const Session* s, const Resume* resume, RunStat
     log_config(log, session_print_options_, o, who);
 }
 
-static inline void session_close(Session* s) {
+void session_close(Session* s) {
     if (s->can_save) {
         checkpoints_close(&s->checkpoints);
     }
 }
 
 // Whether this is the beginning of a run that will train. One of no steps only looks at the model.
-static inline int session_is_first_(const Session* s, const RunState* run) {
+static int session_is_first_(const Session* s, const RunState* run) {
     return run->step == 0 && s->options->steps > 0;
 }
 
-// `validates_first`: before the first update, too.
-static inline int session_validation_is_due(const Session* s, const RunState* run, int validates_first) {
+int session_validation_is_due(const Session* s, const RunState* run, int validates_first) {
     return run->stage == STAGE_UPDATED && (validates_first || !session_is_first_(s, run)) &&
            schedule_due(s->options->eval_every, run->step, s->options->steps);
 }
 
-static inline int session_samples_are_due(const Session* s, const RunState* run) {
+int session_samples_are_due(const Session* s, const RunState* run) {
     return run->stage == STAGE_VALIDATED && !session_is_first_(s, run) &&
            schedule_due(s->options->sample_every, run->step, s->options->steps);
 }
 
 // Whether --max-hours leave no time for another step and a save.
-static inline int session_is_late_(const Session* s) {
+static int session_is_late_(const Session* s) {
     const Checkpoints* c = &s->checkpoints;
     const double guess_s = checkpoints_disk_bytes(c) / 100e6; // a slow disk
     const double save_s = s->can_save ? (c->save_s > 0 ? c->save_s : guess_s) : 0;
     return time_now_s() + 2 * (s->longest_step_s + save_s) > s->end_s;
 }
 
-// What to do after a step, or before the first one: a sum of SESSION_SAVE and SESSION_STOP. `step_s` is what
-// the step took.
-static inline int session_next(Session* s, const RunState* run, double step_s) {
+int session_next(Session* s, const RunState* run, double step_s) {
     const Options* o = s->options;
     const int is_end = run->step >= o->steps && run->stage == STAGE_SAMPLED, asked = signals_take_save();
     s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
@@ -127,37 +181,31 @@ static inline int session_next(Session* s, const RunState* run, double step_s) {
     return (save ? SESSION_SAVE : 0) | (stop ? SESSION_STOP : 0);
 }
 
-// Tells the log of a save that has ended meanwhile.
-static inline void session_report(Session* s, RunLog* log) {
+void session_report(Session* s, RunLog* log) {
     char path[PATH_MAX];
     if (s->can_save && checkpoint_finished(&s->checkpoints, path)) {
         log_save(log, s->checkpoints.state.run.step, path);
     }
 }
 
-// Waits for the save under way, and tells the log.
-static inline void session_wait(Session* s, RunLog* log) {
+void session_wait(Session* s, RunLog* log) {
     char path[PATH_MAX];
     if (s->can_save && checkpoint_wait(&s->checkpoints, path)) {
         log_save(log, s->checkpoints.state.run.step, path);
     }
 }
 
-// Whether what the run is now is not on the disk, and could be.
-static inline int session_is_unsaved(const Session* s, const RunState* run) {
+int session_is_unsaved(const Session* s, const RunState* run) {
     return s->can_save && run->step != s->checkpoints.saved_step;
 }
 
-// Says why the run ends before its time.
-static inline void session_stopped(const Session* s, RunLog* log, const RunState* run) {
+void session_stopped(const Session* s, RunLog* log, const RunState* run) {
     const char* why = signals_stop() ? signals_name(signals_stop()) : "--max-hours";
     log_stop(log, run->step, why,
              s->can_save ? "; --resume on goes on" : "; nothing was saved: that takes a directory, --out");
 }
 
-// After an update that was skipped or made: whether to go back, for `reason`. Ends the program if the run has
-// diverged and does not go back; what is being saved is saved first.
-static inline int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
+int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
     const Options* o = s->options;
     const int most = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
     if (!guard_divergence(&run->guard, most, o->max_loss_rise, reason)) {
@@ -170,15 +218,14 @@ static inline int session_diverged(Session* s, RunLog* log, const RunState* run,
 }
 
 // Whether the run was well when it was saved.
-static inline int session_is_well_(const SavedState* saved, const void* session) {
+static int session_is_well_(const SavedState* saved, const void* session) {
     const Session* s = (const Session*)session;
     const UpdateGuard* guard = &saved->run.guard;
     return saved->serial >= s->checkpoints.state.first_serial && guard->consecutive == 0 &&
            (s->options->max_loss_rise == 0 || guard_rise(guard) <= 0.5 * s->options->max_loss_rise);
 }
 
-// Finds the checkpoint to go back to; ends the program if there is none, or if it did not help before.
-static inline void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
+void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
     const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_well_, s);
     CHECK(found > 0, "%s: the run has diverged: %s; it has no checkpoint to go back to", s->checkpoints.out,
           reason);
@@ -190,5 +237,7 @@ static inline void session_go_back(Session* s, const char* reason, char path[PAT
     s->checkpoints.saved_step =
         -1; // with data further on it is another state, which may be saved in its place
 }
+
+#endif // SESSION_IMPLEMENTATION
 
 #endif

@@ -22,18 +22,20 @@ defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
 
-#include "llmc/base/check.h"
+#include <stdint.h>
+#include <stdio.h>
+
 #include "llmc/data/dataloader.h"
+#include "llmc/data/sources.h"
 #include "llmc/data/stories.h"
-#include "llmc/data/text_data.h"
-#include "llmc/formats/gguf.h"
-#include "llmc/formats/hf_model.h"
-#include "llmc/formats/llmc_bin.h"
 #include "llmc/run/options.h"
-#include "llmc/run/schedule.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "llmc/adamw.h"
 #include "llmc/gpt2.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // Sizes of a new model without a name, and of the run with it: they train on a laptop in minutes.
 enum {
@@ -70,7 +72,114 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // Vocabulary and model
 
-static inline void setup_stories_tokenizer_(RunData* data) {
+// Whether there is something to train on or to validate with.
+static inline int setup_has_data(const RunData* data) { return data->kind != DATA_NONE; }
+
+// Opens the tokenizer that goes with the data; the data itself is opened by setup_data, when V and T are
+// known. `model_path` is that of the model's files, or NULL.
+void setup_tokenizer(RunData* data, Options* options, const char* model_path);
+
+// The file or directory that --model names, or NULL when it names a size, or nothing.
+const char* setup_model_path(const Options* options);
+
+// Sets the first weights of a model, fp32, laid out by `rows`: those that setup_model_path found, or random
+// ones.
+void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path, uint64_t seed);
+
+// Decides the model. `path` is the model file, or NULL for random weights.
+GPT2Config setup_model(Options* options, const RunData* data, const char* path);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The run
+
+// Micro-batches of a validation: --eval-batches, but no more than there are.
+int64_t setup_eval_batches(const Options* options, const Dataloader* val);
+
+// The id that separates documents: the last of every vocabulary.
+int setup_eot(const RunData* data, int V);
+
+// Opens the data and decides everything about the run that is still "auto"; after setup_model. Of --plan and
+// --print-config the data may stay unknown (data->is_unknown): then --steps stays as it is.
+void setup_data(RunData* data, Options* options);
+
+// Opens the loaders of training and validation data, and says what they will read; after setup_data. `data`
+// stays where it is until they are closed.
+void setup_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Options* options);
+
+// The beginning of a line on what the run is about.
+void setup_print_data(FILE* file, const RunData* data);
+
+// --verify-data: checks all files and says so. Returns the exit status.
+int setup_verify_data(const Options* options);
+
+// The learning rate and the times of things; after setup_data. `has_weights`: the model has learned already.
+// What depends on an unknown number of steps stays auto.
+void setup_training(Options* options, int has_weights);
+
+// The optimizer's settings for update number t (from 1) at `step`, for a gradient of this norm.
+AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm);
+
+// The entropy, in nats per token, of the targets that a validation of `batches` micro-batches looks at; NAN
+// if unknown.
+double setup_floor(const RunData* data, const Options* options, int64_t batches);
+
+// The tokenizer that goes with the saved model, or NULL if the data are only token ids.
+const Tokenizer* setup_saved_tokenizer(const RunData* data);
+
+// Whether validation comes before the first step, too: not where nobody asked for validations and this one
+// alone would take the CPU long. `flops` are those of the model for a token, forward and backward.
+int setup_validates_first(const Options* options, double flops, int64_t batches);
+
+// What is wrong with the names of exports shows before the training.
+void setup_check_exports(const Options* options);
+
+// Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
+// --export-gguf name.
+void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, const Options* options,
+                  const RunData* data);
+
+// The tokens that samples begin with: end-of-text, then --prompt. `ids` has room for most + 1; returns their
+// number.
+int setup_prompt(int* ids, int most, const RunData* data, const Options* options, int V);
+
+// Whether the command line asks for texts: of a finished run, too.
+int setup_asks_for_samples(const Options* options);
+
+void setup_close(RunData* data);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SETUP_IMPLEMENTATION
+
+#include <errno.h>
+#include <glob.h>
+#include <limits.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/data/pack.h"
+#include "llmc/data/text_data.h"
+#include "llmc/data/tokens.h"
+#include "llmc/formats/gguf.h"
+#include "llmc/formats/hf_model.h"
+#include "llmc/formats/llmc_bin.h"
+#include "llmc/run/schedule.h"
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/bpe_files.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Vocabulary and model
+
+static void setup_stories_tokenizer_(RunData* data) {
     data->stories = (Stories*)check_alloc(1, sizeof(Stories), "stories");
     stories_open(data->stories);
     const int words = data->stories->eot;
@@ -83,12 +192,12 @@ static inline void setup_stories_tokenizer_(RunData* data) {
 }
 
 // Whether the program is only to say what it would do: then it writes nothing.
-static inline int setup_is_dry_(const Options* options) {
+static int setup_is_dry_(const Options* options) {
     return options->plan || options->print_config || options->verify_data;
 }
 
 // How text is read and encoded.
-static inline TextData setup_text_(const Options* options, const Bpe* bpe, const char* directory) {
+static TextData setup_text_(const Options* options, const Bpe* bpe, const char* directory) {
     const TextDataMode mode = setup_is_dry_(options) ? TEXT_DATA_FIND : TEXT_DATA_ENCODE;
     const TextData text = {bpe, options->text_field, options->separator, directory, stdout, mode, 1};
     return text;
@@ -96,7 +205,7 @@ static inline TextData setup_text_(const Options* options, const Bpe* bpe, const
 
 // --tokenizer bpe:N: sets path (PATH_MAX) to the vocabulary beside the run, which is trained on the text the
 // first time; unless nothing may be written: then path is "". Returns N.
-static inline int setup_own_vocabulary_(RunData* data, const Options* options, char* path) {
+static int setup_own_vocabulary_(RunData* data, const Options* options, char* path) {
     char* end;
     const long V = strtol(options->tokenizer + strlen("bpe:"), &end, 10);
     if (*end || V < 257 || V > BPE_MAX_VOCAB) {
@@ -131,17 +240,18 @@ static inline int setup_own_vocabulary_(RunData* data, const Options* options, c
 }
 
 // Stands for a vocabulary of V tokens that is not trained yet: it has the size, and knows bytes.
-static inline void setup_untrained_tokenizer_(Tokenizer* tokenizer, int V) {
+static void setup_untrained_tokenizer_(Tokenizer* tokenizer, int V) {
     memset(tokenizer, 0, sizeof(*tokenizer));
     tokenizer->kind = "gpt2";
-    bpe_open_bytes(&tokenizer->bpe);
+    tokenizer->bpe = (Bpe*)check_alloc(1, sizeof(Bpe), "tokenizer");
+    bpe_open_bytes(tokenizer->bpe);
     tokenizer->encoder = (BpeEncoder*)check_alloc(1, sizeof(BpeEncoder), "tokenizer");
-    bpe_encoder_open(tokenizer->encoder, &tokenizer->bpe);
+    bpe_encoder_open(tokenizer->encoder, tokenizer->bpe);
     tokenizer->vocab_size = V;
     tokenizer->eot = V - 1;
 }
 
-static inline void setup_file_tokenizer_(RunData* data, const Options* options) {
+static void setup_file_tokenizer_(RunData* data, const Options* options) {
     char path[PATH_MAX];
     const int is_own = strncmp(options->tokenizer, "bpe:", 4) == 0;
     const int V = is_own ? setup_own_vocabulary_(data, options, path) : 0;
@@ -154,11 +264,8 @@ static inline void setup_file_tokenizer_(RunData* data, const Options* options) 
     }
 }
 
-// Whether there is something to train on or to validate with.
-static inline int setup_has_data(const RunData* data) { return data->kind != DATA_NONE; }
-
 // Without --train-data: the built-in stories, or no data at all for a model that has other tokens.
-static inline void setup_no_files_(RunData* data, const Options* options) {
+static void setup_no_files_(RunData* data, const Options* options) {
     RunData stories;
     memset(&stories, 0, sizeof(stories));
     setup_stories_tokenizer_(&stories);
@@ -183,9 +290,7 @@ static inline void setup_no_files_(RunData* data, const Options* options) {
     }
 }
 
-// Opens the tokenizer that goes with the data; the data itself is opened by setup_data, when V and T are
-// known. `model_path` is that of the model's files, or NULL.
-static inline void setup_tokenizer(RunData* data, Options* options, const char* model_path) {
+void setup_tokenizer(RunData* data, Options* options, const char* model_path) {
     memset(data, 0, sizeof(*data));
     if (!options->tokenizer[0] && model_path && tokenizer_is_in(model_path)) {
         options->tokenizer = model_path;
@@ -210,13 +315,12 @@ static inline void setup_tokenizer(RunData* data, Options* options, const char* 
     }
 }
 
-static inline int setup_is_directory_(const char* path) {
+static int setup_is_directory_(const char* path) {
     struct stat info;
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// The file or directory that --model names, or NULL when it names a size, or nothing.
-static inline const char* setup_model_path(const Options* options) {
+const char* setup_model_path(const Options* options) {
     struct stat info;
     if (!options->model[0] || gpt2_model_by_name(options->model)) {
         return NULL;
@@ -232,14 +336,11 @@ static inline const char* setup_model_path(const Options* options) {
 }
 
 // The sizes of the model that setup_model_path found.
-static inline GPT2Config setup_read_config_(const char* path) {
+static GPT2Config setup_read_config_(const char* path) {
     return setup_is_directory_(path) ? hf_config_read(path) : llmc_bin_read_config(path);
 }
 
-// Sets the first weights of a model, fp32, laid out by `rows`: those that setup_model_path found, or random
-// ones.
-static inline void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path,
-                                 uint64_t seed) {
+void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path, uint64_t seed) {
     if (!path) {
         gpt2_random_weights(rows, memory, cfg, seed);
     } else if (setup_is_directory_(path)) {
@@ -250,7 +351,7 @@ static inline void setup_weights(void* memory, GPT2Config cfg, const TensorRow* 
 }
 
 // Puts the model's size where the option is "auto"; with a model file the two must agree.
-static inline void setup_size_(int* option, int model, const char* name, const char* path) {
+static void setup_size_(int* option, int model, const char* name, const char* path) {
     if (*option == OPTION_AUTO) {
         *option = model;
     } else if (path && *option != model) {
@@ -260,12 +361,11 @@ static inline void setup_size_(int* option, int model, const char* name, const c
 
 // Whether a model's vocabulary may be that of a tokenizer: the same, or rounded up to a multiple of 64 or
 // 128.
-static inline int setup_fits_(int model_V, int V) {
+static int setup_fits_(int model_V, int V) {
     return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == gpt2_padded_vocab(V);
 }
 
-// Decides the model. `path` is the model file, or NULL for random weights.
-static inline GPT2Config setup_model(Options* options, const RunData* data, const char* path) {
+GPT2Config setup_model(Options* options, const RunData* data, const char* path) {
     const int insists = options->vocab_size != OPTION_AUTO; // or is a run that resumes
     const GPT2NamedModel unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
                                     options->seq_len > 0 ? options->seq_len : SETUP_CONTEXT};
@@ -305,7 +405,7 @@ static inline GPT2Config setup_model(Options* options, const RunData* data, cons
 // The run
 
 // Decides the sizes of batches; after setup_model.
-static inline void setup_batch_(Options* options) {
+static void setup_batch_(Options* options) {
     if (options->seq_len == OPTION_AUTO) {
         options->seq_len = options->context;
     }
@@ -330,27 +430,23 @@ static inline void setup_batch_(Options* options) {
     }
 }
 
-// Micro-batches of a validation: --eval-batches, but no more than there are.
-static inline int64_t setup_eval_batches(const Options* options, const Dataloader* val) {
+int64_t setup_eval_batches(const Options* options, const Dataloader* val) {
     const int64_t all = (int64_t)((val->num_sequences + (uint64_t)val->B - 1) / (uint64_t)val->B);
     return options->eval_batches && options->eval_batches < all ? options->eval_batches : all;
 }
 
 // Tokens of so many batches (at least one), up to a limit, and one more as the last target. The product may
 // be too large for any integer: users ask for what they like.
-static inline size_t setup_stories_tokens_(int64_t batches, int64_t batch_tokens) {
+static size_t setup_stories_tokens_(int64_t batches, int64_t batch_tokens) {
     const int64_t most = SETUP_STORIES_MAX_TOKENS;
     batches = batches > 1 ? batches : 1;
     return (size_t)(batches <= most / batch_tokens ? batches * batch_tokens : most) + 1;
 }
 
-// The id that separates documents: the last of every vocabulary.
-static inline int setup_eot(const RunData* data, int V) {
-    return data->has_tokenizer ? data->tokenizer.eot : V - 1;
-}
+int setup_eot(const RunData* data, int V) { return data->has_tokenizer ? data->tokenizer.eot : V - 1; }
 
 // Writes the built-in corpus: enough training text that nothing is read twice, up to a limit.
-static inline void setup_stories_(RunData* data, Options* options) {
+static void setup_stories_(RunData* data, Options* options) {
     if (options->steps == OPTION_AUTO) {
         options->steps = SETUP_STORIES_STEPS;
     }
@@ -368,8 +464,8 @@ static inline void setup_stories_(RunData* data, Options* options) {
 }
 
 // Opens a list of files; of text that is to be encoded, the shards. Returns whether they are known.
-static inline int setup_sources_(DataSources* sources, const RunData* data, const Options* options,
-                                 const char* list, const char* directory) {
+static int setup_sources_(DataSources* sources, const RunData* data, const Options* options, const char* list,
+                          const char* directory) {
     const int is_text = sources_kind(list) == TOKENS_TEXT;
     if (!data->is_encoded || !is_text) {
         sources_open_files(sources, list, (TokensFormat)options->data_format, options->vocab_size);
@@ -380,7 +476,7 @@ static inline int setup_sources_(DataSources* sources, const RunData* data, cons
     }
     Bpe bytes;
     bpe_open_bytes(&bytes);
-    const Bpe* bpe = data->kind == DATA_TEXT ? &bytes : &data->tokenizer.bpe;
+    const Bpe* bpe = data->kind == DATA_TEXT ? &bytes : data->tokenizer.bpe;
     TextData text = setup_text_(options, bpe, directory);
     text.warns = !data->is_warned;
     char* shards = text_data_shards(&text, list);
@@ -394,7 +490,7 @@ static inline int setup_sources_(DataSources* sources, const RunData* data, cons
 }
 
 // The number of files of a list, all of which must be there: what is missing shows before others are encoded.
-static inline size_t setup_count_files_(const char* list) {
+static size_t setup_count_files_(const char* list) {
     SourceList sources;
     size_t count = 0;
     sources_read_list(&sources, list);
@@ -413,7 +509,7 @@ static inline size_t setup_count_files_(const char* list) {
 
 // Where text is encoded to: beside the run or, without --out, where it is removed as soon as it is mapped.
 // Sets path (PATH_MAX). Returns 0 if there is no such place, and none is to be made.
-static inline int setup_encoded_directory_(const Options* options, char* path) {
+static int setup_encoded_directory_(const Options* options, char* path) {
     const int is_kept = options->out[0] != '\0';
     if (is_kept) {
         file_join(path, options->out, "tokens");
@@ -430,7 +526,7 @@ static inline int setup_encoded_directory_(const Options* options, char* path) {
 }
 
 // Refuses what does not go together.
-static inline void setup_check_files_(const RunData* data, const Options* options) {
+static void setup_check_files_(const RunData* data, const Options* options) {
     const int is_text = data->is_encoded || data->kind == DATA_TEXT;
     if (options->separator[0] && !is_text) {
         die_usage("--separator %s is for text: the documents of --train-data %s are known",
@@ -444,7 +540,7 @@ static inline void setup_check_files_(const RunData* data, const Options* option
 }
 
 // Opens the files. Returns whether the data is known.
-static inline int setup_files_(RunData* data, const Options* options) {
+static int setup_files_(RunData* data, const Options* options) {
     char directory[PATH_MAX] = "";
     setup_check_files_(data, options);
     const size_t files = setup_count_files_(options->train_data) + setup_count_files_(options->val_data);
@@ -465,7 +561,7 @@ static inline int setup_files_(RunData* data, const Options* options) {
 }
 
 // Makes the rows. Validation reads in order, where rows sorted by length would show short documents alone.
-static inline void setup_rows_(RunData* data, const Options* options) {
+static void setup_rows_(RunData* data, const Options* options) {
     const Packing pack = (Packing)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
     const int eot = setup_eot(data, options->vocab_size);
     if (pack == PACK_UNIFORM && data->train.count > 1) {
@@ -477,7 +573,7 @@ static inline void setup_rows_(RunData* data, const Options* options) {
 
 // --epochs and --steps: how long the run is, before the data is known. What --epochs says replaces a number
 // of steps that comes from a checkpoint.
-static inline void setup_length_(const RunData* data, Options* options) {
+static void setup_length_(const RunData* data, Options* options) {
     if (options->epochs <= 0) {
         return;
     }
@@ -493,7 +589,7 @@ static inline void setup_length_(const RunData* data, Options* options) {
 }
 
 // The steps of an epoch, or of --epochs, which is said by --steps from now on.
-static inline void setup_epochs_(const RunData* data, Options* options) {
+static void setup_epochs_(const RunData* data, Options* options) {
     const int64_t tokens = (int64_t)sources_epoch(&data->train) * options->seq_len;
     const int64_t steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
     if (options->steps == OPTION_AUTO) {
@@ -510,9 +606,7 @@ static inline void setup_epochs_(const RunData* data, Options* options) {
     }
 }
 
-// Opens the data and decides everything about the run that is still "auto"; after setup_model. Of --plan and
-// --print-config the data may stay unknown (data->is_unknown): then --steps stays as it is.
-static inline void setup_data(RunData* data, Options* options) {
+void setup_data(RunData* data, Options* options) {
     setup_batch_(options);
     if (!setup_has_data(data)) {
         return;
@@ -536,10 +630,7 @@ static inline void setup_data(RunData* data, Options* options) {
     }
 }
 
-// Opens the loaders of training and validation data, and says what they will read; after setup_data. `data`
-// stays where it is until they are closed.
-static inline void setup_loaders(Dataloader* train, Dataloader* val, const RunData* data,
-                                 const Options* options) {
+void setup_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Options* options) {
     const int64_t sequences = options->total_batch / options->seq_len; // of an update
     const int group = sequences < DATALOADER_GROUP ? (int)sequences : DATALOADER_GROUP;
     const DataloaderSettings settings = {
@@ -555,8 +646,7 @@ static inline void setup_loaders(Dataloader* train, Dataloader* val, const RunDa
     }
 }
 
-// The beginning of a line on what the run is about.
-static inline void setup_print_data(FILE* file, const RunData* data) {
+void setup_print_data(FILE* file, const RunData* data) {
     if (setup_has_data(data)) {
         fprintf(file, "data: %zu training tokens, %zu for validation; ", data->train.tokens,
                 data->val.tokens);
@@ -565,8 +655,7 @@ static inline void setup_print_data(FILE* file, const RunData* data) {
     }
 }
 
-// --verify-data: checks all files and says so. Returns the exit status.
-static inline int setup_verify_data(const Options* options) {
+int setup_verify_data(const Options* options) {
     const TokensFormat format = (TokensFormat)options->data_format;
     const TextData text = setup_text_(options, NULL, NULL);
     int bad = 0;
@@ -583,13 +672,11 @@ static inline int setup_verify_data(const Options* options) {
 }
 
 // An interval in steps that comes round once, at the end.
-static inline int64_t setup_once_(int64_t steps) {
-    return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
-}
+static int64_t setup_once_(int64_t steps) { return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000; }
 
 // GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1 / C, for batches of half a million tokens;
 // smaller ones are noisier and want less, by their fourth root as far as the built-in run shows (dev/LOG.md).
-static inline float setup_lr_(int C, int64_t total_batch) {
+static float setup_lr_(int C, int64_t total_batch) {
     const double batch = fmin((double)total_batch / SETUP_FULL_BATCH, 1);
     return (float)fmin(6e-4 * 768 / C * sqrt(sqrt(batch)), 4e-3);
 }
@@ -597,13 +684,13 @@ static inline float setup_lr_(int C, int64_t total_batch) {
 // The mean of squares should remember as many tokens whatever the batch (Marek et al., "Small batch size
 // training for language models", 2025): GPT-3's 0.95 for its batch of half a million tokens, more for less.
 // The limit keeps the memory, a thousand updates, shorter than a run.
-static inline float setup_beta2_(int64_t total_batch) {
+static float setup_beta2_(int64_t total_batch) {
     const float beta2 = (float)pow(0.95, (double)total_batch / SETUP_FULL_BATCH);
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
 // The times of things: after the number of steps is known.
-static inline void setup_times_(Options* options) {
+static void setup_times_(Options* options) {
     if (options->save_every == OPTION_AUTO) {
         options->save_every = options->out[0] ? (int)setup_once_(options->steps) : 0;
     }
@@ -619,9 +706,7 @@ static inline void setup_times_(Options* options) {
     }
 }
 
-// The learning rate and the times of things; after setup_data. `has_weights`: the model has learned already.
-// What depends on an unknown number of steps stays auto.
-static inline void setup_training(Options* options, int has_weights) {
+void setup_training(Options* options, int has_weights) {
     if (options->steps != OPTION_AUTO) {
         setup_times_(options);
     }
@@ -645,8 +730,7 @@ static inline void setup_training(Options* options, int has_weights) {
     }
 }
 
-// The optimizer's settings for update number t (from 1) at `step`, for a gradient of this norm.
-static inline AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm) {
+AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm) {
     const AdamW adamw = {
         schedule_lr((Schedule)options->schedule, step, options->steps, options->warmup, options->lr,
                     options->final_lr_frac),
@@ -660,9 +744,7 @@ static inline AdamW setup_adamw(const Options* options, int64_t step, int64_t t,
     return adamw;
 }
 
-// The entropy, in nats per token, of the targets that a validation of `batches` micro-batches looks at; NAN
-// if unknown.
-static inline double setup_floor(const RunData* data, const Options* options, int64_t batches) {
+double setup_floor(const RunData* data, const Options* options, int64_t batches) {
     if (!data->val_nats) {
         return NAN;
     }
@@ -676,27 +758,24 @@ static inline double setup_floor(const RunData* data, const Options* options, in
     return sum / (double)targets;
 }
 
-// The tokenizer that goes with the saved model, or NULL if the data are only token ids.
-static inline const Tokenizer* setup_saved_tokenizer(const RunData* data) {
+const Tokenizer* setup_saved_tokenizer(const RunData* data) {
     return data->has_tokenizer ? &data->tokenizer : NULL;
 }
 
-// Whether validation comes before the first step, too: not where nobody asked for validations and this one
-// alone would take the CPU long. `flops` are those of the model for a token, forward and backward.
-static inline int setup_validates_first(const Options* options, double flops, int64_t batches) {
+int setup_validates_first(const Options* options, double flops, int64_t batches) {
     const double most_flops = 3e12; // ten seconds of two cores
     const double forward_flops = flops / 3 * (double)batches * options->batch * options->seq_len;
     return options->steps == 0 || options_given(options, "eval-every") || forward_flops < most_flops;
 }
 
 // Whether two paths lead to the same file.
-static inline int setup_is_same_file_(const char* a, const char* b) {
+static int setup_is_same_file_(const char* a, const char* b) {
     struct stat x, y;
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 // Ends the program if an export would go over a file that the run reads: `list` are names and patterns.
-static inline void setup_spare_(const char* option, const char* path, const char* list) {
+static void setup_spare_(const char* option, const char* path, const char* list) {
     SourceList sources;
     if (!list[0]) {
         return;
@@ -715,7 +794,7 @@ static inline void setup_spare_(const char* option, const char* path, const char
 }
 
 // Ends the program if the file could not be written at the end.
-static inline void setup_check_export_(const Options* options, const char* option, const char* path) {
+static void setup_check_export_(const Options* options, const char* option, const char* path) {
     char directory[PATH_MAX];
     struct stat info;
     if (!path[0]) {
@@ -733,8 +812,7 @@ static inline void setup_check_export_(const Options* options, const char* optio
     }
 }
 
-// What is wrong with the names of exports shows before the training.
-static inline void setup_check_exports(const Options* options) {
+void setup_check_exports(const Options* options) {
     const char *llmc = options->export_llmc, *gguf = options->export_gguf;
     if (llmc[0] && (strcmp(llmc, gguf) == 0 || setup_is_same_file_(llmc, gguf))) {
         die_usage("--export-llmc %s and --export-gguf %s: the same file", llmc, gguf);
@@ -744,7 +822,7 @@ static inline void setup_check_exports(const Options* options) {
 }
 
 // Beside FILE.bin, a model of llm.c's, writes its tokenizer as FILE_tokenizer.bin, if that can be said there.
-static inline void setup_export_tokenizer_(const char* file, const Tokenizer* tokenizer) {
+static void setup_export_tokenizer_(const char* file, const Tokenizer* tokenizer) {
     enum { MOST_BYTES = 255 }; // of a token, in that format
     char path[PATH_MAX];
     const int is_bin = file_ends_in(file, ".bin"), length = (int)strlen(file) - (is_bin ? 4 : 0);
@@ -755,8 +833,8 @@ static inline void setup_export_tokenizer_(const char* file, const Tokenizer* to
     }
 }
 
-static inline void setup_export_gguf_(GPT2Config cfg, const TensorRow* rows, const void* memory,
-                                      const Options* options, const RunData* data) {
+static void setup_export_gguf_(GPT2Config cfg, const TensorRow* rows, const void* memory,
+                               const Options* options, const RunData* data) {
     const Bpe* bpe = data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
     gguf_write(options->export_gguf, options->out[0] ? options->out : options->export_gguf, cfg, rows, memory,
                (GgufDtype)options->export_gguf_dtype, bpe);
@@ -769,10 +847,8 @@ static inline void setup_export_gguf_(GPT2Config cfg, const TensorRow* rows, con
     }
 }
 
-// Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
-// --export-gguf name.
-static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory,
-                                const Options* options, const RunData* data) {
+void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, const Options* options,
+                  const RunData* data) {
     if (options->export_llmc[0]) {
         llmc_bin_write(options->export_llmc, cfg, rows, memory, (ModelDtype)options->export_dtype);
         if (data->has_tokenizer) {
@@ -784,9 +860,7 @@ static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const voi
     }
 }
 
-// The tokens that samples begin with: end-of-text, then --prompt. `ids` has room for most + 1; returns their
-// number.
-static inline int setup_prompt(int* ids, int most, const RunData* data, const Options* options, int V) {
+int setup_prompt(int* ids, int most, const RunData* data, const Options* options, int V) {
     ids[0] = setup_eot(data, V);
     const size_t bytes = strlen(options->prompt);
     if (!bytes) {
@@ -806,8 +880,7 @@ static inline int setup_prompt(int* ids, int most, const RunData* data, const Op
     return (int)count + 1;
 }
 
-// Whether the command line asks for texts: of a finished run, too.
-static inline int setup_asks_for_samples(const Options* options) {
+int setup_asks_for_samples(const Options* options) {
     static const char* const names[] = {"prompt",      "samples", "sample-tokens",
                                         "temperature", "top-k",   "top-p"};
     int asks = 0;
@@ -817,7 +890,7 @@ static inline int setup_asks_for_samples(const Options* options) {
     return asks && options->samples > 0;
 }
 
-static inline void setup_close(RunData* data) {
+void setup_close(RunData* data) {
     sources_close(&data->val);
     sources_close(&data->train);
     if (data->has_tokenizer) {
@@ -828,5 +901,7 @@ static inline void setup_close(RunData* data) {
     free(data->train_stories);
     free(data->stories);
 }
+
+#endif // SETUP_IMPLEMENTATION
 
 #endif

@@ -29,20 +29,19 @@ defines: RunStage, RunState, run_state_open, run_state_restore, SavedState, Save
 #ifndef LLMC_STATE_H
 #define LLMC_STATE_H
 
-#include <float.h>
+#include <stddef.h>
+#include <stdint.h>
 
-#include "llmc/base/file.h"
-#include "llmc/base/json.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/run/guard.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
 
-#define STATE_FORMAT_ "pretrain.c run"
-#define STATE_VERSION_ 1
-#define STATE_MAX_FILES 4096                // of a checkpoint
-#define STATE_MAX_OPTIONS_ 256              // of the program that wrote it
-#define STATE_MAX_BYTES_ ((size_t)16 << 20) // of state.json
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define STATE_MAX_FILES 4096 // of a checkpoint
 
 // Of the work that is due between two updates, what is done: a run may be stopped in the middle of it.
 typedef enum { STAGE_UPDATED, STAGE_VALIDATED, STAGE_SAMPLED } RunStage;
@@ -82,7 +81,58 @@ typedef struct {
 } SavedState;
 
 // The state of a new run.
-static inline RunState run_state_open(UpdateGuard guard, LossScale loss_scale) {
+RunState run_state_open(UpdateGuard guard, LossScale loss_scale);
+
+// Takes over a saved state, but for what the options say.
+void run_state_restore(RunState* state, const RunState* saved);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing
+
+// Writes the file, whole or not at all. Of `s`, options and text do not count.
+void state_write(const char* path, SavedState* s, const Options* options);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+
+void state_close(SavedState* s);
+
+// Sets *s from the text of a state.json, which it takes over, without looking at its checksum. Returns 0,
+// with nothing to close and the reason in `error`, if it is none.
+int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error);
+
+// Reads and checks a file. Returns 0, with nothing to close and the reason in `error`, if it is damaged.
+int state_try_read(SavedState* s, const char* path, char* error);
+
+// The saved value of an option, or NULL.
+const char* state_option(const SavedState* s, const char* name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef STATE_IMPLEMENTATION
+
+#include <float.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+
+#define STATE_FORMAT_ "pretrain.c run"
+#define STATE_VERSION_ 1
+
+#define STATE_MAX_OPTIONS_ 256              // of the program that wrote it
+#define STATE_MAX_BYTES_ ((size_t)16 << 20) // of state.json
+
+RunState run_state_open(UpdateGuard guard, LossScale loss_scale) {
     RunState state;
     memset(&state, 0, sizeof(state));
     state.val_loss = NAN;
@@ -91,8 +141,7 @@ static inline RunState run_state_open(UpdateGuard guard, LossScale loss_scale) {
     return state;
 }
 
-// Takes over a saved state, but for what the options say.
-static inline void run_state_restore(RunState* state, const RunState* saved) {
+void run_state_restore(RunState* state, const RunState* saved) {
     const double loss_z_limit = state->guard.loss_z_limit, norm_z_limit = state->guard.norm_z_limit;
     const LossScale scale = state->loss_scale;
     *state = *saved;
@@ -110,7 +159,7 @@ typedef struct {
 } StateNumber_;
 enum { STATE_NUMBERS_ = 10 };
 
-static inline void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) {
+static void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) {
     const StateNumber_ all[STATE_NUMBERS_] = {{"serial", &s->serial},
                                               {"first_serial", &s->first_serial},
                                               {"step", &s->run.step},
@@ -127,11 +176,11 @@ static inline void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMB
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing
 
-static inline void state_print_number_(FILE* file, const char* key, double value) {
+static void state_print_number_(FILE* file, const char* key, double value) {
     fprintf(file, isfinite(value) ? "\"%s\":%.17g" : "\"%s\":null", key, value);
 }
 
-static inline void state_print_window_(FILE* file, const char* key, const Outlier* window) {
+static void state_print_window_(FILE* file, const char* key, const Outlier* window) {
     const int64_t held = window->count < OUTLIER_WINDOW ? window->count : OUTLIER_WINDOW;
     fprintf(file, ",\n  \"%s\":{\"count\":%lld,\"values\":[", key, (long long)window->count);
     for (int64_t i = 0; i < held; i++) {
@@ -140,7 +189,7 @@ static inline void state_print_window_(FILE* file, const char* key, const Outlie
     fputs("]}", file);
 }
 
-static inline void state_print_files_(FILE* file, const SavedState* s) {
+static void state_print_files_(FILE* file, const SavedState* s) {
     fputs(",\n\"files\":{", file);
     for (int i = 0; i < s->num_files; i++) {
         fputs(i ? ",\n  " : "\n  ", file);
@@ -152,7 +201,7 @@ static inline void state_print_files_(FILE* file, const SavedState* s) {
 }
 
 // Everything but the checksum.
-static inline void state_print_(FILE* file, SavedState* s, const Options* options) {
+static void state_print_(FILE* file, SavedState* s, const Options* options) {
     StateNumber_ numbers[STATE_NUMBERS_];
     state_numbers_(s, numbers);
     fprintf(file, "{\"format\":\"%s\",\n\"version\":%d", STATE_FORMAT_, STATE_VERSION_);
@@ -175,8 +224,7 @@ static inline void state_print_(FILE* file, SavedState* s, const Options* option
     fputs(",\n\"xxh64\":\"", file);
 }
 
-// Writes the file, whole or not at all. Of `s`, options and text do not count.
-static inline void state_write(const char* path, SavedState* s, const Options* options) {
+void state_write(const char* path, SavedState* s, const Options* options) {
     char* text = NULL;
     size_t bytes = 0;
     FILE* file = open_memstream(&text, &bytes);
@@ -193,7 +241,7 @@ static inline void state_write(const char* path, SavedState* s, const Options* o
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-static inline int state_natural_(JsonReader* text, int64_t* value) {
+static int state_natural_(JsonReader* text, int64_t* value) {
     size_t number;
     if (!json_natural(text, &number)) {
         return 0;
@@ -203,7 +251,7 @@ static inline int state_natural_(JsonReader* text, int64_t* value) {
 }
 
 // A number, or null.
-static inline int state_number_(JsonReader* text, double* value) {
+static int state_number_(JsonReader* text, double* value) {
     if (json_peek(text) == 'n') {
         *value = NAN;
         return json_skip(text);
@@ -211,7 +259,7 @@ static inline int state_number_(JsonReader* text, double* value) {
     return json_number(text, value);
 }
 
-static inline int state_hex_(JsonReader* text, uint64_t* value) {
+static int state_hex_(JsonReader* text, uint64_t* value) {
     const char* digits;
     if (!json_name(text, &digits)) {
         return 0;
@@ -226,7 +274,7 @@ static inline int state_hex_(JsonReader* text, uint64_t* value) {
 // front.
 typedef int (*StateMember_)(JsonReader* text, const char* key, void* to);
 
-static inline int state_object_(JsonReader* text, const char* const* keys, StateMember_ read, void* to) {
+static int state_object_(JsonReader* text, const char* const* keys, StateMember_ read, void* to) {
     const char* key;
     int more, seen[24] = {0};
     if (!json_take(text, '{')) {
@@ -253,7 +301,7 @@ static inline int state_object_(JsonReader* text, const char* const* keys, State
     return more == 0;
 }
 
-static inline int state_values_(JsonReader* text, Outlier* window, int* held) {
+static int state_values_(JsonReader* text, Outlier* window, int* held) {
     int more;
     *held = 0;
     if (!json_take(text, '[')) {
@@ -275,13 +323,13 @@ typedef struct {
     int held;
 } StateWindow_;
 
-static inline int state_window_member_(JsonReader* text, const char* key, void* to) {
+static int state_window_member_(JsonReader* text, const char* key, void* to) {
     StateWindow_* w = (StateWindow_*)to;
     return strcmp(key, "count") == 0 ? state_natural_(text, &w->window->count)
                                      : state_values_(text, w->window, &w->held);
 }
 
-static inline int state_window_(JsonReader* text, Outlier* window) {
+static int state_window_(JsonReader* text, Outlier* window) {
     static const char* const keys[] = {"count", "values", NULL};
     StateWindow_ w = {window, 0};
     if (!state_object_(text, keys, state_window_member_, &w)) {
@@ -293,7 +341,7 @@ static inline int state_window_(JsonReader* text, Outlier* window) {
                      (long long)wanted, (long long)window->count);
 }
 
-static inline int state_guard_member_(JsonReader* text, const char* key, void* to) {
+static int state_guard_member_(JsonReader* text, const char* key, void* to) {
     UpdateGuard* guard = (UpdateGuard*)to;
     int64_t number = 0;
     if (strcmp(key, "consecutive") == 0) {
@@ -305,7 +353,7 @@ static inline int state_guard_member_(JsonReader* text, const char* key, void* t
                                     : state_window_(text, key[0] == 'l' ? &guard->losses : &guard->norms);
 }
 
-static inline int state_scale_member_(JsonReader* text, const char* key, void* to) {
+static int state_scale_member_(JsonReader* text, const char* key, void* to) {
     LossScale* scale = (LossScale*)to;
     double number = 0;
     if (!json_number(text, &number)) {
@@ -323,7 +371,7 @@ static inline int state_scale_member_(JsonReader* text, const char* key, void* t
 }
 
 // The value of an option, as text in place: of a string, its characters; of a switch, on or off.
-static inline int state_option_value_(JsonReader* text, const char** value) {
+static int state_option_value_(JsonReader* text, const char** value) {
     int truth;
     const int c = json_peek(text);
     if (c == '"') {
@@ -348,7 +396,7 @@ static inline int state_option_value_(JsonReader* text, const char** value) {
     return 1;
 }
 
-static inline int state_options_member_(JsonReader* text, const char* key, void* to) {
+static int state_options_member_(JsonReader* text, const char* key, void* to) {
     SavedState* s = (SavedState*)to;
     if (s->num_options == STATE_MAX_OPTIONS_) {
         return error_set(text->error, text->path, "more than %d options", STATE_MAX_OPTIONS_);
@@ -359,12 +407,12 @@ static inline int state_options_member_(JsonReader* text, const char* key, void*
     return state_option_value_(text, &option->value);
 }
 
-static inline int state_file_member_(JsonReader* text, const char* key, void* to) {
+static int state_file_member_(JsonReader* text, const char* key, void* to) {
     SavedFile* file = (SavedFile*)to;
     return strcmp(key, "bytes") == 0 ? state_natural_(text, &file->bytes) : state_hex_(text, &file->xxh64);
 }
 
-static inline int state_files_member_(JsonReader* text, const char* key, void* to) {
+static int state_files_member_(JsonReader* text, const char* key, void* to) {
     static const char* const keys[] = {"bytes", "xxh64", NULL};
     SavedState* s = (SavedState*)to;
     if (s->num_files == STATE_MAX_FILES) {
@@ -378,21 +426,21 @@ static inline int state_files_member_(JsonReader* text, const char* key, void* t
     return state_object_(text, keys, state_file_member_, file);
 }
 
-static inline int state_format_(JsonReader* text) {
+static int state_format_(JsonReader* text) {
     const char* format;
     return json_name(text, &format) &&
            (strcmp(format, STATE_FORMAT_) == 0 ||
             error_set(text->error, text->path, "format %s, wanted %s", format, STATE_FORMAT_));
 }
 
-static inline int state_version_(JsonReader* text) {
+static int state_version_(JsonReader* text) {
     int64_t version;
     return state_natural_(text, &version) &&
            (version == STATE_VERSION_ || error_set(text->error, text->path, "version %lld, wanted %d",
                                                    (long long)version, STATE_VERSION_));
 }
 
-static inline int state_member_(JsonReader* text, const char* key, void* to) {
+static int state_member_(JsonReader* text, const char* key, void* to) {
     static const char* const guard[] = {"consecutive", "best", "losses", "norms", NULL};
     static const char* const scale[] = {"scale", "good_steps", NULL};
     SavedState* s = (SavedState*)to;
@@ -417,16 +465,14 @@ static inline int state_member_(JsonReader* text, const char* key, void* to) {
                                             : state_hex_(text, &checked_before);
 }
 
-static inline void state_close(SavedState* s) {
+void state_close(SavedState* s) {
     free(s->files);
     free(s->options);
     free(s->text);
     memset(s, 0, sizeof(*s));
 }
 
-// Sets *s from the text of a state.json, which it takes over, without looking at its checksum. Returns 0,
-// with nothing to close and the reason in `error`, if it is none.
-static inline int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
+int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
     static const char* const keys[] = {
         "format",   "version",    "serial",       "first_serial", "step",        "updates", "tokens",
         "sequence", "samples_at", "train_tokens", "padded_vocab", "val_loss",    "trainer", "loss_scale",
@@ -446,7 +492,7 @@ static inline int state_try_parse(SavedState* s, const char* path, char* text, s
 }
 
 // Whether the end of the file vouches for the rest.
-static inline int state_check_sum_(const char* path, const char* text, size_t bytes, char* error) {
+static int state_check_sum_(const char* path, const char* text, size_t bytes, char* error) {
     const size_t tail = 16 + strlen("\"}\n");
     char wanted[32];
     if (bytes < tail) {
@@ -458,8 +504,7 @@ static inline int state_check_sum_(const char* path, const char* text, size_t by
                      wanted);
 }
 
-// Reads and checks a file. Returns 0, with nothing to close and the reason in `error`, if it is damaged.
-static inline int state_try_read(SavedState* s, const char* path, char* error) {
+int state_try_read(SavedState* s, const char* path, char* error) {
     char* text;
     size_t bytes;
     if (!file_try_read(path, STATE_MAX_BYTES_, &text, &bytes, error)) {
@@ -472,8 +517,7 @@ static inline int state_try_read(SavedState* s, const char* path, char* error) {
     return state_try_parse(s, path, text, bytes, error);
 }
 
-// The saved value of an option, or NULL.
-static inline const char* state_option(const SavedState* s, const char* name) {
+const char* state_option(const SavedState* s, const char* name) {
     for (int i = 0; i < s->num_options; i++) {
         if (strcmp(s->options[i].name, name) == 0) {
             return s->options[i].value;
@@ -481,5 +525,7 @@ static inline const char* state_option(const SavedState* s, const char* name) {
     }
     return NULL;
 }
+
+#endif // STATE_IMPLEMENTATION
 
 #endif

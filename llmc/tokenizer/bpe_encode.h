@@ -17,8 +17,15 @@ defines: BpeEncoder, bpe_encoder_open, bpe_encoder_close, bpe_encode
 #ifndef LLMC_BPE_ENCODE_H
 #define LLMC_BPE_ENCODE_H
 
-#include "llmc/base/check.h"
+#include <stddef.h>
+#include <stdint.h>
+
 #include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_split.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // ---- the cache
 
@@ -36,14 +43,6 @@ typedef struct {
     int ids[7];
 } BpeLongSlot_;
 
-// 16 MiB and 4 MiB, from where check_alloc asks for huge pages. Half of the short ones is 1/5 slower on text
-// seen before (110 MB, 281,708 different pieces), twice of them is slower on new text.
-enum { BPE_SHORT_SLOTS_BITS_ = 19, BPE_LONG_SLOTS_BITS_ = 16, BPE_SHORT_IDS_ = 4, BPE_LONG_IDS_ = 7 };
-
-static const uint64_t BPE_SEE_LONG_ = (uint64_t)1 << 63;
-// In place of the key of a piece that no short slot holds.
-static const uint64_t BPE_NO_KEY_ = (uint64_t)1 << 62;
-
 // What a piece is looked up by.
 typedef struct {
     uint64_t key[2];
@@ -60,8 +59,6 @@ typedef struct {
     uint16_t ends[BPE_CUTS]; // of the pieces, relative to base
     BpeLookup_ lookups[BPE_CUTS];
 } BpePieces_;
-
-enum { BPE_NEW_ = 16 }; // pieces merged at a time. 8 are slower, 32 the same: more come twice
 
 // A piece that was not in the cache. Room for `bytes` ids is kept for it.
 typedef struct {
@@ -82,7 +79,46 @@ typedef struct {
     BpeMerger_ merger;
 } BpeEncoder;
 
-static inline void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe) {
+void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe);
+
+void bpe_encoder_close(BpeEncoder* encoder);
+
+// ---- encoding
+
+// Sets ids, which has room for `bytes` of them, to the tokens of the text and returns their number. Sets
+// *consumed to the bytes that they stand for: all of a text that ends; of one that continues only pieces that
+// no following text can change, which is all but the last or the last two. The rest is to come again, with
+// what follows it, at the start of the next text: the ids are then those of the whole, wherever it was
+// divided. Nothing is consumed before the second piece has begun, so the caller's buffer must be able to
+// grow, to twice BPE_MAX_PIECE.
+size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore more, int* ids,
+                  size_t* consumed);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef BPE_ENCODE_IMPLEMENTATION
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/vec.h"
+
+// ---- the cache
+
+// 16 MiB and 4 MiB, from where check_alloc asks for huge pages. Half of the short ones is 1/5 slower on text
+// seen before (110 MB, 281,708 different pieces), twice of them is slower on new text.
+enum { BPE_SHORT_SLOTS_BITS_ = 19, BPE_LONG_SLOTS_BITS_ = 16, BPE_SHORT_IDS_ = 4, BPE_LONG_IDS_ = 7 };
+
+static const uint64_t BPE_SEE_LONG_ = (uint64_t)1 << 63;
+// In place of the key of a piece that no short slot holds.
+static const uint64_t BPE_NO_KEY_ = (uint64_t)1 << 62;
+
+enum { BPE_NEW_ = 16 }; // pieces merged at a time. 8 are slower, 32 the same: more come twice
+
+void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe) {
     memset(encoder, 0, sizeof(*encoder));
     encoder->bpe = bpe;
     encoder->short_slots =
@@ -94,7 +130,7 @@ static inline void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe) {
     bpe_merger_open_(&encoder->merger, bpe->vocab_size);
 }
 
-static inline void bpe_encoder_close(BpeEncoder* encoder) {
+void bpe_encoder_close(BpeEncoder* encoder) {
     free(encoder->short_slots);
     free(encoder->long_slots);
     free(encoder->pieces);
@@ -116,7 +152,7 @@ ALWAYS_INLINE BpeLongSlot_* bpe_long_slots_(const BpeEncoder* encoder, const uns
 }
 
 // Moves the slot of this key to the front of the two. Returns 0 if there is none.
-static inline int bpe_find_long_(BpeLongSlot_* slots, const uint64_t key[4]) {
+static int bpe_find_long_(BpeLongSlot_* slots, const uint64_t key[4]) {
     if (memcmp(slots[0].key, key, sizeof(slots[0].key)) == 0) {
         return 1;
     }
@@ -143,7 +179,7 @@ ALWAYS_INLINE uint64_t bpe_differs_(const BpeShortSlot_* slot, const BpeLookup_*
 }
 
 // Puts the ids of a new piece into the cache, if they fit. It may be there by now.
-static inline void bpe_remember_(const BpeEncoder* encoder, const BpeNew_* piece) {
+static void bpe_remember_(const BpeEncoder* encoder, const BpeNew_* piece) {
     const int *ids = &piece->merge.parts[1], count = piece->merge.count;
     const BpeLookup_* lookup = &piece->lookup;
     const int is_long = lookup->key[1] == BPE_NO_KEY_ || count > BPE_SHORT_IDS_;
@@ -174,7 +210,7 @@ static inline void bpe_remember_(const BpeEncoder* encoder, const BpeNew_* piece
 // ---- encoding
 
 // Begins to look up all pieces: their slots come from memory meanwhile.
-static inline void bpe_look_up_(const BpeEncoder* encoder) {
+static void bpe_look_up_(const BpeEncoder* encoder) {
     BpePieces_* pieces = encoder->pieces;
     const unsigned char* text = pieces->text; // copies, for the compiler: no store changes them
     const size_t count = pieces->count, base = pieces->base, bytes = pieces->bytes;
@@ -279,7 +315,7 @@ __attribute__((noinline, unused)) static size_t bpe_encode_other_(BpeEncoder* en
 }
 
 // Appends the ids of all pieces, with gaps for those of new ones, to ids[0 .. count). Returns the new count.
-static inline size_t bpe_encode_pieces_(BpeEncoder* encoder, int* ids, size_t count) {
+static size_t bpe_encode_pieces_(BpeEncoder* encoder, int* ids, size_t count) {
     const BpePieces_* pieces = encoder->pieces;
     const BpeShortSlot_* short_slots = encoder->short_slots;
     const size_t n = pieces->count;
@@ -293,14 +329,8 @@ static inline size_t bpe_encode_pieces_(BpeEncoder* encoder, int* ids, size_t co
     return count;
 }
 
-// Sets ids, which has room for `bytes` of them, to the tokens of the text and returns their number. Sets
-// *consumed to the bytes that they stand for: all of a text that ends; of one that continues only pieces that
-// no following text can change, which is all but the last or the last two. The rest is to come again, with
-// what follows it, at the start of the next text: the ids are then those of the whole, wherever it was
-// divided. Nothing is consumed before the second piece has begun, so the caller's buffer must be able to
-// grow, to twice BPE_MAX_PIECE.
-static inline size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore more, int* ids,
-                                size_t* consumed) {
+size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore more, int* ids,
+                  size_t* consumed) {
     const unsigned char* at = (const unsigned char*)text;
     const size_t certain = more == BPE_ENDS ? bytes : bytes - bpe_uncertain(at, bytes);
     BpeSplitter splitter = bpe_splitter(&encoder->bpe->classes, at, 0, certain);
@@ -333,5 +363,7 @@ static inline size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t by
     *consumed = pieces->begin;
     return bpe_encode_new_(encoder, ids, count);
 }
+
+#endif // BPE_ENCODE_IMPLEMENTATION
 
 #endif

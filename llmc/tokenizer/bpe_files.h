@@ -26,14 +26,82 @@ defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_write_hf_config
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H
 
-#include <errno.h>
 #include <limits.h>
-#include <sys/stat.h>
+#include <stdint.h>
+#include <stdio.h>
 
+#include "llmc/tokenizer/bpe.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- writing JSON
+
+// How Hugging Face's files describe end-of-text where they do not just name it.
+#define BPE_HF_EOT                                                                                           \
+    "\"content\": \"" BPE_EOT_TEXT "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "      \
+    "\"normalized\": false, \"special\": true"
+
+// ---- any file
+
+// dir/name; returns whether there is such a file.
+int bpe_path(char path[PATH_MAX], const char* directory, const char* name);
+
+// Opens a file or directory. Returns 0, with the reason in `error` (of ERROR_BYTES), where the tokens of a
+// .bin are none of a BPE: bpe_token gives them and bpe_close closes them, but they encode nothing.
+int bpe_open_tokens(Bpe* bpe, const char* path, char* error);
+
+// Opens a vocabulary that encodes.
+void bpe_open(Bpe* bpe, const char* path);
+
+// What a format cannot say must not be needed.
+typedef enum { BPE_ALL_, BPE_EOT_LAST_, BPE_GPT2_ORDER_, BPE_255_BYTES_ } BpeNeeds_;
+
+typedef struct {
+    const char* ending;
+    BpeNeeds_ needs;
+    void (*put)(const Bpe* bpe, FILE* file);
+} BpeFormat_;
+
+// Writes a vocabulary that encodes, in the format that the name's ending says.
+void bpe_write(const Bpe* bpe, const char* path);
+
+// Writes what transformers reads beside a tokenizer.json: which of its classes it is for, the context max_T
+// of the model, and the use of end-of-text.
+void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot, int max_T);
+
+// Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
+// merges.txt goes with vocab.json, which has the ids, whatever their order.
+void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T);
+
+// A checksum of all tokens: a vocabulary has the same whatever file it was read from.
+uint64_t bpe_checksum(const Bpe* bpe);
+
+// For other formats: the tokens in the order of their ids, one a line, in the characters that stand for
+// bytes.
+void bpe_print_tokens(const Bpe* bpe, FILE* file);
+
+// The merges in the order of their ranks, "A B", one a line.
+void bpe_print_merges(const Bpe* bpe, FILE* file);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef BPE_FILES_IMPLEMENTATION
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/xxh64.h"
-#include "llmc/tokenizer/bpe.h"
 
 #define BPE_BIN_MAGIC_ 20240328
 enum { BPE_BIN_HEADER_BYTES_ = 1024 };
@@ -47,7 +115,7 @@ typedef struct {
     size_t bytes;
 } BpeFile_;
 
-static inline BpeFile_ bpe_read_(const char* path) {
+static BpeFile_ bpe_read_(const char* path) {
     struct stat info;
     const char* name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     const char* hint = strncmp(name, "gpt2", 4) == 0
@@ -74,14 +142,14 @@ typedef struct {
     size_t length;
 } BpeSpan_;
 
-static inline BpeSpan_ bpe_until_(unsigned char* text, size_t left, char end) {
+static BpeSpan_ bpe_until_(unsigned char* text, size_t left, char end) {
     const unsigned char* found = left ? (const unsigned char*)memchr(text, end, left) : NULL;
     const BpeSpan_ span = {text, found ? (size_t)(found - text) : left};
     return span;
 }
 
 // What follows the first blank of a line; empty if there is none.
-static inline BpeSpan_ bpe_after_blank_(BpeSpan_ line) {
+static BpeSpan_ bpe_after_blank_(BpeSpan_ line) {
     const size_t first = bpe_until_(line.text, line.length, ' ').length;
     const size_t skipped = first < line.length ? first + 1 : line.length;
     const BpeSpan_ span = {line.text + skipped, line.length - skipped};
@@ -89,7 +157,7 @@ static inline BpeSpan_ bpe_after_blank_(BpeSpan_ line) {
 }
 
 // Lines of a file; the last may lack its newline.
-static inline size_t bpe_lines_(const BpeFile_* file) {
+static size_t bpe_lines_(const BpeFile_* file) {
     size_t lines = file->data[file->bytes - 1] != '\n';
     for (size_t i = 0; i < file->bytes; i++) {
         lines += file->data[i] == '\n';
@@ -102,7 +170,7 @@ typedef struct {
     char text[24];
 } BpeExcerpt_;
 
-static inline BpeExcerpt_ bpe_excerpt_(BpeSpan_ span) {
+static BpeExcerpt_ bpe_excerpt_(BpeSpan_ span) {
     BpeExcerpt_ excerpt;
     const size_t n = span.length < sizeof(excerpt.text) ? span.length : sizeof(excerpt.text) - 1;
     for (size_t i = 0; i < n; i++) {
@@ -115,7 +183,7 @@ static inline BpeExcerpt_ bpe_excerpt_(BpeSpan_ span) {
 // ---- llm.c's tokenizer .bin: a header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8, bytes)
 
 // Returns 0, with the reason, if two tokens are the same; their bytes are there nevertheless.
-static inline int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
+static int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
     uint32_t header[4];
     CHECK(file->bytes >= BPE_BIN_HEADER_BYTES_, "%s: %zu bytes, wanted a header of %d", file->path,
           file->bytes, BPE_BIN_HEADER_BYTES_);
@@ -146,7 +214,7 @@ static inline int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
     return ok;
 }
 
-static inline void bpe_put_bin_(const Bpe* bpe, FILE* file) {
+static void bpe_put_bin_(const Bpe* bpe, FILE* file) {
     const uint32_t header[BPE_BIN_HEADER_BYTES_ / 4] = {BPE_BIN_MAGIC_, 2, (uint32_t)bpe->vocab_size,
                                                         (uint32_t)bpe->eot};
     fwrite(header, sizeof(header), 1, file);
@@ -160,13 +228,13 @@ static inline void bpe_put_bin_(const Bpe* bpe, FILE* file) {
 
 static const char bpe_base64_digits_[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-static inline int bpe_base64_digit_(unsigned char c) {
+static int bpe_base64_digit_(unsigned char c) {
     const char* digit = c ? strchr(bpe_base64_digits_, c) : NULL;
     return digit ? (int)(digit - bpe_base64_digits_) : -1;
 }
 
 // Decodes base64 in place and returns the number of bytes; 0 if it is malformed.
-static inline size_t bpe_base64_(BpeSpan_ span) {
+static size_t bpe_base64_(BpeSpan_ span) {
     size_t length = span.length, bytes = 0;
     if (length % 4 != 0) {
         return 0;
@@ -190,7 +258,7 @@ static inline size_t bpe_base64_(BpeSpan_ span) {
 }
 
 // A decimal number below `limit` that fills the text exactly, or -1.
-static inline int bpe_decimal_(BpeSpan_ span, size_t limit) {
+static int bpe_decimal_(BpeSpan_ span, size_t limit) {
     size_t number = 0;
     for (size_t i = 0; i < span.length; i++) {
         if (span.text[i] < '0' || span.text[i] > '9' || number >= limit) {
@@ -202,7 +270,7 @@ static inline int bpe_decimal_(BpeSpan_ span, size_t limit) {
 }
 
 // Lines "base64 id" in any order: n of them hold the ids 0 .. n-1.
-static inline void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
+static void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
     const size_t n = bpe_lines_(file);
     bpe_open_ids_(bpe, file->path, file->data, n + 1, n);
     unsigned char* at = file->data;
@@ -226,7 +294,7 @@ static inline void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
     CHECK(bpe_finish_(bpe, file->path, error), "%s", error);
 }
 
-static inline void bpe_put_tiktoken_(const Bpe* bpe, FILE* file) {
+static void bpe_put_tiktoken_(const Bpe* bpe, FILE* file) {
     for (int id = 0; id < bpe->eot; id++) {
         const BpeToken_ token = bpe->tokens[id];
         for (uint32_t i = 0; i < token.length; i += 3) {
@@ -249,7 +317,7 @@ typedef struct {
     int16_t byte_of[0x200]; // the byte of a character, or -1
 } BpeSpelling_;
 
-static inline BpeSpelling_ bpe_spelling_(void) {
+static BpeSpelling_ bpe_spelling_(void) {
     BpeSpelling_ spelling;
     unsigned char order[256];
     uint16_t characters[256];
@@ -263,7 +331,7 @@ static inline BpeSpelling_ bpe_spelling_(void) {
 }
 
 // Decodes in place and returns the number of bytes; 0 if it is malformed.
-static inline size_t bpe_unspell_(BpeSpan_ span, const BpeSpelling_* spelling) {
+static size_t bpe_unspell_(BpeSpan_ span, const BpeSpelling_* spelling) {
     size_t bytes = 0;
     for (size_t i = 0; i < span.length; i++) {
         unsigned c = span.text[i];
@@ -282,8 +350,7 @@ static inline size_t bpe_unspell_(BpeSpan_ span, const BpeSpelling_* spelling) {
 
 typedef enum { BPE_UTF8_, BPE_JSON_ } BpeText_; // JSON in ASCII: \u and four digits for other characters
 
-static inline void bpe_put_spelled_(const BpeSpelling_* spelling, BpeToken_ token, BpeText_ text,
-                                    FILE* file) {
+static void bpe_put_spelled_(const BpeSpelling_* spelling, BpeToken_ token, BpeText_ text, FILE* file) {
     for (uint32_t i = 0; i < token.length; i++) {
         const unsigned c = spelling->of_byte[token.text[i]];
         if (c >= 0x80 && text == BPE_JSON_) {
@@ -299,7 +366,7 @@ static inline void bpe_put_spelled_(const BpeSpelling_* spelling, BpeToken_ toke
 // Calls `put` for each merge, in order, with the two tokens that it joins.
 typedef void (*BpePutMerge_)(const BpeSpelling_* spelling, BpeToken_ left, BpeToken_ right, int is_first,
                              FILE* file);
-static inline void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* file) {
+static void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
     uint64_t* merges = (uint64_t*)check_alloc((size_t)bpe->vocab_size, sizeof(uint64_t), "merges"); // by id
     for (size_t i = 0; i < (size_t)1 << bpe->pairs.bits; i++) {
@@ -322,7 +389,7 @@ static inline void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* f
 // ---- merges.txt
 
 // A line "#version", then "A B" on each: the ids from 256, in order.
-static inline void bpe_open_merges_(Bpe* bpe, const BpeFile_* file) {
+static void bpe_open_merges_(Bpe* bpe, const BpeFile_* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
     const BpeSpan_ version = bpe_until_(file->data, file->bytes, '\n');
     const size_t n = bpe_lines_(file) - 1; // merges
@@ -354,8 +421,8 @@ static inline void bpe_open_merges_(Bpe* bpe, const BpeFile_* file) {
     free(file->data);
 }
 
-static inline void bpe_put_merge_line_(const BpeSpelling_* spelling, BpeToken_ left, BpeToken_ right,
-                                       int is_first, FILE* file) {
+static void bpe_put_merge_line_(const BpeSpelling_* spelling, BpeToken_ left, BpeToken_ right, int is_first,
+                                FILE* file) {
     (void)is_first;
     bpe_put_spelled_(spelling, left, BPE_UTF8_, file);
     fputc(' ', file);
@@ -363,7 +430,7 @@ static inline void bpe_put_merge_line_(const BpeSpelling_* spelling, BpeToken_ l
     fputc('\n', file);
 }
 
-static inline void bpe_put_merges_(const Bpe* bpe, FILE* file) {
+static void bpe_put_merges_(const Bpe* bpe, FILE* file) {
     fputs("#version: 0.2\n", file);
     bpe_put_each_merge_(bpe, bpe_put_merge_line_, file);
 }
@@ -386,12 +453,12 @@ typedef struct {
     int has_model, cuts_text; // these parts were there, and as they must be
 } BpeJson_;
 
-static inline int bpe_json_refuse_(BpeJson_* v, const char* found, const char* what, const char* wanted) {
+static int bpe_json_refuse_(BpeJson_* v, const char* found, const char* what, const char* wanted) {
     const BpeSpan_ span = {(unsigned char*)what, strlen(what)};
     return error_set(v->json.error, v->json.path, "%s %s, wanted %s", found, bpe_excerpt_(span).text, wanted);
 }
 
-static inline int bpe_json_eot_(BpeJson_* v, size_t id) {
+static int bpe_json_eot_(BpeJson_* v, size_t id) {
     if (v->eot != SIZE_MAX && v->eot != id) {
         return error_set(v->json.error, v->json.path, "%s is token %zu, and token %zu", BPE_EOT_TEXT, v->eot,
                          id);
@@ -401,7 +468,7 @@ static inline int bpe_json_eot_(BpeJson_* v, size_t id) {
 }
 
 // One "token": id, the key read.
-static inline int bpe_json_token_(BpeJson_* v, const char* text, size_t length) {
+static int bpe_json_token_(BpeJson_* v, const char* text, size_t length) {
     BpeNamed_ token = {{(unsigned char*)text, length}, 0};
     if (!json_natural(&v->json, &token.id)) {
         return 0;
@@ -418,7 +485,7 @@ static inline int bpe_json_token_(BpeJson_* v, const char* text, size_t length) 
     return 1;
 }
 
-static inline int bpe_json_vocab_(BpeJson_* v) {
+static int bpe_json_vocab_(BpeJson_* v) {
     const char* text;
     size_t length;
     int more = json_take(&v->json, '{') ? 1 : -1;
@@ -432,7 +499,7 @@ static inline int bpe_json_vocab_(BpeJson_* v) {
 }
 
 // A string that is a part of a merge.
-static inline int bpe_json_side_(BpeJson_* v, BpeSpan_* side) {
+static int bpe_json_side_(BpeJson_* v, BpeSpan_* side) {
     const char* text;
     size_t length;
     if (!json_text(&v->json, &text, &length)) {
@@ -444,7 +511,7 @@ static inline int bpe_json_side_(BpeJson_* v, BpeSpan_* side) {
 }
 
 // "A B", or ["A", "B"] in newer files.
-static inline int bpe_json_merge_(BpeJson_* v, BpeSpan_ sides[2]) {
+static int bpe_json_merge_(BpeJson_* v, BpeSpan_ sides[2]) {
     if (json_peek(&v->json) == '[') {
         return json_take(&v->json, '[') && bpe_json_side_(v, &sides[0]) && json_take(&v->json, ',') &&
                bpe_json_side_(v, &sides[1]) && json_take(&v->json, ']');
@@ -458,7 +525,7 @@ static inline int bpe_json_merge_(BpeJson_* v, BpeSpan_ sides[2]) {
     return 1;
 }
 
-static inline int bpe_json_merges_(BpeJson_* v) {
+static int bpe_json_merges_(BpeJson_* v) {
     int more = json_take(&v->json, '[') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
         BpeSpan_ sides[2];
@@ -482,7 +549,7 @@ static inline int bpe_json_merges_(BpeJson_* v) {
 }
 
 // A value that must be null, or an empty string.
-static inline int bpe_json_nothing_(BpeJson_* v, const char* key) {
+static int bpe_json_nothing_(BpeJson_* v, const char* key) {
     const char* text = key;
     const int c = json_peek(&v->json);
     if (c == 'n') {
@@ -494,7 +561,7 @@ static inline int bpe_json_nothing_(BpeJson_* v, const char* key) {
     return text[0] == '\0' || error_set(v->json.error, v->json.path, "the model has a %s, wanted null", key);
 }
 
-static inline int bpe_json_model_member_(BpeJson_* v, const char* key) {
+static int bpe_json_model_member_(BpeJson_* v, const char* key) {
     const char* type;
     if (strcmp(key, "type") == 0) {
         return json_name(&v->json, &type) &&
@@ -510,7 +577,7 @@ static inline int bpe_json_model_member_(BpeJson_* v, const char* key) {
 }
 
 // The files of 2019 do not say the type.
-static inline int bpe_json_model_(BpeJson_* v) {
+static int bpe_json_model_(BpeJson_* v) {
     const char* key;
     int more = json_take(&v->json, '{') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
@@ -524,7 +591,7 @@ static inline int bpe_json_model_(BpeJson_* v) {
 }
 
 // One object of added_tokens.
-static inline int bpe_json_added_token_(BpeJson_* v) {
+static int bpe_json_added_token_(BpeJson_* v) {
     const char *key, *content = "";
     size_t id = SIZE_MAX;
     int more = json_take(&v->json, '{') ? 1 : -1;
@@ -542,7 +609,7 @@ static inline int bpe_json_added_token_(BpeJson_* v) {
     return more == 0 && bpe_json_eot_(v, id);
 }
 
-static inline int bpe_json_added_tokens_(BpeJson_* v) {
+static int bpe_json_added_tokens_(BpeJson_* v) {
     int more = json_take(&v->json, '[') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
         more = json_element(&v->json, place);
@@ -559,7 +626,7 @@ typedef struct {
     int add_prefix_space, use_regex;
 } BpeJsonStep_;
 
-static inline int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step) {
+static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step) {
     const char* key;
     if (json_peek(&v->json) == 'n') {
         step->type = "null";
@@ -581,13 +648,13 @@ static inline int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step) {
     return more == 0;
 }
 
-static inline int bpe_json_normalizer_(BpeJson_* v) {
+static int bpe_json_normalizer_(BpeJson_* v) {
     BpeJsonStep_ step;
     return bpe_json_step_(v, &step) &&
            (strcmp(step.type, "null") == 0 || bpe_json_refuse_(v, "the normalizer", step.type, "none"));
 }
 
-static inline int bpe_json_pre_tokenizer_(BpeJson_* v) {
+static int bpe_json_pre_tokenizer_(BpeJson_* v) {
     static const char wanted[] = "ByteLevel, which cuts text as GPT-2 does";
     BpeJsonStep_ step;
     if (!bpe_json_step_(v, &step)) {
@@ -607,7 +674,7 @@ static inline int bpe_json_pre_tokenizer_(BpeJson_* v) {
 }
 
 // The whole file: in a tokenizer.json no value is a number, in a vocab.json all are.
-static inline int bpe_json_file_(BpeJson_* v) {
+static int bpe_json_file_(BpeJson_* v) {
     const char* key;
     size_t length;
     int more = json_take(&v->json, '{') ? 1 : -1;
@@ -629,7 +696,7 @@ static inline int bpe_json_file_(BpeJson_* v) {
 }
 
 // The parts of the file must be there, and their numbers fit.
-static inline void bpe_check_json_(const BpeJson_* v, const char* path) {
+static void bpe_check_json_(const BpeJson_* v, const char* path) {
     const size_t V = v->num_tokens + 1;
     CHECK(v->has_model || v->num_tokens > 0,
           "%s: neither a model nor tokens, wanted a tokenizer.json or vocab.json", path);
@@ -641,7 +708,7 @@ static inline void bpe_check_json_(const BpeJson_* v, const char* path) {
     CHECK(v->eot < V, "%s: end-of-text id %zu, wanted one of the %zu tokens", path, v->eot, V);
 }
 
-static inline void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
+static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
     for (size_t i = 0; i < v->num_tokens; i++) {
         const BpeSpan_ text = v->tokens[i].text;
         const size_t id = v->tokens[i].id;
@@ -654,7 +721,7 @@ static inline void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char*
 }
 
 // The merges must be those that the vocabulary implies, in the order of the ids of what they make.
-static inline void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v, const char* path) {
+static void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v, const char* path) {
     for (size_t i = 0, last = 0; i < v->num_merges; i++) {
         int part[2];
         for (int side = 0; side < 2; side++) {
@@ -671,7 +738,7 @@ static inline void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v, con
     }
 }
 
-static inline void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
+static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     char error[ERROR_BYTES];
     BpeJson_ v;
     memset(&v, 0, sizeof(v));
@@ -691,7 +758,7 @@ static inline void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
 // ---- writing JSON
 
 // {"token": id, ...}, end-of-text among them.
-static inline void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
+static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
     for (int id = 0; id < bpe->vocab_size; id++) {
         fputs(id ? ", \"" : "{\"", file);
@@ -706,8 +773,8 @@ static inline void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
 }
 
 // "A B": what all versions of tokenizers read.
-static inline void bpe_put_merge_json_(const BpeSpelling_* spelling, BpeToken_ left, BpeToken_ right,
-                                       int is_first, FILE* file) {
+static void bpe_put_merge_json_(const BpeSpelling_* spelling, BpeToken_ left, BpeToken_ right, int is_first,
+                                FILE* file) {
     fputs(is_first ? "\"" : ", \"", file);
     bpe_put_spelled_(spelling, left, BPE_JSON_, file);
     fputc(' ', file);
@@ -715,12 +782,7 @@ static inline void bpe_put_merge_json_(const BpeSpelling_* spelling, BpeToken_ l
     fputc('"', file);
 }
 
-// How Hugging Face's files describe end-of-text where they do not just name it.
-#define BPE_HF_EOT                                                                                           \
-    "\"content\": \"" BPE_EOT_TEXT "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "      \
-    "\"normalized\": false, \"special\": true"
-
-static inline void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
+static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
     fprintf(file,
             "{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n"
             "\"added_tokens\": [{\"id\": %d, " BPE_HF_EOT "}],\n\"normalizer\": null,\n",
@@ -742,7 +804,7 @@ static inline void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
     fputs("]}\n}\n", file);
 }
 
-static inline void bpe_put_special_tokens_(FILE* file) {
+static void bpe_put_special_tokens_(FILE* file) {
     static const char* const uses[] = {"bos", "eos", "unk"};
     for (int i = 0; i < 3; i++) {
         fprintf(file, "%s  \"%s_token\": \"%s\"", i ? ",\n" : "", uses[i], BPE_EOT_TEXT);
@@ -753,7 +815,7 @@ static inline void bpe_put_special_tokens_(FILE* file) {
 
 // Makes a vocabulary of a file's bytes, which become its own. Returns 0, with the reason in `error`, where
 // the tokens of a .bin are none of a BPE.
-static inline int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
+static int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
     const uint32_t bin_magic = BPE_BIN_MAGIC_;
     size_t blanks = 0;
     while (blanks < file->bytes && strchr(" \t\r\n", file->data[blanks]) && file->data[blanks]) {
@@ -778,20 +840,19 @@ static inline int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
     return 1;
 }
 
-// dir/name; returns whether there is such a file.
-static inline int bpe_path(char path[PATH_MAX], const char* directory, const char* name) {
+int bpe_path(char path[PATH_MAX], const char* directory, const char* name) {
     file_join(path, directory, name);
     return access(path, F_OK) == 0;
 }
 
-static inline void bpe_open_file_(Bpe* bpe, const char* path) {
+static void bpe_open_file_(Bpe* bpe, const char* path) {
     char error[ERROR_BYTES];
     BpeFile_ file = bpe_read_(path);
     CHECK(bpe_open_data_(bpe, &file, error), "%s", error);
 }
 
 // A directory with merges.txt, which implies the ids, and perhaps vocab.json, which says them.
-static inline void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
+static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
     Bpe other;
     bpe_open_file_(bpe, merges);
     bpe_open_file_(&other, vocab);
@@ -806,7 +867,7 @@ static inline void bpe_open_pair_(Bpe* bpe, const char* merges, const char* voca
     bpe_close(&other);
 }
 
-static inline void bpe_open_directory_(Bpe* bpe, const char* directory) {
+static void bpe_open_directory_(Bpe* bpe, const char* directory) {
     char tokenizer[PATH_MAX], merges[PATH_MAX], vocab[PATH_MAX];
     if (bpe_path(tokenizer, directory, "tokenizer.json")) {
         bpe_open_file_(bpe, tokenizer);
@@ -821,9 +882,7 @@ static inline void bpe_open_directory_(Bpe* bpe, const char* directory) {
     }
 }
 
-// Opens a file or directory. Returns 0, with the reason in `error` (of ERROR_BYTES), where the tokens of a
-// .bin are none of a BPE: bpe_token gives them and bpe_close closes them, but they encode nothing.
-static inline int bpe_open_tokens(Bpe* bpe, const char* path, char* error) {
+int bpe_open_tokens(Bpe* bpe, const char* path, char* error) {
     struct stat info;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
         bpe_open_directory_(bpe, path);
@@ -833,22 +892,12 @@ static inline int bpe_open_tokens(Bpe* bpe, const char* path, char* error) {
     return bpe_open_data_(bpe, &file, error);
 }
 
-// Opens a vocabulary that encodes.
-static inline void bpe_open(Bpe* bpe, const char* path) {
+void bpe_open(Bpe* bpe, const char* path) {
     char error[ERROR_BYTES];
     CHECK(bpe_open_tokens(bpe, path, error), "%s", error);
 }
 
-// What a format cannot say must not be needed.
-typedef enum { BPE_ALL_, BPE_EOT_LAST_, BPE_GPT2_ORDER_, BPE_255_BYTES_ } BpeNeeds_;
-
-typedef struct {
-    const char* ending;
-    BpeNeeds_ needs;
-    void (*put)(const Bpe* bpe, FILE* file);
-} BpeFormat_;
-
-static inline void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) {
+static void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) {
     unsigned char order[256];
     uint16_t spelling[256];
     int merges = 0;
@@ -871,7 +920,7 @@ static inline void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char*
     }
 }
 
-static inline void bpe_write_as_(const Bpe* bpe, const char* path, const BpeFormat_* format) {
+static void bpe_write_as_(const Bpe* bpe, const char* path, const BpeFormat_* format) {
     FileWriter writer;
     bpe_check_needs_(bpe, format->needs, path);
     file_open(&writer, path);
@@ -879,8 +928,7 @@ static inline void bpe_write_as_(const Bpe* bpe, const char* path, const BpeForm
     file_commit(&writer);
 }
 
-// Writes a vocabulary that encodes, in the format that the name's ending says.
-static inline void bpe_write(const Bpe* bpe, const char* path) {
+void bpe_write(const Bpe* bpe, const char* path) {
     static const BpeFormat_ formats[] = {
         {"tokenizer.json", BPE_ALL_, bpe_put_tokenizer_json_}, {"vocab.json", BPE_ALL_, bpe_put_vocab_},
         {"merges.txt", BPE_GPT2_ORDER_, bpe_put_merges_},      {".bpe", BPE_GPT2_ORDER_, bpe_put_merges_},
@@ -896,10 +944,7 @@ static inline void bpe_write(const Bpe* bpe, const char* path) {
           path);
 }
 
-// Writes what transformers reads beside a tokenizer.json: which of its classes it is for, the context max_T
-// of the model, and the use of end-of-text.
-static inline void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot,
-                                       int max_T) {
+void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot, int max_T) {
     char path[PATH_MAX];
     FileWriter writer;
     bpe_path(path, directory, "special_tokens_map.json");
@@ -922,9 +967,7 @@ static inline void bpe_write_hf_config(const char* directory, const char* tokeni
     file_commit(&writer);
 }
 
-// Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
-// merges.txt goes with vocab.json, which has the ids, whatever their order.
-static inline void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T) {
+void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T) {
     static const struct {
         const char* name;
         BpeFormat_ format;
@@ -939,8 +982,7 @@ static inline void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T
     bpe_write_hf_config(directory, "GPT2Tokenizer", bpe->eot, max_T);
 }
 
-// A checksum of all tokens: a vocabulary has the same whatever file it was read from.
-static inline uint64_t bpe_checksum(const Bpe* bpe) {
+uint64_t bpe_checksum(const Bpe* bpe) {
     Xxh64 hash;
     xxh64_open(&hash);
     xxh64_add(&hash, &bpe->eot, sizeof(bpe->eot));
@@ -953,9 +995,7 @@ static inline uint64_t bpe_checksum(const Bpe* bpe) {
     return xxh64_value(&hash);
 }
 
-// For other formats: the tokens in the order of their ids, one a line, in the characters that stand for
-// bytes.
-static inline void bpe_print_tokens(const Bpe* bpe, FILE* file) {
+void bpe_print_tokens(const Bpe* bpe, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
     for (int id = 0; id < bpe->vocab_size; id++) {
         if (id == bpe->eot) {
@@ -967,9 +1007,8 @@ static inline void bpe_print_tokens(const Bpe* bpe, FILE* file) {
     }
 }
 
-// The merges in the order of their ranks, "A B", one a line.
-static inline void bpe_print_merges(const Bpe* bpe, FILE* file) {
-    bpe_put_each_merge_(bpe, bpe_put_merge_line_, file);
-}
+void bpe_print_merges(const Bpe* bpe, FILE* file) { bpe_put_each_merge_(bpe, bpe_put_merge_line_, file); }
+
+#endif // BPE_FILES_IMPLEMENTATION
 
 #endif

@@ -37,9 +37,15 @@ defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_tr
 #ifndef LLMC_BPE_TRAIN_H
 #define LLMC_BPE_TRAIN_H
 
-#include "llmc/base/check.h"
+#include <stddef.h>
+#include <stdint.h>
+
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_split.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // ---- counting pieces
 
@@ -67,28 +73,56 @@ typedef struct {
 
 typedef void (*BpeTrainProgress)(void* context, int merges, int merges_wanted);
 
+// Counts the pieces of a whole document, or of a part of one between two of its cuts (bpe_cut).
+void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_t bytes);
+
+size_t bpe_trainer_add(BpeTrainer* trainer, const char* text, size_t bytes, BpeMore more);
+
+void bpe_trainer_open(BpeTrainer* trainer, int threads);
+
+void bpe_trainer_close(BpeTrainer* trainer);
+
+// ---- merging
+
+void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progress, void* context, Bpe* bpe);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef BPE_TRAIN_IMPLEMENTATION
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/vec.h"
+
+// ---- counting pieces
+
 enum { BPE_KEY_BYTES_ = 16 }; // a piece shorter than this is its own key
 static const uint64_t BPE_LONG_KEY_ = (uint64_t)0xFF << 56;
 
-static inline void bpe_counts_open_(BpeCounts_* counts) {
+static void bpe_counts_open_(BpeCounts_* counts) {
     memset(counts, 0, sizeof(*counts));
     counts->bits = 10;
     counts->counts =
         (BpeCount_*)check_alloc((size_t)1 << counts->bits, sizeof(BpeCount_), "counts of pieces");
 }
 
-static inline void bpe_counts_close_(BpeCounts_* counts) {
+static void bpe_counts_close_(BpeCounts_* counts) {
     free(counts->counts);
     free(counts->text);
     memset(counts, 0, sizeof(*counts));
 }
 
-static inline size_t bpe_count_bytes_(const BpeCount_* entry) {
+static size_t bpe_count_bytes_(const BpeCount_* entry) {
     return (size_t)(entry->key[1] < BPE_LONG_KEY_ ? entry->key[1] >> 56 : entry->key[1] & ~BPE_LONG_KEY_);
 }
 
 // The bytes of a piece.
-static inline const unsigned char* bpe_count_text_(const BpeCounts_* counts, const BpeCount_* entry) {
+static const unsigned char* bpe_count_text_(const BpeCounts_* counts, const BpeCount_* entry) {
     return entry->key[1] < BPE_LONG_KEY_ ? (const unsigned char*)entry->key : counts->text + entry->text;
 }
 
@@ -110,13 +144,13 @@ ALWAYS_INLINE BpeCount_* bpe_count_entry_(const BpeCounts_* counts, const uint64
     }
 }
 
-static inline uint64_t bpe_count_hash_(const uint64_t key[2]) {
+static uint64_t bpe_count_hash_(const uint64_t key[2]) {
     uint64_t again[2];
     return key[1] < BPE_LONG_KEY_ ? bpe_key_((const unsigned char*)key, (size_t)(key[1] >> 56), 2, again)
                                   : key[0];
 }
 
-static inline void bpe_counts_grow_(BpeCounts_* counts) {
+static void bpe_counts_grow_(BpeCounts_* counts) {
     BpeCounts_ grown = *counts;
     grown.bits++;
     grown.counts = (BpeCount_*)check_alloc((size_t)1 << grown.bits, sizeof(BpeCount_), "counts of pieces");
@@ -177,8 +211,7 @@ ALWAYS_INLINE void bpe_count_piece_(BpeCounts_* counts, const unsigned char* pie
     bpe_count_key_(counts, key, hash, 1, piece);
 }
 
-// Counts the pieces of a whole document, or of a part of one between two of its cuts (bpe_cut).
-static inline void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_t bytes) {
+void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;
     BpeCounts_* counts = &trainer->counts[thread];
     BpeSplitter splitter = bpe_splitter(&trainer->classes, at, 0, bytes);
@@ -204,12 +237,12 @@ static inline void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const cha
 }
 
 // Where part `part` of about equal parts of the text begins.
-static inline size_t bpe_part_begin_(const BpeClasses* classes, const char* text, size_t bytes, int part,
-                                     int parts) {
+static size_t bpe_part_begin_(const BpeClasses* classes, const char* text, size_t bytes, int part,
+                              int parts) {
     return bpe_cut(classes, text, bytes, part < parts ? bytes / (size_t)parts * (size_t)part : bytes);
 }
 
-static inline size_t bpe_trainer_add(BpeTrainer* trainer, const char* text, size_t bytes, BpeMore more) {
+size_t bpe_trainer_add(BpeTrainer* trainer, const char* text, size_t bytes, BpeMore more) {
     const size_t worth_a_thread = 1 << 16;
     size_t end = bytes;
     if (more == BPE_CONTINUES && bytes > 0) {
@@ -227,7 +260,7 @@ static inline size_t bpe_trainer_add(BpeTrainer* trainer, const char* text, size
     return end;
 }
 
-static inline void bpe_trainer_open(BpeTrainer* trainer, int threads) {
+void bpe_trainer_open(BpeTrainer* trainer, int threads) {
     assert(threads > 0);
     memset(trainer, 0, sizeof(*trainer));
     bpe_classes_open(&trainer->classes);
@@ -238,7 +271,7 @@ static inline void bpe_trainer_open(BpeTrainer* trainer, int threads) {
     }
 }
 
-static inline void bpe_trainer_close(BpeTrainer* trainer) {
+void bpe_trainer_close(BpeTrainer* trainer) {
     for (int thread = 0; thread < trainer->threads; thread++) {
         bpe_counts_close_(&trainer->counts[thread]);
     }
@@ -248,7 +281,7 @@ static inline void bpe_trainer_close(BpeTrainer* trainer) {
 }
 
 // Moves the counts of all threads to the first.
-static inline void bpe_gather_counts_(BpeTrainer* trainer) {
+static void bpe_gather_counts_(BpeTrainer* trainer) {
     for (int thread = 1; thread < trainer->threads; thread++) {
         BpeCounts_* from = &trainer->counts[thread];
         for (size_t i = 0; i < (size_t)1 << from->bits; i++) {
@@ -315,7 +348,7 @@ typedef struct {
 ALWAYS_INLINE uint64_t bpe_neighbors_(int left, int right) { return (uint64_t)left << 21 | (uint64_t)right; }
 
 // The entry of a pair, or the empty entry where it belongs.
-static inline BpeNeighbors_* bpe_neighbors_entry_(const BpeTraining_* training, uint64_t pair) {
+static BpeNeighbors_* bpe_neighbors_entry_(const BpeTraining_* training, uint64_t pair) {
     const uint64_t mask = ((uint64_t)1 << training->pair_bits) - 1;
     for (uint64_t i = pair * BPE_HASH_MULTIPLIER_ >> (64 - training->pair_bits);; i = (i + 1) & mask) {
         BpeNeighbors_* entry = &training->pairs[i];
@@ -325,7 +358,7 @@ static inline BpeNeighbors_* bpe_neighbors_entry_(const BpeTraining_* training, 
     }
 }
 
-static inline void bpe_open_pairs_(BpeTraining_* training, int bits) {
+static void bpe_open_pairs_(BpeTraining_* training, int bits) {
     training->pair_bits = bits;
     training->pairs_used = 0;
     training->pairs =
@@ -333,7 +366,7 @@ static inline void bpe_open_pairs_(BpeTraining_* training, int bits) {
 }
 
 // Forgets the pairs that are no more, and makes room if that was not enough.
-static inline void bpe_grow_pairs_(BpeTraining_* training) {
+static void bpe_grow_pairs_(BpeTraining_* training) {
     const BpeTraining_ old = *training;
     size_t alive = 0;
     for (size_t i = 0; i < (size_t)1 << old.pair_bits; i++) {
@@ -349,11 +382,11 @@ static inline void bpe_grow_pairs_(BpeTraining_* training) {
     free(old.pairs);
 }
 
-static inline int bpe_better_(BpeBest_ a, BpeBest_ b) {
+static int bpe_better_(BpeBest_ a, BpeBest_ b) {
     return a.count != b.count ? a.count > b.count : a.pair < b.pair;
 }
 
-static inline void bpe_heap_add_(BpeTraining_* training, BpeBest_ added) {
+static void bpe_heap_add_(BpeTraining_* training, BpeBest_ added) {
     training->heap =
         (BpeBest_*)check_reserve(training->heap, &training->heap_capacity, training->heap_size + 1,
                                  sizeof(BpeBest_), "pairs of BPE training");
@@ -365,7 +398,7 @@ static inline void bpe_heap_add_(BpeTraining_* training, BpeBest_ added) {
 }
 
 // Puts another in the place of the top; it sinks to where it belongs.
-static inline void bpe_heap_sink_(BpeTraining_* training, BpeBest_ sinking) {
+static void bpe_heap_sink_(BpeTraining_* training, BpeBest_ sinking) {
     size_t at = 0;
     for (size_t child; (child = 2 * at + 1) < training->heap_size; at = child) {
         child +=
@@ -379,7 +412,7 @@ static inline void bpe_heap_sink_(BpeTraining_* training, BpeBest_ sinking) {
 }
 
 // Takes the best pair from the heap; NULL if no token has a neighbor any more.
-static inline BpeNeighbors_* bpe_take_best_(BpeTraining_* training) {
+static BpeNeighbors_* bpe_take_best_(BpeTraining_* training) {
     while (training->heap_size > 0) {
         BpeBest_ top = training->heap[0];
         BpeNeighbors_* entry = bpe_neighbors_entry_(training, top.pair); // empty, so 0, if it was forgotten
@@ -399,7 +432,7 @@ typedef enum {
     BPE_LISTING_   // their places
 } BpePass_;
 
-static inline void bpe_collect_(BpeTraining_* training, size_t group_index, uint32_t place, BpePass_ pass) {
+static void bpe_collect_(BpeTraining_* training, size_t group_index, uint32_t place, BpePass_ pass) {
     BpeGroup_* group = &training->groups[group_index];
     if (pass == BPE_LISTING_) {
         training->lists[group->list++] = place;
@@ -412,7 +445,7 @@ static inline void bpe_collect_(BpeTraining_* training, size_t group_index, uint
 }
 
 // All pairs of bytes; group 256 * left + right.
-static inline void bpe_collect_bytes_(BpeTraining_* training, BpePass_ pass) {
+static void bpe_collect_bytes_(BpeTraining_* training, BpePass_ pass) {
     for (size_t at = 1; at < training->num_places; at++) {
         const int left = training->places[at - 1].id, right = training->places[at].id;
         if (left >= 0 && right >= 0) {
@@ -423,8 +456,8 @@ static inline void bpe_collect_bytes_(BpeTraining_* training, BpePass_ pass) {
 
 // The pairs that the token `made` is part of, at each of its places; group left, or V + right. Of two such
 // tokens side by side the left one brings the pair.
-static inline void bpe_collect_made_(BpeTraining_* training, const uint32_t* made_places, size_t n, int made,
-                                     BpePass_ pass) {
+static void bpe_collect_made_(BpeTraining_* training, const uint32_t* made_places, size_t n, int made,
+                              BpePass_ pass) {
     for (size_t i = 0; i < n; i++) {
         const uint32_t place = made_places[i], after = place + training->lengths[made];
         const int left = training->places[place - 1].id, right = training->places[after].id;
@@ -438,7 +471,7 @@ static inline void bpe_collect_made_(BpeTraining_* training, const uint32_t* mad
 }
 
 // Gives each pair that has been counted its entry, a place in the heap, and room for its places.
-static inline void bpe_add_groups_(BpeTraining_* training, int made) {
+static void bpe_add_groups_(BpeTraining_* training, int made) {
     for (size_t i = 0; i < training->num_groups_used; i++) {
         const int V = training->vocab_size, group_index = (int)training->groups_used[i];
         BpeGroup_* group = &training->groups[group_index];
@@ -457,14 +490,14 @@ static inline void bpe_add_groups_(BpeTraining_* training, int made) {
     }
 }
 
-static inline void bpe_clear_groups_(BpeTraining_* training) {
+static void bpe_clear_groups_(BpeTraining_* training) {
     for (size_t i = 0; i < training->num_groups_used; i++) {
         memset(&training->groups[training->groups_used[i]], 0, sizeof(BpeGroup_));
     }
     training->num_groups_used = 0;
 }
 
-static inline void bpe_lose_(BpeTraining_* training, int left, int right, uint64_t count) {
+static void bpe_lose_(BpeTraining_* training, int left, int right, uint64_t count) {
     BpeNeighbors_* entry = bpe_neighbors_entry_(training, bpe_neighbors_(left, right));
     assert(entry->places > 0);
     entry->count -= (int64_t)count;
@@ -472,7 +505,7 @@ static inline void bpe_lose_(BpeTraining_* training, int left, int right, uint64
 
 // Joins the pair wherever it is, in its order, and takes from the counts of the pairs around. Leaves in its
 // list the places of the token made and returns their number.
-static inline size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair, int made) {
+static size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair, int made) {
     const int a = (int)(pair.pair >> 21), b = (int)(pair.pair & BPE_NONE_);
     const uint32_t a_bytes = training->lengths[a], b_bytes = training->lengths[b];
     BpePlace_* places = training->places;
@@ -499,7 +532,7 @@ static inline size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair
 }
 
 // One step: the best pair becomes the token `made`. Returns false if there is no pair.
-static inline int bpe_merge_best_(BpeTraining_* training, int made, int merge[2]) {
+static int bpe_merge_best_(BpeTraining_* training, int made, int merge[2]) {
     BpeNeighbors_* entry = bpe_take_best_(training);
     if (!entry) {
         return 0;
@@ -518,7 +551,7 @@ static inline int bpe_merge_best_(BpeTraining_* training, int made, int merge[2]
 }
 
 // Lays out the pieces as places.
-static inline void bpe_place_pieces_(BpeTraining_* training, const BpeCounts_* counts) {
+static void bpe_place_pieces_(BpeTraining_* training, const BpeCounts_* counts) {
     unsigned char order[256];
     uint16_t spelling[256];
     int id_of[256];
@@ -546,7 +579,7 @@ static inline void bpe_place_pieces_(BpeTraining_* training, const BpeCounts_* c
     assert(at == training->num_places && piece == counts->used);
 }
 
-static inline void bpe_training_open_(BpeTraining_* training, const BpeCounts_* counts, int V) {
+static void bpe_training_open_(BpeTraining_* training, const BpeCounts_* counts, int V) {
     memset(training, 0, sizeof(*training));
     training->vocab_size = V;
     training->num_places = 1;
@@ -574,7 +607,7 @@ static inline void bpe_training_open_(BpeTraining_* training, const BpeCounts_* 
     bpe_clear_groups_(training);
 }
 
-static inline void bpe_training_close_(BpeTraining_* training) {
+static void bpe_training_close_(BpeTraining_* training) {
     free(training->places);
     free(training->counts);
     free(training->lengths);
@@ -586,8 +619,8 @@ static inline void bpe_training_close_(BpeTraining_* training) {
     memset(training, 0, sizeof(*training));
 }
 
-static inline void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progress,
-                                   void* context, Bpe* bpe) {
+void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progress, void* context,
+                     Bpe* bpe) {
     CHECK(257 <= vocab_size && vocab_size <= BPE_MAX_VOCAB, "a vocabulary of %d ids, wanted 257 to %d",
           vocab_size, BPE_MAX_VOCAB);
     const int wanted = vocab_size - 257;
@@ -610,5 +643,7 @@ static inline void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrain
     bpe_open_merges(bpe, (const int(*)[2])merges, wanted, "BPE training");
     free(merges);
 }
+
+#endif // BPE_TRAIN_IMPLEMENTATION
 
 #endif

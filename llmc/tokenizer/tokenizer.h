@@ -20,13 +20,15 @@ defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_wo
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
-#include <assert.h>
-#include <limits.h>
+#include <stddef.h>
 
-#include "llmc/base/check.h"
+#include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
-#include "llmc/tokenizer/bpe_files.h"
 #include "llmc/tokenizer/word_files.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum { TOKENIZER_BYTES_EOT = 256 }; // the end-of-text id where tokens are bytes
 
@@ -37,7 +39,7 @@ typedef struct {
     // words:
     WordList list;
     // bytes and gpt2:
-    Bpe bpe;
+    Bpe* bpe; // not inside: the encoder points to it, and a tokenizer may be moved
     // gpt2:
     BpeEncoder* encoder;
     char* decode_only; // why there is no encoder, or NULL
@@ -48,7 +50,61 @@ typedef struct {
     char text[36];
 } TokenizerExcerpt;
 
-static inline TokenizerExcerpt tokenizer_excerpt_(const char* text, size_t bytes) {
+void tokenizer_close(Tokenizer* tokenizer);
+
+void tokenizer_open_bytes(Tokenizer* tokenizer);
+
+// The words are copied. None may be empty.
+void tokenizer_open_words(Tokenizer* tokenizer, const char* const* words, int n);
+
+// A file of bpe_files.h or word_files.h, or a directory: a Hugging Face model.
+void tokenizer_open_file(Tokenizer* tokenizer, const char* path);
+
+// ---- for others
+
+// The vocabulary as one of GPT-2's kind; NULL: words, or tokens that can only be decoded.
+const Bpe* tokenizer_bpe(const Tokenizer* tokenizer);
+
+// Makes a directory the tokenizer of a model with a context of max_T, for Hugging Face's transformers. Tokens
+// that can only be decoded are none there: nothing is written.
+void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T);
+
+// Whether a directory has files of a tokenizer.
+int tokenizer_is_in(const char* path);
+
+// ---- use
+
+// The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
+const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length);
+
+// Whether two tokenizers have the same tokens under the same ids.
+int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
+
+// Bytes of the longest token.
+int tokenizer_longest(const Tokenizer* tokenizer);
+
+// Sets ids (room for `bytes` of them) and returns how many there are. A text that the words cannot say is a
+// usage error: it comes from the command line.
+size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef TOKENIZER_IMPLEMENTATION
+
+#include <assert.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_split.h"
+
+static TokenizerExcerpt tokenizer_excerpt_(const char* text, size_t bytes) {
     const size_t limit = 32, n = bytes < limit ? bytes : limit;
     TokenizerExcerpt excerpt;
     for (size_t i = 0; i < n; i++) {
@@ -58,35 +114,40 @@ static inline TokenizerExcerpt tokenizer_excerpt_(const char* text, size_t bytes
     return excerpt;
 }
 
-static inline int tokenizer_is_(const Tokenizer* tokenizer, const char* kind) {
+static int tokenizer_is_(const Tokenizer* tokenizer, const char* kind) {
     return strcmp(tokenizer->kind, kind) == 0;
 }
 
-static inline void tokenizer_close(Tokenizer* tokenizer) {
+void tokenizer_close(Tokenizer* tokenizer) {
     word_list_close(&tokenizer->list);
     if (tokenizer->encoder) {
         bpe_encoder_close(tokenizer->encoder);
     }
     free(tokenizer->encoder);
     free(tokenizer->decode_only);
-    bpe_close(&tokenizer->bpe);
+    if (tokenizer->bpe) {
+        bpe_close(tokenizer->bpe);
+    }
+    free(tokenizer->bpe);
     memset(tokenizer, 0, sizeof(*tokenizer));
 }
 
-static inline void tokenizer_open_(Tokenizer* tokenizer, const char* kind, int V, int eot) {
+static void tokenizer_open_(Tokenizer* tokenizer, const char* kind, int V, int eot) {
     tokenizer->kind = kind;
     tokenizer->vocab_size = V;
     tokenizer->eot = eot;
 }
 
-static inline void tokenizer_open_bytes(Tokenizer* tokenizer) {
+static Bpe* tokenizer_new_bpe_(void) { return (Bpe*)check_alloc(1, sizeof(Bpe), "tokenizer"); }
+
+void tokenizer_open_bytes(Tokenizer* tokenizer) {
     memset(tokenizer, 0, sizeof(*tokenizer));
-    bpe_open_bytes(&tokenizer->bpe);
+    tokenizer->bpe = tokenizer_new_bpe_();
+    bpe_open_bytes(tokenizer->bpe);
     tokenizer_open_(tokenizer, "bytes", TOKENIZER_BYTES_EOT + 1, TOKENIZER_BYTES_EOT);
 }
 
-// The words are copied. None may be empty.
-static inline void tokenizer_open_words(Tokenizer* tokenizer, const char* const* words, int n) {
+void tokenizer_open_words(Tokenizer* tokenizer, const char* const* words, int n) {
     size_t bytes = 0;
     for (int id = 0; id < n; id++) {
         bytes += strlen(words[id]);
@@ -109,7 +170,7 @@ static inline void tokenizer_open_words(Tokenizer* tokenizer, const char* const*
 }
 
 // The words of a tokenizer.json, or of the one in a directory. Returns 0 if there are none.
-static inline int tokenizer_open_word_file_(Tokenizer* tokenizer, const char* path) {
+static int tokenizer_open_word_file_(Tokenizer* tokenizer, const char* path) {
     char file[PATH_MAX];
     struct stat info;
     const int is_directory = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
@@ -123,33 +184,30 @@ static inline int tokenizer_open_word_file_(Tokenizer* tokenizer, const char* pa
     return 1;
 }
 
-// A file of bpe_files.h or word_files.h, or a directory: a Hugging Face model.
-static inline void tokenizer_open_file(Tokenizer* tokenizer, const char* path) {
+void tokenizer_open_file(Tokenizer* tokenizer, const char* path) {
     char error[ERROR_BYTES];
     memset(tokenizer, 0, sizeof(*tokenizer));
     if (tokenizer_open_word_file_(tokenizer, path)) {
         return;
     }
-    if (bpe_open_tokens(&tokenizer->bpe, path, error)) {
+    tokenizer->bpe = tokenizer_new_bpe_();
+    if (bpe_open_tokens(tokenizer->bpe, path, error)) {
         tokenizer->encoder = (BpeEncoder*)check_alloc(1, sizeof(BpeEncoder), "tokenizer");
-        bpe_encoder_open(tokenizer->encoder, &tokenizer->bpe);
+        bpe_encoder_open(tokenizer->encoder, tokenizer->bpe);
     } else {
         tokenizer->decode_only = strdup(error);
         CHECK(tokenizer->decode_only, "%s: no memory", path);
     }
-    tokenizer_open_(tokenizer, "gpt2", tokenizer->bpe.vocab_size, tokenizer->bpe.eot);
+    tokenizer_open_(tokenizer, "gpt2", tokenizer->bpe->vocab_size, tokenizer->bpe->eot);
 }
 
 // ---- for others
 
-// The vocabulary as one of GPT-2's kind; NULL: words, or tokens that can only be decoded.
-static inline const Bpe* tokenizer_bpe(const Tokenizer* tokenizer) {
-    return tokenizer_is_(tokenizer, "words") || tokenizer->decode_only ? NULL : &tokenizer->bpe;
+const Bpe* tokenizer_bpe(const Tokenizer* tokenizer) {
+    return tokenizer_is_(tokenizer, "words") || tokenizer->decode_only ? NULL : tokenizer->bpe;
 }
 
-// Makes a directory the tokenizer of a model with a context of max_T, for Hugging Face's transformers. Tokens
-// that can only be decoded are none there: nothing is written.
-static inline void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T) {
+void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T) {
     if (tokenizer_is_(tokenizer, "words")) {
         word_list_write_hf(tokenizer->list.words, tokenizer->list.count, directory, max_T);
     } else if (tokenizer_bpe(tokenizer)) {
@@ -157,8 +215,7 @@ static inline void tokenizer_write_hf(const Tokenizer* tokenizer, const char* di
     }
 }
 
-// Whether a directory has files of a tokenizer.
-static inline int tokenizer_is_in(const char* path) {
+int tokenizer_is_in(const char* path) {
     char file[PATH_MAX];
     struct stat info;
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode) &&
@@ -167,10 +224,9 @@ static inline int tokenizer_is_in(const char* path) {
 
 // ---- use
 
-// The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
-static inline const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
+const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
     if (!tokenizer_is_(tokenizer, "words")) {
-        return bpe_token(&tokenizer->bpe, id, length);
+        return bpe_token(tokenizer->bpe, id, length);
     }
     CHECK(0 <= id && id < tokenizer->vocab_size, "token id %d, wanted 0 to %d", id,
           tokenizer->vocab_size - 1);
@@ -180,8 +236,7 @@ static inline const char* tokenizer_decode(const Tokenizer* tokenizer, int id, i
     return token.text;
 }
 
-// Whether two tokenizers have the same tokens under the same ids.
-static inline int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
+int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
     int same = a->vocab_size == b->vocab_size && a->eot == b->eot;
     for (int id = 0; same && id < a->vocab_size; id++) {
         int length_a, length_b;
@@ -191,8 +246,7 @@ static inline int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
     return same;
 }
 
-// Bytes of the longest token.
-static inline int tokenizer_longest(const Tokenizer* tokenizer) {
+int tokenizer_longest(const Tokenizer* tokenizer) {
     int longest = 0;
     for (int id = 0; id < tokenizer->vocab_size; id++) {
         int length;
@@ -204,8 +258,8 @@ static inline int tokenizer_longest(const Tokenizer* tokenizer) {
 
 // The longest word that `lead` followed by the text begins with and that is longer than `lead`; -1 for none.
 // Tries every word: texts are prompts, vocabularies hundreds of words.
-static inline int tokenizer_longest_word_(const Tokenizer* tokenizer, const char* lead, const char* text,
-                                          size_t bytes) {
+static int tokenizer_longest_word_(const Tokenizer* tokenizer, const char* lead, const char* text,
+                                   size_t bytes) {
     const int lead_length = (int)strlen(lead);
     int best = -1, best_length = lead_length;
     for (int id = 0; id < tokenizer->eot; id++) {
@@ -221,14 +275,13 @@ static inline int tokenizer_longest_word_(const Tokenizer* tokenizer, const char
 }
 
 // Ends the program: the vocabulary has no word for the text at `at`.
-static inline void tokenizer_no_word_(const char* text, size_t bytes, size_t at) {
+static void tokenizer_no_word_(const char* text, size_t bytes, size_t at) {
     const TokenizerExcerpt found = tokenizer_excerpt_(text + at, bytes - at);
     die_usage("prompt: no word of the vocabulary at \"%s\" (byte %zu of %zu)", found.text, at, bytes);
 }
 
 // Words carry the blank before them; the first of a text is also found without its blank.
-static inline size_t tokenizer_encode_words_(const Tokenizer* tokenizer, const char* text, size_t bytes,
-                                             int* ids) {
+static size_t tokenizer_encode_words_(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
     size_t count = 0;
     for (size_t at = 0; at < bytes;) {
         int added = 0, id = tokenizer_longest_word_(tokenizer, "", text + at, bytes - at);
@@ -245,9 +298,7 @@ static inline size_t tokenizer_encode_words_(const Tokenizer* tokenizer, const c
     return count;
 }
 
-// Sets ids (room for `bytes` of them) and returns how many there are. A text that the words cannot say is a
-// usage error: it comes from the command line.
-static inline size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
+size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
     if (tokenizer_is_(tokenizer, "words")) {
         return tokenizer_encode_words_(tokenizer, text, bytes, ids);
     }
@@ -262,5 +313,7 @@ static inline size_t tokenizer_encode(const Tokenizer* tokenizer, const char* te
     }
     return bytes;
 }
+
+#endif // TOKENIZER_IMPLEMENTATION
 
 #endif

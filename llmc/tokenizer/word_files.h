@@ -19,14 +19,9 @@ defines: TokenText, WordList, word_list_read, word_list_close, word_list_write_h
 #ifndef LLMC_WORD_FILES_H
 #define LLMC_WORD_FILES_H
 
-#include <ctype.h>
-
-#include "llmc/base/check.h"
-#include "llmc/base/file.h"
-#include "llmc/base/json.h"
-#include "llmc/tokenizer/bpe_files.h"
-
-#define WORD_FILE_MAX_ ((size_t)16 << 20) // bytes: a longer tokenizer.json is no list of words
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     const char* text; // UTF-8, no terminating zero
@@ -39,7 +34,41 @@ typedef struct {
     char* buffer; // the text of all
 } WordList;
 
-static inline void word_list_close(WordList* list) {
+void word_list_close(WordList* list);
+
+// ---- writing
+
+// Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
+void word_list_write_hf(const TokenText* words, int count, const char* directory, int max_T);
+
+// ---- reading
+
+// Reads the words of a tokenizer.json. Returns 0 if the file is anything else than a list of words; one that
+// would encode text in another way than ours ends the program.
+int word_list_read(WordList* list, const char* path);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef WORD_FILES_IMPLEMENTATION
+
+#include <ctype.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_files.h"
+
+#define WORD_FILE_MAX_ ((size_t)16 << 20) // bytes: a longer tokenizer.json is no list of words
+
+void word_list_close(WordList* list) {
     free(list->words);
     free(list->buffer);
     memset(list, 0, sizeof(*list));
@@ -47,13 +76,13 @@ static inline void word_list_close(WordList* list) {
 
 // ---- writing
 
-static inline int word_by_length_(const void* a, const void* b) { // longest first; equals as they stood
+static int word_by_length_(const void* a, const void* b) { // longest first; equals as they stood
     const TokenText *x = *(const TokenText*const*)a, *y = *(const TokenText*const*)b;
     return x->length != y->length ? (x->length < y->length) - (x->length > y->length) : (x > y) - (x < y);
 }
 
 // All words as one regular expression, terminated; the caller frees it.
-static inline char* word_pattern_(const TokenText* words, int count) {
+static char* word_pattern_(const TokenText* words, int count) {
     size_t bytes = 1;
     const TokenText** order = (const TokenText**)check_alloc((size_t)count, sizeof(*order), "words");
     for (int i = 0; i < count; i++) {
@@ -79,7 +108,7 @@ static inline char* word_pattern_(const TokenText* words, int count) {
 }
 
 // Prints JSON that is spelled with ' for ".
-static inline void word_file_print_(const char* text, FILE* file) {
+static void word_file_print_(const char* text, FILE* file) {
     for (; *text; text++) {
         fputc(*text == '\'' ? '"' : *text, file);
     }
@@ -87,7 +116,7 @@ static inline void word_file_print_(const char* text, FILE* file) {
 
 // The whole file. Keys are in the order of tokenizers, which writes such a file in the same way; the
 // post_processor adds nothing, and is what transformers puts in when it saves the file again.
-static inline void word_file_put_(const TokenText* words, int count, FILE* file) {
+static void word_file_put_(const TokenText* words, int count, FILE* file) {
     char* pattern = word_pattern_(words, count);
     const size_t length = strlen(pattern) + 16;
     char* at_start = (char*)check_alloc(length, 1, "words");
@@ -116,8 +145,7 @@ static inline void word_file_put_(const TokenText* words, int count, FILE* file)
     free(pattern);
 }
 
-// Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
-static inline void word_list_write_hf(const TokenText* words, int count, const char* directory, int max_T) {
+void word_list_write_hf(const TokenText* words, int count, const char* directory, int max_T) {
     FileWriter writer;
     char path[PATH_MAX];
     file_join(path, directory, "tokenizer.json");
@@ -137,7 +165,7 @@ typedef struct {
 } WordFile_;
 
 // One "word": id, the key read. Ids come in ascending order, end-of-text last.
-static inline int word_file_word_(WordFile_* f, const char* text, size_t length) {
+static int word_file_word_(WordFile_* f, const char* text, size_t length) {
     size_t id;
     WordList* list = f->list;
     if (!json_natural(&f->json, &id)) {
@@ -159,7 +187,7 @@ static inline int word_file_word_(WordFile_* f, const char* text, size_t length)
     return 1;
 }
 
-static inline int word_file_vocab_(WordFile_* f) {
+static int word_file_vocab_(WordFile_* f) {
     const char* text;
     size_t length;
     int more = json_take(&f->json, '{') ? 1 : -1;
@@ -173,7 +201,7 @@ static inline int word_file_vocab_(WordFile_* f) {
 }
 
 // The type of the model comes before its vocabulary; that of others is stepped over.
-static inline int word_file_model_(WordFile_* f) {
+static int word_file_model_(WordFile_* f) {
     const char *key, *type;
     int more = json_take(&f->json, '{') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
@@ -193,7 +221,7 @@ static inline int word_file_model_(WordFile_* f) {
 }
 
 // The words of the file, wherever they stand in it.
-static inline int word_file_words_(WordFile_* f) {
+static int word_file_words_(WordFile_* f) {
     const char* key;
     size_t length;
     int more = json_take(&f->json, '{') ? 1 : -1;
@@ -208,7 +236,7 @@ static inline int word_file_words_(WordFile_* f) {
 }
 
 // Whether two texts are the same JSON, its keys in the same order; `wanted` is ours.
-static inline int word_file_same_(JsonReader* found, JsonReader* wanted) {
+static int word_file_same_(JsonReader* found, JsonReader* wanted) {
     static const char what[] =
         "another character: only a tokenizer.json that this program wrote for these words";
     for (int c; (c = json_peek(wanted)) >= 0;) {
@@ -235,7 +263,7 @@ static inline int word_file_same_(JsonReader* found, JsonReader* wanted) {
 }
 
 // All that the file says, besides its words, is what we would write for them.
-static inline void word_file_check_(const char* path, char* text, size_t bytes, const WordList* list) {
+static void word_file_check_(const char* path, char* text, size_t bytes, const WordList* list) {
     char error[ERROR_BYTES], *ours = NULL;
     size_t ours_bytes = 0;
     FILE* file = open_memstream(&ours, &ours_bytes);
@@ -248,9 +276,7 @@ static inline void word_file_check_(const char* path, char* text, size_t bytes, 
     free(ours);
 }
 
-// Reads the words of a tokenizer.json. Returns 0 if the file is anything else than a list of words; one that
-// would encode text in another way than ours ends the program.
-static inline int word_list_read(WordList* list, const char* path) {
+int word_list_read(WordList* list, const char* path) {
     char error[ERROR_BYTES];
     size_t bytes;
     memset(list, 0, sizeof(*list));
@@ -270,5 +296,7 @@ static inline int word_list_read(WordList* list, const char* path) {
     free(copy);
     return f.is_words;
 }
+
+#endif // WORD_FILES_IMPLEMENTATION
 
 #endif

@@ -1,11 +1,13 @@
-// fuzz_model_file.c -- random bytes as the header of a model: it is refused, or says sizes of a model that
+// fuzz_llmc_bin.c -- random bytes as the header of a model: it is refused, or says sizes of a model that
 // has the length of the file. Run by dev/test/fuzz.sh.
 #include "fuzz.h"
+
+#define LLMC_BIN_IMPLEMENTATION
 
 #include "llmc/formats/llmc_bin.h"
 
 typedef struct {
-    int32_t header[MODEL_FILE_HEADER_];
+    int32_t header[LLMC_BIN_HEADER_];
     double file_bytes;
 } Input;
 
