@@ -48,7 +48,7 @@ static Options options_of(Settings s, int batch) {
         s.gelu_fusion, "--bias-fusion",    s.bias_fusion,   "--graph",     s.graph,     "--gradients",
         s.gradients,   "--master-weights", s.master_weights};
     Options options;
-    options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line);
+    options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line, options_program(OPTION_GPU));
     return options;
 }
 

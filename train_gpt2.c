@@ -416,7 +416,8 @@ static void print_device(const GPT2* model, double peak) {
 
 static const Trainer trainer = {
     .name = "CPU FP32",
-    .program = "train_gpt2",
+    .program_name = "train_gpt2",
+    .program = {OPTION_CPU, LLMC_VERSION},
     .model_bytes = sizeof(GPT2),
     .peak_is_measured = 1,
     .plan = make_plan,

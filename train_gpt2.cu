@@ -10,7 +10,6 @@ Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, 
 optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C
 channels, Vp tokens of the padded vocabulary.
 */
-#define OPTIONS_TRAINER OPTION_GPU
 #include "llmc/precision.cuh"
 
 #include "llmc/adamw.cuh"
@@ -769,29 +768,30 @@ static LossScale first_loss_scale(void) {
 
 // C++17 has no names here: the order is that of run.h.
 static const Trainer trainer = {
-    "GPU " PRECISION_NAME, // name
-    "train_gpt2cu",        // program
-    sizeof(GPT2),          // model_bytes
-    0,                     // peak_is_measured
-    make_plan,             // plan
-    gpt2_open,             // open
-    gpt2_close,            // close
-    print_device,          // print_device
-    gpt2_export,           // export_model
-    gpu_peak_mib,          // peak_mib
-    first_loss_scale,      // loss_scale
-    gpt2_gradients,        // gradients
-    gpt2_update,           // update
-    report_gpu,            // report
-    NULL,                  // validates_first
-    gpt2_evaluate,         // evaluate
-    gpt2_read_loss,        // read_loss
-    gpt2_next_logits,      // next_logits
-    gpt2_first_weights,    // first_weights
-    gpt2_read_checkpoint,  // read_checkpoint
-    saved_dtype,           // saved_dtype
-    gpt2_copy_out,         // copy_out
-    save_products,         // save_extra
+    "GPU " PRECISION_NAME,      // name
+    "train_gpt2cu",             // program_name
+    {OPTION_GPU, LLMC_VERSION}, // program
+    sizeof(GPT2),               // model_bytes
+    0,                          // peak_is_measured
+    make_plan,                  // plan
+    gpt2_open,                  // open
+    gpt2_close,                 // close
+    print_device,               // print_device
+    gpt2_export,                // export_model
+    gpu_peak_mib,               // peak_mib
+    first_loss_scale,           // loss_scale
+    gpt2_gradients,             // gradients
+    gpt2_update,                // update
+    report_gpu,                 // report
+    NULL,                       // validates_first
+    gpt2_evaluate,              // evaluate
+    gpt2_read_loss,             // read_loss
+    gpt2_next_logits,           // next_logits
+    gpt2_first_weights,         // first_weights
+    gpt2_read_checkpoint,       // read_checkpoint
+    saved_dtype,                // saved_dtype
+    gpt2_copy_out,              // copy_out
+    save_products,              // save_extra
 };
 
 #ifndef TRAIN_GPT2_NO_MAIN

@@ -617,7 +617,8 @@ int main(int argc, char** argv) {
     file_open_standard();
     signals_open_writes();
     run.inputs = (const char**)check_alloc((size_t)argc + 1, sizeof(char*), "inputs");
-    run.num_inputs = (uint64_t)options_parse_arguments(&run.options, argc, argv, run.inputs);
+    run.num_inputs =
+        (uint64_t)options_parse_arguments(&run.options, argc, argv, options_program(OPTION_CPU), run.inputs);
     check_options(&run);
     run.threads = run.options.threads ? run.options.threads : pipeline_cores();
     file_path(run.progress_path, "%s" PROGRESS_ENDING, run.options.out);

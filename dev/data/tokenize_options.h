@@ -8,6 +8,7 @@ typedef struct {
     const char *tokenizer, *out;
     int restart, train_bpe, threads, help, version;
 
+    OptionsProgram program;
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
 

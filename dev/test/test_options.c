@@ -1,10 +1,11 @@
 // The table is consistent, the parser is strict, and what is printed reads back as the same options.
-#define OPTIONS_TRAINER (OPTION_CPU | OPTION_GPU) // a trainer that has them all
 #include "llmc/run/options.h"
 #include "llmc/base/rand.h"
 #include "llmc/run/schedule.h"
 
 #include "test.h"
+
+#define BOTH_TRAINERS options_program(OPTION_CPU | OPTION_GPU) // a trainer that has every option
 
 enum { ARGS_MAX = 256 };
 
@@ -32,7 +33,7 @@ static const Args* args_of(const char* words) {
 static Options parsed(const char* words) {
     Options options;
     const Args* args = args_of(words);
-    options_parse(&options, args->argc, (char**)args->argv);
+    options_parse(&options, args->argc, (char**)args->argv, BOTH_TRAINERS);
     return options;
 }
 
@@ -90,7 +91,7 @@ static void test_every_field_has_one_row(void) {
                OPTION_TABLE[i].offset, begin);
         end = OPTION_TABLE[i].offset + bytes;
     }
-    EXPECT(end == offsetof(Options, given), "the rows end at %zu", end);
+    EXPECT(end == offsetof(Options, program), "the rows end at %zu", end);
 }
 
 // Each default is legal and in the form in which it is printed; each bound is legal, or not if it is open.
@@ -312,7 +313,7 @@ static Options shell_parsed(const char* command) {
         const int ends = strcmp(args->argv[i], "--help") == 0 || strcmp(args->argv[i], "--version") == 0;
         CHECK(!ends, "%s would end this test with success", args->argv[i]);
     }
-    options_parse(&options, args->argc, args->argv);
+    options_parse(&options, args->argc, args->argv, BOTH_TRAINERS);
     return options;
 }
 

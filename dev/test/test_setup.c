@@ -27,7 +27,7 @@ static Options parse(const char* line) {
         argv[argc++] = word;
     }
     Options options;
-    options_parse(&options, argc, argv);
+    options_parse(&options, argc, argv, options_program(OPTION_CPU));
     return options;
 }
 

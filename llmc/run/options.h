@@ -15,7 +15,7 @@ An option whose value may be "auto" holds OPTION_AUTO until the trainer has put 
 defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, options_parse_arguments,
          options_given, options_only_look, options_version, options_print_help, options_print_banner,
          options_print_config, options_print_json, OptionType, OptionRow, option_applies, option_text,
-         option_set, option_find
+         option_set, option_find, OptionsProgram, options_program
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -34,15 +34,27 @@ defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, option
 #include "llmc/base/json.h"
 #include "llmc/tokenizer/unicode_tables.h"
 
+#define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
+#define OPTION_ROWS_MAX 96   // room for so many rows
+#define OPTION_NAME_BYTES 32 // the longest name, with its zero
+#define OPTION_TEXT_BYTES 64 // the longest number or word, or range of one, with its zero
+
 #ifdef GIT_COMMIT // the Makefile's, in the programs
 #define LLMC_VERSION "0.1.0 (" GIT_COMMIT ")"
 #else
 #define LLMC_VERSION "0.1.0"
 #endif
-#define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
-#define OPTION_ROWS_MAX 96   // room for so many rows
-#define OPTION_NAME_BYTES 32 // the longest name, with its zero
-#define OPTION_TEXT_BYTES 64 // the longest number or word, or range of one, with its zero
+
+// Which program reads the options: OPTION_CPU or OPTION_GPU, for rows that only one trainer has, and its version.
+typedef struct {
+    int trainer;
+    const char* version;
+} OptionsProgram;
+
+static inline OptionsProgram options_program(int trainer) {
+    const OptionsProgram program = {trainer, LLMC_VERSION};
+    return program;
+}
 
 typedef enum {
     OPTION_INT,    // int
@@ -118,6 +130,7 @@ typedef struct {
 
     int plan, verify_data, print_config, help, version;
 
+    OptionsProgram program;
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
 #endif
@@ -360,12 +373,10 @@ static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
 #ifndef OPTION_ARGUMENTS
 #define OPTION_ARGUMENTS "" // what a program takes besides options, for --help
 #endif
-#ifndef OPTIONS_TRAINER
-#define OPTIONS_TRAINER OPTION_CPU // or OPTION_GPU: which trainer this is
-#endif
+
 // Does the row belong to this trainer?
-static inline int option_applies(const OptionRow* row) {
-    return !(row->flags & (OPTION_CPU | OPTION_GPU)) || (row->flags & OPTIONS_TRAINER);
+static inline int option_applies(const Options* options, const OptionRow* row) {
+    return !(row->flags & (OPTION_CPU | OPTION_GPU)) || (row->flags & options->program.trainer);
 }
 
 // Whether the program only looks at what a run would be, and writes nothing.
@@ -563,13 +574,14 @@ static inline int option_distance_(const char* text, size_t length, const char* 
 }
 
 // Names the nearest option, if one is near enough to be what was meant: at most every other letter wrong.
-__attribute__((noreturn)) static inline void option_unknown_(const char* arg, size_t length) {
+__attribute__((noreturn)) static inline void option_unknown_(const Options* options, const char* arg,
+                                                             size_t length) {
     const size_t dashes = arg[1] == '-' ? 2 : 1;
     const char* nearest = NULL;
     size_t best = (length - dashes) / 2 + 1;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const char* name = OPTION_TABLE[i].name;
-        if (!option_applies(&OPTION_TABLE[i])) {
+        if (!option_applies(options, &OPTION_TABLE[i])) {
             continue;
         }
         const size_t distance = (size_t)option_distance_(arg + dashes, length - dashes, name);
@@ -651,9 +663,9 @@ static inline int option_take_(Options* options, const char* arg, const char* ne
     const int joined = arg[length] == '=';
     const OptionRow* row = option_find(arg, length);
     if (!row) {
-        option_unknown_(arg, length);
+        option_unknown_(options, arg, length);
     }
-    if (!option_applies(row)) {
+    if (!option_applies(options, row)) {
         die_usage("--%s is an option of the %s", row->name,
                   row->flags & OPTION_GPU ? "GPU trainer (make train_gpt2cu)"
                                           : "CPU trainer (make train_gpt2)");
@@ -712,19 +724,19 @@ static inline const char* options_program_name_(const char* program) {
 }
 
 // Which program this is, in words: its name, its version, and what made it.
-static inline void options_version(char* text, size_t room, const char* program) {
+static inline void options_version(char* text, size_t room, const Options* options, const char* name) {
 #ifdef __clang__
     const char* compiler = __VERSION__;
 #else
     const char* compiler = "gcc " __VERSION__;
 #endif
-    snprintf(text, room, "%s %s, Unicode %s, compiled by %s", options_program_name_(program), LLMC_VERSION,
-             UNICODE_VERSION, compiler);
+    snprintf(text, room, "%s %s, Unicode %s, compiled by %s", options_program_name_(name),
+             options->program.version, UNICODE_VERSION, compiler);
 }
 
-static inline void options_print_version_(FILE* file, const char* program) {
+static inline void options_print_version_(FILE* file, const Options* options, const char* name) {
     char text[512];
-    options_version(text, sizeof(text), program);
+    options_version(text, sizeof(text), options, name);
     fprintf(file, "%s\n", text);
 }
 
@@ -744,7 +756,7 @@ static inline void option_print_wrapped_(FILE* file, const char* text) {
     fprintf(file, "%s\n", text);
 }
 
-static inline void options_print_help(FILE* file, const char* program) {
+static inline void options_print_help(FILE* file, const Options* options, const char* program) {
     fprintf(file,
             "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short "
             "names.\n" OPTION_EXAMPLES,
@@ -752,7 +764,7 @@ static inline void options_print_help(FILE* file, const char* program) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char name[OPTION_NAME_BYTES + 2], alias[8], buffer[OPTION_TEXT_BYTES];
-        if (!option_applies(row)) {
+        if (!option_applies(options, row)) {
             continue;
         }
         if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
@@ -781,7 +793,7 @@ static inline void options_print_banner(FILE* file, const Options* options, cons
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text(options, row, buffer);
-        if (strcmp(value, row->fallback) == 0 || !option_applies(row)) {
+        if (strcmp(value, row->fallback) == 0 || !option_applies(options, row)) {
             continue;
         }
         const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);
@@ -798,7 +810,7 @@ static inline void options_print_config(FILE* file, const Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
-        if (row->type == OPTION_FLAG || !option_applies(row)) {
+        if (row->type == OPTION_FLAG || !option_applies(options, row)) {
             continue;
         }
         if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
@@ -816,7 +828,7 @@ static inline void options_print_json(FILE* file, const Options* options) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text(options, row, buffer);
-        if (row->type == OPTION_FLAG || !option_applies(row)) {
+        if (row->type == OPTION_FLAG || !option_applies(options, row)) {
             continue;
         }
         fprintf(file, "%s\"%s\":", i ? "," : "{", row->name);
@@ -836,10 +848,12 @@ static inline void options_print_json(FILE* file, const Options* options) {
 // Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
 // for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option, or
 // stands behind --, and returns their number; NULL: there may be none.
-static inline int options_parse_arguments(Options* options, int argc, char** argv, const char** arguments) {
+static inline int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
+                                          const char** arguments) {
     int num_arguments = 0;
-    const char* program = argc > 0 ? argv[0] : "train_gpt2";
+    const char* name = argc > 0 ? argv[0] : "train_gpt2";
     memset(options, 0, sizeof(*options));
+    options->program = program;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const int legal = option_set(options, &OPTION_TABLE[i], OPTION_TABLE[i].fallback);
         assert(legal);
@@ -856,18 +870,18 @@ static inline int options_parse_arguments(Options* options, int argc, char** arg
         }
     }
     if (options->help) {
-        options_print_help(stdout, options_program_name_(program));
+        options_print_help(stdout, options, options_program_name_(name));
         exit(EXIT_SUCCESS);
     }
     if (options->version) {
-        options_print_version_(stdout, program);
+        options_print_version_(stdout, options, name);
         exit(EXIT_SUCCESS);
     }
     return num_arguments;
 }
 
-static inline void options_parse(Options* options, int argc, char** argv) {
-    options_parse_arguments(options, argc, argv, NULL);
+static inline void options_parse(Options* options, int argc, char** argv, OptionsProgram program) {
+    options_parse_arguments(options, argc, argv, program, NULL);
 }
 
 // Was this option on the command line? `name` is the long name, without dashes.

@@ -72,7 +72,7 @@ static inline void resume_inherit_(const Resume* r, Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         const char* value = state_option(&r->saved, row->name);
-        if (value && option_applies(row) && !(row->flags & OPTION_NOT_SAVED) && !options->given[i]) {
+        if (value && option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED) && !options->given[i]) {
             CHECK(option_set(options, row, value), "%s/state.json: --%s is %s", r->path, row->name, value);
         }
     }
@@ -153,7 +153,8 @@ static inline void resume_check(const Resume* r, const Options* options, FILE* f
         const OptionRow* row = &OPTION_TABLE[i];
         const char* before = state_option(&r->saved, row->name);
         const char* now = option_text(options, row, is);
-        if (before && option_applies(row) && !(row->flags & OPTION_NOT_SAVED) && strcmp(before, now) != 0) {
+        if (before && option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED) &&
+            strcmp(before, now) != 0) {
             snprintf(name, sizeof(name), "--%s", row->name);
             resume_difference_(&c, name, *now ? now : "''", *before ? before : "''",
                                row->flags & OPTION_CHANGES_RUN);

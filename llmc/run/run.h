@@ -67,10 +67,11 @@ typedef struct {
 
 // NULL is allowed only where a comment says so.
 typedef struct {
-    const char* name;     // with its precision: "CPU FP32"; for the log and for checkpoints
-    const char* program;  // "train_gpt2"
-    size_t model_bytes;   // sizeof(GPT2): the driver allocates it
-    int peak_is_measured; // so a step may show that the device can do more
+    const char* name;         // with its precision: "CPU FP32"; for the log and for checkpoints
+    const char* program_name; // "train_gpt2"
+    OptionsProgram program;   // its options and its version
+    size_t model_bytes;       // sizeof(GPT2): the driver allocates it
+    int peak_is_measured;     // so a step may show that the device can do more
 
     // ---- before and after the run
 
@@ -441,7 +442,7 @@ static inline void run_open_state_(Run_* run) {
 
 static inline void run_open_log_(Run_* run) {
     char program[128];
-    options_version(program, sizeof(program), run->trainer->program);
+    options_version(program, sizeof(program), &run->options, run->trainer->program_name);
     const LogIdentity who = {program, run->trainer->name, run->plan.device};
     session_begin(&run->session, &run->resume, &run->state, &run->log, who);
 }
@@ -525,7 +526,7 @@ static inline int run_program(int argc, char** argv, const Trainer* trainer) {
     memset(&run, 0, sizeof(run));
     run.trainer = trainer;
     run.start_s = time_now_s();
-    options_parse(&run.options, argc, argv);
+    options_parse(&run.options, argc, argv, trainer->program);
     if (run.options.threads) {
         threads_set(run.options.threads);
     }

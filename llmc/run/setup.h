@@ -631,7 +631,7 @@ static inline void setup_training(Options* options, int has_weights) {
     if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
         die_usage("--on-divergence rollback needs checkpoints to go back to: --out and --save-every");
     }
-    if (options->recompute == OPTION_AUTO && OPTIONS_TRAINER == OPTION_CPU) {
+    if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
         options->recompute = 1; // the GPU trainer asks its GPU
     }
     if (options->lr == OPTION_AUTO) {
