@@ -65,8 +65,13 @@ static void fixture_close(State* s) {
     free(s->grads);
 }
 
+static void open_model(GPT2* model, GPT2Config cfg, int B, int T, int recompute) {
+    const Options options = {.batch = B, .seq_len = T, .recompute = recompute};
+    gpt2_open(model, cfg, &options);
+}
+
 static void open_fixture(GPT2* model, const char* path, int recompute) {
-    gpt2_open(model, llmc_bin_read_config(path), 3, 31, recompute);
+    open_model(model, llmc_bin_read_config(path), 3, 31, recompute);
     llmc_bin_read(path, model->parameter_rows, model->params_memory);
 }
 
@@ -74,10 +79,19 @@ static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s
 
 // Forward and backward on the whole batch; the gradients are set, the loss returned.
 static double pass(GPT2* model, const State* s) {
-    gpt2_forward(model, s->x, NULL, s->B, s->T, 0);
-    gpt2_backward(model, batch_of(s), s->B * s->T, GRADIENT_SET);
-    return mean_loss(model, batch_of(s));
+    gpt2_forward(model, batch_of(s), 0);
+    gpt2_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_SET);
+    return batch_loss(model, batch_of(s));
 }
+
+// After gpt2_forward on the same batch: its loss, without gradients.
+static double loss_of(GPT2* model, Batch batch) {
+    classifier_losses(model, batch);
+    return batch_loss(model, batch);
+}
+
+// The first `count` tokens of the first sequence.
+static Batch beginning(const State* s, int count) { return (Batch){s->x, s->y, NULL, 1, count, count}; }
 
 // |a - b| / |b| in the 2-norm; NaN if either has one.
 static double relative_error(const float* a, const float* b, size_t n) {
@@ -92,17 +106,17 @@ static double relative_error(const float* a, const float* b, size_t n) {
 // fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a hundred terms.
 static void test_against_pytorch(void) {
     GPT2 model;
-    open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const int N = s.B * s.T, V = model.cfg.V;
     EXPECT(gpt2_classifier_chunk(model.cfg, (size_t)N) < (size_t)N / 2, "too few chunks for a test");
-    gpt2_forward(&model, s.x, NULL, s.B, s.T, 0);
+    gpt2_forward(&model, batch_of(&s), 0);
     for (int n = 0; n < N; n++) {
         gpt2_logits(&model, n, 1);
         EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 2e-6,
                     "logits of token %d", n);
     }
-    EXPECT_NEAR(gpt2_loss(&model, batch_of(&s)), s.loss, 1e-6 * s.loss, "loss without gradients");
+    EXPECT_NEAR(loss_of(&model, batch_of(&s)), s.loss, 1e-6 * s.loss, "loss without gradients");
     EXPECT_NEAR(pass(&model, &s), s.loss, 1e-6 * s.loss, "loss");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.parameter_rows[i];
@@ -122,8 +136,8 @@ static int is_key_bias(const TensorRow* row, size_t i, int C) {
 
 static void test_adamw_steps(void) {
     GPT2 model, after;
-    open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    open_fixture(&after, FIXTURES "gpt2_tiny_adamw.bin", 0);
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open_fixture(&after, FIXTURES "gpt2_tiny_adamw.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     FILE* file = fopen(FIXTURES "gpt2_tiny_adamw.txt", "r");
     CHECK(file, FIXTURES "gpt2_tiny_adamw.txt: cannot read");
@@ -171,7 +185,7 @@ static void test_adamw_steps(void) {
 // derivative adds a little.
 static void test_finite_differences(void) {
     GPT2 model;
-    open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     pass(&model, &s);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
@@ -190,8 +204,8 @@ static void test_finite_differences(void) {
             for (size_t j = 0; j < n; j++) {
                 tensor[j] = saved[j] + (float)((side ? -h : h) * grad[j] / sqrt(square));
             }
-            gpt2_forward(&model, s.x, NULL, s.B, s.T, 0);
-            loss[side] = gpt2_loss(&model, batch_of(&s));
+            gpt2_forward(&model, batch_of(&s), 0);
+            loss[side] = loss_of(&model, batch_of(&s));
         }
         memcpy(tensor, saved, n * sizeof(float));
         EXPECT_NEAR((loss[0] - loss[1]) / (2 * h) / sqrt(square), 1, 2e-3, "slope along the gradient of %s",
@@ -205,10 +219,10 @@ static void test_finite_differences(void) {
 // All levels of recomputation, and any number of threads, give the same bits.
 static void test_same_bits(void) {
     GPT2 model;
-    open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const double loss = pass(&model, &s);
-    for (int level = 1; level <= 3; level++) {
+    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
         GPT2 other;
         open_fixture(&other, FIXTURES "gpt2_tiny.bin", level);
         EXPECT(other.activation_bytes < model.activation_bytes, "level %d", level);
@@ -220,7 +234,7 @@ static void test_same_bits(void) {
     for (int threads = 1; threads <= 3; threads++) {
         GPT2 other;
         threads_set(threads);
-        open_fixture(&other, FIXTURES "gpt2_tiny.bin", 0);
+        open_fixture(&other, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
         EXPECT(pass(&other, &s) == loss, "%d threads", threads);
         EXPECT(memcmp(other.grads_memory, model.grads_memory, model.parameter_bytes) == 0, "%d threads",
                threads);
@@ -234,17 +248,17 @@ static void test_same_bits(void) {
 // left in it.
 static void test_accumulation(void) {
     GPT2 model, whole;
-    open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", 0);
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const double loss = pass(&whole, &s);
     for (int repeat = 0; repeat < 2; repeat++) {
         double sum = 0;
         for (int b = 0; b < s.B; b++) {
             const Batch one = {s.x + b * s.T, s.y + b * s.T, NULL, 1, s.T, s.T};
-            gpt2_forward(&model, one.inputs, NULL, 1, s.T, 0);
-            gpt2_backward(&model, one, s.B * s.T, b == 0 ? GRADIENT_SET : GRADIENT_ADD);
-            sum += mean_loss(&model, one);
+            gpt2_forward(&model, one, 0);
+            gpt2_backward(&model, one, 1.0f / (float)(s.B * s.T), b == 0 ? GRADIENT_SET : GRADIENT_ADD);
+            sum += batch_loss(&model, one);
         }
         EXPECT_NEAR(sum, loss, 1e-6 * loss, "accumulated loss");
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
@@ -263,13 +277,13 @@ static void test_accumulation(void) {
 static void test_generation_cache(void) {
     enum { PROMPT = 5 };
     GPT2 model, whole;
-    open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
-    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", 0);
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
-    gpt2_forward(&whole, s.x, NULL, 1, s.T, 0);
-    gpt2_forward(&model, s.x, NULL, 1, PROMPT, 0);
+    gpt2_forward(&whole, beginning(&s, s.T), 0);
+    gpt2_forward(&model, beginning(&s, PROMPT), 0);
     for (int known = PROMPT; known < s.T; known++) {
-        gpt2_forward(&model, s.x, NULL, 1, known + 1, known);
+        gpt2_forward(&model, beginning(&s, known + 1), known);
         gpt2_logits(&model, known, 1);
         gpt2_logits(&whole, known, 1);
         EXPECT_NEAR(relative_error(model.acts.logits, whole.acts.logits, model.cfg.V), 0, 2e-6, "token %d",
@@ -282,9 +296,9 @@ static void test_generation_cache(void) {
 
 // The sum of losses of a batch, and all gradients for 1 / loss_tokens of it.
 static double batch_gradients(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
-    gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
-    gpt2_backward(model, batch, loss_tokens, mode);
-    return mean_loss(model, batch) * model->B * model->T;
+    gpt2_forward(model, batch, 0);
+    gpt2_backward(model, batch, (float)(1 / loss_tokens), mode);
+    return batch_loss(model, batch) * model->B * model->T;
 }
 
 // Two documents in a row with padding behind them are what they are alone, in a model that does not look at
@@ -293,7 +307,7 @@ static void test_documents(int recompute) {
     enum { FIRST = 12, SECOND = 15, BOTH = FIRST + SECOND, PADDING = 3 };
     GPT2 row, alone;
     open_fixture(&row, FIXTURES "gpt2_tiny.bin", recompute);
-    open_fixture(&alone, FIXTURES "gpt2_tiny.bin", 0);
+    open_fixture(&alone, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &row);
     const int C = row.cfg.C;
     for (int t = 1; t < row.cfg.max_T; t++) {
@@ -309,7 +323,7 @@ static void test_documents(int recompute) {
                 first = {s.x, s.y, NULL, 1, FIRST, FIRST},
                 second = {s.x + FIRST, s.y + FIRST, NULL, 1, SECOND, SECOND};
     const double sum = batch_gradients(&row, packed, BOTH, GRADIENT_SET);
-    EXPECT_NEAR(sum, gpt2_loss(&row, packed) * row.B * row.T, 0, "loss without gradients");
+    EXPECT_NEAR(sum, loss_of(&row, packed) * row.B * row.T, 0, "loss without gradients");
     double want = batch_gradients(&alone, first, BOTH, GRADIENT_SET);
     EXPECT_NEAR(relative_error(row.acts.losses, alone.acts.losses, FIRST), 0, 2e-6, "first document");
     want += batch_gradients(&alone, second, BOTH, GRADIENT_ADD);
@@ -334,8 +348,8 @@ static void test_shorter_batch(void) {
     GPT2 model, exact;
     const GPT2Config cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
     const int most = GPT2_CHUNK_LOGITS / cfg.Vp + 1;
-    gpt2_open(&model, cfg, 1, most + 1, 0);
-    gpt2_open(&exact, cfg, 1, most, 0);
+    open_model(&model, cfg, 1, most + 1, RECOMPUTE_NONE);
+    open_model(&exact, cfg, 1, most, RECOMPUTE_NONE);
     llmc_bin_read(FIXTURES "gpt2_tiny.bin", model.parameter_rows, model.params_memory);
     memcpy(exact.params_memory, model.params_memory, model.parameter_bytes);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -357,7 +371,7 @@ static void test_shorter_batch(void) {
 // An update from a batch of which some targets do not count is that of the mean over the others.
 static void test_counted_mean(void) {
     GPT2 model, half;
-    open_fixture(&model, FIXTURES "gpt2_tiny.bin", 0);
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     half = model; // the same model
     const int N = s.B * s.T, kept = 2 * s.T;
@@ -384,11 +398,12 @@ int main(void) {
     test_finite_differences();
     test_accumulation();
     test_generation_cache();
-    for (int recompute = 0; recompute <= 3; recompute++) {
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         test_documents(recompute);
     }
     test_shorter_batch();
     test_counted_mean();
-    test_resume(trainer, "");
+    vec_flush_denormals(); // as main does
+    test_resume(&trainer, "");
     return test_done("test_gpt2");
 }

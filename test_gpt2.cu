@@ -96,18 +96,20 @@ static void model_close(GPT2* model) {
     free(model);
 }
 
+// Only fp16 has one.
+static float loss_scale(void) { return first_loss_scale().scale; }
+
 // The gradients of both batches, of model->B sequences at a time, into grads_memory, times the loss scale;
 // returns the mean loss. `starts` may be NULL.
 static double document_gradients(GPT2* model, const int* tokens, const int* targets, const int* starts) {
     const int count = model->B * T, micro_steps = BATCHES * N / count;
-    const float dloss = model->loss_scale.scale / (BATCHES * N);
+    const float dloss = loss_scale() / (BATCHES * N);
     for (int micro = 0; micro < micro_steps; micro++) {
-        batch_queue_push(&model->batches, tokens + micro * count, targets + micro * count,
-                         starts ? starts + micro * count : NULL, (size_t)count);
-        gpt2_micro_step(model, model->B, T, dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        const int at = micro * count;
+        const Batch batch = {tokens + at, targets + at, starts ? starts + at : NULL, model->B, T, count};
+        gpt2_micro_step(model, gpt2_push(model, batch), dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
     }
-    gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
-                                &model->norm, &model->gpu);
+    gpt2_gradient_norm(model);
     return gpt2_read_result(model).loss / micro_steps;
 }
 
@@ -138,8 +140,8 @@ static float* gradients_on_host(const GPT2* model) {
     void* raw = check_alloc(bytes, 1, "gradients");
     CUDA_CHECK(cudaMemcpy(raw, model->grads_memory, bytes, cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < model->elements; i++) {
-        values[i] = (model->grad_dtype == DTYPE_FP32 ? ((float*)raw)[i] : to_float(((floatX*)raw)[i])) /
-                    model->loss_scale.scale;
+        values[i] =
+            (model->grad_dtype == DTYPE_FP32 ? ((float*)raw)[i] : to_float(((floatX*)raw)[i])) / loss_scale();
     }
     free(raw);
     return values;
@@ -177,7 +179,7 @@ static void test_against_cpu(Settings settings, const float* weights) {
     EXPECT_NEAR(loss, reference_both(reference, tokens, targets), tolerance(), "loss");
     float* grads = gradients_on_host(model);
     expect_tensors("gradient", model, grads, reference_grads(reference), tolerance());
-    EXPECT_NEAR(sqrt(model->result_host->square_sum) / model->loss_scale.scale / reference_norm(reference), 1,
+    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / reference_norm(reference), 1,
                 tolerance(), "norm");
     free(grads);
 
@@ -185,7 +187,7 @@ static void test_against_cpu(Settings settings, const float* weights) {
     double error = 0, size = 0;
     for (int t = 1; t <= T;
          t++) { // one token more each time: the keys and values of the earlier ones are kept
-        const float* got = next_logits(model, tokens, t, t - 1);
+        const float* got = gpt2_next_logits(model, tokens, t, t - 1);
         for (int v = 0; v < ODD.V; v++) {
             const double w = want[(size_t)(t - 1) * ODD.Vp + v];
             error += (got[v] - w) * (got[v] - w);
@@ -208,10 +210,10 @@ static void test_adamw_steps(Settings settings, const float* weights, double tol
         const double want = reference_both(reference, tokens, targets), norm = reference_norm(reference);
         AdamW adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t};
         EXPECT_NEAR(loss / want, 1, tolerance, "loss of step %d", t);
-        EXPECT_NEAR(sqrt(model->result_host->square_sum) / model->loss_scale.scale / norm, 1, 4 * tolerance,
+        EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / norm, 1, 4 * tolerance,
                     "norm of step %d", t);
         reference_update(reference, adamw);
-        adamw.grad_scale /= model->loss_scale.scale;
+        adamw.grad_scale /= loss_scale();
         gpt2_update(model, adamw);
     }
     float* params = gpt2_download(model);
@@ -228,7 +230,7 @@ static void* bits_after_update(Settings settings, int batch, const float* weight
     GPT2* model = model_open(settings, batch, weights);
     for (int t = 1; t <= 3; t++) { // the second and third time as graphs, if at all
         model_gradients(model, tokens, targets);
-        const AdamW adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / model->loss_scale.scale, t};
+        const AdamW adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), t};
         gpt2_update(model, adamw);
     }
     model_gradients(model, tokens, targets);
@@ -313,7 +315,7 @@ static void test_levels(void) {
                  "--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2 "
                  "--eval-every 0 --samples 0 --recompute %d --out %s",
                  level, out);
-        EXPECT(resume_run_(trainer, line) == 0, "%s", line);
+        EXPECT(resume_run_(&trainer, line) == 0, "%s", line);
         snprintf(line, sizeof(line), "%s/step_00000002", out);
         SavedState state = resume_state_(line);
         sum[level] = resume_checksum_(&state, "model.safetensors");
@@ -354,7 +356,7 @@ static void document_batch(int tokens[BATCHES * N], int targets[BATCHES * N], in
 static void expect_like_reference(const char* what, const GPT2* model, Reference* reference) {
     float* grads = gradients_on_host(model);
     expect_tensors(what, model, grads, reference_grads(reference), tolerance());
-    EXPECT_NEAR(sqrt(model->result_host->square_sum) / model->loss_scale.scale / reference_norm(reference), 1,
+    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / reference_norm(reference), 1,
                 tolerance(), "%s: norm", what);
     free(grads);
 }
@@ -387,13 +389,11 @@ static void test_shorter_batch(Settings settings, const float* weights) {
     double want = 0;
     for (int micro = 0; micro < 5; micro++) {
         const GradientMode mode = micro == 0 ? GRADIENT_SET : GRADIENT_ADD;
-        const size_t count = (size_t)(B * lengths[micro]);
-        batch_queue_push(&model->batches, tokens, targets, NULL, count);
-        gpt2_micro_step(model, B, lengths[micro], model->loss_scale.scale / (5 * N), mode);
+        const Batch batch = {tokens, targets, NULL, B, lengths[micro], B * lengths[micro]};
+        gpt2_micro_step(model, gpt2_push(model, batch), loss_scale() / (5 * N), mode);
         want += reference_gradients(reference, tokens, targets, NULL, lengths[micro], 5 * N, mode);
     }
-    gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
-                                &model->norm, &model->gpu);
+    gpt2_gradient_norm(model);
     EXPECT_NEAR(gpt2_read_result(model).loss, want, 5 * tolerance(), "loss");
     expect_like_reference("gradient of shorter batches", model, reference);
     reference_close(reference);
@@ -433,9 +433,9 @@ int main(void) {
     test_micro_batches(weights);
     free(weights);
     test_levels();
-    test_resume(trainer, "");
+    test_resume(&trainer, "");
     if (sizeof(floatX) < sizeof(float)) {
-        test_resume(trainer, "--autotune off --master-weights off");
+        test_resume(&trainer, "--autotune off --master-weights off");
     }
     return test_done("gpt2 on the GPU, " PRECISION_NAME);
 }

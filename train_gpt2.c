@@ -1,9 +1,13 @@
 /*
 train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32: usable by itself, and the reference
 that the GPU trainer is checked against. Top to bottom: the model, forward, backward, update, evaluation,
-sampling, the training loop, main. The operations and everything that is not the model are modules in llmc/.
+weights, the trainer. The operations are modules in llmc/; the training loop and everything else that both
+trainers share is llmc/run/run.h.
 
     make train_gpt2 && ./train_gpt2            trains on built-in stories; ./train_gpt2 --help lists the rest
+
+Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, Vp tokens of the
+padded vocabulary.
 */
 #include "llmc/adamw.h"
 #include "llmc/attention.h"
@@ -11,27 +15,29 @@ sampling, the training loop, main. The operations and everything that is not the
 #include "llmc/encoder.h"
 #include "llmc/gelu.h"
 #include "llmc/gpt2.h"
+#include "llmc/gradient.h"
 #include "llmc/layernorm.h"
 #include "llmc/matmul.h"
 #include "llmc/base/threads.h"
+#include "llmc/base/vec.h"
+#include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
-#include "llmc/run/generator.h"
-#include "llmc/run/guard.h"
 #include "llmc/run/log.h"
+#include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
 #include "llmc/run/peak.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/run.h"
-#include "llmc/run/session.h"
 #include "llmc/run/setup.h"
+#include "llmc/run/state.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
 
-typedef struct {
+struct GPT2 {
     GPT2Config cfg;
-    int B, T;      // micro-batches up to B sequences of up to T tokens
-    int recompute; // level, 0 to 3: which activations the backward pass computes again
+    int B, T;                 // micro-batches up to B sequences of up to T tokens
+    RecomputeLevel recompute; // which activations the backward pass computes again
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     size_t parameter_bytes, activation_bytes;
 
@@ -43,17 +49,39 @@ typedef struct {
     MatmulScratch matmul;
     AttentionScratch attention;
     double* norm_partial; // sums of squares of blocks of the gradient
-} GPT2;
+    double loss;          // of a validation so far
+    void* save_copy;      // what a checkpoint is written from; NULL: from the model
+};
+
+// A run that continues after a save writes a copy in the background. One that saves only at its end needs no
+// memory for a copy; when a signal makes it save, it waits.
+static int saves_in_background(const Options* o) { return o->save_every > 0 && o->save_every < o->steps; }
+
+// Sets the list of the large allocations; it ends with a name of NULL.
+static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+    TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    const size_t params = gpt2_parameter_rows(rows, cfg);
+    const PlanMemory kinds[PLAN_KINDS] = {
+        {"parameters", params, 0},
+        {"gradients", params, 0},
+        {"AdamW m", params, 0},
+        {"v", params, 0},
+        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
+        {"copy to save", saves_in_background(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0, 0},
+        {NULL, 0, 0}};
+    memcpy(plan, kinds, sizeof(kinds));
+}
 
 // Memory for the model; all parameters are zero. Nothing is allocated after this.
-static void gpt2_open(GPT2* model, GPT2Config cfg, int B, int T, int recompute) {
+static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     memset(model, 0, sizeof(*model));
     model->cfg = cfg;
-    model->B = B;
-    model->T = T;
-    model->recompute = recompute;
+    model->B = o->batch;
+    model->T = o->seq_len;
+    model->recompute = (RecomputeLevel)o->recompute;
     model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, cfg);
-    model->activation_bytes = gpt2_activation_rows(model->activation_rows, cfg, B, T, recompute);
+    model->activation_bytes =
+        gpt2_activation_rows(model->activation_rows, cfg, model->B, model->T, model->recompute);
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = check_alloc(model->parameter_bytes, 1, "gradients");
     model->m_memory = check_alloc(model->parameter_bytes, 1, "optimizer state m");
@@ -63,12 +91,16 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, int B, int T, int recompute) 
     tensor_rows_bind(&model->grads, model->parameter_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     matmul_open(&model->matmul);
-    attention_open(&model->attention, T, cfg.C / cfg.NH);
+    attention_open(&model->attention, model->T, cfg.C / cfg.NH);
     model->norm_partial =
         (double*)check_alloc(model->parameter_bytes / GRADIENT_BLOCK + 1, sizeof(double), "gradient norm");
+    if (saves_in_background(o)) {
+        model->save_copy = check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save");
+    }
 }
 
 static void gpt2_close(GPT2* model) {
+    free(model->save_copy);
     free(model->norm_partial);
     attention_close(&model->attention);
     matmul_close(&model->matmul);
@@ -86,77 +118,76 @@ static float* row_tensor(const TensorRow* row, void* memory) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// The residual stream that enters block l.
+// The residual stream that enters block l, (N, C).
 static float* residual_into(const GPT2* model, int l) {
     return l == 0 ? model->acts.encoded
                   : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
-// Block l up to the MLP's hidden layer, for the tokens first ... T-1 of B sequences (first > 0 only with B =
-// 1: the queries, keys and values of earlier tokens are then still there). `starts` is as in attention.h.
-static void block_hidden(GPT2* model, int l, const int* starts, int B, int T, int first) {
-    const int C = model->cfg.C, N = B * (T - first);
+// Block l up to the hidden layer of the MLP, for the tokens first ... T-1 of each sequence; N of them. With
+// first > 0 (only if B = 1) the queries, keys and values of earlier tokens are still in memory.
+static void block_hidden(GPT2* model, int l, Batch batch, int first) {
+    const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * (T - first);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     const GPT2Activations a = gpt2_activations_at_token(all, model->activation_rows, first);
-    const float* residual = residual_into(model, l) + (size_t)first * C;
+    const float* residual = residual_into(model, l) + (size_t)first * C; // (N, C)
+    float* attproj = a.branch;                                           // (N, C)
+    // ln1 (N, C), its mean and rstd (N)
     layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
+    // qkv (N, 3C) = ln1 qkvw^T + qkvb, with qkvw (3C, C)
     matmul_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
-    attention_forward_cpu(all.atty, all.att_lse, all.qkv, starts, B, T, first, C, model->cfg.NH,
+    // atty (B, T, C), att_lse (B, NH, T)
+    attention_forward_cpu(all.atty, all.att_lse, all.qkv, batch.starts, B, T, first, C, model->cfg.NH,
                           &model->attention);
-    matmul_forward_cpu(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
-    residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, a.branch, p.ln2w,
+    // attproj (N, C) = atty attprojw^T + attprojb, with attprojw (C, C)
+    matmul_forward_cpu(attproj, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
+    // residual2 (N, C) = residual + attproj; ln2 (N, C)
+    residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, attproj, p.ln2w,
                                    p.ln2b, N, C);
+    // fch (N, 4C) = ln2 fcw^T + fcb, with fcw (4C, C); fch_gelu (N, 4C)
     matmul_forward_cpu(a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, &model->matmul);
     gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * 4 * C);
 }
 
-// Sets the last hidden state, lnf, of the tokens first ... T-1.
-static void gpt2_forward(GPT2* model, const int* tokens, const int* starts, int B, int T, int first) {
+// Sets the last hidden state, lnf, of the tokens first ... T-1 of each sequence; N of them.
+static void gpt2_forward(GPT2* model, Batch batch, int first) {
     const GPT2Config cfg = model->cfg;
-    const int C = cfg.C, N = B * (T - first);
+    const int B = batch.B, T = batch.T, C = cfg.C, N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
     const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
-    encoder_forward_cpu(a.encoded, tokens + first, model->params.wte, model->params.wpe, B, T - first, first,
-                        C);
+    // encoded (N, C)
+    encoder_forward_cpu(a.encoded, batch.inputs + first, model->params.wte, model->params.wpe, B, T - first,
+                        first, C);
     for (int l = 0; l < cfg.L; l++) {
         const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
-        block_hidden(model, l, starts, B, T, first);
-        matmul_forward_cpu(a.branch, layer.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, &model->matmul);
-        residual_forward_cpu(layer.residual3, layer.residual2, a.branch, (size_t)N * C);
+        float* fcproj = a.branch; // (N, C)
+        block_hidden(model, l, batch, first);
+        // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, 4C)
+        matmul_forward_cpu(fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, &model->matmul);
+        residual_forward_cpu(layer.residual3, layer.residual2, fcproj, (size_t)N * C);
     }
-    const float* residual = residual_into(model, cfg.L) + (size_t)first * C;
+    const float* residual = residual_into(model, cfg.L) + (size_t)first * C; // (N, C)
     layernorm_forward_cpu(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N,
                           C);
 }
 
-// Sets the logits of `count` tokens, at most a chunk, from the hidden state of those that begin at token
-// `first` of the batch.
+// Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
+// first + 1, ... of the batch.
 static void gpt2_logits(GPT2* model, int first, int count) {
     const int C = model->cfg.C;
     matmul_forward_cpu(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte, NULL,
                        count, C, model->cfg.Vp, &model->matmul);
 }
 
-// The tokens of a classifier's chunk, of the largest batch: a smaller one need not have smaller chunks of its
-// own.
+// Tokens that the classifier takes at a time: for the largest batch, and for smaller ones, too.
 static int classifier_chunk(const GPT2* model) {
     return (int)gpt2_classifier_chunk(model->cfg, (size_t)model->B * (size_t)model->T);
 }
 
-// The sum of the losses of a batch, in order, over the tokens of a full micro-batch: the mean, if it is one
-// and all of its targets count.
-static double mean_loss(const GPT2* model, Batch batch) {
-    double sum = 0;
-    for (int n = 0; n < batch.B * batch.T; n++) {
-        sum += model->acts.losses[n];
-    }
-    return sum / (model->B * model->T);
-}
-
-// After gpt2_forward on the same batch: mean_loss, without gradients.
-static double gpt2_loss(GPT2* model, Batch batch) {
+// Sets the losses (N), chunk by chunk, without gradients. After gpt2_forward on the same batch.
+static void classifier_losses(GPT2* model, Batch batch) {
     const int N = batch.B * batch.T, chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
@@ -164,32 +195,41 @@ static double gpt2_loss(GPT2* model, Batch batch) {
         classifier_loss_cpu(model->acts.losses + n, model->acts.logits, batch.targets + n, count,
                             model->cfg.V, model->cfg.Vp);
     }
-    return mean_loss(model, batch);
+}
+
+// Returns the sum of the losses of a batch, in order, divided by the tokens of a full micro-batch.
+static double batch_loss(const GPT2* model, Batch batch) {
+    double sum = 0;
+    for (int n = 0; n < batch.B * batch.T; n++) {
+        sum += model->acts.losses[n];
+    }
+    return sum / (model->B * model->T);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// What the forward pass did not keep of block l, computed again: the same operations on the same inputs, so
+// Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
 // the same bits.
-static void block_recompute(GPT2* model, int l, const int* starts, int B, int T) {
-    const int C = model->cfg.C, N = B * T;
+static void block_recompute(GPT2* model, int l, Batch batch) {
+    const int C = model->cfg.C, N = batch.B * batch.T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
-    if (model->recompute == 3) {
-        block_hidden(model, l, starts, B, T, 0);
+    if (model->recompute == RECOMPUTE_BLOCK) {
+        block_hidden(model, l, batch, 0);
         return;
     }
-    if (model->recompute == 2) {
+    if (model->recompute == RECOMPUTE_NORMS) {
         layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual_into(model, l), p.ln1w, p.ln1b, N, C);
         layernorm_forward_cpu(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C);
     }
-    if (model->recompute >= 1) {
+    if (model->recompute >= RECOMPUTE_GELU) {
         gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * 4 * C);
     }
 }
 
-// A linear layer, all three gradients: dinp is set; dweight and dbias (NULL: no bias) are set or added to.
+// A linear layer: dinp (N, C) is set; dweight (OC, C) and dbias (OC), or NULL without a bias, are set or added
+// to. dout is (N, OC), inp (N, C), weight (OC, C).
 static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbias, const float* dout,
                             const float* inp, const float* weight, int N, int C, int OC, GradientMode mode) {
     matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->matmul);
@@ -199,31 +239,34 @@ static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbi
     matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, &model->matmul);
 }
 
-// From the gradient of the stream after block l, in dresidual, to that of the stream before it, in place.
-static void block_backward(GPT2* model, int l, const int* starts, int B, int T, GradientMode mode) {
-    const int C = model->cfg.C, N = B * T;
+// Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
+static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
+    const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Parameters d = gpt2_parameters_at_layer(model->grads, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
-    block_recompute(model, l, starts, B, T);
+    float *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
+    float* dresidual = a.dresidual;                              // (N, C)
+    block_recompute(model, l, batch);
 
-    linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C,
-                    mode);
+    // the MLP: dfch (N, 4C)
+    linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, mode);
     gelu_backward_cpu(a.dfch, a.dfch, a.fch, (size_t)N * 4 * C);
-    linear_backward(model, a.branch, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, 4 * C, mode);
-    layernorm_backward_cpu(a.dresidual, d.ln2w, d.ln2b, a.branch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd,
-                           N, C, GRADIENT_ADD, mode);
+    linear_backward(model, dln2, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, 4 * C, mode);
+    layernorm_backward_cpu(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
+                           GRADIENT_ADD, mode);
 
-    linear_backward(model, a.branch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, mode);
-    attention_backward_cpu(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, starts, B, T, C, model->cfg.NH,
+    // attention: dqkv (N, 3C)
+    linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C, mode);
+    attention_backward_cpu(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts, B, T, C, model->cfg.NH,
                            &model->attention);
-    linear_backward(model, a.branch, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, 3 * C, mode);
-    layernorm_backward_cpu(a.dresidual, d.ln1w, d.ln1b, a.branch, residual_into(model, l), p.ln1w, a.ln1_mean,
+    linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, 3 * C, mode);
+    layernorm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, residual_into(model, l), p.ln1w, a.ln1_mean,
                            a.ln1_rstd, N, C, GRADIENT_ADD, mode);
 }
 
-// The classifier and its gradients, chunk by chunk: sets the losses and, in `branch`, the gradient of lnf.
-static void classifier_backward(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
+// The classifier, chunk by chunk: sets the losses (N) and dlnf (N, C), and sets or adds to the gradient of wte.
+static void classifier_gradients(GPT2* model, float* dlnf, Batch batch, float dloss, GradientMode mode) {
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
     const int N = batch.B * batch.T, chunk = classifier_chunk(model);
@@ -231,32 +274,29 @@ static void classifier_backward(GPT2* model, Batch batch, double loss_tokens, Gr
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
         gpt2_logits(model, n, count);
-        classifier_backward_cpu(a.losses + n, a.logits, batch.targets + n, (float)(1 / loss_tokens), count, V,
-                                Vp);
-        linear_backward(model, a.branch + at, model->grads.wte, NULL, a.logits, a.lnf + at, model->params.wte,
+        float* dlogits = a.logits; // (count, Vp), in place
+        classifier_backward_cpu(a.losses + n, dlogits, batch.targets + n, dloss, count, V, Vp);
+        linear_backward(model, dlnf + at, model->grads.wte, NULL, dlogits, a.lnf + at, model->params.wte,
                         count, C, Vp, n == 0 ? mode : GRADIENT_ADD);
     }
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// The loss counts 1 / loss_tokens for each token.
-static void gpt2_backward(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
+// dloss is the gradient of the loss of each token.
+static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const GPT2Activations a = model->acts;
-    classifier_backward(model, batch, loss_tokens, mode);
-    layernorm_backward_cpu(a.dresidual, model->grads.lnfw, model->grads.lnfb, a.branch,
-                           residual_into(model, cfg.L), model->params.lnfw, a.lnf_mean, a.lnf_rstd, N, C,
-                           GRADIENT_SET, mode);
+    const GPT2Parameters p = model->params, d = model->grads;
+    float* dlnf = a.branch; // (N, C)
+    classifier_gradients(model, dlnf, batch, dloss, mode);
+    layernorm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
+                           a.lnf_rstd, N, C, GRADIENT_SET, mode);
     for (int l = cfg.L - 1; l >= 0; l--) {
-        block_backward(model, l, batch.starts, B, T, mode);
+        block_backward(model, l, batch, mode);
     }
-    encoder_backward_cpu(model->grads.wte, model->grads.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C,
-                         mode);
+    encoder_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode);
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Update
 
 // The norm of the whole gradient.
 static double gpt2_gradient_norm(GPT2* model) {
@@ -268,6 +308,25 @@ static double gpt2_gradient_norm(GPT2* model) {
     }
     return sqrt(sum);
 }
+
+// The gradient of an update, one micro-batch after another; as run.h says.
+static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale) {
+    const int64_t micro_steps = total_batch / ((int64_t)train->B * train->T);
+    const float dloss = (float)(loss_scale / (double)total_batch);
+    BatchGradient gradient = {0, 0, 0, 0};
+    for (int64_t micro = 0; micro < micro_steps; micro++) {
+        const Batch batch = dataloader_next(train);
+        gpt2_forward(model, batch, 0);
+        gpt2_backward(model, batch, dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        gradient.loss += batch_loss(model, batch) / (double)micro_steps;
+        batch_gradient_add(&gradient, model->cfg, batch);
+    }
+    gradient.norm = gpt2_gradient_norm(model);
+    return gradient;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Update
 
 // One AdamW update of every tensor; `adamw.weight_decay` applies to those that decay.
 static void gpt2_update(GPT2* model, AdamW adamw) {
@@ -282,365 +341,108 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Sampling
+// Evaluation and sampling
 
-// The logits of the next token, for the generator; level 3 of --recompute keeps no keys and values.
-static const float* next_logits(void* model_, const int* ids, int known, int seen) {
+// Forward: sets or adds to model->loss.
+static void gpt2_evaluate(GPT2* model, Batch batch, GradientMode mode) {
+    gpt2_forward(model, batch, 0);
+    classifier_losses(model, batch);
+    model->loss = (mode == GRADIENT_SET ? 0 : model->loss) + batch_loss(model, batch);
+}
+
+static double gpt2_read_loss(GPT2* model) { return model->loss; }
+
+// The logits (Vp) of the next token, for the generator. A model that recomputes whole blocks keeps no keys and
+// values, and reads all tokens again.
+static const float* gpt2_next_logits(void* model_, const int* ids, int known, int seen) {
     GPT2* model = (GPT2*)model_;
-    gpt2_forward(model, ids, NULL, 1, known, model->recompute == 3 ? 0 : seen);
+    const Batch batch = {ids, NULL, NULL, 1, known, 0};
+    gpt2_forward(model, batch, model->recompute == RECOMPUTE_BLOCK ? 0 : seen);
     gpt2_logits(model, known - 1, 1);
     return model->acts.logits;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The training loop
+// Weights and checkpoints
 
-// What the micro-batches of an update give together.
-typedef struct {
-    double loss;  // mean over the targets that count
-    double norm;  // of its gradient,
-    double scale; // which is what is in memory times this
-    double flops; // of the tokens that were computed
-} BatchGradient;
-
-// One micro-batch after another: sets the gradients of the whole batch.
-static BatchGradient accumulate_gradients(GPT2* model, Dataloader* train, const Options* o) {
-    const int64_t micro_steps = o->total_batch / ((int64_t)train->B * train->T);
-    BatchGradient gradient = {0, 0, 0, 0};
-    double counted = 0;
-    for (int64_t micro = 0; micro < micro_steps; micro++) {
-        const Batch batch = dataloader_next(train);
-        gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
-        gpt2_backward(model, batch, (double)o->total_batch, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
-        gradient.loss += mean_loss(model, batch) / (double)micro_steps;
-        gradient.flops += gpt2_flops_per_token(model->cfg, batch.T) * batch.B * batch.T;
-        counted += batch.counted;
-    }
-    gradient.scale = targets_factor((double)o->total_batch, counted);
-    gradient.loss *= gradient.scale;
-    gradient.norm = gpt2_gradient_norm(model) * gradient.scale;
-    return gradient;
+static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
+    setup_weights(model->params_memory, model->cfg, model->parameter_rows, path, seed);
 }
 
-typedef struct {
-    GPT2* model;
-    const Options* options;
-    Dataloader *train, *val; // NULL where there is no data
-    Generator* generator;
-    RunLog* log;
-    Session* session;
-    RunState state;
-    int validates_first; // before the first update, too
-    double step_s;       // what the last step took
-    double peak;         // FLOP/s
-} Run;
+static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
+    checkpoint_read(saved, path, model->cfg, model->parameter_rows, model->params_memory,
+                    (float*)model->m_memory, (float*)model->v_memory);
+}
 
-// Whether steps follow a save, as they do while a thread writes a copy. A run that saves only at its end does
-// without that memory, and what it saves at a signal is waited for.
-static int saves_copies(const Options* o) { return o->save_every > 0 && o->save_every < o->steps; }
+static SafeTensorsDtype saved_dtype(const Options* options) {
+    (void)options;
+    return SAFETENSORS_F32;
+}
 
-// Copies all that the run is, and starts to save the copy; or saves the model itself.
-static void save(Run* run) {
-    const GPT2* model = run->model;
-    Checkpoints* copy = &run->session->checkpoints;
-    const int copies = saves_copies(run->options);
-    session_wait(run->session, run->log);
-    if (copies) {
-        memcpy(copy->params, model->params_memory, copy->params_bytes);
-        memcpy(copy->m, model->m_memory, copy->state_bytes);
-        memcpy(copy->v, model->v_memory, copy->state_bytes);
-    } else {
+// Copies weights and optimizer state, if there is memory for a copy; returns whether there is.
+static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
+    if (!model->save_copy) {
         copy->params = model->params_memory;
         copy->m = (float*)model->m_memory;
         copy->v = (float*)model->v_memory;
+        return 0;
     }
-    run->state.sequence = run->train ? (int64_t)run->train->next : 0;
-    run->state.samples_at = (int64_t)run->generator->rng.at;
-    log_sync(run->log);
-    checkpoint_start(copy, &run->state);
-    if (!copies) {
-        session_wait(run->session, run->log);
-    }
-}
-
-// Puts the run where it was when the checkpoint was made.
-static void restore(Run* run, const char* path, const SavedState* saved) {
-    GPT2* model = run->model;
-    checkpoint_read(saved, path, model->cfg, model->parameter_rows, model->params_memory,
-                    (float*)model->m_memory, (float*)model->v_memory);
-    run_state_restore(&run->state, &saved->run);
-    if (run->train) {
-        dataloader_seek(run->train, (uint64_t)saved->run.sequence);
-    }
-    rand_seek(&run->generator->rng, (uint64_t)saved->run.samples_at);
-}
-
-// Back to the last good checkpoint, and on with the data that comes after the bad batches.
-static void go_back(Run* run, const char* reason) {
-    SavedState saved;
-    char path[PATH_MAX];
-    const uint64_t next = run->train->next;
-    const int64_t from = run->state.step;
-    session_go_back(run->session, reason, path, &saved);
-    restore(run, path, &saved);
-    state_close(&saved);
-    dataloader_seek(run->train, next);
-    log_rollback(run->log, from, run->state.step, reason);
-}
-
-// Ends the program because a file of the data has changed under the run, after saving what it was before.
-static void end_by_bad_data(Run* run, const char* error) {
-    if (session_is_unsaved(run->session, &run->state)) {
-        save(run);
-    }
-    session_wait(run->session, run->log);
-    CHECK(0, "%s", error);
-}
-
-// One update, or none if the loss or the norm forbids it.
-static void run_step(Run* run) {
-    const Options* o = run->options;
-    RunState* state = &run->state;
-    const double start_s = time_now_s();
-    char reason[256];
-    if (o->overfit) {
-        dataloader_seek(run->train, 0);
-    }
-    const uint64_t first = run->train->next;
-    const BatchGradient gradient = accumulate_gradients(run->model, run->train, o);
-    if (dataloader_error(run->train)) {
-        dataloader_seek(run->train, first);
-        end_by_bad_data(run, dataloader_error(run->train));
-    }
-    const double loss = gradient.loss, norm = gradient.norm;
-    const UpdateVerdict verdict = guard_check(&state->guard, loss, norm);
-    AdamW adamw = setup_adamw(o, state->step, state->updates + 1, norm);
-    adamw.grad_scale *= (float)gradient.scale;
-    if (verdict == UPDATE_DO) {
-        gpt2_update(run->model, adamw);
-        state->updates++;
-    }
-    state->step++;
-    state->stage = STAGE_UPDATED;
-    state->tokens += o->total_batch;
-    run->step_s = time_now_s() - start_s;
-    run->peak = fmax(run->peak, gradient.flops / run->step_s); // it was measured on a busy machine
-    log_data_wait(run->log, run->train->wait_s);
-    log_train(run->log, state->step, loss, guard_shown_z(&state->guard, state->guard.loss_z), norm,
-              guard_shown_z(&state->guard, state->guard.norm_z), adamw.lr, run->step_s * 1e3,
-              gradient.flops / run->step_s / run->peak);
-    if (verdict != UPDATE_DO) {
-        log_skip(run->log, state->step, guard_reason(verdict));
-    }
-    if (session_diverged(run->session, run->log, state, reason)) {
-        go_back(run, reason);
-    }
-}
-
-// Sets *loss to the mean over the first micro-batches of the validation data, in order. Returns 0 if a signal
-// stopped it.
-static int evaluate(Run* run, double* loss) {
-    GPT2* model = run->model;
-    const int64_t batches = setup_eval_batches(run->options, run->val);
-    double sum = 0, counted = 0;
-    dataloader_seek(run->val, 0);
-    for (int64_t i = 0; i < batches; i++) {
-        if (signals_stop()) {
-            return 0;
-        }
-        log_progress(run->log, run->state.step, "validating", i, batches);
-        const Batch batch = dataloader_next(run->val);
-        gpt2_forward(model, batch.inputs, batch.starts, batch.B, batch.T, 0);
-        sum += gpt2_loss(model, batch);
-        counted += batch.counted;
-    }
-    if (dataloader_error(run->val)) {
-        end_by_bad_data(run, dataloader_error(run->val));
-    }
-    *loss = sum / (double)batches * targets_factor((double)batches * model->B * model->T, counted);
+    save_copy_at(copy, model->save_copy);
+    memcpy(copy->params, model->params_memory, copy->params_bytes);
+    memcpy(copy->m, model->m_memory, copy->state_bytes);
+    memcpy(copy->v, model->v_memory, copy->state_bytes);
     return 1;
 }
 
-// What is due between two updates, besides saving. Ends early when a signal asks the run to stop.
-static void evaluate_and_sample(Run* run) {
-    RunState* state = &run->state;
-    if (run->val && session_validation_is_due(run->session, state, run->validates_first)) {
-        if (!evaluate(run, &state->val_loss)) {
-            return;
-        }
-        log_val(run->log, state->step, state->val_loss);
-    }
-    state->stage = state->stage == STAGE_UPDATED ? (int64_t)STAGE_VALIDATED : state->stage;
-    if (session_samples_are_due(run->session, state) &&
-        !generator_log(run->generator, run->log, state->step)) {
-        return;
-    }
-    state->stage = STAGE_SAMPLED;
-}
-
-// The run, to its end or until it has to stop; returns whether it is at its end.
-static int train(Run* run) {
-    for (;;) {
-        evaluate_and_sample(run);
-        const int next = session_next(run->session, &run->state, run->step_s);
-        session_report(run->session, run->log);
-        if (next & SESSION_SAVE) {
-            save(run);
-        }
-        if (next & SESSION_STOP || run->state.step >= run->options->steps) {
-            session_wait(run->session, run->log);
-            return !(next & SESSION_STOP);
-        }
-        run_step(run);
-    }
+static void gpt2_export(const GPT2* model, const Options* options, const RunData* data) {
+    setup_export(model->cfg, model->parameter_rows, model->params_memory, options, data);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// main
+// The trainer
 
-// What the run takes, by kind; the list ends with a name of NULL.
-static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    const size_t params = gpt2_parameter_rows(rows, cfg);
-    const PlanMemory kinds[PLAN_KINDS] = {
-        {"parameters", params, 0},
-        {"gradients", params, 0},
-        {"AdamW m", params, 0},
-        {"v", params, 0},
-        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
-        {"copy to save", saves_copies(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0, 0},
-        {NULL, 0, 0}};
-    memcpy(plan, kinds, sizeof(kinds));
+static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o) {
+    gpt2_parameter_rows(plan->parameters, cfg);
+    gpt2_activation_rows(plan->activations, cfg, o->batch, o->seq_len, o->recompute);
+    memory_plan(plan->memory, cfg, o);
+    snprintf(plan->device, sizeof(plan->device), "%d threads, %s", threads_max(), VEC_ISA);
+    plan->peak = peak_flops_per_s();
 }
 
-static void describe_device(char* text, size_t room) {
-    snprintf(text, room, "%d threads, %s", threads_max(), VEC_ISA);
+static void print_device(const GPT2* model, double peak) {
+    (void)model;
+    printf("%d threads, %s, peak %.0f GFLOP/s\n", threads_max(), VEC_ISA, peak * 1e-9);
 }
 
-// --plan: what the run would take, without taking it.
-static void print_plan(GPT2Config cfg, const Options* options) {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    PlanMemory memory[PLAN_KINDS];
-    char threads[64], device[128];
-    gpt2_parameter_rows(parameters, cfg);
-    gpt2_activation_rows(activations, cfg, options->batch, options->seq_len, options->recompute);
-    memory_plan(memory, cfg, options);
-    describe_device(threads, sizeof(threads));
-    snprintf(device, sizeof(device), "this machine (%s)", threads);
-    plan_print(stdout, cfg, options, parameters, activations, memory, peak_flops_per_s(), device);
-}
-
-// What the run is about: memory, data, and what can be reached.
-static void print_facts(GPT2Config cfg, const Options* options, const RunData* data, double peak,
-                        double floor) {
-    PlanMemory memory[PLAN_KINDS];
-    memory_plan(memory, cfg, options);
-    plan_print_memory(stdout, cfg, memory);
-    char device[64];
-    describe_device(device, sizeof(device));
-    setup_print_data(stdout, data);
-    printf("%s, peak %.0f GFLOP/s\n", device, peak * 1e-9);
-    if (isfinite(floor)) {
-        printf(
-            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
-            floor);
-    }
-    fflush(stdout); // the first step may take long
-}
-
-#define TRAINER_NAME "CPU FP32"
-
-// The run itself. Returns its exit status.
-static int run_training(RunStart* start) {
-    const Options* options = &start->options;
-    const GPT2Config cfg = start->cfg;
-    const double peak = peak_flops_per_s();
-    char program[128], device[64];
-    RunLog log;
-    GPT2 model;
-    Dataloader train_loader, val_loader;
-    Generator generator;
-    Session session;
-    const int has_data = setup_has_data(&start->data);
-    if (has_data) {
-        setup_loaders(&train_loader, &val_loader, &start->data, options);
-    }
-    gpt2_open(&model, cfg, options->batch, options->seq_len, options->recompute);
-    generator_open(&generator, next_logits, &model, cfg.V, options->seq_len, &start->data, options);
-    void* copy = saves_copies(options)
-                     ? check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save")
-                     : NULL;
-    const CheckpointRun checkpoint_run = {TRAINER_NAME,
-                                          cfg,
-                                          SAFETENSORS_F32,
-                                          generator.eot,
-                                          setup_saved_tokenizer(&start->data),
-                                          start->data.train.tokens,
-                                          start->data.train.fingerprint,
-                                          NULL,
-                                          NULL};
-    session_open(&session, options, &start->resume, checkpoint_run, copy, start->start_s);
-    const int64_t eval_batches = has_data ? setup_eval_batches(options, &val_loader) : 0;
-    const double floor = setup_floor(&start->data, options, eval_batches);
-    print_facts(cfg, options, &start->data, peak, floor);
-
-    Run run = {
-        .model = &model,
-        .options = options,
-        .train = has_data ? &train_loader : NULL,
-        .val = has_data ? &val_loader : NULL,
-        .generator = &generator,
-        .log = &log,
-        .session = &session,
-        .state = run_state_open(guard_open(options->skip_loss_z, options->skip_grad_z), loss_scale_off()),
-        .validates_first =
-            setup_validates_first(options, gpt2_flops_per_token(cfg, options->seq_len), eval_batches),
-        .peak = peak,
-    };
-    if (start->resume.is_active) {
-        restore(&run, start->resume.path, &start->resume.saved);
-    } else {
-        setup_weights(model.params_memory, cfg, model.parameter_rows, start->model_path, options->seed);
-    }
-    describe_device(device, sizeof(device));
-    options_version(program, sizeof(program), options, "train_gpt2");
-    const LogIdentity who = {program, TRAINER_NAME, device};
-    session_begin(&session, &start->resume, &run.state, &log, who);
-    const int is_done = train(&run);
-    if (is_done) {
-        setup_export(cfg, model.parameter_rows, model.params_memory, options, &start->data);
-        log_summary(&log, options->steps, run.state.val_loss, floor, log_peak_mb());
-    } else {
-        session_stopped(&session, &log, &run.state);
-    }
-    const int is_saved = session.can_save;
-
-    session_close(&session);
-    free(copy);
-    generator_close(&generator);
-    gpt2_close(&model);
-    if (has_data) {
-        dataloader_close(&val_loader);
-        dataloader_close(&train_loader);
-    }
-    log_close(&log);
-    if (!is_done && !is_saved) {
-        signals_end_now();
-    }
-    return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
-}
-
-// The program. Returns its exit status.
-static int trainer(int argc, char** argv) {
-    vec_flush_denormals(); // before the first parallel region: its threads inherit it
-    return start_run(argc, argv, options_program(OPTION_CPU), TRAINER_NAME, print_plan, run_training);
-}
+static const Trainer trainer = {
+    .name = "CPU FP32",
+    .program_name = "train_gpt2",
+    .program = {OPTION_CPU, LLMC_VERSION},
+    .model_bytes = sizeof(GPT2),
+    .peak_is_measured = 1,
+    .plan = make_plan,
+    .open = gpt2_open,
+    .close = gpt2_close,
+    .print_device = print_device,
+    .export_model = gpt2_export,
+    .peak_mib = log_peak_mb,
+    .loss_scale = loss_scale_off,
+    .gradients = gpt2_gradients,
+    .update = gpt2_update,
+    .validates_first = setup_validates_first,
+    .evaluate = gpt2_evaluate,
+    .read_loss = gpt2_read_loss,
+    .next_logits = gpt2_next_logits,
+    .first_weights = gpt2_first_weights,
+    .read_checkpoint = gpt2_read_checkpoint,
+    .saved_dtype = saved_dtype,
+    .copy_out = gpt2_copy_out,
+};
 
 #ifndef TRAIN_GPT2_NO_MAIN
 int main(int argc, char** argv) {
-    file_open_standard();
     threads_wait_briefly(argv);
-    signals_open();
-    return trainer(argc, argv);
+    vec_flush_denormals(); // before the first parallel region: its threads inherit it
+    return run_main(argc, argv, &trainer);
 }
 #endif

@@ -18,7 +18,8 @@ defines: GPT2Config, GPT2Parameters, GPT2Activations, TensorRow, TensorInFiles, 
          gpt2_classifier_chunk, gpt2_parameters_at_layer, gpt2_activations_at_layer,
          gpt2_activations_at_token, gpt2_model_by_name, gpt2_padded_vocab, gpt2_check_config,
          gpt2_count_parameters, gpt2_flops_per_token, gpt2_initial_value, gpt2_rows_in_files,
-         gpt2_random_weights, TensorInit, TensorLife, tensor_layer_elements, GPT2NamedModel, gpt2_named_models
+         gpt2_random_weights, RecomputeLevel, TensorInit, TensorLife, tensor_layer_elements, GPT2NamedModel,
+         gpt2_named_models
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
@@ -56,6 +57,14 @@ typedef enum {
     FILE_CONV1D  // (cols, rows): GPT-2's code computes x W, ours x W^T
 } TensorInFiles;
 
+// Levels of --recompute: what the backward pass computes again instead of keeping it, each with all before.
+typedef enum {
+    RECOMPUTE_NONE,
+    RECOMPUTE_GELU,  // GELU
+    RECOMPUTE_NORMS, // and both norms of a block
+    RECOMPUTE_BLOCK  // and the rest of it: only the residual stream between blocks is kept
+} RecomputeLevel;
+
 // clang-format off
 // Parameters, in the order of llm.c's model files. `rows` x `cols` for each of `layers`; a vector is one row.
 // Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `in files` says how Hugging Face
@@ -80,34 +89,34 @@ typedef enum {
   X(lnfb,       1,      1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
 
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to the level of
-// --recompute named `kept`: 0 not at level 1 and above, 1 not at level 2 and above, 2 not at level 3, 3 always. When it is not
-// kept, all layers share one buffer and the backward pass computes it again. Logits exist for `chunk` tokens at a time.
+// recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all layers share one buffer and the
+// backward pass computes it again. Logits exist for `chunk` tokens at a time.
 // `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only in the classifier.
-//  name        layers  tokens  kept  cols                 dtype    life
+//  name        layers  tokens  kept   cols                 dtype    life
 #define GPT2_ACTIVATIONS(X) \
-  X(encoded,    1,      N,      3,    cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
-  X(ln1,        cfg.L,  N,      1,    cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(ln1_mean,   cfg.L,  N,      2,    1,                   float,   LIVE_ALWAYS) \
-  X(ln1_rstd,   cfg.L,  N,      2,    1,                   float,   LIVE_ALWAYS) \
-  X(qkv,        cfg.L,  N,      2,    3 * cfg.C,           floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
-  X(atty,       cfg.L,  N,      2,    cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
-  X(att_lse,    cfg.L,  N,      2,    cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
-  X(residual2,  cfg.L,  N,      2,    cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
-  X(ln2,        cfg.L,  N,      1,    cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(ln2_mean,   cfg.L,  N,      2,    1,                   float,   LIVE_ALWAYS) \
-  X(ln2_rstd,   cfg.L,  N,      2,    1,                   float,   LIVE_ALWAYS) \
-  X(fch,        cfg.L,  N,      2,    4 * cfg.C,           floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
-  X(fch_gelu,   cfg.L,  N,      0,    4 * cfg.C,           floatX,  LIVE_ALWAYS)  /* and after */ \
-  X(residual3,  cfg.L,  N,      3,    cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
-  X(lnf,        1,      N,      3,    cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(lnf_mean,   1,      N,      3,    1,                   float,   LIVE_ALWAYS) \
-  X(lnf_rstd,   1,      N,      3,    1,                   float,   LIVE_ALWAYS) \
-  X(logits,     1,      chunk,  3,    cfg.Vp,              floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
-  X(losses,     1,      N,      3,    1,                   float,   LIVE_ALWAYS)   /* nats, per token */ \
-  X(branch,     1,      N,      3,    cfg.C,               floatX,  LIVE_ALWAYS)  /* what a block adds to the stream, and its gradient */ \
-  X(dresidual,  1,      N,      3,    cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
-  X(dqkv,       1,      N,      3,    3 * cfg.C,           floatX,  LIVE_BLOCK) \
-  X(dfch,       1,      N,      3,    4 * cfg.C,           floatX,  LIVE_BLOCK)
+  X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
+  X(ln1,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(ln1_mean,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
+  X(ln1_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
+  X(qkv,        cfg.L,  N,      NORMS, 3 * cfg.C,           floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
+  X(atty,       cfg.L,  N,      NORMS, cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
+  X(att_lse,    cfg.L,  N,      NORMS, cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(residual2,  cfg.L,  N,      NORMS, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
+  X(ln2,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(ln2_mean,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
+  X(ln2_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
+  X(fch,        cfg.L,  N,      NORMS, 4 * cfg.C,           floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
+  X(fch_gelu,   cfg.L,  N,      NONE,  4 * cfg.C,           floatX,  LIVE_ALWAYS)  /* and after */ \
+  X(residual3,  cfg.L,  N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
+  X(lnf,        1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(lnf_mean,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
+  X(lnf_rstd,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
+  X(logits,     1,      chunk,  BLOCK, cfg.Vp,              floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
+  X(losses,     1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS)   /* nats, per token */ \
+  X(branch,     1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* what a block adds to the stream, and its gradient */ \
+  X(dresidual,  1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
+  X(dqkv,       1,      N,      BLOCK, 3 * cfg.C,           floatX,  LIVE_BLOCK) \
+  X(dfch,       1,      N,      BLOCK, 4 * cfg.C,           floatX,  LIVE_BLOCK)
 // clang-format on
 
 #define GPT2_MEMBER_(name, ...) floatX* name;
@@ -214,7 +223,8 @@ static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
     return (N + parts - 1) / parts;
 }
 
-// The rows of the activation table for micro-batches of B sequences of T tokens; `recompute` is 0 to 3.
+// The rows of the activation table for micro-batches of B sequences of T tokens, at a level of
+// recomputation.
 static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
                                           int recompute) {
     const size_t N = (size_t)B * (size_t)T, chunk = gpt2_classifier_chunk(cfg, N);
@@ -223,14 +233,14 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->name = #name_;                                                                                      \
     row->hf_name = row->gguf_name = NULL;                                                                    \
     row->form = FILE_TABLE;                                                                                  \
-    row->layers = recompute > kept_ ? 1 : layers_;                                                           \
+    row->layers = recompute > RECOMPUTE_##kept_ ? 1 : layers_;                                               \
     row->rows = tokens_;                                                                                     \
     row->cols = (size_t)(cols_);                                                                             \
     row->element_bytes = sizeof(dtype_);                                                                     \
     row->init = INIT_ZERO;                                                                                   \
     row->stream = 0;                                                                                         \
     row->decay = 0;                                                                                          \
-    row->life = recompute > kept_ ? LIVE_BLOCK : life_;                                                      \
+    row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \
     row->member = offsetof(GPT2Activations, name_);                                                          \
     row++;
     GPT2_ACTIVATIONS(GPT2_ROW_)

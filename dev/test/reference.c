@@ -10,7 +10,8 @@ struct Reference {
 
 Reference* reference_open(GPT2Config cfg, int B, int T, const float* params) {
     Reference* reference = (Reference*)check_alloc(1, sizeof(Reference), "reference");
-    gpt2_open(&reference->model, cfg, B, T, 0);
+    const Options options = {.batch = B, .seq_len = T, .recompute = RECOMPUTE_NONE};
+    gpt2_open(&reference->model, cfg, &options);
     memcpy(reference->model.params_memory, params, reference->model.parameter_bytes);
     return reference;
 }
@@ -25,16 +26,17 @@ double reference_gradients(Reference* reference, const int* tokens, const int* t
     GPT2* model = &reference->model;
     const Batch batch = {tokens,   targets, starts,
                          model->B, batch_T, targets_count(targets, model->B * batch_T)};
-    gpt2_forward(model, tokens, starts, model->B, batch_T, 0);
-    gpt2_backward(model, batch, loss_tokens, mode);
-    return mean_loss(model, batch);
+    gpt2_forward(model, batch, 0);
+    gpt2_backward(model, batch, (float)(1 / loss_tokens), mode);
+    return batch_loss(model, batch);
 }
 
 const float* reference_logits(Reference* reference, const int* tokens) {
     GPT2* model = &reference->model;
     const int N = model->B * model->T;
     assert((int)gpt2_classifier_chunk(model->cfg, (size_t)N) == N);
-    gpt2_forward(model, tokens, NULL, model->B, model->T, 0);
+    const Batch batch = {tokens, NULL, NULL, model->B, model->T, 0};
+    gpt2_forward(model, batch, 0);
     gpt2_logits(model, 0, N);
     return model->acts.logits;
 }

@@ -14,12 +14,11 @@ defines: test_resume
 #include "llmc/base/xxh64.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/state.h"
+#include "llmc/run/run.h"
 #include "test.h"
 
-typedef int (*Trainer)(int argc, char** argv);
-
 // Runs the trainer with a line of options; what it prints goes nowhere. Returns its exit status.
-static inline int resume_run_(Trainer trainer, const char* line) {
+static inline int resume_run_(const Trainer* trainer, const char* line) {
     char words[2048], *argv[128], *save = NULL;
     int argc = 0;
     snprintf(words, sizeof(words), "trainer %s", line);
@@ -30,7 +29,7 @@ static inline int resume_run_(Trainer trainer, const char* line) {
     fflush(stdout);
     const int screen = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY);
     dup2(nowhere, STDOUT_FILENO);
-    const int status = trainer(argc, argv);
+    const int status = run_program(argc, argv, trainer);
     fflush(stdout);
     dup2(screen, STDOUT_FILENO);
     close(screen);
@@ -76,7 +75,7 @@ static inline void resume_expect_same_(const char* one, const char* other, const
 
 // Ten steps at once, and five and five; the second time also with other micro-batches, which read the same
 // data.
-static inline void test_resume(Trainer trainer, const char* options) {
+static inline void test_resume(const Trainer* trainer, const char* options) {
     char line[2048], out[128], half[256], whole[256], again[256];
     static int count = 0;
     snprintf(out, sizeof(out), "%s/%d", test_tmpdir(), count++);

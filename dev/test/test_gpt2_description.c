@@ -173,11 +173,11 @@ static void test_parameter_rows(void) {
 
 static void test_activation_rows(void) {
     TensorRow rows[GPT2_ACTIVATION_ROWS];
-    gpt2_activation_rows(rows, TINY, B, T, 1);
+    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU);
     EXPECT(may_share(row_called(rows, GPT2_ACTIVATION_ROWS, "logits"),
                      row_called(rows, GPT2_ACTIVATION_ROWS, "fch_gelu")),
            "the logits have memory of their own");
-    for (int recompute = 0; recompute <= 3; recompute++) {
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         expect_layout(rows, GPT2_ACTIVATION_ROWS, gpt2_activation_rows(rows, TINY, B, T, recompute));
     }
     for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
@@ -206,7 +206,7 @@ static void test_recompute(void) {
     static const char* const per_block = " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 "
                                          "ln2_mean ln2_rstd fch residual3 ";
     size_t last_bytes = SIZE_MAX;
-    for (int level = 0; level <= 3; level++) {
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
         TensorRow rows[GPT2_ACTIVATION_ROWS];
         const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, level);
         for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
@@ -252,8 +252,8 @@ static void test_activation_pointers(int recompute) {
 #undef SAME_
     for (int l = 0; l < TINY.L; l++) {
         const GPT2Activations at = gpt2_activations_at_layer(a, rows, l);
-        const int gelu = recompute >= 1 ? 0 : l, norm = recompute >= 2 ? 0 : l,
-                  block = recompute >= 3 ? 0 : l;
+        const int gelu = recompute >= RECOMPUTE_GELU ? 0 : l, norm = recompute >= RECOMPUTE_NORMS ? 0 : l,
+                  block = recompute >= RECOMPUTE_BLOCK ? 0 : l;
         EXPECT(at.encoded == a.encoded && at.logits == a.logits && at.dqkv == a.dqkv, "one for all");
         EXPECT(at.fch_gelu == a.fch_gelu + gelu * B * T * 144, "level %d, layer %d: GELU", recompute, l);
         EXPECT(at.ln1 == a.ln1 + norm * B * T * 36, "level %d, layer %d: norm", recompute, l);
@@ -366,7 +366,7 @@ int main(void) {
     test_activation_rows();
     test_recompute();
     test_parameter_pointers();
-    for (int recompute = 0; recompute <= 3; recompute++) {
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         test_activation_pointers(recompute);
     }
     test_classifier_chunk();

@@ -77,6 +77,10 @@ int packed_skip(PackedFile* file, uint64_t bytes);
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+
 #if defined(HAVE_ISAL)
 #include <isa-l/igzip_lib.h>
 #elif defined(HAVE_ZLIB)
@@ -85,9 +89,6 @@ int packed_skip(PackedFile* file, uint64_t bytes);
 #ifdef HAVE_ZSTD
 #include <zstd.h>
 #endif
-
-#include "llmc/base/check.h"
-#include "llmc/base/file.h"
 
 enum { PACKED_BUFFER_ = 1 << 18 }; // bytes read from a packed file at a time
 #ifndef PACKED_ZSTD_WINDOW

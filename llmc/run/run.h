@@ -1,75 +1,591 @@
 /*
-run.h -- what both trainers do around a run: from the command line to options, data and sizes of the model,
-and to the run, or to what the command line asks for instead of one (--verify-data, --print-config, --plan).
+run.h -- one run of the program, the same for every trainer: from the command line to the exit status.
 
-defines: RunStart, StartPlan, StartTraining, start_run
+A trainer is a model and a table of functions that work on it (Trainer). All the rest is done here, once:
+
+    start      options, data, sizes of the model; --verify-data, --print-config, --plan     plan
+    open       the model, loaders, generator, checkpoints; weights, or a checkpoint         open, first_weights,
+                                                                                            read_checkpoint
+    loop       validation and samples that are due                                          evaluate, next_logits
+               save or stop                                                                 copy_out
+               a step: gradient, verdict, update, log; roll back if the run has diverged    gradients, update
+    close      export, summary                                                              export_model, close
+
+The model is opaque here, and nothing depends on the type of its weights.
+
+defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, save_copy_at, run_program, run_main
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
 
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/data/dataloader.h"
+#include "llmc/formats/safetensors.h"
+#include "llmc/run/checkpoint.h"
+#include "llmc/run/generator.h"
+#include "llmc/run/loss_scale.h"
+#include "llmc/run/options.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/setup.h"
+#include "llmc/run/state.h"
+#include "llmc/adamw.h"
+#include "llmc/gpt2.h"
+#include "llmc/gradient.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The trainer
+
+typedef struct GPT2 GPT2; // each trainer has its own
+
+// The loss and the gradient of the micro-batches of an update, as they were computed.
+typedef struct {
+    double loss;    // mean over micro-batches of: sum of the losses / (B * T), nats
+    double norm;    // of the gradient in memory, times the loss scale
+    double counted; // targets that count
+    double flops;   // floating-point operations
+} BatchGradient;
+
+// Adds the work of a micro-batch.
+void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, Batch batch);
+
+// What a run takes, and what the device can do.
+typedef struct {
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    PlanMemory memory[PLAN_KINDS]; // the large allocations; the list ends with a name of NULL
+    char device[256];              // in words
+    double peak;                   // of the device, FLOP/s
+} TrainerPlan;
+
+// NULL is allowed only where a comment says so.
+typedef struct {
+    const char* name;         // with its precision: "CPU FP32"; for the log and for checkpoints
+    const char* program_name; // "train_gpt2"
+    OptionsProgram program;   // its options and its version
+    size_t model_bytes;       // sizeof(GPT2): the driver allocates it
+    int peak_is_measured;     // so a step may show that the device can do more
+
+    // ---- before and after the run
+
+    // First, sets options that are still `auto` because they depend on the device, and prints why. Then sets
+    // *plan. Allocates nothing; a plan for another machine needs no device.
+    void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options);
+    // Allocates everything that training needs; all parameters are zero. Ends the program if it does not fit.
+    void (*open)(GPT2* model, GPT2Config cfg, const Options* options);
+    void (*close)(GPT2* model);
+    // Prints the end of the line on data and device; `peak` in FLOP/s.
+    void (*print_device)(const GPT2* model, double peak);
+    // Writes the files that --export-llmc and --export-gguf name. After the last step.
+    void (*export_model)(const GPT2* model, const Options* options, const RunData* data);
+    double (*peak_mib)(void); // the most memory that the device, or the process, ever held
+
+    // ---- a step
+
+    // The loss scale of a new run; loss_scale_off where gradients need none.
+    LossScale (*loss_scale)(void);
+    // Forward and backward on the next total_batch tokens of `train`, one micro-batch after another: sets all
+    // gradients. The loss of each token counts loss_scale / total_batch.
+    BatchGradient (*gradients)(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale);
+    // One update of all parameters; `adamw.grad_scale` applies to gradients as they are in memory.
+    void (*update)(GPT2* model, AdamW adamw);
+    // Prints what --gpu-report asks for, after step number `step` (from 1). NULL: nothing.
+    void (*report)(GPT2* model, const Options* options, int64_t step);
+
+    // ---- between two steps
+
+    // Whether to validate before the first update, too; as setup_validates_first. NULL: always.
+    int (*validates_first)(const Options* options, double flops_per_token, int64_t batches);
+    // Forward: sets or adds to the loss, sum of the losses / (B * T) of a full micro-batch, as `mode` says.
+    void (*evaluate)(GPT2* model, Batch batch, GradientMode mode);
+    // Returns that loss. Waits for the device.
+    double (*read_loss)(GPT2* model);
+    NextLogits next_logits; // generator.h
+
+    // ---- weights and checkpoints
+
+    // Weights of the model in `path`; random ones if it is NULL.
+    void (*first_weights)(GPT2* model, const char* path, uint64_t seed);
+    // Sets weights and optimizer state from the checkpoint in `path`, whose state is `saved`.
+    void (*read_checkpoint)(GPT2* model, const char* path, const SavedState* saved);
+    // The type of the weights in a checkpoint: of master weights if there are any.
+    SafeTensorsDtype (*saved_dtype)(const Options* options);
+    // Copies weights and optimizer state into memory of the trainer, and points params, m and v of *copy there.
+    // Returns 0 if these point to the model itself: then the save ends before the next step.
+    int (*copy_out)(GPT2* model, Checkpoints* copy);
+    // Writes further small files into a checkpoint, in the thread that saves. NULL: none.
+    void (*save_extra)(const void* model, const char* directory);
+} Trainer;
+
+// Points params, m and v of *copy into `memory`, of checkpoints_bytes. For Trainer.copy_out.
+void save_copy_at(Checkpoints* copy, void* memory);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// From the command line to the run
+
+// The program, but for what it does once in a process. Returns its exit status.
+int run_program(int argc, char** argv, const Trainer* trainer);
+
+// The program. Returns its exit status.
+int run_main(int argc, char** argv, const Trainer* trainer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef RUN_IMPLEMENTATION
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
 #include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/rand.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/threads.h"
-#include "llmc/run/options.h"
+#include "llmc/run/guard.h"
+#include "llmc/run/log.h"
 #include "llmc/run/resume.h"
-#include "llmc/run/setup.h"
+#include "llmc/run/session.h"
+#include "llmc/classifier.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The trainer
+
+void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, Batch batch) {
+    gradient->flops += gpt2_flops_per_token(cfg, batch.T) * batch.B * batch.T;
+    gradient->counted += batch.counted;
+}
+
+void save_copy_at(Checkpoints* copy, void* memory) {
+    copy->params = memory;
+    copy->m = (float*)((char*)memory + copy->params_bytes);
+    copy->v = (float*)((char*)copy->m + copy->state_bytes);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The run
 
 typedef struct {
+    const Trainer* trainer;
     Options options;
     RunData data;
     Resume resume;
-    const char* model_path; // of the first weights, or of those to go on from; NULL: random ones
+    const char* model_path; // of the first weights, or the checkpoint to continue from; NULL: random
     GPT2Config cfg;
-    double start_s; // when the program began, as time_now_s counts
-} RunStart;
+    double start_s; // when the program started, as time_now_s counts
 
-typedef void (*StartPlan)(GPT2Config cfg, const Options* options); // prints what --plan shows
-typedef int (*StartTraining)(RunStart* start);                     // the run; returns its exit status
+    TrainerPlan plan;
+    GPT2* model;
+    Dataloader loaders[2];
+    Dataloader *train, *val; // NULL without data
+    int64_t eval_batches;    // of a validation
+    Generator generator;
+    Session session;
+    RunLog log;
+    RunState state;
+    int validates_first; // before the first update, too
+    double floor;        // of the validation loss: the entropy of the text; NAN: unknown
+    double step_s;       // time of the last step
+} Run_;
 
-// With options that are known. Returns the exit status.
-static inline int start_go_on_(RunStart* start, const char* program, const char* trainer,
-                               StartPlan print_plan, StartTraining train) {
-    Options* options = &start->options;
+// What a process of a run may ask for; a sum of these.
+enum {
+    RUN_SAVE_ = SESSION_SAVE,
+    RUN_STOP_ = SESSION_STOP,
+    RUN_SKIP_ = 4,      // this update
+    RUN_ROLL_BACK_ = 8, // to an earlier step
+    RUN_BAD_DATA_ = 16  // end: a file of the data has changed
+};
+
+// The one place where the processes of a run agree. Whether to save, stop, skip an update, roll back or end is
+// decided by what this returns and by nothing else: all processes call it at the same points, and if one of
+// them asks for something, all do it. Today there is one process.
+static int run_agree_(const Run_* run, int asks) {
+    (void)run;
+    return asks;
+}
+
+// ---- saving and rolling back
+
+// Copies all that makes up the run, and starts to save the copy; or saves the model itself and waits.
+static void run_save_(Run_* run) {
+    session_wait(&run->session, &run->log);
+    const int is_copy = run->trainer->copy_out(run->model, &run->session.checkpoints);
+    run->state.sequence = run->train ? (int64_t)run->train->next : 0;
+    run->state.samples_at = (int64_t)run->generator.rng.at;
+    log_sync(&run->log);
+    checkpoint_start(&run->session.checkpoints, &run->state);
+    if (!is_copy) {
+        session_wait(&run->session, &run->log);
+    }
+}
+
+// Puts the run where it was when the checkpoint was saved.
+static void run_restore_(Run_* run, const char* path, const SavedState* saved) {
+    run->trainer->read_checkpoint(run->model, path, saved);
+    run_state_restore(&run->state, &saved->run);
+    if (run->train) {
+        dataloader_seek(run->train, (uint64_t)saved->run.sequence);
+    }
+    rand_seek(&run->generator.rng, (uint64_t)saved->run.samples_at);
+}
+
+// Back to the last healthy checkpoint; the data continue after the bad batches.
+static void run_roll_back_(Run_* run, const char* reason) {
+    SavedState saved;
+    char path[PATH_MAX];
+    const uint64_t next = run->train->next;
+    const int64_t from = run->state.step;
+    session_go_back(&run->session, reason, path, &saved);
+    run_restore_(run, path, &saved);
+    state_close(&saved);
+    dataloader_seek(run->train, next);
+    log_rollback(&run->log, from, run->state.step, reason);
+}
+
+// Ends the program if a file of the data has changed during the run, after saving the run as it was before the
+// sequence number `next`.
+static void run_check_data_(Run_* run, const Dataloader* loader, uint64_t next) {
+    if (!run_agree_(run, dataloader_error(loader) ? RUN_BAD_DATA_ : 0)) {
+        return;
+    }
+    const char* error = dataloader_error(loader);
+    dataloader_seek(run->train, next);
+    if (session_is_unsaved(&run->session, &run->state)) {
+        run_save_(run);
+    }
+    session_wait(&run->session, &run->log);
+    CHECK(0, "%s", error);
+}
+
+// ---- a step
+
+// The verdict on the gradient of an update.
+typedef struct {
+    double loss, norm; // mean over the targets that count, nats; of its gradient, without any scale
+    AdamW adamw;       // for the update
+    int is_made;       // the update
+    char reason[96];   // why it is not made
+} RunVerdict_;
+
+// Adjusts the loss scale. Returns whether the gradient overflowed, and a smaller scale may help: that is no
+// outlier, and no divergence.
+static int run_overflowed_(LossScale* scale, double loss, double norm, char reason[96]) {
+    const float before = scale->scale;
+    loss_scale_update(scale, isfinite(norm));
+    if (isfinite(norm) || !isfinite(loss) || scale->scale == before) {
+        return 0;
+    }
+    snprintf(reason, 96, "gradient overflow: loss scale %g, was %g", scale->scale, before);
+    return 1;
+}
+
+// Schedule, clipping, overflow and outliers.
+static RunVerdict_ run_judge_(Run_* run, const BatchGradient* gradient) {
+    const Options* o = &run->options;
+    RunState* state = &run->state;
+    // The loss counts 1 / total_batch for each token; it should count 1 / counted.
+    const double factor = targets_factor((double)o->total_batch, gradient->counted);
+    const double scale = factor / state->loss_scale.scale;
+    RunVerdict_ verdict;
+    memset(&verdict, 0, sizeof(verdict));
+    verdict.loss = gradient->loss * factor;
+    verdict.norm = gradient->norm * scale;
+    verdict.adamw = setup_adamw(o, state->step, state->updates + 1, verdict.norm);
+    verdict.adamw.grad_scale *= (float)scale;
+    int skip = run_overflowed_(&state->loss_scale, verdict.loss, verdict.norm, verdict.reason);
+    if (!skip) {
+        const UpdateVerdict guard = guard_check(&state->guard, verdict.loss, verdict.norm);
+        skip = guard != UPDATE_DO;
+        snprintf(verdict.reason, sizeof(verdict.reason), "%s", guard_reason(guard));
+    }
+    verdict.is_made = !run_agree_(run, skip ? RUN_SKIP_ : 0);
+    return verdict;
+}
+
+// After step number state.step.
+static void run_log_step_(Run_* run, const RunVerdict_* verdict, double flops) {
+    const UpdateGuard* guard = &run->state.guard;
+    if (run->trainer->peak_is_measured) { // maybe on a busy machine
+        run->plan.peak = fmax(run->plan.peak, flops / run->step_s);
+    }
+    log_data_wait(&run->log, run->train->wait_s);
+    log_train(&run->log, run->state.step, verdict->loss, guard_shown_z(guard, guard->loss_z), verdict->norm,
+              guard_shown_z(guard, guard->norm_z), verdict->adamw.lr, run->step_s * 1e3,
+              flops / run->step_s / run->plan.peak);
+    if (!verdict->is_made) {
+        log_skip(&run->log, run->state.step, verdict->reason);
+    }
+}
+
+// One update, or none if the loss or the norm forbids it.
+static void run_step_(Run_* run) {
+    const Trainer* trainer = run->trainer;
+    const Options* o = &run->options;
+    RunState* state = &run->state;
+    const double start_s = time_now_s();
+    char reason[256];
+    if (o->overfit) {
+        dataloader_seek(run->train, 0);
+    }
+    const uint64_t first = run->train->next;
+    const BatchGradient gradient =
+        trainer->gradients(run->model, run->train, o->total_batch, state->loss_scale.scale);
+    run_check_data_(run, run->train, first);
+    const RunVerdict_ verdict = run_judge_(run, &gradient);
+    if (verdict.is_made) {
+        trainer->update(run->model, verdict.adamw);
+        state->updates++;
+    }
+    state->step++;
+    state->stage = STAGE_UPDATED;
+    state->tokens += o->total_batch;
+    run->step_s = time_now_s() - start_s;
+    run_log_step_(run, &verdict, gradient.flops);
+    const int is_lost = session_diverged(&run->session, &run->log, state, reason);
+    if (run_agree_(run, is_lost ? RUN_ROLL_BACK_ : 0)) {
+        run_roll_back_(run, reason);
+    }
+    if (trainer->report) {
+        trainer->report(run->model, o, state->step);
+    }
+}
+
+// ---- between two steps
+
+// Sets *loss to the mean over the first micro-batches of the validation data, in order. Returns 0 if a signal
+// stopped it.
+static int run_evaluate_(Run_* run, double* loss) {
+    const int64_t batches = run->eval_batches;
+    double counted = 0;
+    dataloader_seek(run->val, 0);
+    for (int64_t i = 0; i < batches; i++) {
+        if (run_agree_(run, signals_stop() ? RUN_STOP_ : 0)) {
+            return 0;
+        }
+        log_progress(&run->log, run->state.step, "validating", i, batches);
+        const Batch batch = dataloader_next(run->val);
+        run->trainer->evaluate(run->model, batch, i == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        counted += batch.counted;
+    }
+    run_check_data_(run, run->val, run->train->next);
+    const double tokens = (double)batches * run->options.batch * run->options.seq_len;
+    *loss = run->trainer->read_loss(run->model) / (double)batches * targets_factor(tokens, counted);
+    return 1;
+}
+
+// All that is due between two updates, besides saving. Returns early when a signal asks the run to stop.
+static void run_evaluate_and_sample_(Run_* run) {
+    RunState* state = &run->state;
+    if (run->val && session_validation_is_due(&run->session, state, run->validates_first)) {
+        if (!run_evaluate_(run, &state->val_loss)) {
+            return;
+        }
+        log_val(&run->log, state->step, state->val_loss);
+    }
+    state->stage = state->stage == STAGE_UPDATED ? (int64_t)STAGE_VALIDATED : state->stage;
+    if (session_samples_are_due(&run->session, state) &&
+        !generator_log(&run->generator, &run->log, state->step)) {
+        return;
+    }
+    state->stage = STAGE_SAMPLED;
+}
+
+// The run, to its end or until it has to stop; returns whether it is at its end.
+static int run_loop_(Run_* run) {
+    for (;;) {
+        run_evaluate_and_sample_(run);
+        const int due = run_agree_(run, session_next(&run->session, &run->state, run->step_s));
+        session_report(&run->session, &run->log);
+        if (due & RUN_SAVE_) {
+            run_save_(run);
+        }
+        if (due & RUN_STOP_ || run->state.step >= run->options.steps) {
+            session_wait(&run->session, &run->log);
+            return !(due & RUN_STOP_);
+        }
+        run_step_(run);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Opening and closing
+
+// The model, its data and the generator of samples.
+static void run_open_model_(Run_* run) {
+    const Options* o = &run->options;
+    run->model = (GPT2*)check_alloc(1, run->trainer->model_bytes, "model");
+    run->trainer->open(run->model, run->cfg, o);
+    if (setup_has_data(&run->data)) {
+        run->train = &run->loaders[0];
+        run->val = &run->loaders[1];
+        setup_loaders(run->train, run->val, &run->data, o);
+        run->eval_batches = setup_eval_batches(o, run->val);
+    }
+    run->floor = setup_floor(&run->data, o, run->eval_batches);
+    generator_open(&run->generator, run->trainer->next_logits, run->model, run->cfg.V, o->seq_len, &run->data,
+                   o);
+}
+
+// What it takes to save the run, to stop it and to continue it.
+static void run_open_session_(Run_* run) {
+    const Trainer* trainer = run->trainer;
+    CheckpointRun saved;
+    memset(&saved, 0, sizeof(saved));
+    saved.trainer = trainer->name;
+    saved.cfg = run->cfg;
+    saved.dtype = trainer->saved_dtype(&run->options);
+    saved.eot = run->generator.eot;
+    saved.tokenizer = setup_saved_tokenizer(&run->data);
+    saved.train_tokens = run->data.train.tokens;
+    saved.train_data = run->data.train.fingerprint;
+    saved.extra = trainer->save_extra;
+    saved.extra_context = run->model;
+    session_open(&run->session, &run->options, &run->resume, saved, NULL, run->start_s);
+}
+
+// The facts of the run: data, device, and the loss that can be reached.
+static void run_print_facts_(const Run_* run) {
+    setup_print_data(stdout, &run->data);
+    run->trainer->print_device(run->model, run->plan.peak);
+    if (isfinite(run->floor)) {
+        printf(
+            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
+            run->floor);
+    }
+    fflush(stdout); // the first step may take long
+}
+
+// The state of a new run and its first weights, or all of it from a checkpoint.
+static void run_open_state_(Run_* run) {
+    const Trainer* trainer = run->trainer;
+    const Options* o = &run->options;
+    run->state = run_state_open(guard_open(o->skip_loss_z, o->skip_grad_z), trainer->loss_scale());
+    run->validates_first =
+        !trainer->validates_first ||
+        trainer->validates_first(o, gpt2_flops_per_token(run->cfg, o->seq_len), run->eval_batches);
+    if (run->resume.is_active) {
+        run_restore_(run, run->resume.path, &run->resume.saved);
+    } else {
+        trainer->first_weights(run->model, run->model_path, o->seed);
+    }
+}
+
+static void run_open_log_(Run_* run) {
+    char program[128];
+    options_version(program, sizeof(program), &run->options, run->trainer->program_name);
+    const LogIdentity who = {program, run->trainer->name, run->plan.device};
+    session_begin(&run->session, &run->resume, &run->state, &run->log, who);
+}
+
+static void run_close_(Run_* run) {
+    session_close(&run->session);
+    generator_close(&run->generator);
+    if (run->train) {
+        dataloader_close(run->val);
+        dataloader_close(run->train);
+    }
+    run->trainer->close(run->model);
+    free(run->model);
+    log_close(&run->log);
+}
+
+// The run itself. Returns its exit status.
+static int run_train_(Run_* run) {
+    const Trainer* trainer = run->trainer;
+    plan_print_memory(stdout, run->cfg, run->plan.memory);
+    run_open_model_(run);
+    run_open_session_(run);
+    run_print_facts_(run);
+    run_open_state_(run);
+    run_open_log_(run);
+    const int is_done = run_loop_(run), is_saved = run->session.can_save;
+    if (is_done) {
+        trainer->export_model(run->model, &run->options, &run->data);
+        log_summary(&run->log, run->options.steps, run->state.val_loss, run->floor, trainer->peak_mib());
+    } else {
+        session_stopped(&run->session, &run->log, &run->state);
+    }
+    run_close_(run);
+    if (!is_done && !is_saved) {
+        signals_end_now();
+    }
+    return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// From the command line to the run
+
+// --plan: what the run would take, without taking it.
+static void run_print_plan_(const Run_* run) {
+    const TrainerPlan* plan = &run->plan;
+    plan_print(stdout, run->cfg, &run->options, plan->parameters, plan->activations, plan->memory, plan->peak,
+               plan->device);
+}
+
+// After the command line was read: --verify-data, --print-config, --plan, or the run. Returns the exit status.
+static int run_dispatch_(Run_* run, const char* program) {
+    Options* options = &run->options;
     if (options->verify_data) {
         return setup_verify_data(options);
     }
     setup_check_exports(options);
-    setup_data(&start->data, options);
-    setup_training(options, start->model_path != NULL);
+    setup_data(&run->data, options);
+    setup_training(options, run->model_path != NULL);
     if (options->print_config) {
         options_print_config(stdout, options);
         return EXIT_SUCCESS;
     }
     options_print_banner(stdout, options, program);
-    fflush(stdout); // what follows may take long
+    fflush(stdout); // the next steps may take long
     if (options->plan) {
-        print_plan(start->cfg, options);
+        run->trainer->plan(&run->plan, run->cfg, options);
+        run_print_plan_(run);
         return EXIT_SUCCESS;
     }
-    resume_check(&start->resume, options, stdout, trainer, start->data.train.tokens,
-                 start->data.train.fingerprint);
+    resume_check(&run->resume, options, stdout, run->trainer->name, run->data.train.tokens,
+                 run->data.train.fingerprint);
     signals_end("setting up the run");
-    return train(start);
+    run->trainer->plan(&run->plan, run->cfg, options);
+    return run_train_(run);
 }
 
-// The program, by the name of its trainer. Returns its exit status.
-static inline int start_run(int argc, char** argv, OptionsProgram program, const char* trainer,
-                            StartPlan print_plan, StartTraining train) {
-    RunStart start;
+int run_program(int argc, char** argv, const Trainer* trainer) {
+    Run_ run;
     check_stack();
-    start.start_s = time_now_s();
-    options_parse(&start.options, argc, argv, program);
-    if (start.options.threads) {
-        threads_set(start.options.threads);
+    memset(&run, 0, sizeof(run));
+    run.trainer = trainer;
+    run.start_s = time_now_s();
+    options_parse(&run.options, argc, argv, trainer->program);
+    if (run.options.threads) {
+        threads_set(run.options.threads);
     }
-    resume_open(&start.resume, &start.options);
-    start.model_path = start.resume.is_active ? start.resume.path : setup_model_path(&start.options);
-    setup_tokenizer(&start.data, &start.options, start.resume.is_active ? NULL : start.model_path);
-    start.cfg = resume_config(&start.resume, setup_model(&start.options, &start.data, start.model_path));
-    const int status = start_go_on_(&start, argv[0], trainer, print_plan, train);
-    setup_close(&start.data);
-    resume_close(&start.resume);
+    resume_open(&run.resume, &run.options);
+    run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options);
+    setup_tokenizer(&run.data, &run.options, run.resume.is_active ? NULL : run.model_path);
+    run.cfg = resume_config(&run.resume, setup_model(&run.options, &run.data, run.model_path));
+    const int status = run_dispatch_(&run, argv[0]);
+    setup_close(&run.data);
+    resume_close(&run.resume);
     return status;
 }
+
+int run_main(int argc, char** argv, const Trainer* trainer) {
+    file_open_standard();
+    signals_open();
+    return run_program(argc, argv, trainer);
+}
+
+#endif // RUN_IMPLEMENTATION
 
 #endif
