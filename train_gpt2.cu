@@ -420,12 +420,13 @@ static void block_recompute(GPT2* model, int l, int B, int T) {
     }
 }
 
-// The gradients of a linear layer's weight and bias (NULL: none), set or added to.
-static void parameter_backward(GPT2* model, const floatX* weight, const floatX* bias, const floatX* dout,
-                               const floatX* inp, int N, int C, int OC, GradientMode mode) {
-    const Gradient none = {NULL, DTYPE_OF(floatX)};
-    matmul_backward_parameters(grad_of(model, weight), bias ? grad_of(model, bias) : none, dout, inp, N, C,
-                               OC, mode, &model->matmul);
+// Of the bias of the projection into the stream that enters block l, which the embedding does not have. The
+// gradient of a bias is made where that of its layer's result is: this one with dresidual.
+static Gradient bias_grad_into(const GPT2* model, int l) {
+    const Gradient none = {NULL, model->grad_dtype};
+    return l == 0 ? none
+                  : grad_of(model,
+                            gpt2_parameters_at_layer(model->params, model->parameter_rows, l - 1).fcprojb);
 }
 
 // From the gradient of the stream after block l, in dresidual, to that of the stream before it, in place.
@@ -436,22 +437,25 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     block_recompute(model, l, B, T);
 
-    parameter_backward(model, p.fcprojw, p.fcprojb, a.dresidual, a.fch_gelu, N, 4 * C, C, mode);
-    matmul_backward_input_gelu(a.dfch, a.dresidual, p.fcprojw, a.fch, N, 4 * C, C, &model->matmul);
-    parameter_backward(model, p.fcw, p.fcb, a.dfch, a.ln2, N, C, 4 * C, mode);
+    matmul_backward_weight(grad_of(model, p.fcprojw), a.dresidual, a.fch_gelu, N, 4 * C, C, mode,
+                           &model->matmul);
+    matmul_backward_input_gelu(a.dfch, grad_of(model, p.fcb), a.dresidual, p.fcprojw, a.fch, N, 4 * C, C,
+                               mode, &model->matmul);
+    matmul_backward_weight(grad_of(model, p.fcw), a.dfch, a.ln2, N, C, 4 * C, mode, &model->matmul);
     matmul_backward_input(a.branch, a.dfch, p.fcw, N, C, 4 * C, &model->matmul);
-    layernorm_backward(a.dresidual, grad_of(model, p.ln2w), grad_of(model, p.ln2b), a.branch, a.residual2,
-                       p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
+    layernorm_backward(a.dresidual, grad_of(model, p.ln2w), grad_of(model, p.ln2b),
+                       grad_of(model, p.attprojb), a.branch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N,
+                       C, GRADIENT_ADD, mode, &model->layernorm, gpu);
 
-    parameter_backward(model, p.attprojw, p.attprojb, a.dresidual, a.atty, N, C, C, mode);
+    matmul_backward_weight(grad_of(model, p.attprojw), a.dresidual, a.atty, N, C, C, mode, &model->matmul);
     matmul_backward_input(a.branch, a.dresidual, p.attprojw, N, C, C, &model->matmul);
-    attention_backward(a.dqkv, a.branch, a.qkv, a.atty, a.att_lse, model->batches.starts, B, T, C,
-                       model->cfg.NH, &model->attention, gpu);
-    parameter_backward(model, p.qkvw, p.qkvb, a.dqkv, a.ln1, N, C, 3 * C, mode);
+    attention_backward(a.dqkv, grad_of(model, p.qkvb), a.branch, a.qkv, a.atty, a.att_lse,
+                       model->batches.starts, B, T, C, model->cfg.NH, mode, &model->attention, gpu);
+    matmul_backward_weight(grad_of(model, p.qkvw), a.dqkv, a.ln1, N, C, 3 * C, mode, &model->matmul);
     matmul_backward_input(a.branch, a.dqkv, p.qkvw, N, C, 3 * C, &model->matmul);
-    layernorm_backward(a.dresidual, grad_of(model, p.ln1w), grad_of(model, p.ln1b), a.branch,
-                       residual_into(model, l), p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode,
-                       &model->layernorm, gpu);
+    layernorm_backward(a.dresidual, grad_of(model, p.ln1w), grad_of(model, p.ln1b), bias_grad_into(model, l),
+                       a.branch, residual_into(model, l), p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD,
+                       mode, &model->layernorm, gpu);
 }
 
 // The classifier and its gradients, chunk by chunk: sets the losses and, in `branch`, the gradient of lnf.
@@ -465,8 +469,8 @@ static void classifier_gradients(GPT2* model, int N, float dloss, GradientMode m
         gpt2_logits(model, n, count);
         classifier_backward(a.losses + n, a.logits, model->batches.targets + n, dloss, count, V, Vp,
                             &model->gpu);
-        parameter_backward(model, model->params.wte, NULL, a.logits, a.lnf + at, count, C, Vp,
-                           n == 0 ? mode : GRADIENT_ADD);
+        matmul_backward_weight(grad_of(model, model->params.wte), a.logits, a.lnf + at, count, C, Vp,
+                               n == 0 ? mode : GRADIENT_ADD, &model->matmul);
         matmul_backward_input(a.branch + at, a.logits, model->params.wte, count, C, Vp, &model->matmul);
     }
 }
@@ -479,9 +483,9 @@ static void gpt2_backward(GPT2* model, int B, int T, float dloss, GradientMode m
     const GPT2Activations a = model->acts;
     const GPT2Parameters p = model->params;
     classifier_gradients(model, N, dloss, mode);
-    layernorm_backward(a.dresidual, grad_of(model, p.lnfw), grad_of(model, p.lnfb), a.branch,
-                       residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
-                       &model->layernorm, &model->gpu);
+    layernorm_backward(a.dresidual, grad_of(model, p.lnfw), grad_of(model, p.lnfb),
+                       bias_grad_into(model, cfg.L), a.branch, residual_into(model, cfg.L), p.lnfw,
+                       a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode, &model->layernorm, &model->gpu);
     for (int l = cfg.L - 1; l >= 0; l--) {
         block_backward(model, l, B, T, mode);
     }
