@@ -6,7 +6,6 @@ by nvcc and for the CPU device.
     make test-gpu, or dev/test/run.sh for the CPU device
 */
 #define TRAIN_GPT2_NO_MAIN
-#define GPT2_CHUNK_LOGITS 700 // the classifier takes the batch in several chunks
 #include "train_gpt2.cu"
 
 #include <malloc.h>
@@ -42,11 +41,15 @@ static const Settings USUAL = {"0", "2", "on", "off", "model", "on"};
 static Options options_of(Settings s, int batch) {
     char number[16];
     snprintf(number, sizeof(number), "%d", batch);
-    const char* line[] = {
-        "test",        "--batch",          number,          "--seq-len",   "13",        "--tf32",
-        "off",         "--autotune",       "off",           "--recompute", s.recompute, "--gelu-fusion",
-        s.gelu_fusion, "--bias-fusion",    s.bias_fusion,   "--graph",     s.graph,     "--gradients",
-        s.gradients,   "--master-weights", s.master_weights};
+    // clang-format off
+    const char* line[] = {"test",
+        "--batch",        number,              "--seq-len",      "13",
+        "--logits-chunk", "6",                 "--tf32",         "off", // the last chunk is a smaller one
+        "--autotune",     "off",               "--recompute",    s.recompute,
+        "--gelu-fusion",  s.gelu_fusion,       "--bias-fusion",  s.bias_fusion,
+        "--graph",        s.graph,             "--gradients",    s.gradients,
+        "--master-weights", s.master_weights};
+    // clang-format on
     Options options;
     options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line);
     return options;

@@ -57,7 +57,8 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, int B, int T, int recompute) 
     model->T = T;
     model->recompute = recompute;
     model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, cfg);
-    model->activation_bytes = gpt2_activation_rows(model->activation_rows, cfg, B, T, recompute);
+    model->activation_bytes = gpt2_activation_rows(model->activation_rows, cfg, B, T, recompute,
+                                                   gpt2_classifier_chunk(cfg, (size_t)B * (size_t)T));
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = check_alloc(model->parameter_bytes, 1, "gradients");
     model->m_memory = check_alloc(model->parameter_bytes, 1, "optimizer state m");
@@ -502,6 +503,11 @@ static int train(Run* run) {
 // ---------------------------------------------------------------------------------------------------------------------
 // main
 
+static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
+    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, chunk);
+}
+
 // What the run takes, by kind; the list ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
@@ -511,7 +517,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         {"gradients", params, 0},
         {"AdamW m", params, 0},
         {"v", params, 0},
-        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
+        {"activations", planned_activations(activations, cfg, o), 0},
         {"copy to save", saves_copies(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0, 0},
         {NULL, 0, 0}};
     memcpy(plan, kinds, sizeof(kinds));
@@ -527,7 +533,7 @@ static void print_plan(GPT2Config cfg, const Options* options) {
     PlanMemory memory[PLAN_KINDS];
     char threads[64], device[128];
     gpt2_parameter_rows(parameters, cfg);
-    gpt2_activation_rows(activations, cfg, options->batch, options->seq_len, options->recompute);
+    planned_activations(activations, cfg, options);
     memory_plan(memory, cfg, options);
     describe_device(threads, sizeof(threads));
     snprintf(device, sizeof(device), "this machine (%s)", threads);

@@ -60,6 +60,7 @@ typedef struct {
     GPT2Config cfg;
     int B, T;         // micro-batches up to B sequences of up to T tokens
     int recompute;    // level, 0 to 3: which activations the backward pass computes again
+    int chunk;        // tokens of any batch whose logits are in memory at a time
     int autotune;     // time algorithms of products
     int use_graph;    // replay micro-steps
     DType grad_dtype; // of the parameters' gradients
@@ -108,6 +109,16 @@ static SafeTensorsDtype checkpoint_dtype(const Options* o) {
     return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
 }
 
+// The tokens of a classifier's chunk: a batch smaller than a micro-batch need not have smaller ones.
+static int planned_chunk(const Options* o) {
+    const int64_t N = (int64_t)o->batch * o->seq_len;
+    return (int)(o->logits_chunk < N ? o->logits_chunk : N);
+}
+
+static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, (size_t)planned_chunk(o));
+}
+
 // The large allocations, before any is made; the list ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
@@ -118,7 +129,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         {"master weights", sizeof(floatX) < 4 && o->master_weights ? fp32 : 0, 0},
         {"AdamW m", fp32, 0},
         {"v", fp32, 0},
-        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
+        {"activations", planned_activations(activations, cfg, o), 0},
         {"cuBLASLt workspace", matmul_planned_bytes(o->device), 0},
         {"attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)), 0},
         {"pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, checkpoint_dtype(o)) : 0, 1},
@@ -144,14 +155,14 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = o->recompute;
+    model->chunk = planned_chunk(o);
     model->autotune = o->autotune;
     model->use_graph = o->graph;
     model->seed = o->seed;
     model->grad_dtype = o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
     gpu_open(&model->gpu, o->device);
     model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, cfg);
-    model->activation_bytes =
-        gpt2_activation_rows(model->activation_rows, cfg, model->B, model->T, model->recompute);
+    model->activation_bytes = planned_activations(model->activation_rows, cfg, o);
     model->elements = model->parameter_bytes / sizeof(floatX);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = gpu_alloc(model->elements, dtype_bytes(model->grad_dtype), "gradients");
@@ -373,12 +384,6 @@ static void gpt2_logits(GPT2* model, int first, int count) {
                    (const floatX*)NULL, count, C, model->cfg.Vp, &model->matmul);
 }
 
-// The tokens of a classifier's chunk, of the largest batch: a smaller one need not have smaller chunks of its
-// own.
-static int classifier_chunk(const GPT2* model) {
-    return (int)gpt2_classifier_chunk(model->cfg, (size_t)model->B * (size_t)model->T);
-}
-
 // Sets, or adds, on the GPU, the sum of the losses of N tokens over the tokens of a full micro-batch: the
 // mean, if they are one and all of its targets count.
 static void batch_loss(GPT2* model, int N, GradientMode mode) {
@@ -387,7 +392,7 @@ static void batch_loss(GPT2* model, int N, GradientMode mode) {
 
 // After gpt2_forward on the same batch: batch_loss, without gradients.
 static void gpt2_loss(GPT2* model, int B, int T, GradientMode mode) {
-    const int N = B * T, chunk = classifier_chunk(model);
+    const int N = B * T, chunk = model->chunk;
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
@@ -461,8 +466,7 @@ static void block_backward(GPT2* model, int l, int B, int T, GradientMode mode) 
 // The classifier and its gradients, chunk by chunk: sets the losses and, in `branch`, the gradient of lnf.
 static void classifier_gradients(GPT2* model, int N, float dloss, GradientMode mode) {
     const GPT2Activations a = model->acts;
-    const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
-    const int chunk = classifier_chunk(model);
+    const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp, chunk = model->chunk;
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
@@ -835,36 +839,78 @@ static size_t free_memory(int device) {
     return free_bytes;
 }
 
-// Decides --recompute auto, and says why: the lowest level with which the run fits into the GPU's memory.
-static void choose_recompute(GPT2Config cfg, Options* options) {
+// What a run on the GPU can take; without such a GPU there is no limit.
+static size_t memory_limit(int device) {
     int count = 0;
-    if (options->recompute != OPTION_AUTO) {
-        return;
-    }
-    options->recompute = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || options->device >= count) {
+    if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
         cudaGetLastError(); // forgotten: a plan needs no GPU
-        printf("recompute: level 0, as long as it fits: there is no such GPU here to ask\n");
-        return;
+        return SIZE_MAX;
     }
-    const size_t free_bytes = free_memory(options->device);
-    while (options->recompute < 3 && planned_bytes(cfg, options) > free_bytes) {
+    return free_memory(device);
+}
+
+// Decides --recompute auto, and says why: the lowest level with which the run fits into the GPU's memory.
+static void choose_recompute(GPT2Config cfg, Options* options, size_t limit) {
+    options->recompute = 0;
+    while (options->recompute < 3 && planned_bytes(cfg, options) > limit) {
         options->recompute++;
     }
-    printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n", options->recompute,
-           (double)free_bytes / (1 << 20));
+    if (limit == SIZE_MAX) {
+        printf("recompute: level 0, as long as it fits: there is no such GPU here to ask\n");
+    } else {
+        printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n",
+               options->recompute, (double)limit / (1 << 20));
+    }
+}
+
+// The least that --logits-chunk auto takes: smaller chunks save little memory.
+static int least_chunk(GPT2Config cfg, const Options* o) {
+    return (int)gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
+}
+
+// Decides --logits-chunk auto, and says so: all tokens of a micro-batch, half of them, a quarter ... In fewer
+// chunks, fewer products read and write the gradient of the embedding, and round it.
+static void choose_chunk(GPT2Config cfg, Options* options, size_t limit) {
+    const int least = least_chunk(cfg, options);
+    options->logits_chunk = INT_MAX;
+    const int N = planned_chunk(options);
+    options->logits_chunk = N;
+    for (int parts = 2; options->logits_chunk > least && planned_bytes(cfg, options) > limit; parts *= 2) {
+        options->logits_chunk = ceil_div(N, parts) > least ? ceil_div(N, parts) : least;
+    }
+    printf("logits: of %d tokens at a time, %s\n", options->logits_chunk,
+           options->logits_chunk == N ? "a whole micro-batch"
+                                      : "the largest part of a micro-batch that fits");
+}
+
+// Decides what is auto because it depends on the GPU's memory: recomputation first, which costs more than
+// chunks do.
+static void choose_memory(GPT2Config cfg, Options* options) {
+    const int recompute_is_auto = options->recompute == OPTION_AUTO,
+              chunk_is_auto = options->logits_chunk == OPTION_AUTO;
+    if (!recompute_is_auto && !chunk_is_auto) {
+        return;
+    }
+    const size_t limit = memory_limit(options->device);
+    options->logits_chunk = chunk_is_auto ? least_chunk(cfg, options) : options->logits_chunk;
+    if (recompute_is_auto) {
+        choose_recompute(cfg, options, limit);
+    }
+    if (chunk_is_auto) {
+        choose_chunk(cfg, options, limit);
+    }
 }
 
 // --plan: what the run would take, without taking it, on a machine that need not have a GPU.
 static void print_plan(GPT2Config cfg, const Options* asked) {
     Options chosen = *asked;
     const Options* options = &chosen;
-    choose_recompute(cfg, &chosen);
+    choose_memory(cfg, &chosen);
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     PlanMemory memory[PLAN_KINDS];
     char device[256];
     gpt2_parameter_rows(parameters, cfg);
-    gpt2_activation_rows(activations, cfg, options->batch, options->seq_len, options->recompute);
+    planned_activations(activations, cfg, options);
     memory_plan(memory, cfg, options);
     const double peak =
         gpu_peak_or_default(device, sizeof(device), options->device, DTYPE_OF(floatX), options->tf32);
@@ -880,13 +926,15 @@ static void require_memory(GPT2Config cfg, const Options* options) {
     }
     Options smaller = *options;
     for (; smaller.batch > 0; smaller.batch /= 2) {
+        const int least = least_chunk(cfg, &smaller);
+        smaller.logits_chunk = options->logits_chunk;
+        const int has_more = planned_chunk(&smaller) > least;
+        smaller.logits_chunk = has_more ? least : options->logits_chunk;
         for (smaller.recompute = 0; smaller.recompute <= 3; smaller.recompute++) {
-            if (planned_bytes(cfg, &smaller) <= free_bytes) {
-                CHECK(0,
-                      "the run takes %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d fits",
-                      (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
-                      smaller.recompute);
-            }
+            CHECK(planned_bytes(cfg, &smaller) > free_bytes,
+                  "the run takes %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
+                  (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
+                  smaller.recompute, has_more ? " --logits-chunk auto" : "");
         }
     }
     CHECK(0,
@@ -935,7 +983,7 @@ static int run_training(RunStart* start) {
     Generator generator;
     Session session;
     const int has_data = setup_has_data(&start->data);
-    choose_recompute(cfg, &start->options);
+    choose_memory(cfg, &start->options);
     memory_plan(memory, cfg, options);
     plan_print_memory(stdout, cfg, memory);
     require_memory(cfg, options);

@@ -204,8 +204,8 @@ static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GP
     return gpt2_parameter_rows_of(rows, cfg, sizeof(floatX));
 }
 
-// Tokens that the classifier takes at a time, out of N: equal parts of about so many logits at most (64 MiB
-// of fp32).
+// Tokens that the classifier takes at a time, out of N, where memory is dear: equal parts of about so many
+// logits at most (64 MiB of fp32).
 #ifndef GPT2_CHUNK_LOGITS
 #define GPT2_CHUNK_LOGITS ((size_t)1 << 24)
 #endif
@@ -214,10 +214,11 @@ static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
     return (N + parts - 1) / parts;
 }
 
-// The rows of the activation table for micro-batches of B sequences of T tokens; `recompute` is 0 to 3.
+// The rows of the activation table for micro-batches of B sequences of T tokens; `recompute` is 0 to 3, the
+// classifier takes `chunk` tokens at a time.
 static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
-                                          int recompute) {
-    const size_t N = (size_t)B * (size_t)T, chunk = gpt2_classifier_chunk(cfg, N);
+                                          int recompute, size_t chunk) {
+    const size_t N = (size_t)B * (size_t)T;
     TensorRow* row = rows;
 #define GPT2_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                      \
     row->name = #name_;                                                                                      \

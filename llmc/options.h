@@ -107,7 +107,7 @@ typedef struct {
     const char* export_gguf;
     int export_gguf_dtype, overfit;
 
-    int recompute, threads;
+    int recompute, threads, logits_chunk;
     int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
     int plan, verify_data, print_config, help, version;
@@ -282,6 +282,8 @@ static const OptionRow OPTION_TABLE[] = {
         "auto: 1 on a CPU, the lowest that fits its memory on a GPU"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | HERE_,     "0",
         "threads", "0: all that the machine has"},
+    {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
+        "tokens", "whose logits are in memory at a time; auto: those of a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | MATH_,     "model",
         "model|fp32", "type of the gradients of the weights: that of the weights, or fp32"},
     {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | MATH_,     "on",
