@@ -62,7 +62,7 @@ typedef struct {
 } AttentionSize_;
 
 // Tiles of each kernel for heads of up to W: chosen by ptxas -v for no spills on sm_80 and sm_90a (CUDA 13;
-// but key grads of W = 96 in 16 bits spill 28 and 16 bytes), so that two blocks fit on a
+// but key grads of W = 96 in 16 bits spill 20 and 16 bytes), so that two blocks fit on a
 // multiprocessor of an A100 (65,536 registers, 164 KiB; fp32 of W = 128: one), and one block in 99 KiB. None
 // is timed yet.
 //     M      16-row tiles of a warp                        COLS   rows of a tile of the stream
@@ -902,7 +902,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: queries in order
 // needs  HS <= W
-// Spills 28 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for ldmatrix, which
+// Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for ldmatrix, which
 // save moves, take a register more than there is.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
