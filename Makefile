@@ -3,7 +3,7 @@
 # ---- settings: make NAME=value ----
 PLATFORM := $(shell uname -s)-$(shell uname -m)
 CC     ?= cc
-# Instruction set: the vectors' width follows it (llmc/vec.h). Apple's clang has no such name for its own
+# Instruction set: the vectors' width follows it (llmc/base/vec.h). Apple's clang has no such name for its own
 # processors, and takes their vectors anyway.
 MARCH  ?= $(if $(filter Darwin-arm64,$(PLATFORM)),,-march=native)
 OPT    ?= -O3
@@ -47,6 +47,7 @@ override CFLAGS += $(PACKED_FLAGS)
 override LDLIBS += $(if $(filter Darwin-%,$(PLATFORM)),,-Wl$(comma)--as-needed) $(PACKED_LIBS)
 
 BUILD  ?= build/plain
+HEADERS = $(wildcard llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh)
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
 TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 
@@ -130,7 +131,7 @@ lint:       ## every header alone as C and as C++, with gcc and clang; formattin
 	@dev/test/lint.sh
 
 format:     ## clang-format all sources in place
-	clang-format -i *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/test/*.cu dev/bench/*.cu dev/test/*.h dev/data/*.h
+	clang-format -i *.c *.cu $(HEADERS) dev/*/*.c dev/test/*.cu dev/bench/*.cu dev/test/*.h dev/data/*.h
 
 bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
@@ -182,7 +183,7 @@ $(GPU_BUILD)/%: %.cu Makefile $(GPU_BUILD)/flags
 
 # The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
 # and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
-SIM_SOURCES = $(wildcard *.cu train_gpt2.c llmc/*.cuh llmc/*.h dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
+SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
 SIM_MODES = plain asan tsan msan
 SIM_TESTS = $(foreach mode,$(SIM_MODES),$(GPU_MODULES:%=build/sim/$(mode)/%)) \
     $(foreach variant,FP32-plain FP16-plain BF16-plain BF16-asan BF16-tsan BF16-msan,build/sim/$(variant)/test_gpt2)

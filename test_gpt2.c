@@ -64,8 +64,8 @@ static void fixture_close(State* s) {
 }
 
 static void open_fixture(GPT2* model, const char* path, int recompute) {
-    gpt2_open(model, model_file_read_config(path), 3, 31, recompute);
-    model_file_read(path, model->parameter_rows, model->params_memory);
+    gpt2_open(model, llmc_bin_read_config(path), 3, 31, recompute);
+    llmc_bin_read(path, model->parameter_rows, model->params_memory);
 }
 
 static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s->T, s->B * s->T}; }
@@ -330,11 +330,11 @@ static void test_documents(int recompute) {
 // A batch that is shorter than those the model was opened for, and whose own chunks would be longer.
 static void test_shorter_batch(void) {
     GPT2 model, exact;
-    const GPT2Config cfg = model_file_read_config(FIXTURES "gpt2_tiny.bin");
+    const GPT2Config cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
     const int most = GPT2_CHUNK_LOGITS / cfg.Vp + 1;
     gpt2_open(&model, cfg, 1, most + 1, 0);
     gpt2_open(&exact, cfg, 1, most, 0);
-    model_file_read(FIXTURES "gpt2_tiny.bin", model.parameter_rows, model.params_memory);
+    llmc_bin_read(FIXTURES "gpt2_tiny.bin", model.parameter_rows, model.params_memory);
     memcpy(exact.params_memory, model.params_memory, model.parameter_bytes);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     EXPECT(classifier_chunk(&model) < classifier_chunk(&exact), "%d tokens", classifier_chunk(&model));

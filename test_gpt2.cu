@@ -51,7 +51,7 @@ static Options options_of(Settings s, int batch) {
         "--master-weights", s.master_weights};
     // clang-format on
     Options options;
-    options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line);
+    options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line, options_program(OPTION_GPU));
     return options;
 }
 

@@ -7,27 +7,23 @@ sampling, the training loop, main. The operations and everything that is not the
 */
 #include "llmc/adamw.h"
 #include "llmc/attention.h"
-#include "llmc/checkpoint.h"
 #include "llmc/classifier.h"
 #include "llmc/encoder.h"
 #include "llmc/gelu.h"
-#include "llmc/generator.h"
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.h"
-#include "llmc/log.h"
 #include "llmc/matmul.h"
-#include "llmc/model_file.h"
-#include "llmc/options.h"
-#include "llmc/outlier.h"
-#include "llmc/peak.h"
-#include "llmc/plan.h"
-#include "llmc/sampler.h"
-#include "llmc/resume.h"
-#include "llmc/schedule.h"
-#include "llmc/session.h"
-#include "llmc/setup.h"
-#include "llmc/start.h"
-#include "llmc/threads.h"
+#include "llmc/base/threads.h"
+#include "llmc/run/checkpoint.h"
+#include "llmc/run/generator.h"
+#include "llmc/run/guard.h"
+#include "llmc/run/log.h"
+#include "llmc/run/options.h"
+#include "llmc/run/peak.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/run.h"
+#include "llmc/run/session.h"
+#include "llmc/run/setup.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
@@ -613,7 +609,7 @@ static int run_training(RunStart* start) {
         setup_weights(model.params_memory, cfg, model.parameter_rows, start->model_path, options->seed);
     }
     describe_device(device, sizeof(device));
-    options_version(program, sizeof(program), "train_gpt2");
+    options_version(program, sizeof(program), options, "train_gpt2");
     const LogIdentity who = {program, TRAINER_NAME, device};
     session_begin(&session, &start->resume, &run.state, &log, who);
     const int is_done = train(&run);
@@ -643,7 +639,7 @@ static int run_training(RunStart* start) {
 // The program. Returns its exit status.
 static int trainer(int argc, char** argv) {
     vec_flush_denormals(); // before the first parallel region: its threads inherit it
-    return start_run(argc, argv, TRAINER_NAME, print_plan, run_training);
+    return start_run(argc, argv, options_program(OPTION_CPU), TRAINER_NAME, print_plan, run_training);
 }
 
 #ifndef TRAIN_GPT2_NO_MAIN

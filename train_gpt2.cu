@@ -8,35 +8,31 @@ operations and everything that is not the model are modules in llmc/.
 Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
 optimizer's state are fp32.
 */
-#define OPTIONS_TRAINER GPU_
 #include "llmc/precision.cuh"
 
 #include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
 #include "llmc/batch_queue.cuh"
-#include "llmc/checkpoint.h"
 #include "llmc/classifier.cuh"
-#include "llmc/dataloader.h"
 #include "llmc/encoder.cuh"
 #include "llmc/gelu.cuh"
-#include "llmc/generator.h"
 #include "llmc/gpt2.h"
-#include "llmc/gpu_report.cuh"
 #include "llmc/layernorm.cuh"
-#include "llmc/log.h"
-#include "llmc/loss_scale.h"
 #include "llmc/matmul.cuh"
-#include "llmc/model_file.h"
-#include "llmc/nvml.h"
-#include "llmc/options.h"
-#include "llmc/outlier.h"
-#include "llmc/peak.h"
-#include "llmc/plan.h"
-#include "llmc/resume.h"
-#include "llmc/schedule.h"
-#include "llmc/session.h"
-#include "llmc/setup.h"
-#include "llmc/start.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/run/checkpoint.h"
+#include "llmc/run/generator.h"
+#include "llmc/run/gpu_report.cuh"
+#include "llmc/run/guard.h"
+#include "llmc/run/log.h"
+#include "llmc/run/loss_scale.h"
+#include "llmc/run/nvml.h"
+#include "llmc/run/options.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/run.h"
+#include "llmc/run/schedule.h"
+#include "llmc/run/session.h"
+#include "llmc/run/setup.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
@@ -1026,7 +1022,7 @@ static int run_training(RunStart* start) {
     } else {
         gpt2_first_weights(&model, start->model_path, options->seed);
     }
-    options_version(program, sizeof(program), "train_gpt2cu");
+    options_version(program, sizeof(program), options, "train_gpt2cu");
     const LogIdentity who = {program, TRAINER_NAME, model.gpu.name};
     session_begin(&session, &start->resume, &run.state, &log, who);
     const int is_done = train(&run);
@@ -1057,7 +1053,7 @@ static int run_training(RunStart* start) {
 
 // The program. Returns its exit status.
 static int trainer(int argc, char** argv) {
-    return start_run(argc, argv, TRAINER_NAME, print_plan, run_training);
+    return start_run(argc, argv, options_program(OPTION_GPU), TRAINER_NAME, print_plan, run_training);
 }
 
 #ifndef TRAIN_GPT2_NO_MAIN

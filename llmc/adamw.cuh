@@ -17,7 +17,6 @@ so that updates smaller than half a unit in the last place are not lost for ever
 word i of stream "adamw" + t of `seed` (rand.h): the same on every rank, whatever the launch. A rank that
 holds a part of the model under other indices takes other words, which is as good.
 
-needs:   adamw.h gpu.cuh rand.h
 defines: ADAMW_SEGMENTS, AdamWSegments, MasterWeights, round_stochastic, adamw_update, adamw_bytes,
          params_from_master, master_from_params, GradientNorm, gradient_norm_open, gradient_norm_close,
          gradient_square_sum, gradient_square_sum_bytes, mean_loss
@@ -29,9 +28,10 @@ defines: ADAMW_SEGMENTS, AdamWSegments, MasterWeights, round_stochastic, adamw_u
 #include <float.h>
 #include <limits.h>
 
-#include "adamw.h"
-#include "gpu.cuh"
-#include "rand.h"
+#include "llmc/base/rand.h"
+#include "llmc/adamw.h"
+#include "llmc/gpu.cuh"
+#include "llmc/gradient.h"
 
 enum { ADAMW_SEGMENTS = 32 };
 

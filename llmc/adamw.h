@@ -10,7 +10,6 @@ adamw.h -- the AdamW update and the gradient's norm: the contract, and the refer
 Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. 28 bytes move per parameter: memory
 bound.
 
-needs:   vec.h
 defines: AdamW, adamw_update_cpu, adamw_bytes, gradient_square_sum_cpu
 */
 #ifndef LLMC_ADAMW_H
@@ -20,7 +19,7 @@ defines: AdamW, adamw_update_cpu, adamw_bytes, gradient_square_sum_cpu
 #include <stddef.h>
 #include <stdint.h>
 
-#include "vec.h"
+#include "llmc/base/vec.h"
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;

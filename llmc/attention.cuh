@@ -31,20 +31,19 @@ element by element.
 
 With USE_CUDNN, attention_cudnn.cuh takes the place of these kernels where it can.
 
-needs:   attention.h column_sums.cuh gpu.cuh ptx.cuh
-defines: AttentionGpu (AttentionFlash, or AttentionCudnn), attention_gpu_open, attention_gpu_close,
-         attention_note, attention_planned_bytes, attention_forward, attention_backward,
-         attention_forward_bytes, attention_backward_bytes
+defines: AttentionGpu, AttentionFlash, attention_gpu_open, attention_gpu_close, attention_note,
+         attention_planned_bytes, attention_forward, attention_backward, attention_forward_bytes,
+         attention_backward_bytes
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 
 #include <float.h>
 
-#include "attention.h"
-#include "column_sums.cuh"
-#include "gpu.cuh"
-#include "ptx.cuh"
+#include "llmc/attention.h"
+#include "llmc/column_sums.cuh"
+#include "llmc/gpu.cuh"
+#include "llmc/ptx.cuh"
 
 enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 
@@ -1086,7 +1085,7 @@ static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, co
 
 // The one place where cuDNN is chosen.
 #ifdef USE_CUDNN
-#include "attention_cudnn.cuh"
+#include "llmc/attention_cudnn.cuh"
 typedef AttentionCudnn AttentionGpu;
 #else
 typedef AttentionFlash AttentionGpu;

@@ -23,9 +23,8 @@ As in flash attention (Dao et al., 2022), probabilities exist only for ATTENTION
 time and are computed again, from lse, in the backward pass. Earlier documents than those of the first of
 these queries are skipped. A thread takes a whole head; all products are tiles of matmul.h.
 
-needs:   check.h matmul.h threads.h vec.h
 defines: AttentionScratch, attention_open, attention_close, attention_forward_cpu, attention_backward_cpu,
-attention_flops
+         attention_flops
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -33,20 +32,28 @@ attention_flops
 #include <assert.h>
 #include <math.h>
 
-#include "matmul.h"
+#include "llmc/base/check.h"
+#include "llmc/base/int.h"
+#include "llmc/base/vec.h"
+#include "llmc/gradient.h"
+#include "llmc/matmul.h"
 
 #define ATTENTION_TILES 4
-#define ATTENTION_ROWS (ATTENTION_TILES * TILE_ROWS) // queries at a time
-#define ATTENTION_SKIP (3 * TILE_COLS)               // keys of other documents are skipped in such steps
-static_assert(ATTENTION_SKIP % TILE_ROWS == 0 && BLOCK_K % ATTENTION_SKIP == 0, "whole tiles are skipped");
+#define ATTENTION_ROWS (ATTENTION_TILES * MATMUL_TILE_ROWS) // queries at a time
+#define ATTENTION_SKIP (3 * MATMUL_TILE_COLS) // keys of other documents are skipped in such steps
+static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && MATMUL_BLOCK_K % ATTENTION_SKIP == 0,
+              "whole tiles are skipped");
 
-// One thread's working memory. Tp is T rounded up to BLOCK_K, HSp is HS rounded up to TILE_COLS.
+// One thread's working memory. Tp is T rounded up to MATMUL_BLOCK_K, HSp is HS rounded up to MATMUL_TILE_COLS.
 typedef struct {
-    float *k_by_key, *v_by_key;  // (Tp / TILE_COLS, HS, TILE_COLS)   right matrices of q k^T and dout v^T
-    float *k_by_dim, *v_by_dim;  // (HSp / TILE_COLS, Tp, TILE_COLS)  right matrices of ds k and p v
-    float *q_block, *dout_block; // (HSp / TILE_COLS, ATTENTION_ROWS, TILE_COLS)
-    float *p, *ds; // (ATTENTION_TILES, Tp / BLOCK_K, TILE_ROWS, BLOCK_K): left matrices, packed as they arise
-    float* left;   // (ATTENTION_ROWS, TILE_ROWS)
+    float *k_by_key,
+        *v_by_key; // (Tp / MATMUL_TILE_COLS, HS, MATMUL_TILE_COLS)   right matrices of q k^T and dout v^T
+    float *k_by_dim,
+        *v_by_dim; // (HSp / MATMUL_TILE_COLS, Tp, MATMUL_TILE_COLS)  right matrices of ds k and p v
+    float *q_block, *dout_block; // (HSp / MATMUL_TILE_COLS, ATTENTION_ROWS, MATMUL_TILE_COLS)
+    float *p,
+        *ds; // (ATTENTION_TILES, Tp / MATMUL_BLOCK_K, MATMUL_TILE_ROWS, MATMUL_BLOCK_K): left matrices, packed as they arise
+    float* left; // (ATTENTION_ROWS, MATMUL_TILE_ROWS)
 } AttentionScratch_;
 
 typedef struct {
@@ -55,15 +62,13 @@ typedef struct {
     int T, HS;
 } AttentionScratch;
 
-static inline int attention_round_up_(int n, int unit) { return (n + unit - 1) / unit * unit; }
-
-// Scratch for sequences up to T and heads of size HS <= BLOCK_K.
+// Scratch for sequences up to T and heads of size HS <= MATMUL_BLOCK_K.
 static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
-    CHECK(HS <= BLOCK_K, "attention: heads of size %d, wanted at most %d", HS, BLOCK_K);
-    const size_t Tp = attention_round_up_(T, BLOCK_K), HSp = attention_round_up_(HS, TILE_COLS);
+    CHECK(HS <= MATMUL_BLOCK_K, "attention: heads of size %d, wanted at most %d", HS, MATMUL_BLOCK_K);
+    const size_t Tp = int_round_up(T, MATMUL_BLOCK_K), HSp = int_round_up(HS, MATMUL_TILE_COLS);
     const size_t panels = Tp * HSp, rows = ATTENTION_ROWS * HSp, block = ATTENTION_ROWS * Tp;
     const size_t sizes[9] = {
-        panels, panels, panels, panels, rows, rows, block, block, (size_t)ATTENTION_ROWS * TILE_ROWS};
+        panels, panels, panels, panels, rows, rows, block, block, (size_t)ATTENTION_ROWS * MATMUL_TILE_ROWS};
     size_t per_thread = 0;
     for (int i = 0; i < 9; i++) {
         per_thread += sizes[i];
@@ -95,14 +100,14 @@ static inline void attention_close(AttentionScratch* scratch) {
 // (backward: 5 products).
 static inline double attention_flops(double B, double T, double C) { return 2 * B * T * T * C; }
 
-// Where element (tile 0, row 0, key u) of a packed block of probabilities is; rows are BLOCK_K apart.
+// Where element (tile 0, row 0, key u) of a packed block of probabilities is; rows are MATMUL_BLOCK_K apart.
 static inline size_t attention_at_(int u) {
-    return (size_t)(u / BLOCK_K) * TILE_ROWS * BLOCK_K + u % BLOCK_K;
+    return (size_t)(u / MATMUL_BLOCK_K) * MATMUL_TILE_ROWS * MATMUL_BLOCK_K + u % MATMUL_BLOCK_K;
 }
 
 // Where the block of key u ends.
 static inline int attention_block_end_(int u, int keys) {
-    return matmul_min_((u / BLOCK_K + 1) * BLOCK_K, keys);
+    return int_min((u / MATMUL_BLOCK_K + 1) * MATMUL_BLOCK_K, keys);
 }
 
 static inline int attention_start_(const int* starts, int t) { return starts ? starts[t] : 0; }
@@ -115,8 +120,8 @@ static inline int attention_from_(const int* starts, int t0) {
 // Packs the T rows of one head (row stride 3C) for products over the head's dimensions (k_by_key, v_by_key).
 static inline void attention_pack_by_key_(float* to, const float* rows, size_t stride, int T, int HS) {
     const Matrix m = {rows, 1, stride};
-    for (int u = 0; u < T; u += TILE_COLS) {
-        matmul_pack_panel_(to + (size_t)u * HS, m, 0, u, HS, matmul_min_(TILE_COLS, T - u));
+    for (int u = 0; u < T; u += MATMUL_TILE_COLS) {
+        matmul_pack_panel(to + (size_t)u * HS, m, 0, u, HS, int_min(MATMUL_TILE_COLS, T - u));
     }
 }
 
@@ -124,8 +129,8 @@ static inline void attention_pack_by_key_(float* to, const float* rows, size_t s
 static inline void attention_pack_by_dim_(float* to, const float* rows, size_t stride, int n, int capacity,
                                           int HS) {
     const Matrix m = {rows, stride, 1};
-    for (int d = 0; d < HS; d += TILE_COLS) {
-        matmul_pack_panel_(to + (size_t)capacity * d, m, 0, d, n, matmul_min_(TILE_COLS, HS - d));
+    for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
+        matmul_pack_panel(to + (size_t)capacity * d, m, 0, d, n, int_min(MATMUL_TILE_COLS, HS - d));
     }
 }
 
@@ -133,9 +138,9 @@ static inline void attention_pack_by_dim_(float* to, const float* rows, size_t s
 static inline void attention_scores_(float* scores, const float* left, size_t stride,
                                      const float* right_by_key, int rows, int from, int keys, int HS) {
     const Matrix m = {left, stride, 1};
-    for (int u = from; u < keys; u += TILE_COLS) {
-        matmul_rows_(scores + attention_at_(u), BLOCK_K, rows, TILE_COLS, m, right_by_key + (size_t)u * HS,
-                     HS, NULL, GRADIENT_SET);
+    for (int u = from; u < keys; u += MATMUL_TILE_COLS) {
+        matmul_rows(scores + attention_at_(u), MATMUL_BLOCK_K, rows, MATMUL_TILE_COLS, m,
+                    right_by_key + (size_t)u * HS, HS, NULL, GRADIENT_SET);
     }
 }
 
@@ -144,11 +149,11 @@ static inline void attention_scores_(float* scores, const float* left, size_t st
 static inline void attention_mix_(float* out, size_t stride, const float* weights, const float* right_by_dim,
                                   int capacity, int rows, int from, int keys, int HS) {
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
-        const Matrix m = {weights + attention_at_(u), BLOCK_K, 1};
-        for (int d = 0; d < HS; d += TILE_COLS) {
-            matmul_rows_(out + d, stride, rows, matmul_min_(TILE_COLS, HS - d), m,
-                         right_by_dim + (size_t)capacity * d + (size_t)u * TILE_COLS,
-                         attention_block_end_(u, keys) - u, NULL, u == from ? GRADIENT_SET : GRADIENT_ADD);
+        const Matrix m = {weights + attention_at_(u), MATMUL_BLOCK_K, 1};
+        for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
+            matmul_rows(out + d, stride, rows, int_min(MATMUL_TILE_COLS, HS - d), m,
+                        right_by_dim + (size_t)capacity * d + (size_t)u * MATMUL_TILE_COLS,
+                        attention_block_end_(u, keys) - u, NULL, u == from ? GRADIENT_SET : GRADIENT_ADD);
         }
     }
 }
@@ -159,14 +164,14 @@ static inline void attention_scatter_(float* out, size_t stride, const float* we
                                       const float* right, float* left, int queries, int u0, int keys, int HS,
                                       GradientMode mode) {
     for (int t = 0; t < queries; t++) {
-        const float* row =
-            weights + t / TILE_ROWS * tile_floats + t % TILE_ROWS * BLOCK_K + attention_at_(u0);
-        memcpy(left + t * TILE_ROWS, row, TILE_ROWS * sizeof(float));
+        const float* row = weights + t / MATMUL_TILE_ROWS * tile_floats +
+                           t % MATMUL_TILE_ROWS * MATMUL_BLOCK_K + attention_at_(u0);
+        memcpy(left + t * MATMUL_TILE_ROWS, row, MATMUL_TILE_ROWS * sizeof(float));
     }
-    const Matrix m = {left, 1, TILE_ROWS};
-    for (int d = 0; d < HS; d += TILE_COLS) {
-        matmul_rows_(out + d, stride, keys, matmul_min_(TILE_COLS, HS - d), m,
-                     right + (size_t)ATTENTION_ROWS * d, queries, NULL, mode);
+    const Matrix m = {left, 1, MATMUL_TILE_ROWS};
+    for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
+        matmul_rows(out + d, stride, keys, int_min(MATMUL_TILE_COLS, HS - d), m,
+                    right + (size_t)ATTENTION_ROWS * d, queries, NULL, mode);
     }
 }
 
@@ -222,13 +227,13 @@ static inline void attention_forward_tile_(float* out, float* lse, const float* 
     const float scale = 1.0f / sqrtf((float)HS);
     const int keys = t0 + rows, from = attention_from_(starts, t0);
     attention_scores_(s->p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, rows, from, keys, HS);
-    float inverse[TILE_ROWS];
+    float inverse[MATMUL_TILE_ROWS];
     for (int i = 0; i < rows; i++) {
-        float* row = s->p + i * BLOCK_K;
+        float* row = s->p + i * MATMUL_BLOCK_K;
         const int start = attention_start_(starts, t0 + i);
         const float max = attention_max_row_(row, start, t0 + i + 1) * scale;
         const float sum =
-            attention_exp_row_(row, start, t0 + i + 1, from, attention_round_up_(keys, LANES), scale, max);
+            attention_exp_row_(row, start, t0 + i + 1, from, int_round_up(keys, LANES), scale, max);
         lse[t0 + i] = max + logf(sum);
         inverse[i] = 1.0f / sum;
     }
@@ -242,7 +247,7 @@ static inline void attention_forward_tile_(float* out, float* lse, const float* 
 
 static inline void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, int B,
                                          int T, int first, int C, int NH, AttentionScratch* scratch) {
-    const int HS = C / NH, Tp = attention_round_up_(scratch->T, BLOCK_K);
+    const int HS = C / NH, Tp = int_round_up(scratch->T, MATMUL_BLOCK_K);
     assert(T <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(dynamic)
     for (int head = 0; head < B * NH; head++) {
@@ -251,10 +256,10 @@ static inline void attention_forward_cpu(float* out, float* lse, const float* qk
         const float* q = qkv + (size_t)b * T * 3 * C + h * HS;
         attention_pack_by_key_(s->k_by_key, q + C, 3 * (size_t)C, T, HS);
         attention_pack_by_dim_(s->v_by_dim, q + 2 * C, 3 * (size_t)C, T, Tp, HS);
-        for (int t = first; t < T; t += TILE_ROWS) {
+        for (int t = first; t < T; t += MATMUL_TILE_ROWS) {
             attention_forward_tile_(out + (size_t)b * T * C + h * HS, lse + (size_t)head * T, q,
                                     starts ? starts + (size_t)b * T : NULL, s, t,
-                                    matmul_min_(TILE_ROWS, T - t), C, HS, Tp);
+                                    int_min(MATMUL_TILE_ROWS, T - t), C, HS, Tp);
         }
     }
 }
@@ -274,10 +279,11 @@ static inline void attention_backward_tile_(float* dq, float* p, float* ds, cons
         for (int c = 0; c < HS; c++) {
             delta += o[c] * d[c];
         }
-        const int end = attention_round_up_(keys, LANES);
-        attention_exp_row_(p + i * BLOCK_K, attention_start_(starts, t0 + i), t0 + i + 1, from, end, scale,
-                           lse[t0 + i]);
-        attention_softmax_backward_row_(ds + i * BLOCK_K, p + i * BLOCK_K, from, end, delta, scale);
+        const int end = int_round_up(keys, LANES);
+        attention_exp_row_(p + i * MATMUL_BLOCK_K, attention_start_(starts, t0 + i), t0 + i + 1, from, end,
+                           scale, lse[t0 + i]);
+        attention_softmax_backward_row_(ds + i * MATMUL_BLOCK_K, p + i * MATMUL_BLOCK_K, from, end, delta,
+                                        scale);
     }
     attention_mix_(dq + (size_t)t0 * 3 * C, 3 * (size_t)C, ds, s->k_by_dim, Tp, rows, from, t0 + rows, HS);
 }
@@ -287,18 +293,18 @@ static inline void attention_backward_tile_(float* dq, float* p, float* ds, cons
 static inline void attention_backward_block_(float* dqkv, const float* qkv, const float* out,
                                              const float* dout, const float* lse, const int* starts,
                                              AttentionScratch_* s, int t0, int rows, int C, int HS, int Tp) {
-    const size_t tile_floats = (size_t)Tp * TILE_ROWS;
+    const size_t tile_floats = (size_t)Tp * MATMUL_TILE_ROWS;
     const int from = attention_from_(starts, t0), keys = t0 + rows;
-    for (int i = 0; i < rows; i += TILE_ROWS) {
-        attention_backward_tile_(dqkv, s->p + i / TILE_ROWS * tile_floats,
-                                 s->ds + i / TILE_ROWS * tile_floats, qkv, out, dout, lse, starts, s, t0 + i,
-                                 matmul_min_(TILE_ROWS, rows - i), from, keys, C, HS, Tp);
+    for (int i = 0; i < rows; i += MATMUL_TILE_ROWS) {
+        attention_backward_tile_(dqkv, s->p + i / MATMUL_TILE_ROWS * tile_floats,
+                                 s->ds + i / MATMUL_TILE_ROWS * tile_floats, qkv, out, dout, lse, starts, s,
+                                 t0 + i, int_min(MATMUL_TILE_ROWS, rows - i), from, keys, C, HS, Tp);
     }
     attention_pack_by_dim_(s->q_block, qkv + (size_t)t0 * 3 * C, 3 * (size_t)C, rows, ATTENTION_ROWS, HS);
     attention_pack_by_dim_(s->dout_block, dout + (size_t)t0 * C, C, rows, ATTENTION_ROWS, HS);
-    for (int u = from; u < keys; u += TILE_ROWS) {
+    for (int u = from; u < keys; u += MATMUL_TILE_ROWS) {
         const GradientMode mode = u >= t0 ? GRADIENT_SET : GRADIENT_ADD;
-        const int count = matmul_min_(TILE_ROWS, keys - u);
+        const int count = int_min(MATMUL_TILE_ROWS, keys - u);
         float* dk = dqkv + (size_t)u * 3 * C + C;
         attention_scatter_(dk, 3 * (size_t)C, s->ds, tile_floats, s->q_block, s->left, rows, u, count, HS,
                            mode);
@@ -310,7 +316,7 @@ static inline void attention_backward_block_(float* dqkv, const float* qkv, cons
 static inline void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
                                           const float* lse, const int* starts, int B, int T, int C, int NH,
                                           AttentionScratch* scratch) {
-    const int HS = C / NH, Tp = attention_round_up_(scratch->T, BLOCK_K);
+    const int HS = C / NH, Tp = int_round_up(scratch->T, MATMUL_BLOCK_K);
     assert(T <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(dynamic)
     for (int head = 0; head < B * NH; head++) {
@@ -323,7 +329,7 @@ static inline void attention_backward_cpu(float* dqkv, const float* dout, const 
         for (int t = 0; t < T; t += ATTENTION_ROWS) {
             attention_backward_block_(dqkv + at_qkv, qkv + at_qkv, out + at, dout + at,
                                       lse + (size_t)head * T, starts ? starts + (size_t)b * T : NULL, s, t,
-                                      matmul_min_(ATTENTION_ROWS, T - t), C, HS, Tp);
+                                      int_min(ATTENTION_ROWS, T - t), C, HS, Tp);
         }
     }
 }

@@ -15,22 +15,16 @@ counts as much for any version.
 
 Compiled and linked with cuDNN 9.19 and cudnn-frontend 1.32. Never run on hardware.
 
-needs:   attention.cuh, which includes this; cuDNN 9; cudnn-frontend (scripts/install_deps.sh --cudnn)
 defines: CUDNN_CHECK, CUDNN_FRONTEND_CHECK, AttentionCudnn, attention_gpu_open, attention_gpu_close,
-         attention_note, attention_planned_bytes, attention_forward, attention_backward
+         attention_note, attention_planned_bytes, attention_forward, attention_backward, CudnnGraph,
+         CudnnTensor
 */
 #ifndef LLMC_ATTENTION_CUDNN_CUH
 #define LLMC_ATTENTION_CUDNN_CUH
 
 #define CUDNN_FRONTEND_SKIP_JSON_LIB // of no use here, and slow to compile
-#pragma push_macro("TILE_ROWS")      // of matmul.h; cudnn-frontend uses the words for something else
-#pragma push_macro("TILE_COLS")
-#undef TILE_ROWS
-#undef TILE_COLS
-#include <cstring> // cudnn-frontend forgets it
+#include <cstring>                   // cudnn-frontend forgets it
 #include <cudnn_frontend.h>
-#pragma pop_macro("TILE_ROWS")
-#pragma pop_macro("TILE_COLS")
 
 #define CUDNN_CHECK(call)                                                                                    \
     do {                                                                                                     \

@@ -7,13 +7,12 @@ gpu->stream between one push and the next; starts is NULL if the last push had n
 
 The host only waits in batch_queue_push, and there only for the batch BATCH_SLOTS pushes ago.
 
-needs:   gpu.cuh
 defines: BatchQueue, batch_queue_open, batch_queue_close, batch_queue_push
 */
 #ifndef LLMC_BATCH_QUEUE_CUH
 #define LLMC_BATCH_QUEUE_CUH
 
-#include "gpu.cuh"
+#include "llmc/gpu.cuh"
 
 enum { BATCH_SLOTS = 3 };
 

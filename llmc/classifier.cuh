@@ -13,17 +13,17 @@ known better than.
 
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 
-needs:   classifier.h gpu.cuh ptx.cuh
-defines: classifier_loss, classifier_backward, classifier_loss_bytes, classifier_backward_bytes
+defines: classifier_loss, classifier_backward, classifier_loss_bytes, classifier_backward_bytes,
+         classifier_loss_kernel, classifier_backward_kernel
 */
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH
 
 #include <float.h>
 
-#include "classifier.h"
-#include "gpu.cuh"
-#include "ptx.cuh"
+#include "llmc/classifier.h"
+#include "llmc/gpu.cuh"
+#include "llmc/ptx.cuh"
 
 #define CLASSIFIER_LOG2E 1.44269504f
 #define CLASSIFIER_LN2 0.69314718f

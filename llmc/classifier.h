@@ -17,7 +17,6 @@ A row whose target is NO_TARGET, a padded position, does not count: its loss is 
 whatever the logits are, NaN too. What is computed with `scale` = 1 / (all tokens) is the loss of the counted
 ones times counted / all; targets_factor undoes that.
 
-needs:   vec.h
 defines: NO_TARGET, targets_count, targets_factor, classifier_backward_cpu, classifier_loss_cpu
 */
 #ifndef LLMC_CLASSIFIER_H
@@ -26,7 +25,7 @@ defines: NO_TARGET, targets_count, targets_factor, classifier_backward_cpu, clas
 #include <math.h>
 #include <stddef.h>
 
-#include "vec.h"
+#include "llmc/base/vec.h"
 
 enum { NO_TARGET = -1 };
 

@@ -10,15 +10,16 @@ column_sums.cuh -- sums of a matrix over its rows: the gradients of biases, and 
 column_sums reads the rows. Kernels that make the rows can leave partial sums of their own, and
 column_sums_finish adds them up. All orders are fixed: they follow from the sizes alone.
 
-needs:   gpu.cuh
-defines: COLUMN_SUMS_FLOATS, column_sums_groups, column_sums, column_sums_finish, column_sums_bytes
+defines: COLUMN_SUMS_FLOATS, column_sums_groups, column_sums, column_sums_finish, column_sums_bytes,
+         column_sums_groups_kernel, column_sums_finish_kernel
 */
 #ifndef LLMC_COLUMN_SUMS_CUH
 #define LLMC_COLUMN_SUMS_CUH
 
 #include <assert.h>
 
-#include "gpu.cuh"
+#include "llmc/gpu.cuh"
+#include "llmc/gradient.h"
 
 #define COLUMN_SUMS_FLOATS (256 << 10) // of partial sums: enough blocks for any GPU, little beside the rows
 #define COLUMN_SUMS_WARPS 8            // of the first kernel: rows that a block reads at a time

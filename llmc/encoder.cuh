@@ -9,17 +9,17 @@ which a warp sums in order of the positions. A piece that is all there is of its
 once. The sums of others, whose token goes on in another chunk, wait in scratch memory, and a second kernel
 adds them in order: a token that fills half of the batch is summed by many blocks.
 
-needs:   encoder.h gpu.cuh
 defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backward, encoder_forward_bytes,
-         encoder_backward_bytes
+         encoder_backward_bytes, encoder_forward_kernel, encoder_positions_kernel, encoder_count_kernel,
+         encoder_scan_kernel, encoder_scatter_kernel, encoder_pieces_kernel, encoder_partials_kernel
 */
 #ifndef LLMC_ENCODER_CUH
 #define LLMC_ENCODER_CUH
 
 #include <assert.h>
 
-#include "encoder.h"
-#include "gpu.cuh"
+#include "llmc/encoder.h"
+#include "llmc/gpu.cuh"
 
 #define ENCODER_WARPS 8   // to a block of the kernels that give a warp a row
 #define ENCODER_BITS 10   // of a token, that one pass of the sort looks at

@@ -12,13 +12,14 @@ The forward pass sets out. The backward pass (first = 0) ADDS to dwte, which alr
 gradient of the shared weight; it sets or adds to dwpe as `mode` says, and setting zeroes the rows of
 positions not in use.
 
-needs:   matmul.h (GradientMode) vec.h
 defines: encoder_forward_cpu, encoder_backward_cpu
 */
 #ifndef LLMC_ENCODER_H
 #define LLMC_ENCODER_H
 
-#include "matmul.h"
+#include "llmc/base/int.h"
+#include "llmc/base/vec.h"
+#include "llmc/gradient.h"
 
 static inline void encoder_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,
                                        int B, int T, int first, int C) {
@@ -42,7 +43,7 @@ static inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* d
     }
 #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += block) {
-        const int end = matmul_min_(c0 + block, C);
+        const int end = int_min(c0 + block, C);
         for (int n = 0; n < B * T; n++) {
             for (int c = c0; c < end; c++) {
                 const float d = dout[(size_t)n * C + c];

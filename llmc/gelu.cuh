@@ -1,14 +1,14 @@
 /*
 gelu.cuh -- gelu.h on the GPU: the same functions on T = float, bf16 or fp16, computed in fp32.
 
-needs:   gelu.h gpu.cuh
-defines: gelu_forward, gelu_backward, gelu_forward_bytes, gelu_backward_bytes
+defines: gelu_forward, gelu_backward, gelu_forward_bytes, gelu_backward_bytes, gelu_forward_kernel,
+         gelu_backward_kernel
 */
 #ifndef LLMC_GELU_CUH
 #define LLMC_GELU_CUH
 
-#include "gelu.h"
-#include "gpu.cuh"
+#include "llmc/gelu.h"
+#include "llmc/gpu.cuh"
 
 #define GELU_THREADS 256
 

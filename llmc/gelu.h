@@ -10,7 +10,6 @@ on the CPU.
 
 Both passes set their output. dinp may be dout.
 
-needs:   vec.h
 defines: gelu_forward_cpu, gelu_backward_cpu
 */
 #ifndef LLMC_GELU_H
@@ -18,7 +17,7 @@ defines: gelu_forward_cpu, gelu_backward_cpu
 
 #include <stddef.h>
 
-#include "vec.h"
+#include "llmc/base/vec.h"
 
 #define GELU_SCALE 0.7978845608f // sqrt(2/pi)
 #define GELU_CUBIC 0.044715f

@@ -13,12 +13,12 @@ lists the tensors.
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks, learned
 positions, GELU in tanh form, the token embedding shared with the classifier.
 
-needs:   check.h rand.h; define floatX (the type of parameters and activations) before, or it is float
 defines: GPT2Config, GPT2Parameters, GPT2Activations, TensorRow, TensorInFiles, tensor_elements,
-tensor_rows_bind, gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows, gpt2_classifier_chunk,
-gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_activations_at_token, gpt2_model_by_name,
-gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token, gpt2_initial_value,
-gpt2_rows_in_files, gpt2_random_weights
+         tensor_rows_bind, gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows,
+         gpt2_classifier_chunk, gpt2_parameters_at_layer, gpt2_activations_at_layer,
+         gpt2_activations_at_token, gpt2_model_by_name, gpt2_padded_vocab, gpt2_check_config,
+         gpt2_count_parameters, gpt2_flops_per_token, gpt2_initial_value, gpt2_rows_in_files,
+         gpt2_random_weights, TensorInit, TensorLife, tensor_layer_elements, GPT2NamedModel, gpt2_named_models
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
@@ -27,8 +27,8 @@ gpt2_rows_in_files, gpt2_random_weights
 #include <math.h>
 #include <stddef.h>
 
-#include "check.h"
-#include "rand.h"
+#include "llmc/base/check.h"
+#include "llmc/base/rand.h"
 
 #ifndef floatX
 #define floatX float

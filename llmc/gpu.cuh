@@ -7,11 +7,10 @@ kernels are launched only through launch(), shared memory is declared only with 
 inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and every pointer into device
 memory is an argument of its kernel.
 
-needs:   check.h matmul.h (GradientMode)
 defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
          gpu_close, gpu_alloc, gpu_free, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
          store_pack, store_pack_once, unpack, to_float, from_float, warp_sum, warp_max, block_sum, block_max,
-SMEM_ARRAY, SMEM_DYNAMIC
+         SMEM_ARRAY, SMEM_DYNAMIC, bf16, fp16, DTypeOf
 */
 #ifndef LLMC_GPU_CUH
 #define LLMC_GPU_CUH
@@ -21,8 +20,7 @@ SMEM_ARRAY, SMEM_DYNAMIC
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "check.h"
-#include "matmul.h"
+#include "llmc/base/check.h"
 
 #define GPU_BLOCKS 256 // of memory at a time: a model takes about 40
 

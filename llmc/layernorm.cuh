@@ -14,19 +14,19 @@ data it is left out.
 residual_layernorm_forward normalizes the sum as it was stored, rounded to T: it gives the same bits as
 residual_forward and then layernorm_forward.
 
-needs:   layernorm.h column_sums.cuh gpu.cuh
 defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, residual_forward,
          residual_layernorm_forward, layernorm_backward, layernorm_forward_bytes, residual_forward_bytes,
-         residual_layernorm_forward_bytes, layernorm_backward_bytes
+         residual_layernorm_forward_bytes, layernorm_backward_bytes, residual_forward_kernel,
+         layernorm_forward_kernel, layernorm_forward_long_kernel, layernorm_backward_long_kernel
 */
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH
 
 #include <assert.h>
 
-#include "column_sums.cuh"
-#include "gpu.cuh"
-#include "layernorm.h"
+#include "llmc/column_sums.cuh"
+#include "llmc/gpu.cuh"
+#include "llmc/layernorm.h"
 
 #define LAYERNORM_ITEMS 4      // groups of columns that a thread of the forward pass holds in registers
 #define LAYERNORM_ROWS 8       // rows to a block, where one warp is enough for a row

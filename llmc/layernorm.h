@@ -15,7 +15,6 @@ pass. layernorm_backward sets or adds to dinp as `dinp_mode` says, to dweight an
     dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)    with g = dout weight, norm = (inp - mean)
 rstd
 
-needs:   matmul.h (GradientMode) vec.h
 defines: layernorm_forward_cpu, residual_forward_cpu, residual_layernorm_forward_cpu, layernorm_backward_cpu
 */
 #ifndef LLMC_LAYERNORM_H
@@ -23,7 +22,9 @@ defines: layernorm_forward_cpu, residual_forward_cpu, residual_layernorm_forward
 
 #include <math.h>
 
-#include "matmul.h"
+#include "llmc/base/int.h"
+#include "llmc/base/vec.h"
+#include "llmc/gradient.h"
 
 #define LAYERNORM_EPS 1e-5f
 
@@ -153,7 +154,7 @@ static inline void layernorm_backward_cpu(float* dinp, float* dweight, float* db
 #pragma omp for schedule(static)
         for (int c0 = 0; c0 < C; c0 += block) {
             layernorm_backward_columns_(dweight, dbias, dout, inp, mean, rstd, N, C, c0,
-                                        matmul_min_(block, C - c0), mode);
+                                        int_min(block, C - c0), mode);
         }
     }
 }

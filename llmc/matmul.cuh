@@ -29,12 +29,11 @@ in place, nor in 16 bits).
 
 MatmulGpu has one workspace: its products must be on one stream.
 
-needs:   column_sums.cuh gelu.cuh gpu.cuh matmul.h matmul_plans.h, libcublasLt
 defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_bytes, matmul_gpu_open,
-matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_load_plans, matmul_gpu_save_plans,
-         matmul_gpu_fix_plans, matmul_gpu_report, matmul_forward, matmul_forward_residual,
-matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu, matmul_backward_weight,
-matmul_backward_bias
+         matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_load_plans,
+         matmul_gpu_save_plans, matmul_gpu_fix_plans, matmul_gpu_report, matmul_forward,
+         matmul_forward_residual, matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu,
+         matmul_backward_weight, matmul_backward_bias, matmul_workspace_bytes, matmul_add_bias_kernel
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -42,11 +41,11 @@ matmul_backward_bias
 #include <assert.h>
 #include <cublasLt.h>
 
-#include "column_sums.cuh"
-#include "gelu.cuh"
-#include "gpu.cuh"
-#include "matmul.h"
-#include "matmul_plans.h"
+#include "llmc/column_sums.cuh"
+#include "llmc/gelu.cuh"
+#include "llmc/gpu.cuh"
+#include "llmc/matmul.h"
+#include "llmc/matmul_plans.h"
 
 #define MATMUL_PLANS 256 // a model needs about 20, and as many again for each batch size that generation uses
 #define MATMUL_CANDIDATES 16  // algorithms that autotune measures
@@ -658,7 +657,7 @@ __global__ void __launch_bounds__(256) matmul_add_bias_kernel(T* out, const T* b
 
 template <class T> static inline void matmul_add_bias_(T* out, const T* bias, int N, int OC, const Gpu* gpu) {
     const int SIZE = Pack<T>::SIZE;
-    const unsigned rows = (unsigned)matmul_min_(N, 1024);
+    const unsigned rows = (unsigned)int_min(N, 1024);
     if (matmul_packs_(out, OC) && matmul_packs_(bias, OC)) {
         launch(matmul_add_bias_kernel<T, Pack<T>::SIZE>, dim3((unsigned)ceil_div(OC, 256 * SIZE), rows), 256,
                0, gpu, out, bias, N, OC);

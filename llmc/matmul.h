@@ -13,29 +13,28 @@ matmul_backward_input sets dinp = dout weight; matmul_backward_weight and matmul
 dweight = dout^T inp and dbias = the column sums of dout, as `mode` says (GRADIENT_SET in the first
 micro-step).
 
-The product of two matrices is made of tiles of TILE_ROWS x TILE_COLS results that stay in registers while k
+The product of two matrices is made of tiles of MATMUL_TILE_ROWS x MATMUL_TILE_COLS results that stay in registers while k
 runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 2008). A thread
-takes a part of the result. For BLOCK_K values of k at a time it copies ("packs") TILE_COLS columns of the
+takes a part of the result. For MATMUL_BLOCK_K values of k at a time it copies ("packs") MATMUL_TILE_COLS columns of the
 right matrix into a panel that stays in its L2 cache while all its rows of the left matrix pass by; meanwhile
 the next panel's numbers are fetched. The left matrix is read in place when its rows are contiguous, else
 packed too. Every result is one sum over k in the same order whatever the number of threads, so the bits do
 not depend on it.
 
-needs:   check.h threads.h vec.h
-defines: GradientMode, Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu,
-matmul_forward_cpu, matmul_backward_input_cpu, matmul_backward_weight_cpu, matmul_backward_bias_cpu,
-matmul_flops
+defines: Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu, matmul_forward_cpu,
+         matmul_backward_input_cpu, matmul_backward_weight_cpu, matmul_backward_bias_cpu, matmul_flops,
+         matmul_pack_panel, matmul_rows
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 
 #include <stddef.h>
 
-#include "check.h"
-#include "threads.h"
-#include "vec.h"
-
-typedef enum { GRADIENT_SET, GRADIENT_ADD } GradientMode;
+#include "llmc/base/check.h"
+#include "llmc/base/int.h"
+#include "llmc/base/threads.h"
+#include "llmc/base/vec.h"
+#include "llmc/gradient.h"
 
 // A matrix read in place: element (i, j) is data[i * row + j * col]. One of the two strides is 1.
 typedef struct {
@@ -43,29 +42,26 @@ typedef struct {
     size_t row, col;
 } Matrix;
 
-// Tile: TILE_ROWS x 2 vectors of sums fill the registers, leaving some for the factors.
-#define TILE_ROWS (VEC_REGISTERS == 32 ? 12 : 6)
-#define TILE_STEP (TILE_ROWS / 3) // the last rows go in tiles of two steps, one step, and single rows
-#define TILE_COLS (2 * LANES)
-#define BLOCK_K 768    // a panel is 96 KiB with AVX-512, 48 KiB with AVX2: in the L2 cache, read in order
-#define BLOCK_ROWS 768 // of the left matrix, that meet a panel
-// Room for packed rows of the left matrix, in tiles of BLOCK_K: 1152 KiB, 576 KiB; for more rows if k is
+// Tile: MATMUL_TILE_ROWS x 2 vectors of sums fill the registers, leaving some for the factors.
+#define MATMUL_TILE_ROWS (VEC_REGISTERS == 32 ? 12 : 6)
+#define MATMUL_TILE_STEP                                                                                     \
+    (MATMUL_TILE_ROWS / 3) // the last rows go in tiles of two steps, one step, and single rows
+#define MATMUL_TILE_COLS (2 * LANES)
+#define MATMUL_BLOCK_K 768 // a panel is 96 KiB with AVX-512, 48 KiB with AVX2: in the L2 cache, read in order
+#define MATMUL_BLOCK_ROWS 768 // of the left matrix, that meet a panel
+// Room for packed rows of the left matrix, in tiles of MATMUL_BLOCK_K: 1152 KiB, 576 KiB; for more rows if k is
 // less.
-#define PACKED_TILES 32
-#define TASKS_PER_THREAD 3
+#define MATMUL_PACKED_TILES 32
+#define MATMUL_TASKS 3
 
 // Memory for packed blocks, one set a process; no call of matmul_* allocates.
 typedef struct {
     float* memory; // (threads, a panel and then a packed block of the left matrix)
 } MatmulScratch;
 
-static inline int matmul_ceil_div_(int a, int b) { return (a + b - 1) / b; }
-static inline int matmul_min_(int a, int b) { return a < b ? a : b; }
-static inline int matmul_max_(int a, int b) { return a > b ? a : b; }
-
-static inline size_t matmul_panel_floats_(void) { return (size_t)BLOCK_K * TILE_COLS; }
+static inline size_t matmul_panel_floats_(void) { return (size_t)MATMUL_BLOCK_K * MATMUL_TILE_COLS; }
 static inline size_t matmul_scratch_floats_(void) {
-    return matmul_panel_floats_() + (size_t)PACKED_TILES * TILE_ROWS * BLOCK_K;
+    return matmul_panel_floats_() + (size_t)MATMUL_PACKED_TILES * MATMUL_TILE_ROWS * MATMUL_BLOCK_K;
 }
 
 // For as many threads as the next parallel region would have.
@@ -79,35 +75,35 @@ static inline void matmul_close(MatmulScratch* scratch) { free(scratch->memory);
 // ---------------------------------------------------------------------------------------------------------------------
 // Packing
 
-// Packs `k` rows and `cols` <= TILE_COLS columns of the right matrix, from (k0, j0), into a panel (k,
-// TILE_COLS); columns past `cols` become zero.
-static inline void matmul_pack_panel_(float* panel, Matrix m, int k0, int j0, int k, int cols) {
+// Packs `k` rows and `cols` <= MATMUL_TILE_COLS columns of the right matrix, from (k0, j0), into a panel (k,
+// MATMUL_TILE_COLS); columns past `cols` become zero.
+static inline void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int k, int cols) {
     const float* from = m.data + k0 * m.row + j0 * m.col;
-    if (cols == TILE_COLS && m.col == 1) {
+    if (cols == MATMUL_TILE_COLS && m.col == 1) {
         for (int i = 0; i < k; i++) {
-            vec_store(panel + i * TILE_COLS, vec_load(from + i * m.row));
-            vec_store(panel + i * TILE_COLS + LANES, vec_load(from + i * m.row + LANES));
+            vec_store(panel + i * MATMUL_TILE_COLS, vec_load(from + i * m.row));
+            vec_store(panel + i * MATMUL_TILE_COLS + LANES, vec_load(from + i * m.row + LANES));
         }
         return;
     }
     int done = 0; // rows packed so far; a transposed matrix goes in squares of LANES x LANES
-    if (cols == TILE_COLS && m.row == 1) {
+    if (cols == MATMUL_TILE_COLS && m.row == 1) {
         for (; done + LANES <= k; done += LANES) {
-            for (int half = 0; half < TILE_COLS; half += LANES) {
+            for (int half = 0; half < MATMUL_TILE_COLS; half += LANES) {
                 Vec square[LANES];
                 for (int j = 0; j < LANES; j++) {
                     square[j] = vec_load(from + done + (half + j) * m.col);
                 }
                 vec_transpose(square);
                 for (int i = 0; i < LANES; i++) {
-                    vec_store(panel + (done + i) * TILE_COLS + half, square[i]);
+                    vec_store(panel + (done + i) * MATMUL_TILE_COLS + half, square[i]);
                 }
             }
         }
     }
     for (int i = done; i < k; i++) {
-        for (int j = 0; j < TILE_COLS; j++) {
-            panel[i * TILE_COLS + j] = j < cols ? from[i * m.row + j * m.col] : 0.0f;
+        for (int j = 0; j < MATMUL_TILE_COLS; j++) {
+            panel[i * MATMUL_TILE_COLS + j] = j < cols ? from[i * m.row + j * m.col] : 0.0f;
         }
     }
 }
@@ -125,19 +121,19 @@ static inline void matmul_prefetch_panel_(Matrix m, int k0, int j0, int k, int c
     }
 }
 
-// Packs a tile of a left matrix whose columns are contiguous, as (k, TILE_ROWS): copying. Rows past `rows`
+// Packs a tile of a left matrix whose columns are contiguous, as (k, MATMUL_TILE_ROWS): copying. Rows past `rows`
 // become zero.
 static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int rows, int k) {
     const float* from = m.data + i0 + k0 * m.col;
-    if (rows == TILE_ROWS) {
+    if (rows == MATMUL_TILE_ROWS) {
         for (int p = 0; p < k; p++) {
-            memcpy(tile + p * TILE_ROWS, from + p * m.col, TILE_ROWS * sizeof(float));
+            memcpy(tile + p * MATMUL_TILE_ROWS, from + p * m.col, MATMUL_TILE_ROWS * sizeof(float));
         }
         return;
     }
     for (int p = 0; p < k; p++) {
-        for (int i = 0; i < TILE_ROWS; i++) {
-            tile[p * TILE_ROWS + i] = i < rows ? from[i + p * m.col] : 0.0f;
+        for (int i = 0; i < MATMUL_TILE_ROWS; i++) {
+            tile[p * MATMUL_TILE_ROWS + i] = i < rows ? from[i + p * m.col] : 0.0f;
         }
     }
 }
@@ -147,12 +143,12 @@ static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int 
 
 // Stores a row of results, or adds it, as far as `cols`.
 ALWAYS_INLINE void matmul_store_row_(float* to, Vec low, Vec high, int cols, GradientMode mode) {
-    if (cols == TILE_COLS) {
+    if (cols == MATMUL_TILE_COLS) {
         vec_store(to, mode == GRADIENT_ADD ? vec_load(to) + low : low);
         vec_store(to + LANES, mode == GRADIENT_ADD ? vec_load(to + LANES) + high : high);
         return;
     }
-    float edge[TILE_COLS];
+    float edge[MATMUL_TILE_COLS];
     vec_store(edge, low);
     vec_store(edge + LANES, high);
     for (int j = 0; j < cols; j++) {
@@ -160,14 +156,14 @@ ALWAYS_INLINE void matmul_store_row_(float* to, Vec low, Vec high, int cols, Gra
     }
 }
 
-// out(rows, cols) = left(rows, k) panel(k, TILE_COLS) + bias(cols), set or added to. left: element (i, p) is
+// out(rows, cols) = left(rows, k) panel(k, MATMUL_TILE_COLS) + bias(cols), set or added to. left: element (i, p) is
 // left[i * row + p * col]. `rows` is a constant at every call, so the sums live in registers; rows are
 // addressed from every third one, which takes few enough registers for the addresses.
 ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float* left, size_t row,
                                 size_t col, const float* panel, int k, const float* bias, GradientMode mode,
                                 const int rows) {
-    Vec sum[TILE_ROWS][2];
-    const float* third[TILE_ROWS / 3];
+    Vec sum[MATMUL_TILE_ROWS][2];
+    const float* third[MATMUL_TILE_ROWS / 3];
 #pragma GCC unroll 12
     for (int i = 0; i < rows;
          i++) { // results that are added to, or whose lines must be owned, come meanwhile
@@ -179,7 +175,8 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
         }
     }
     for (int p = 0; p < k; p++) {
-        const Vec low = vec_load(panel + p * TILE_COLS), high = vec_load(panel + p * TILE_COLS + LANES);
+        const Vec low = vec_load(panel + p * MATMUL_TILE_COLS),
+                  high = vec_load(panel + p * MATMUL_TILE_COLS + LANES);
 #pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
             const float factor = third[i / 3][i % 3 * row + p * col];
@@ -187,7 +184,7 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
             sum[i][1] += factor * high;
         }
     }
-    float edge[TILE_COLS] = {0};
+    float edge[MATMUL_TILE_COLS] = {0};
     if (bias) {
         memcpy(edge, bias, (size_t)cols * sizeof(float));
     }
@@ -198,23 +195,26 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
     }
 }
 
-// Up to TILE_ROWS rows, in tiles of fixed sizes. `left` is a matrix with contiguous rows (col 1), or a packed
-// tile (row 1, col TILE_ROWS).
-static inline void matmul_rows_(float* out, size_t stride, int rows, int cols, Matrix left,
-                                const float* panel, int k, const float* bias, GradientMode mode) {
+// Up to MATMUL_TILE_ROWS rows, in tiles of fixed sizes. `left` is a matrix with contiguous rows (col 1), or a packed
+// tile (row 1, col MATMUL_TILE_ROWS).
+static inline void matmul_rows(float* out, size_t stride, int rows, int cols, Matrix left, const float* panel,
+                               int k, const float* bias, GradientMode mode) {
 #define MATMUL_TILE_(n)                                                                                      \
-    (left.col == 1 ? matmul_tile_(out, stride, cols, left.data, left.row, 1, panel, k, bias, mode, n)        \
-                   : matmul_tile_(out, stride, cols, left.data, 1, TILE_ROWS, panel, k, bias, mode, n))
-    if (rows == TILE_ROWS) {
-        MATMUL_TILE_(TILE_ROWS);
+    (left.col == 1                                                                                           \
+         ? matmul_tile_(out, stride, cols, left.data, left.row, 1, panel, k, bias, mode, n)                  \
+         : matmul_tile_(out, stride, cols, left.data, 1, MATMUL_TILE_ROWS, panel, k, bias, mode, n))
+    if (rows == MATMUL_TILE_ROWS) {
+        MATMUL_TILE_(MATMUL_TILE_ROWS);
         return;
     }
     while (rows > 0) {
-        const int done = rows >= 2 * TILE_STEP ? 2 * TILE_STEP : rows >= TILE_STEP ? TILE_STEP : 1;
-        if (done == 2 * TILE_STEP) {
-            MATMUL_TILE_(2 * TILE_STEP);
-        } else if (done == TILE_STEP) {
-            MATMUL_TILE_(TILE_STEP);
+        const int done = rows >= 2 * MATMUL_TILE_STEP ? 2 * MATMUL_TILE_STEP
+                         : rows >= MATMUL_TILE_STEP   ? MATMUL_TILE_STEP
+                                                      : 1;
+        if (done == 2 * MATMUL_TILE_STEP) {
+            MATMUL_TILE_(2 * MATMUL_TILE_STEP);
+        } else if (done == MATMUL_TILE_STEP) {
+            MATMUL_TILE_(MATMUL_TILE_STEP);
         } else {
             MATMUL_TILE_(1);
         }
@@ -237,25 +237,25 @@ typedef struct {
 static inline void matmul_block_(float* out, size_t stride, Matrix left, Matrix right, MatmulPart_ part,
                                  int k0, int k, const float* bias, GradientMode mode, float* panel) {
     float* packed = panel + matmul_panel_floats_();
-    const int in_place = left.col == 1, tiles = matmul_ceil_div_(part.i1 - part.i0, TILE_ROWS);
+    const int in_place = left.col == 1, tiles = int_ceil_div(part.i1 - part.i0, MATMUL_TILE_ROWS);
     for (int t = 0; t < tiles && !in_place; t++) {
-        const int i = part.i0 + t * TILE_ROWS;
-        matmul_pack_tile_(packed + (size_t)t * TILE_ROWS * k, left, i, k0,
-                          matmul_min_(TILE_ROWS, part.i1 - i), k);
+        const int i = part.i0 + t * MATMUL_TILE_ROWS;
+        matmul_pack_tile_(packed + (size_t)t * MATMUL_TILE_ROWS * k, left, i, k0,
+                          int_min(MATMUL_TILE_ROWS, part.i1 - i), k);
     }
-    for (int j = part.j0; j < part.j1; j += TILE_COLS) {
-        const int next = j + TILE_COLS, next_cols = matmul_min_(TILE_COLS, part.j1 - next);
-        matmul_pack_panel_(panel, right, k0, j, k, matmul_min_(TILE_COLS, part.j1 - j));
+    for (int j = part.j0; j < part.j1; j += MATMUL_TILE_COLS) {
+        const int next = j + MATMUL_TILE_COLS, next_cols = int_min(MATMUL_TILE_COLS, part.j1 - next);
+        matmul_pack_panel(panel, right, k0, j, k, int_min(MATMUL_TILE_COLS, part.j1 - j));
         for (int t = 0; t < tiles; t++) {
-            const int i = part.i0 + t * TILE_ROWS;
-            const Matrix tile = {in_place ? left.data + i * left.row + k0
-                                          : packed + (size_t)t * TILE_ROWS * k,
-                                 in_place ? left.row : (size_t)1, in_place ? (size_t)1 : (size_t)TILE_ROWS};
+            const int i = part.i0 + t * MATMUL_TILE_ROWS;
+            const Matrix tile = {
+                in_place ? left.data + i * left.row + k0 : packed + (size_t)t * MATMUL_TILE_ROWS * k,
+                in_place ? left.row : (size_t)1, in_place ? (size_t)1 : (size_t)MATMUL_TILE_ROWS};
             if (next_cols > 0) {
                 matmul_prefetch_panel_(right, k0, next, k, next_cols, t, tiles);
             }
-            matmul_rows_(out + i * stride + j, stride, matmul_min_(TILE_ROWS, part.i1 - i),
-                         matmul_min_(TILE_COLS, part.j1 - j), tile, panel, k, bias ? bias + j : NULL, mode);
+            matmul_rows(out + i * stride + j, stride, int_min(MATMUL_TILE_ROWS, part.i1 - i),
+                        int_min(MATMUL_TILE_COLS, part.j1 - j), tile, panel, k, bias ? bias + j : NULL, mode);
         }
     }
 }
@@ -263,21 +263,22 @@ static inline void matmul_block_(float* out, size_t stride, Matrix left, Matrix 
 // The size of equal steps, multiples of `unit`, that cover n and are not longer than `most`, itself a
 // multiple.
 static inline int matmul_step_(int n, int most, int unit) {
-    const int steps = matmul_ceil_div_(n, most);
-    return matmul_ceil_div_(matmul_ceil_div_(n, steps), unit) * unit;
+    const int steps = int_ceil_div(n, most);
+    return int_ceil_div(int_ceil_div(n, steps), unit) * unit;
 }
 
 // One task, on one thread: its part of the result, in blocks of rows and of k.
 static inline void matmul_task_(float* out, size_t stride, Matrix left, Matrix right, MatmulPart_ part, int K,
                                 const float* bias, GradientMode mode, float* scratch) {
-    const int step_k = matmul_step_(K, BLOCK_K, LANES);
-    const int most_rows = left.col == 1 ? BLOCK_ROWS : PACKED_TILES * BLOCK_K / step_k * TILE_ROWS;
-    const int step_rows = matmul_step_(part.i1 - part.i0, most_rows, TILE_ROWS);
+    const int step_k = matmul_step_(K, MATMUL_BLOCK_K, LANES);
+    const int most_rows =
+        left.col == 1 ? MATMUL_BLOCK_ROWS : MATMUL_PACKED_TILES * MATMUL_BLOCK_K / step_k * MATMUL_TILE_ROWS;
+    const int step_rows = matmul_step_(part.i1 - part.i0, most_rows, MATMUL_TILE_ROWS);
     for (int i0 = part.i0; i0 < part.i1; i0 += step_rows) {
-        const MatmulPart_ block = {i0, matmul_min_(i0 + step_rows, part.i1), part.j0, part.j1};
+        const MatmulPart_ block = {i0, int_min(i0 + step_rows, part.i1), part.j0, part.j1};
         for (int k0 = 0; k0 < K; k0 += step_k) {
-            matmul_block_(out, stride, left, right, block, k0, matmul_min_(step_k, K - k0),
-                          k0 == 0 ? bias : NULL, k0 == 0 ? mode : GRADIENT_ADD, scratch);
+            matmul_block_(out, stride, left, right, block, k0, int_min(step_k, K - k0), k0 == 0 ? bias : NULL,
+                          k0 == 0 ? mode : GRADIENT_ADD, scratch);
         }
     }
 }
@@ -287,21 +288,20 @@ static inline void matmul_task_(float* out, size_t stride, Matrix left, Matrix r
 // rows if the left matrix is too.
 static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K,
                                       const float* bias, GradientMode mode, MatmulScratch* scratch) {
-    const int tiles = matmul_ceil_div_(M, TILE_ROWS), panels = matmul_ceil_div_(N, TILE_COLS);
-    const int wanted = TASKS_PER_THREAD * threads_max();
+    const int tiles = int_ceil_div(M, MATMUL_TILE_ROWS), panels = int_ceil_div(N, MATMUL_TILE_COLS);
+    const int wanted = MATMUL_TASKS * threads_max();
     const int row_parts =
-        left.col == 1
-            ? matmul_min_(matmul_ceil_div_(wanted, panels), tiles)
-            : matmul_min_(matmul_max_(matmul_min_(wanted, tiles / PACKED_TILES), threads_max()), tiles);
-    const int col_parts = matmul_min_(matmul_ceil_div_(wanted, row_parts), panels);
+        left.col == 1 ? int_min(int_ceil_div(wanted, panels), tiles)
+                      : int_min(int_max(int_min(wanted, tiles / MATMUL_PACKED_TILES), threads_max()), tiles);
+    const int col_parts = int_min(int_ceil_div(wanted, row_parts), panels);
 #pragma omp parallel for schedule(dynamic)
     for (int t = 0; t < row_parts * col_parts; t++) {
         const int r = t / col_parts, c = t % col_parts;
         const MatmulPart_ part = {
-            (int)((int64_t)tiles * r / row_parts) * TILE_ROWS,
-            matmul_min_(M, (int)((int64_t)tiles * (r + 1) / row_parts) * TILE_ROWS),
-            (int)((int64_t)panels * c / col_parts) * TILE_COLS,
-            matmul_min_(N, (int)((int64_t)panels * (c + 1) / col_parts) * TILE_COLS),
+            (int)((int64_t)tiles * r / row_parts) * MATMUL_TILE_ROWS,
+            int_min(M, (int)((int64_t)tiles * (r + 1) / row_parts) * MATMUL_TILE_ROWS),
+            (int)((int64_t)panels * c / col_parts) * MATMUL_TILE_COLS,
+            int_min(N, (int)((int64_t)panels * (c + 1) / col_parts) * MATMUL_TILE_COLS),
         };
         matmul_task_(out, (size_t)N, left, right, part, K, bias, mode,
                      scratch->memory + thread_index() * matmul_scratch_floats_());
@@ -341,7 +341,7 @@ static inline void matmul_backward_bias_cpu(float* dbias, const float* dout, int
     const int block = 4 * LANES;
 #pragma omp parallel for schedule(static)
     for (int o0 = 0; o0 < OC; o0 += block) {
-        const int cols = matmul_min_(block, OC - o0);
+        const int cols = int_min(block, OC - o0);
         float sum[4 * LANES] = {0};
         for (int n = 0; n < N; n++) {
             const float* row = dout + (size_t)n * OC + o0;

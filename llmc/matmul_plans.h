@@ -17,10 +17,10 @@ A file of another machine is of no use. xxh64 is the checksum of all bytes befor
 The cache is a convenience: without a home directory there is none, and what cannot be read or written is no
 error. Programs that write it at the same time take turns; what is in it stays as it is.
 
-needs:   check.h file.h json.h xxh64.h
 defines: MatmulKey, MatmulChoice, MatmulChoices, MATMUL_PLANS_FILE, MATMUL_ALGORITHM_BYTES,
-matmul_choices_open, matmul_choices_close, matmul_choices_count, matmul_choices_find, matmul_choices_add,
-matmul_choices_write, matmul_choices_try_read, matmul_cache_path, matmul_cache_try_write
+         matmul_choices_open, matmul_choices_close, matmul_choices_count, matmul_choices_find,
+         matmul_choices_add, matmul_choices_write, matmul_choices_try_read, matmul_cache_path,
+         matmul_cache_try_write
 */
 #ifndef LLMC_MATMUL_PLANS_H
 #define LLMC_MATMUL_PLANS_H
@@ -28,10 +28,10 @@ matmul_choices_write, matmul_choices_try_read, matmul_cache_path, matmul_cache_t
 #include <assert.h>
 #include <inttypes.h>
 
-#include "check.h"
-#include "file.h"
-#include "json.h"
-#include "xxh64.h"
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/base/xxh64.h"
 
 #define MATMUL_PLANS_FILE "products.json" // of a checkpoint
 #define MATMUL_PLANS_FORMAT_ "pretrain.c products"

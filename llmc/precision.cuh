@@ -2,13 +2,12 @@
 precision.cuh -- floatX, the type of weights, activations and their gradients on the GPU, as PRECISION says;
 and how many logits the classifier makes at a time where memory is dear. Comes before gpt2.h.
 
-needs:   gpu.cuh
 defines: floatX, PRECISION_NAME, GPT2_CHUNK_LOGITS
 */
 #ifndef LLMC_PRECISION_CUH
 #define LLMC_PRECISION_CUH
 
-#include "gpu.cuh"
+#include "llmc/gpu.cuh"
 
 #if defined(PRECISION_FP32)
 #define floatX float

@@ -15,8 +15,8 @@ the bytes they must move.
 #include "llmc/gelu.h"
 #include "llmc/layernorm.h"
 #include "llmc/matmul.h"
-#include "llmc/peak.h"
-#include "llmc/rand.h"
+#include "llmc/run/peak.h"
+#include "llmc/base/rand.h"
 
 enum { C = 768, NH = 12, VP = 50304, V = 50257, MOST = 101 };
 

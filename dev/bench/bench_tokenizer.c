@@ -12,12 +12,12 @@ the later ones have seen the whole text. --ids writes the ids of the last pass t
 
 Each line is a name and a value, for dev/bench/tokenizers.py.
 */
-#include "llmc/bpe_encode.h"
-#include "llmc/bpe_files.h"
-#include "llmc/bpe_train.h"
-#include "llmc/peak.h"
-#include "llmc/rand.h"
-#include "llmc/threads.h"
+#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_train.h"
+#include "llmc/run/peak.h"
+#include "llmc/base/rand.h"
+#include "llmc/base/threads.h"
 
 enum { BLOCK_BYTES = 1 << 20, DISTINCT_WORDS = 1 << 20, LONGEST_WORD = 14 };
 

@@ -1,4 +1,4 @@
-"""Writes llmc/unicode_tables.h: which characters are letters, digits and blanks.
+"""Writes llmc/tokenizer/unicode_tables.h: which characters are letters, digits and blanks.
 
     dev/ref/setup.sh && build/venv/bin/python dev/data/make_unicode_tables.py
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tiktoken
 
-OUT = Path(__file__).parents[2] / "llmc" / "unicode_tables.h"
+OUT = Path(__file__).parents[2] / "llmc" / "tokenizer" / "unicode_tables.h"
 VERSIONS = ["14.0", "15.0", "15.1", "16.0", "17.0", "18.0", "19.0", "20.0"]
 CLASSES = [("letter", r"\p{L}"), ("number", r"\p{N}"), ("blank", r"\s")]
 PER_LINE = 5
@@ -25,7 +25,6 @@ Made by dev/data/make_unicode_tables.py with tiktoken {tiktoken}; change the scr
 the first and the last character of a range; rows ascend and do not touch.
 {counts}.
 
-needs:   nothing
 defines: UNICODE_VERSION, UNICODE_LETTERS, UNICODE_NUMBERS, UNICODE_BLANKS (numbers of rows), unicode_letters,
 unicode_numbers, unicode_blanks
 */

@@ -13,13 +13,13 @@
 #define OPTION_ARGUMENTS                                                                                     \
     " INPUT...\nINPUT: text, .jsonl, .parquet; .gz or .zst behind it; - is standard input; "                 \
     "names that begin with - stand behind --.\n"
-#include "llmc/options.h"
+#include "llmc/run/options.h"
 
-#include "llmc/bpe_files.h"
-#include "llmc/log.h"
-#include "llmc/shard_writer.h"
-#include "llmc/signals.h"
-#include "llmc/tokenize.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/run/log.h"
+#include "llmc/data/shard_writer.h"
+#include "llmc/base/signals.h"
+#include "llmc/data/text_pipeline.h"
 
 #include <dirent.h>
 
@@ -72,7 +72,7 @@ static void screen_show(Screen* screen, const TextSource* source, uint64_t read_
     char of_all[64] = "", eta[64] = "?";
     if (0 < read && read_bytes <= source->total_bytes) { // not from standard input
         snprintf(of_all, sizeof(of_all), " of %.1f", 1e-6 * (double)source->total_bytes);
-        log_duration_((double)(source->total_bytes - read_bytes) / read * spent_s, eta);
+        log_duration((double)(source->total_bytes - read_bytes) / read * spent_s, eta);
     }
     fprintf(stderr, "%s%.1f%s MB read | %.1f MB/s of text | %.2f M tokens | eta %s%s",
             screen->is_terminal ? "\r" : "", 1e-6 * (double)read_bytes, of_all,
@@ -116,7 +116,7 @@ static void progress_put_options(const Run* run, FILE* file) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         char buffer[OPTION_TEXT_BYTES];
         if (is_kept(&OPTION_TABLE[i])) {
-            const char* text = option_text_(&run->options, &OPTION_TABLE[i], buffer);
+            const char* text = option_text(&run->options, &OPTION_TABLE[i], buffer);
             fprintf(file, ",\"%s\":", OPTION_TABLE[i].name);
             json_print_string(file, text, strlen(text));
         }
@@ -162,11 +162,11 @@ static int progress_read_options(const Run* run, JsonReader* reader) {
         ok = json_string(reader, &value);
         snprintf(name, sizeof(name), "--%s", key);
         snprintf(sum, sizeof(sum), "%016" PRIx64, bpe_checksum(&run->bpe));
-        const OptionRow* row = option_find_(name, strlen(name));
+        const OptionRow* row = option_find(name, strlen(name));
         if (ok && strcmp(key, "tokenizer") == 0 && strcmp(value, sum) != 0) {
             progress_refuse(run, "--tokenizer: the checksum of the vocabulary", sum, value);
         } else if (ok && row && is_kept(row)) {
-            const char* now = option_text_(&run->options, row, buffer);
+            const char* now = option_text(&run->options, row, buffer);
             if (strcmp(value, now) != 0) {
                 progress_refuse(run, name, *now ? now : "''", *value ? value : "''");
             }
@@ -233,7 +233,8 @@ static int progress_read_inputs(const Run* run, JsonReader* reader) {
 
 // Makes room for the checksum of another shard.
 static uint64_t* shard_sum(Run* run, uint64_t number) {
-    text_reserve((void**)&run->shard_sums, &run->shard_sums_room, (size_t)number + 1, sizeof(uint64_t));
+    run->shard_sums = (uint64_t*)check_reserve(run->shard_sums, &run->shard_sums_room, (size_t)number + 1,
+                                               sizeof(uint64_t), "checksums of shards");
     return &run->shard_sums[number];
 }
 
@@ -353,7 +354,7 @@ static void remove_shards(const char* out, Removed which) {
     CHECK(entries, "%s: cannot open: %s", directory, strerror(errno));
     for (struct dirent* entry; (entry = readdir(entries)) != NULL;) {
         const char* rest = behind_shard(entry->d_name, base_name(out));
-        if (rest && (*rest ? file_is_part_(entry->d_name) : which == ALL_SHARDS)) {
+        if (rest && (*rest ? file_is_part(entry->d_name) : which == ALL_SHARDS)) {
             CHECK(unlinkat(dirfd(entries), entry->d_name, 0) == 0, "%s/%s: cannot remove: %s", directory,
                   entry->d_name, strerror(errno));
         }
@@ -389,8 +390,7 @@ static void unlock(void) { unlink(lock_path); }
 // Takes the lock, or ends the program. It is held until the process ends.
 static void lock(const char* out) {
     struct stat mine, there;
-    const int length = snprintf(lock_path, PATH_MAX, "%s.lock", out);
-    CHECK(length < PATH_MAX, "%s: the name is too long", out);
+    file_path(lock_path, "%s.lock", out);
     for (;;) {
         const int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
         CHECK(fd >= 0 && fstat(fd, &mine) == 0, "%s: cannot write: %s", lock_path, strerror(errno));
@@ -521,7 +521,7 @@ static void write_shards(Run* run) {
         CHECK(text_source_seek(&run->source, run->start), "%s", run->source.error);
     }
     screen_open(&run->screen, text_source_read_bytes(&run->source));
-    if (!tokenize_run(&run->source, &run->bpe, run->threads, sink_shards, run)) {
+    if (!pipeline_run(&run->source, &run->bpe, run->threads, sink_shards, run)) {
         shard_writer_discard(&run->shards);
         CHECK(0, "%s", run->source.error);
     }
@@ -564,8 +564,7 @@ static void write_vocabulary(const Run* run) {
     const char* const* endings = vocabulary_endings;
     for (int i = 0; i < 5; i++) {
         char path[PATH_MAX];
-        const int length = snprintf(path, sizeof(path), "%s%s", run->options.out, endings[i]);
-        CHECK(length < PATH_MAX, "%s: the name is too long", run->options.out);
+        file_path(path, "%s%s", run->options.out, endings[i]);
         if (strcmp(endings[i], ".bin") == 0 && !fits_bin(&run->bpe)) {
             printf("%s: not written: a token has more than 255 bytes\n", path);
         } else {
@@ -583,7 +582,7 @@ static void train_vocabulary(Run* run) {
     }
     bpe_trainer_open(&trainer, run->threads);
     screen_open(&run->screen, 0);
-    CHECK(tokenize_train(&run->source, &trainer, sink_training, run), "%s", run->source.error);
+    CHECK(pipeline_train(&run->source, &trainer, sink_training, run), "%s", run->source.error);
     bpe_trainer_run(&trainer, run->options.train_bpe, show_merges, &run->screen, &run->bpe);
     bpe_trainer_close(&trainer);
     screen_close(&run->screen);
@@ -618,11 +617,11 @@ int main(int argc, char** argv) {
     file_open_standard();
     signals_open_writes();
     run.inputs = (const char**)check_alloc((size_t)argc + 1, sizeof(char*), "inputs");
-    run.num_inputs = (uint64_t)options_parse_arguments(&run.options, argc, argv, run.inputs);
+    run.num_inputs =
+        (uint64_t)options_parse_arguments(&run.options, argc, argv, options_program(OPTION_CPU), run.inputs);
     check_options(&run);
-    run.threads = run.options.threads ? run.options.threads : tokenize_cores();
-    const int length = snprintf(run.progress_path, PATH_MAX, "%s" PROGRESS_ENDING, run.options.out);
-    CHECK(length < PATH_MAX, "%s: the name is too long", run.options.out);
+    run.threads = run.options.threads ? run.options.threads : pipeline_cores();
+    file_path(run.progress_path, "%s" PROGRESS_ENDING, run.options.out);
     const TextOptions text = {(TextFormat)run.options.format, run.options.field, run.options.separator,
                               TEXT_BLOCK_BYTES};
     text_source_open(&run.source, &text, run.inputs, run.num_inputs);

@@ -1,4 +1,4 @@
-// tokenize_options.h -- the options of ./tokenize, for llmc/options.h (OPTION_TABLE_FILE).
+// tokenize_options.h -- the options of ./tokenize, for llmc/run/options.h (OPTION_TABLE_FILE).
 
 // In the order of the table, which explains them.
 typedef struct {
@@ -8,6 +8,7 @@ typedef struct {
     const char *tokenizer, *out;
     int restart, train_bpe, threads, help, version;
 
+    OptionsProgram program;
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
 

@@ -1,4 +1,4 @@
-"""check_bpe_training.py -- the merges of llmc/bpe_train.h against two trainers from PyPI on the same text.
+"""check_bpe_training.py -- the merges of llmc/tokenizer/bpe_train.h against two trainers from PyPI on the same text.
 
     dev/ref/setup.sh && build/venv/bin/pip install rustbpe
     make -s build/plain/test_bpe_train && build/venv/bin/python dev/ref/check_bpe_training.py TEXT [VOCAB_SIZE]

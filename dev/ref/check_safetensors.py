@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_safetensors.py -- llmc/safetensors.h against the reference implementation, in both directions.
+"""check_safetensors.py -- llmc/formats/safetensors.h against the reference implementation, in both directions.
 
     dev/ref/setup.sh && make -s build/plain/test_safetensors && build/venv/bin/python dev/ref/check_safetensors.py
 

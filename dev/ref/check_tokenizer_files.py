@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_tokenizer_files.py -- llmc/bpe_files.h against the libraries that its files are for, in both directions.
+"""check_tokenizer_files.py -- llmc/tokenizer/bpe_files.h against the libraries that its files are for, in both directions.
 
     dev/ref/setup.sh && make -s build/plain/test_bpe_files
     GPT2_VOCAB=gpt2.tiktoken build/venv/bin/python dev/ref/check_tokenizer_files.py
@@ -51,7 +51,7 @@ def our_ids(vocabulary, text):
 def texts():
     """Sources of this repository, and characters of all kinds at random. Unassigned ones are left out: each library has
     its own version of Unicode."""
-    for path in ["README.md", "llmc/bpe.h", "dev/ref/check_tokenizer_files.py"]:
+    for path in ["README.md", "llmc/tokenizer/bpe.h", "dev/ref/check_tokenizer_files.py"]:
         yield Path(path).read_text()
     pick = random.Random(20240328)
     kinds = ["a", "th", "the", "The", " ", "  ", "\n", "\t", "'s", "'LL", "12", "!", "\u00e9", "\u6f22\u5b57", "\u0436",

@@ -3,7 +3,6 @@ fuzz.h -- for fuzz targets of code that ends the program on an error: the error 
 
 Included before all else. What is allocated when an error strikes is lost: give the code nothing to allocate.
 
-needs:   nothing
 defines: fuzz_survives; redefines exit
 */
 #ifndef DEV_TEST_FUZZ_H

@@ -64,7 +64,7 @@ static int fuzz_posix_memalign(void** memory, size_t alignment, size_t bytes) {
 #define malloc fuzz_malloc
 #define realloc fuzz_realloc
 #define posix_memalign fuzz_posix_memalign
-#include "llmc/bpe_files.h"
+#include "llmc/tokenizer/bpe_files.h"
 #undef exit
 #undef free
 #undef malloc

@@ -2,7 +2,7 @@
 // has the length of the file. Run by dev/test/fuzz.sh.
 #include "fuzz.h"
 
-#include "llmc/model_file.h"
+#include "llmc/formats/llmc_bin.h"
 
 typedef struct {
     int32_t header[MODEL_FILE_HEADER_];
@@ -11,7 +11,7 @@ typedef struct {
 
 static void check_header(void* input_) {
     const Input* input = (const Input*)input_;
-    model_file_check_header_("fuzz", input->header, input->file_bytes);
+    llmc_bin_check_header_("fuzz", input->header, input->file_bytes);
 }
 
 // Half of the files have the length that their header asks for: what is behind that check is reached, too.
@@ -21,12 +21,12 @@ int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
     memset(&input, 0, sizeof(input));
     memcpy(input.header, data, bytes < sizeof(input.header) ? bytes : sizeof(input.header));
     char error[ERROR_BYTES];
-    const GPT2Config cfg = model_file_config_(input.header);
+    const GPT2Config cfg = llmc_bin_config_(input.header);
     const int is_model = gpt2_check_config(cfg, "fuzz", error);
     const ModelDtype dtype = input.header[1] == 5 ? MODEL_BF16 : MODEL_FP32;
-    input.file_bytes = is_model && bytes % 2 ? model_file_bytes_(cfg, dtype) : (double)bytes;
+    input.file_bytes = is_model && bytes % 2 ? llmc_bin_bytes_(cfg, dtype) : (double)bytes;
     if (fuzz_survives(check_header, &input)) {
-        if (!is_model || cfg.C % cfg.NH || input.file_bytes != model_file_bytes_(cfg, dtype)) {
+        if (!is_model || cfg.C % cfg.NH || input.file_bytes != llmc_bin_bytes_(cfg, dtype)) {
             abort();
         }
     }

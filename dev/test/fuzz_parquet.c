@@ -2,7 +2,7 @@
 // file, and never more texts than rows. Run by dev/test/fuzz.sh.
 #include <sys/mman.h>
 
-#include "llmc/parquet.h"
+#include "llmc/data/parquet.h"
 
 enum {
     MAX_ROWS = 1 << 16

@@ -1,7 +1,7 @@
 // fuzz_safetensors.c -- random files against the reader: no crash, no read out of bounds, and what is
 // accepted can be read. The first bit of the input says whether the rest is a file or an index of a model in
 // several files. Run by dev/test/fuzz.sh.
-#include "llmc/safetensors.h"
+#include "llmc/formats/safetensors.h"
 
 // In exactly its bytes of memory, so that every step beyond them is seen.
 static void fuzz_file(const unsigned char* data, size_t bytes) {

@@ -1,7 +1,7 @@
 // fuzz_shard.c -- random bytes as files of tokens: they are refused with an error that names them, or all of
 // their tokens can be read. The first bit of the input says whether the rest is a shard or Megatron's index
 // of a file whose size is the next byte. Run by dev/test/fuzz.sh.
-#include "llmc/tokens.h"
+#include "llmc/data/tokens.h"
 
 static char error[ERROR_BYTES];
 
@@ -44,7 +44,7 @@ static void fuzz_megatron(const unsigned char* data, size_t bytes) {
     span.index_bytes = bytes ? bytes - 1 : 0;
     span.index = copy(data + (bytes > 0), span.index_bytes);
     look(&span, megatron_check_head_(&span, "fuzz", error) &&
-                    tokens_read_bare_(&span, megatron_index_(span.index).width, "fuzz", error) &&
+                    tokens_read_bare_(&span, megatron_index(span.index).width, "fuzz", error) &&
                     megatron_check_body_(&span, "fuzz", error));
     free(span.map);
     free(span.index);

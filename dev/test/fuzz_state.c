@@ -1,6 +1,6 @@
 // fuzz_state.c -- random texts against the readers of state.json and config.json: no crash, no read out of
 // bounds, nothing believed that is not so. The first bit of the input says which. Run by dev/test/fuzz.sh.
-#include "llmc/checkpoint.h"
+#include "llmc/run/checkpoint.h"
 
 static void fuzz_expect(int ok) {
     if (!ok) {

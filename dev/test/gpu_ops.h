@@ -2,7 +2,6 @@
 gpu_ops.h -- what the tests of GPU operations share beyond ops.h: arrays on the device, and the rounding of a
 type.
 
-needs:   llmc/gpu.cuh ops.h
 defines: roundoff, upload, download, upload_ints, absolute
 */
 #ifndef DEV_GPU_OPS_H

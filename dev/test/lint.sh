@@ -8,7 +8,7 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
-warnings=(-Wall -Wextra -Werror -Wno-unused-function -D_GNU_SOURCE -fsyntax-only)
+warnings=(-I. -Wall -Wextra -Werror -Wno-unused-function -D_GNU_SOURCE -fsyntax-only)
 checks=0
 failures=0
 
@@ -33,7 +33,7 @@ is_here() {
 # With OpenMP in gcc and without it in clang: both sides of every #ifdef _OPENMP.
 lint_headers() {
     local header
-    for header in llmc/*.h; do
+    for header in llmc/*.h llmc/*/*.h; do
         lint "$header as C, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" -x c "$header"
         if [ $gxx = yes ]; then
             lint "$header as C++, g++" g++ -std=gnu++17 -fopenmp "${warnings[@]}" -x c++ "$header"
@@ -53,7 +53,7 @@ lint_format() {
         echo "skipped: format: clang-format $version, wanted 14 or later"
         return
     fi
-    for source in ./*.c ./*.cu llmc/*.h llmc/*.cuh dev/test/*.[ch] dev/test/*.cu dev/bench/*.c dev/data/*.[ch]; do
+    for source in ./*.c ./*.cu llmc/{,*/}*.h llmc/{,*/}*.cuh dev/test/*.[ch] dev/test/*.cu dev/bench/*.c dev/data/*.[ch]; do
         lint "$source, make format" clang-format --dry-run -Werror "$source"
     done
 }
@@ -62,7 +62,7 @@ lint_format() {
 lint_cuda_headers() {
     local header cuda=${CUDA_HOME:-/usr/local/cuda}
     [ -e "$cuda/include/cublasLt.h" ] || { echo "skipped: .cuh headers: no CUDA toolkit in $cuda (CUDA_HOME)"; return; }
-    for header in llmc/*.cuh; do
+    for header in llmc/*.cuh llmc/*/*.cuh; do
         [ "$header" = llmc/attention_cudnn.cuh ] && continue # wants cuDNN: nvcc.sh
         lint "$header, g++" g++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas -fno-strict-aliasing \
             -DPRECISION_BF16 -Idev/cusim/include -isystem "$cuda/include" -x c++ "$header"
@@ -80,10 +80,22 @@ lint_scripts() {
     done
 }
 
+# Includes point down, and each is used; private names stay at home; lists of names are true.
+lint_rooms() {
+    local problem
+    is_here python3 "rooms" || return
+    checks=$((checks + 1))
+    while read -r problem; do
+        failures=$((failures + 1))
+        echo "lint: FAILED: $problem"
+    done < <(dev/test/lint_rooms.py 2>&1)
+}
+
 gxx=no
 clang=no
 is_here g++ "headers as C++, g++" && gxx=yes
 is_here clang "headers, clang" && clang=yes
+lint_rooms
 lint_headers
 [ $gxx = yes ] && lint_cuda_headers
 is_here clang-format "format" && lint_format

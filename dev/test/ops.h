@@ -6,7 +6,6 @@ How an operation is tested: its test states both passes in double, as plain loop
 header. Central differences of that forward pass prove that backward pass, and the two are the reference of
 the fp32 code.
 
-needs:   check.h rand.h test.h
 defines: ops_floats, ops_doubles, ops_normal, ops_below, ops_copy, ops_widen, ops_absolute, ops_sum,
 ops_close, ops_error, ops_same_bits, ops_expect_gradient
 */
@@ -16,8 +15,8 @@ ops_close, ops_error, ops_same_bits, ops_expect_gradient
 #include <float.h>
 #include <sys/mman.h>
 
-#include "llmc/check.h"
-#include "llmc/rand.h"
+#include "llmc/base/check.h"
+#include "llmc/base/rand.h"
 #include "test.h"
 
 // An array ends where a page ends, and the next page may be neither read nor written. In front of it is a

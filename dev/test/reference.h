@@ -3,7 +3,6 @@ reference.h -- the CPU trainer as a library, for the test of the GPU trainer, wh
 
 Parameters and gradients are fp32 and lie as the parameter rows of gpt2.h say for elements of 4 bytes.
 
-needs:   adamw.h gpt2.h; link reference.c
 defines: Reference, reference_open, reference_close, reference_gradients, reference_logits, reference_norm,
          reference_update, reference_grads, reference_params
 */

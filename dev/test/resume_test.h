@@ -2,7 +2,6 @@
 resume_test.h -- a run that goes on from a checkpoint has the bits of one that never stopped: for both
 trainers.
 
-needs:   the trainer, which is included before; test.h
 defines: test_resume
 */
 #ifndef DEV_TEST_RESUME_TEST_H

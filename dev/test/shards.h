@@ -1,13 +1,12 @@
 /*
 shards.h -- token files for the tests of what reads them.
 
-needs:   test.h check.h
 defines: MAGIC_U16, MAGIC_U32, token_at, write_tokens, write_shard, write_index
 */
 #ifndef DEV_TEST_SHARDS_H
 #define DEV_TEST_SHARDS_H
 
-#include "llmc/check.h"
+#include "llmc/base/check.h"
 #include "test.h"
 
 enum { MAGIC_U16 = 20240520, MAGIC_U32 = 20240801 };

@@ -1,7 +1,6 @@
 /*
 test.h -- the little that every test needs. A test is a program: exit status 0 is success, one line of output.
 
-needs:   nothing
 defines: EXPECT, EXPECT_NEAR, test_done, test_tmpdir, test_path, test_write, test_dies
 */
 #ifndef DEV_TEST_H

@@ -1,6 +1,6 @@
 // test_adamw.c -- ten updates against the formula in double; decay, clipping, bias correction; the norm.
 #include "llmc/adamw.h"
-#include "llmc/threads.h"
+#include "llmc/base/threads.h"
 #include "ops.h"
 
 // Every scalar is exact in binary32, so the reference computes with the same ones.

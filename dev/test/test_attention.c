@@ -190,18 +190,18 @@ static void test_sizes(void) {
     for (int i = 0; i < 12; i++) {
         check(1 + i % 2, T[i % 3], 1 + i % 3, HS[i % 4], 1);
     }
-    for (int t = 1; t <= ATTENTION_ROWS + TILE_ROWS + 1;
+    for (int t = 1; t <= ATTENTION_ROWS + MATMUL_TILE_ROWS + 1;
          t++) { // every end of a tile and of a block of queries
         check(1, t, 1, 3, 1);
     }
-    for (int d = 1; d <= 2 * TILE_COLS + 1; d++) {
+    for (int d = 1; d <= 2 * MATMUL_TILE_COLS + 1; d++) {
         check(1, 7, 1 + d % 2, d, 1);
     }
-    check(1, BLOCK_K - 1, 1, 5, 1);
-    check(1, BLOCK_K, 1, 1, 1);
-    check(1, BLOCK_K + 1, 1, 64, 1);
+    check(1, MATMUL_BLOCK_K - 1, 1, 5, 1);
+    check(1, MATMUL_BLOCK_K, 1, 1, 1);
+    check(1, MATMUL_BLOCK_K + 1, 1, 64, 1);
     check(1, 700, 2, 12, 1);
-    check(1, 3, 1, BLOCK_K, 1); // the largest head
+    check(1, 3, 1, MATMUL_BLOCK_K, 1); // the largest head
 }
 
 // (B, T) of documents of 1 ... longest tokens; `longest` 0: one document a row.
@@ -235,16 +235,18 @@ static void test_documents(void) {
         check_documents(1 + i % 2, T[i % 5], 1 + i % 3, 3 + 9 * (i % 2),
                         documents(1 + i % 2, T[i % 5], longest[i % 4]), 1);
     }
-    const int ends[] = {TILE_ROWS, LANES, TILE_COLS, ATTENTION_ROWS, ATTENTION_SKIP, 2 * ATTENTION_SKIP};
+    const int ends[] = {MATMUL_TILE_ROWS, LANES,          MATMUL_TILE_COLS,
+                        ATTENTION_ROWS,   ATTENTION_SKIP, 2 * ATTENTION_SKIP};
     for (int i = 0; i < 18; i++) {
         const int end = ends[i / 3] + i % 3 - 1, places[] = {end, 0};
         check_documents(1, ends[i / 3] + ATTENTION_ROWS + 5, 1, 5,
                         documents_at(ends[i / 3] + ATTENTION_ROWS + 5, places), 1);
     }
-    const int far[] = {BLOCK_K - 1, BLOCK_K + ATTENTION_SKIP, 0}, after[] = {ATTENTION_SKIP + 1, 0};
-    check_documents(1, BLOCK_K + 2 * ATTENTION_SKIP, 1, 12, documents_at(BLOCK_K + 2 * ATTENTION_SKIP, far),
-                    1);
-    check_documents(1, BLOCK_K + 30, 1, 12, documents_at(BLOCK_K + 30, after), 1);
+    const int far[] = {MATMUL_BLOCK_K - 1, MATMUL_BLOCK_K + ATTENTION_SKIP, 0},
+              after[] = {ATTENTION_SKIP + 1, 0};
+    check_documents(1, MATMUL_BLOCK_K + 2 * ATTENTION_SKIP, 1, 12,
+                    documents_at(MATMUL_BLOCK_K + 2 * ATTENTION_SKIP, far), 1);
+    check_documents(1, MATMUL_BLOCK_K + 30, 1, 12, documents_at(MATMUL_BLOCK_K + 30, after), 1);
     check_documents(1, 80, 1, 12, documents(1, 80, 9), 1e4f);
 }
 
@@ -330,7 +332,7 @@ static void test_first(void) {
 
 // Scratch for longer sequences does as well, whatever they left in it.
 static void test_scratch(void) {
-    enum { T = 33, LONG = 2 * BLOCK_K, NH = 2, HS = 12, C = NH * HS };
+    enum { T = 33, LONG = 2 * MATMUL_BLOCK_K, NH = 2, HS = 12, C = NH * HS };
     AttentionScratch small, large;
     threads_set(1); // one thread's scratch, used by all heads
     attention_open(&small, T, HS);
@@ -362,7 +364,7 @@ static void test_threads(void) {
     attention_close(&scratch);
 }
 
-static void open_too_large(const void* arg) { attention_open((AttentionScratch*)arg, 1, BLOCK_K + 1); }
+static void open_too_large(const void* arg) { attention_open((AttentionScratch*)arg, 1, MATMUL_BLOCK_K + 1); }
 
 static void test_errors(void) {
     AttentionScratch scratch;

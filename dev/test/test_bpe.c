@@ -1,7 +1,7 @@
-// Tests of llmc/bpe.h: against a slow reference on a vocabulary of its own, and with
+// Tests of llmc/tokenizer/bpe.h: against a slow reference on a vocabulary of its own, and with
 // GPT2_VOCAB=.../gpt2.tiktoken against tiktoken's ids for dev/ref/fixtures/bpe_cases.bin.
-#include "llmc/bpe_encode.h"
-#include "llmc/bpe_files.h"
+#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/bpe_files.h"
 #include "test.h"
 #include <time.h>
 

@@ -1,10 +1,10 @@
-// Tests of llmc/bpe_files.h. With GPT2_VOCAB=.../gpt2.tiktoken also that GPT-2's public files come out.
+// Tests of llmc/tokenizer/bpe_files.h. With GPT2_VOCAB=.../gpt2.tiktoken also that GPT-2's public files come out.
 //
 //     test_bpe_files --write VOCABULARY DIRECTORY    all formats, for dev/ref/check_tokenizer_files.py and
 //     fuzz_bpe.c test_bpe_files --ids VOCABULARY < TEXT         the ids of a text
-#include "llmc/bpe_encode.h"
-#include "llmc/bpe_files.h"
-#include "llmc/xxh64.h"
+#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/base/xxh64.h"
 #include "test.h"
 
 static const char* const FORMATS[] = {"tokenizer.json", "vocab.json", "merges.txt",
@@ -20,7 +20,7 @@ static Bpe open_small(void) {
     return bpe;
 }
 
-// What a writer of llmc/bpe_files.h writes; the caller frees it. Inlined, gcc 12 thinks it returns &text.
+// What a writer of llmc/tokenizer/bpe_files.h writes; the caller frees it. Inlined, gcc 12 thinks it returns &text.
 __attribute__((noinline)) static char* text_of(const Bpe* bpe, void (*put)(const Bpe*, FILE*),
                                                size_t* bytes) {
     char* text = NULL;
@@ -449,7 +449,7 @@ static int write_all(const char* vocabulary, const char* directory) {
     char path[PATH_MAX];
     bpe_open(&bpe, vocabulary);
     for (int i = 0; i < NUM_FORMATS; i++) {
-        bpe_path_(path, directory, FORMATS[i]);
+        bpe_path(path, directory, FORMATS[i]);
         bpe_write(&bpe, path);
     }
     bpe_write_hf(&bpe, directory, 1024);

@@ -1,4 +1,4 @@
-// Tests of llmc/bpe_split.h: pieces longer than BPE_MAX_PIECE are cut off where it says, and however a text
+// Tests of llmc/tokenizer/bpe_split.h: pieces longer than BPE_MAX_PIECE are cut off where it says, and however a text
 // is divided (bpe_encode in parts, bpe_last_cut), its ids are those of the whole.
 #define BPE_MAX_PIECE 5000
 #include "texts.h"

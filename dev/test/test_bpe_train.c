@@ -1,11 +1,11 @@
-// Tests of llmc/bpe_train.h: the merges of a slow trainer that follows the definition, whatever the number of
+// Tests of llmc/tokenizer/bpe_train.h: the merges of a slow trainer that follows the definition, whatever the number of
 // threads, the order of the texts and the places where they are divided.
 //
 //     test_bpe_train --merges FILE VOCAB_SIZE    prints the merges of a text: lines "id left right"
-#include "llmc/bpe_encode.h"
-#include "llmc/bpe_train.h"
-#include "llmc/rand.h"
-#include "llmc/threads.h"
+#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/bpe_train.h"
+#include "llmc/base/rand.h"
+#include "llmc/base/threads.h"
 #include "test.h"
 
 // ---- texts in memory of exactly their size, so that the address sanitizer sees what goes beyond
@@ -92,11 +92,11 @@ static int* reference_ids(Text text, size_t* count) {
     Bpe bytes;
     bpe_open_merges(&bytes, NULL, 0, "bytes");
     int* ids = (int*)malloc((2 * text.length + 1) * sizeof(int));
-    uint16_t cuts[BPE_CUTS_];
-    BpeSplitter_ splitter = bpe_splitter_(&bytes.classes, (const unsigned char*)text.bytes, 0, text.length);
+    uint16_t cuts[BPE_CUTS];
+    BpeSplitter splitter = bpe_splitter(&bytes.classes, (const unsigned char*)text.bytes, 0, text.length);
     size_t at = 0, n = 0;
     while (splitter.at < text.length) {
-        const size_t base = splitter.at, found = bpe_split_(&splitter, cuts);
+        const size_t base = splitter.at, found = bpe_split(&splitter, cuts);
         for (size_t i = 0; i < found; i++) {
             for (; at < base + cuts[i]; at++) {
                 ids[n++] = bytes.byte_ids[(unsigned char)text.bytes[at]];

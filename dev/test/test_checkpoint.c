@@ -7,7 +7,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "llmc/checkpoint.h"
+#include "llmc/run/checkpoint.h"
 #include "test.h"
 
 static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
@@ -30,7 +30,7 @@ static Run run_open(const char* name, int keep, int major) {
 static Options options_of(const Run* run) {
     const char* line[] = {"test", "--seed", "7"};
     Options options;
-    options_parse(&options, 3, (char**)line);
+    options_parse(&options, 3, (char**)line, options_program(OPTION_CPU));
     options.out = run->out;
     options.keep = run->keep;
     options.keep_major = run->major;

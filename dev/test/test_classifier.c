@@ -1,7 +1,7 @@
 // test_classifier.c -- softmax and cross-entropy: sizes, padding, huge logits, NaN, rows that do
 // not count.
 #include "llmc/classifier.h"
-#include "llmc/threads.h"
+#include "llmc/base/threads.h"
 #include "ops.h"
 
 typedef struct {

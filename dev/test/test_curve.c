@@ -1,5 +1,5 @@
 // test_curve.c -- the drawing's size, axes, line, marks and floor, in UTF-8 and ASCII, and degenerate curves.
-#include "llmc/curve.h"
+#include "llmc/run/curve.h"
 #include "test.h"
 
 enum { COLUMNS = 79, ROWS = 20, STEPS = 1000 };

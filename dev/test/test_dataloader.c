@@ -1,6 +1,6 @@
-// Tests of llmc/dataloader.h: the order of a run, and the batches that a thread makes ahead of time.
+// Tests of llmc/data/dataloader.h: the order of a run, and the batches that a thread makes ahead of time.
 #include "shards.h"
-#include "llmc/dataloader.h"
+#include "llmc/data/dataloader.h"
 
 enum { V = 50257, EOT = V - 1 };
 

@@ -1,5 +1,6 @@
 // test_encoder.c -- token and position embeddings: sums over repeated tokens, positions in use and not in
 // use.
+#include "llmc/base/threads.h"
 #include "llmc/encoder.h"
 #include "ops.h"
 

@@ -1,6 +1,6 @@
 // test_file.c -- file.h: unfinished files have names of their own, special files are refused, checksums of
 // contents, locks, standard descriptors.
-#include "llmc/file.h"
+#include "llmc/base/file.h"
 
 #include <sys/wait.h>
 

@@ -1,6 +1,6 @@
 // test_gelu.c -- GELU and its derivative against doubles, from the origin to the tails.
 #include "llmc/gelu.h"
-#include "llmc/threads.h"
+#include "llmc/base/threads.h"
 #include "ops.h"
 
 static double inner(double x) { return sqrt(2 / M_PI) * (x + 0.044715 * x * x * x); }

@@ -1,6 +1,6 @@
 // test_gguf.c -- a GGUF file, read back by the letter of the format: header, pairs, tokenizer, and every
 // number of every tensor in each of the four types.
-#include "llmc/gguf.h"
+#include "llmc/formats/gguf.h"
 #include "test.h"
 
 static const GPT2Config CFG = {.max_T = 6, .V = 261, .Vp = 384, .L = 2, .NH = 2, .C = 64};
@@ -236,7 +236,7 @@ static void test_names(void) {
     } labels[] = {{124439808, "124M"}, {1557611200, "1.6B"}, {9949999, "10M"}, {9400000, "9.4M"},
                   {1000, "1.0K"},      {292, "0.29K"},       {175e9, "175B"},  {2e12, "2.0T"}};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        EXPECT(strcmp(gguf_name_(names[i][0]).text, names[i][1]) == 0, "%s", gguf_name_(names[i][0]).text);
+        EXPECT(strcmp(gguf_title_(names[i][0]).text, names[i][1]) == 0, "%s", gguf_title_(names[i][0]).text);
     }
     for (size_t i = 0; i < sizeof(labels) / sizeof(labels[0]); i++) {
         const GgufText_ found = gguf_size_label_(labels[i].parameters);

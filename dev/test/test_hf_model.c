@@ -2,7 +2,7 @@
 // files, 16-bit weights and other names; the files are laid out as GPT-2's; what is not GPT-2 is refused.
 #include <sys/stat.h>
 
-#include "llmc/hf_model.h"
+#include "llmc/formats/hf_model.h"
 #include "test.h"
 
 static const GPT2Config CFG = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};

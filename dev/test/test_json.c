@@ -1,5 +1,5 @@
 // test_json.c -- reading JSON: values of every kind, the limits of strings and numbers, and what is refused.
-#include "llmc/json.h"
+#include "llmc/base/json.h"
 #include "test.h"
 
 static char memory[1024], error[ERROR_BYTES];

@@ -1,5 +1,6 @@
 // test_layernorm.c -- layer normalization and the residual sum: both passes, what is set and what is added
 // to.
+#include "llmc/base/threads.h"
 #include "llmc/layernorm.h"
 #include "ops.h"
 

@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include "llmc/log.h"
+#include "llmc/run/log.h"
 #include "test.h"
 
 enum { STEP_TOKENS = 4096 };
@@ -518,7 +518,7 @@ static void test_eta(void) {
     const double seconds[] = {0, 45.2, 59.6, 730, 11100, 187200, 1e30};
     const char* const texts[] = {"0s", "45s", "1m00s", "12m10s", "3h05m", "2d04h", "11574074d01h"};
     for (int i = 0; i < 7; i++) {
-        EXPECT(strcmp(log_duration_(seconds[i], text), texts[i]) == 0, "%g s is %s", seconds[i], text);
+        EXPECT(strcmp(log_duration(seconds[i], text), texts[i]) == 0, "%g s is %s", seconds[i], text);
     }
 }
 

@@ -113,18 +113,18 @@ static void test_size(int N, int C, int OC) {
 
 static void test_sizes(void) {
     const int around[] = {-1, 0, 1};
-    for (int i = 1; i <= 2 * TILE_COLS + 1; i++) {
+    for (int i = 1; i <= 2 * MATMUL_TILE_COLS + 1; i++) {
         test_size(i, 1 + i * 7 % 33, 31);
         test_size(33, i, 1 + i * 5 % 33);
         test_size(1 + i * 3 % 33, 33, i);
     }
     for (int i = 0; i < 3; i++) {
-        test_size(2, BLOCK_K + around[i], 3); // K of the forward pass
-        test_size(3, 2, BLOCK_K + around[i]); // of dinp
-        test_size(BLOCK_K + around[i], 3, 2); // of dweight
+        test_size(2, MATMUL_BLOCK_K + around[i], 3); // K of the forward pass
+        test_size(3, 2, MATMUL_BLOCK_K + around[i]); // of dinp
+        test_size(MATMUL_BLOCK_K + around[i], 3, 2); // of dweight
     }
     test_size(1, 1, 1);
-    test_size(TILE_ROWS + 1, 2 * BLOCK_K + 1, TILE_COLS + 1);
+    test_size(MATMUL_TILE_ROWS + 1, 2 * MATMUL_BLOCK_K + 1, MATMUL_TILE_COLS + 1);
     test_size(13, 390, 400);
 }
 
@@ -157,15 +157,15 @@ static void test_without_bias(void) {
 static void test_scratch(void) {
     enum { N = 13, C = 33, OC = 35, WIDE = 33, LARGE = 1200 };
     float *inp = ops_normal(N * C, 1), *weight = ops_normal(OC * C, 1), *dout = ops_normal(N * OC, 1);
-    float *nan = ops_floats(LARGE * BLOCK_K), *out[2], *dweight[2];
+    float *nan = ops_floats(LARGE * MATMUL_BLOCK_K), *out[2], *dweight[2];
     threads_set(1); // one thread's scratch, which the NaN fill
     for (int i = 0; i < 2; i++) {
         out[i] = ops_floats(N * OC), dweight[i] = ops_floats(OC * C);
         matmul_forward_cpu(out[i], inp, weight, NULL, N, C, OC, &scratch);
-        matmul_forward_cpu(ops_floats(LARGE * WIDE), nan, nan, NULL, LARGE, BLOCK_K, WIDE, &scratch);
+        matmul_forward_cpu(ops_floats(LARGE * WIDE), nan, nan, NULL, LARGE, MATMUL_BLOCK_K, WIDE, &scratch);
         matmul_backward_weight_cpu(dweight[i], dout, inp, N, C, OC, GRADIENT_SET, &scratch);
-        matmul_backward_weight_cpu(ops_floats(LARGE * WIDE), nan, nan, BLOCK_K, WIDE, LARGE, GRADIENT_SET,
-                                   &scratch);
+        matmul_backward_weight_cpu(ops_floats(LARGE * WIDE), nan, nan, MATMUL_BLOCK_K, WIDE, LARGE,
+                                   GRADIENT_SET, &scratch);
     }
     EXPECT(ops_same_bits(out[0], out[1], N * OC), "NaN of an earlier product reached out");
     EXPECT(ops_same_bits(dweight[0], dweight[1], OC * C), "NaN of an earlier product reached dweight");

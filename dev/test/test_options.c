@@ -1,10 +1,11 @@
 // The table is consistent, the parser is strict, and what is printed reads back as the same options.
-#define OPTIONS_TRAINER (CPU_ | GPU_) // a trainer that has them all
-#include "llmc/options.h"
-#include "llmc/rand.h"
-#include "llmc/schedule.h"
+#include "llmc/run/options.h"
+#include "llmc/base/rand.h"
+#include "llmc/run/schedule.h"
 
 #include "test.h"
+
+#define BOTH_TRAINERS options_program(OPTION_CPU | OPTION_GPU) // a trainer that has every option
 
 enum { ARGS_MAX = 256 };
 
@@ -32,7 +33,7 @@ static const Args* args_of(const char* words) {
 static Options parsed(const char* words) {
     Options options;
     const Args* args = args_of(words);
-    options_parse(&options, args->argc, (char**)args->argv);
+    options_parse(&options, args->argc, (char**)args->argv, BOTH_TRAINERS);
     return options;
 }
 
@@ -59,7 +60,7 @@ static int is_number(const OptionRow* row) {
 static const char* text_of(const Options* options, const OptionRow* row) {
     static char buffer[4][OPTION_TEXT_BYTES];
     static int next = 0;
-    return option_text_(options, row, buffer[next++ % 4]);
+    return option_text(options, row, buffer[next++ % 4]);
 }
 
 static void test_names(void) {
@@ -90,7 +91,8 @@ static void test_every_field_has_one_row(void) {
                OPTION_TABLE[i].offset, begin);
         end = OPTION_TABLE[i].offset + bytes;
     }
-    EXPECT(end == offsetof(Options, given), "the rows end at %zu", end);
+    const size_t align = _Alignof(OptionsProgram);
+    EXPECT((end + align - 1) / align * align == offsetof(Options, program), "the rows end at %zu", end);
 }
 
 // Each default is legal and in the form in which it is printed; each bound is legal, or not if it is open.
@@ -102,7 +104,8 @@ static void test_defaults_and_bounds(void) {
         EXPECT(strcmp(text, row->fallback) == 0, "--%s: %s printed as %s", row->name, row->fallback, text);
         EXPECT(!options_given(&options, row->name), "--%s", row->name);
         if (!is_number(row)) {
-            EXPECT(row->min == 0 && row->max == 0 && (row->flags & ~(CPU_ | GPU_ | MATH_ | HERE_)) == 0,
+            EXPECT(row->min == 0 && row->max == 0 &&
+                       (row->flags & ~(OPTION_CPU | OPTION_GPU | OPTION_CHANGES_RUN | OPTION_NOT_SAVED)) == 0,
                    "--%s is no number", row->name);
             continue;
         }
@@ -113,12 +116,12 @@ static void test_defaults_and_bounds(void) {
         snprintf(min, sizeof(min), "%.0f", row->min);
         snprintf(max, sizeof(max), "%.0f", row->max);
         snprintf(more, sizeof(more), "%.0f", row->max + (row->type == OPTION_FLOAT ? row->max : 1));
-        EXPECT(option_set_(&options, row, min) == !(row->flags & ABOVE_), "--%s %s", row->name, min);
-        EXPECT(option_set_(&options, row, max) == !(row->flags & BELOW_), "--%s %s", row->name, max);
-        EXPECT(!option_set_(&options, row, more), "--%s %s", row->name, more);
-        EXPECT(!option_set_(&options, row, "-2"), "--%s -2", row->name);
-        EXPECT(option_set_(&options, row, "auto") == !!(row->flags & AUTO_), "--%s auto", row->name);
-        EXPECT(option_set_(&options, row, "-1") == !!(row->flags & MINUS_1_), "--%s -1", row->name);
+        EXPECT(option_set(&options, row, min) == !(row->flags & ABOVE_), "--%s %s", row->name, min);
+        EXPECT(option_set(&options, row, max) == !(row->flags & BELOW_), "--%s %s", row->name, max);
+        EXPECT(!option_set(&options, row, more), "--%s %s", row->name, more);
+        EXPECT(!option_set(&options, row, "-2"), "--%s -2", row->name);
+        EXPECT(option_set(&options, row, "auto") == !!(row->flags & AUTO_), "--%s auto", row->name);
+        EXPECT(option_set(&options, row, "-1") == !!(row->flags & MINUS_1_), "--%s -1", row->name);
     }
 }
 
@@ -156,12 +159,12 @@ static void test_refuses_values(void) {
     static const char* const no_float[] = {"abc", "",    " 1",   "1 ",  "nan",   "inf",  "-inf", "0x1p-3",
                                            "1e",  "1,5", "1e39", "1e1", "1e-60", "-0.1", "1.5f", "-"};
     Options options = parsed("");
-    const OptionRow *const batch = option_find_("--batch", 7), *const frac = option_find_("-q", 2);
+    const OptionRow *const batch = option_find("--batch", 7), *const frac = option_find("-q", 2);
     for (size_t i = 0; i < sizeof(no_int) / sizeof(no_int[0]); i++) {
-        EXPECT(!option_set_(&options, batch, no_int[i]), "'%s'", no_int[i]);
+        EXPECT(!option_set(&options, batch, no_int[i]), "'%s'", no_int[i]);
     }
     for (size_t i = 0; i < sizeof(no_float) / sizeof(no_float[0]); i++) {
-        EXPECT(!option_set_(&options, frac, no_float[i]), "'%s'", no_float[i]);
+        EXPECT(!option_set(&options, frac, no_float[i]), "'%s'", no_float[i]);
     }
     EXPECT(refused("--batch|0", "error: --batch is 0; wanted 1 to 1048576 sequences"));
     EXPECT(refused("-b|abc", "--batch is abc; wanted 1 to 1048576 sequences, or auto"));
@@ -311,7 +314,7 @@ static Options shell_parsed(const char* command) {
         const int ends = strcmp(args->argv[i], "--help") == 0 || strcmp(args->argv[i], "--version") == 0;
         CHECK(!ends, "%s would end this test with success", args->argv[i]);
     }
-    options_parse(&options, args->argc, args->argv);
+    options_parse(&options, args->argc, args->argv, BOTH_TRAINERS);
     return options;
 }
 
@@ -355,7 +358,7 @@ static void test_round_trip(void) {
         for (int i = 0; i < OPTION_ROWS; i++) {
             if (rand_below(&rng, 40) < (unsigned)trial) {
                 random_value(&rng, &OPTION_TABLE[i], values[i]);
-                option_set_(&options, &OPTION_TABLE[i], values[i]);
+                option_set(&options, &OPTION_TABLE[i], values[i]);
             }
         }
         char *banner = banner_of(&options, "prog"), *config = config_command(&options);
@@ -381,7 +384,7 @@ static void test_banner(void) {
     free(banner);
     for (int i = 0; i < OPTION_ROWS; i++) {
         if (is_number(&OPTION_TABLE[i])) {
-            option_set_(&options, &OPTION_TABLE[i], "3");
+            option_set(&options, &OPTION_TABLE[i], "3");
         }
     }
     banner = banner_of(&options, "prog");

@@ -1,7 +1,7 @@
-// Tests of llmc/pack.h: what is promised of the rows, on streams of random documents.
+// Tests of llmc/data/pack.h: what is promised of the rows, on streams of random documents.
 #include "shards.h"
-#include "llmc/pack.h"
-#include "llmc/rand.h"
+#include "llmc/data/pack.h"
+#include "llmc/base/rand.h"
 
 enum { EOT = 9999, V = 10000, MOST = 200000 };
 

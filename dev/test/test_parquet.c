@@ -1,7 +1,7 @@
 // test_parquet.c -- the texts of a column, whoever wrote the file and however; and whatever is wrong with a
 // file is an error that names it, never a read out of bounds. The files are made by
 // dev/ref/make_parquet_fixtures.py.
-#include "llmc/parquet.h"
+#include "llmc/data/parquet.h"
 #include "test.h"
 
 #define FIXTURES "dev/ref/fixtures/parquet/"

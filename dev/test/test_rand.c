@@ -1,6 +1,6 @@
 // test_rand.c -- Philox against its published answers, the distributions, the bits that must be the same on
 // every platform, and the shuffle as a bijection.
-#include "llmc/rand.h"
+#include "llmc/base/rand.h"
 #include "test.h"
 
 // ---- bits ----

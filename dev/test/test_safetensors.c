@@ -8,9 +8,9 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "llmc/rand.h"
-#include "llmc/safetensors.h"
-#include "llmc/vec.h"
+#include "llmc/base/rand.h"
+#include "llmc/formats/safetensors.h"
+#include "llmc/base/vec.h"
 #include "test.h"
 
 // A file in memory; the caller frees .data.

@@ -1,6 +1,6 @@
 // test_setup.c -- what every "auto" becomes, what the command line overrides, and which combinations are
 // refused, for built-in stories, text, shards and model files.
-#include "llmc/setup.h"
+#include "llmc/run/setup.h"
 #include "test.h"
 
 // A run as far as main takes it before it asks for memory.
@@ -27,7 +27,7 @@ static Options parse(const char* line) {
         argv[argc++] = word;
     }
     Options options;
-    options_parse(&options, argc, argv);
+    options_parse(&options, argc, argv, options_program(OPTION_CPU));
     return options;
 }
 
@@ -76,7 +76,7 @@ static void write_model(const char* name) {
     const GPT2Config cfg = {.max_T = 32, .V = 400, .Vp = 416, .L = 2, .NH = 2, .C = 8};
     TensorRow rows[GPT2_PARAMETER_ROWS];
     void* memory = check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
-    model_file_write(test_path(name), cfg, rows, memory, MODEL_FP32);
+    llmc_bin_write(test_path(name), cfg, rows, memory, MODEL_FP32);
     free(memory);
 }
 

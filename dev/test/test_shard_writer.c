@@ -1,5 +1,5 @@
-// Tests of llmc/shard_writer.h: what it writes is what dataloader.h reads, cut where it should be.
-#include "llmc/shard_writer.h"
+// Tests of llmc/data/shard_writer.h: what it writes is what dataloader.h reads, cut where it should be.
+#include "llmc/data/shard_writer.h"
 #include "test.h"
 
 enum { TOKENS = 100000 };

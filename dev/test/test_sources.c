@@ -1,6 +1,6 @@
-// Tests of llmc/sources.h: lists with weights, and the order in which sources take turns.
+// Tests of llmc/data/sources.h: lists with weights, and the order in which sources take turns.
 #include "shards.h"
-#include "llmc/sources.h"
+#include "llmc/data/sources.h"
 
 enum { V = 50257 };
 

@@ -1,4 +1,4 @@
-// Tests of llmc/stories.h: that the nats are exact, and that the stories read as English.
+// Tests of llmc/data/stories.h: that the nats are exact, and that the stories read as English.
 //
 // Exactness is checked three ways: by following the tokens through the grammar again, by the frequencies at
 // every place of the grammar, and, without any look at the grammar, by counting what follows each beginning
@@ -6,7 +6,7 @@
 
 #include "test.h"
 
-#include "llmc/stories.h"
+#include "llmc/data/stories.h"
 
 #include <ctype.h>
 

@@ -1,7 +1,7 @@
 // test_text_data.c -- text becomes shards once: the tokens are those of the text, kept for the next run, made
 // again when the text, the vocabulary or the shards themselves have changed; lists keep their weights; a
 // vocabulary is trained and kept; files are verified.
-#include "llmc/setup.h"
+#include "llmc/run/setup.h"
 #include "shards.h"
 #include "test.h"
 

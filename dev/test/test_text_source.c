@@ -1,8 +1,8 @@
-// Tests of llmc/text_source.h and llmc/packed_file.h: what the documents of each kind of file are, that
-// blocks have them whole, without growing (test_tokenize.c looks at the tokens), continuing from the start of
+// Tests of llmc/data/text_source.h and llmc/data/packed_file.h: what the documents of each kind of file are, that
+// blocks have them whole, without growing (test_text_pipeline.c looks at the tokens), continuing from the start of
 // any block, and errors.
 #define BPE_MAX_PIECE 5000
-#include "llmc/text_source.h"
+#include "llmc/data/text_source.h"
 #include "texts.h"
 
 enum { MAX_DOCUMENTS = 4096 };

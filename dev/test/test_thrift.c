@@ -1,8 +1,8 @@
 // test_thrift.c -- structs in the compact protocol are read as its description says, and no bytes at all are
 // read beyond their end.
-#include "llmc/check.h"
-#include "llmc/rand.h"
-#include "llmc/thrift.h"
+#include "llmc/base/check.h"
+#include "llmc/base/rand.h"
+#include "llmc/data/thrift.h"
 #include "test.h"
 
 // In exactly its bytes of memory, so that a sanitizer sees every step beyond them. The caller frees data.

@@ -1,6 +1,6 @@
-// Tests of llmc/tokenizer.h. With GPT2_VOCAB=.../gpt2.tiktoken also the real GPT-2 vocabulary.
+// Tests of llmc/tokenizer/tokenizer.h. With GPT2_VOCAB=.../gpt2.tiktoken also the real GPT-2 vocabulary.
 #include "test.h"
-#include "llmc/tokenizer.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 static int decodes_to(const Tokenizer* tokenizer, int id, const char* wanted) {
     int length = 0;

@@ -1,6 +1,6 @@
-// Tests of llmc/tokens.h.
+// Tests of llmc/data/tokens.h.
 #include "shards.h"
-#include "llmc/tokens.h"
+#include "llmc/data/tokens.h"
 
 enum { V = 50257 };
 

@@ -1,5 +1,5 @@
 // test_vec.c -- vectors: every function against its scalar meaning, and e^x over its whole range.
-#include "llmc/vec.h"
+#include "llmc/base/vec.h"
 #include "ops.h"
 
 static float exp_lane(float x, int lane) {

@@ -1,13 +1,12 @@
 /*
 texts.h -- texts that are hard to cut, and a vocabulary whose tokens show every cut, for tests.
 
-needs:   llmc/bpe_encode.h test.h
 defines: random_below, random_text, open_pairs
 */
 #ifndef DEV_TEST_TEXTS_H
 #define DEV_TEST_TEXTS_H
 
-#include "llmc/bpe_encode.h"
+#include "llmc/tokenizer/bpe_encode.h"
 #include "test.h"
 
 // A number below n; the sequence is `state`'s.

@@ -5,7 +5,6 @@ Types and prototypes come from the toolkit's own headers. This file and those it
 declares only under nvcc: built-in variables, shared memory, primitives of blocks and warps, intrinsics,
 launches.
 
-needs:   the headers of the CUDA toolkit
 defines: CUSIM, threadIdx, blockIdx, blockDim, gridDim, warpSize, SMEM_ARRAY, SMEM_DYNAMIC, and by its parts:
          cusim_runtime.h  what the runtime in dev/cusim/src offers to these headers and to llmc/ptx.cuh
          cusim_warp.h     __syncthreads and its kin, shuffles, votes, warp reductions

@@ -2,7 +2,6 @@
 cusim_launch.h -- kernel launches with the signatures that the toolkit's header has under nvcc, but typed:
 arguments are copied at the launch, and pointers among them are checked.
 
-needs:   cusim_runtime.h, included by cusim.h
 defines: cudaLaunchKernelEx, and for kernels cudaFuncSetAttribute, cudaFuncGetAttributes,
          cudaOccupancyMaxActiveBlocksPerMultiprocessor
 */

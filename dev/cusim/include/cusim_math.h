@@ -2,7 +2,6 @@
 cusim_math.h -- intrinsics that the toolkit declares only under nvcc. Fast approximations (__expf and others)
 are exact here: a test must not depend on their last bits.
 
-needs:   included by cusim.h
 defines: the functions below
 */
 #ifndef CUSIM_MATH_H

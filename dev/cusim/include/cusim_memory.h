@@ -3,7 +3,6 @@ cusim_memory.h -- loads and stores with cache hints, which hint nothing here, an
 
 Atomics are relaxed, as the device's are: they do not order other accesses, and ThreadSanitizer takes them so.
 
-needs:   included by cusim.h
 defines: __ldg, __ldca, __ldcg, __ldcs, __ldcv, __ldlu, __stwb, __stcg, __stcs, __stwt, atomicAdd, atomicSub,
          atomicExch, atomicMin, atomicMax, atomicAnd, atomicOr, atomicXor, atomicInc, atomicDec, atomicCAS
 */

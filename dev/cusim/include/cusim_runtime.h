@@ -1,7 +1,6 @@
 /*
 cusim_runtime.h -- what the CPU device's runtime (dev/cusim/src) offers to cusim.h and to llmc/ptx.cuh.
 
-needs:   cuda_runtime_api.h
 defines: CUSIM_LOC, CUSIM_L, the cusim_* entry points
 */
 #ifndef CUSIM_RUNTIME_H

@@ -106,13 +106,13 @@ is_redundant() { sed -n "$2p" "$1" | grep -q '// redundant: '; }
 # is_wanted LINE LINES: whether the line is one of those given, or none are.
 is_wanted() { [ -z "$2" ] || [[ ,$2, = *,$1,* ]]; }
 
-[ $# -gt 0 ] || set -- llmc/*.cuh train_*.cu
+[ $# -gt 0 ] || set -- llmc/*.cuh llmc/*/*.cuh train_*.cu
 if [ "$1" = --help ]; then
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "$0"
     exit 0
 fi
 if [ "$1" = --list ]; then
-    for file in llmc/*.cuh train_*.cu; do
+    for file in llmc/*.cuh llmc/*/*.cuh train_*.cu; do
         mutants "$file" | while read -r line _ _ text; do echo "$file:$line: $text"; done
     done
     exit 0

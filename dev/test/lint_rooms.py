@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""lint_rooms.py -- the headers of llmc/ keep to their rooms; for lint.sh.
+
+    dev/test/lint_rooms.py          one line for each problem; the exit status is 1 if there is any
+    dev/test/lint_rooms.py --graph  which room includes which, and how often
+
+Checked are: nobody includes a room above its own; of every header that is included, at least one name is used; names
+that end in `_` are used only in their file and its twin (x.h and x.cuh); the list behind `defines:` has the public
+functions and types of the file, all of them and no others.
+"""
+import re
+import sys
+from pathlib import Path
+
+# A room may include itself and these. `llmc` is the model and its GPU.
+BELOW = {
+    "base": [],
+    "tokenizer": ["base"],
+    "data": ["base", "tokenizer"],
+    "llmc": ["base"],
+    "formats": ["base", "tokenizer", "llmc"],
+    "run": ["base", "tokenizer", "data", "llmc", "formats"],
+}
+TRAINERS = ["train_gpt2.c", "train_gpt2.cu", "dev/data/tokenize.c"]
+NOT_NAMES = {"if", "for", "while", "switch", "return", "sizeof", "defined", "__attribute__", "__launch_bounds__",
+             "alignas", "decltype", "static_assert", "_Static_assert", "__align__"}
+
+
+def without_comments(text):
+    """The code; strings become empty, lines stay."""
+    token = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
+    return token.sub(lambda m: '""' if m[0][0] == '"' else "\n" * m[0].count("\n"), text)
+
+
+def top_level(code):
+    """The declarations of a file, each up to its body."""
+    lines, declarations = code.split("\n"), []
+    for number, line in enumerate(lines):
+        if not re.match(r"[A-Za-z_]", line):
+            continue
+        declaration = line
+        while not re.search(r"[{;]", declaration) and number + 1 < len(lines) and lines[number + 1].strip():
+            number += 1
+            declaration += " " + lines[number].strip()
+        declarations.append(declaration)
+    return declarations
+
+
+class Header:
+    def __init__(self, path):
+        self.path, self.text = path, path.read_text()
+        self.code = without_comments(self.text)
+        self.room = path.parent.name
+        self.includes = [Path(name) for name in re.findall(r'^ *#include "(llmc/[^"]*)"', self.text, re.M)]
+        self.words = set(re.findall(r"\w+", re.sub(r"^ *#include.*", "", self.code, flags=re.M)))
+        self.functions, self.types, self.others = set(), set(), set()
+        if "llmc" in path.parts[:1]:
+            self.find_names()
+
+    def find_names(self):
+        code = self.code
+        self.others |= set(re.findall(r"^ *# *define (\w+)", code, re.M)) - {self.guard()}
+        self.types |= set(re.findall(r"^} (\w+);", code, re.M))
+        self.types |= set(re.findall(r"^typedef [^{;]*?(\w+);", code, re.M))
+        self.types |= set(re.findall(r"^typedef \w+ [^;]*\(\*(\w+)\)\(", code, re.M))
+        self.types |= set(re.findall(r"^typedef (?:enum|struct)[^;{]*\{[^}]*\} (\w+);", code, re.M))
+        self.types |= set(re.findall(r"^(?:template <[^{;]*> )?struct (?:alignas\(\d+\) )?(\w+)\b[^;(]*\{", code, re.M))
+        for constants in re.findall(r"enum\s*\w*\s*\{([^}]*)\}", code):
+            self.others |= set(re.findall(r"(?:^|,)\s*(\w+)", constants))
+        for declaration in top_level(code):
+            if declaration.startswith(("typedef", "struct", "enum", "union", "extern")):
+                continue
+            head = re.sub(r"__\w+__\([^()]*\)|__attribute__\(\(.*?\)\)", "", declaration.split("{")[0].split("=")[0])
+            call = [name for name in re.findall(r"(\w+)\(", head) if name not in NOT_NAMES and not name.isupper()]
+            if call:
+                self.functions.add(call[0])
+            else:
+                self.others |= set(re.findall(r"(\w+)(?:\[[^\]]*\])*\s*$", head))
+
+    def guard(self):
+        return (re.search(r"#ifndef (\w+)", self.text) or ["", ""])[1]
+
+    def names(self):
+        return self.functions | self.types | self.others
+
+    def public(self):
+        return {name for name in self.functions | self.types if not name.endswith("_")}
+
+    def defines(self):
+        found = re.search(r"^defines:(.*?)(?:\*/|\n\n)", self.text, re.S | re.M)
+        return None if found is None else set(re.findall(r"\w+", found[1]))
+
+    def twin(self, other):
+        return self.path.with_suffix("") == other.path.with_suffix("") or \
+            other.path.stem.startswith(self.path.stem + "_")
+
+
+def lint(headers, users):
+    for user in users:
+        for include in user.includes:
+            header = headers.get(include)
+            if header is None:
+                yield f"{user.path}: {include} is not in llmc"
+                continue
+            if user.path in headers and header.room != user.room and header.room not in BELOW[user.room]:
+                yield f"{user.path}: {include} is in {header.room}, which {user.room} may not include"
+            if not header.names() & user.words and not header.twin(user):
+                yield f"{user.path}: nothing of {include} is used"
+        for header in headers.values():
+            private = {name for name in header.names() if name.endswith("_")} - user.names()
+            if header is not user and not header.twin(user) and not user.twin(header):
+                for name in sorted(private & user.words):
+                    yield f"{user.path}: {name} is private to {header.path}"
+    for header in headers.values():
+        listed, public = header.defines(), header.public()
+        if listed is None:
+            yield f"{header.path}: no list behind `defines:`"
+            continue
+        for name in sorted(public - listed):
+            yield f"{header.path}: `defines:` lacks {name}"
+        for name in sorted(listed - header.names()):
+            yield f"{header.path}: `defines:` lists {name}, which is not there"
+
+
+def graph(headers):
+    arrows = {}
+    for header in headers.values():
+        for include in header.includes:
+            pair = header.room, headers[include].room
+            arrows[pair] = arrows.get(pair, 0) + 1
+    for (user, used), count in sorted(arrows.items()):
+        print(f"{user:10} -> {used:10} {count}")
+
+
+def main():
+    paths = sorted(path for path in Path("llmc").rglob("*") if path.suffix in (".h", ".cuh"))
+    headers = {path: Header(path) for path in paths}
+    if "--graph" in sys.argv:
+        return graph(headers)
+    problems = list(lint(headers, [*headers.values(), *(Header(Path(path)) for path in TRAINERS)]))
+    for problem in problems:
+        print(problem)
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+/*
+check.h -- how the program fails: one family of checks, one form of message.
+
+    error: what it is about: what was found, what was wanted
+
+CHECK is for input and for the machine (files, memory, numbers from outside); assert is for our own bugs. A
+message names the thing, what was found and what was wanted, in one line on stderr; a hint only if it is an
+action. CHECK_CALL is for calls of libraries, whose failures may be bugs of ours: it adds the place.
+
+Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command line, EXIT_INTERRUPTED (75)
+stopped by a signal after saving.
+
+defines: CHECK, CHECK_CALL, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes, check_stack,
+         EXIT_USAGE, EXIT_INTERRUPTED, check_grow, check_reserve, die_usage
+*/
+#ifndef LLMC_CHECK_H
+#define LLMC_CHECK_H
+
+#include <limits.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define EXIT_USAGE 2
+#define EXIT_INTERRUPTED 75
+
+// For a function that takes a printf format as argument number n and never returns.
+#define CHECK_DIES_(n) __attribute__((format(printf, n, n + 1), noreturn, cold, unused))
+
+// Is this the thread that main runs in?
+__attribute__((unused)) static int check_is_main_thread_(void) {
+#ifdef __linux__
+    return (pid_t)syscall(SYS_gettid) == getpid();
+#else
+    return 1;
+#endif
+}
+
+// Prints the message and the place (unless file is NULL), and ends the program with status 1. Called through
+// CHECK and CHECK_CALL. In any thread: the others are not in a state that handlers of exit() could clean up
+// after.
+CHECK_DIES_(3) static void check_failed_(const char* file, int line, const char* format, ...) {
+    va_list args;
+    fflush(stdout);
+    fputs("error: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    if (file) {
+        fprintf(stderr, "    at %s:%d\n", file, line);
+    }
+    if (!check_is_main_thread_()) {
+        fflush(NULL);
+        _exit(EXIT_FAILURE);
+    }
+    exit(EXIT_FAILURE);
+}
+
+// Ends the program with status 2: the command line itself is wrong, so a place in the source would not help.
+CHECK_DIES_(1) static void die_usage(const char* format, ...) {
+    va_list args;
+    fflush(stdout);
+    fputs("error: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputs("\n", stderr);
+    exit(EXIT_USAGE);
+}
+
+// CHECK(condition, format, ...): when the condition is false, says so and exits with status 1.
+#define CHECK(ok, ...) CHECK_AT_(NULL, 0, ok, __VA_ARGS__)
+#define CHECK_CALL(ok, ...) CHECK_AT_(__FILE__, __LINE__, ok, __VA_ARGS__)
+#define CHECK_AT_(file, line, ok, ...)                                                                       \
+    do {                                                                                                     \
+        if (!(ok)) {                                                                                         \
+            check_failed_(file, line, __VA_ARGS__);                                                          \
+        }                                                                                                    \
+    } while (0)
+
+// For readers that return 0 and leave the message to the caller, who may be able to go on: sets `error`, of
+// ERROR_BYTES, to "path: message" and returns 0.
+#define ERROR_BYTES (PATH_MAX + 2048)
+__attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, const char* path,
+                                                                   const char* format, ...) {
+    va_list args;
+    const int n = snprintf(error, ERROR_BYTES, "%.*s: ", PATH_MAX, path);
+    va_start(args, format);
+    vsnprintf(error + n, ERROR_BYTES - (size_t)n, format, args);
+    va_end(args);
+    return 0;
+}
+
+// First of all: the stack may be limited to less than paths and messages need, which would be a crash without
+// a word. Threads get as much as main.
+static inline void check_stack(void) {
+    const rlim_t wanted = 512 << 10;
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= wanted,
+          "the stack is limited to %llu KiB; wanted at least %llu: ulimit -s %llu",
+          (unsigned long long)limit.rlim_cur >> 10, (unsigned long long)wanted >> 10,
+          (unsigned long long)wanted >> 10);
+}
+
+// Bytes of an array of `count` elements of `element_bytes`; an overflow of size_t is an error, not a
+// wrap-around.
+static inline size_t array_bytes(size_t count, size_t element_bytes) {
+    CHECK(element_bytes == 0 || count <= SIZE_MAX / element_bytes,
+          "an array of %zu x %zu bytes cannot be addressed", count, element_bytes);
+    return count * element_bytes;
+}
+
+// Memory for `count` elements, not set to anything, aligned to 64 bytes (a cache line, the widest vector);
+// `what` names it in the error. Large arrays ask for huge pages: weights are read across rows, where 4 KiB
+// pages cost a TLB miss each. The caller frees it with free().
+static inline void* check_alloc_unset(size_t count, size_t element_bytes, const char* what) {
+    const size_t huge_page_bytes = (size_t)2 << 20;
+    const size_t bytes = array_bytes(count, element_bytes);
+    const int large = bytes >= 4 * huge_page_bytes;
+    void* memory = NULL;
+    CHECK(posix_memalign(&memory, large ? huge_page_bytes : 64, bytes ? bytes : 64) == 0,
+          "%s: no memory for %.1f MiB", what, (double)bytes / (1 << 20));
+#ifdef MADV_HUGEPAGE
+    if (large) {
+        madvise(memory, bytes, MADV_HUGEPAGE);
+    }
+#endif
+    return memory;
+}
+
+// The same, set to zero.
+static inline void* check_alloc(size_t count, size_t element_bytes, const char* what) {
+    void* memory = check_alloc_unset(count, element_bytes, what);
+    memset(memory, 0, count * element_bytes);
+    return memory;
+}
+
+// Room for one more item behind the `count` of an array from malloc, or NULL: it doubles at each power of two.
+static inline void* check_grow(void* items, size_t count, size_t item_bytes, const char* what) {
+    if (count & (count - 1)) {
+        return items;
+    }
+    void* grown = realloc(items, array_bytes(count ? 2 * count : 1, item_bytes));
+    CHECK(grown, "%s: no memory for more than %zu", what, count);
+    return grown;
+}
+
+// Room for `wanted` items in an array that has room for `*room`; sets both.
+static inline void* check_reserve(void* items, size_t* room, size_t wanted, size_t item_bytes,
+                                  const char* what) {
+    if (wanted <= *room) {
+        return items;
+    }
+    *room = wanted + wanted / 2 < 64 ? 64 : wanted + wanted / 2;
+    void* grown = realloc(items, array_bytes(*room, item_bytes));
+    CHECK(grown, "%s: no memory for %zu", what, wanted);
+    return grown;
+}
+
+#endif

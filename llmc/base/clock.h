@@ -1,0 +1,24 @@
+/*
+clock.h -- the time, for differences: seconds since some moment, never set back; and the time of day.
+
+defines: time_now_s, time_unix_s
+*/
+#ifndef LLMC_CLOCK_H
+#define LLMC_CLOCK_H
+
+#include <time.h>
+
+static inline double time_now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// Seconds since 1970.
+static inline double time_unix_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#endif

@@ -1,0 +1,389 @@
+/*
+file.h -- files that are whole or not there: written beside their place, flushed to the disk, then renamed
+into it.
+
+A full disk, a missing directory or any other failure removes the unfinished file and ends the program with
+one error that names the file; what stood under the name before is untouched. The unfinished file is called
+NAME.<process id>.part and is opened exclusively: two programs never write into the same one, and nobody's
+own file is overwritten.
+
+Small files are read as a whole. Only regular files are opened for reading: a FIFO would hang, a device could
+do anything.
+
+defines: file_join, FileWriter, file_open, file_put, file_commit, file_discard, file_directory_of,
+         file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_open_regular,
+         file_try_read, file_try_lock, file_checksum, file_fingerprint, file_remove_parts, file_open_standard,
+         FILE_PART, file_path, file_ends_in, file_fail, file_is_part
+*/
+#ifndef LLMC_FILE_H
+#define LLMC_FILE_H
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <strings.h>
+#include <limits.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/xxh64.h"
+
+#define FILE_PART ".part" // how the names of unfinished files end
+
+// Sets path as printf would; a path that is too long ends the program.
+__attribute__((format(printf, 2, 3), unused)) static void file_path(char path[PATH_MAX], const char* format,
+                                                                    ...) {
+    va_list args;
+    va_start(args, format);
+    const int length = vsnprintf(path, PATH_MAX, format, args);
+    va_end(args);
+    CHECK(length < PATH_MAX, "%s: the name is too long", path);
+}
+
+// Sets path to that of a name in a directory.
+static inline void file_join(char path[PATH_MAX], const char* directory, const char* name) {
+    file_path(path, "%s/%s", directory, name);
+}
+
+// Does the name end in this, in capitals or not, behind something?
+static inline int file_ends_in(const char* path, const char* ending) {
+    const size_t length = strlen(path), ending_length = strlen(ending);
+    return length > ending_length && strcasecmp(path + length - ending_length, ending) == 0;
+}
+
+typedef struct {
+    FILE* file;
+    char path[PATH_MAX], temporary[PATH_MAX]; // the file's name, and where it is written until it is whole
+} FileWriter;
+
+// Removes what was written; the file is not to be.
+static inline void file_discard(FileWriter* writer) {
+    if (writer->file) {
+        fclose(writer->file);
+    }
+    unlink(writer->temporary);
+    writer->file = NULL;
+}
+
+// Removes what was written and reports errno.
+static inline void file_fail(FileWriter* writer, const char* doing) {
+    const int reason = errno;
+    file_discard(writer);
+    CHECK(0, "%s: cannot %s: %s", writer->path, doing, strerror(reason));
+}
+
+// Creates the file that will be renamed to writer->path, under a name that nobody has. Returns a descriptor,
+// or -1 with errno.
+static inline int file_create_part_(FileWriter* writer) {
+    enum { TRIES = 1000 }; // a killed program with our process id may have left some
+    int fd = -1;
+    for (int i = 0; fd < 0 && i < TRIES && (i == 0 || errno == EEXIST); i++) {
+        char again[16] = "";
+        if (i > 0) {
+            snprintf(again, sizeof(again), "-%d", i);
+        }
+        const int length = snprintf(writer->temporary, sizeof(writer->temporary), "%s.%ld%s" FILE_PART,
+                                    writer->path, (long)getpid(), again);
+        CHECK(length < (int)sizeof(writer->temporary), "%s: the name is too long", writer->path);
+        fd = open(writer->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    }
+    return fd;
+}
+
+// Starts the file `path`.
+static inline void file_open(FileWriter* writer, const char* path) {
+    file_path(writer->path, "%s", path);
+    writer->file = NULL;
+    const int fd = file_create_part_(writer);
+    CHECK(fd >= 0, "%s: cannot write: %s", path, strerror(errno)); // and what is there is not ours to remove
+    writer->file = fdopen(fd, "wb");
+    if (!writer->file) {
+        close(fd);
+        file_fail(writer, "write");
+    }
+}
+
+static inline void file_put(FileWriter* writer, const void* data, size_t bytes) {
+    if (bytes && fwrite(data, 1, bytes, writer->file) != bytes) {
+        file_fail(writer, "write");
+    }
+}
+
+// The directory that holds `path`.
+static inline void file_directory_of(char directory[PATH_MAX], const char* path) {
+    const char* slash = strrchr(path, '/');
+    const int length = !slash ? 0 : slash == path ? 1 : (int)(slash - path);
+    snprintf(directory, PATH_MAX, "%.*s", slash ? length : 1, slash ? path : ".");
+}
+
+// What was written to fd reaches the disk, not only its cache, which is all that macOS's fsync asks for.
+// Returns 0, or -1 with errno.
+static inline int file_flush_(int fd) {
+#ifdef F_FULLFSYNC
+    if (fcntl(fd, F_FULLFSYNC) == 0) { // some file systems cannot
+        return 0;
+    }
+#endif
+    return fsync(fd);
+}
+
+// The names in the directory that holds `path` reach the disk: a rename is not lasting before that.
+static inline void file_sync_directory(const char* path) {
+    char directory[PATH_MAX];
+    file_directory_of(directory, path);
+    const int fd = open(directory, O_RDONLY);
+    CHECK(fd >= 0, "%s: cannot open: %s", directory, strerror(errno));
+    const int failed =
+        file_flush_(fd) != 0 && errno != EINVAL; // EINVAL: a file system that has nothing to flush
+    CHECK(!failed, "%s: cannot flush to disk: %s", directory, strerror(errno));
+    close(fd);
+}
+
+// The file is whole: on the disk, and under its name.
+static inline void file_commit(FileWriter* writer) {
+    // an error of the stream: of a printf before, which nobody looked at
+    if (fflush(writer->file) != 0 || ferror(writer->file) || file_flush_(fileno(writer->file)) != 0) {
+        file_fail(writer, "write");
+    }
+    const int failed = fclose(writer->file) != 0;
+    writer->file = NULL;
+    if (failed || rename(writer->temporary, writer->path) != 0) {
+        file_fail(writer, "write");
+    }
+    file_sync_directory(writer->path);
+}
+
+// Makes a directory and its parents. What is no directory shows when the files in it are opened.
+static inline void file_make_directory(const char* path) {
+    char prefix[1024];
+    const size_t length = strlen(path);
+    CHECK(length < sizeof(prefix) - 32, "%s: the path is longer than %zu bytes", path, sizeof(prefix) - 32);
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] == '/' || path[i] == '\0') {
+            memcpy(prefix, path, i);
+            prefix[i] = '\0';
+            CHECK(mkdir(prefix, 0777) == 0 || errno == EEXIST, "%s: cannot make the directory: %s", prefix,
+                  strerror(errno));
+        }
+    }
+}
+
+// A whole file of text.
+static inline void file_write_text(const char* path, const char* text, size_t bytes) {
+    FileWriter writer;
+    file_open(&writer, path);
+    file_put(&writer, text, bytes);
+    file_commit(&writer);
+}
+
+// The same for a file that the program can do without. Returns 0 with the reason in `error` if it cannot be
+// written.
+static inline int file_try_write_text(const char* path, const char* text, size_t bytes, char* error) {
+    FileWriter writer;
+    file_path(writer.path, "%s", path);
+    const int fd = file_create_part_(&writer);
+    if (fd < 0) {
+        return error_set(error, path, "cannot write: %s", strerror(errno));
+    }
+    writer.file = fdopen(fd, "wb");
+    if (!writer.file || fwrite(text, 1, bytes, writer.file) != bytes || fflush(writer.file) != 0 ||
+        fsync(fd) != 0 || rename(writer.temporary, path) != 0) {
+        error_set(error, path, "cannot write: %s", strerror(errno));
+        if (!writer.file) {
+            close(fd);
+        }
+        file_discard(&writer);
+        return 0;
+    }
+    fclose(writer.file);
+    return 1;
+}
+
+// Opens a regular file to read it. Returns a descriptor, or -1 with the reason in `error`.
+static inline int file_open_regular(const char* path, char* error) {
+    struct stat info;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // or opening a FIFO waits for its writer
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        error_set(error, path, "cannot read: %s", strerror(errno));
+    } else if (!S_ISREG(info.st_mode)) {
+        error_set(error, path, S_ISDIR(info.st_mode) ? "a directory, wanted a file" : "not a regular file");
+    } else {
+        return fd;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return -1;
+}
+
+// Reads up to `bytes` from a place of the file, however many calls that takes. Returns how many there were,
+// or -1 with errno.
+static inline ssize_t file_read_at_(int fd, void* buffer, size_t bytes, off_t at) {
+    size_t got = 0;
+    while (got < bytes) {
+        const ssize_t n = pread(fd, (char*)buffer + got, bytes - got, at + (off_t)got);
+        if (n == 0 || (n < 0 && errno != EINTR)) {
+            return n < 0 ? -1 : (ssize_t)got;
+        }
+        got += n > 0 ? (size_t)n : 0;
+    }
+    return (ssize_t)got;
+}
+
+// Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
+// reason in `error` if it cannot be read, or is longer than `most`.
+static inline int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error) {
+    size_t room = 4096, used = 0;
+    ssize_t got = 1;
+    *text = NULL;
+    *bytes = 0;
+    const int fd = file_open_regular(path, error);
+    if (fd < 0) {
+        return 0;
+    }
+    char* buffer = (char*)check_alloc(room, 1, path);
+    while (got > 0 && used <= most) {
+        got = file_read_at_(fd, buffer + used, room - used - 1, (off_t)used);
+        used += got > 0 ? (size_t)got : 0;
+        if (used + 1 == room) {
+            buffer = (char*)realloc(buffer, room *= 2);
+            CHECK(buffer, "%s: no memory for %zu bytes", path, room);
+        }
+    }
+    const int reason = got < 0 ? errno : used > most ? EFBIG : 0;
+    close(fd);
+    if (reason) {
+        free(buffer);
+        return error_set(error, path, "cannot read: %s", strerror(reason));
+    }
+    buffer[used] = '\0';
+    *text = buffer;
+    *bytes = used;
+    return 1;
+}
+
+// ---- what is in a file
+
+// Sets *value to the checksum of a file (xxh64.h). Returns 0 with the reason in `error` if it cannot be read.
+static inline int file_checksum(const char* path, uint64_t* value, char* error) {
+    enum { BLOCK_BYTES = 256 << 10 }; // stays in the cache between reading and adding
+    Xxh64 hash;
+    const int fd = file_open_regular(path, error);
+    if (fd < 0) {
+        return 0;
+    }
+    char* block = (char*)check_alloc_unset(BLOCK_BYTES, 1, path);
+    off_t at = 0;
+    ssize_t got;
+    xxh64_open(&hash);
+    while ((got = file_read_at_(fd, block, BLOCK_BYTES, at)) > 0) {
+        xxh64_add(&hash, block, (size_t)got);
+        at += got;
+    }
+    const int reason = errno;
+    free(block);
+    close(fd);
+    *value = xxh64_value(&hash);
+    return got == 0 || error_set(error, path, "cannot read: %s", strerror(reason));
+}
+
+enum {
+    FILE_SAMPLES_ = 256, // of a large file, spread evenly; the first and the last block are among them
+    FILE_SAMPLE_BYTES_ = 256 << 10, // each
+};
+
+// Sets *value to a checksum of the size and the contents of a file: of all of it up to 64 MiB, else of 256
+// blocks of 256 KiB spread over it, so that a shard of any size takes a few hundredths of a second. A file
+// that was edited in place between the blocks, keeping its size, is taken for the same.
+// Returns 0 with the reason in `error` if it cannot be read.
+static inline int file_fingerprint(const char* path, uint64_t* value, char* error) {
+    struct stat info;
+    Xxh64 hash;
+    const int fd = file_open_regular(path, error);
+    if (fd < 0) {
+        return 0;
+    }
+    const int64_t bytes = fstat(fd, &info) == 0 ? (int64_t)info.st_size : 0;
+    const int64_t last = bytes - FILE_SAMPLE_BYTES_, all = (int64_t)FILE_SAMPLES_ * FILE_SAMPLE_BYTES_;
+    const int64_t blocks =
+        bytes > all ? (int64_t)FILE_SAMPLES_ : (bytes + FILE_SAMPLE_BYTES_ - 1) / FILE_SAMPLE_BYTES_;
+    char* block = (char*)check_alloc(FILE_SAMPLE_BYTES_, 1, path);
+    ssize_t got = 0;
+    xxh64_open(&hash);
+    xxh64_add(&hash, &bytes, sizeof(bytes));
+    for (int64_t i = 0; i < blocks && got >= 0; i++) {
+        const int64_t at =
+            bytes > all ? (int64_t)((double)last / (FILE_SAMPLES_ - 1) * (double)i) : i * FILE_SAMPLE_BYTES_;
+        got = file_read_at_(fd, block, FILE_SAMPLE_BYTES_, (off_t)at);
+        xxh64_add(&hash, block, got > 0 ? (size_t)got : 0);
+    }
+    const int reason = errno;
+    free(block);
+    close(fd);
+    *value = xxh64_value(&hash);
+    return got >= 0 || error_set(error, path, "cannot read: %s", strerror(reason));
+}
+
+// ---- one writer at a time
+
+// Takes the lock of what is open as fd, for as long as it stays open. A killed process keeps its locks until
+// the system has taken its memory back, so somebody else's is waited for up to `wait_s`. Returns 0 if it is
+// not to be had; a file system without locks does without.
+static inline int file_try_lock(int fd, double wait_s) {
+    const struct timespec pause = {0, 50000000}; // 50 ms
+    int taken;
+    for (double waited_s = 0;; waited_s += 0.05) {
+        taken = flock(fd, LOCK_EX | LOCK_NB) == 0 || (errno != EWOULDBLOCK && errno != EINTR);
+        if (taken || waited_s >= wait_s) {
+            return taken;
+        }
+        nanosleep(&pause, NULL);
+    }
+}
+
+// Whether a name ends as file_create_part_ ends it: .PID.part or .PID-N.part.
+static inline int file_is_part(const char* name) {
+    const size_t ending = strlen(FILE_PART), length = strlen(name);
+    size_t at = length > ending ? length - ending : 0;
+    if (!at || strcmp(name + at, FILE_PART) != 0) {
+        return 0;
+    }
+    while (at > 0 && (isdigit((unsigned char)name[at - 1]) || name[at - 1] == '-')) {
+        at--;
+    }
+    return at > 1 && name[at - 1] == '.' && isdigit((unsigned char)name[at]);
+}
+
+// Removes the unfinished files in a directory that killed programs left, of those whose names have this
+// beginning. The caller has the lock of whatever they belong to.
+static inline void file_remove_parts(const char* directory, const char* beginning) {
+    struct dirent* entry;
+    DIR* entries = opendir(directory);
+    while (entries && (entry = readdir(entries))) {
+        if (strncmp(entry->d_name, beginning, strlen(beginning)) == 0 && file_is_part(entry->d_name)) {
+            unlinkat(dirfd(entries), entry->d_name, 0);
+        }
+    }
+    if (entries) {
+        closedir(entries);
+    }
+}
+
+// ---- standard input, output and error
+
+// First of all in main: where one of them is closed, the next file that is opened would become it, and get
+// what is printed.
+static inline void file_open_standard(void) {
+    for (int fd = 0; fd <= 2; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_WRONLY : O_RDONLY) != fd) {
+            _exit(EXIT_FAILURE); // there is nowhere to say why
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,16 @@
+/*
+int.h -- small arithmetic of sizes.
+
+defines: int_min, int_max, int_ceil_div, int_round_up
+*/
+#ifndef LLMC_INT_H
+#define LLMC_INT_H
+
+static inline int int_min(int a, int b) { return a < b ? a : b; }
+static inline int int_max(int a, int b) { return a > b ? a : b; }
+
+// Of positive numbers.
+static inline int int_ceil_div(int a, int b) { return (a + b - 1) / b; }
+static inline int int_round_up(int n, int unit) { return int_ceil_div(n, unit) * unit; }
+
+#endif

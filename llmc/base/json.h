@@ -1,0 +1,509 @@
+/*
+json.h -- JSON (RFC 8259): strings written, and any text of it read, strictly.
+
+Written: JSON text is UTF-8, and what we print need not be: file names are any bytes, and a model may stop in
+the middle of a character. A byte that belongs to no valid character is printed as U+FFFD, the replacement
+character, so the result always parses.
+
+Read: a JsonReader steps through a text from value to value; the caller asks for what it expects next, so
+nothing is allocated. Each function returns 0, with the place and what was wanted in `error`, when it finds
+something else. Strings are decoded in place, in the caller's copy of the text:
+
+    JsonReader r = json_reader("config.json", text, bytes, error);
+    int more, layers;
+    const char* key;
+    for (int n = 0; (more = json_member(&r, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) { ... json_skip(&r);
+} ok = more == 0 && json_end(&r);
+
+defines: json_print_string, JsonReader, json_reader, json_unexpected, json_peek, json_take, json_end,
+         json_string, json_text, json_name, json_member, json_text_member, json_element, json_natural,
+         json_naturals, json_number, json_truth, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME,
+         JSON_MAX_DEPTH, json_utf8_length
+*/
+#ifndef LLMC_JSON_H
+#define LLMC_JSON_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+
+enum {
+    JSON_MAX_NAME = 511,      // bytes of a name that json_name takes
+    JSON_MAX_DEPTH = 1 << 16, // of objects and arrays inside each other, a bit of memory each
+};
+
+// ---- writing
+// Bytes of the UTF-8 character at the start of text[0 .. left), 0 if there is none. RFC 3629: only the
+// shortest form of a character counts, surrogates and what lies above U+10FFFF do not.
+static inline size_t json_utf8_length(const unsigned char* text, size_t left) {
+    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // character of so many bytes
+    const unsigned lead = text[0];
+    const size_t length = lead < 0x80 ? 1 : lead < 0xC0 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    if (length == 0 || lead > 0xF4 || length > left) {
+        return 0;
+    }
+    uint32_t character = length == 1 ? lead : lead & (0xFFu >> (length + 1));
+    for (size_t i = 1; i < length; i++) {
+        if ((text[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+        character = character << 6 | (text[i] & 0x3Fu);
+    }
+    const int surrogate = character >= 0xD800 && character <= 0xDFFF;
+    return character >= smallest[length] && character <= 0x10FFFF && !surrogate ? length : 0;
+}
+
+// Prints text[0 .. length) as a JSON string with its quotes. Zero bytes are characters like any other.
+static inline void json_print_string(FILE* file, const char* text, size_t length) {
+    static const char special[] = "\"\\\b\f\n\r\t", letter[] = "\"\\bfnrt";
+    fputc('"', file);
+    for (size_t i = 0, used; i < length; i += used ? used : 1) {
+        const unsigned char c = (unsigned char)text[i];
+        const char* escape = c ? strchr(special, c) : NULL;
+        used = json_utf8_length((const unsigned char*)text + i, length - i);
+        if (escape) {
+            fprintf(file, "\\%c", letter[escape - special]);
+        } else if (c < 0x20) {
+            fprintf(file, "\\u%04x", c);
+        } else if (used == 0) {
+            fputs("\\ufffd", file);
+        } else {
+            fwrite(text + i, 1, used, file);
+        }
+    }
+    fputc('"', file);
+}
+
+// ---- reading
+
+typedef struct {
+    const char* path;    // for errors
+    char* error;         // of ERROR_BYTES
+    unsigned char* text; // strings are decoded in place: no character is longer than what stands for it
+    size_t bytes, at;
+    size_t first; // position of the text in its file
+} JsonReader;
+
+static inline JsonReader json_reader(const char* path, char* text, size_t bytes, char* error) {
+    const JsonReader reader = {path, error, (unsigned char*)text, bytes, 0, 0};
+    return reader;
+}
+
+// The errors of syntax: 0, with the place.
+static inline int json_unexpected(JsonReader* text, const char* wanted) {
+    const size_t place = text->first + text->at;
+    const unsigned c = text->at < text->bytes ? text->text[text->at] : 0;
+    if (text->at >= text->bytes) {
+        return error_set(text->error, text->path, "byte %zu: found the end of the text, wanted %s", place,
+                         wanted);
+    }
+    return error_set(text->error, text->path,
+                     c >= ' ' && c < 0x7F ? "byte %zu: found '%c', wanted %s"
+                                          : "byte %zu: found the byte 0x%02x, wanted %s",
+                     place, c, wanted);
+}
+
+// The next character that is no blank, or -1 at the end.
+static inline int json_peek(JsonReader* text) {
+    while (text->at < text->bytes && text->text[text->at] && strchr(" \t\r\n", text->text[text->at])) {
+        text->at++;
+    }
+    return text->at < text->bytes ? text->text[text->at] : -1;
+}
+
+// Steps over the character c.
+static inline int json_take(JsonReader* text, char c) {
+    const char wanted[4] = {'\'', c, '\'', '\0'};
+    if (json_peek(text) != c) {
+        return json_unexpected(text, wanted);
+    }
+    text->at++;
+    return 1;
+}
+
+// The value of four hexadecimal digits at a position, or -1.
+static inline int json_hex_(const JsonReader* text, size_t at) {
+    int value = 0;
+    for (size_t i = 0; i < 4; i++) {
+        static const char digits[] = "0123456789abcdefABCDEF";
+        const char* digit =
+            at + i < text->bytes && text->text[at + i] ? strchr(digits, text->text[at + i]) : NULL;
+        if (!digit) {
+            return -1;
+        }
+        const int index = (int)(digit - digits);
+        value = value << 4 | (index < 16 ? index : index - 6);
+    }
+    return value;
+}
+
+// Appends a character in UTF-8.
+static inline unsigned char* json_utf8_(unsigned char* out, uint32_t character) {
+    const int more = character < 0x80 ? 0 : character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;
+    static const unsigned lead[4] = {0, 0xC0, 0xE0, 0xF0};
+    *out++ = (unsigned char)(lead[more] | character >> (6 * more));
+    for (int i = more - 1; i >= 0; i--) {
+        *out++ = (unsigned char)(0x80 | (character >> (6 * i) & 0x3F));
+    }
+    return out;
+}
+
+// What a string may hold besides characters that C strings can.
+typedef enum { JSON_C_STRING_, JSON_ANY_TEXT_ } JsonText_;
+
+// \uXXXX, or two of them for one character above U+FFFF. Half of a pair, which stands for no character, is
+// U+FFFD in any text.
+static inline int json_unicode_(JsonReader* text, JsonText_ kind, unsigned char** out) {
+    const int first = json_hex_(text, text->at + 2);
+    const int pair = first >= 0xD800 && first <= 0xDBFF && text->at + 7 < text->bytes &&
+                     text->text[text->at + 6] == '\\' && text->text[text->at + 7] == 'u';
+    const int second = pair ? json_hex_(text, text->at + 8) : -1;
+    const int is_pair = second >= 0xDC00 && second <= 0xDFFF, is_half = first >= 0xD800 && first <= 0xDFFF;
+    const int is_hole = first == 0 || (is_half && !is_pair);
+    if (first < 0 || (kind == JSON_C_STRING_ && is_hole)) {
+        return json_unexpected(text, "\\u and four digits of a character that is not zero, or a pair");
+    }
+    *out =
+        json_utf8_(*out, is_pair ? 0x10000u + ((uint32_t)(first - 0xD800) << 10 | (uint32_t)(second - 0xDC00))
+                         : is_half ? 0xFFFDu
+                                   : (uint32_t)first);
+    text->at += is_pair ? 12 : 6;
+    return 1;
+}
+
+// Decodes one character of a string.
+static inline int json_character_(JsonReader* text, JsonText_ kind, unsigned char** out) {
+    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    const unsigned char* from = text->text + text->at;
+    const size_t left = text->bytes - text->at;
+    if (*from < 0x20) {
+        return json_unexpected(text, "no control character in a string");
+    }
+    if (*from == '\\' && left > 1 && from[1] == 'u') {
+        return json_unicode_(text, kind, out);
+    }
+    if (*from == '\\') {
+        const char* letter = left > 1 && from[1] ? strchr(letters, from[1]) : NULL;
+        text->at += letter ? 2 : 1;
+        if (!letter) {
+            return json_unexpected(text, "one of \"\\/bfnrtu after a backslash");
+        }
+        *(*out)++ = (unsigned char)meanings[letter - letters];
+        return 1;
+    }
+    const size_t length = json_utf8_length(from, left);
+    if (length == 0) {
+        return json_unexpected(text, "UTF-8");
+    }
+    memmove(*out, from, length);
+    *out += length;
+    text->at += length;
+    return 1;
+}
+
+// Bytes at `at` that stand for themselves: ASCII, neither control character, quote nor backslash. Eight at a
+// time, because corpora are read through here: a byte that is `c` is 0 after the XOR, and of bytes that have
+// their highest bit clear, only 0 gets it set by subtracting 1.
+static inline size_t json_plain_(const unsigned char* at, size_t left) {
+    const uint64_t each = 0x0101010101010101, high = 0x80 * each;
+    size_t n = 0;
+    for (; left - n >= 8; n += 8) {
+        uint64_t word;
+        memcpy(&word, at + n, sizeof(word));
+        const uint64_t quote = word ^ '"' * each, backslash = word ^ '\\' * each;
+        const uint64_t special = (word | (word - ' ' * each) | (quote - each) | (backslash - each)) & high;
+        if (special) {
+            // a borrow goes only into higher bytes, so the lowest one found is right
+            return n + (size_t)__builtin_ctzll(special) / 8;
+        }
+    }
+    while (n < left && at[n] >= ' ' && at[n] < 0x80 && at[n] != '"' && at[n] != '\\') {
+        n++;
+    }
+    return n;
+}
+
+static inline int json_text_(JsonReader* text, JsonText_ kind, const char** string, size_t* length) {
+    if (!json_take(text, '"')) {
+        return 0;
+    }
+    unsigned char* out = text->text + text->at;
+    *string = (const char*)out;
+    while (text->at < text->bytes && text->text[text->at] != '"') {
+        const size_t plain = json_plain_(text->text + text->at, text->bytes - text->at);
+        memmove(out, text->text + text->at, plain);
+        out += plain;
+        text->at += plain;
+        if (plain == 0 && !json_character_(text, kind, &out)) {
+            return 0;
+        }
+    }
+    if (text->at >= text->bytes) {
+        return json_unexpected(text, "the end of a string");
+    }
+    *length = (size_t)(out - (const unsigned char*)*string);
+    *out = '\0'; // at the latest, in the place of the closing quote
+    text->at++;
+    return 1;
+}
+
+// Sets *string to a string in `text`, terminated, that contains no zero.
+static inline int json_string(JsonReader* text, const char** string) {
+    size_t length;
+    return json_text_(text, JSON_C_STRING_, string, &length);
+}
+
+// The same for any string, which may contain zeros: for text that others wrote.
+static inline int json_text(JsonReader* text, const char** string, size_t* length) {
+    return json_text_(text, JSON_ANY_TEXT_, string, length);
+}
+
+// A string that can be printed in an error.
+static inline int json_name(JsonReader* text, const char** name) {
+    json_peek(text);
+    const size_t begin = text->at;
+    if (!json_string(text, name)) {
+        return 0;
+    }
+    const size_t length = strlen(*name);
+    for (size_t i = 0; i < length; i++) {
+        if ((unsigned char)(*name)[i] < ' ' || (*name)[i] == 0x7F) {
+            text->at = begin;
+            return json_unexpected(text, "a name without control characters");
+        }
+    }
+    if (length < 1 || length > JSON_MAX_NAME) {
+        return error_set(text->error, text->path, "byte %zu: a name of %zu bytes, wanted 1 to %d",
+                         text->first + begin, length, JSON_MAX_NAME);
+    }
+    return 1;
+}
+
+typedef enum { JSON_FIRST, JSON_NEXT } JsonPlace;
+
+// Inside an object or array, its bracket taken: 1 before the next member or element; 0 after the closing
+// bracket; -1 after an error.
+static inline int json_next_(JsonReader* text, JsonPlace which, char closing) {
+    const char wanted[] = {'\'', ',', '\'', ' ', 'o', 'r', ' ', '\'', closing, '\'', '\0'};
+    const int c = json_peek(text);
+    if (c == closing) {
+        text->at++;
+        return 0;
+    }
+    if (which == JSON_NEXT) {
+        if (c != ',') {
+            json_unexpected(text, wanted);
+            return -1;
+        }
+        text->at++;
+    }
+    return 1;
+}
+
+// Inside an object: the same, and the next key, its colon behind.
+static inline int json_member(JsonReader* text, JsonPlace which, const char** key) {
+    const int more = json_next_(text, which, '}');
+    return more <= 0 ? more : json_name(text, key) && json_take(text, ':') ? 1 : -1;
+}
+
+// The same where a key may be any string.
+static inline int json_text_member(JsonReader* text, JsonPlace which, const char** key, size_t* length) {
+    const int more = json_next_(text, which, '}');
+    return more <= 0 ? more : json_text(text, key, length) && json_take(text, ':') ? 1 : -1;
+}
+
+// Inside an array: 1 before the next element, and 0 and -1 as above.
+static inline int json_element(JsonReader* text, JsonPlace which) { return json_next_(text, which, ']'); }
+
+// Whether nothing follows but blanks.
+static inline int json_end(JsonReader* text) {
+    return json_peek(text) == -1 || json_unexpected(text, "nothing but blanks");
+}
+
+static inline int json_is_digit_(const JsonReader* text) {
+    return text->at < text->bytes && text->text[text->at] >= '0' && text->text[text->at] <= '9';
+}
+
+// A whole number that is not negative.
+static inline int json_natural(JsonReader* text, size_t* value) {
+    const int zero = json_peek(text) == '0';
+    const size_t begin = text->at;
+    *value = 0;
+    if (!json_is_digit_(text)) {
+        return json_unexpected(text, "a whole number");
+    }
+    for (; json_is_digit_(text); text->at++) {
+        if (zero && text->at > begin) {
+            return json_unexpected(text, "no digit after a leading 0");
+        }
+        if (__builtin_mul_overflow(*value, (size_t)10, value) ||
+            __builtin_add_overflow(*value, (size_t)(text->text[text->at] - '0'), value)) {
+            return error_set(text->error, text->path, "byte %zu: found a number above %zu",
+                             text->first + begin, SIZE_MAX);
+        }
+    }
+    return 1;
+}
+
+// An array of at most `most` of them.
+static inline int json_naturals(JsonReader* text, size_t* values, int most, int* count) {
+    *count = 0;
+    if (!json_take(text, '[')) {
+        return 0;
+    }
+    if (json_peek(text) == ']') {
+        text->at++;
+        return 1;
+    }
+    while (*count < most) {
+        if (!json_natural(text, &values[*count])) {
+            return 0;
+        }
+        ++*count;
+        const int c = json_peek(text);
+        if (c != ',' && c != ']') {
+            return json_unexpected(text, "',' or ']'");
+        }
+        text->at++;
+        if (c == ']') {
+            return 1;
+        }
+    }
+    return error_set(text->error, text->path, "byte %zu: found more than %d numbers", text->first + text->at,
+                     most);
+}
+
+static inline int json_digits_(JsonReader* text) {
+    if (!json_is_digit_(text)) {
+        return json_unexpected(text, "a digit");
+    }
+    while (json_is_digit_(text)) {
+        text->at++;
+    }
+    return 1;
+}
+
+// Steps over a character if it is one of `set`.
+static inline int json_one_of_(JsonReader* text, const char* set) {
+    const int c = text->at < text->bytes ? text->text[text->at] : 0;
+    const int is_one = c && strchr(set, c);
+    text->at += is_one ? 1 : 0;
+    return is_one;
+}
+
+static inline int json_skip_number_(JsonReader* text) {
+    json_one_of_(text, "-");
+    if (!(json_one_of_(text, "0") || json_digits_(text))) {
+        return 0;
+    }
+    if (json_one_of_(text, ".") && !json_digits_(text)) {
+        return 0;
+    }
+    if (json_one_of_(text, "eE")) {
+        json_one_of_(text, "+-");
+        return json_digits_(text);
+    }
+    return 1;
+}
+
+static inline int json_skip_word_(JsonReader* text) {
+    static const char* const words[3] = {"true", "false", "null"};
+    for (int i = 0; i < 3; i++) {
+        const size_t length = strlen(words[i]);
+        if (text->bytes - text->at >= length && memcmp(text->text + text->at, words[i], length) == 0) {
+            text->at += length;
+            return 1;
+        }
+    }
+    return json_unexpected(text, "a value");
+}
+
+// A number, in double precision.
+static inline int json_number(JsonReader* text, double* value) {
+    *value = 0;
+    char digits[64];
+    json_peek(text);
+    const size_t begin = text->at;
+    if (!json_skip_number_(text)) {
+        return 0;
+    }
+    const size_t length = text->at - begin;
+    if (length >= sizeof(digits)) {
+        text->at = begin;
+        return json_unexpected(text, "a number of fewer digits");
+    }
+    memcpy(digits, text->text + begin, length);
+    digits[length] = '\0';
+    *value = strtod(digits, NULL);
+    return 1;
+}
+
+// true or false.
+static inline int json_truth(JsonReader* text, int* value) {
+    *value = json_peek(text) == 't';
+    if (*value || json_peek(text) == 'f') {
+        return json_skip_word_(text);
+    }
+    return json_unexpected(text, "true or false");
+}
+
+// Steps over a value that has no others inside.
+static inline int json_skip_scalar_(JsonReader* text) {
+    const char* ignored;
+    size_t length;
+    const int c = json_peek(text);
+    return c == '"'                           ? json_text(text, &ignored, &length)
+           : c == '-' || json_is_digit_(text) ? json_skip_number_(text)
+                                              : json_skip_word_(text);
+}
+
+// Where the objects and arrays that are open end: a bit for each, 1 of an object.
+typedef struct {
+    uint64_t is_object[JSON_MAX_DEPTH / 64];
+    size_t depth;
+} JsonNesting_;
+
+// Steps over a value, or the bracket that opens one. Sets what comes inside of it.
+static inline int json_skip_begin_(JsonReader* text, JsonNesting_* nesting, JsonPlace* place) {
+    const int c = json_peek(text);
+    *place = JSON_NEXT;
+    if (c != '{' && c != '[') {
+        return json_skip_scalar_(text);
+    }
+    if (nesting->depth == JSON_MAX_DEPTH) {
+        return json_unexpected(text, "values that are nested less deep");
+    }
+    uint64_t* word = &nesting->is_object[nesting->depth / 64];
+    const size_t bit = nesting->depth++ % 64;
+    *word = (bit ? *word & ~((uint64_t)1 << bit) : 0) | (uint64_t)(c == '{') << bit;
+    *place = JSON_FIRST;
+    text->at++;
+    return 1;
+}
+
+// Steps over any value.
+static inline int json_skip(JsonReader* text) {
+    JsonNesting_ nesting;
+    JsonPlace place;
+    nesting.depth = 0;
+    int ok = json_skip_begin_(text, &nesting, &place);
+    while (ok && nesting.depth > 0) {
+        const char* key;
+        size_t length;
+        const size_t last = nesting.depth - 1;
+        const int is_object = nesting.is_object[last / 64] >> last % 64 & 1;
+        const int more = is_object ? json_text_member(text, place, &key, &length) : json_element(text, place);
+        if (more == 0) {
+            nesting.depth--;
+            place = JSON_NEXT;
+        }
+        ok = more == 0 || (more > 0 && json_skip_begin_(text, &nesting, &place));
+    }
+    return ok;
+}
+
+#endif

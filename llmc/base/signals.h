@@ -1,0 +1,115 @@
+/*
+signals.h -- signals that ask a run to save, or to save and stop. They are noticed from the first moment of
+the program on, and acted upon where it is safe: between two steps, batches, or blocks of text.
+
+    SIGTERM, SIGINT, SIGHUP, SIGXCPU    save and stop; a second SIGINT stops at once
+    SIGUSR1                             save and go on
+    SIGPIPE, SIGXFSZ                    nothing: the write that meets them fails, and says so
+
+SIGINT and SIGHUP that whoever started the program had ignored (nohup, & in a script) stay ignored.
+
+A handler may only set a flag, and the flag cannot be an argument, nor can what exit() calls take one: these
+three, a guard in mapped.h and a name in text_data.h are the only variables of the program that are neither
+constant nor passed in.
+
+defines: signals_open, signals_stop, signals_take_save, signals_name, signals_end, signals_end_now,
+         signals_open_writes
+*/
+#ifndef LLMC_SIGNALS_H
+#define LLMC_SIGNALS_H
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static volatile sig_atomic_t signals_stop_ = 0; // the signal that asked to stop
+static volatile sig_atomic_t signals_save_ = 0;
+static volatile sig_atomic_t signals_last_ = 0; // the signal that the program is to end by
+
+static inline void signals_handle_(int signal) {
+    if (signal == SIGUSR1) {
+        signals_save_ = 1;
+    } else {
+        signals_stop_ = signal;
+    }
+}
+
+static inline void signals_install_(int signal, void (*handler)(int), int flags) {
+    struct sigaction action, before;
+    sigaction(signal, NULL, &before);
+    if ((signal == SIGINT || signal == SIGHUP) && before.sa_handler == SIG_IGN) {
+        return;
+    }
+    memset(&action, 0, sizeof(action));
+    action.sa_handler = handler;
+    action.sa_flags = flags;
+    sigemptyset(&action.sa_mask);
+    sigaction(signal, &action, NULL);
+}
+
+// What a program that only writes files needs: a write that meets a limit or a closed pipe fails and says so.
+static inline void signals_open_writes(void) {
+    signals_install_(SIGXFSZ, SIG_IGN, 0);
+    signals_install_(SIGPIPE, SIG_IGN, 0);
+}
+
+// The last thing that exit() calls.
+static inline void signals_die_(void) {
+    if (signals_last_) {
+        fflush(NULL);
+        signals_install_(signals_last_, SIG_DFL, 0);
+        raise(signals_last_);
+    }
+}
+
+// From now on the signals above are noticed. Reads and writes that they interrupt are continued.
+static inline void signals_open(void) {
+    const int stop_signals[] = {SIGTERM, SIGHUP, SIGXCPU};
+    atexit(signals_die_);
+    signals_open_writes();
+    for (size_t i = 0; i < sizeof(stop_signals) / sizeof(stop_signals[0]); i++) {
+        signals_install_(stop_signals[i], signals_handle_, SA_RESTART);
+    }
+    signals_install_(SIGUSR1, signals_handle_, SA_RESTART);
+    signals_install_(SIGINT, signals_handle_,
+                     (int)(SA_RESTART | SA_RESETHAND)); // the second one is the system's
+}
+
+// The signal that asked to stop, or 0.
+static inline int signals_stop(void) { return signals_stop_; }
+
+// Whether a save was asked for since the last call.
+static inline int signals_take_save(void) {
+    const int asked = signals_save_;
+    signals_save_ = 0;
+    return asked;
+}
+
+static inline const char* signals_name(int signal) {
+    return signal == SIGINT    ? "SIGINT"
+           : signal == SIGHUP  ? "SIGHUP"
+           : signal == SIGXCPU ? "SIGXCPU"
+                               : "SIGTERM";
+}
+
+// Does what exit() does, and ends the program by the signal that asked to stop, if one did.
+static inline void signals_end_now(void) {
+    if (signals_stop()) {
+        signals_last_ = signals_stop();
+        exit(EXIT_FAILURE);
+    }
+}
+
+// For what comes before the first step, where there is nothing to save: if a signal asked to stop, says so
+// (`doing` completes "stopped by SIGTERM while ..."), does what exit() does, and ends as the signal ends a
+// program that does not handle it.
+static inline void signals_end(const char* doing) {
+    if (signals_stop()) {
+        fflush(stdout);
+        fprintf(stderr, "stopped by %s while %s\n", signals_name(signals_stop()), doing);
+        signals_end_now();
+    }
+}
+
+#endif

@@ -1,0 +1,144 @@
+/*
+vec.h -- vectors of floats as wide as the machine's registers, through the compiler's vector extensions.
+
+The same source becomes AVX-512, AVX2, SSE or NEON code: what differs between machines is only LANES, the
+number of floats in a vector (16, 8 or 4), and the number of registers. + - * / and comparisons work on
+vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
+
+defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_all, vec_select,
+         vec_first, vec_max, vec_hsum, vec_hmax, vec_exp, vec_transpose, ALWAYS_INLINE
+*/
+#ifndef LLMC_VEC_H
+#define LLMC_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define VEC_REGISTERS 32
+#define VEC_ISA "AVX-512"
+#elif defined(__AVX2__)
+#define LANES 8
+#define VEC_REGISTERS 16
+#define VEC_ISA "AVX2"
+#elif defined(__aarch64__)
+#define LANES 4
+#define VEC_REGISTERS 32
+#define VEC_ISA "NEON"
+#else
+#define LANES 4
+#define VEC_REGISTERS 16
+#define VEC_ISA "128-bit"
+#endif
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t VecMask __attribute__((vector_size(4 * LANES)));
+typedef float VecUnaligned_ __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+// From now on, in this thread and those it starts, results too small for a normal float become zero, and so
+// do such operands. They come up where attention is sharp, and each costs a hundred cycles: a run was seen to
+// slow down four times.
+static inline void vec_flush_denormals(void) {
+#if defined(__SSE__)
+    __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040u); // FTZ and DAZ
+#elif defined(__aarch64__)
+    uint64_t control;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+    __asm__ volatile("msr fpcr, %0" : : "r"(control | (uint64_t)1 << 24)); // FZ
+#endif
+}
+
+ALWAYS_INLINE Vec vec_load(const float* p) { return *(const VecUnaligned_*)p; }
+ALWAYS_INLINE void vec_store(float* p, Vec v) { *(VecUnaligned_*)p = v; }
+ALWAYS_INLINE Vec vec_all(float x) { // x in every lane
+    const Vec zero = {0};
+    return x - zero;
+}
+ALWAYS_INLINE Vec vec_select(VecMask mask, Vec yes, Vec no) {
+    return (Vec)(((VecMask)yes & mask) | ((VecMask)no & ~mask));
+}
+ALWAYS_INLINE Vec vec_max(Vec a, Vec b) { return vec_select(a > b, a, b); }
+
+// All ones in the lanes below n, which may be negative or more than LANES.
+ALWAYS_INLINE VecMask vec_first(int n) {
+    VecMask index;
+    for (int i = 0; i < LANES; i++) {
+        index[i] = i;
+    }
+    return index < n;
+}
+
+// The sum and the maximum of the lanes, always in the order of the lanes.
+ALWAYS_INLINE float vec_hsum(Vec v) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) {
+        sum += v[i];
+    }
+    return sum;
+}
+ALWAYS_INLINE float vec_hmax(Vec v) {
+    float max = v[0];
+    for (int i = 1; i < LANES; i++) {
+        max = v[i] > max ? v[i] : max;
+    }
+    return max;
+}
+
+// e^x lane by lane, relative error below 2e-7; below -87.3 it stays at 1.2e-38, above 88.3 at 2.2e38, NaN
+// stays NaN. e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and a polynomial of degree 6 (Chebyshev
+// nodes) for e^r.
+ALWAYS_INLINE Vec vec_exp(Vec x) {
+    // adding it rounds to an integer n and leaves n + 127, the exponent field of 2^n, in the low bits
+    const float round_magic = 12582912.0f + 127; // 1.5 2^23
+    x = vec_select(x < -87.3f, vec_all(-87.3f), vec_select(x > 88.3f, vec_all(88.3f), x));
+    const Vec shifted = x * 1.44269504f + round_magic;
+    const Vec n = shifted - round_magic;
+    const Vec r =
+        (x - n * 0.693359375f) - n * -2.12194440e-4f; // ln 2 in two parts: the first product is exact
+    Vec p = r * 1.39411084e-3f + 8.37512640e-3f;
+    p = p * r + 4.16663529e-2f;
+    p = p * r + 1.66664155e-1f;
+    p = p * r + 5.00000005e-1f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return p * (Vec)((VecMask)shifted << 23); // a product, so that NaN stays NaN
+}
+
+// Interleaves two vectors: the low halves (a0 b0 a1 b1 ...) and the high halves.
+#if defined(__clang__)
+#define VEC_SHUFFLE_(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define VEC_SHUFFLE_(a, b, ...) __builtin_shuffle(a, b, (VecMask){__VA_ARGS__})
+#endif
+#if LANES == 16
+#define VEC_LOW_ 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define VEC_HIGH_ 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif LANES == 8
+#define VEC_LOW_ 0, 8, 1, 9, 2, 10, 3, 11
+#define VEC_HIGH_ 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define VEC_LOW_ 0, 4, 1, 5
+#define VEC_HIGH_ 2, 6, 3, 7
+#endif
+
+// Transposes a LANES x LANES square in place: log2(LANES) perfect shuffles of its rows.
+ALWAYS_INLINE void vec_transpose(Vec row[LANES]) {
+    Vec next[LANES];
+#pragma GCC unroll 4
+    for (int done = 1; done < LANES; done *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES / 2; i++) {
+            next[2 * i] = VEC_SHUFFLE_(row[i], row[i + LANES / 2], VEC_LOW_);
+            next[2 * i + 1] = VEC_SHUFFLE_(row[i], row[i + LANES / 2], VEC_HIGH_);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            row[i] = next[i];
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,326 @@
+/*
+dataloader.h -- the order in which a run reads its rows, and the batches made of them, ahead of time.
+
+The sequences of a run are p = 0, 1, 2, ... Sequence p is row number j of a source (sources.h), counted over
+the source's epochs of S rows; with e = j / S and i = j mod S it is
+
+    row i                              in order
+    row permute_e(i)                   shuffled, by a bijection for each epoch
+    row permute_e(i / G) G + i mod G   shuffled, PACK_UNIFORM: groups of G rows of about the same length stay
+                                       together; the rows of a last, short group end the epoch
+
+Any p is found at once, so a run resumes anywhere. A micro-step of n processes takes the next n B sequences,
+process r the B of them from r B on: the order of the sequences depends on neither B nor n.
+
+A batch is T tokens wide. With PACK_DYNAMIC and PACK_UNIFORM that is the length of its longest row, rounded up
+to a multiple of 8, with the others the T that the rows were made for.
+
+A thread fills the next batches while the caller works on one. `wait_s` is the time the caller waited for it.
+
+If somebody writes to a file meanwhile, so that it becomes shorter or has a token that is not below V, the
+batch that met it and all later ones have zeros for tokens, and dataloader_error says why from then on.
+
+defines: Batch, Shuffle, DataloaderSettings, Dataloader, DATALOADER_GROUP, dataloader_open, dataloader_next,
+         dataloader_error, dataloader_seek, dataloader_padding, dataloader_close
+*/
+#ifndef LLMC_DATALOADER_H
+#define LLMC_DATALOADER_H
+
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/mapped.h"
+#include "llmc/base/rand.h"
+#include "llmc/data/pack.h"
+#include "llmc/data/sources.h"
+
+typedef enum { SHUFFLE_OFF, SHUFFLE_ON } Shuffle;
+
+// The loader's; valid until its next batch or until it seeks.
+typedef struct {
+    const int *inputs, *targets; // (B, T); a target of -1 is none
+    const int* starts; // (B, T) place in the row where each token's document begins; NULL without a mask
+    int B, T;
+    int counted; // targets that are not -1
+} Batch;
+
+typedef struct {
+    int B; // sequences of a batch
+    Shuffle shuffle;
+    uint64_t seed;
+    int group; // G, for PACK_UNIFORM alone
+    int rank, num_processes;
+} DataloaderSettings;
+
+enum {
+    DATALOADER_GROUP = 64, // G: a few micro-batches of similar length, and several lengths in an update
+    DATALOADER_SLOTS_ = 3, // one with the caller, one ready, one being filled
+    DATALOADER_WIDTH_ = 8  // rows of a batch are as long as a multiple of this
+};
+
+typedef struct {
+    const DataSources* sources;
+    DataloaderSettings settings;
+    int B, T;
+    uint64_t
+        num_sequences; // an epoch (sources_epoch): a loop over the validation data is ceil(this / B) batches
+    uint64_t next;     // p of the next micro-step
+    double wait_s;     // seconds that dataloader_next has waited so far
+
+    int* memory; // of all slots: inputs, targets and starts of each
+    Batch slot[DATALOADER_SLOTS_];
+    pthread_t thread;
+    pthread_mutex_t mutex; // of all that follows, and of the slots between given + 1 and filled
+    pthread_cond_t changed;
+    uint64_t given, filled; // batches; number k is in slot k % DATALOADER_SLOTS_
+    uint64_t ahead;         // p of the next batch to fill
+    int is_filling, stop;
+
+    char has_zeros[DATALOADER_SLOTS_]; // by slot: the data could not be read
+    int is_broken;                     // such a batch was given
+    char error[ERROR_BYTES];           // the thread's before that; once it is set, nothing is read any more
+} Dataloader;
+
+// ---- the order
+
+static inline uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
+    const DataloaderSettings* o = &loader->settings;
+    const Rows* rows = &loader->sources->source[s].rows;
+    const uint64_t S = rows->count, i = j % S, G = (uint64_t)o->group;
+    const uint64_t stream = rand_stream("data order") + j / S + ((uint64_t)s << 48); // 2^48 epochs apart
+    if (o->shuffle == SHUFFLE_OFF || (rows->pack == PACK_UNIFORM && i >= S / G * G)) {
+        return i;
+    }
+    return rows->pack == PACK_UNIFORM ? rand_permute(o->seed, stream, S / G, i / G) * G + i % G
+                                      : rand_permute(o->seed, stream, S, i);
+}
+
+// The rows that are sequence p, and its number in them.
+static inline const Rows* dataloader_find_(const Dataloader* loader, uint64_t p, uint64_t* row) {
+    uint64_t j;
+    const int s = sources_find(loader->sources, p, &j);
+    *row = dataloader_row_(loader, s, j);
+    return &loader->sources->source[s].rows;
+}
+
+// Tokens of sequence p, without padding.
+static inline int dataloader_length_(const Dataloader* loader, uint64_t p) {
+    uint64_t row;
+    const Rows* rows = dataloader_find_(loader, p, &row);
+    return rows_length(rows, row);
+}
+
+// ---- batches
+
+// T of a batch that begins with sequence p.
+static inline int dataloader_width_(const Dataloader* loader, uint64_t p) {
+    if (loader->sources->pack != PACK_DYNAMIC && loader->sources->pack != PACK_UNIFORM) {
+        return loader->T;
+    }
+    int longest = 0;
+    for (int b = 0; b < loader->B; b++) {
+        const int length = dataloader_length_(loader, p + (uint64_t)b);
+        longest = length > longest ? length : longest;
+    }
+    const int width = (longest + DATALOADER_WIDTH_ - 1) / DATALOADER_WIDTH_ * DATALOADER_WIDTH_;
+    return width < loader->T ? width : loader->T;
+}
+
+// A slot that is being filled, for mapped_try.
+typedef struct {
+    const Dataloader* loader;
+    Batch* slot;
+    uint64_t p;
+} DataloaderFilling_;
+
+// Reads this process' part of the micro-step that begins with sequence p into a slot.
+static inline void dataloader_read_(void* filling_) {
+    const DataloaderFilling_* filling = (const DataloaderFilling_*)filling_;
+    const Dataloader* loader = filling->loader;
+    Batch* slot = filling->slot;
+    const uint64_t p = filling->p + (uint64_t)loader->settings.rank * (uint64_t)loader->B;
+    slot->T = dataloader_width_(loader, p);
+    slot->counted = 0;
+    for (int b = 0; b < loader->B; b++) {
+        const size_t at = (size_t)b * (size_t)slot->T;
+        uint64_t row;
+        const Rows* rows = dataloader_find_(loader, p + (uint64_t)b, &row);
+        slot->counted += rows_fill(rows, row, slot->T, (int*)slot->inputs + at, (int*)slot->targets + at,
+                                   slot->starts ? (int*)slot->starts + at : NULL);
+    }
+}
+
+// A batch of tokens that every model knows.
+static inline void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
+    const size_t bytes = (size_t)loader->B * (size_t)loader->T * sizeof(int);
+    slot->T = loader->T;
+    slot->counted = loader->B * loader->T;
+    loader->has_zeros[slot - loader->slot] = 1;
+    memset((int*)slot->inputs, 0, bytes);
+    memset((int*)slot->targets, 0, bytes);
+    if (slot->starts) {
+        memset((int*)slot->starts, 0, bytes);
+    }
+}
+
+// Sets the error from what happened while a batch was read.
+static inline void dataloader_break_(Dataloader* loader, MappedResult result, const void* where) {
+    const DataSources* sources = loader->sources;
+    int found = 0;
+    for (int s = 0; s < sources->count && !found; s++) {
+        found = tokens_describe(&sources->source[s].stream, result, where, loader->error);
+    }
+}
+
+// Fills a slot with the micro-step that begins with sequence p.
+static inline void dataloader_fill_(Dataloader* loader, Batch* slot, uint64_t p) {
+    DataloaderFilling_ filling = {loader, slot, p};
+    const void* where;
+    const MappedResult result =
+        loader->error[0] ? MAPPED_READ : mapped_try(dataloader_read_, &filling, &where);
+    if (result != MAPPED_READ) {
+        dataloader_break_(loader, result, where);
+    }
+    if (loader->error[0]) {
+        dataloader_fill_zeros_(loader, slot);
+    }
+}
+
+static inline uint64_t dataloader_step_(const Dataloader* loader) {
+    return (uint64_t)loader->B * (uint64_t)loader->settings.num_processes;
+}
+
+// ---- the thread
+
+static inline void* dataloader_run_(void* loader_) {
+    Dataloader* loader = (Dataloader*)loader_;
+    pthread_mutex_lock(&loader->mutex);
+    for (;;) {
+        while (!loader->stop && loader->filled - loader->given == DATALOADER_SLOTS_ - 1) {
+            pthread_cond_wait(&loader->changed, &loader->mutex);
+        }
+        if (loader->stop) {
+            break;
+        }
+        const uint64_t p = loader->ahead;
+        Batch* slot = &loader->slot[loader->filled % DATALOADER_SLOTS_];
+        loader->is_filling = 1;
+        pthread_mutex_unlock(&loader->mutex);
+        dataloader_fill_(loader, slot, p);
+        pthread_mutex_lock(&loader->mutex);
+        loader->is_filling = 0;
+        loader->filled++;
+        loader->ahead += dataloader_step_(loader);
+        pthread_cond_broadcast(&loader->changed);
+    }
+    pthread_mutex_unlock(&loader->mutex);
+    return NULL;
+}
+
+// Starts the thread with all signals blocked, which are the main thread's, but for the one that its own
+// reading raises.
+static inline void dataloader_start_(Dataloader* loader) {
+    sigset_t all, before;
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    pthread_mutex_init(&loader->mutex, NULL);
+    pthread_cond_init(&loader->changed, NULL);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int failed = pthread_create(&loader->thread, NULL, dataloader_run_, loader);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    CHECK(!failed, "data: cannot start a thread: %s", strerror(failed));
+}
+
+// ---- the interface
+
+// `sources` are packed (sources_pack) and closed after the loader; the loader stays where it is until it is
+// closed.
+static inline void dataloader_open(Dataloader* loader, const DataSources* sources,
+                                   DataloaderSettings settings) {
+    const int B = settings.B, T = sources->T, arrays = sources->mask == DOCUMENT_MASK_ON ? 3 : 2;
+    assert(B > 0 && T > 0 && settings.rank >= 0 && settings.rank < settings.num_processes);
+    assert(sources->pack != PACK_UNIFORM || settings.group > 0);
+    memset(loader, 0, sizeof(*loader));
+    loader->sources = sources;
+    loader->settings = settings;
+    loader->B = B;
+    loader->T = T;
+    loader->num_sequences = sources_epoch(sources);
+    const size_t tokens = array_bytes((size_t)B, (size_t)T);
+    loader->memory =
+        (int*)check_alloc(array_bytes(tokens, (size_t)arrays * DATALOADER_SLOTS_), sizeof(int), "batches");
+    for (size_t i = 0; i < DATALOADER_SLOTS_; i++) {
+        int* memory = loader->memory + i * (size_t)arrays * tokens;
+        const Batch slot = {memory, memory + tokens, arrays == 3 ? memory + 2 * tokens : NULL, B, T, 0};
+        loader->slot[i] = slot;
+    }
+    dataloader_start_(loader);
+}
+
+// The next micro-step begins with sequence p of the run, counted over epochs.
+static inline void dataloader_seek(Dataloader* loader, uint64_t sequence) {
+    if (loader->next == sequence) {
+        return;
+    }
+    pthread_mutex_lock(&loader->mutex);
+    while (loader->is_filling) {
+        pthread_cond_wait(&loader->changed, &loader->mutex);
+    }
+    loader->filled = loader->given; // what is ready is forgotten
+    loader->ahead = loader->next = sequence;
+    pthread_cond_broadcast(&loader->changed);
+    pthread_mutex_unlock(&loader->mutex);
+}
+
+// The next B sequences of this process; an epoch may end inside of them.
+static inline Batch dataloader_next(Dataloader* loader) {
+    pthread_mutex_lock(&loader->mutex);
+    if (loader->filled == loader->given) {
+        const double start_s = time_now_s();
+        while (loader->filled == loader->given) {
+            pthread_cond_wait(&loader->changed, &loader->mutex);
+        }
+        loader->wait_s += time_now_s() - start_s;
+    }
+    const Batch batch = loader->slot[loader->given % DATALOADER_SLOTS_];
+    loader->is_broken |= loader->has_zeros[loader->given % DATALOADER_SLOTS_];
+    loader->given++; // so that the slot of the batch before is free
+    loader->next += dataloader_step_(loader);
+    pthread_cond_broadcast(&loader->changed);
+    pthread_mutex_unlock(&loader->mutex);
+    return batch;
+}
+
+// NULL, or in one line why the batch that was given last, or an earlier one, has zeros for tokens.
+static inline const char* dataloader_error(const Dataloader* loader) {
+    return loader->is_broken ? loader->error : NULL;
+}
+
+// The share of padding in the run's first `batches` batches of one process.
+static inline double dataloader_padding(const Dataloader* loader, int batches) {
+    double tokens = 0, room = 0;
+    for (int i = 0; i < batches; i++) {
+        const uint64_t p = (uint64_t)i * (uint64_t)loader->B;
+        room += (double)loader->B * dataloader_width_(loader, p);
+        for (int b = 0; b < loader->B; b++) {
+            tokens += dataloader_length_(loader, p + (uint64_t)b);
+        }
+    }
+    return 1 - tokens / room;
+}
+
+static inline void dataloader_close(Dataloader* loader) {
+    pthread_mutex_lock(&loader->mutex);
+    loader->stop = 1;
+    pthread_cond_broadcast(&loader->changed);
+    pthread_mutex_unlock(&loader->mutex);
+    pthread_join(loader->thread, NULL);
+    pthread_cond_destroy(&loader->changed);
+    pthread_mutex_destroy(&loader->mutex);
+    free(loader->memory);
+    memset(loader, 0, sizeof(*loader));
+}
+
+#endif

@@ -1,0 +1,357 @@
+/*
+packed_file.h -- the bytes of a file, unpacked while they are read: gzip (.gz), Zstandard (.zst), or as it is.
+
+    PackedFile file;
+    int ok = packed_open(&file, "a.jsonl.gz", error);
+    while (ok && (ok = packed_read(&file, buffer, sizeof(buffer), &got)) && got > 0) { ... }
+    packed_close(&file);
+
+What packs a file is told by the end of its name; "-" is standard input, as it is. Several members of gzip or
+frames of Zstandard behind each other are one file. A file that ends inside of one is truncated: an error, as
+are damaged data, a wrong checksum, and anything else behind the last member but zeros behind one of gzip,
+which tapes and disks are filled up with. Memory does not depend on the
+file, but for Zstandard's window, which the file chooses (2 GiB at most).
+
+Functions return 0 with the message in `error` (of ERROR_BYTES, the caller's, who keeps it as long as the
+file).
+
+defines: PackedFile, PackedKind, packed_kind, packed_name_bytes, packed_open, packed_read, packed_skip,
+         packed_close
+*/
+#ifndef LLMC_PACKED_FILE_H
+#define LLMC_PACKED_FILE_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#if defined(HAVE_ISAL)
+#include <isa-l/igzip_lib.h>
+#elif defined(HAVE_ZLIB)
+#include <zlib.h>
+#endif
+#ifdef HAVE_ZSTD
+#include <zstd.h>
+#endif
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+
+enum { PACKED_BUFFER_ = 1 << 18 }; // bytes read from a packed file at a time
+#ifndef PACKED_ZSTD_WINDOW
+#define PACKED_ZSTD_WINDOW 31 // log2 of the largest window in bytes: what `zstd --long=31` writes
+#endif
+
+typedef enum { PACKED_NOT, PACKED_GZIP, PACKED_ZSTD } PackedKind;
+
+typedef struct {
+    const char* path; // borrowed
+    char* error;      // borrowed
+    PackedKind kind;
+    int fd;
+    uint64_t read_bytes;   // of the file, so far
+    unsigned char* packed; // (PACKED_BUFFER_) packed bytes; those from `at` to `end` are still to be unpacked
+    size_t at, end;
+    int is_inside;  // of a member or frame
+    int has_member; // of gzip, read to its end
+    int is_padded;  // zeros have been found behind it
+    int has_more;   // the last output was full: there may be more without further input
+#if defined(HAVE_ISAL)
+    struct inflate_state* gzip;
+#elif defined(HAVE_ZLIB)
+    z_stream gzip;
+#endif
+#ifdef HAVE_ZSTD
+    ZSTD_DStream* zstd;
+#endif
+} PackedFile;
+
+static inline PackedKind packed_kind(const char* path) {
+    return file_ends_in(path, ".gz") ? PACKED_GZIP : file_ends_in(path, ".zst") ? PACKED_ZSTD : PACKED_NOT;
+}
+
+// Bytes of the name without ".gz" or ".zst".
+static inline size_t packed_name_bytes(const char* path) {
+    static const size_t endings[3] = {0, sizeof(".gz") - 1, sizeof(".zst") - 1};
+    return strlen(path) - endings[packed_kind(path)];
+}
+
+// ---- gzip
+
+#if defined(HAVE_ISAL)
+static inline void packed_begin_member_(PackedFile* file) {
+    isal_inflate_reset(file->gzip);
+    file->gzip->crc_flag = ISAL_GZIP; // header and checksum are its business
+}
+
+static inline int packed_open_gzip_(PackedFile* file) {
+    file->gzip = (struct inflate_state*)check_alloc(1, sizeof(*file->gzip), "unpacking gzip");
+    isal_inflate_init(file->gzip);
+    packed_begin_member_(file);
+    return 1;
+}
+
+static inline const char* packed_isal_error_(int result) {
+    return result == ISAL_INVALID_WRAPPER      ? "incorrect header"
+           : result == ISAL_UNSUPPORTED_METHOD ? "unknown method"
+           : result == ISAL_INCORRECT_CHECKSUM ? "incorrect checksum"
+           : result == ISAL_NEED_DICT          ? "a dictionary is wanted"
+                                               : "invalid data";
+}
+
+// Unpacks what goes into out; sets *got to its bytes and moves file->at.
+static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
+    struct inflate_state* stream = file->gzip;
+    const uint32_t most = (uint32_t)(room < UINT32_MAX ? room : UINT32_MAX);
+    stream->next_in = file->packed + file->at;
+    stream->avail_in = (uint32_t)(file->end - file->at);
+    stream->next_out = (uint8_t*)out;
+    stream->avail_out = most;
+    const int result = isal_inflate(stream);
+    if (result != ISAL_DECOMP_OK && result != ISAL_END_INPUT) {
+        return error_set(file->error, file->path, "damaged, or no gzip data, in its first %llu bytes: %s",
+                         (unsigned long long)file->read_bytes, packed_isal_error_(result));
+    }
+    *got = most - stream->avail_out;
+    file->is_inside = file->end - file->at > stream->avail_in || *got > 0 ? 1 : file->is_inside;
+    file->at = file->end - stream->avail_in;
+    if (stream->block_state == ISAL_BLOCK_FINISH) {
+        file->is_inside = 0;
+        file->has_member = 1;
+        packed_begin_member_(file);
+    }
+    return 1;
+}
+
+static inline void packed_close_gzip_(PackedFile* file) { free(file->gzip); }
+#elif defined(HAVE_ZLIB)
+static inline int packed_open_gzip_(PackedFile* file) {
+    const int gzip_only = 16; // no zlib or raw format, the largest window
+    CHECK(inflateInit2(&file->gzip, MAX_WBITS + gzip_only) == Z_OK, "%s: no memory to unpack gzip",
+          file->path);
+    return 1;
+}
+
+// Unpacks what goes into out; sets *got to its bytes and moves file->at.
+static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
+    z_stream* stream = &file->gzip;
+    const uInt most = (uInt)(room < UINT_MAX ? room : UINT_MAX);
+    stream->next_in = file->packed + file->at;
+    stream->avail_in = (uInt)(file->end - file->at);
+    stream->next_out = (Bytef*)out;
+    stream->avail_out = most;
+    const int result = inflate(stream, Z_NO_FLUSH);
+    CHECK(result != Z_MEM_ERROR, "%s: no memory to unpack gzip", file->path);
+    if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) { // Z_BUF_ERROR: nothing to do
+        return error_set(file->error, file->path, "damaged, or no gzip data, in its first %llu bytes: %s",
+                         (unsigned long long)file->read_bytes,
+                         stream->msg ? stream->msg : "a dictionary is wanted");
+    }
+    *got = most - stream->avail_out;
+    file->is_inside = file->end - file->at > stream->avail_in || *got > 0 ? 1 : file->is_inside;
+    file->at = file->end - stream->avail_in;
+    if (result == Z_STREAM_END) {
+        file->is_inside = 0;
+        file->has_member = 1;
+        inflateReset(stream);
+    }
+    return 1;
+}
+
+static inline void packed_close_gzip_(PackedFile* file) { inflateEnd(&file->gzip); }
+#else
+static inline int packed_open_gzip_(PackedFile* file) {
+    return error_set(file->error, file->path,
+                     "built without zlib: install zlib1g-dev or libisal-dev and rebuild");
+}
+static inline int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
+    (void)out, (void)room, (void)got;
+    return packed_open_gzip_(file);
+}
+static inline void packed_close_gzip_(PackedFile* file) { (void)file; }
+#endif
+
+// ---- Zstandard
+
+#ifdef HAVE_ZSTD
+static inline int packed_open_zstd_(PackedFile* file) {
+    file->zstd = ZSTD_createDStream();
+    CHECK(file->zstd &&
+              !ZSTD_isError(ZSTD_DCtx_setParameter(file->zstd, ZSTD_d_windowLogMax, PACKED_ZSTD_WINDOW)),
+          "%s: no memory to unpack Zstandard", file->path);
+    return 1;
+}
+
+static inline int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* got) {
+    ZSTD_inBuffer input = {file->packed + file->at, file->end - file->at, 0};
+    ZSTD_outBuffer output = {out, room, 0};
+    const size_t result = ZSTD_decompressStream(file->zstd, &output, &input);
+    if (ZSTD_isError(result)) {
+        return error_set(file->error, file->path,
+                         "damaged, or no Zstandard data, in its first %llu bytes: %s",
+                         (unsigned long long)file->read_bytes, ZSTD_getErrorName(result));
+    }
+    *got = output.pos;
+    file->at += input.pos;
+    if (input.pos > 0 || output.pos > 0) { // else it only says what it would like to read
+        file->is_inside = result != 0;
+    }
+    return 1;
+}
+
+static inline void packed_close_zstd_(PackedFile* file) { ZSTD_freeDStream(file->zstd); }
+#else
+static inline int packed_open_zstd_(PackedFile* file) {
+    return error_set(file->error, file->path, "built without zstd: install libzstd-dev and rebuild");
+}
+static inline int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* got) {
+    (void)out, (void)room, (void)got;
+    return packed_open_zstd_(file);
+}
+static inline void packed_close_zstd_(PackedFile* file) { (void)file; }
+#endif
+
+// ---- use
+
+// Reads bytes of the file itself.
+static inline int packed_fetch_(PackedFile* file, void* buffer, size_t room, size_t* got) {
+    ssize_t n;
+    do {
+        n = read(file->fd, buffer, room);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0) {
+        return error_set(file->error, file->path, "cannot read: %s", strerror(errno));
+    }
+    *got = (size_t)n;
+    file->read_bytes += (uint64_t)n;
+    return 1;
+}
+
+// After success it is to be closed.
+static inline int packed_open(PackedFile* file, const char* path, char* error) {
+    const int is_stdin = strcmp(path, "-") == 0;
+    struct stat info;
+    memset(file, 0, sizeof(*file));
+    file->path = is_stdin ? "standard input" : path;
+    file->error = error;
+    file->kind = packed_kind(path);
+    file->fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (file->fd < 0 || fstat(file->fd, &info) != 0) {
+        return error_set(error, path, "cannot open: %s", strerror(errno));
+    }
+    const int ok = S_ISDIR(info.st_mode)       ? error_set(error, path, "a directory, wanted a file")
+                   : file->kind == PACKED_GZIP ? packed_open_gzip_(file)
+                   : file->kind == PACKED_ZSTD ? packed_open_zstd_(file)
+                                               : 1;
+    if (!ok) {
+        close(file->fd);
+    } else if (file->kind != PACKED_NOT) {
+        file->packed = (unsigned char*)check_alloc(PACKED_BUFFER_, 1, path);
+    }
+    return ok;
+}
+
+static inline void packed_close(PackedFile* file) {
+    if (file->kind == PACKED_GZIP) {
+        packed_close_gzip_(file);
+    } else if (file->kind == PACKED_ZSTD) {
+        packed_close_zstd_(file);
+    }
+    free(file->packed);
+    if (file->fd != STDIN_FILENO) {
+        close(file->fd);
+    }
+    memset(file, 0, sizeof(*file));
+}
+
+// Steps over zeros behind a member of gzip: nothing else may follow them.
+static inline int packed_skip_zeros_(PackedFile* file) {
+    while (file->at < file->end && file->packed[file->at] == 0) {
+        file->at++;
+        file->is_padded = 1;
+    }
+    return !file->is_padded || file->at == file->end ||
+           error_set(file->error, file->path,
+                     "damaged: zeros, and something else behind them, in its first "
+                     "%llu bytes",
+                     (unsigned long long)file->read_bytes);
+}
+
+// Unpacks some more. *got is 0 only at the end of the file.
+static inline int packed_unpack_(PackedFile* file, void* buffer, size_t room, size_t* got) {
+    for (*got = 0; *got == 0;) {
+        if (file->at == file->end && !file->has_more) {
+            file->at = 0;
+            if (!packed_fetch_(file, file->packed, PACKED_BUFFER_, &file->end)) {
+                return 0;
+            }
+            if (file->end == 0) {
+                return file->read_bytes > 0 && !file->is_inside
+                           ? 1
+                           : error_set(file->error, file->path, "truncated: its %s data has no end",
+                                       file->kind == PACKED_GZIP ? "gzip" : "Zstandard");
+            }
+        }
+        if (file->has_member && !file->is_inside) {
+            if (!packed_skip_zeros_(file)) {
+                return 0;
+            }
+            if (file->at == file->end) {
+                file->has_more = 0;
+                continue;
+            }
+        }
+        if (!(file->kind == PACKED_GZIP ? packed_step_gzip_ : packed_step_zstd_)(file, buffer, room, got)) {
+            return 0;
+        }
+        file->has_more = *got == room;
+    }
+    return 1;
+}
+
+// Sets the next bytes of the unpacked file and *got to their number: `bytes`, unless the file ends before.
+static inline int packed_read(PackedFile* file, void* buffer, size_t bytes, size_t* got) {
+    size_t done = 0, n = 1;
+    int ok = 1;
+    while (ok && n > 0 && done < bytes) {
+        ok = (file->kind == PACKED_NOT ? packed_fetch_ : packed_unpack_)(file, (char*)buffer + done,
+                                                                         bytes - done, &n);
+        done += ok ? n : 0;
+    }
+    *got = done;
+    return ok;
+}
+
+// Steps over so much of a file that is not packed, if it can be done without reading it.
+static inline int packed_seek_(PackedFile* file, uint64_t bytes) {
+    struct stat info;
+    const off_t at = lseek(file->fd, 0, SEEK_CUR);
+    if (file->kind != PACKED_NOT || at < 0 || fstat(file->fd, &info) != 0 || !S_ISREG(info.st_mode) ||
+        at > info.st_size || bytes > (uint64_t)(info.st_size - at)) {
+        return 0;
+    }
+    file->read_bytes += bytes;
+    return lseek(file->fd, (off_t)bytes, SEEK_CUR) >= 0;
+}
+
+// Steps over as many bytes of the unpacked file. It is an error if the file ends before.
+static inline int packed_skip(PackedFile* file, uint64_t bytes) {
+    char waste[1 << 14];
+    if (packed_seek_(file, bytes)) {
+        return 1;
+    }
+    while (bytes > 0) {
+        size_t got;
+        if (!packed_read(file, waste, bytes < sizeof(waste) ? (size_t)bytes : sizeof(waste), &got)) {
+            return 0;
+        }
+        if (got == 0) {
+            return error_set(file->error, file->path, "ends %llu bytes before the wanted place",
+                             (unsigned long long)bytes);
+        }
+        bytes -= got;
+    }
+    return 1;
+}
+
+#endif

@@ -1,0 +1,1168 @@
+/*
+parquet.h -- the texts of one column of a Parquet file, as pyarrow, polars, DuckDB and parquet-rs write them.
+
+    Parquet file;
+    const char* text;
+    size_t bytes;
+    parquet_open(&file, "000_00000.parquet", "text");
+    while (parquet_next(&file, &text, &bytes)) { ... }
+    parquet_close(&file);
+
+The file: "PAR1", pages, footer, u32 bytes of the footer, "PAR1". The footer and the headers of the pages are
+structs in Thrift's compact protocol. The rows are cut into row groups; in each a column is one run of pages,
+of which the first may be a dictionary. A page is a header, the definition levels of a column that may be null
+(0: null, 1: a value), and the values:
+
+    PLAIN                      u32 bytes, then these bytes, for each value
+    RLE_DICTIONARY             u8 width, then runs of indices into the dictionary, which is PLAIN
+    DELTA_LENGTH_BYTE_ARRAY    the lengths of all, then the bytes of all
+    DELTA_BYTE_ARRAY           how much of the value before each begins with, then the rest as above
+
+github.com/apache/parquet-format: README, Encodings, Compression, src/main/thrift/parquet.thrift.
+
+Read are top-level columns of strings, required or optional; both versions of pages; pages as they are, or
+compressed by GZIP, ZSTD or SNAPPY where the program was built with HAVE_ZLIB, HAVE_ZSTD, HAVE_SNAPPY. One
+page and its dictionary are in memory at a time. A null is no text and is left out; an empty string is one.
+
+Nothing in the file is trusted: every number is checked before it is used, and what a page holds must be used
+up when its rows are. Checksums of pages, where the writer made them, are verified with HAVE_ZLIB. A reader
+that must go on where a file is damaged takes the _try_ functions, which leave the message in `error`; the
+others end the program with it. Little-endian machines only.
+
+Speed: one core of a Sapphire Rapids Xeon, 185 MB of English in texts of 3 kB: 1300 MB/s of text uncompressed,
+640 ZSTD, 300 SNAPPY, 140 GZIP, in 19 MiB of memory; pyarrow 26 on one thread 450, 630, 300 and 150.
+
+defines: Parquet, parquet_try_open, parquet_open, parquet_rows, parquet_try_next, parquet_next, parquet_close
+*/
+#ifndef LLMC_PARQUET_H
+#define LLMC_PARQUET_H
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifdef HAVE_ZLIB
+#include <zlib.h>
+#endif
+#ifdef HAVE_ZSTD
+#include <zstd.h>
+#endif
+#ifdef HAVE_SNAPPY
+#include <snappy-c.h>
+#endif
+
+#include "llmc/base/check.h"
+#include "llmc/data/thrift.h"
+
+// ---- numbers
+
+// A little-endian number of up to 4 bytes.
+static inline uint32_t parquet_fixed_(ThriftReader* in, size_t count) {
+    const unsigned char* bytes = thrift_take(in, count);
+    uint32_t value = 0;
+    if (bytes) {
+        memcpy(&value, bytes, count);
+    }
+    return value;
+}
+
+// The next `width` bits, up to 64, lowest first; *bit of the bits of *in->at are used.
+static inline uint64_t parquet_bits_(ThriftReader* in, int* bit, int width) {
+    uint64_t value = 0;
+    for (int have = 0; have < width;) {
+        if (in->at == in->end) {
+            thrift_wrong(in, "the packed numbers end too early");
+            return 0;
+        }
+        const int count = 8 - *bit < width - have ? 8 - *bit : width - have;
+        value |= (uint64_t)(*in->at >> *bit & ((1 << count) - 1)) << have;
+        have += count;
+        *bit += count;
+        in->at += *bit / 8;
+        *bit %= 8;
+    }
+    return value;
+}
+
+// ---- runs of small numbers: definition levels, indices into the dictionary
+
+// Each run is a varint 2n and one number, n times, or a varint 2n + 1 and 8n numbers packed as bits.
+typedef struct {
+    ThriftReader bytes;
+    int width; // bits of a number, up to 32
+    int bit;   // used of the byte at bytes.at, in a packed run
+    int is_packed;
+    uint64_t left; // in this run
+    uint32_t value;
+} ParquetRuns_;
+
+static inline ParquetRuns_ parquet_runs_(ThriftReader bytes, int width) {
+    ParquetRuns_ runs;
+    memset(&runs, 0, sizeof(runs));
+    runs.bytes = bytes;
+    runs.width = width;
+    if (width > 32) {
+        thrift_wrong(&runs.bytes, "indices have more than 32 bits");
+    }
+    return runs;
+}
+
+static inline uint32_t parquet_runs_next_(ParquetRuns_* runs) {
+    while (runs->left == 0 && !runs->bytes.wrong) {
+        const uint64_t header = thrift_varint(&runs->bytes);
+        runs->is_packed = header & 1;
+        runs->left = (header >> 1) * (runs->is_packed ? 8 : 1);
+        runs->bit = 0;
+        if (header > UINT32_MAX) {
+            thrift_wrong(&runs->bytes, "a run is too long");
+        } else if (!runs->is_packed) {
+            runs->value = parquet_fixed_(&runs->bytes, ((size_t)runs->width + 7) / 8);
+        }
+    }
+    runs->left--;
+    return runs->is_packed ? (uint32_t)parquet_bits_(&runs->bytes, &runs->bit, runs->width) : runs->value;
+}
+
+// ---- DELTA_BINARY_PACKED: lengths
+
+// Varints: numbers in a block, miniblocks in a block, numbers in all, the first number. Then blocks: the
+// smallest difference, the width of each miniblock as a byte, and the miniblocks: differences less the
+// smallest, packed. The last block has only the miniblocks that it needs. Sums wrap at 32 bits.
+typedef struct {
+    ThriftReader bytes;
+    uint64_t left;                            // numbers not read yet, with `next`
+    uint32_t next;                            // number
+    uint32_t smallest;                        // difference
+    uint64_t miniblocks;                      // in a block
+    uint64_t numbers;                         // in a miniblock
+    const unsigned char *widths, *widths_end; // of the miniblocks of this block that have not begun
+    uint64_t in_miniblock;                    // numbers left in this one
+    const unsigned char* miniblock_end;
+    int width, bit;
+} ParquetDeltas_;
+
+// Leaves only nothing where there is nothing: a page of nulls may have no header.
+static inline ParquetDeltas_ parquet_deltas_(ThriftReader bytes) {
+    ParquetDeltas_ deltas;
+    memset(&deltas, 0, sizeof(deltas));
+    deltas.bytes = bytes;
+    deltas.miniblock_end = bytes.at;
+    if (bytes.at == bytes.end) {
+        return deltas;
+    }
+    ThriftReader* in = &deltas.bytes;
+    const uint64_t block = thrift_varint(in);
+    deltas.miniblocks = thrift_varint(in);
+    deltas.left = thrift_varint(in);
+    deltas.next = (uint32_t)thrift_zigzag(in);
+    deltas.miniblock_end = in->at;
+    if (block == 0 || block > INT32_MAX || deltas.miniblocks == 0 || deltas.miniblocks > block ||
+        block % deltas.miniblocks || block / deltas.miniblocks % 8 || deltas.left > INT32_MAX) {
+        thrift_wrong(in, "lengths have a header that cannot be");
+        deltas.left = 0;
+        return deltas;
+    }
+    deltas.numbers = block / deltas.miniblocks;
+    return deltas;
+}
+
+static inline void parquet_deltas_miniblock_(ParquetDeltas_* deltas) {
+    ThriftReader* in = &deltas->bytes;
+    if (deltas->widths == deltas->widths_end) {
+        deltas->smallest = (uint32_t)thrift_zigzag(in);
+        deltas->widths = thrift_take(in, deltas->miniblocks);
+        if (!deltas->widths) {
+            deltas->widths_end = NULL;
+            return;
+        }
+        deltas->widths_end = deltas->widths + deltas->miniblocks;
+    }
+    deltas->width = *deltas->widths++;
+    deltas->bit = 0;
+    deltas->in_miniblock = deltas->numbers;
+    const uint64_t bytes = deltas->numbers / 8 * (uint64_t)deltas->width;
+    if (deltas->width > 64 || bytes > thrift_left(in)) {
+        thrift_wrong(in, "lengths end too early");
+        return;
+    }
+    deltas->miniblock_end = in->at + bytes;
+}
+
+static inline uint32_t parquet_deltas_next_(ParquetDeltas_* deltas) {
+    const uint32_t number = deltas->next;
+    if (deltas->left == 0 || deltas->bytes.wrong) {
+        return (uint32_t)thrift_wrong(&deltas->bytes, "there are fewer lengths than values");
+    }
+    if (--deltas->left == 0) {
+        return number;
+    }
+    if (deltas->in_miniblock == 0) {
+        parquet_deltas_miniblock_(deltas);
+    }
+    if (!deltas->bytes.wrong) {
+        deltas->in_miniblock--;
+        deltas->next +=
+            deltas->smallest + (uint32_t)parquet_bits_(&deltas->bytes, &deltas->bit, deltas->width);
+    }
+    return number;
+}
+
+// What follows the numbers: found by going through them all.
+static inline ThriftReader parquet_deltas_rest_(ParquetDeltas_ deltas) {
+    while (deltas.left && !deltas.bytes.wrong) {
+        parquet_deltas_next_(&deltas);
+    }
+    if (!deltas.bytes.wrong) {
+        deltas.bytes.at = deltas.miniblock_end;
+    }
+    return deltas.bytes;
+}
+
+// ---- an open file
+
+enum { // parquet.thrift
+    PARQUET_BYTE_ARRAY_ = 6,
+    PARQUET_REQUIRED_ = 0,
+    PARQUET_OPTIONAL_ = 1,
+    PARQUET_PAGE_V1_ = 0,
+    PARQUET_PAGE_DICTIONARY_ = 2,
+    PARQUET_PAGE_V2_ = 3,
+    PARQUET_NO_PAGE_ = -1,
+    PARQUET_PLAIN_ = 0,
+    PARQUET_PLAIN_DICTIONARY_ = 2,
+    PARQUET_RLE_ = 3,
+    PARQUET_DELTA_LENGTH_ = 6,
+    PARQUET_DELTA_BYTES_ = 7,
+    PARQUET_RLE_DICTIONARY_ = 8,
+    PARQUET_UNCOMPRESSED_ = 0,
+    PARQUET_SNAPPY_ = 1,
+    PARQUET_GZIP_ = 2,
+    PARQUET_ZSTD_ = 6,
+};
+
+// A column in a row group.
+typedef struct {
+    uint64_t rows;
+    uint64_t begin, end; // of its pages in the file
+    int codec;
+} ParquetChunk_;
+
+typedef struct {
+    unsigned char* data;
+    size_t capacity;
+} ParquetBuffer_;
+
+typedef struct {
+    const unsigned char* text;
+    size_t bytes;
+} ParquetText_;
+
+typedef struct {
+    char *path, *column;
+    int fd;
+    uint64_t bytes; // of the file
+    int optional;   // whether the column may be null
+    uint64_t rows;
+    ParquetChunk_* chunks; // of the column, by row group
+    size_t num_chunks;
+
+    // where we are
+    size_t group, page;     // being read: the row group, and its pages with the one that we are in
+    uint64_t at;            // where the next page begins, 0 where the row group has not begun
+    uint64_t rows_in_group; // not in a page yet
+    uint64_t rows_in_page;  // not read yet
+
+    // the page
+    int encoding;
+    ParquetRuns_ levels, indices;
+    ParquetDeltas_ prefixes, lengths;
+    ThriftReader values;
+    size_t text_bytes; // of the last value, in `text`: DELTA_BYTE_ARRAY
+    ParquetText_* dictionary;
+    size_t num_dictionary;
+    ParquetBuffer_ stored, plain, dictionary_plain, text;
+
+    char error[ERROR_BYTES];
+} Parquet;
+
+static inline char* parquet_copy_(const char* string) {
+    char* copy = strdup(string);
+    CHECK(copy, "no memory for a name");
+    return copy;
+}
+
+// Room for `bytes`; what was in the buffer is lost.
+static inline unsigned char* parquet_reserve_(const Parquet* p, ParquetBuffer_* buffer, size_t bytes) {
+    if (!buffer->data || buffer->capacity < bytes) {
+        free(buffer->data);
+        buffer->data = (unsigned char*)malloc(bytes ? bytes : 1);
+        buffer->capacity = bytes;
+        CHECK(buffer->data, "%s: no memory for a page of %zu bytes", p->path, bytes);
+    }
+    return buffer->data;
+}
+
+// Reads a part of the file into `buffer`, which must lie in the file. The last argument of errors is where.
+static inline int parquet_read_(Parquet* p, ParquetBuffer_* buffer, uint64_t at, size_t bytes) {
+    unsigned char* data = parquet_reserve_(p, buffer, bytes);
+    assert(at <= p->bytes && bytes <= p->bytes - at);
+    for (size_t have = 0; have < bytes;) {
+        const ssize_t n = pread(p->fd, data + have, bytes - have, (off_t)(at + have));
+        if (n > 0) {
+            have += (size_t)n;
+        } else if (n == 0 || errno != EINTR) {
+            return error_set(p->error, p->path, "byte %llu: cannot read: %s", (unsigned long long)(at + have),
+                             n == 0 ? "the file became shorter" : strerror(errno));
+        }
+    }
+    return 1;
+}
+
+static inline const char* parquet_codec_name_(int codec) {
+    static const char* const names[] = {"UNCOMPRESSED", "SNAPPY", "GZIP", "LZO",
+                                        "BROTLI",       "LZ4",    "ZSTD", "LZ4_RAW"};
+    return 0 <= codec && codec < 8 ? names[codec] : "an unknown codec";
+}
+
+// The Debian package without which the program was built and cannot read a codec, or NULL.
+static inline const char* parquet_codec_package_(int codec) {
+#ifndef HAVE_ZLIB
+    if (codec == PARQUET_GZIP_) {
+        return "zlib1g-dev";
+    }
+#endif
+#ifndef HAVE_ZSTD
+    if (codec == PARQUET_ZSTD_) {
+        return "libzstd-dev";
+    }
+#endif
+#ifndef HAVE_SNAPPY
+    if (codec == PARQUET_SNAPPY_) {
+        return "libsnappy-dev";
+    }
+#endif
+    (void)codec;
+    return NULL;
+}
+
+// ---- the footer
+
+// One element of the schema; -1: not there.
+typedef struct {
+    ThriftReader name;
+    int64_t type, repetition, children, converted;
+    int logical;
+} ParquetElement_;
+
+static inline ParquetElement_ parquet_element_(ThriftReader* in) {
+    ParquetElement_ element = {thrift_reader(in->at, 0), -1, -1, 0, -1, -1};
+    ThriftField field = {0, 0}, logical = {0, 0};
+    while (thrift_field(in, &field)) {
+        switch (field.id) {
+        case 1:
+            element.type = thrift_number(in, field);
+            break;
+        case 3:
+            element.repetition = thrift_number(in, field);
+            break;
+        case 4:
+            element.name = thrift_string(in, field.type);
+            break;
+        case 5:
+            element.children = thrift_number(in, field);
+            break;
+        case 6:
+            element.converted = thrift_number(in, field);
+            break;
+        case 10: // a union: a struct with one field, whose number says which type
+            if (field.type != THRIFT_STRUCT) {
+                thrift_wrong(in, "a logical type is no struct");
+            }
+            while (thrift_field(in, &logical)) {
+                element.logical = logical.id;
+                thrift_skip(in, logical);
+            }
+            break;
+        default:
+            thrift_skip(in, field);
+        }
+    }
+    if (element.children < 0 || element.children > INT32_MAX) {
+        thrift_wrong(in, "a group in the schema has an impossible number of children");
+    }
+    return element;
+}
+
+// Bytes without a type of their own were written by old programs that meant strings.
+static inline int parquet_is_text_(const ParquetElement_* element) {
+    const int64_t converted = element->converted; // 0 UTF8, 4 ENUM, 19 JSON
+    const int logical = element->logical;         // 1 STRING, 4 ENUM, 12 JSON
+    return element->type == PARQUET_BYTE_ARRAY_ && element->children == 0 &&
+           (element->repetition == PARQUET_REQUIRED_ || element->repetition == PARQUET_OPTIONAL_) &&
+           (converted == -1 || converted == 0 || converted == 4 || converted == 19) &&
+           (logical == -1 || logical == 1 || logical == 4 || logical == 12);
+}
+
+// What stands in the way of reading a column as text.
+static inline const char* parquet_type_name_(const ParquetElement_* element) {
+    static const char* const names[] = {"BOOLEAN", "INT32",  "INT64",           "INT96",
+                                        "FLOAT",   "DOUBLE", "annotated bytes", "FIXED_LEN_BYTE_ARRAY"};
+    return element->children > 0                                                                  ? "nested"
+           : element->repetition != PARQUET_REQUIRED_ && element->repetition != PARQUET_OPTIONAL_ ? "repeated"
+           : 0 <= element->type && element->type < 8 ? names[element->type]
+                                                     : "of an unknown type";
+}
+
+typedef struct {
+    int found;
+    ParquetElement_ element; // the column of this name
+    size_t leaf;             // its index among the columns of a row group
+    size_t leaves;
+    char texts[512]; // names of the columns that could be read, for errors
+} ParquetSchema_;
+
+// One that stands at the top.
+static inline void parquet_column_(const Parquet* p, ParquetSchema_* schema, const ParquetElement_* element) {
+    const size_t bytes = thrift_left(&element->name), used = strlen(schema->texts);
+    const char* name = (const char*)element->name.at;
+    if (!schema->found && bytes == strlen(p->column) && memcmp(name, p->column, bytes) == 0) {
+        schema->found = 1;
+        schema->element = *element;
+        schema->leaf = schema->leaves;
+    }
+    if (parquet_is_text_(element)) {
+        snprintf(schema->texts + used, sizeof(schema->texts) - used, "%s%.*s", used ? ", " : "",
+                 (int)(bytes < 64 ? bytes : 64), name);
+    }
+    for (char* c = schema->texts + used; *c; c++) { // it is printed
+        *c = *c == 0x7F || (unsigned char)*c < ' ' ? '?' : *c;
+    }
+}
+
+// The elements come depth first, each with the number of its children; the first is the root.
+static inline void parquet_schema_(const Parquet* p, ThriftReader* in, ThriftField field,
+                                   ParquetSchema_* schema) {
+    const size_t count = thrift_list(in, field, THRIFT_STRUCT);
+    uint64_t inside = 0; // elements left of the group at the top that we are in
+    parquet_element_(in);
+    for (size_t i = 1; i < count && !in->wrong; i++) {
+        const ParquetElement_ element = parquet_element_(in);
+        if (inside == 0) {
+            parquet_column_(p, schema, &element);
+        } else {
+            inside--;
+        }
+        inside += (uint64_t)element.children;
+        schema->leaves += element.children == 0;
+    }
+    if (inside) {
+        thrift_wrong(in, "the schema ends inside of a group");
+    }
+}
+
+static inline int parquet_check_column_(Parquet* p, const ParquetSchema_* schema) {
+    const char* texts = schema->texts[0] ? schema->texts : "none";
+    if (!schema->found) {
+        return error_set(p->error, p->path, "no column \"%.200s\"; its columns of text: %s", p->column,
+                         texts);
+    }
+    if (!parquet_is_text_(&schema->element)) {
+        return error_set(p->error, p->path, "column \"%.200s\" is %s, wanted text; its columns of text: %s",
+                         p->column, parquet_type_name_(&schema->element), texts);
+    }
+    p->optional = schema->element.repetition == PARQUET_OPTIONAL_;
+    return 1;
+}
+
+// The metadata of a column in a row group; -1: not there.
+typedef struct {
+    int64_t type, codec, values, bytes, data_at, dictionary_at;
+    int elsewhere;  // in another file
+    int other_name; // than the column that was asked for
+} ParquetMeta_;
+
+// The path is the names from the top to the column: here one.
+static inline int parquet_is_path_(const Parquet* p, ThriftReader* in, ThriftField field) {
+    const size_t count = thrift_list(in, field, THRIFT_STRING);
+    int same = count == 1;
+    for (size_t i = 0; i < count && !in->wrong; i++) {
+        const ThriftReader name = thrift_string(in, THRIFT_STRING);
+        same = same && thrift_left(&name) == strlen(p->column) &&
+               memcmp(name.at, p->column, thrift_left(&name)) == 0;
+    }
+    return same;
+}
+
+static inline void parquet_meta_(const Parquet* p, ThriftReader* in, ParquetMeta_* meta) {
+    ThriftField field = {0, 0};
+    while (thrift_field(in, &field)) {
+        switch (field.id) {
+        case 1:
+            meta->type = thrift_number(in, field);
+            break;
+        case 3:
+            meta->other_name = !parquet_is_path_(p, in, field);
+            break;
+        case 4:
+            meta->codec = thrift_number(in, field);
+            break;
+        case 5:
+            meta->values = thrift_number(in, field);
+            break;
+        case 7:
+            meta->bytes = thrift_number(in, field);
+            break;
+        case 9:
+            meta->data_at = thrift_number(in, field);
+            break;
+        case 11:
+            meta->dictionary_at = thrift_number(in, field);
+            break;
+        default:
+            thrift_skip(in, field);
+        }
+    }
+}
+
+// The columns of a row group.
+static inline void parquet_metas_(const Parquet* p, ThriftReader* in, ThriftField field, size_t leaf,
+                                  ParquetMeta_* meta) {
+    const size_t count = thrift_list(in, field, THRIFT_STRUCT);
+    for (size_t i = 0; i < count && !in->wrong; i++) {
+        ThriftField inner = {0, 0};
+        while (thrift_field(in, &inner)) {
+            if (i == leaf && inner.id == 3 && inner.type == THRIFT_STRUCT) {
+                parquet_meta_(p, in, meta);
+            } else {
+                meta->elsewhere |= i == leaf && inner.id == 1;
+                thrift_skip(in, inner);
+            }
+        }
+    }
+}
+
+// What the footer says of the column in a row group, where it holds together; `footer_at` ends the pages.
+static inline int parquet_chunk_(Parquet* p, const ParquetMeta_* meta, uint64_t rows, uint64_t footer_at) {
+    const size_t group = p->num_chunks;
+    const uint64_t data_at = (uint64_t)meta->data_at, dictionary_at = (uint64_t)meta->dictionary_at;
+    const uint64_t begin = meta->dictionary_at > 0 && dictionary_at < data_at ? dictionary_at : data_at;
+    const char* package = parquet_codec_package_((int)meta->codec);
+    if (meta->elsewhere || meta->other_name || meta->type != PARQUET_BYTE_ARRAY_) {
+        return error_set(p->error, p->path, "row group %zu: column \"%.200s\" %s", group, p->column,
+                         meta->elsewhere    ? "is in another file"
+                         : meta->other_name ? "has another name than in the schema"
+                         : meta->type == -1 ? "has no metadata: encrypted or damaged"
+                                            : "has another type than in the schema");
+    }
+    if (package) {
+        return error_set(p->error, p->path,
+                         "column \"%.200s\" is compressed by %s: built without it: install %s and rebuild",
+                         p->column, parquet_codec_name_((int)meta->codec), package);
+    }
+    if (meta->codec != PARQUET_UNCOMPRESSED_ && meta->codec != PARQUET_SNAPPY_ &&
+        meta->codec != PARQUET_GZIP_ && meta->codec != PARQUET_ZSTD_) {
+        return error_set(
+            p->error, p->path,
+            "column \"%.200s\" is compressed by %s (%lld), wanted UNCOMPRESSED, SNAPPY, GZIP or ZSTD",
+            p->column, parquet_codec_name_((int)meta->codec), (long long)meta->codec);
+    }
+    if (meta->values < 0 || (uint64_t)meta->values != rows) {
+        return error_set(p->error, p->path,
+                         "row group %zu: %lld values, wanted one for each of its %llu rows", group,
+                         (long long)meta->values, (unsigned long long)rows);
+    }
+    if (begin < 4 || begin > footer_at || meta->bytes < 0 || (uint64_t)meta->bytes > footer_at - begin) {
+        return error_set(p->error, p->path,
+                         "row group %zu: %lld bytes of pages at byte %llu, in a file of %llu: damaged", group,
+                         (long long)meta->bytes, (unsigned long long)begin, (unsigned long long)p->bytes);
+    }
+    const ParquetChunk_ chunk = {rows, begin, begin + (uint64_t)meta->bytes, (int)meta->codec};
+    p->chunks[p->num_chunks++] = chunk;
+    p->rows += rows;
+    return 1;
+}
+
+static inline int parquet_groups_(Parquet* p, ThriftReader* in, ThriftField field, size_t leaf,
+                                  uint64_t footer_at) {
+    const size_t count = thrift_list(in, field, THRIFT_STRUCT);
+    p->chunks = (ParquetChunk_*)check_alloc(count, sizeof(ParquetChunk_), p->path);
+    for (size_t i = 0; i < count && !in->wrong; i++) {
+        ParquetMeta_ meta = {-1, -1, -1, -1, -1, -1, 0, 0};
+        ThriftField inner = {0, 0};
+        int64_t rows = -1;
+        while (thrift_field(in, &inner)) {
+            if (inner.id == 1) {
+                parquet_metas_(p, in, inner, leaf, &meta);
+            } else if (inner.id == 3) {
+                rows = thrift_number(in, inner);
+            } else {
+                thrift_skip(in, inner);
+            }
+        }
+        if (rows < 0 || rows > INT64_MAX / 2 - (int64_t)p->rows) {
+            thrift_wrong(in, "a row group has an impossible number of rows");
+        }
+        if (!in->wrong && rows > 0 && !parquet_chunk_(p, &meta, (uint64_t)rows, footer_at)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static inline int parquet_footer_(Parquet* p, ThriftReader in, uint64_t footer_at) {
+    ParquetSchema_ schema;
+    ThriftField field = {0, 0};
+    int64_t rows = -1;
+    int seen_schema = 0;
+    memset(&schema, 0, sizeof(schema));
+    while (thrift_field(&in, &field)) {
+        if (field.id == 2 && !seen_schema++) {
+            parquet_schema_(p, &in, field, &schema);
+            if (!in.wrong && !parquet_check_column_(p, &schema)) {
+                return 0;
+            }
+        } else if (field.id == 3) {
+            rows = thrift_number(&in, field);
+        } else if (field.id == 4 && seen_schema && !p->chunks) {
+            if (!parquet_groups_(p, &in, field, schema.leaf, footer_at)) {
+                return 0;
+            }
+        } else {
+            thrift_skip(&in, field);
+        }
+    }
+    if (!in.wrong && (!seen_schema || !p->chunks)) {
+        thrift_wrong(&in, "there are no schema and row groups");
+    }
+    if (in.wrong) {
+        return error_set(p->error, p->path, "damaged footer: %s", in.wrong);
+    }
+    if (rows < 0 || (uint64_t)rows != p->rows) {
+        return error_set(p->error, p->path, "damaged footer: %lld rows, but its row groups have %llu",
+                         (long long)rows, (unsigned long long)p->rows);
+    }
+    return 1;
+}
+
+// ---- opening
+
+static inline int parquet_open_file_(Parquet* p) {
+    struct stat info;
+    p->fd = open(p->path, O_RDONLY | O_CLOEXEC);
+    if (p->fd < 0 || fstat(p->fd, &info) != 0) {
+        return error_set(p->error, p->path, "cannot open: %s", strerror(errno));
+    }
+    if (!S_ISREG(info.st_mode)) {
+        return error_set(p->error, p->path, "not a regular file");
+    }
+    p->bytes = (uint64_t)info.st_size;
+    return 1;
+}
+
+static inline int parquet_parse_(Parquet* p) {
+    uint32_t footer_bytes;
+    if (p->bytes < 12) {
+        return error_set(p->error, p->path, "%llu bytes, wanted a Parquet file",
+                         (unsigned long long)p->bytes);
+    }
+    if (!parquet_read_(p, &p->stored, p->bytes - 8, 8)) {
+        return 0;
+    }
+    memcpy(&footer_bytes, p->stored.data, 4);
+    if (memcmp(p->stored.data + 4, "PARE", 4) == 0) {
+        return error_set(p->error, p->path, "an encrypted Parquet file, wanted a plain one");
+    }
+    if (memcmp(p->stored.data + 4, "PAR1", 4) != 0) {
+        return error_set(p->error, p->path, "does not end with PAR1: truncated, or not a Parquet file");
+    }
+    if (footer_bytes > p->bytes - 12) {
+        return error_set(p->error, p->path, "a footer of %u bytes in a file of %llu: damaged", footer_bytes,
+                         (unsigned long long)p->bytes);
+    }
+    const uint64_t footer_at = p->bytes - 8 - footer_bytes;
+    return parquet_read_(p, &p->stored, footer_at, footer_bytes) &&
+           parquet_footer_(p, thrift_reader(p->stored.data, footer_bytes), footer_at);
+}
+
+// Leaves the message in `error`.
+static inline void parquet_close(Parquet* p) {
+    if (p->fd >= 0) {
+        close(p->fd);
+    }
+    free(p->path);
+    free(p->column);
+    free(p->chunks);
+    free(p->dictionary);
+    free(p->stored.data);
+    free(p->plain.data);
+    free(p->dictionary_plain.data);
+    free(p->text.data);
+    memset(p, 0, offsetof(Parquet, error));
+    p->fd = -1;
+}
+
+// Opens a file and checks its footer. Returns 1; or 0, with the reason in p->error and nothing to close.
+static inline int parquet_try_open(Parquet* p, const char* path, const char* column) {
+    memset(p, 0, sizeof(*p));
+    p->encoding = PARQUET_NO_PAGE_;
+    p->path = parquet_copy_(path);
+    p->column = parquet_copy_(column);
+    const int ok = parquet_open_file_(p) && parquet_parse_(p);
+    if (!ok) {
+        parquet_close(p);
+    }
+    return ok;
+}
+
+static inline void parquet_open(Parquet* p, const char* path, const char* column) {
+    CHECK(parquet_try_open(p, path, column), "%s", p->error);
+}
+
+// Rows of the file, with those that are null.
+static inline uint64_t parquet_rows(const Parquet* p) { return p->rows; }
+
+// ---- decompressing: NULL, or what is wrong. `out` must be filled exactly.
+
+#ifdef HAVE_ZLIB
+// One or more members, each with its checksum.
+static inline const char* parquet_gunzip_(unsigned char* out, size_t out_bytes, const unsigned char* in,
+                                          size_t in_bytes) {
+    z_stream stream;
+    memset(&stream, 0, sizeof(stream));
+    CHECK(inflateInit2(&stream, 15 + 32) == Z_OK,
+          "no memory to read GZIP"); // 32: gzip or zlib, as some wrote
+    stream.next_in = (unsigned char*)in;
+    stream.avail_in = (unsigned)in_bytes;
+    stream.next_out = out;
+    stream.avail_out = (unsigned)out_bytes;
+    int status = inflate(&stream, Z_FINISH);
+    while (status == Z_STREAM_END && stream.avail_in > 0) {
+        status = inflateReset(&stream) == Z_OK ? inflate(&stream, Z_FINISH) : Z_STREAM_ERROR;
+    }
+    const int ok = status == Z_STREAM_END && stream.avail_out == 0;
+    inflateEnd(&stream);
+    return ok ? NULL : "its GZIP data are damaged";
+}
+#endif
+
+static inline const char* parquet_decompress_(int codec, unsigned char* out, size_t out_bytes,
+                                              const unsigned char* in, size_t in_bytes) {
+#ifdef HAVE_ZLIB
+    if (codec == PARQUET_GZIP_) {
+        return parquet_gunzip_(out, out_bytes, in, in_bytes);
+    }
+#endif
+#ifdef HAVE_ZSTD
+    if (codec == PARQUET_ZSTD_) {
+        return ZSTD_decompress(out, out_bytes, in, in_bytes) == out_bytes ? NULL
+                                                                          : "its ZSTD data are damaged";
+    }
+#endif
+#ifdef HAVE_SNAPPY
+    if (codec == PARQUET_SNAPPY_) {
+        size_t length = out_bytes;
+        const int ok = snappy_uncompress((const char*)in, in_bytes, (char*)out, &length) == SNAPPY_OK;
+        return ok && length == out_bytes ? NULL : "its SNAPPY data are damaged";
+    }
+#endif
+    (void)out, (void)out_bytes, (void)in, (void)in_bytes;
+    assert(codec == PARQUET_UNCOMPRESSED_); // parquet_chunk_ let no other pass
+    return "its data are compressed";
+}
+
+// The most bytes that a codec can make of one: a page that claims more is not given memory. SNAPPY copies 64
+// bytes by 3, DEFLATE 258 by 2 bits, ZSTD 128 KiB by 4 bytes.
+static inline uint64_t parquet_most_(int codec) {
+    return codec == PARQUET_SNAPPY_ ? 32 : codec == PARQUET_GZIP_ ? 1100 : codec == PARQUET_ZSTD_ ? 40000 : 1;
+}
+
+// ---- pages
+
+// The header; -1: not there.
+typedef struct {
+    int64_t type, bytes, stored_bytes, checksum;
+    int has_checksum;
+    int64_t values, encoding, level_encoding, level_bytes, repetition_bytes, is_compressed;
+} ParquetPage_;
+
+// An error of the page that is being read.
+__attribute__((format(printf, 2, 3))) static inline int parquet_fail_(Parquet* p, const char* format, ...) {
+    char message[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof(message), format, args);
+    va_end(args);
+    error_set(p->error, p->path, "row group %zu, page %zu: %s", p->group, p->page - 1, message);
+    return 0;
+}
+
+// The part of the header that is about pages of one type.
+static inline void parquet_page_part_(ThriftReader* in, ParquetPage_* page, int is_v2) {
+    ThriftField field = {0, 0};
+    while (thrift_field(in, &field)) {
+        int64_t* const number = field.id == 1                 ? &page->values
+                                : field.id == (is_v2 ? 4 : 2) ? &page->encoding
+                                : !is_v2                      ? (field.id == 3 ? &page->level_encoding : NULL)
+                                : field.id == 5               ? &page->level_bytes
+                                : field.id == 6               ? &page->repetition_bytes
+                                : field.id == 7               ? &page->is_compressed
+                                                              : NULL;
+        if (number) {
+            *number = thrift_number(in, field);
+        } else {
+            thrift_skip(in, field);
+        }
+    }
+}
+
+static inline ParquetPage_ parquet_page_header_(ThriftReader* in) {
+    ParquetPage_ page = {-1, -1, -1, 0, 0, -1, -1, -1, -1, -1, 1};
+    ThriftField field = {0, 0};
+    while (thrift_field(in, &field)) {
+        if ((field.id == 5 || field.id == 7 || field.id == 8) && field.type == THRIFT_STRUCT) {
+            parquet_page_part_(in, &page, field.id == 8);
+            continue;
+        }
+        switch (field.id) {
+        case 1:
+            page.type = thrift_number(in, field);
+            break;
+        case 2:
+            page.bytes = thrift_number(in, field);
+            break;
+        case 3:
+            page.stored_bytes = thrift_number(in, field);
+            break;
+        case 4:
+            page.checksum = thrift_number(in, field);
+            page.has_checksum = 1;
+            break;
+        default:
+            thrift_skip(in, field);
+        }
+    }
+    return page;
+}
+
+// Reads the header at p->at and steps behind it. Its length is not known before: statistics in it may be as
+// long as texts.
+static inline int parquet_read_header_(Parquet* p, uint64_t end, ParquetPage_* page) {
+    for (size_t bytes = 256;; bytes *= 16) {
+        const int all = bytes >= end - p->at;
+        bytes = all ? (size_t)(end - p->at) : bytes;
+        if (!parquet_read_(p, &p->stored, p->at, bytes)) {
+            return 0;
+        }
+        ThriftReader in = thrift_reader(p->stored.data, bytes);
+        *page = parquet_page_header_(&in);
+        if (!in.wrong) {
+            p->at += (uint64_t)(in.at - p->stored.data);
+            return 1;
+        }
+        if (all) {
+            return parquet_fail_(p, "damaged header: %s", in.wrong);
+        }
+    }
+}
+
+static inline int parquet_check_page_(Parquet* p, const ParquetPage_* page, const ParquetChunk_* chunk) {
+    const uint64_t stored = (uint64_t)page->stored_bytes, left = chunk->end - p->at;
+    if (page->stored_bytes < 0 || page->bytes < 0 || page->bytes > INT32_MAX || stored > left) {
+        return parquet_fail_(p, "%lld bytes, %lld when decompressed, in %llu bytes of pages: damaged",
+                             (long long)page->stored_bytes, (long long)page->bytes, (unsigned long long)left);
+    }
+    if ((uint64_t)page->bytes > (stored + 16) * parquet_most_(chunk->codec)) {
+        return parquet_fail_(p, "%lld bytes cannot become %lld by %s: damaged", (long long)page->stored_bytes,
+                             (long long)page->bytes, parquet_codec_name_(chunk->codec));
+    }
+    return 1;
+}
+
+#ifdef HAVE_ZLIB
+static inline int parquet_check_sum_(Parquet* p, const ParquetPage_* page) {
+    const uint32_t sum = (uint32_t)crc32(0, p->stored.data, (unsigned)page->stored_bytes);
+    if (page->has_checksum && sum != (uint32_t)page->checksum) {
+        return parquet_fail_(p, "checksum %08x, wanted %08x: damaged", sum, (uint32_t)page->checksum);
+    }
+    return 1;
+}
+#else
+static inline int parquet_check_sum_(Parquet* p, const ParquetPage_* page) { return (void)p, (void)page, 1; }
+#endif
+
+// The plain bytes of what is stored after the first `raw` bytes, which are never compressed.
+static inline ThriftReader parquet_plain_(const Parquet* p, const ParquetPage_* page, size_t raw,
+                                          ParquetBuffer_* buffer) {
+    const unsigned char* stored = p->stored.data + raw;
+    const size_t stored_bytes = (size_t)page->stored_bytes - raw, bytes = (size_t)page->bytes - raw;
+    const int codec = page->is_compressed ? p->chunks[p->group].codec : PARQUET_UNCOMPRESSED_;
+    ThriftReader plain = thrift_reader(parquet_reserve_(p, buffer, bytes), bytes);
+    const char* wrong = NULL;
+    if (codec != PARQUET_UNCOMPRESSED_) { // some writers make nothing of nothing
+        wrong = bytes ? parquet_decompress_(codec, buffer->data, bytes, stored, stored_bytes) : NULL;
+    } else if (stored_bytes == bytes) {
+        memcpy(buffer->data, stored, bytes);
+    } else {
+        wrong = "its two sizes differ, though it is not compressed";
+    }
+    if (wrong) {
+        thrift_wrong(&plain, wrong);
+    }
+    return plain;
+}
+
+static inline int parquet_dictionary_(Parquet* p, const ParquetPage_* page) {
+    if (p->dictionary) {
+        return parquet_fail_(p, "a second dictionary in the row group");
+    }
+    if (page->encoding != PARQUET_PLAIN_ && page->encoding != PARQUET_PLAIN_DICTIONARY_) {
+        return parquet_fail_(p, "a dictionary of encoding %lld, wanted PLAIN", (long long)page->encoding);
+    }
+    if (page->values < 0 || page->values > page->bytes / 4) { // each has a length of 4 bytes
+        return parquet_fail_(p, "a dictionary of %lld values in %lld bytes: damaged", (long long)page->values,
+                             (long long)page->bytes);
+    }
+    ThriftReader in = parquet_plain_(p, page, 0, &p->dictionary_plain);
+    p->num_dictionary = (size_t)page->values;
+    p->dictionary = (ParquetText_*)check_alloc(p->num_dictionary, sizeof(ParquetText_), p->path);
+    for (size_t i = 0; i < p->num_dictionary; i++) {
+        p->dictionary[i].bytes = parquet_fixed_(&in, 4);
+        p->dictionary[i].text = thrift_take(&in, p->dictionary[i].bytes);
+    }
+    if (in.wrong || in.at != in.end) {
+        return parquet_fail_(p, "damaged dictionary: %s",
+                             in.wrong ? in.wrong : "bytes behind its last value");
+    }
+    return 1;
+}
+
+// The definition levels of a page: `in` steps behind them.
+static inline int parquet_levels_(Parquet* p, const ParquetPage_* page, ThriftReader* in) {
+    if (page->level_encoding != PARQUET_RLE_) {
+        return parquet_fail_(p, "definition levels of encoding %lld, wanted RLE",
+                             (long long)page->level_encoding);
+    }
+    const uint32_t bytes = parquet_fixed_(in, 4);
+    const unsigned char* levels = thrift_take(in, bytes);
+    if (!levels) {
+        return parquet_fail_(p, "damaged definition levels: %s", in->wrong);
+    }
+    p->levels = parquet_runs_(thrift_reader(levels, bytes), 1);
+    return 1;
+}
+
+// Prepares to read the values, of which there may be none.
+static inline int parquet_values_(Parquet* p, ThriftReader in) {
+    p->values = in;
+    if (in.wrong) {
+        return parquet_fail_(p, "damaged: %s", in.wrong);
+    }
+    switch (p->encoding) {
+    case PARQUET_PLAIN_:
+        return 1;
+    case PARQUET_PLAIN_DICTIONARY_:
+    case PARQUET_RLE_DICTIONARY_:
+        if (!p->dictionary) {
+            return parquet_fail_(p, "indices without a dictionary");
+        }
+        if (in.at != in.end) {
+            const int width = (int)thrift_u8(&in);
+            p->indices = parquet_runs_(in, width);
+        } else {
+            p->indices = parquet_runs_(in, 0);
+        }
+        return 1;
+    case PARQUET_DELTA_LENGTH_:
+    case PARQUET_DELTA_BYTES_:
+        if (p->encoding == PARQUET_DELTA_BYTES_) {
+            p->prefixes = parquet_deltas_(in);
+            in = parquet_deltas_rest_(p->prefixes);
+        }
+        p->lengths = parquet_deltas_(in);
+        p->values = parquet_deltas_rest_(p->lengths);
+        parquet_reserve_(p, &p->text, thrift_left(&p->values)); // no value is longer than all suffixes
+        p->text_bytes = 0;
+        return p->values.wrong ? parquet_fail_(p, "damaged lengths: %s", p->values.wrong) : 1;
+    default:
+        return parquet_fail_(
+            p,
+            "encoding %d, wanted PLAIN (0), PLAIN_DICTIONARY (2), DELTA_LENGTH_BYTE_ARRAY (6), "
+            "DELTA_BYTE_ARRAY (7) or RLE_DICTIONARY (8)",
+            p->encoding);
+    }
+}
+
+static inline int parquet_page_v1_(Parquet* p, const ParquetPage_* page) {
+    ThriftReader in = parquet_plain_(p, page, 0, &p->plain);
+    return (!p->optional || parquet_levels_(p, page, &in)) && parquet_values_(p, in);
+}
+
+// The levels come first and are not compressed.
+static inline int parquet_page_v2_(Parquet* p, const ParquetPage_* page) {
+    const int64_t levels = page->level_bytes, skipped = page->repetition_bytes;
+    if (levels < 0 || skipped < 0 || levels > page->stored_bytes || skipped > page->stored_bytes - levels ||
+        levels + skipped > page->bytes) {
+        return parquet_fail_(p, "%lld and %lld bytes of levels in a page of %lld: damaged",
+                             (long long)skipped, (long long)levels, (long long)page->stored_bytes);
+    }
+    p->levels = parquet_runs_(thrift_reader(p->stored.data + skipped, (size_t)levels), 1);
+    return parquet_values_(p, parquet_plain_(p, page, (size_t)(levels + skipped), &p->plain));
+}
+
+static inline int parquet_page_data_(Parquet* p, const ParquetPage_* page) {
+    if (page->values < 0 || (uint64_t)page->values > p->rows_in_group) {
+        return parquet_fail_(p, "%lld values, where the row group has %llu left", (long long)page->values,
+                             (unsigned long long)p->rows_in_group);
+    }
+    p->encoding = (int)page->encoding;
+    p->rows_in_page = (uint64_t)page->values;
+    p->rows_in_group -= p->rows_in_page;
+    return page->type == PARQUET_PAGE_V1_ ? parquet_page_v1_(p, page) : parquet_page_v2_(p, page);
+}
+
+// Reads the page at p->at, whatever it is. Those of unknown types are to be stepped over.
+static inline int parquet_page_(Parquet* p) {
+    const ParquetChunk_* chunk = &p->chunks[p->group];
+    ParquetPage_ page;
+    if (p->at == chunk->end) {
+        return parquet_fail_(p, "not there: the row group ends with %llu rows missing",
+                             (unsigned long long)p->rows_in_group);
+    }
+    if (!parquet_read_header_(p, chunk->end, &page) || !parquet_check_page_(p, &page, chunk)) {
+        return 0;
+    }
+    const uint64_t begin = p->at;
+    p->at += (uint64_t)page.stored_bytes;
+    if (page.type != PARQUET_PAGE_V1_ && page.type != PARQUET_PAGE_V2_ &&
+        page.type != PARQUET_PAGE_DICTIONARY_) {
+        return 1;
+    }
+    return parquet_read_(p, &p->stored, begin, (size_t)page.stored_bytes) && parquet_check_sum_(p, &page) &&
+           (page.type == PARQUET_PAGE_DICTIONARY_ ? parquet_dictionary_ : parquet_page_data_)(p, &page);
+}
+
+// What is left of a page whose rows are read is a sign of damage. The format knows no padding; fastparquet
+// writes 8 zeros all the same.
+static inline int parquet_page_end_(Parquet* p) {
+    static const unsigned char zeros[8] = {0};
+    const int has_lengths = p->encoding == PARQUET_DELTA_LENGTH_ || p->encoding == PARQUET_DELTA_BYTES_;
+    const size_t left = has_lengths || p->encoding == PARQUET_PLAIN_ ? thrift_left(&p->values) : 0;
+    const int is_padding = left <= sizeof(zeros) && (left == 0 || memcmp(p->values.at, zeros, left) == 0);
+    if (!is_padding || (has_lengths && p->lengths.left > 0)) {
+        return parquet_fail_(p, "values are left when its rows are read: damaged");
+    }
+    p->encoding = PARQUET_NO_PAGE_;
+    return 1;
+}
+
+// Steps to the next page with rows: 1; 0 at the end of the file; -1: an error.
+static inline int parquet_next_page_(Parquet* p) {
+    while (p->rows_in_page == 0) {
+        if (!parquet_page_end_(p)) {
+            return -1;
+        }
+        if (p->at != 0 && p->rows_in_group == 0) {
+            p->group++;
+            p->at = 0;
+        }
+        if (p->group == p->num_chunks) {
+            return 0;
+        }
+        if (p->at == 0) {
+            p->at = p->chunks[p->group].begin;
+            p->rows_in_group = p->chunks[p->group].rows;
+            p->page = 0;
+            free(p->dictionary);
+            p->dictionary = NULL;
+        }
+        p->page++;
+        if (!parquet_page_(p)) {
+            return -1;
+        }
+    }
+    return 1;
+}
+
+// ---- values
+
+static inline const char* parquet_indexed_(Parquet* p, ParquetText_* value) {
+    const uint32_t index = parquet_runs_next_(&p->indices);
+    if (!p->indices.bytes.wrong && index >= p->num_dictionary) {
+        return "an index is beyond the dictionary";
+    }
+    if (!p->indices.bytes.wrong) {
+        *value = p->dictionary[index];
+    }
+    return p->indices.bytes.wrong;
+}
+
+// The value in p->text, of which the beginning stays, becomes the next one.
+static inline const char* parquet_prefixed_(Parquet* p, ParquetText_* value) {
+    const uint32_t prefix = parquet_deltas_next_(&p->prefixes);
+    if (p->prefixes.bytes.wrong || prefix > p->text_bytes) {
+        return p->prefixes.bytes.wrong ? p->prefixes.bytes.wrong : "a prefix is longer than the value before";
+    }
+    assert(prefix + value->bytes <= p->text.capacity);
+    memcpy(p->text.data + prefix, value->text, value->bytes);
+    p->text_bytes = prefix + value->bytes;
+    value->text = p->text.data;
+    value->bytes = p->text_bytes;
+    return NULL;
+}
+
+// The next value that is not null: NULL, or what is wrong.
+static inline const char* parquet_value_(Parquet* p, ParquetText_* value) {
+    if (p->encoding == PARQUET_PLAIN_DICTIONARY_ || p->encoding == PARQUET_RLE_DICTIONARY_) {
+        return parquet_indexed_(p, value);
+    }
+    value->bytes =
+        p->encoding == PARQUET_PLAIN_ ? parquet_fixed_(&p->values, 4) : parquet_deltas_next_(&p->lengths);
+    value->text = thrift_take(&p->values, value->bytes);
+    if (p->lengths.bytes.wrong || p->values.wrong) {
+        return p->lengths.bytes.wrong ? p->lengths.bytes.wrong : p->values.wrong;
+    }
+    return p->encoding == PARQUET_DELTA_BYTES_ ? parquet_prefixed_(p, value) : NULL;
+}
+
+// The next row of the page, without text where it is null: NULL, or what is wrong.
+static inline const char* parquet_row_(Parquet* p, ParquetText_* value) {
+    const uint32_t level = p->optional ? parquet_runs_next_(&p->levels) : 1;
+    value->text = NULL;
+    if (p->optional && (p->levels.bytes.wrong || level > 1)) {
+        return p->levels.bytes.wrong ? p->levels.bytes.wrong : "a definition level above 1";
+    }
+    return level ? parquet_value_(p, value) : NULL;
+}
+
+// As parquet_next, but -1 with the reason in p->error where the file is damaged; then only parquet_close may
+// follow.
+static inline int parquet_try_next(Parquet* p, const char** text, size_t* bytes) {
+    ParquetText_ value;
+    int more;
+    while ((more = parquet_next_page_(p)) > 0) {
+        p->rows_in_page--;
+        const char* wrong = parquet_row_(p, &value);
+        if (wrong) {
+            parquet_fail_(p, "damaged: %s", wrong);
+            return -1;
+        }
+        if (value.text) {
+            *text = (const char*)value.text;
+            *bytes = value.bytes;
+            return 1;
+        }
+    }
+    return more;
+}
+
+// The next row that is not null: 1, and its text, which has no terminating zero and stays until the next
+// call; 0 after the last.
+static inline int parquet_next(Parquet* p, const char** text, size_t* bytes) {
+    const int more = parquet_try_next(p, text, bytes);
+    CHECK(more >= 0, "%s", p->error);
+    return more;
+}
+
+#endif

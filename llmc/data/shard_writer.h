@@ -1,0 +1,154 @@
+/*
+shard_writer.h -- tokens into llm.c's shards: PREFIX_val_000000.bin, PREFIX_train_000001.bin, ...
+
+A shard is a header of 256 int32 (magic, version, number of tokens; the rest 0) and its tokens: uint16 where
+all ids of the vocabulary fit, else uint32 (tokens.h reads both). The first val_tokens tokens are the
+validation data, cut into shards of their own; the others are for training. A shard has shard_tokens tokens,
+but for the last one of each kind; documents go on from one to the next. Shards are numbered in one row. Each
+is whole or not there (file.h).
+
+defines: ShardWriter, shard_writer_open, shard_writer_path, shard_writer_bytes, shard_writer_resume,
+         shard_writer_add, shard_writer_close, shard_writer_discard
+*/
+#ifndef LLMC_SHARD_WRITER_H
+#define LLMC_SHARD_WRITER_H
+
+#include "llmc/base/file.h"
+#include "llmc/data/tokens.h"
+
+enum {
+    SHARD_HEADER_WORDS_ = 256,
+    SHARD_BUFFER_TOKENS_ = 1 << 14 // converted at a time
+};
+
+typedef struct {
+    const char* prefix;   // of the names; borrowed
+    uint64_t token_bytes; // 2 or 4
+    uint64_t shard_tokens, val_tokens;
+    uint64_t number; // of the shard that is written, or comes next
+    uint64_t tokens; // of all shards before it
+    uint64_t count;  // of its tokens
+    int is_open;
+    FileWriter file;
+} ShardWriter;
+
+static inline void shard_writer_open(ShardWriter* writer, const char* prefix, int vocab_size,
+                                     uint64_t shard_tokens, uint64_t val_tokens) {
+    assert(0 < shard_tokens && shard_tokens <= INT32_MAX);
+    memset(writer, 0, sizeof(*writer));
+    writer->prefix = prefix;
+    writer->token_bytes = vocab_size <= 1 << 16 ? 2 : 4;
+    writer->shard_tokens = shard_tokens;
+    writer->val_tokens = val_tokens;
+}
+
+static inline uint64_t shard_writer_num_val_(const ShardWriter* writer) {
+    return writer->val_tokens / writer->shard_tokens + (writer->val_tokens % writer->shard_tokens > 0);
+}
+
+// Sets path (PATH_MAX) to the name of a shard.
+static inline void shard_writer_path(const ShardWriter* writer, uint64_t number, char* path) {
+    const char* kind = number < shard_writer_num_val_(writer) ? "val" : "train";
+    file_path(path, "%s_%s_%06llu.bin", writer->prefix, kind, (unsigned long long)number);
+}
+
+// The tokens that a shard takes.
+static inline uint64_t shard_writer_limit_(const ShardWriter* writer, uint64_t number) {
+    const uint64_t left = number < shard_writer_num_val_(writer)
+                              ? writer->val_tokens - number * writer->shard_tokens
+                              : UINT64_MAX;
+    return left < writer->shard_tokens ? left : writer->shard_tokens;
+}
+
+// The bytes of a shard when there are so many tokens in all.
+static inline uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t number, uint64_t tokens) {
+    const uint64_t num_val = shard_writer_num_val_(writer), limit = shard_writer_limit_(writer, number);
+    const uint64_t before = number < num_val ? number * writer->shard_tokens
+                                             : writer->val_tokens + (number - num_val) * writer->shard_tokens;
+    const uint64_t left = tokens > before ? tokens - before : 0;
+    return 4 * SHARD_HEADER_WORDS_ + writer->token_bytes * (left < limit ? left : limit);
+}
+
+// Goes on behind so many full shards that are there already.
+static inline void shard_writer_resume(ShardWriter* writer, uint64_t shards) {
+    for (writer->number = writer->tokens = 0; writer->number < shards; writer->number++) {
+        writer->tokens += shard_writer_limit_(writer, writer->number);
+    }
+}
+
+static inline void shard_writer_put_header_(ShardWriter* writer, uint64_t count) {
+    int32_t header[SHARD_HEADER_WORDS_] = {0};
+    header[0] = writer->token_bytes == 2 ? TOKENS_MAGIC_U16 : TOKENS_MAGIC_U32;
+    header[1] = writer->token_bytes == 2 ? 1 : 7;
+    header[2] = (int32_t)count;
+    file_put(&writer->file, header, sizeof(header));
+}
+
+static inline void shard_writer_begin_(ShardWriter* writer) {
+    char path[PATH_MAX];
+    shard_writer_path(writer, writer->number, path);
+    file_open(&writer->file, path);
+    writer->is_open = 1;
+    shard_writer_put_header_(writer, shard_writer_limit_(writer, writer->number));
+}
+
+static inline void shard_writer_end_(ShardWriter* writer) {
+    if (writer->count < shard_writer_limit_(writer, writer->number)) { // the header says more
+        if (fseek(writer->file.file, 0, SEEK_SET) != 0) {
+            file_fail(&writer->file, "seek");
+        }
+        shard_writer_put_header_(writer, writer->count);
+    }
+    file_commit(&writer->file);
+    writer->is_open = 0;
+    writer->number++;
+    writer->tokens += writer->count;
+    writer->count = 0;
+}
+
+static inline void shard_writer_put_(ShardWriter* writer, const int* ids, size_t n) {
+    uint16_t narrow[SHARD_BUFFER_TOKENS_];
+    for (size_t at = 0; at < n && writer->token_bytes == 2; at += SHARD_BUFFER_TOKENS_) {
+        const size_t most = SHARD_BUFFER_TOKENS_, part = n - at < most ? n - at : most;
+        for (size_t i = 0; i < part; i++) {
+            narrow[i] = (uint16_t)ids[at + i];
+        }
+        file_put(&writer->file, narrow, part * sizeof(uint16_t));
+    }
+    if (writer->token_bytes == 4) {
+        file_put(&writer->file, ids, n * sizeof(uint32_t)); // no id is negative
+    }
+}
+
+// Adds up to n tokens and returns how many: fewer, or as many, when the shard that they fill is finished and
+// on the disk (writer->number has gone up). The others are to be added again.
+static inline size_t shard_writer_add(ShardWriter* writer, const int* ids, size_t n) {
+    if (n > 0 && !writer->is_open) {
+        shard_writer_begin_(writer);
+    }
+    const uint64_t room = shard_writer_limit_(writer, writer->number) - writer->count;
+    n = n < room ? n : (size_t)room;
+    shard_writer_put_(writer, ids, n);
+    writer->count += n;
+    if (n > 0 && n == room) {
+        shard_writer_end_(writer);
+    }
+    return n;
+}
+
+// Finishes the last shard.
+static inline void shard_writer_close(ShardWriter* writer) {
+    if (writer->is_open) {
+        shard_writer_end_(writer);
+    }
+}
+
+// Gives up the last shard, if it is not whole.
+static inline void shard_writer_discard(ShardWriter* writer) {
+    if (writer->is_open) {
+        file_discard(&writer->file);
+        writer->is_open = 0;
+    }
+}
+
+#endif

@@ -1,0 +1,338 @@
+/*
+gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relatives run: written, not read.
+
+    "GGUF", u32 3, u64 tensors, u64 pairs
+    pairs             key, type, value: architecture "gpt2", its sizes, the tokenizer
+    tensor infos      name, dimensions (fastest first), type, offset in the data
+    data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours; no vocabulary
+padding
+
+Little endian. Matrices have the type asked for; vectors and position embeddings stay fp32, as their readers
+want them. Q8_0 is blocks of 32 numbers of a row with one scale: d = max |x| / 127 in fp16, q = round(x / d)
+in int8; matrices whose rows are no whole blocks are fp16 instead.
+
+Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
+its tokens are only numbers there, and llama.cpp cannot read or print text with them.
+
+defines: GgufDtype, gguf_write
+*/
+#ifndef LLMC_GGUF_H
+#define LLMC_GGUF_H
+
+#include "llmc/base/file.h"
+#include "llmc/base/float16.h"
+#include "llmc/base/json.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/gpt2.h"
+
+typedef enum { GGUF_F32, GGUF_F16, GGUF_BF16, GGUF_Q8_0 } GgufDtype; // in the order of --export-gguf-dtype
+
+enum { GGUF_ALIGN_ = 32, GGUF_BLOCK_ = 32, GGUF_BLOCK_BYTES_ = 34 };
+enum {
+    GGUF_U32_ = 4,
+    GGUF_I32_ = 5,
+    GGUF_FLOAT_ = 6,
+    GGUF_BOOL_ = 7,
+    GGUF_STRING_ = 8,
+    GGUF_ARRAY_ = 9
+}; // of values
+
+typedef struct {
+    FileWriter file;
+    size_t bytes; // written so far
+    uint64_t pairs;
+} GgufWriter_;
+
+static inline void gguf_put_(GgufWriter_* w, const void* data, size_t bytes) {
+    file_put(&w->file, data, bytes);
+    w->bytes += bytes;
+}
+
+static inline void gguf_put_u32_(GgufWriter_* w, uint32_t value) { gguf_put_(w, &value, sizeof(value)); }
+static inline void gguf_put_u64_(GgufWriter_* w, uint64_t value) { gguf_put_(w, &value, sizeof(value)); }
+
+static inline void gguf_put_string_(GgufWriter_* w, const char* text, size_t length) {
+    gguf_put_u64_(w, length);
+    gguf_put_(w, text, length);
+}
+
+static inline void gguf_pad_(GgufWriter_* w) {
+    static const char zeros[GGUF_ALIGN_] = {0};
+    gguf_put_(w, zeros, (GGUF_ALIGN_ - w->bytes % GGUF_ALIGN_) % GGUF_ALIGN_);
+}
+
+// ---- pairs
+
+static inline void gguf_key_(GgufWriter_* w, const char* key, uint32_t type) {
+    gguf_put_string_(w, key, strlen(key));
+    gguf_put_u32_(w, type);
+    w->pairs++;
+}
+
+static inline void gguf_pair_u32_(GgufWriter_* w, const char* key, int value) {
+    gguf_key_(w, key, GGUF_U32_);
+    gguf_put_u32_(w, (uint32_t)value);
+}
+
+static inline void gguf_pair_string_(GgufWriter_* w, const char* key, const char* value) {
+    gguf_key_(w, key, GGUF_STRING_);
+    gguf_put_string_(w, value, strlen(value));
+}
+
+static inline void gguf_pair_float_(GgufWriter_* w, const char* key, float value) {
+    gguf_key_(w, key, GGUF_FLOAT_);
+    gguf_put_(w, &value, sizeof(value));
+}
+
+static inline void gguf_pair_false_(GgufWriter_* w, const char* key) {
+    const char no = 0;
+    gguf_key_(w, key, GGUF_BOOL_);
+    gguf_put_(w, &no, 1);
+}
+
+// An array of the lines of a text.
+static inline void gguf_pair_lines_(GgufWriter_* w, const char* key, const char* text, size_t bytes) {
+    uint64_t lines = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        lines += text[i] == '\n';
+    }
+    gguf_key_(w, key, GGUF_ARRAY_);
+    gguf_put_u32_(w, GGUF_STRING_);
+    gguf_put_u64_(w, lines);
+    for (size_t at = 0, length; at < bytes; at += length + 1) {
+        length = (size_t)((const char*)memchr(text + at, '\n', bytes - at) - (text + at));
+        gguf_put_string_(w, text + at, length);
+    }
+}
+
+// Tokens of the model that the tokenizer does not have are there called [PAD50257] and so on.
+static inline void gguf_print_tokens_(const Bpe* bpe, int V, FILE* file) {
+    bpe_print_tokens(bpe, file);
+    for (int id = bpe->vocab_size; id < V; id++) {
+        fprintf(file, "[PAD%d]\n", id);
+    }
+}
+
+// The tokens, or the merges, as an array of strings.
+typedef enum { GGUF_TOKENS_, GGUF_MERGES_ } GgufLines_;
+
+static inline void gguf_pair_tokenizer_(GgufWriter_* w, GgufLines_ which, const Bpe* bpe, int V) {
+    char* text = NULL;
+    size_t bytes = 0;
+    FILE* file = open_memstream(&text, &bytes);
+    CHECK(file, "%s: no memory for the tokenizer", w->file.path);
+    if (which == GGUF_TOKENS_) {
+        gguf_print_tokens_(bpe, V, file);
+    } else {
+        bpe_print_merges(bpe, file);
+    }
+    const int failed = ferror(file);
+    CHECK(fclose(file) == 0 && !failed, "%s: no memory for the tokenizer", w->file.path);
+    gguf_pair_lines_(w, which == GGUF_TOKENS_ ? "tokenizer.ggml.tokens" : "tokenizer.ggml.merges", text,
+                     bytes);
+    free(text);
+}
+
+static inline void gguf_put_tokenizer_(GgufWriter_* w, const Bpe* bpe, int V) {
+    const uint32_t normal = 1, control = 3, unused = 5;
+    if (!bpe) {
+        gguf_pair_string_(w, "tokenizer.ggml.model", "no_vocab");
+        gguf_pair_u32_(w, "gpt2.vocab_size", V);
+        return;
+    }
+    gguf_pair_string_(w, "tokenizer.ggml.model", "gpt2");
+    gguf_pair_string_(w, "tokenizer.ggml.pre", "gpt-2");
+    gguf_pair_tokenizer_(w, GGUF_TOKENS_, bpe, V);
+    gguf_key_(w, "tokenizer.ggml.token_type", GGUF_ARRAY_);
+    gguf_put_u32_(w, GGUF_I32_);
+    gguf_put_u64_(w, (uint64_t)V);
+    for (int id = 0; id < V; id++) {
+        gguf_put_u32_(w, id == bpe->eot ? control : id < bpe->vocab_size ? normal : unused);
+    }
+    gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);
+    gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", bpe->eot);
+    gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", bpe->eot);
+    gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", bpe->eot);
+    gguf_pair_false_(w, "tokenizer.ggml.add_bos_token");
+    gguf_pair_false_(w, "tokenizer.ggml.add_eos_token");
+}
+
+// A model's name in words, and its size.
+typedef struct {
+    char text[NAME_MAX + 1];
+} GgufText_;
+
+// The last part of a path, without ".gguf"; bytes that are no UTF-8 are '?'.
+static inline GgufText_ gguf_title_(const char* path) {
+    static const char ending[] = ".gguf";
+    GgufText_ name;
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') {
+        end--;
+    }
+    size_t begin = end;
+    while (begin > 0 && path[begin - 1] != '/') {
+        begin--;
+    }
+    const size_t length = end - begin, suffix = strlen(ending);
+    const int is_file = length > suffix && strncmp(path + end - suffix, ending, suffix) == 0;
+    snprintf(name.text, sizeof(name.text), "%.*s", (int)(is_file ? length - suffix : length), path + begin);
+    for (size_t i = 0, used; name.text[i]; i += used ? used : 1) {
+        used = json_utf8_length((const unsigned char*)name.text + i, strlen(name.text + i));
+        name.text[i] = used ? name.text[i] : '?';
+    }
+    return name;
+}
+
+// "124M", "1.6B": at least two digits, as llama.cpp's converter rounds them.
+static inline GgufText_ gguf_size_label_(double parameters) {
+    GgufText_ label;
+    const double unit = parameters > 1e12 ? 1e12 : parameters > 1e9 ? 1e9 : parameters > 1e6 ? 1e6 : 1e3;
+    const double rounded = nearbyint(parameters / unit);
+    const int decimals = rounded >= 10 ? 0 : rounded >= 1 ? 1 : 2;
+    const char letter = unit == 1e12 ? 'T' : unit == 1e9 ? 'B' : unit == 1e6 ? 'M' : 'K';
+    snprintf(label.text, sizeof(label.text), "%.*f%c", decimals, parameters / unit, letter);
+    return label;
+}
+
+static inline void gguf_put_pairs_(GgufWriter_* w, const char* name, GPT2Config cfg, GgufDtype dtype,
+                                   const Bpe* bpe) {
+    static const int file_types[4] = {0, 1, 32, 7};
+    gguf_pair_string_(w, "general.architecture", "gpt2");
+    gguf_pair_string_(w, "general.type", "model");
+    gguf_pair_string_(w, "general.name", gguf_title_(name).text);
+    gguf_pair_string_(w, "general.size_label", gguf_size_label_(gpt2_count_parameters(cfg)).text);
+    gguf_pair_u32_(w, "general.alignment", GGUF_ALIGN_);
+    gguf_pair_u32_(w, "general.file_type", file_types[dtype]);
+    gguf_pair_u32_(w, "general.quantization_version", 2);
+    gguf_pair_u32_(w, "gpt2.context_length", cfg.max_T);
+    gguf_pair_u32_(w, "gpt2.embedding_length", cfg.C);
+    gguf_pair_u32_(w, "gpt2.block_count", cfg.L);
+    gguf_pair_u32_(w, "gpt2.feed_forward_length", 4 * cfg.C);
+    gguf_pair_u32_(w, "gpt2.attention.head_count", cfg.NH);
+    gguf_pair_float_(w, "gpt2.attention.layer_norm_epsilon", 1e-5f);
+    gguf_put_tokenizer_(w, bpe, cfg.V);
+}
+
+// ---- tensors
+
+// The type of a tensor in the file, as GGUF numbers them.
+enum { GGUF_TYPE_F32_ = 0, GGUF_TYPE_F16_ = 1, GGUF_TYPE_Q8_0_ = 8, GGUF_TYPE_BF16_ = 30 };
+
+static inline uint32_t gguf_type_(const TensorRow* row, GgufDtype dtype) {
+    if (row->form == FILE_VECTOR || strcmp(row->name, "wpe") == 0 || dtype == GGUF_F32) {
+        return GGUF_TYPE_F32_;
+    }
+    if (dtype == GGUF_Q8_0 && row->cols % GGUF_BLOCK_ == 0) {
+        return GGUF_TYPE_Q8_0_;
+    }
+    return dtype == GGUF_BF16 ? GGUF_TYPE_BF16_ : GGUF_TYPE_F16_;
+}
+
+// Bytes of a row of `cols` numbers.
+static inline size_t gguf_row_bytes_(uint32_t type, size_t cols) {
+    return type == GGUF_TYPE_F32_    ? 4 * cols
+           : type == GGUF_TYPE_Q8_0_ ? cols / GGUF_BLOCK_ * GGUF_BLOCK_BYTES_
+                                     : 2 * cols;
+}
+
+static inline void gguf_put_info_(GgufWriter_* w, const TensorRow* row, GPT2Config cfg, int l, uint32_t type,
+                                  size_t offset) {
+    char name[128];
+    snprintf(name, sizeof(name), row->gguf_name, l);
+    gguf_put_string_(w, name, strlen(name));
+    const int ndim = row->form == FILE_VECTOR ? 1 : 2;
+    gguf_put_u32_(w, (uint32_t)ndim);
+    gguf_put_u64_(w, row->cols);
+    if (ndim == 2) {
+        gguf_put_u64_(w, gpt2_rows_in_files(row, cfg));
+    }
+    gguf_put_u32_(w, type);
+    gguf_put_u64_(w, offset);
+}
+
+static inline void gguf_put_infos_(GgufWriter_* w, GPT2Config cfg, const TensorRow* rows, GgufDtype dtype) {
+    size_t offset = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < rows[i].layers; l++) {
+            const uint32_t type = gguf_type_(&rows[i], dtype);
+            const size_t bytes = gpt2_rows_in_files(&rows[i], cfg) * gguf_row_bytes_(type, rows[i].cols);
+            gguf_put_info_(w, &rows[i], cfg, l, type, offset);
+            offset += (bytes + GGUF_ALIGN_ - 1) / GGUF_ALIGN_ * GGUF_ALIGN_;
+        }
+    }
+}
+
+// One block of Q8_0.
+static inline void gguf_quantize_(unsigned char out[GGUF_BLOCK_BYTES_], const float* x) {
+    float largest = 0;
+    for (int i = 0; i < GGUF_BLOCK_; i++) {
+        largest = fmaxf(largest, fabsf(x[i]));
+    }
+    const float d = largest / 127, inverse = d > 0 ? 1 / d : 0;
+    const uint16_t scale = fp16_from_float(d);
+    memcpy(out, &scale, sizeof(scale));
+    for (int i = 0; i < GGUF_BLOCK_; i++) {
+        out[2 + i] = (unsigned char)(signed char)roundf(x[i] * inverse);
+    }
+}
+
+// Converts a row of `cols` numbers into out.
+static inline void gguf_convert_(unsigned char* out, const float* x, size_t cols, uint32_t type) {
+    for (size_t i = 0; type == GGUF_TYPE_Q8_0_ && i < cols; i += GGUF_BLOCK_) {
+        gguf_quantize_(out + i / GGUF_BLOCK_ * GGUF_BLOCK_BYTES_, x + i);
+    }
+    for (size_t i = 0; type != GGUF_TYPE_Q8_0_ && i < cols; i++) {
+        const uint16_t bits = type == GGUF_TYPE_BF16_ ? bf16_from_float(x[i]) : fp16_from_float(x[i]);
+        memcpy(out + 2 * i, &bits, sizeof(bits));
+    }
+}
+
+static inline void gguf_put_tensor_(GgufWriter_* w, const TensorRow* row, GPT2Config cfg, const float* x,
+                                    uint32_t type, unsigned char* buffer) {
+    const size_t bytes = gguf_row_bytes_(type, row->cols);
+    for (size_t r = 0; r < gpt2_rows_in_files(row, cfg); r++) {
+        if (type != GGUF_TYPE_F32_) {
+            gguf_convert_(buffer, x + r * row->cols, row->cols, type);
+        }
+        gguf_put_(w, type == GGUF_TYPE_F32_ ? (const void*)(x + r * row->cols) : buffer, bytes);
+    }
+    gguf_pad_(w);
+}
+
+// Counts the pairs, which the header needs before them.
+static inline uint64_t gguf_count_pairs_(const Bpe* bpe) { return bpe ? 13 + 10 : 13 + 2; }
+
+// Writes the file, whole or not at all, from fp32 parameters that lie in memory as the rows say. The model is
+// called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
+static inline void gguf_write(const char* path, const char* name, GPT2Config cfg, const TensorRow* rows,
+                              const void* memory, GgufDtype dtype, const Bpe* bpe) {
+    GgufWriter_ w;
+    uint64_t tensors = 0;
+    unsigned char* buffer = (unsigned char*)check_alloc(8 * (size_t)cfg.C, sizeof(float), path);
+    memset(&w, 0, sizeof(w));
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        assert(rows[i].element_bytes == sizeof(float));
+        tensors += (uint64_t)rows[i].layers;
+    }
+    file_open(&w.file, path);
+    gguf_put_(&w, "GGUF", 4);
+    gguf_put_u32_(&w, 3);
+    gguf_put_u64_(&w, tensors);
+    gguf_put_u64_(&w, gguf_count_pairs_(bpe));
+    gguf_put_pairs_(&w, name, cfg, dtype, bpe);
+    assert(w.pairs == gguf_count_pairs_(bpe));
+    gguf_put_infos_(&w, cfg, rows, dtype);
+    gguf_pad_(&w);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const float* tensor = (const float*)((const char*)memory + rows[i].offset_bytes);
+        for (int l = 0; l < rows[i].layers; l++) {
+            gguf_put_tensor_(&w, &rows[i], cfg, tensor + (size_t)l * tensor_layer_elements(&rows[i]),
+                             gguf_type_(&rows[i], dtype), buffer);
+        }
+    }
+    file_commit(&w.file);
+    free(buffer);
+}
+
+#endif

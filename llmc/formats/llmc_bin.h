@@ -1,0 +1,151 @@
+/*
+llmc_bin.h -- llm.c's model .bin: 256 int32 of header, then every parameter in the order of the table in
+gpt2.h.
+
+    header [0] 20240326   [1] 3: fp32, 5: bf16   [2] max_T   [3] V   [4] L   [5] NH   [6] C   [7] Vp   rest 0
+
+Little endian. Parameters are fp32 in memory here; bf16 files are widened on reading and rounded to nearest,
+ties to even, on writing. What a file has in the padding rows of the vocabulary, which no token uses, becomes
+zero, as in a model made here. The header is not trusted: sizes are checked against each other and against the
+file's length before anything is allocated, and a weight that is not finite is an error that names its tensor.
+
+defines: ModelDtype, llmc_bin_read_config, llmc_bin_read, llmc_bin_write
+*/
+#ifndef LLMC_LLMC_BIN_H
+#define LLMC_LLMC_BIN_H
+
+#include <sys/stat.h>
+
+#include "llmc/base/file.h"
+#include "llmc/base/float16.h"
+#include "llmc/gpt2.h"
+
+typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype; // in the order of --export-dtype
+
+#define MODEL_FILE_MAGIC_ 20240326
+#define MODEL_FILE_HEADER_ 256   // int32
+#define MODEL_FILE_CHUNK_ 65536u // elements converted at a time
+
+static inline int llmc_bin_version_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 5 : 3; }
+static inline size_t llmc_bin_element_bytes_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 2 : 4; }
+
+// Bytes that a file of this model has.
+static inline double llmc_bin_bytes_(GPT2Config cfg, ModelDtype dtype) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows(rows, cfg);
+    double elements = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        elements += (double)tensor_elements(&rows[i]);
+    }
+    return 4.0 * MODEL_FILE_HEADER_ + elements * (double)llmc_bin_element_bytes_(dtype);
+}
+
+static inline GPT2Config llmc_bin_config_(const int32_t* header) {
+    const GPT2Config cfg = {header[2], header[3], header[7], header[4], header[5], header[6]};
+    return cfg;
+}
+
+static inline void llmc_bin_check_header_(const char* path, const int32_t* header, double file_bytes) {
+    CHECK(header[0] == MODEL_FILE_MAGIC_, "%s: magic number %d, wanted %d for a model", path, header[0],
+          MODEL_FILE_MAGIC_);
+    CHECK(header[1] == 3 || header[1] == 5, "%s: version %d, wanted 3 (fp32) or 5 (bf16)", path, header[1]);
+    const GPT2Config cfg = llmc_bin_config_(header);
+    char error[ERROR_BYTES];
+    CHECK(gpt2_check_config(cfg, path, error), "%s", error);
+    const double wanted = llmc_bin_bytes_(cfg, header[1] == 5 ? MODEL_BF16 : MODEL_FP32);
+    CHECK(file_bytes == wanted, "%s: %.0f bytes, wanted %.0f for its %d layers of %d channels", path,
+          file_bytes, wanted, header[4], header[6]);
+}
+
+static inline FILE* llmc_bin_open_(const char* path, int32_t header[MODEL_FILE_HEADER_]) {
+    struct stat info;
+    char error[ERROR_BYTES];
+    const int fd = file_open_regular(path, error);
+    CHECK(fd >= 0, "%s", error);
+    FILE* file = fdopen(fd, "rb");
+    CHECK(file && fstat(fd, &info) == 0, "%s: cannot read: %s", path, strerror(errno));
+    CHECK(fread(header, sizeof(int32_t), MODEL_FILE_HEADER_, file) == MODEL_FILE_HEADER_,
+          "%s: %.0f bytes, wanted at least a header of %d", path, (double)info.st_size,
+          4 * MODEL_FILE_HEADER_);
+    llmc_bin_check_header_(path, header, (double)info.st_size);
+    return file;
+}
+
+// The sizes of the model in a file, checked against its length.
+static inline GPT2Config llmc_bin_read_config(const char* path) {
+    int32_t header[MODEL_FILE_HEADER_];
+    fclose(llmc_bin_open_(path, header));
+    return llmc_bin_config_(header);
+}
+
+static inline void llmc_bin_read_tensor_(const char* path, FILE* file, ModelDtype dtype, const TensorRow* row,
+                                         float* tensor) {
+    const size_t count = tensor_elements(row), element_bytes = llmc_bin_element_bytes_(dtype);
+    uint16_t chunk[MODEL_FILE_CHUNK_];
+    for (size_t at = 0; at < count; at += MODEL_FILE_CHUNK_) {
+        const size_t n = count - at < MODEL_FILE_CHUNK_ ? count - at : MODEL_FILE_CHUNK_;
+        void* to = dtype == MODEL_BF16 ? (void*)chunk : (void*)(tensor + at);
+        CHECK(fread(to, element_bytes, n, file) == n, "%s: cannot read tensor %s", path, row->name);
+        for (size_t i = 0; i < n; i++) {
+            if (dtype == MODEL_BF16) {
+                tensor[at + i] = bf16_to_float(chunk[i]);
+            }
+            const size_t layer = (at + i) / tensor_layer_elements(row),
+                         place = (at + i) % tensor_layer_elements(row);
+            CHECK(isfinite(tensor[at + i]),
+                  "%s: tensor %s, layer %zu, row %zu, column %zu is %f, wanted a finite number", path,
+                  row->name, layer, place / row->cols, place % row->cols, (double)tensor[at + i]);
+        }
+    }
+}
+
+// Zeroes the rows of the vocabulary that have no token.
+static inline void llmc_bin_clear_padding_(const TensorRow* row, GPT2Config cfg, void* memory) {
+    const size_t used = gpt2_rows_in_files(row, cfg);
+    float* padding = (float*)((char*)memory + row->offset_bytes) + used * row->cols;
+    memset(padding, 0, (row->rows - used) * row->cols * sizeof(float));
+}
+
+// Reads all parameters into `memory`, laid out by `rows` for the file's own configuration.
+static inline void llmc_bin_read(const char* path, const TensorRow* rows, void* memory) {
+    int32_t header[MODEL_FILE_HEADER_];
+    FILE* file = llmc_bin_open_(path, header);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        llmc_bin_read_tensor_(path, file, header[1] == 5 ? MODEL_BF16 : MODEL_FP32, &rows[i],
+                              (float*)((char*)memory + rows[i].offset_bytes));
+        llmc_bin_clear_padding_(&rows[i], llmc_bin_config_(header), memory);
+    }
+    fclose(file);
+}
+
+static inline void llmc_bin_write_tensor_(FileWriter* writer, ModelDtype dtype, const float* tensor,
+                                          size_t count) {
+    uint16_t chunk[MODEL_FILE_CHUNK_];
+    for (size_t at = 0; at < count; at += MODEL_FILE_CHUNK_) {
+        const size_t n = count - at < MODEL_FILE_CHUNK_ ? count - at : MODEL_FILE_CHUNK_;
+        for (size_t i = 0; dtype == MODEL_BF16 && i < n; i++) {
+            chunk[i] = bf16_from_float(tensor[at + i]);
+        }
+        file_put(writer, dtype == MODEL_BF16 ? (const void*)chunk : (const void*)(tensor + at),
+                 n * llmc_bin_element_bytes_(dtype));
+    }
+}
+
+// Writes all parameters, whole or not at all.
+static inline void llmc_bin_write(const char* path, GPT2Config cfg, const TensorRow* rows, const void* memory,
+                                  ModelDtype dtype) {
+    const int32_t sizes[8] = {
+        MODEL_FILE_MAGIC_, llmc_bin_version_(dtype), cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
+    int32_t header[MODEL_FILE_HEADER_] = {0};
+    memcpy(header, sizes, sizeof(sizes));
+    FileWriter writer;
+    file_open(&writer, path);
+    file_put(&writer, header, sizeof(header));
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        llmc_bin_write_tensor_(&writer, dtype, (const float*)((const char*)memory + rows[i].offset_bytes),
+                               tensor_elements(&rows[i]));
+    }
+    file_commit(&writer);
+}
+
+#endif

@@ -1,0 +1,870 @@
+/*
+safetensors.h -- tensors in files, in Hugging Face's format: reading, writing, and models in several files.
+
+    u64 n     length of the header: a multiple of 8 in our files, so that the data is aligned to 64 bytes
+    n bytes   JSON: {"__metadata__": {"format": "pt", ...},
+                     "wte.weight": {"dtype": "F32", "shape": [50257, 768], "data_offsets": [begin, end]}, ...}
+              then blanks; offsets count from the end of the header
+    data      little endian, last dimension fastest; the tensors fill it without holes or overlaps
+
+A file is mapped and checked as a whole before any of it is used; nothing in it is trusted: lengths, offsets,
+products of sizes, UTF-8, numbers, names that come twice. More than the format asks, names and keys must have
+1 to 511 bytes and no control characters (they are printed in errors), no string contains a zero, a tensor has
+at most 8 dimensions and no unknown keys. The order of the names in the header is free.
+
+A reader that must go on where a file is damaged (the newest valid checkpoint) takes the _try_ functions,
+which return 0 and leave the message in `error`; the others end the program with it.
+
+Names of GPT-2's tensors begin with "transformer." or not, depending on who wrote the file:
+safetensors_find_gpt2 and the functions that require a tensor take either for the other.
+
+defines: SAFETENSORS_PREFIX, SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes, SafeTensors,
+         SafeTensorsView, safetensors_try_open, safetensors_open, safetensors_close, safetensors_find,
+         safetensors_find_gpt2, safetensors_require, safetensors_metadata, safetensors_read_f32,
+         safetensors_read_f32_part, safetensors_read_raw, SafeTensorsSet, safetensors_set_try_open,
+         safetensors_set_open, safetensors_set_close, safetensors_set_find, safetensors_set_require,
+         SafeTensorsWriter, safetensors_writer_open, safetensors_writer_metadata, safetensors_writer_declare,
+         safetensors_writer_begin, safetensors_write_f32, safetensors_write_raw, safetensors_writer_commit,
+         SafeTensorsPair, safetensors_sort
+*/
+#ifndef LLMC_SAFETENSORS_H
+#define LLMC_SAFETENSORS_H
+
+#include <assert.h>
+#include <sys/stat.h>
+
+#include "llmc/base/file.h"
+#include "llmc/base/float16.h"
+#include "llmc/base/json.h"
+#include "llmc/base/xxh64.h"
+
+#define SAFETENSORS_MAX_DIMS 8
+#define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation
+#define SAFETENSORS_ALIGN_ 64                       // bytes, of the data in files that we write
+#define SAFETENSORS_CHUNK_ 16384                    // elements converted at a time
+#define SAFETENSORS_PREFIX "transformer."
+#define SAFETENSORS_METADATA_ "__metadata__"
+
+// ---- types of elements
+
+typedef enum {
+    SAFETENSORS_F32,
+    SAFETENSORS_F16,
+    SAFETENSORS_BF16,
+    SAFETENSORS_F64,
+    SAFETENSORS_I64,
+    SAFETENSORS_I32,
+    SAFETENSORS_I16,
+    SAFETENSORS_I8,
+    SAFETENSORS_U64,
+    SAFETENSORS_U32,
+    SAFETENSORS_U16,
+    SAFETENSORS_U8,
+    SAFETENSORS_BOOL,
+    SAFETENSORS_DTYPES // their number
+} SafeTensorsDtype;
+
+static inline const char* safetensors_dtype_name(SafeTensorsDtype dtype) {
+    static const char* const names[SAFETENSORS_DTYPES] = {"F32", "F16", "BF16", "F64", "I64", "I32", "I16",
+                                                          "I8",  "U64", "U32",  "U16", "U8",  "BOOL"};
+    return names[dtype];
+}
+
+static inline size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
+    static const size_t bytes[SAFETENSORS_DTYPES] = {4, 2, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1};
+    return bytes[dtype];
+}
+
+// Numbers of 16 bits. To nearest, ties to even; beyond the largest becomes infinity; a NaN stays a NaN with
+// as much of its payload as has room. So every pattern of 16 bits is the same after widening and rounding. No
+// step has a subnormal float as its result, so flushing them (vec_flush_denormals) changes nothing.
+
+// ---- files in memory
+
+typedef struct {
+    const char* path; // of its file, for errors
+    const char* name;
+    SafeTensorsDtype dtype;
+    int ndim; // 0: one element
+    size_t shape[SAFETENSORS_MAX_DIMS];
+    size_t elements, bytes;
+    const unsigned char* data; // in the mapped file; in foreign files not aligned to the element
+} SafeTensorsView;
+
+typedef struct {
+    const char *key, *value;
+} SafeTensorsPair;
+
+typedef struct {
+    char* path;
+    unsigned char* map;
+    size_t map_bytes;
+    unsigned char* header;    // a copy, where strings are decoded in place
+    SafeTensorsView* tensors; // in order of name
+    size_t num_tensors;
+    SafeTensorsPair* metadata; // in order of key
+    size_t num_metadata;
+    char error[ERROR_BYTES]; // why it could not be opened
+} SafeTensors;
+
+static inline char* safetensors_copy_(const char* string) {
+    char* copy = strdup(string);
+    CHECK(copy, "no memory for a name");
+    return copy;
+}
+
+// ---- the header
+
+static inline int safetensors_by_name_(const void* a, const void* b) {
+    return strcmp(((const SafeTensorsView*)a)->name, ((const SafeTensorsView*)b)->name);
+}
+
+static inline int safetensors_by_key_(const void* a, const void* b) {
+    return strcmp(((const SafeTensorsPair*)a)->key, ((const SafeTensorsPair*)b)->key);
+}
+
+// In the order of the data; a tensor without elements comes before the one that begins in the same place.
+static inline int safetensors_by_place_(const void* a, const void* b) {
+    const SafeTensorsView *x = (const SafeTensorsView*)a, *y = (const SafeTensorsView*)b;
+    return x->data != y->data ? (x->data < y->data ? -1 : 1) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+static inline void safetensors_sort(void* items, size_t count, size_t item_bytes,
+                                    int (*compare)(const void*, const void*)) {
+    if (count > 1) { // an empty array is NULL, which qsort does not take
+        qsort(items, count, item_bytes, compare);
+    }
+}
+
+// An object of strings, sorted by key; the caller frees *pairs, also after an error.
+static inline int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
+    SafeTensorsPair pair = {NULL, NULL};
+    int more;
+    if (!json_take(text, '{')) {
+        return 0;
+    }
+    while ((more = json_member(text, *count ? JSON_NEXT : JSON_FIRST, &pair.key)) > 0) {
+        if (!json_string(text, &pair.value)) {
+            return 0;
+        }
+        *pairs = (SafeTensorsPair*)check_grow(*pairs, *count, sizeof(pair), "list of tensors");
+        (*pairs)[(*count)++] = pair;
+    }
+    safetensors_sort(*pairs, *count, sizeof(pair), safetensors_by_key_);
+    for (size_t i = 1; more == 0 && i < *count; i++) {
+        if (strcmp((*pairs)[i - 1].key, (*pairs)[i].key) == 0) {
+            return error_set(text->error, text->path, "key %s comes twice", (*pairs)[i].key);
+        }
+    }
+    return more == 0;
+}
+
+static inline int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
+    const char* name;
+    if (!json_name(text, &name)) {
+        return 0;
+    }
+    for (int i = 0; i < SAFETENSORS_DTYPES; i++) {
+        if (strcmp(name, safetensors_dtype_name((SafeTensorsDtype)i)) == 0) {
+            view->dtype = (SafeTensorsDtype)i;
+            return 1;
+        }
+    }
+    return error_set(
+        text->error, text->path,
+        "tensor %s: dtype %s, wanted F32, F16 or BF16 (of buffers that nobody reads also F64, BOOL "
+        "and whole numbers)",
+        view->name, name);
+}
+
+// {"dtype": ..., "shape": ..., "data_offsets": ...} in any order.
+static inline int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t offsets[2]) {
+    static const char* const keys[3] = {"dtype", "shape", "data_offsets"};
+    const char* key;
+    int seen[3] = {0, 0, 0}, more, count = 2;
+    if (!json_take(text, '{')) {
+        return 0;
+    }
+    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+        int i = 0;
+        while (i < 3 && strcmp(key, keys[i]) != 0) {
+            i++;
+        }
+        if (i == 3 || seen[i]++) {
+            return error_set(text->error, text->path,
+                             "tensor %s: key %s %s, wanted dtype, shape and data_offsets", view->name, key,
+                             i == 3 ? "is unknown" : "comes twice");
+        }
+        if (!(i == 0   ? safetensors_dtype_(text, view)
+              : i == 1 ? json_naturals(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
+                       : json_naturals(text, offsets, 2, &count))) {
+            return 0;
+        }
+    }
+    for (int i = 0; more == 0 && i < 3; i++) {
+        if (!seen[i]) {
+            return error_set(text->error, text->path, "tensor %s: no %s", view->name, keys[i]);
+        }
+    }
+    if (more == 0 && count != 2) {
+        return error_set(text->error, text->path, "tensor %s: %d data_offsets, wanted 2", view->name, count);
+    }
+    return more == 0;
+}
+
+// "(768, 2304)", for messages.
+typedef struct {
+    char text[SAFETENSORS_MAX_DIMS * 22 + 3];
+} SafeTensorsShapeText_;
+
+static inline SafeTensorsShapeText_ safetensors_shape_text_(int ndim, const size_t* shape) {
+    SafeTensorsShapeText_ out;
+    int n = snprintf(out.text, sizeof(out.text), "(");
+    for (int i = 0; i < ndim; i++) {
+        n += snprintf(out.text + n, sizeof(out.text) - (size_t)n, "%s%zu", i ? ", " : "", shape[i]);
+    }
+    snprintf(out.text + n, sizeof(out.text) - (size_t)n, ")");
+    return out;
+}
+
+// Sets the sizes of a tensor from its shape; 0 if they are more than can be addressed.
+static inline int safetensors_sizes_(SafeTensorsView* view) {
+    view->elements = 1;
+    for (int i = 0; i < view->ndim; i++) {
+        if (__builtin_mul_overflow(view->elements, view->shape[i], &view->elements)) {
+            return 0;
+        }
+    }
+    return !__builtin_mul_overflow(view->elements, safetensors_dtype_bytes(view->dtype), &view->bytes);
+}
+
+// Finds a tensor's data in the file; `begin` is where that of all tensors begins.
+static inline int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t begin,
+                                     const size_t offsets[2]) {
+    const size_t data_bytes = st->map_bytes - begin;
+    const SafeTensorsShapeText_ shape = safetensors_shape_text_(view->ndim, view->shape);
+    if (!safetensors_sizes_(view)) {
+        return error_set(st->error, st->path, "tensor %s: shape %s is too large", view->name, shape.text);
+    }
+    if (offsets[0] > offsets[1] || offsets[1] > data_bytes) {
+        return error_set(st->error, st->path,
+                         "tensor %s: data_offsets [%zu, %zu] in %zu bytes of data: the file is "
+                         "truncated or damaged",
+                         view->name, offsets[0], offsets[1], data_bytes);
+    }
+    if (offsets[1] - offsets[0] != view->bytes) {
+        return error_set(st->error, st->path, "tensor %s: %zu bytes, wanted %zu for %s of shape %s",
+                         view->name, offsets[1] - offsets[0], view->bytes,
+                         safetensors_dtype_name(view->dtype), shape.text);
+    }
+    view->data = st->map + begin + offsets[0];
+    return 1;
+}
+
+// The object that is the header.
+static inline int safetensors_entries_(SafeTensors* st, JsonReader* text) {
+    const char* name;
+    int more, has_metadata = 0;
+    if (text->bytes == 0 || text->text[0] != '{') { // not even a blank may come before
+        return json_unexpected(text, "'{'");
+    }
+    text->at = 1;
+    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &name)) > 0; n++) {
+        if (strcmp(name, SAFETENSORS_METADATA_) == 0) {
+            if (has_metadata++) {
+                return error_set(st->error, st->path, "%s comes twice", SAFETENSORS_METADATA_);
+            }
+            if (!safetensors_pairs_(text, &st->metadata, &st->num_metadata)) {
+                return 0;
+            }
+            continue;
+        }
+        SafeTensorsView view;
+        size_t offsets[2];
+        memset(&view, 0, sizeof(view));
+        view.path = st->path;
+        view.name = name;
+        if (!safetensors_entry_(text, &view, offsets) ||
+            !safetensors_place_(st, &view, text->first + text->bytes, offsets)) {
+            return 0;
+        }
+        st->tensors = (SafeTensorsView*)check_grow(st->tensors, st->num_tensors, sizeof(SafeTensorsView),
+                                                   "list of tensors");
+        st->tensors[st->num_tensors++] = view;
+    }
+    return more < 0 ? 0 : json_end(text);
+}
+
+// The tensors fill the data, from `at` to the end of the file.
+static inline int safetensors_check_places_(SafeTensors* st, const unsigned char* at) {
+    const unsigned char* const begin = at;
+    safetensors_sort(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_place_);
+    for (size_t i = 0; i < st->num_tensors; i++) {
+        const SafeTensorsView* view = &st->tensors[i];
+        if (view->data != at) {
+            return error_set(st->error, st->path, "tensor %s: begins at byte %zu of the data, wanted %zu: %s",
+                             view->name, (size_t)(view->data - begin), (size_t)(at - begin),
+                             view->data > at ? "a hole" : "an overlap");
+        }
+        at += view->bytes;
+    }
+    const size_t left = (size_t)(st->map + st->map_bytes - at);
+    if (left) {
+        return error_set(st->error, st->path, "%zu bytes behind the last tensor, wanted none", left);
+    }
+    return 1;
+}
+
+static inline int safetensors_check_names_(SafeTensors* st) {
+    safetensors_sort(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_name_);
+    for (size_t i = 1; i < st->num_tensors; i++) {
+        if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0) {
+            return error_set(st->error, st->path, "tensor %s comes twice", st->tensors[i].name);
+        }
+    }
+    return 1;
+}
+
+// Reads and checks the header of what is at st->map.
+static inline int safetensors_parse_(SafeTensors* st) {
+    uint64_t header_bytes;
+    const size_t first = sizeof(header_bytes);
+    if (st->map_bytes < first) {
+        return error_set(st->error, st->path, "%zu bytes, wanted a safetensors file", st->map_bytes);
+    }
+    memcpy(&header_bytes, st->map, first);
+    if (header_bytes > SAFETENSORS_MAX_HEADER_ || header_bytes > st->map_bytes - first) {
+        return error_set(st->error, st->path,
+                         "a header of %llu bytes, wanted at most %zu, in a file of %zu: truncated, or "
+                         "not a safetensors file",
+                         (unsigned long long)header_bytes, SAFETENSORS_MAX_HEADER_, st->map_bytes);
+    }
+    const size_t bytes = (size_t)header_bytes;
+    st->header = (unsigned char*)malloc(bytes ? bytes : 1); // exactly: a tool sees every step beyond it
+    CHECK(st->header, "%s: no memory for a header of %zu bytes", st->path, bytes);
+    memcpy(st->header, st->map + first, bytes);
+    JsonReader text = {st->path, st->error, st->header, bytes, 0, first};
+    return safetensors_entries_(st, &text) && safetensors_check_places_(st, st->map + first + bytes) &&
+           safetensors_check_names_(st);
+}
+
+// Maps a file. An empty one has no map.
+static inline int safetensors_map_(char* error, const char* path, unsigned char** map, size_t* bytes) {
+    struct stat info;
+    const int fd = file_open_regular(path, error);
+    if (fd < 0) {
+        return 0;
+    }
+    void* memory = NULL;
+    int reason = fstat(fd, &info) == 0 ? 0 : errno;
+    if (!reason && info.st_size > 0) {
+        memory = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        reason = memory == MAP_FAILED ? errno : 0;
+    }
+    close(fd); // the mapping stays
+    if (reason) {
+        return error_set(error, path, "cannot map %zu bytes: %s", (size_t)info.st_size, strerror(reason));
+    }
+    *map = (unsigned char*)memory;
+    *bytes = (size_t)info.st_size;
+    return 1;
+}
+
+static inline void safetensors_unmap_(unsigned char* map, size_t bytes) {
+    if (map) {
+        munmap(map, bytes);
+    }
+}
+
+// ---- reading
+
+// Leaves the message in `error`.
+static inline void safetensors_close(SafeTensors* st) {
+    safetensors_unmap_(st->map, st->map_bytes);
+    free(st->path);
+    free(st->header);
+    free(st->tensors);
+    free(st->metadata);
+    memset(st, 0, offsetof(SafeTensors, error));
+}
+
+// Maps the file and checks all of its header. Returns 1; or 0, with the reason in st->error and nothing to
+// close.
+static inline int safetensors_try_open(SafeTensors* st, const char* path) {
+    memset(st, 0, sizeof(*st));
+    st->path = safetensors_copy_(path);
+    const int ok = safetensors_map_(st->error, path, &st->map, &st->map_bytes) && safetensors_parse_(st);
+    if (!ok) {
+        safetensors_close(st);
+    }
+    return ok;
+}
+
+// The file must not become shorter while it is open: the system kills who reads beyond its end.
+static inline void safetensors_open(SafeTensors* st, const char* path) {
+    CHECK(safetensors_try_open(st, path), "%s", st->error);
+}
+
+// The tensor of exactly this name, or NULL.
+static inline const SafeTensorsView* safetensors_find(const SafeTensors* st, const char* name) {
+    SafeTensorsView key;
+    memset(&key, 0, sizeof(key));
+    key.name = name;
+    return st->num_tensors ? (const SafeTensorsView*)bsearch(&key, st->tensors, st->num_tensors, sizeof(key),
+                                                             safetensors_by_name_)
+                           : NULL;
+}
+
+// The same name without the prefix "transformer.", or with it.
+typedef struct {
+    char text[JSON_MAX_NAME + sizeof(SAFETENSORS_PREFIX)];
+} SafeTensorsName_;
+
+static inline SafeTensorsName_ safetensors_other_name_(const char* name) {
+    const size_t length = strlen(SAFETENSORS_PREFIX);
+    const int has_prefix = strncmp(name, SAFETENSORS_PREFIX, length) == 0;
+    SafeTensorsName_ other;
+    snprintf(other.text, sizeof(other.text), "%s%s", has_prefix ? "" : SAFETENSORS_PREFIX,
+             has_prefix ? name + length : name);
+    return other;
+}
+
+// The tensor of this name, or of the name with or without "transformer.", or NULL.
+static inline const SafeTensorsView* safetensors_find_gpt2(const SafeTensors* st, const char* name) {
+    const SafeTensorsView* view = safetensors_find(st, name);
+    return view ? view : safetensors_find(st, safetensors_other_name_(name).text);
+}
+
+static inline const SafeTensorsView* safetensors_check_shape_(const SafeTensorsView* view, const char* path,
+                                                              const char* name, int ndim,
+                                                              const size_t* shape) {
+    const SafeTensorsShapeText_ wanted = safetensors_shape_text_(ndim, shape);
+    CHECK(view, "%s: no tensor %s, wanted one of shape %s", path, name, wanted.text);
+    CHECK(view->ndim == ndim && (ndim == 0 || memcmp(view->shape, shape, (size_t)ndim * sizeof(*shape)) == 0),
+          "%s: tensor %s is %s, wanted %s", view->path, view->name,
+          safetensors_shape_text_(view->ndim, view->shape).text, wanted.text);
+    return view;
+}
+
+// The tensor as safetensors_find_gpt2 finds it; ends the program if it is not there or has another shape.
+static inline const SafeTensorsView* safetensors_require(const SafeTensors* st, const char* name, int ndim,
+                                                         const size_t* shape) {
+    return safetensors_check_shape_(safetensors_find_gpt2(st, name), st->path, name, ndim, shape);
+}
+
+// The value of a key of __metadata__, or NULL.
+static inline const char* safetensors_metadata(const SafeTensors* st, const char* key) {
+    const SafeTensorsPair wanted = {key, NULL};
+    const SafeTensorsPair* pair =
+        st->num_metadata ? (const SafeTensorsPair*)bsearch(&wanted, st->metadata, st->num_metadata,
+                                                           sizeof(wanted), safetensors_by_key_)
+                         : NULL;
+    return pair ? pair->value : NULL;
+}
+
+// Sets out (count) to the elements [start, start + count) of an F32, F16 or BF16 tensor.
+static inline void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t count,
+                                             float* out) {
+    const SafeTensorsDtype dtype = view->dtype;
+    CHECK(dtype == SAFETENSORS_F32 || dtype == SAFETENSORS_F16 || dtype == SAFETENSORS_BF16,
+          "%s: tensor %s is %s, wanted F32, F16 or BF16", view->path, view->name,
+          safetensors_dtype_name(dtype));
+    assert(start <= view->elements && count <= view->elements - start);
+    const unsigned char* from = view->data + start * safetensors_dtype_bytes(dtype);
+    if (dtype == SAFETENSORS_F32 && count) {
+        memcpy(out, from, count * sizeof(float));
+    }
+    for (size_t i = 0; dtype == SAFETENSORS_BF16 && i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, from + 2 * i, 2);
+        out[i] = bf16_to_float(bits);
+    }
+    for (size_t i = 0; dtype == SAFETENSORS_F16 && i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, from + 2 * i, 2);
+        out[i] = fp16_to_float(bits);
+    }
+}
+
+// Sets out (elements of the view) to all of an F32, F16 or BF16 tensor.
+static inline void safetensors_read_f32(const SafeTensorsView* view, float* out) {
+    safetensors_read_f32_part(view, 0, view->elements, out);
+}
+
+// Copies a tensor that must have this dtype.
+static inline void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, void* out) {
+    CHECK(view->dtype == dtype, "%s: tensor %s is %s, wanted %s", view->path, view->name,
+          safetensors_dtype_name(view->dtype), safetensors_dtype_name(dtype));
+    if (view->bytes) {
+        memcpy(out, view->data, view->bytes);
+    }
+}
+
+// ---- a model in one file or in several
+
+// Where an index says that a tensor is.
+typedef struct {
+    const char* name;
+    const SafeTensorsView* view;
+} SafeTensorsPlace_;
+
+typedef struct {
+    char* path;         // of the directory, or of the one file
+    SafeTensors* files; // each opened once
+    size_t num_files;
+    unsigned char* index;      // the text of the index, where the names are; NULL: one file, without an index
+    SafeTensorsPlace_* places; // in order of name
+    size_t num_places;
+    char error[ERROR_BYTES]; // why it could not be opened
+} SafeTensorsSet;
+
+static inline int safetensors_by_file_(const void* a, const void* b) {
+    return strcmp(((const SafeTensorsPair*)a)->value, ((const SafeTensorsPair*)b)->value);
+}
+
+static inline int safetensors_by_place_name_(const void* a, const void* b) {
+    return strcmp(((const SafeTensorsPlace_*)a)->name, ((const SafeTensorsPlace_*)b)->name);
+}
+
+// Leaves the message in `error`.
+static inline void safetensors_set_close(SafeTensorsSet* set) {
+    for (size_t i = 0; i < set->num_files; i++) {
+        safetensors_close(&set->files[i]);
+    }
+    free(set->path);
+    free(set->files);
+    free(set->index);
+    free(set->places);
+    memset(set, 0, offsetof(SafeTensorsSet, error));
+}
+
+// Opens one file more.
+static inline int safetensors_set_add_(SafeTensorsSet* set, const char* path) {
+    set->files = (SafeTensors*)check_grow(set->files, set->num_files, sizeof(SafeTensors), "list of tensors");
+    SafeTensors* file = &set->files[set->num_files];
+    if (!safetensors_try_open(file, path)) {
+        memcpy(set->error, file->error, sizeof(set->error));
+        return 0;
+    }
+    set->num_files++;
+    return 1;
+}
+
+// {"metadata": anything, "weight_map": {tensor: file, ...}}
+static inline int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
+    const char* key;
+    int more, has_map = 0;
+    if (!json_take(text, '{')) {
+        return 0;
+    }
+    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+        const int is_map = strcmp(key, "weight_map") == 0;
+        if (is_map && has_map++) {
+            return error_set(text->error, text->path, "weight_map comes twice");
+        }
+        if (!(is_map ? safetensors_pairs_(text, pairs, count) : json_skip(text))) {
+            return 0;
+        }
+    }
+    if (more == 0 && !json_end(text)) {
+        return 0;
+    }
+    if (more == 0 && *count == 0) {
+        return error_set(text->error, text->path, "no weight_map, wanted the files of the tensors");
+    }
+    return more == 0;
+}
+
+// Opens the files of an index, which stand beside it, and finds each tensor.
+static inline int safetensors_set_files_(SafeTensorsSet* set, const char* index, SafeTensorsPair* pairs,
+                                         size_t count) {
+    char path[PATH_MAX];
+    safetensors_sort(pairs, count, sizeof(*pairs), safetensors_by_file_);
+    set->places = (SafeTensorsPlace_*)check_alloc(count, sizeof(SafeTensorsPlace_), index);
+    for (size_t i = 0; i < count; i++) {
+        const char* file = pairs[i].value;
+        if (i == 0 || strcmp(file, pairs[i - 1].value) != 0) {
+            if (!file[0] || strchr(file, '/') || strlen(file) > NAME_MAX) {
+                return error_set(set->error, index,
+                                 "tensor %s: a file called \"%.100s\", wanted one "
+                                 "beside the index",
+                                 pairs[i].key, file);
+            }
+            if (snprintf(path, sizeof(path), "%s/%s", set->path, file) >= (int)sizeof(path)) {
+                return error_set(set->error, index, "the name is too long");
+            }
+            if (!safetensors_set_add_(set, path)) {
+                return 0;
+            }
+        }
+        const SafeTensorsView* view = safetensors_find(&set->files[set->num_files - 1], pairs[i].key);
+        if (!view) {
+            return error_set(set->error, index, "tensor %s is not in %s", pairs[i].key, path);
+        }
+        set->places[set->num_places].name = pairs[i].key;
+        set->places[set->num_places++].view = view;
+    }
+    safetensors_sort(set->places, set->num_places, sizeof(*set->places), safetensors_by_place_name_);
+    return 1;
+}
+
+static inline int safetensors_set_index_(SafeTensorsSet* set, const char* path) {
+    unsigned char* map = NULL;
+    size_t bytes = 0, count = 0;
+    SafeTensorsPair* pairs = NULL;
+    if (!safetensors_map_(set->error, path, &map, &bytes)) {
+        return 0;
+    }
+    if (bytes > SAFETENSORS_MAX_HEADER_) {
+        safetensors_unmap_(map, bytes);
+        return error_set(set->error, path, "%zu bytes, wanted at most %zu", bytes, SAFETENSORS_MAX_HEADER_);
+    }
+    set->index = (unsigned char*)malloc(bytes + 1);
+    CHECK(set->index, "%s: no memory for %zu bytes", path, bytes);
+    if (bytes) {
+        memcpy(set->index, map, bytes);
+    }
+    safetensors_unmap_(map, bytes);
+    JsonReader text = {path, set->error, set->index, bytes, 0, 0};
+    const int ok =
+        safetensors_index_(&text, &pairs, &count) && safetensors_set_files_(set, path, pairs, count);
+    free(pairs);
+    return ok;
+}
+
+// Whether a directory has a model as PyTorch saved it before there was safetensors, whose name is not too
+// long.
+static inline int safetensors_has_pickle_(const char* directory) {
+    char one[PATH_MAX], index[PATH_MAX];
+    file_join(one, directory, "pytorch_model.bin");
+    file_join(index, directory, "pytorch_model.bin.index.json");
+    return access(one, F_OK) == 0 || access(index, F_OK) == 0;
+}
+
+// As safetensors_set_open, but returns 0 with the reason in set->error, and nothing to close.
+static inline int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
+    char one[PATH_MAX], index[PATH_MAX];
+    struct stat info;
+    memset(set, 0, sizeof(*set));
+    set->path = safetensors_copy_(path);
+    int ok = 1;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
+        ok = safetensors_set_add_(set, path);
+    } else if (snprintf(one, sizeof(one), "%s/model.safetensors", path) >= (int)sizeof(one) ||
+               snprintf(index, sizeof(index), "%s/model.safetensors.index.json", path) >=
+                   (int)sizeof(index)) {
+        ok = error_set(set->error, path, "the name is too long");
+    } else if (stat(one, &info) == 0) {
+        ok = safetensors_set_add_(set, one);
+    } else if (stat(index, &info) == 0) {
+        ok = safetensors_set_index_(set, index);
+    } else {
+        ok = error_set(set->error, path,
+                       "no model.safetensors and no model.safetensors.index.json in this directory%s",
+                       safetensors_has_pickle_(path) ? "; its pytorch_model.bin is not read: save_pretrained "
+                                                       "of transformers writes model.safetensors"
+                                                     : "");
+    }
+    if (!ok) {
+        safetensors_set_close(set);
+    }
+    return ok;
+}
+
+// Opens a model: a file, a directory with model.safetensors, or one with model.safetensors.index.json and the
+// files that it names. All are checked.
+static inline void safetensors_set_open(SafeTensorsSet* set, const char* path) {
+    CHECK(safetensors_set_try_open(set, path), "%s", set->error);
+}
+
+static inline const SafeTensorsView* safetensors_set_find_exactly_(const SafeTensorsSet* set,
+                                                                   const char* name) {
+    const SafeTensorsPlace_ key = {name, NULL};
+    const SafeTensorsPlace_* place =
+        set->num_places ? (const SafeTensorsPlace_*)bsearch(&key, set->places, set->num_places, sizeof(key),
+                                                            safetensors_by_place_name_)
+                        : NULL;
+    return set->index ? (place ? place->view : NULL) : safetensors_find(&set->files[0], name);
+}
+
+// The tensor of this name, or of the name with or without "transformer.", or NULL.
+static inline const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name) {
+    const SafeTensorsView* view = safetensors_set_find_exactly_(set, name);
+    return view ? view : safetensors_set_find_exactly_(set, safetensors_other_name_(name).text);
+}
+
+// As safetensors_require.
+static inline const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const char* name,
+                                                             int ndim, const size_t* shape) {
+    return safetensors_check_shape_(safetensors_set_find(set, name), set->path, name, ndim, shape);
+}
+
+// ---- writing: open, metadata and declarations, begin, the data, commit
+
+typedef struct {
+    FileWriter file;
+    Xxh64 hash;
+    SafeTensorsView* tensors; // in the order of the file; without data
+    size_t num_tensors;
+    SafeTensorsPair* metadata;
+    size_t num_metadata;
+    size_t data_bytes; // of all tensors
+    size_t current;    // the tensor that is being written,
+    size_t written;    // and its bytes so far
+} SafeTensorsWriter;
+
+static inline void safetensors_put_(SafeTensorsWriter* writer, const void* data, size_t bytes) {
+    file_put(&writer->file, data, bytes);
+    xxh64_add(&writer->hash, data, bytes);
+}
+
+// Strings are copied. No key twice: the reader would refuse the file.
+static inline void safetensors_writer_metadata(SafeTensorsWriter* writer, const char* key,
+                                               const char* value) {
+    SafeTensorsPair pair = {safetensors_copy_(key), safetensors_copy_(value)};
+    for (size_t i = 0; i < writer->num_metadata; i++) {
+        assert(strcmp(writer->metadata[i].key, key) != 0);
+    }
+    writer->metadata =
+        (SafeTensorsPair*)check_grow(writer->metadata, writer->num_metadata, sizeof(pair), "list of tensors");
+    writer->metadata[writer->num_metadata++] = pair;
+}
+
+// Starts the file `path`, which is under this name when it is whole (file.h). Its metadata begin with
+// "format": "pt", without which transformers does not read it.
+static inline void safetensors_writer_open(SafeTensorsWriter* writer, const char* path) {
+    memset(writer, 0, sizeof(*writer));
+    file_open(&writer->file, path);
+    xxh64_open(&writer->hash);
+    safetensors_writer_metadata(writer, "format", "pt");
+}
+
+// The next tensor of the file. Its data must begin at a multiple of its element's size, which PyTorch needs:
+// where types are mixed, declare the wide ones first.
+static inline void safetensors_writer_declare(SafeTensorsWriter* writer, const char* name,
+                                              SafeTensorsDtype dtype, int ndim, const size_t* shape) {
+    SafeTensorsView view;
+    const size_t length = strlen(name);
+    assert(0 <= ndim && ndim <= SAFETENSORS_MAX_DIMS && 0 < length && length <= JSON_MAX_NAME);
+    assert(strcmp(name, SAFETENSORS_METADATA_) != 0 && writer->hash.bytes == 0);
+    memset(&view, 0, sizeof(view));
+    view.name = safetensors_copy_(name);
+    view.dtype = dtype;
+    view.ndim = ndim;
+    for (int i = 0; i < ndim; i++) {
+        view.shape[i] = shape[i];
+    }
+    CHECK(safetensors_sizes_(&view) && view.bytes <= SIZE_MAX / 2 - writer->data_bytes,
+          "%s: tensor %s of shape %s is too large", writer->file.path, name,
+          safetensors_shape_text_(ndim, shape).text);
+    assert(writer->data_bytes % safetensors_dtype_bytes(dtype) == 0);
+    writer->data_bytes += view.bytes;
+    writer->tensors = (SafeTensorsView*)check_grow(writer->tensors, writer->num_tensors,
+                                                   sizeof(SafeTensorsView), "list of tensors");
+    writer->tensors[writer->num_tensors++] = view;
+}
+
+static inline void safetensors_print_header_(const SafeTensorsWriter* writer, FILE* out) {
+    size_t at = 0;
+    fputs("{\"" SAFETENSORS_METADATA_ "\":{", out);
+    for (size_t i = 0; i < writer->num_metadata; i++) {
+        const SafeTensorsPair pair = writer->metadata[i];
+        fputs(i ? "," : "", out);
+        json_print_string(out, pair.key, strlen(pair.key));
+        fputc(':', out);
+        json_print_string(out, pair.value, strlen(pair.value));
+    }
+    fputc('}', out);
+    for (size_t i = 0; i < writer->num_tensors; i++) {
+        const SafeTensorsView* view = &writer->tensors[i];
+        fputc(',', out);
+        json_print_string(out, view->name, strlen(view->name));
+        fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", safetensors_dtype_name(view->dtype));
+        for (int k = 0; k < view->ndim; k++) {
+            fprintf(out, "%s%zu", k ? "," : "", view->shape[k]);
+        }
+        fprintf(out, "],\"data_offsets\":[%zu,%zu]}", at, at + view->bytes);
+        at += view->bytes;
+    }
+    fputc('}', out);
+}
+
+// What is complete is left behind, also tensors without elements.
+static inline void safetensors_advance_(SafeTensorsWriter* writer) {
+    while (writer->current < writer->num_tensors &&
+           writer->written == writer->tensors[writer->current].bytes) {
+        writer->current++;
+        writer->written = 0;
+    }
+}
+
+// All tensors are declared: writes the header.
+static inline void safetensors_writer_begin(SafeTensorsWriter* writer) {
+    static const char blanks[SAFETENSORS_ALIGN_ + 1] =
+        "                                                                ";
+    char* text = NULL;
+    size_t bytes = 0;
+    FILE* out = open_memstream(&text, &bytes);
+    CHECK(out, "%s: no memory for the header", writer->file.path);
+    safetensors_print_header_(writer, out);
+    const int failed = ferror(out);
+    CHECK(fclose(out) == 0 && !failed, "%s: no memory for the header", writer->file.path);
+    const size_t padding = (SAFETENSORS_ALIGN_ - (8 + bytes) % SAFETENSORS_ALIGN_) % SAFETENSORS_ALIGN_;
+    const uint64_t header_bytes = bytes + padding;
+    CHECK(header_bytes <= SAFETENSORS_MAX_HEADER_, "%s: a header of %zu bytes, wanted at most %zu",
+          writer->file.path, bytes + padding, SAFETENSORS_MAX_HEADER_);
+    safetensors_put_(writer, &header_bytes, sizeof(header_bytes));
+    safetensors_put_(writer, text, bytes);
+    safetensors_put_(writer, blanks, padding);
+    free(text);
+}
+
+// The next bytes of the data, as they are; not beyond the end of a tensor.
+static inline void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t bytes) {
+    safetensors_advance_(writer);
+    assert(bytes == 0 || (writer->current < writer->num_tensors &&
+                          bytes <= writer->tensors[writer->current].bytes - writer->written));
+    safetensors_put_(writer, data, bytes);
+    writer->written += bytes;
+}
+
+// The next `count` elements of an F32, F16 or BF16 tensor, rounded to its type; not beyond its end.
+static inline void safetensors_write_f32(SafeTensorsWriter* writer, const float* data, size_t count) {
+    uint16_t chunk[SAFETENSORS_CHUNK_];
+    safetensors_advance_(writer);
+    assert(count == 0 || writer->current < writer->num_tensors);
+    const SafeTensorsDtype dtype = count ? writer->tensors[writer->current].dtype : SAFETENSORS_F32;
+    assert(dtype == SAFETENSORS_F32 || dtype == SAFETENSORS_F16 || dtype == SAFETENSORS_BF16);
+    if (dtype == SAFETENSORS_F32) {
+        safetensors_write_raw(writer, data, array_bytes(count, sizeof(float)));
+        return;
+    }
+    for (size_t at = 0; at < count; at += SAFETENSORS_CHUNK_) {
+        const size_t n = count - at < SAFETENSORS_CHUNK_ ? count - at : SAFETENSORS_CHUNK_;
+        for (size_t i = 0; i < n; i++) {
+            chunk[i] =
+                dtype == SAFETENSORS_BF16 ? bf16_from_float(data[at + i]) : fp16_from_float(data[at + i]);
+        }
+        safetensors_write_raw(writer, chunk, n * sizeof(uint16_t));
+    }
+}
+
+// All data are written: the file is on the disk and under its name. Returns its checksum, that of
+// file_checksum.
+static inline uint64_t safetensors_writer_commit(SafeTensorsWriter* writer) {
+    safetensors_advance_(writer);
+    assert(writer->hash.bytes > 0 && writer->current == writer->num_tensors && writer->written == 0);
+    file_commit(&writer->file);
+    for (size_t i = 0; i < writer->num_tensors; i++) {
+        free((char*)writer->tensors[i].name);
+    }
+    for (size_t i = 0; i < writer->num_metadata; i++) {
+        free((char*)writer->metadata[i].key);
+        free((char*)writer->metadata[i].value);
+    }
+    free(writer->tensors);
+    free(writer->metadata);
+    return xxh64_value(&writer->hash);
+}
+
+#endif

@@ -1,0 +1,138 @@
+/*
+generator.h -- texts sampled from a model: a prompt, then token after token until the document ends.
+
+The model is a function: given the first `known` tokens, of which it has seen the first `seen` at the call
+before, it returns the logits (V, fp32, on the host) of the token that follows. When the T tokens of its
+context are full, the older half is forgotten and the rest is read again, at its new positions.
+
+defines: NextLogits, Generator, GeneratorEnd, generator_open, generator_close, generator_run, generator_log
+*/
+#ifndef LLMC_GENERATOR_H
+#define LLMC_GENERATOR_H
+
+#include <assert.h>
+
+#include "llmc/base/signals.h"
+#include "llmc/run/log.h"
+#include "llmc/run/options.h"
+#include "llmc/run/sampler.h"
+#include "llmc/run/setup.h"
+
+typedef const float* (*NextLogits)(void* model, const int* ids, int known, int seen);
+
+enum { GENERATOR_NUMBER_BYTES = 16 }; // an id as text
+
+// How a text ended: as it should, because a signal asked the run to stop, or because no token could be drawn.
+typedef enum { GENERATOR_DONE, GENERATOR_STOPPED, GENERATOR_DIVERGED } GeneratorEnd;
+
+typedef struct {
+    NextLogits next_logits;
+    void* model;
+    int V, T;
+    const RunData* data;
+    const Options* options;
+    Sampler sampler;
+    Rand rng;
+    int eot;
+    int *prompt, prompt_tokens; // (T + 1)
+    int* ids;                   // (T + 1) what the model sees
+    char* text;                 // what it wrote, after the prompt
+    size_t text_bytes, text_capacity;
+} Generator;
+
+// For a model with a vocabulary of V and a context of T. `data` and `options` must stay.
+static inline void generator_open(Generator* g, NextLogits next_logits, void* model, int V, int T,
+                                  const RunData* data, const Options* options) {
+    memset(g, 0, sizeof(*g));
+    g->next_logits = next_logits;
+    g->model = model;
+    g->V = V;
+    g->T = T;
+    g->data = data;
+    g->options = options;
+    sampler_open(&g->sampler, V);
+    g->rng = rand_open(options->seed, rand_stream("samples"));
+    g->eot = setup_eot(data, V);
+    g->prompt = (int*)check_alloc((size_t)T + 1, sizeof(int), "prompt");
+    g->prompt_tokens = setup_prompt(g->prompt, T, data, options, V);
+    g->ids = (int*)check_alloc((size_t)T + 1, sizeof(int), "sample");
+    const int longest = data->has_tokenizer ? tokenizer_longest(&data->tokenizer) : 0;
+    const size_t tokens = (size_t)options->sample_tokens + (size_t)g->prompt_tokens;
+    g->text_capacity = tokens * (size_t)(longest > GENERATOR_NUMBER_BYTES ? longest : GENERATOR_NUMBER_BYTES);
+    g->text = (char*)check_alloc(g->text_capacity, 1, "sample");
+}
+
+static inline void generator_close(Generator* g) {
+    free(g->text);
+    free(g->ids);
+    free(g->prompt);
+    sampler_close(&g->sampler);
+}
+
+// Adds a token to the text; its number if the tokenizer does not know it, or there is none.
+static inline void generator_append_(Generator* g, int id) {
+    char number[GENERATOR_NUMBER_BYTES];
+    int length = snprintf(number, sizeof(number), "%d ", id);
+    const char* token = number;
+    if (g->data->has_tokenizer && id < g->data->tokenizer.vocab_size) {
+        token = tokenizer_decode(&g->data->tokenizer, id, &length);
+    }
+    assert(g->text_bytes + (size_t)length <= g->text_capacity);
+    memcpy(g->text + g->text_bytes, token, (size_t)length);
+    g->text_bytes += (size_t)length;
+}
+
+// Sets g->text: the prompt and up to --sample-tokens more, ending with the document.
+static inline GeneratorEnd generator_run(Generator* g) {
+    const Options* o = g->options;
+    int known = g->prompt_tokens, seen = 0;
+    memcpy(g->ids, g->prompt, (size_t)known * sizeof(int));
+    g->text_bytes = 0;
+    for (int i = 1; i < known; i++) {
+        generator_append_(g, g->ids[i]);
+    }
+    for (int i = 0; i < o->sample_tokens; i++) {
+        if (known > g->T) {
+            known -= g->T / 2 + 1;
+            memmove(g->ids, g->ids + g->T / 2 + 1, (size_t)known * sizeof(int));
+            seen = 0;
+        }
+        if (signals_stop()) {
+            return GENERATOR_STOPPED;
+        }
+        const float* logits = g->next_logits(g->model, g->ids, known, seen);
+        if (!sampler_can_draw(logits, g->V)) {
+            return GENERATOR_DIVERGED;
+        }
+        const int next = sampler_next(logits, g->V, o->temperature, o->top_k, o->top_p,
+                                      (float)rand_uniform(&g->rng), &g->sampler);
+        if (next == g->eot) {
+            break;
+        }
+        seen = known;
+        g->ids[known++] = next;
+        generator_append_(g, next);
+    }
+    return GENERATOR_DONE;
+}
+
+// As many texts as --samples says, each to the log. Returns 0 if a signal stopped it: the random numbers are
+// then where they were before, and all texts are to be sampled again.
+static inline int generator_log(Generator* g, RunLog* log, int64_t step) {
+    const uint64_t before = g->rng.at;
+    for (int i = 0; i < g->options->samples; i++) {
+        const GeneratorEnd end = generator_run(g);
+        if (end == GENERATOR_STOPPED) {
+            rand_seek(&g->rng, before);
+            return 0;
+        }
+        if (end == GENERATOR_DIVERGED) { // which the next update will find out, too
+            log_note(log, "no sample: the model's logits are not finite");
+        } else {
+            log_sample(log, step, g->text, g->text_bytes);
+        }
+    }
+    return 1;
+}
+
+#endif

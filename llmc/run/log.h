@@ -1,0 +1,814 @@
+/*
+log.h -- all that a run says: to the screen, to log.jsonl and to main.log in the directory of the run.
+
+log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits):
+
+    {"kind":"config","options":{...},"program":...,"trainer":...,"host":...,"device":...,"time":...}
+    {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...,
+     "tokens":...,"elapsed_s":...,"time":...}
+    {"kind":"val","step":0,"loss":...}
+    {"kind":"sample","step":...,"text":"..."}
+    {"kind":"save","step":...,"path":"..."}
+    {"kind":"skip","step":...,"reason":"..."}
+    {"kind":"rollback","step":...,"from":...,"reason":"..."}
+    {"kind":"stop","step":...,"reason":"..."}
+    {"kind":"summary","steps":...,"val_loss":...,"floor":...,"tok_per_s":...,"peak_mb":...}
+
+tokens are those of all updates so far; elapsed_s is the time that the run has taken, validations and all, of
+all starts of the program together; time is Unix time in seconds.
+
+main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<> norm:<>
+and s:<step> tel:<val loss>.
+
+Steps count from 1; step 0 is before the first update. Every line reaches its file before the next step, or
+the program ends with the name of the file. A new run leaves the logs of an earlier one in the same place as
+log.jsonl.1 and main.log.1, or the next free number. A run that resumes after N updates keeps what the files
+say up to step N, cuts off the rest (and the line that told why it stopped), and does not repeat what they
+already say about step N: the log of an interrupted run is that of one that was not, but for one more config
+line. It is the same when a run goes back to a checkpoint: what came after it is cut off, and a line tells
+from which step it came.
+
+On a terminal the line of a step is rewritten by the next one and is cut to its width, the less important
+numbers first; what takes 100 ms or more leaves a line at each hundredth of the run, and what takes 10 s or
+more leaves them all. Elsewhere, a step that comes less than half a second after the last one printed is not
+printed. The first and the last step always are. If the screen goes away (| head), a run with files continues
+without it.
+
+defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
+         log_train, log_progress, log_val, log_sample, log_save, log_note, log_resumed, log_skip,
+         log_rollback, log_stop, log_summary, log_sync, log_tok_per_s, log_peak_mb, LogFile, LogBin,
+         log_duration
+*/
+#ifndef LLMC_LOG_H
+#define LLMC_LOG_H
+
+#include <errno.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/run/curve.h"
+
+enum { LOG_BINS_ = 512, LOG_CURVE_COLUMNS_ = 79, LOG_CURVE_ROWS_ = 20, LOG_TEXT_COLUMNS_ = 100 };
+
+typedef enum { LOG_NEW, LOG_CONTINUE } LogStart; // LOG_CONTINUE: the files belong to this run
+
+typedef struct {
+    const char* out_dir; // made, with its parents; "" writes no files
+    LogStart start;
+    int64_t start_step, steps; // updates done before this process began, updates of the whole run
+    int64_t step_tokens;       // tokens per update
+    int eval_every;            // steps between validations, 0: none
+    FILE* screen;              // usually stdout; NULL says nothing, for all ranks but one
+} LogSettings;
+
+typedef enum { LOG_VAL_, LOG_SAMPLE_, LOG_SAVE_, LOG_KINDS_ } LogKind_; // of lines between two updates
+
+// What stands on the terminal without a line break.
+typedef enum { LOG_LINE_NONE_, LOG_LINE_STEP_, LOG_LINE_PROGRESS_ } LogLine_;
+
+typedef struct {
+    FILE* file;
+    char path[PATH_MAX];
+} LogFile;
+
+// The losses of neighbouring steps, kept for the curve.
+typedef struct {
+    double steps, losses; // sums
+    int64_t count;
+} LogBin;
+
+typedef struct {
+    int64_t start_step, steps; // as in the settings
+    double step_tokens;
+    int eval_every;
+    LogFile json, text, screen;
+
+    int is_terminal;          // the screen is one
+    char line[256];           // the last step, as printed or to be printed
+    LogLine_ open_line;       // may be rewritten
+    int64_t kept_step;        // whose line stayed on the terminal last
+    double shown_s;           // when a step was last shown
+    int repeated[LOG_KINDS_]; // lines about start_step that were in the files before
+
+    double open_s, elapsed_s;  // when the log was opened, and what the run had taken by then
+    double val_start_s, val_s; // validation: when it began (0: none runs), how long the last one took,
+    double val_s_sum;          // and all since the first step
+    double progress_s;         // when progress was last shown
+
+    int64_t timed;              // steps timed so far
+    double total_ms, smooth_ms; // of them, without evaluation and the like: sum, and exponential average
+    double first_ms, first_s;   // the first of them, and when it ended
+    double data_wait_s, data_s; // waited for data so far, and up to the step before
+
+    LogBin train[LOG_BINS_], val[LOG_BINS_];
+} RunLog;
+
+// ---- files ----
+
+static inline int log_try_flush_(LogFile* log) { return fflush(log->file) == 0 && !ferror(log->file); }
+
+// Ends a line: it is in the file now, or the program ends.
+static inline void log_flush_(LogFile* log) {
+    CHECK(log_try_flush_(log), "%s: cannot write: %s", log->path, strerror(errno));
+}
+
+#define LOG_NO_FILE_ "/dev/null"
+static inline int log_has_no_file_(const LogFile* log) { return strcmp(log->path, LOG_NO_FILE_) == 0; }
+
+static inline void log_open_file_(LogFile* log, const char* mode) {
+    struct stat info;
+    CHECK(log_has_no_file_(log) || stat(log->path, &info) != 0 || !S_ISFIFO(info.st_mode),
+          "%s: a FIFO, wanted a file", log->path); // it would wait for a reader
+    log->file = fopen(log->path, mode);
+    CHECK(log->file, "%s: cannot open: %s", log->path, strerror(errno));
+}
+
+static inline void log_open_none_(LogFile* log) {
+    strcpy(log->path, LOG_NO_FILE_);
+    log_open_file_(log, "w");
+}
+
+// The same on the screen, which may go away: a run whose files tell everything does without it.
+static inline void log_flush_screen_(RunLog* log) {
+    if (log_try_flush_(&log->screen)) {
+        return;
+    }
+    CHECK(!log_has_no_file_(&log->json), "%s: cannot write: %s", log->screen.path, strerror(errno));
+    fprintf(stderr, "warning: %s: cannot write: %s; the run continues, see %s\n", log->screen.path,
+            strerror(errno), log->json.path);
+    log_open_none_(&log->screen);
+    log->is_terminal = 0;
+}
+
+// Everything logged so far is on the disk: before a checkpoint vouches for it.
+static inline void log_sync(RunLog* log) {
+    LogFile* files[2] = {&log->json, &log->text};
+    for (int i = 0; i < 2; i++) {
+        log_flush_(files[i]);
+        const int failed = fsync(fileno(files[i]->file)) != 0 && errno != EINVAL; // EINVAL: nothing to flush
+        CHECK(!failed, "%s: cannot flush to disk: %s", files[i]->path, strerror(errno));
+    }
+}
+
+// ---- history ----
+
+static inline void log_remember_(const RunLog* log, LogBin* bins, int64_t step, double loss) {
+    if (isfinite(loss) && step >= 0 && step <= log->steps) {
+        LogBin* bin = &bins[log->steps ? step * (LOG_BINS_ - 1) / log->steps : 0];
+        bin->steps += (double)step;
+        bin->losses += loss;
+        bin->count++;
+    }
+}
+
+// The averages of the bins that are not empty, into points (LOG_BINS_). Returns how many.
+static inline int log_recall_(const LogBin* bins, CurvePoint* points) {
+    int n = 0;
+    for (int i = 0; i < LOG_BINS_; i++) {
+        if (bins[i].count) {
+            points[n].step = bins[i].steps / (double)bins[i].count;
+            points[n++].loss = bins[i].losses / (double)bins[i].count;
+        }
+    }
+    return n;
+}
+
+// ---- resuming ----
+
+// The kind of a line between two updates, or LOG_KINDS_.
+static inline LogKind_ log_kind_(const char* kind) {
+    static const char* const kinds[LOG_KINDS_] = {"val", "sample", "save"};
+    int i = 0;
+    while (i < LOG_KINDS_ && strcmp(kind, kinds[i]) != 0) {
+        i++;
+    }
+    return (LogKind_)i;
+}
+
+// Whether the files of a resumed run already hold this line: the last step before the interruption is visited
+// again. Each line that they hold is passed over once.
+static inline int log_is_repeated_(RunLog* log, LogKind_ kind, int64_t step) {
+    return step == log->start_step && log->repeated[kind] > 0 && log->repeated[kind]--;
+}
+
+// What follows `key` in a line of JSON, NAN if it is not there.
+static inline double log_number_in_(const char* line, const char* key) {
+    double value = NAN;
+    const char* at = strstr(line, key);
+    return at && sscanf(at + strlen(key), "%lf", &value) == 1 ? value : NAN;
+}
+
+// Takes in one line of an older log: -1 if it is about no step, or tells why the run stopped, else its step.
+static inline int64_t log_reread_line_(RunLog* log, const char* line) {
+    char kind[16] = "";
+    long long step = -1;
+    if (sscanf(line, "s:%lld", &step) == 1) { // main.log
+        return step;
+    }
+    if (sscanf(line, "{\"kind\":\"%15[a-z]\",\"step\":%lld", kind, &step) < 2 || step > log->start_step) {
+        return step;
+    }
+    const LogKind_ known = log_kind_(kind);
+    if (known < LOG_KINDS_ && step == log->start_step) {
+        log->repeated[known]++;
+    }
+    if (strcmp(kind, "train") == 0 || known == LOG_VAL_) {
+        log_remember_(log, known == LOG_VAL_ ? log->val : log->train, step,
+                      log_number_in_(line, "\"loss\":"));
+    }
+    const double elapsed_s = log_number_in_(line, "\"elapsed_s\":");
+    log->elapsed_s = strcmp(kind, "train") == 0 && isfinite(elapsed_s) ? elapsed_s : log->elapsed_s;
+    return strcmp(kind, "stop") == 0 ? -1 : step;
+}
+
+// The bytes of an older log up to its last line about a step that was done before the resumed run begins.
+static inline off_t log_reread_(RunLog* log, const char* path) {
+    char error[ERROR_BYTES];
+    const int fd = file_open_regular(path, error);
+    FILE* file = fd >= 0 ? fdopen(fd, "r") : NULL;
+    char* line = NULL;
+    size_t room = 0;
+    off_t read = 0, keep = 0;
+    for (ssize_t length; file && (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n';) {
+        const int64_t step = log_reread_line_(log, line);
+        if (step > log->start_step) {
+            break;
+        }
+        read += length;
+        keep = step >= 0 ? read : keep;
+    }
+    free(line);
+    if (file) {
+        fclose(file);
+    }
+    return keep;
+}
+
+// Sets path to that of a log: of the present one, 0, or of one that was put aside.
+static inline void log_path_(char path[PATH_MAX], const char* out_dir, const char* name, int number) {
+    char ending[16] = "";
+    if (number > 0) {
+        snprintf(ending, sizeof(ending), ".%d", number);
+    }
+    file_path(path, "%s/%s%s", out_dir, name, ending);
+}
+
+static inline int log_is_there_(const char* out_dir, const char* name, int number) {
+    char path[PATH_MAX];
+    struct stat info;
+    log_path_(path, out_dir, name, number);
+    return lstat(path, &info) == 0 && (number > 0 || (S_ISREG(info.st_mode) && info.st_size > 0));
+}
+
+static const char* const LOG_NAMES_[2] = {"log.jsonl", "main.log"};
+
+// Gives the logs of an earlier run in this directory other names, with the same number.
+static inline void log_put_aside_(const char* out_dir) {
+    int number = 1;
+    while (log_is_there_(out_dir, LOG_NAMES_[0], number) || log_is_there_(out_dir, LOG_NAMES_[1], number)) {
+        number++;
+    }
+    for (int i = 0; i < 2; i++) {
+        char from[PATH_MAX], to[PATH_MAX];
+        log_path_(from, out_dir, LOG_NAMES_[i], 0);
+        log_path_(to, out_dir, LOG_NAMES_[i], number);
+        CHECK(!log_is_there_(out_dir, LOG_NAMES_[i], 0) || rename(from, to) == 0,
+              "%s: cannot rename to %s: %s", from, to, strerror(errno));
+    }
+}
+
+// Opens out_dir/name: empty for a new run, cut to what was done before for one that continues.
+static inline void log_open_in_(RunLog* log, LogFile* file, const LogSettings* o, const char* name) {
+    log_path_(file->path, o->out_dir, name, 0);
+    const off_t keep = o->start == LOG_CONTINUE ? log_reread_(log, file->path) : 0;
+    CHECK(keep == 0 || truncate(file->path, keep) == 0, "%s: cannot cut: %s", file->path, strerror(errno));
+    log_open_file_(file, keep ? "a" : "w");
+}
+
+// ---- opening and closing ----
+
+static inline void log_open(RunLog* log, const LogSettings* o) {
+    memset(log, 0, sizeof(*log));
+    log->start_step = log->kept_step = o->start_step;
+    log->steps = o->steps;
+    log->step_tokens = (double)o->step_tokens;
+    log->eval_every = o->eval_every;
+    log->open_s = time_now_s();
+    if (o->out_dir[0]) {
+        file_make_directory(o->out_dir);
+        if (o->start == LOG_NEW) {
+            log_put_aside_(o->out_dir);
+        }
+        log_open_in_(log, &log->json, o, LOG_NAMES_[0]);
+        log_open_in_(log, &log->text, o, LOG_NAMES_[1]);
+    } else {
+        log_open_none_(&log->json);
+        log_open_none_(&log->text);
+    }
+    strcpy(log->screen.path, "standard output");
+    log->screen.file = o->screen;
+    if (!o->screen) {
+        log_open_none_(&log->screen);
+    }
+    log->is_terminal = o->screen && isatty(fileno(o->screen));
+}
+
+// Columns of the terminal; 0: unknown.
+static inline int log_columns_(const RunLog* log) {
+    struct winsize size;
+    return log->is_terminal && ioctl(fileno(log->screen.file), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+// Leaves the line of the last step on the terminal, so that what comes next has a line of its own.
+static inline void log_end_line_(RunLog* log) {
+    if (log->open_line != LOG_LINE_NONE_) {
+        fputs("\r\033[K", log->screen.file);
+    }
+    if (log->open_line == LOG_LINE_STEP_) {
+        fprintf(log->screen.file, "%s\n", log->line);
+    }
+    log->open_line = LOG_LINE_NONE_;
+}
+
+static inline void log_close(RunLog* log) {
+    log_end_line_(log);
+    log_flush_screen_(log);
+    CHECK(fclose(log->json.file) == 0, "%s: cannot write: %s", log->json.path, strerror(errno));
+    CHECK(fclose(log->text.file) == 0, "%s: cannot write: %s", log->text.path, strerror(errno));
+    if (log_has_no_file_(&log->screen)) {
+        fclose(log->screen.file);
+    }
+    memset(log, 0, sizeof(*log));
+}
+
+// ---- pieces of lines ----
+
+static inline void log_begin_(RunLog* log, const char* kind, int64_t step) {
+    fprintf(log->json.file, "{\"kind\":\"%s\",\"step\":%lld", kind, (long long)step);
+}
+
+static inline void log_number_(RunLog* log, const char* key, double value) {
+    fprintf(log->json.file, isfinite(value) ? ",\"%s\":%.9g" : ",\"%s\":null", key, value);
+}
+
+static inline void log_string_(RunLog* log, const char* key, const char* text, size_t bytes) {
+    fprintf(log->json.file, ",\"%s\":", key);
+    json_print_string(log->json.file, text, bytes);
+}
+
+static inline void log_time_stamp_(RunLog* log) { fprintf(log->json.file, ",\"time\":%.3f", time_unix_s()); }
+
+static inline void log_end_(RunLog* log) {
+    fputs("}\n", log->json.file);
+    log_flush_(&log->json);
+}
+
+// "step   12/1000", as wide at every step. text has room for 64 bytes; returns it.
+static inline char* log_step_text_(const RunLog* log, int64_t step, char* text) {
+    const int width = snprintf(NULL, 0, "%lld", (long long)log->steps);
+    snprintf(text, 64, "step %*lld/%lld", width, (long long)step, (long long)log->steps);
+    return text;
+}
+
+// "45s", "12m10s", "3h05m" or "2d04h". text has room for 64 bytes; returns it.
+static inline char* log_duration(double seconds, char* text) {
+    const long long s = seconds < 1e12 ? (long long)(seconds + 0.5) : (long long)1e12;
+    if (s < 60) {
+        snprintf(text, 64, "%llds", s);
+    } else if (s < 3600) {
+        snprintf(text, 64, "%lldm%02llds", s / 60, s % 60);
+    } else if (s < 86400) {
+        snprintf(text, 64, "%lldh%02lldm", s / 3600, s / 60 % 60);
+    } else {
+        snprintf(text, 64, "%lldd%02lldh", s / 86400, s / 3600 % 24);
+    }
+    return text;
+}
+
+// Begins a message on the screen.
+static inline void log_say_step_(RunLog* log, int64_t step) {
+    char text[64];
+    log_end_line_(log);
+    fprintf(log->screen.file, "%s | ", log_step_text_(log, step, text));
+}
+
+// ---- a step ----
+
+// The mean of the first 20 steps, then an exponential average over about 20.
+static inline void log_time_(RunLog* log, double ms) {
+    log->timed++;
+    log->total_ms += ms;
+    log->smooth_ms += (ms - log->smooth_ms) * fmax(1.0 / (double)log->timed, 0.05);
+    if (log->timed == 1) {
+        log->first_ms = ms;
+        log->first_s = time_now_s();
+    }
+}
+
+// Validations after update number `step`.
+static inline int64_t log_validations_left_(const RunLog* log, int64_t step) {
+    const int64_t every = log->eval_every;
+    return every ? log->steps / every - step / every + (log->steps % every != 0 && step < log->steps) : 0;
+}
+
+// Seconds to go: the remaining steps at the present speed, each with its share of what came between the steps
+// so far (samples, checkpoints), and the remaining validations, each as long as the last one.
+static inline double log_eta_s_(const RunLog* log, int64_t step) {
+    double between_ms = 0;
+    if (log->timed > 1) {
+        const double wall_ms = 1e3 * (time_now_s() - log->first_s - log->val_s_sum);
+        between_ms = fmax(0, wall_ms - (log->total_ms - log->first_ms)) / (double)(log->timed - 1);
+    }
+    return 1e-3 * (double)(log->steps - step) * (log->smooth_ms + between_ms) +
+           (double)log_validations_left_(log, step) * log->val_s;
+}
+
+// A part of the line of a step, and when it gives way where the terminal is too narrow: the highest first.
+typedef struct {
+    int rank;
+    char text[64];
+} LogField_;
+enum { LOG_FIELDS_ = 10, LOG_RANKS_ = 7 };
+
+__attribute__((format(printf, 3, 4))) static inline void log_field_(LogField_* field, int rank,
+                                                                    const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(field->text, sizeof(field->text), format, args);
+    va_end(args);
+    field->rank = rank;
+}
+
+// Sets log->line to as many of the fields as there is room for.
+static inline void log_join_(RunLog* log, const LogField_* fields) {
+    const int columns = log_columns_(log);
+    for (int most = LOG_RANKS_; most >= 0; most--) {
+        size_t used = 0;
+        log->line[0] = '\0';
+        for (int i = 0; i < LOG_FIELDS_; i++) {
+            if (fields[i].rank <= most && used < sizeof(log->line)) {
+                used += (size_t)snprintf(log->line + used, sizeof(log->line) - used, "%s", fields[i].text);
+            }
+        }
+        if (columns == 0 || used < (size_t)columns) {
+            return;
+        }
+    }
+}
+
+// Scores and utilization that are unknown are left out.
+static inline void log_format_step_(RunLog* log, int64_t step, double loss, double loss_z, double norm,
+                                    double norm_z, double lr, double ms, double mfu) {
+    char count[64], eta[64];
+    LogField_ f[LOG_FIELDS_];
+    memset(f, 0, sizeof(f));
+    log_field_(&f[0], 0, "%s", log_step_text_(log, step, count));
+    log_field_(&f[1], 0, " | loss %.4f", loss);
+    if (isfinite(loss_z)) {
+        log_field_(&f[2], 6, " (%+.2fz)", loss_z);
+    }
+    log_field_(&f[3], 3, " | norm %.4f", norm);
+    if (isfinite(norm_z)) {
+        log_field_(&f[4], 6, " (%+.2fz)", norm_z);
+    }
+    log_field_(&f[5], 4, " | lr %.2e", lr);
+    log_field_(&f[6], 1, " | %.1f ms", ms);
+    if (isfinite(mfu)) {
+        log_field_(&f[7], 5, " | %.1f%% MFU", 100 * mfu);
+    }
+    log_field_(&f[8], 2, " | %.0f tok/s", 1e3 * log->step_tokens / log->smooth_ms);
+    log_field_(&f[9], 0, " | eta %s", log_duration(log_eta_s_(log, step), eta));
+    log_join_(log, f);
+}
+
+// Whether the line of a step stays on the terminal.
+static inline int log_keeps_line_(RunLog* log, int64_t step) {
+    const int is_hundredth = 100 * (step - log->kept_step) >= log->steps;
+    const int is_kept = step == log->start_step + 1 || step == log->steps || log->smooth_ms >= 10e3 ||
+                        (log->smooth_ms >= 100 && is_hundredth);
+    log->kept_step = is_kept ? step : log->kept_step;
+    return is_kept;
+}
+
+// Shows the line of a step, or not: see the head of this file.
+static inline void log_show_step_(RunLog* log, int64_t step) {
+    const int is_end = step == log->start_step + 1 || step == log->steps;
+    const int is_rewritten = log->is_terminal && !log_keeps_line_(log, step);
+    const double now_s = time_now_s(), pause_s = !log->is_terminal ? 0.5 : is_rewritten ? 0.1 : 0;
+    if (!is_end && now_s - log->shown_s < pause_s) {
+        return;
+    }
+    fputs(log->open_line != LOG_LINE_NONE_ ? "\r\033[K" : "", log->screen.file);
+    // without automatic margins, in case the width is not known: a line that wraps cannot be rewritten
+    fprintf(log->screen.file, is_rewritten ? "\033[?7l%s\033[?7h" : "%s\n", log->line);
+    log->open_line = is_rewritten ? LOG_LINE_STEP_ : LOG_LINE_NONE_;
+    log->shown_s = now_s;
+    log_flush_screen_(log);
+}
+
+// Before log_train: the time that the run has waited for its data since it began.
+static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
+
+// After update number `step`: the mean loss of its batch, the norm of its gradient before clipping, both with
+// their z-scores, the learning rate, the time it took without evaluation and the like, and the model flops
+// utilization as a fraction. Of the scores and the utilization, NAN is unknown.
+static inline void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm,
+                             double norm_z, double lr, double ms, double mfu) {
+    log_begin_(log, "train", step);
+    log_number_(log, "loss", loss);
+    log_number_(log, "norm", norm);
+    log_number_(log, "lr", lr);
+    log_number_(log, "ms", ms);
+    log_number_(log, "data_ms", 1e3 * (log->data_wait_s - log->data_s));
+    log_number_(log, "tok_per_s", 1e3 * log->step_tokens / ms);
+    log_number_(log, "mfu", mfu);
+    fprintf(log->json.file, ",\"tokens\":%.0f", (double)step * log->step_tokens);
+    fprintf(log->json.file, ",\"elapsed_s\":%.3f", log->elapsed_s + time_now_s() - log->open_s);
+    log_time_stamp_(log);
+    log_end_(log);
+    log->data_s = log->data_wait_s;
+    fprintf(log->text.file, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", (long long)step, loss, lr, norm);
+    log_flush_(&log->text);
+    log_remember_(log, log->train, step, loss);
+    log_time_(log, ms);
+    log_format_step_(log, step, loss, loss_z, norm, norm_z, lr, ms, mfu);
+    log_show_step_(log, step);
+}
+
+// ---- the other lines ----
+
+// Prints one JSON object, without a newline.
+typedef void (*LogPrint)(FILE* file, const void* what);
+
+// Which program runs where, in words.
+typedef struct {
+    const char *program, *trainer, *device; // the program with its version
+} LogIdentity;
+
+// The options of the run: print(file, what) prints them. The first thing to log.
+static inline void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who) {
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    fputs("{\"kind\":\"config\",\"options\":", log->json.file);
+    print(log->json.file, what);
+    log_string_(log, "program", who.program, strlen(who.program));
+    log_string_(log, "trainer", who.trainer, strlen(who.trainer));
+    log_string_(log, "host", host, strlen(host));
+    log_string_(log, "device", who.device, strlen(who.device));
+    log_time_stamp_(log);
+    log_end_(log);
+}
+
+// Part number i of n of something that may take long, a validation for example, is about to begin; the first
+// is 0. Shown on a terminal, elsewhere every half minute.
+static inline void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n) {
+    char count[64];
+    const double now_s = time_now_s(), pause_s = log->is_terminal ? 0.2 : 30;
+    if (i == 0) {
+        log->val_start_s = log->progress_s = now_s;
+    }
+    if (now_s - log->progress_s < pause_s) {
+        return;
+    }
+    log->progress_s = now_s;
+    log_end_line_(log);
+    fprintf(log->screen.file, "%s | %s %lld/%lld%s", log_step_text_(log, step, count), what, (long long)i,
+            (long long)n, log->is_terminal ? "" : "\n");
+    log->open_line = log->is_terminal ? LOG_LINE_PROGRESS_ : LOG_LINE_NONE_;
+    log_flush_screen_(log);
+}
+
+// How long the validation took: log_progress told when it began.
+static inline void log_time_val_(RunLog* log) {
+    if (log->val_start_s > 0) {
+        log->val_s = time_now_s() - log->val_start_s;
+        log->val_s_sum += log->timed > 0 ? log->val_s : 0;
+        log->val_start_s = 0;
+    }
+}
+
+static inline void log_val(RunLog* log, int64_t step, double loss) {
+    log_time_val_(log);
+    log_say_step_(log, step);
+    fprintf(log->screen.file, "val loss %.4f\n", loss);
+    log_flush_screen_(log);
+    if (!log_is_repeated_(log, LOG_VAL_, step)) {
+        log_begin_(log, "val", step);
+        log_number_(log, "loss", loss);
+        log_end_(log);
+        fprintf(log->text.file, "s:%lld tel:%.4f\n", (long long)step, loss);
+        log_flush_(&log->text);
+        log_remember_(log, log->val, step, loss);
+    }
+}
+
+// Bytes of the character at the start of text[0 .. left) if it may go to the screen, else 0. Control
+// characters could reprogram it: those of ASCII, and U+0080 to U+009F, of which one is ESC [ to a terminal.
+// Bytes that are no UTF-8 may be the same where the terminal takes bytes.
+static inline size_t log_printable_(const unsigned char* text, size_t left) {
+    const size_t length = json_utf8_length(text, left);
+    const int is_control = length == 1
+                               ? (text[0] < ' ' && text[0] != '\t' && text[0] != '\n') || text[0] == 127
+                               : length == 2 && text[0] == 0xC2 && text[1] < 0xA0;
+    return is_control ? 0 : length;
+}
+
+// Columns of the word that begins at a blank, or at the beginning of the text: blanks, then other characters.
+static inline size_t log_word_columns_(const char* text, size_t bytes) {
+    size_t i = 0, columns = 0;
+    for (; i < bytes && text[i] == ' '; i++, columns++) {
+    }
+    for (; i < bytes && text[i] != ' ' && text[i] != '\n'; i++) {
+        columns += (text[i] & 0xC0) != 0x80; // not the second or a later byte of a character
+    }
+    return columns;
+}
+
+// Prints text, indented, its lines broken between words so that none is wider than `columns`.
+static inline void log_print_text_(FILE* screen, const char* text, size_t bytes, size_t columns) {
+    static const char indent[] = "    ";
+    size_t column = strlen(indent);
+    fputs(indent, screen);
+    for (size_t i = 0; i < bytes;) {
+        const size_t length = log_printable_((const unsigned char*)text + i, bytes - i);
+        const int is_break = text[i] == ' ' && column + log_word_columns_(text + i, bytes - i) > columns;
+        if (is_break || text[i] == '\n') {
+            fprintf(screen, "\n%s", indent);
+            column = strlen(indent);
+        } else {
+            fprintf(screen, "%.*s", length ? (int)length : 1, length ? text + i : "?");
+            column++;
+        }
+        i += length ? length : 1;
+    }
+    fputc('\n', screen);
+}
+
+// What the model wrote, `bytes` long.
+static inline void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes) {
+    const int columns = log_columns_(log);
+    log_say_step_(log, step);
+    fputs("sample:\n", log->screen.file);
+    log_print_text_(log->screen.file, text, bytes,
+                    (size_t)(0 < columns && columns < LOG_TEXT_COLUMNS_ ? columns : (int)LOG_TEXT_COLUMNS_));
+    log_flush_screen_(log);
+    if (!log_is_repeated_(log, LOG_SAMPLE_, step)) {
+        log_begin_(log, "sample", step);
+        log_string_(log, "text", text, bytes);
+        log_end_(log);
+    }
+}
+
+static inline void log_save(RunLog* log, int64_t step, const char* path) {
+    log_say_step_(log, step);
+    fprintf(log->screen.file, "saved %s\n", path);
+    log_flush_screen_(log);
+    if (!log_is_repeated_(log, LOG_SAVE_, step)) {
+        log_begin_(log, "save", step);
+        log_string_(log, "path", path, strlen(path));
+        log_end_(log);
+    }
+}
+
+// Says something on the screen alone.
+static inline void log_note(RunLog* log, const char* text) {
+    log_end_line_(log);
+    fprintf(log->screen.file, "%s\n", text);
+    log_flush_screen_(log);
+}
+
+// The run goes on from this checkpoint of its own. The line about it may have come after the next update, and
+// so have been cut off.
+static inline void log_resumed(RunLog* log, const char* path) {
+    if (!log_is_repeated_(log, LOG_SAVE_, log->start_step)) {
+        log_begin_(log, "save", log->start_step);
+        log_string_(log, "path", path, strlen(path));
+        log_end_(log);
+    }
+}
+
+// The update number `step` was not made.
+static inline void log_skip(RunLog* log, int64_t step, const char* reason) {
+    log_say_step_(log, step);
+    fprintf(log->screen.file, "update skipped: %s\n", reason);
+    log_flush_screen_(log);
+    log_begin_(log, "skip", step);
+    log_string_(log, "reason", reason, strlen(reason));
+    log_end_(log);
+}
+
+// Cuts a file to what was done before start_step.
+static inline void log_cut_(RunLog* log, LogFile* file) {
+    if (!log_has_no_file_(file)) {
+        CHECK(fclose(file->file) == 0, "%s: cannot write: %s", file->path, strerror(errno));
+        CHECK(truncate(file->path, log_reread_(log, file->path)) == 0, "%s: cannot cut: %s", file->path,
+              strerror(errno));
+        log_open_file_(file, "a");
+    }
+}
+
+// After update number `from` the run went back to the checkpoint of step `to`.
+static inline void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
+    log_say_step_(log, from);
+    fprintf(log->screen.file, "back to step %lld: %s\n", (long long)to, reason);
+    log_flush_screen_(log);
+    log->start_step = to;
+    memset(log->repeated, 0, sizeof(log->repeated));
+    memset(log->train, 0, sizeof(log->train));
+    memset(log->val, 0, sizeof(log->val));
+    const double elapsed_s = log->elapsed_s; // goes on, whatever the line of that step says
+    log_cut_(log, &log->json);
+    log_cut_(log, &log->text);
+    log->elapsed_s = elapsed_s;
+    log_begin_(log, "rollback", to);
+    fprintf(log->json.file, ",\"from\":%lld", (long long)from);
+    log_string_(log, "reason", reason, strlen(reason));
+    log_end_(log);
+}
+
+// The run stops after update number `step`, before its end; `advice` follows on the screen.
+static inline void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice) {
+    log_end_line_(log);
+    fprintf(log->screen.file, "stopped by %s after step %lld%s\n", reason, (long long)step, advice);
+    log_flush_screen_(log);
+    log_begin_(log, "stop", step);
+    log_string_(log, "reason", reason, strlen(reason));
+    log_end_(log);
+}
+
+// ---- the end ----
+
+// Training speed of this process: without evaluation, samples and checkpoints.
+static inline double log_tok_per_s(const RunLog* log) {
+    return log->total_ms > 0 ? 1e3 * log->step_tokens * (double)log->timed / log->total_ms : 0;
+}
+
+// The most memory this process ever held, in MiB.
+static inline double log_peak_mb(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+#ifdef __APPLE__ // bytes there, KiB elsewhere
+    return (double)usage.ru_maxrss / (1 << 20);
+#else
+    return (double)usage.ru_maxrss / (1 << 10);
+#endif
+}
+
+static inline void log_draw_curve_(RunLog* log, double floor) {
+    CurvePoint train[LOG_BINS_], val[LOG_BINS_];
+    const int n_train = log_recall_(log->train, train), n_val = log_recall_(log->val, val);
+    if (n_train > 1) {
+        fputc('\n', log->screen.file);
+        curve_draw(log->screen.file, train, n_train, val, n_val, floor, LOG_CURVE_COLUMNS_, LOG_CURVE_ROWS_);
+        fputc('\n', log->screen.file);
+    }
+}
+
+// The last thing to log: the loss curve, and what the run achieved. `steps` updates are done; val_loss is the
+// last one (NAN: never evaluated), floor the entropy of the text (NAN: unknown), peak_mb the peak memory in
+// MiB (log_peak_mb(), or that of the GPU).
+static inline void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mb) {
+    FILE* screen = log->screen.file;
+    log_end_line_(log);
+    log_draw_curve_(log, floor);
+    fprintf(screen, "%lld steps", (long long)steps);
+    if (isfinite(val_loss)) {
+        fprintf(screen, " | val loss %.4f", val_loss);
+    }
+    if (isfinite(floor)) {
+        fprintf(screen, " | floor %.4f", floor);
+    }
+    const double data_share = log->total_ms > 0 ? 1e3 * log->data_wait_s / log->total_ms : 0;
+    if (data_share > 0.01) {
+        fprintf(screen, " | %.1f%% waiting for data", 100 * data_share);
+    }
+    if (log->timed > 0) {
+        fprintf(screen, " | %.0f tok/s", log_tok_per_s(log));
+    }
+    fprintf(screen, " | peak memory %.0f MiB\n", peak_mb);
+    log_flush_screen_(log);
+
+    fprintf(log->json.file, "{\"kind\":\"summary\",\"steps\":%lld", (long long)steps);
+    log_number_(log, "val_loss", val_loss);
+    if (isfinite(floor)) {
+        log_number_(log, "floor", floor);
+    }
+    log_number_(log, "tok_per_s", log_tok_per_s(log));
+    log_number_(log, "data_s", log->data_wait_s);
+    log_number_(log, "peak_mb", peak_mb);
+    log_end_(log);
+}
+
+#endif

@@ -1,0 +1,900 @@
+/*
+options.h -- the command line: one table of rows, and every use of it a loop over the rows.
+
+The parser, --help, the start-up banner, --print-config and the JSON of the log header all come from
+OPTION_TABLE below, so an option is added by one field of Options and one row. Options are written
+`--name value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work). A
+value that starts like an option has to be written with the equals sign. Everything is strict: what is
+unknown, malformed, out of range, missing or given twice ends the program with status 2 before any work.
+
+A program with options of its own names a file with its Options and OPTION_TABLE in OPTION_TABLE_FILE, and
+what it takes besides in OPTION_ARGUMENTS, before it includes this one (dev/data/tokenize.c).
+
+An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
+
+defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, options_parse_arguments,
+         options_given, options_only_look, options_version, options_print_help, options_print_banner,
+         options_print_config, options_print_json, OptionType, OptionRow, option_applies, option_text,
+         option_set, option_find, OptionsProgram, options_program
+*/
+#ifndef LLMC_OPTIONS_H
+#define LLMC_OPTIONS_H
+
+#include <assert.h>
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/json.h"
+#include "llmc/tokenizer/unicode_tables.h"
+
+#define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
+#define OPTION_ROWS_MAX 96   // room for so many rows
+#define OPTION_NAME_BYTES 32 // the longest name, with its zero
+#define OPTION_TEXT_BYTES 64 // the longest number or word, or range of one, with its zero
+
+#ifdef GIT_COMMIT // the Makefile's, in the programs
+#define LLMC_VERSION "0.1.0 (" GIT_COMMIT ")"
+#else
+#define LLMC_VERSION "0.1.0"
+#endif
+
+// Which program reads the options: OPTION_CPU or OPTION_GPU, for rows that only one trainer has, and its version.
+typedef struct {
+    int trainer;
+    const char* version;
+} OptionsProgram;
+
+static inline OptionsProgram options_program(int trainer) {
+    const OptionsProgram program = {trainer, LLMC_VERSION};
+    return program;
+}
+
+typedef enum {
+    OPTION_INT,    // int
+    OPTION_COUNT,  // int64_t
+    OPTION_SEED,   // uint64_t, any
+    OPTION_FLOAT,  // float
+    OPTION_SWITCH, // int, 0 or 1, written off or on (or 0 or 1)
+    OPTION_CHOICE, // int, the place of the word in the row's list
+    OPTION_STRING, // const char *, pointing into argv; never NULL
+    OPTION_FLAG    // int, 1 if given; takes no value, and is an errand rather than a setting
+} OptionType;
+
+enum {
+    AUTO_ = 1,    // a number may be "auto"
+    MINUS_1_ = 2, // -1 means auto, as in llm.c
+    ABOVE_ = 4,
+    BELOW_ = 8, // the minimum, the maximum is itself not allowed
+    OPTION_CPU = 16,
+    OPTION_GPU = 32,         // an option of that trainer only
+    OPTION_CHANGES_RUN = 64, // another value makes another run: resuming with it needs --override
+    OPTION_NOT_SAVED =
+        128 // holds for one start of the program; a resumed run does not take it from the checkpoint
+};
+
+typedef enum {
+    DIVERGENCE_SKIP,
+    DIVERGENCE_STOP,
+    DIVERGENCE_ROLLBACK
+} OnDivergence; // in the order of its words
+
+#ifndef OPTION_TABLE_FILE
+// In the order of the table, which explains them.
+typedef struct {
+    const char *train_data, *val_data, *tokenizer, *text_field, *separator;
+    int data_format, pack, doc_mask, shuffle;
+    uint64_t seed;
+
+    const char* model;
+    int layers, channels, heads, context, vocab_size;
+
+    int batch, seq_len;
+    int64_t total_batch, steps;
+    float epochs;
+
+    int optimizer;
+    float lr;
+    int warmup;
+    float final_lr_frac;
+    int schedule;
+    float weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_grad_z;
+    int max_skips;
+    float max_loss_rise;
+    int on_divergence;
+
+    int eval_every, eval_batches, sample_every, sample_tokens, samples;
+    const char* prompt;
+    float temperature;
+    int top_k;
+    float top_p;
+
+    const char* out;
+    int save_every, keep, keep_major;
+    const char* resume;
+    int override;
+    float max_hours;
+    const char* export_llmc;
+    int export_dtype;
+    const char* export_gguf;
+    int export_gguf_dtype, overfit;
+
+    int recompute, threads, logits_chunk;
+    int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
+
+    int plan, verify_data, print_config, help, version;
+
+    OptionsProgram program;
+    char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
+} Options;
+#endif
+
+typedef struct {
+    const char *group, *name;
+    const char* alias; // one or two letters; "" if it has none
+    OptionType type;
+    size_t offset;        // of its field in Options
+    double min, max;      // of a number
+    int flags;            // AUTO_, MINUS_1_, ABOVE_ (the minimum), BELOW_ (the maximum)
+    const char* fallback; // the default, as the command line and the banner would write it
+    const char* unit;     // of a number; or the words of a choice, "zero|one|two"
+    const char* help;
+} OptionRow;
+
+// A row's type and offset. A field of another C type does not compile: the comparison is never evaluated.
+#define OPTION_AT_(ctype, field)                                                                             \
+    (offsetof(Options, field) + 0 * sizeof((const ctype*)0 == &((const Options*)0)->field))
+#define INT_(field) OPTION_INT, OPTION_AT_(int, field)
+#define COUNT_(field) OPTION_COUNT, OPTION_AT_(int64_t, field)
+#define SEED_(field) OPTION_SEED, OPTION_AT_(uint64_t, field)
+#define FLOAT_(field) OPTION_FLOAT, OPTION_AT_(float, field)
+#define SWITCH_(field) OPTION_SWITCH, OPTION_AT_(int, field)
+#define CHOICE_(field) OPTION_CHOICE, OPTION_AT_(int, field)
+#define STRING_(field) OPTION_STRING, OPTION_AT_(char* const, field)
+#define FLAG_(field) OPTION_FLAG, OPTION_AT_(int, field)
+// Short names of flags, for the table.
+#define CPU_ OPTION_CPU
+#define GPU_ OPTION_GPU
+#define RUN_ OPTION_CHANGES_RUN
+#define ONCE_ OPTION_NOT_SAVED
+#define MANY_ 1000000000 // no limit of ours; more tokens, steps or files than this is a typo
+
+#ifdef OPTION_TABLE_FILE
+#include OPTION_TABLE_FILE
+#else
+// clang-format off
+static const OptionRow OPTION_TABLE[] = {
+    // group, name, alias, type and field, min, max, flags, default
+    //     unit or words, help
+    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_,             "",
+        "", "what to train on, a pattern in quotes: .bin token shards, or text: .txt, .jsonl, .parquet, also .gz "
+        "and .zst; or a directory of text; A:0.7,B:0.3 mixes sources by weight; a backslash makes , : * ? [ part of "
+        "a name; empty: the built-in stories"},
+    {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
+        "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
+    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_,             "",
+        "", "of text, and to print the tokens of shards: tokenizer.json, merges.txt, .tiktoken, .bin, or their "
+        "directory; bpe:8192: one of so many tokens, trained on the text and kept in --out; empty: that of the "
+        "--model directory, or text is bytes"},
+    {"data",       "text-field",    "",   STRING_(text_field),     0,        0, RUN_,             "text",
+        "", "of JSON lines and Parquet files: the string that is the document"},
+    {"data",       "separator",     "",   STRING_(separator),      0,        0, RUN_,             "",
+        "", "what stands between the documents of a text file, '<|endoftext|>' for example; empty: a file is one "
+        "document"},
+    {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, RUN_,             "auto",
+        "auto|nanogpt", "of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare uint16"},
+    {"data",       "pack",          "",   CHOICE_(pack),           0,        0, RUN_,             "stream",
+        "stream|aligned|bestfit|pad|dynamic|uniform", "how documents become sequences: cut anywhere, from a "
+        "document's beginning, whole ones that fit, or one each, padded to --seq-len, to the longest of a batch, or "
+        "in batches of similar length"},
+    {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, RUN_,             "off",
+        "off|on", "attention stays inside of a document"},
+    {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, RUN_,             "on",
+        "off|on", "read the training data in another random order in each epoch"},
+    {"data",       "seed",          "",   SEED_(seed),             0,        0, RUN_,             "42",
+        "", "of the first weights, the order of the data and the samples"},
+
+    {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_,             "",
+        "", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory, or llm.c's .bin"},
+    {"model",      "layers",        "",   INT_(layers),            1,     1000, AUTO_ | RUN_,     "auto",
+        "blocks", "transformer blocks; auto, here and below: as --model says"},
+    {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_ | RUN_,     "auto",
+        "", "width of the residual stream"},
+    {"model",      "heads",         "",   INT_(heads),             1,     1024, AUTO_ | RUN_,     "auto",
+        "", "attention heads; must divide the channels"},
+    {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_ | RUN_,     "auto",
+        "tokens", "longest sequence the model can take"},
+    {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
+        "tokens", "size of the vocabulary"},
+
+    {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_,            "auto",
+        "sequences", "micro-batch: what one forward and backward pass takes"},
+    {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | RUN_,     "auto",
+        "tokens", "length of a training sequence, at most --context"},
+    {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
+        "tokens", "what one update takes; auto: batch x seq-len; a multiple of that: gradients accumulate"},
+    {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
+        "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
+    {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",
+        "epochs", "instead of --steps: so many times the training data; 0: as --steps says"},
+
+    {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, RUN_,             "adamw",
+        "adamw", "update rule"},
+    {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_,  "auto",
+        "", "peak learning rate; auto: 6e-4 x 768 / channels for 524288 tokens an update, less for fewer; a tenth "
+        "of that where --model names weights"},
+    {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
+        "steps", "in which the learning rate rises to its peak"},
+    {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_,             "0",
+        "", "learning rate at the end, as a part of the peak"},
+    {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, RUN_,             "cosine",
+        "cosine|linear|constant|wsd", "shape of the learning rate after the warmup"},
+    {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, RUN_,             "0.1",
+        "", "decoupled, on matrices only"},
+    {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | RUN_,    "0.9",
+        "", "decay of the running mean of the gradient"},
+    {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_ | RUN_,  "auto",
+        "", "decay of the running mean of its square; auto: 0.95 per 524288 tokens, at most 0.999 per update"},
+    {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_ | RUN_,    "1e-08",
+        "", "added to the root of that mean"},
+    {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
+        "", "largest norm of the whole gradient; 0: no clipping"},
+    {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",
+        "sigma", "skip an update whose loss is so many standard deviations above its recent mean; 0: never"},
+    {"optimizer",  "skip-grad-z",   "sg", FLOAT_(skip_grad_z),     0,    MANY_, RUN_,             "0",
+        "sigma", "the same for the norm of the gradient"},
+    {"optimizer",  "max-skips",     "",   INT_(max_skips),         1,  1000000, 0,                "10",
+        "updates", "so many in a row skipped because of a NaN or an infinity: the run has diverged"},
+    {"optimizer",  "max-loss-rise", "",   FLOAT_(max_loss_rise),   0,    MANY_, 0,                "0",
+        "nats", "so far above its lowest the mean loss of 128 updates: the run has diverged; 0: never"},
+    {"optimizer",  "on-divergence", "",   CHOICE_(on_divergence),  0,        0, 0,                "skip",
+        "skip|stop|rollback", "of a NaN, skip only its update, or stop; when diverged, stop, or go back to a checkpoint, skipping data"},
+
+    {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
+        "steps", "between validations; 0: none; auto: a tenth of the run, at most 1000"},
+    {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, 0,                "20",
+        "micro-batches", "in a validation; 0: the whole validation set"},
+    {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_,            "auto",
+        "steps", "between samplings of text; 0: none"},
+    {"evaluation", "sample-tokens", "g",  INT_(sample_tokens),     1,    MANY_, AUTO_,            "auto",
+        "tokens", "length of a sample"},
+    {"evaluation", "samples",       "",   INT_(samples),           0,      100, 0,                "2",
+        "texts", "in a sampling"},
+    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, 0,                "",
+        "", "start of the samples, after an end-of-text token"},
+    {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, 0,                "1",
+        "", "of the samples; 0: always the most likely token"},
+    {"evaluation", "top-k",         "",   INT_(top_k),             0,    MANY_, 0,                "0",
+        "tokens", "sample from the so many most likely; 0: from all"},
+    {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_,           "1",
+        "", "sample from the most likely tokens that have this probability together"},
+
+    {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_,            "",
+        "", "directory of logs and checkpoints; empty: no files"},
+    {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_,            "auto",
+        "steps", "between checkpoints, and at the last; auto: at the last, if there is --out; 0: none"},
+    {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, 0,                "0",
+        "checkpoints", "keep only the newest; 0: all"},
+    {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
+        "steps", "and for ever those at multiples of this; 0: none"},
+    {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_,            "off",
+        "", "off; on: from the newest checkpoint in --out; auto: the same, or anew if there is none; a step; a directory"},
+    {"output",     "override",      "",   FLAG_(override),         0,        0, ONCE_,            "off",
+        "off|on", "resume although options change the run"},
+    {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_,            "0",
+        "hours", "save and stop before this time is over; 0: no limit"},
+    {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_,            "",
+        "", "write the final model into this file in llm.c's .bin format, FILE.bin, and its tokenizer into "
+            "FILE_tokenizer.bin; empty: do not"},
+    {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_,            "fp32",
+        "fp32|bf16", "precision of the weights in that file"},
+    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_,            "",
+        "", "write the final model into this file for llama.cpp; empty: do not"},
+    {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_,            "f16",
+        "f32|f16|bf16|q8_0", "precision of the matrices in that file"},
+    {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
+        "off|on", "train on the first batch only: the loss goes to 0"},
+
+    {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, AUTO_,            "auto",
+        "", "activations not kept but computed again: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks; "
+        "auto: 1 on a CPU, the lowest that fits its memory on a GPU"},
+    {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_,     "0",
+        "threads", "0: all that the machine has"},
+    {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
+        "tokens", "whose logits are in memory at a time; auto: those of a micro-batch, or the largest part of it that fits"},
+    {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
+        "model|fp32", "type of the gradients of the weights: that of the weights, or fp32"},
+    {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | RUN_,      "on",
+        "off|on", "an fp32 copy of 16-bit weights for the optimizer; off: it rounds the weights stochastically"},
+    {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_,      "on",
+        "off|on", "round the factors of fp32 products to 10 bits, for tensor cores"},
+    {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_,             "2",
+        "", "GELU inside the matrix products: 0 no, 1 forward, 2 forward and backward"},
+    {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "on",
+        "off|on", "with --gelu-fusion 2: the gradient of the bias before GELU inside that product, where cuBLASLt does that"},
+    {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
+        "off|on", "time cuBLASLt's algorithms for each product once, and keep the fastest"},
+    {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_,             "on",
+        "off|on", "replay a micro-step as one CUDA graph"},
+    {"memory, speed", "device",     "",   INT_(device),            0,     1023, GPU_ | ONCE_,     "0",
+        "", "number of the GPU"},
+    {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_,     "0",
+        "steps", "between lines on the GPU's temperature, power, clocks and memory; 0: none"},
+
+    {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",
+        "off|on", "estimate memory, speed and time, and stop"},
+    {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_,            "off",
+        "off|on", "check every token of every file, and its checksum if there is a FILE.xxh64, and stop"},
+    {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_,            "off",
+        "off|on", "print every option with its value, and stop"},
+    {"other",      "help",          "",   FLAG_(help),             0,        0, ONCE_,            "off",
+        "off|on", "print this, and stop"},
+    {"other",      "version",       "",   FLAG_(version),          0,        0, ONCE_,            "off",
+        "off|on", "print the version, and stop"},
+};
+// clang-format on
+#endif
+#undef INT_
+#undef COUNT_
+#undef SEED_
+#undef FLOAT_
+#undef SWITCH_
+#undef CHOICE_
+#undef STRING_
+#undef FLAG_
+#undef CPU_
+#undef GPU_
+#undef RUN_
+#undef ONCE_
+#undef MANY_
+
+enum { OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) };
+static_assert((int)OPTION_ROWS <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
+
+#ifdef OPTION_TABLE_FILE
+#define OPTION_EXAMPLES "" // of the trainers, for --help
+#else
+#define OPTION_EXAMPLES                                                                                      \
+    "\nWith no options at all it trains a small model on built-in stories. To start with:\n"                 \
+    "  --train-data 'books/*.txt' --tokenizer bpe:4096 --out out/books     your own text\n"                  \
+    "  --out out/books --resume on                                         continue after an interruption\n" \
+    "  --out out/books --resume on --steps 9000 --override                 continue for longer\n"            \
+    "  --model out/books/step_00002000 --steps 0 --prompt 'It was'         look at a checkpoint: samples\n"  \
+    "  --model DIR --train-data 'more/*.txt' --out out/more                finetune\n"                       \
+    "  --model DIR --steps 0 --export-gguf model.gguf                      convert\n"                        \
+    "Step lines show the mean loss of the update in nats per token, the norm of its gradient before\n"       \
+    "clipping, both with their distance (z) from their mean over 128 updates in standard deviations,\n"      \
+    "and MFU, the share of this machine's peak that the model's arithmetic takes.\n"
+#endif
+#ifndef OPTION_ARGUMENTS
+#define OPTION_ARGUMENTS "" // what a program takes besides options, for --help
+#endif
+
+// Does the row belong to this trainer?
+static inline int option_applies(const Options* options, const OptionRow* row) {
+    return !(row->flags & (OPTION_CPU | OPTION_GPU)) || (row->flags & options->program.trainer);
+}
+
+// Whether the program only looks at what a run would be, and writes nothing.
+#ifndef OPTION_TABLE_FILE
+static inline int options_only_look(const Options* options) {
+    return options->plan || options->print_config || options->verify_data;
+}
+#endif
+
+// ---- values ----
+
+// Sets length to that of word number `index` of "zero|one|two" and returns where it starts; NULL if the list
+// is shorter.
+static inline const char* option_word_(const char* words, int index, size_t* length) {
+    for (; index > 0 && words; index--) {
+        words = strchr(words, '|');
+        words = words ? words + 1 : NULL;
+    }
+    *length = words ? strcspn(words, "|") : 0;
+    return words;
+}
+
+// The field of an INT, COUNT or FLOAT row. A double holds every legal value of them exactly.
+static inline double option_number_(const Options* options, const OptionRow* row) {
+    const void* field = (const char*)options + row->offset;
+    return row->type == OPTION_INT     ? *(const int*)field
+           : row->type == OPTION_COUNT ? (double)*(const int64_t*)field
+                                       : *(const float*)field;
+}
+
+// The value of an option as text that reads back as the same value: the string itself, or written into
+// buffer.
+static inline const char* option_text(const Options* options, const OptionRow* row,
+                                      char buffer[OPTION_TEXT_BYTES]) {
+    const void* field = (const char*)options + row->offset;
+    if ((row->flags & AUTO_) && option_number_(options, row) == OPTION_AUTO) {
+        return "auto";
+    }
+    switch (row->type) {
+    case OPTION_STRING:
+        return *(const char* const*)field;
+    case OPTION_SEED:
+        snprintf(buffer, OPTION_TEXT_BYTES, "%" PRIu64, *(const uint64_t*)field);
+        return buffer;
+    case OPTION_INT:
+    case OPTION_COUNT:
+        snprintf(buffer, OPTION_TEXT_BYTES, "%.0f", option_number_(options, row));
+        return buffer;
+    case OPTION_FLOAT: {
+        const float value = (float)option_number_(options, row);
+        int digits = 1; // nine are always enough
+        do {
+            snprintf(buffer, OPTION_TEXT_BYTES, "%.*g", digits, value);
+        } while (++digits <= 9 && strtof(buffer, NULL) != value);
+        return buffer;
+    }
+    default: { // a word of the list
+        size_t length;
+        const char* word = option_word_(row->unit, *(const int*)field, &length);
+        assert(word && length < OPTION_TEXT_BYTES);
+        snprintf(buffer, OPTION_TEXT_BYTES, "%.*s", (int)length, word);
+        return buffer;
+    }
+    }
+}
+
+// What is legal, in words: "1 to 1048576 sequences", "cosine|linear|constant|wsd", "text".
+static inline const char* option_wanted_(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) {
+    switch (row->type) {
+    case OPTION_STRING:
+        return "text";
+    case OPTION_SEED:
+        return "0 to 18446744073709551615";
+    case OPTION_SWITCH:
+    case OPTION_CHOICE:
+        return row->unit;
+    case OPTION_FLAG:
+        return "";
+    default:
+        snprintf(buffer, OPTION_TEXT_BYTES, "%s%.15g to %s%.15g%s%s", row->flags & ABOVE_ ? "above " : "",
+                 row->min, row->flags & BELOW_ ? "below " : "", row->max, *row->unit ? " " : "", row->unit);
+        return buffer;
+    }
+}
+
+// Reads a number of an INT, COUNT or FLOAT row; 0 if it is none, or not a legal one. Only decimal digits: no
+// blanks, hexadecimal, nan or inf. A float is judged as it will be stored, after rounding.
+static inline int option_read_number_(const OptionRow* row, const char* text, double* value) {
+    const char* legal = row->type == OPTION_FLOAT ? "0123456789+-.eE" : "0123456789-";
+    char* end;
+    errno = 0;
+    *value = row->type == OPTION_FLOAT ? strtof(text, &end) : (double)strtoll(text, &end, 10);
+    return *text && !*end && errno == 0 && strspn(text, legal) == strlen(text) &&
+           (row->flags & ABOVE_ ? *value > row->min : *value >= row->min) &&
+           (row->flags & BELOW_ ? *value < row->max : *value <= row->max);
+}
+
+static inline int option_set_number_(Options* options, const OptionRow* row, const char* text) {
+    void* field = (char*)options + row->offset;
+    const int is_auto = ((row->flags & AUTO_) && strcmp(text, "auto") == 0) ||
+                        ((row->flags & MINUS_1_) && strcmp(text, "-1") == 0);
+    double value = OPTION_AUTO;
+    if (!is_auto && !option_read_number_(row, text, &value)) {
+        return 0;
+    }
+    switch (row->type) {
+    case OPTION_INT:
+        *(int*)field = (int)value;
+        break;
+    case OPTION_COUNT:
+        *(int64_t*)field = (int64_t)value;
+        break;
+    default:
+        *(float*)field = (float)value;
+        break;
+    }
+    return 1;
+}
+
+static inline int option_set_seed_(uint64_t* field, const char* text) {
+    errno = 0;
+    *field = strtoull(text, NULL, 10);
+    return *text && strspn(text, "0123456789") == strlen(text) && errno == 0;
+}
+
+static inline int option_set_word_(int* field, const char* words, const char* text) {
+    const char* word;
+    size_t length;
+    for (int i = 0; (word = option_word_(words, i, &length)) != NULL; i++) {
+        if (strlen(text) == length && memcmp(text, word, length) == 0) {
+            *field = i;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+// Sets an option from text; 0 if the text is not a legal value of it.
+static inline int option_set(Options* options, const OptionRow* row, const char* text) {
+    void* field = (char*)options + row->offset;
+    switch (row->type) {
+    case OPTION_STRING:
+        *(const char**)field = text;
+        return 1;
+    case OPTION_SEED:
+        return option_set_seed_((uint64_t*)field, text);
+    case OPTION_SWITCH:
+        return option_set_word_((int*)field, row->unit, text) || option_set_word_((int*)field, "0|1", text);
+    case OPTION_CHOICE:
+    case OPTION_FLAG:
+        return option_set_word_((int*)field, row->unit, text);
+    default:
+        return option_set_number_(options, row, text);
+    }
+}
+
+// ---- parsing ----
+
+// Is this argument an option, and not a value? A dash alone and a negative number are values.
+static inline int option_is_name_(const char* arg) {
+    return arg[0] == '-' && arg[1] && !isdigit((unsigned char)arg[1]) && arg[1] != '.';
+}
+
+// The row that the first `length` bytes of arg, dashes included, name; NULL if there is none.
+static inline const OptionRow* option_find(const char* arg, size_t length) {
+    const size_t dashes = arg[1] == '-' ? 2 : 1;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const char* name = dashes == 2 ? OPTION_TABLE[i].name : OPTION_TABLE[i].alias;
+        if (*name && strlen(name) == length - dashes && memcmp(name, arg + dashes, length - dashes) == 0) {
+            return &OPTION_TABLE[i];
+        }
+    }
+    return NULL;
+}
+
+// The edit distance of Levenshtein: insertions, deletions and changes of a byte that turn text into name.
+static inline int option_distance_(const char* text, size_t length, const char* name) {
+    int distance[OPTION_NAME_BYTES]; // from text[0 .. i) to each beginning of the name
+    const int name_length = (int)strlen(name);
+    assert(name_length < OPTION_NAME_BYTES);
+    for (int j = 0; j <= name_length; j++) {
+        distance[j] = j;
+    }
+    for (size_t i = 0; i < length; i++) {
+        int diagonal = distance[0];
+        distance[0]++;
+        for (int j = 1; j <= name_length; j++) {
+            const int change = diagonal + (text[i] != name[j - 1]);
+            const int gap = 1 + (distance[j] < distance[j - 1] ? distance[j] : distance[j - 1]);
+            diagonal = distance[j];
+            distance[j] = change < gap ? change : gap;
+        }
+    }
+    return distance[name_length];
+}
+
+// Names the nearest option, if one is near enough to be what was meant: at most every other letter wrong.
+__attribute__((noreturn)) static inline void option_unknown_(const Options* options, const char* arg,
+                                                             size_t length) {
+    const size_t dashes = arg[1] == '-' ? 2 : 1;
+    const char* nearest = NULL;
+    size_t best = (length - dashes) / 2 + 1;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const char* name = OPTION_TABLE[i].name;
+        if (!option_applies(options, &OPTION_TABLE[i])) {
+            continue;
+        }
+        const size_t distance = (size_t)option_distance_(arg + dashes, length - dashes, name);
+        if (distance < best) {
+            best = distance;
+            nearest = name;
+        }
+    }
+    if (nearest) {
+        die_usage("unknown option %.*s; did you mean --%s? (--help lists all)", (int)length, arg, nearest);
+    }
+    die_usage("unknown option %.*s (--help lists all)", (int)length, arg);
+}
+
+__attribute__((noreturn)) static inline void option_refuse_(const OptionRow* row, const char* found) {
+    char buffer[OPTION_TEXT_BYTES];
+    die_usage("--%s is %s; wanted %s%s", row->name, found, option_wanted_(row, buffer),
+              row->flags & AUTO_ ? ", or auto" : "");
+}
+
+#ifndef OPTION_TABLE_FILE
+// Options of llm.c's run scripts that have no meaning here: taken with these values, with a word about what
+// is not done. `values` are words as of a choice; "": any.
+static const struct {
+    const char *alias, *values, *silent, *why; // silent: the value that asks for nothing
+} OPTIONS_WITHOUT_MEANING_[] = {
+    {"h", "0|1", "0", "HellaSwag is not evaluated"},
+    {"z", "0|1", "0", "one process has nothing to shard"},
+    {"pn", "1", "1", ""},
+    {"pr", "0", "0", ""},
+    {"pg", "", "", "there is one process"},
+    {"pi", "", "", "there is one process"},
+    {"ps", "", "", "there is one process"},
+    {"pf", "", "", "there is one process"},
+};
+
+// If `arg` is one of them, checks its value and returns 1.
+static inline int option_take_without_meaning_(const char* arg, const char* value) {
+    int word = 0;
+    for (size_t i = 0; i < sizeof(OPTIONS_WITHOUT_MEANING_) / sizeof(OPTIONS_WITHOUT_MEANING_[0]); i++) {
+        const char* values = OPTIONS_WITHOUT_MEANING_[i].values;
+        if (strcmp(arg + 1, OPTIONS_WITHOUT_MEANING_[i].alias) != 0) {
+            continue;
+        }
+        if (!value || (*values && !option_set_word_(&word, values, value))) {
+            die_usage("%s is %s; wanted %s", arg, value ? value : "given no value",
+                      *values ? values : "a value");
+        }
+        if (strcmp(value, OPTIONS_WITHOUT_MEANING_[i].silent) != 0) {
+            printf("note: %s %s: %s\n", arg, value, OPTIONS_WITHOUT_MEANING_[i].why);
+        }
+        return 1;
+    }
+    return 0;
+}
+#else
+static inline int option_take_without_meaning_(const char* arg, const char* value) {
+    return (void)arg, (void)value, 0;
+}
+#endif
+
+// Takes the option `arg` and its value, which may be the next argument (NULL at the end). Returns how many of
+// the arguments after `arg` it used: 0 or 1.
+static inline int option_take_(Options* options, const char* arg, const char* next) {
+    if (!option_is_name_(arg)) {
+        die_usage("stray argument %s; wanted --name value (--help lists all)%s", *arg ? arg : "''",
+                  access(arg, F_OK) == 0
+                      ? "; quote a pattern of files, 'books/*.txt', or the shell expands it"
+                      : "");
+    }
+    if (strcmp(arg, "-h") == 0 && (!next || option_is_name_(next))) {
+        options->help = 1;
+        return 0;
+    }
+    if (option_take_without_meaning_(arg, next)) {
+        return 1;
+    }
+    const size_t length = strcspn(arg, "=");
+    const int joined = arg[length] == '=';
+    const OptionRow* row = option_find(arg, length);
+    if (!row) {
+        option_unknown_(options, arg, length);
+    }
+    if (!option_applies(options, row)) {
+        die_usage("--%s is an option of the %s", row->name,
+                  row->flags & OPTION_GPU ? "GPU trainer (make train_gpt2cu)"
+                                          : "CPU trainer (make train_gpt2)");
+    }
+    char* given = &options->given[row - OPTION_TABLE];
+    if (*given) {
+        die_usage("--%s is given twice", row->name);
+    }
+    *given = 1;
+    if (row->type == OPTION_FLAG) {
+        if (joined) {
+            die_usage("--%s takes no value", row->name);
+        }
+        option_set(options, row, "on");
+        return 0;
+    }
+    const char* value = joined ? arg + length + 1 : next && !option_is_name_(next) ? next : NULL;
+    if (!value || !option_set(options, row, value)) {
+        option_refuse_(row, !value ? "given no value" : *value ? value : "''");
+    }
+    return !joined;
+}
+
+// ---- printing ----
+
+// Prints a word as the shell reads it: as it is, or in single quotes.
+static inline void option_print_quoted_(FILE* file, const char* text) {
+    const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./,:+@";
+    if (*text && strspn(text, plain) == strlen(text)) {
+        fputs(text, file);
+        return;
+    }
+    fputc('\'', file);
+    for (; *text; text++) {
+        if (*text == '\'') {
+            fputs("'\\''", file); // close, a quote of its own, open again
+        } else {
+            fputc(*text, file);
+        }
+    }
+    fputc('\'', file);
+}
+
+// Prints --name value, or --name=value where the value would be taken for an option.
+static inline void option_print_setting_(FILE* file, const OptionRow* row, const char* value) {
+    fprintf(file, "--%s", row->name);
+    if (row->type != OPTION_FLAG) {
+        fputc(option_is_name_(value) ? '=' : ' ', file);
+        option_print_quoted_(file, value);
+    }
+}
+
+static inline const char* options_program_name_(const char* program) {
+    const char* slash = strrchr(program, '/');
+    return slash ? slash + 1 : program;
+}
+
+// Which program this is, in words: its name, its version, and what made it.
+static inline void options_version(char* text, size_t room, const Options* options, const char* name) {
+#ifdef __clang__
+    const char* compiler = __VERSION__;
+#else
+    const char* compiler = "gcc " __VERSION__;
+#endif
+    snprintf(text, room, "%s %s, Unicode %s, compiled by %s", options_program_name_(name),
+             options->program.version, UNICODE_VERSION, compiler);
+}
+
+static inline void options_print_version_(FILE* file, const Options* options, const char* name) {
+    char text[512];
+    options_version(text, sizeof(text), options, name);
+    fprintf(file, "%s\n", text);
+}
+
+enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
+
+// Prints text in lines of at most OPTION_HELP_WIDTH, broken at blanks, each after the first indented.
+static inline void option_print_wrapped_(FILE* file, const char* text) {
+    while (strlen(text) > OPTION_HELP_WIDTH) {
+        int length = OPTION_HELP_WIDTH;
+        while (text[length] != ' ') {
+            length--;
+            assert(length > 0);
+        }
+        fprintf(file, "%.*s\n%*s", length, text, OPTION_HELP_COLUMN, "");
+        text += length + 1;
+    }
+    fprintf(file, "%s\n", text);
+}
+
+static inline void options_print_help(FILE* file, const Options* options, const char* program) {
+    fprintf(file,
+            "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short "
+            "names.\n" OPTION_EXAMPLES,
+            program, OPTION_ARGUMENTS);
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        char name[OPTION_NAME_BYTES + 2], alias[8], buffer[OPTION_TEXT_BYTES];
+        if (!option_applies(options, row)) {
+            continue;
+        }
+        if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
+            fprintf(file, "\n%-26s%-30s%s\n", row->group, "value", "default");
+        }
+        snprintf(name, sizeof(name), "--%s", row->name);
+        snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
+        const char* wanted = option_wanted_(row, buffer);
+        const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest is on a line of its own
+        fprintf(file, "  %-20s%-4s%-*s", name, alias, OPTION_WANTED_WIDTH, wanted);
+        fprintf(file, "%s%*s%-7s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 8, "",
+                row->type == OPTION_FLAG ? ""
+                : *row->fallback         ? row->fallback
+                                         : "''");
+        option_print_wrapped_(file, row->help);
+    }
+}
+
+// Prints a command line that repeats this run and can be pasted back: the program and every option that is
+// not at its default, also one that was "auto" and has been resolved.
+static inline void options_print_banner(FILE* file, const Options* options, const char* program) {
+    const size_t width = 100;
+    size_t column = strlen(program);
+    option_print_quoted_(file, program);
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        char buffer[OPTION_TEXT_BYTES];
+        const char* value = option_text(options, row, buffer);
+        if (strcmp(value, row->fallback) == 0 || !option_applies(options, row)) {
+            continue;
+        }
+        const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);
+        const int wrap = column + length + strlen(" \\") > width;
+        fputs(wrap ? " \\\n    " : " ", file);
+        column = length + (wrap ? strlen("   ") : column);
+        option_print_setting_(file, row, value);
+    }
+    fputc('\n', file);
+}
+
+// Prints every setting, one `--name value` on a line, in groups; a shell reads it back.
+static inline void options_print_config(FILE* file, const Options* options) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        char buffer[OPTION_TEXT_BYTES];
+        if (row->type == OPTION_FLAG || !option_applies(options, row)) {
+            continue;
+        }
+        if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
+            fprintf(file, "%s# %s\n", i ? "\n" : "", row->group);
+        }
+        option_print_setting_(file, row, option_text(options, row, buffer));
+        fputc('\n', file);
+    }
+}
+
+// Prints every setting as one JSON object on one line, without a newline after it: numbers as numbers, an
+// unresolved "auto" as null, switches as true or false, the rest as strings.
+static inline void options_print_json(FILE* file, const Options* options) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        char buffer[OPTION_TEXT_BYTES];
+        const char* value = option_text(options, row, buffer);
+        if (row->type == OPTION_FLAG || !option_applies(options, row)) {
+            continue;
+        }
+        fprintf(file, "%s\"%s\":", i ? "," : "{", row->name);
+        if (row->type == OPTION_STRING || row->type == OPTION_CHOICE) {
+            json_print_string(file, value, strlen(value));
+        } else if (row->type == OPTION_SWITCH) {
+            fputs(strcmp(value, "on") == 0 ? "true" : "false", file);
+        } else {
+            fputs(strcmp(value, "auto") == 0 ? "null" : value, file);
+        }
+    }
+    fputc('}', file);
+}
+
+// ---- the whole ----
+
+// Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
+// for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option, or
+// stands behind --, and returns their number; NULL: there may be none.
+static inline int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
+                                          const char** arguments) {
+    int num_arguments = 0;
+    const char* name = argc > 0 ? argv[0] : "train_gpt2";
+    memset(options, 0, sizeof(*options));
+    options->program = program;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const int legal = option_set(options, &OPTION_TABLE[i], OPTION_TABLE[i].fallback);
+        assert(legal);
+        (void)legal;
+    }
+    int only_arguments = 0; // behind --
+    for (int i = 1; i < argc; i++) {
+        if (arguments && !only_arguments && strcmp(argv[i], "--") == 0) {
+            only_arguments = 1;
+        } else if (arguments && (only_arguments || !option_is_name_(argv[i]))) {
+            arguments[num_arguments++] = argv[i];
+        } else {
+            i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+        }
+    }
+    if (options->help) {
+        options_print_help(stdout, options, options_program_name_(name));
+        exit(EXIT_SUCCESS);
+    }
+    if (options->version) {
+        options_print_version_(stdout, options, name);
+        exit(EXIT_SUCCESS);
+    }
+    return num_arguments;
+}
+
+static inline void options_parse(Options* options, int argc, char** argv, OptionsProgram program) {
+    options_parse_arguments(options, argc, argv, program, NULL);
+}
+
+// Was this option on the command line? `name` is the long name, without dashes.
+static inline int options_given(const Options* options, const char* name) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        if (strcmp(OPTION_TABLE[i].name, name) == 0) {
+            return options->given[i];
+        }
+    }
+    assert(!"no such option");
+    return 0;
+}
+
+#endif

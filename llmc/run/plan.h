@@ -1,0 +1,110 @@
+/*
+plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
+
+defines: PlanMemory, PLAN_KINDS, plan_bytes, plan_print_memory, plan_print
+*/
+#ifndef LLMC_PLAN_H
+#define LLMC_PLAN_H
+
+#include "llmc/run/options.h"
+#include "llmc/gpt2.h"
+
+// One allocation, by name. A list ends with a name of NULL.
+typedef struct {
+    const char* name;
+    size_t bytes;
+    int is_host; // on the host, beside a run on another device
+} PlanMemory;
+
+enum { PLAN_KINDS = 10 }; // room for a list
+
+// The memory of the device that the run is on.
+static inline size_t plan_bytes(const PlanMemory* memory) {
+    size_t total = 0;
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        total += kind->is_host ? 0 : kind->bytes;
+    }
+    return total;
+}
+
+static inline double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
+
+// Two lines: the model, and its memory.
+static inline void plan_print_memory(FILE* file, GPT2Config cfg, const PlanMemory* memory) {
+    fprintf(file,
+            "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (%d with padding): %.2fM "
+            "parameters\nmemory: %.1f MiB",
+            cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6,
+            plan_mib_(plan_bytes(memory)));
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        const char* before = kind == memory ? " = " : kind->is_host ? "; on the host: " : " + ";
+        if (kind->bytes) {
+            fprintf(file, "%s%s %.1f", before, kind->name, plan_mib_(kind->bytes));
+        }
+    }
+    fputc('\n', file);
+}
+
+static inline void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
+    static const char* const life_mark[] = {"", "  b", "  c"}; // of TensorLife
+    for (int i = 0; i < count; i++) {
+        const TensorRow* row = &rows[i];
+        fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows,
+                row->cols, plan_mib_(tensor_elements(row) * row->element_bytes), life_mark[row->life]);
+    }
+}
+
+// What checkpoints take.
+static inline void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
+    const double bytes = 12.0 * gpt2_count_parameters(cfg); // fp32 weights, m and v
+    if (o->save_every > 0 && o->steps > 0) {
+        const double saves = ceil((double)o->steps / o->save_every);
+        const double major = o->keep && o->keep_major ? floor((double)o->steps / o->keep_major) : 0;
+        const double kept = o->keep && o->keep < saves ? fmin(saves, o->keep + major) : saves;
+        fprintf(file, "disk: %.0f checkpoint%s of at most %.1f MiB = %.1f MiB\n", kept, kept == 1 ? "" : "s",
+                bytes / (1 << 20), kept * bytes / (1 << 20));
+    }
+}
+
+// What is to be computed, training and validating, and the least time that takes.
+static inline void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, double flops_per_s,
+                                    const char* device) {
+    const double flops = gpt2_flops_per_token(cfg, o->seq_len);
+    if (o->steps == OPTION_AUTO) {
+        fprintf(file, "work: %.4g FLOP a token; how many there are is known when the text has been encoded\n",
+                flops);
+    } else {
+        const double tokens = (double)o->total_batch * (double)o->steps;
+        const double validations = o->eval_every > 0 ? 1 + floor((double)o->steps / o->eval_every) : 0;
+        const double seen = validations * o->eval_batches * o->batch * o->seq_len,
+                     all = (tokens + seen / 3) * flops;
+        fprintf(file,
+                "work: %.4g tokens of %.4g FLOP = %.4g FLOP; %.0f validations of a third of that for each of "
+                "%.4g tokens\n",
+                tokens, flops, tokens * flops, validations, seen);
+        fprintf(
+            file,
+            "time: %.2f hours at the peak of %.0f GFLOP/s of %s; at 50 %% of it, which is more usual, %.2f\n",
+            all / flops_per_s / 3600, flops_per_s * 1e-9, device, 2 * all / flops_per_s / 3600);
+    }
+    fprintf(file, "speed: at most %.0f tok/s\n", flops_per_s / flops);
+}
+
+// All of it, for --plan. `flops_per_s` is the most that the device, described in words, can do.
+static inline void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TensorRow* parameters,
+                              const TensorRow* activations, const PlanMemory* memory, double flops_per_s,
+                              const char* device) {
+    fputc('\n', file);
+    plan_print_memory(file, cfg, memory);
+    plan_print_disk_(file, cfg, options);
+    plan_print_work_(file, cfg, options, flops_per_s, device);
+    fprintf(file,
+            "\nparameters   layers x rows x columns (gradients and optimizer state: as many elements)\n");
+    plan_print_rows_(file, parameters, GPT2_PARAMETER_ROWS);
+    fprintf(file,
+            "\nactivations   layers x tokens x columns (b: only inside a block, on the same memory as c, "
+            "the classifier's)\n");
+    plan_print_rows_(file, activations, GPT2_ACTIVATION_ROWS);
+}
+
+#endif

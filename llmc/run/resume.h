@@ -1,0 +1,186 @@
+/*
+resume.h -- from --resume to the checkpoint that a run goes on from, and what its command line may change.
+
+    off, 0       a new run
+    on           the newest valid checkpoint in --out; there must be one
+    auto, 1      the same, or a new run if there is no checkpoint
+    1000         step 1000 in --out
+    a directory  that checkpoint, wherever it is
+
+Options that are not given have the values that they had in the run that was saved. Those that are given and
+differ are listed; with one that would make it another run (OPTION_CHANGES_RUN in the table of options), other data or
+another trainer, --override is needed.
+
+defines: Resume, resume_open, resume_is_here, resume_config, resume_check, resume_close
+*/
+#ifndef LLMC_RESUME_H
+#define LLMC_RESUME_H
+
+#include "llmc/run/checkpoint.h"
+
+typedef struct {
+    int is_active;
+    char path[PATH_MAX]; // of the checkpoint
+    SavedState saved;
+    int lock;    // of --out, for checkpoints_open; -1: without --out, or nothing will be written there
+    int is_here; // the checkpoint is in --out: the logs there are those of the run
+} Resume;
+
+static inline const char* resume_out_(const Options* options) {
+    if (!options->out[0]) {
+        die_usage("--resume %s needs the directory of the run: --out", options->resume);
+    }
+    return options->out;
+}
+
+// The newest one; `must` is set if there must be one.
+static inline void resume_newest_(Resume* r, const Options* options, int must) {
+    const char* out = resume_out_(options);
+    const int found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
+    CHECK(found >= 0, "%s: every checkpoint is damaged; --resume off begins anew", out);
+    CHECK(found > 0 || !must, "%s: no checkpoint to resume; --resume auto begins a new run then", out);
+    r->is_active = found > 0;
+}
+
+// A certain one: a step, a directory, or the name of one in --out.
+static inline void resume_certain_(Resume* r, const Options* options) {
+    char error[ERROR_BYTES];
+    struct stat info;
+    const char* which = options->resume;
+    if (strspn(which, "0123456789") == strlen(which) && strlen(which) < 18) {
+        checkpoint_path(r->path, resume_out_(options), strtoll(which, NULL, 10), "");
+    } else {
+        file_path(r->path, "%s", which);
+        if (stat(which, &info) != 0 && options->out[0]) {
+            file_join(r->path, options->out, which);
+        }
+    }
+    CHECK(checkpoint_try_check(&r->saved, r->path, error), "%s", error);
+    r->is_active = 1;
+}
+
+// Whether the directory `out` holds `path`.
+static inline int resume_holds_(const char* out, const char* path) {
+    char parent[PATH_MAX];
+    struct stat a, b;
+    file_directory_of(parent, path);
+    return stat(out, &a) == 0 && stat(parent, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+// Puts the saved value where an option is not given.
+static inline void resume_inherit_(const Resume* r, Options* options) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        const char* value = state_option(&r->saved, row->name);
+        if (value && option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED) && !options->given[i]) {
+            CHECK(option_set(options, row, value), "%s/state.json: --%s is %s", r->path, row->name, value);
+        }
+    }
+}
+
+// Makes --out and locks it, where nothing may change before; then finds the checkpoint, checks all of it, and
+// takes options from it: before any other setup. The options point into its state, which must stay.
+static inline void resume_open(Resume* r, Options* options) {
+    const char* how = options->resume;
+    struct stat info;
+    memset(r, 0, sizeof(*r));
+    r->lock = -1;
+    const int is_auto = strcmp(how, "auto") == 0 || strcmp(how, "1") == 0;
+    const int is_off = strcmp(how, "off") == 0 || strcmp(how, "0") == 0;
+    const int may_be_new = is_auto || is_off || strcmp(how, "on") != 0;
+    if (options->out[0] && !options_only_look(options) && (may_be_new || stat(options->out, &info) == 0)) {
+        file_make_directory(options->out);
+        r->lock = checkpoint_lock(options->out);
+    }
+    if (is_off) {
+        return;
+    }
+    if (is_auto || strcmp(how, "on") == 0) {
+        resume_newest_(r, options, !is_auto);
+    } else {
+        resume_certain_(r, options);
+    }
+    if (r->is_active) {
+        resume_inherit_(r, options);
+        r->is_here = options->out[0] && resume_holds_(options->out, r->path);
+    }
+}
+
+// Whether the run continues one in --out: the same logs, and checkpoints in a row.
+static inline int resume_is_here(const Resume* r) { return r->is_active && r->is_here; }
+
+// The model's configuration, from that of its files: only the state knows how much padding there was.
+static inline GPT2Config resume_config(const Resume* r, GPT2Config cfg) {
+    if (r->is_active) {
+        char error[ERROR_BYTES];
+        cfg.Vp = r->saved.padded_vocab < INT_MAX ? (int)r->saved.padded_vocab : INT_MAX;
+        CHECK(gpt2_check_config(cfg, r->path, error), "%s", error);
+    }
+    return cfg;
+}
+
+// What differs, in words.
+typedef struct {
+    FILE* file; // where it is said
+    char changes[2048];
+    size_t used;
+} ResumeChanges_;
+
+// Says that something differs; if it makes another run, it is remembered.
+static inline void resume_difference_(ResumeChanges_* c, const char* name, const char* is, const char* was,
+                                      int is_other_run) {
+    fprintf(c->file, "resume: %s is %s, was %s\n", name, is, was);
+    if (is_other_run && c->used < sizeof(c->changes)) {
+        c->used += (size_t)snprintf(c->changes + c->used, sizeof(c->changes) - c->used, "%s%s is %s, was %s",
+                                    c->used ? "; " : "", name, is, was);
+    }
+}
+
+// Lists what differs from the run that was saved, on `file`, and ends the program if that makes it another
+// run; after setup. train_data is a fingerprint of the data, 0: unknown.
+static inline void resume_check(const Resume* r, const Options* options, FILE* file, const char* trainer,
+                                size_t train_tokens, uint64_t train_data) {
+    ResumeChanges_ c;
+    char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
+    if (!r->is_active) {
+        return;
+    }
+    memset(&c, 0, sizeof(c));
+    c.file = file;
+    fprintf(file, "resume: from %s, %lld of %lld steps done\n", r->path, (long long)r->saved.run.step,
+            (long long)options->steps);
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        const char* before = state_option(&r->saved, row->name);
+        const char* now = option_text(options, row, is);
+        if (before && option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED) &&
+            strcmp(before, now) != 0) {
+            snprintf(name, sizeof(name), "--%s", row->name);
+            resume_difference_(&c, name, *now ? now : "''", *before ? before : "''",
+                               row->flags & OPTION_CHANGES_RUN);
+        }
+    }
+    if (strcmp(trainer, r->saved.trainer) != 0) {
+        resume_difference_(&c, "the trainer", trainer, r->saved.trainer, 1);
+    }
+    if ((int64_t)train_tokens != r->saved.train_tokens) {
+        snprintf(is, sizeof(is), "%zu", train_tokens);
+        snprintf(was, sizeof(was), "%lld", (long long)r->saved.train_tokens);
+        resume_difference_(&c, "the number of training tokens", is, was, 1);
+    } else if (train_data && r->saved.train_data && train_data != r->saved.train_data) {
+        snprintf(is, sizeof(is), "%016" PRIx64, train_data);
+        snprintf(was, sizeof(was), "%016" PRIx64, r->saved.train_data);
+        resume_difference_(&c, "the checksum of the training data", is, was, 1);
+    }
+    if (c.used && !options->override) {
+        die_usage("--resume %s: %s; --override resumes all the same", options->resume, c.changes);
+    }
+}
+
+static inline void resume_close(Resume* r) {
+    if (r->is_active) {
+        state_close(&r->saved);
+    }
+}
+
+#endif

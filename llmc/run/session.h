@@ -1,0 +1,194 @@
+/*
+session.h -- one start of the program, of the many that a long run may take: what is due between two updates,
+when it saves, when it stops, and where it goes back to.
+
+    due      validation every --eval-every steps and samples every --sample-every, each also at the last step;
+             what was done at a step before the run was stopped there is not done again
+    saves    every --save-every steps and at the last; on SIGUSR1; before it stops
+    stops    when a signal asked for it: between two steps, batches of a validation or tokens of a sample;
+             before --max-hours are over, with time to save
+    returns  to an earlier step when the run has diverged and --on-divergence is rollback: to the newest
+             checkpoint of this run that was well, but not to the data that came after it; later checkpoints
+             are removed
+
+Without --out nothing is saved; the program ends by the signal, after a word on how far it came.
+
+defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, session_close,
+         session_validation_is_due, session_samples_are_due, session_next, session_report, session_is_unsaved,
+         session_wait, session_stopped, session_diverged, session_go_back
+*/
+#ifndef LLMC_SESSION_H
+#define LLMC_SESSION_H
+
+#include "llmc/base/signals.h"
+#include "llmc/run/checkpoint.h"
+#include "llmc/run/log.h"
+#include "llmc/run/resume.h"
+#include "llmc/run/schedule.h"
+#include "llmc/run/setup.h"
+
+enum { SESSION_SAVE = 1, SESSION_STOP = 2, SESSION_TRIES_ = 3 };
+
+typedef struct {
+    const Options* options;
+    int can_save;
+    Checkpoints checkpoints;
+    double end_s;          // when --max-hours are over; INFINITY: no limit
+    double longest_step_s; //
+    int64_t back_step;     // the one gone back to last,
+    int tries;             // and how often
+} Session;
+
+// `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open; `memory` may
+// be NULL. Nothing in --out has changed so far, and nothing does here.
+static inline void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
+                                void* memory, double start_s) {
+    memset(s, 0, sizeof(*s));
+    s->options = options;
+    s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
+    s->can_save = options->out[0] != '\0';
+    if (!s->can_save) {
+        return;
+    }
+    Checkpoints* c = &s->checkpoints;
+    checkpoints_open(c, options, run, memory, resume->lock, resume->saved.run.step);
+    c->state.first_serial = c->state.serial + 1;
+    if (resume_is_here(resume)) {
+        c->state.first_serial = resume->saved.first_serial;
+        c->saved_step = resume->saved.run.step;
+    }
+}
+
+static inline void session_print_options_(FILE* file, const void* options) {
+    options_print_json(file, (const Options*)options);
+}
+
+// Opens the log and says in it what kind of start this is. Last of all that comes before training, when
+// nothing more can be refused: logs of an earlier run are put aside. A finished run that is asked for texts
+// samples again.
+static inline void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log,
+                                 LogIdentity who) {
+    const Options* o = s->options;
+    const int is_here = resume_is_here(resume);
+    const LogSettings settings = {
+        o->out, is_here ? LOG_CONTINUE : LOG_NEW, run->step, o->steps, o->total_batch, o->eval_every, stdout};
+    if (run->step >= o->steps && run->stage == STAGE_SAMPLED && setup_asks_for_samples(o)) {
+        run->stage = STAGE_VALIDATED;
+    }
+    log_open(log, &settings);
+    if (is_here) {
+        log_resumed(log, resume->path);
+    } else if (s->can_save && s->checkpoints.state.serial > 0) {
+        log_note(log, "note: this directory has checkpoints of an earlier run; a new one starts");
+    }
+    log_config(log, session_print_options_, o, who);
+}
+
+static inline void session_close(Session* s) {
+    if (s->can_save) {
+        checkpoints_close(&s->checkpoints);
+    }
+}
+
+// Whether this is the beginning of a run that will train. One of no steps only looks at the model.
+static inline int session_is_first_(const Session* s, const RunState* run) {
+    return run->step == 0 && s->options->steps > 0;
+}
+
+// `validates_first`: before the first update, too.
+static inline int session_validation_is_due(const Session* s, const RunState* run, int validates_first) {
+    return run->stage == STAGE_UPDATED && (validates_first || !session_is_first_(s, run)) &&
+           schedule_due(s->options->eval_every, run->step, s->options->steps);
+}
+
+static inline int session_samples_are_due(const Session* s, const RunState* run) {
+    return run->stage == STAGE_VALIDATED && !session_is_first_(s, run) &&
+           schedule_due(s->options->sample_every, run->step, s->options->steps);
+}
+
+// Whether --max-hours leave no time for another step and a save.
+static inline int session_is_late_(const Session* s) {
+    const Checkpoints* c = &s->checkpoints;
+    const double guess_s = checkpoints_disk_bytes(c) / 100e6; // a slow disk
+    const double save_s = s->can_save ? (c->save_s > 0 ? c->save_s : guess_s) : 0;
+    return time_now_s() + 2 * (s->longest_step_s + save_s) > s->end_s;
+}
+
+// What to do after a step, or before the first one: a sum of SESSION_SAVE and SESSION_STOP. `step_s` is what
+// the step took.
+static inline int session_next(Session* s, const RunState* run, double step_s) {
+    const Options* o = s->options;
+    const int is_end = run->step >= o->steps && run->stage == STAGE_SAMPLED, asked = signals_take_save();
+    s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
+    const int stop =
+        !is_end && (signals_stop() || (run->step > 0 && isfinite(s->end_s) && session_is_late_(s)));
+    const int due = (run->step > 0 || o->steps == 0) && schedule_due(o->save_every, run->step, o->steps);
+    const int save = s->can_save && (due || asked || stop) && run->step != s->checkpoints.saved_step;
+    return (save ? SESSION_SAVE : 0) | (stop ? SESSION_STOP : 0);
+}
+
+// Tells the log of a save that has ended meanwhile.
+static inline void session_report(Session* s, RunLog* log) {
+    char path[PATH_MAX];
+    if (s->can_save && checkpoint_finished(&s->checkpoints, path)) {
+        log_save(log, s->checkpoints.state.run.step, path);
+    }
+}
+
+// Waits for the save under way, and tells the log.
+static inline void session_wait(Session* s, RunLog* log) {
+    char path[PATH_MAX];
+    if (s->can_save && checkpoint_wait(&s->checkpoints, path)) {
+        log_save(log, s->checkpoints.state.run.step, path);
+    }
+}
+
+// Whether what the run is now is not on the disk, and could be.
+static inline int session_is_unsaved(const Session* s, const RunState* run) {
+    return s->can_save && run->step != s->checkpoints.saved_step;
+}
+
+// Says why the run ends before its time.
+static inline void session_stopped(const Session* s, RunLog* log, const RunState* run) {
+    const char* why = signals_stop() ? signals_name(signals_stop()) : "--max-hours";
+    log_stop(log, run->step, why,
+             s->can_save ? "; --resume on goes on" : "; nothing was saved: that takes a directory, --out");
+}
+
+// After an update that was skipped or made: whether to go back, for `reason`. Ends the program if the run has
+// diverged and does not go back; what is being saved is saved first.
+static inline int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
+    const Options* o = s->options;
+    const int most = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
+    if (!guard_divergence(&run->guard, most, o->max_loss_rise, reason)) {
+        return 0;
+    }
+    session_wait(s, log);
+    CHECK(o->on_divergence == DIVERGENCE_ROLLBACK, "step %lld: the run has diverged: %s%s",
+          (long long)run->step, reason, run->guard.consecutive ? "; the weights are those of before" : "");
+    return 1;
+}
+
+// Whether the run was well when it was saved.
+static inline int session_is_well_(const SavedState* saved, const void* session) {
+    const Session* s = (const Session*)session;
+    const UpdateGuard* guard = &saved->run.guard;
+    return saved->serial >= s->checkpoints.state.first_serial && guard->consecutive == 0 &&
+           (s->options->max_loss_rise == 0 || guard_rise(guard) <= 0.5 * s->options->max_loss_rise);
+}
+
+// Finds the checkpoint to go back to; ends the program if there is none, or if it did not help before.
+static inline void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
+    const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_well_, s);
+    CHECK(found > 0, "%s: the run has diverged: %s; it has no checkpoint to go back to", s->checkpoints.out,
+          reason);
+    s->tries = saved->run.step == s->back_step ? s->tries + 1 : 1;
+    s->back_step = saved->run.step;
+    CHECK(s->tries <= SESSION_TRIES_, "%s: the run has diverged: %s; it went back here %d times before", path,
+          reason, SESSION_TRIES_);
+    checkpoint_remove_after(s->checkpoints.out, saved->serial);
+    s->checkpoints.saved_step =
+        -1; // with data further on it is another state, which may be saved in its place
+}
+
+#endif

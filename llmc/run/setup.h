@@ -1,0 +1,832 @@
+/*
+setup.h -- from the command line to a run: which data, which tokens, which model, and a value for every
+"auto".
+
+    data                        tokens                                   V of a new model
+    none named                  words of the built-in stories            their number
+    text files                  bytes                                    257
+    text, --tokenizer           those of the tokenizer (text_data.h)     the tokenizer's
+    .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
+    none, --steps 0, --model    those of the model's own tokenizer       the model's
+
+A --model directory with a tokenizer's files supplies --tokenizer. A vocabulary whose size is not the model's
+is refused: its tokens would be others. The model is a name, a file of llm.c's, a Hugging Face directory (a
+checkpoint is one), or the sizes on the command line; options that are given override a name and must agree
+with files. Everything is checked here, before any memory for the model is taken.
+
+defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data,
+         setup_loaders, setup_print_data, setup_verify_data, setup_training, setup_adamw, setup_eval_batches,
+         setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
+         setup_asks_for_samples, setup_validates_first, setup_close, DataKind
+*/
+#ifndef LLMC_SETUP_H
+#define LLMC_SETUP_H
+
+#include "llmc/base/check.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/data/stories.h"
+#include "llmc/data/text_data.h"
+#include "llmc/formats/gguf.h"
+#include "llmc/formats/hf_model.h"
+#include "llmc/formats/llmc_bin.h"
+#include "llmc/run/options.h"
+#include "llmc/run/schedule.h"
+#include "llmc/tokenizer/tokenizer.h"
+#include "llmc/adamw.h"
+#include "llmc/gpt2.h"
+
+// Sizes of a new model without a name, and of the run with it: they train on a laptop in minutes.
+enum {
+    SETUP_LAYERS = 2,
+    SETUP_CHANNELS = 128,
+    SETUP_HEADS = 4,
+    SETUP_CONTEXT = 128,
+    SETUP_BATCH_TOKENS = 1024, // of a micro-batch
+    SETUP_FULL_BATCH =
+        524288, // tokens of an update of GPT-3 125M and of llm.c's runs, for which rates are published
+    SETUP_STORIES_STEPS = 3600,  // about a minute on two cores
+    SETUP_STORIES_PAGE = 128,    // tokens: a story that crosses the end of a page is cut there
+    SETUP_MAPPED_FILES = 10000,  // of text: Linux lets a program map 65530 (vm.max_map_count)
+    SETUP_STORIES_SEED = 271828, // validation stories: the same whatever the seed of the run
+};
+#define SETUP_MAX_STEPS 1e12                        // of --steps, too
+#define SETUP_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs see the built-in text again
+
+typedef enum { DATA_STORIES, DATA_TEXT, DATA_SHARDS, DATA_NONE } DataKind;
+
+typedef struct {
+    DataKind kind;
+    int has_tokenizer; // without one, samples are printed as token ids
+    Tokenizer tokenizer;
+    int is_encoded; // text: its files are turned into shards first
+    int is_unknown; // it would have to be, but nothing may be written: no data is open, --steps may be auto
+    int is_warned;  // of what looks like a separator in the text
+    DataSources train, val;
+    Stories* stories; // the built-in corpus, NULL for other data:
+    uint16_t *train_stories, *val_stories;
+    float* val_nats; // what the best possible model pays for each validation token
+} RunData;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Vocabulary and model
+
+static inline void setup_stories_tokenizer_(RunData* data) {
+    data->stories = (Stories*)check_alloc(1, sizeof(Stories), "stories");
+    stories_open(data->stories);
+    const int words = data->stories->eot;
+    const char** word = (const char**)check_alloc((size_t)words, sizeof(*word), "vocabulary");
+    for (int i = 0; i < words; i++) {
+        word[i] = data->stories->token[i];
+    }
+    tokenizer_open_words(&data->tokenizer, word, words);
+    free(word);
+}
+
+// Whether the program is only to say what it would do: then it writes nothing.
+static inline int setup_is_dry_(const Options* options) {
+    return options->plan || options->print_config || options->verify_data;
+}
+
+// How text is read and encoded.
+static inline TextData setup_text_(const Options* options, const Bpe* bpe, const char* directory) {
+    const TextDataMode mode = setup_is_dry_(options) ? TEXT_DATA_FIND : TEXT_DATA_ENCODE;
+    const TextData text = {bpe, options->text_field, options->separator, directory, stdout, mode, 1};
+    return text;
+}
+
+// --tokenizer bpe:N: sets path (PATH_MAX) to the vocabulary beside the run, which is trained on the text the
+// first time; unless nothing may be written: then path is "". Returns N.
+static inline int setup_own_vocabulary_(RunData* data, const Options* options, char* path) {
+    char* end;
+    const long V = strtol(options->tokenizer + strlen("bpe:"), &end, 10);
+    if (*end || V < 257 || V > BPE_MAX_VOCAB) {
+        die_usage("--tokenizer %s: wanted bpe: and a number of tokens from 257 to %d", options->tokenizer,
+                  BPE_MAX_VOCAB);
+    }
+    if (!options->out[0] || sources_kind(options->train_data) != TOKENS_TEXT) {
+        die_usage("--tokenizer %s: wanted text as --train-data, and --out to keep the vocabulary",
+                  options->tokenizer);
+    }
+    file_join(path, options->out, "tokenizer.json");
+    const int is_kept = access(path, F_OK) == 0;
+    if (!is_kept && setup_is_dry_(options)) {
+        path[0] = '\0';
+        return (int)V;
+    }
+    if (!is_kept) {
+        const TextData text = setup_text_(options, NULL, NULL);
+        Bpe bpe;
+        file_make_directory(options->out);
+        text_data_train(&bpe, &text, options->train_data, (int)V);
+        bpe_write(&bpe, path);
+        bpe_close(&bpe);
+        data->is_warned = 1;
+    }
+    Bpe kept;
+    bpe_open(&kept, path);
+    CHECK(kept.vocab_size == V, "%s: %d tokens, wanted %ld; remove it to train another", path,
+          kept.vocab_size, V);
+    bpe_close(&kept);
+    return (int)V;
+}
+
+// Stands for a vocabulary of V tokens that is not trained yet: it has the size, and knows bytes.
+static inline void setup_untrained_tokenizer_(Tokenizer* tokenizer, int V) {
+    memset(tokenizer, 0, sizeof(*tokenizer));
+    tokenizer->kind = "gpt2";
+    bpe_open_bytes(&tokenizer->bpe);
+    tokenizer->encoder = (BpeEncoder*)check_alloc(1, sizeof(BpeEncoder), "tokenizer");
+    bpe_encoder_open(tokenizer->encoder, &tokenizer->bpe);
+    tokenizer->vocab_size = V;
+    tokenizer->eot = V - 1;
+}
+
+static inline void setup_file_tokenizer_(RunData* data, const Options* options) {
+    char path[PATH_MAX];
+    const int is_own = strncmp(options->tokenizer, "bpe:", 4) == 0;
+    const int V = is_own ? setup_own_vocabulary_(data, options, path) : 0;
+    data->is_unknown = is_own && !path[0];
+    data->has_tokenizer = 1;
+    if (data->is_unknown) {
+        setup_untrained_tokenizer_(&data->tokenizer, V);
+    } else {
+        tokenizer_open_file(&data->tokenizer, is_own ? path : options->tokenizer);
+    }
+}
+
+// Whether there is something to train on or to validate with.
+static inline int setup_has_data(const RunData* data) { return data->kind != DATA_NONE; }
+
+// Without --train-data: the built-in stories, or no data at all for a model that has other tokens.
+static inline void setup_no_files_(RunData* data, const Options* options) {
+    RunData stories;
+    memset(&stories, 0, sizeof(stories));
+    setup_stories_tokenizer_(&stories);
+    data->kind = DATA_STORIES;
+    data->has_tokenizer = 1;
+    if (options->tokenizer[0]) {
+        tokenizer_open_file(&data->tokenizer, options->tokenizer); // in its place: it points into itself
+        data->kind = tokenizer_is_same(&data->tokenizer, &stories.tokenizer) ? DATA_STORIES : DATA_NONE;
+    }
+    if (data->kind == DATA_STORIES) {
+        tokenizer_close(&data->tokenizer);
+        data->tokenizer = stories.tokenizer; // words do not
+        data->stories = stories.stories;
+        return;
+    }
+    tokenizer_close(&stories.tokenizer);
+    free(stories.stories);
+    if (options->steps != 0 || !options->model[0]) {
+        die_usage("%s %s has tokens of its own, the built-in stories have words; wanted --train-data%s",
+                  options_given(options, "tokenizer") ? "--tokenizer" : "--model", options->tokenizer,
+                  options->model[0] ? ", or --steps 0 to sample from the model" : "");
+    }
+}
+
+// Opens the tokenizer that goes with the data; the data itself is opened by setup_data, when V and T are
+// known. `model_path` is that of the model's files, or NULL.
+static inline void setup_tokenizer(RunData* data, Options* options, const char* model_path) {
+    memset(data, 0, sizeof(*data));
+    if (!options->tokenizer[0] && model_path && tokenizer_is_in(model_path)) {
+        options->tokenizer = model_path;
+    }
+    const int is_text = options->train_data[0] && sources_kind(options->train_data) == TOKENS_TEXT;
+    if (!options->train_data[0]) {
+        setup_no_files_(data, options);
+    } else if (is_text && !options->tokenizer[0]) {
+        text_data_require_plain(options->train_data);
+        data->kind = DATA_TEXT;
+        tokenizer_open_bytes(&data->tokenizer);
+        data->has_tokenizer = 1;
+    } else {
+        data->kind = DATA_SHARDS;
+        data->is_encoded = is_text;
+        if (options->tokenizer[0]) {
+            setup_file_tokenizer_(data, options);
+        }
+        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
+              data->tokenizer.decode_only ? ", only decoded: " : ": a tokenizer of words knows no others",
+              data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
+    }
+}
+
+static inline int setup_is_directory_(const char* path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+// The file or directory that --model names, or NULL when it names a size, or nothing.
+static inline const char* setup_model_path(const Options* options) {
+    struct stat info;
+    if (!options->model[0] || gpt2_model_by_name(options->model)) {
+        return NULL;
+    }
+    const int found = stat(options->model, &info) == 0;
+    if (!found && !strchr(options->model, '/') && !tokens_is_shard(options->model)) {
+        die_usage("--model %s is neither a file nor a known size (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c384 "
+                  "... c12288)",
+                  options->model);
+    }
+    CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
+    return options->model;
+}
+
+// The sizes of the model that setup_model_path found.
+static inline GPT2Config setup_read_config_(const char* path) {
+    return setup_is_directory_(path) ? hf_config_read(path) : llmc_bin_read_config(path);
+}
+
+// Sets the first weights of a model, fp32, laid out by `rows`: those that setup_model_path found, or random
+// ones.
+static inline void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path,
+                                 uint64_t seed) {
+    if (!path) {
+        gpt2_random_weights(rows, memory, cfg, seed);
+    } else if (setup_is_directory_(path)) {
+        hf_model_read(path, cfg, rows, memory);
+    } else {
+        llmc_bin_read(path, rows, memory);
+    }
+}
+
+// Puts the model's size where the option is "auto"; with a model file the two must agree.
+static inline void setup_size_(int* option, int model, const char* name, const char* path) {
+    if (*option == OPTION_AUTO) {
+        *option = model;
+    } else if (path && *option != model) {
+        die_usage("--%s is %d, but the model in %s has %d", name, *option, path, model);
+    }
+}
+
+// Whether a model's vocabulary may be that of a tokenizer: the same, or rounded up to a multiple of 64 or
+// 128.
+static inline int setup_fits_(int model_V, int V) {
+    return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == gpt2_padded_vocab(V);
+}
+
+// Decides the model. `path` is the model file, or NULL for random weights.
+static inline GPT2Config setup_model(Options* options, const RunData* data, const char* path) {
+    const int insists = options->vocab_size != OPTION_AUTO; // or is a run that resumes
+    const GPT2NamedModel unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
+                                    options->seq_len > 0 ? options->seq_len : SETUP_CONTEXT};
+    const GPT2NamedModel* named = path ? NULL : gpt2_model_by_name(options->model);
+    named = named ? named : &unnamed;
+    const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
+    GPT2Config cfg = {named->max_T, V, 0, named->L, named->NH, named->C};
+    if (path) {
+        cfg = setup_read_config_(path);
+    }
+    setup_size_(&options->layers, cfg.L, "layers", path);
+    setup_size_(&options->channels, cfg.C, "channels", path);
+    setup_size_(&options->heads, cfg.NH, "heads", path);
+    setup_size_(&options->context, cfg.max_T, "context", path);
+    setup_size_(&options->vocab_size, cfg.V, "vocab-size", path);
+    const GPT2Config chosen = {
+        options->context, options->vocab_size, path ? cfg.Vp : gpt2_padded_vocab(options->vocab_size),
+        options->layers,  options->heads,      options->channels};
+    if (chosen.C % chosen.NH) {
+        die_usage("--channels %d does not divide into --heads %d", chosen.C, chosen.NH);
+    }
+    if (data->has_tokenizer && chosen.V < V) {
+        die_usage("the vocabulary is %d; wanted at least the %d tokens of the tokenizer (%s)", chosen.V, V,
+                  data->tokenizer.kind);
+    }
+    if (data->has_tokenizer && path && !insists && !setup_fits_(chosen.V, V)) {
+        die_usage("%s has a vocabulary of %d, the tokenizer has %d tokens (%s); wanted the model's own: "
+                  "--tokenizer, "
+                  "or --vocab-size %d to insist",
+                  path, chosen.V, V, options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind,
+                  chosen.V);
+    }
+    return chosen;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The run
+
+// Decides the sizes of batches; after setup_model.
+static inline void setup_batch_(Options* options) {
+    if (options->seq_len == OPTION_AUTO) {
+        options->seq_len = options->context;
+    }
+    if (options->seq_len > options->context) {
+        die_usage("--seq-len is %d; wanted at most the model's context of %d tokens", options->seq_len,
+                  options->context);
+    }
+    if (options->batch == OPTION_AUTO) {
+        options->batch = SETUP_BATCH_TOKENS > options->seq_len ? SETUP_BATCH_TOKENS / options->seq_len : 1;
+        while (options->total_batch != OPTION_AUTO && options->batch > 1 &&
+               options->total_batch % ((int64_t)options->batch * options->seq_len)) {
+            options->batch--;
+        }
+    }
+    const int64_t micro = (int64_t)options->batch * options->seq_len;
+    if (options->total_batch == OPTION_AUTO) {
+        options->total_batch = micro;
+    }
+    if (options->total_batch % micro) {
+        die_usage("--total-batch is %lld tokens; wanted a multiple of --batch %d x --seq-len %d = %lld",
+                  (long long)options->total_batch, options->batch, options->seq_len, (long long)micro);
+    }
+}
+
+// Micro-batches of a validation: --eval-batches, but no more than there are.
+static inline int64_t setup_eval_batches(const Options* options, const Dataloader* val) {
+    const int64_t all = (int64_t)((val->num_sequences + (uint64_t)val->B - 1) / (uint64_t)val->B);
+    return options->eval_batches && options->eval_batches < all ? options->eval_batches : all;
+}
+
+// Tokens of so many batches (at least one), up to a limit, and one more as the last target. The product may
+// be too large for any integer: users ask for what they like.
+static inline size_t setup_stories_tokens_(int64_t batches, int64_t batch_tokens) {
+    const int64_t most = SETUP_STORIES_MAX_TOKENS;
+    batches = batches > 1 ? batches : 1;
+    return (size_t)(batches <= most / batch_tokens ? batches * batch_tokens : most) + 1;
+}
+
+// The id that separates documents: the last of every vocabulary.
+static inline int setup_eot(const RunData* data, int V) {
+    return data->has_tokenizer ? data->tokenizer.eot : V - 1;
+}
+
+// Writes the built-in corpus: enough training text that nothing is read twice, up to a limit.
+static inline void setup_stories_(RunData* data, Options* options) {
+    if (options->steps == OPTION_AUTO) {
+        options->steps = SETUP_STORIES_STEPS;
+    }
+    const size_t train = setup_stories_tokens_(options->steps, options->total_batch);
+    const size_t val = setup_stories_tokens_(options->eval_batches ? options->eval_batches : 20,
+                                             (int64_t)options->batch * options->seq_len);
+    data->train_stories = (uint16_t*)check_alloc(train, sizeof(uint16_t), "stories");
+    data->val_stories = (uint16_t*)check_alloc(val, sizeof(uint16_t), "stories");
+    data->val_nats = (float*)check_alloc(val, sizeof(float), "stories");
+    stories_generate(data->stories, data->train_stories, NULL, train, SETUP_STORIES_PAGE, options->seed);
+    stories_generate(data->stories, data->val_stories, data->val_nats, val, SETUP_STORIES_PAGE,
+                     SETUP_STORIES_SEED);
+    sources_open_memory(&data->train, data->train_stories, train, options->vocab_size, "built-in stories");
+    sources_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
+}
+
+// Opens a list of files; of text that is to be encoded, the shards. Returns whether they are known.
+static inline int setup_sources_(DataSources* sources, const RunData* data, const Options* options,
+                                 const char* list, const char* directory) {
+    const int is_text = sources_kind(list) == TOKENS_TEXT;
+    if (!data->is_encoded || !is_text) {
+        sources_open_files(sources, list, (TokensFormat)options->data_format, options->vocab_size);
+        if (is_text) {
+            text_data_warn(stdout, sources);
+        }
+        return 1;
+    }
+    Bpe bytes;
+    bpe_open_bytes(&bytes);
+    const Bpe* bpe = data->kind == DATA_TEXT ? &bytes : &data->tokenizer.bpe;
+    TextData text = setup_text_(options, bpe, directory);
+    text.warns = !data->is_warned;
+    char* shards = text_data_shards(&text, list);
+    if (shards) {
+        sources_open_files(sources, shards, TOKENS_AUTO, options->vocab_size);
+        sources_rename(sources, list);
+    }
+    free(shards);
+    bpe_close(&bytes);
+    return shards != NULL;
+}
+
+// The number of files of a list, all of which must be there: what is missing shows before others are encoded.
+static inline size_t setup_count_files_(const char* list) {
+    SourceList sources;
+    size_t count = 0;
+    sources_read_list(&sources, list);
+    for (int i = 0; i < sources.count && list[0]; i++) {
+        glob_t files = tokens_list(sources.names[i]);
+        count += files.gl_pathc;
+        for (size_t k = 0; k < files.gl_pathc; k++) {
+            CHECK(access(files.gl_pathv[k], R_OK) == 0, "%s: cannot open the data: %s", files.gl_pathv[k],
+                  strerror(errno));
+        }
+        globfree(&files);
+    }
+    free(sources.text);
+    return count;
+}
+
+// Where text is encoded to: beside the run or, without --out, where it is removed as soon as it is mapped.
+// Sets path (PATH_MAX). Returns 0 if there is no such place, and none is to be made.
+static inline int setup_encoded_directory_(const Options* options, char* path) {
+    const int is_kept = options->out[0] != '\0';
+    if (is_kept) {
+        file_join(path, options->out, "tokens");
+    }
+    if (setup_is_dry_(options)) {
+        return is_kept && setup_is_directory_(path);
+    }
+    if (is_kept) {
+        file_make_directory(path);
+    } else {
+        text_data_make_temporary(path);
+    }
+    return 1;
+}
+
+// Refuses what does not go together.
+static inline void setup_check_files_(const RunData* data, const Options* options) {
+    const int is_text = data->is_encoded || data->kind == DATA_TEXT;
+    if (options->separator[0] && !is_text) {
+        die_usage("--separator %s is for text: the documents of --train-data %s are known",
+                  options->separator, options->train_data);
+    }
+    if (options->val_data[0] && !data->is_encoded &&
+        (sources_kind(options->val_data) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
+        die_usage("--val-data %s and --train-data %s: wanted both shards or both text", options->val_data,
+                  options->train_data);
+    }
+}
+
+// Opens the files. Returns whether the data is known.
+static inline int setup_files_(RunData* data, const Options* options) {
+    char directory[PATH_MAX] = "";
+    setup_check_files_(data, options);
+    const size_t files = setup_count_files_(options->train_data) + setup_count_files_(options->val_data);
+    if (data->kind == DATA_TEXT) { // bytes, with a separator, or of more files than can be mapped
+        data->is_encoded = options->separator[0] || files > SETUP_MAPPED_FILES;
+    }
+    if (data->is_unknown || (data->is_encoded && !setup_encoded_directory_(options, directory)) ||
+        !setup_sources_(&data->train, data, options, options->train_data, directory)) {
+        return 0;
+    }
+    if (!options->val_data[0]) {
+        sources_split_tail(&data->train, &data->val, options->seq_len);
+    } else if (!setup_sources_(&data->val, data, options, options->val_data, directory)) {
+        return 0;
+    }
+    text_data_remove_temporary();
+    return 1;
+}
+
+// Makes the rows. Validation reads in order, where rows sorted by length would show short documents alone.
+static inline void setup_rows_(RunData* data, const Options* options) {
+    const Packing pack = (Packing)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
+    const int eot = setup_eot(data, options->vocab_size);
+    if (pack == PACK_UNIFORM && data->train.count > 1) {
+        die_usage("--pack uniform is for one source: sequences of %d sources take turns", data->train.count);
+    }
+    sources_pack(&data->train, pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
+    sources_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
+}
+
+// --epochs and --steps: how long the run is, before the data is known. What --epochs says replaces a number
+// of steps that comes from a checkpoint.
+static inline void setup_length_(const RunData* data, Options* options) {
+    if (options->epochs <= 0) {
+        return;
+    }
+    if (data->kind == DATA_STORIES) {
+        die_usage("--epochs %g needs --train-data: the built-in stories have no end",
+                  (double)options->epochs);
+    }
+    if (options_given(options, "steps") && options->steps != OPTION_AUTO) {
+        die_usage("--epochs %g and --steps %lld: wanted one of them", (double)options->epochs,
+                  (long long)options->steps);
+    }
+    options->steps = OPTION_AUTO;
+}
+
+// The steps of an epoch, or of --epochs, which is said by --steps from now on.
+static inline void setup_epochs_(const RunData* data, Options* options) {
+    const int64_t tokens = (int64_t)sources_epoch(&data->train) * options->seq_len;
+    const int64_t steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
+    if (options->steps == OPTION_AUTO) {
+        options->steps = steps;
+    }
+    if (options->epochs > 0) {
+        const double wanted = (double)options->epochs * (double)tokens / (double)options->total_batch;
+        if (wanted > SETUP_MAX_STEPS) {
+            die_usage("--epochs %g is %.3g steps; wanted at most %.3g", (double)options->epochs, wanted,
+                      SETUP_MAX_STEPS);
+        }
+        options->steps = wanted > 1 ? (int64_t)wanted : 1;
+        options->epochs = 0;
+    }
+}
+
+// Opens the data and decides everything about the run that is still "auto"; after setup_model. Of --plan and
+// --print-config the data may stay unknown (data->is_unknown): then --steps stays as it is.
+static inline void setup_data(RunData* data, Options* options) {
+    setup_batch_(options);
+    if (!setup_has_data(data)) {
+        return;
+    }
+    setup_length_(data, options);
+    if (data->kind == DATA_STORIES && options->val_data[0]) {
+        die_usage("--val-data %s needs --train-data: the built-in stories bring their own",
+                  options->val_data);
+    }
+    if (data->kind == DATA_STORIES && options->separator[0]) {
+        die_usage("--separator %s needs --train-data: the built-in stories are tokens", options->separator);
+    }
+    if (data->kind == DATA_STORIES) {
+        setup_stories_(data, options);
+    } else {
+        data->is_unknown = !setup_files_(data, options);
+    }
+    if (!data->is_unknown) {
+        setup_rows_(data, options);
+        setup_epochs_(data, options);
+    }
+}
+
+// Opens the loaders of training and validation data, and says what they will read; after setup_data. `data`
+// stays where it is until they are closed.
+static inline void setup_loaders(Dataloader* train, Dataloader* val, const RunData* data,
+                                 const Options* options) {
+    const int64_t sequences = options->total_batch / options->seq_len; // of an update
+    const int group = sequences < DATALOADER_GROUP ? (int)sequences : DATALOADER_GROUP;
+    const DataloaderSettings settings = {
+        options->batch, (Shuffle)options->shuffle, options->seed, group, 0, 1};
+    const DataloaderSettings in_order = {options->batch, SHUFFLE_OFF, 0, 0, 0, 1};
+    dataloader_open(train, &data->train, settings);
+    dataloader_open(val, &data->val, in_order);
+    sources_print(stdout, &data->train, (uint64_t)options->steps * (uint64_t)sequences);
+    if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
+        const int batches = 1000;
+        printf("padding of the first %d micro-batches: %.2f %%\n", batches,
+               100 * dataloader_padding(train, batches));
+    }
+}
+
+// The beginning of a line on what the run is about.
+static inline void setup_print_data(FILE* file, const RunData* data) {
+    if (setup_has_data(data)) {
+        fprintf(file, "data: %zu training tokens, %zu for validation; ", data->train.tokens,
+                data->val.tokens);
+    } else {
+        fputs("data: none; ", file);
+    }
+}
+
+// --verify-data: checks all files and says so. Returns the exit status.
+static inline int setup_verify_data(const Options* options) {
+    const TokensFormat format = (TokensFormat)options->data_format;
+    const TextData text = setup_text_(options, NULL, NULL);
+    int bad = 0;
+    if (!options->train_data[0]) {
+        printf("ok   built-in stories: no files\n");
+        return EXIT_SUCCESS;
+    }
+    bad += text_data_verify(stdout, options->train_data, format, options->vocab_size, &text);
+    if (options->val_data[0]) {
+        bad += text_data_verify(stdout, options->val_data, format, options->vocab_size, &text);
+    }
+    printf("%d bad file%s\n", bad, bad == 1 ? "" : "s");
+    return bad ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+// An interval in steps that comes round once, at the end.
+static inline int64_t setup_once_(int64_t steps) {
+    return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
+}
+
+// GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1 / C, for batches of half a million tokens;
+// smaller ones are noisier and want less, by their fourth root as far as the built-in run shows (dev/LOG.md).
+static inline float setup_lr_(int C, int64_t total_batch) {
+    const double batch = fmin((double)total_batch / SETUP_FULL_BATCH, 1);
+    return (float)fmin(6e-4 * 768 / C * sqrt(sqrt(batch)), 4e-3);
+}
+
+// The mean of squares should remember as many tokens whatever the batch (Marek et al., "Small batch size
+// training for language models", 2025): GPT-3's 0.95 for its batch of half a million tokens, more for less.
+// The limit keeps the memory, a thousand updates, shorter than a run.
+static inline float setup_beta2_(int64_t total_batch) {
+    const float beta2 = (float)pow(0.95, (double)total_batch / SETUP_FULL_BATCH);
+    return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
+}
+
+// The times of things: after the number of steps is known.
+static inline void setup_times_(Options* options) {
+    if (options->save_every == OPTION_AUTO) {
+        options->save_every = options->out[0] ? (int)setup_once_(options->steps) : 0;
+    }
+    if (options->warmup == OPTION_AUTO) {
+        options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
+    }
+    if (options->eval_every == OPTION_AUTO) {
+        const int64_t every = options->steps / 10;
+        options->eval_every = (int)(every < 1 ? 1 : every > 1000 ? 1000 : every);
+    }
+    if (options->sample_every == OPTION_AUTO) { // at the end
+        options->sample_every = (int)setup_once_(options->steps);
+    }
+}
+
+// The learning rate and the times of things; after setup_data. `has_weights`: the model has learned already.
+// What depends on an unknown number of steps stays auto.
+static inline void setup_training(Options* options, int has_weights) {
+    if (options->steps != OPTION_AUTO) {
+        setup_times_(options);
+    }
+    if (options->save_every > 0 && !options->out[0]) {
+        die_usage("--save-every %d needs a directory: --out", options->save_every);
+    }
+    if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
+        die_usage("--on-divergence rollback needs checkpoints to go back to: --out and --save-every");
+    }
+    if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
+        options->recompute = 1; // the GPU trainer asks its GPU
+    }
+    if (options->lr == OPTION_AUTO) {
+        options->lr = setup_lr_(options->channels, options->total_batch) * (has_weights ? 0.1f : 1.0f);
+    }
+    if (options->beta2 == OPTION_AUTO) {
+        options->beta2 = setup_beta2_(options->total_batch);
+    }
+    if (options->sample_tokens == OPTION_AUTO) {
+        options->sample_tokens = options->seq_len < 256 ? options->seq_len : 256;
+    }
+}
+
+// The optimizer's settings for update number t (from 1) at `step`, for a gradient of this norm.
+static inline AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm) {
+    const AdamW adamw = {
+        schedule_lr((Schedule)options->schedule, step, options->steps, options->warmup, options->lr,
+                    options->final_lr_frac),
+        options->beta1,
+        options->beta2,
+        options->eps,
+        options->weight_decay,
+        options->grad_clip > 0 && norm > options->grad_clip ? (float)(options->grad_clip / norm) : 1.0f,
+        t,
+    };
+    return adamw;
+}
+
+// The entropy, in nats per token, of the targets that a validation of `batches` micro-batches looks at; NAN
+// if unknown.
+static inline double setup_floor(const RunData* data, const Options* options, int64_t batches) {
+    if (!data->val_nats) {
+        return NAN;
+    }
+    const Rows* rows = &data->val.source[0].rows;
+    const uint64_t wanted = (uint64_t)batches * (uint64_t)options->batch;
+    uint64_t targets = 0;
+    double sum = 0;
+    for (uint64_t row = 0; row < wanted && row < rows->count; row++) {
+        sum += rows_sum_targets(rows, row, data->val_nats, &targets);
+    }
+    return sum / (double)targets;
+}
+
+// The tokenizer that goes with the saved model, or NULL if the data are only token ids.
+static inline const Tokenizer* setup_saved_tokenizer(const RunData* data) {
+    return data->has_tokenizer ? &data->tokenizer : NULL;
+}
+
+// Whether validation comes before the first step, too: not where nobody asked for validations and this one
+// alone would take the CPU long. `flops` are those of the model for a token, forward and backward.
+static inline int setup_validates_first(const Options* options, double flops, int64_t batches) {
+    const double most_flops = 3e12; // ten seconds of two cores
+    const double forward_flops = flops / 3 * (double)batches * options->batch * options->seq_len;
+    return options->steps == 0 || options_given(options, "eval-every") || forward_flops < most_flops;
+}
+
+// Whether two paths lead to the same file.
+static inline int setup_is_same_file_(const char* a, const char* b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+// Ends the program if an export would go over a file that the run reads: `list` are names and patterns.
+static inline void setup_spare_(const char* option, const char* path, const char* list) {
+    SourceList sources;
+    if (!list[0]) {
+        return;
+    }
+    sources_read_list(&sources, list);
+    for (int i = 0; i < sources.count; i++) {
+        glob_t files = tokens_list(sources.names[i]);
+        for (size_t k = 0; k < files.gl_pathc; k++) {
+            if (setup_is_same_file_(path, files.gl_pathv[k])) {
+                die_usage("%s %s: a file that the run reads", option, path);
+            }
+        }
+        globfree(&files);
+    }
+    free(sources.text);
+}
+
+// Ends the program if the file could not be written at the end.
+static inline void setup_check_export_(const Options* options, const char* option, const char* path) {
+    char directory[PATH_MAX];
+    struct stat info;
+    if (!path[0]) {
+        return;
+    }
+    file_directory_of(directory, path);
+    CHECK(access(directory, W_OK | X_OK) == 0, "%s %s: cannot write into %s: %s", option, path, directory,
+          strerror(errno));
+    CHECK(stat(path, &info) != 0 || S_ISREG(info.st_mode), "%s %s: %s", option, path,
+          S_ISDIR(info.st_mode) ? "a directory, wanted the name of a file" : "not a regular file");
+    setup_spare_(option, path, options->train_data);
+    setup_spare_(option, path, options->val_data);
+    if (setup_is_same_file_(path, options->model) || setup_is_same_file_(path, options->tokenizer)) {
+        die_usage("%s %s: a file that the run reads", option, path);
+    }
+}
+
+// What is wrong with the names of exports shows before the training.
+static inline void setup_check_exports(const Options* options) {
+    const char *llmc = options->export_llmc, *gguf = options->export_gguf;
+    if (llmc[0] && (strcmp(llmc, gguf) == 0 || setup_is_same_file_(llmc, gguf))) {
+        die_usage("--export-llmc %s and --export-gguf %s: the same file", llmc, gguf);
+    }
+    setup_check_export_(options, "--export-llmc", llmc);
+    setup_check_export_(options, "--export-gguf", gguf);
+}
+
+// Beside FILE.bin, a model of llm.c's, writes its tokenizer as FILE_tokenizer.bin, if that can be said there.
+static inline void setup_export_tokenizer_(const char* file, const Tokenizer* tokenizer) {
+    enum { MOST_BYTES = 255 }; // of a token, in that format
+    char path[PATH_MAX];
+    const int is_bin = file_ends_in(file, ".bin"), length = (int)strlen(file) - (is_bin ? 4 : 0);
+    if (tokenizer_bpe(tokenizer) && tokenizer_longest(tokenizer) <= MOST_BYTES) {
+        file_path(path, "%.*s_tokenizer.bin", length, file);
+        bpe_write(tokenizer_bpe(tokenizer), path);
+        printf("%s: the tokenizer; llm.c's programs look for it as gpt2_tokenizer.bin\n", path);
+    }
+}
+
+static inline void setup_export_gguf_(GPT2Config cfg, const TensorRow* rows, const void* memory,
+                                      const Options* options, const RunData* data) {
+    const Bpe* bpe = data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
+    gguf_write(options->export_gguf, options->out[0] ? options->out : options->export_gguf, cfg, rows, memory,
+               (GgufDtype)options->export_gguf_dtype, bpe);
+    if (!bpe) {
+        fprintf(stderr, "warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it\n",
+                options->export_gguf,
+                !data->has_tokenizer          ? "the data are only token ids"
+                : data->tokenizer.decode_only ? "no merges make these tokens"
+                                              : "it knows no words");
+    }
+}
+
+// Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
+// --export-gguf name.
+static inline void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory,
+                                const Options* options, const RunData* data) {
+    if (options->export_llmc[0]) {
+        llmc_bin_write(options->export_llmc, cfg, rows, memory, (ModelDtype)options->export_dtype);
+        if (data->has_tokenizer) {
+            setup_export_tokenizer_(options->export_llmc, &data->tokenizer);
+        }
+    }
+    if (options->export_gguf[0]) {
+        setup_export_gguf_(cfg, rows, memory, options, data);
+    }
+}
+
+// The tokens that samples begin with: end-of-text, then --prompt. `ids` has room for most + 1; returns their
+// number.
+static inline int setup_prompt(int* ids, int most, const RunData* data, const Options* options, int V) {
+    ids[0] = setup_eot(data, V);
+    const size_t bytes = strlen(options->prompt);
+    if (!bytes) {
+        return 1;
+    }
+    if (!data->has_tokenizer) {
+        die_usage("--prompt needs --tokenizer: this data is only token ids");
+    }
+    int* encoded = (int*)check_alloc(bytes, sizeof(int), "prompt");
+    const size_t count = tokenizer_encode(&data->tokenizer, options->prompt, bytes, encoded);
+    if (count + 1 > (size_t)most) {
+        die_usage("--prompt has %zu tokens; wanted at most %d, one less than the sequence length", count,
+                  most - 1);
+    }
+    memcpy(ids + 1, encoded, count * sizeof(int));
+    free(encoded);
+    return (int)count + 1;
+}
+
+// Whether the command line asks for texts: of a finished run, too.
+static inline int setup_asks_for_samples(const Options* options) {
+    static const char* const names[] = {"prompt",      "samples", "sample-tokens",
+                                        "temperature", "top-k",   "top-p"};
+    int asks = 0;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        asks = asks || options_given(options, names[i]);
+    }
+    return asks && options->samples > 0;
+}
+
+static inline void setup_close(RunData* data) {
+    sources_close(&data->val);
+    sources_close(&data->train);
+    if (data->has_tokenizer) {
+        tokenizer_close(&data->tokenizer);
+    }
+    free(data->val_nats);
+    free(data->val_stories);
+    free(data->train_stories);
+    free(data->stories);
+}
+
+#endif

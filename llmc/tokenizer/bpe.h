@@ -1,0 +1,617 @@
+/*
+bpe.h -- a vocabulary of GPT-2's kind, and byte-pair encoding by it.
+
+In each piece of a text (bpe_split.h), beginning with its bytes, the two neighbours whose union has the lowest
+id become one token, leftmost first, until no two neighbours make a token.
+
+    bpe_open            a vocabulary, out of a file (bpe_files.h); read-only afterwards: threads may share it
+    bpe_open_merges     the same from merges in memory
+
+In every vocabulary each token longer than a byte must be what two tokens of lower ids merge to, as it is
+where training by merges has made it. In the order of GPT-2, which files of merges imply, ids 0 to 255 are the
+single bytes, then comes one id per merge, and end-of-text is the last.
+
+defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_open_bytes, bpe_close, bpe_token, bpe_find
+*/
+#ifndef LLMC_BPE_H
+#define LLMC_BPE_H
+
+#include <assert.h>
+#include <limits.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/vec.h"
+#include "llmc/tokenizer/bpe_split.h"
+
+#define BPE_EOT_TEXT "<|endoftext|>" // the name of the end-of-text token
+
+enum {
+    BPE_MAX_VOCAB = (1 << 21) - 1, // three ids fit in 64 bits, and one value is left for
+    BPE_NONE_ = BPE_MAX_VOCAB,     // no token; above every id
+    BPE_BUCKET_ = 8,               // pairs to a cache line
+};
+
+typedef struct {
+    const unsigned char* text; // any bytes, no terminating zero
+    uint32_t length;           // at least 1
+} BpeToken_;
+
+// Open addressing, an empty entry is 0. Copied to where it is used in a loop: the compiler need not load it
+// again then.
+typedef struct {
+    uint64_t* entries; // (2^bits), aligned to a cache line; bpe_merge_of_ takes one apart
+    int bits;
+} BpePairs_;
+
+typedef struct {
+    int vocab_size;        // V
+    int eot;               // end-of-text id
+    BpeToken_* tokens;     // (V), into `buffer`
+    unsigned char* buffer; // the bytes of all tokens
+    int byte_ids[256];     // the tokens of single bytes
+    int* byte_pairs;    // (256, 256) the union of two bytes, or BPE_NONE_: where most merging begins and ends
+    BpePairs_ pairs;    // the union of two tokens
+    uint64_t* by_bytes; // (2^bits) the same: 32 bits of the hash of a token's bytes, and its id + 1
+    int bits;
+    BpeClasses classes; // of characters: to cut a text by
+} Bpe;
+
+// ---- hash tables
+
+static const uint64_t BPE_HASH_MULTIPLIER_ = 0x9E3779B97F4A7C15; // 2^64 / golden ratio
+
+ALWAYS_INLINE uint64_t bpe_load8_(const unsigned char* bytes) {
+    uint64_t word;
+    memcpy(&word, bytes, sizeof(word));
+    return word;
+}
+
+static inline uint64_t bpe_hash_(const unsigned char* bytes, size_t n) {
+    uint64_t hash = n, tail = 0;
+    for (; n >= 8; n -= 8, bytes += 8) {
+        hash = (hash ^ bpe_load8_(bytes)) * BPE_HASH_MULTIPLIER_;
+        hash ^= hash >> 29;
+    }
+    memcpy(&tail, bytes, n);
+    hash = (hash ^ tail) * BPE_HASH_MULTIPLIER_;
+    return hash ^ hash >> 32;
+}
+
+// The entry of the token with these bytes, or the empty entry where it belongs.
+static inline uint64_t* bpe_entry_(const Bpe* bpe, const unsigned char* bytes, size_t n, uint32_t* tag) {
+    const uint64_t hash = bpe_hash_(bytes, n), mask = ((uint64_t)1 << bpe->bits) - 1;
+    *tag = (uint32_t)(hash >> 32);
+    for (uint64_t i = hash & mask;; i = (i + 1) & mask) {
+        const uint64_t entry = bpe->by_bytes[i];
+        if (entry == 0) {
+            return &bpe->by_bytes[i];
+        }
+        if (entry >> 32 == *tag) {
+            const BpeToken_ token = bpe->tokens[(uint32_t)entry - 1];
+            if (token.length == n && memcmp(token.text, bytes, n) == 0) {
+                return &bpe->by_bytes[i];
+            }
+        }
+    }
+}
+
+// The id of the token with exactly these bytes, or -1. Never the end-of-text id.
+static inline int bpe_find(const Bpe* bpe, const char* bytes, size_t n) {
+    uint32_t tag;
+    return (int)(uint32_t)*bpe_entry_(bpe, (const unsigned char*)bytes, n, &tag) - 1;
+}
+
+// An entry of BpePairs_. The id is stored as its distance from BPE_NONE_: it comes out as BPE_NONE_ of no
+// entry.
+typedef struct {
+    int left, right, id; // 21 bits each
+} BpeMerge_;
+
+ALWAYS_INLINE BpeMerge_ bpe_merge_of_(uint64_t entry) {
+    const BpeMerge_ merge = {(int)(entry >> 42), (int)(entry >> 21 & BPE_NONE_),
+                             BPE_NONE_ - (int)(entry & BPE_NONE_)};
+    return merge;
+}
+
+// The index of a pair's bucket. The high bits of the product depend on all bits of the pair.
+ALWAYS_INLINE uint64_t bpe_pair_bucket_(const BpePairs_* pairs, int left, int right) {
+    const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right;
+    return pair * BPE_HASH_MULTIPLIER_ >> (64 - pairs->bits) & ~(uint64_t)(BPE_BUCKET_ - 1);
+}
+
+// The entry of a pair in its bucket, a cache line; 0 if it is not there. Nobody can predict where in the
+// bucket it is, so there is no branch.
+ALWAYS_INLINE uint64_t bpe_in_bucket_(const uint64_t* bucket, uint64_t pair) {
+#if defined(__AVX512F__)
+    const __m512i entries = _mm512_load_si512(bucket), wanted = _mm512_set1_epi64((long long)pair);
+    const __mmask8 equal = _mm512_cmpeq_epi64_mask(_mm512_srli_epi64(entries, 21), wanted);
+    return (uint64_t)_mm_cvtsi128_si64(_mm512_castsi512_si128(_mm512_maskz_compress_epi64(equal, entries)));
+#else
+    uint64_t entry = 0;
+    for (int i = 0; i < BPE_BUCKET_; i++) {
+        entry |= bucket[i] >> 21 == pair ? bucket[i] : 0;
+    }
+    return entry;
+#endif
+}
+
+// The id of the union of two tokens, or BPE_NONE_.
+ALWAYS_INLINE int bpe_pair_(const BpePairs_* pairs, int left, int right) {
+    const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right, mask = ((uint64_t)1 << pairs->bits) - 1;
+    for (uint64_t i = bpe_pair_bucket_(pairs, left, right);; i = (i + BPE_BUCKET_) & mask) {
+        const uint64_t entry = bpe_in_bucket_(&pairs->entries[i], pair);
+        const int is_full = pairs->entries[i + BPE_BUCKET_ - 1] != 0;
+        if (__builtin_expect(!is_full, 1) || entry) {
+            return bpe_merge_of_(entry).id;
+        }
+    }
+}
+
+// Asks for the bucket of a pair to come from memory.
+ALWAYS_INLINE void bpe_pair_fetch_(const BpePairs_* pairs, int left, int right) {
+    __builtin_prefetch(&pairs->entries[bpe_pair_bucket_(pairs, left, right)]);
+}
+
+static inline void bpe_add_pair_(BpePairs_* pairs, int left, int right, int id) {
+    const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right, mask = ((uint64_t)1 << pairs->bits) - 1;
+    uint64_t i = bpe_pair_bucket_(pairs, left, right);
+    while (pairs->entries[i] != 0) {
+        i = (i + 1) & mask;
+    }
+    pairs->entries[i] = pair << 21 | (uint64_t)(BPE_NONE_ - id);
+}
+
+// Sets the key of a piece of n < 8 * words bytes, of which 8 * words can be read, and returns its hash, whose
+// high bits depend on all of the key.
+ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words, uint64_t* key) {
+    // 32 - n bytes in, the first n bytes are 0xFF
+    static const uint64_t window[8]
+        __attribute__((aligned(64))) = {~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, 0, 0, 0, 0};
+    // odd, with bits in no order: different keys have the same sum as seldom as if the sums were random
+    static const uint64_t multipliers[4] = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
+                                            0xD6E8FEB86659FD93};
+    const unsigned char* masks = (const unsigned char*)window + 32 - n;
+    uint64_t hash = 0;
+    for (int i = 0; i < words; i++) {
+        key[i] = bpe_load8_(piece + 8 * i) & bpe_load8_(masks + 8 * i);
+    }
+    key[words - 1] |= (uint64_t)n << 56;
+    for (int i = 0; i < words; i++) {
+        hash += key[i] * multipliers[i];
+    }
+    return hash;
+}
+
+// ---- merging
+
+// Bytes of a piece up to which searching all pairs is faster than keeping them sorted.
+enum { BPE_SHORT_ = 48 };
+
+// A token of a piece while it is merged, at the place of its first byte.
+typedef struct {
+    int id;
+    int rank; // id of the union with the next token, or BPE_NONE_; also where no token begins any more
+    uint32_t next, last; // places of the neighbours, BPE_NOWHERE_ at the ends
+} BpePart_;
+
+typedef struct {
+    uint32_t place; // of the left part
+    uint32_t next;  // another waiting pair of the same rank
+} BpeWaiting_;
+
+#define BPE_NOWHERE_ UINT32_MAX
+
+typedef struct {
+    BpePart_* parts;      // (capacity)
+    BpeWaiting_* waiting; // (3 * capacity)
+    size_t capacity;      // bytes of the longest piece so far
+    uint32_t* first;      // (V) for each rank the first of its waiting pairs
+    uint64_t* ranks;      // (V) bits: the ranks that have waiting pairs
+    uint32_t waiting_count;
+} BpeMerger_;
+
+static inline void bpe_merger_open_(BpeMerger_* merger, int V) {
+    memset(merger, 0, sizeof(*merger));
+    merger->first = (uint32_t*)check_alloc((size_t)V, sizeof(uint32_t), "BPE merging");
+    merger->ranks = (uint64_t*)check_alloc((size_t)V / 64 + 1, sizeof(uint64_t), "BPE merging");
+}
+
+static inline void bpe_merger_close_(BpeMerger_* merger) {
+    free(merger->parts);
+    free(merger->waiting);
+    free(merger->first);
+    free(merger->ranks);
+    memset(merger, 0, sizeof(*merger));
+}
+
+// A piece of up to BPE_SHORT_ bytes while it is merged. The tokens are parts[1 .. count]; before and behind
+// them stands what is no token, so that each has two neighbours. Room for 16 to be moved at a time.
+typedef struct {
+    int parts[BPE_SHORT_ + 20];
+    int ranks[BPE_SHORT_ + 20]; // ranks[i], i < count: id of the union of parts i and i + 1, or BPE_NONE_
+    int count;
+    int at; // the latest union
+} BpeShortMerge_;
+
+static inline void bpe_short_merge_open_(const Bpe* bpe, const unsigned char* piece, int n,
+                                         BpeShortMerge_* merge) {
+    assert(0 < n && n <= BPE_SHORT_);
+    merge->count = n;
+    merge->parts[0] = merge->parts[n + 1] = merge->ranks[0] = BPE_NONE_;
+    for (int i = 0; i < n; i++) {
+        merge->parts[i + 1] = bpe->byte_ids[piece[i]];
+    }
+    for (int i = 1; i < n; i++) {
+        merge->ranks[i] = bpe->byte_pairs[256 * piece[i - 1] + piece[i]];
+    }
+}
+
+// The lowest of n ranks in the higher bits, its place in the lower 6; the leftmost of equals.
+ALWAYS_INLINE int bpe_lowest_(const int* ranks, int n) {
+    int lowest = BPE_NONE_ << 6;
+#if defined(__AVX512F__)
+    __m512i places = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    for (int i = 0; i < n; i += 16) {
+        const __mmask16 in = (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (n - i) : 0));
+        const __m512i here = _mm512_maskz_loadu_epi32(in, ranks + i);
+        const int first =
+            _mm512_mask_reduce_min_epi32(in, _mm512_or_si512(_mm512_slli_epi32(here, 6), places));
+        lowest = first < lowest ? first : lowest;
+        places = _mm512_add_epi32(places, _mm512_set1_epi32(16));
+    }
+#else
+    for (int i = 0; i < n; i++) {
+        const int here = ranks[i] << 6 | i; // no branch to predict
+        lowest = here < lowest ? here : lowest;
+    }
+#endif
+    return lowest;
+}
+
+// Moves row[from + 1 .. n] one to the left, and what is behind, 16 at a time and at least once: mostly that
+// is all, which is predicted.
+ALWAYS_INLINE void bpe_close_gap_(int* row, int from, int n) {
+    int i = from;
+    do {
+        int sixteen[16];
+        memcpy(sixteen, row + i + 1, sizeof(sixteen));
+        memcpy(row + i, sixteen, sizeof(sixteen));
+        i += 16;
+    } while (__builtin_expect(i < n, 0));
+}
+
+// Looks up the ranks on both sides of the latest union.
+ALWAYS_INLINE void bpe_short_merge_rank_(const BpePairs_* pairs, BpeShortMerge_* merge) {
+    const int *parts = merge->parts, at = merge->at;
+    merge->ranks[at - 1] = bpe_pair_(pairs, parts[at - 1], parts[at]);
+    merge->ranks[at] = bpe_pair_(pairs, parts[at], parts[at + 1]);
+}
+
+// Makes one token of the two whose union has the lowest id, leftmost first, and asks for what is needed next
+// to come from memory. Returns 0 if no two make a token: parts[1 .. count] are the result.
+ALWAYS_INLINE int bpe_short_merge_step_(const BpePairs_* pairs, BpeShortMerge_* merge) {
+    int *parts = merge->parts, *ranks = merge->ranks;
+    const int lowest = bpe_lowest_(ranks, merge->count), at = lowest & 63;
+    if (lowest >> 6 == BPE_NONE_) {
+        return 0;
+    }
+    bpe_close_gap_(parts, at + 1, merge->count + 1);
+    bpe_close_gap_(ranks, at + 1, merge->count);
+    parts[at] = lowest >> 6;
+    merge->count--;
+    merge->at = at;
+    bpe_pair_fetch_(pairs, parts[at - 1], parts[at]);
+    bpe_pair_fetch_(pairs, parts[at], parts[at + 1]);
+    return 1;
+}
+
+// Merges a piece of at most BPE_SHORT_ bytes and returns the number of ids.
+static inline int bpe_merge_short_(const Bpe* bpe, const unsigned char* piece, int n, int* ids) {
+    BpeShortMerge_ merge;
+    bpe_short_merge_open_(bpe, piece, n, &merge);
+    while (bpe_short_merge_step_(&bpe->pairs, &merge)) {
+        bpe_short_merge_rank_(&bpe->pairs, &merge);
+    }
+    memcpy(ids, &merge.parts[1], (size_t)merge.count * sizeof(int));
+    return merge.count;
+}
+
+// Sets the rank of the part at `place` and its next, and lets the pair wait for its turn.
+ALWAYS_INLINE void bpe_wait_(BpeMerger_* merger, uint32_t place, int rank) {
+    merger->parts[place].rank = rank;
+    if (rank == BPE_NONE_) {
+        return;
+    }
+    uint64_t* word = &merger->ranks[rank / 64];
+    const uint64_t bit = (uint64_t)1 << rank % 64;
+    const BpeWaiting_ pair = {place, *word & bit ? merger->first[rank] : BPE_NOWHERE_};
+    *word |= bit;
+    merger->first[rank] = merger->waiting_count;
+    merger->waiting[merger->waiting_count++] = pair;
+}
+
+static inline void bpe_rank_(BpeMerger_* merger, const Bpe* bpe, uint32_t place) {
+    const BpePart_* part = &merger->parts[place];
+    const int is_last = part->next == BPE_NOWHERE_;
+    bpe_wait_(merger, place,
+              is_last ? BPE_NONE_ : bpe_pair_(&bpe->pairs, part->id, merger->parts[part->next].id));
+}
+
+// Makes one token of the part at `place` and its next.
+static inline void bpe_join_(BpeMerger_* merger, const Bpe* bpe, uint32_t place) {
+    BpePart_ *part = &merger->parts[place], *gone = &merger->parts[part->next];
+    const int rank = part->rank;
+    part->id = rank;
+    part->next = gone->next;
+    gone->rank = BPE_NONE_;
+    if (part->next != BPE_NOWHERE_) {
+        merger->parts[part->next].last = place;
+    }
+    if (part->next != BPE_NOWHERE_ && merger->parts[part->next].rank == rank) {
+        part->rank = BPE_NONE_; // the next is about to be joined, and ranks this one then
+    } else {
+        bpe_rank_(merger, bpe, place);
+    }
+    if (part->last != BPE_NOWHERE_) {
+        bpe_rank_(merger, bpe, part->last);
+    }
+}
+
+// Makes the tokens `rank` of all pairs of this rank, leftmost first. Order matters only where the parts are
+// equal, as in a a a: from any pair of such a run we go back to its beginning and merge the run at once.
+static inline void bpe_join_rank_(BpeMerger_* merger, const Bpe* bpe, int rank) {
+    BpePart_* parts = merger->parts;
+    for (uint32_t i = merger->first[rank]; i != BPE_NOWHERE_; i = merger->waiting[i].next) {
+        uint32_t place = merger->waiting[i].place;
+        if (parts[place].rank != rank) {
+            continue; // one of its parts has gone into another token
+        }
+        const int id = parts[place].id;
+        if (id == parts[parts[place].next].id) {
+            while (parts[place].last != BPE_NOWHERE_ && parts[parts[place].last].id == id) {
+                place = parts[place].last;
+            }
+        }
+        while (place != BPE_NOWHERE_ && parts[place].rank == rank) {
+            bpe_join_(merger, bpe, place);
+            place = parts[place].next;
+        }
+    }
+}
+
+// Merges a piece of any length and returns the number of ids. The union has a higher id than its parts: while
+// the pairs of one rank are merged, new ones come up only at higher ranks. So the ranks are gone through
+// once, in ascending order, and the whole is linear in the length and the vocabulary's bits.
+static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece, size_t n,
+                                     int* ids) {
+    CHECK(n < BPE_NOWHERE_ / 3, "a piece of text of %zu bytes without a cut, wanted fewer than %u", n,
+          BPE_NOWHERE_ / 3);
+    if (n > merger->capacity) {
+        free(merger->parts);
+        free(merger->waiting);
+        merger->capacity = n + n / 2;
+        merger->parts =
+            (BpePart_*)check_alloc_unset(merger->capacity, sizeof(BpePart_), "merging a piece of text");
+        merger->waiting = (BpeWaiting_*)check_alloc_unset(3 * merger->capacity, sizeof(BpeWaiting_),
+                                                          "merging a piece of text");
+    }
+    for (size_t i = 0; i < n; i++) {
+        merger->parts[i].id = bpe->byte_ids[piece[i]];
+        merger->parts[i].next = i + 1 < n ? (uint32_t)i + 1 : BPE_NOWHERE_;
+        merger->parts[i].last = i > 0 ? (uint32_t)i - 1 : BPE_NOWHERE_;
+    }
+    merger->waiting_count = 0;
+    for (size_t i = 0; i < n; i++) {
+        bpe_wait_(merger, (uint32_t)i,
+                  i + 1 < n ? bpe->byte_pairs[256 * piece[i] + piece[i + 1]] : BPE_NONE_);
+    }
+    for (int word = 0; word <= bpe->vocab_size / 64; word++) {
+        while (merger->ranks[word]) { // joining sets higher bits of this word
+            const int rank = 64 * word + __builtin_ctzll(merger->ranks[word]);
+            merger->ranks[word] &= merger->ranks[word] - 1;
+            bpe_join_rank_(merger, bpe, rank);
+        }
+    }
+    size_t count = 0;
+    for (uint32_t place = 0; place != BPE_NOWHERE_; place = merger->parts[place].next) {
+        ids[count++] = merger->parts[place].id;
+    }
+    return count;
+}
+
+static inline size_t bpe_merge_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece, size_t n,
+                                int* ids) {
+    return n <= BPE_SHORT_ ? (size_t)bpe_merge_short_(bpe, piece, (int)n, ids)
+                           : bpe_merge_long_(bpe, merger, piece, n, ids);
+}
+
+// ---- a vocabulary
+
+// Begins a vocabulary of V ids, which becomes the owner of the buffer. All tokens but end-of-text are empty.
+static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buffer, size_t V, size_t eot) {
+    CHECK(0 < V && V <= BPE_MAX_VOCAB, "%s: %zu tokens with end-of-text, wanted 1 to %d", name, V,
+          BPE_MAX_VOCAB);
+    memset(bpe, 0, sizeof(*bpe));
+    bpe->vocab_size = (int)V;
+    bpe->eot = (int)eot;
+    bpe->buffer = buffer;
+    bpe->tokens = (BpeToken_*)check_alloc(V, sizeof(BpeToken_), "vocabulary");
+    bpe->tokens[eot].text = (const unsigned char*)BPE_EOT_TEXT;
+    bpe->tokens[eot].length = strlen(BPE_EOT_TEXT);
+    for (bpe->bits = 9; (size_t)1 << bpe->bits < 2 * V; bpe->bits++) {
+    }
+    bpe->by_bytes = (uint64_t*)check_alloc((size_t)1 << bpe->bits, sizeof(uint64_t), "vocabulary");
+    bpe->pairs.bits = bpe->bits;
+    bpe->pairs.entries = (uint64_t*)check_alloc((size_t)1 << bpe->bits, sizeof(uint64_t), "vocabulary");
+}
+
+// Sets a token's bytes; no other may have the same. Returns false if one has.
+static inline int bpe_set_token_(Bpe* bpe, int id, const unsigned char* text, size_t length) {
+    uint32_t tag;
+    uint64_t* entry = bpe_entry_(bpe, text, length, &tag);
+    if (*entry != 0) {
+        return 0;
+    }
+    *entry = (uint64_t)tag << 32 | (uint32_t)(id + 1);
+    bpe->tokens[id].text = text;
+    bpe->tokens[id].length = (uint32_t)length;
+    return 1;
+}
+
+// The bytes in the order of their ids: first those that GPT-2's files spell as themselves (Latin-1 characters
+// that can be seen), then the others, spelled as the characters from U+0100.
+static inline void bpe_spelled_bytes_(unsigned char order[256], uint16_t spelling[256]) {
+    int n = 0;
+    for (int seen = 1; seen >= 0; seen--) {
+        for (int byte = 0, other = 0; byte < 256; byte++) {
+            const int is_seen = (0x21 <= byte && byte <= 0x7E) || (0xA1 <= byte && byte != 0xAD);
+            if (is_seen == seen) {
+                spelling[n] = (uint16_t)(seen ? byte : 0x100 + other++);
+                order[n++] = (unsigned char)byte;
+            }
+        }
+    }
+}
+
+// Begins the vocabulary of n merges: the single bytes in the order of GPT-2, the unions to come, end-of-text.
+// The buffer is for the bytes of all tokens.
+static inline void bpe_begin_merges_(Bpe* bpe, const char* name, unsigned char* buffer, size_t n) {
+    uint16_t spelling[256];
+    bpe_open_ids_(bpe, name, buffer, 256 + n + 1, 256 + n);
+    bpe_spelled_bytes_(buffer, spelling);
+    for (int id = 0; id < 256; id++) {
+        bpe_set_token_(bpe, id, buffer + id, 1);
+    }
+}
+
+// Sets token `id`, the one after the last so far, to the union of two. Returns the token of these bytes,
+// which is another if there was one already.
+static inline int bpe_add_merge_(Bpe* bpe, int id, int left, int right) {
+    const BpeToken_ before = bpe->tokens[id - 1], a = bpe->tokens[left], b = bpe->tokens[right];
+    unsigned char* text = (unsigned char*)before.text + before.length; // in bpe->buffer
+    memcpy(text, a.text, a.length);
+    memcpy(text + a.length, b.text, b.length);
+    bpe_set_token_(bpe, id, text, a.length + b.length);
+    return bpe_find(bpe, (const char*)text, a.length + b.length);
+}
+
+// The tokens are there: adds all else. Finds for each token the two whose union it is: what its bytes merge
+// to with the tokens before it. In any text it then arises from these two only: as long as no token crosses
+// its borders, the merges inside them are the same as if it stood alone. Returns 0, with the reason in
+// `error`, where merging cannot make the tokens.
+static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
+    bpe_classes_open(&bpe->classes);
+    bpe->byte_pairs = (int*)check_alloc(256 * 256, sizeof(int), "vocabulary");
+    for (int pair = 0; pair < 256 * 256; pair++) {
+        bpe->byte_pairs[pair] = BPE_NONE_;
+    }
+    for (int byte = 0; byte < 256; byte++) {
+        const char text = (char)byte;
+        bpe->byte_ids[byte] = bpe_find(bpe, &text, 1);
+        if (bpe->byte_ids[byte] < 0) {
+            return error_set(error, name, "no token is the byte 0x%02X, wanted all 256", (unsigned)byte);
+        }
+    }
+    size_t longest = 0;
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        longest = bpe->tokens[id].length > longest ? bpe->tokens[id].length : longest;
+    }
+    BpeMerger_ merger;
+    bpe_merger_open_(&merger, bpe->vocab_size);
+    int* parts = (int*)check_alloc(longest, sizeof(int), "vocabulary");
+    int ok = 1;
+    for (int id = 0; ok && id < bpe->vocab_size; id++) {
+        const BpeToken_ token = bpe->tokens[id];
+        if (token.length == 1 || id == bpe->eot) {
+            continue;
+        }
+        const size_t n = bpe_merge_(bpe, &merger, token.text, token.length, parts);
+        ok = n == 2 && parts[0] < id && parts[1] < id;
+        if (ok) {
+            bpe_add_pair_(&bpe->pairs, parts[0], parts[1], id);
+            if (token.length == 2) {
+                bpe->byte_pairs[256 * token.text[0] + token.text[1]] = id;
+            }
+        } else {
+            error_set(error, name, "token %d merges to %zu tokens, wanted two of lower ids", id, n);
+        }
+    }
+    free(parts);
+    bpe_merger_close_(&merger);
+    return ok;
+}
+
+// The first merge whose parts are not those that bpe_finish_ found: no text ever has them side by side
+// when it is their turn. -1 if there is none.
+static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
+    for (int id = 256; id < bpe->eot; id++) {
+        if (bpe_pair_(&bpe->pairs, pairs[id - 256][0], pairs[id - 256][1]) != id) {
+            return id - 256;
+        }
+    }
+    return -1;
+}
+
+// The vocabulary of merges in their order, pairs[i] = (left id, right id): ids 0 to 255 are the single bytes
+// in the order of GPT-2, 256 + i is the union of pairs[i], end-of-text is the last. `name` is for errors.
+static inline void bpe_open_merges(Bpe* bpe, const int (*pairs)[2], int num_merges, const char* name) {
+    assert(0 <= num_merges);
+    size_t* ends = (size_t*)check_alloc(256 + (size_t)num_merges, sizeof(size_t), "merges"); // of the tokens
+    for (int id = 0; id < 256; id++) {
+        ends[id] = (size_t)id + 1;
+    }
+    for (int id = 256, i = 0; i < num_merges; id++, i++) {
+        size_t bytes = 0;
+        for (int side = 0; side < 2; side++) {
+            const int part = pairs[i][side];
+            CHECK(0 <= part && part < id, "%s: merge %d has the id %d, wanted 0 to %d", name, i, part,
+                  id - 1);
+            bytes += ends[part] - (part > 0 ? ends[part - 1] : 0);
+        }
+        CHECK(bytes <= INT_MAX, "%s: merge %d makes a token of %zu bytes, wanted at most %d", name, i, bytes,
+              INT_MAX);
+        ends[id] = ends[id - 1] + bytes;
+    }
+    unsigned char* buffer = (unsigned char*)check_alloc(ends[255 + num_merges], 1, "vocabulary");
+    free(ends);
+    bpe_begin_merges_(bpe, name, buffer, (size_t)num_merges);
+    for (int i = 0; i < num_merges; i++) {
+        const int made = bpe_add_merge_(bpe, 256 + i, pairs[i][0], pairs[i][1]);
+        CHECK(made == 256 + i, "%s: merge %d makes token %d again", name, i, made);
+    }
+    char error[ERROR_BYTES];
+    CHECK(bpe_finish_(bpe, name, error), "%s", error);
+    const int wrong = bpe_wrong_merge_(bpe, pairs);
+    CHECK(wrong < 0, "%s: merge %d: the merges before never leave its two tokens side by side", name, wrong);
+}
+
+// The vocabulary of text as bytes (tokenizer.h): byte b is id b, end-of-text is 256, there are no merges.
+static inline void bpe_open_bytes(Bpe* bpe) {
+    char error[ERROR_BYTES];
+    unsigned char* buffer = (unsigned char*)check_alloc(256, 1, "vocabulary");
+    bpe_open_ids_(bpe, "bytes", buffer, 257, 256);
+    for (int byte = 0; byte < 256; byte++) {
+        buffer[byte] = (unsigned char)byte;
+        bpe_set_token_(bpe, byte, buffer + byte, 1);
+    }
+    CHECK(bpe_finish_(bpe, "bytes", error), "%s", error);
+}
+
+static inline void bpe_close(Bpe* bpe) {
+    free(bpe->tokens);
+    free(bpe->buffer);
+    free(bpe->by_bytes);
+    free(bpe->pairs.entries);
+    free(bpe->byte_pairs);
+    bpe_classes_close(&bpe->classes);
+    memset(bpe, 0, sizeof(*bpe));
+}
+
+// The bytes of one token; they are not terminated, and stay valid until the vocabulary is closed.
+static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
+    CHECK(0 <= id && id < bpe->vocab_size, "token id %d, wanted 0 to %d", id, bpe->vocab_size - 1);
+    *length = (int)bpe->tokens[id].length;
+    return (const char*)bpe->tokens[id].text;
+}
+
+#endif

@@ -1,0 +1,975 @@
+/*
+bpe_files.h -- the files of a vocabulary of GPT-2's kind (bpe.h): bpe_open reads them, bpe_write writes them.
+
+    tokenizer.json         of Hugging Face: a BPE with its vocabulary, merges, and how text is cut before
+    vocab.json             {"token": id, ...}
+    merges.txt, vocab.bpe  "#version", then lines "A B": the merges. Ids are in the order of GPT-2 (bpe.h)
+    .tiktoken              lines "base64 id"; end-of-text is the id after the last
+    llm.c tokenizer .bin   magic 20240328; every token with its bytes, in the order of the ids
+
+Read: any of them, told apart by what is in it, or a directory, of which tokenizer.json counts or, without
+one, merges.txt (and vocab.json, if there, must say the same). Whatever a file says of itself must be true: a
+tokenizer.json that would cut text in another way, change it before, or that has tokens which its merges do
+not make, is an error that names the difference.
+
+Written: by the name's ending. One vocabulary gives the same bytes each time: those of the public
+gpt2.tiktoken, merges.txt and vocab.json for GPT-2's. In JSON and merges.txt the 256 bytes are spelled as 256
+characters that can be seen, those of Latin-1 and, for the rest, U+0100 to U+0143; no token contains a blank
+or a line break.
+
+bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers; bpe_write_hf_config is the
+part of it that every tokenizer.json needs beside it.
+
+defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_write_hf_config, bpe_checksum,
+         bpe_print_tokens, bpe_print_merges, BPE_HF_EOT, bpe_path
+*/
+#ifndef LLMC_BPE_FILES_H
+#define LLMC_BPE_FILES_H
+
+#include <errno.h>
+#include <limits.h>
+#include <sys/stat.h>
+
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/base/xxh64.h"
+#include "llmc/tokenizer/bpe.h"
+
+#define BPE_BIN_MAGIC_ 20240328
+enum { BPE_BIN_HEADER_BYTES_ = 1024 };
+
+// ---- reading: what all formats need
+
+// A file that is being read, named in every error.
+typedef struct {
+    const char* path;
+    unsigned char* data; // becomes the vocabulary's buffer, in which the tokens stay where they are
+    size_t bytes;
+} BpeFile_;
+
+static inline BpeFile_ bpe_read_(const char* path) {
+    struct stat info;
+    const char* name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    const char* hint = strncmp(name, "gpt2", 4) == 0
+                           ? "; `scripts/get_data.sh gpt2-vocab` gets data/gpt2-vocab/gpt2.tiktoken"
+                           : "";
+    CHECK(stat(path, &info) == 0, "%s: cannot open the tokenizer: %s%s", path, strerror(errno), hint);
+    CHECK(S_ISREG(info.st_mode), "%s: not a regular file, wanted a tokenizer", path);
+    CHECK(info.st_size > 0, "%s: empty file, wanted a tokenizer", path);
+    CHECK(info.st_size <= INT_MAX, "%s: %lld bytes, wanted a tokenizer, at most %d", path,
+          (long long)info.st_size, INT_MAX);
+    FILE* stream = fopen(path, "rb");
+    CHECK(stream, "%s: cannot open the tokenizer: %s", path, strerror(errno));
+    const BpeFile_ file = {path, (unsigned char*)check_alloc((size_t)info.st_size, 1, path),
+                           (size_t)info.st_size};
+    const size_t got = fread(file.data, 1, file.bytes, stream);
+    CHECK(got == file.bytes, "%s: read %zu bytes, wanted %zu", path, got, file.bytes);
+    fclose(stream);
+    return file;
+}
+
+// The part of a text up to the next `end` character, at most to its end.
+typedef struct {
+    unsigned char* text;
+    size_t length;
+} BpeSpan_;
+
+static inline BpeSpan_ bpe_until_(unsigned char* text, size_t left, char end) {
+    const unsigned char* found = left ? (const unsigned char*)memchr(text, end, left) : NULL;
+    const BpeSpan_ span = {text, found ? (size_t)(found - text) : left};
+    return span;
+}
+
+// What follows the first blank of a line; empty if there is none.
+static inline BpeSpan_ bpe_after_blank_(BpeSpan_ line) {
+    const size_t first = bpe_until_(line.text, line.length, ' ').length;
+    const size_t skipped = first < line.length ? first + 1 : line.length;
+    const BpeSpan_ span = {line.text + skipped, line.length - skipped};
+    return span;
+}
+
+// Lines of a file; the last may lack its newline.
+static inline size_t bpe_lines_(const BpeFile_* file) {
+    size_t lines = file->data[file->bytes - 1] != '\n';
+    for (size_t i = 0; i < file->bytes; i++) {
+        lines += file->data[i] == '\n';
+    }
+    return lines;
+}
+
+// The beginning of a text, for a message: one line, terminated.
+typedef struct {
+    char text[24];
+} BpeExcerpt_;
+
+static inline BpeExcerpt_ bpe_excerpt_(BpeSpan_ span) {
+    BpeExcerpt_ excerpt;
+    const size_t n = span.length < sizeof(excerpt.text) ? span.length : sizeof(excerpt.text) - 1;
+    for (size_t i = 0; i < n; i++) {
+        excerpt.text[i] = ' ' <= span.text[i] && span.text[i] <= '~' ? (char)span.text[i] : '?';
+    }
+    excerpt.text[n] = '\0';
+    return excerpt;
+}
+
+// ---- llm.c's tokenizer .bin: a header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8, bytes)
+
+// Returns 0, with the reason, if two tokens are the same; their bytes are there nevertheless.
+static inline int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
+    uint32_t header[4];
+    CHECK(file->bytes >= BPE_BIN_HEADER_BYTES_, "%s: %zu bytes, wanted a header of %d", file->path,
+          file->bytes, BPE_BIN_HEADER_BYTES_);
+    memcpy(header, file->data, sizeof(header));
+    const uint32_t version = header[1], V = header[2], eot = version == 1 ? 50256 : header[3];
+    CHECK(header[0] == BPE_BIN_MAGIC_, "%s: magic %u, wanted %d of a tokenizer", file->path, header[0],
+          BPE_BIN_MAGIC_);
+    CHECK(version == 1 || version == 2, "%s: version %u, wanted 1 or 2", file->path, version);
+    CHECK(eot < V, "%s: end-of-text id %u, wanted one of the %u tokens", file->path, eot, V);
+    CHECK(V <= file->bytes / 2, "%s: %u tokens cannot be in %zu bytes", file->path, V, file->bytes);
+    bpe_open_ids_(bpe, file->path, file->data, V, eot);
+    size_t at = BPE_BIN_HEADER_BYTES_;
+    int ok = 1;
+    for (uint32_t id = 0; id < V; id++) {
+        CHECK(at < file->bytes, "%s: ends before token %u, wanted %u tokens", file->path, id, V);
+        const size_t length = file->data[at++];
+        CHECK(0 < length && length <= file->bytes - at, "%s: token %u of %zu bytes, wanted 1 to the %zu left",
+              file->path, id, length, file->bytes - at);
+        if (id != eot && !bpe_set_token_(bpe, (int)id, file->data + at, length)) {
+            const int first = bpe_find(bpe, (const char*)file->data + at, length);
+            ok = error_set(error, file->path, "token %u is token %d again", id, first);
+            bpe->tokens[id] = bpe->tokens[first];
+        }
+        at += length;
+    }
+    CHECK(at == file->bytes, "%s: %zu bytes after the last of %u tokens, wanted none", file->path,
+          file->bytes - at, V);
+    return ok;
+}
+
+static inline void bpe_put_bin_(const Bpe* bpe, FILE* file) {
+    const uint32_t header[BPE_BIN_HEADER_BYTES_ / 4] = {BPE_BIN_MAGIC_, 2, (uint32_t)bpe->vocab_size,
+                                                        (uint32_t)bpe->eot};
+    fwrite(header, sizeof(header), 1, file);
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        fputc((int)bpe->tokens[id].length, file);
+        fwrite(bpe->tokens[id].text, 1, bpe->tokens[id].length, file);
+    }
+}
+
+// ---- .tiktoken
+
+static const char bpe_base64_digits_[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+static inline int bpe_base64_digit_(unsigned char c) {
+    const char* digit = c ? strchr(bpe_base64_digits_, c) : NULL;
+    return digit ? (int)(digit - bpe_base64_digits_) : -1;
+}
+
+// Decodes base64 in place and returns the number of bytes; 0 if it is malformed.
+static inline size_t bpe_base64_(BpeSpan_ span) {
+    size_t length = span.length, bytes = 0;
+    if (length % 4 != 0) {
+        return 0;
+    }
+    for (int padding = 0; padding < 2 && length > 0 && span.text[length - 1] == '='; padding++) {
+        length--;
+    }
+    uint32_t bits = 0;
+    for (size_t i = 0; i < length; i++) {
+        const int digit = bpe_base64_digit_(span.text[i]);
+        if (digit < 0) {
+            return 0;
+        }
+        bits = bits << 6 | (uint32_t)digit;
+        if (i % 4 != 0) { // digits 1, 2, 3 of four complete a byte and leave 4, 2, 0 bits over
+            span.text[bytes++] = (unsigned char)(bits >> (6 - 2 * (i % 4)));
+        }
+    }
+    const uint32_t over = length % 4 == 2 ? bits & 15 : length % 4 == 3 ? bits & 3 : 0;
+    return over == 0 ? bytes : 0;
+}
+
+// A decimal number below `limit` that fills the text exactly, or -1.
+static inline int bpe_decimal_(BpeSpan_ span, size_t limit) {
+    size_t number = 0;
+    for (size_t i = 0; i < span.length; i++) {
+        if (span.text[i] < '0' || span.text[i] > '9' || number >= limit) {
+            return -1;
+        }
+        number = 10 * number + (size_t)(span.text[i] - '0');
+    }
+    return span.length > 0 && number < limit ? (int)number : -1;
+}
+
+// Lines "base64 id" in any order: n of them hold the ids 0 .. n-1.
+static inline void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
+    const size_t n = bpe_lines_(file);
+    bpe_open_ids_(bpe, file->path, file->data, n + 1, n);
+    unsigned char* at = file->data;
+    for (size_t number = 1; number <= n; number++) {
+        const BpeSpan_ line = bpe_until_(at, file->bytes - (size_t)(at - file->data), '\n');
+        BpeSpan_ token = bpe_until_(line.text, line.length, ' ');
+        const BpeSpan_ digits = bpe_after_blank_(line);
+        const int has_blank = token.length < line.length;
+        token.length = bpe_base64_(token);
+        CHECK(token.length > 0 && has_blank, "%s:%zu: wanted a token in base64, a blank, and its id",
+              file->path, number);
+        const int id = bpe_decimal_(digits, n); // n different ids below n: then none is missing
+        CHECK(id >= 0, "%s:%zu: id \"%s\", wanted 0 to %zu in a file of %zu lines", file->path, number,
+              bpe_excerpt_(digits).text, n - 1, n);
+        CHECK(bpe->tokens[id].length == 0, "%s:%zu: id %d is there twice", file->path, number, id);
+        CHECK(bpe_set_token_(bpe, id, token.text, token.length), "%s:%zu: token %d is token %d again",
+              file->path, number, id, bpe_find(bpe, (const char*)token.text, token.length));
+        at += line.length + 1;
+    }
+    char error[ERROR_BYTES];
+    CHECK(bpe_finish_(bpe, file->path, error), "%s", error);
+}
+
+static inline void bpe_put_tiktoken_(const Bpe* bpe, FILE* file) {
+    for (int id = 0; id < bpe->eot; id++) {
+        const BpeToken_ token = bpe->tokens[id];
+        for (uint32_t i = 0; i < token.length; i += 3) {
+            const uint32_t bytes = token.length - i < 3 ? token.length - i : 3;
+            const unsigned char* text = token.text + i;
+            const uint32_t bits = (uint32_t)text[0] << 16 | (bytes > 1 ? (uint32_t)text[1] << 8 : 0) |
+                                  (bytes > 2 ? text[2] : 0);
+            for (uint32_t digit = 0; digit < 4; digit++) {
+                fputc(digit <= bytes ? bpe_base64_digits_[bits >> (18 - 6 * digit) & 63] : '=', file);
+            }
+        }
+        fprintf(file, " %d\n", id);
+    }
+}
+
+// ---- tokens spelled in characters that can be seen
+
+typedef struct {
+    uint16_t of_byte[256];  // the character of a byte
+    int16_t byte_of[0x200]; // the byte of a character, or -1
+} BpeSpelling_;
+
+static inline BpeSpelling_ bpe_spelling_(void) {
+    BpeSpelling_ spelling;
+    unsigned char order[256];
+    uint16_t characters[256];
+    bpe_spelled_bytes_(order, characters);
+    memset(spelling.byte_of, -1, sizeof(spelling.byte_of));
+    for (int id = 0; id < 256; id++) {
+        spelling.of_byte[order[id]] = characters[id];
+        spelling.byte_of[characters[id]] = order[id];
+    }
+    return spelling;
+}
+
+// Decodes in place and returns the number of bytes; 0 if it is malformed.
+static inline size_t bpe_unspell_(BpeSpan_ span, const BpeSpelling_* spelling) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < span.length; i++) {
+        unsigned c = span.text[i];
+        if (0xC2 <= c && c <= 0xC7 && i + 1 < span.length && (span.text[i + 1] & 0xC0) == 0x80) {
+            c = (c & 0x1F) << 6 | (span.text[++i] & 0x3Fu);
+        } else if (c >= 0x80) {
+            return 0;
+        }
+        if (spelling->byte_of[c] < 0) {
+            return 0;
+        }
+        span.text[bytes++] = (unsigned char)spelling->byte_of[c];
+    }
+    return bytes;
+}
+
+typedef enum { BPE_UTF8_, BPE_JSON_ } BpeText_; // JSON in ASCII: \u and four digits for other characters
+
+static inline void bpe_put_spelled_(const BpeSpelling_* spelling, BpeToken_ token, BpeText_ text,
+                                    FILE* file) {
+    for (uint32_t i = 0; i < token.length; i++) {
+        const unsigned c = spelling->of_byte[token.text[i]];
+        if (c >= 0x80 && text == BPE_JSON_) {
+            fprintf(file, "\\u%04x", c);
+        } else if (c >= 0x80) {
+            fprintf(file, "%c%c", 0xC0 | c >> 6, 0x80 | (c & 63));
+        } else {
+            fprintf(file, text == BPE_JSON_ && (c == '"' || c == '\\') ? "\\%c" : "%c", c);
+        }
+    }
+}
+
+// Calls `put` for each merge, in order, with the two tokens that it joins.
+typedef void (*BpePutMerge_)(const BpeSpelling_* spelling, BpeToken_ left, BpeToken_ right, int is_first,
+                             FILE* file);
+static inline void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* file) {
+    const BpeSpelling_ spelling = bpe_spelling_();
+    uint64_t* merges = (uint64_t*)check_alloc((size_t)bpe->vocab_size, sizeof(uint64_t), "merges"); // by id
+    for (size_t i = 0; i < (size_t)1 << bpe->pairs.bits; i++) {
+        const uint64_t entry = bpe->pairs.entries[i];
+        if (entry != 0) {
+            merges[bpe_merge_of_(entry).id] = entry;
+        }
+    }
+    int is_first = 1;
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        if (merges[id] != 0) {
+            const BpeMerge_ merge = bpe_merge_of_(merges[id]);
+            put(&spelling, bpe->tokens[merge.left], bpe->tokens[merge.right], is_first, file);
+            is_first = 0;
+        }
+    }
+    free(merges);
+}
+
+// ---- merges.txt
+
+// A line "#version", then "A B" on each: the ids from 256, in order.
+static inline void bpe_open_merges_(Bpe* bpe, const BpeFile_* file) {
+    const BpeSpelling_ spelling = bpe_spelling_();
+    const BpeSpan_ version = bpe_until_(file->data, file->bytes, '\n');
+    const size_t n = bpe_lines_(file) - 1; // merges
+    bpe_begin_merges_(bpe, file->path, (unsigned char*)check_alloc(256 + file->bytes, 1, "vocabulary"), n);
+    int(*pairs)[2] = (int(*)[2])check_alloc(n, sizeof(*pairs), "merges");
+    unsigned char* at = file->data + version.length + 1;
+    for (size_t i = 0; i < n; i++) {
+        const BpeSpan_ line = bpe_until_(at, file->bytes - (size_t)(at - file->data), '\n');
+        const BpeSpan_ sides[2] = {bpe_until_(line.text, line.length, ' '), bpe_after_blank_(line)};
+        int* pair = pairs[i];
+        for (int side = 0; side < 2; side++) {
+            const size_t bytes = bpe_unspell_(sides[side], &spelling);
+            CHECK(bytes > 0, "%s:%zu: wanted two tokens in the spelling of vocab.bpe, with a blank between",
+                  file->path, i + 2);
+            pair[side] = bpe_find(bpe, (const char*)sides[side].text, bytes);
+            CHECK(pair[side] >= 0, "%s:%zu: its %s side is not a byte and no line before makes it",
+                  file->path, i + 2, side ? "right" : "left");
+        }
+        const int id = 256 + (int)i, made = bpe_add_merge_(bpe, id, pair[0], pair[1]);
+        CHECK(made == id, "%s:%zu: makes token %d again", file->path, i + 2, made);
+        at += line.length + 1;
+    }
+    char error[ERROR_BYTES];
+    CHECK(bpe_finish_(bpe, file->path, error), "%s", error);
+    const int wrong = bpe_wrong_merge_(bpe, pairs);
+    CHECK(wrong < 0, "%s:%d: the lines before never leave these two tokens side by side", file->path,
+          wrong + 2);
+    free(pairs);
+    free(file->data);
+}
+
+static inline void bpe_put_merge_line_(const BpeSpelling_* spelling, BpeToken_ left, BpeToken_ right,
+                                       int is_first, FILE* file) {
+    (void)is_first;
+    bpe_put_spelled_(spelling, left, BPE_UTF8_, file);
+    fputc(' ', file);
+    bpe_put_spelled_(spelling, right, BPE_UTF8_, file);
+    fputc('\n', file);
+}
+
+static inline void bpe_put_merges_(const Bpe* bpe, FILE* file) {
+    fputs("#version: 0.2\n", file);
+    bpe_put_each_merge_(bpe, bpe_put_merge_line_, file);
+}
+
+// ---- reading vocab.json and tokenizer.json
+
+typedef struct {
+    BpeSpan_ text; // its bytes
+    size_t id;
+} BpeNamed_;
+
+// What such a file says, in the memory of its bytes; not yet a vocabulary.
+typedef struct {
+    JsonReader json;
+    BpeSpelling_ spelling;
+    BpeNamed_* tokens; // without end-of-text
+    BpeSpan_ (*merges)[2];
+    size_t num_tokens, num_merges;
+    size_t eot;               // SIZE_MAX: not found yet
+    int has_model, cuts_text; // these parts were there, and as they must be
+} BpeJson_;
+
+static inline int bpe_json_refuse_(BpeJson_* v, const char* found, const char* what, const char* wanted) {
+    const BpeSpan_ span = {(unsigned char*)what, strlen(what)};
+    return error_set(v->json.error, v->json.path, "%s %s, wanted %s", found, bpe_excerpt_(span).text, wanted);
+}
+
+static inline int bpe_json_eot_(BpeJson_* v, size_t id) {
+    if (v->eot != SIZE_MAX && v->eot != id) {
+        return error_set(v->json.error, v->json.path, "%s is token %zu, and token %zu", BPE_EOT_TEXT, v->eot,
+                         id);
+    }
+    v->eot = id;
+    return 1;
+}
+
+// One "token": id, the key read.
+static inline int bpe_json_token_(BpeJson_* v, const char* text, size_t length) {
+    BpeNamed_ token = {{(unsigned char*)text, length}, 0};
+    if (!json_natural(&v->json, &token.id)) {
+        return 0;
+    }
+    if (length == strlen(BPE_EOT_TEXT) && memcmp(text, BPE_EOT_TEXT, length) == 0) {
+        return bpe_json_eot_(v, token.id);
+    }
+    token.text.length = bpe_unspell_(token.text, &v->spelling);
+    if (token.text.length == 0) {
+        return error_set(v->json.error, v->json.path, "token %zu is not in the spelling of GPT-2", token.id);
+    }
+    v->tokens = (BpeNamed_*)check_grow(v->tokens, v->num_tokens, sizeof(*v->tokens), "vocabulary");
+    v->tokens[v->num_tokens++] = token;
+    return 1;
+}
+
+static inline int bpe_json_vocab_(BpeJson_* v) {
+    const char* text;
+    size_t length;
+    int more = json_take(&v->json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        more = json_text_member(&v->json, place, &text, &length);
+        if (more > 0 && !bpe_json_token_(v, text, length)) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+// A string that is a part of a merge.
+static inline int bpe_json_side_(BpeJson_* v, BpeSpan_* side) {
+    const char* text;
+    size_t length;
+    if (!json_text(&v->json, &text, &length)) {
+        return 0;
+    }
+    side->text = (unsigned char*)text;
+    side->length = length;
+    return 1;
+}
+
+// "A B", or ["A", "B"] in newer files.
+static inline int bpe_json_merge_(BpeJson_* v, BpeSpan_ sides[2]) {
+    if (json_peek(&v->json) == '[') {
+        return json_take(&v->json, '[') && bpe_json_side_(v, &sides[0]) && json_take(&v->json, ',') &&
+               bpe_json_side_(v, &sides[1]) && json_take(&v->json, ']');
+    }
+    BpeSpan_ both;
+    if (!bpe_json_side_(v, &both)) {
+        return 0;
+    }
+    sides[0] = bpe_until_(both.text, both.length, ' ');
+    sides[1] = bpe_after_blank_(both);
+    return 1;
+}
+
+static inline int bpe_json_merges_(BpeJson_* v) {
+    int more = json_take(&v->json, '[') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        BpeSpan_ sides[2];
+        if ((more = json_element(&v->json, place)) <= 0) {
+            break;
+        }
+        if (!bpe_json_merge_(v, sides)) {
+            return 0;
+        }
+        for (int side = 0; side < 2; side++) {
+            sides[side].length = bpe_unspell_(sides[side], &v->spelling);
+            if (sides[side].length == 0) {
+                return error_set(v->json.error, v->json.path,
+                                 "merges[%zu] is not two tokens in the spelling of GPT-2", v->num_merges);
+            }
+        }
+        v->merges = (BpeSpan_(*)[2])check_grow(v->merges, v->num_merges, sizeof(*v->merges), "vocabulary");
+        memcpy(v->merges[v->num_merges++], sides, sizeof(sides));
+    }
+    return more == 0;
+}
+
+// A value that must be null, or an empty string.
+static inline int bpe_json_nothing_(BpeJson_* v, const char* key) {
+    const char* text = key;
+    const int c = json_peek(&v->json);
+    if (c == 'n') {
+        return json_skip(&v->json);
+    }
+    if (c == '"' && !json_string(&v->json, &text)) {
+        return 0;
+    }
+    return text[0] == '\0' || error_set(v->json.error, v->json.path, "the model has a %s, wanted null", key);
+}
+
+static inline int bpe_json_model_member_(BpeJson_* v, const char* key) {
+    const char* type;
+    if (strcmp(key, "type") == 0) {
+        return json_name(&v->json, &type) &&
+               (strcmp(type, "BPE") == 0 || bpe_json_refuse_(v, "a model of type", type, "BPE"));
+    }
+    if (strcmp(key, "dropout") == 0 || strcmp(key, "continuing_subword_prefix") == 0 ||
+        strcmp(key, "end_of_word_suffix") == 0) {
+        return bpe_json_nothing_(v, key);
+    }
+    return strcmp(key, "vocab") == 0    ? bpe_json_vocab_(v)
+           : strcmp(key, "merges") == 0 ? bpe_json_merges_(v)
+                                        : json_skip(&v->json);
+}
+
+// The files of 2019 do not say the type.
+static inline int bpe_json_model_(BpeJson_* v) {
+    const char* key;
+    int more = json_take(&v->json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        more = json_member(&v->json, place, &key);
+        if (more > 0 && !bpe_json_model_member_(v, key)) {
+            return 0;
+        }
+    }
+    v->has_model = 1;
+    return more == 0;
+}
+
+// One object of added_tokens.
+static inline int bpe_json_added_token_(BpeJson_* v) {
+    const char *key, *content = "";
+    size_t id = SIZE_MAX;
+    int more = json_take(&v->json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        more = json_member(&v->json, place, &key);
+        if (more > 0 && !(strcmp(key, "id") == 0        ? json_natural(&v->json, &id)
+                          : strcmp(key, "content") == 0 ? json_string(&v->json, &content)
+                                                        : json_skip(&v->json))) {
+            return 0;
+        }
+    }
+    if (more == 0 && strcmp(content, BPE_EOT_TEXT) != 0) {
+        return bpe_json_refuse_(v, "the added token", content, "only " BPE_EOT_TEXT);
+    }
+    return more == 0 && bpe_json_eot_(v, id);
+}
+
+static inline int bpe_json_added_tokens_(BpeJson_* v) {
+    int more = json_take(&v->json, '[') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        more = json_element(&v->json, place);
+        if (more > 0 && !bpe_json_added_token_(v)) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+// A normalizer or pre_tokenizer: an object, or null.
+typedef struct {
+    const char* type;
+    int add_prefix_space, use_regex;
+} BpeJsonStep_;
+
+static inline int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step) {
+    const char* key;
+    if (json_peek(&v->json) == 'n') {
+        step->type = "null";
+        return json_skip(&v->json);
+    }
+    step->type = "without a type";
+    step->add_prefix_space = step->use_regex = 1; // where the file does not say
+    int more = json_take(&v->json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        more = json_member(&v->json, place, &key);
+        if (more > 0 &&
+            !(strcmp(key, "type") == 0               ? json_name(&v->json, &step->type)
+              : strcmp(key, "add_prefix_space") == 0 ? json_truth(&v->json, &step->add_prefix_space)
+              : strcmp(key, "use_regex") == 0        ? json_truth(&v->json, &step->use_regex)
+                                                     : json_skip(&v->json))) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+static inline int bpe_json_normalizer_(BpeJson_* v) {
+    BpeJsonStep_ step;
+    return bpe_json_step_(v, &step) &&
+           (strcmp(step.type, "null") == 0 || bpe_json_refuse_(v, "the normalizer", step.type, "none"));
+}
+
+static inline int bpe_json_pre_tokenizer_(BpeJson_* v) {
+    static const char wanted[] = "ByteLevel, which cuts text as GPT-2 does";
+    BpeJsonStep_ step;
+    if (!bpe_json_step_(v, &step)) {
+        return 0;
+    }
+    if (strcmp(step.type, "ByteLevel") != 0) {
+        return bpe_json_refuse_(v, "the pre_tokenizer", step.type, wanted);
+    }
+    if (step.add_prefix_space) {
+        return bpe_json_refuse_(v, "the pre_tokenizer", step.type, "it with add_prefix_space false");
+    }
+    if (!step.use_regex) {
+        return bpe_json_refuse_(v, "the pre_tokenizer", step.type, "it with use_regex true");
+    }
+    v->cuts_text = 1;
+    return 1;
+}
+
+// The whole file: in a tokenizer.json no value is a number, in a vocab.json all are.
+static inline int bpe_json_file_(BpeJson_* v) {
+    const char* key;
+    size_t length;
+    int more = json_take(&v->json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_text_member(&v->json, place, &key, &length)) <= 0) {
+            break;
+        }
+        const int c = json_peek(&v->json);
+        if (!('0' <= c && c <= '9'                ? bpe_json_token_(v, key, length)
+              : strcmp(key, "model") == 0         ? bpe_json_model_(v)
+              : strcmp(key, "added_tokens") == 0  ? bpe_json_added_tokens_(v)
+              : strcmp(key, "normalizer") == 0    ? bpe_json_normalizer_(v)
+              : strcmp(key, "pre_tokenizer") == 0 ? bpe_json_pre_tokenizer_(v)
+                                                  : json_skip(&v->json))) {
+            return 0;
+        }
+    }
+    return more == 0 && json_end(&v->json);
+}
+
+// The parts of the file must be there, and their numbers fit.
+static inline void bpe_check_json_(const BpeJson_* v, const char* path) {
+    const size_t V = v->num_tokens + 1;
+    CHECK(v->has_model || v->num_tokens > 0,
+          "%s: neither a model nor tokens, wanted a tokenizer.json or vocab.json", path);
+    CHECK(!v->has_model || v->cuts_text, "%s: no pre_tokenizer, wanted ByteLevel", path);
+    CHECK(v->eot != SIZE_MAX, "%s: no token %s", path, BPE_EOT_TEXT);
+    CHECK(!v->has_model || v->num_merges + 257 == V,
+          "%s: %zu merges for a vocabulary of %zu, wanted 257 fewer: all but the bytes and end-of-text", path,
+          v->num_merges, V);
+    CHECK(v->eot < V, "%s: end-of-text id %zu, wanted one of the %zu tokens", path, v->eot, V);
+}
+
+static inline void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
+    for (size_t i = 0; i < v->num_tokens; i++) {
+        const BpeSpan_ text = v->tokens[i].text;
+        const size_t id = v->tokens[i].id;
+        CHECK(id <= v->num_tokens, "%s: token id %zu, wanted 0 to %zu in a vocabulary of %zu", path, id,
+              v->num_tokens, v->num_tokens + 1);
+        CHECK(bpe->tokens[id].length == 0, "%s: id %zu is there twice", path, id);
+        CHECK(bpe_set_token_(bpe, (int)id, text.text, text.length), "%s: token %zu is token %d again", path,
+              id, bpe_find(bpe, (const char*)text.text, text.length));
+    }
+}
+
+// The merges must be those that the vocabulary implies, in the order of the ids of what they make.
+static inline void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v, const char* path) {
+    for (size_t i = 0, last = 0; i < v->num_merges; i++) {
+        int part[2];
+        for (int side = 0; side < 2; side++) {
+            const BpeSpan_ text = v->merges[i][side];
+            part[side] = bpe_find(bpe, (const char*)text.text, text.length);
+            CHECK(part[side] >= 0, "%s: the %s side of merges[%zu] is no token", path,
+                  side ? "right" : "left", i);
+        }
+        const size_t id = (size_t)bpe_pair_(&bpe->pairs, part[0], part[1]);
+        CHECK(id != BPE_NONE_, "%s: merges[%zu] makes no token of %d and %d", path, i, part[0], part[1]);
+        CHECK(id > last, "%s: merges[%zu] makes token %zu after token %zu, wanted ascending ids", path, i, id,
+              last);
+        last = id;
+    }
+}
+
+static inline void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
+    char error[ERROR_BYTES];
+    BpeJson_ v;
+    memset(&v, 0, sizeof(v));
+    v.json = json_reader(file->path, (char*)file->data, file->bytes, error);
+    v.spelling = bpe_spelling_();
+    v.eot = SIZE_MAX;
+    CHECK(bpe_json_file_(&v), "%s", error);
+    bpe_check_json_(&v, file->path);
+    bpe_open_ids_(bpe, file->path, file->data, v.num_tokens + 1, v.eot);
+    bpe_set_json_tokens_(bpe, &v, file->path);
+    CHECK(bpe_finish_(bpe, file->path, error), "%s", error);
+    bpe_check_json_merges_(bpe, &v, file->path);
+    free(v.tokens);
+    free(v.merges);
+}
+
+// ---- writing JSON
+
+// {"token": id, ...}, end-of-text among them.
+static inline void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
+    const BpeSpelling_ spelling = bpe_spelling_();
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        fputs(id ? ", \"" : "{\"", file);
+        if (id == bpe->eot) {
+            fputs(BPE_EOT_TEXT, file);
+        } else {
+            bpe_put_spelled_(&spelling, bpe->tokens[id], BPE_JSON_, file);
+        }
+        fprintf(file, "\": %d", id);
+    }
+    fputc('}', file);
+}
+
+// "A B": what all versions of tokenizers read.
+static inline void bpe_put_merge_json_(const BpeSpelling_* spelling, BpeToken_ left, BpeToken_ right,
+                                       int is_first, FILE* file) {
+    fputs(is_first ? "\"" : ", \"", file);
+    bpe_put_spelled_(spelling, left, BPE_JSON_, file);
+    fputc(' ', file);
+    bpe_put_spelled_(spelling, right, BPE_JSON_, file);
+    fputc('"', file);
+}
+
+// How Hugging Face's files describe end-of-text where they do not just name it.
+#define BPE_HF_EOT                                                                                           \
+    "\"content\": \"" BPE_EOT_TEXT "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "      \
+    "\"normalized\": false, \"special\": true"
+
+static inline void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
+    fprintf(file,
+            "{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n"
+            "\"added_tokens\": [{\"id\": %d, " BPE_HF_EOT "}],\n\"normalizer\": null,\n",
+            bpe->eot);
+    static const char* const steps[] = {"pre_tokenizer", "post_processor", "decoder"};
+    for (int i = 0; i < 3; i++) { // trim_offsets is for the positions of tokens in the text
+        fprintf(file,
+                "\"%s\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": false, "
+                "\"use_regex\": true},\n",
+                steps[i]);
+    }
+    fputs("\"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
+          "\"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false, "
+          "\"byte_fallback\": false, \"ignore_merges\": false,\n\"vocab\": ",
+          file);
+    bpe_put_vocab_(bpe, file);
+    fputs(",\n\"merges\": [", file);
+    bpe_put_each_merge_(bpe, bpe_put_merge_json_, file);
+    fputs("]}\n}\n", file);
+}
+
+static inline void bpe_put_special_tokens_(FILE* file) {
+    static const char* const uses[] = {"bos", "eos", "unk"};
+    for (int i = 0; i < 3; i++) {
+        fprintf(file, "%s  \"%s_token\": \"%s\"", i ? ",\n" : "", uses[i], BPE_EOT_TEXT);
+    }
+}
+
+// ---- any file
+
+// Makes a vocabulary of a file's bytes, which become its own. Returns 0, with the reason in `error`, where
+// the tokens of a .bin are none of a BPE.
+static inline int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
+    const uint32_t bin_magic = BPE_BIN_MAGIC_;
+    size_t blanks = 0;
+    while (blanks < file->bytes && strchr(" \t\r\n", file->data[blanks]) && file->data[blanks]) {
+        blanks++;
+    }
+    if ((file->bytes >= 4 && memcmp(file->data, &bin_magic, 4) == 0) || file_ends_in(file->path, ".bin")) {
+        return bpe_open_bin_(bpe, file, error) && bpe_finish_(bpe, file->path, error);
+    }
+    if (file->bytes >= 8 && memcmp(file->data, "#version", 8) == 0) {
+        bpe_open_merges_(bpe, file);
+    } else if (blanks < file->bytes && file->data[blanks] == '{') {
+        bpe_open_json_(bpe, file);
+    } else {
+        const BpeSpan_ line = bpe_until_(file->data, file->bytes, '\n');
+        CHECK(bpe_decimal_(bpe_after_blank_(line), INT_MAX) >= 0,
+              "%s: wanted a tokenizer: tokenizer.json, vocab.json, #version and lines of two tokens "
+              "(merges.txt, "
+              "vocab.bpe), lines of base64 and id (.tiktoken), or a llm.c tokenizer .bin",
+              file->path);
+        bpe_open_tiktoken_(bpe, file);
+    }
+    return 1;
+}
+
+// dir/name; returns whether there is such a file.
+static inline int bpe_path(char path[PATH_MAX], const char* directory, const char* name) {
+    file_join(path, directory, name);
+    return access(path, F_OK) == 0;
+}
+
+static inline void bpe_open_file_(Bpe* bpe, const char* path) {
+    char error[ERROR_BYTES];
+    BpeFile_ file = bpe_read_(path);
+    CHECK(bpe_open_data_(bpe, &file, error), "%s", error);
+}
+
+// A directory with merges.txt, which implies the ids, and perhaps vocab.json, which says them.
+static inline void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
+    Bpe other;
+    bpe_open_file_(bpe, merges);
+    bpe_open_file_(&other, vocab);
+    CHECK(bpe->vocab_size == other.vocab_size && bpe->eot == other.eot,
+          "%s: end-of-text is %d of %d tokens, wanted %d of %d as in %s", vocab, other.eot, other.vocab_size,
+          bpe->eot, bpe->vocab_size, merges);
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        const BpeToken_ a = bpe->tokens[id], b = other.tokens[id];
+        CHECK(a.length == b.length && memcmp(a.text, b.text, a.length) == 0, "%s: token %d is not that of %s",
+              vocab, id, merges);
+    }
+    bpe_close(&other);
+}
+
+static inline void bpe_open_directory_(Bpe* bpe, const char* directory) {
+    char tokenizer[PATH_MAX], merges[PATH_MAX], vocab[PATH_MAX];
+    if (bpe_path(tokenizer, directory, "tokenizer.json")) {
+        bpe_open_file_(bpe, tokenizer);
+        return;
+    }
+    CHECK(bpe_path(merges, directory, "merges.txt"), "%s: no tokenizer.json or merges.txt in this directory",
+          directory);
+    if (bpe_path(vocab, directory, "vocab.json")) {
+        bpe_open_pair_(bpe, merges, vocab);
+    } else {
+        bpe_open_file_(bpe, merges);
+    }
+}
+
+// Opens a file or directory. Returns 0, with the reason in `error` (of ERROR_BYTES), where the tokens of a
+// .bin are none of a BPE: bpe_token gives them and bpe_close closes them, but they encode nothing.
+static inline int bpe_open_tokens(Bpe* bpe, const char* path, char* error) {
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        bpe_open_directory_(bpe, path);
+        return 1;
+    }
+    BpeFile_ file = bpe_read_(path);
+    return bpe_open_data_(bpe, &file, error);
+}
+
+// Opens a vocabulary that encodes.
+static inline void bpe_open(Bpe* bpe, const char* path) {
+    char error[ERROR_BYTES];
+    CHECK(bpe_open_tokens(bpe, path, error), "%s", error);
+}
+
+// What a format cannot say must not be needed.
+typedef enum { BPE_ALL_, BPE_EOT_LAST_, BPE_GPT2_ORDER_, BPE_255_BYTES_ } BpeNeeds_;
+
+typedef struct {
+    const char* ending;
+    BpeNeeds_ needs;
+    void (*put)(const Bpe* bpe, FILE* file);
+} BpeFormat_;
+
+static inline void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) {
+    unsigned char order[256];
+    uint16_t spelling[256];
+    int merges = 0;
+    bpe_spelled_bytes_(order, spelling);
+    for (size_t i = 0; i < (size_t)1 << bpe->pairs.bits; i++) {
+        merges += bpe->pairs.entries[i] != 0;
+    }
+    CHECK(merges == bpe->vocab_size - 257,
+          "%s: %d merges for %d tokens: these can only be decoded, not written", path, merges,
+          bpe->vocab_size);
+    CHECK(needs == BPE_ALL_ || needs == BPE_255_BYTES_ || bpe->eot == bpe->vocab_size - 1,
+          "%s: end-of-text is id %d of %d, and this format has it last", path, bpe->eot, bpe->vocab_size);
+    for (int id = 0; needs == BPE_GPT2_ORDER_ && id < 256; id++) {
+        CHECK(bpe->byte_ids[order[id]] == id, "%s: the byte 0x%02X is id %d, and this format has it at %d",
+              path, (unsigned)order[id], bpe->byte_ids[order[id]], id);
+    }
+    for (int id = 0; needs == BPE_255_BYTES_ && id < bpe->vocab_size; id++) {
+        CHECK(bpe->tokens[id].length <= 255, "%s: token %d has %u bytes, and this format at most 255", path,
+              id, bpe->tokens[id].length);
+    }
+}
+
+static inline void bpe_write_as_(const Bpe* bpe, const char* path, const BpeFormat_* format) {
+    FileWriter writer;
+    bpe_check_needs_(bpe, format->needs, path);
+    file_open(&writer, path);
+    format->put(bpe, writer.file);
+    file_commit(&writer);
+}
+
+// Writes a vocabulary that encodes, in the format that the name's ending says.
+static inline void bpe_write(const Bpe* bpe, const char* path) {
+    static const BpeFormat_ formats[] = {
+        {"tokenizer.json", BPE_ALL_, bpe_put_tokenizer_json_}, {"vocab.json", BPE_ALL_, bpe_put_vocab_},
+        {"merges.txt", BPE_GPT2_ORDER_, bpe_put_merges_},      {".bpe", BPE_GPT2_ORDER_, bpe_put_merges_},
+        {".tiktoken", BPE_EOT_LAST_, bpe_put_tiktoken_},       {".bin", BPE_255_BYTES_, bpe_put_bin_},
+    };
+    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
+        if (file_ends_in(path, formats[i].ending)) {
+            bpe_write_as_(bpe, path, &formats[i]);
+            return;
+        }
+    }
+    CHECK(0, "%s: wanted a name that ends in tokenizer.json, vocab.json, merges.txt, .bpe, .tiktoken or .bin",
+          path);
+}
+
+// Writes what transformers reads beside a tokenizer.json: which of its classes it is for, the context max_T
+// of the model, and the use of end-of-text.
+static inline void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot,
+                                       int max_T) {
+    char path[PATH_MAX];
+    FileWriter writer;
+    bpe_path(path, directory, "special_tokens_map.json");
+    file_open(&writer, path);
+    fputs("{\n", writer.file);
+    bpe_put_special_tokens_(writer.file);
+    fputs("\n}\n", writer.file);
+    file_commit(&writer);
+
+    bpe_path(path, directory, "tokenizer_config.json");
+    file_open(&writer, path);
+    fprintf(writer.file,
+            "{\n  \"tokenizer_class\": \"%s\",\n  \"model_max_length\": %d,\n"
+            "  \"add_prefix_space\": false,\n  \"add_bos_token\": false,\n"
+            "  \"clean_up_tokenization_spaces\": false,\n  \"errors\": \"replace\",\n"
+            "  \"added_tokens_decoder\": {\"%d\": {" BPE_HF_EOT "}},\n",
+            tokenizer_class, max_T, eot);
+    bpe_put_special_tokens_(writer.file);
+    fputs("\n}\n", writer.file);
+    file_commit(&writer);
+}
+
+// Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
+// merges.txt goes with vocab.json, which has the ids, whatever their order.
+static inline void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T) {
+    static const struct {
+        const char* name;
+        BpeFormat_ format;
+    } files[] = {{"vocab.json", {"", BPE_ALL_, bpe_put_vocab_}},
+                 {"merges.txt", {"", BPE_ALL_, bpe_put_merges_}},
+                 {"tokenizer.json", {"", BPE_ALL_, bpe_put_tokenizer_json_}}};
+    char path[PATH_MAX];
+    for (int i = 0; i < 3; i++) {
+        bpe_path(path, directory, files[i].name);
+        bpe_write_as_(bpe, path, &files[i].format);
+    }
+    bpe_write_hf_config(directory, "GPT2Tokenizer", bpe->eot, max_T);
+}
+
+// A checksum of all tokens: a vocabulary has the same whatever file it was read from.
+static inline uint64_t bpe_checksum(const Bpe* bpe) {
+    Xxh64 hash;
+    xxh64_open(&hash);
+    xxh64_add(&hash, &bpe->eot, sizeof(bpe->eot));
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        int length;
+        const char* token = bpe_token(bpe, id, &length);
+        xxh64_add(&hash, &length, sizeof(length));
+        xxh64_add(&hash, token, (size_t)length);
+    }
+    return xxh64_value(&hash);
+}
+
+// For other formats: the tokens in the order of their ids, one a line, in the characters that stand for
+// bytes.
+static inline void bpe_print_tokens(const Bpe* bpe, FILE* file) {
+    const BpeSpelling_ spelling = bpe_spelling_();
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        if (id == bpe->eot) {
+            fputs(BPE_EOT_TEXT, file);
+        } else {
+            bpe_put_spelled_(&spelling, bpe->tokens[id], BPE_UTF8_, file);
+        }
+        fputc('\n', file);
+    }
+}
+
+// The merges in the order of their ranks, "A B", one a line.
+static inline void bpe_print_merges(const Bpe* bpe, FILE* file) {
+    bpe_put_each_merge_(bpe, bpe_put_merge_line_, file);
+}
+
+#endif

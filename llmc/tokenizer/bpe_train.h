@@ -1,0 +1,614 @@
+/*
+bpe_train.h -- makes a vocabulary of byte-pair encoding from text.
+
+    The text is cut into pieces by GPT-2's pattern (bpe_split.h); each piece begins as its bytes. Again and
+again the pair of neighbors that occurs most often becomes a token of its own everywhere, leftmost first,
+until the vocabulary is full: 256 bytes, the merges in their order, end-of-text. Of pairs equally frequent the
+one with the lowest left id is taken, then the lowest right id.
+
+The vocabulary depends on the counts of the pieces only: not on the order of the texts, on where they were
+divided, or on the number of threads.
+
+    bpe_trainer_open        for a number of threads
+    bpe_trainer_add         counts the pieces of a text, on all threads. A text may come in parts: of one that
+                            continues it returns how many bytes it has counted, and the rest is to come again
+                            with what follows it, at the start of the next text
+    bpe_trainer_add_by      counts the pieces of a whole document with what belongs to one thread,
+                            for a caller with threads of its own
+    bpe_trainer_run         opens a vocabulary of vocab_size ids; the counts stay, more may be added
+                            and it may be run again. `progress`, if not NULL, is called after each merge
+    bpe_trainer_close
+
+How it works. Each different piece is kept once, with its count, and all of them lie in one array of places, a
+place for each byte. A pair is listed with its places at the step that makes the younger of its tokens: all
+its places arise at that step, and later ones only take some away. So its count only falls, and a heap with
+counts that may be too high finds the best pair: if the count on top is no more right, it sinks to where it
+belongs. A step costs as much as its pair has places, and all steps together join no more often than the
+different pieces have bytes.
+
+Memory does not grow with the text but with the different pieces in it: for each thread 64 to 128 bytes for
+each that it has seen, and the bytes of those longer than 15. While running at most 20 for each byte of the
+different pieces, 28 for each of them, and 160 for each different pair. 789 MB of documentation and sources
+have 1.1 million different pieces; 50,257 ids then took 577 MB on 2 threads.
+
+defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_trainer_add_by, bpe_trainer_run,
+         bpe_trainer_close
+*/
+#ifndef LLMC_BPE_TRAIN_H
+#define LLMC_BPE_TRAIN_H
+
+#include "llmc/base/check.h"
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_split.h"
+
+// ---- counting pieces
+
+// A piece of up to 15 bytes is its key (bpe_key_); the key of a longer one is a hash, and its length with all
+// bits set where a short one's length is.
+typedef struct {
+    uint64_t key[2];
+    uint64_t count; // 0: an empty entry
+    size_t text;    // a longer piece begins here in the bytes of longer pieces
+} BpeCount_;
+
+typedef struct {
+    BpeCount_* counts; // (2^bits), open addressing, at most half of them used
+    int bits;
+    size_t used;
+    unsigned char* text; // the bytes of longer pieces
+    size_t text_bytes, text_capacity;
+} BpeCounts_;
+
+typedef struct {
+    BpeClasses classes; // of characters
+    int threads;
+    BpeCounts_* counts; // (threads)
+} BpeTrainer;
+
+typedef void (*BpeTrainProgress)(void* context, int merges, int merges_wanted);
+
+enum { BPE_KEY_BYTES_ = 16 }; // a piece shorter than this is its own key
+static const uint64_t BPE_LONG_KEY_ = (uint64_t)0xFF << 56;
+
+static inline void bpe_counts_open_(BpeCounts_* counts) {
+    memset(counts, 0, sizeof(*counts));
+    counts->bits = 10;
+    counts->counts =
+        (BpeCount_*)check_alloc((size_t)1 << counts->bits, sizeof(BpeCount_), "counts of pieces");
+}
+
+static inline void bpe_counts_close_(BpeCounts_* counts) {
+    free(counts->counts);
+    free(counts->text);
+    memset(counts, 0, sizeof(*counts));
+}
+
+static inline size_t bpe_count_bytes_(const BpeCount_* entry) {
+    return (size_t)(entry->key[1] < BPE_LONG_KEY_ ? entry->key[1] >> 56 : entry->key[1] & ~BPE_LONG_KEY_);
+}
+
+// The bytes of a piece.
+static inline const unsigned char* bpe_count_text_(const BpeCounts_* counts, const BpeCount_* entry) {
+    return entry->key[1] < BPE_LONG_KEY_ ? (const unsigned char*)entry->key : counts->text + entry->text;
+}
+
+// The entry of a piece, or the empty entry where it belongs. `text` is looked at if it is longer than its
+// key.
+ALWAYS_INLINE BpeCount_* bpe_count_entry_(const BpeCounts_* counts, const uint64_t key[2], uint64_t hash,
+                                          const unsigned char* text) {
+    const uint64_t mask = ((uint64_t)1 << counts->bits) - 1;
+    for (uint64_t i = hash >> (64 - counts->bits);; i = (i + 1) & mask) {
+        BpeCount_* entry = &counts->counts[i];
+        if (entry->count == 0) {
+            return entry;
+        }
+        if (((entry->key[0] ^ key[0]) | (entry->key[1] ^ key[1])) == 0 &&
+            (key[1] < BPE_LONG_KEY_ ||
+             memcmp(counts->text + entry->text, text, bpe_count_bytes_(entry)) == 0)) {
+            return entry;
+        }
+    }
+}
+
+static inline uint64_t bpe_count_hash_(const uint64_t key[2]) {
+    uint64_t again[2];
+    return key[1] < BPE_LONG_KEY_ ? bpe_key_((const unsigned char*)key, (size_t)(key[1] >> 56), 2, again)
+                                  : key[0];
+}
+
+static inline void bpe_counts_grow_(BpeCounts_* counts) {
+    BpeCounts_ grown = *counts;
+    grown.bits++;
+    grown.counts = (BpeCount_*)check_alloc((size_t)1 << grown.bits, sizeof(BpeCount_), "counts of pieces");
+    for (size_t i = 0; i < (size_t)1 << counts->bits; i++) {
+        const BpeCount_* from = &counts->counts[i];
+        if (from->count != 0) {
+            // an empty entry is wanted, and no piece is there twice
+            *bpe_count_entry_(&grown, from->key, bpe_count_hash_(from->key), bpe_count_text_(counts, from)) =
+                *from;
+        }
+    }
+    free(counts->counts);
+    *counts = grown;
+}
+
+// Begins the count of a piece at its empty entry. The entry is no longer valid.
+__attribute__((noinline, unused)) static void bpe_count_first_(BpeCounts_* counts, BpeCount_* entry,
+                                                               const uint64_t key[2], uint64_t times,
+                                                               const unsigned char* text) {
+    const BpeCount_ first = {{key[0], key[1]}, times, counts->text_bytes};
+    *entry = first;
+    if (key[1] >= BPE_LONG_KEY_) {
+        const size_t n = bpe_count_bytes_(entry), bytes = counts->text_bytes + n;
+        counts->text =
+            (unsigned char*)check_reserve(counts->text, &counts->text_capacity, bytes, 1, "counts of pieces");
+        memcpy(counts->text + counts->text_bytes, text, n);
+        counts->text_bytes = bytes;
+    }
+    if (++counts->used > (size_t)1 << (counts->bits - 1)) {
+        bpe_counts_grow_(counts);
+    }
+}
+
+ALWAYS_INLINE void bpe_count_key_(BpeCounts_* counts, const uint64_t key[2], uint64_t hash, uint64_t times,
+                                  const unsigned char* text) {
+    BpeCount_* entry = bpe_count_entry_(counts, key, hash, text);
+    if (__builtin_expect(entry->count == 0, 0)) {
+        bpe_count_first_(counts, entry, key, times, text);
+    } else {
+        entry->count += times;
+    }
+}
+
+// Counts a piece of n bytes, behind whose start `left` bytes can be read.
+ALWAYS_INLINE void bpe_count_piece_(BpeCounts_* counts, const unsigned char* piece, size_t n, size_t left) {
+    uint64_t key[2], hash;
+    unsigned char padded[BPE_KEY_BYTES_];
+    if (n >= BPE_KEY_BYTES_) {
+        key[0] = hash = bpe_hash_(piece, n) * BPE_HASH_MULTIPLIER_;
+        key[1] = BPE_LONG_KEY_ | n;
+    } else {
+        if (left < BPE_KEY_BYTES_) {
+            memcpy(padded, piece, n);
+            piece = padded;
+        }
+        hash = bpe_key_(piece, n, 2, key);
+    }
+    bpe_count_key_(counts, key, hash, 1, piece);
+}
+
+// Counts the pieces of a whole document, or of a part of one between two of its cuts (bpe_cut).
+static inline void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_t bytes) {
+    const unsigned char* at = (const unsigned char*)text;
+    BpeCounts_* counts = &trainer->counts[thread];
+    BpeSplitter splitter = bpe_splitter(&trainer->classes, at, 0, bytes);
+    size_t begin = 0;
+    while (splitter.at < bytes) {
+        uint16_t cuts[BPE_CUTS];
+        const size_t base = splitter.at, n = bpe_split(&splitter, cuts);
+        const size_t cut_off = bpe_cut_off(&splitter, begin, base, cuts, n);
+        if (cut_off) {
+            bpe_count_piece_(counts, at + begin, cut_off - begin, bytes - begin);
+            begin = cut_off;
+            continue;
+        }
+        for (size_t i = 0; i < n; i++) {
+            const size_t end = base + cuts[i];
+            bpe_count_piece_(counts, at + begin, end - begin, bytes - begin);
+            begin = end;
+        }
+    }
+    if (begin < bytes) {
+        bpe_count_piece_(counts, at + begin, bytes - begin, bytes - begin);
+    }
+}
+
+// Where part `part` of about equal parts of the text begins.
+static inline size_t bpe_part_begin_(const BpeClasses* classes, const char* text, size_t bytes, int part,
+                                     int parts) {
+    return bpe_cut(classes, text, bytes, part < parts ? bytes / (size_t)parts * (size_t)part : bytes);
+}
+
+static inline size_t bpe_trainer_add(BpeTrainer* trainer, const char* text, size_t bytes, BpeMore more) {
+    const size_t worth_a_thread = 1 << 16;
+    size_t end = bytes;
+    if (more == BPE_CONTINUES && bytes > 0) {
+        for (end = bytes - 1; end > 0 && !bpe_may_cut(&trainer->classes, text, end); end--) {
+        }
+    }
+    const size_t wanted = 1 + end / worth_a_thread;
+    const int parts = wanted < (size_t)trainer->threads ? (int)wanted : trainer->threads;
+#pragma omp parallel for schedule(static, 1) num_threads(parts)
+    for (int part = 0; part < parts; part++) {
+        const size_t from = bpe_part_begin_(&trainer->classes, text, end, part, parts);
+        const size_t to = bpe_part_begin_(&trainer->classes, text, end, part + 1, parts);
+        bpe_trainer_add_by(trainer, part, text + from, to - from);
+    }
+    return end;
+}
+
+static inline void bpe_trainer_open(BpeTrainer* trainer, int threads) {
+    assert(threads > 0);
+    memset(trainer, 0, sizeof(*trainer));
+    bpe_classes_open(&trainer->classes);
+    trainer->threads = threads;
+    trainer->counts = (BpeCounts_*)check_alloc((size_t)threads, sizeof(BpeCounts_), "counts of pieces");
+    for (int thread = 0; thread < threads; thread++) {
+        bpe_counts_open_(&trainer->counts[thread]);
+    }
+}
+
+static inline void bpe_trainer_close(BpeTrainer* trainer) {
+    for (int thread = 0; thread < trainer->threads; thread++) {
+        bpe_counts_close_(&trainer->counts[thread]);
+    }
+    free(trainer->counts);
+    bpe_classes_close(&trainer->classes);
+    memset(trainer, 0, sizeof(*trainer));
+}
+
+// Moves the counts of all threads to the first.
+static inline void bpe_gather_counts_(BpeTrainer* trainer) {
+    for (int thread = 1; thread < trainer->threads; thread++) {
+        BpeCounts_* from = &trainer->counts[thread];
+        for (size_t i = 0; i < (size_t)1 << from->bits; i++) {
+            const BpeCount_* entry = &from->counts[i];
+            if (entry->count != 0) {
+                bpe_count_key_(&trainer->counts[0], entry->key, bpe_count_hash_(entry->key), entry->count,
+                               bpe_count_text_(from, entry));
+            }
+        }
+        bpe_counts_close_(from);
+        bpe_counts_open_(from);
+    }
+}
+
+// ---- merging
+
+enum { BPE_BORDER_ = -1, BPE_INSIDE_ = -2 };
+
+// A byte of a piece, or the border after a piece.
+typedef struct {
+    int id;         // of the token that begins or ends here; inside of tokens it is not kept up to date, but
+                    // what was the beginning of a token and is no more has an id that its token never had
+    uint32_t piece; // number of the piece
+} BpePlace_;
+
+// Two tokens that are neighbors somewhere.
+typedef struct {
+    uint64_t pair;   // left id << 21 | right id
+    int64_t count;   // in the text: falls as they go into other tokens
+    size_t list;     // where its places begin in `lists`
+    uint32_t places; // of the left token, ascending, also those that are no more; 0: an empty entry
+} BpeNeighbors_;
+
+typedef struct {
+    int64_t count; // not less than what it is now
+    uint64_t pair;
+} BpeBest_;
+
+// A pair while its places are collected.
+typedef struct {
+    int64_t count;
+    size_t list; // where the next place goes
+    uint32_t places;
+} BpeGroup_;
+
+typedef struct {
+    int vocab_size;
+    BpePlace_* places; // (num_places) border, piece, border, piece, ..., border
+    size_t num_places;
+    uint64_t* counts;  // of each piece
+    uint32_t* lists;   // the lists of places of all pairs
+    size_t lists_used; // at most 3 * num_places: a place is in one list at first, and in two after each join
+    uint32_t* lengths; // (V) bytes of each token
+    BpeNeighbors_* pairs; // (2^pair_bits), open addressing, at most half of them used
+    int pair_bits;
+    size_t pairs_used;
+    BpeBest_* heap; // the best on top
+    size_t heap_size, heap_capacity;
+    BpeGroup_* groups; // (max(2 V, 65536)), all zero but those in use
+    uint32_t* groups_used;
+    size_t num_groups_used;
+} BpeTraining_;
+
+ALWAYS_INLINE uint64_t bpe_neighbors_(int left, int right) { return (uint64_t)left << 21 | (uint64_t)right; }
+
+// The entry of a pair, or the empty entry where it belongs.
+static inline BpeNeighbors_* bpe_neighbors_entry_(const BpeTraining_* training, uint64_t pair) {
+    const uint64_t mask = ((uint64_t)1 << training->pair_bits) - 1;
+    for (uint64_t i = pair * BPE_HASH_MULTIPLIER_ >> (64 - training->pair_bits);; i = (i + 1) & mask) {
+        BpeNeighbors_* entry = &training->pairs[i];
+        if (entry->places == 0 || entry->pair == pair) {
+            return entry;
+        }
+    }
+}
+
+static inline void bpe_open_pairs_(BpeTraining_* training, int bits) {
+    training->pair_bits = bits;
+    training->pairs_used = 0;
+    training->pairs =
+        (BpeNeighbors_*)check_alloc((size_t)1 << bits, sizeof(BpeNeighbors_), "counts of pairs");
+}
+
+// Forgets the pairs that are no more, and makes room if that was not enough.
+static inline void bpe_grow_pairs_(BpeTraining_* training) {
+    const BpeTraining_ old = *training;
+    size_t alive = 0;
+    for (size_t i = 0; i < (size_t)1 << old.pair_bits; i++) {
+        alive += old.pairs[i].count > 0;
+    }
+    bpe_open_pairs_(training, old.pair_bits + (alive > (size_t)1 << (old.pair_bits - 2)));
+    for (size_t i = 0; i < (size_t)1 << old.pair_bits; i++) {
+        if (old.pairs[i].count > 0) {
+            *bpe_neighbors_entry_(training, old.pairs[i].pair) = old.pairs[i];
+            training->pairs_used++;
+        }
+    }
+    free(old.pairs);
+}
+
+static inline int bpe_better_(BpeBest_ a, BpeBest_ b) {
+    return a.count != b.count ? a.count > b.count : a.pair < b.pair;
+}
+
+static inline void bpe_heap_add_(BpeTraining_* training, BpeBest_ added) {
+    training->heap =
+        (BpeBest_*)check_reserve(training->heap, &training->heap_capacity, training->heap_size + 1,
+                                 sizeof(BpeBest_), "pairs of BPE training");
+    size_t at = training->heap_size++;
+    for (; at > 0 && bpe_better_(added, training->heap[(at - 1) / 2]); at = (at - 1) / 2) {
+        training->heap[at] = training->heap[(at - 1) / 2];
+    }
+    training->heap[at] = added;
+}
+
+// Puts another in the place of the top; it sinks to where it belongs.
+static inline void bpe_heap_sink_(BpeTraining_* training, BpeBest_ sinking) {
+    size_t at = 0;
+    for (size_t child; (child = 2 * at + 1) < training->heap_size; at = child) {
+        child +=
+            child + 1 < training->heap_size && bpe_better_(training->heap[child + 1], training->heap[child]);
+        if (!bpe_better_(training->heap[child], sinking)) {
+            break;
+        }
+        training->heap[at] = training->heap[child];
+    }
+    training->heap[at] = sinking;
+}
+
+// Takes the best pair from the heap; NULL if no token has a neighbor any more.
+static inline BpeNeighbors_* bpe_take_best_(BpeTraining_* training) {
+    while (training->heap_size > 0) {
+        BpeBest_ top = training->heap[0];
+        BpeNeighbors_* entry = bpe_neighbors_entry_(training, top.pair); // empty, so 0, if it was forgotten
+        const int is_right = entry->count == top.count;
+        top.count = entry->count;
+        bpe_heap_sink_(training, is_right || top.count == 0 ? training->heap[--training->heap_size] : top);
+        if (is_right) {
+            return entry;
+        }
+    }
+    return NULL;
+}
+
+// The pairs of a step are collected in two passes over its places.
+typedef enum {
+    BPE_COUNTING_, // their counts and numbers of places
+    BPE_LISTING_   // their places
+} BpePass_;
+
+static inline void bpe_collect_(BpeTraining_* training, size_t group_index, uint32_t place, BpePass_ pass) {
+    BpeGroup_* group = &training->groups[group_index];
+    if (pass == BPE_LISTING_) {
+        training->lists[group->list++] = place;
+        return;
+    }
+    if (group->places++ == 0) {
+        training->groups_used[training->num_groups_used++] = (uint32_t)group_index;
+    }
+    group->count += (int64_t)training->counts[training->places[place].piece];
+}
+
+// All pairs of bytes; group 256 * left + right.
+static inline void bpe_collect_bytes_(BpeTraining_* training, BpePass_ pass) {
+    for (size_t at = 1; at < training->num_places; at++) {
+        const int left = training->places[at - 1].id, right = training->places[at].id;
+        if (left >= 0 && right >= 0) {
+            bpe_collect_(training, 256 * (size_t)left + (size_t)right, (uint32_t)at - 1, pass);
+        }
+    }
+}
+
+// The pairs that the token `made` is part of, at each of its places; group left, or V + right. Of two such
+// tokens side by side the left one brings the pair.
+static inline void bpe_collect_made_(BpeTraining_* training, const uint32_t* made_places, size_t n, int made,
+                                     BpePass_ pass) {
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t place = made_places[i], after = place + training->lengths[made];
+        const int left = training->places[place - 1].id, right = training->places[after].id;
+        if (left >= 0 && left != made) {
+            bpe_collect_(training, (size_t)left, place - training->lengths[left], pass);
+        }
+        if (right >= 0) {
+            bpe_collect_(training, (size_t)(training->vocab_size + right), place, pass);
+        }
+    }
+}
+
+// Gives each pair that has been counted its entry, a place in the heap, and room for its places.
+static inline void bpe_add_groups_(BpeTraining_* training, int made) {
+    for (size_t i = 0; i < training->num_groups_used; i++) {
+        const int V = training->vocab_size, group_index = (int)training->groups_used[i];
+        BpeGroup_* group = &training->groups[group_index];
+        const uint64_t pair = made < 256        ? bpe_neighbors_(group_index / 256, group_index % 256)
+                              : group_index < V ? bpe_neighbors_(group_index, made)
+                                                : bpe_neighbors_(made, group_index - V);
+        const BpeNeighbors_ neighbors = {pair, group->count, training->lists_used, group->places};
+        const BpeBest_ best = {group->count, pair};
+        *bpe_neighbors_entry_(training, pair) = neighbors;
+        if (++training->pairs_used > (size_t)1 << (training->pair_bits - 1)) {
+            bpe_grow_pairs_(training);
+        }
+        bpe_heap_add_(training, best);
+        group->list = training->lists_used;
+        training->lists_used += group->places;
+    }
+}
+
+static inline void bpe_clear_groups_(BpeTraining_* training) {
+    for (size_t i = 0; i < training->num_groups_used; i++) {
+        memset(&training->groups[training->groups_used[i]], 0, sizeof(BpeGroup_));
+    }
+    training->num_groups_used = 0;
+}
+
+static inline void bpe_lose_(BpeTraining_* training, int left, int right, uint64_t count) {
+    BpeNeighbors_* entry = bpe_neighbors_entry_(training, bpe_neighbors_(left, right));
+    assert(entry->places > 0);
+    entry->count -= (int64_t)count;
+}
+
+// Joins the pair wherever it is, in its order, and takes from the counts of the pairs around. Leaves in its
+// list the places of the token made and returns their number.
+static inline size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair, int made) {
+    const int a = (int)(pair.pair >> 21), b = (int)(pair.pair & BPE_NONE_);
+    const uint32_t a_bytes = training->lengths[a], b_bytes = training->lengths[b];
+    BpePlace_* places = training->places;
+    uint32_t* list = training->lists + pair.list;
+    size_t joined = 0;
+    for (uint32_t i = 0; i < pair.places; i++) {
+        const uint32_t first = list[i], second = first + a_bytes, after = second + b_bytes;
+        if (places[first].id != a || places[second].id != b) {
+            continue; // one of the two has gone into another token
+        }
+        const int left = places[first - 1].id, right = places[after].id;
+        const uint64_t count = training->counts[places[first].piece];
+        if (left >= 0 && left != made) { // what was there before `made` has lost this already
+            bpe_lose_(training, left, a, count);
+        }
+        if (right >= 0) {
+            bpe_lose_(training, b, right, count);
+        }
+        places[second].id = BPE_INSIDE_;
+        places[first].id = places[after - 1].id = made;
+        list[joined++] = first;
+    }
+    return joined;
+}
+
+// One step: the best pair becomes the token `made`. Returns false if there is no pair.
+static inline int bpe_merge_best_(BpeTraining_* training, int made, int merge[2]) {
+    BpeNeighbors_* entry = bpe_take_best_(training);
+    if (!entry) {
+        return 0;
+    }
+    const BpeNeighbors_ pair = *entry;
+    merge[0] = (int)(pair.pair >> 21);
+    merge[1] = (int)(pair.pair & BPE_NONE_);
+    training->lengths[made] = training->lengths[merge[0]] + training->lengths[merge[1]];
+    const size_t joined = bpe_join_places_(training, pair, made);
+    entry->count = 0;
+    bpe_collect_made_(training, training->lists + pair.list, joined, made, BPE_COUNTING_);
+    bpe_add_groups_(training, made);
+    bpe_collect_made_(training, training->lists + pair.list, joined, made, BPE_LISTING_);
+    bpe_clear_groups_(training);
+    return 1;
+}
+
+// Lays out the pieces as places.
+static inline void bpe_place_pieces_(BpeTraining_* training, const BpeCounts_* counts) {
+    unsigned char order[256];
+    uint16_t spelling[256];
+    int id_of[256];
+    bpe_spelled_bytes_(order, spelling);
+    for (int id = 0; id < 256; id++) {
+        id_of[order[id]] = id;
+        training->lengths[id] = 1;
+    }
+    size_t at = 0;
+    uint32_t piece = 0;
+    training->places[at++].id = BPE_BORDER_;
+    for (size_t i = 0; i < (size_t)1 << counts->bits; i++) {
+        const BpeCount_* entry = &counts->counts[i];
+        if (entry->count == 0) {
+            continue;
+        }
+        const unsigned char* text = bpe_count_text_(counts, entry);
+        for (size_t n = bpe_count_bytes_(entry); n > 0; n--) {
+            training->places[at].piece = piece;
+            training->places[at++].id = id_of[*text++];
+        }
+        training->places[at++].id = BPE_BORDER_;
+        training->counts[piece++] = entry->count;
+    }
+    assert(at == training->num_places && piece == counts->used);
+}
+
+static inline void bpe_training_open_(BpeTraining_* training, const BpeCounts_* counts, int V) {
+    memset(training, 0, sizeof(*training));
+    training->vocab_size = V;
+    training->num_places = 1;
+    for (size_t i = 0; i < (size_t)1 << counts->bits; i++) {
+        if (counts->counts[i].count != 0) {
+            training->num_places += bpe_count_bytes_(&counts->counts[i]) + 1;
+        }
+    }
+    CHECK(training->num_places <= UINT32_MAX,
+          "BPE training: different pieces of %zu bytes, wanted at most %u", training->num_places, UINT32_MAX);
+    const size_t num_groups = V > 32768 ? 2 * (size_t)V : 65536;
+    training->places = (BpePlace_*)check_alloc(training->num_places, sizeof(BpePlace_), "BPE training");
+    training->counts = (uint64_t*)check_alloc(counts->used, sizeof(uint64_t), "BPE training");
+    training->lengths = (uint32_t*)check_alloc((size_t)V, sizeof(uint32_t), "BPE training");
+    training->groups = (BpeGroup_*)check_alloc(num_groups, sizeof(BpeGroup_), "BPE training");
+    training->groups_used = (uint32_t*)check_alloc(num_groups, sizeof(uint32_t), "BPE training");
+    // not zeroed: a good part of it is never touched
+    training->lists = (uint32_t*)malloc(array_bytes(3 * training->num_places, sizeof(uint32_t)));
+    CHECK(training->lists, "BPE training: no memory for different pieces of %zu bytes", training->num_places);
+    bpe_open_pairs_(training, 18);
+    bpe_place_pieces_(training, counts);
+    bpe_collect_bytes_(training, BPE_COUNTING_);
+    bpe_add_groups_(training, 0);
+    bpe_collect_bytes_(training, BPE_LISTING_);
+    bpe_clear_groups_(training);
+}
+
+static inline void bpe_training_close_(BpeTraining_* training) {
+    free(training->places);
+    free(training->counts);
+    free(training->lengths);
+    free(training->groups);
+    free(training->groups_used);
+    free(training->lists);
+    free(training->pairs);
+    free(training->heap);
+    memset(training, 0, sizeof(*training));
+}
+
+static inline void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progress,
+                                   void* context, Bpe* bpe) {
+    CHECK(257 <= vocab_size && vocab_size <= BPE_MAX_VOCAB, "a vocabulary of %d ids, wanted 257 to %d",
+          vocab_size, BPE_MAX_VOCAB);
+    const int wanted = vocab_size - 257;
+    int(*merges)[2] = (int(*)[2])check_alloc((size_t)wanted, sizeof(*merges), "BPE training");
+    BpeTraining_ training;
+    bpe_gather_counts_(trainer);
+    bpe_training_open_(&training, &trainer->counts[0], vocab_size);
+    int n = 0;
+    while (n < wanted && bpe_merge_best_(&training, 256 + n, merges[n])) {
+        n++;
+        if (progress) {
+            progress(context, n, wanted);
+        }
+    }
+    CHECK(n == wanted,
+          "a vocabulary of %d ids, of which %d come from merges: the text allows only %d, so at most %d ids; "
+          "wanted --train-bpe %d (./tokenize), --tokenizer bpe:%d (train_gpt2), or more text",
+          vocab_size, wanted, n, 257 + n, 257 + n, 257 + n);
+    bpe_training_close_(&training);
+    bpe_open_merges(bpe, (const int(*)[2])merges, wanted, "BPE training");
+    free(merges);
+}
+
+#endif

@@ -1,0 +1,266 @@
+/*
+tokenizer.h -- between text and token ids.
+
+    kind     V                 ids                                   encodes
+    bytes    257               0 .. 255 the bytes                    each byte
+    words    n + 1             0 .. n-1 the words of a list          the longest match first
+    gpt2     from the file     those of the file (bpe_files.h)       byte-pair encoding (bpe_encode.h)
+
+The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2. Encoding
+never makes it out of text, not even out of the characters "<|endoftext|>". The tokens of a llm.c tokenizer
+.bin that no merges make can only be decoded.
+
+Bytes are a vocabulary of GPT-2's kind without merges, and are written as one: read from a file again, their
+kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_files.h).
+
+defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_words, tokenizer_open_file,
+         tokenizer_is_in, tokenizer_is_same, tokenizer_bpe, tokenizer_write_hf, tokenizer_decode,
+         tokenizer_longest, tokenizer_encode, tokenizer_close, TokenizerExcerpt
+*/
+#ifndef LLMC_TOKENIZER_H
+#define LLMC_TOKENIZER_H
+
+#include <assert.h>
+#include <limits.h>
+
+#include "llmc/base/check.h"
+#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/word_files.h"
+
+enum { TOKENIZER_BYTES_EOT = 256 }; // the end-of-text id where tokens are bytes
+
+typedef struct {
+    const char* kind; // "bytes", "words" or "gpt2"
+    int vocab_size;   // V
+    int eot;          // end-of-text id, below V
+    // words:
+    WordList list;
+    // bytes and gpt2:
+    Bpe bpe;
+    // gpt2:
+    BpeEncoder* encoder;
+    char* decode_only; // why there is no encoder, or NULL
+} Tokenizer;
+
+// The beginning of a text, for a message: one line, terminated.
+typedef struct {
+    char text[36];
+} TokenizerExcerpt;
+
+static inline TokenizerExcerpt tokenizer_excerpt_(const char* text, size_t bytes) {
+    const size_t limit = 32, n = bytes < limit ? bytes : limit;
+    TokenizerExcerpt excerpt;
+    for (size_t i = 0; i < n; i++) {
+        excerpt.text[i] = (unsigned char)text[i] < ' ' ? '?' : text[i];
+    }
+    strcpy(excerpt.text + n, n < bytes ? "..." : "");
+    return excerpt;
+}
+
+static inline int tokenizer_is_(const Tokenizer* tokenizer, const char* kind) {
+    return strcmp(tokenizer->kind, kind) == 0;
+}
+
+static inline void tokenizer_close(Tokenizer* tokenizer) {
+    word_list_close(&tokenizer->list);
+    if (tokenizer->encoder) {
+        bpe_encoder_close(tokenizer->encoder);
+    }
+    free(tokenizer->encoder);
+    free(tokenizer->decode_only);
+    bpe_close(&tokenizer->bpe);
+    memset(tokenizer, 0, sizeof(*tokenizer));
+}
+
+static inline void tokenizer_open_(Tokenizer* tokenizer, const char* kind, int V, int eot) {
+    tokenizer->kind = kind;
+    tokenizer->vocab_size = V;
+    tokenizer->eot = eot;
+}
+
+static inline void tokenizer_open_bytes(Tokenizer* tokenizer) {
+    memset(tokenizer, 0, sizeof(*tokenizer));
+    bpe_open_bytes(&tokenizer->bpe);
+    tokenizer_open_(tokenizer, "bytes", TOKENIZER_BYTES_EOT + 1, TOKENIZER_BYTES_EOT);
+}
+
+// The words are copied. None may be empty.
+static inline void tokenizer_open_words(Tokenizer* tokenizer, const char* const* words, int n) {
+    size_t bytes = 0;
+    for (int id = 0; id < n; id++) {
+        bytes += strlen(words[id]);
+    }
+    memset(tokenizer, 0, sizeof(*tokenizer));
+    tokenizer_open_(tokenizer, "words", n + 1, n);
+    WordList* list = &tokenizer->list;
+    list->count = n;
+    list->words = (TokenText*)check_alloc((size_t)n, sizeof(TokenText), "vocabulary");
+    list->buffer = (char*)check_alloc(bytes, 1, "vocabulary");
+    char* at = list->buffer;
+    for (int id = 0; id < n; id++) {
+        const size_t length = strlen(words[id]);
+        assert(0 < length && length <= INT_MAX);
+        memcpy(at, words[id], length);
+        const TokenText word = {at, (int)length};
+        list->words[id] = word;
+        at += length;
+    }
+}
+
+// The words of a tokenizer.json, or of the one in a directory. Returns 0 if there are none.
+static inline int tokenizer_open_word_file_(Tokenizer* tokenizer, const char* path) {
+    char file[PATH_MAX];
+    struct stat info;
+    const int is_directory = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    if (is_directory) {
+        file_join(file, path, "tokenizer.json");
+    }
+    if (!word_list_read(&tokenizer->list, is_directory ? file : path)) {
+        return 0;
+    }
+    tokenizer_open_(tokenizer, "words", tokenizer->list.count + 1, tokenizer->list.count);
+    return 1;
+}
+
+// A file of bpe_files.h or word_files.h, or a directory: a Hugging Face model.
+static inline void tokenizer_open_file(Tokenizer* tokenizer, const char* path) {
+    char error[ERROR_BYTES];
+    memset(tokenizer, 0, sizeof(*tokenizer));
+    if (tokenizer_open_word_file_(tokenizer, path)) {
+        return;
+    }
+    if (bpe_open_tokens(&tokenizer->bpe, path, error)) {
+        tokenizer->encoder = (BpeEncoder*)check_alloc(1, sizeof(BpeEncoder), "tokenizer");
+        bpe_encoder_open(tokenizer->encoder, &tokenizer->bpe);
+    } else {
+        tokenizer->decode_only = strdup(error);
+        CHECK(tokenizer->decode_only, "%s: no memory", path);
+    }
+    tokenizer_open_(tokenizer, "gpt2", tokenizer->bpe.vocab_size, tokenizer->bpe.eot);
+}
+
+// ---- for others
+
+// The vocabulary as one of GPT-2's kind; NULL: words, or tokens that can only be decoded.
+static inline const Bpe* tokenizer_bpe(const Tokenizer* tokenizer) {
+    return tokenizer_is_(tokenizer, "words") || tokenizer->decode_only ? NULL : &tokenizer->bpe;
+}
+
+// Makes a directory the tokenizer of a model with a context of max_T, for Hugging Face's transformers. Tokens
+// that can only be decoded are none there: nothing is written.
+static inline void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T) {
+    if (tokenizer_is_(tokenizer, "words")) {
+        word_list_write_hf(tokenizer->list.words, tokenizer->list.count, directory, max_T);
+    } else if (tokenizer_bpe(tokenizer)) {
+        bpe_write_hf(tokenizer_bpe(tokenizer), directory, max_T);
+    }
+}
+
+// Whether a directory has files of a tokenizer.
+static inline int tokenizer_is_in(const char* path) {
+    char file[PATH_MAX];
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode) &&
+           (bpe_path(file, path, "tokenizer.json") || bpe_path(file, path, "merges.txt"));
+}
+
+// ---- use
+
+// The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
+static inline const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
+    if (!tokenizer_is_(tokenizer, "words")) {
+        return bpe_token(&tokenizer->bpe, id, length);
+    }
+    CHECK(0 <= id && id < tokenizer->vocab_size, "token id %d, wanted 0 to %d", id,
+          tokenizer->vocab_size - 1);
+    const TokenText end = {BPE_EOT_TEXT, (int)strlen(BPE_EOT_TEXT)};
+    const TokenText token = id == tokenizer->eot ? end : tokenizer->list.words[id];
+    *length = token.length;
+    return token.text;
+}
+
+// Whether two tokenizers have the same tokens under the same ids.
+static inline int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
+    int same = a->vocab_size == b->vocab_size && a->eot == b->eot;
+    for (int id = 0; same && id < a->vocab_size; id++) {
+        int length_a, length_b;
+        const char *text_a = tokenizer_decode(a, id, &length_a), *text_b = tokenizer_decode(b, id, &length_b);
+        same = length_a == length_b && memcmp(text_a, text_b, (size_t)length_a) == 0;
+    }
+    return same;
+}
+
+// Bytes of the longest token.
+static inline int tokenizer_longest(const Tokenizer* tokenizer) {
+    int longest = 0;
+    for (int id = 0; id < tokenizer->vocab_size; id++) {
+        int length;
+        tokenizer_decode(tokenizer, id, &length);
+        longest = length > longest ? length : longest;
+    }
+    return longest;
+}
+
+// The longest word that `lead` followed by the text begins with and that is longer than `lead`; -1 for none.
+// Tries every word: texts are prompts, vocabularies hundreds of words.
+static inline int tokenizer_longest_word_(const Tokenizer* tokenizer, const char* lead, const char* text,
+                                          size_t bytes) {
+    const int lead_length = (int)strlen(lead);
+    int best = -1, best_length = lead_length;
+    for (int id = 0; id < tokenizer->eot; id++) {
+        const TokenText word = tokenizer->list.words[id];
+        const size_t rest = (size_t)(word.length - lead_length);
+        if (word.length > best_length && rest <= bytes && memcmp(word.text, lead, (size_t)lead_length) == 0 &&
+            memcmp(word.text + lead_length, text, rest) == 0) {
+            best = id;
+            best_length = word.length;
+        }
+    }
+    return best;
+}
+
+// Ends the program: the vocabulary has no word for the text at `at`.
+static inline void tokenizer_no_word_(const char* text, size_t bytes, size_t at) {
+    const TokenizerExcerpt found = tokenizer_excerpt_(text + at, bytes - at);
+    die_usage("prompt: no word of the vocabulary at \"%s\" (byte %zu of %zu)", found.text, at, bytes);
+}
+
+// Words carry the blank before them; the first of a text is also found without its blank.
+static inline size_t tokenizer_encode_words_(const Tokenizer* tokenizer, const char* text, size_t bytes,
+                                             int* ids) {
+    size_t count = 0;
+    for (size_t at = 0; at < bytes;) {
+        int added = 0, id = tokenizer_longest_word_(tokenizer, "", text + at, bytes - at);
+        if (id < 0 && at == 0) {
+            id = tokenizer_longest_word_(tokenizer, " ", text, bytes);
+            added = 1;
+        }
+        if (id < 0) {
+            tokenizer_no_word_(text, bytes, at);
+        }
+        ids[count++] = id;
+        at += (size_t)(tokenizer->list.words[id].length - added);
+    }
+    return count;
+}
+
+// Sets ids (room for `bytes` of them) and returns how many there are. A text that the words cannot say is a
+// usage error: it comes from the command line.
+static inline size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
+    if (tokenizer_is_(tokenizer, "words")) {
+        return tokenizer_encode_words_(tokenizer, text, bytes, ids);
+    }
+    if (tokenizer_is_(tokenizer, "gpt2")) {
+        size_t consumed;
+        CHECK(tokenizer->encoder, "%s: these tokens can be decoded, but text cannot be encoded with them",
+              tokenizer->decode_only);
+        return bpe_encode(tokenizer->encoder, text, bytes, BPE_ENDS, ids, &consumed);
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        ids[i] = (unsigned char)text[i];
+    }
+    return bytes;
+}
+
+#endif

@@ -1,0 +1,274 @@
+/*
+word_files.h -- the tokenizer.json of a vocabulary of words (tokenizer.h), as Hugging Face's tokenizers has
+it: written, and read back.
+
+The longest word at each place of the text is the next token. Words carry the blank before them; the first of
+a text is also found without it. tokenizers does the same with this description, whose W is all words as one
+regular expression, "longest|...|shortest":
+
+    normalizer       a blank is put before the text, and taken away again where the text begins with a word
+    pre_tokenizer    Split: cuts out what W matches
+    model            WordLevel: the words by their ids, <|endoftext|> last; all else is an error
+    decoder          Fuse: the words one after the other
+
+Read is exactly that, with blanks and escapes of JSON as the writer likes: a file that says anything else
+would encode text in another way.
+
+defines: TokenText, WordList, word_list_read, word_list_close, word_list_write_hf
+*/
+#ifndef LLMC_WORD_FILES_H
+#define LLMC_WORD_FILES_H
+
+#include <ctype.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/tokenizer/bpe_files.h"
+
+#define WORD_FILE_MAX_ ((size_t)16 << 20) // bytes: a longer tokenizer.json is no list of words
+
+typedef struct {
+    const char* text; // UTF-8, no terminating zero
+    int length;       // at least 1
+} TokenText;
+
+typedef struct {
+    TokenText* words; // (count), by id; end-of-text, which is not among them, has the id `count`
+    int count;
+    char* buffer; // the text of all
+} WordList;
+
+static inline void word_list_close(WordList* list) {
+    free(list->words);
+    free(list->buffer);
+    memset(list, 0, sizeof(*list));
+}
+
+// ---- writing
+
+static inline int word_by_length_(const void* a, const void* b) { // longest first; equals as they stood
+    const TokenText *x = *(const TokenText*const*)a, *y = *(const TokenText*const*)b;
+    return x->length != y->length ? (x->length < y->length) - (x->length > y->length) : (x > y) - (x < y);
+}
+
+// All words as one regular expression, terminated; the caller frees it.
+static inline char* word_pattern_(const TokenText* words, int count) {
+    size_t bytes = 1;
+    const TokenText** order = (const TokenText**)check_alloc((size_t)count, sizeof(*order), "words");
+    for (int i = 0; i < count; i++) {
+        order[i] = &words[i];
+        bytes += 2 * (size_t)words[i].length + 1;
+    }
+    qsort(order, (size_t)count, sizeof(*order), word_by_length_);
+    char *pattern = (char*)check_alloc(bytes, 1, "words"), *at = pattern;
+    for (int i = 0; i < count; i++) {
+        if (i > 0) {
+            *at++ = '|';
+        }
+        for (int k = 0; k < order[i]->length; k++) {
+            const unsigned char c = (unsigned char)order[i]->text[k];
+            if (ispunct(c) && c < 0x80) {
+                *at++ = '\\';
+            }
+            *at++ = (char)c;
+        }
+    }
+    free(order);
+    return pattern;
+}
+
+// Prints JSON that is spelled with ' for ".
+static inline void word_file_print_(const char* text, FILE* file) {
+    for (; *text; text++) {
+        fputc(*text == '\'' ? '"' : *text, file);
+    }
+}
+
+// The whole file. Keys are in the order of tokenizers, which writes such a file in the same way; the
+// post_processor adds nothing, and is what transformers puts in when it saves the file again.
+static inline void word_file_put_(const TokenText* words, int count, FILE* file) {
+    char* pattern = word_pattern_(words, count);
+    const size_t length = strlen(pattern) + 16;
+    char* at_start = (char*)check_alloc(length, 1, "words");
+    snprintf(at_start, length, "\\A (?=%s)", pattern);
+    word_file_print_("{\n'version': '1.0',\n'truncation': null,\n'padding': null,\n", file);
+    fprintf(file, "\"added_tokens\": [{\"id\": %d, " BPE_HF_EOT "}],\n", count);
+    word_file_print_(
+        "'normalizer': {'type': 'Sequence', 'normalizers': [{'type': 'Prepend', 'prepend': ' '}, "
+        "{'type': 'Replace', 'pattern': {'Regex': ",
+        file);
+    json_print_string(file, at_start, strlen(at_start));
+    word_file_print_("}, 'content': ''}]},\n'pre_tokenizer': {'type': 'Split', 'pattern': {'Regex': ", file);
+    json_print_string(file, pattern, strlen(pattern));
+    word_file_print_(
+        "}, 'behavior': 'Isolated', 'invert': false},\n'post_processor': {'type': 'TemplateProcessing', "
+        "'single': [{'Sequence': {'id': 'A', 'type_id': 0}}], 'pair': [{'Sequence': {'id': 'A', "
+        "'type_id': 0}}, {'Sequence': {'id': 'B', 'type_id': 1}}], 'special_tokens': {}},\n"
+        "'decoder': {'type': 'Fuse'},\n'model': {'type': 'WordLevel', 'vocab': {",
+        file);
+    for (int id = 0; id < count; id++) {
+        json_print_string(file, words[id].text, (size_t)words[id].length);
+        fprintf(file, ": %d, ", id);
+    }
+    fprintf(file, "\"" BPE_EOT_TEXT "\": %d}, \"unk_token\": \"<unk>\"}\n}\n", count);
+    free(at_start);
+    free(pattern);
+}
+
+// Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
+static inline void word_list_write_hf(const TokenText* words, int count, const char* directory, int max_T) {
+    FileWriter writer;
+    char path[PATH_MAX];
+    file_join(path, directory, "tokenizer.json");
+    file_open(&writer, path);
+    word_file_put_(words, count, writer.file);
+    file_commit(&writer);
+    bpe_write_hf_config(directory, "PreTrainedTokenizerFast", count, max_T);
+}
+
+// ---- reading
+
+// A file that is being read.
+typedef struct {
+    JsonReader json;
+    WordList* list;
+    int is_words, has_end; // its model is a WordLevel; <|endoftext|> has come
+} WordFile_;
+
+// One "word": id, the key read. Ids come in ascending order, end-of-text last.
+static inline int word_file_word_(WordFile_* f, const char* text, size_t length) {
+    size_t id;
+    WordList* list = f->list;
+    if (!json_natural(&f->json, &id)) {
+        return 0;
+    }
+    if (id != (size_t)list->count || f->has_end || length == 0 || memchr(text, '\0', length)) {
+        return error_set(f->json.error, f->json.path,
+                         "token %d has the id %zu, wanted words of ascending ids and " BPE_EOT_TEXT " last",
+                         list->count, id);
+    }
+    if (length == strlen(BPE_EOT_TEXT) && memcmp(text, BPE_EOT_TEXT, length) == 0) {
+        f->has_end = 1;
+        return 1;
+    }
+    list->words =
+        (TokenText*)check_grow(list->words, (size_t)list->count, sizeof(*list->words), "vocabulary");
+    const TokenText word = {text, (int)length};
+    list->words[list->count++] = word;
+    return 1;
+}
+
+static inline int word_file_vocab_(WordFile_* f) {
+    const char* text;
+    size_t length;
+    int more = json_take(&f->json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        more = json_text_member(&f->json, place, &text, &length);
+        if (more > 0 && !word_file_word_(f, text, length)) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+// The type of the model comes before its vocabulary; that of others is stepped over.
+static inline int word_file_model_(WordFile_* f) {
+    const char *key, *type;
+    int more = json_take(&f->json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_member(&f->json, place, &key)) <= 0) {
+            break;
+        }
+        if (strcmp(key, "type") == 0) {
+            if (!json_name(&f->json, &type)) {
+                return 0;
+            }
+            f->is_words = strcmp(type, "WordLevel") == 0;
+        } else if (!(f->is_words && strcmp(key, "vocab") == 0 ? word_file_vocab_(f) : json_skip(&f->json))) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+// The words of the file, wherever they stand in it.
+static inline int word_file_words_(WordFile_* f) {
+    const char* key;
+    size_t length;
+    int more = json_take(&f->json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        more = json_text_member(&f->json, place, &key, &length);
+        if (more > 0 && !(strcmp(key, "model") == 0 ? word_file_model_(f) : json_skip(&f->json))) {
+            return 0;
+        }
+    }
+    return more == 0 && json_end(&f->json) &&
+           (f->has_end || error_set(f->json.error, f->json.path, "no token " BPE_EOT_TEXT));
+}
+
+// Whether two texts are the same JSON, its keys in the same order; `wanted` is ours.
+static inline int word_file_same_(JsonReader* found, JsonReader* wanted) {
+    static const char what[] =
+        "another character: only a tokenizer.json that this program wrote for these words";
+    for (int c; (c = json_peek(wanted)) >= 0;) {
+        const char *text, *other;
+        size_t length, other_length;
+        if (json_peek(found) != c) {
+            return json_unexpected(found, what);
+        }
+        if (c != '"') {
+            found->at++;
+            wanted->at++;
+            continue;
+        }
+        const size_t begin = found->at;
+        if (!json_text(found, &text, &length) || !json_text(wanted, &other, &other_length)) {
+            return 0;
+        }
+        if (length != other_length || memcmp(text, other, length) != 0) {
+            found->at = begin;
+            return json_unexpected(found, what);
+        }
+    }
+    return json_end(found);
+}
+
+// All that the file says, besides its words, is what we would write for them.
+static inline void word_file_check_(const char* path, char* text, size_t bytes, const WordList* list) {
+    char error[ERROR_BYTES], *ours = NULL;
+    size_t ours_bytes = 0;
+    FILE* file = open_memstream(&ours, &ours_bytes);
+    CHECK(file, "%s: no memory for its words", path);
+    word_file_put_(list->words, list->count, file);
+    CHECK(fclose(file) == 0, "%s: no memory for its words", path);
+    JsonReader found = json_reader(path, text, bytes, error);
+    JsonReader wanted = json_reader(path, ours, ours_bytes, error);
+    CHECK(word_file_same_(&found, &wanted), "%s", error);
+    free(ours);
+}
+
+// Reads the words of a tokenizer.json. Returns 0 if the file is anything else than a list of words; one that
+// would encode text in another way than ours ends the program.
+static inline int word_list_read(WordList* list, const char* path) {
+    char error[ERROR_BYTES];
+    size_t bytes;
+    memset(list, 0, sizeof(*list));
+    if (!file_try_read(path, WORD_FILE_MAX_, &list->buffer, &bytes, error)) {
+        return 0;
+    }
+    char* copy = (char*)check_alloc(bytes + 1, 1, path); // strings are decoded in place
+    memcpy(copy, list->buffer, bytes);
+    WordFile_ f = {json_reader(path, list->buffer, bytes, error), list, 0, 0};
+    const int ok = word_file_words_(&f);
+    if (f.is_words) {
+        CHECK(ok, "%s", error);
+        word_file_check_(path, copy, bytes, list);
+    } else {
+        word_list_close(list);
+    }
+    free(copy);
+    return f.is_words;
+}
+
+#endif
