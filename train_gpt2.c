@@ -57,6 +57,11 @@ struct GPT2 {
 // memory for a copy; when a signal makes it save, it waits.
 static int saves_in_background(const Options* o) { return o->save_every > 0 && o->save_every < o->steps; }
 
+static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
+    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, chunk);
+}
+
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
@@ -66,7 +71,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         {"gradients", params, 0},
         {"AdamW m", params, 0},
         {"v", params, 0},
-        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
+        {"activations", planned_activations(activations, cfg, o), 0},
         {"copy to save", saves_in_background(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0, 0},
         {NULL, 0, 0}};
     memcpy(plan, kinds, sizeof(kinds));
@@ -80,8 +85,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->T = o->seq_len;
     model->recompute = (RecomputeLevel)o->recompute;
     model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, cfg);
-    model->activation_bytes =
-        gpt2_activation_rows(model->activation_rows, cfg, model->B, model->T, model->recompute);
+    model->activation_bytes = planned_activations(model->activation_rows, cfg, o);
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = check_alloc(model->parameter_bytes, 1, "gradients");
     model->m_memory = check_alloc(model->parameter_bytes, 1, "optimizer state m");
@@ -403,7 +407,7 @@ static void gpt2_export(const GPT2* model, const Options* options, const RunData
 
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o) {
     gpt2_parameter_rows(plan->parameters, cfg);
-    gpt2_activation_rows(plan->activations, cfg, o->batch, o->seq_len, o->recompute);
+    planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     snprintf(plan->device, sizeof(plan->device), "%d threads, %s", threads_max(), VEC_ISA);
     plan->peak = peak_flops_per_s();

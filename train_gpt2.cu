@@ -55,6 +55,7 @@ struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     RecomputeLevel recompute; // which activations the backward pass computes again
+    int chunk;                // tokens whose logits are in memory at a time, of a batch of any size
     int autotune;             // time algorithms of products
     int use_graph;            // replay micro-steps
     DType grad_dtype;         // of the parameters' gradients
@@ -104,6 +105,16 @@ static SafeTensorsDtype saved_dtype(const Options* o) {
     return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
 }
 
+// The tokens of a classifier's chunk: also of a batch that is smaller than a micro-batch.
+static int planned_chunk(const Options* o) {
+    const int64_t N = (int64_t)o->batch * o->seq_len;
+    return (int)(o->logits_chunk < N ? o->logits_chunk : N);
+}
+
+static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, (size_t)planned_chunk(o));
+}
+
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
@@ -114,7 +125,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         {"master weights", sizeof(floatX) < 4 && o->master_weights ? fp32 : 0, 0},
         {"AdamW m", fp32, 0},
         {"v", fp32, 0},
-        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
+        {"activations", planned_activations(activations, cfg, o), 0},
         {"cuBLASLt workspace", matmul_planned_bytes(o->device), 0},
         {"attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)), 0},
         {"pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, saved_dtype(o)) : 0, 1},
@@ -136,6 +147,11 @@ static size_t free_memory(int device) {
     return free_bytes;
 }
 
+// The least that --logits-chunk auto chooses: smaller chunks save little memory.
+static int least_chunk(GPT2Config cfg, const Options* o) {
+    return (int)gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
+}
+
 // Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
 // that fits, with the lowest level of recomputation that it needs.
 static void require_memory(GPT2Config cfg, const Options* options) {
@@ -145,13 +161,15 @@ static void require_memory(GPT2Config cfg, const Options* options) {
     }
     Options smaller = *options;
     for (; smaller.batch > 0; smaller.batch /= 2) {
+        const int least = least_chunk(cfg, &smaller);
+        smaller.logits_chunk = options->logits_chunk;
+        const int has_more = planned_chunk(&smaller) > least;
+        smaller.logits_chunk = has_more ? least : options->logits_chunk;
         for (smaller.recompute = RECOMPUTE_NONE; smaller.recompute <= RECOMPUTE_BLOCK; smaller.recompute++) {
-            if (planned_bytes(cfg, &smaller) <= free_bytes) {
-                CHECK(0,
-                      "the run takes %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d fits",
-                      (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
-                      smaller.recompute);
-            }
+            CHECK(planned_bytes(cfg, &smaller) > free_bytes,
+                  "the run takes %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
+                  (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
+                  smaller.recompute, has_more ? " --logits-chunk auto" : "");
         }
     }
     CHECK(0,
@@ -182,16 +200,15 @@ static void open_gpu_report(GPT2* model, const Options* options) {
 }
 
 // One allocation for each kind of tensor.
-static void open_tensors(GPT2* model, int master_weights) {
+static void open_tensors(GPT2* model, const Options* o) {
     model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, model->cfg);
-    model->activation_bytes =
-        gpt2_activation_rows(model->activation_rows, model->cfg, model->B, model->T, model->recompute);
+    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
     model->elements = model->parameter_bytes / sizeof(floatX);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = gpu_alloc(model->elements, dtype_bytes(model->grad_dtype), "gradients");
     model->m = (float*)gpu_alloc(model->elements, sizeof(float), "optimizer state m");
     model->v = (float*)gpu_alloc(model->elements, sizeof(float), "optimizer state v");
-    if (sizeof(floatX) < sizeof(float) && master_weights) {
+    if (sizeof(floatX) < sizeof(float) && o->master_weights) {
         model->master = (float*)gpu_alloc(model->elements, sizeof(float), "master weights");
     }
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
@@ -210,12 +227,13 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = (RecomputeLevel)o->recompute;
+    model->chunk = planned_chunk(o);
     model->autotune = o->autotune;
     model->use_graph = o->graph;
     model->seed = o->seed;
     model->grad_dtype = o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
     gpu_open(&model->gpu, o->device);
-    open_tensors(model, o->master_weights);
+    open_tensors(model, o);
 
     const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
@@ -355,14 +373,9 @@ static void gpt2_logits(GPT2* model, int first, int count) {
                    (const floatX*)NULL, count, C, model->cfg.Vp, &model->matmul);
 }
 
-// Tokens that the classifier takes at a time: for the largest batch, and for smaller ones, too.
-static int classifier_chunk(const GPT2* model) {
-    return (int)gpt2_classifier_chunk(model->cfg, (size_t)model->B * (size_t)model->T);
-}
-
 // Sets the losses (N), chunk by chunk, without gradients. After gpt2_forward on the same batch.
 static void classifier_losses(GPT2* model, Batch batch) {
-    const int N = batch.B * batch.T, chunk = classifier_chunk(model);
+    const int N = batch.B * batch.T, chunk = model->chunk;
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
@@ -401,21 +414,20 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
     }
 }
 
-// The gradients of the weight (OC, C) and the bias (OC), or NULL without one, of a linear layer, set or added
-// to. dout is (N, OC), inp (N, C).
-static void parameter_backward(GPT2* model, const floatX* weight, const floatX* bias, const floatX* dout,
-                               const floatX* inp, int N, int C, int OC, GradientMode mode) {
-    const Gradient none = {NULL, DTYPE_OF(floatX)};
-    matmul_backward_parameters(grad_of(model, weight), bias ? grad_of(model, bias) : none, dout, inp, N, C,
-                               OC, mode, &model->matmul);
+// A linear layer without its bias: dinp (N, C) is set; the gradient of the weight (OC, C) is set or added to.
+// dout is (N, OC), inp (N, C). The gradient of a bias is summed where dout is made.
+static void linear_backward(GPT2* model, floatX* dinp, const floatX* weight, const floatX* dout,
+                            const floatX* inp, int N, int C, int OC, GradientMode mode) {
+    matmul_backward_weight(grad_of(model, weight), dout, inp, N, C, OC, mode, &model->matmul);
+    matmul_backward_input(dinp, dout, weight, N, C, OC, &model->matmul);
 }
 
-// A linear layer: dinp (N, C) is set; the gradients of weight (OC, C) and bias (OC), or NULL without one, are
-// set or added to. dout is (N, OC), inp (N, C).
-static void linear_backward(GPT2* model, floatX* dinp, const floatX* weight, const floatX* bias,
-                            const floatX* dout, const floatX* inp, int N, int C, int OC, GradientMode mode) {
-    parameter_backward(model, weight, bias, dout, inp, N, C, OC, mode);
-    matmul_backward_input(dinp, dout, weight, N, C, OC, &model->matmul);
+// The gradient of the bias of the projection into the stream that enters block l; none for the embedding.
+static Gradient bias_grad_into(const GPT2* model, int l) {
+    const Gradient none = {NULL, model->grad_dtype};
+    return l == 0 ? none
+                  : grad_of(model,
+                            gpt2_parameters_at_layer(model->params, model->parameter_rows, l - 1).fcprojb);
 }
 
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
@@ -428,35 +440,40 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     floatX* dresidual = a.dresidual;                              // (N, C)
     block_recompute(model, l, batch);
 
-    // the MLP: dfch (N, 4C)
-    parameter_backward(model, p.fcprojw, p.fcprojb, dresidual, a.fch_gelu, N, 4 * C, C, mode);
-    matmul_backward_input_gelu(a.dfch, dresidual, p.fcprojw, a.fch, N, 4 * C, C, &model->matmul);
-    linear_backward(model, dln2, p.fcw, p.fcb, a.dfch, a.ln2, N, C, 4 * C, mode);
-    layernorm_backward(dresidual, grad_of(model, p.ln2w), grad_of(model, p.ln2b), dln2, a.residual2, p.ln2w,
-                       a.ln2_mean, a.ln2_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
-
-    // attention: dqkv (N, 3C)
-    linear_backward(model, datty, p.attprojw, p.attprojb, dresidual, a.atty, N, C, C, mode);
-    attention_backward(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts, B, T, C, model->cfg.NH,
-                       &model->attention, gpu);
-    linear_backward(model, dln1, p.qkvw, p.qkvb, a.dqkv, a.ln1, N, C, 3 * C, mode);
-    layernorm_backward(dresidual, grad_of(model, p.ln1w), grad_of(model, p.ln1b), dln1,
-                       residual_into(model, l), p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode,
+    // the MLP: dfch (N, 4C), and the gradient of fcb (4C)
+    matmul_backward_weight(grad_of(model, p.fcprojw), dresidual, a.fch_gelu, N, 4 * C, C, mode,
+                           &model->matmul);
+    matmul_backward_input_gelu(a.dfch, grad_of(model, p.fcb), dresidual, p.fcprojw, a.fch, N, 4 * C, C, mode,
+                               &model->matmul);
+    linear_backward(model, dln2, p.fcw, a.dfch, a.ln2, N, C, 4 * C, mode);
+    // dresidual, and its column sums: the gradient of attprojb (C)
+    layernorm_backward(dresidual, grad_of(model, p.ln2w), grad_of(model, p.ln2b), grad_of(model, p.attprojb),
+                       dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, GRADIENT_ADD, mode,
                        &model->layernorm, gpu);
+
+    // attention: dqkv (N, 3C), and the gradient of qkvb (3C)
+    linear_backward(model, datty, p.attprojw, dresidual, a.atty, N, C, C, mode);
+    attention_backward(a.dqkv, grad_of(model, p.qkvb), datty, a.qkv, a.atty, a.att_lse, batch.starts, B, T, C,
+                       model->cfg.NH, mode, &model->attention, gpu);
+    linear_backward(model, dln1, p.qkvw, a.dqkv, a.ln1, N, C, 3 * C, mode);
+    // dresidual, and the gradient of fcprojb (C) of the block before
+    layernorm_backward(dresidual, grad_of(model, p.ln1w), grad_of(model, p.ln1b), bias_grad_into(model, l),
+                       dln1, residual_into(model, l), p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD,
+                       mode, &model->layernorm, gpu);
 }
 
 // The classifier, chunk by chunk: sets the losses (N) and dlnf (N, C), and sets or adds to the gradient of wte.
 static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float dloss, GradientMode mode) {
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
-    const int N = batch.B * batch.T, chunk = classifier_chunk(model);
+    const int N = batch.B * batch.T, chunk = model->chunk;
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
         gpt2_logits(model, n, count);
         floatX* dlogits = a.logits; // (count, Vp), in place
         classifier_backward(a.losses + n, dlogits, batch.targets + n, dloss, count, V, Vp, &model->gpu);
-        linear_backward(model, dlnf + at, model->params.wte, NULL, dlogits, a.lnf + at, count, C, Vp,
+        linear_backward(model, dlnf + at, model->params.wte, dlogits, a.lnf + at, count, C, Vp,
                         n == 0 ? mode : GRADIENT_ADD);
     }
 }
@@ -470,9 +487,9 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     const GPT2Parameters p = model->params;
     floatX* dlnf = a.branch; // (N, C)
     classifier_gradients(model, dlnf, batch, dloss, mode);
-    layernorm_backward(a.dresidual, grad_of(model, p.lnfw), grad_of(model, p.lnfb), dlnf,
-                       residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
-                       &model->layernorm, &model->gpu);
+    layernorm_backward(a.dresidual, grad_of(model, p.lnfw), grad_of(model, p.lnfb),
+                       bias_grad_into(model, cfg.L), dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
+                       a.lnf_rstd, N, C, GRADIENT_SET, mode, &model->layernorm, &model->gpu);
     for (int l = cfg.L - 1; l >= 0; l--) {
         block_backward(model, l, batch, mode);
     }
@@ -707,31 +724,67 @@ static void gpt2_export(const GPT2* model, const Options* options, const RunData
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
 
-// Decides --recompute auto, and prints why: the lowest level with which the run fits into the memory of the
-// GPU.
-static void choose_recompute(GPT2Config cfg, Options* options) {
+// What a run on the GPU can take; without such a GPU there is no limit.
+static size_t memory_limit(int device) {
     int count = 0;
-    if (options->recompute != OPTION_AUTO) {
-        return;
-    }
-    options->recompute = RECOMPUTE_NONE;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || options->device >= count) {
+    if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
         cudaGetLastError(); // forgotten: a plan needs no GPU
-        printf("recompute: level 0, as long as it fits: there is no such GPU here to ask\n");
-        return;
+        return SIZE_MAX;
     }
-    const size_t free_bytes = free_memory(options->device);
-    while (options->recompute < RECOMPUTE_BLOCK && planned_bytes(cfg, options) > free_bytes) {
+    return free_memory(device);
+}
+
+// Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
+static void choose_recompute(GPT2Config cfg, Options* options, size_t limit) {
+    options->recompute = RECOMPUTE_NONE;
+    while (options->recompute < RECOMPUTE_BLOCK && planned_bytes(cfg, options) > limit) {
         options->recompute++;
     }
-    printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n", options->recompute,
-           (double)free_bytes / (1 << 20));
+    if (limit == SIZE_MAX) {
+        printf("recompute: level 0, as long as it fits: there is no such GPU here to ask\n");
+    } else {
+        printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n",
+               options->recompute, (double)limit / (1 << 20));
+    }
+}
+
+// Decides --logits-chunk auto and prints it: all tokens of a micro-batch, half of them, a quarter ... With
+// fewer chunks, fewer products read and write the gradient of the embedding, and round it.
+static void choose_chunk(GPT2Config cfg, Options* options, size_t limit) {
+    const int least = least_chunk(cfg, options);
+    options->logits_chunk = INT_MAX;
+    const int N = planned_chunk(options);
+    options->logits_chunk = N;
+    for (int parts = 2; options->logits_chunk > least && planned_bytes(cfg, options) > limit; parts *= 2) {
+        options->logits_chunk = ceil_div(N, parts) > least ? ceil_div(N, parts) : least;
+    }
+    printf("logits: of %d tokens at a time, %s\n", options->logits_chunk,
+           options->logits_chunk == N ? "a whole micro-batch"
+                                      : "the largest part of a micro-batch that fits");
+}
+
+// Decides what is auto because it depends on the GPU's memory: recomputation first, since it costs more than
+// chunks do.
+static void choose_memory(GPT2Config cfg, Options* options) {
+    const int recompute_is_auto = options->recompute == OPTION_AUTO,
+              chunk_is_auto = options->logits_chunk == OPTION_AUTO;
+    if (!recompute_is_auto && !chunk_is_auto) {
+        return;
+    }
+    const size_t limit = memory_limit(options->device);
+    options->logits_chunk = chunk_is_auto ? least_chunk(cfg, options) : options->logits_chunk;
+    if (recompute_is_auto) {
+        choose_recompute(cfg, options, limit);
+    }
+    if (chunk_is_auto) {
+        choose_chunk(cfg, options, limit);
+    }
 }
 
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o) {
-    choose_recompute(cfg, o);
+    choose_memory(cfg, o);
     gpt2_parameter_rows(plan->parameters, cfg);
-    gpt2_activation_rows(plan->activations, cfg, o->batch, o->seq_len, o->recompute);
+    planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);

@@ -19,6 +19,12 @@ tensor cores for bf16 and fp16, by plain multiply-adds in the same layout for fp
 mma_16816's results, element e of part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e
 % 2.
 
+attention_backward also sets or adds to, as `mode` says,
+
+    dbias (3 C)    the sum over the tokens of dqkv, as dqkv is stored
+
+This is the gradient of the bias of the linear layer that makes qkv. Without data it is left out.
+
 Heads of up to 128; other than 16, 32, 64, 80, 96 and 128 are filled up with zeros to the next of these in
 shared memory; with documents 32, 64 and 128. Heads of which a row is no multiple of 16 bytes work too, copied
 element by element.
@@ -35,6 +41,7 @@ defines: AttentionGpu, AttentionFlash, attention_gpu_open, attention_gpu_close, 
 #include <float.h>
 
 #include "llmc/attention.h"
+#include "llmc/column_sums.cuh"
 #include "llmc/gpu.cuh"
 #include "llmc/ptx.cuh"
 
@@ -54,7 +61,7 @@ typedef struct {
 } AttentionSize_;
 
 // Tiles of each kernel for heads of up to W: chosen by ptxas -v for no spills on sm_80 and sm_90a (CUDA 13;
-// but key grads of W = 96 in 16 bits spill 28 and 16 bytes), so that two blocks fit on a
+// but key grads of W = 96 in 16 bits spill 20 and 16 bytes), so that two blocks fit on a
 // multiprocessor of an A100 (65,536 registers, 164 KiB; fp32 of W = 128: one), and one block in 99 KiB. None
 // is timed yet.
 //     M      16-row tiles of a warp                        COLS   rows of a tile of the stream
@@ -390,6 +397,54 @@ template <int M, int N> __device__ inline void attention_scale_(float (&x)[M][N]
     }
 }
 
+// The sums of 16 columns of ROWS rows: lane t < 4 has columns 8n + 2t + e in sums[n][e]. By a product with a
+// matrix of ones, where there are tensor cores.
+template <class X, int ROWS, int W>
+__device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* corner) {
+    constexpr int STRIDE = W + Pack<X>::SIZE;
+    if constexpr (sizeof(X) == 2) {
+        const unsigned one = attention_pair_<X>(1.0f, 1.0f), ones[4] = {one, one, one, one};
+        unsigned b[4];
+#pragma unroll
+        for (int row = 0; row < ROWS; row += 16) {
+            ldmatrix_x4_trans(b, attention_16x16_<X, W>(corner + row * STRIDE));
+            mma_16816<X>(sums[0], ones, b[0], b[1]);
+            mma_16816<X>(sums[1], ones, b[2], b[3]);
+        }
+    } else {
+        const X* columns = corner + threadIdx.x % 4 * 2;
+#pragma unroll 4
+        for (int row = 0; row < ROWS; row++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sums[i / 2][i % 2] += columns[row * STRIDE + i / 2 * 8 + i % 2];
+            }
+        }
+    }
+}
+
+// The block sums the columns of its tile of ROWS rows, from row `row` of part 0, 1 or 2 (q, k, v) on, which
+// all of its warps have written. Rows from T on are 0 in it. Where it belongs is worked out here: kept from
+// the start of the kernel it would take registers.
+template <class X, int ROWS, int W>
+__device__ inline void attention_column_sums_(float* partial, const X* tile, int part, int row,
+                                              const AttentionSize_& size) {
+    const int lane = threadIdx.x % 32, head = blockIdx.x / size.tiles;
+    const size_t tiles = (size_t)(head / size.NH) * size.tiles + row / ROWS; // before this one
+    float* to = partial + (3 * tiles + part) * size.C + head % size.NH * size.HS;
+    for (int d = threadIdx.x / 32 * 16; d < W; d += 16 * ATTENTION_WARPS) {
+        float sums[2][4] = {};
+        attention_sum_16_columns_<X, ROWS, W>(sums, tile + d);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int column = d + i / 2 * 8 + 2 * lane + i % 2;
+            if (lane < 4 && column < size.HS) {
+                to[column] = sums[i / 2][i % 2];
+            }
+        }
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
@@ -599,24 +654,37 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 // Backward
 
 // Working memory of the backward pass: for every row of every head lse * ATTENTION_LOG2_E and delta, side by
-// side. Rows are T rounded up to ATTENTION_ROW_ALIGN; those beyond T of the last tile hold zeros.
+// side. Rows are T rounded up to ATTENTION_ROW_ALIGN; those beyond T of the last tile hold zeros. And for
+// every tile of rows the sums of its columns of dqkv.
 typedef struct {
     float2* rows; // (B, NH, Tp)
-    size_t capacity;
+    float* sums;  // (B, tiles, 3, NH, HS)
+    size_t capacity, sums_capacity;
 } AttentionFlash;
 
 enum { ATTENTION_ROW_ALIGN = 128 }; // a multiple of the tiles' rows
+enum { ATTENTION_ROWS_LEAST = 64 }; // of a tile
 
 static inline int attention_padded_(int T) { return ceil_div(T, ATTENTION_ROW_ALIGN) * ATTENTION_ROW_ALIGN; }
 
-// For backward passes of up to B * NH heads of up to T tokens. X and C matter only to cuDNN's plans.
-template <class X>
-static inline void attention_gpu_open(AttentionFlash* scratch, int B, int T, int /* C */, int NH) {
-    scratch->capacity = (size_t)B * NH * attention_padded_(T);
-    scratch->rows = (float2*)gpu_alloc(scratch->capacity, sizeof(float2), "attention: scratch");
+static inline size_t attention_sums_(int B, int T, int C) {
+    return (size_t)B * (attention_padded_(T) / ATTENTION_ROWS_LEAST) * 3 * C;
 }
 
-static inline void attention_gpu_close(AttentionFlash* scratch) { gpu_free(scratch->rows); }
+// For backward passes of up to B * NH heads of up to T tokens and C channels together. X matters only to
+// cuDNN's plans.
+template <class X>
+static inline void attention_gpu_open(AttentionFlash* scratch, int B, int T, int C, int NH) {
+    scratch->capacity = (size_t)B * NH * attention_padded_(T);
+    scratch->sums_capacity = attention_sums_(B, T, C);
+    scratch->rows = (float2*)gpu_alloc(scratch->capacity, sizeof(float2), "attention: scratch");
+    scratch->sums = (float*)gpu_alloc(scratch->sums_capacity, sizeof(float), "attention: bias gradients");
+}
+
+static inline void attention_gpu_close(AttentionFlash* scratch) {
+    gpu_free(scratch->sums);
+    gpu_free(scratch->rows);
+}
 
 // What a run should say about its attention: nothing unusual.
 static inline const char* attention_note(const AttentionFlash*) { return ""; }
@@ -754,16 +822,18 @@ __device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float
 }
 
 // A block owns ROWS queries of one head, the last ones first because they meet the most keys.
-// Sets `rows` for the keys kernel.
+// Sets `rows` for the keys kernel, and its part of `sums`.
 // grid   heads * ceil(T / ROWS)      block   128      shared   q, dout, and 2 x (k, v)
-// moves  B*T*5C in, B*T*C out, B*NH*T fp32 in, 2 * B*NH*T fp32 out; tiles of a head meet in the L2 cache.
+// moves  B*T*5C in, B*T*C out, B*NH*T fp32 in, 2 * B*NH*T fp32 out, C fp32 out a tile of rows; tiles of a
+// head meet in the L2 cache.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: keys in order
 // needs  HS <= W
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
-    attention_backward_queries_kernel_(X* dqkv, float2* rows, const X* dout, const X* qkv, const X* out,
-                                       const float* lse, const int* starts, AttentionSize_ size, int Tp) {
+    attention_backward_queries_kernel_(X* dqkv, float2* rows, float* sums, const X* dout, const X* qkv,
+                                       const X* out, const float* lse, const int* starts, AttentionSize_ size,
+                                       int Tp) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
     constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
@@ -819,19 +889,23 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_scale_(dq, scale);
     attention_store_<X, M, W>(dqkv + at.in_qkv + row0 * stride, stride, size.T - row0, size,
                               q_tile + mine * STRIDE, dq);
+    __syncthreads();
+    attention_column_sums_<X, ROWS, W>(sums, q_tile, 0, t0, size);
 }
 
-// A block owns ROWS keys of one head and their values, the first ones first: they meet the most queries.
+// A block owns ROWS keys of one head and their values, the first ones first: they meet the most queries. Sets
+// its part of `sums`.
 // grid   heads * ceil(T / ROWS)      block   128      shared   k, v, and 2 x (q, dout)
-// moves  B*T*4C in, B*T*2C out, 2 * B*NH*T fp32 in; tiles of a head meet in the L2 cache.
+// moves  B*T*4C in, B*T*2C out, 2 * B*NH*T fp32 in, 2 C fp32 out a tile of rows; tiles of a head meet in the
+// L2 cache.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: queries in order
 // needs  HS <= W
-// Spills 28 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for ldmatrix, which
+// Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for ldmatrix, which
 // save moves, take a register more than there is.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
-    attention_backward_keys_kernel_(X* dqkv, const X* dout, const X* qkv, const float2* rows,
+    attention_backward_keys_kernel_(X* dqkv, float* sums, const X* dout, const X* qkv, const float2* rows,
                                     const int* starts, AttentionSize_ size, int Tp) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
@@ -885,6 +959,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     X* to = dqkv + at.in_qkv + size.C + row0 * stride;
     attention_store_<X, M, W>(to, stride, size.T - row0, size, k_tile + mine * STRIDE, dk);
     attention_store_<X, M, W>(to + size.C, stride, size.T - row0, size, v_tile + mine * STRIDE, dv);
+    __syncthreads();
+    attention_column_sums_<X, ROWS, W>(sums, k_tile, 1, u0, size);
+    attention_column_sums_<X, ROWS, W>(sums, v_tile, 2, u0, size);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -968,32 +1045,42 @@ static inline void attention_forward(X* out, float* lse, const X* qkv, const int
                         pass(out, lse, qkv, starts, (size_t)B * NH, size, gpu));
 }
 
+// Returns how many tiles a row of the batch has.
 template <class X, int W, AttentionMask_ MASK>
-static inline void attention_backward_(X* dqkv, float2* rows, const X* dout, const X* qkv, const X* out,
-                                       const float* lse, const int* starts, size_t heads, AttentionSize_ size,
-                                       const Gpu* gpu) {
+static inline int attention_backward_(X* dqkv, AttentionFlash* scratch, const X* dout, const X* qkv,
+                                      const X* out, const float* lse, const int* starts, size_t heads,
+                                      AttentionSize_ size, const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
+    constexpr int ROWS = 16 * ATTENTION_WARPS * Tiling::BACKWARD_M;
+    static_assert(ROWS >= ATTENTION_ROWS_LEAST && ATTENTION_ROW_ALIGN % ROWS == 0, "room for rows and sums");
     const int Tp = attention_padded_(size.T);
-    const unsigned grid = attention_grid_(&size, heads, 16 * ATTENTION_WARPS * Tiling::BACKWARD_M);
+    const unsigned grid = attention_grid_(&size, heads, ROWS);
     launch(attention_backward_queries_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
-           gpu, dqkv, rows, dout, qkv, out, lse, starts, size, Tp);
+           gpu, dqkv, scratch->rows, scratch->sums, dout, qkv, out, lse, starts, size, Tp);
     launch(attention_backward_keys_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
-           dqkv, dout, qkv, rows, starts, size, Tp);
+           dqkv, scratch->sums, dout, qkv, scratch->rows, starts, size, Tp);
+    return size.tiles;
 }
 
+// dbias may be fp32 or of X.
 template <class X>
-static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, const X* out, const float* lse,
-                                      const int* starts, int B, int T, int C, int NH, AttentionFlash* scratch,
-                                      const Gpu* gpu) {
+static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, const X* qkv, const X* out,
+                                      const float* lse, const int* starts, int B, int T, int C, int NH,
+                                      GradientMode mode, AttentionFlash* scratch, const Gpu* gpu) {
     const size_t heads = (size_t)B * NH;
-    assert(C % NH == 0 && heads * attention_padded_(T) <= scratch->capacity);
+    int tiles = 0;
+    assert(C % NH == 0 && heads * attention_padded_(T) <= scratch->capacity &&
+           attention_sums_(B, T, C) <= scratch->sums_capacity);
     AttentionSize_ size = attention_size_(T, 0, C, NH);
     size.packs = attention_packs_(size.HS, dqkv, dout, qkv, out);
     ATTENTION_DISPATCH_(
         size.HS,
         const auto pass = starts ? attention_backward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
                                  : attention_backward_<X, W, ATTENTION_CAUSAL>;
-        pass(dqkv, scratch->rows, dout, qkv, out, lse, starts, heads, size, gpu));
+        tiles = pass(dqkv, scratch, dout, qkv, out, lse, starts, heads, size, gpu));
+    if (dbias.data) {
+        column_sums_finish<X>(&dbias, 1, (const float*)scratch->sums, B * tiles, 3 * C, 3 * C, mode, gpu);
+    }
 }
 
 // The one place where cuDNN is chosen.

@@ -229,11 +229,11 @@ static inline void attention_forward(X* out, float* lse, const X* qkv, const int
 }
 
 template <class X>
-static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, const X* out, const float* lse,
-                                      const int* starts, int B, int T, int C, int NH, AttentionCudnn* a,
-                                      const Gpu* gpu) {
+static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, const X* qkv, const X* out,
+                                      const float* lse, const int* starts, int B, int T, int C, int NH,
+                                      GradientMode mode, AttentionCudnn* a, const Gpu* gpu) {
     if (starts || !attention_cudnn_takes_<X>(a, B, T, C, NH)) {
-        attention_backward(dqkv, dout, qkv, out, lse, starts, B, T, C, NH, &a->flash, gpu);
+        attention_backward(dqkv, dbias, dout, qkv, out, lse, starts, B, T, C, NH, mode, &a->flash, gpu);
         return;
     }
     X* q = const_cast<X*>(qkv);
@@ -248,6 +248,9 @@ static inline void attention_backward(X* dqkv, const X* dout, const X* qkv, cons
                           {CUDNN_DK, dqkv + C},
                           {CUDNN_DV, dqkv + 2 * C}},
                          gpu);
+    if (dbias.data) { // a sum of at least 64 rows for each group: as many floats as the tiles' sums, or fewer
+        column_sums(dbias, a->flash.sums, (const X*)dqkv, B * T, 3 * C, mode, gpu);
+    }
 }
 
 #endif

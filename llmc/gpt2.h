@@ -224,10 +224,10 @@ static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
 }
 
 // The rows of the activation table for micro-batches of B sequences of T tokens, at a level of
-// recomputation.
+// recomputation; the classifier takes `chunk` tokens at a time.
 static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
-                                          int recompute) {
-    const size_t N = (size_t)B * (size_t)T, chunk = gpt2_classifier_chunk(cfg, N);
+                                          int recompute, size_t chunk) {
+    const size_t N = (size_t)B * (size_t)T;
     TensorRow* row = rows;
 #define GPT2_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                      \
     row->name = #name_;                                                                                      \

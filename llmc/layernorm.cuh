@@ -4,20 +4,27 @@ layernorm.cuh -- layernorm.h on the GPU: the same functions on T = float, bf16 o
 Results do not depend on the GPU: the rows are divided into groups by N alone, dweight and dbias are summed
 within a group row by row, and over the groups in an order that is fixed.
 
+layernorm_backward also sets or adds to, as `mode` says,
+
+    dinp_sum (C)    the sum over the rows of dinp, as dinp is stored
+
+This is the gradient of the bias of the linear layer whose result was the last to be added to inp. Without
+data it is left out.
+
 residual_layernorm_forward normalizes the sum as it was stored, rounded to T: it gives the same bits as
 residual_forward and then layernorm_forward.
 
 defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, residual_forward,
          residual_layernorm_forward, layernorm_backward, layernorm_forward_bytes, residual_forward_bytes,
          residual_layernorm_forward_bytes, layernorm_backward_bytes, residual_forward_kernel,
-         layernorm_forward_kernel, layernorm_forward_long_kernel, layernorm_backward_long_kernel,
-         layernorm_columns_kernel
+         layernorm_forward_kernel, layernorm_forward_long_kernel, layernorm_backward_long_kernel
 */
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH
 
 #include <assert.h>
 
+#include "llmc/column_sums.cuh"
 #include "llmc/gpu.cuh"
 #include "llmc/layernorm.h"
 
@@ -25,16 +32,15 @@ defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, resid
 #define LAYERNORM_ROWS 8       // rows to a block, where one warp is enough for a row
 #define LAYERNORM_GROUP_ROWS 8 // at least: the partial sums stay below a tenth of the traffic
 #define LAYERNORM_BACKWARD_THREADS 512
-#define LAYERNORM_WARPS 16  // to a multiprocessor in the backward pass: 128 registers a thread
-#define LAYERNORM_SLICES 32 // warps that share the groups in the last sum
+#define LAYERNORM_WARPS 16 // to a multiprocessor in the backward pass: 128 registers a thread
 
 // Groups of rows in the backward pass, at most. An H100's 132 multiprocessors hold 5, 4, 3 or 2 blocks each
 // for rows of 768, 1024, 1280 or 1600 elements of 16 bits: 1980 groups are 3, 3.75, 5 or 7.5 waves of blocks.
 #define LAYERNORM_GROUPS 1980
 
-// Partial sums of dweight and dbias.
+// Partial sums of dweight, dbias and dinp_sum.
 typedef struct {
-    float* partial; // (groups, 2, C)
+    float* partial; // (groups, 3, C)
     size_t floats;
 } LayernormGpu;
 
@@ -49,7 +55,7 @@ static inline int layernorm_groups_(int N) { return ceil_div(N, layernorm_group_
 static inline void layernorm_open(LayernormGpu* scratch, int N, int C) {
     const int most =
         LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // rows from which on groups become longer, not more
-    scratch->floats = 2 * (size_t)C * (N < most ? layernorm_groups_(N) : LAYERNORM_GROUPS);
+    scratch->floats = 3 * (size_t)C * (N < most ? layernorm_groups_(N) : LAYERNORM_GROUPS);
     scratch->partial = (float*)gpu_alloc(scratch->floats, sizeof(float), "layernorm: partial sums");
 }
 
@@ -64,7 +70,7 @@ static inline double residual_layernorm_forward_bytes(double N, double C, double
 }
 static inline double layernorm_backward_bytes(double N, double C, double element_bytes) {
     return 4 * N * C * element_bytes + 8 * N +
-           2 * 8 * C * layernorm_groups_((int)N); // partial sums: out and in
+           3 * 8 * C * layernorm_groups_((int)N); // partial sums: out and in
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -84,16 +90,17 @@ template <int WIDTH, class T> __device__ inline void layernorm_load_(float* to, 
 
 // Also leaves in `from` what was stored, rounded to T.
 template <int WIDTH, class T> __device__ inline void layernorm_store_(T* to, float* from) {
-    Pack<T> pack;
-#pragma unroll
-    for (int i = 0; i < WIDTH; i++) {
-        pack[i] = from_float<T>(from[i]);
-        from[i] = to_float(pack[i]);
-    }
     if constexpr (WIDTH == 1) {
-        to[0] = pack[0];
+        to[0] = from_float<T>(from[0]);
+        from[0] = to_float(to[0]);
     } else {
+        Pack<T> pack;
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            pack[i] = from_float<T>(from[i]);
+        }
         store_pack(to, pack);
+        unpack<T>(from, pack); // one element after the other would be slower conversions
     }
 }
 
@@ -390,16 +397,44 @@ __device__ inline void layernorm_backward_take_(float* d, float* x, float* sum, 
     }
 }
 
-// Sets this thread's columns of both partial sums of the block's group of rows.
-template <int WIDTH>
-__device__ inline void layernorm_store_columns_(float* partial, LayernormColumns_<WIDTH>* columns, int c,
-                                                int C) {
+// A thread's sums of WIDTH columns of dinp, over the rows of a block: in shared memory, because registers are
+// full, but met by this thread alone. Four at a time, a thread beside the other.
+template <int WIDTH, int THREADS> struct LayernormSums_ { float4 of[WIDTH == 1 ? 1 : WIDTH / 4][THREADS]; };
+
+template <int WIDTH, int THREADS>
+__device__ inline void layernorm_clear_sums_(LayernormSums_<WIDTH, THREADS>* sums) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += 4) {
+        sums->of[i / 4][threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+
+template <int WIDTH, int THREADS>
+__device__ inline void layernorm_add_to_sums_(LayernormSums_<WIDTH, THREADS>* sums, const float* x) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += 4) {
+        float4 sum = sums->of[i / 4][threadIdx.x];
+        sum.x += x[i];
+        if constexpr (WIDTH > 1) {
+            sum.y += x[i + 1];
+            sum.z += x[i + 2];
+            sum.w += x[i + 3];
+        }
+        sums->of[i / 4][threadIdx.x] = sum;
+    }
+}
+
+// Sets this thread's columns of the three partial sums of the block's group of rows.
+template <int WIDTH, int THREADS>
+__device__ inline void layernorm_store_columns_(float* partial, LayernormColumns_<WIDTH>* columns,
+                                                LayernormSums_<WIDTH, THREADS>* sums, int c, int C) {
     constexpr int STEP = WIDTH == 1 ? 1 : 4; // floats that are stored at once
-    float* to = partial + 2 * (size_t)blockIdx.x * C + c;
+    float* to = partial + 3 * (size_t)blockIdx.x * C + c;
 #pragma unroll
     for (int i = 0; i < WIDTH; i += STEP) {
         layernorm_store_<STEP>(to + i, columns->dweight + i);
         layernorm_store_<STEP>(to + C + i, columns->dbias + i);
+        layernorm_store_<STEP>(to + 2 * C + i, &sums->of[i / 4][threadIdx.x].x);
     }
 }
 
@@ -412,8 +447,8 @@ constexpr int layernorm_backward_blocks_(int warps) { return warps == 0 ? 1 : LA
 // 0 if it is not known here. With ITEMS = 2 (in 16 bits, rows of more than 4096 elements) up to 32 bytes
 // spill.
 //
-// grid   groups of rows      block   up to 512      shared   double-buffered sums of the warps
-// moves  3 N*C in, N*C out, 2C fp32 out per group; dinp is not read where it is set. Bound by memory.
+// grid   groups of rows      block   up to 512      shared   double-buffered sums of the warps, C floats
+// moves  3 N*C in, N*C out, 3C fp32 out per group; dinp is not read where it is set. Bound by memory.
 // order  fixed: rows of a group in order
 // needs  C <= ITEMS WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH, int ITEMS, int WARPS>
@@ -423,7 +458,10 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
                               const float* mean, const float* rstd, int N, int C, int group_rows,
                               GradientMode dinp_mode) {
     constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS; // rows in work, and as many in flight
+    constexpr int THREADS = WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREADS;
+    typedef LayernormSums_<WIDTH, THREADS> Sums;
     SMEM_ARRAY(float, of_warp, [2][LAYERNORM_BACKWARD_THREADS / 32][2 * ROWS]);
+    SMEM_ARRAY(Sums, dinp_sums, [ITEMS]);
     const int first = blockIdx.x * group_rows, end = min(first + group_rows, N);
     const float part = 1.0f / C;
     LayernormColumns_<WIDTH> columns[ITEMS] = {};
@@ -434,6 +472,7 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
         if (c < C) {
             layernorm_load_<WIDTH>(columns[k].weight, weight + c);
         }
+        layernorm_clear_sums_(&dinp_sums[k]);
     }
     layernorm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, first, end, C, dinp_mode);
 #pragma unroll 1
@@ -455,11 +494,12 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
         layernorm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, n + ROWS, end, C, dinp_mode);
         layernorm_block_sums_<2 * ROWS, WARPS>(sums, of_warp[buffer]);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const float shift = sums[2 * r] * part, slope = sums[2 * r + 1] * part;
+        for (int k = 0; k < ITEMS; k++) {
+            const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
+            float dinp_sum[WIDTH] = {};
 #pragma unroll
-            for (int k = 0; k < ITEMS; k++) {
-                const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
+            for (int r = 0; r < ROWS; r++) {
+                const float shift = sums[2 * r] * part, slope = sums[2 * r + 1] * part;
                 if (n + r < end && c < C) {
                     float d[Pack<T>::SIZE];
                     unpack<T>(d, before[r][k]);
@@ -468,15 +508,20 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
                         d[i] += s[r] * (g[r][k][i] - shift - norm[r][k][i] * slope);
                     }
                     layernorm_store_<WIDTH>(dinp + (size_t)(n + r) * C + c, d);
+#pragma unroll
+                    for (int i = 0; i < WIDTH; i++) {
+                        dinp_sum[i] += d[i];
+                    }
                 }
             }
+            layernorm_add_to_sums_(&dinp_sums[k], dinp_sum);
         }
     }
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
-            layernorm_store_columns_<WIDTH>(partial, &columns[k], c, C);
+            layernorm_store_columns_(partial, &columns[k], &dinp_sums[k], c, C);
         }
     }
 }
@@ -490,7 +535,7 @@ __global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T*
                                                const T* weight, const float* mean, const float* rstd, int N,
                                                int C, int group_rows, GradientMode dinp_mode) {
     const int first = blockIdx.x * group_rows, end = min(first + group_rows, N);
-    float *dweight = partial + 2 * (size_t)blockIdx.x * C, *dbias = dweight + C;
+    float *dweight = partial + 3 * (size_t)blockIdx.x * C, *dbias = dweight + C, *dinp_sum = dbias + C;
     for (int n = first; n < end; n++) {
         const size_t row = (size_t)n * C;
         const float m = mean[n], s = rstd[n];
@@ -506,37 +551,10 @@ __global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T*
             const float change = s * (d * to_float(weight[c]) - shift - norm * slope);
             const float before = dinp_mode == GRADIENT_ADD ? to_float(dinp[row + c]) : 0.0f;
             dinp[row + c] = from_float<T>(before + change);
+            dinp_sum[c] = (n > first ? dinp_sum[c] : 0.0f) + to_float(dinp[row + c]);
             dweight[c] = (n > first ? dweight[c] : 0.0f) + d * norm;
             dbias[c] = (n > first ? dbias[c] : 0.0f) + d;
         }
-    }
-}
-
-// The sums over the groups. Lane i of every warp has column i; warp y takes groups y, y + 32, ..., then the
-// first warp adds up what the 32 found, in order. Blocks with blockIdx.y = 0 make dweight, the others dbias.
-// grid   (ceil(C / 32), 2)      block   (32, 32)      shared   32 x 32 floats
-// moves  2C fp32 in per group, mostly from L2. Bound by latency.
-// order  fixed
-template <class G>
-__global__ void layernorm_columns_kernel(G* dweight, G* dbias, const float* partial, int groups, int C,
-                                         GradientMode mode) {
-    SMEM_ARRAY(float, of_slice, [LAYERNORM_SLICES][32]);
-    const int c = blockIdx.x * 32 + threadIdx.x;
-    G* to = blockIdx.y == 0 ? dweight : dbias;
-    float sum = 0;
-    if (c < C) {
-#pragma unroll 8
-        for (int j = threadIdx.y; j < groups; j += LAYERNORM_SLICES) {
-            sum += partial[(2 * (size_t)j + blockIdx.y) * C + c];
-        }
-    }
-    of_slice[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0 && c < C) {
-        for (int y = 1; y < LAYERNORM_SLICES; y++) {
-            sum += of_slice[y][threadIdx.x];
-        }
-        to[c] = from_float<G>(mode == GRADIENT_ADD ? to_float(to[c]) + sum : sum);
     }
 }
 
@@ -574,14 +592,15 @@ static inline void layernorm_launch_backward_(T* dinp, float* partial, const T* 
     }
 }
 
-// dweight and dbias are of the same type. N >= 1.
+// All gradients of vectors are of the same type. N >= 1.
 template <class T>
-static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias, const T* dout, const T* inp,
-                                      const T* weight, const float* mean, const float* rstd, int N, int C,
-                                      GradientMode dinp_mode, GradientMode mode, LayernormGpu* scratch,
-                                      const Gpu* gpu) {
+static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias, Gradient dinp_sum,
+                                      const T* dout, const T* inp, const T* weight, const float* mean,
+                                      const float* rstd, int N, int C, GradientMode dinp_mode,
+                                      GradientMode mode, LayernormGpu* scratch, const Gpu* gpu) {
     const int groups = layernorm_groups_(N);
-    assert(2 * (size_t)groups * C <= scratch->floats && dweight.dtype == dbias.dtype);
+    const Gradient vectors[3] = {dweight, dbias, dinp_sum};
+    assert(3 * (size_t)groups * C <= scratch->floats);
     if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(dinp, dout, inp) &&
         layernorm_aligned_(weight, scratch->partial, NULL)) {
         layernorm_launch_backward_<T, Pack<T>::SIZE>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N,
@@ -590,10 +609,8 @@ static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias,
         layernorm_launch_backward_<T, 1>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N, C,
                                          dinp_mode, gpu);
     }
-    GRADIENT_DISPATCH(dweight, T,
-                      launch(layernorm_columns_kernel<G>, dim3(ceil_div(C, 32), 2),
-                             dim3(32, LAYERNORM_SLICES), 0, gpu, (G*)dweight.data, (G*)dbias.data,
-                             scratch->partial, groups, C, mode));
+    column_sums_finish<T>(vectors, dinp_sum.data ? 3 : 2, (const float*)scratch->partial, groups, 3 * C, C,
+                          mode, gpu);
 }
 
 #endif

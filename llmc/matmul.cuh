@@ -1,17 +1,18 @@
 /*
 matmul.cuh -- the linear layer on the GPU: matrix products through cublasLt, and what surrounds them.
 
-The functions of matmul.h, for T in {float, bf16, fp16}, and four that do more in the same pass over memory:
+The functions of matmul.h, for T in {float, bf16, fp16}, and three that do more in the same pass over memory:
 
     matmul_forward_residual      out  = residual + inp weight^T + bias            out is not residual
     matmul_forward_gelu          pre  = inp weight^T + bias,  out = gelu(pre)     pre, out (N, OC)
     matmul_backward_input_gelu   dinp = (dout weight) * gelu'(pre)                pre (N, C), dinp is not pre
-    matmul_backward_parameters   matmul_backward_weight and matmul_backward_bias  dbias may have no data
+                                 dbias_c (+)= sum_n dinp_nc                       of the layer before GELU
 
-The first three set their outputs. bias may be NULL. dweight and dbias are fp32 or T. Sums are fp32 and
-rounded once, with one exception: what cublasLt cannot do to the result of a product (bias, GELU) is done by a
-kernel afterwards, on the rounded result. C and OC should be multiples of 8, else products are slow; any size
-works.
+They set their outputs, but for dbias, which is set or added to as `mode` says, and may have no data. bias may
+be NULL. dweight and dbias are fp32 or T. Sums are fp32 and rounded once, with two exceptions: what cublasLt
+cannot do to the result of a product (bias, GELU) is done by a kernel afterwards, on the rounded result; and
+where it sums up dbias, the sum of one micro-batch is rounded before it is added. C and OC should be multiples
+of 8, else products are slow; any size works.
 
 Plans. The first product of a shape makes a plan: descriptors, and the algorithm that cublasLt's heuristic
 thinks best or, with `autotune`, that measures fastest. The plan is kept, so later products create nothing;
@@ -32,8 +33,7 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
          matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_load_plans,
          matmul_gpu_save_plans, matmul_gpu_fix_plans, matmul_gpu_report, matmul_forward,
          matmul_forward_residual, matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu,
-         matmul_backward_weight, matmul_backward_bias, matmul_backward_bias_bytes, matmul_backward_parameters,
-         matmul_workspace_bytes, matmul_add_bias_kernel, matmul_bias_groups_kernel, matmul_bias_finish_kernel
+         matmul_backward_weight, matmul_backward_bias, matmul_workspace_bytes, matmul_add_bias_kernel
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -41,6 +41,7 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
 #include <assert.h>
 #include <cublasLt.h>
 
+#include "llmc/column_sums.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/gpu.cuh"
 #include "llmc/matmul.h"
@@ -53,9 +54,6 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
 #define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
 #define MATMUL_WORTHWHILE                                                                                    \
     0.98f // of the time of the heuristic's choice: what is not faster than this is not taken
-#define BIAS_SUMS                                                                                            \
-    (256                                                                                                     \
-     << 10) // of a bias gradient: enough blocks for any GPU, and 1 MiB, little beside what they are sums of
 
 // Which GELUs cublasLt applies while it stores the product. Whether that is faster depends on GPU and type:
 // measure.
@@ -69,15 +67,16 @@ typedef enum {
 typedef struct {
     int tf32; // products of floats from factors rounded to 10 bits, on tensor cores
     GeluFusion gelu_fusion;
-    int bias_fusion; // gradients of biases come from the products of the weights' gradients
+    int bias_fusion; // with GELU_FUSED_BACKWARD: the product sums up the gradient of the bias before GELU,
+                     // too
     int autotune;
 } MatmulSettings;
 
 typedef struct {
     void* out;
     const void *add, *left, *right;
-    const void* bias; // input of BIAS, output of BGRADB
-    void* aux;        // values before GELU: output of GELU_AUX, input of DGELU
+    const void* bias; // input of BIAS, output of DGELU_BGRAD
+    void* aux;        // values before GELU: output of GELU_AUX, input of DGELU and DGELU_BGRAD
 } MatmulOperands_;
 
 typedef struct {
@@ -100,7 +99,7 @@ typedef struct {
     cublasLtMatmulPreference_t preference;
     void* workspace; // of cublasLt, and for the partial sums of bias gradients
     size_t workspace_bytes;
-    float* bias_sums;                          // (BIAS_SUMS) what BGRADB stores when the gradient is added to
+    float* bias_sums;                          // (COLUMN_SUMS_FLOATS) of DGELU_BGRAD, when they are added
     cudaEvent_t events[MATMUL_CANDIDATES + 1]; // of autotune: before, between and after the candidates
     char machine[512];                         // what an algorithm depends on besides the product, in words
     MatmulChoices chosen, cached;              // what was chosen in this run; what the cache holds
@@ -132,8 +131,8 @@ static inline const char* matmul_epilogue_name_(int epilogue) {
         return "gelu";
     case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
         return "bias and gelu";
-    case CUBLASLT_EPILOGUE_BGRADB:
-        return "gradient of the bias";
+    case CUBLASLT_EPILOGUE_DGELU_BGRAD:
+        return "gelu's derivative and gradient of the bias";
     default:
         return "gelu's derivative";
     }
@@ -178,8 +177,9 @@ static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSetting
     ctx->settings = settings;
     ctx->workspace_bytes = matmul_workspace_bytes(gpu->major);
     ctx->workspace = gpu_alloc(ctx->workspace_bytes, 1, "matmul: workspace");
-    ctx->bias_sums =
-        settings.bias_fusion ? (float*)gpu_alloc(BIAS_SUMS, sizeof(float), "matmul: bias gradients") : NULL;
+    ctx->bias_sums = settings.bias_fusion
+                         ? (float*)gpu_alloc(COLUMN_SUMS_FLOATS, sizeof(float), "matmul: bias gradients")
+                         : NULL;
     CUBLAS_CHECK(cublasLtCreate(&ctx->handle), "open");
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&ctx->preference), "open");
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference,
@@ -606,7 +606,7 @@ static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Kernels: the bias, where cublasLt does not add it, and its gradient
+// Kernels: the bias, where cublasLt does not add it
 
 // WIDTH neighbouring elements, one or a pack.
 template <int WIDTH, class T> __device__ inline void matmul_load_(float* to, const T* from) {
@@ -665,83 +665,6 @@ template <class T> static inline void matmul_add_bias_(T* out, const T* bias, in
         launch(matmul_add_bias_kernel<T, 1>, dim3((unsigned)ceil_div(OC, 256), rows), 256, 0, gpu, out, bias,
                N, OC);
     }
-}
-
-#define BIAS_WARPS 8         // of the first kernel: rows that a block reads at a time
-#define BIAS_FINISH_WARPS 16 // of the second
-#define BIAS_GROUP_ROWS 64   // at least, of a group
-
-// The rows are summed in groups. How many depends on the sizes alone, so the bits do not depend on the GPU.
-static inline int matmul_bias_groups_(int N, int OC) {
-    return int_max(1, int_min(int_min(ceil_div(N, BIAS_GROUP_ROWS), BIAS_SUMS / OC), 1024));
-}
-
-// First step: a block sums one group of rows over 32 * WIDTH columns. Warp w takes rows w, w + 8, ... of the
-// group, lane i takes WIDTH columns; then the warps' sums are added in order. grid   ceil(OC / (32 * WIDTH)),
-// groups      block   256      shared   1 or 4 or 8 KiB moves  N*OC in, groups*OC fp32 out. Bound by memory:
-// dout is read once. order  fixed. needs  WIDTH a pack: OC a multiple of it, dout aligned to 16 bytes.
-template <class T, int WIDTH>
-__global__ void __launch_bounds__(32 * BIAS_WARPS)
-    matmul_bias_groups_kernel(float* partial, const T* dout, int N, int OC, int group_rows) {
-    SMEM_ARRAY(float, of_warp, [BIAS_WARPS][WIDTH][32]);
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int first_column = (int)blockIdx.x * 32 * WIDTH, column = first_column + lane * WIDTH;
-    const int first = (int)blockIdx.y * group_rows, end = min(first + group_rows, N);
-    float sum[WIDTH] = {}, x[WIDTH];
-    if (column < OC) {
-#pragma unroll 4
-        for (int row = first + warp; row < end; row += BIAS_WARPS) {
-            matmul_load_<WIDTH>(x, dout + (size_t)row * OC + column);
-#pragma unroll
-            for (int i = 0; i < WIDTH; i++) {
-                sum[i] += x[i];
-            }
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < WIDTH; i++) {
-        of_warp[warp][i][lane] = sum[i];
-    }
-    __syncthreads();
-    for (int c = (int)threadIdx.x; c < 32 * WIDTH && first_column + c < OC; c += 32 * BIAS_WARPS) {
-        float total = 0;
-        for (int w = 0; w < BIAS_WARPS; w++) {
-            total += of_warp[w][c % WIDTH][c / WIDTH];
-        }
-        partial[(size_t)blockIdx.y * OC + first_column + c] = total;
-    }
-}
-
-// Second step: a block adds up the groups of 32 columns. Warp w takes groups w, w + 16, ...; the first warp
-// adds the warps' sums in order and stores them in the gradient, or adds them to it, rounding once. grid
-// ceil(OC / 32)      block   512      shared   2 KiB moves  groups*OC fp32 in, OC out (and in). Bound by
-// latency, microseconds. order  fixed.
-template <class G, class P>
-__global__ void __launch_bounds__(32 * BIAS_FINISH_WARPS)
-    matmul_bias_finish_kernel(G* dbias, const P* partial, int groups, int OC, GradientMode mode) {
-    SMEM_ARRAY(float, of_warp, [BIAS_FINISH_WARPS][32]);
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int column = (int)blockIdx.x * 32 + lane;
-    float sum = 0;
-    if (column < OC) {
-#pragma unroll 4
-        for (int group = warp; group < groups; group += BIAS_FINISH_WARPS) {
-            sum += to_float(partial[(size_t)group * OC + column]);
-        }
-    }
-    of_warp[warp][lane] = sum;
-    __syncthreads();
-    if (warp == 0 && column < OC) {
-        float total = 0;
-        for (int w = 0; w < BIAS_FINISH_WARPS; w++) {
-            total += of_warp[w][lane];
-        }
-        dbias[column] = from_float<G>(mode == GRADIENT_ADD ? to_float(dbias[column]) + total : total);
-    }
-}
-
-static inline double matmul_backward_bias_bytes(double N, double OC, double element_bytes) {
-    return N * OC * element_bytes + 2 * matmul_bias_groups_((int)N, (int)OC) * OC * sizeof(float);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -805,14 +728,50 @@ static inline void matmul_backward_input(T* dinp, const T* dout, const T* weight
 }
 
 template <class T>
-static inline void matmul_backward_input_gelu(T* dinp, const T* dout, const T* weight, const T* pre, int N,
-                                              int C, int OC, MatmulGpu* ctx) {
+static inline void matmul_backward_bias(Gradient dbias, const T* dout, int N, int OC, GradientMode mode,
+                                        MatmulGpu* ctx) {
+    const size_t bytes = (size_t)column_sums_groups(N, OC) * OC * sizeof(float);
+    CHECK(bytes <= ctx->workspace_bytes,
+          "matmul: bias of %d: partial sums of %zu bytes need more than the workspace of %zu", OC, bytes,
+          ctx->workspace_bytes);
+    column_sums(dbias, (float*)ctx->workspace, dout, N, OC, mode, ctx->gpu);
+}
+
+// All of matmul_backward_input_gelu in one product: cublasLt's DGELU_BGRAD. It sets the gradient of the bias,
+// in the type of the result; to add, it sets a copy that is added then. Returns 0, and has done nothing, if
+// cublasLt refuses.
+template <class T>
+static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, const T* weight, const T* pre,
+                                        int N, int C, int OC, GradientMode mode, MatmulGpu* ctx) {
+    void* sums = mode == GRADIENT_ADD ? ctx->bias_sums : dbias.data;
+    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU_BGRAD, 0, 0};
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, sums, (void*)pre};
+    if (!ctx->settings.bias_fusion || dbias.dtype != DTYPE_OF(T) || C > COLUMN_SUMS_FLOATS ||
+        !matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) || !matmul_try_(key, x, ctx)) {
+        return 0;
+    }
+    if (mode == GRADIENT_ADD) {
+        column_sums_finish<T>(&dbias, 1, (const T*)sums, 1, C, C, mode, ctx->gpu);
+    }
+    return 1;
+}
+
+template <class T>
+static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* dout, const T* weight,
+                                              const T* pre, int N, int C, int OC, GradientMode mode,
+                                              MatmulGpu* ctx) {
     const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0};
     const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, (void*)pre};
     assert(dinp != pre);
+    if (dbias.data && matmul_try_gelu_bias_(dinp, dbias, dout, weight, pre, N, C, OC, mode, ctx)) {
+        return;
+    }
     if (!matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) || !matmul_try_(key, x, ctx)) {
         matmul_backward_input(dinp, dout, weight, N, C, OC, ctx);
         gelu_backward(dinp, dinp, pre, (size_t)N * C, ctx->gpu);
+    }
+    if (dbias.data) {
+        matmul_backward_bias(dbias, (const T*)dinp, N, C, mode, ctx);
     }
 }
 
@@ -825,63 +784,6 @@ static inline void matmul_backward_weight(Gradient dweight, const T* dout, const
     const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL, dout, inp, NULL, NULL};
     assert(dweight.dtype == DTYPE_FP32 || dweight.dtype == DTYPE_OF(T));
     matmul_product_(key, x, ctx);
-}
-
-template <class T>
-static inline void matmul_backward_bias(Gradient dbias, const T* dout, int N, int OC, GradientMode mode,
-                                        MatmulGpu* ctx) {
-    const int SIZE = Pack<T>::SIZE, groups = matmul_bias_groups_(N, OC), group_rows = ceil_div(N, groups);
-    float* partial = (float*)ctx->workspace;
-    CHECK((size_t)groups * OC * sizeof(float) <= ctx->workspace_bytes,
-          "matmul: bias of %d: %d partial sums need more than the workspace of %zu bytes", OC, groups,
-          ctx->workspace_bytes);
-    if (matmul_packs_(dout, OC)) {
-        launch(matmul_bias_groups_kernel<T, Pack<T>::SIZE>,
-               dim3((unsigned)ceil_div(OC, 32 * SIZE), (unsigned)groups), 32 * BIAS_WARPS, 0, ctx->gpu,
-               partial, dout, N, OC, group_rows);
-    } else {
-        launch(matmul_bias_groups_kernel<T, 1>, dim3((unsigned)ceil_div(OC, 32), (unsigned)groups),
-               32 * BIAS_WARPS, 0, ctx->gpu, partial, dout, N, OC, group_rows);
-    }
-    GRADIENT_DISPATCH(dbias, T,
-                      launch(matmul_bias_finish_kernel<G, float>, (unsigned)ceil_div(OC, 32),
-                             32 * BIAS_FINISH_WARPS, 0, ctx->gpu, (G*)dbias.data, partial, groups, OC, mode));
-}
-
-// Both in one product, which reads dout once: cublasLt's BGRADB sums the factor it calls B, dout, over the
-// tokens. It sets the bias gradient, in the type of the weight's; to add, it sets a copy that is added then,
-// so the sum of one micro-batch is rounded once more. Returns 0, and has done nothing, if cublasLt refuses.
-template <class T>
-static inline int matmul_try_parameters_(Gradient dweight, Gradient dbias, const T* dout, const T* inp, int N,
-                                         int C, int OC, GradientMode mode, MatmulGpu* ctx) {
-    const int adds = mode == GRADIENT_ADD;
-    const MatmulKey key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_BGRADB,
-                           adds, 0};
-    const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL,         dout,
-                               inp,          adds ? ctx->bias_sums : dbias.data, NULL};
-    if (!ctx->settings.bias_fusion || OC > BIAS_SUMS || dbias.dtype != dweight.dtype ||
-        !matmul_try_(key, x, ctx)) {
-        return 0;
-    }
-    if (adds) {
-        GRADIENT_DISPATCH(dbias, T,
-                          launch(matmul_bias_finish_kernel<G, G>, (unsigned)ceil_div(OC, 32),
-                                 32 * BIAS_FINISH_WARPS, 0, ctx->gpu, (G*)dbias.data,
-                                 (const G*)(const void*)ctx->bias_sums, 1, OC, mode));
-    }
-    return 1;
-}
-
-template <class T>
-static inline void matmul_backward_parameters(Gradient dweight, Gradient dbias, const T* dout, const T* inp,
-                                              int N, int C, int OC, GradientMode mode, MatmulGpu* ctx) {
-    if (dbias.data && matmul_try_parameters_(dweight, dbias, dout, inp, N, C, OC, mode, ctx)) {
-        return;
-    }
-    matmul_backward_weight(dweight, dout, inp, N, C, OC, mode, ctx);
-    if (dbias.data) {
-        matmul_backward_bias(dbias, dout, N, OC, mode, ctx);
-    }
 }
 
 #endif

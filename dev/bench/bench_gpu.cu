@@ -194,6 +194,7 @@ static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int 
            *pre = random_array<floatX>(bench, (size_t)N * C, 1);
     const Gradient dweight = {random_array<floatX>(bench, (size_t)OC * C, 1), DTYPE_OF(floatX)};
     const Gradient dbias = {random_array<floatX>(bench, OC, 1), DTYPE_OF(floatX)},
+                   before = {random_array<floatX>(bench, C, 1), DTYPE_OF(floatX)},
                    none = {NULL, DTYPE_OF(floatX)};
     snprintf(shape, sizeof(shape), "%d x %d -> %d", N, C, OC);
     snprintf(name, sizeof(name), "%s forward%s", layer,
@@ -214,21 +215,22 @@ static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int 
             [=] { matmul_backward_input(inp, out, weight, N, C, OC, matmul); });
     snprintf(name, sizeof(name), "%s dinp + dgelu", layer);
     if (C > OC) { // the layer after GELU
-        measure(bench, name, shape, flops, FLOP,
-                [=] { matmul_backward_input_gelu(inp, out, weight, pre, N, C, OC, matmul); });
-    }
-    for (int fused = 0; fused < 2; fused++) {
-        matmul->settings.bias_fusion = fused;
-        snprintf(name, sizeof(name), "%s dweight + dbias%s", layer, fused ? ", fused" : "");
         measure(bench, name, shape, flops, FLOP, [=] {
-            matmul_backward_parameters(dweight, dbias, out, inp, N, C, OC, GRADIENT_SET, matmul);
+            matmul_backward_input_gelu(inp, none, out, weight, pre, N, C, OC, GRADIENT_SET, matmul);
         });
+        for (int fused = 0; fused < 2; fused++) {
+            matmul->settings.bias_fusion = fused;
+            snprintf(name, sizeof(name), "%s dinp + dgelu + dbias%s", layer, fused ? ", fused" : "");
+            measure(bench, name, shape, flops, FLOP, [=] {
+                matmul_backward_input_gelu(inp, before, out, weight, pre, N, C, OC, GRADIENT_SET, matmul);
+            });
+        }
     }
     snprintf(name, sizeof(name), "%s dweight", layer);
     measure(bench, name, shape, flops, FLOP,
-            [=] { matmul_backward_parameters(dweight, none, out, inp, N, C, OC, GRADIENT_SET, matmul); });
+            [=] { matmul_backward_weight(dweight, out, inp, N, C, OC, GRADIENT_SET, matmul); });
     snprintf(name, sizeof(name), "%s dbias", layer);
-    measure(bench, name, shape, matmul_backward_bias_bytes(N, OC, sizeof(floatX)), BYTES,
+    measure(bench, name, shape, column_sums_bytes(N, OC, sizeof(floatX)), BYTES,
             [=] { matmul_backward_bias(dbias, out, N, OC, GRADIENT_SET, matmul); });
     section_close(bench);
 }
@@ -242,12 +244,14 @@ static void bench_attention(Bench* bench) {
     floatX *qkv = random_array<floatX>(bench, 3 * n, 1), *dqkv = random_array<floatX>(bench, 3 * n, 1);
     floatX *out = random_array<floatX>(bench, n, 1), *dout = random_array<floatX>(bench, n, 1);
     float* lse = random_array<float>(bench, (size_t)B * T * NH, 1);
+    const Gradient dbias = {random_array<floatX>(bench, 3 * C, 1), DTYPE_OF(floatX)};
     attention_gpu_open<floatX>(scratch, B, T, C, NH);
     snprintf(shape, sizeof(shape), "B %d T %d, %d heads of %d", B, T, NH, C / NH);
     measure(bench, "attention forward", shape, attention_flops(B, T, C), FLOP,
             [=] { attention_forward(out, lse, qkv, (const int*)NULL, B, T, 0, C, NH, scratch, gpu); });
     measure(bench, "attention backward", shape, 2.5 * attention_flops(B, T, C), FLOP, [=] {
-        attention_backward(dqkv, dout, qkv, out, lse, (const int*)NULL, B, T, C, NH, scratch, gpu);
+        attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, B, T, C, NH, GRADIENT_SET,
+                           scratch, gpu);
     });
     attention_gpu_close(scratch);
     section_close(bench);
@@ -263,7 +267,8 @@ static void bench_rows(Bench* bench) {
     floatX *z = random_array<floatX>(bench, 4 * n, 1), *sum = random_array<floatX>(bench, n, 1);
     floatX *weight = random_array<floatX>(bench, C, 1), *bias = random_array<floatX>(bench, C, 1);
     float *mean = random_array<float>(bench, N, 1), *rstd = random_array<float>(bench, N, 1);
-    const Gradient dweight = {weight, DTYPE_OF(floatX)}, dbias = {bias, DTYPE_OF(floatX)};
+    const Gradient dweight = {weight, DTYPE_OF(floatX)}, dbias = {bias, DTYPE_OF(floatX)},
+                   dinp_sum = {random_array<floatX>(bench, C, 1), DTYPE_OF(floatX)};
     layernorm_open(scratch, N, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
     measure(bench, "layernorm forward", shape, layernorm_forward_bytes(N, C, size), BYTES,
@@ -271,8 +276,8 @@ static void bench_rows(Bench* bench) {
     measure(bench, "residual + layernorm forward", shape, residual_layernorm_forward_bytes(N, C, size), BYTES,
             [=] { residual_layernorm_forward(sum, y, mean, rstd, x, z, weight, bias, N, C, gpu); });
     measure(bench, "layernorm backward", shape, layernorm_backward_bytes(N, C, size), BYTES, [=] {
-        layernorm_backward(sum, dweight, dbias, z, x, weight, mean, rstd, N, C, GRADIENT_ADD, GRADIENT_SET,
-                           scratch, gpu);
+        layernorm_backward(sum, dweight, dbias, dinp_sum, z, x, weight, mean, rstd, N, C, GRADIENT_ADD,
+                           GRADIENT_SET, scratch, gpu);
     });
     measure(bench, "residual forward", shape, residual_forward_bytes((double)n, size), BYTES,
             [=] { residual_forward(sum, x, z, n, gpu); });

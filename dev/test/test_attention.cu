@@ -1,6 +1,6 @@
 // test_attention.cu -- flash attention on the GPU against the reference on the CPU: both passes and all types
-// at awkward sizes, documents, generation, huge scores, causality, used scratch memory, the same bits in
-// every run.
+// at awkward sizes, gradients of the bias set and added, documents, generation, huge scores, causality, used
+// scratch memory, the same bits in every run.
 #include "llmc/attention.cuh"
 #include "ops.h"
 
@@ -74,9 +74,13 @@ template <class X> static float* download(X* device, size_t n, const Gpu* gpu) {
 
 typedef struct {
     float *out, *lse, *dqkv;
+    float *dbias_set, *dbias_added; // fp32; of X, added to BIAS_ONTO
 } Results;
 
-// Without dout only the forward pass, for the tokens from `first` on.
+static const float BIAS_ONTO = 3;
+
+// Without dout only the forward pass, for the tokens from `first` on. The gradient of the bias is left out
+// once, set once and added once.
 template <class X>
 static Results run(const Shape* s, const float* qkv, const float* dout, int first, AttentionGpu* scratch,
                    const Gpu* gpu) {
@@ -88,9 +92,21 @@ static Results run(const Shape* s, const float* qkv, const float* dout, int firs
     Results r = {};
     attention_forward(out, lse, qkv_x, starts, s->B, s->T, first, C, s->NH, scratch, gpu);
     if (dout) {
-        X *dout_x = upload<X>(dout, n, gpu), *dqkv = unset<X>(3 * n, gpu);
-        attention_backward(dqkv, dout_x, qkv_x, out, lse, starts, s->B, s->T, C, s->NH, scratch, gpu);
+        float* onto = ops_floats(3 * C);
+        for (int c = 0; c < 3 * C; c++) {
+            onto[c] = BIAS_ONTO;
+        }
+        X *dout_x = upload<X>(dout, n, gpu), *dqkv = unset<X>(3 * n, gpu),
+          *added = upload<X>(onto, 3 * C, gpu);
+        float* set = unset<float>(3 * C, gpu);
+        const Gradient dbias[] = {{NULL, DTYPE_FP32}, {set, DTYPE_FP32}, {added, DTYPE_OF(X)}};
+        for (int i = 0; i < 3; i++) {
+            attention_backward(dqkv, dbias[i], dout_x, qkv_x, out, lse, starts, s->B, s->T, C, s->NH,
+                               i == 2 ? GRADIENT_ADD : GRADIENT_SET, scratch, gpu);
+        }
         r.dqkv = download(dqkv, 3 * n, gpu);
+        r.dbias_set = download(set, 3 * C, gpu);
+        r.dbias_added = download(added, 3 * C, gpu);
         gpu_free(dout_x);
     }
     r.out = download(out, n, gpu);
@@ -110,7 +126,7 @@ static Results run_alone(const Shape* s, const float* qkv, const float* dout, co
 }
 
 static Results reference(const Shape* s, const float* qkv, const float* dout) {
-    const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(3 * outs(s))};
+    const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(3 * outs(s)), NULL, NULL};
     AttentionScratch scratch;
     attention_open(&scratch, s->T, s->HS);
     attention_forward_cpu(r.out, r.lse, qkv, s->starts, s->B, s->T, 0, s->NH * s->HS, s->NH, &scratch);
@@ -142,10 +158,30 @@ static void expect_near(const float* got, const float* want, size_t n, double to
            what, s->B, s->T, s->NH, s->HS, dtype_name(dtype), at, got[at], want[at], tolerance * largest);
 }
 
+// The sums of dqkv as it was stored, in double. Sums in fp32 err by some epsilon of the sizes of their terms;
+// what is added to is rounded to X.
+template <class X> static void expect_bias(const Results* r, const Shape* s) {
+    const int C3 = 3 * s->NH * s->HS;
+    for (int c = 0; c < C3; c++) {
+        double sum = 0, magnitude = 0;
+        for (int t = 0; t < s->B * s->T; t++) {
+            sum += r->dqkv[(size_t)t * C3 + c];
+            magnitude += fabs(r->dqkv[(size_t)t * C3 + c]);
+        }
+        const double error = 8 * FLT_EPSILON * magnitude, added = sum + BIAS_ONTO;
+        EXPECT_NEAR(r->dbias_set[c], sum, error, "dbias of %d x %d x %d x %d, %s, column %d", s->B, s->T,
+                    s->NH, s->HS, dtype_name(DTYPE_OF(X)), c);
+        EXPECT_NEAR(r->dbias_added[c], added, error + roundoff<X>() * fabs(added) * 1.01,
+                    "dbias added of %d x %d x %d x %d, %s, column %d", s->B, s->T, s->NH, s->HS,
+                    dtype_name(DTYPE_OF(X)), c);
+    }
+}
+
 static void expect_same(const Results* a, const Results* b, const Shape* s, const char* what) {
     EXPECT(ops_same_bits(a->out, b->out, outs(s)), "out: %s", what);
     EXPECT(ops_same_bits(a->lse, b->lse, lses(s)), "lse: %s", what);
     EXPECT(ops_same_bits(a->dqkv, b->dqkv, 3 * outs(s)), "dqkv: %s", what);
+    EXPECT(ops_same_bits(a->dbias_set, b->dbias_set, 3 * s->NH * s->HS), "dbias: %s", what);
 }
 
 // With u the unit roundoff of X, the GPU rounds p to X (out errs by u sum p |v|, at most u max |v|) and then
@@ -165,6 +201,7 @@ template <class X> static void check(Shape s, float spread, const Gpu* gpu) {
     expect_near(got.out, want.out, n, 2 * u + sums, "out", &s, DTYPE_OF(X));
     expect_near(got.lse, want.lse, lses(&s), (8 + 2 * sqrt(s.HS)) * FLT_EPSILON, "lse", &s, DTYPE_OF(X));
     expect_near(got.dqkv, want.dqkv, 3 * n, 3 * u + sums, "dqkv", &s, DTYPE_OF(X));
+    expect_bias<X>(&got, &s);
     ops_close("sizes");
 }
 
@@ -298,7 +335,7 @@ template <class X> static void test_causality(const Gpu* gpu) {
 // Two runs give the same bits, also in scratch memory for longer sequences and more heads that others left
 // full of NaN.
 template <class X> static void test_scratch(const Gpu* gpu) {
-    const Shape s = {2, 45, 2, 40}, longer = {2, 150, 3, 8};
+    const Shape s = {2, 45, 2, 40}, longer = {2, 150, 3, 32};
     float *qkv = normal<X>(3 * outs(&s), 1), *dout = normal<X>(outs(&s), 1);
     AttentionGpu scratch;
     attention_gpu_open<X>(&scratch, longer.B, longer.T, longer.NH * longer.HS, longer.NH);

@@ -1,5 +1,6 @@
 // test_layernorm.cu -- layer normalization and the residual sum on the GPU against the CPU: every type, every
-// way through the launchers, gradients set and added, of both types, the same bits again.
+// way through the launchers, gradients set and added, of both types, with and without the sum of dinp, the
+// same bits again.
 #include "llmc/layernorm.cuh"
 #include "gpu_ops.h"
 
@@ -122,32 +123,52 @@ template <class T> static void test_forward(Norm* l, const Device<T>* d, const G
     EXPECT(ops_same_bits(download(d->rstd, N, gpu), l->rstd, N), "rstd in one pass, %d x %d", N, C);
 }
 
+// The sum of the rows of dinp as it was stored, in double, over what it is added to.
+template <class G>
+static void expect_row_sums(const float* got, const float* dinp, const float* onto, int N, int C,
+                            GradientMode mode) {
+    for (int c = 0; c < C; c++) {
+        double sum = mode == GRADIENT_ADD ? onto[c] : 0, magnitude = fabs(sum);
+        for (int n = 0; n < N; n++) {
+            sum += dinp[(size_t)n * C + c];
+            magnitude += fabs(dinp[(size_t)n * C + c]);
+        }
+        EXPECT_NEAR(got[c], sum, roundoff<G>() * fabs(sum) + limit * FLT_EPSILON * magnitude + 0x1p-25,
+                    "sum of dinp%s of %d x %d, column %d", mode == GRADIENT_ADD ? " added" : "", N, C, c);
+    }
+}
+
 // G is the type of the gradients of the parameters.
 template <class T, class G>
 static void test_backward(const Norm* l, const Device<T>* d, GradientMode dinp_mode, GradientMode mode,
                           LayernormGpu* scratch, const Gpu* gpu) {
     const int N = l->N, C = l->C;
     const size_t nc = (size_t)N * C;
-    float *dweight = ops_normal(C, 1), *dbias = ops_normal(C, 1);
-    float *weight_nothing = ops_floats(C), *bias_nothing = ops_floats(C), *before = ops_copy(l->held, nc);
+    float *dweight = ops_normal(C, 1), *dbias = ops_normal(C, 1), *onto = ops_normal(C, 1);
+    float *nothing = ops_floats(C), *before = ops_copy(l->held, nc);
     for (size_t i = 0; i < nc && dinp_mode == GRADIENT_SET; i++) {
         before[i] = NAN; // must not be read
     }
-    float* results[2][3];
+    float* results[2][4];
     for (int run = 0; run < 2; run++) {
         T* dinp = upload<T>(before, nc, (uintptr_t)d->inp % 16 != 0, gpu);
-        G* dw = upload<G>(mode == GRADIENT_ADD ? dweight : weight_nothing, C, 0, gpu);
-        G* db = upload<G>(mode == GRADIENT_ADD ? dbias : bias_nothing, C, 0, gpu);
-        const Gradient to_weight = {dw, DTYPE_OF(G)}, to_bias = {db, DTYPE_OF(G)};
-        layernorm_backward(dinp, to_weight, to_bias, d->dout, d->inp, d->weight, d->mean, d->rstd, N, C,
-                           dinp_mode, mode, scratch, gpu);
+        G* dw = upload<G>(mode == GRADIENT_ADD ? dweight : nothing, C, 0, gpu);
+        G* db = upload<G>(mode == GRADIENT_ADD ? dbias : nothing, C, 0, gpu);
+        G* ds = upload<G>(mode == GRADIENT_ADD ? onto : nothing, C, 0, gpu);
+        const Gradient to_weight = {dw, DTYPE_OF(G)}, to_bias = {db, DTYPE_OF(G)},
+                       to_sum = {run == 0 ? ds : NULL, DTYPE_OF(G)}; // the second run is the same without it
+        layernorm_backward(dinp, to_weight, to_bias, to_sum, d->dout, d->inp, d->weight, d->mean, d->rstd, N,
+                           C, dinp_mode, mode, scratch, gpu);
         results[run][0] = download(dinp, nc, gpu);
         results[run][1] = download(dw, C, gpu);
         results[run][2] = download(db, C, gpu);
+        results[run][3] = download(ds, C, gpu);
         gpu_free(dinp - ((uintptr_t)d->inp % 16 != 0));
         gpu_free(dw);
         gpu_free(db);
+        gpu_free(ds);
     }
+    expect_row_sums<G>(results[0][3], results[0][0], onto, N, C, mode);
     EXPECT(ops_same_bits(results[0][0], results[1][0], nc), "dinp again, %d x %d", N, C);
     EXPECT(ops_same_bits(results[0][1], results[1][1], C), "dweight again, %d x %d", N, C);
     EXPECT(ops_same_bits(results[0][2], results[1][2], C), "dbias again, %d x %d", N, C);
@@ -214,17 +235,20 @@ template <class T> static void test_nan(const Gpu* gpu) {
     const Device<T> d = device_open<T>(&l, 0, gpu);
     T* dinp = upload<T>(l.held, N * C, 0, gpu);
     const Gradient dweight = {gpu_alloc(C, 4, "dweight"), DTYPE_FP32},
-                   dbias = {gpu_alloc(C, 4, "dbias"), DTYPE_FP32};
+                   dbias = {gpu_alloc(C, 4, "dbias"), DTYPE_FP32},
+                   dinp_sum = {gpu_alloc(C, 4, "dinp_sum"), DTYPE_FP32};
     residual_layernorm_forward(d.inp, d.out, d.mean, d.rstd, d.left, d.right, d.weight, d.bias, N, C, gpu);
-    layernorm_backward(dinp, dweight, dbias, d.dout, d.inp, d.weight, d.mean, d.rstd, N, C, GRADIENT_ADD,
-                       GRADIENT_SET, &scratch, gpu);
+    layernorm_backward(dinp, dweight, dbias, dinp_sum, d.dout, d.inp, d.weight, d.mean, d.rstd, N, C,
+                       GRADIENT_ADD, GRADIENT_SET, &scratch, gpu);
     const float *out = download(d.out, N * C, gpu), *dx = download(dinp, N * C, gpu);
-    const float* dw = download((float*)dweight.data, C, gpu);
+    const float *dw = download((float*)dweight.data, C, gpu), *ds = download((float*)dinp_sum.data, C, gpu);
     for (int i = 0; i < N * C; i++) {
         EXPECT(isnan(out[i]) == (i / C == 2) && isnan(dx[i]) == (i / C == 2), "element %d: %g %g", i, out[i],
                dx[i]);
-        EXPECT(isnan(dw[i % C]), "dweight %g of column %d", dw[i % C], i % C);
+        EXPECT(isnan(dw[i % C]) && isnan(ds[i % C]), "column %d: dweight %g, sum of dinp %g", i % C,
+               dw[i % C], ds[i % C]);
     }
+    gpu_free(dinp_sum.data);
     gpu_free(dbias.data);
     gpu_free(dweight.data);
     gpu_free(dinp);

@@ -127,7 +127,37 @@ static void test_forward(const Linear<T>* l, size_t shift, const T* d_bias, Bias
     EXPECT(ops_same_bits(download(l->d_residual, l->noc, gpu), l->residual, l->noc), "residual changed");
 }
 
+// The gradient of the bias before GELU, set over NaN or added: of type G, or left out. `dinp` are the terms
+// of its sum, before they were rounded.
+template <class T, class G>
+static void test_gelu_bias(const Linear<T>* l, size_t shift, GradientMode mode, const float* want_dinp,
+                           const float* size_dinp, const float* rounded, MatmulGpu* ctx) {
+    const Gpu* gpu = ctx->gpu;
+    const int adds = mode == GRADIENT_ADD;
+    float *onto = adds ? ops_normal(l->C, 3) : ops_floats(l->C), *sum = ops_floats(l->C);
+    T* dinp = device_upload_nan<T>(l->nc, shift, gpu);
+    const Gradient dbias = {device_upload<G>(onto, l->C, shift, gpu), DTYPE_OF(G)};
+    matmul_backward_input_gelu(dinp, dbias, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC, mode, ctx);
+    compare<T>(download(dinp, l->nc, gpu), want_dinp, size_dinp, rounded, l->nc, "dinp of gelu, with dbias");
+    const float* got = download((const G*)dbias.data, l->C, gpu);
+    matmul_backward_bias_cpu(sum, want_dinp, l->N, l->C, GRADIENT_SET);
+    for (int c = 0; c < l->C; c++) {
+        double terms = 0, error = 0; // of the terms: rounded twice at most, and their sums
+        for (int n = 0; n < l->N; n++) {
+            const size_t i = (size_t)n * l->C + c;
+            terms += fabs(want_dinp[i]);
+            error += roundoff<T>() * (fabs(want_dinp[i]) + 1.13 * fabs(rounded[i])) * 1.01 +
+                     8 * FLT_EPSILON * size_dinp[i] + 0x1p-24;
+        }
+        const double want = sum[c] + (adds ? onto[c] : 0);
+        const double steps = roundoff<G>() * (fabs(want) + (adds ? fabs(sum[c]) : 0)) * 1.01 + 0x1p-24;
+        EXPECT_NEAR(got[c], want, steps + error + 8 * FLT_EPSILON * terms,
+                    "dbias before gelu%s, column %d, %s", adds ? ", added" : "", c, dtype_name(DTYPE_OF(G)));
+    }
+}
+
 template <class T> static void test_backward_input(const Linear<T>* l, size_t shift, MatmulGpu* ctx) {
+    const Gradient none = {NULL, DTYPE_OF(T)};
     const Gpu* gpu = ctx->gpu;
     float *want = ops_floats(l->nc), *magnitude = ops_floats(l->nc), *gelu = ops_floats(l->nc);
     matmul_backward_input_cpu(want, l->dout, l->weight, l->N, l->C, l->OC, &scratch);
@@ -136,8 +166,12 @@ template <class T> static void test_backward_input(const Linear<T>* l, size_t sh
     T* dinp = device_upload_nan<T>(l->nc, shift, gpu);
     matmul_backward_input(dinp, l->d_dout, l->d_weight, l->N, l->C, l->OC, ctx);
     compare<T>(download(dinp, l->nc, gpu), want, magnitude, NULL, l->nc, "dinp");
-    matmul_backward_input_gelu(dinp, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC, ctx);
+    matmul_backward_input_gelu(dinp, none, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC, GRADIENT_SET,
+                               ctx);
     compare<T>(download(dinp, l->nc, gpu), gelu, magnitude, want, l->nc, "dinp of gelu");
+    test_gelu_bias<T, T>(l, shift, GRADIENT_SET, gelu, magnitude, want, ctx);
+    test_gelu_bias<T, T>(l, shift, GRADIENT_ADD, gelu, magnitude, want, ctx);
+    test_gelu_bias<T, float>(l, shift, GRADIENT_ADD, gelu, magnitude, want, ctx);
 }
 
 // G is the type of the gradients. Set over NaN, then added to what `onto` holds.
@@ -149,13 +183,9 @@ static void test_backward_parameters(const Linear<T>* l, size_t shift, GradientM
     float* bias_onto = adds ? ops_normal(l->OC, 3) : ops_floats(l->OC);
     const Gradient dweight = {device_upload<G>(weight_onto, l->occ, shift, gpu), DTYPE_OF(G)};
     const Gradient dbias = {device_upload<G>(bias_onto, l->OC, shift, gpu), DTYPE_OF(G)};
-    const Gradient dweight_too = {device_upload<G>(weight_onto, l->occ, shift, gpu), DTYPE_OF(G)};
-    const Gradient dbias_too = {device_upload<G>(bias_onto, l->OC, shift, gpu), DTYPE_OF(G)};
     float *weight_magnitude = absolute(weight_onto, l->occ), *bias_magnitude = absolute(bias_onto, l->OC);
-    float* sum = ops_floats(l->OC); // of the bias gradient, without what it is added to
     matmul_backward_weight_cpu(weight_onto, l->dout, l->inp, l->N, l->C, l->OC, mode, &scratch);
     matmul_backward_weight_cpu(weight_magnitude, l->a_dout, l->a_inp, l->N, l->C, l->OC, mode, &scratch);
-    matmul_backward_bias_cpu(sum, l->dout, l->N, l->OC, GRADIENT_SET);
     matmul_backward_bias_cpu(bias_onto, l->dout, l->N, l->OC, mode);
     matmul_backward_bias_cpu(bias_magnitude, l->a_dout, l->N, l->OC, mode);
 
@@ -165,11 +195,6 @@ static void test_backward_parameters(const Linear<T>* l, size_t shift, GradientM
     matmul_backward_bias(dbias, l->d_dout, l->N, l->OC, mode, ctx);
     compare<G>(download((const G*)dbias.data, l->OC, gpu), bias_onto, bias_magnitude, NULL, l->OC,
                adds ? "dbias added" : "dbias set");
-    matmul_backward_parameters(dweight_too, dbias_too, l->d_dout, l->d_inp, l->N, l->C, l->OC, mode, ctx);
-    compare<G>(download((const G*)dweight_too.data, l->occ, gpu), weight_onto, weight_magnitude, NULL, l->occ,
-               adds ? "dweight added, both" : "dweight set, both");
-    compare<G>(download((const G*)dbias_too.data, l->OC, gpu), bias_onto, bias_magnitude, adds ? sum : NULL,
-               l->OC, adds ? "dbias added, both" : "dbias set, both");
 }
 
 // A real cublasLt need not take addresses that are only as aligned as a 16-bit element, nor add every bias.
@@ -224,13 +249,13 @@ template <class T> static void test_sizes(MatmulSettings settings, const Gpu* gp
     test_size<T>(130, 31, 264, 0, BIAS_BY_CUBLAS, &ctx);
     test_size<T>(2, 768, 33, 0, BIAS_BY_CUBLAS, &ctx);
     const int forward = plans_of(&ctx, DONE, CUBLASLT_EPILOGUE_GELU_AUX_BIAS) > 0,
-              backward = plans_of(&ctx, DONE, CUBLASLT_EPILOGUE_DGELU) > 0;
+              backward = plans_of(&ctx, DONE, CUBLASLT_EPILOGUE_DGELU) > 0,
+              bias = plans_of(&ctx, DONE, CUBLASLT_EPILOGUE_DGELU_BGRAD) > 0;
     EXPECT(!simulated || forward == ((settings.gelu_fusion & GELU_FUSED_FORWARD) != 0), "fused forward: %d",
            forward);
     EXPECT(!simulated || backward == ((settings.gelu_fusion & GELU_FUSED_BACKWARD) != 0),
            "fused backward: %d", backward);
-    EXPECT(!simulated || (plans_of(&ctx, DONE, CUBLASLT_EPILOGUE_BGRADB) > 0) == settings.bias_fusion,
-           "fused gradient of the bias: not as in the settings");
+    EXPECT(!simulated || bias == (backward && settings.bias_fusion), "fused gradient of the bias: %d", bias);
     EXPECT(!simulated || plans_of(&ctx, REFUSED, CUBLASLT_EPILOGUE_BIAS) == 0, "bias refused");
     matmul_gpu_close(&ctx);
 }
@@ -277,58 +302,12 @@ static void test_tf32(const Gpu* gpu) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The gradient of the bias
-
-static void test_bias_groups(void) {
-    for (int OC = 1; OC < 200000; OC += 1 + OC / 3) {
-        for (int N = 1; N < 1 << 22; N += 1 + N / 3) {
-            const int groups = matmul_bias_groups_(N, OC);
-            EXPECT(groups >= 1 && groups <= 1024 && (groups == 1 || groups * OC <= BIAS_SUMS),
-                   "%d groups of %d x %d", groups, N, OC);
-        }
-    }
-}
-
-// `rows` above 1024 groups of 64 rows; small integers, so that fp32 sums are exact in any order.
-template <class T> static void test_many_rows(int N, int OC, MatmulGpu* ctx) {
-    float *dout = ops_floats((size_t)N * OC), *want = ops_floats(OC), *onto = ops_floats(OC);
-    for (size_t i = 0; i < (size_t)N * OC; i++) {
-        dout[i] = (float)(i * 7 % 31) - 9;
-    }
-    for (int o = 0; o < OC; o++) {
-        onto[o] = (float)o + 5;
-    }
-    const T* d_dout = device_upload<T>(dout, (size_t)N * OC, 0, ctx->gpu);
-    const Gradient dbias = {device_upload<float>(onto, OC, 0, ctx->gpu), DTYPE_FP32};
-    matmul_backward_bias_cpu(want, dout, N, OC, GRADIENT_SET);
-    matmul_backward_bias(dbias, d_dout, N, OC, GRADIENT_ADD, ctx);
-    const float* got = download((const float*)dbias.data, OC, ctx->gpu);
-    for (int o = 0; o < OC; o++) {
-        EXPECT(got[o] == want[o] + onto[o], "column %d of %d x %d: %g, wanted %g", o, N, OC, got[o],
-               want[o] + onto[o]);
-    }
-    case_close("many rows");
-}
-
-static void test_bias(const Gpu* gpu) {
-    MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
-    matmul_gpu_open(&ctx, gpu, settings);
-    test_bias_groups();
-    test_many_rows<float>(66000, 1, &ctx);
-    test_many_rows<bf16>(1000, 8, &ctx);
-    test_many_rows<fp16>(3, 1032, &ctx);
-    EXPECT(matmul_backward_bias_bytes(64, 8, 2) == 64 * 8 * 2 + 2 * 8 * 4, "bytes");
-    matmul_gpu_close(&ctx);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // Autotune, plans, capture
 
 // Everything once; the bits of all outputs in one array.
 template <class T> static float* all_outputs(const Linear<T>* l, MatmulGpu* ctx) {
     const Gpu* gpu = ctx->gpu;
-    float* all = ops_floats(3 * l->noc + 2 * l->nc + l->occ + l->OC);
+    float* all = ops_floats(3 * l->noc + 2 * l->nc + l->occ + l->OC + l->C);
     float *at = all, *onto = ops_floats(l->occ);
     for (size_t i = 0; i < l->occ; i++) {
         onto[i] = 1;
@@ -337,6 +316,7 @@ template <class T> static float* all_outputs(const Linear<T>* l, MatmulGpu* ctx)
       *dinp = device_upload_nan<T>(l->nc, 0, gpu);
     const Gradient dweight = {device_upload<T>(onto, l->occ, 0, gpu), DTYPE_OF(T)};
     const Gradient dbias = {device_upload_nan<float>(l->OC, 0, gpu), DTYPE_FP32};
+    const Gradient dbefore = {device_upload_nan<T>(l->C, 0, gpu), DTYPE_OF(T)};
 #define APPEND(x, n) at = (float*)memcpy(at, download(x, n, gpu), (n) * sizeof(float)) + (n)
     matmul_forward_residual(out, l->d_residual, l->d_inp, l->d_weight, l->d_bias, l->N, l->C, l->OC, ctx);
     APPEND(out, l->noc);
@@ -345,8 +325,10 @@ template <class T> static float* all_outputs(const Linear<T>* l, MatmulGpu* ctx)
     APPEND(pre, l->noc);
     matmul_backward_input(dinp, l->d_dout, l->d_weight, l->N, l->C, l->OC, ctx);
     APPEND(dinp, l->nc);
-    matmul_backward_input_gelu(dinp, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC, ctx);
+    matmul_backward_input_gelu(dinp, dbefore, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC,
+                               GRADIENT_SET, ctx);
     APPEND(dinp, l->nc);
+    APPEND((const T*)dbefore.data, (size_t)l->C);
     matmul_backward_weight(dweight, l->d_dout, l->d_inp, l->N, l->C, l->OC, GRADIENT_ADD, ctx);
     APPEND((const T*)dweight.data, l->occ);
     matmul_backward_bias(dbias, l->d_dout, l->N, l->OC, GRADIENT_SET, ctx);
@@ -361,12 +343,12 @@ template <class T> static void test_autotune(const Gpu* gpu) {
     MatmulGpu ctx;
     char line[256];
     int lines = 0;
-    const MatmulSettings settings = {0, GELU_FUSED, 0, 1};
+    const MatmulSettings settings = {0, GELU_FUSED, 1, 1};
     setenv("CUSIM_LT_FAST", "2", 1);
     setenv("CUSIM_LT_BROKEN", "0", 1);
     matmul_gpu_open(&ctx, gpu, settings);
     const Linear<T> l = linear_open<T>(N, C, OC, 0, gpu);
-    const size_t n = 3 * l.noc + 2 * l.nc + l.occ + l.OC;
+    const size_t n = 3 * l.noc + 2 * l.nc + l.occ + l.OC + l.C;
     const float* first = all_outputs(&l, &ctx);
     for (int i = 0; i < ctx.plans_count && simulated; i++) {
         EXPECT(ctx.plans[i].chosen == 2 && ctx.plans[i].candidates == 4 && ctx.plans[i].ms > 0,
@@ -635,9 +617,8 @@ int main(void) {
     test_refusals("bias,gelu_aux", CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, &gpu);
     test_refusals("bias,gelu_aux,gelu_aux_bias,dgelu", CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DEFAULT,
                   &gpu);
-    test_refusals("bias,bgradb", CUBLASLT_EPILOGUE_BGRADB, CUBLASLT_EPILOGUE_DGELU, &gpu);
+    test_refusals("bias,dgelu_bgrad", CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_DGELU, &gpu);
     test_tf32(&gpu);
-    test_bias(&gpu);
     test_autotune<float>(&gpu);
     test_autotune<bf16>(&gpu);
     test_autotune_keeps_first(&gpu);

@@ -70,6 +70,11 @@ check "has the bits of the run" same_model one three
 check "a resumed run that needs other products" [ $? = 0 ]
 check "says so in one line" [ "$(grep -c '^note: .*tf32 on; this is .*tf32 off; products are measured anew' out.txt)" = 1 ]
 check "a run on its own products again" "$gpu" --resume four/step_00000004 --steps 5 --override --out five
+check "a run with logits of 7 tokens at a time" "$gpu" "${saved[@]}" --logits-chunk 7 --out chunks
+check "has other bits" other_model chunks apart
+check "resumed" "$gpu" --resume chunks/step_00000002 --out chunks_again
+check "it has the same" same_model chunks chunks_again
+check "all tokens at a time is the default" grep -q '"logits-chunk":32' apart/step_00000002/state.json
 for level in 0 1 2 3; do
     check "--recompute $level" "$gpu" "${saved[@]}" --recompute $level --out level_$level
     check "--recompute $level has the same bits" same_model apart level_$level
@@ -110,6 +115,21 @@ check "more memory, a lower level" [ "$(level 500)$(level 152)$(level 149)$(leve
 check "a run that chooses" env CUSIM_MEMORY_MIB=152 "$gpu" --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 \
     --steps 1 --eval-every 0 --samples 0 --out chosen
 check "keeps what it chose" grep -q '"recompute":1' chosen/step_00000001/state.json
+
+# How many tokens' logits --plan chooses for rows of as many tokens, with options.
+chunk() {
+    CUSIM_MEMORY_MIB=$1 "$gpu" --plan --model d12 --vocab-size 50257 --batch 64 --seq-len "$2" "${@:3}" |
+        sed -n 's/^logits: of \([0-9]*\) tokens at a time, .*/\1/p'
+}
+check "more memory, more logits at a time" [ "$(chunk 80000 1024) $(chunk 50000 1024) $(chunk 45000 1024)" = "65536 32768 16384" ]
+check "of a micro-batch that is no power of 2" [ "$(chunk 50000 1023)" = 32736 ]
+check "never fewer than that" [ "$(chunk 20 1024 --recompute 3)" = 16384 ]
+check "a lower level comes first" [ "$(chunk 45000 1024 --recompute 1)" = 65536 ]
+check "a number is taken as it is" [ -z "$(chunk 45000 1024 --logits-chunk 1000)" ]
+CUSIM_MEMORY_MIB=45000 "$gpu" --model d12 --vocab-size 50257 --batch 64 --seq-len 1024 --recompute 0 \
+    --logits-chunk 65536 >out.txt 2>err.txt
+check "too many do not fit" [ $? = 1 ]
+check "and what does is said" grep -q -e '--batch 64 --recompute 0 --logits-chunk auto fits' err.txt
 
 CUSIM_PINNED_MIB=1 "$gpu" "${small[@]}" --channels 128 --save-every 0 --out unsaved >out.txt 2>&1
 check "a run that saves nothing pins nothing" [ "$? $(grep -c 'cannot pin' out.txt)" = "0 0" ]

@@ -121,7 +121,7 @@ typedef struct {
     const char* export_gguf;
     int export_gguf_dtype, overfit;
 
-    int recompute, threads;
+    int recompute, threads, logits_chunk;
     int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
     int plan, verify_data, print_config, help, version;
@@ -379,6 +379,8 @@ const OptionRow OPTION_TABLE[] = {
         "auto: 1 on a CPU, the lowest that fits its memory on a GPU"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_,     "0",
         "threads", "0: all that the machine has"},
+    {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
+        "tokens", "whose logits are in memory at a time; auto: those of a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
         "model|fp32", "type of the gradients of the weights: that of the weights, or fp32"},
     {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | RUN_,      "on",
@@ -387,8 +389,8 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "round the factors of fp32 products to 10 bits, for tensor cores"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_,             "2",
         "", "GELU inside the matrix products: 0 no, 1 forward, 2 forward and backward"},
-    {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "off",
-        "off|on", "gradients of biases inside the products of the weights' gradients, where cuBLASLt does that"},
+    {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "on",
+        "off|on", "with --gelu-fusion 2: the gradient of the bias before GELU inside that product, where cuBLASLt does that"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
         "off|on", "time cuBLASLt's algorithms for each product once, and keep the fastest"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_,             "on",

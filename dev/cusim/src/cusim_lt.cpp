@@ -1,6 +1,7 @@
 /*
 cusim_lt.cpp -- cublasLt on the CPU device, as far as a GPT trainer uses it: one product of column-major
-matrices of fp32, bf16 or fp16 with bias, GELU, its derivative and the gradient of the bias as epilogues.
+matrices of fp32, bf16 or fp16 with bias, GELU, and its derivative, also with the gradient of the bias before
+it, as epilogues.
 
 It refuses what cublasLt is documented to refuse, and checks what cublasLt takes on trust: that the pointers
 are device memory as long as the layouts say, as aligned as the heuristic was told, and that the workspace is
@@ -37,7 +38,7 @@ struct Operation {
     cudaDataType_t scale;
     int32_t transpose_a, transpose_b, pointer_mode, bias_type, aux_type;
     uint32_t epilogue;
-    void* bias; // output of BGRADB
+    void* bias; // output of DGELU_BGRAD
     void* aux;
     int64_t aux_stride;
 };
@@ -132,8 +133,8 @@ const char* epilogue_name(uint32_t epilogue) {
         return "gelu_aux_bias";
     case CUBLASLT_EPILOGUE_DGELU:
         return "dgelu";
-    case CUBLASLT_EPILOGUE_BGRADB:
-        return "bgradb";
+    case CUBLASLT_EPILOGUE_DGELU_BGRAD:
+        return "dgelu_bgrad";
     default:
         return NULL;
     }
@@ -180,10 +181,15 @@ cublasStatus_t product_open(Product* p, cublasLtMatmulDesc_t op, cublasLtMatrixL
     // The auxiliary matrix of GELU: leading dimension a multiple of 8.
     const bool has_aux = epilogue_has(p->op, AUX);
     const bool aux_fits = p->op.aux && p->op.aux_stride >= p->M && p->op.aux_stride % 8 == 0;
-    const bool has_bias =
-        epilogue_has(p->op, CUBLASLT_EPILOGUE_BIAS) || epilogue_has(p->op, CUBLASLT_EPILOGUE_BGRADB);
-    return (has_aux && !aux_fits) || (has_bias && !p->op.bias) ? CUBLAS_STATUS_INVALID_VALUE
-                                                               : CUBLAS_STATUS_SUCCESS;
+    const bool has_gradient = epilogue_has(p->op, CUBLASLT_EPILOGUE_DGELU_BGRAD);
+    const bool has_bias = epilogue_has(p->op, CUBLASLT_EPILOGUE_BIAS) || has_gradient;
+    if ((has_aux && !aux_fits) || (has_bias && !p->op.bias)) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    // The gradient has the type of the result.
+    return has_gradient && p->op.bias_type >= 0 && p->op.bias_type != (int)p->d.type
+               ? CUBLAS_STATUS_NOT_SUPPORTED
+               : CUBLAS_STATUS_SUCCESS;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -228,6 +234,7 @@ float element(const void* data, const Layout& x, long row, long col, bool tf32) 
 
 struct Packed {
     std::vector<float> a, b, c; // (K, padded), (N, K), (N, padded)
+    std::vector<float> sums;    // (M) of rows of the result
     long padded;                // M as a multiple of 16
 };
 
@@ -268,18 +275,6 @@ float epilogue(const Product& p, float x, long m, long n) {
     return epilogue_has(op, CUBLASLT_EPILOGUE_DGELU) ? x * gelu_derivative(load(op.aux, aux, aux_type)) : x;
 }
 
-// The sums of the columns of op(b) over its depth, from the packed copy of it.
-void bias_gradient(const Product& p, const Packed& packed) {
-    const int type = p.op.bias_type >= 0 ? p.op.bias_type : p.d.type;
-    for (long n = 0; n < p.N; n++) {
-        float sum = 0;
-        for (long k = 0; k < p.K; k++) {
-            sum += packed.b[n * p.K + k];
-        }
-        store(p.op.bias, (size_t)n, type, sum);
-    }
-}
-
 void run(const Product& p, const void* a, const void* b, const void* c, void* d, float alpha, float beta,
          const Algorithm& algorithm, void* workspace) {
     static Packed packed; // kept between calls: allocating is slow under sanitizers
@@ -293,17 +288,20 @@ void run(const Product& p, const void* a, const void* b, const void* c, void* d,
     }
     pack(&packed, p, a, b, algorithm.number);
     multiply(packed.c.data(), packed.a.data(), packed.b.data(), packed.padded, p.N, p.K);
-    if (epilogue_has(p.op, CUBLASLT_EPILOGUE_BGRADB)) {
-        bias_gradient(p, packed);
-    }
+    packed.sums.assign((size_t)p.M, 0.0f);
     for (long n = 0; n < p.N; n++) {
         for (long m = 0; m < p.M; m++) {
             float x = alpha * packed.c[n * packed.padded + m];
             if (beta != 0) { // else c may hold anything, NaN too
                 x += beta * load(c, (size_t)(n * p.c.stride + m), p.c.type);
             }
-            store(d, (size_t)(n * p.d.stride + m), p.d.type, epilogue(p, x, m, n));
+            x = epilogue(p, x, m, n);
+            packed.sums[m] += x;
+            store(d, (size_t)(n * p.d.stride + m), p.d.type, x);
         }
+    }
+    for (long m = 0; m < p.M && epilogue_has(p.op, CUBLASLT_EPILOGUE_DGELU_BGRAD); m++) {
+        store(p.op.bias, (size_t)m, p.d.type, packed.sums[m]);
     }
 }
 
@@ -530,11 +528,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const v
     if (epilogue_has(p.op, AUX)) {
         check_extent(p.op.aux, {p.d.type, p.M, p.N, (long)p.op.aux_stride});
     }
-    if (epilogue_has(p.op, CUBLASLT_EPILOGUE_BIAS)) {
+    if (epilogue_has(p.op, CUBLASLT_EPILOGUE_BIAS) || epilogue_has(p.op, CUBLASLT_EPILOGUE_DGELU_BGRAD)) {
         check_extent(p.op.bias, {p.d.type, p.M, 1, p.M});
-    }
-    if (epilogue_has(p.op, CUBLASLT_EPILOGUE_BGRADB)) {
-        check_extent(p.op.bias, {p.d.type, p.N, 1, p.N});
     }
     if (algorithm.workspace_bytes) {
         check_extent(workspace,
