@@ -176,55 +176,34 @@ static inline Real ref_dot_(const Real* x, const Real* y, size_t n) {
     return sum;
 }
 
-// One token of a head: out (HS) and lse, from its q (HS) and the k and v (HS) of the tokens start ... t, which
-// are `row` apart.
-static inline void ref_attend_(Real* out, Real* lse, const Real* q, const Real* k, const Real* v, size_t row,
-                               size_t start, size_t t, size_t HS) {
-    Real max = -INFINITY, sum = 0; // of the scores: exp(score - max) cannot overflow
-    for (size_t u = start; u <= t; u++) {
-        max = fmax(max, ref_dot_(q, k + u * row, HS) / sqrt(HS));
-    }
-    for (size_t u = start; u <= t; u++) {
-        sum += exp(ref_dot_(q, k + u * row, HS) / sqrt(HS) - max);
-    }
-    *lse = max + log(sum);
-    for (size_t d = 0; d < HS; d++) {
-        out[d] = 0;
-    }
-    for (size_t u = start; u <= t; u++) {
-        const Real p = exp(ref_dot_(q, k + u * row, HS) / sqrt(HS) - *lse);
-        for (size_t d = 0; d < HS; d++) {
-            out[d] += p * v[u * row + d];
-        }
-    }
+static inline Real ref_score_(const Real* q, const Real* k, size_t HS) {
+    return ref_dot_(q, k, HS) / sqrt(HS);
 }
 
 static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, const int* starts, size_t B,
                                          size_t T, size_t C, size_t NH) {
-    for (size_t b = 0; b < B; b++) {
-        for (size_t h = 0; h < NH; h++) {
-            const size_t HS = C / NH, row = 3 * C;
-            const Real *q = qkv + b * T * row + h * HS, *k = q + C, *v = k + C;
-            for (size_t t = 0; t < T; t++) {
-                ref_attend_(out + (b * T + t) * C + h * HS, lse + (b * NH + h) * T + t, q + t * row, k, v,
-                            row, starts ? (size_t)starts[b * T + t] : 0, t, HS);
-            }
+    const size_t HS = C / NH, row = 3 * C;
+    for (size_t i = 0; i < B * NH * T; i++) { // token t of head h of sequence b
+        const size_t b = i / (NH * T), h = i / T % NH, t = i % T;
+        const size_t start = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row + h * HS;
+        const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C; // k, v of token 0
+        Real* o = out + (b * T + t) * C + h * HS;
+        Real max = -INFINITY, sum = 0; // of the scores: exp(score - max) cannot overflow
+        for (size_t u = start; u <= t; u++) {
+            max = fmax(max, ref_score_(q, k + u * row, HS));
         }
-    }
-}
-
-// The same token: adds to its dq (HS) and to dk and dv (HS) of the tokens start ... t.
-static inline void ref_attend_backward_(Real* dq, Real* dk, Real* dv, const Real* dout, const Real* out,
-                                        Real lse, const Real* q, const Real* k, const Real* v, size_t row,
-                                        size_t start, size_t t, size_t HS) {
-    const Real average = ref_dot_(dout, out, HS); // of dout . v, weighted by p
-    for (size_t u = start * row; u <= t * row; u += row) {
-        const Real p = exp(ref_dot_(q, k + u, HS) / sqrt(HS) - lse);
-        const Real dscore = p * (ref_dot_(dout, v + u, HS) - average);
+        for (size_t u = start; u <= t; u++) {
+            sum += exp(ref_score_(q, k + u * row, HS) - max);
+        }
+        lse[i] = max + log(sum);
         for (size_t d = 0; d < HS; d++) {
-            dq[d] += dscore * k[u + d] / sqrt(HS);
-            dk[u + d] += dscore * q[d] / sqrt(HS);
-            dv[u + d] += p * dout[d];
+            o[d] = 0;
+        }
+        for (size_t u = start; u <= t; u++) {
+            const Real p = exp(ref_score_(q, k + u * row, HS) - lse[i]);
+            for (size_t d = 0; d < HS; d++) {
+                o[d] += p * v[u * row + d];
+            }
         }
     }
 }
@@ -232,15 +211,20 @@ static inline void ref_attend_backward_(Real* dq, Real* dk, Real* dv, const Real
 static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Real* qkv, const Real* out,
                                           const Real* lse, const int* starts, size_t B, size_t T, size_t C,
                                           size_t NH) {
-    for (size_t b = 0; b < B; b++) {
-        for (size_t h = 0; h < NH; h++) {
-            const size_t HS = C / NH, row = 3 * C;
-            const Real *q = qkv + b * T * row + h * HS, *k = q + C, *v = k + C;
-            Real *dq = dqkv + b * T * row + h * HS, *dk = dq + C, *dv = dk + C;
-            for (size_t t = 0; t < T; t++) {
-                const size_t at = (b * T + t) * C + h * HS;
-                ref_attend_backward_(dq + t * row, dk, dv, dout + at, out + at, lse[(b * NH + h) * T + t],
-                                     q + t * row, k, v, row, starts ? (size_t)starts[b * T + t] : 0, t, HS);
+    const size_t HS = C / NH, row = 3 * C;
+    for (size_t i = 0; i < B * NH * T; i++) { // token t of head h of sequence b
+        const size_t b = i / (NH * T), h = i / T % NH, t = i % T;
+        const size_t start = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row + h * HS;
+        const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C; // k, v of token 0
+        Real *dq = dqkv + at + t * row, *dk = dqkv + at + C, *dv = dqkv + at + 2 * C;
+        const Real *o = out + (b * T + t) * C + h * HS, *d_o = dout + (b * T + t) * C + h * HS;
+        for (size_t u = start; u <= t; u++) {
+            const Real p = exp(ref_score_(q, k + u * row, HS) - lse[i]);
+            const Real dscore = p * (ref_dot_(d_o, v + u * row, HS) - ref_dot_(d_o, o, HS));
+            for (size_t d = 0; d < HS; d++) {
+                dq[d] += dscore * k[u * row + d] / sqrt(HS);
+                dk[u * row + d] += dscore * q[d] / sqrt(HS);
+                dv[u * row + d] += p * d_o[d];
             }
         }
     }
