@@ -161,9 +161,8 @@ static inline void ref_linear_backward(Real* dinp, Real* dweight, Real* dbias, c
 //     lse[t]      = log(sum_u exp(score[t][u]))      p[t][u] = exp(score[t][u] - lse[t])
 //     out[t]      = sum_u p[t][u] v[u]
 //
-//     dscore[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t])
-//     dq[t] = sum_u dscore[t][u] k[u] / sqrt(HS)
-//     dk[u] = sum_t dscore[t][u] q[t] / sqrt(HS)     dv[u] = sum_t p[t][u] dout[t]
+//     ds[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t]) / sqrt(HS)
+//     dq[t] = sum_u ds[t][u] k[u]     dk[u] = sum_t ds[t][u] q[t]     dv[u] = sum_t p[t][u] dout[t]
 //
 // qkv (B, T, 3, NH, HS)    out (B, T, NH, HS)    lse (B, NH, T), kept for the backward pass
 // starts (B, T): where the document of token t starts in its row, at most t; NULL: at 0. A token sees its document only.
@@ -218,12 +217,13 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
         const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C; // k, v of token 0
         Real *dq = dqkv + at + t * row, *dk = dqkv + at + C, *dv = dqkv + at + 2 * C;
         const Real *o = out + (b * T + t) * C + h * HS, *d_o = dout + (b * T + t) * C + h * HS;
+        const Real average = ref_dot_(d_o, o, HS); // of d_o . v, weighted by p
         for (size_t u = start; u <= t; u++) {
             const Real p = exp(ref_score_(q, k + u * row, HS) - lse[i]);
-            const Real dscore = p * (ref_dot_(d_o, v + u * row, HS) - ref_dot_(d_o, o, HS));
+            const Real ds = p * (ref_dot_(d_o, v + u * row, HS) - average) / sqrt(HS);
             for (size_t d = 0; d < HS; d++) {
-                dq[d] += dscore * k[u * row + d] / sqrt(HS);
-                dk[u * row + d] += dscore * q[d] / sqrt(HS);
+                dq[d] += ds * k[u * row + d];
+                dk[u * row + d] += ds * q[d];
                 dv[u * row + d] += p * d_o[d];
             }
         }
