@@ -1,6 +1,6 @@
 /*
 test_gpt2.c -- the whole model on the CPU: against PyTorch's numbers (dev/ref/fixtures, computed in float64),
-against finite differences, and against itself: recomputation, accumulation and threads;
+against llmc/reference.h, against finite differences, and against itself: recomputation, accumulation and threads;
 documents in a row, padding and shorter batches.
 
     make test, or build/plain/test_gpt2 from the top of the repository
@@ -13,6 +13,7 @@ documents in a row, padding and shorter batches.
 
 #include "dev/test/resume_test.h"
 #include "dev/test/test.h"
+#include "llmc/reference.h"
 
 #define FIXTURES "dev/ref/fixtures/"
 
@@ -125,6 +126,82 @@ static void test_against_pytorch(void) {
         EXPECT_NEAR(error, 0, 5e-6, "gradient of %s", row->name);
     }
     fixture_close(&s);
+    gpt2_close(&model);
+}
+
+// reference.h with the same sizes and parameters.
+static void reference_of(RefModel* reference, const GPT2* model, int B, int T) {
+    ref_gpt2_open(reference, model->cfg, (size_t)B, (size_t)T);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const float* tensor = row_tensor(&model->parameter_rows[i], model->params_memory);
+        Real* wide = reference->params + reference->rows[i].offset_bytes / sizeof(Real);
+        for (size_t j = 0; j < tensor_elements(&reference->rows[i]); j++) {
+            wide[j] = tensor[j];
+        }
+    }
+}
+
+// `grads` as the fp32 parameters are laid out; `what` they are.
+static void expect_reference_gradients(const RefModel* reference, const GPT2* model, void* grads,
+                                       double tolerance, const char* what) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        const Real* wide = reference->grads + reference->rows[i].offset_bytes / sizeof(Real);
+        float* want = check_alloc(tensor_elements(row), sizeof(float), "gradient");
+        for (size_t j = 0; j < tensor_elements(row); j++) {
+            want[j] = (float)wide[j];
+        }
+        EXPECT_NEAR(relative_error(row_tensor(row, grads), want, tensor_elements(row)), 0, tolerance,
+                    "gradient of %s, %s and the reference", row->name, what);
+        free(want);
+    }
+}
+
+// PyTorch computed in double and stored fp32: half an epsilon.
+static void test_pytorch_against_reference(void) {
+    GPT2 model;
+    RefModel reference;
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    reference_of(&reference, &model, s.B, s.T);
+    const double loss = ref_gpt2_forward(&reference, s.x, s.y, NULL);
+    ref_gpt2_backward(&reference, s.x, s.y, NULL);
+    EXPECT_NEAR(s.loss, loss, 6e-8 * loss, "PyTorch's loss");
+    expect_reference_gradients(&reference, &model, s.grads, 6e-8, "PyTorch");
+    ref_gpt2_close(&reference);
+    fixture_close(&s);
+    gpt2_close(&model);
+}
+
+// Sizes that divide by nothing, positions that are not in use, documents, targets that do not count.
+static void test_against_reference(void) {
+    enum { B = 2, T = 13, N = B * T };
+    const GPT2Config cfg = {17, 131, 201, 3, 3, 33};
+    GPT2 model;
+    RefModel reference;
+    const Options options = {.batch = B, .seq_len = T, .recompute = RECOMPUTE_NONE};
+    gpt2_open(&model, cfg, &options);
+    float* params = model.params_memory;
+    for (size_t i = 0; i < model.parameter_bytes / sizeof(float); i++) {
+        params[i] = 0.3f * rand_normal(1, 1, i);
+    }
+    reference_of(&reference, &model, B, T);
+    int tokens[N], targets[N], starts[N], counted = 0;
+    Rand rng = rand_open(1, 2);
+    for (int n = 0; n < N; n++) {
+        tokens[n] = (int)rand_below(&rng, (uint32_t)cfg.V);
+        targets[n] = n % 7 == 3 ? NO_TARGET : (int)rand_below(&rng, (uint32_t)cfg.V);
+        starts[n] = n < T ? n / 5 * 5 : 0; // documents of 5, 5, 3 and 13 tokens
+        counted += targets[n] != NO_TARGET;
+    }
+    const Batch batch = {tokens, targets, starts, B, T, counted};
+    gpt2_forward(&model, batch, 0);
+    gpt2_backward(&model, batch, 1.0f / (float)counted, GRADIENT_SET);
+    const double loss = ref_gpt2_forward(&reference, tokens, targets, starts);
+    ref_gpt2_backward(&reference, tokens, targets, starts);
+    EXPECT_NEAR(batch_loss(&model, batch) * N / counted, loss, 1e-6 * loss, "loss and the reference's");
+    expect_reference_gradients(&reference, &model, model.grads_memory, 5e-6, "the trainer");
+    ref_gpt2_close(&reference);
     gpt2_close(&model);
 }
 
@@ -394,6 +471,8 @@ static void test_counted_mean(void) {
 int main(void) {
     test_same_bits(); // first: it sets the number of threads, and scratch memory is per thread
     test_against_pytorch();
+    test_pytorch_against_reference();
+    test_against_reference();
     test_adamw_steps();
     test_finite_differences();
     test_accumulation();

@@ -1,5 +1,5 @@
 /*
-adamw.h -- the AdamW update and the gradient's norm: the contract, and the reference on the CPU.
+adamw.h -- the AdamW update and the gradient's norm: the contract, and the CPU version.
 
     g = grad * grad_scale
     m = beta1 m + (1 - beta1) g            v = beta2 v + (1 - beta2) g^2

@@ -1,5 +1,5 @@
 /*
-attention.h -- causal multi-head self-attention: the contract, and the reference on the CPU.
+attention.h -- causal multi-head self-attention: the contract, and the CPU version.
 
     q, k, v  = the three parts of a token's row of qkv, head h at columns h*HS ... of each
     s[t][u]  = q[t] . k[u] / sqrt(HS)           starts[t] <= u <= t

@@ -1,6 +1,5 @@
 /*
-classifier.h -- softmax, cross-entropy and their gradient in one place: the contract, and the reference on the
-CPU.
+classifier.h -- softmax, cross-entropy and their gradient in one place: the contract, and the CPU version.
 
     loss[n] = log(sum_v exp(logits[n][v])) - logits[n][target[n]]         v < V
     dlogits[n][v] = (softmax(logits[n])[v] - [v = target[n]]) * scale     and 0 for V <= v < Vp

@@ -1,5 +1,5 @@
 /*
-encoder.h -- token and position embeddings: the contract, and the reference on the CPU.
+encoder.h -- token and position embeddings: the contract, and the CPU version.
 
     out[b][t] = wte[tokens[b][t]] + wpe[first + t]
 

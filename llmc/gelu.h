@@ -1,6 +1,5 @@
 /*
-gelu.h -- the GELU activation in its tanh form (Hendrycks and Gimpel, 2016): the contract, and the reference
-on the CPU.
+gelu.h -- the GELU activation in its tanh form (Hendrycks and Gimpel, 2016): the contract, and the CPU version.
 
     u   = sqrt(2/pi) (x + 0.044715 x^3)
     out = x/2 (1 + tanh(u)) = x s        with s = sigmoid(2u), which loses no digits near 0

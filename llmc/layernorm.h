@@ -1,6 +1,5 @@
 /*
-layernorm.h -- layer normalization, and the residual sum before it: the contract, and the reference on the
-CPU.
+layernorm.h -- layer normalization, and the residual sum before it: the contract, and the CPU version.
 
     mean = sum_c inp / C      rstd = 1 / sqrt(sum_c (inp - mean)^2 / C + 1e-5)
     out  = (inp - mean) * rstd * weight + bias

@@ -1,5 +1,5 @@
 /*
-matmul.h -- the linear layer: the contract, and the reference on the CPU.
+matmul.h -- the linear layer: the contract, and the CPU version.
 
     out[n][o] = sum_c inp[n][c] weight[o][c] + bias[o]
 

@@ -2,11 +2,11 @@
 ops.h -- what the tests of the operations share: arrays that notice what is read or written beside them,
 random contents, the distance to a reference in double, and finite differences.
 
-How an operation is tested: its test states both passes in double, as plain loops from the formulas in its
-header. Central differences of that forward pass prove that backward pass, and the two are the reference of
-the fp32 code.
+How an operation is tested: llmc/reference.h has both of its passes in double, as plain loops from the formulas.
+test_reference.c compares that backward pass with central differences of that forward pass; the other tests
+compare fp32 code with the two.
 
-defines: ops_floats, ops_doubles, ops_normal, ops_below, ops_copy, ops_widen, ops_absolute, ops_sum,
+defines: ops_floats, ops_doubles, ops_normal, ops_below, ops_copy, ops_widen, ops_narrow, ops_absolute, ops_sum,
 ops_close, ops_error, ops_same_bits, ops_expect_gradient
 */
 #ifndef DEV_OPS_H
@@ -97,6 +97,12 @@ static inline double* ops_widen(const float* x, size_t n) {
         wide[i] = x[i];
     }
     return wide;
+}
+
+static inline void ops_narrow(float* to, const double* x, size_t n) { // rounded to nearest
+    for (size_t i = 0; i < n; i++) {
+        to[i] = (float)x[i];
+    }
 }
 
 static inline double* ops_absolute(const double* x, size_t n) {

@@ -1,21 +1,11 @@
-// test_adamw.c -- ten updates against the formula in double; decay, clipping, bias correction; the norm.
+// test_adamw.c -- ten updates against the reference; decay, clipping, bias correction; the norm.
 #include "llmc/adamw.h"
 #include "llmc/base/threads.h"
+#include "llmc/reference.h"
 #include "ops.h"
 
 // Every scalar is exact in binary32, so the reference computes with the same ones.
 static const AdamW defaults = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
-
-static void reference(double* param, const double* grad, double* m, double* v, size_t n, AdamW opt) {
-    const double beta1 = opt.beta1, beta2 = opt.beta2, t = (double)opt.t;
-    for (size_t i = 0; i < n; i++) {
-        const double g = grad[i] * opt.grad_scale;
-        m[i] = beta1 * m[i] + (1 - beta1) * g;
-        v[i] = beta2 * v[i] + (1 - beta2) * g * g;
-        const double m_hat = m[i] / (1 - pow(beta1, t)), v_hat = v[i] / (1 - pow(beta2, t));
-        param[i] -= opt.lr * (m_hat / (sqrt(v_hat) + opt.eps) + opt.weight_decay * param[i]);
-    }
-}
 
 // In each of ten updates a parameter is rounded to half an epsilon of itself, and gets a step of at most a
 // few lr that is exact to a few epsilon of its terms; the moments are sums of ten terms.
@@ -29,7 +19,7 @@ static void test_ten_updates(size_t n, AdamW opt) {
     for (int step = 0; step < 10; step++, opt.t++) {
         float* grad = ops_normal(n, step % 2 ? 1 : 0.01f);
         const float* unchanged = ops_copy(grad, n);
-        reference(want, ops_widen(grad, n), want_m, want_v, n, opt);
+        ref_adamw(want, ops_widen(grad, n), want_m, want_v, n, opt);
         adamw_update_cpu(param, grad, m, v, n, opt);
         EXPECT(ops_same_bits(grad, unchanged, n), "the update wrote to the gradient");
     }

@@ -1,6 +1,7 @@
-// test_adamw.cu -- the update against adamw.h with and without master weights, stochastic rounding, the
+// test_adamw.cu -- the update against reference.h with and without master weights, stochastic rounding, the
 // gradient's norm, conversions and the mean loss.
 #include "llmc/adamw.cuh"
+#include "llmc/reference.h"
 #include "ops.h"
 
 // ---- arrays on the device ----
@@ -113,29 +114,34 @@ static State update(State s, const float* grad, AdamWSegments segments, AdamW op
     return result;
 }
 
-// What adamw.h makes of the same, in fp32: `weights` are the parameters or the master weights.
-static State reference(State s, float* weights, const float* grad, const AdamWSegments* segments, AdamW opt) {
-    State want = {NULL, ops_copy(weights, LENGTH), ops_copy(s.m, LENGTH), ops_copy(s.v, LENGTH)};
+typedef struct {
+    double *weights, *m, *v;
+} Wanted;
+
+// What the reference makes of the same: `weights` are the parameters or the master weights.
+static Wanted reference(State s, const float* weights, const float* grad, const AdamWSegments* segments,
+                        AdamW opt) {
+    const Wanted want = {ops_widen(weights, LENGTH), ops_widen(s.m, LENGTH), ops_widen(s.v, LENGTH)};
+    const double* wide = ops_widen(grad, LENGTH);
     for (int i = 0; i < segments->count; i++) {
         const size_t start = segments->start[i], n = segments->end[i] - start;
         AdamW of_segment = opt;
         of_segment.weight_decay = segments->decay[i] ? opt.weight_decay : 0;
-        adamw_update_cpu(want.master + start, grad + start, want.m + start, want.v + start, n, of_segment);
+        ref_adamw(want.weights + start, wide + start, want.m + start, want.v + start, n, of_segment);
     }
     return want;
 }
 
-// Both sides compute in fp32 from the same bits, with a handful of roundings of half an epsilon each in m, v
-// and the step, and one in the sum; the step is at most a few lr.
-static void expect_state(const char* what, State got, const float* weights, State want) {
+// The update is computed in fp32, with a handful of roundings of half an epsilon each in m, v and the step, and
+// one in the sum; the step is at most a few lr.
+static void expect_state(const char* what, State got, const float* weights, Wanted want) {
     double* magnitude = ops_doubles(LENGTH);
     for (int i = 0; i < LENGTH; i++) {
-        magnitude[i] = fabs(want.master[i]) + 10 * defaults.lr;
+        magnitude[i] = fabs(want.weights[i]) + 10 * defaults.lr;
     }
-    EXPECT_NEAR(ops_error(weights, ops_widen(want.master, LENGTH), magnitude, LENGTH), 0, 2, "%s: weights",
-                what);
-    EXPECT_NEAR(ops_error(got.m, ops_widen(want.m, LENGTH), NULL, LENGTH), 0, 2, "%s: m", what);
-    EXPECT_NEAR(ops_error(got.v, ops_widen(want.v, LENGTH), NULL, LENGTH), 0, 2, "%s: v", what);
+    EXPECT_NEAR(ops_error(weights, want.weights, magnitude, LENGTH), 0, 2, "%s: weights", what);
+    EXPECT_NEAR(ops_error(got.m, want.m, NULL, LENGTH), 0, 2, "%s: m", what);
+    EXPECT_NEAR(ops_error(got.v, want.v, NULL, LENGTH), 0, 2, "%s: v", what);
 }
 
 // Padding as it was, and whether anything else is as it was.

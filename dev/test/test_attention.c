@@ -1,124 +1,8 @@
 // test_attention.c -- causal attention: both passes at awkward sizes, documents, causality, generation, huge
 // scores.
 #include "llmc/attention.h"
+#include "llmc/reference.h"
 #include "ops.h"
-
-enum { MAX_T = 1000 };
-
-typedef struct {
-    int B, T, NH, HS;
-    const int* starts;  // NULL: one document a row
-    double *qkv, *dout; // inputs
-    double *out, *lse, *dqkv;
-} Attention;
-
-// The place of q (part 0), k (1) or v (2) of a token and head in qkv or dqkv; of a token and head in out or
-// dout.
-static size_t at_part(const Attention* l, int b, int t, int part, int h) {
-    return ((((size_t)b * l->T + t) * 3 + part) * l->NH + h) * l->HS;
-}
-static size_t at_out(const Attention* l, int b, int t, int h) {
-    return (((size_t)b * l->T + t) * l->NH + h) * l->HS;
-}
-
-static double dot(const double* x, const double* y, int n) {
-    double sum = 0;
-    for (int i = 0; i < n; i++) {
-        sum += x[i] * y[i];
-    }
-    return sum;
-}
-
-static void add(double* to, double factor, const double* x, int n) {
-    for (int i = 0; i < n; i++) {
-        to[i] += factor * x[i];
-    }
-}
-
-static double score(const Attention* l, int b, int h, int t, int u) {
-    return dot(l->qkv + at_part(l, b, t, 0, h), l->qkv + at_part(l, b, u, 1, h), l->HS) / sqrt(l->HS);
-}
-
-static int start_of(const Attention* l, int b, int t) {
-    return l->starts ? l->starts[(size_t)b * l->T + t] : 0;
-}
-
-static void reference_forward_row(const Attention* l, int b, int h, int t) {
-    double s[MAX_T], max = -INFINITY, sum = 0;
-    for (int u = start_of(l, b, t); u <= t; u++) {
-        s[u] = score(l, b, h, t, u);
-        max = fmax(max, s[u]);
-    }
-    for (int u = start_of(l, b, t); u <= t; u++) {
-        sum += exp(s[u] - max);
-    }
-    const double lse = log(sum) + max;
-    double* out = l->out + at_out(l, b, t, h);
-    memset(out, 0, l->HS * sizeof(*out));
-    for (int u = start_of(l, b, t); u <= t; u++) {
-        add(out, exp(s[u] - lse), l->qkv + at_part(l, b, u, 2, h), l->HS);
-    }
-    l->lse[((size_t)b * l->NH + h) * l->T + t] = lse;
-}
-
-static void reference_backward_row(const Attention* l, int b, int h, int t) { // adds to dqkv
-    const double *dout = l->dout + at_out(l, b, t, h), *q = l->qkv + at_part(l, b, t, 0, h);
-    const double lse = l->lse[((size_t)b * l->NH + h) * l->T + t];
-    const double delta = dot(dout, l->out + at_out(l, b, t, h), l->HS);
-    for (int u = start_of(l, b, t); u <= t; u++) {
-        const size_t k = at_part(l, b, u, 1, h), v = at_part(l, b, u, 2, h);
-        const double p = exp(score(l, b, h, t, u) - lse);
-        const double ds = p * (dot(dout, l->qkv + v, l->HS) - delta) / sqrt(l->HS);
-        add(l->dqkv + at_part(l, b, t, 0, h), ds, l->qkv + k, l->HS);
-        add(l->dqkv + k, ds, q, l->HS);
-        add(l->dqkv + v, p, dout, l->HS);
-    }
-}
-
-static void for_rows(const Attention* l, void (*row)(const Attention* l, int b, int h, int t)) {
-    for (int b = 0; b < l->B; b++) {
-        for (int h = 0; h < l->NH; h++) {
-            for (int t = 0; t < l->T; t++) {
-                row(l, b, h, t);
-            }
-        }
-    }
-}
-
-static Attention reference_open(int B, int T, int NH, int HS, const int* starts, const float* qkv,
-                                const float* dout) {
-    const size_t n = (size_t)B * T * NH * HS;
-    const Attention l = {B,
-                         T,
-                         NH,
-                         HS,
-                         starts,
-                         ops_widen(qkv, 3 * n),
-                         ops_widen(dout, n),
-                         ops_doubles(n),
-                         ops_doubles((size_t)B * NH * T),
-                         ops_doubles(3 * n)};
-    return l;
-}
-
-static double loss(const void* arg) {
-    const Attention* l = arg;
-    for_rows(l, reference_forward_row);
-    return dot(l->out, l->dout, l->B * l->T * l->NH * l->HS);
-}
-
-static void test_reference(void) {
-    enum { B = 2, T = 5, NH = 2, HS = 3, OUT = B * T * NH * HS };
-    const int starts[B * T] = {0, 0, 2, 2, 2, 0, 1, 1, 1, 4};
-    for (int i = 0; i < 2; i++) {
-        const Attention l =
-            reference_open(B, T, NH, HS, i ? starts : NULL, ops_normal(3 * OUT, 1), ops_normal(OUT, 1));
-        for_rows(&l, reference_forward_row);
-        for_rows(&l, reference_backward_row);
-        ops_expect_gradient("dqkv", loss, &l, l.qkv, l.dqkv, 3 * OUT);
-        ops_close("reference");
-    }
-}
 
 // What the code under test makes of the same inputs.
 typedef struct {
@@ -163,23 +47,25 @@ static double limit(int HS, double spread) { return 8 + 2 * sqrt(HS) * spread; }
 
 static void check_documents(int B, int T, int NH, int HS, const int* starts, float spread) {
     const size_t n = (size_t)B * T * NH * HS;
+    const int C = NH * HS;
     float *qkv = ops_normal(3 * n, 1), *dout = ops_normal(n, 1);
     for (size_t i = 0; i < 3 * n; i++) {
-        qkv[i] *= i / (NH * HS) % 3 == 0 ? spread : 1; // q
+        qkv[i] *= i / C % 3 == 0 ? spread : 1; // q
     }
     AttentionScratch scratch;
     attention_open(&scratch, T, HS);
     const Run r = run_documents(B, T, NH, HS, starts, qkv, dout, &scratch);
     attention_close(&scratch);
-    const Attention l = reference_open(B, T, NH, HS, starts, qkv, dout);
-    for_rows(&l, reference_forward_row);
-    EXPECT_NEAR(ops_error(r.out, l.out, NULL, n), 0, limit(HS, spread), "out of %d x %d x %d x %d", B, T, NH,
+    const double* wide = ops_widen(qkv, 3 * n);
+    double *out = ops_doubles(n), *lse = ops_doubles((size_t)B * NH * T), *dqkv = ops_doubles(3 * n);
+    ref_attention_forward(out, lse, wide, starts, B, T, C, NH);
+    ref_attention_backward(dqkv, ops_widen(dout, n), wide, out, lse, starts, B, T, C, NH);
+    EXPECT_NEAR(ops_error(r.out, out, NULL, n), 0, limit(HS, spread), "out of %d x %d x %d x %d", B, T, NH,
                 HS);
-    EXPECT_NEAR(ops_error(r.lse, l.lse, NULL, (size_t)B * NH * T), 0, limit(HS, 1),
-                "lse of %d x %d x %d x %d", B, T, NH, HS);
-    for_rows(&l, reference_backward_row);
-    EXPECT_NEAR(ops_error(r.dqkv, l.dqkv, NULL, 3 * n), 0, limit(HS, spread), "dqkv of %d x %d x %d x %d", B,
-                T, NH, HS);
+    EXPECT_NEAR(ops_error(r.lse, lse, NULL, (size_t)B * NH * T), 0, limit(HS, 1), "lse of %d x %d x %d x %d",
+                B, T, NH, HS);
+    EXPECT_NEAR(ops_error(r.dqkv, dqkv, NULL, 3 * n), 0, limit(HS, spread), "dqkv of %d x %d x %d x %d", B, T,
+                NH, HS);
     ops_close("sizes");
 }
 
@@ -376,7 +262,6 @@ int main(int argc, char** argv) {
     (void)argc;
     threads_wait_briefly(argv);
     threads_set(3); // the most that test_threads uses
-    test_reference();
     test_sizes();
     test_documents();
     test_documents_apart();

@@ -2,6 +2,7 @@
 // at awkward sizes, gradients of the bias set and added, documents, generation, huge scores, causality, used
 // scratch memory, the same bits in every run.
 #include "llmc/attention.cuh"
+#include "llmc/reference.h"
 #include "ops.h"
 
 typedef struct {
@@ -127,12 +128,14 @@ static Results run_alone(const Shape* s, const float* qkv, const float* dout, co
 
 static Results reference(const Shape* s, const float* qkv, const float* dout) {
     const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(3 * outs(s)), NULL, NULL};
-    AttentionScratch scratch;
-    attention_open(&scratch, s->T, s->HS);
-    attention_forward_cpu(r.out, r.lse, qkv, s->starts, s->B, s->T, 0, s->NH * s->HS, s->NH, &scratch);
-    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, s->starts, s->B, s->T, s->NH * s->HS, s->NH,
-                           &scratch);
-    attention_close(&scratch);
+    const int C = s->NH * s->HS;
+    const double* wide = ops_widen(qkv, 3 * outs(s));
+    double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(3 * outs(s));
+    ref_attention_forward(out, lse, wide, s->starts, s->B, s->T, C, s->NH);
+    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, s->starts, s->B, s->T, C, s->NH);
+    ops_narrow(r.out, out, outs(s));
+    ops_narrow(r.lse, lse, lses(s));
+    ops_narrow(r.dqkv, dqkv, 3 * outs(s));
     return r;
 }
 
@@ -187,7 +190,7 @@ static void expect_same(const Results* a, const Results* b, const Shape* s, cons
 // With u the unit roundoff of X, the GPU rounds p to X (out errs by u sum p |v|, at most u max |v|) and then
 // out (another u); ds (dq and dk err by u sum |ds| |k|), delta by what out was rounded by, and then the
 // gradients. Signs are random, so 2 u of the largest element are enough for out, and 3 u for the gradients.
-// Besides, both sides sum in fp32: a score is a sum of HS terms of about 1 / sqrt(HS), and its rounding,
+// Besides, sums are fp32: a score is a sum of HS terms of about 1 / sqrt(HS), and its rounding,
 // times `spread`, is the relative error of a probability; exp2 adds 2^-22.
 template <class X> static void check(Shape s, float spread, const Gpu* gpu) {
     const int C = s.NH * s.HS;

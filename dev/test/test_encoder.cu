@@ -1,15 +1,16 @@
-// test_encoder.cu -- token and position embeddings on the GPU against the CPU: every type, rare and frequent
+// test_encoder.cu -- token and position embeddings on the GPU against reference.h: every type, rare and frequent
 // tokens, the sort, gradients set and added, the same bits again.
 #include "llmc/encoder.cuh"
+#include "llmc/reference.h"
 #include "gpu_ops.h"
 
 typedef struct {
     int B, T, maxT, V, C;
 } Size;
 
-// One rounding to X, and a few of FLT_EPSILON of the terms, which meet in another order than on the CPU.
+// One rounding to X, and a few of FLT_EPSILON of the terms, in whatever order they meet.
 template <class X>
-static void compare(const float* got, const float* want, const float* magnitude, size_t n, const char* what,
+static void compare(const float* got, const double* want, const double* magnitude, size_t n, const char* what,
                     const Size* s) {
     for (size_t i = 0; i < n; i++) {
         const double tolerance =
@@ -22,18 +23,19 @@ static void compare(const float* got, const float* want, const float* magnitude,
 template <class X>
 static void test_forward(const Size* s, const int* tokens, int first, size_t shift, const Gpu* gpu) {
     const size_t N = (size_t)s->B * s->T, nc = N * s->C;
-    float *wte = ops_normal((size_t)s->V * s->C, 1), *wpe = ops_normal((size_t)s->maxT * s->C, 1),
-          *want = ops_floats(nc);
-    X *te = upload<X>(wte, (size_t)s->V * s->C, shift, gpu),
-      *pe = upload<X>(wpe, (size_t)s->maxT * s->C, shift, gpu);
+    const size_t te_n = (size_t)s->V * s->C, pe_n = (size_t)s->maxT * s->C;
+    float *wte = ops_normal(te_n, 1), *wpe = ops_normal(pe_n, 1);
+    double* want = ops_doubles(nc);
+    X *te = upload<X>(wte, te_n, shift, gpu), *pe = upload<X>(wpe, pe_n, shift, gpu);
     X* out = upload<X>(ops_floats(nc), nc, shift, gpu);
     int* ids = upload_ints(tokens, N, gpu);
     encoder_forward(out, ids, te, pe, s->B, s->T, first, s->C, gpu);
-    encoder_forward_cpu(want, tokens, wte, wpe, s->B, s->T, first, s->C);
+    ref_encoder_forward(want, tokens, ops_widen(wte, te_n), ops_widen(wpe, pe_n) + (size_t)first * s->C, s->B,
+                        s->T, s->C);
     const float* got = download(out, nc, gpu);
     for (size_t i = 0; i < nc; i++) { // one sum, rounded once: exact
-        EXPECT(got[i] == to_float(from_float<X>(want[i])), "out %zu: %g, wanted %g, %s", i, got[i], want[i],
-               dtype_name(DTYPE_OF(X)));
+        EXPECT(got[i] == to_float(from_float<X>((float)want[i])), "out %zu: %g, wanted %g, %s", i, got[i],
+               want[i], dtype_name(DTYPE_OF(X)));
     }
     gpu_free(ids);
     gpu_free(out - shift);
@@ -84,11 +86,14 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
     check_order(&scratch, tokens, (int)N, gpu);
     EXPECT(ops_same_bits(te_got[0], te_got[1], te), "dwte again, %zu positions", N);
     EXPECT(ops_same_bits(pe_got[0], pe_got[1], pe), "dwpe again, %zu positions", N);
-    float *te_size = absolute(dwte, te), *pe_size = absolute(dwpe, pe);
-    encoder_backward_cpu(te_size, pe_size, absolute(dout, N * s->C), tokens, s->B, s->T, s->maxT, s->C, mode);
-    encoder_backward_cpu(dwte, dwpe, dout, tokens, s->B, s->T, s->maxT, s->C, mode);
-    compare<G>(te_got[0], dwte, te_size, te, "dwte", s);
-    compare<G>(pe_got[0], dwpe, pe_size, pe, mode == GRADIENT_ADD ? "dwpe added" : "dwpe", s);
+    const double* wide = ops_widen(dout, N * s->C);
+    double *te_want = ops_widen(dwte, te), *te_size = ops_absolute(te_want, te);
+    double* pe_want = mode == GRADIENT_ADD ? ops_widen(dwpe, pe) : ops_doubles(pe);
+    double* pe_size = ops_absolute(pe_want, pe);
+    ref_encoder_backward(te_want, pe_want, wide, tokens, s->B, s->T, s->C);
+    ref_encoder_backward(te_size, pe_size, ops_absolute(wide, N * s->C), tokens, s->B, s->T, s->C);
+    compare<G>(te_got[0], te_want, te_size, te, "dwte", s);
+    compare<G>(pe_got[0], pe_want, pe_size, pe, mode == GRADIENT_ADD ? "dwpe added" : "dwpe", s);
     encoder_close(&scratch);
     gpu_free(ids);
     gpu_free(d - shift);

@@ -1,11 +1,12 @@
-// test_gelu.cu -- GELU on the GPU against the CPU: every type, odd sizes, addresses, extremes, in place.
+// test_gelu.cu -- GELU on the GPU against reference.h: every type, odd sizes, addresses, extremes, in place.
 #include "llmc/gelu.cuh"
+#include "llmc/reference.h"
 #include "gpu_ops.h"
 
 // One rounding to T; the fast exponential and division are wrong by up to 2^-19 of the factor x or d; below
 // the normal numbers of fp16 the rounding is absolute.
 template <class T>
-static void compare(const float* got, const float* want, const float* factor, size_t n, const char* what) {
+static void compare(const float* got, const double* want, const float* factor, size_t n, const char* what) {
     for (size_t i = 0; i < n; i++) {
         EXPECT_NEAR(got[i], want[i], roundoff<T>() * fabs(want[i]) + 0x1p-19 * fabs(factor[i]) + 0x1p-25,
                     "%s, element %zu of %zu, %s", what, i, n, dtype_name(DTYPE_OF(T)));
@@ -13,7 +14,8 @@ static void compare(const float* got, const float* want, const float* factor, si
 }
 
 template <class T> static void test_size(size_t n, size_t shift, const Gpu* gpu) {
-    float *x = ops_normal(n, 3), *d = ops_normal(n, 1), *want = ops_floats(n);
+    float *x = ops_normal(n, 3), *d = ops_normal(n, 1);
+    double *want = ops_doubles(n), *want_dinp = ops_doubles(n);
     for (size_t i = 0; i < n; i += 7) { // where sigmoid or 1 - sigmoid is nearly 0
         x[i] = x[i] < 0 ? -30.0f - (float)i : 30.0f + (float)i;
     }
@@ -21,13 +23,13 @@ template <class T> static void test_size(size_t n, size_t shift, const Gpu* gpu)
     T *inp = upload<T>(x, n, shift, gpu), *dout = upload<T>(d, n, shift, gpu);
     T *out = upload<T>(nothing, n, shift, gpu), *dinp = upload<T>(nothing, n, shift, gpu);
     gelu_forward(out, inp, n, gpu);
-    gelu_forward_cpu(want, x, n);
+    ref_gelu_forward(want, ops_widen(x, n), n);
     compare<T>(download(out, n, gpu), want, x, n, "forward");
 
     gelu_backward(dinp, dout, inp, n, gpu);
-    gelu_backward_cpu(want, d, x, n);
+    ref_gelu_backward(want_dinp, ops_widen(d, n), ops_widen(x, n), n);
     const float* first = download(dinp, n, gpu);
-    compare<T>(first, want, d, n, "backward");
+    compare<T>(first, want_dinp, d, n, "backward");
     gelu_backward(dout, dout, inp, n, gpu);
     EXPECT(ops_same_bits(download(dout, n, gpu), first, n), "backward in place, %zu elements", n);
     gpu_free(dinp - shift);

@@ -4,6 +4,7 @@
 
 #include "llmc/base/threads.h"
 #include "llmc/layernorm.h"
+#include "llmc/reference.h"
 #include "ops.h"
 
 typedef struct {
@@ -11,43 +12,6 @@ typedef struct {
     double *inp, *weight, *bias, *dout; // inputs
     double *out, *mean, *rstd, *dinp, *dweight, *dbias;
 } Norm;
-
-static void reference_forward(const Norm* l) {
-    for (int n = 0; n < l->N; n++) {
-        const double* x = l->inp + n * l->C;
-        double sum = 0, square = 0;
-        for (int c = 0; c < l->C; c++) {
-            sum += x[c];
-        }
-        const double mean = sum / l->C;
-        for (int c = 0; c < l->C; c++) {
-            square += (x[c] - mean) * (x[c] - mean);
-        }
-        l->mean[n] = mean;
-        l->rstd[n] = 1 / sqrt(square / l->C + 1e-5);
-        for (int c = 0; c < l->C; c++) {
-            l->out[n * l->C + c] = (x[c] - mean) * l->rstd[n] * l->weight[c] + l->bias[c];
-        }
-    }
-}
-
-static void reference_backward(const Norm* l) { // reads mean and rstd; the gradients are zero before
-    for (int n = 0; n < l->N; n++) {
-        const double *x = l->inp + n * l->C, *d = l->dout + n * l->C, rstd = l->rstd[n];
-        double sum = 0, dot = 0;
-        for (int c = 0; c < l->C; c++) {
-            const double norm = (x[c] - l->mean[n]) * rstd, g = d[c] * l->weight[c];
-            sum += g;
-            dot += g * norm;
-            l->dweight[c] += d[c] * norm;
-            l->dbias[c] += d[c];
-        }
-        for (int c = 0; c < l->C; c++) {
-            const double norm = (x[c] - l->mean[n]) * rstd, g = d[c] * l->weight[c];
-            l->dinp[n * l->C + c] += rstd * (g - sum / l->C - norm * dot / l->C);
-        }
-    }
-}
 
 static Norm norm_open(int N, int C, const float* inp, const float* weight, const float* bias,
                       const float* dout) {
@@ -65,28 +29,6 @@ static Norm norm_open(int N, int C, const float* inp, const float* weight, const
                     ops_doubles(C),
                     ops_doubles(C)};
     return l;
-}
-
-static double loss(const void* arg) {
-    const Norm* l = arg;
-    double sum = 0;
-    reference_forward(l);
-    for (int i = 0; i < l->N * l->C; i++) {
-        sum += l->out[i] * l->dout[i];
-    }
-    return sum;
-}
-
-static void test_reference(void) {
-    enum { N = 3, C = 7 };
-    const Norm l =
-        norm_open(N, C, ops_normal(N * C, 1), ops_normal(C, 1), ops_normal(C, 1), ops_normal(N * C, 1));
-    reference_forward(&l);
-    reference_backward(&l);
-    ops_expect_gradient("dinp", loss, &l, l.inp, l.dinp, N * C);
-    ops_expect_gradient("dweight", loss, &l, l.weight, l.dweight, C);
-    ops_expect_gradient("dbias", loss, &l, l.bias, l.dbias, C);
-    ops_close("reference");
 }
 
 // How far roundings of one epsilon can move each result. x - mean is known to epsilon (|x| + |mean|), and
@@ -168,7 +110,7 @@ static void test_size(int N, int C, float offset) {
     }
     const Norm l = norm_open(N, C, inp, weight, bias, dout);
     const Magnitude m = magnitude_open(&l);
-    reference_forward(&l);
+    ref_layernorm_forward(l.out, l.mean, l.rstd, l.inp, l.weight, l.bias, N, C);
     forward_magnitude(&l, &m);
     layernorm_forward_cpu(out, mean, rstd, inp, weight, bias, N, C);
     check_forward(&l, &m, out, mean, rstd, "alone");
@@ -183,7 +125,7 @@ static void test_size(int N, int C, float offset) {
         l.mean[n] = mean[n];
         l.rstd[n] = rstd[n];
     }
-    reference_backward(&l);
+    ref_layernorm_backward(l.dinp, l.dweight, l.dbias, l.dout, l.inp, l.weight, l.mean, l.rstd, N, C);
     backward_magnitude(&l, &m);
     float *dinp = ops_normal(nc, 1), *dweight = ops_floats(C), *dbias = ops_floats(C);
     const double* held = ops_widen(dinp, nc); // the gradient of the residual stream, to be added to
@@ -269,7 +211,6 @@ static void test_threads(void) {
 int main(int argc, char** argv) {
     (void)argc;
     threads_wait_briefly(argv);
-    test_reference();
     test_sizes();
     test_constant_row();
     test_threads();

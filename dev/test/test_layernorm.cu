@@ -3,12 +3,13 @@
 // same bits again.
 #include "llmc/layernorm.cuh"
 #include "gpu_ops.h"
+#include "llmc/reference.h"
 
 // One rounding to T, and `limit` units of FLT_EPSILON of the terms an element is made of, where the sums have
 // another order than on the CPU.
 static const double limit = 8;
 template <class T>
-static void compare(const float* got, const float* want, const double* magnitude, size_t n, const char* what,
+static void compare(const float* got, const double* want, const double* magnitude, size_t n, const char* what,
                     int N, int C) {
     for (size_t i = 0; i < n; i++) {
         const double tolerance = roundoff<T>() * fabs(want[i]) + limit * FLT_EPSILON * magnitude[i] + 0x1p-25;
@@ -99,8 +100,9 @@ template <class T> static void test_forward(Norm* l, const Device<T>* d, const G
         EXPECT(l->inp[i] == to_float(from_float<T>(l->left[i] + l->right[i])),
                "residual sum, element %zu of %zu", i, nc);
     }
-    float *out = ops_floats(nc), *mean = ops_floats(N), *rstd = ops_floats(N);
-    layernorm_forward_cpu(out, mean, rstd, l->inp, l->weight, l->bias, N, C);
+    double *out = ops_doubles(nc), *mean = ops_doubles(N), *rstd = ops_doubles(N);
+    ref_layernorm_forward(out, mean, rstd, ops_widen(l->inp, nc), ops_widen(l->weight, C),
+                          ops_widen(l->bias, C), N, C);
     layernorm_forward(d->out, d->mean, d->rstd, d->inp, d->weight, d->bias, N, C, gpu);
     l->mean = download(d->mean, N, gpu);
     l->rstd = download(d->rstd, N, gpu);
@@ -179,12 +181,17 @@ static void test_backward(const Norm* l, const Device<T>* d, GradientMode dinp_m
         dbias_size[c] = fabs(dbias[c]);
     }
     backward_magnitude(l, dinp_size, dweight_size, dbias_size);
-    layernorm_backward_cpu(before, dweight, dbias, l->dout, l->inp, l->weight, l->mean, l->rstd, N, C,
-                           dinp_mode, mode);
-    compare<T>(results[0][0], before, dinp_size, nc, dinp_mode == GRADIENT_ADD ? "dinp added" : "dinp", N, C);
-    compare<G>(results[0][1], dweight, dweight_size, C, mode == GRADIENT_ADD ? "dweight added" : "dweight", N,
+    double* dinp_want = dinp_mode == GRADIENT_ADD ? ops_widen(before, nc) : ops_doubles(nc);
+    double* dweight_want = mode == GRADIENT_ADD ? ops_widen(dweight, C) : ops_doubles(C);
+    double* dbias_want = mode == GRADIENT_ADD ? ops_widen(dbias, C) : ops_doubles(C);
+    ref_layernorm_backward(dinp_want, dweight_want, dbias_want, ops_widen(l->dout, nc), ops_widen(l->inp, nc),
+                           ops_widen(l->weight, C), ops_widen(l->mean, N), ops_widen(l->rstd, N), N, C);
+    compare<T>(results[0][0], dinp_want, dinp_size, nc, dinp_mode == GRADIENT_ADD ? "dinp added" : "dinp", N,
                C);
-    compare<G>(results[0][2], dbias, dbias_size, C, mode == GRADIENT_ADD ? "dbias added" : "dbias", N, C);
+    compare<G>(results[0][1], dweight_want, dweight_size, C,
+               mode == GRADIENT_ADD ? "dweight added" : "dweight", N, C);
+    compare<G>(results[0][2], dbias_want, dbias_size, C, mode == GRADIENT_ADD ? "dbias added" : "dbias", N,
+               C);
 }
 
 // `offset` is the mean of the input: a variance computed as mean square minus squared mean would drown in it.

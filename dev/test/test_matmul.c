@@ -1,78 +1,10 @@
 // test_matmul.c -- the linear layer: all three products and the bias at every edge of tiles and blocks.
 #include "llmc/attention.h"
 #include "llmc/matmul.h"
+#include "llmc/reference.h"
 #include "ops.h"
 
-typedef struct {
-    int N, C, OC;
-    double *inp, *weight, *bias, *dout; // inputs
-    double *out, *dinp, *dweight, *dbias;
-} Linear;
-
 static MatmulScratch scratch;
-
-static void reference_forward(const Linear* l) {
-    for (int n = 0; n < l->N; n++) {
-        for (int o = 0; o < l->OC; o++) {
-            double sum = l->bias[o];
-            for (int c = 0; c < l->C; c++) {
-                sum += l->inp[n * l->C + c] * l->weight[o * l->C + c];
-            }
-            l->out[n * l->OC + o] = sum;
-        }
-    }
-}
-
-static void reference_backward(const Linear* l) { // the gradients are zero before
-    for (int n = 0; n < l->N; n++) {
-        for (int o = 0; o < l->OC; o++) {
-            const double d = l->dout[n * l->OC + o];
-            l->dbias[o] += d;
-            for (int c = 0; c < l->C; c++) {
-                l->dinp[n * l->C + c] += d * l->weight[o * l->C + c];
-                l->dweight[o * l->C + c] += d * l->inp[n * l->C + c];
-            }
-        }
-    }
-}
-
-static Linear linear_open(int N, int C, int OC, const double* inp, const double* weight, const double* bias,
-                          const double* dout) {
-    const Linear l = {N,
-                      C,
-                      OC,
-                      (double*)inp,
-                      (double*)weight,
-                      (double*)bias,
-                      (double*)dout,
-                      ops_doubles((size_t)N * OC),
-                      ops_doubles((size_t)N * C),
-                      ops_doubles((size_t)OC * C),
-                      ops_doubles(OC)};
-    return l;
-}
-
-static double loss(const void* arg) {
-    const Linear* l = arg;
-    double sum = 0;
-    reference_forward(l);
-    for (int i = 0; i < l->N * l->OC; i++) {
-        sum += l->out[i] * l->dout[i];
-    }
-    return sum;
-}
-
-static void test_reference(void) {
-    enum { N = 3, C = 4, OC = 5 };
-    const Linear l = linear_open(N, C, OC, ops_widen(ops_normal(N * C, 1), N * C),
-                                 ops_widen(ops_normal(OC * C, 1), OC * C), ops_widen(ops_normal(OC, 1), OC),
-                                 ops_widen(ops_normal(N * OC, 1), N * OC));
-    reference_backward(&l);
-    ops_expect_gradient("dinp", loss, &l, l.inp, l.dinp, N * C);
-    ops_expect_gradient("dweight", loss, &l, l.weight, l.dweight, OC * C);
-    ops_expect_gradient("dbias", loss, &l, l.bias, l.dbias, OC);
-    ops_close("reference");
-}
 
 // A sum of K random terms makes K roundings of at most half an epsilon of a partial sum, which is about
 // 1 / sqrt(K) of the sum of the terms' absolute values; the roundings too add up like sqrt(K). So the error
@@ -80,18 +12,30 @@ static void test_reference(void) {
 // epsilon. The sums of absolute values are the same reference applied to the absolute values of its inputs.
 static const double limit = 4;
 
+// What the reference makes of the inputs, or of their absolute values.
+typedef struct {
+    double *out, *dinp, *dweight, *dbias;
+} Results;
+
+static Results reference(int N, int C, int OC, const double* inp, const double* weight, const double* bias,
+                         const double* dout) {
+    const Results r = {ops_doubles((size_t)N * OC), ops_doubles((size_t)N * C), ops_doubles((size_t)OC * C),
+                       ops_doubles(OC)};
+    ref_linear_forward(r.out, inp, weight, bias, N, C, OC);
+    ref_linear_backward(r.dinp, r.dweight, r.dbias, dout, inp, weight, N, C, OC);
+    return r;
+}
+
 static void test_size(int N, int C, int OC) {
     const size_t nc = (size_t)N * C, occ = (size_t)OC * C, noc = (size_t)N * OC;
     float *inp = ops_normal(nc, 1), *weight = ops_normal(occ, 1), *bias = ops_normal(OC, 1);
     float* dout = ops_normal(noc, 1);
-    const Linear l = linear_open(N, C, OC, ops_widen(inp, nc), ops_widen(weight, occ), ops_widen(bias, OC),
-                                 ops_widen(dout, noc));
-    const Linear m = linear_open(N, C, OC, ops_absolute(l.inp, nc), ops_absolute(l.weight, occ),
-                                 ops_absolute(l.bias, OC), ops_absolute(l.dout, noc));
-    reference_forward(&l);
-    reference_forward(&m);
-    reference_backward(&l);
-    reference_backward(&m);
+    const double *wide_inp = ops_widen(inp, nc), *wide_weight = ops_widen(weight, occ),
+                 *wide_bias = ops_widen(bias, OC), *wide_dout = ops_widen(dout, noc),
+                 *size_weight = ops_absolute(wide_weight, occ), *size_bias = ops_absolute(wide_bias, OC);
+    const Results l = reference(N, C, OC, wide_inp, wide_weight, wide_bias, wide_dout);
+    const Results m = reference(N, C, OC, ops_absolute(wide_inp, nc), size_weight, size_bias,
+                                ops_absolute(wide_dout, noc)); // magnitudes
 
     float *out = ops_floats(noc), *dinp = ops_floats(nc), *dweight = ops_floats(occ), *dbias = ops_floats(OC);
     matmul_forward_cpu(out, inp, weight, bias, N, C, OC, &scratch);
@@ -104,11 +48,12 @@ static void test_size(int N, int C, int OC) {
     EXPECT_NEAR(ops_error(dbias, l.dbias, m.dbias, OC), 0, limit, "dbias of %d x %d x %d", N, C, OC);
 
     matmul_backward_weight_cpu(weight, dout, inp, N, C, OC, GRADIENT_ADD, &scratch); // onto known values
-    EXPECT_NEAR(ops_error(weight, ops_sum(l.dweight, l.weight, occ), ops_sum(m.dweight, m.weight, occ), occ),
-                0, limit, "dweight added, %d x %d x %d", N, C, OC);
+    EXPECT_NEAR(
+        ops_error(weight, ops_sum(l.dweight, wide_weight, occ), ops_sum(m.dweight, size_weight, occ), occ), 0,
+        limit, "dweight added, %d x %d x %d", N, C, OC);
     matmul_backward_bias_cpu(bias, dout, N, OC, GRADIENT_ADD);
-    EXPECT_NEAR(ops_error(bias, ops_sum(l.dbias, l.bias, OC), ops_sum(m.dbias, m.bias, OC), OC), 0, limit,
-                "dbias added, %d x %d x %d", N, C, OC);
+    EXPECT_NEAR(ops_error(bias, ops_sum(l.dbias, wide_bias, OC), ops_sum(m.dbias, size_bias, OC), OC), 0,
+                limit, "dbias added, %d x %d x %d", N, C, OC);
     ops_close("sizes");
 }
 
@@ -198,7 +143,6 @@ static void test_threads(void) {
 int main(int argc, char** argv) {
     (void)argc;
     threads_wait_briefly(argv);
-    test_reference();
     test_large_sizes(1);
     test_large_sizes(3);
     threads_set(3); // the most that test_threads uses

@@ -4,13 +4,14 @@
 #include "llmc/matmul.cuh"
 #include "gpu_ops.h"
 
+#define REFERENCE_REAL float // sums in fp32, like those of the GPU
+#include "llmc/reference.h"
+
 #ifdef CUSIM
 static const int simulated = 1;
 #else
 static const int simulated = 0;
 #endif
-
-static MatmulScratch scratch;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Device arrays
@@ -41,9 +42,9 @@ static void case_close(const char* what) {
 // Tolerance
 
 // One rounding to T of the result, and one of a value of size `rounded` before it, where there is such a step
-// (NULL: none). Both sums, the CPU's and ours, are fp32 sums: see test_matmul.c, 4 epsilon of the sum of the
-// terms' absolute values each, which is `magnitude`. Below the normal numbers of fp16 the rounding is
-// absolute.
+// (NULL: none). Both sums, the reference's and the GPU's, are fp32 sums: see test_matmul.c, 4 epsilon of the
+// sum of the terms' absolute values each, which is `magnitude`. Below the normal numbers of fp16 the rounding
+// is absolute.
 template <class T>
 static void compare(const float* got, const float* want, const float* magnitude, const float* rounded,
                     size_t n, const char* what) {
@@ -102,10 +103,10 @@ static void test_forward(const Linear<T>* l, size_t shift, const T* d_bias, Bias
     const float *bias = d_bias ? l->bias : NULL, *a_bias = d_bias ? l->a_bias : NULL;
     float *want = ops_floats(l->noc), *magnitude = ops_floats(l->noc), *gelu = ops_floats(l->noc);
     float* sum = ops_floats(l->noc); // without bias
-    matmul_forward_cpu(want, l->inp, l->weight, bias, l->N, l->C, l->OC, &scratch);
-    matmul_forward_cpu(sum, l->inp, l->weight, NULL, l->N, l->C, l->OC, &scratch);
-    matmul_forward_cpu(magnitude, l->a_inp, l->a_weight, a_bias, l->N, l->C, l->OC, &scratch);
-    gelu_forward_cpu(gelu, want, l->noc);
+    ref_linear_forward(want, l->inp, l->weight, bias, l->N, l->C, l->OC);
+    ref_linear_forward(sum, l->inp, l->weight, NULL, l->N, l->C, l->OC);
+    ref_linear_forward(magnitude, l->a_inp, l->a_weight, a_bias, l->N, l->C, l->OC);
+    ref_gelu_forward(gelu, want, l->noc);
     const float* rounded = steps == BIAS_IN_STEPS ? sum : NULL;
     T *out = device_upload_nan<T>(l->noc, shift, gpu), *pre = device_upload_nan<T>(l->noc, shift, gpu);
 
@@ -159,10 +160,11 @@ static void test_gelu_bias(const Linear<T>* l, size_t shift, GradientMode mode, 
 template <class T> static void test_backward_input(const Linear<T>* l, size_t shift, MatmulGpu* ctx) {
     const Gradient none = {NULL, DTYPE_OF(T)};
     const Gpu* gpu = ctx->gpu;
-    float *want = ops_floats(l->nc), *magnitude = ops_floats(l->nc), *gelu = ops_floats(l->nc);
-    matmul_backward_input_cpu(want, l->dout, l->weight, l->N, l->C, l->OC, &scratch);
-    matmul_backward_input_cpu(magnitude, l->a_dout, l->a_weight, l->N, l->C, l->OC, &scratch);
-    gelu_backward_cpu(gelu, want, l->pre, l->nc);
+    float *want = ops_normal(l->nc, 0), *magnitude = ops_normal(l->nc, 0), *gelu = ops_normal(l->nc, 0);
+    float* dweight = ops_normal(l->occ, 0); // not looked at
+    ref_linear_backward(want, dweight, NULL, l->dout, l->inp, l->weight, l->N, l->C, l->OC);
+    ref_linear_backward(magnitude, dweight, NULL, l->a_dout, l->a_inp, l->a_weight, l->N, l->C, l->OC);
+    ref_gelu_backward(gelu, want, l->pre, l->nc);
     T* dinp = device_upload_nan<T>(l->nc, shift, gpu);
     matmul_backward_input(dinp, l->d_dout, l->d_weight, l->N, l->C, l->OC, ctx);
     compare<T>(download(dinp, l->nc, gpu), want, magnitude, NULL, l->nc, "dinp");
@@ -183,11 +185,15 @@ static void test_backward_parameters(const Linear<T>* l, size_t shift, GradientM
     float* bias_onto = adds ? ops_normal(l->OC, 3) : ops_floats(l->OC);
     const Gradient dweight = {device_upload<G>(weight_onto, l->occ, shift, gpu), DTYPE_OF(G)};
     const Gradient dbias = {device_upload<G>(bias_onto, l->OC, shift, gpu), DTYPE_OF(G)};
+    if (!adds) {
+        memset(weight_onto, 0, l->occ * sizeof(float));
+        memset(bias_onto, 0, l->OC * sizeof(float));
+    }
     float *weight_magnitude = absolute(weight_onto, l->occ), *bias_magnitude = absolute(bias_onto, l->OC);
-    matmul_backward_weight_cpu(weight_onto, l->dout, l->inp, l->N, l->C, l->OC, mode, &scratch);
-    matmul_backward_weight_cpu(weight_magnitude, l->a_dout, l->a_inp, l->N, l->C, l->OC, mode, &scratch);
-    matmul_backward_bias_cpu(bias_onto, l->dout, l->N, l->OC, mode);
-    matmul_backward_bias_cpu(bias_magnitude, l->a_dout, l->N, l->OC, mode);
+    float* dinp = ops_normal(l->nc, 0); // not looked at
+    ref_linear_backward(dinp, weight_onto, bias_onto, l->dout, l->inp, l->weight, l->N, l->C, l->OC);
+    ref_linear_backward(dinp, weight_magnitude, bias_magnitude, l->a_dout, l->a_inp, l->a_weight, l->N, l->C,
+                        l->OC);
 
     matmul_backward_weight(dweight, l->d_dout, l->d_inp, l->N, l->C, l->OC, mode, ctx);
     compare<G>(download((const G*)dweight.data, l->occ, gpu), weight_onto, weight_magnitude, NULL, l->occ,
@@ -285,7 +291,7 @@ static void test_tf32(const Gpu* gpu) {
     float* got[2];
     const Linear<float> l = linear_open<float>(N, C, OC, 0, gpu);
     float* magnitude = ops_floats(N * OC);
-    matmul_forward_cpu(magnitude, l.a_inp, l.a_weight, NULL, N, C, OC, &scratch);
+    ref_linear_forward(magnitude, l.a_inp, l.a_weight, NULL, N, C, OC);
     for (int tf32 = 0; tf32 < 2; tf32++) {
         const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0};
         matmul_gpu_open(&ctx, gpu, settings);
@@ -607,7 +613,6 @@ int main(void) {
                          fused = {0, GELU_FUSED, 1, 1};
     size_t free_before = 0, free_after = 0, total_bytes = 0;
     gpu_open(&gpu, 0);
-    matmul_open(&scratch);
     CUDA_CHECK(cudaMemGetInfo(&free_before, &total_bytes));
     test_sizes<float>(separate, &gpu);
     test_sizes<bf16>(forward, &gpu);
@@ -630,7 +635,6 @@ int main(void) {
     test_errors(&gpu);
     CUDA_CHECK(cudaMemGetInfo(&free_after, &total_bytes));
     EXPECT(!simulated || free_before == free_after, "%zu bytes of GPU memory lost", free_before - free_after);
-    matmul_close(&scratch);
     gpu_close(&gpu);
     return test_done("matmul on the GPU");
 }

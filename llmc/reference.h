@@ -1,0 +1,517 @@
+/*
+reference.h -- GPT-2 as plain loops from the formulas: the page to read first.
+
+Nothing here is fast: no threads, no vectors, no tiles. Each operation is the formula above it, forward and backward.
+The fast versions, llmc/<op>.h for the CPU and llmc/<op>.cuh for the GPU, are tested against these loops, and these
+against finite differences (dev/test/test_reference.c).
+
+    B  sequences        T   tokens of a sequence        N = B*T  tokens
+    C  channels         NH  heads, of size HS = C/NH
+    L  blocks           V   vocabulary                  Vp       vocabulary with padding
+
+    dx  the gradient of the loss with respect to x, of the shape of x
+
+A forward pass sets its outputs. A backward pass ADDS to its gradients, which start at zero: what is used twice,
+as the residual stream and the token embedding are, gets a term from each use.
+
+Real is double, or the type that REFERENCE_REAL names.
+
+GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019.
+
+defines: Real, RefParameters, RefActivations, RefModel, ref_encoder_forward, ref_encoder_backward,
+         ref_layernorm_forward, ref_layernorm_backward, ref_linear_forward, ref_linear_backward,
+         ref_attention_forward, ref_attention_backward, ref_gelu_forward, ref_gelu_backward,
+         ref_residual_forward, ref_residual_backward, ref_classifier_forward, ref_classifier_backward,
+         ref_gradient_norm, ref_clip, ref_adamw, ref_gpt2_open, ref_gpt2_close, ref_gpt2_forward,
+         ref_gpt2_backward
+*/
+#ifndef LLMC_REFERENCE_H
+#define LLMC_REFERENCE_H
+
+#include <math.h>
+#include <stddef.h>
+
+#include "llmc/adamw.h"
+#include "llmc/base/check.h"
+#include "llmc/classifier.h"
+#include "llmc/gpt2.h"
+
+#ifndef REFERENCE_REAL
+#define REFERENCE_REAL double
+#endif
+typedef REFERENCE_REAL Real;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Token and position embeddings
+//
+//     out[b][t] = wte[tokens[b][t]] + wpe[t]
+//
+// out (B, T, C)    tokens (B, T), each below V    wte (Vp, C)    wpe (T or more, C)
+
+static inline void ref_encoder_forward(Real* out, const int* tokens, const Real* wte, const Real* wpe,
+                                       size_t B, size_t T, size_t C) {
+    for (size_t n = 0; n < B * T; n++) {
+        for (size_t c = 0; c < C; c++) {
+            out[n * C + c] = wte[(size_t)tokens[n] * C + c] + wpe[n % T * C + c];
+        }
+    }
+}
+
+static inline void ref_encoder_backward(Real* dwte, Real* dwpe, const Real* dout, const int* tokens, size_t B,
+                                        size_t T, size_t C) {
+    for (size_t n = 0; n < B * T; n++) {
+        for (size_t c = 0; c < C; c++) {
+            dwte[(size_t)tokens[n] * C + c] += dout[n * C + c];
+            dwpe[n % T * C + c] += dout[n * C + c];
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Layer normalization: Ba, Kiros and Hinton, 2016
+//
+//     mean = avg_c(inp)    rstd = 1 / sqrt(avg_c((inp - mean)^2) + 1e-5)    norm = (inp - mean) rstd
+//     out  = norm weight + bias
+//
+//     dinp = rstd (g - avg_c(g) - norm avg_c(g norm))    with g = dout weight
+//
+// out, inp (N, C)    mean, rstd (N), kept for the backward pass    weight, bias (C)
+
+static inline void ref_layernorm_forward(Real* out, Real* mean, Real* rstd, const Real* inp,
+                                         const Real* weight, const Real* bias, size_t N, size_t C) {
+    for (size_t n = 0; n < N; n++) {
+        const Real* x = inp + n * C;
+        Real sum = 0, squares = 0;
+        for (size_t c = 0; c < C; c++) {
+            sum += x[c];
+        }
+        mean[n] = sum / C;
+        for (size_t c = 0; c < C; c++) {
+            squares += (x[c] - mean[n]) * (x[c] - mean[n]);
+        }
+        rstd[n] = 1 / sqrt(squares / C + 1e-5);
+        for (size_t c = 0; c < C; c++) {
+            out[n * C + c] = (x[c] - mean[n]) * rstd[n] * weight[c] + bias[c];
+        }
+    }
+}
+
+static inline void ref_layernorm_backward(Real* dinp, Real* dweight, Real* dbias, const Real* dout,
+                                          const Real* inp, const Real* weight, const Real* mean,
+                                          const Real* rstd, size_t N, size_t C) {
+    for (size_t n = 0; n < N; n++) {
+        const Real *x = inp + n * C, *d = dout + n * C;
+        Real g_sum = 0, g_norm_sum = 0;
+        for (size_t c = 0; c < C; c++) {
+            const Real norm = (x[c] - mean[n]) * rstd[n], g = d[c] * weight[c];
+            g_sum += g;
+            g_norm_sum += g * norm;
+            dweight[c] += d[c] * norm;
+            dbias[c] += d[c];
+        }
+        for (size_t c = 0; c < C; c++) {
+            const Real norm = (x[c] - mean[n]) * rstd[n], g = d[c] * weight[c];
+            dinp[n * C + c] += rstd[n] * (g - g_sum / C - norm * g_norm_sum / C);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Linear layer
+//
+//     out = inp weight^T + bias
+//
+//     dinp = dout weight    dweight = dout^T inp    dbias = sum_n dout
+//
+// out (N, OC)    inp (N, C)    weight (OC, C)    bias (OC), or NULL for none
+
+static inline void ref_linear_forward(Real* out, const Real* inp, const Real* weight, const Real* bias,
+                                      size_t N, size_t C, size_t OC) {
+    for (size_t n = 0; n < N; n++) {
+        for (size_t o = 0; o < OC; o++) {
+            Real sum = bias ? bias[o] : 0;
+            for (size_t c = 0; c < C; c++) {
+                sum += inp[n * C + c] * weight[o * C + c];
+            }
+            out[n * OC + o] = sum;
+        }
+    }
+}
+
+static inline void ref_linear_backward(Real* dinp, Real* dweight, Real* dbias, const Real* dout,
+                                       const Real* inp, const Real* weight, size_t N, size_t C, size_t OC) {
+    for (size_t n = 0; n < N; n++) {
+        for (size_t o = 0; o < OC; o++) {
+            const Real d = dout[n * OC + o];
+            for (size_t c = 0; c < C; c++) {
+                dinp[n * C + c] += d * weight[o * C + c];
+                dweight[o * C + c] += d * inp[n * C + c];
+            }
+            if (dbias) {
+                dbias[o] += d;
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Causal multi-head attention: Vaswani et al., 2017; the backward pass from lse: Dao et al., 2022
+//
+//     score[t][u] = q[t] . k[u] / sqrt(HS)           start[t] <= u <= t
+//     lse[t]      = log(sum_u exp(score[t][u]))      p[t][u] = exp(score[t][u] - lse[t])
+//     out[t]      = sum_u p[t][u] v[u]
+//
+//     ds[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t]) / sqrt(HS)
+//     dq[t] = sum_u ds[t][u] k[u]     dk[u] = sum_t ds[t][u] q[t]     dv[u] = sum_t p[t][u] dout[t]
+//
+// qkv (B, T, 3, NH, HS)    out (B, T, NH, HS)    lse (B, NH, T), kept for the backward pass
+// starts (B, T): where the document of token t starts in its row, at most t; NULL: at 0. A token sees its document only.
+
+static inline Real ref_dot_(const Real* x, const Real* y, size_t n) {
+    Real sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += x[i] * y[i];
+    }
+    return sum;
+}
+
+static inline Real ref_score_(const Real* q, const Real* k, size_t HS) {
+    return ref_dot_(q, k, HS) / sqrt(HS);
+}
+
+static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, const int* starts, size_t B,
+                                         size_t T, size_t C, size_t NH) {
+    const size_t HS = C / NH, row = 3 * C;
+    for (size_t i = 0; i < B * NH * T; i++) { // token t of head h of sequence b
+        const size_t b = i / (NH * T), h = i / T % NH, t = i % T;
+        const size_t start = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row + h * HS;
+        const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C; // k, v of token 0
+        Real* o = out + (b * T + t) * C + h * HS;
+        Real max = -INFINITY, sum = 0; // of the scores: exp(score - max) cannot overflow
+        for (size_t u = start; u <= t; u++) {
+            max = fmax(max, ref_score_(q, k + u * row, HS));
+        }
+        for (size_t u = start; u <= t; u++) {
+            sum += exp(ref_score_(q, k + u * row, HS) - max);
+        }
+        lse[i] = max + log(sum);
+        for (size_t d = 0; d < HS; d++) {
+            o[d] = 0;
+        }
+        for (size_t u = start; u <= t; u++) {
+            const Real p = exp(ref_score_(q, k + u * row, HS) - lse[i]);
+            for (size_t d = 0; d < HS; d++) {
+                o[d] += p * v[u * row + d];
+            }
+        }
+    }
+}
+
+static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Real* qkv, const Real* out,
+                                          const Real* lse, const int* starts, size_t B, size_t T, size_t C,
+                                          size_t NH) {
+    const size_t HS = C / NH, row = 3 * C;
+    for (size_t i = 0; i < B * NH * T; i++) { // token t of head h of sequence b
+        const size_t b = i / (NH * T), h = i / T % NH, t = i % T;
+        const size_t start = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row + h * HS;
+        const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C; // k, v of token 0
+        Real *dq = dqkv + at + t * row, *dk = dqkv + at + C, *dv = dqkv + at + 2 * C;
+        const Real *o = out + (b * T + t) * C + h * HS, *d_o = dout + (b * T + t) * C + h * HS;
+        const Real average = ref_dot_(d_o, o, HS); // of d_o . v, weighted by p
+        for (size_t u = start; u <= t; u++) {
+            const Real p = exp(ref_score_(q, k + u * row, HS) - lse[i]);
+            const Real ds = p * (ref_dot_(d_o, v + u * row, HS) - average) / sqrt(HS);
+            for (size_t d = 0; d < HS; d++) {
+                dq[d] += ds * k[u * row + d];
+                dk[u * row + d] += ds * q[d];
+                dv[u * row + d] += p * d_o[d];
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// GELU in tanh form: Hendrycks and Gimpel, 2016
+//
+//     out  = x/2 (1 + tanh(u)) = x s      u = sqrt(2/pi) (x + 0.044715 x^3)    s = 1 / (1 + exp(-2u))
+//     dinp = dout (s + 2 x s (1 - s) du/dx)
+//
+// 1 + tanh(u) is 2 s, without the digits that 1 + tanh(u) loses where tanh(u) is near -1. Any shape of n elements.
+
+static inline Real ref_gelu_s_(Real x) {
+    return 1 / (1 + exp(-2 * sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+static inline void ref_gelu_forward(Real* out, const Real* inp, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        out[i] = inp[i] * ref_gelu_s_(inp[i]);
+    }
+}
+
+static inline void ref_gelu_backward(Real* dinp, const Real* dout, const Real* inp, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const Real x = inp[i], s = ref_gelu_s_(x), du_dx = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+        dinp[i] += dout[i] * (s + 2 * x * s * (1 - s) * du_dx);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Residual sum: He et al., 2015. out = left + right, of n elements
+
+static inline void ref_residual_forward(Real* out, const Real* left, const Real* right, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        out[i] = left[i] + right[i];
+    }
+}
+
+static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* dout, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        dleft[i] += dout[i];
+        dright[i] += dout[i];
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Classifier: softmax and cross-entropy (Goodfellow, Bengio and Courville, Deep Learning, 2016, section 6.2.2.3)
+//
+//     lse[n]  = log(sum_v exp(logits[n][v]))                  v < V: the padding has no probability
+//     loss[n] = lse[n] - logits[n][target[n]]                 0 if the target is NO_TARGET
+//     dlogits[n][v] = (exp(logits[n][v] - lse[n]) - [v = target[n]]) dloss
+//
+// logits (N, Vp)    target, loss, lse (N)    dloss: the weight of a token in the loss, 1 / (tokens that count)
+
+static inline void ref_classifier_forward(Real* loss, Real* lse, const Real* logits, const int* target,
+                                          size_t N, size_t V, size_t Vp) {
+    for (size_t n = 0; n < N; n++) {
+        const Real* x = logits + n * Vp;
+        Real max = -INFINITY, sum = 0; // exp(x - max) cannot overflow
+        for (size_t v = 0; v < V; v++) {
+            max = fmax(max, x[v]);
+        }
+        for (size_t v = 0; v < V; v++) {
+            sum += exp(x[v] - max);
+        }
+        lse[n] = max + log(sum);
+        loss[n] = target[n] == NO_TARGET ? 0 : lse[n] - x[target[n]];
+    }
+}
+
+static inline void ref_classifier_backward(Real* dlogits, const Real* logits, const Real* lse,
+                                           const int* target, Real dloss, size_t N, size_t V, size_t Vp) {
+    for (size_t n = 0; n < N; n++) {
+        for (size_t v = 0; v < V && target[n] != NO_TARGET; v++) {
+            const Real p = exp(logits[n * Vp + v] - lse[n]), is_target = v == (size_t)target[n];
+            dlogits[n * Vp + v] += (p - is_target) * dloss;
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// AdamW: Loshchilov and Hutter, 2019; clipping of the gradient's norm: Pascanu, Mikolov and Bengio, 2013
+//
+//     norm = sqrt(sum of the squares of all gradients)      clip = min(1, max_norm / norm)
+//
+//     g = clip grad                       m_hat = m / (1 - beta1^t)
+//     m = beta1 m + (1 - beta1) g         v_hat = v / (1 - beta2^t)
+//     v = beta2 v + (1 - beta2) g^2       param -= lr (m_hat / (sqrt(v_hat) + eps) + weight_decay param)
+//
+// param, grad, m, v (n)    clip is opt.grad_scale; t, the number of the update, counts from 1
+
+static inline Real ref_gradient_norm(const Real* grad, size_t n) {
+    Real squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        squares += grad[i] * grad[i];
+    }
+    return sqrt(squares);
+}
+
+static inline Real ref_clip(Real norm, Real max_norm) { return norm > max_norm ? max_norm / norm : 1; }
+
+static inline void ref_adamw(Real* param, const Real* grad, Real* m, Real* v, size_t n, AdamW opt) {
+    const Real beta1 = opt.beta1, beta2 = opt.beta2, t = opt.t;
+    for (size_t i = 0; i < n; i++) {
+        const Real g = grad[i] * opt.grad_scale;
+        m[i] = beta1 * m[i] + (1 - beta1) * g;
+        v[i] = beta2 * v[i] + (1 - beta2) * g * g;
+        const Real m_hat = m[i] / (1 - pow(beta1, t)), v_hat = v[i] / (1 - pow(beta2, t));
+        param[i] -= opt.lr * (m_hat / (sqrt(v_hat) + opt.eps) + opt.weight_decay * param[i]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The model
+
+// Parameters are those of the table in gpt2.h. The struct points at the tensors of one layer.
+#define REF_MEMBER_(name, ...) Real* name;
+typedef struct {
+    GPT2_PARAMETERS(REF_MEMBER_)
+} RefParameters;
+
+// clang-format off
+// Activations: name, layers, columns for each of N = B*T tokens. The gradients of the activations are a second such set.
+#define REF_ACTIVATIONS(X) \
+  X(stream,      cfg.L + 1,  cfg.C)      /* (B, T, C)          the residual stream that enters block l, after the last one too */ \
+  X(ln1,         cfg.L,      cfg.C)      /* (B, T, C)          */ \
+  X(ln1_mean,    cfg.L,      1)          /* (B, T)             */ \
+  X(ln1_rstd,    cfg.L,      1)          /* (B, T)             */ \
+  X(qkv,         cfg.L,      3 * cfg.C)  /* (B, T, 3, NH, HS)  */ \
+  X(atty,        cfg.L,      cfg.C)      /* (B, T, NH, HS)     what the heads see */ \
+  X(att_lse,     cfg.L,      cfg.NH)     /* (B, NH, T)         */ \
+  X(attproj,     cfg.L,      cfg.C)      /* (B, T, C)          what attention adds to the stream */ \
+  X(residual2,   cfg.L,      cfg.C)      /* (B, T, C)          the stream after attention */ \
+  X(ln2,         cfg.L,      cfg.C)      /* (B, T, C)          */ \
+  X(ln2_mean,    cfg.L,      1)          /* (B, T)             */ \
+  X(ln2_rstd,    cfg.L,      1)          /* (B, T)             */ \
+  X(fch,         cfg.L,      4 * cfg.C)  /* (B, T, 4C)         the MLP's hidden layer */ \
+  X(fch_gelu,    cfg.L,      4 * cfg.C)  /* (B, T, 4C)         */ \
+  X(fcproj,      cfg.L,      cfg.C)      /* (B, T, C)          what the MLP adds to the stream */ \
+  X(lnf,         1,          cfg.C)      /* (B, T, C)          */ \
+  X(lnf_mean,    1,          1)          /* (B, T)             */ \
+  X(lnf_rstd,    1,          1)          /* (B, T)             */ \
+  X(logits,      1,          cfg.Vp)     /* (B, T, Vp)         */ \
+  X(logits_lse,  1,          1)          /* (B, T)             */ \
+  X(losses,      1,          1)          /* (B, T)             */
+// clang-format on
+
+typedef struct {
+    REF_ACTIVATIONS(REF_MEMBER_)
+} RefActivations;
+#undef REF_MEMBER_
+
+typedef struct {
+    GPT2Config cfg;
+    size_t B, T;
+    TensorRow rows[GPT2_PARAMETER_ROWS]; // where the tensors of params and grads lie
+    size_t parameter_bytes, activation_bytes;
+    Real *params, *grads, *acts, *dacts;
+} RefModel;
+
+// The tensors of layer l in `memory`, which is params or grads; those of one layer are the same for every l.
+static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int l) {
+    RefParameters p;
+    const TensorRow* row = m->rows;
+#define REF_TENSOR_(name, ...)                                                                               \
+    p.name = memory + row->offset_bytes / sizeof(Real) +                                                     \
+             (row->layers == 1 ? 0 : (size_t)l * tensor_layer_elements(row));                                \
+    row++;
+    GPT2_PARAMETERS(REF_TENSOR_)
+#undef REF_TENSOR_
+    return p;
+}
+
+// The same in acts or dacts.
+static inline RefActivations ref_activations_(const RefModel* m, Real* memory, int l) {
+    const GPT2Config cfg = m->cfg;
+    const size_t N = m->B * m->T;
+    RefActivations a;
+#define REF_TENSOR_(name, layers, cols)                                                                      \
+    a.name = memory + ((layers) == 1 ? 0 : (size_t)l * N * (size_t)(cols));                                  \
+    memory += (size_t)(layers)*N * (size_t)(cols);
+    REF_ACTIVATIONS(REF_TENSOR_)
+#undef REF_TENSOR_
+    return a;
+}
+
+// All parameters are zero.
+static inline void ref_gpt2_open(RefModel* m, GPT2Config cfg, size_t B, size_t T) {
+#define REF_COUNT_(name, layers, cols) +(size_t)(layers) * (size_t)(cols)
+    m->cfg = cfg;
+    m->B = B;
+    m->T = T;
+    m->parameter_bytes = gpt2_parameter_rows_of(m->rows, cfg, sizeof(Real));
+    m->activation_bytes = B * T * (0 REF_ACTIVATIONS(REF_COUNT_)) * sizeof(Real);
+    m->params = (Real*)check_alloc(m->parameter_bytes, 1, "reference: parameters");
+    m->grads = (Real*)check_alloc(m->parameter_bytes, 1, "reference: gradients");
+    m->acts = (Real*)check_alloc(m->activation_bytes, 1, "reference: activations");
+    m->dacts = (Real*)check_alloc(m->activation_bytes, 1, "reference: gradients of activations");
+#undef REF_COUNT_
+}
+
+static inline void ref_gpt2_close(RefModel* m) {
+    free(m->dacts);
+    free(m->acts);
+    free(m->grads);
+    free(m->params);
+}
+
+// Block l. In mathematics, with the residual stream x and weights of its own in each product:
+//
+//     y = layernorm(x)                 y = layernorm(x)
+//     qkv = y W^T + b                  h = y W^T + b
+//     y = attention(qkv)               y = gelu(h)
+//     x = x + y W^T + b                x = x + y W^T + b
+static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
+    const size_t B = m->B, T = m->T, N = B * T, C = (size_t)m->cfg.C, NH = (size_t)m->cfg.NH;
+    const RefParameters p = ref_parameters_(m, m->params, l);
+    const RefActivations a = ref_activations_(m, m->acts, l), next = ref_activations_(m, m->acts, l + 1);
+    ref_layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.stream, p.ln1w, p.ln1b, N, C);
+    ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C);
+    ref_attention_forward(a.atty, a.att_lse, a.qkv, starts, B, T, C, NH);
+    ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, N, C, C);
+    ref_residual_forward(a.residual2, a.stream, a.attproj, N * C);
+    ref_layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C);
+    ref_linear_forward(a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C);
+    ref_gelu_forward(a.fch_gelu, a.fch, N * 4 * C);
+    ref_linear_forward(a.fcproj, a.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C);
+    ref_residual_forward(next.stream, a.residual2, a.fcproj, N * C);
+}
+
+// The same steps, the last one first; da, dp: gradients.
+static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
+    const size_t B = m->B, T = m->T, N = B * T, C = (size_t)m->cfg.C, NH = (size_t)m->cfg.NH;
+    const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
+    const RefActivations a = ref_activations_(m, m->acts, l);
+    const RefActivations da = ref_activations_(m, m->dacts, l), dnext = ref_activations_(m, m->dacts, l + 1);
+    ref_residual_backward(da.residual2, da.fcproj, dnext.stream, N * C);
+    ref_linear_backward(da.fch_gelu, dp.fcprojw, dp.fcprojb, da.fcproj, a.fch_gelu, p.fcprojw, N, 4 * C, C);
+    ref_gelu_backward(da.fch, da.fch_gelu, a.fch, N * 4 * C);
+    ref_linear_backward(da.ln2, dp.fcw, dp.fcb, da.fch, a.ln2, p.fcw, N, C, 4 * C);
+    ref_layernorm_backward(da.residual2, dp.ln2w, dp.ln2b, da.ln2, a.residual2, p.ln2w, a.ln2_mean,
+                           a.ln2_rstd, N, C);
+    ref_residual_backward(da.stream, da.attproj, da.residual2, N * C);
+    ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw, N, C, C);
+    ref_attention_backward(da.qkv, da.atty, a.qkv, a.atty, a.att_lse, starts, B, T, C, NH);
+    ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, N, C, 3 * C);
+    ref_layernorm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream, p.ln1w, a.ln1_mean, a.ln1_rstd, N,
+                           C);
+}
+
+// Returns the loss: the mean over the targets that count. tokens, targets, starts (B, T); starts may be NULL.
+static inline Real ref_gpt2_forward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
+    const size_t N = m->B * m->T, C = (size_t)m->cfg.C, V = (size_t)m->cfg.V, Vp = (size_t)m->cfg.Vp;
+    const RefParameters p = ref_parameters_(m, m->params, 0);
+    const RefActivations first = ref_activations_(m, m->acts, 0), a = ref_activations_(m, m->acts, m->cfg.L);
+    ref_encoder_forward(first.stream, tokens, p.wte, p.wpe, m->B, m->T, C);
+    for (int l = 0; l < m->cfg.L; l++) {
+        ref_block_forward_(m, l, starts);
+    }
+    ref_layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.stream, p.lnfw, p.lnfb, N, C);
+    ref_linear_forward(a.logits, a.lnf, p.wte, NULL, N, C, Vp);
+    ref_classifier_forward(a.losses, a.logits_lse, a.logits, targets, N, V, Vp);
+    Real sum = 0;
+    for (size_t n = 0; n < N; n++) {
+        sum += a.losses[n];
+    }
+    return sum / targets_count(targets, (int)N);
+}
+
+// After the forward pass on the same batch: sets the gradients of the loss.
+static inline void ref_gpt2_backward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
+    const size_t N = m->B * m->T, C = (size_t)m->cfg.C, V = (size_t)m->cfg.V, Vp = (size_t)m->cfg.Vp;
+    const RefParameters p = ref_parameters_(m, m->params, 0), dp = ref_parameters_(m, m->grads, 0);
+    const RefActivations a = ref_activations_(m, m->acts, m->cfg.L),
+                         da = ref_activations_(m, m->dacts, m->cfg.L);
+    const Real dloss = (Real)1 / targets_count(targets, (int)N);
+    memset(m->grads, 0, m->parameter_bytes);
+    memset(m->dacts, 0, m->activation_bytes);
+    ref_classifier_backward(da.logits, a.logits, a.logits_lse, targets, dloss, N, V, Vp);
+    ref_linear_backward(da.lnf, dp.wte, NULL, da.logits, a.lnf, p.wte, N, C, Vp);
+    ref_layernorm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream, p.lnfw, a.lnf_mean, a.lnf_rstd, N,
+                           C);
+    for (int l = m->cfg.L - 1; l >= 0; l--) {
+        ref_block_backward_(m, l, starts);
+    }
+    ref_encoder_backward(dp.wte, dp.wpe, ref_activations_(m, m->dacts, 0).stream, tokens, m->B, m->T, C);
+}
+
+#endif
