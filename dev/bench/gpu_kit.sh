@@ -4,7 +4,8 @@
 # The machine with the GPU then needs a driver and cublasLt, but no compiler, and none of this machine's libraries but
 # libc: code for ARCH (sm_90a), host code for MARCH (-march=x86-64-v3). KIT lists what goes in: BF16, FP16, FP32,
 # BF16-cudnn (trainer and whole-model test), test_<module>, bench_gpu; by default all. TOY=1 packs the programs of the
-# simulated GPU under the same names into build/gpu_kit_toy.tar.gz. KIT_TEXT is a text for the loss curve.
+# simulated GPU under the same names into build/gpu_kit_toy.tar.gz. KIT_TEXT is a text for the loss curve; its tokens are
+# those of GPT2_VOCAB.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL # the settings below are all that the builds get
@@ -72,6 +73,9 @@ has_cudnn() {
     [ -z "$toy" ] && [ -e "$frontend/cudnn_frontend.h" ] && "${NVCC:-nvcc}" -E -x cu - <<<'#include <cudnn.h>' >/dev/null 2>&1
 }
 
+text=${KIT_TEXT:-}
+[ -z "$text" ] || [ -e "${GPT2_VOCAB:-}" ] || die "KIT_TEXT: GPT2_VOCAB is missing; wanted the vocabulary for its tokens"
+
 rm -rf "$tree" "$archive"
 mkdir -p "$tree/bin" "$tree/dev/bench" $builds/static || exit 1
 ln -sf "$(gcc -print-file-name=libgomp.a)" $builds/static/libgomp.a
@@ -94,13 +98,11 @@ if [ ${#others[@]} != 0 ]; then
     for item in "${others[@]}"; do take BF16 "$item" "$item"; done
 fi
 
-# Text for the loss curve, as tokens of GPT-2 where GPT2_VOCAB names its vocabulary, of bytes otherwise.
-text=${KIT_TEXT:-}
+# Text for the loss curve.
 if [ -n "$text" ]; then
     make -s BUILD=$builds/host $builds/host/tokenize || die "tokenize does not build"
-    $builds/host/tokenize --out $builds/text --val-tokens 0 ${GPT2_VOCAB:+--tokenizer "$GPT2_VOCAB"} "$text" >/dev/null ||
-        die "$text: cannot make tokens of it"
-    mv $builds/text_train_000001.bin "$tree/text.bin" || exit 1
+    $builds/host/tokenize --restart --out $builds/text --val-tokens 0 --tokenizer "$GPT2_VOCAB" "$text" >/dev/null || die "$text: cannot make tokens of it"
+    mv $builds/text_train_000000.bin "$tree/text.bin" || exit 1
 fi
 cp dev/bench/{gpu_report.sh,pytorch_gpt2.py,torch_model.py,ncu_table.py} "$tree/dev/bench/" || exit 1
 {

@@ -28,7 +28,7 @@
 # PYTHON names a Python with PyTorch.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-export PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin:${CUDA_HOME:-/usr/local/cuda}/bin
+export PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin:/usr/local/nvidia/bin:${CUDA_HOME:-/usr/local/cuda}/bin
 
 part='' only='' minutes='' full=off toy=off kit=off out=''
 while [ $# -gt 0 ]; do
@@ -55,7 +55,11 @@ seconds=$(awk -v m="${minutes:-$([ -n "$part" ] && echo 8.5 || echo 25.5)}" 'BEG
 
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr ' ' '-')
 [ $toy = on ] && gpu=toy
-[ -n "$gpu" ] || { echo "error: no GPU found by nvidia-smi; --toy tries the script without one" >&2; exit 1; }
+if [ -z "$gpu" ]; then
+    [ $kit = on ] || { echo "error: no GPU found by nvidia-smi; --toy tries the script without one" >&2; exit 1; }
+    echo "warning: nvidia-smi names no GPU; everything is tried all the same" >&2
+    gpu=unknown
+fi
 if [ $kit = off ]; then
     make -s gpu-kit TOY="$([ $toy = on ] && echo 1)" ARCH="${ARCH:-}" || exit 1
     kit_dir=$PWD/build/kit/tree$([ $toy = on ] && echo _toy)/gpu_kit
@@ -124,7 +128,7 @@ for path in sys.path:
     print(*glob.glob(path + "/nvidia/*/lib"), path + "/torch/lib", sep="\n")'
     ls -d "${CUDA_HOME:-/usr/local/cuda}"/lib64 /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib \
         /usr/local/nvidia/lib64 /usr/lib/wsl/lib /usr/lib64 /usr/lib/x86_64-linux-gnu \
-        {/usr,/usr/local,/opt/*,~/.local}/lib/python3*/{site,dist}-packages/nvidia/*/lib 2>/dev/null
+        {/usr,/usr/local,/opt/*,/opt/*/.venv,~/.local,~/.venv}/lib/python3*/{site,dist}-packages/nvidia/*/lib 2>/dev/null
 }
 
 # Adds to LD_LIBRARY_PATH what the programs miss; says what is found nowhere.
@@ -154,7 +158,7 @@ find_libraries() {
 # The first Python with PyTorch; else any, or nothing.
 find_python() {
     local candidate any=
-    for candidate in ${PYTHON:-} build/venv/bin/python python3 python /usr/local/bin/python3 /opt/*/bin/python3 ~/*/bin/python3; do
+    for candidate in ${PYTHON:-} build/venv/bin/python python3 python /usr/local/bin/python3 {/opt/*,~,~/*}{,/.venv}/bin/python3; do
         command -v "$candidate" >/dev/null || continue
         any=${any:-$candidate}
         timeout 20 "$candidate" -c 'import importlib.util as u; raise SystemExit(u.find_spec("torch") is None)' 2>/dev/null &&

@@ -41,7 +41,7 @@ template <class T> static float* download(const T* x, size_t n, const Gpu* gpu) 
     return wide;
 }
 
-static float* absolute(const float* x, size_t n) {
+static inline float* absolute(const float* x, size_t n) {
     float* result = ops_floats(n);
     for (size_t i = 0; i < n; i++) {
         result[i] = fabsf(x[i]);
@@ -49,7 +49,7 @@ static float* absolute(const float* x, size_t n) {
     return result;
 }
 
-static int* upload_ints(const int* x, size_t n, const Gpu* gpu) {
+static inline int* upload_ints(const int* x, size_t n, const Gpu* gpu) {
     int* memory = (int*)gpu_alloc(n, sizeof(int), "test");
     CUDA_CHECK(cudaMemcpyAsync(memory, x, n * sizeof(int), cudaMemcpyHostToDevice, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
