@@ -245,6 +245,9 @@ static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int 
     snprintf(name, sizeof(name), "%s dweight", layer);
     measure(bench, name, shape, work,
             [=] { matmul_backward_parameters(dweight, none, out, inp, N, C, OC, GRADIENT_SET, matmul); });
+    snprintf(name, sizeof(name), "%s dweight, added", layer);
+    measure(bench, name, shape, work,
+            [=] { matmul_backward_parameters(dweight, none, out, inp, N, C, OC, GRADIENT_ADD, matmul); });
     if (bias) {
         snprintf(name, sizeof(name), "%s dbias", layer);
         measure(bench, name, shape, Work{0, matmul_backward_bias_bytes(N, OC, sizeof(floatX))},

@@ -450,10 +450,32 @@ curve_row() {
         printf "- %s: %.5f, %.5f, %.5f\n", name, x[1], x[NR], s / n }' | tee -a "$summary"
 }
 
+# answers_of FILE: a line for each form of product, product|yes or no|why not, or error and whether it repeats
+answers_of() { sed -n 's/^\((.*\): \(yes\|no\) (\(.*\))$/\1|\2|\3/p' "$1"; }
+
 item_answers() {
-    say "" && say "## What the hardware refused" && say ""
-    modules 60 test_ptx test_matmul
-    grep -a -h -E 'refused|not supported' "$out"/*.log "$out"/*.products 2>/dev/null | sort -u | head -n 40 | sed 's/^/    /' | tee -a "$summary"
+    local mine=$work/mine.txt simulated=$work/simulated.txt
+    say "" && say "## What this card answers, and the simulator otherwise" && say ""
+    modules 30 test_ptx
+    [ ! -f "$out/test_ptx.log" ] ||
+        say "- instructions of llmc/ptx.cuh: $(grep -c FAILED: "$out/test_ptx.log") differences$(grep -m 3 FAILED: "$out/test_ptx.log" | sed 's/.*FAILED: /; /' | tr -d '\n')"
+    trial answers 60 "$bin/gpu_answers"
+    [ -f "$out/answers.log" ] || return
+    answers_of "$out/answers.log" >"$mine"
+    answers_of "$kit_dir/answers_simulated.txt" >"$simulated"
+    say "- forms of product that cublasLt does: $(grep -c '|yes|' "$mine") of $(wc -l <"$mine"); the simulator: $(grep -c '|yes|' "$simulated") of $(wc -l <"$simulated")"
+    awk -F '|' 'NR == FNR { simulated[$1] = $2; next } simulated[$1] != $2 {
+        printf "- %s: %s (%s); the simulator: %s\n", $1, $2, $3, simulated[$1] }' "$simulated" "$mine" | head -n 60 | tee -a "$summary"
+    say "- forms that do not give the same bits twice: $(grep -c 'DOES NOT REPEAT' "$mine")"
+    say "" && say "| types, and what follows the product | done | of | largest error, units in the last place | in the simulator |"
+    say "|---|---:|---:|---:|---:|"
+    awk -F '|' '{ form = $1; sub(/^.*\)(\^T)?, /, "", form); sub(/, aligned to [0-9]+/, "", form)
+        error = $3; sub(/^off by /, "", error); sub(/,.*/, "", error); error += 0 }
+        NR == FNR { if ($2 == "yes" && error > theirs[form]) theirs[form] = error; next }
+        !all[form]++ { order[++n] = form }
+        $2 == "yes" { yes[form]++; if (error > worst[form]) worst[form] = error }
+        END { for (i = 1; i <= n; i++) { f = order[i]
+            printf "| %s | %d | %d | %.2f | %.2f |\n", f, yes[f], all[f], worst[f], theirs[f] } }' "$simulated" "$mine" | tee -a "$summary"
 }
 
 # ---- the report ----
