@@ -103,7 +103,7 @@ fi
 
 # What the simulated GPU answers, to compare.
 case " ${kit[*]} " in *" gpu_answers "*)
-    simulated BF16 gpu_answers || die "gpu_answers does not build for the simulated GPU"
+    [ -n "$toy" ] || simulated BF16 "$builds/BF16/gpu_answers" || die "gpu_answers does not build for the simulated GPU"
     $builds/toy-gpu_answers >"$tree/answers_simulated.txt" || die "gpu_answers fails on the simulated GPU"
     ;;
 esac
