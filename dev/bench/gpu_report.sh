@@ -414,7 +414,7 @@ item_memory() {
             # shellcheck disable=SC2086
             ours "$name" $main "$model" "$micro" $((batch * seq_len)) $memory_steps $options || continue
             say "| $model | ${technique%%:*} | $(peak_of "$out/$name.jsonl") | $(field tok_per_s "$out/$name.jsonl" | spread |
-                cut -d ' ' -f 1) | $(field loss "$out/$name.jsonl" | tail -n 1) |"
+                awk '{ printf "%.0f", $1 }') | $(field loss "$out/$name.jsonl" | tail -n 1) |"
         done
     done
 }
