@@ -19,7 +19,7 @@ holds a part of the model under other indices takes other words, which is as goo
 
 defines: ADAMW_SEGMENTS, AdamWSegments, MasterWeights, round_stochastic, adamw_update, adamw_bytes,
          params_from_master, master_from_params, GradientNorm, gradient_norm_open, gradient_norm_close,
-         gradient_square_sum, gradient_square_sum_bytes, mean_loss
+         gradient_square_sum, gradient_square_sum_bytes, mean_loss, mean_loss_bytes
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
@@ -497,5 +497,7 @@ static inline void mean_loss(float* result, const float* losses, int N, int toke
     assert(N > 0 && tokens > 0);
     launch(mean_loss_kernel_, 1, SUM_THREADS_, 0, gpu, result, losses, N, tokens, mode);
 }
+
+static inline double mean_loss_bytes(double N) { return 4 * N; }
 
 #endif

@@ -206,8 +206,7 @@ __device__ inline int encoder_digit_(const int* tokens, const int* list, int i, 
 // grid   tiles      block   1024: a thread per entry, then per digit      shared   1024 ints
 // moves  2N ints in, 1024 out per tile
 // order  free, but the counts do not depend on it
-__global__ static void encoder_count_kernel(int* counts, const int* tokens, const int* list, int N,
-                                            int shift) {
+__global__ void encoder_count_kernel(int* counts, const int* tokens, const int* list, int N, int shift) {
     SMEM_ARRAY(int, count, [ENCODER_TILE]);
     const int i = blockIdx.x * ENCODER_TILE + threadIdx.x;
     count[threadIdx.x] = 0;
@@ -233,7 +232,7 @@ __device__ inline int encoder_warp_scan_(int x) {
 // A warp per digit turns its counts into their sums over the tiles before, and leaves the sum over all in
 // totals. grid   1024 / 8      block   256 = 8 digits      shared   none moves  1024 ints per tile in and
 // out, in L2 order  fixed
-__global__ static void encoder_scan_kernel(int* counts, int* totals, int tiles) {
+__global__ void encoder_scan_kernel(int* counts, int* totals, int tiles) {
     const int digit = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     int* row = counts + (size_t)digit * tiles;
     int before = 0;
@@ -279,7 +278,7 @@ __device__ inline unsigned encoder_peers_(int digit, int takes_part) {
 // entry of digit d goes; the warps of a block take their turns with it, so that equal digits keep their
 // order. grid   tiles      block   1024: a thread per entry, and per digit      shared   1056 ints moves  2N
 // ints in, N out, scattered order  fixed
-__global__ static void __launch_bounds__(ENCODER_TILE)
+__global__ void __launch_bounds__(ENCODER_TILE)
     encoder_scatter_kernel(int* sorted, const int* counts, const int* totals, const int* tokens,
                            const int* list, int N, int shift) {
     SMEM_ARRAY(int, next, [ENCODER_TILE]);

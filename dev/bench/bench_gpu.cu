@@ -3,6 +3,7 @@ bench_gpu.cu -- every kernel and matrix product of a training step, as a share o
 
     make bench                                  GPT-2 124M and 1558M
     build/cuda/<arch>-BF16/bench_gpu --model d12 --batch 64 --seq-len 1024 --json results.jsonl
+    ... --model d12 --batch 64 --list operations.jsonl      runs what a step has once, and says its work
 
 The ceilings are measured first, in the same program: a copy of 1 GiB inside the GPU's memory, and a square
 product of random numbers. Each line gives the median of the repetitions and their range (10th to 90th
@@ -30,6 +31,7 @@ typedef struct {
     int ceiling_size; // of the square product
     double seconds;   // for the repetitions of one line
     FILE* json;       // NULL: none
+    FILE* list;       // of operations, each done once: nothing is timed; NULL: they are timed
     cudaEvent_t start, stop;
     double bandwidth, product; // the ceilings: bytes/s, FLOP/s; 0 until measured
     void* arrays[ARRAYS_MOST]; // of the section that is running
@@ -109,30 +111,47 @@ template <class F> static float time_runs(Bench* bench, int times, F run) {
     return ms;
 }
 
-typedef enum { FLOP, BYTES } Work; // what an operation is bound by
+// What an operation does. Its rate is in FLOP, if it has any here.
+typedef struct {
+    double flop, bytes;
+} Work;
 
 static void report(const Bench* bench, const char* name, const char* shape, const float* ms, int n,
-                   double work, Work unit) {
-    const double median_s = ms[n / 2] * 1e-3, rate = work / median_s;
-    const double ceiling = unit == FLOP ? bench->product : bench->bandwidth;
-    const double shown = unit == FLOP ? rate * 1e-12 : rate * 1e-9, share = ceiling > 0 ? rate / ceiling : 1;
+                   Work work) {
+    const double median_s = ms[n / 2] * 1e-3, rate = (work.flop > 0 ? work.flop : work.bytes) / median_s;
+    const double ceiling = work.flop > 0 ? bench->product : bench->bandwidth;
+    const double shown = work.flop > 0 ? rate * 1e-12 : rate * 1e-9, share = ceiling > 0 ? rate / ceiling : 1;
     printf("%-34s %-26s %9.4f ms (%8.4f - %8.4f) %8.1f %-7s %5.1f %%\n", name, shape, ms[n / 2], ms[n / 10],
-           ms[n - 1 - n / 10], shown, unit == FLOP ? "TFLOP/s" : "GB/s", 100 * share);
+           ms[n - 1 - n / 10], shown, work.flop > 0 ? "TFLOP/s" : "GB/s", 100 * share);
     fflush(stdout);
     if (bench->json) {
         fprintf(bench->json,
                 "{\"kernel\":\"%s\",\"shape\":\"%s\",\"ms\":%.5f,\"p10\":%.5f,\"p90\":%.5f,\"%s\":%.2f,"
                 "\"share\":%.4f}\n",
                 name, shape, ms[n / 2], ms[n / 10], ms[n - 1 - n / 10],
-                unit == FLOP ? "tflop_per_s" : "gb_per_s", shown, share);
+                work.flop > 0 ? "tflop_per_s" : "gb_per_s", shown, share);
         fflush(bench->json);
     }
+}
+
+// Does it once, and says so.
+template <class F>
+static void list(const Bench* bench, const char* name, const char* shape, Work work, F run) {
+    run();
+    CUDA_CHECK(cudaStreamSynchronize(bench->gpu.stream));
+    fprintf(bench->list, "{\"operation\":\"%s\",\"shape\":\"%s\",\"flop\":%.0f,\"bytes\":%.0f}\n", name,
+            shape, work.flop, work.bytes);
+    fflush(bench->list);
 }
 
 // One line. Short operations are timed several at a time, so that the events do not count. Returns work per
 // second.
 template <class F>
-static double measure(Bench* bench, const char* name, const char* shape, double work, Work unit, F run) {
+static double measure(Bench* bench, const char* name, const char* shape, Work work, F run) {
+    if (bench->list) {
+        list(bench, name, shape, work, run);
+        return 0;
+    }
     float ms[SAMPLES_MOST];
     double total_s = 0;
     int n = 0;
@@ -148,8 +167,8 @@ static double measure(Bench* bench, const char* name, const char* shape, double 
         ms[n++] = all / (float)times;
     }
     qsort(ms, (size_t)n, sizeof(*ms), compare_floats);
-    report(bench, name, shape, ms, n, work, unit);
-    return work / (ms[n / 2] * 1e-3);
+    report(bench, name, shape, ms, n, work);
+    return (work.flop > 0 ? work.flop : work.bytes) / (ms[n / 2] * 1e-3);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -163,7 +182,7 @@ static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
     float* from = random_array<float>(bench, bytes / sizeof(float), 1);
     void* to = array_of_bytes(bench, bytes);
     snprintf(shape, sizeof(shape), "%.0f MiB", (double)bytes / (1 << 20));
-    bench->bandwidth = measure(bench, "ceiling: copy", shape, 2.0 * (double)bytes, BYTES, [=] {
+    bench->bandwidth = measure(bench, "ceiling: copy", shape, Work{0, 2.0 * (double)bytes}, [=] {
         CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, bench->gpu.stream));
     });
     section_close(bench);
@@ -174,22 +193,22 @@ static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
            *weight = random_array<floatX>(bench, elements, 1);
     floatX* out = random_array<floatX>(bench, elements, 1);
     snprintf(shape, sizeof(shape), "%d^3", n);
-    bench->product = measure(bench, "ceiling: product", shape, matmul_flops(n, n, n), FLOP,
+    bench->product = measure(bench, "ceiling: product", shape, Work{matmul_flops(n, n, n), 0},
                              [=] { matmul_forward(out, inp, weight, (floatX*)NULL, n, n, n, matmul); });
     section_close(bench);
 }
 
-typedef enum { PLAIN, RESIDUAL, GELU } LayerKind; // what follows the product
+typedef enum { NO_BIAS, PLAIN, RESIDUAL, GELU } LayerKind; // what follows the product
 
 // A linear layer as the trainer uses it, all passes.
 static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int N, int C, int OC,
                         LayerKind kind) {
-    const double flops = matmul_flops(N, C, OC);
+    const Work work = {matmul_flops(N, C, OC), 0};
     char shape[64], name[64];
     floatX *inp = random_array<floatX>(bench, (size_t)N * C, 1),
            *out = random_array<floatX>(bench, (size_t)N * OC, 1);
     floatX *weight = random_array<floatX>(bench, (size_t)OC * C, 0.02f),
-           *bias = random_array<floatX>(bench, OC, 1);
+           *bias = kind == NO_BIAS ? NULL : random_array<floatX>(bench, OC, 1);
     floatX *other = random_array<floatX>(bench, (size_t)N * OC, 1),
            *pre = random_array<floatX>(bench, (size_t)N * C, 1);
     const Gradient dweight = {random_array<floatX>(bench, (size_t)OC * C, 1), DTYPE_OF(floatX)};
@@ -201,7 +220,7 @@ static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int 
              kind == GELU       ? " + gelu"
              : kind == RESIDUAL ? " + residual"
                                 : "");
-    measure(bench, name, shape, flops, FLOP, [=] {
+    measure(bench, name, shape, work, [=] {
         if (kind == GELU) {
             matmul_forward_gelu(out, other, inp, weight, bias, N, C, OC, matmul);
         } else if (kind == RESIDUAL) {
@@ -211,27 +230,31 @@ static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int 
         }
     });
     snprintf(name, sizeof(name), "%s dinp", layer);
-    measure(bench, name, shape, flops, FLOP,
-            [=] { matmul_backward_input(inp, out, weight, N, C, OC, matmul); });
+    measure(bench, name, shape, work, [=] { matmul_backward_input(inp, out, weight, N, C, OC, matmul); });
     snprintf(name, sizeof(name), "%s dinp + dgelu", layer);
     if (C > OC) { // the layer after GELU
-        measure(bench, name, shape, flops, FLOP, [=] {
+        measure(bench, name, shape, work, [=] {
             matmul_backward_input_gelu(inp, none, out, weight, pre, N, C, OC, GRADIENT_SET, matmul);
         });
-        for (int fused = 0; fused < 2; fused++) {
+        for (int fused = bench->list ? 1 : 0; fused < 2; fused++) { // a step has it fused
             matmul->settings.bias_fusion = fused;
             snprintf(name, sizeof(name), "%s dinp + dgelu + dbias%s", layer, fused ? ", fused" : "");
-            measure(bench, name, shape, flops, FLOP, [=] {
+            measure(bench, name, shape, work, [=] {
                 matmul_backward_input_gelu(inp, before, out, weight, pre, N, C, OC, GRADIENT_SET, matmul);
             });
         }
     }
     snprintf(name, sizeof(name), "%s dweight", layer);
-    measure(bench, name, shape, flops, FLOP,
+    measure(bench, name, shape, work,
             [=] { matmul_backward_weight(dweight, out, inp, N, C, OC, GRADIENT_SET, matmul); });
-    snprintf(name, sizeof(name), "%s dbias", layer);
-    measure(bench, name, shape, column_sums_bytes(N, OC, sizeof(floatX)), BYTES,
-            [=] { matmul_backward_bias(dbias, out, N, OC, GRADIENT_SET, matmul); });
+    snprintf(name, sizeof(name), "%s dweight, added", layer);
+    measure(bench, name, shape, work,
+            [=] { matmul_backward_weight(dweight, out, inp, N, C, OC, GRADIENT_ADD, matmul); });
+    if (bias && !bench->list) { // of no step: sums are made where dout is
+        snprintf(name, sizeof(name), "%s dbias", layer);
+        measure(bench, name, shape, Work{0, column_sums_bytes(N, OC, sizeof(floatX))},
+                [=] { matmul_backward_bias(dbias, out, N, OC, GRADIENT_SET, matmul); });
+    }
     section_close(bench);
 }
 
@@ -247,12 +270,14 @@ static void bench_attention(Bench* bench) {
     const Gradient dbias = {random_array<floatX>(bench, 3 * C, 1), DTYPE_OF(floatX)};
     attention_gpu_open<floatX>(scratch, B, T, C, NH);
     snprintf(shape, sizeof(shape), "B %d T %d, %d heads of %d", B, T, NH, C / NH);
-    measure(bench, "attention forward", shape, attention_flops(B, T, C), FLOP,
+    measure(bench, "attention forward", shape,
+            Work{attention_flops(B, T, C), attention_forward_bytes(B, T, C, NH, sizeof(floatX))},
             [=] { attention_forward(out, lse, qkv, (const int*)NULL, B, T, 0, C, NH, scratch, gpu); });
-    measure(bench, "attention backward", shape, 2.5 * attention_flops(B, T, C), FLOP, [=] {
-        attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, B, T, C, NH, GRADIENT_SET,
-                           scratch, gpu);
-    });
+    measure(bench, "attention backward", shape,
+            Work{2.5 * attention_flops(B, T, C), attention_backward_bytes(B, T, C, NH, sizeof(floatX))}, [=] {
+                attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, B, T, C, NH,
+                                   GRADIENT_SET, scratch, gpu);
+            });
     attention_gpu_close(scratch);
     section_close(bench);
 }
@@ -271,20 +296,23 @@ static void bench_rows(Bench* bench) {
                    dinp_sum = {random_array<floatX>(bench, C, 1), DTYPE_OF(floatX)};
     layernorm_open(scratch, N, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
-    measure(bench, "layernorm forward", shape, layernorm_forward_bytes(N, C, size), BYTES,
+    measure(bench, "layernorm forward", shape, Work{0, layernorm_forward_bytes(N, C, size)},
             [=] { layernorm_forward(y, mean, rstd, x, weight, bias, N, C, gpu); });
-    measure(bench, "residual + layernorm forward", shape, residual_layernorm_forward_bytes(N, C, size), BYTES,
-            [=] { residual_layernorm_forward(sum, y, mean, rstd, x, z, weight, bias, N, C, gpu); });
-    measure(bench, "layernorm backward", shape, layernorm_backward_bytes(N, C, size), BYTES, [=] {
+    if (!bench->list) { // of no step: products add the residual
+        measure(bench, "residual + layernorm forward", shape,
+                Work{0, residual_layernorm_forward_bytes(N, C, size)},
+                [=] { residual_layernorm_forward(sum, y, mean, rstd, x, z, weight, bias, N, C, gpu); });
+        measure(bench, "residual forward", shape, Work{0, residual_forward_bytes((double)n, size)},
+                [=] { residual_forward(sum, x, z, n, gpu); });
+    }
+    measure(bench, "layernorm backward", shape, Work{0, layernorm_backward_bytes(N, C, size)}, [=] {
         layernorm_backward(sum, dweight, dbias, dinp_sum, z, x, weight, mean, rstd, N, C, GRADIENT_ADD,
                            GRADIENT_SET, scratch, gpu);
     });
-    measure(bench, "residual forward", shape, residual_forward_bytes((double)n, size), BYTES,
-            [=] { residual_forward(sum, x, z, n, gpu); });
     snprintf(shape, sizeof(shape), "%d x %d", N, 4 * C);
-    measure(bench, "gelu forward", shape, gelu_forward_bytes(4.0 * (double)n, size), BYTES,
+    measure(bench, "gelu forward", shape, Work{0, gelu_forward_bytes(4.0 * (double)n, size)},
             [=] { gelu_forward(y, x, 4 * n, gpu); });
-    measure(bench, "gelu backward", shape, gelu_backward_bytes(4.0 * (double)n, size), BYTES,
+    measure(bench, "gelu backward", shape, Work{0, gelu_backward_bytes(4.0 * (double)n, size)},
             [=] { gelu_backward(y, z, x, 4 * n, gpu); });
     layernorm_close(scratch);
     section_close(bench);
@@ -300,23 +328,28 @@ static void bench_tokens(Bench* bench) {
     char shape[64];
     const int *tokens = random_ids(bench, N), *targets = random_ids(bench, N);
     floatX *wte = random_array<floatX>(bench, (size_t)cfg.Vp * C, 1),
-           *wpe = random_array<floatX>(bench, (size_t)T * C, 1);
+           *wpe = random_array<floatX>(bench, (size_t)cfg.max_T * C, 1);
     floatX *out = random_array<floatX>(bench, (size_t)N * C, 1),
            *logits = random_array<floatX>(bench, (size_t)chunk * cfg.Vp, 1);
     float* losses = random_array<float>(bench, N, 1);
     const Gradient dwte = {random_array<floatX>(bench, (size_t)cfg.Vp * C, 1), DTYPE_OF(floatX)};
-    const Gradient dwpe = {random_array<floatX>(bench, (size_t)T * C, 1), DTYPE_OF(floatX)};
+    const Gradient dwpe = {random_array<floatX>(bench, (size_t)cfg.max_T * C, 1), DTYPE_OF(floatX)};
     encoder_open(scratch, N, cfg.Vp, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
-    measure(bench, "encoder forward", shape, encoder_forward_bytes(N, C, size), BYTES,
+    measure(bench, "encoder forward", shape, Work{0, encoder_forward_bytes(N, C, size)},
             [=] { encoder_forward(out, tokens, wte, wpe, B, T, 0, C, gpu); });
-    measure(bench, "encoder backward", shape, encoder_backward_bytes(N, C, cfg.V, size, size), BYTES,
-            [=] { encoder_backward(dwte, dwpe, out, tokens, B, T, T, C, GRADIENT_ADD, scratch, gpu); });
+    measure(bench, "encoder backward", shape, Work{0, encoder_backward_bytes(N, C, cfg.V, size, size)}, [=] {
+        encoder_backward(dwte, dwpe, out, tokens, B, T, cfg.max_T, C, GRADIENT_SET, scratch, gpu);
+    });
     snprintf(shape, sizeof(shape), "%d x %d", chunk, cfg.Vp);
-    measure(bench, "classifier loss", shape, classifier_loss_bytes(chunk, cfg.V, size), BYTES,
+    measure(bench, "classifier loss", shape, Work{0, classifier_loss_bytes(chunk, cfg.V, size)},
             [=] { classifier_loss(losses, logits, targets, chunk, cfg.V, cfg.Vp, gpu); });
-    measure(bench, "classifier backward", shape, classifier_backward_bytes(chunk, cfg.Vp, size), BYTES,
+    measure(bench, "classifier backward", shape, Work{0, classifier_backward_bytes(chunk, cfg.Vp, size)},
             [=] { classifier_backward(losses, logits, targets, 1e-3f, chunk, cfg.V, cfg.Vp, gpu); });
+    snprintf(shape, sizeof(shape), "%d", N);
+    float* loss = (float*)array_of_bytes(bench, sizeof(float));
+    measure(bench, "mean loss", shape, Work{0, mean_loss_bytes(N)},
+            [=] { mean_loss(loss, losses, N, N, GRADIENT_SET, gpu); });
     encoder_close(scratch);
     section_close(bench);
 }
@@ -330,9 +363,12 @@ static void bench_optimizer(Bench* bench) {
     GradientNorm norm_memory, *norm = &norm_memory;
     char shape[64];
     memset(&all, 0, sizeof(all));
-    all.count = 1;
-    all.end[0] = n;
-    all.decay[0] = 1;
+    all.count = GPT2_PARAMETER_ROWS;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        all.start[i] = rows[i].offset_bytes / rows[i].element_bytes;
+        all.end[i] = all.start[i] + tensor_elements(&rows[i]);
+        all.decay[i] = rows[i].decay;
+    }
     floatX* params = random_array<floatX>(bench, n, 0.02f);
     const Gradient grads = {random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)};
     float *m = random_array<float>(bench, n, 1e-3f), *v = random_array<float>(bench, n, 0);
@@ -340,14 +376,15 @@ static void bench_optimizer(Bench* bench) {
     double* result = (double*)array_of_bytes(bench, sizeof(double));
     gradient_norm_open(norm, all);
     snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
-    measure(bench, "gradient norm", shape, gradient_square_sum_bytes((double)n, grads.dtype), BYTES,
+    measure(bench, "gradient norm", shape, Work{0, gradient_square_sum_bytes((double)n, grads.dtype)},
             [=] { gradient_square_sum<floatX>(result, grads, all, norm, gpu); });
-    measure(bench, "AdamW", shape,
-            adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, master ? MASTER_FP32 : MASTER_NONE), BYTES,
-            [=] { adamw_update(params, master, grads, m, v, all, opt, 1, gpu); });
-    if (master) {
+    measure(
+        bench, "AdamW", shape,
+        Work{0, adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, master ? MASTER_FP32 : MASTER_NONE)},
+        [=] { adamw_update(params, master, grads, m, v, all, opt, 1, gpu); });
+    if (master && !bench->list) {
         measure(bench, "AdamW, no master weights", shape,
-                adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, MASTER_NONE), BYTES,
+                Work{0, adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, MASTER_NONE)},
                 [=] { adamw_update(params, (float*)NULL, grads, m, v, all, opt, 1, gpu); });
     }
     gradient_norm_close(norm);
@@ -358,22 +395,24 @@ static void bench_optimizer(Bench* bench) {
 // The command line
 
 typedef struct {
-    const char *model, *batch, *seq_len, *seconds, *ceiling, *json;
+    const char *model, *batch, *seq_len, *seconds, *ceiling, *json, *list;
 } Arguments;
 
 static Arguments parse(int argc, char** argv) {
-    Arguments a = {"d12", "64", "1024", "0.2", "8192", ""};
+    Arguments a = {"d12", "64", "1024", "0.2", "8192", "", ""};
     const struct {
         const char *name, **value;
     } table[] = {{"--model", &a.model},     {"--batch", &a.batch},     {"--seq-len", &a.seq_len},
-                 {"--seconds", &a.seconds}, {"--ceiling", &a.ceiling}, {"--json", &a.json}};
+                 {"--seconds", &a.seconds}, {"--ceiling", &a.ceiling}, {"--json", &a.json},
+                 {"--list", &a.list}};
     for (int i = 1; i < argc; i += 2) {
         int row = 0;
-        while (row < 6 && strcmp(argv[i], table[row].name) != 0) {
+        while (row < 7 && strcmp(argv[i], table[row].name) != 0) {
             row++;
         }
-        if (row == 6 || i + 1 >= argc) {
-            die_usage("%s: wanted --model NAME --batch N --seq-len N --seconds S --ceiling N --json FILE",
+        if (row == 7 || i + 1 >= argc) {
+            die_usage("%s: wanted --model NAME --batch N --seq-len N --seconds S --ceiling N --json FILE "
+                      "--list FILE",
                       argv[i]);
         }
         *table[row].value = argv[i + 1];
@@ -390,6 +429,13 @@ static int positive(const char* text, const char* name) {
     return (int)value;
 }
 
+// NULL for no name.
+static FILE* open_for_lines(const char* path) {
+    FILE* file = path[0] ? fopen(path, "a") : NULL;
+    CHECK(!path[0] || file, "%s: cannot write", path);
+    return file;
+}
+
 int main(int argc, char** argv) {
     const Arguments a = parse(argc, argv);
     const GPT2NamedModel* named = gpt2_model_by_name(a.model);
@@ -398,7 +444,7 @@ int main(int argc, char** argv) {
     }
     Bench bench;
     MatmulGpu matmul;
-    const MatmulSettings settings = {1, GELU_FUSED, 1, 1};
+    const MatmulSettings settings = {1, GELU_FUSED, 1, a.list[0] == '\0'};
     memset(&bench, 0, sizeof(bench));
     bench.cfg =
         (GPT2Config){named->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB), named->L, named->NH, named->C};
@@ -406,8 +452,8 @@ int main(int argc, char** argv) {
     bench.T = positive(a.seq_len, "--seq-len");
     bench.ceiling_size = positive(a.ceiling, "--ceiling");
     bench.seconds = strtod(a.seconds, NULL);
-    bench.json = a.json[0] ? fopen(a.json, "a") : NULL;
-    CHECK(!a.json[0] || bench.json, "%s: cannot write", a.json);
+    bench.json = open_for_lines(a.json);
+    bench.list = open_for_lines(a.list);
     gpu_open(&bench.gpu, 0);
     CUDA_CHECK(cudaEventCreate(&bench.start));
     CUDA_CHECK(cudaEventCreate(&bench.stop));
@@ -416,25 +462,31 @@ int main(int argc, char** argv) {
     const int N = bench.B * bench.T, C = bench.cfg.C;
     printf("%s, %s, %s, batch %d x %d\n", bench.gpu.name, dtype_name(DTYPE_OF(floatX)), a.model, bench.B,
            bench.T);
-    bench_ceilings(&bench, &matmul);
+    if (!bench.list) {
+        bench_ceilings(&bench, &matmul);
+    }
     bench_layer(&bench, &matmul, "qkv", N, C, 3 * C, PLAIN);
     bench_layer(&bench, &matmul, "attproj", N, C, C, RESIDUAL);
     bench_layer(&bench, &matmul, "fc", N, C, 4 * C, GELU);
     bench_layer(&bench, &matmul, "fcproj", N, 4 * C, C, RESIDUAL);
     bench_layer(&bench, &matmul, "classifier", (int)gpt2_classifier_chunk(bench.cfg, (size_t)N), C,
-                bench.cfg.Vp, PLAIN);
+                bench.cfg.Vp, NO_BIAS);
     bench_attention(&bench);
     bench_rows(&bench);
     bench_tokens(&bench);
     bench_optimizer(&bench);
-    matmul_gpu_report(stdout, &matmul);
+    if (!bench.list) {
+        matmul_gpu_report(stdout, &matmul);
+    }
 
     matmul_gpu_close(&matmul);
     CUDA_CHECK(cudaEventDestroy(bench.stop));
     CUDA_CHECK(cudaEventDestroy(bench.start));
     gpu_close(&bench.gpu);
-    if (bench.json) {
-        fclose(bench.json);
+    for (FILE* file : {bench.json, bench.list}) {
+        if (file) {
+            fclose(file);
+        }
     }
     return EXIT_SUCCESS;
 }

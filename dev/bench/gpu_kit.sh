@@ -3,8 +3,9 @@
 #
 # The machine with the GPU then needs a driver and cublasLt, but no compiler, and none of this machine's libraries but
 # libc: code for ARCH (sm_90a), host code for MARCH (-march=x86-64-v3). KIT lists what goes in: BF16, FP16, FP32,
-# BF16-cudnn (trainer and whole-model test), test_<module>, bench_gpu; by default all. TOY=1 packs the programs of the
-# simulated GPU under the same names into build/gpu_kit_toy.tar.gz. KIT_TEXT is a text for the loss curve.
+# BF16-cudnn (trainer and whole-model test), test_<module>, bench_gpu, gpu_answers; by default all. TOY=1 packs the programs of the
+# simulated GPU under the same names into build/gpu_kit_toy.tar.gz. KIT_TEXT is a text for the loss curve; its tokens are
+# those of GPT2_VOCAB.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL # the settings below are all that the builds get
@@ -12,7 +13,7 @@ most_bytes=$((40 << 20))
 
 modules=(dev/test/test_*.cu)
 modules=("${modules[@]##*/}")
-read -r -a kit <<<"${KIT:-BF16 FP16 FP32 BF16-cudnn bench_gpu ${modules[*]%.cu}}"
+read -r -a kit <<<"${KIT:-BF16 FP16 FP32 BF16-cudnn bench_gpu gpu_answers ${modules[*]%.cu}}"
 toy=${TOY:+_toy}
 builds=build/kit tree=build/kit/tree$toy/gpu_kit archive=build/gpu_kit$toy.tar.gz
 
@@ -21,8 +22,8 @@ die() {
     exit 1
 }
 for item in "${kit[@]}"; do
-    case " BF16 FP16 FP32 BF16-cudnn bench_gpu ${modules[*]%.cu} " in *" $item "*) ;;
-    *) die "KIT: $item: wanted BF16, FP16, FP32, BF16-cudnn, bench_gpu, ${modules[*]%.cu}" ;;
+    case " BF16 FP16 FP32 BF16-cudnn bench_gpu gpu_answers ${modules[*]%.cu} " in *" $item "*) ;;
+    *) die "KIT: $item: wanted BF16, FP16, FP32, BF16-cudnn, bench_gpu, gpu_answers, ${modules[*]%.cu}" ;;
     esac
 done
 
@@ -42,8 +43,11 @@ simulated() {
         case $target in
         */train_gpt2) target=build/sim/$variant/train_gpt2cu ;;
         */test_gpt2) target=build/sim/$variant-plain/test_gpt2 ;;
-        */bench_gpu) CUSIM_FLAGS=-DPRECISION_$variant dev/cusim/build.sh dev/bench/bench_gpu.cu plain "$target.$$" &&
-            mv "$target.$$" "$builds/toy-bench_gpu" && continue || return 1 ;;
+        */bench_gpu | */gpu_answers)
+            target=${target##*/}
+            CUSIM_FLAGS=-DPRECISION_$variant dev/cusim/build.sh "dev/bench/$target.cu" plain "$builds/toy-$target" || return 1
+            continue
+            ;;
         *) target=build/sim/plain/${target##*/} ;;
         esac
         make -s "$target" || return 1
@@ -55,7 +59,7 @@ built() {
     case $toy$2 in
     _toytrain_gpt2) echo "build/sim/$1/train_gpt2cu" ;;
     _toytest_gpt2) echo "build/sim/$1-plain/test_gpt2" ;;
-    _toybench_gpu) echo "$builds/toy-bench_gpu" ;;
+    _toybench_gpu | _toygpu_answers) echo "$builds/toy-$2" ;;
     _toy*) echo "build/sim/plain/$2" ;;
     *) echo "$builds/$1/$2" ;;
     esac
@@ -72,6 +76,9 @@ has_cudnn() {
     [ -z "$toy" ] && [ -e "$frontend/cudnn_frontend.h" ] && "${NVCC:-nvcc}" -E -x cu - <<<'#include <cudnn.h>' >/dev/null 2>&1
 }
 
+text=${KIT_TEXT:-}
+[ -z "$text" ] || [ -e "${GPT2_VOCAB:-}" ] || die "KIT_TEXT: GPT2_VOCAB is missing; wanted the vocabulary for its tokens"
+
 rm -rf "$tree" "$archive"
 mkdir -p "$tree/bin" "$tree/dev/bench" $builds/static || exit 1
 ln -sf "$(gcc -print-file-name=libgomp.a)" $builds/static/libgomp.a
@@ -86,7 +93,7 @@ for item in "${kit[@]}"; do
         take "$item" "$item/train_gpt2cu" train_gpt2
         take "$item" "$item/test_gpt2" test_gpt2
         ;;
-    test_* | bench_gpu) others+=("$item") ;;
+    test_* | bench_gpu | gpu_answers) others+=("$item") ;;
     esac
 done
 if [ ${#others[@]} != 0 ]; then
@@ -94,13 +101,18 @@ if [ ${#others[@]} != 0 ]; then
     for item in "${others[@]}"; do take BF16 "$item" "$item"; done
 fi
 
-# Text for the loss curve, as tokens of GPT-2 where GPT2_VOCAB names its vocabulary, of bytes otherwise.
-text=${KIT_TEXT:-}
+# What the simulated GPU answers, to compare.
+case " ${kit[*]} " in *" gpu_answers "*)
+    [ -n "$toy" ] || simulated BF16 "$builds/BF16/gpu_answers" || die "gpu_answers does not build for the simulated GPU"
+    $builds/toy-gpu_answers >"$tree/answers_simulated.txt" || die "gpu_answers fails on the simulated GPU"
+    ;;
+esac
+
+# Text for the loss curve.
 if [ -n "$text" ]; then
     make -s BUILD=$builds/host $builds/host/tokenize || die "tokenize does not build"
-    $builds/host/tokenize --out $builds/text --val-tokens 0 ${GPT2_VOCAB:+--tokenizer "$GPT2_VOCAB"} "$text" >/dev/null ||
-        die "$text: cannot make tokens of it"
-    mv $builds/text_train_000001.bin "$tree/text.bin" || exit 1
+    $builds/host/tokenize --restart --out $builds/text --val-tokens 0 --tokenizer "$GPT2_VOCAB" "$text" >/dev/null || die "$text: cannot make tokens of it"
+    mv $builds/text_train_000000.bin "$tree/text.bin" || exit 1
 fi
 cp dev/bench/{gpu_report.sh,pytorch_gpt2.py,torch_model.py,ncu_table.py} "$tree/dev/bench/" || exit 1
 {

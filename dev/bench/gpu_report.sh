@@ -28,7 +28,7 @@
 # PYTHON names a Python with PyTorch.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-export PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin:${CUDA_HOME:-/usr/local/cuda}/bin
+export PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin:/usr/local/nvidia/bin:${CUDA_HOME:-/usr/local/cuda}/bin
 
 part='' only='' minutes='' full=off toy=off kit=off out=''
 while [ $# -gt 0 ]; do
@@ -55,7 +55,11 @@ seconds=$(awk -v m="${minutes:-$([ -n "$part" ] && echo 8.5 || echo 25.5)}" 'BEG
 
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr ' ' '-')
 [ $toy = on ] && gpu=toy
-[ -n "$gpu" ] || { echo "error: no GPU found by nvidia-smi; --toy tries the script without one" >&2; exit 1; }
+if [ -z "$gpu" ]; then
+    [ $kit = on ] || { echo "error: no GPU found by nvidia-smi; --toy tries the script without one" >&2; exit 1; }
+    echo "warning: nvidia-smi names no GPU; everything is tried all the same" >&2
+    gpu=unknown
+fi
 if [ $kit = off ]; then
     make -s gpu-kit TOY="$([ $toy = on ] && echo 1)" ARCH="${ARCH:-}" || exit 1
     kit_dir=$PWD/build/kit/tree$([ $toy = on ] && echo _toy)/gpu_kit
@@ -124,7 +128,7 @@ for path in sys.path:
     print(*glob.glob(path + "/nvidia/*/lib"), path + "/torch/lib", sep="\n")'
     ls -d "${CUDA_HOME:-/usr/local/cuda}"/lib64 /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib \
         /usr/local/nvidia/lib64 /usr/lib/wsl/lib /usr/lib64 /usr/lib/x86_64-linux-gnu \
-        {/usr,/usr/local,/opt/*,~/.local}/lib/python3*/{site,dist}-packages/nvidia/*/lib 2>/dev/null
+        {/usr,/usr/local,/opt/*,/opt/*/.venv,~/.local,~/.venv}/lib/python3*/{site,dist}-packages/nvidia/*/lib 2>/dev/null
 }
 
 # Adds to LD_LIBRARY_PATH what the programs miss; says what is found nowhere.
@@ -154,7 +158,7 @@ find_libraries() {
 # The first Python with PyTorch; else any, or nothing.
 find_python() {
     local candidate any=
-    for candidate in ${PYTHON:-} build/venv/bin/python python3 python /usr/local/bin/python3 /opt/*/bin/python3 ~/*/bin/python3; do
+    for candidate in ${PYTHON:-} build/venv/bin/python python3 python /usr/local/bin/python3 {/opt/*,~,~/*}{,/.venv}/bin/python3; do
         command -v "$candidate" >/dev/null || continue
         any=${any:-$candidate}
         timeout 20 "$candidate" -c 'import importlib.util as u; raise SystemExit(u.find_spec("torch") is None)' 2>/dev/null &&
@@ -410,7 +414,7 @@ item_memory() {
             # shellcheck disable=SC2086
             ours "$name" $main "$model" "$micro" $((batch * seq_len)) $memory_steps $options || continue
             say "| $model | ${technique%%:*} | $(peak_of "$out/$name.jsonl") | $(field tok_per_s "$out/$name.jsonl" | spread |
-                cut -d ' ' -f 1) | $(field loss "$out/$name.jsonl" | tail -n 1) |"
+                awk '{ printf "%.0f", $1 }') | $(field loss "$out/$name.jsonl" | tail -n 1) |"
         done
     done
 }
@@ -446,10 +450,33 @@ curve_row() {
         printf "- %s: %.5f, %.5f, %.5f\n", name, x[1], x[NR], s / n }' | tee -a "$summary"
 }
 
+# answers_of FILE: a line for each form of product, product|yes or no|why not, or error and whether it repeats
+answers_of() { sed -n 's/^\((.*\): \(yes\|no\) (\(.*\))$/\1|\2|\3/p' "$1"; }
+
 item_answers() {
-    say "" && say "## What the hardware refused" && say ""
-    modules 60 test_ptx test_matmul
-    grep -a -h -E 'refused|not supported' "$out"/*.log "$out"/*.products 2>/dev/null | sort -u | head -n 40 | sed 's/^/    /' | tee -a "$summary"
+    local mine=$work/mine.txt simulated=$work/simulated.txt
+    say "" && say "## What this card answers, and the simulator otherwise" && say ""
+    modules 30 test_ptx
+    ! grep -q '^ptx: ' "$out/test_ptx.log" 2>/dev/null ||
+        say "- instructions of llmc/ptx.cuh: $(grep -c FAILED: "$out/test_ptx.log") differences$(grep -m 3 FAILED: "$out/test_ptx.log" | sed 's/.*FAILED: /; /' | tr -d '\n')"
+    trial answers 60 "$bin/gpu_answers"
+    [ -f "$out/answers.log" ] || return
+    answers_of "$out/answers.log" >"$mine"
+    [ -s "$mine" ] || return # it ended before the first
+    answers_of "$kit_dir/answers_simulated.txt" >"$simulated"
+    say "- forms of product that cublasLt does: $(grep -c '|yes|' "$mine") of $(wc -l <"$mine"); the simulator: $(grep -c '|yes|' "$simulated") of $(wc -l <"$simulated")"
+    awk -F '|' 'NR == FNR { simulated[$1] = $2; next } simulated[$1] != $2 {
+        printf "- %s: %s (%s); the simulator: %s\n", $1, $2, $3, simulated[$1] }' "$simulated" "$mine" | head -n 60 | tee -a "$summary"
+    say "- forms that do not give the same bits twice: $(grep -c 'DOES NOT REPEAT' "$mine")"
+    say "" && say "| types, and what follows the product | done | of | largest error, units in the last place | in the simulator |"
+    say "|---|---:|---:|---:|---:|"
+    awk -F '|' '{ form = $1; sub(/^.*\)(\^T)?, /, "", form); sub(/, aligned to [0-9]+/, "", form)
+        error = $3; sub(/^off by /, "", error); sub(/,.*/, "", error); error += 0 }
+        NR == FNR { if ($2 == "yes" && error > theirs[form]) theirs[form] = error; next }
+        !all[form]++ { order[++n] = form }
+        $2 == "yes" { yes[form]++; if (error > worst[form]) worst[form] = error }
+        END { for (i = 1; i <= n; i++) { f = order[i]
+            printf "| %s | %d | %d | %.2f | %.2f |\n", f, yes[f], all[f], worst[f], theirs[f] } }' "$simulated" "$mine" | tee -a "$summary"
 }
 
 # ---- the report ----

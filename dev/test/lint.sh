@@ -58,7 +58,7 @@ lint_format() {
         echo "skipped: format: clang-format $version, wanted 14 or later"
         return
     fi
-    for source in ./*.c ./*.cu llmc/{,*/}*.h llmc/{,*/}*.cuh dev/test/*.[ch] dev/test/*.cu dev/bench/*.c dev/data/*.[ch]; do
+    for source in ./*.c ./*.cu llmc/{,*/}*.h llmc/{,*/}*.cuh dev/test/*.[ch] dev/test/*.cu dev/bench/*.c dev/bench/*.cu dev/data/*.[ch]; do
         lint "$source, make format" clang-format --dry-run -Werror "$source"
     done
 }

@@ -205,6 +205,11 @@ else
     done
     run sim dev/test/test_sim.sh
     run sim dev/test/test_kit.sh
+    if command -v python3 >/dev/null; then
+        run sim dev/test/test_roofline.sh
+    else
+        skip "roofline: python3 is missing"
+    fi
     run cusim dev/cusim/test/run.sh
 fi
 finish

@@ -11,17 +11,20 @@ trap 'rm -rf "$dir"' EXIT
 
 make -s gpu-kit TOY=1 KIT="FP64" >"$dir/refused.txt" 2>&1
 refused=$?
-make -s gpu-kit TOY=1 KIT="FP32 test_gpu" >"$dir/made.txt" 2>&1
+KIT_TEXT=README.md GPT2_VOCAB='' make -s gpu-kit TOY=1 KIT=test_gpu >"$dir/no_vocabulary.txt" 2>&1
+KIT_TEXT=${GPT2_VOCAB:+README.md} make -s gpu-kit TOY=1 KIT="FP32 test_gpu gpu_answers" >"$dir/made.txt" 2>&1
 made=$?
 cd "$dir" || exit 1
 check "the kit is made" [ $made = 0 ]
 check "an unknown part of it is refused" [ "$refused $(grep -c '^error: gpu-kit: KIT: FP64: wanted BF16' refused.txt)" = "2 1" ]
+check "a text without a vocabulary is refused" grep -q '^error: gpu-kit: KIT_TEXT: GPT2_VOCAB is missing' no_vocabulary.txt
 check "it unpacks" tar -xzf "$top/build/gpu_kit_toy.tar.gz"
 cd gpu_kit || exit 1
+[ -z "${GPT2_VOCAB:-}" ] || check "with a text for the curve" [ -s text.bin ]
 
 # report OPTION...: with the bare environment of the machine with the GPU
 report() {
-    env -i PATH=/usr/bin:/bin OUT="$dir/results" CUDA_HOME="$dir/cuda" dev/bench/gpu_report.sh --kit --toy "$@" \
+    env -i PATH=/usr/bin:/bin HOME="$dir/home" OUT="$dir/results" CUDA_HOME="$dir/cuda" dev/bench/gpu_report.sh --kit --toy "$@" \
         >"$dir/out.txt" 2>"$dir/err.txt"
 }
 has() { grep -q -e "$1" "$dir/out.txt"; }
@@ -39,11 +42,24 @@ check "all results are in one archive" grep -q '^| speed-toy-again | passed' <(p
 check "with the summary" grep -q ' passed, 0 failed, ' <(packed A summary.md)
 check "and the algorithms of the products" grep -q '^matmul ' <(packed A speed-toy-recompute-0.products)
 
-# a library that only CUDA_HOME has, and a test that fails
-mkdir -p "$dir/cuda/lib64"
-echo 'int fake(void) { return 0; }' | gcc -shared -x c - -o "$dir/cuda/lib64/libkit_fake.so"
-echo 'int fake(void); int main(void) { return fake(); }' |
-    gcc -x c - -o bin/test_ptx -L"$dir/cuda/lib64" -lkit_fake
+# cublasLt's answers: here the simulator's, and then the simulator's kept ones are changed
+report --part C --only answers
+check "the forms of product are asked for" has '^- forms of product that cublasLt does: \([0-9]* of [0-9]*\); the simulator: \1$'
+check "and are a table" has "^| bf16 to bf16, then gelu's derivative | 3 | 4 | 0\.[0-9]* | 0\.[0-9]* |"
+check "no answer is another than the simulator's" eval '! has "; the simulator: \(yes\|no\)$"'
+sed -i '0,/then bias,/s/\(then bias, .*: \)yes/\1no/' answers_simulated.txt
+report --part C --only answers
+check "one that is, is shown" has '^- (128, 256) = .* bf16 to bf16, then bias, aligned to 16: yes (off by .*); the simulator: no$'
+
+# a library that only CUDA_HOME has, one that only a wheel of Python has, one that nobody has, and a test that fails
+wheel=$dir/home/.local/lib/python3.12/site-packages/nvidia/cu13/lib
+mkdir -p "$dir/cuda/lib64" "$wheel" "$dir/gone"
+echo 'int main(void) { return 0; }' >"$dir/main.c"
+gcc -shared -x c /dev/null -o "$dir/cuda/lib64/libkit_fake.so"
+gcc -shared -x c /dev/null -o "$wheel/libkit_wheel.so"
+gcc -shared -x c /dev/null -o "$dir/gone/libkit_gone.so"
+gcc "$dir/main.c" -o bin/test_ptx -Wl,--no-as-needed -L"$dir/cuda/lib64" -lkit_fake -L"$wheel" -lkit_wheel
+gcc "$dir/main.c" -o bin/test_none -Wl,--no-as-needed -L"$dir/gone" -lkit_gone && rm "$dir/gone/libkit_gone.so"
 printf '#!/bin/sh\necho "error: planted"\nexit 3\n' >bin/test_gpu
 # shellcheck disable=SC2016
 printf '#!/bin/sh\ntar -tzf "$OUT"/toy-*-A.tar.gz | grep test_gpu.log\n' >bin/test_matmul
@@ -52,7 +68,9 @@ rm "$dir"/results/*
 report --part A --only first
 check "a failing test fails the report" [ $? = 1 ]
 check "a library is found" has "^- libkit_fake.so: $dir/cuda/lib64"
-check "and its program runs" has '^| test_ptx | passed |'
+check "one of a wheel is, too" has "^- libkit_wheel.so: $wheel"
+check "and their program runs" has '^| test_ptx | passed |'
+check "what is nowhere is said" has '^- libkit_gone.so is nowhere on this machine'
 check "a failing test has its error" has '^| test_gpu | FAILED | 0 | exit status 3: error: planted |'
 check "the other tests still run, and their results are in the archive" has '^| test_matmul | passed |'
 report --part A --only first --minutes 0

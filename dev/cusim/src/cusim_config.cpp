@@ -54,6 +54,7 @@ static Config config_read() {
     c.stats = environment_number("CUSIM_STATS", 0, 0, 1);
     // The sanitizers have their own ways of seeing a wild access, and do not like pages without rights.
     c.protect = environment_number("CUSIM_PROTECT", 0, 0, 1) && !sanitized();
+    c.dry = environment_number("CUSIM_DRY", 0, 0, 1);
     return c;
 }
 const Config config = config_read();
@@ -66,6 +67,8 @@ uint32_t random_below(uint32_t n) {
     state ^= state << 17;
     return (uint32_t)((state >> 32) * n >> 32);
 }
+
+bool cusim_is_dry() { return config.dry; }
 
 double now_s() {
     timespec time;

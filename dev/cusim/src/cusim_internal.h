@@ -10,6 +10,7 @@ cusim_internal.h -- what the parts of the CPU device share.
     cusim_stream.cpp   streams and events, work in order
     cusim_graph.cpp    stream capture and graphs
     cusim_device.cpp   properties, limits, errors
+    cusim_trace.cpp    what was done, as lines of JSON
     cusim_lt.cpp       cublasLt        cusim_nccl.cpp     NCCL
 
 Each thread of a block runs on a stack of its own (a fiber) of the one host thread; it runs until a barrier or
@@ -84,6 +85,7 @@ typedef struct {
     uint64_t seed;
     int wave;            // blocks that run at the same time
     bool protect, stats; // host access to device memory faults; numbers at exit
+    bool dry;            // streams do nothing, and device memory is only addresses; the host reads zeros
 } Config;
 extern const Config config;
 
@@ -93,6 +95,12 @@ double now_s();
 const char* kernel_name(const void* kernel);
 unsigned long environment_number(const char* name, unsigned long otherwise, unsigned long min,
                                  unsigned long max);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The trace (cusim_trace.cpp)
+
+void trace_line(const char* format, ...) __attribute__((format(printf, 1, 2)));
+void trace_kernel(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Device threads (cusim_fiber.cpp, cusim_kernel.cpp)

@@ -293,8 +293,9 @@ void kernel_run(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes,
     gridDim = grid;
     blockDim = block;
     engine.total_launches++;
+    trace_kernel(kernel, grid, block, dynamic_bytes);
     tsan_release(engine.kernel_start);
-    for (unsigned long i = 0; i < order.count; i++) {
+    for (unsigned long i = 0; i < order.count && !config.dry; i++) {
         const unsigned long first = wave_at(order, i) * wave;
         run_wave(first, (unsigned)std::min(wave, blocks - first), grid, block, dynamic_bytes);
     }

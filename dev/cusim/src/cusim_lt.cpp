@@ -13,7 +13,7 @@ Environment, read at every call, so that a test can change it:
     CUSIM_LT_FAST=i                       all algorithms but number i take LT_SLOW_MS longer
     CUSIM_LT_BROKEN=i                     algorithm i is offered, but running it is refused
 
-needs:   cusim.h cublasLt.h, and of the runtime cusim_enqueue, cusim_check_kernel_pointer
+needs:   cusim.h cublasLt.h, and of the runtime cusim_enqueue, cusim_check_kernel_pointer, trace_line
 */
 #include <cusim.h>
 #include <cublasLt.h>
@@ -23,6 +23,8 @@ needs:   cusim.h cublasLt.h, and of the runtime cusim_enqueue, cusim_check_kerne
 #include <vector>
 
 void cusim_enqueue(cudaStream_t stream, bool on_device, std::function<void()> work);
+void trace_line(const char* format, ...);
+bool cusim_is_dry();
 
 namespace {
 
@@ -275,10 +277,35 @@ float epilogue(const Product& p, float x, long m, long n) {
     return epilogue_has(op, CUBLASLT_EPILOGUE_DGELU) ? x * gelu_derivative(load(op.aux, aux, aux_type)) : x;
 }
 
+// What a product moves if every matrix is read or written once.
+double product_bytes(const Product& p, float beta) {
+    const double d_bytes = (double)p.M * p.N * element_bytes(p.d.type);
+    const double passes = 1 + (beta != 0) + (epilogue_has(p.op, AUX) ? 1 : 0); // of matrices like d
+    const double factors = (double)p.K * (p.M + p.N) * element_bytes(p.a.type);
+    const int has_bias = epilogue_has(p.op, CUBLASLT_EPILOGUE_BIAS) ||
+                         epilogue_has(p.op, CUBLASLT_EPILOGUE_DGELU_BGRAD);
+    const long bias = has_bias ? p.M : 0;
+    return factors + passes * d_bytes + (double)bias * element_bytes(p.d.type);
+}
+
+// In rows: d^T (N, M) = op(b)^T (N, K) op(a)^T (K, M).
+void trace(const Product& p, float beta) {
+    trace_line(
+        "{\"product\":[%ld,%ld,%ld],\"order\":\"%c%c\",\"bits\":[%zu,%zu],\"epilogue\":\"%s\",\"adds\":%d,"
+        "\"flop\":%.0f,\"bytes\":%.0f}",
+        p.N, p.K, p.M, p.op.transpose_a ? 't' : 'n', p.op.transpose_b ? 't' : 'n',
+        8 * element_bytes(p.a.type), 8 * element_bytes(p.d.type), epilogue_name(p.op.epilogue), beta != 0,
+        2.0 * p.M * p.N * p.K, product_bytes(p, beta));
+}
+
 void run(const Product& p, const void* a, const void* b, const void* c, void* d, float alpha, float beta,
          const Algorithm& algorithm, void* workspace) {
     static Packed packed; // kept between calls: allocating is slow under sanitizers
     const int fast = environment_number("CUSIM_LT_FAST");
+    trace(p, beta);
+    if (cusim_is_dry()) {
+        return;
+    }
     if (fast >= 0 && fast != algorithm.number) {
         const struct timespec slow = {0, LT_SLOW_MS * 1000000};
         nanosleep(&slow, NULL);

@@ -134,10 +134,20 @@ void device_memory_close() {
 // ---------------------------------------------------------------------------------------------------------------------
 // Allocation
 
+// Of a dry run, which touches none of it: as much as a GPU has, more than this machine. Never given back.
+static char* address_space(size_t bytes) {
+    void* data = mmap(nullptr, bytes ? bytes : 1, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return data == MAP_FAILED ? nullptr : (char*)data;
+}
+
 // The exact size, so that the first byte behind it is in AddressSanitizer's red zone.
 static char* device_alloc(size_t bytes) {
     if (config.protect) {
         return arena_alloc(bytes);
+    }
+    if (config.dry) {
+        return address_space(bytes);
     }
     void* data = nullptr;
     if (posix_memalign(&data, 512, bytes ? bytes : 1)) {
@@ -181,7 +191,7 @@ cudaError_t CUDARTAPI cudaFree(void* data) {
     if (!allocation_remove(data, MEMORY_DEVICE)) {
         return failed(cudaErrorInvalidValue);
     }
-    if (!config.protect) {
+    if (!config.protect && !config.dry) {
         free(data);
     }
     return cudaSuccess;
@@ -296,7 +306,27 @@ static void copy_check(const Copy& c) {
                 "cudaMemcpy src");
 }
 
+static const char* copy_name(cudaMemcpyKind kind) {
+    return kind == cudaMemcpyHostToDevice     ? "to the device"
+           : kind == cudaMemcpyDeviceToHost   ? "to the host"
+           : kind == cudaMemcpyDeviceToDevice ? "on the device"
+                                              : "anywhere";
+}
+
+// Of a dry run only what the host will read, zeros.
+static void copy_run_dry(const Copy& c) {
+    const Allocation* to = allocation_of(c.to);
+    for (size_t row = 0; row < c.height && !(to && to->kind == MEMORY_DEVICE); row++) {
+        memset(c.to + row * c.to_pitch, 0, c.width);
+    }
+}
+
 static void copy_run(const Copy& c) {
+    trace_line("{\"copy\":\"%s\",\"bytes\":%zu}", copy_name(c.kind), c.width * c.height);
+    if (config.dry) {
+        copy_run_dry(c);
+        return;
+    }
     for (size_t row = 0; row < c.height; row++) {
         const char* from = c.from + row * c.from_pitch;
         if (c.kind == cudaMemcpyDeviceToHost && __msan_check_mem_is_initialized) {
@@ -360,7 +390,12 @@ cudaError_t CUDARTAPI cudaMemsetAsync(void* to, int value, size_t bytes, cudaStr
         return error;
     }
     check_range(to, bytes, WANT_DEVICE, "cudaMemset");
-    cusim_enqueue(stream, true, [=] { memset(to, value, bytes); });
+    cusim_enqueue(stream, true, [=] {
+        trace_line("{\"memset\":%zu}", bytes);
+        if (!config.dry) {
+            memset(to, value, bytes);
+        }
+    });
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMemset(void* to, int value, size_t bytes) {
