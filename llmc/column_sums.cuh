@@ -92,6 +92,9 @@ __global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P
     SMEM_ARRAY(float, of_slice, [COLUMN_SUMS_SLICES][32]);
     const int c = (int)(blockIdx.x * 32 + threadIdx.x);
     G* to = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
+    if (!to) {
+        return; // the whole block: nobody asked for this vector
+    }
     float sum = 0;
     if (c < C) {
 #pragma unroll 8
@@ -109,7 +112,7 @@ __global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P
     }
 }
 
-// Of `count` vectors, one to three, of C columns each and of the same type; `partial` (groups, stride) has
+// Of `count` vectors, one to three, of C columns each and of the same type (NULL is left out); `partial` (groups, stride) has
 // the sums of the first one, then of the second, in each row. T is the type of the weights, P of the partial
 // sums.
 template <class T, class P>

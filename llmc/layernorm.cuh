@@ -609,7 +609,7 @@ static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias,
         layernorm_launch_backward_<T, 1>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N, C,
                                          dinp_mode, gpu);
     }
-    column_sums_finish<T>(vectors, dinp_sum.data ? 3 : 2, (const float*)scratch->partial, groups, 3 * C, C,
+    column_sums_finish<T>(vectors, 3, (const float*)scratch->partial, groups, 3 * C, C,
                           mode, gpu);
 }
 

@@ -28,6 +28,7 @@ typedef struct {
     Gpu gpu;
     GPT2Config cfg;
     int B, T;
+    int chunk;        // tokens whose logits are in memory at a time
     int ceiling_size; // of the square product
     double seconds;   // for the repetitions of one line
     FILE* json;       // NULL: none
@@ -250,7 +251,8 @@ static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int 
     snprintf(name, sizeof(name), "%s dweight, added", layer);
     measure(bench, name, shape, work,
             [=] { matmul_backward_weight(dweight, out, inp, N, C, OC, GRADIENT_ADD, matmul); });
-    if (bias && !bench->list) { // of no step: sums are made where dout is
+    if (bias &&
+        (!bench->list || kind == GELU)) { // of a step only where no other kernel sums: in fp32, behind GELU
         snprintf(name, sizeof(name), "%s dbias", layer);
         measure(bench, name, shape, Work{0, column_sums_bytes(N, OC, sizeof(floatX))},
                 [=] { matmul_backward_bias(dbias, out, N, OC, GRADIENT_SET, matmul); });
@@ -320,8 +322,7 @@ static void bench_rows(Bench* bench) {
 
 static void bench_tokens(Bench* bench) {
     const GPT2Config cfg = bench->cfg;
-    const int B = bench->B, T = bench->T, C = cfg.C, N = B * T,
-              chunk = (int)gpt2_classifier_chunk(cfg, (size_t)N);
+    const int B = bench->B, T = bench->T, C = cfg.C, N = B * T, chunk = bench->chunk;
     const size_t size = sizeof(floatX);
     const Gpu* gpu = &bench->gpu;
     EncoderGpu scratch_memory, *scratch = &scratch_memory;
@@ -395,24 +396,25 @@ static void bench_optimizer(Bench* bench) {
 // The command line
 
 typedef struct {
-    const char *model, *batch, *seq_len, *seconds, *ceiling, *json, *list;
+    const char *model, *batch, *seq_len, *seconds, *ceiling, *json, *list, *chunk;
 } Arguments;
 
 static Arguments parse(int argc, char** argv) {
-    Arguments a = {"d12", "64", "1024", "0.2", "8192", "", ""};
+    Arguments a = {"d12", "64", "1024", "0.2", "8192", "", "", ""};
     const struct {
         const char *name, **value;
-    } table[] = {{"--model", &a.model},     {"--batch", &a.batch},     {"--seq-len", &a.seq_len},
-                 {"--seconds", &a.seconds}, {"--ceiling", &a.ceiling}, {"--json", &a.json},
-                 {"--list", &a.list}};
+    } table[] = {{"--model", &a.model},     {"--batch", &a.batch},       {"--seq-len", &a.seq_len},
+                 {"--seconds", &a.seconds}, {"--ceiling", &a.ceiling},   {"--json", &a.json},
+                 {"--list", &a.list},       {"--logits-chunk", &a.chunk}};
+    const int rows = sizeof(table) / sizeof(table[0]);
     for (int i = 1; i < argc; i += 2) {
         int row = 0;
-        while (row < 7 && strcmp(argv[i], table[row].name) != 0) {
+        while (row < rows && strcmp(argv[i], table[row].name) != 0) {
             row++;
         }
-        if (row == 7 || i + 1 >= argc) {
+        if (row == rows || i + 1 >= argc) {
             die_usage("%s: wanted --model NAME --batch N --seq-len N --seconds S --ceiling N --json FILE "
-                      "--list FILE",
+                      "--list FILE --logits-chunk TOKENS",
                       argv[i]);
         }
         *table[row].value = argv[i + 1];
@@ -450,6 +452,7 @@ int main(int argc, char** argv) {
         (GPT2Config){named->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB), named->L, named->NH, named->C};
     bench.B = positive(a.batch, "--batch");
     bench.T = positive(a.seq_len, "--seq-len");
+    bench.chunk = a.chunk[0] ? positive(a.chunk, "--logits-chunk") : bench.B * bench.T;
     bench.ceiling_size = positive(a.ceiling, "--ceiling");
     bench.seconds = strtod(a.seconds, NULL);
     bench.json = open_for_lines(a.json);
@@ -469,8 +472,7 @@ int main(int argc, char** argv) {
     bench_layer(&bench, &matmul, "attproj", N, C, C, RESIDUAL);
     bench_layer(&bench, &matmul, "fc", N, C, 4 * C, GELU);
     bench_layer(&bench, &matmul, "fcproj", N, 4 * C, C, RESIDUAL);
-    bench_layer(&bench, &matmul, "classifier", (int)gpt2_classifier_chunk(bench.cfg, (size_t)N), C,
-                bench.cfg.Vp, NO_BIAS);
+    bench_layer(&bench, &matmul, "classifier", bench.chunk, C, bench.cfg.Vp, NO_BIAS);
     bench_attention(&bench);
     bench_rows(&bench);
     bench_tokens(&bench);

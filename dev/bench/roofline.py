@@ -76,6 +76,7 @@ def simulate(args, directory):
     shard = os.path.join(directory, "random.bin")
     random_shard(shard, 3 * args.batch * args.seq_len + 2)
     sizes = ["--model", args.model, "--batch", str(args.batch), "--seq-len", str(args.seq_len)]
+    sizes += ["--logits-chunk", str(args.logits_chunk or args.batch * args.seq_len)]
     training = ["--train-data", shard, "--total-batch", str(args.batch * args.seq_len), "--steps", "2",
                 "--recompute", str(args.recompute), "--graph", "off", "--autotune", "off", "--shuffle", "off",
                 "--eval-every", "0", "--sample-every", "0", "--save-every", "0"]
@@ -313,6 +314,7 @@ def parse():
     parser.add_argument("--tflops", type=float, help="instead of the data sheet's")
     parser.add_argument("--efficiency", type=int, nargs="+", default=[100, 90, 80, 70, 60], help="percent")
     parser.add_argument("--measured", help="step-kernels.csv of gpu_report.sh")
+    parser.add_argument("--logits-chunk", type=int, help="tokens; a micro-batch if not given")
     parser.add_argument("--traces", help="folder with run.jsonl and operations.jsonl; made there if they are not")
     return parser.parse_args()
 
