@@ -53,6 +53,8 @@ COMPILED := $(shell grep -l '_IMPLEMENTATION$$' llmc/*/*.h)
 LIBRARY = $(BUILD)/libllmc.a
 HEADERS = $(wildcard llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh)
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
+# What uses vectors (llmc/base/vec.h) is also tested for other processors than this one.
+VECTOR_TESTS = test_vec test_matmul test_attention test_encoder test_layernorm test_gelu test_classifier test_adamw test_bpe test_gpt2
 TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 
 # Without a GPU to ask, the code is compiled for Hopper. Each object carries what it was compiled for in its path.
@@ -97,7 +99,7 @@ $(BUILD)/commit $(GPU_BUILD)/commit: TEXT = $(COMMIT)
 $(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
 $(GPU_BUILD)/commit: $(call stale,$(GPU_BUILD)/commit,$(COMMIT))
 
-.PHONY: help run test tests lint format bench bench-cpu bench-tokenizer gpu-kit soak clean install uninstall train_gpt2cu sim sim-tests test-gpu gpu-tests print-gpu-build print-libraries FORCE
+.PHONY: help run check test tests lint format bench bench-cpu bench-tokenizer gpu-kit soak clean install uninstall train_gpt2cu sim test-gpu gpu-tests FORCE
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2  ## the trainer on the CPU
@@ -119,6 +121,9 @@ RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(she
 run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, no download; results in out/quickstart
 	./$(RUN_TRAINER) --out $(strip $(OUT))
 
+check:      ## a quick test: the plain build and its tests; TEST=json: only that one
+	@dev/test/run.sh check $(TEST)
+
 test:       ## everything that needs no GPU; ends with `N passed, N failed, N skipped`
 	@dev/test/run.sh
 
@@ -128,10 +133,8 @@ test-gpu: $(GPU_MODULES:%=$(GPU_BUILD)/%) $(GPU_BUILD)/test_gpt2  ## the tests o
 	@set -e; for test in $^; do $$test; done
 
 gpu-tests: $(GPU_MODULES:%=$(GPU_BUILD)/%)
-print-gpu-build:
-	@echo $(GPU_BUILD)
-print-libraries:
-	@echo $(PACKED_LIBS)
+print-%:
+	@echo $($*)
 
 lint:       ## every header alone as C and as C++, with gcc and clang; formatting
 	@dev/test/lint.sh
@@ -176,6 +179,10 @@ $(BUILD)/%: %.c $(LIBRARY) Makefile $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
 
+# Only what computes gains by -O3: the trainer, the tokenizer, and the tests of vectors. An OPT of yours is for all.
+$(BUILD)/llmc/base/%.o $(BUILD)/llmc/data/%.o $(BUILD)/llmc/formats/%.o $(BUILD)/llmc/run/%.o: private OPT = -O2
+$(filter-out $(VECTOR_TESTS:%=$(BUILD)/%),$(MODULES:%=$(BUILD)/%)): private OPT = -O1
+
 define LIBRARY_RULES
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)
@@ -198,22 +205,20 @@ $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 
 # The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
 # and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
-SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c Makefile dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
+SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
 SIM_MODES = plain asan tsan msan
-SIM_TESTS = $(foreach mode,$(SIM_MODES),$(GPU_MODULES:%=build/sim/$(mode)/%)) \
-    $(foreach variant,FP32-plain FP16-plain BF16-plain BF16-asan BF16-tsan BF16-msan,build/sim/$(variant)/test_gpt2)
-sim-tests: $(SIM_TESTS)
-build/sim/runtime.done: $(SIM_SOURCES)  # once, before many use it at a time
-	for mode in $(SIM_MODES); do dev/cusim/build.sh dev/test/test_gpu.cu $$mode || exit 1; done && touch $@
-define SIM_RULE
-build/sim/$(1)/test_%: dev/test/test_%.cu build/sim/runtime.done
+define SIM_RULES
+build/sim/$(1).done: $(SIM_SOURCES) $(if $(filter asan tsan,$(1)),build/sim/plain.done)  # what many link, built once
+	dev/cusim/build.sh dev/test/test_gpu.cu $(1) && touch $$@
+build/sim/$(1)/test_%: dev/test/test_%.cu build/sim/$(1).done
 	dev/cusim/build.sh $$< $(1) $$@
+build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/reference.c
+	CUSIM_FLAGS=-DPRECISION_$$* dev/cusim/build.sh test_gpt2.cu $(1) $$@ dev/test/reference.c
+# sim-MODE: its tests; the whole model's in BF16, and plainly in every precision.
+sim-$(1): $(GPU_MODULES:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP16 FP32))
 endef
-$(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULE,$(mode))))
-build/sim/%/train_gpt2cu: build/sim/runtime.done
+$(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULES,$(mode))))
+build/sim/%/train_gpt2cu: build/sim/plain.done
 	CUSIM_FLAGS=-DPRECISION_$* dev/cusim/build.sh train_gpt2.cu plain $@
-build/sim/%/test_gpt2: build/sim/runtime.done dev/test/reference.c
-	CUSIM_FLAGS=-DPRECISION_$(firstword $(subst -, ,$*)) \
-	    dev/cusim/build.sh test_gpt2.cu $(lastword $(subst -, ,$*)) $@ dev/test/reference.c
 
 -include $(wildcard build/*/*.d build/*/llmc/*/*.d build/sim/*/llmc/*/*.d build/cuda/*/*.d build/cuda/*/llmc/*/*.d build/kit/*/*.d)

@@ -51,8 +51,9 @@ compile_with_cudnn() {
         skip_cudnn "no cudnn_frontend.h in $frontend (scripts/install_deps.sh --cudnn)"
     nvcc -E -x cu - <<<'#include <cudnn.h>' >/dev/null 2>&1 ||
         skip_cudnn "no cudnn.h (cudnn9-cuda-13 in NVIDIA's package repository)"
+    make -s build/plain/libllmc.a || fail "libllmc.a"
     nvcc -std=c++17 -O0 -gencode arch=compute_90a,code=compute_90a -DPRECISION_BF16 -DUSE_CUDNN -isystem "$frontend" \
-        -D_GNU_SOURCE -diag-suppress 1675 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas -I. train_gpt2.cu \
+        -D_GNU_SOURCE -diag-suppress 1675 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas -I. train_gpt2.cu build/plain/libllmc.a \
         -o "$output.program" -lcublasLt -lcudnn -lnvrtc >"$output" 2>&1 ||
         fail "with cuDNN: $(grep -m 1 -E 'error|undefined' "$output")"
     grep -q warning "$output" && fail "with cuDNN: $(grep -m 1 warning "$output")"

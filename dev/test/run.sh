@@ -19,6 +19,8 @@
 #               machine with a GPU (test_kit.sh)
 #     nvcc      the GPU trainer compiled for every supported architecture, and with cuDNN where that is installed
 #
+# `make check` is `run.sh check [TEST]`: the plain variant alone, or one test of it.
+#
 # The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed. Environment:
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
 set -u
@@ -27,7 +29,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL  # `make test` is no part of the builds below
 export OMP_WAIT_POLICY=passive    # threads that spin would starve each other
 export UBSAN_OPTIONS=print_stacktrace=1
 
-source dev/test/vector_tests.sh
+read -ra vector_tests <<<"$(make -s print-VECTOR_TESTS)"
 passed=0
 failed=0
 skipped=0
@@ -93,16 +95,30 @@ finish() {
     print_reports
 }
 
-# build VARIANT TARGETS [NAME=value...]: with warnings as errors; what does not compile is a failed test.
+# build VARIANT TARGETS [NAME=value...]: with warnings as errors, by one job beside the tests of what is built already.
 build() {
-    local variant=$1 begin=$SECONDS
-    shift
-    if ! make -s -k -j2 BUILD="build/$variant" WERROR=-Werror "$@" >"$output" 2>&1; then
+    local log=$tests_dir/build-$1
+    while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+    printf '%s ' "${@:2}" >"$log.command"
+    {
+        local begin=$SECONDS
+        make -s -k BUILD="build/$1" WERROR=-Werror "${@:2}" >"$log.out" 2>&1
+        echo "$? $((SECONDS - begin))" >"$log.ended"
+        mv "$log.ended" "$log.status"
+    } &
+}
+
+# built VARIANT: waits for a build; what does not compile is a failed test.
+built() {
+    local log=$tests_dir/build-$1 status seconds
+    while [ ! -e "$log.status" ]; do wait -n; done
+    read -r status seconds <"$log.status"
+    if [ "$status" != 0 ]; then
         failed=$((failed + 1))
-        head -n 40 "$output"
-        echo "$variant: FAILED: the build (make BUILD=build/$variant WERROR=-Werror $*)"
+        head -n 40 "$log.out"
+        echo "$1: FAILED: the build (make BUILD=build/$1 WERROR=-Werror $(cat "$log.command"))"
     fi
-    echo "$variant: built in $((SECONDS - begin)) s"
+    echo "$1: built in $seconds s"
 }
 
 # run_tests VARIANT [TEST...]: those named, or all.
@@ -121,51 +137,76 @@ int main(void) { return omp_get_max_threads() == 0; }'; }
 sanitizers="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
 
-# ---- the CPU trainer: everything is built, then the tests run, long ones first ----
+# ---- the quick way ----
 
+if [ "${1:-}" = check ]; then
+    [ $# = 1 ] || tests=("${@:2}")
+    tests=("${tests[@]/#test_/}")
+    tests=("${tests[@]/#/test_}")
+    make -s -j2 WERROR=-Werror "${tests[@]/#/build/plain/}" || exit 1
+    run_tests plain
+    finish
+    echo "$passed passed, $failed failed, $skipped skipped"
+    exit $((failed > 0))
+fi
+
+# ---- the CPU trainer: while the tests of one variant run, the next is built ----
+
+make -s -k -j2 WERROR=-Werror tests build/plain/train_gpt2 build/plain/tokenize >/dev/null 2>&1 # `build` says what fails
 build plain tests build/plain/train_gpt2 build/plain/tokenize
+built plain
 build asan tests build/asan/train_gpt2 build/asan/tokenize OPT="$sanitizers"
-build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g1 -fsanitize=thread"
-build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
-if has_cpu avx2 && has_cpu fma; then
-    build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell
-fi
-openmp=-fopenmp
-if command -v clang >/dev/null; then
-    links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
-    build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp
-fi
-build serial build/serial/train_gpt2 OPENMP=
-
 run lint dev/test/lint.sh
-run asan dev/test/test_cli.sh build/asan/train_gpt2
-run fuzz dev/test/fuzz.sh
 run plain dev/test/test_cli.sh build/plain/train_gpt2
-run asan dev/test/test_data.sh build/asan/train_gpt2
 run plain dev/test/test_data.sh build/plain/train_gpt2
 run plain dev/test/test_misuse.sh build/plain/train_gpt2
 run plain dev/test/test_kill.sh build/plain/train_gpt2
-run asan dev/test/test_tokenize.sh build/asan/tokenize
 run plain dev/test/test_tokenize.sh build/plain/tokenize
+run_tests plain
 run get_data dev/test/test_get_data.sh
 run build dev/test/test_build.sh
+
+built asan
+build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g1 -fsanitize=thread"
+build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
+run asan dev/test/test_cli.sh build/asan/train_gpt2
+run asan dev/test/test_data.sh build/asan/train_gpt2
+run asan dev/test/test_tokenize.sh build/asan/tokenize
 run_tests asan
+
+built tsan
 run tsan build/tsan/test_dataloader
-run_tests plain
+has_avx2=
+has_cpu avx2 && has_cpu fma && has_avx2=1
+if [ $has_avx2 ]; then
+    build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell
+fi
+built narrow
 run_tests narrow "${vector_tests[@]}"
-if has_cpu avx2 && has_cpu fma; then
+has_clang=
+command -v clang >/dev/null && has_clang=1
+if [ $has_clang ]; then
+    openmp=-fopenmp
+    links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
+    build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp
+fi
+if [ $has_avx2 ]; then
+    built avx2
     run_tests avx2 "${vector_tests[@]}"
 else
     skip "avx2: this machine has no AVX2"
 fi
-if command -v clang >/dev/null; then
+build serial build/serial/train_gpt2 OPENMP=
+run fuzz dev/test/fuzz.sh
+built serial
+run serial build/serial/train_gpt2 "${quick_run[@]}"
+if [ $has_clang ]; then
+    built clang
     run_tests clang
     run clang build/clang/train_gpt2 "${quick_run[@]}"
 else
     skip "clang is missing (scripts/install_deps.sh)"
 fi
-run serial build/serial/train_gpt2 "${quick_run[@]}"
-finish
 
 # ---- the GPU trainer ----
 
@@ -183,26 +224,41 @@ run_sim() {
     done
 }
 
+# run_sims MODE: the whole model first, which takes longest.
+run_sims() {
+    local program
+    for program in build/sim/*-"$1"/test_gpt2 build/sim/"$1"/test_*; do
+        case $program in *.o) ;; *) run_sim "$1" "$program" ;; esac
+    done
+}
+
+has_sim=
+if [ ! -e "$cuda/include/cublasLt.h" ]; then
+    skip "sim: no CUDA toolkit in $cuda (CUDA_HOME)"
+elif ! command -v clang++ >/dev/null; then
+    skip "sim: clang++ is missing (scripts/install_deps.sh)"
+else
+    has_sim=1
+    build sim-plain sim-plain build/sim/FP32/train_gpt2cu
+fi
 if command -v nvcc >/dev/null; then
     run nvcc dev/test/nvcc.sh
     run nvcc dev/test/nvcc.sh cudnn
 else
     skip "nvcc is missing: the GPU trainer is not compiled for any GPU"
 fi
-if [ ! -e "$cuda/include/cublasLt.h" ]; then
-    skip "sim: no CUDA toolkit in $cuda (CUDA_HOME)"
-elif ! command -v clang++ >/dev/null; then
-    skip "sim: clang++ is missing (scripts/install_deps.sh)"
-else
-    build sim sim-tests build/sim/FP32/train_gpt2cu
-    for program in build/sim/*-{tsan,msan,asan,plain}/test_gpt2 build/sim/{tsan,msan,asan,plain}/test_*; do
-        case $program in
-        *.o) continue ;;
-        *-*/test_gpt2) mode=${program%/*} mode=${mode##*-} ;;
-        *) mode=${program%/*} mode=${mode##*/} ;;
-        esac
-        run_sim "$mode" "$program"
-    done
+if [ $has_sim ]; then
+    built sim-plain
+    build sim-tsan sim-tsan
+    run_sims plain
+    built sim-tsan
+    build sim-msan sim-msan
+    run_sims tsan
+    built sim-msan
+    build sim-asan sim-asan
+    run_sims msan
+    built sim-asan
+    run_sims asan
     run sim dev/test/test_sim.sh
     run sim dev/test/test_kit.sh
     if command -v python3 >/dev/null; then

@@ -48,7 +48,7 @@ run_aarch64() {
 if [ "$(uname -m)" = aarch64 ]; then
     echo "soak: skipped: aarch64: this machine is one"
 elif command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-static >/dev/null; then
-    source dev/test/vector_tests.sh
+    read -ra vector_tests <<<"$(make -s print-VECTOR_TESTS)"
     make -s BUILD=build/aarch64 CC=aarch64-linux-gnu-gcc MARCH= HAVE_ZLIB= HAVE_ISAL= HAVE_ZSTD= HAVE_SNAPPY= \
         "${vector_tests[@]/#/build/aarch64/}" build/aarch64/train_gpt2
     for test in "${vector_tests[@]}"; do

@@ -148,5 +148,5 @@ int main(void) {
     EXPECT(strstr(guard_reason(UPDATE_SKIP_OUTLIER), "outlier") &&
                strstr(guard_reason(UPDATE_SKIP_NONFINITE), "finite"),
            "reasons");
-    return test_done("outlier");
+    return test_done("guard");
 }

@@ -411,5 +411,5 @@ int main(void) {
     test_bad_weights();
     test_failing_writes();
     free(good.data);
-    return test_done("model_file");
+    return test_done("llmc_bin");
 }

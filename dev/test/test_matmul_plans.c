@@ -205,5 +205,5 @@ int main(void) {
     test_damage();
     test_path_of_cache();
     test_cache();
-    return test_done("algorithms of products in files");
+    return test_done("matmul_plans");
 }

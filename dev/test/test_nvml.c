@@ -228,12 +228,12 @@ int main(void) {
     test_missing_library();
     if (system("command -v cc >/dev/null 2>&1") != 0) {
         printf("skipped: the stand-in for NVML: no cc to compile it with\n");
-        return test_done("test_nvml");
+        return test_done("nvml");
     }
     test_devices();
     test_two_at_once();
     test_throttle();
     test_missing_functions();
     test_room();
-    return test_done("test_nvml");
+    return test_done("nvml");
 }

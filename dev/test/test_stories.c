@@ -407,5 +407,5 @@ int main(void) {
     test_ambiguity_is_fatal(&c.stories);
     free(c.tokens);
     free(c.nats);
-    return test_done("test_stories");
+    return test_done("stories");
 }

@@ -183,5 +183,5 @@ int main(void) {
     test_nothing(&bpe);
     test_train(&corpus);
     bpe_close(&bpe);
-    return test_done("tokenize");
+    return test_done("text_pipeline");
 }
