@@ -39,11 +39,13 @@ struct GPT2 {
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     RecomputeLevel recompute; // which activations the backward pass computes again
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
-    size_t parameter_bytes, activation_bytes;
+    StateRow state_rows[GPT2_STATE_ROWS];
+    size_t parameter_bytes, state_bytes, activation_bytes;
 
-    void *params_memory, *grads_memory, *m_memory, *v_memory,
-        *acts_memory; // one allocation each, cut up by the rows
+    // One allocation each, cut up by the rows.
+    void *params_memory, *grads_memory, *state_memory, *acts_memory;
     GPT2Parameters params, grads;
+    GPT2OptimizerState state;
     GPT2Activations acts;
 
     MatmulScratch matmul;
@@ -61,15 +63,12 @@ static int saves_in_background(const Options* o) { return o->save_every > 0 && o
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const size_t params = gpt2_parameter_rows(rows, cfg);
-    const PlanMemory kinds[PLAN_KINDS] = {
-        {"parameters", params, 0},
-        {"gradients", params, 0},
-        {"AdamW m", params, 0},
-        {"v", params, 0},
-        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
-        {"copy to save", saves_in_background(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0, 0},
-        {NULL, 0, 0}};
-    memcpy(plan, kinds, sizeof(kinds));
+    plan->name = NULL;
+    plan_add(plan, "parameters", params);
+    plan_add(plan, "gradients", params);
+    plan_add_state(plan, cfg);
+    plan_add(plan, "activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute));
+    plan_add(plan, "copy to save", saves_in_background(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0);
 }
 
 // Memory for the model; all parameters are zero. Nothing is allocated after this.
@@ -80,15 +79,16 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->T = o->seq_len;
     model->recompute = (RecomputeLevel)o->recompute;
     model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, cfg);
+    model->state_bytes = gpt2_state_rows(model->state_rows, cfg);
     model->activation_bytes =
         gpt2_activation_rows(model->activation_rows, cfg, model->B, model->T, model->recompute);
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = check_alloc(model->parameter_bytes, 1, "gradients");
-    model->m_memory = check_alloc(model->parameter_bytes, 1, "optimizer state m");
-    model->v_memory = check_alloc(model->parameter_bytes, 1, "optimizer state v");
+    model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
     model->acts_memory = check_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
     tensor_rows_bind(&model->grads, model->parameter_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
+    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     matmul_open(&model->matmul);
     attention_open(&model->attention, model->T, cfg.C / cfg.NH);
@@ -105,8 +105,7 @@ static void gpt2_close(GPT2* model) {
     attention_close(&model->attention);
     matmul_close(&model->matmul);
     free(model->acts_memory);
-    free(model->v_memory);
-    free(model->m_memory);
+    free(model->state_memory);
     free(model->grads_memory);
     free(model->params_memory);
 }
@@ -328,15 +327,19 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One AdamW update of every tensor; `adamw.weight_decay` applies to those that decay.
+// One update of every tensor, each by its rule; `adamw.weight_decay` applies to those that decay.
 static void gpt2_update(GPT2* model, AdamW adamw) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model->parameter_rows[i];
+        const GPT2OptimizerState state = gpt2_state_of_parameter(model->state, model->state_rows, i);
+        float *param = row_tensor(row, model->params_memory), *grad = row_tensor(row, model->grads_memory);
         AdamW opt = adamw;
         opt.weight_decay = row->decay ? adamw.weight_decay : 0.0f;
-        adamw_update_cpu(row_tensor(row, model->params_memory), row_tensor(row, model->grads_memory),
-                         row_tensor(row, model->m_memory), row_tensor(row, model->v_memory),
-                         tensor_elements(row), opt);
+        switch (row->rule) {
+        case RULE_ADAMW:
+            adamw_update_cpu(param, grad, state.m, state.v, tensor_elements(row), opt);
+            break;
+        }
     }
 }
 
@@ -371,7 +374,7 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
 
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
     checkpoint_read(saved, path, model->cfg, model->parameter_rows, model->params_memory,
-                    (float*)model->m_memory, (float*)model->v_memory);
+                    model->state_memory);
 }
 
 static SafeTensorsDtype saved_dtype(const Options* options) {
@@ -383,14 +386,12 @@ static SafeTensorsDtype saved_dtype(const Options* options) {
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     if (!model->save_copy) {
         copy->params = model->params_memory;
-        copy->m = (float*)model->m_memory;
-        copy->v = (float*)model->v_memory;
+        copy->optimizer = model->state_memory;
         return 0;
     }
-    save_copy_at(copy, model->save_copy);
+    checkpoint_copy_at(copy, model->save_copy);
     memcpy(copy->params, model->params_memory, copy->params_bytes);
-    memcpy(copy->m, model->m_memory, copy->state_bytes);
-    memcpy(copy->v, model->v_memory, copy->state_bytes);
+    memcpy(copy->optimizer, model->state_memory, copy->optimizer_bytes);
     return 1;
 }
 

@@ -61,15 +61,19 @@ struct GPT2 {
     uint64_t seed;            // of stochastic rounding
     Gpu gpu;
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
-    size_t parameter_bytes, activation_bytes;
-    size_t elements; // of all parameters, with alignment: grads, master, m and v have as many
+    StateRow state_rows[GPT2_STATE_ROWS];
+    size_t parameter_bytes, state_bytes, activation_bytes;
+    size_t elements; // of all parameters, with alignment: grads and master have as many
 
-    void *params_memory, *grads_memory, *acts_memory; // one allocation each, cut up by the rows
-    float *master, *m, *v;                            // master is NULL without master weights
+    // One allocation each, cut up by the rows.
+    void *params_memory, *grads_memory, *state_memory, *acts_memory;
+    float* master; // NULL without master weights
     GPT2Parameters params;
+    GPT2OptimizerState state;
     GPT2Activations acts;
 
-    AdamWSegments segments; // the parameter rows as ranges of elements
+    AdamWSegments segments;       // the parameter rows as ranges of elements:
+    AdamWSegments adamw_segments; // all, and those that AdamW updates
     BatchQueue batches;
     MatmulGpu matmul;
     AttentionGpu attention;
@@ -86,16 +90,21 @@ struct GPT2 {
     int has_nvml, has_listed_products;
 };
 
-static AdamWSegments parameter_segments(const TensorRow* rows) {
-    AdamWSegments segments;
-    memset(&segments, 0, sizeof(segments));
-    segments.count = GPT2_PARAMETER_ROWS;
+static void add_segment(AdamWSegments* segments, const TensorRow* row) {
+    const int s = segments->count++;
+    segments->start[s] = row->offset_bytes / row->element_bytes;
+    segments->end[s] = segments->start[s] + tensor_elements(row);
+    segments->decay[s] = row->decay;
+}
+
+static void open_segments(GPT2* model) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        segments.start[i] = rows[i].offset_bytes / rows[i].element_bytes;
-        segments.end[i] = segments.start[i] + tensor_elements(&rows[i]);
-        segments.decay[i] = rows[i].decay;
+        const TensorRow* row = &model->parameter_rows[i];
+        add_segment(&model->segments, row);
+        if (row->rule == RULE_ADAMW) {
+            add_segment(&model->adamw_segments, row);
+        }
     }
-    return segments;
 }
 
 // The type of the weights in a checkpoint: of master weights if there are any.
@@ -108,18 +117,15 @@ static SafeTensorsDtype saved_dtype(const Options* o) {
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const size_t params = gpt2_parameter_rows(rows, cfg), fp32 = params / sizeof(floatX) * sizeof(float);
-    const PlanMemory kinds[PLAN_KINDS] = {
-        {"parameters", params, 0},
-        {"gradients", o->gradients ? fp32 : params, 0},
-        {"master weights", sizeof(floatX) < 4 && o->master_weights ? fp32 : 0, 0},
-        {"AdamW m", fp32, 0},
-        {"v", fp32, 0},
-        {"activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute), 0},
-        {"cuBLASLt workspace", matmul_planned_bytes(o->device), 0},
-        {"attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)), 0},
-        {"pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, saved_dtype(o)) : 0, 1},
-        {NULL, 0, 0}};
-    memcpy(plan, kinds, sizeof(kinds));
+    plan->name = NULL;
+    plan_add(plan, "parameters", params);
+    plan_add(plan, "gradients", o->gradients ? fp32 : params);
+    plan_add(plan, "master weights", sizeof(floatX) < 4 && o->master_weights ? fp32 : 0);
+    plan_add_state(plan, cfg);
+    plan_add(plan, "activations", gpt2_activation_rows(activations, cfg, o->batch, o->seq_len, o->recompute));
+    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
+    plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
+    plan_add_host(plan, "pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, saved_dtype(o)) : 0);
 }
 
 // Of the GPU, with some room for what is not planned.
@@ -184,20 +190,21 @@ static void open_gpu_report(GPT2* model, const Options* options) {
 // One allocation for each kind of tensor.
 static void open_tensors(GPT2* model, int master_weights) {
     model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, model->cfg);
+    model->state_bytes = gpt2_state_rows(model->state_rows, model->cfg);
     model->activation_bytes =
         gpt2_activation_rows(model->activation_rows, model->cfg, model->B, model->T, model->recompute);
     model->elements = model->parameter_bytes / sizeof(floatX);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = gpu_alloc(model->elements, dtype_bytes(model->grad_dtype), "gradients");
-    model->m = (float*)gpu_alloc(model->elements, sizeof(float), "optimizer state m");
-    model->v = (float*)gpu_alloc(model->elements, sizeof(float), "optimizer state v");
+    model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
     if (sizeof(floatX) < sizeof(float) && master_weights) {
         model->master = (float*)gpu_alloc(model->elements, sizeof(float), "master weights");
     }
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
+    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
-    model->segments = parameter_segments(model->parameter_rows);
+    open_segments(model);
 }
 
 // Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
@@ -265,8 +272,7 @@ static void gpt2_close(GPT2* model) {
     batch_queue_close(&model->batches);
     gpu_free(model->acts_memory);
     gpu_free(model->master);
-    gpu_free(model->v);
-    gpu_free(model->m);
+    gpu_free(model->state_memory);
     gpu_free(model->grads_memory);
     gpu_free(model->params_memory);
     gpu_close(&model->gpu);
@@ -562,10 +568,10 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One AdamW update of every tensor; `adamw.grad_scale` applies to gradients as they are in memory.
+// One update of every tensor, each by its rule; `adamw.grad_scale` applies to gradients as they are in memory.
 static void gpt2_update(GPT2* model, AdamW adamw) {
-    adamw_update((floatX*)model->params_memory, model->master, all_gradients(model), model->m, model->v,
-                 model->segments, adamw, model->seed, &model->gpu);
+    adamw_update((floatX*)model->params_memory, model->master, all_gradients(model), model->state.m,
+                 model->state.v, model->adamw_segments, adamw, model->seed, &model->gpu);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -601,16 +607,26 @@ static const float* gpt2_next_logits(void* model_, const int* ids, int known, in
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
+// Copies from the host to the GPU, and waits.
+static void upload(const GPT2* model, void* to, const void* from, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+}
+
 // Sets the parameters, and the master weights, from fp32 values on the host, laid out by the parameter rows.
 static void gpt2_upload(GPT2* model, const float* values) {
-    float* fp32 = model->master ? model->master : model->m; // m is still zero: borrowed, and cleared again
-    const size_t bytes = model->elements * sizeof(float);
-    CUDA_CHECK(cudaMemcpyAsync(fp32, values, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
-    params_from_master((floatX*)model->params_memory, fp32, model->segments, &model->gpu);
-    if (fp32 == model->m) {
-        CUDA_CHECK(cudaMemsetAsync(model->m, 0, bytes, model->gpu.stream));
+    if (model->master) {
+        upload(model, model->master, values, model->elements * sizeof(float));
+        params_from_master((floatX*)model->params_memory, model->master, model->segments, &model->gpu);
+        CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+        return;
     }
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
+    for (size_t i = 0; i < model->elements; i++) {
+        narrow[i] = from_float<floatX>(values[i]);
+    }
+    upload(model, model->params_memory, narrow, model->elements * sizeof(floatX));
+    free(narrow);
 }
 
 // The parameters as fp32 on the host, laid out by the parameter rows: the master weights if there are any. The
@@ -648,17 +664,16 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
-    const size_t n = model->elements, bytes = n * sizeof(float);
-    float* values = (float*)check_alloc(3 * n, sizeof(float), "copy of the checkpoint");
+    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
+    void* state = check_alloc(model->state_bytes, 1, "copy of the optimizer state");
     char error[ERROR_BYTES];
-    checkpoint_read(saved, path, model->cfg, rows, values, values + n, values + 2 * n);
+    checkpoint_read(saved, path, model->cfg, rows, values, state);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
         printf("note: %s; products are measured anew\n", error);
     }
-    gpt2_upload(model, values); // first: it borrows m
-    CUDA_CHECK(cudaMemcpyAsync(model->m, values + n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
-    CUDA_CHECK(cudaMemcpyAsync(model->v, values + 2 * n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    gpt2_upload(model, values);
+    upload(model, model->state_memory, state, model->state_bytes);
+    free(state);
     free(values);
 }
 
@@ -677,14 +692,14 @@ static void open_save_copy(GPT2* model, size_t bytes) {
 // Copies weights and optimizer state to the host.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     if (!model->save_copy) {
-        open_save_copy(model, copy->params_bytes + 2 * copy->state_bytes);
+        open_save_copy(model, copy->params_bytes + copy->optimizer_bytes);
     }
-    save_copy_at(copy, model->save_copy);
+    checkpoint_copy_at(copy, model->save_copy);
     const void* params = model->master ? (const void*)model->master : model->params_memory;
     const cudaStream_t stream = model->gpu.stream;
     CUDA_CHECK(cudaMemcpyAsync(copy->params, params, copy->params_bytes, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaMemcpyAsync(copy->m, model->m, copy->state_bytes, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaMemcpyAsync(copy->v, model->v, copy->state_bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(copy->optimizer, model->state_memory, copy->optimizer_bytes,
+                               cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     return 1;
 }
