@@ -51,6 +51,13 @@ typedef struct {
     cudaGraphExec_t graph;
 } MicroStepGraph;
 
+// The gradients of the parameters: the same members, all of one type.
+#define GRADIENT_MEMBER(name, ...) Gradient name;
+typedef struct {
+    GPT2_PARAMETERS(GRADIENT_MEMBER)
+} GPT2Gradients;
+#undef GRADIENT_MEMBER
+
 struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
@@ -61,6 +68,7 @@ struct GPT2 {
     uint64_t seed;            // of stochastic rounding
     Gpu gpu;
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
+    TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // the parameters', with elements of grad_dtype
     StateRow state_rows[GPT2_STATE_ROWS];
     size_t parameter_bytes, state_bytes, activation_bytes;
     size_t elements; // of all parameters, with alignment: grads and master have as many
@@ -190,6 +198,7 @@ static void open_gpu_report(GPT2* model, const Options* options) {
 // One allocation for each kind of tensor.
 static void open_tensors(GPT2* model, int master_weights) {
     model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, model->cfg);
+    gpt2_parameter_rows_of(model->gradient_rows, model->cfg, dtype_bytes(model->grad_dtype));
     model->state_bytes = gpt2_state_rows(model->state_rows, model->cfg);
     model->activation_bytes =
         gpt2_activation_rows(model->activation_rows, model->cfg, model->B, model->T, model->recompute);
@@ -278,12 +287,22 @@ static void gpt2_close(GPT2* model) {
     gpu_close(&model->gpu);
 }
 
-// The gradient of a parameter.
-static Gradient grad_of(const GPT2* model, const floatX* parameter) {
-    const size_t element = (size_t)(parameter - (const floatX*)model->params_memory);
-    const Gradient gradient = {(char*)model->grads_memory + element * dtype_bytes(model->grad_dtype),
+// The gradient of layer l of a parameter; of the one layer if there is only one.
+static Gradient gradient_at_layer(const GPT2* model, const TensorRow* row, int l) {
+    const size_t first = row->layers > 1 ? (size_t)l * tensor_layer_elements(row) : 0;
+    const Gradient gradient = {(char*)model->grads_memory + row->offset_bytes + first * row->element_bytes,
                                model->grad_dtype};
     return gradient;
+}
+
+// All gradients, seen from layer l: .qkvw is layer l's.
+static GPT2Gradients gradients_at_layer(const GPT2* model, int l) {
+    const TensorRow* row = model->gradient_rows;
+    GPT2Gradients grads;
+#define GRADIENT_SET_MEMBER(name, ...) grads.name = gradient_at_layer(model, row++, l);
+    GPT2_PARAMETERS(GRADIENT_SET_MEMBER)
+#undef GRADIENT_SET_MEMBER
+    return grads;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -407,20 +426,12 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
     }
 }
 
-// The gradients of the weight (OC, C) and the bias (OC), or NULL without one, of a linear layer, set or added
-// to. dout is (N, OC), inp (N, C).
-static void parameter_backward(GPT2* model, const floatX* weight, const floatX* bias, const floatX* dout,
-                               const floatX* inp, int N, int C, int OC, GradientMode mode) {
-    const Gradient none = {NULL, DTYPE_OF(floatX)};
-    matmul_backward_parameters(grad_of(model, weight), bias ? grad_of(model, bias) : none, dout, inp, N, C,
-                               OC, mode, &model->matmul);
-}
-
-// A linear layer: dinp (N, C) is set; the gradients of weight (OC, C) and bias (OC), or NULL without one, are
-// set or added to. dout is (N, OC), inp (N, C).
-static void linear_backward(GPT2* model, floatX* dinp, const floatX* weight, const floatX* bias,
-                            const floatX* dout, const floatX* inp, int N, int C, int OC, GradientMode mode) {
-    parameter_backward(model, weight, bias, dout, inp, N, C, OC, mode);
+// A linear layer: dinp (N, C) is set; dweight (OC, C) and dbias (OC), or NULL without a bias, are set or added
+// to. dout is (N, OC), inp (N, C), weight (OC, C).
+static void linear_backward(GPT2* model, floatX* dinp, Gradient dweight, Gradient dbias, const floatX* dout,
+                            const floatX* inp, const floatX* weight, int N, int C, int OC,
+                            GradientMode mode) {
+    matmul_backward_parameters(dweight, dbias, dout, inp, N, C, OC, mode, &model->matmul);
     matmul_backward_input(dinp, dout, weight, N, C, OC, &model->matmul);
 }
 
@@ -429,26 +440,27 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const Gpu* gpu = &model->gpu;
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Gradients d = gradients_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     floatX *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     floatX* dresidual = a.dresidual;                              // (N, C)
     block_recompute(model, l, batch);
 
     // the MLP: dfch (N, 4C)
-    parameter_backward(model, p.fcprojw, p.fcprojb, dresidual, a.fch_gelu, N, 4 * C, C, mode);
+    matmul_backward_parameters(d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, N, 4 * C, C, mode,
+                               &model->matmul);
     matmul_backward_input_gelu(a.dfch, dresidual, p.fcprojw, a.fch, N, 4 * C, C, &model->matmul);
-    linear_backward(model, dln2, p.fcw, p.fcb, a.dfch, a.ln2, N, C, 4 * C, mode);
-    layernorm_backward(dresidual, grad_of(model, p.ln2w), grad_of(model, p.ln2b), dln2, a.residual2, p.ln2w,
-                       a.ln2_mean, a.ln2_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
+    linear_backward(model, dln2, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, 4 * C, mode);
+    layernorm_backward(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
+                       GRADIENT_ADD, mode, &model->layernorm, gpu);
 
     // attention: dqkv (N, 3C)
-    linear_backward(model, datty, p.attprojw, p.attprojb, dresidual, a.atty, N, C, C, mode);
+    linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C, mode);
     attention_backward(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts, B, T, C, model->cfg.NH,
                        &model->attention, gpu);
-    linear_backward(model, dln1, p.qkvw, p.qkvb, a.dqkv, a.ln1, N, C, 3 * C, mode);
-    layernorm_backward(dresidual, grad_of(model, p.ln1w), grad_of(model, p.ln1b), dln1,
-                       residual_into(model, l), p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode,
-                       &model->layernorm, gpu);
+    linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, 3 * C, mode);
+    layernorm_backward(dresidual, d.ln1w, d.ln1b, dln1, residual_into(model, l), p.ln1w, a.ln1_mean,
+                       a.ln1_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
 }
 
 // The classifier, chunk by chunk: sets the losses (N) and dlnf (N, C), and sets or adds to the gradient of wte.
@@ -456,13 +468,14 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
     const int N = batch.B * batch.T, chunk = classifier_chunk(model);
+    const Gradient dwte = gradients_at_layer(model, 0).wte, no_bias = {NULL, model->grad_dtype};
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
         gpt2_logits(model, n, count);
         floatX* dlogits = a.logits; // (count, Vp), in place
         classifier_backward(a.losses + n, dlogits, batch.targets + n, dloss, count, V, Vp, &model->gpu);
-        linear_backward(model, dlnf + at, model->params.wte, NULL, dlogits, a.lnf + at, count, C, Vp,
+        linear_backward(model, dlnf + at, dwte, no_bias, dlogits, a.lnf + at, model->params.wte, count, C, Vp,
                         n == 0 ? mode : GRADIENT_ADD);
     }
 }
@@ -474,16 +487,16 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const GPT2Activations a = model->acts;
     const GPT2Parameters p = model->params;
+    const GPT2Gradients d = gradients_at_layer(model, 0);
     floatX* dlnf = a.branch; // (N, C)
     classifier_gradients(model, dlnf, batch, dloss, mode);
-    layernorm_backward(a.dresidual, grad_of(model, p.lnfw), grad_of(model, p.lnfb), dlnf,
-                       residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
-                       &model->layernorm, &model->gpu);
+    layernorm_backward(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
+                       a.lnf_rstd, N, C, GRADIENT_SET, mode, &model->layernorm, &model->gpu);
     for (int l = cfg.L - 1; l >= 0; l--) {
         block_backward(model, l, batch, mode);
     }
-    encoder_backward(grad_of(model, p.wte), grad_of(model, p.wpe), a.dresidual, batch.inputs, B, T, cfg.max_T,
-                     C, mode, &model->encoder, &model->gpu);
+    encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
+                     &model->gpu);
 }
 
 // ---- a micro-step
@@ -538,7 +551,8 @@ static StepResult gpt2_read_result(GPT2* model) {
 }
 
 static Gradient all_gradients(const GPT2* model) {
-    return grad_of(model, (const floatX*)model->params_memory);
+    const Gradient gradients = {model->grads_memory, model->grad_dtype};
+    return gradients;
 }
 
 // Sets the square sum of the whole gradient in the result, on the GPU.
