@@ -8,7 +8,7 @@ llmc/run/run.h.
 
 Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
 optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C
-channels, Vp tokens of the padded vocabulary.
+channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
 #include "llmc/precision.cuh"
 
@@ -329,14 +329,15 @@ static floatX* residual_into(const GPT2* model, int l) {
 static void block_hidden(GPT2* model, int l, Batch batch, int first) {
     const Gpu* gpu = &model->gpu;
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * (T - first);
+    const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     const GPT2Activations a = gpt2_activations_at_token(all, model->activation_rows, first);
     const floatX* residual = residual_into(model, l) + (size_t)first * C; // (N, C)
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
-    // qkv (N, 3C) = ln1 qkvw^T + qkvb, with qkvw (3C, C)
-    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
+    // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
+    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
     // atty (B, T, C), att_lse (B, NH, T)
     attention_forward(all.atty, all.att_lse, all.qkv, batch.starts, B, T, first, C, model->cfg.NH,
                       &model->attention, gpu);
@@ -344,14 +345,14 @@ static void block_hidden(GPT2* model, int l, Batch batch, int first) {
     matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
     // ln2 (N, C)
     layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
-    // fch (N, 4C) = ln2 fcw^T + fcb, with fcw (4C, C); fch_gelu (N, 4C)
-    matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, &model->matmul);
+    // fch (N, F) = ln2 fcw^T + fcb, with fcw (F, C); fch_gelu (N, F)
+    matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
 }
 
 // Sets the last hidden state, lnf, of the tokens first ... T-1 of each sequence; N of them.
 static void gpt2_forward(GPT2* model, Batch batch, int first) {
     const GPT2Config cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, N = B * (T - first);
+    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
     // Only the products of full micro-batches are worth timing.
     model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T && first == 0;
@@ -363,9 +364,9 @@ static void gpt2_forward(GPT2* model, Batch batch, int first) {
         const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         block_hidden(model, l, batch, first);
-        // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, 4C)
-        matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N,
-                                4 * C, C, &model->matmul);
+        // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
+        matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F,
+                                C, &model->matmul);
     }
     const floatX* residual = residual_into(model, cfg.L) + (size_t)first * C; // (N, C)
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N, C,
@@ -410,7 +411,7 @@ static void batch_loss(GPT2* model, Batch batch, GradientMode mode) {
 // the same bits.
 static void block_recompute(GPT2* model, int l, Batch batch) {
     const Gpu* gpu = &model->gpu;
-    const int C = model->cfg.C, N = batch.B * batch.T;
+    const int C = model->cfg.C, F = gpt2_hidden(model->cfg), N = batch.B * batch.T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     if (model->recompute == RECOMPUTE_BLOCK) {
@@ -422,7 +423,7 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
         layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
     }
     if (model->recompute >= RECOMPUTE_GELU) {
-        gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, gpu);
+        gelu_forward(a.fch_gelu, a.fch, (size_t)N * F, gpu);
     }
 }
 
@@ -439,6 +440,7 @@ static void linear_backward(GPT2* model, floatX* dinp, Gradient dweight, Gradien
 static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const Gpu* gpu = &model->gpu;
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
+    const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Gradients d = gradients_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
@@ -446,19 +448,18 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     floatX* dresidual = a.dresidual;                              // (N, C)
     block_recompute(model, l, batch);
 
-    // the MLP: dfch (N, 4C)
-    matmul_backward_parameters(d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, N, 4 * C, C, mode,
-                               &model->matmul);
-    matmul_backward_input_gelu(a.dfch, dresidual, p.fcprojw, a.fch, N, 4 * C, C, &model->matmul);
-    linear_backward(model, dln2, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, 4 * C, mode);
+    // the MLP: dfch (N, F)
+    matmul_backward_parameters(d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, N, F, C, mode, &model->matmul);
+    matmul_backward_input_gelu(a.dfch, dresidual, p.fcprojw, a.fch, N, F, C, &model->matmul);
+    linear_backward(model, dln2, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, F, mode);
     layernorm_backward(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
                        GRADIENT_ADD, mode, &model->layernorm, gpu);
 
-    // attention: dqkv (N, 3C)
+    // attention: dqkv (N, QKV)
     linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C, mode);
     attention_backward(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts, B, T, C, model->cfg.NH,
                        &model->attention, gpu);
-    linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, 3 * C, mode);
+    linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
     layernorm_backward(dresidual, d.ln1w, d.ln1b, dln1, residual_into(model, l), p.ln1w, a.ln1_mean,
                        a.ln1_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
 }

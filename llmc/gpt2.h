@@ -7,16 +7,18 @@ memory, the initialization, the update, the decay, the files, the tests and the 
 their rows; nothing else in the program lists the tensors.
 
     B  sequences in a micro-batch     T   tokens of a sequence     N = B*T
-    C  channels                       NH  heads, of size HS = C/NH
+    C  channels                       NH  heads                    HS = their size, C/NH
+    F  hidden size of the MLP, 4C     QKV size of queries, keys and values together, 3C
     L  layers (blocks)                V   vocabulary               Vp = V rounded up to a multiple of 128
 
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks, learned
 positions, GELU in tanh form, the token embedding shared with the classifier.
 
-defines: GPT2Config, GPT2Parameters, GPT2OptimizerState, GPT2Activations, TensorRow, UpdateRule, StateRow,
-         gpt2_state_rows, gpt2_state_bind, gpt2_state_of_parameter, gpt2_count_state_bytes, TensorInFiles,
-         tensor_elements, tensor_rows_bind, gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows,
-         gpt2_classifier_chunk, gpt2_parameters_at_layer, gpt2_activations_at_layer,
+defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters, GPT2OptimizerState,
+         GPT2Activations, TensorRow, UpdateRule, StateRow, gpt2_state_rows, gpt2_state_bind,
+         gpt2_state_of_parameter, gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_bind,
+         gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows, gpt2_classifier_chunk,
+         gpt2_parameters_at_layer, gpt2_activations_at_layer,
          gpt2_activations_at_token, gpt2_model_by_name, gpt2_padded_vocab, gpt2_check_config,
          gpt2_count_parameters, gpt2_flops_per_token, gpt2_initial_value, gpt2_rows_in_files,
          gpt2_random_weights, RecomputeLevel, TensorInit, TensorLife, tensor_layer_elements, GPT2NamedModel,
@@ -41,6 +43,10 @@ typedef struct {
     int V, Vp;
     int L, NH, C;
 } GPT2Config;
+
+static inline int gpt2_hidden(GPT2Config cfg) { return 4 * cfg.C; }
+static inline int gpt2_qkv_size(GPT2Config cfg) { return 3 * cfg.C; }
+static inline int gpt2_head_size(GPT2Config cfg) { return cfg.C / cfg.NH; }
 
 typedef enum {
     INIT_ZERO,
@@ -82,15 +88,15 @@ typedef enum {
   X(wpe,        1,      cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
   X(ln1w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
   X(ln1b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
-  X(qkvw,       cfg.L,  3 * cfg.C,  cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
-  X(qkvb,       cfg.L,  1,          3*cfg.C,  INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
+  X(qkvw,       cfg.L,  QKV,        cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
+  X(qkvb,       cfg.L,  1,          QKV,      INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
   X(attprojw,   cfg.L,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
   X(attprojb,   cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
   X(ln2w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
   X(ln2b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
-  X(fcw,        cfg.L,  4 * cfg.C,  cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
-  X(fcb,        cfg.L,  1,          4*cfg.C,  INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
-  X(fcprojw,    cfg.L,  cfg.C,      4*cfg.C,  INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
+  X(fcw,        cfg.L,  F,          cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
+  X(fcb,        cfg.L,  1,          F,        INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
+  X(fcprojw,    cfg.L,  cfg.C,      F,        INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
   X(fcprojb,    cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
   X(lnfw,       1,      1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
   X(lnfb,       1,      1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
@@ -113,15 +119,15 @@ typedef enum {
   X(ln1,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
   X(ln1_mean,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
   X(ln1_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(qkv,        cfg.L,  N,      NORMS, 3 * cfg.C,           floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
+  X(qkv,        cfg.L,  N,      NORMS, QKV,                 floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
   X(atty,       cfg.L,  N,      NORMS, cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
   X(att_lse,    cfg.L,  N,      NORMS, cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
   X(residual2,  cfg.L,  N,      NORMS, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
   X(ln2,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
   X(ln2_mean,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
   X(ln2_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(fch,        cfg.L,  N,      NORMS, 4 * cfg.C,           floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
-  X(fch_gelu,   cfg.L,  N,      NONE,  4 * cfg.C,           floatX,  LIVE_ALWAYS)  /* and after */ \
+  X(fch,        cfg.L,  N,      NORMS, F,                   floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
+  X(fch_gelu,   cfg.L,  N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* and after */ \
   X(residual3,  cfg.L,  N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
   X(lnf,        1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
   X(lnf_mean,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
@@ -130,8 +136,8 @@ typedef enum {
   X(losses,     1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS)   /* nats, per token */ \
   X(branch,     1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* what a block adds to the stream, and its gradient */ \
   X(dresidual,  1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
-  X(dqkv,       1,      N,      BLOCK, 3 * cfg.C,           floatX,  LIVE_BLOCK) \
-  X(dfch,       1,      N,      BLOCK, 4 * cfg.C,           floatX,  LIVE_BLOCK)
+  X(dqkv,       1,      N,      BLOCK, QKV,                 floatX,  LIVE_BLOCK) \
+  X(dfch,       1,      N,      BLOCK, F,                   floatX,  LIVE_BLOCK)
 // clang-format on
 
 #define GPT2_MEMBER_(name, ...) floatX* name;
@@ -210,6 +216,7 @@ static inline size_t tensor_rows_layout_(TensorRow* rows, int count) {
 // allocation that holds them all.
 static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
                                             size_t element_bytes) {
+    const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
     TensorRow* row = rows;
 #define GPT2_ROW_(name_, layers_, rows_, cols_, init_, decay_, rule_, form_, hf_name_, gguf_name_)           \
     row->name = #name_;                                                                                      \
@@ -299,6 +306,7 @@ static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
 static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
                                           int recompute) {
     const size_t N = (size_t)B * (size_t)T, chunk = gpt2_classifier_chunk(cfg, N);
+    const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
     TensorRow* row = rows;
 #define GPT2_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                      \
     row->name = #name_;                                                                                      \

@@ -113,9 +113,9 @@ static Results reference(const Shape* s, const float* qkv, const float* dout) {
     const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(3 * outs(s))};
     AttentionScratch scratch;
     attention_open(&scratch, s->T, s->HS);
-    attention_forward_cpu(r.out, r.lse, qkv, s->starts, s->B, s->T, 0, s->NH * s->HS, s->NH, &scratch);
-    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, s->starts, s->B, s->T, s->NH * s->HS, s->NH,
-                           &scratch);
+    const AttentionSizes sizes = {s->B, s->T, s->NH * s->HS, s->NH, 0};
+    attention_forward_cpu(r.out, r.lse, qkv, s->starts, sizes, &scratch);
+    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, s->starts, sizes, &scratch);
     attention_close(&scratch);
     return r;
 }

@@ -236,7 +236,7 @@ static void gguf_put_pairs_(GgufWriter_* w, const char* name, GPT2Config cfg, Gg
     gguf_pair_u32_(w, "gpt2.context_length", cfg.max_T);
     gguf_pair_u32_(w, "gpt2.embedding_length", cfg.C);
     gguf_pair_u32_(w, "gpt2.block_count", cfg.L);
-    gguf_pair_u32_(w, "gpt2.feed_forward_length", 4 * cfg.C);
+    gguf_pair_u32_(w, "gpt2.feed_forward_length", gpt2_hidden(cfg));
     gguf_pair_u32_(w, "gpt2.attention.head_count", cfg.NH);
     gguf_pair_float_(w, "gpt2.attention.layer_norm_epsilon", 1e-5f);
     gguf_put_tokenizer_(w, bpe, cfg.V);
