@@ -14,11 +14,12 @@ in int8; matrices whose rows are no whole blocks are fp16 instead.
 Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
 its tokens are only numbers there, and llama.cpp cannot read or print text with them.
 
-defines: GgufDtype, gguf_write
+defines: GGUF_DTYPE_WORDS, GgufDtype, gguf_write
 */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
 
+#include "llmc/base/words.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/gpt2.h"
 
@@ -26,7 +27,9 @@ defines: GgufDtype, gguf_write
 extern "C" {
 #endif
 
-typedef enum { GGUF_F32, GGUF_F16, GGUF_BF16, GGUF_Q8_0 } GgufDtype; // in the order of --export-gguf-dtype
+// --export-gguf-dtype
+#define GGUF_DTYPE_WORDS(X) X(GGUF_F32, "f32") X(GGUF_F16, "f16") X(GGUF_BF16, "bf16") X(GGUF_Q8_0, "q8_0")
+typedef enum { GGUF_DTYPE_WORDS(WORDS_VALUE) } GgufDtype;
 
 // ---- tensors
 
