@@ -23,8 +23,8 @@ As in flash attention (Dao et al., 2022), probabilities exist only for ATTENTION
 time and are computed again, from lse, in the backward pass. Earlier documents than those of the first of
 these queries are skipped. A thread takes a whole head; all products are tiles of matmul.h.
 
-defines: AttentionSizes, AttentionScratch, attention_open, attention_close, attention_forward_cpu, attention_backward_cpu,
-         attention_flops
+defines: AttentionSizes, AttentionScratch, attention_open, attention_close, attention_forward_cpu,
+         attention_backward_cpu, attention_flops
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H

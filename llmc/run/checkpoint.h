@@ -24,9 +24,9 @@ Where a symbolic link stands under one of these names, the link is removed, neve
 What a killed run left behind is cleared by the next one in the same place; two at a time are refused.
 
 defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
-         checkpoints_open, checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait,
-         checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_path, checkpoint_read,
-         CheckpointFilter
+         checkpoints_open, checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished,
+         checkpoint_wait, checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_path,
+         checkpoint_read, CheckpointFilter
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H

@@ -13,10 +13,9 @@ what it takes besides in OPTION_ARGUMENTS, before it includes this one (dev/data
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
 defines: Options, DIVERGENCE_WORDS, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse,
-         options_parse_arguments,
-         options_given, options_only_look, options_version, options_print_help, options_print_banner,
-         options_print_config, options_print_json, OptionType, OptionRow, option_applies, option_text,
-         option_set, option_find, OptionsProgram, options_program
+         options_parse_arguments, options_given, options_only_look, options_version, options_print_help,
+         options_print_banner, options_print_config, options_print_json, OptionType, OptionRow,
+         option_applies, option_text, option_set, option_find, OptionsProgram, options_program
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H

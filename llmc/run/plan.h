@@ -1,7 +1,8 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_bytes, plan_print_memory, plan_print
+defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_bytes, plan_print_memory,
+         plan_print
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H

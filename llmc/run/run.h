@@ -114,8 +114,8 @@ typedef struct {
     void (*read_checkpoint)(GPT2* model, const char* path, const SavedState* saved);
     // The type of the weights in a checkpoint: of master weights if there are any.
     SafeTensorsDtype (*saved_dtype)(const Options* options);
-    // Copies weights and optimizer state into memory of the trainer, and points params and optimizer of *copy there.
-    // Returns 0 if these point to the model itself: then the save ends before the next step.
+    // Copies weights and optimizer state into memory of the trainer, and points params and optimizer of *copy
+    // there. Returns 0 if these point to the model itself: then the save ends before the next step.
     int (*copy_out)(GPT2* model, Checkpoints* copy);
     // Writes further small files into a checkpoint, in the thread that saves. NULL: none.
     void (*save_extra)(const void* model, const char* directory);
