@@ -6,8 +6,8 @@ trainers share is llmc/run/run.h.
 
     make train_gpt2 && ./train_gpt2            trains on built-in stories; ./train_gpt2 --help lists the rest
 
-Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, Vp tokens of the
-padded vocabulary.
+Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, F hidden units of
+the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
 #include "llmc/adamw.h"
 #include "llmc/attention.h"
@@ -39,11 +39,13 @@ struct GPT2 {
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     RecomputeLevel recompute; // which activations the backward pass computes again
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
-    size_t parameter_bytes, activation_bytes;
+    StateRow state_rows[GPT2_STATE_ROWS];
+    size_t parameter_bytes, state_bytes, activation_bytes;
 
-    void *params_memory, *grads_memory, *m_memory, *v_memory,
-        *acts_memory; // one allocation each, cut up by the rows
+    // One allocation each, cut up by the rows.
+    void *params_memory, *grads_memory, *state_memory, *acts_memory;
     GPT2Parameters params, grads;
+    GPT2OptimizerState state;
     GPT2Activations acts;
 
     MatmulScratch matmul;
@@ -66,15 +68,12 @@ static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const size_t params = gpt2_parameter_rows(rows, cfg);
-    const PlanMemory kinds[PLAN_KINDS] = {
-        {"parameters", params, 0},
-        {"gradients", params, 0},
-        {"AdamW m", params, 0},
-        {"v", params, 0},
-        {"activations", planned_activations(activations, cfg, o), 0},
-        {"copy to save", saves_in_background(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0, 0},
-        {NULL, 0, 0}};
-    memcpy(plan, kinds, sizeof(kinds));
+    plan->name = NULL;
+    plan_add(plan, "parameters", params);
+    plan_add(plan, "gradients", params);
+    plan_add_state(plan, cfg);
+    plan_add(plan, "activations", planned_activations(activations, cfg, o));
+    plan_add(plan, "copy to save", saves_in_background(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0);
 }
 
 // Memory for the model; all parameters are zero. Nothing is allocated after this.
@@ -85,17 +84,18 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->T = o->seq_len;
     model->recompute = (RecomputeLevel)o->recompute;
     model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, cfg);
+    model->state_bytes = gpt2_state_rows(model->state_rows, cfg);
     model->activation_bytes = planned_activations(model->activation_rows, cfg, o);
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = check_alloc(model->parameter_bytes, 1, "gradients");
-    model->m_memory = check_alloc(model->parameter_bytes, 1, "optimizer state m");
-    model->v_memory = check_alloc(model->parameter_bytes, 1, "optimizer state v");
+    model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
     model->acts_memory = check_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
     tensor_rows_bind(&model->grads, model->parameter_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
+    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     matmul_open(&model->matmul);
-    attention_open(&model->attention, model->T, cfg.C / cfg.NH);
+    attention_open(&model->attention, model->T, gpt2_head_size(cfg));
     model->norm_partial =
         (double*)check_alloc(model->parameter_bytes / GRADIENT_BLOCK + 1, sizeof(double), "gradient norm");
     if (saves_in_background(o)) {
@@ -109,8 +109,7 @@ static void gpt2_close(GPT2* model) {
     attention_close(&model->attention);
     matmul_close(&model->matmul);
     free(model->acts_memory);
-    free(model->v_memory);
-    free(model->m_memory);
+    free(model->state_memory);
     free(model->grads_memory);
     free(model->params_memory);
 }
@@ -128,10 +127,16 @@ static float* residual_into(const GPT2* model, int l) {
                   : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
+static AttentionSizes attention_sizes(const GPT2* model, Batch batch, int first) {
+    const AttentionSizes sizes = {batch.B, batch.T, model->cfg.C, model->cfg.NH, first};
+    return sizes;
+}
+
 // Block l up to the hidden layer of the MLP, for the tokens first ... T-1 of each sequence; N of them. With
 // first > 0 (only if B = 1) the queries, keys and values of earlier tokens are still in memory.
 static void block_hidden(GPT2* model, int l, Batch batch, int first) {
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * (T - first);
+    const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     const GPT2Activations a = gpt2_activations_at_token(all, model->activation_rows, first);
@@ -139,25 +144,25 @@ static void block_hidden(GPT2* model, int l, Batch batch, int first) {
     float* attproj = a.branch;                                           // (N, C)
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
-    // qkv (N, 3C) = ln1 qkvw^T + qkvb, with qkvw (3C, C)
-    matmul_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
+    // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
+    matmul_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
     // atty (B, T, C), att_lse (B, NH, T)
-    attention_forward_cpu(all.atty, all.att_lse, all.qkv, batch.starts, B, T, first, C, model->cfg.NH,
+    attention_forward_cpu(all.atty, all.att_lse, all.qkv, batch.starts, attention_sizes(model, batch, first),
                           &model->attention);
     // attproj (N, C) = atty attprojw^T + attprojb, with attprojw (C, C)
     matmul_forward_cpu(attproj, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
     // residual2 (N, C) = residual + attproj; ln2 (N, C)
     residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, attproj, p.ln2w,
                                    p.ln2b, N, C);
-    // fch (N, 4C) = ln2 fcw^T + fcb, with fcw (4C, C); fch_gelu (N, 4C)
-    matmul_forward_cpu(a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, &model->matmul);
-    gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * 4 * C);
+    // fch (N, F) = ln2 fcw^T + fcb, with fcw (F, C); fch_gelu (N, F)
+    matmul_forward_cpu(a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
+    gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);
 }
 
 // Sets the last hidden state, lnf, of the tokens first ... T-1 of each sequence; N of them.
 static void gpt2_forward(GPT2* model, Batch batch, int first) {
     const GPT2Config cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, N = B * (T - first);
+    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
     const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
     // encoded (N, C)
@@ -168,8 +173,8 @@ static void gpt2_forward(GPT2* model, Batch batch, int first) {
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         float* fcproj = a.branch; // (N, C)
         block_hidden(model, l, batch, first);
-        // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, 4C)
-        matmul_forward_cpu(fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, &model->matmul);
+        // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
+        matmul_forward_cpu(fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C, &model->matmul);
         residual_forward_cpu(layer.residual3, layer.residual2, fcproj, (size_t)N * C);
     }
     const float* residual = residual_into(model, cfg.L) + (size_t)first * C; // (N, C)
@@ -216,7 +221,7 @@ static double batch_loss(const GPT2* model, Batch batch) {
 // Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
 // the same bits.
 static void block_recompute(GPT2* model, int l, Batch batch) {
-    const int C = model->cfg.C, N = batch.B * batch.T;
+    const int C = model->cfg.C, F = gpt2_hidden(model->cfg), N = batch.B * batch.T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     if (model->recompute == RECOMPUTE_BLOCK) {
@@ -228,7 +233,7 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
         layernorm_forward_cpu(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C);
     }
     if (model->recompute >= RECOMPUTE_GELU) {
-        gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * 4 * C);
+        gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);
     }
 }
 
@@ -246,6 +251,7 @@ static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbi
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
 static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
+    const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Parameters d = gpt2_parameters_at_layer(model->grads, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
@@ -253,18 +259,18 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     float* dresidual = a.dresidual;                              // (N, C)
     block_recompute(model, l, batch);
 
-    // the MLP: dfch (N, 4C)
-    linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, mode);
-    gelu_backward_cpu(a.dfch, a.dfch, a.fch, (size_t)N * 4 * C);
-    linear_backward(model, dln2, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, 4 * C, mode);
+    // the MLP: dfch (N, F)
+    linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, p.fcprojw, N, F, C, mode);
+    gelu_backward_cpu(a.dfch, a.dfch, a.fch, (size_t)N * F);
+    linear_backward(model, dln2, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, F, mode);
     layernorm_backward_cpu(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
                            GRADIENT_ADD, mode);
 
-    // attention: dqkv (N, 3C)
+    // attention: dqkv (N, QKV)
     linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C, mode);
-    attention_backward_cpu(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts, B, T, C, model->cfg.NH,
-                           &model->attention);
-    linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, 3 * C, mode);
+    attention_backward_cpu(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts,
+                           attention_sizes(model, batch, 0), &model->attention);
+    linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
     layernorm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, residual_into(model, l), p.ln1w, a.ln1_mean,
                            a.ln1_rstd, N, C, GRADIENT_ADD, mode);
 }
@@ -332,15 +338,19 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One AdamW update of every tensor; `adamw.weight_decay` applies to those that decay.
+// One update of every tensor, each by its rule; `adamw.weight_decay` applies to those that decay.
 static void gpt2_update(GPT2* model, AdamW adamw) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model->parameter_rows[i];
+        const GPT2OptimizerState state = gpt2_state_of_parameter(model->state, model->state_rows, i);
+        float *param = row_tensor(row, model->params_memory), *grad = row_tensor(row, model->grads_memory);
         AdamW opt = adamw;
         opt.weight_decay = row->decay ? adamw.weight_decay : 0.0f;
-        adamw_update_cpu(row_tensor(row, model->params_memory), row_tensor(row, model->grads_memory),
-                         row_tensor(row, model->m_memory), row_tensor(row, model->v_memory),
-                         tensor_elements(row), opt);
+        switch (row->rule) {
+        case RULE_ADAMW:
+            adamw_update_cpu(param, grad, state.m, state.v, tensor_elements(row), opt);
+            break;
+        }
     }
 }
 
@@ -375,7 +385,7 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
 
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
     checkpoint_read(saved, path, model->cfg, model->parameter_rows, model->params_memory,
-                    (float*)model->m_memory, (float*)model->v_memory);
+                    model->state_memory);
 }
 
 static SafeTensorsDtype saved_dtype(const Options* options) {
@@ -387,14 +397,12 @@ static SafeTensorsDtype saved_dtype(const Options* options) {
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     if (!model->save_copy) {
         copy->params = model->params_memory;
-        copy->m = (float*)model->m_memory;
-        copy->v = (float*)model->v_memory;
+        copy->optimizer = model->state_memory;
         return 0;
     }
-    save_copy_at(copy, model->save_copy);
+    checkpoint_copy_at(copy, model->save_copy);
     memcpy(copy->params, model->params_memory, copy->params_bytes);
-    memcpy(copy->m, model->m_memory, copy->state_bytes);
-    memcpy(copy->v, model->v_memory, copy->state_bytes);
+    memcpy(copy->optimizer, model->state_memory, copy->optimizer_bytes);
     return 1;
 }
 

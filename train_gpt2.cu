@@ -8,7 +8,7 @@ llmc/run/run.h.
 
 Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
 optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C
-channels, Vp tokens of the padded vocabulary.
+channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
 #include "llmc/precision.cuh"
 
@@ -51,6 +51,13 @@ typedef struct {
     cudaGraphExec_t graph;
 } MicroStepGraph;
 
+// The gradients of the parameters: the same members, all of one type.
+#define GRADIENT_MEMBER(name, ...) Gradient name;
+typedef struct {
+    GPT2_PARAMETERS(GRADIENT_MEMBER)
+} GPT2Gradients;
+#undef GRADIENT_MEMBER
+
 struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
@@ -62,15 +69,20 @@ struct GPT2 {
     uint64_t seed;            // of stochastic rounding
     Gpu gpu;
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
-    size_t parameter_bytes, activation_bytes;
-    size_t elements; // of all parameters, with alignment: grads, master, m and v have as many
+    TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // the parameters', with elements of grad_dtype
+    StateRow state_rows[GPT2_STATE_ROWS];
+    size_t parameter_bytes, state_bytes, activation_bytes;
+    size_t elements; // of all parameters, with alignment: grads and master have as many
 
-    void *params_memory, *grads_memory, *acts_memory; // one allocation each, cut up by the rows
-    float *master, *m, *v;                            // master is NULL without master weights
+    // One allocation each, cut up by the rows.
+    void *params_memory, *grads_memory, *state_memory, *acts_memory;
+    float* master; // NULL without master weights
     GPT2Parameters params;
+    GPT2OptimizerState state;
     GPT2Activations acts;
 
-    AdamWSegments segments; // the parameter rows as ranges of elements
+    AdamWSegments segments;       // the parameter rows as ranges of elements:
+    AdamWSegments adamw_segments; // all, and those that AdamW updates
     BatchQueue batches;
     MatmulGpu matmul;
     AttentionGpu attention;
@@ -87,16 +99,21 @@ struct GPT2 {
     int has_nvml, has_listed_products;
 };
 
-static AdamWSegments parameter_segments(const TensorRow* rows) {
-    AdamWSegments segments;
-    memset(&segments, 0, sizeof(segments));
-    segments.count = GPT2_PARAMETER_ROWS;
+static void add_segment(AdamWSegments* segments, const TensorRow* row) {
+    const int s = segments->count++;
+    segments->start[s] = row->offset_bytes / row->element_bytes;
+    segments->end[s] = segments->start[s] + tensor_elements(row);
+    segments->decay[s] = row->decay;
+}
+
+static void open_segments(GPT2* model) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        segments.start[i] = rows[i].offset_bytes / rows[i].element_bytes;
-        segments.end[i] = segments.start[i] + tensor_elements(&rows[i]);
-        segments.decay[i] = rows[i].decay;
+        const TensorRow* row = &model->parameter_rows[i];
+        add_segment(&model->segments, row);
+        if (row->rule == RULE_ADAMW) {
+            add_segment(&model->adamw_segments, row);
+        }
     }
-    return segments;
 }
 
 // The type of the weights in a checkpoint: of master weights if there are any.
@@ -119,18 +136,15 @@ static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const size_t params = gpt2_parameter_rows(rows, cfg), fp32 = params / sizeof(floatX) * sizeof(float);
-    const PlanMemory kinds[PLAN_KINDS] = {
-        {"parameters", params, 0},
-        {"gradients", o->gradients ? fp32 : params, 0},
-        {"master weights", sizeof(floatX) < 4 && o->master_weights ? fp32 : 0, 0},
-        {"AdamW m", fp32, 0},
-        {"v", fp32, 0},
-        {"activations", planned_activations(activations, cfg, o), 0},
-        {"cuBLASLt workspace", matmul_planned_bytes(o->device), 0},
-        {"attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)), 0},
-        {"pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, saved_dtype(o)) : 0, 1},
-        {NULL, 0, 0}};
-    memcpy(plan, kinds, sizeof(kinds));
+    plan->name = NULL;
+    plan_add(plan, "parameters", params);
+    plan_add(plan, "gradients", o->gradients ? fp32 : params);
+    plan_add(plan, "master weights", sizeof(floatX) < 4 && o->master_weights ? fp32 : 0);
+    plan_add_state(plan, cfg);
+    plan_add(plan, "activations", planned_activations(activations, cfg, o));
+    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
+    plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
+    plan_add_host(plan, "pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, saved_dtype(o)) : 0);
 }
 
 // Of the GPU, with some room for what is not planned.
@@ -202,19 +216,21 @@ static void open_gpu_report(GPT2* model, const Options* options) {
 // One allocation for each kind of tensor.
 static void open_tensors(GPT2* model, const Options* o) {
     model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, model->cfg);
+    gpt2_parameter_rows_of(model->gradient_rows, model->cfg, dtype_bytes(model->grad_dtype));
+    model->state_bytes = gpt2_state_rows(model->state_rows, model->cfg);
     model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
     model->elements = model->parameter_bytes / sizeof(floatX);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = gpu_alloc(model->elements, dtype_bytes(model->grad_dtype), "gradients");
-    model->m = (float*)gpu_alloc(model->elements, sizeof(float), "optimizer state m");
-    model->v = (float*)gpu_alloc(model->elements, sizeof(float), "optimizer state v");
+    model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
     if (sizeof(floatX) < sizeof(float) && o->master_weights) {
         model->master = (float*)gpu_alloc(model->elements, sizeof(float), "master weights");
     }
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
+    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
-    model->segments = parameter_segments(model->parameter_rows);
+    open_segments(model);
 }
 
 // Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
@@ -283,19 +299,28 @@ static void gpt2_close(GPT2* model) {
     batch_queue_close(&model->batches);
     gpu_free(model->acts_memory);
     gpu_free(model->master);
-    gpu_free(model->v);
-    gpu_free(model->m);
+    gpu_free(model->state_memory);
     gpu_free(model->grads_memory);
     gpu_free(model->params_memory);
     gpu_close(&model->gpu);
 }
 
-// The gradient of a parameter.
-static Gradient grad_of(const GPT2* model, const floatX* parameter) {
-    const size_t element = (size_t)(parameter - (const floatX*)model->params_memory);
-    const Gradient gradient = {(char*)model->grads_memory + element * dtype_bytes(model->grad_dtype),
+// The gradient of layer l of a parameter; of the one layer if there is only one.
+static Gradient gradient_at_layer(const GPT2* model, const TensorRow* row, int l) {
+    const size_t first = row->layers > 1 ? (size_t)l * tensor_layer_elements(row) : 0;
+    const Gradient gradient = {(char*)model->grads_memory + row->offset_bytes + first * row->element_bytes,
                                model->grad_dtype};
     return gradient;
+}
+
+// All gradients, seen from layer l: .qkvw is layer l's.
+static GPT2Gradients gradients_at_layer(const GPT2* model, int l) {
+    const TensorRow* row = model->gradient_rows;
+    GPT2Gradients grads;
+#define GRADIENT_SET_MEMBER(name, ...) grads.name = gradient_at_layer(model, row++, l);
+    GPT2_PARAMETERS(GRADIENT_SET_MEMBER)
+#undef GRADIENT_SET_MEMBER
+    return grads;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -322,14 +347,15 @@ static floatX* residual_into(const GPT2* model, int l) {
 static void block_hidden(GPT2* model, int l, Batch batch, int first) {
     const Gpu* gpu = &model->gpu;
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * (T - first);
+    const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     const GPT2Activations a = gpt2_activations_at_token(all, model->activation_rows, first);
     const floatX* residual = residual_into(model, l) + (size_t)first * C; // (N, C)
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
-    // qkv (N, 3C) = ln1 qkvw^T + qkvb, with qkvw (3C, C)
-    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, &model->matmul);
+    // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
+    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
     // atty (B, T, C), att_lse (B, NH, T)
     attention_forward(all.atty, all.att_lse, all.qkv, batch.starts, B, T, first, C, model->cfg.NH,
                       &model->attention, gpu);
@@ -337,14 +363,14 @@ static void block_hidden(GPT2* model, int l, Batch batch, int first) {
     matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
     // ln2 (N, C)
     layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
-    // fch (N, 4C) = ln2 fcw^T + fcb, with fcw (4C, C); fch_gelu (N, 4C)
-    matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, &model->matmul);
+    // fch (N, F) = ln2 fcw^T + fcb, with fcw (F, C); fch_gelu (N, F)
+    matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
 }
 
 // Sets the last hidden state, lnf, of the tokens first ... T-1 of each sequence; N of them.
 static void gpt2_forward(GPT2* model, Batch batch, int first) {
     const GPT2Config cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, N = B * (T - first);
+    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
     // Only the products of full micro-batches are worth timing.
     model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T && first == 0;
@@ -356,9 +382,9 @@ static void gpt2_forward(GPT2* model, Batch batch, int first) {
         const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         block_hidden(model, l, batch, first);
-        // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, 4C)
-        matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N,
-                                4 * C, C, &model->matmul);
+        // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
+        matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F,
+                                C, &model->matmul);
     }
     const floatX* residual = residual_into(model, cfg.L) + (size_t)first * C; // (N, C)
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N, C,
@@ -398,7 +424,7 @@ static void batch_loss(GPT2* model, Batch batch, GradientMode mode) {
 // the same bits.
 static void block_recompute(GPT2* model, int l, Batch batch) {
     const Gpu* gpu = &model->gpu;
-    const int C = model->cfg.C, N = batch.B * batch.T;
+    const int C = model->cfg.C, F = gpt2_hidden(model->cfg), N = batch.B * batch.T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     if (model->recompute == RECOMPUTE_BLOCK) {
@@ -410,56 +436,53 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
         layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
     }
     if (model->recompute >= RECOMPUTE_GELU) {
-        gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, gpu);
+        gelu_forward(a.fch_gelu, a.fch, (size_t)N * F, gpu);
     }
 }
 
-// A linear layer without its bias: dinp (N, C) is set; the gradient of the weight (OC, C) is set or added to.
-// dout is (N, OC), inp (N, C). The gradient of a bias is summed where dout is made.
-static void linear_backward(GPT2* model, floatX* dinp, const floatX* weight, const floatX* dout,
-                            const floatX* inp, int N, int C, int OC, GradientMode mode) {
-    matmul_backward_weight(grad_of(model, weight), dout, inp, N, C, OC, mode, &model->matmul);
+// A linear layer without its bias: dinp (N, C) is set; dweight (OC, C) is set or added to. dout is (N, OC),
+// inp (N, C), weight (OC, C). The gradient of a bias is summed where dout is made.
+static void linear_backward(GPT2* model, floatX* dinp, Gradient dweight, const floatX* dout,
+                            const floatX* inp, const floatX* weight, int N, int C, int OC,
+                            GradientMode mode) {
+    matmul_backward_weight(dweight, dout, inp, N, C, OC, mode, &model->matmul);
     matmul_backward_input(dinp, dout, weight, N, C, OC, &model->matmul);
 }
 
 // The gradient of the bias of the projection into the stream that enters block l; none for the embedding.
 static Gradient bias_grad_into(const GPT2* model, int l) {
     const Gradient none = {NULL, model->grad_dtype};
-    return l == 0 ? none
-                  : grad_of(model,
-                            gpt2_parameters_at_layer(model->params, model->parameter_rows, l - 1).fcprojb);
+    return l == 0 ? none : gradients_at_layer(model, l - 1).fcprojb;
 }
 
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
 static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const Gpu* gpu = &model->gpu;
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
+    const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Gradients d = gradients_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     floatX *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     floatX* dresidual = a.dresidual;                              // (N, C)
     block_recompute(model, l, batch);
 
-    // the MLP: dfch (N, 4C), and the gradient of fcb (4C)
-    matmul_backward_weight(grad_of(model, p.fcprojw), dresidual, a.fch_gelu, N, 4 * C, C, mode,
-                           &model->matmul);
-    matmul_backward_input_gelu(a.dfch, grad_of(model, p.fcb), dresidual, p.fcprojw, a.fch, N, 4 * C, C, mode,
-                               &model->matmul);
-    linear_backward(model, dln2, p.fcw, a.dfch, a.ln2, N, C, 4 * C, mode);
+    // the MLP: dfch (N, F), and the gradient of fcb (F)
+    matmul_backward_weight(d.fcprojw, dresidual, a.fch_gelu, N, F, C, mode, &model->matmul);
+    matmul_backward_input_gelu(a.dfch, d.fcb, dresidual, p.fcprojw, a.fch, N, F, C, mode, &model->matmul);
+    linear_backward(model, dln2, d.fcw, a.dfch, a.ln2, p.fcw, N, C, F, mode);
     // dresidual, and its column sums: the gradient of attprojb (C)
-    layernorm_backward(dresidual, grad_of(model, p.ln2w), grad_of(model, p.ln2b), grad_of(model, p.attprojb),
-                       dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, GRADIENT_ADD, mode,
-                       &model->layernorm, gpu);
+    layernorm_backward(dresidual, d.ln2w, d.ln2b, d.attprojb, dln2, a.residual2, p.ln2w, a.ln2_mean,
+                       a.ln2_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
 
-    // attention: dqkv (N, 3C), and the gradient of qkvb (3C)
-    linear_backward(model, datty, p.attprojw, dresidual, a.atty, N, C, C, mode);
-    attention_backward(a.dqkv, grad_of(model, p.qkvb), datty, a.qkv, a.atty, a.att_lse, batch.starts, B, T, C,
-                       model->cfg.NH, mode, &model->attention, gpu);
-    linear_backward(model, dln1, p.qkvw, a.dqkv, a.ln1, N, C, 3 * C, mode);
+    // attention: dqkv (N, QKV), and the gradient of qkvb (QKV)
+    linear_backward(model, datty, d.attprojw, dresidual, a.atty, p.attprojw, N, C, C, mode);
+    attention_backward(a.dqkv, d.qkvb, datty, a.qkv, a.atty, a.att_lse, batch.starts, B, T, C, model->cfg.NH,
+                       mode, &model->attention, gpu);
+    linear_backward(model, dln1, d.qkvw, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
     // dresidual, and the gradient of fcprojb (C) of the block before
-    layernorm_backward(dresidual, grad_of(model, p.ln1w), grad_of(model, p.ln1b), bias_grad_into(model, l),
-                       dln1, residual_into(model, l), p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD,
-                       mode, &model->layernorm, gpu);
+    layernorm_backward(dresidual, d.ln1w, d.ln1b, bias_grad_into(model, l), dln1, residual_into(model, l),
+                       p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
 }
 
 // The classifier, chunk by chunk: sets the losses (N) and dlnf (N, C), and sets or adds to the gradient of wte.
@@ -467,13 +490,14 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
     const int N = batch.B * batch.T, chunk = model->chunk;
+    const Gradient dwte = gradients_at_layer(model, 0).wte;
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
         gpt2_logits(model, n, count);
         floatX* dlogits = a.logits; // (count, Vp), in place
         classifier_backward(a.losses + n, dlogits, batch.targets + n, dloss, count, V, Vp, &model->gpu);
-        linear_backward(model, dlnf + at, model->params.wte, dlogits, a.lnf + at, count, C, Vp,
+        linear_backward(model, dlnf + at, dwte, dlogits, a.lnf + at, model->params.wte, count, C, Vp,
                         n == 0 ? mode : GRADIENT_ADD);
     }
 }
@@ -485,16 +509,17 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const GPT2Activations a = model->acts;
     const GPT2Parameters p = model->params;
+    const GPT2Gradients d = gradients_at_layer(model, 0);
     floatX* dlnf = a.branch; // (N, C)
     classifier_gradients(model, dlnf, batch, dloss, mode);
-    layernorm_backward(a.dresidual, grad_of(model, p.lnfw), grad_of(model, p.lnfb),
-                       bias_grad_into(model, cfg.L), dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
-                       a.lnf_rstd, N, C, GRADIENT_SET, mode, &model->layernorm, &model->gpu);
+    layernorm_backward(a.dresidual, d.lnfw, d.lnfb, bias_grad_into(model, cfg.L), dlnf,
+                       residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
+                       &model->layernorm, &model->gpu);
     for (int l = cfg.L - 1; l >= 0; l--) {
         block_backward(model, l, batch, mode);
     }
-    encoder_backward(grad_of(model, p.wte), grad_of(model, p.wpe), a.dresidual, batch.inputs, B, T, cfg.max_T,
-                     C, mode, &model->encoder, &model->gpu);
+    encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
+                     &model->gpu);
 }
 
 // ---- a micro-step
@@ -549,7 +574,8 @@ static StepResult gpt2_read_result(GPT2* model) {
 }
 
 static Gradient all_gradients(const GPT2* model) {
-    return grad_of(model, (const floatX*)model->params_memory);
+    const Gradient gradients = {model->grads_memory, model->grad_dtype};
+    return gradients;
 }
 
 // Sets the square sum of the whole gradient in the result, on the GPU.
@@ -579,10 +605,10 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One AdamW update of every tensor; `adamw.grad_scale` applies to gradients as they are in memory.
+// One update of every tensor, each by its rule; `adamw.grad_scale` applies to gradients as they are in memory.
 static void gpt2_update(GPT2* model, AdamW adamw) {
-    adamw_update((floatX*)model->params_memory, model->master, all_gradients(model), model->m, model->v,
-                 model->segments, adamw, model->seed, &model->gpu);
+    adamw_update((floatX*)model->params_memory, model->master, all_gradients(model), model->state.m,
+                 model->state.v, model->adamw_segments, adamw, model->seed, &model->gpu);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -618,16 +644,26 @@ static const float* gpt2_next_logits(void* model_, const int* ids, int known, in
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
+// Copies from the host to the GPU, and waits.
+static void upload(const GPT2* model, void* to, const void* from, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+}
+
 // Sets the parameters, and the master weights, from fp32 values on the host, laid out by the parameter rows.
 static void gpt2_upload(GPT2* model, const float* values) {
-    float* fp32 = model->master ? model->master : model->m; // m is still zero: borrowed, and cleared again
-    const size_t bytes = model->elements * sizeof(float);
-    CUDA_CHECK(cudaMemcpyAsync(fp32, values, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
-    params_from_master((floatX*)model->params_memory, fp32, model->segments, &model->gpu);
-    if (fp32 == model->m) {
-        CUDA_CHECK(cudaMemsetAsync(model->m, 0, bytes, model->gpu.stream));
+    if (model->master) {
+        upload(model, model->master, values, model->elements * sizeof(float));
+        params_from_master((floatX*)model->params_memory, model->master, model->segments, &model->gpu);
+        CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+        return;
     }
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
+    for (size_t i = 0; i < model->elements; i++) {
+        narrow[i] = from_float<floatX>(values[i]);
+    }
+    upload(model, model->params_memory, narrow, model->elements * sizeof(floatX));
+    free(narrow);
 }
 
 // The parameters as fp32 on the host, laid out by the parameter rows: the master weights if there are any. The
@@ -665,17 +701,16 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
-    const size_t n = model->elements, bytes = n * sizeof(float);
-    float* values = (float*)check_alloc(3 * n, sizeof(float), "copy of the checkpoint");
+    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
+    void* state = check_alloc(model->state_bytes, 1, "copy of the optimizer state");
     char error[ERROR_BYTES];
-    checkpoint_read(saved, path, model->cfg, rows, values, values + n, values + 2 * n);
+    checkpoint_read(saved, path, model->cfg, rows, values, state);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
         printf("note: %s; products are measured anew\n", error);
     }
-    gpt2_upload(model, values); // first: it borrows m
-    CUDA_CHECK(cudaMemcpyAsync(model->m, values + n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
-    CUDA_CHECK(cudaMemcpyAsync(model->v, values + 2 * n, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    gpt2_upload(model, values);
+    upload(model, model->state_memory, state, model->state_bytes);
+    free(state);
     free(values);
 }
 
@@ -694,14 +729,14 @@ static void open_save_copy(GPT2* model, size_t bytes) {
 // Copies weights and optimizer state to the host.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     if (!model->save_copy) {
-        open_save_copy(model, copy->params_bytes + 2 * copy->state_bytes);
+        open_save_copy(model, copy->params_bytes + copy->optimizer_bytes);
     }
-    save_copy_at(copy, model->save_copy);
+    checkpoint_copy_at(copy, model->save_copy);
     const void* params = model->master ? (const void*)model->master : model->params_memory;
     const cudaStream_t stream = model->gpu.stream;
     CUDA_CHECK(cudaMemcpyAsync(copy->params, params, copy->params_bytes, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaMemcpyAsync(copy->m, model->m, copy->state_bytes, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaMemcpyAsync(copy->v, model->v, copy->state_bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(copy->optimizer, model->state_memory, copy->optimizer_bytes,
+                               cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     return 1;
 }

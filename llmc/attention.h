@@ -23,8 +23,8 @@ As in flash attention (Dao et al., 2022), probabilities exist only for ATTENTION
 time and are computed again, from lse, in the backward pass. Earlier documents than those of the first of
 these queries are skipped. A thread takes a whole head; all products are tiles of matmul.h.
 
-defines: AttentionScratch, attention_open, attention_close, attention_forward_cpu, attention_backward_cpu,
-         attention_flops
+defines: AttentionSizes, AttentionScratch, attention_open, attention_close, attention_forward_cpu,
+         attention_backward_cpu, attention_flops
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -43,6 +43,12 @@ defines: AttentionScratch, attention_open, attention_close, attention_forward_cp
 #define ATTENTION_SKIP (3 * MATMUL_TILE_COLS) // keys of other documents are skipped in such steps
 static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && MATMUL_BLOCK_K % ATTENTION_SKIP == 0,
               "whole tiles are skipped");
+
+typedef struct {
+    int B, T;  // sequences, and their tokens
+    int C, NH; // channels, in heads of HS = C/NH
+    int first; // token, for the forward pass
+} AttentionSizes;
 
 // One thread's working memory. Tp is T rounded up to MATMUL_BLOCK_K, HSp is HS rounded up to MATMUL_TILE_COLS.
 typedef struct {
@@ -221,115 +227,149 @@ static inline void attention_softmax_backward_row_(float* ds, const float* p, in
     }
 }
 
-// Queries t0 ... t0+rows-1 of one head: scores, softmax, out.
-static inline void attention_forward_tile_(float* out, float* lse, const float* q, const int* starts,
-                                           AttentionScratch_* s, int t0, int rows, int C, int HS, int Tp) {
+// One head of one sequence. Token t is row t of each tensor: those of qkv and dqkv are `stride` apart and have
+// the keys C and the values 2C behind the queries; those of out and dout are C apart.
+typedef struct {
+    const float *qkv, *dout;
+    float *out, *lse, *dqkv;
+    const int* starts; // (T), or NULL
+    int C, HS;
+    size_t stride;              // 3C
+    int capacity;               // rows of a panel by dimension: scratch->T, rounded up
+    AttentionScratch_* scratch; // of the thread
+} AttentionHeadCpu_;
+
+// Head `index` of B * NH. Only the forward pass leaves dqkv and dout NULL.
+static inline AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes sizes,
+                                                    AttentionScratch* scratch, const float* qkv, float* out,
+                                                    float* lse, float* dqkv, const float* dout,
+                                                    const int* starts) {
+    const int b = index / sizes.NH, HS = sizes.C / sizes.NH;
+    const size_t first = (size_t)b * sizes.T, column = (size_t)(index % sizes.NH) * HS; // first: its token
+    const size_t stride = 3 * (size_t)sizes.C, at = first * sizes.C + column;
+    AttentionHeadCpu_ head;
+    head.qkv = qkv + first * stride + column;
+    head.dqkv = dqkv ? dqkv + first * stride + column : NULL;
+    head.out = out + at;
+    head.dout = dout ? dout + at : NULL;
+    head.lse = lse + (size_t)index * sizes.T;
+    head.starts = starts ? starts + first : NULL;
+    head.C = sizes.C;
+    head.HS = HS;
+    head.stride = stride;
+    head.capacity = int_round_up(scratch->T, MATMUL_BLOCK_K);
+    head.scratch = &scratch->of_thread[thread_index()];
+    return head;
+}
+
+// Queries t0 ... t0+rows-1: scores, softmax, out.
+static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0, int rows) {
+    const AttentionScratch_* s = head->scratch;
+    const int C = head->C, HS = head->HS;
     const float scale = 1.0f / sqrtf((float)HS);
-    const int keys = t0 + rows, from = attention_from_(starts, t0);
-    attention_scores_(s->p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, rows, from, keys, HS);
+    const int keys = t0 + rows, from = attention_from_(head->starts, t0);
+    attention_scores_(s->p, head->qkv + t0 * head->stride, head->stride, s->k_by_key, rows, from, keys, HS);
     float inverse[MATMUL_TILE_ROWS];
     for (int i = 0; i < rows; i++) {
         float* row = s->p + i * MATMUL_BLOCK_K;
-        const int start = attention_start_(starts, t0 + i);
+        const int start = attention_start_(head->starts, t0 + i);
         const float max = attention_max_row_(row, start, t0 + i + 1) * scale;
         const float sum =
             attention_exp_row_(row, start, t0 + i + 1, from, int_round_up(keys, LANES), scale, max);
-        lse[t0 + i] = max + logf(sum);
+        head->lse[t0 + i] = max + logf(sum);
         inverse[i] = 1.0f / sum;
     }
-    attention_mix_(out + (size_t)t0 * C, C, s->p, s->v_by_dim, Tp, rows, from, keys, HS);
+    float* out = head->out + (size_t)t0 * C;
+    attention_mix_(out, C, s->p, s->v_by_dim, head->capacity, rows, from, keys, HS);
     for (int i = 0; i < rows; i++) {
         for (int d = 0; d < HS; d++) {
-            out[(size_t)(t0 + i) * C + d] *= inverse[i];
+            out[(size_t)i * C + d] *= inverse[i];
         }
     }
 }
 
-static inline void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, int B,
-                                         int T, int first, int C, int NH, AttentionScratch* scratch) {
-    const int HS = C / NH, Tp = int_round_up(scratch->T, MATMUL_BLOCK_K);
+static inline void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
+                                         AttentionSizes sizes, AttentionScratch* scratch) {
+    const int T = sizes.T, C = sizes.C, HS = C / sizes.NH;
     assert(T <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(dynamic)
-    for (int head = 0; head < B * NH; head++) {
-        const int b = head / NH, h = head % NH;
-        AttentionScratch_* s = &scratch->of_thread[thread_index()];
-        const float* q = qkv + (size_t)b * T * 3 * C + h * HS;
-        attention_pack_by_key_(s->k_by_key, q + C, 3 * (size_t)C, T, HS);
-        attention_pack_by_dim_(s->v_by_dim, q + 2 * C, 3 * (size_t)C, T, Tp, HS);
-        for (int t = first; t < T; t += MATMUL_TILE_ROWS) {
-            attention_forward_tile_(out + (size_t)b * T * C + h * HS, lse + (size_t)head * T, q,
-                                    starts ? starts + (size_t)b * T : NULL, s, t,
-                                    int_min(MATMUL_TILE_ROWS, T - t), C, HS, Tp);
+    for (int h = 0; h < sizes.B * sizes.NH; h++) {
+        const AttentionHeadCpu_ head =
+            attention_head_cpu_(h, sizes, scratch, qkv, out, lse, NULL, NULL, starts);
+        const AttentionScratch_* s = head.scratch;
+        attention_pack_by_key_(s->k_by_key, head.qkv + C, head.stride, T, HS);
+        attention_pack_by_dim_(s->v_by_dim, head.qkv + 2 * C, head.stride, T, head.capacity, HS);
+        for (int t = sizes.first; t < T; t += MATMUL_TILE_ROWS) {
+            attention_forward_tile_(&head, t, int_min(MATMUL_TILE_ROWS, T - t));
         }
     }
 }
 
-// Probabilities and their gradients of the queries t0 ... t0+rows-1 over the keys from ... keys-1 (those of
+// Probabilities p and their gradients ds of the queries t0 ... t0+rows-1 over the keys from ... keys-1 (those of
 // the block), then dq.
-static inline void attention_backward_tile_(float* dq, float* p, float* ds, const float* q, const float* out,
-                                            const float* dout, const float* lse, const int* starts,
-                                            AttentionScratch_* s, int t0, int rows, int from, int keys, int C,
-                                            int HS, int Tp) {
+static inline void attention_backward_tile_(const AttentionHeadCpu_* head, float* p, float* ds, int t0,
+                                            int rows, int from, int keys) {
+    const AttentionScratch_* s = head->scratch;
+    const int C = head->C, HS = head->HS;
     const float scale = 1.0f / sqrtf((float)HS);
-    attention_scores_(p, q + (size_t)t0 * 3 * C, 3 * (size_t)C, s->k_by_key, rows, from, keys, HS);
-    attention_scores_(ds, dout + (size_t)t0 * C, C, s->v_by_key, rows, from, keys, HS);
+    attention_scores_(p, head->qkv + t0 * head->stride, head->stride, s->k_by_key, rows, from, keys, HS);
+    attention_scores_(ds, head->dout + (size_t)t0 * C, C, s->v_by_key, rows, from, keys, HS);
     for (int i = 0; i < rows; i++) {
-        const float *o = out + (size_t)(t0 + i) * C, *d = dout + (size_t)(t0 + i) * C;
+        const float *o = head->out + (size_t)(t0 + i) * C, *d = head->dout + (size_t)(t0 + i) * C;
         float delta = 0;
         for (int c = 0; c < HS; c++) {
             delta += o[c] * d[c];
         }
         const int end = int_round_up(keys, LANES);
-        attention_exp_row_(p + i * MATMUL_BLOCK_K, attention_start_(starts, t0 + i), t0 + i + 1, from, end,
-                           scale, lse[t0 + i]);
+        attention_exp_row_(p + i * MATMUL_BLOCK_K, attention_start_(head->starts, t0 + i), t0 + i + 1, from,
+                           end, scale, head->lse[t0 + i]);
         attention_softmax_backward_row_(ds + i * MATMUL_BLOCK_K, p + i * MATMUL_BLOCK_K, from, end, delta,
                                         scale);
     }
-    attention_mix_(dq + (size_t)t0 * 3 * C, 3 * (size_t)C, ds, s->k_by_dim, Tp, rows, from, t0 + rows, HS);
+    attention_mix_(head->dqkv + t0 * head->stride, head->stride, ds, s->k_by_dim, head->capacity, rows, from,
+                   t0 + rows, HS);
 }
 
-// Queries t0 ... t0+rows-1 (a block of ATTENTION_ROWS) of one head. dk and dv of the block's own keys are set
-// here, those of earlier keys are added to: block after block, in a fixed order.
-static inline void attention_backward_block_(float* dqkv, const float* qkv, const float* out,
-                                             const float* dout, const float* lse, const int* starts,
-                                             AttentionScratch_* s, int t0, int rows, int C, int HS, int Tp) {
-    const size_t tile_floats = (size_t)Tp * MATMUL_TILE_ROWS;
-    const int from = attention_from_(starts, t0), keys = t0 + rows;
+// Queries t0 ... t0+rows-1 (a block of ATTENTION_ROWS). dk and dv of the block's own keys are set here, those of
+// earlier keys are added to: block after block, in a fixed order.
+static inline void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows) {
+    const AttentionScratch_* s = head->scratch;
+    const int C = head->C, HS = head->HS;
+    const size_t tile_floats = (size_t)head->capacity * MATMUL_TILE_ROWS;
+    const int from = attention_from_(head->starts, t0), keys = t0 + rows;
     for (int i = 0; i < rows; i += MATMUL_TILE_ROWS) {
-        attention_backward_tile_(dqkv, s->p + i / MATMUL_TILE_ROWS * tile_floats,
-                                 s->ds + i / MATMUL_TILE_ROWS * tile_floats, qkv, out, dout, lse, starts, s,
-                                 t0 + i, int_min(MATMUL_TILE_ROWS, rows - i), from, keys, C, HS, Tp);
+        const size_t tile = i / MATMUL_TILE_ROWS * tile_floats;
+        attention_backward_tile_(head, s->p + tile, s->ds + tile, t0 + i, int_min(MATMUL_TILE_ROWS, rows - i),
+                                 from, keys);
     }
-    attention_pack_by_dim_(s->q_block, qkv + (size_t)t0 * 3 * C, 3 * (size_t)C, rows, ATTENTION_ROWS, HS);
-    attention_pack_by_dim_(s->dout_block, dout + (size_t)t0 * C, C, rows, ATTENTION_ROWS, HS);
+    attention_pack_by_dim_(s->q_block, head->qkv + t0 * head->stride, head->stride, rows, ATTENTION_ROWS, HS);
+    attention_pack_by_dim_(s->dout_block, head->dout + (size_t)t0 * C, C, rows, ATTENTION_ROWS, HS);
     for (int u = from; u < keys; u += MATMUL_TILE_ROWS) {
         const GradientMode mode = u >= t0 ? GRADIENT_SET : GRADIENT_ADD;
         const int count = int_min(MATMUL_TILE_ROWS, keys - u);
-        float* dk = dqkv + (size_t)u * 3 * C + C;
-        attention_scatter_(dk, 3 * (size_t)C, s->ds, tile_floats, s->q_block, s->left, rows, u, count, HS,
+        float *dk = head->dqkv + u * head->stride + C, *dv = dk + C;
+        attention_scatter_(dk, head->stride, s->ds, tile_floats, s->q_block, s->left, rows, u, count, HS,
                            mode);
-        attention_scatter_(dk + C, 3 * (size_t)C, s->p, tile_floats, s->dout_block, s->left, rows, u, count,
-                           HS, mode);
+        attention_scatter_(dv, head->stride, s->p, tile_floats, s->dout_block, s->left, rows, u, count, HS,
+                           mode);
     }
 }
 
 static inline void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
-                                          const float* lse, const int* starts, int B, int T, int C, int NH,
+                                          const float* lse, const int* starts, AttentionSizes sizes,
                                           AttentionScratch* scratch) {
-    const int HS = C / NH, Tp = int_round_up(scratch->T, MATMUL_BLOCK_K);
+    const int T = sizes.T, C = sizes.C, HS = C / sizes.NH;
     assert(T <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(dynamic)
-    for (int head = 0; head < B * NH; head++) {
-        const int b = head / NH, h = head % NH;
-        AttentionScratch_* s = &scratch->of_thread[thread_index()];
-        const size_t at_qkv = (size_t)b * T * 3 * C + h * HS, at = (size_t)b * T * C + h * HS;
-        attention_pack_by_key_(s->k_by_key, qkv + at_qkv + C, 3 * (size_t)C, T, HS);
-        attention_pack_by_key_(s->v_by_key, qkv + at_qkv + 2 * C, 3 * (size_t)C, T, HS);
-        attention_pack_by_dim_(s->k_by_dim, qkv + at_qkv + C, 3 * (size_t)C, T, Tp, HS);
+    for (int h = 0; h < sizes.B * sizes.NH; h++) {
+        const AttentionHeadCpu_ head = attention_head_cpu_(h, sizes, scratch, qkv, (float*)out, (float*)lse,
+                                                           dqkv, dout, starts); // out and lse are only read
+        const AttentionScratch_* s = head.scratch;
+        attention_pack_by_key_(s->k_by_key, head.qkv + C, head.stride, T, HS);
+        attention_pack_by_key_(s->v_by_key, head.qkv + 2 * C, head.stride, T, HS);
+        attention_pack_by_dim_(s->k_by_dim, head.qkv + C, head.stride, T, head.capacity, HS);
         for (int t = 0; t < T; t += ATTENTION_ROWS) {
-            attention_backward_block_(dqkv + at_qkv, qkv + at_qkv, out + at, dout + at,
-                                      lse + (size_t)head * T, starts ? starts + (size_t)b * T : NULL, s, t,
-                                      int_min(ATTENTION_ROWS, T - t), C, HS, Tp);
+            attention_backward_block_(&head, t, int_min(ATTENTION_ROWS, T - t));
         }
     }
 }

@@ -2,24 +2,26 @@
 gpt2.h -- the description of the model: its sizes, its names, and every tensor it has, each in one row of a
 table.
 
-Parameters and activations are two lists (X-macros). The structs of pointers, the memory, the initialization,
-the decay, the files, the tests and the memory report are loops over their rows; nothing else in the program
-lists the tensors.
+Parameters, the optimizer's state and activations are three lists (X-macros). The structs of pointers, the
+memory, the initialization, the update, the decay, the files, the tests and the memory report are loops over
+their rows; nothing else in the program lists the tensors.
 
     B  sequences in a micro-batch     T   tokens of a sequence     N = B*T
-    C  channels                       NH  heads, of size HS = C/NH
+    C  channels                       NH  heads                    HS = their size, C/NH
+    F  hidden size of the MLP, 4C     QKV size of queries, keys and values together, 3C
     L  layers (blocks)                V   vocabulary               Vp = V rounded up to a multiple of 128
 
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks, learned
 positions, GELU in tanh form, the token embedding shared with the classifier.
 
-defines: GPT2Config, GPT2Parameters, GPT2Activations, TensorRow, TensorInFiles, tensor_elements,
-         tensor_rows_bind, gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows,
-         gpt2_classifier_chunk, gpt2_parameters_at_layer, gpt2_activations_at_layer,
-         gpt2_activations_at_token, gpt2_model_by_name, gpt2_padded_vocab, gpt2_check_config,
-         gpt2_count_parameters, gpt2_flops_per_token, gpt2_initial_value, gpt2_rows_in_files,
-         gpt2_random_weights, RecomputeLevel, TensorInit, TensorLife, tensor_layer_elements, GPT2NamedModel,
-         gpt2_named_models
+defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters, GPT2OptimizerState,
+         GPT2Activations, TensorRow, UpdateRule, StateRow, gpt2_state_rows, gpt2_state_bind,
+         gpt2_state_of_parameter, gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_bind,
+         gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows, gpt2_classifier_chunk,
+         gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_activations_at_token, gpt2_model_by_name,
+         gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token,
+         gpt2_initial_value, gpt2_rows_in_files, gpt2_random_weights, RecomputeLevel, TensorInit, TensorLife,
+         tensor_layer_elements, GPT2NamedModel, gpt2_named_models
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
@@ -41,6 +43,10 @@ typedef struct {
     int L, NH, C;
 } GPT2Config;
 
+static inline int gpt2_hidden(GPT2Config cfg) { return 4 * cfg.C; }
+static inline int gpt2_qkv_size(GPT2Config cfg) { return 3 * cfg.C; }
+static inline int gpt2_head_size(GPT2Config cfg) { return cfg.C / cfg.NH; }
+
 typedef enum {
     INIT_ZERO,
     INIT_ONE,
@@ -48,6 +54,11 @@ typedef enum {
     INIT_VOCAB,        // the same for the V rows of the vocabulary, zero for its padding
     INIT_NORMAL_SCALED // N(0, std / sqrt(2L)): projections into the residual stream, which adds up 2L of them
 } TensorInit;
+
+// How an update changes a parameter.
+typedef enum {
+    RULE_ADAMW // adamw.h
+} UpdateRule;
 
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
 
@@ -67,26 +78,35 @@ typedef enum {
 
 // clang-format off
 // Parameters, in the order of llm.c's model files. `rows` x `cols` for each of `layers`; a vector is one row.
-// Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `in files` says how Hugging Face
-// stores a layer of it, and under which name; GGUF's names come last.
-//  name        layers  rows        cols      init                 decay  in files      Hugging Face name             GGUF name
+// Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `rule` (RULE_...) is how an
+// update changes it, and `decay` whether weight decay does, too. `in files` says how Hugging Face stores a layer of it, and under
+// which name; GGUF's names come last.
+//  name        layers  rows        cols      init                 decay  rule   in files      Hugging Face name             GGUF name
 #define GPT2_PARAMETERS(X) \
-  X(wte,        1,      cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
-  X(wpe,        1,      cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
-  X(ln1w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
-  X(ln1b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
-  X(qkvw,       cfg.L,  3 * cfg.C,  cfg.C,    INIT_NORMAL,         1,     FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
-  X(qkvb,       cfg.L,  1,          3*cfg.C,  INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
-  X(attprojw,   cfg.L,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
-  X(attprojb,   cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
-  X(ln2w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
-  X(ln2b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
-  X(fcw,        cfg.L,  4 * cfg.C,  cfg.C,    INIT_NORMAL,         1,     FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
-  X(fcb,        cfg.L,  1,          4*cfg.C,  INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
-  X(fcprojw,    cfg.L,  cfg.C,      4*cfg.C,  INIT_NORMAL_SCALED,  1,     FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
-  X(fcprojb,    cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
-  X(lnfw,       1,      1,          cfg.C,    INIT_ONE,            0,     FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
-  X(lnfb,       1,      1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
+  X(wte,        1,      cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     ADAMW, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
+  X(wpe,        1,      cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
+  X(ln1w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
+  X(ln1b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
+  X(qkvw,       cfg.L,  QKV,        cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
+  X(qkvb,       cfg.L,  1,          QKV,      INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
+  X(attprojw,   cfg.L,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
+  X(attprojb,   cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
+  X(ln2w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
+  X(ln2b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
+  X(fcw,        cfg.L,  F,          cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
+  X(fcb,        cfg.L,  1,          F,        INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
+  X(fcprojw,    cfg.L,  cfg.C,      F,        INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
+  X(fcprojb,    cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
+  X(lnfw,       1,      1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
+  X(lnfb,       1,      1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
+
+// The optimizer's state. For each parameter that `rule` updates there is a tensor with as many layers, each of `rows` x `cols`,
+// where rows and cols are the parameter's. It starts as zero. No value is ever below `least`. Checkpoints use the name, the
+// memory report the last column. In memory each line is one array, one after the other.
+//  name  rule   dtype  rows  cols  least      in the report
+#define GPT2_OPTIMIZER_STATE(X) \
+  X(m,    ADAMW, float, rows, cols, -INFINITY, "AdamW m")  /* mean of the gradient */ \
+  X(v,    ADAMW, float, rows, cols, 0,         "v")        /* mean of its square */
 
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to the level of
 // recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all layers share one buffer and the
@@ -98,15 +118,15 @@ typedef enum {
   X(ln1,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
   X(ln1_mean,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
   X(ln1_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(qkv,        cfg.L,  N,      NORMS, 3 * cfg.C,           floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
+  X(qkv,        cfg.L,  N,      NORMS, QKV,                 floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
   X(atty,       cfg.L,  N,      NORMS, cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
   X(att_lse,    cfg.L,  N,      NORMS, cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
   X(residual2,  cfg.L,  N,      NORMS, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
   X(ln2,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
   X(ln2_mean,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
   X(ln2_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(fch,        cfg.L,  N,      NORMS, 4 * cfg.C,           floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
-  X(fch_gelu,   cfg.L,  N,      NONE,  4 * cfg.C,           floatX,  LIVE_ALWAYS)  /* and after */ \
+  X(fch,        cfg.L,  N,      NORMS, F,                   floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
+  X(fch_gelu,   cfg.L,  N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* and after */ \
   X(residual3,  cfg.L,  N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
   X(lnf,        1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
   X(lnf_mean,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
@@ -115,14 +135,20 @@ typedef enum {
   X(losses,     1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS)   /* nats, per token */ \
   X(branch,     1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* what a block adds to the stream, and its gradient */ \
   X(dresidual,  1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
-  X(dqkv,       1,      N,      BLOCK, 3 * cfg.C,           floatX,  LIVE_BLOCK) \
-  X(dfch,       1,      N,      BLOCK, 4 * cfg.C,           floatX,  LIVE_BLOCK)
+  X(dqkv,       1,      N,      BLOCK, QKV,                 floatX,  LIVE_BLOCK) \
+  X(dfch,       1,      N,      BLOCK, F,                   floatX,  LIVE_BLOCK)
 // clang-format on
 
 #define GPT2_MEMBER_(name, ...) floatX* name;
 typedef struct {
     GPT2_PARAMETERS(GPT2_MEMBER_)
 } GPT2Parameters;
+#undef GPT2_MEMBER_
+
+#define GPT2_MEMBER_(name, rule, dtype, ...) dtype* name;
+typedef struct {
+    GPT2_OPTIMIZER_STATE(GPT2_MEMBER_)
+} GPT2OptimizerState;
 #undef GPT2_MEMBER_
 
 #define GPT2_MEMBER_(name, layers, tokens, kept, cols, dtype, life) dtype* name;
@@ -134,6 +160,7 @@ typedef struct {
 #define GPT2_COUNT_(...) +1
 enum {
     GPT2_PARAMETER_ROWS = 0 GPT2_PARAMETERS(GPT2_COUNT_),
+    GPT2_STATE_ROWS = 0 GPT2_OPTIMIZER_STATE(GPT2_COUNT_),
     GPT2_ACTIVATION_ROWS = 0 GPT2_ACTIVATIONS(GPT2_COUNT_)
 };
 #undef GPT2_COUNT_
@@ -150,6 +177,7 @@ typedef struct {
     size_t element_bytes;            //
     TensorInit init;                 // parameters only
     int decay;                       // parameters only
+    UpdateRule rule;                 // parameters only
     TensorInFiles form;              // parameters only
     TensorLife life;                 //
     size_t offset_bytes;             // in the allocation
@@ -187,8 +215,9 @@ static inline size_t tensor_rows_layout_(TensorRow* rows, int count) {
 // allocation that holds them all.
 static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
                                             size_t element_bytes) {
+    const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
     TensorRow* row = rows;
-#define GPT2_ROW_(name_, layers_, rows_, cols_, init_, decay_, form_, hf_name_, gguf_name_)                  \
+#define GPT2_ROW_(name_, layers_, rows_, cols_, init_, decay_, rule_, form_, hf_name_, gguf_name_)           \
     row->name = #name_;                                                                                      \
     row->hf_name = hf_name_;                                                                                 \
     row->gguf_name = gguf_name_;                                                                             \
@@ -200,6 +229,7 @@ static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS],
     row->init = init_;                                                                                       \
     row->stream = rand_stream(#name_);                                                                       \
     row->decay = decay_;                                                                                     \
+    row->rule = RULE_##rule_;                                                                                \
     row->life = LIVE_ALWAYS;                                                                                 \
     row->member = offsetof(GPT2Parameters, name_);                                                           \
     row++;
@@ -211,6 +241,53 @@ static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS],
 // The same, for the parameters themselves.
 static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg) {
     return gpt2_parameter_rows_of(rows, cfg, sizeof(floatX));
+}
+
+// One row of the optimizer's state: an array, and in it the tensors of all parameters.
+typedef struct {
+    const char *name, *label;               // in checkpoints; in the memory report
+    float least;                            // no value is below it
+    size_t offset_bytes, bytes;             // of the array, in the allocation of all state
+    TensorRow tensors[GPT2_PARAMETER_ROWS]; // at their places in the same allocation; no layers: not `rule`'s
+    size_t member;                          // offset of the pointer in GPT2OptimizerState
+} StateRow;
+
+// Places the tensors of a row at `at`; returns its end.
+static inline size_t gpt2_state_place_(StateRow* state, size_t at) {
+    state->offset_bytes = at;
+    state->bytes = tensor_rows_layout_(state->tensors, GPT2_PARAMETER_ROWS);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        state->tensors[i].offset_bytes += at;
+    }
+    return at + state->bytes;
+}
+
+// Gives a tensor the shape of a state, for a parameter that `rule` updates.
+static inline void gpt2_state_shape_(TensorRow* tensor, UpdateRule rule, size_t rows, size_t cols) {
+    tensor->layers = tensor->rule == rule ? tensor->layers : 0;
+    tensor->rows = rows;
+    tensor->cols = cols;
+}
+
+// The rows of the optimizer's state; returns the bytes of one allocation that holds all of it. Where a state has
+// the shape of the parameters, element i of its array belongs to element i of the parameters.
+static inline size_t gpt2_state_rows(StateRow states[GPT2_STATE_ROWS], GPT2Config cfg) {
+    StateRow* state = states;
+    size_t at = 0;
+#define GPT2_ROW_(name_, rule_, dtype_, rows_, cols_, least_, label_)                                        \
+    state->name = #name_;                                                                                    \
+    state->label = label_;                                                                                   \
+    state->least = least_;                                                                                   \
+    state->member = offsetof(GPT2OptimizerState, name_);                                                     \
+    gpt2_parameter_rows_of(state->tensors, cfg, sizeof(dtype_));                                             \
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {                                                          \
+        const size_t rows = state->tensors[i].rows, cols = state->tensors[i].cols;                           \
+        gpt2_state_shape_(&state->tensors[i], RULE_##rule_, rows_, cols_);                                   \
+    }                                                                                                        \
+    at = gpt2_state_place_(state++, at);
+    GPT2_OPTIMIZER_STATE(GPT2_ROW_)
+#undef GPT2_ROW_
+    return at;
 }
 
 // Tokens that the classifier takes at a time, out of N: equal parts of about so many logits at most (64 MiB
@@ -228,6 +305,7 @@ static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
 static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
                                           int recompute, size_t chunk) {
     const size_t N = (size_t)B * (size_t)T;
+    const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
     TensorRow* row = rows;
 #define GPT2_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                      \
     row->name = #name_;                                                                                      \
@@ -240,6 +318,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->init = INIT_ZERO;                                                                                   \
     row->stream = 0;                                                                                         \
     row->decay = 0;                                                                                          \
+    row->rule = RULE_ADAMW;                                                                                  \
     row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \
     row->member = offsetof(GPT2Activations, name_);                                                          \
     row++;
@@ -254,6 +333,27 @@ static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int c
         char* tensor = (char*)memory + rows[i].offset_bytes;
         memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
     }
+}
+
+// Points every member at its array in `memory`.
+static inline void gpt2_state_bind(GPT2OptimizerState* pointers, const StateRow states[GPT2_STATE_ROWS],
+                                   void* memory) {
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        char* array = (char*)memory + states[s].offset_bytes;
+        memcpy((char*)pointers + states[s].member, &array, sizeof(array));
+    }
+}
+
+// The same struct, seen from row i of the parameters: .m is of that parameter.
+static inline GPT2OptimizerState gpt2_state_of_parameter(GPT2OptimizerState all,
+                                                         const StateRow states[GPT2_STATE_ROWS], int i) {
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        char* array;
+        memcpy(&array, (char*)&all + states[s].member, sizeof(array));
+        array += states[s].tensors[i].offset_bytes - states[s].offset_bytes;
+        memcpy((char*)&all + states[s].member, &array, sizeof(array));
+    }
+    return all;
 }
 
 // Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with one copy stay.
@@ -405,9 +505,25 @@ static inline float gpt2_initial_value(const TensorRow* row, GPT2Config cfg, uin
     return (float)(rand_normal(seed, row->stream, index) * std);
 }
 
-// The rows of a parameter that files outside of llm.c hold: all, but not the vocabulary's padding.
+// The rows of a parameter, or of its state, that files outside of llm.c hold: all, but not the vocabulary's
+// padding.
 static inline size_t gpt2_rows_in_files(const TensorRow* row, GPT2Config cfg) {
-    return row->init == INIT_VOCAB ? (size_t)cfg.V : row->rows;
+    return row->init == INIT_VOCAB && row->rows > (size_t)cfg.V ? (size_t)cfg.V : row->rows;
+}
+
+// Bytes of the optimizer's state in files.
+static inline double gpt2_count_state_bytes(GPT2Config cfg) {
+    StateRow states[GPT2_STATE_ROWS];
+    double bytes = 0;
+    gpt2_state_rows(states, cfg);
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+            const TensorRow* row = &states[s].tensors[i];
+            bytes += (double)row->layers * (double)(gpt2_rows_in_files(row, cfg) * row->cols) *
+                     (double)row->element_bytes;
+        }
+    }
+    return bytes;
 }
 
 // Sets all parameters of a new model, fp32, that lie in `memory` as the rows say.

@@ -113,6 +113,7 @@ static void bench_matmul(Bench* bench, int N, int in, int out) {
 
 static void bench_attention(Bench* bench, int B, int T) {
     AttentionScratch scratch;
+    const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};
     attention_open(&scratch, T, C / NH);
     const size_t N = (size_t)B * T;
     float *qkv = random_floats(N * 3 * C), *dqkv = random_floats(N * 3 * C), *out = random_floats(N * C);
@@ -120,10 +121,10 @@ static void bench_attention(Bench* bench, int B, int T) {
     char name[64];
     snprintf(name, sizeof(name), "attention forward   B %d T %d", B, T);
     BENCH(bench, name, attention_flops(B, T, C), bench->peak, "GFLOP/s",
-          attention_forward_cpu(out, lse, qkv, NULL, B, T, 0, C, NH, &scratch));
+          attention_forward_cpu(out, lse, qkv, NULL, sizes, &scratch));
     snprintf(name, sizeof(name), "attention backward  B %d T %d", B, T);
     BENCH(bench, name, 2.5 * attention_flops(B, T, C), bench->peak, "GFLOP/s",
-          attention_backward_cpu(dqkv, dout, qkv, out, lse, NULL, B, T, C, NH, &scratch));
+          attention_backward_cpu(dqkv, dout, qkv, out, lse, NULL, sizes, &scratch));
     free(qkv);
     free(dqkv);
     free(out);

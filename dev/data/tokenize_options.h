@@ -20,7 +20,7 @@ const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
     {"input",  "format",       "",  CHOICE_(format),      0,       0, 0,     "name",
-        "name|text|jsonl|parquet", "of all inputs, whatever they hold; name: each by the end of its name"},
+        WORDS_CHOICE(TEXT_FORMAT_WORDS), "of all inputs, whatever they hold; name: each by the end of its name"},
     {"input",  "field",        "",  STRING_(field),       0,       0, 0,     "text",
         "", "the string of each JSON line, or column of Parquet, that is the document"},
     {"input",  "separator",    "",  STRING_(separator),   0,       0, 0,     "",

@@ -21,8 +21,9 @@ static Run run_open(int B, int T, int NH, int HS, const int* starts, float* qkv,
 static Run run_documents(int B, int T, int NH, int HS, const int* starts, float* qkv, float* dout,
                          AttentionScratch* scratch) {
     const Run r = run_open(B, T, NH, HS, starts, qkv, dout);
-    attention_forward_cpu(r.out, r.lse, qkv, starts, B, T, 0, NH * HS, NH, scratch);
-    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, starts, B, T, NH * HS, NH, scratch);
+    const AttentionSizes sizes = {.B = B, .T = T, .C = NH * HS, .NH = NH};
+    attention_forward_cpu(r.out, r.lse, qkv, starts, sizes, scratch);
+    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, starts, sizes, scratch);
     return r;
 }
 
@@ -200,7 +201,8 @@ static void test_first(void) {
     const Run full = run(B, T, NH, HS, qkv, dout, &scratch);
     for (int first = 1; first <= T; first += first < T - 2 ? 7 : 1) {
         const Run r = run_open(B, T, NH, HS, NULL, qkv, dout);
-        attention_forward_cpu(r.out, r.lse, qkv, NULL, B, T, first, C, NH, &scratch);
+        const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH, .first = first};
+        attention_forward_cpu(r.out, r.lse, qkv, NULL, sizes, &scratch);
         for (int i = 0; i < B * T * C; i++) {
             const int computed = i / C % T >= first;
             EXPECT(computed ? r.out[i] == full.out[i] : isnan(r.out[i]),

@@ -70,6 +70,23 @@ static void fill_squares(float* memory, size_t n, float value) {
     }
 }
 
+// Elements of m, and of v.
+static size_t state_elements(void) {
+    StateRow states[GPT2_STATE_ROWS];
+    return gpt2_state_rows(states, TINY) / sizeof(float) / 2;
+}
+
+// The optimizer's state in memory that is laid out by the rows of TINY.
+static GPT2OptimizerState optimizer_at(void* memory) {
+    StateRow states[GPT2_STATE_ROWS];
+    GPT2OptimizerState optimizer;
+    gpt2_state_rows(states, TINY);
+    gpt2_state_bind(&optimizer, states, memory);
+    return optimizer;
+}
+
+static GPT2OptimizerState optimizer_of(const Checkpoints* c) { return optimizer_at(c->optimizer); }
+
 // Saves a model whose first weight is `value`, after what spoil (NULL: nothing) does to it; path becomes the
 // checkpoint's.
 static void save_spoiled(char path[PATH_MAX], const Run* run, int64_t step, float value,
@@ -78,10 +95,12 @@ static void save_spoiled(char path[PATH_MAX], const Run* run, int64_t step, floa
     const Options options = options_of(run);
     void* memory = check_alloc(checkpoints_bytes(TINY, dtype), 1, "copy");
     const RunState state = state_of(step);
-    checkpoints_open(&c, &options, run_of(TINY, dtype), memory, -1, 0);
+    checkpoints_open(&c, &options, run_of(TINY, dtype), -1, 0);
+    checkpoint_copy_at(&c, memory);
     fill(c.params, c.params_bytes / safetensors_dtype_bytes(dtype), dtype, value);
-    fill(c.m, c.state_bytes / sizeof(float), SAFETENSORS_F32, value + 1);
-    fill_squares(c.v, c.state_bytes / sizeof(float), value + 2);
+    const GPT2OptimizerState optimizer = optimizer_of(&c);
+    fill(optimizer.m, state_elements(), SAFETENSORS_F32, value + 1);
+    fill_squares(optimizer.v, state_elements(), value + 2);
     if (spoil) {
         spoil(&c);
     }
@@ -111,14 +130,14 @@ static float value_in(const char* out, const char* directory) {
     }
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float));
-    float *params = (float*)check_alloc(bytes, 1, "params"), *m = (float*)check_alloc(bytes, 1, "m"),
-          *v = (float*)check_alloc(bytes, 1, "v");
-    checkpoint_read(&state, path, TINY, rows, params, m, v);
-    const float value = m[0] == params[0] + 1 && v[0] == params[0] + 2 ? params[0] : -1;
+    float *params = (float*)check_alloc(bytes, 1, "params"),
+          *memory = (float*)check_alloc(2 * state_elements(), sizeof(float), "optimizer");
+    const GPT2OptimizerState optimizer = optimizer_at(memory);
+    checkpoint_read(&state, path, TINY, rows, params, memory);
+    const float value = optimizer.m[0] == params[0] + 1 && optimizer.v[0] == params[0] + 2 ? params[0] : -1;
     state_close(&state);
     free(params);
-    free(m);
-    free(v);
+    free(memory);
     return value;
 }
 
@@ -201,7 +220,7 @@ static void test_tensors(SafeTensorsDtype dtype) {
     gpt2_parameter_rows_of(narrow, TINY, safetensors_dtype_bytes(dtype));
     float* got = (float*)check_alloc(3 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(3 * n, sizeof(float), "wanted");
-    checkpoint_read(&state, path, TINY, rows, got, got + n, got + 2 * n);
+    checkpoint_read(&state, path, TINY, rows, got, got + n);
     fill(want, n, SAFETENSORS_F32, 1);
     fill(want + n, n, SAFETENSORS_F32, 2);
     fill_squares(want + 2 * n, n, 3);
@@ -272,7 +291,7 @@ static void body_read_slices(const void* slices) {
     const size_t n = gpt2_parameter_rows_of(rows, TINY, sizeof(float)) / sizeof(float);
     float* got = (float*)check_alloc(2 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(n, sizeof(float), "wanted");
-    checkpoint_read_optimizer_(&state, s->directory, TINY, rows, got, got + n);
+    checkpoint_read_optimizer_(&state, s->directory, TINY, got);
     fill(want, n, SAFETENSORS_F32, 2);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const size_t first = rows[i].offset_bytes / 4;
@@ -428,8 +447,8 @@ static void test_links(void) {
 
 static void spoil_weight(Checkpoints* c) { ((float*)c->params)[7] = -INFINITY; }
 static void spoil_half(Checkpoints* c) { ((uint16_t*)c->params)[7] = 0x7F80; } // bf16
-static void spoil_m(Checkpoints* c) { c->m[0] = NAN; }
-static void spoil_v(Checkpoints* c) { c->v[0] = -1; }
+static void spoil_m(Checkpoints* c) { optimizer_of(c).m[0] = NAN; }
+static void spoil_v(Checkpoints* c) { optimizer_of(c).v[0] = -1; }
 
 static void body_save_infinite(const void* run) {
     char path[PATH_MAX];
@@ -446,10 +465,9 @@ static void body_read(const void* path) {
     char error[ERROR_BYTES];
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float));
-    void *params = check_alloc(bytes, 1, "p"), *m = check_alloc(bytes, 1, "m"),
-         *v = check_alloc(bytes, 1, "v");
+    void *params = check_alloc(bytes, 1, "p"), *optimizer = check_alloc(2 * bytes, 1, "optimizer");
     CHECK(checkpoint_try_check(&state, (const char*)path, error), "%s", error);
-    checkpoint_read(&state, (const char*)path, TINY, rows, params, (float*)m, (float*)v);
+    checkpoint_read(&state, (const char*)path, TINY, rows, params, optimizer);
 }
 
 // Weights that are not finite are not saved over those that are; an optimizer's state that cannot be is not
@@ -491,12 +509,13 @@ static void test_two_saves(void) {
     Checkpoints c;
     char path[PATH_MAX];
     void* memory = check_alloc(checkpoints_bytes(TINY, SAFETENSORS_F32), 1, "copy");
-    checkpoints_open(&c, &options, run_of(TINY, SAFETENSORS_F32), memory, -1, 0);
+    checkpoints_open(&c, &options, run_of(TINY, SAFETENSORS_F32), -1, 0);
+    checkpoint_copy_at(&c, memory);
     for (int step = 1; step <= 20; step++) {
         const RunState state = state_of(step);
         fill(c.params, 1, SAFETENSORS_F32, (float)step);
-        fill(c.m, 1, SAFETENSORS_F32, (float)step + 1);
-        fill(c.v, 1, SAFETENSORS_F32, (float)step + 2);
+        fill(optimizer_of(&c).m, 1, SAFETENSORS_F32, (float)step + 1);
+        fill(optimizer_of(&c).v, 1, SAFETENSORS_F32, (float)step + 2);
         checkpoint_start(&c, &state);
         while (step % 2 && !checkpoint_finished(&c, path)) {
         }
@@ -743,7 +762,7 @@ static void body_open_large(const void* run) {
     const GPT2Config large = {.max_T = 1 << 20, .V = 5, .Vp = 128, .L = 1000, .NH = 1, .C = 65536};
     const Options options = options_of((const Run*)run);
     Checkpoints c;
-    checkpoints_open(&c, &options, run_of(large, SAFETENSORS_F32), NULL, -1, 0);
+    checkpoints_open(&c, &options, run_of(large, SAFETENSORS_F32), -1, 0);
 }
 
 static void test_bad_places(void) {

@@ -24,7 +24,8 @@ end-of-text token, with target -1. A piece without any target (one last token) i
 
 Row k of R is found at once, by a table of the pieces (8 bytes each) that is made when the rows are opened.
 
-defines: Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_sum_targets, rows_close
+defines: PACKING_WORDS, Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_sum_targets,
+         rows_close
 */
 #ifndef LLMC_PACK_H
 #define LLMC_PACK_H
@@ -32,14 +33,24 @@ defines: Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_su
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/base/words.h"
 #include "llmc/data/tokens.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// In the order of --pack.
-typedef enum { PACK_STREAM, PACK_ALIGNED, PACK_BESTFIT, PACK_PAD, PACK_DYNAMIC, PACK_UNIFORM } Packing;
+// --pack
+// clang-format off
+#define PACKING_WORDS(X) \
+    X(PACK_STREAM, "stream") \
+    X(PACK_ALIGNED, "aligned") \
+    X(PACK_BESTFIT, "bestfit") \
+    X(PACK_PAD, "pad") \
+    X(PACK_DYNAMIC, "dynamic") \
+    X(PACK_UNIFORM, "uniform")
+// clang-format on
+typedef enum { PACKING_WORDS(WORDS_VALUE) } Packing;
 typedef enum { DOCUMENT_MASK_OFF, DOCUMENT_MASK_ON } DocumentMask;
 
 // A growing list of positions.

@@ -396,7 +396,7 @@ uint64_t sources_epoch(const DataSources* sources) {
 
 // How the rows of a source came out.
 static void sources_print_rows_(FILE* file, const Rows* rows) {
-    static const char* const pack_name[] = {"stream", "aligned", "bestfit", "pad", "dynamic", "uniform"};
+    static const char* const pack_name[] = {PACKING_WORDS(WORDS_NAME)};
     const double tokens = (double)rows->tokens, room = (double)rows->count * rows->T;
     fprintf(file, "; %zu documents, packed (%s) into %llu rows, %.2f %% discarded", rows->documents.count,
             pack_name[rows->pack], (unsigned long long)rows->count,

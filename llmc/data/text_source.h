@@ -26,9 +26,9 @@ of other lengths perhaps, but with the same tokens.
 
 Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
 
-defines: TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, TextSource, text_source_open,
-         text_source_check, text_source_seek, text_source_next, text_source_read_bytes, text_source_close,
-         text_source_is_plain, text_source_is_text, TEXT_BLOCK_BYTES
+defines: TEXT_FORMAT_WORDS, TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, TextSource,
+         text_source_open, text_source_check, text_source_seek, text_source_next, text_source_read_bytes,
+         text_source_close, text_source_is_plain, text_source_is_text, TEXT_BLOCK_BYTES
 */
 #ifndef LLMC_TEXT_SOURCE_H
 #define LLMC_TEXT_SOURCE_H
@@ -37,6 +37,7 @@ defines: TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, Tex
 #include <stdint.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/words.h"
 #include "llmc/data/packed_file.h"
 #include "llmc/data/parquet.h"
 #include "llmc/tokenizer/bpe_split.h"
@@ -52,7 +53,15 @@ enum {
     TEXT_LOOKED_AT_ = 1 << 16,  // first bytes of a plain file in which no zero may be
 };
 
-typedef enum { TEXT_BY_NAME, TEXT_PLAIN, TEXT_JSONL, TEXT_PARQUET } TextFormat;
+// --format of ./tokenize
+// clang-format off
+#define TEXT_FORMAT_WORDS(X) \
+    X(TEXT_BY_NAME, "name") \
+    X(TEXT_PLAIN, "text") \
+    X(TEXT_JSONL, "jsonl") \
+    X(TEXT_PARQUET, "parquet")
+// clang-format on
+typedef enum { TEXT_FORMAT_WORDS(WORDS_VALUE) } TextFormat;
 
 typedef struct {
     TextFormat format;     // of all files

@@ -22,10 +22,10 @@ tokens_describe says what happened. Without one, the program ends.
 Names of files are separated by commas; each is a pattern of glob(3), or a directory: then all of its text
 files. A backslash before one of , : * ? [ \ makes it a part of the name.
 
-defines: TokenStream, TokensKind, TokensFormat, tokens_next_item, tokens_escape, tokens_list, tokens_kind,
-         tokens_open_files, tokens_open_memory, tokens_split_tail, tokens_fill, tokens_at, tokens_describe,
-         tokens_verify_file, tokens_verify_checksum, tokens_close, TokenSpan, tokens_is_shard, MegatronIndex,
-         megatron_i64, megatron_index, TokensProgress, tokens_progress
+defines: TokenStream, TokensKind, TOKENS_FORMAT_WORDS, TokensFormat, tokens_next_item, tokens_escape,
+         tokens_list, tokens_kind, tokens_open_files, tokens_open_memory, tokens_split_tail, tokens_fill,
+         tokens_at, tokens_describe, tokens_verify_file, tokens_verify_checksum, tokens_close, TokenSpan,
+         tokens_is_shard, MegatronIndex, megatron_i64, megatron_index, TokensProgress, tokens_progress
 */
 #ifndef LLMC_TOKENS_H
 #define LLMC_TOKENS_H
@@ -36,6 +36,7 @@ defines: TokenStream, TokensKind, TokensFormat, tokens_next_item, tokens_escape,
 #include <stdio.h>
 
 #include "llmc/base/mapped.h"
+#include "llmc/base/words.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,7 +67,10 @@ typedef struct {
 enum { TOKENS_TEXT_LOOKED_AT = 1 << 16 }; // first bytes of a text in which no zero may be
 
 typedef enum { TOKENS_SHARDS, TOKENS_TEXT } TokensKind;
-typedef enum { TOKENS_AUTO, TOKENS_NANOGPT } TokensFormat; // in the order of --data-format
+
+// --data-format
+#define TOKENS_FORMAT_WORDS(X) X(TOKENS_AUTO, "auto") X(TOKENS_NANOGPT, "nanogpt")
+typedef enum { TOKENS_FORMAT_WORDS(WORDS_VALUE) } TokensFormat;
 
 // ---- names of files
 

@@ -14,11 +14,12 @@ in int8; matrices whose rows are no whole blocks are fp16 instead.
 Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
 its tokens are only numbers there, and llama.cpp cannot read or print text with them.
 
-defines: GgufDtype, gguf_write
+defines: GGUF_DTYPE_WORDS, GgufDtype, gguf_write
 */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
 
+#include "llmc/base/words.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/gpt2.h"
 
@@ -26,7 +27,9 @@ defines: GgufDtype, gguf_write
 extern "C" {
 #endif
 
-typedef enum { GGUF_F32, GGUF_F16, GGUF_BF16, GGUF_Q8_0 } GgufDtype; // in the order of --export-gguf-dtype
+// --export-gguf-dtype
+#define GGUF_DTYPE_WORDS(X) X(GGUF_F32, "f32") X(GGUF_F16, "f16") X(GGUF_BF16, "bf16") X(GGUF_Q8_0, "q8_0")
+typedef enum { GGUF_DTYPE_WORDS(WORDS_VALUE) } GgufDtype;
 
 // ---- tensors
 
@@ -236,7 +239,7 @@ static void gguf_put_pairs_(GgufWriter_* w, const char* name, GPT2Config cfg, Gg
     gguf_pair_u32_(w, "gpt2.context_length", cfg.max_T);
     gguf_pair_u32_(w, "gpt2.embedding_length", cfg.C);
     gguf_pair_u32_(w, "gpt2.block_count", cfg.L);
-    gguf_pair_u32_(w, "gpt2.feed_forward_length", 4 * cfg.C);
+    gguf_pair_u32_(w, "gpt2.feed_forward_length", gpt2_hidden(cfg));
     gguf_pair_u32_(w, "gpt2.attention.head_count", cfg.NH);
     gguf_pair_float_(w, "gpt2.attention.layer_norm_epsilon", 1e-5f);
     gguf_put_tokenizer_(w, bpe, cfg.V);

@@ -9,18 +9,21 @@ ties to even, on writing. What a file has in the padding rows of the vocabulary,
 zero, as in a model made here. The header is not trusted: sizes are checked against each other and against the
 file's length before anything is allocated, and a weight that is not finite is an error that names its tensor.
 
-defines: ModelDtype, llmc_bin_read_config, llmc_bin_read, llmc_bin_write
+defines: MODEL_DTYPE_WORDS, ModelDtype, llmc_bin_read_config, llmc_bin_read, llmc_bin_write
 */
 #ifndef LLMC_LLMC_BIN_H
 #define LLMC_LLMC_BIN_H
 
+#include "llmc/base/words.h"
 #include "llmc/gpt2.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype; // in the order of --export-dtype
+// --export-dtype
+#define MODEL_DTYPE_WORDS(X) X(MODEL_FP32, "fp32") X(MODEL_BF16, "bf16")
+typedef enum { MODEL_DTYPE_WORDS(WORDS_VALUE) } ModelDtype;
 
 // The sizes of the model in a file, checked against its length.
 GPT2Config llmc_bin_read_config(const char* path);

@@ -3,13 +3,14 @@ checkpoint.h -- all that a run is, in a directory: OUT/step_00001000/, whole or 
 
     config.json, generation_config.json, model.safetensors    a Hugging Face model (hf_model.h)
     tokenizer.json, tokenizer_config.json, ...                its tokenizer, of a run that has one
-    optimizer.1of1.safetensors                                AdamW's m and v
+    optimizer.1of1.safetensors                                the optimizer's state: AdamW's m and v
     products.json                                             of the GPU trainer: matmul_plans.h
     state.json                                                the rest, and checksums of all files (state.h)
 
-model.safetensors has fp32 master weights, or 16-bit weights where there are none. The optimizer's state is a
-range of one space: the elements of the parameters in the order of the table in gpt2.h, without padding. A
-writer may cut it into n files (metadata begin, end and total); the reader takes any that fill the space.
+model.safetensors has fp32 master weights, or 16-bit weights where there are none. Each row of the optimizer's
+state (gpt2.h) is a tensor that is a range of one space: the elements of the parameters in the order of their
+table, without padding. A writer may cut it into n files (metadata begin, end and total); the reader takes any
+that fill the space. A state that has not the shape of the parameters is only read whole.
 
 A save copies the tensors into memory taken before the first step; a thread writes them while the run goes on.
 A second save waits for the first. The directory is filled under a temporary name, flushed to the disk,
@@ -23,9 +24,9 @@ Where a symbolic link stands under one of these names, the link is removed, neve
 What a killed run left behind is cleared by the next one in the same place; two at a time are refused.
 
 defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
-         checkpoints_open, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait,
-         checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_path, checkpoint_read,
-         CheckpointFilter
+         checkpoints_open, checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished,
+         checkpoint_wait, checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_path,
+         checkpoint_read, CheckpointFilter
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -64,11 +65,10 @@ typedef struct {
     int keep, keep_major; // keep 0 keeps all
     const Options* options;
     CheckpointRun run;
-    TensorRow rows[GPT2_PARAMETER_ROWS];       // of the parameters in the copy
-    TensorRow state_rows[GPT2_PARAMETER_ROWS]; // of m and v
-    void* params;                              // the copy, on the host: the parameters as rows say,
-    float *m, *v;                              // and as state_rows say
-    size_t params_bytes, state_bytes;
+    TensorRow rows[GPT2_PARAMETER_ROWS];  // of the parameters in the copy
+    StateRow state_rows[GPT2_STATE_ROWS]; // and of the optimizer's state
+    void *params, *optimizer;             // the copy, on the host, laid out by the rows
+    size_t params_bytes, optimizer_bytes;
     int lock; // checkpoint_lock
 
     SavedState state; // of the save under way
@@ -111,9 +111,10 @@ int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, Check
 // not be resumed from them.
 void checkpoint_remove_after(const char* out, int64_t serial);
 
-// Reads the tensors of a checkpoint that was checked, into memory laid out by `rows`, all fp32.
+// Reads the tensors of a checkpoint that was checked: the parameters, as fp32, into memory laid out by `rows`, and
+// the optimizer's state into memory laid out by gpt2_state_rows.
 void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg, const TensorRow* rows,
-                     void* params, float* m, float* v);
+                     void* params, void* optimizer);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Saving during a run
@@ -125,13 +126,14 @@ size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype);
 // closed. What a killed run left is cleared.
 int checkpoint_lock(const char* out);
 
-// Prepares to save into --out, which exists. `memory` has checkpoints_bytes, belongs to the caller and stays
-// (NULL: the caller points params, m and v to its own, and waits for every save before it changes them),
-// as do options and what `run` points to. `lock` is that of checkpoint_lock, or -1 if it is to be taken now;
-// checkpoints_close releases it. `after` updates are done. There must be room on the disk for at least one
-// checkpoint.
-void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory, int lock,
-                      int64_t after);
+// Prepares to save into --out, which exists. The options and what `run` points to must stay. `lock` is that of
+// checkpoint_lock, or -1 if it is to be taken now; checkpoints_close releases it. `after` updates are done. There
+// must be room on the disk for at least one checkpoint. Before each save the caller points params and optimizer
+// to what is to be saved, and leaves that as it is until the save has ended.
+void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, int lock, int64_t after);
+
+// Points params and optimizer into `memory`, of checkpoints_bytes.
+void checkpoint_copy_at(Checkpoints* c, void* memory);
 
 // Waits until the save under way is on the disk. Returns whether there was one; if so, sets its path.
 int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]);
@@ -139,7 +141,7 @@ int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]);
 // The same, but without waiting: only if it has ended.
 int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]);
 
-// Starts to write what was copied to params, m and v after the save before was waited for.
+// Starts to write what was copied to params and optimizer after the save before was waited for.
 void checkpoint_start(Checkpoints* c, const RunState* run);
 
 void checkpoints_close(Checkpoints* c);
@@ -156,6 +158,7 @@ void checkpoints_close(Checkpoints* c);
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -300,16 +303,26 @@ static void checkpoint_recover_(const char* out) {
 // Elements of the optimizer's space.
 static int64_t checkpoint_elements_(GPT2Config cfg) { return (int64_t)gpt2_count_parameters(cfg); }
 
-// The elements of a row in the optimizer's space.
+// The elements of a row in files.
 static size_t checkpoint_row_elements_(const TensorRow* row, GPT2Config cfg) {
     return (size_t)row->layers * gpt2_rows_in_files(row, cfg) * row->cols;
 }
 
-static void checkpoint_write_moment_(SafeTensorsWriter* writer, const Checkpoints* c, const float* memory) {
+// The elements of a row of the optimizer's state.
+static size_t checkpoint_state_elements_(const StateRow* state, GPT2Config cfg) {
+    size_t total = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &c->state_rows[i];
-        safetensors_write_raw(writer, (const char*)memory + row->offset_bytes,
-                              checkpoint_row_elements_(row, c->run.cfg) * sizeof(float));
+        assert(state->tensors[i].element_bytes == sizeof(float)); // F32 in files
+        total += checkpoint_row_elements_(&state->tensors[i], cfg);
+    }
+    return total;
+}
+
+static void checkpoint_write_state_(SafeTensorsWriter* writer, const Checkpoints* c, const StateRow* state) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &state->tensors[i];
+        safetensors_write_raw(writer, (const char*)c->optimizer + row->offset_bytes,
+                              checkpoint_row_elements_(row, c->run.cfg) * row->element_bytes);
     }
 }
 
@@ -322,11 +335,14 @@ static uint64_t checkpoint_write_optimizer_(const Checkpoints* c, const char* pa
     safetensors_writer_metadata(&writer, "begin", "0");
     safetensors_writer_metadata(&writer, "end", number);
     safetensors_writer_metadata(&writer, "total", number);
-    safetensors_writer_declare(&writer, "m", SAFETENSORS_F32, 1, &total);
-    safetensors_writer_declare(&writer, "v", SAFETENSORS_F32, 1, &total);
+    for (int i = 0; i < GPT2_STATE_ROWS; i++) {
+        const size_t elements = checkpoint_state_elements_(&c->state_rows[i], c->run.cfg);
+        safetensors_writer_declare(&writer, c->state_rows[i].name, SAFETENSORS_F32, 1, &elements);
+    }
     safetensors_writer_begin(&writer);
-    checkpoint_write_moment_(&writer, c, c->m);
-    checkpoint_write_moment_(&writer, c, c->v);
+    for (int i = 0; i < GPT2_STATE_ROWS; i++) {
+        checkpoint_write_state_(&writer, c, &c->state_rows[i]);
+    }
     return safetensors_writer_commit(&writer);
 }
 
@@ -360,8 +376,7 @@ static void checkpoint_list_files_(SavedState* s, const char* directory) {
 }
 
 double checkpoints_disk_bytes(const Checkpoints* c) {
-    return hf_model_bytes(c->run.cfg, c->run.dtype) + 8.0 * (double)checkpoint_elements_(c->run.cfg) +
-           (1 << 20);
+    return hf_model_bytes(c->run.cfg, c->run.dtype) + gpt2_count_state_bytes(c->run.cfg) + (1 << 20);
 }
 
 // Ends the program if the file system of OUT has no room for a checkpoint.
@@ -604,34 +619,48 @@ static int checkpoint_by_begin_(const void* a, const void* b) {
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : (x->end > y->end) - (x->end < y->end);
 }
 
-// What AdamW cannot have made: a NaN, or a negative mean of squares.
-static void checkpoint_check_moment_(const char* path, const char* name, const float* values, size_t first,
-                                     size_t count) {
-    const int is_square = strcmp(name, "v") == 0;
+// Ends the program if no optimizer can have made these values: NaN, or below the least of the state.
+static void checkpoint_check_state_(const char* path, const StateRow* state, const float* values,
+                                    size_t first, size_t count) {
+    char wanted[64] = "a number";
+    if (isfinite(state->least)) {
+        snprintf(wanted, sizeof(wanted), "%g or more", (double)state->least);
+    }
     for (size_t i = 0; i < count; i++) {
-        CHECK(is_square ? values[i] >= 0 : values[i] == values[i], "%s: element %zu of %s is %f, wanted %s",
-              path, first + i, name, (double)values[i], is_square ? "0 or more" : "a number");
+        CHECK(values[i] >= state->least, "%s: element %zu of %s is %f, wanted %s", path, first + i,
+              state->name, (double)values[i], wanted);
     }
 }
 
-// Copies what a slice has of one tensor of the state to its place in memory.
-static void checkpoint_read_slice_(const CheckpointSlice_* slice, const char* name, GPT2Config cfg,
-                                   const TensorRow* rows, void* memory) {
-    const size_t count = slice->end - slice->begin;
-    const SafeTensorsView* view = safetensors_require(&slice->file, name, 1, &count);
-    CHECK(view->dtype == SAFETENSORS_F32, "%s: tensor %s is %s, wanted F32", slice->file.path, name,
+// The range of a row of the state in a slice of the space, which has `total` elements. A state with another shape
+// than the parameters is never cut.
+static void checkpoint_state_range_(size_t* begin, size_t* end, const CheckpointSlice_* slice,
+                                    const StateRow* state, size_t elements, size_t total) {
+    const int is_whole = slice->begin == 0 && slice->end == total;
+    CHECK(elements == total || is_whole, "%s: a part of the optimizer's state; %s can only be read whole",
+          slice->file.path, state->name);
+    *begin = slice->begin;
+    *end = is_whole ? elements : slice->end;
+}
+
+// Copies what a slice has of one row of the state to its place in memory.
+static void checkpoint_read_slice_(const CheckpointSlice_* slice, const StateRow* state, GPT2Config cfg,
+                                   size_t total, void* optimizer) {
+    size_t begin, end, first = 0; // first: of the tensor, in the row
+    checkpoint_state_range_(&begin, &end, slice, state, checkpoint_state_elements_(state, cfg), total);
+    const size_t count = end - begin;
+    const SafeTensorsView* view = safetensors_require(&slice->file, state->name, 1, &count);
+    CHECK(view->dtype == SAFETENSORS_F32, "%s: tensor %s is %s, wanted F32", slice->file.path, state->name,
           safetensors_dtype_name(view->dtype));
-    size_t first = 0; // of the row, in the space
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t end = first + checkpoint_row_elements_(&rows[i], cfg);
-        const size_t from = slice->begin > first ? slice->begin : first;
-        const size_t to = slice->end < end ? slice->end : end;
+        const size_t last = first + checkpoint_row_elements_(&state->tensors[i], cfg);
+        const size_t from = begin > first ? begin : first, to = end < last ? end : last;
         if (from < to) {
-            float* out = (float*)((char*)memory + rows[i].offset_bytes) + (from - first);
-            safetensors_read_f32_part(view, from - slice->begin, to - from, out);
-            checkpoint_check_moment_(slice->file.path, name, out, from, to - from);
+            float* out = (float*)((char*)optimizer + state->tensors[i].offset_bytes) + (from - first);
+            safetensors_read_f32_part(view, from - begin, to - from, out);
+            checkpoint_check_state_(slice->file.path, state, out, from, to - from);
         }
-        first = end;
+        first = last;
     }
 }
 
@@ -643,8 +672,10 @@ static int checkpoint_is_slice_(const char* name) {
 
 // Reads the optimizer's state from any number of files that fill its space.
 static void checkpoint_read_optimizer_(const SavedState* s, const char* directory, GPT2Config cfg,
-                                       const TensorRow* rows, float* m, float* v) {
+                                       void* optimizer) {
     char path[PATH_MAX];
+    StateRow states[GPT2_STATE_ROWS];
+    gpt2_state_rows(states, cfg);
     const size_t total = (size_t)checkpoint_elements_(cfg);
     CheckpointSlice_* slices =
         (CheckpointSlice_*)check_alloc((size_t)s->num_files + 1, sizeof(CheckpointSlice_), directory);
@@ -659,8 +690,9 @@ static void checkpoint_read_optimizer_(const SavedState* s, const char* director
     for (size_t i = 0; i < count; i++) {
         CHECK(slices[i].begin == at, "%s: elements from %zu on, wanted those from %zu: the parts do not fit",
               slices[i].file.path, slices[i].begin, at);
-        checkpoint_read_slice_(&slices[i], "m", cfg, rows, m);
-        checkpoint_read_slice_(&slices[i], "v", cfg, rows, v);
+        for (int k = 0; k < GPT2_STATE_ROWS; k++) {
+            checkpoint_read_slice_(&slices[i], &states[k], cfg, total, optimizer);
+        }
         at = slices[i].end;
         safetensors_close(&slices[i].file);
     }
@@ -669,9 +701,9 @@ static void checkpoint_read_optimizer_(const SavedState* s, const char* director
 }
 
 void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg, const TensorRow* rows,
-                     void* params, float* m, float* v) {
+                     void* params, void* optimizer) {
     hf_model_read(directory, cfg, rows, params);
-    checkpoint_read_optimizer_(s, directory, cfg, rows, m, v);
+    checkpoint_read_optimizer_(s, directory, cfg, optimizer);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -679,8 +711,8 @@ void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg,
 
 size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    return gpt2_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype)) +
-           2 * gpt2_parameter_rows_of(rows, cfg, sizeof(float));
+    StateRow states[GPT2_STATE_ROWS];
+    return gpt2_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype)) + gpt2_state_rows(states, cfg);
 }
 
 // How long a killed run is waited for, which keeps its lock until the system has its memory back.
@@ -712,8 +744,12 @@ static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
     free(steps);
 }
 
-void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory, int lock,
-                      int64_t after) {
+void checkpoint_copy_at(Checkpoints* c, void* memory) {
+    c->params = memory;
+    c->optimizer = (char*)memory + c->params_bytes;
+}
+
+void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, int lock, int64_t after) {
     memset(c, 0, sizeof(*c));
     CHECK(snprintf(c->out, sizeof(c->out), "%s", options->out) < (int)sizeof(c->out) - 64,
           "%s: the name is too long", options->out);
@@ -723,12 +759,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->run = run;
     c->saved_step = -1;
     c->params_bytes = gpt2_parameter_rows_of(c->rows, run.cfg, safetensors_dtype_bytes(run.dtype));
-    c->state_bytes = gpt2_parameter_rows_of(c->state_rows, run.cfg, sizeof(float));
-    if (memory) {
-        c->params = memory;
-        c->m = (float*)((char*)memory + c->params_bytes);
-        c->v = (float*)((char*)memory + c->params_bytes + c->state_bytes);
-    }
+    c->optimizer_bytes = gpt2_state_rows(c->state_rows, run.cfg);
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train_tokens;
     c->state.train_data = run.train_data;

@@ -12,10 +12,10 @@ what it takes besides in OPTION_ARGUMENTS, before it includes this one (dev/data
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
-defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, options_parse_arguments,
-         options_given, options_only_look, options_version, options_print_help, options_print_banner,
-         options_print_config, options_print_json, OptionType, OptionRow, option_applies, option_text,
-         option_set, option_find, OptionsProgram, options_program
+defines: Options, DIVERGENCE_WORDS, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse,
+         options_parse_arguments, options_given, options_only_look, options_version, options_print_help,
+         options_print_banner, options_print_config, options_print_json, OptionType, OptionRow,
+         option_applies, option_text, option_set, option_find, OptionsProgram, options_program
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -23,6 +23,8 @@ defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, option
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+
+#include "llmc/base/words.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -73,11 +75,14 @@ enum {
     OPTION_NOT_SAVED = 128,  // holds for one start of the program; a resumed run does not inherit it
 };
 
-typedef enum {
-    DIVERGENCE_SKIP,
-    DIVERGENCE_STOP,
-    DIVERGENCE_ROLLBACK
-} OnDivergence; // in the order of its words
+// --on-divergence
+// clang-format off
+#define DIVERGENCE_WORDS(X) \
+    X(DIVERGENCE_SKIP, "skip") \
+    X(DIVERGENCE_STOP, "stop") \
+    X(DIVERGENCE_ROLLBACK, "rollback")
+// clang-format on
+typedef enum { DIVERGENCE_WORDS(WORDS_VALUE) } OnDivergence;
 
 #ifdef OPTION_TABLE_FILE
 #include OPTION_TABLE_FILE
@@ -218,6 +223,13 @@ int options_given(const Options* options, const char* name);
 #include "llmc/base/check.h"
 #include "llmc/base/json.h"
 #include "llmc/tokenizer/unicode_tables.h"
+#ifndef OPTION_TABLE_FILE
+#include "llmc/data/pack.h"
+#include "llmc/data/tokens.h"
+#include "llmc/formats/gguf.h"
+#include "llmc/formats/llmc_bin.h"
+#include "llmc/run/schedule.h"
+#endif
 
 // A row's type and offset. A field of another C type does not compile: the comparison is never evaluated.
 #define OPTION_AT_(ctype, field)                                                                             \
@@ -261,9 +273,10 @@ const OptionRow OPTION_TABLE[] = {
         "", "what stands between the documents of a text file, '<|endoftext|>' for example; empty: a file is one "
         "document"},
     {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, RUN_,             "auto",
-        "auto|nanogpt", "of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare uint16"},
+        WORDS_CHOICE(TOKENS_FORMAT_WORDS), "of .bin files; auto: llm.c's shards, or Megatron's with their .idx; "
+        "nanogpt: bare uint16"},
     {"data",       "pack",          "",   CHOICE_(pack),           0,        0, RUN_,             "stream",
-        "stream|aligned|bestfit|pad|dynamic|uniform", "how documents become sequences: cut anywhere, from a "
+        WORDS_CHOICE(PACKING_WORDS), "how documents become sequences: cut anywhere, from a "
         "document's beginning, whole ones that fit, or one each, padded to --seq-len, to the longest of a batch, or "
         "in batches of similar length"},
     {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, RUN_,             "off",
@@ -307,7 +320,7 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_,             "0",
         "", "learning rate at the end, as a part of the peak"},
     {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, RUN_,             "cosine",
-        "cosine|linear|constant|wsd", "shape of the learning rate after the warmup"},
+        WORDS_CHOICE(SCHEDULE_WORDS), "shape of the learning rate after the warmup"},
     {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, RUN_,             "0.1",
         "", "decoupled, on matrices only"},
     {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | RUN_,    "0.9",
@@ -327,7 +340,8 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "max-loss-rise", "",   FLOAT_(max_loss_rise),   0,    MANY_, 0,                "0",
         "nats", "so far above its lowest the mean loss of 128 updates: the run has diverged; 0: never"},
     {"optimizer",  "on-divergence", "",   CHOICE_(on_divergence),  0,        0, 0,                "skip",
-        "skip|stop|rollback", "of a NaN, skip only its update, or stop; when diverged, stop, or go back to a checkpoint, skipping data"},
+        WORDS_CHOICE(DIVERGENCE_WORDS), "of a NaN, skip only its update, or stop; when diverged, stop, or go back "
+        "to a checkpoint, skipping data"},
 
     {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
         "steps", "between validations; 0: none; auto: a tenth of the run, at most 1000"},
@@ -366,11 +380,11 @@ const OptionRow OPTION_TABLE[] = {
         "", "write the final model into this file in llm.c's .bin format, FILE.bin, and its tokenizer into "
             "FILE_tokenizer.bin; empty: do not"},
     {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_,            "fp32",
-        "fp32|bf16", "precision of the weights in that file"},
+        WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
     {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_,            "",
         "", "write the final model into this file for llama.cpp; empty: do not"},
     {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_,            "f16",
-        "f32|f16|bf16|q8_0", "precision of the matrices in that file"},
+        WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
         "off|on", "train on the first batch only: the loss goes to 0"},
 

@@ -1,7 +1,8 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanMemory, PLAN_KINDS, plan_bytes, plan_print_memory, plan_print
+defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_bytes, plan_print_memory,
+         plan_print
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -23,7 +24,15 @@ typedef struct {
     int is_host; // on the host, beside a run on another device
 } PlanMemory;
 
-enum { PLAN_KINDS = 10 }; // room for a list
+enum { PLAN_KINDS = 8 + GPT2_STATE_ROWS }; // room for a list
+
+// Adds an allocation to the end of a list, which is empty if its first name is NULL.
+void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
+// The same, on the host beside a run on another device.
+void plan_add_host(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
+
+// Adds the optimizer's state.
+void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg);
 
 // The memory of the device that the run is on.
 size_t plan_bytes(const PlanMemory* memory);
@@ -42,7 +51,37 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Tensor
 
 #ifdef PLAN_IMPLEMENTATION
 
+#include <assert.h>
 #include <math.h>
+
+static void plan_append_(PlanMemory plan[PLAN_KINDS], PlanMemory kind) {
+    const PlanMemory end = {NULL, 0, 0};
+    int count = 0;
+    while (plan[count].name) {
+        count++;
+    }
+    assert(count + 1 < PLAN_KINDS);
+    plan[count] = kind;
+    plan[count + 1] = end;
+}
+
+void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) {
+    const PlanMemory kind = {name, bytes, 0};
+    plan_append_(plan, kind);
+}
+
+void plan_add_host(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) {
+    const PlanMemory kind = {name, bytes, 1};
+    plan_append_(plan, kind);
+}
+
+void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg) {
+    StateRow states[GPT2_STATE_ROWS];
+    gpt2_state_rows(states, cfg);
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        plan_add(plan, states[s].label, states[s].bytes);
+    }
+}
 
 size_t plan_bytes(const PlanMemory* memory) {
     size_t total = 0;
@@ -80,7 +119,7 @@ static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
 
 // What checkpoints take.
 static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
-    const double bytes = 12.0 * gpt2_count_parameters(cfg); // fp32 weights, m and v
+    const double bytes = 4.0 * gpt2_count_parameters(cfg) + gpt2_count_state_bytes(cfg); // fp32 weights
     if (o->save_every > 0 && o->steps > 0) {
         const double saves = ceil((double)o->steps / o->save_every);
         const double major = o->keep && o->keep_major ? floor((double)o->steps / o->keep_major) : 0;

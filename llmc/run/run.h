@@ -13,7 +13,7 @@ A trainer is a model and a table of functions that work on it (Trainer). All the
 
 The model is opaque here, and nothing depends on the type of its weights.
 
-defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, save_copy_at, run_program, run_main
+defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, run_main
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
@@ -114,15 +114,12 @@ typedef struct {
     void (*read_checkpoint)(GPT2* model, const char* path, const SavedState* saved);
     // The type of the weights in a checkpoint: of master weights if there are any.
     SafeTensorsDtype (*saved_dtype)(const Options* options);
-    // Copies weights and optimizer state into memory of the trainer, and points params, m and v of *copy there.
-    // Returns 0 if these point to the model itself: then the save ends before the next step.
+    // Copies weights and optimizer state into memory of the trainer, and points params and optimizer of *copy
+    // there. Returns 0 if these point to the model itself: then the save ends before the next step.
     int (*copy_out)(GPT2* model, Checkpoints* copy);
     // Writes further small files into a checkpoint, in the thread that saves. NULL: none.
     void (*save_extra)(const void* model, const char* directory);
 } Trainer;
-
-// Points params, m and v of *copy into `memory`, of checkpoints_bytes. For Trainer.copy_out.
-void save_copy_at(Checkpoints* copy, void* memory);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // From the command line to the run
@@ -164,12 +161,6 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, Batch batch) {
     gradient->flops += gpt2_flops_per_token(cfg, batch.T) * batch.B * batch.T;
     gradient->counted += batch.counted;
-}
-
-void save_copy_at(Checkpoints* copy, void* memory) {
-    copy->params = memory;
-    copy->m = (float*)((char*)memory + copy->params_bytes);
-    copy->v = (float*)((char*)copy->m + copy->state_bytes);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -451,7 +442,7 @@ static void run_open_session_(Run_* run) {
     saved.train_data = run->data.train.fingerprint;
     saved.extra = trainer->save_extra;
     saved.extra_context = run->model;
-    session_open(&run->session, &run->options, &run->resume, saved, NULL, run->start_s);
+    session_open(&run->session, &run->options, &run->resume, saved, run->start_s);
 }
 
 // The facts of the run: data, device, and the loss that can be reached.

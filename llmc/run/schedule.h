@@ -14,7 +14,7 @@ of its decay is the "1-sqrt" of Haegele et al. (arXiv:2405.18392), the best of t
 
 t reaches 1 at step == steps, one after the last update, so a final_frac of 0 wastes no update.
 
-defines: Schedule, schedule_lr, schedule_due
+defines: SCHEDULE_WORDS, Schedule, schedule_lr, schedule_due
 */
 #ifndef LLMC_SCHEDULE_H
 #define LLMC_SCHEDULE_H
@@ -22,7 +22,17 @@ defines: Schedule, schedule_lr, schedule_due
 #include <math.h>
 #include <stdint.h>
 
-typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } Schedule;
+#include "llmc/base/words.h"
+
+// --schedule
+// clang-format off
+#define SCHEDULE_WORDS(X) \
+    X(SCHEDULE_COSINE, "cosine") \
+    X(SCHEDULE_LINEAR, "linear") \
+    X(SCHEDULE_CONSTANT, "constant") \
+    X(SCHEDULE_WSD, "wsd")
+// clang-format on
+typedef enum { SCHEDULE_WORDS(WORDS_VALUE) } Schedule;
 
 // What is left of the way from lr down to final_frac * lr, at the fraction t of the decay.
 static inline double schedule_shape_(Schedule schedule, double t) {

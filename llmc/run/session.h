@@ -46,9 +46,9 @@ typedef struct {
     int tries;             // and how often
 } Session;
 
-// `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open; `memory` may
-// be NULL. Nothing in --out has changed so far, and nothing does here.
-void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run, void* memory,
+// `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open. Nothing
+// in --out has changed so far, and nothing does here.
+void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
                   double start_s);
 
 // Opens the log and says in it what kind of start this is. Last of all that comes before training, when
@@ -102,7 +102,7 @@ void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedS
 #include "llmc/run/schedule.h"
 #include "llmc/run/setup.h"
 
-void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run, void* memory,
+void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
                   double start_s) {
     memset(s, 0, sizeof(*s));
     s->options = options;
@@ -112,7 +112,7 @@ void session_open(Session* s, const Options* options, const Resume* resume, Chec
         return;
     }
     Checkpoints* c = &s->checkpoints;
-    checkpoints_open(c, options, run, memory, resume->lock, resume->saved.run.step);
+    checkpoints_open(c, options, run, resume->lock, resume->saved.run.step);
     c->state.first_serial = c->state.serial + 1;
     if (resume_is_here(resume)) {
         c->state.first_serial = resume->saved.first_serial;

@@ -1,0 +1,21 @@
+/*
+words.h -- a choice of the user: an enum and its words, from one list.
+
+    #define PACKING_WORDS(X) X(PACK_STREAM, "stream") X(PACK_PAD, "pad")
+
+    typedef enum { PACKING_WORDS(WORDS_VALUE) } Packing;
+    static const char* const names[] = {PACKING_WORDS(WORDS_NAME)};    indexed by the enum
+    WORDS_CHOICE(PACKING_WORDS)                                        "stream|pad", for a table of options
+
+needs:   nothing
+defines: WORDS_VALUE, WORDS_NAME, WORDS_CHOICE
+*/
+#ifndef LLMC_WORDS_H
+#define LLMC_WORDS_H
+
+#define WORDS_VALUE(value, word) value,
+#define WORDS_NAME(value, word) word,
+#define WORDS_BAR_(value, word) "|" word
+#define WORDS_CHOICE(words) (&(words(WORDS_BAR_))[1]) // without the first bar
+
+#endif
