@@ -105,20 +105,22 @@ $(GPU_BUILD)/commit: $(call stale,$(GPU_BUILD)/commit,$(COMMIT))
 train_gpt2: $(BUILD)/train_gpt2  ## the trainer on the CPU
 	@rm -f $@ && cp $< $@  # a running program cannot be written over
 
-train_gpt2cu: $(GPU_BUILD)/train_gpt2  ## the trainer on an NVIDIA GPU; wants nvcc
+train_gpt2cu: $(GPU_BUILD)/train_gpt2  ## the trainer on an NVIDIA GPU; needs nvcc
 	@rm -f $@ && cp $< $@
 
-tokenize: $(BUILD)/tokenize  ## text, .jsonl or .parquet files to shards of tokens; trains vocabularies
+tokenize: $(BUILD)/tokenize  ## turns text, .jsonl or .parquet files into shards of tokens; trains vocabularies
 	@rm -f $@ && cp $< $@
 
 sim: build/sim/$(PRECISION)/train_gpt2cu  ## the GPU trainer on the simulated GPU: build/sim/PRECISION/train_gpt2cu
 
 help:       ## this list
-	@sed -n 's/^\([a-z_][a-z_0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+	@awk -F ':.*## ' '/^[a-z][a-z_0-9.-]*:.*## / { printf "  make %-21s", $$1; at = 28; n = split($$2, word, " "); \
+	    for (i = 1; i <= n; i++) { if (at + 1 + length(word[i]) > 79) { printf "\n%28s", ""; at = 28 } \
+	        printf " %s", word[i]; at += 1 + length(word[i]) } print "" }' Makefile
 
 # The GPU trainer where there is a GPU and nvcc.
 RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(shell nvidia-smi -L 2>/dev/null)),cu)
-run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, no download; results in out/quickstart
+run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, without a download; results in out/quickstart
 	./$(RUN_TRAINER) --out $(strip $(OUT))
 
 check:      ## a quick test: the plain build and its tests; TEST=json: only that one
@@ -136,7 +138,7 @@ gpu-tests: $(GPU_MODULES:%=$(GPU_BUILD)/%)
 print-%:
 	@echo $($*)
 
-lint:       ## every header alone as C and as C++, with gcc and clang; formatting
+lint:       ## headers alone as C and C++, includes between rooms, formatting
 	@dev/test/lint.sh
 
 format:     ## clang-format all sources in place
@@ -149,17 +151,26 @@ bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on 
 	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
 	$(GPU_BUILD)/bench_gpu --model d48 --batch 16
 
-bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE and GPT2_VOCAB=FILE if given
+bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE, GPT2_VOCAB=FILE
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
-gpu-kit:    ## build/gpu_kit.tar.gz: programs and scripts for dev/bench/gpu_report.sh --kit on a machine without a compiler
+gpu-kit:    ## build/gpu_kit.tar.gz, to measure a GPU on a machine without a compiler
 	@KIT='$(strip $(KIT))' TOY='$(strip $(TOY))' NVCC='$(strip $(NVCC))' dev/bench/gpu_kit.sh
 
-soak:       ## long tests: the built-in run at full length against its floor, a minute of each fuzz target, vectors on aarch64, forgotten waits
+soak:       ## long tests: learning down to the floor, kills, fuzzing, vectors on aarch64, forgotten waits
 	@dev/test/soak.sh
 
+# One line per source: call COMMAND,compiler and flags,file. clangd reads CUDA sources for the host.
+COMMAND = '{"directory": "$(CURDIR)", "file": "$(2)", "command": "$(1) -D_GNU_SOURCE -I. -c $(2)"}'
+CLANG_CUDA = clang++ -xcuda --cuda-host-only -std=c++17 -DPRECISION_$(PRECISION) -I$(or $(CUDA_HOME),/usr/local/cuda)/include
+compile_commands.json: FORCE  ## how each source is compiled, for clangd and other tools
+	@{ echo '['; printf '%s\n' $(foreach file,$(wildcard *.c dev/*/*.c),$(call COMMAND,$(CC) $(CFLAGS),$(file))) \
+	    $(foreach file,$(COMPILED),$(call COMMAND,$(CC) $(CFLAGS) -xc -D$(shell echo $(basename $(notdir $(file))) | tr a-z A-Z)_IMPLEMENTATION,$(file))) \
+	    $(foreach file,$(wildcard *.cu dev/*/*.cu llmc/*.cuh llmc/*/*.cuh),$(call COMMAND,$(CLANG_CUDA),$(file))) \
+	    | sed '$$!s/$$/,/'; echo ']'; } >$@
+
 BIN = $(DESTDIR)$(strip $(PREFIX))/bin
-install: train_gpt2 tokenize  ## the programs into PREFIX/bin, train_gpt2cu where it was built; uninstall removes them
+install: train_gpt2 tokenize  ## copy the programs into PREFIX/bin; `make uninstall` removes them
 	mkdir -p $(BIN)
 	install -m 755 train_gpt2 tokenize $(wildcard train_gpt2cu) $(BIN)
 

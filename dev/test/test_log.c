@@ -546,9 +546,30 @@ static void test_summary(void) {
     log_close(&log);
     const char* screen = slurp(test_path("summary.screen"));
     EXPECT(strstr(screen, " floor 1.1000 "), "the curve is drawn:\n%s", screen);
+    const char* picture = slurp(test_path("summary/curve.svg"));
+    EXPECT(strncmp(picture, "<svg ", 5) == 0 && strstr(picture, "</svg>\n"), "and as a picture:\n%s",
+           picture);
+    screen = slurp(test_path("summary.screen"));
     EXPECT(strstr(screen,
                   "\n5000 steps | val loss 1.2345 | floor 1.1000 | 2048000 tok/s | peak memory 300 MiB\n"),
            "%s", screen);
+}
+
+// A picture that cannot be written is a warning; the logs of an earlier run keep theirs.
+static void test_picture(void) {
+    for (int start = 0; start < 3; start++) {
+        RunLog log = open_log("picture", 0, 2);
+        if (start == 2) {
+            mkdir(test_path("picture/curve.svg"), 0777);
+        }
+        log_train(&log, 1, 5, 0, 1, 0, 1e-3, 2, NAN);
+        log_train(&log, 2, 4 - start, 0, 1, 0, 1e-3, 2, NAN);
+        log_summary(&log, 2, NAN, NAN, 1);
+        log_close(&log);
+        EXPECT(count_of(slurp(test_path("picture/log.jsonl")), "summary") == 1, "start %d", start);
+    }
+    EXPECT(slurp(test_path("picture/curve.svg.1"))[0] == '<', "the picture of the first run");
+    EXPECT(slurp(test_path("picture/curve.svg.2"))[0] == '<', "the picture of the second run");
 }
 
 static void test_peak(void) {
@@ -631,6 +652,7 @@ int main(void) {
     test_is_terminal();
     test_eta();
     test_summary();
+    test_picture();
     test_peak();
     test_errors();
     return test_done("log");

@@ -1,5 +1,6 @@
 /*
-log.h -- all that a run says: to the screen, to log.jsonl and to main.log in the directory of the run.
+log.h -- all that a run says: to the screen, to log.jsonl and main.log in the directory of the run, and, when
+it is done, its loss curve to curve.svg there.
 
 log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits):
 
@@ -22,11 +23,11 @@ and s:<step> tel:<val loss>.
 
 Steps count from 1; step 0 is before the first update. Every line reaches its file before the next step, or
 the program ends with the name of the file. A new run leaves the logs of an earlier one in the same place as
-log.jsonl.1 and main.log.1, or the next free number. A run that resumes after N updates keeps what the files
-say up to step N, cuts off the rest (and the line that told why it stopped), and does not repeat what they
-already say about step N: the log of an interrupted run is that of one that was not, but for one more config
-line. It is the same when a run goes back to a checkpoint: what came after it is cut off, and a line tells
-from which step it came.
+log.jsonl.1, main.log.1 and curve.svg.1, or the next free number. A run that resumes after N updates keeps
+what the files say up to step N, cuts off the rest (and the line that told why it stopped), and does not
+repeat what they already say about step N: the log of an interrupted run is that of one that was not, but for
+one more config line. It is the same when a run goes back to a checkpoint: what came after it is cut off, and
+a line tells from which step it came.
 
 On a terminal the line of a step is rewritten by the next one and is cut to its width, the less important
 numbers first; what takes 100 ms or more leaves a line at each hundredth of the run, and what takes 10 s or
@@ -208,6 +209,7 @@ void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, doub
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/run/curve.h"
+#include "llmc/run/curve_svg.h"
 
 // ---- files ----
 
@@ -365,15 +367,24 @@ static int log_is_there_(const char* out_dir, const char* name, int number) {
     return lstat(path, &info) == 0 && (number > 0 || (S_ISREG(info.st_mode) && info.st_size > 0));
 }
 
-static const char* const LOG_NAMES_[2] = {"log.jsonl", "main.log"};
+enum { LOG_FILES_ = 3 };
+static const char* const LOG_NAMES_[LOG_FILES_] = {"log.jsonl", "main.log", "curve.svg"};
+
+static int log_is_taken_(const char* out_dir, int number) {
+    int is_taken = 0;
+    for (int i = 0; i < LOG_FILES_; i++) {
+        is_taken |= log_is_there_(out_dir, LOG_NAMES_[i], number);
+    }
+    return is_taken;
+}
 
 // Gives the logs of an earlier run in this directory other names, with the same number.
 static void log_put_aside_(const char* out_dir) {
     int number = 1;
-    while (log_is_there_(out_dir, LOG_NAMES_[0], number) || log_is_there_(out_dir, LOG_NAMES_[1], number)) {
+    while (log_is_taken_(out_dir, number)) {
         number++;
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < LOG_FILES_; i++) {
         char from[PATH_MAX], to[PATH_MAX];
         log_path_(from, out_dir, LOG_NAMES_[i], 0);
         log_path_(to, out_dir, LOG_NAMES_[i], number);
@@ -832,6 +843,23 @@ double log_peak_mb(void) {
 #endif
 }
 
+// Writes the curve into the directory of the run, beside log.jsonl. A run can do without the picture.
+static void log_write_curve_(const RunLog* log, const CurvePoint* train, int n_train, const CurvePoint* val,
+                             int n_val, double floor) {
+    char path[PATH_MAX], directory[PATH_MAX], error[ERROR_BYTES], *text = NULL;
+    size_t bytes = 0;
+    FILE* file = open_memstream(&text, &bytes);
+    CHECK(file, "out of memory for the loss curve");
+    curve_svg(file, train, n_train, val, n_val, floor);
+    CHECK(fclose(file) == 0, "out of memory for the loss curve");
+    file_directory_of(directory, log->json.path);
+    log_path_(path, directory, LOG_NAMES_[2], 0);
+    if (!file_try_write_text(path, text, bytes, error)) {
+        fprintf(stderr, "warning: %s\n", error);
+    }
+    free(text);
+}
+
 static void log_draw_curve_(RunLog* log, double floor) {
     CurvePoint train[LOG_BINS_], val[LOG_BINS_];
     const int n_train = log_recall_(log->train, train), n_val = log_recall_(log->val, val);
@@ -839,6 +867,9 @@ static void log_draw_curve_(RunLog* log, double floor) {
         fputc('\n', log->screen.file);
         curve_draw(log->screen.file, train, n_train, val, n_val, floor, LOG_CURVE_COLUMNS_, LOG_CURVE_ROWS_);
         fputc('\n', log->screen.file);
+        if (!log_has_no_file_(&log->json)) {
+            log_write_curve_(log, train, n_train, val, n_val, floor);
+        }
     }
 }
 

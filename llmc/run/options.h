@@ -363,7 +363,7 @@ const OptionRow OPTION_TABLE[] = {
         "", "sample from the most likely tokens that have this probability together"},
 
     {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_,            "",
-        "", "directory of logs and checkpoints; empty: no files"},
+        "", "directory of logs, checkpoints and the loss curve (curve.svg); empty: no files"},
     {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_,            "auto",
         "steps", "between checkpoints, and at the last; auto: at the last, if there is --out; 0: none"},
     {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, 0,                "0",
