@@ -292,7 +292,7 @@ static inline int matmul_plans_check_sum_(const char* path, const char* text, si
     const size_t tail = 16 + strlen("\"}\n");
     snprintf(wanted, sizeof(wanted), "%016" PRIx64 "\"}\n", xxh64(text, bytes > tail ? bytes - tail : 0));
     return (bytes > tail && memcmp(text + bytes - tail, wanted, tail) == 0) ||
-           error_set(error, path, "damaged, or no list of products: its end is no checksum of the rest");
+           error_set(error, path, "damaged, or not a list of products: its checksum does not match");
 }
 
 // Adds the choices of a file to those of the list; without a file there are none. Returns 0, with nothing

@@ -50,7 +50,7 @@ static void read_documents(const char* path, const char* separator, size_t block
 
 // Of a damaged file that is no text either, how much is unpacked at a time decides which is met first.
 static int is_same_error(const Documents* a, const Documents* b) {
-    static const char no_text[] = "no text: byte ";
+    static const char no_text[] = "not text: byte ";
     return strcmp(a->error, b->error) == 0 ||
            (a->error[0] && b->error[0] && (strstr(a->error, no_text) || strstr(b->error, no_text)));
 }

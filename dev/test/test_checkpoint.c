@@ -668,7 +668,7 @@ static void test_damage(void) {
         unlink(file);
         EXPECT(!checkpoint_try_check(&state, path, error) && strstr(error, name), "no %s", name);
         char wanted[256];
-        snprintf(wanted, sizeof(wanted), "warning: |step_00000002/%s|the checkpoint before it is tried",
+        snprintf(wanted, sizeof(wanted), "warning: |step_00000002/%s|trying the checkpoint before it",
                  name);
         EXPECT(test_dies(body_newest, &run, 3, wanted), "%s", name);
         write_all(file, text, bytes);
@@ -687,7 +687,7 @@ static void test_bad_state(void) {
         {"\"count\":0", "\"count\":9223372036854775807", "below 2^62"}, // or counting on would overflow
         {"\"updates\":2", "\"updates\":9223372036854775807", "below 2^62"},
         {"\"step\":2", "\"step\":-2", "a whole number"},
-        {"\"step\":2", "\"serial\":2", "serial comes twice"},
+        {"\"step\":2", "\"serial\":2", "serial appears twice"},
         {"\"step\":2,", "", "no key step"},
         {"\"step\":2", "\"steps\":2", "steps is unknown"},
         {"\"version\":1", "\"version\":2", "version 2, wanted 1"},

@@ -549,7 +549,7 @@ test_signals() {
         wait $process
         status=$?
         check "SIG$signal: exit status $status" [ $status = 75 ]
-        check "SIG$signal is said" grep -q "^stopped by SIG$signal after step [0-9]*; --resume on goes on" stdout
+        check "SIG$signal is said" grep -q "^stopped by SIG$signal after step [0-9]*; --resume on continues" stdout
         check "SIG$signal: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
         check "SIG$signal: a checkpoint" [ "$(echo signal_$signal/step_*/state.json | wc -w)" = 1 ]
         check "SIG$signal: no summary" [ "$(grep -c summary signal_$signal/log.jsonl)" = 0 ]
@@ -606,7 +606,7 @@ test_divergence() {
     good "a model" "${tiny[@]}" --export-llmc huge2.bin
     printf '%b' "$(printf '\\x99\\x76\\x7e\\x7f%.0s' {1..16})" | patch huge2.bin $(($(stat -c %s huge2.bin) - 2 * 4 * 16))
     bad 1 "step 1: the run has diverged|not finite 1 times" "${batch[@]}" --steps 9 "${quiet[@]}" --model huge2.bin --on-divergence stop
-    bad 1 "diverged|no checkpoint to go back to" "${batch[@]}" --steps 99 --eval-every 0 --sample-every 0 --model huge2.bin \
+    bad 1 "diverged|no checkpoint to roll back to" "${batch[@]}" --steps 99 --eval-every 0 --sample-every 0 --model huge2.bin \
         --on-divergence rollback --save-every 2 --out nothing_good
     # NaN in updates 31 to 33, as after a fault of the machine. Each has 160 logarithms: of 32 losses, and of the sums of
     # probabilities of 32 tokens in 2 layers with 2 heads.

@@ -226,8 +226,8 @@ static void test_other_configs(void) {
         {"\"n_ctx\": 6", "\"scale_attn_by_inverse_layer_idx\": true", "scale_attn_by_inverse_layer_idx"},
         {"}", "", "config.json|end of the text"},
         {"{", "[", "config.json|byte 0"},
-        {"\"n_ctx\": 6", "\"n_layer\": 2", "config.json: key n_layer comes twice"},
-        {"\"n_ctx\": 6", "\"a\": 1, \"a\": 1", "config.json: key a comes twice"},
+        {"\"n_ctx\": 6", "\"n_layer\": 2", "config.json: key n_layer appears twice"},
+        {"\"n_ctx\": 6", "\"a\": 1, \"a\": 1", "config.json: key a appears twice"},
         {"\"resid_pdrop\": 0.0", "\"resid_pdrop\": \"x\"", "config.json: byte"},
     };
     const char* directory = directory_of("configs");
@@ -299,7 +299,7 @@ static void test_other_tensors(void) {
     static const char* const cases[][2] = {
         {"h.1.attn.bias", ""},
         {"transformer.h.0.attn.masked_bias", ""},
-        {"score.weight", "note: |left out, heads for other tasks: score.weight"},
+        {"score.weight", "note: |ignored heads for other tasks: score.weight"},
         {"h.0.attn.biases", "unexpected tensors: h.0.attn.biases (1"},
         {"h.0.attn.c_attn.lora", "unexpected tensors: h.0.attn.c_attn.lora (1"},
         {"transformer.wte.weight", "unexpected tensors: wte.weight (1"}, // twice, under both names

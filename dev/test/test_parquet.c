@@ -212,7 +212,7 @@ static void test_refused_pages(void) {
         {"bad_level_encoding", "page 0: definition levels of encoding 4, wanted RLE"},
         {"bad_level", "page 0: damaged: a definition level above 1"},
         {"bad_rest", "page 0: values are left"},
-        {"bad_missing", "page 1: not there: the row group ends with 1 rows missing"},
+        {"bad_missing", "page 1: missing: the row group ends 1 rows too early"},
         {"bad_index", "page 1: damaged: an index is beyond the dictionary"},
         {"bad_no_dictionary", "page 0: indices without a dictionary"},
         {"bad_prefix", "page 0: damaged: a prefix is longer than the value before"},

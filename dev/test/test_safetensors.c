@@ -511,8 +511,8 @@ static void test_bad_headers(void) {
         {"{'a':{}}", 0, "tensor a: no dtype"},
         {"{'a':{'dtype':'F32','data_offsets':[0,4]}}", 4, "tensor a: no shape"},
         {"{'a':{'dtype':'F32','shape':[1]}}", 4, "tensor a: no data_offsets"},
-        {"{'a':{" ENTRY ",'dtype':'F32'}}", 4, "tensor a: key dtype comes twice"},
-        {"{'a':{" ENTRY ",'shape':[1]}}", 4, "tensor a: key shape comes twice"},
+        {"{'a':{" ENTRY ",'dtype':'F32'}}", 4, "tensor a: key dtype appears twice"},
+        {"{'a':{" ENTRY ",'shape':[1]}}", 4, "tensor a: key shape appears twice"},
         {"{'a':{" ENTRY ",'strides':[1]}}", 4, "tensor a: key strides is unknown|wanted dtype, shape and"},
         {"{'a':{'dtype':'f32','shape':[1],'data_offsets':[0,4]}}", 4,
          "tensor a: dtype f32, wanted F32, F16 or BF16"},
@@ -538,28 +538,28 @@ static void test_bad_headers(void) {
         {"{'a':{'dtype':'U8','shape':[4],'data_offsets':[18446744073709551612,18446744073709551615]}}", 4,
          "tensor a: data_offsets [18446744073709551612"},
         {"{'a':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8,
-         "tensor a: begins at byte 4 of the data, wanted 0: a hole"},
+         "tensor a: starts at byte 4 of the data, wanted 0: a hole"},
         {"{'a':{'dtype':'U8','shape':[4],'data_offsets':[0,4]},'b':{'dtype':'U8','shape':[4],"
          "'data_offsets':[3,7]}}",
-         7, "tensor b: begins at byte 3 of the data, wanted 4: an overlap"},
+         7, "tensor b: starts at byte 3 of the data, wanted 4: an overlap"},
         {"{'a':{'dtype':'U8','shape':[4],'data_offsets':[0,4]},'b':{'dtype':'U8','shape':[4],"
          "'data_offsets':[5,9]}}",
-         9, "tensor b: begins at byte 5 of the data, wanted 4: a hole"},
-        {"{" TENSOR("a") "," TENSOR("b") "}", 4, "begins at byte 0 of the data, wanted 4: an overlap"},
+         9, "tensor b: starts at byte 5 of the data, wanted 4: a hole"},
+        {"{" TENSOR("a") "," TENSOR("b") "}", 4, "starts at byte 0 of the data, wanted 4: an overlap"},
         {"{'a':{'dtype':'U8','shape':[4],'data_offsets':[0,4]},'e':{'dtype':'U8','shape':[0],"
          "'data_offsets':[2,2]}}",
-         4, "tensor e: begins at byte 2 of the data, wanted 4: an overlap"},
-        {"{" TENSOR("a") "}", 5, "1 bytes behind the last tensor, wanted none"},
-        {"{}", 1, "1 bytes behind the last tensor"},
-        {"{" TENSOR("a") ",'a':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8, "tensor a comes twice"},
+         4, "tensor e: starts at byte 2 of the data, wanted 4: an overlap"},
+        {"{" TENSOR("a") "}", 5, "1 bytes after the last tensor, wanted none"},
+        {"{}", 1, "1 bytes after the last tensor"},
+        {"{" TENSOR("a") ",'a':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8, "tensor a appears twice"},
         {"{" TENSOR("a") ",'\\u0061':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8,
-         "tensor a comes twice"},
+         "tensor a appears twice"},
         // metadata
         {"{'__metadata__':[]}", 0, "found '[', wanted '{'"},
         {"{'__metadata__':{'a':1}}", 0, "found '1', wanted '\"'"},
         {"{'__metadata__':{'a':{}}}", 0, "found '{', wanted '\"'"},
-        {"{'__metadata__':{'a':'1','b':'2','a':'3'}}", 0, "key a comes twice"},
-        {"{'__metadata__':{},'__metadata__':{}}", 0, "__metadata__ comes twice"},
+        {"{'__metadata__':{'a':'1','b':'2','a':'3'}}", 0, "key a appears twice"},
+        {"{'__metadata__':{},'__metadata__':{}}", 0, "__metadata__ appears twice"},
         {"{'__metadata__':{'a':'1'}", 0, "found the end of the text"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -684,7 +684,7 @@ static void test_truncations(File good) {
     unsigned char* longer = (unsigned char*)check_alloc(good.bytes + 1, 1, "copy");
     memcpy(longer, good.data, good.bytes);
     expect_refused(test_write("longer.safetensors", longer, good.bytes + 1),
-                   "1 bytes behind the last tensor");
+                   "1 bytes after the last tensor");
     free(longer);
 }
 
@@ -885,8 +885,8 @@ static void test_bad_sets(void) {
         {"{'weight_map':[]}", "found '[', wanted '{'"},
         {"{'weight_map':{'x':1}}", "found '1', wanted '\"'"},
         {"{'weight_map':{'y':'a.safetensors'}} x", "found 'x', wanted nothing but blanks"},
-        {"{'weight_map':{'y':'a.safetensors'},'weight_map':{'y':'a.safetensors'}}", "weight_map comes twice"},
-        {"{'weight_map':{'y':'a.safetensors','y':'b.safetensors'}}", "key y comes twice"},
+        {"{'weight_map':{'y':'a.safetensors'},'weight_map':{'y':'a.safetensors'}}", "weight_map appears twice"},
+        {"{'weight_map':{'y':'a.safetensors','y':'b.safetensors'}}", "key y appears twice"},
         {"{'weight_map':{'w':'a.safetensors'}}", "index.json: tensor w is not in |/model/a.safetensors"},
         {"{'weight_map':{'y':'c.safetensors'}}", "/model/c.safetensors: cannot read: No such file"},
         {"{'weight_map':{'y':'../model/a.safetensors'}}",

@@ -555,7 +555,7 @@ static void test_steps(void) {
     resumed.steps = 5;
     setup_length_(&text, &resumed);
     EXPECT(resumed.steps == OPTION_AUTO, "%lld steps", (long long)resumed.steps);
-    expect_refused(TEXT "--epochs 2 --steps 7", 2, "--epochs 2 and --steps 7: wanted one of them");
+    expect_refused(TEXT "--epochs 2 --steps 7", 2, "--epochs 2 and --steps 7: wanted only one of them");
     expect_refused("--epochs 2", 2, "--epochs 2 needs --train-data");
     expect_refused(TEXT "--epochs 1e9 --seq-len 1 --batch 1", 2,
                    "--epochs 1e+09 is 1.9e+12 steps; wanted at most");

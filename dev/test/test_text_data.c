@@ -237,8 +237,8 @@ static void test_errors(void) {
     const TextData data = encoding(&bpe, stdout);
     EXPECT(test_dies(encode, &data, EXIT_FAILURE, "no text in it"), "an empty source");
     test_write("zeros.txt", "a\0b", 3);
-    EXPECT(test_dies(encode_zeros, &data, EXIT_FAILURE, "zeros.txt: no text: byte 1 is zero"), "");
-    EXPECT(test_dies(train_on_zeros, stdout, EXIT_FAILURE, "zeros.txt: no text: byte 1 is zero"), "");
+    EXPECT(test_dies(encode_zeros, &data, EXIT_FAILURE, "zeros.txt: not text: byte 1 is zero"), "");
+    EXPECT(test_dies(train_on_zeros, stdout, EXIT_FAILURE, "zeros.txt: not text: byte 1 is zero"), "");
     EXPECT(test_dies(require_plain, test_path("empty.jsonl"), EXIT_USAGE, "needs a vocabulary: --tokenizer"),
            "bytes of JSON");
     text_data_require_plain(test_path("tale.txt"));

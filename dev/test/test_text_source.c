@@ -193,7 +193,7 @@ static void test_json_errors(void) {
         {"{\"text\":\"a\"}\n{\"text\":1}\n", "bad.jsonl:2: byte 8: found '1', wanted '\"'"},
         {"\n\n{\"id\":1,\"body\":\"\"}\n", "bad.jsonl:3: no field \"text\", found \"id\", \"body\""},
         {"{}", "bad.jsonl:1: no field \"text\", found none at all"},
-        {"{\"text\":\"a\",\"text\":\"b\"}", "bad.jsonl:1: the field \"text\" is there twice"},
+        {"{\"text\":\"a\",\"text\":\"b\"}", "bad.jsonl:1: the field \"text\" appears twice"},
         {"{\"text\":\"a\"", "bad.jsonl:1: byte 11: found the end of the text"},
         {"{\"text\":\"a\n\"}", "bad.jsonl:1: byte 10: found the end of the text, wanted the end of a string"},
         {"{\"text\":\"a\"} {\"text\":\"b\"}", "bad.jsonl:1: byte 13: found '{', wanted nothing"},
@@ -209,7 +209,7 @@ static void test_json_errors(void) {
 static void test_parquet_errors(void) {
     TextOptions options = options_of(TEXT_BLOCK_BYTES);
     expect_error(write_text("bad.parquet", "PAR1 is not enough"), options, "bad.parquet: ");
-    expect_error(write_text("bad.parquet.gz", "x"), options, "bad.parquet.gz: Parquet is packed inside");
+    expect_error(write_text("bad.parquet.gz", "x"), options, "bad.parquet.gz: Parquet is already compressed");
     options.field = "none";
     expect_error("dev/ref/fixtures/parquet/pyarrow_plain.parquet", options, "none|text");
 }
@@ -230,8 +230,8 @@ static void test_open_errors(void) {
     const OpenCase packed = {write_text("a.txt.xz", "x")}, shard = {write_text("a.bin", "x")};
     EXPECT(test_dies(open_one, &missing, EXIT_FAILURE, "missing.txt: cannot open: No such file"), "");
     EXPECT(test_dies(open_one, &directory, EXIT_FAILURE, "a directory, wanted files: |/*."), "");
-    EXPECT(test_dies(open_one, &packed, EXIT_FAILURE, "a.txt.xz: no text by its name: an archive"), "");
-    EXPECT(test_dies(open_one, &shard, EXIT_FAILURE, "a.bin: no text by its name: binary"), "");
+    EXPECT(test_dies(open_one, &packed, EXIT_FAILURE, "a.txt.xz: not text, by its name: an archive"), "");
+    EXPECT(test_dies(open_one, &shard, EXIT_FAILURE, "a.bin: not text, by its name: binary"), "");
     static const char* const others[][2] = {
         {"a.txt.gz.gz", "packed twice"}, {"a.json", "name it .jsonl"},  {"a.CSV", "a table"},
         {"a.csv.gz", "a table"},         {"a.pdf", "extract its text"}, {"a.tar.gz", "an archive"},
@@ -262,12 +262,12 @@ static void test_no_text(void) {
     text[65535] = '\0';
     const char* path = test_write("late.txt", text, 65536);
     const char* error = check_one(path, TEXT_BY_NAME);
-    EXPECT(strstr(error, "late.txt: no text: byte 65535 is zero"), "%s", error);
+    EXPECT(strstr(error, "late.txt: not text: byte 65535 is zero"), "%s", error);
     EXPECT(!*check_one(path, TEXT_PLAIN), "");
-    expect_error(path, options_of(100), "late.txt: no text: byte 65535 is zero");
+    expect_error(path, options_of(100), "late.txt: not text: byte 65535 is zero");
     TextOptions lines = options_of(100);
     lines.separator = "\n";
-    expect_error(path, lines, "late.txt: no text: byte 65535 is zero");
+    expect_error(path, lines, "late.txt: not text: byte 65535 is zero");
     text[65535] = 'a';
     text[65536] = '\0';
     path = test_write("later.txt", text, sizeof(text));
@@ -467,7 +467,7 @@ static void test_seek_errors(void) {
     EXPECT(strstr(all->error, "seek.txt: ends 1 bytes before"), "%s", all->error);
     documents_close(all);
     all = read_from(&lines, 1, options_of(100), late);
-    EXPECT(strstr(all->error, "seek.jsonl: document 1 is not there any more"), "%s", all->error);
+    EXPECT(strstr(all->error, "seek.jsonl: document 1 has disappeared"), "%s", all->error);
     documents_close(all);
     all = read_from(&lines, 1, options_of(100), end);
     EXPECT(!all->error[0] && all->bytes == 0, "%s", all->error);

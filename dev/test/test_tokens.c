@@ -283,8 +283,8 @@ static void test_file_errors(void) {
     EXPECT(open_dies(both, "c.bin|c.txt|one kind"), "");
     EXPECT(open_dies(test_path("none_*.bin"), "none_*.bin|No such file"), "");
     EXPECT(open_dies(test_path("none.txt"), "none.txt|No such file"), "");
-    EXPECT(open_dies("", "names no file"), "");
-    EXPECT(open_dies(",,", "\",,\": names no file"), "");
+    EXPECT(open_dies("", "no file name"), "");
+    EXPECT(open_dies(",,", "\",,\": no file name"), "");
     mkdir(test_path("dir"), 0777);
     EXPECT(open_dies(test_path("dir"), "/dir: a directory without text files|'/tmp/|/*.bin' for shards"), "");
     EXPECT(open_dies(test_path("d?r"), "/dir: a directory, wanted a file"), "");
@@ -362,7 +362,7 @@ static void test_bad_tokens(void) {
                "\x7F"
                "ELF\0\1",
                6);
-    EXPECT(open_dies(test_path("program"), "program: no text: byte 4 is zero"), "a program is no text");
+    EXPECT(open_dies(test_path("program"), "program: not text: byte 4 is zero"), "a program is no text");
     EXPECT(test_dies(open_text_small_vocabulary, test_write("d.txt", "d", 1), EXIT_FAILURE,
                      "d.txt|257, found 256"),
            "");
@@ -452,9 +452,9 @@ static void test_megatron_errors(void) {
         {2, 3, 3, {2, 1, 3}, {0, 2, 3}, "meg.idx: |the sequences have 12 bytes, the .bin 14"},
         {2, 3, 3, {2, 2, 4}, {0, 2, 3}, "meg.idx: |the sequences have 16 bytes, the .bin 14"},
         {2, 3, 3, {9, -2, 0}, {0, 2, 3}, "meg.idx: sequence 1: -2 tokens"},
-        {2, 3, 3, {2, 1, 4}, {1, 2, 3}, "meg.idx: document 0 begins at sequence 1, wanted 0 to 0"},
-        {2, 3, 3, {2, 1, 4}, {0, 4, 3}, "meg.idx: document 1 begins at sequence 4, wanted 0 to 3"},
-        {2, 3, 3, {2, 1, 4}, {0, 2, 1}, "meg.idx: document 2 begins at sequence 1, wanted 2 to 3"},
+        {2, 3, 3, {2, 1, 4}, {1, 2, 3}, "meg.idx: document 0 starts at sequence 1, wanted 0 to 0"},
+        {2, 3, 3, {2, 1, 4}, {0, 4, 3}, "meg.idx: document 1 starts at sequence 4, wanted 0 to 3"},
+        {2, 3, 3, {2, 1, 4}, {0, 2, 1}, "meg.idx: document 2 starts at sequence 1, wanted 2 to 3"},
         {2, 3, 2, {2, 1, 4}, {0, 2, 0}, "meg.idx: the documents end at sequence 2 of 3"},
         {2, 3, 0, {2, 1, 4}, {0, 0, 0}, "meg.idx: |0 marks"},
         {4, 3, 3, {2, 1, 4}, {0, 2, 3}, "meg.bin: 14 bytes, wanted whole tokens of 4"},

@@ -391,7 +391,7 @@ int json_natural(JsonReader* text, size_t* value) {
     }
     for (; json_is_digit_(text); text->at++) {
         if (zero && text->at > begin) {
-            return json_unexpected(text, "no digit after a leading 0");
+            return json_unexpected(text, "no digits after a leading 0");
         }
         if (__builtin_mul_overflow(*value, (size_t)10, value) ||
             __builtin_add_overflow(*value, (size_t)(text->text[text->at] - '0'), value)) {
@@ -525,7 +525,7 @@ static int json_skip_begin_(JsonReader* text, JsonNesting_* nesting, JsonPlace* 
         return json_skip_scalar_(text);
     }
     if (nesting->depth == JSON_MAX_DEPTH) {
-        return json_unexpected(text, "values that are nested less deep");
+        return json_unexpected(text, "values that are nested less deeply");
     }
     uint64_t* word = &nesting->is_object[nesting->depth / 64];
     const size_t bit = nesting->depth++ % 64;

@@ -197,14 +197,14 @@ static void documents_read_block_(void* block_) {
     }
     const uint64_t* end = b->out + b->count;
     CHECK(documents_write_(b->span, b->start, b->n, b->eot, b->base, b->out, end) == end,
-          "%s: changed while documents were looked for; was it written to?", b->span->path);
+          "%s: changed while it was searched for documents; was it written to?", b->span->path);
 }
 
 // Counts (out NULL) or writes what the block holds; ends the program if the file is shorter than it was.
 static size_t documents_try_(DocumentsBlock_ block) {
     const void* where;
     CHECK(mapped_try(documents_read_block_, &block, &where) == MAPPED_READ,
-          "%s: became shorter while documents were looked for; was it written to?", block.span->path);
+          "%s: became shorter while it was searched for documents; was it written to?", block.span->path);
     return block.count;
 }
 

@@ -124,7 +124,7 @@ static const char* packed_isal_error_(int result) {
     return result == ISAL_INVALID_WRAPPER      ? "incorrect header"
            : result == ISAL_UNSUPPORTED_METHOD ? "unknown method"
            : result == ISAL_INCORRECT_CHECKSUM ? "incorrect checksum"
-           : result == ISAL_NEED_DICT          ? "a dictionary is wanted"
+           : result == ISAL_NEED_DICT          ? "it needs a dictionary"
                                                : "invalid data";
 }
 
@@ -138,7 +138,7 @@ static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* g
     stream->avail_out = most;
     const int result = isal_inflate(stream);
     if (result != ISAL_DECOMP_OK && result != ISAL_END_INPUT) {
-        return error_set(file->error, file->path, "damaged, or no gzip data, in its first %llu bytes: %s",
+        return error_set(file->error, file->path, "damaged, or not gzip data, in its first %llu bytes: %s",
                          (unsigned long long)file->read_bytes, packed_isal_error_(result));
     }
     *got = most - stream->avail_out;
@@ -173,9 +173,9 @@ static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* g
     const int result = inflate(stream, Z_NO_FLUSH);
     CHECK(result != Z_MEM_ERROR, "%s: no memory to unpack gzip", file->path);
     if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) { // Z_BUF_ERROR: nothing to do
-        return error_set(file->error, file->path, "damaged, or no gzip data, in its first %llu bytes: %s",
+        return error_set(file->error, file->path, "damaged, or not gzip data, in its first %llu bytes: %s",
                          (unsigned long long)file->read_bytes,
-                         stream->msg ? stream->msg : "a dictionary is wanted");
+                         stream->msg ? stream->msg : "it needs a dictionary");
     }
     *got = most - stream->avail_out;
     file->is_inside = file->end - file->at > stream->avail_in || *got > 0 ? 1 : file->is_inside;
@@ -221,7 +221,7 @@ static int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* g
     const size_t result = ZSTD_decompressStream((ZSTD_DStream*)file->library, &output, &input);
     if (ZSTD_isError(result)) {
         return error_set(file->error, file->path,
-                         "damaged, or no Zstandard data, in its first %llu bytes: %s",
+                         "damaged, or not Zstandard data, in its first %llu bytes: %s",
                          (unsigned long long)file->read_bytes, ZSTD_getErrorName(result));
     }
     *got = output.pos;
@@ -304,7 +304,7 @@ static int packed_skip_zeros_(PackedFile* file) {
     }
     return !file->is_padded || file->at == file->end ||
            error_set(file->error, file->path,
-                     "damaged: zeros, and something else behind them, in its first "
+                     "damaged: zeros followed by something else, in its first "
                      "%llu bytes",
                      (unsigned long long)file->read_bytes);
 }
@@ -376,7 +376,7 @@ int packed_skip(PackedFile* file, uint64_t bytes) {
             return 0;
         }
         if (got == 0) {
-            return error_set(file->error, file->path, "ends %llu bytes before the wanted place",
+            return error_set(file->error, file->path, "ends %llu bytes before the wanted position",
                              (unsigned long long)bytes);
         }
         bytes -= got;

@@ -252,7 +252,7 @@ static ParquetDeltas_ parquet_deltas_(ThriftReader bytes) {
     deltas.miniblock_end = in->at;
     if (block == 0 || block > INT32_MAX || deltas.miniblocks == 0 || deltas.miniblocks > block ||
         block % deltas.miniblocks || block / deltas.miniblocks % 8 || deltas.left > INT32_MAX) {
-        thrift_wrong(in, "lengths have a header that cannot be");
+        thrift_wrong(in, "lengths have an impossible header");
         deltas.left = 0;
         return deltas;
     }
@@ -679,7 +679,7 @@ static int parquet_footer_(Parquet* p, ThriftReader in, uint64_t footer_at) {
         }
     }
     if (!in.wrong && (!seen_schema || !p->chunks)) {
-        thrift_wrong(&in, "there are no schema and row groups");
+        thrift_wrong(&in, "schema or row groups are missing");
     }
     if (in.wrong) {
         return error_set(p->error, p->path, "damaged footer: %s", in.wrong);
@@ -972,8 +972,7 @@ static int parquet_dictionary_(Parquet* p, const ParquetPage_* page) {
         p->dictionary[i].text = thrift_take(&in, p->dictionary[i].bytes);
     }
     if (in.wrong || in.at != in.end) {
-        return parquet_fail_(p, "damaged dictionary: %s",
-                             in.wrong ? in.wrong : "bytes behind its last value");
+        return parquet_fail_(p, "damaged dictionary: %s", in.wrong ? in.wrong : "bytes after its last value");
     }
     return 1;
 }
@@ -1067,7 +1066,7 @@ static int parquet_page_(Parquet* p) {
     const ParquetChunk_* chunk = &p->chunks[p->group];
     ParquetPage_ page;
     if (p->at == chunk->end) {
-        return parquet_fail_(p, "not there: the row group ends with %llu rows missing",
+        return parquet_fail_(p, "missing: the row group ends %llu rows too early",
                              (unsigned long long)p->rows_in_group);
     }
     if (!parquet_read_header_(p, chunk->end, &page) || !parquet_check_page_(p, &page, chunk)) {
@@ -1091,7 +1090,7 @@ static int parquet_page_end_(Parquet* p) {
     const size_t left = has_lengths || p->encoding == PARQUET_PLAIN_ ? thrift_left(&p->values) : 0;
     const int is_padding = left <= sizeof(zeros) && (left == 0 || memcmp(p->values.at, zeros, left) == 0);
     if (!is_padding || (has_lengths && p->lengths.left > 0)) {
-        return parquet_fail_(p, "values are left when its rows are read: damaged");
+        return parquet_fail_(p, "values are left after its last row: damaged");
     }
     p->encoding = PARQUET_NO_PAGE_;
     return 1;

@@ -147,10 +147,9 @@ static uint64_t sources_take_weight_(char* item) {
     }
     const uint64_t weight = sources_read_weight_(colon + 1);
     if (!weight) {
-        die_usage(
-            "data %s: weight \"%s\"; wanted a positive decimal of at most six digits before and six after "
-            "the point",
-            item, colon + 1);
+        die_usage("data %s: weight \"%s\"; wanted a positive decimal with at most six digits before and six "
+                  "after the point",
+                  item, colon + 1);
     }
     *colon = '\0';
     return weight;

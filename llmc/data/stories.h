@@ -513,7 +513,7 @@ static int stories_words_(const Stories* s, const StoriesPlace* place, const Sto
     }
     for (int e = first; e < end; e++) {
         if (all || !place->taken[e]) {
-            CHECK(n < STORIES_MAX_BRANCHES, "stories: more than %d ways to go on", STORIES_MAX_BRANCHES);
+            CHECK(n < STORIES_MAX_BRANCHES, "stories: more than %d ways to continue", STORIES_MAX_BRANCHES);
             const StoriesBranch branch = {stories_said_(s, place, step, &s->entry[e]),
                                           p * (s->entry[e].weight / total), step->next, variable, e};
             branches[n++] = branch;

@@ -157,8 +157,8 @@ void text_data_make_temporary(char path[PATH_MAX]) {
 
 static void text_data_say_mark_(FILE* screen, const char* path) {
     fprintf(screen,
-            "warning: %s has the characters " BPE_EOT_TEXT ", which are text like any other; if they stand "
-            "between documents: --separator '" BPE_EOT_TEXT "'\n",
+            "warning: %s contains " BPE_EOT_TEXT
+            ", read as plain text; if they separate documents, use --separator '" BPE_EOT_TEXT "'\n",
             path);
     fflush(screen);
 }

@@ -197,7 +197,7 @@ static TextFormat text_format_of_name_(const char* path, const char** advice) {
         {" .json ", TEXT_BY_NAME,
          "name it .jsonl if each line is an object; `jq -c '.[]'` makes such lines of an array"},
         {" .csv .tsv .xls .xlsx .ods ", TEXT_BY_NAME, "a table; wanted .jsonl or .parquet, a document a row"},
-        {" .gz .zst ", TEXT_BY_NAME, "packed twice; wanted it packed once"},
+        {" .gz .zst ", TEXT_BY_NAME, "compressed twice; wanted once"},
         {" .bz2 .xz .lz4 .br .zip .tar .tgz .7z .rar ", TEXT_BY_NAME, "an archive; unpack it first"},
         {" .pdf .ps .doc .docx .odt .rtf .epub ", TEXT_BY_NAME,
          "a document with layout; extract its text first (pdftotext, pandoc)"},
@@ -218,7 +218,7 @@ static TextFormat text_format_of_name_(const char* path, const char** advice) {
 int text_source_is_text(const char* path, char* error) {
     const char* advice = "";
     return text_format_of_name_(path, &advice) != TEXT_BY_NAME ||
-           error_set(error, path, "no text by its name: %s", advice);
+           error_set(error, path, "not text, by its name: %s", advice);
 }
 
 int text_source_is_plain(const char* path) {
@@ -232,7 +232,7 @@ static int text_format_(TextSource* source, const char* path, TextFormat* format
     *format =
         source->options.format == TEXT_BY_NAME ? text_format_of_name_(path, &advice) : source->options.format;
     return *format != TEXT_BY_NAME ||
-           error_set(source->error, path, "no text by its name: %s (./tokenize --format text takes all)",
+           error_set(source->error, path, "not text, by its name: %s (./tokenize --format text takes all)",
                      advice);
 }
 
@@ -246,7 +246,7 @@ static int text_open_file_(TextSource* source) {
     if (source->format != TEXT_PARQUET) {
         source->is_open = packed_open(&source->file, path, source->error);
     } else if (packed_kind(path) != PACKED_NOT) {
-        error_set(source->error, path, "Parquet is packed inside already, wanted the file unpacked");
+        error_set(source->error, path, "Parquet is already compressed inside, wanted the file unpacked");
     } else {
         source->is_open = parquet_try_open(&source->parquet, path, source->options.field);
         if (!source->is_open) {
@@ -295,7 +295,7 @@ static int text_read_(TextSource* source, char* buffer, size_t bytes, size_t* go
     source->text_bytes += *got;
     return !zero || source->format != TEXT_PLAIN || source->options.format != TEXT_BY_NAME ||
            error_set(source->error, source->file.path,
-                     "no text: byte %llu is zero; wanted UTF-8 (./tokenize --format text takes all)",
+                     "not text: byte %llu is zero; wanted UTF-8 (./tokenize --format text takes all)",
                      (unsigned long long)before + (unsigned long long)(zero - buffer));
 }
 
@@ -392,7 +392,7 @@ static int text_field_(JsonReader* reader, const char* field, const char** text,
             text_add_name_(names, key, n);
             ok = json_skip(reader);
         } else if (found++) {
-            ok = error_set(reader->error, reader->path, "the field \"%s\" is there twice", field);
+            ok = error_set(reader->error, reader->path, "the field \"%s\" appears twice", field);
         } else {
             ok = json_peek(reader) == 'n' ? json_skip(reader) : json_text(reader, text, bytes);
         }
@@ -669,7 +669,7 @@ int text_source_seek(TextSource* source, TextPosition position) {
     }
     more = more > 0 ? text_document_(source) : more;
     if (more == 0 || (more > 0 && source->document_bytes < position.offset)) {
-        return error_set(source->error, source->paths[position.file], "document %llu is not there any more",
+        return error_set(source->error, source->paths[position.file], "document %llu has disappeared",
                          (unsigned long long)position.document);
     }
     if (more > 0) {

@@ -230,7 +230,7 @@ static inline void thrift_skip_(ThriftReader* in, int type, int depth) {
         thrift_take(in, 16);
         break;
     default:
-        thrift_wrong(in, depth > 0 ? "a value is of an unknown type" : "values lie too deep in values");
+        thrift_wrong(in, depth > 0 ? "a value is of an unknown type" : "values are nested too deeply");
     }
 }
 

@@ -259,7 +259,7 @@ glob_t tokens_list(const char* pattern) {
         tokens_list_item_(&files, item);
     }
     free(items);
-    CHECK(files.gl_pathc > 0, "data \"%s\": names no file", pattern);
+    CHECK(files.gl_pathc > 0, "data \"%s\": no file name", pattern);
     qsort(files.gl_pathv, files.gl_pathc, sizeof(char*), tokens_compare_);
     for (size_t i = 1; i < files.gl_pathc; i++) {
         const char *one = files.gl_pathv[0], *other = files.gl_pathv[i];
@@ -446,7 +446,7 @@ static int megatron_check_body_(const TokenSpan* span, const char* path, char* e
     for (uint64_t i = 0; i < it.marks; i++) {
         const int64_t next = megatron_i64(it.documents, i);
         if (next < document || (uint64_t)next > it.sequences || (i == 0 && next != 0)) {
-            return error_set(error, path, "document %llu begins at sequence %lld, wanted %lld to %llu",
+            return error_set(error, path, "document %llu starts at sequence %lld, wanted %lld to %llu",
                              (unsigned long long)i, (long long)next, (long long)document,
                              i == 0 ? 0 : (unsigned long long)it.sequences);
         }
@@ -550,7 +550,7 @@ static int tokens_check_text_(const TokenSpan* span, const char* name, char* err
     const size_t most = TOKENS_TEXT_LOOKED_AT, first = most < span->count ? most : span->count;
     const char* zero = (const char*)memchr(span->tokens, 0, first);
     return !zero ||
-           error_set(error, name, "no text: byte %zu is zero", (size_t)(zero - (const char*)span->tokens));
+           error_set(error, name, "not text: byte %zu is zero", (size_t)(zero - (const char*)span->tokens));
 }
 
 static int tokens_check_(const TokenSpan* span, int V, const char* name, TokensProgress* progress,
@@ -818,7 +818,7 @@ int tokens_describe(const TokenStream* stream, MappedResult result, const void* 
             return 1;
         }
     }
-    return error_set(error, stream->name, "cannot be read any more; was it written to?");
+    return error_set(error, stream->name, "is no longer readable; was it written to?");
 }
 
 // ---- verifying files

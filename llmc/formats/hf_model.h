@@ -215,7 +215,7 @@ static int hf_config_members_(JsonReader* text, HfConfig_* config) {
     safetensors_sort(config->keys, config->num_keys, sizeof(key), hf_by_name_);
     for (size_t i = 1; i < config->num_keys; i++) {
         if (strcmp(config->keys[i - 1], config->keys[i]) == 0) {
-            return error_set(text->error, text->path, "key %s comes twice", config->keys[i]);
+            return error_set(text->error, text->path, "key %s appears twice", config->keys[i]);
         }
     }
     return 1;
@@ -249,7 +249,7 @@ GPT2Config hf_config_read(const char* directory) {
     JsonReader text = json_reader(path, copy, bytes, error);
     CHECK(hf_config_parse_(&text, &config), "%s", error);
     if (config.dropout > 0) {
-        fprintf(stderr, "note: %s: it was trained with dropout (%g); there is none here\n", path,
+        fprintf(stderr, "note: %s: it was trained with dropout (%g), which is not used here\n", path,
                 config.dropout);
     }
     free(config.keys);
@@ -419,7 +419,8 @@ static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsVie
     const SafeTensorsView* head = safetensors_set_find(set, "lm_head.weight");
     CHECK(!head || (head->dtype == embedding->dtype && head->bytes == embedding->bytes &&
                     memcmp(head->data, embedding->data, head->bytes) == 0),
-          "%s: tensor lm_head.weight is not the token embedding, wanted a model that shares it", set->path);
+          "%s: tensor lm_head.weight is not the token embedding, wanted a model with tied embeddings",
+          set->path);
 }
 
 // What a tensor is that none of the rows asked for.
@@ -485,7 +486,7 @@ static void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, const Sa
     CHECK(!unexpected.count, "%s: unexpected tensors: %s (%d; config.json says %d layers)", set->path,
           unexpected.text, unexpected.count, cfg.L);
     if (heads.count) {
-        fprintf(stderr, "note: %s: left out, heads for other tasks: %s\n", set->path, heads.text);
+        fprintf(stderr, "note: %s: ignored heads for other tasks: %s\n", set->path, heads.text);
     }
 }
 

@@ -294,7 +294,7 @@ static int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t*
     safetensors_sort(*pairs, *count, sizeof(pair), safetensors_by_key_);
     for (size_t i = 1; more == 0 && i < *count; i++) {
         if (strcmp((*pairs)[i - 1].key, (*pairs)[i].key) == 0) {
-            return error_set(text->error, text->path, "key %s comes twice", (*pairs)[i].key);
+            return error_set(text->error, text->path, "key %s appears twice", (*pairs)[i].key);
         }
     }
     return more == 0;
@@ -334,7 +334,7 @@ static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t of
         if (i == 3 || seen[i]++) {
             return error_set(text->error, text->path,
                              "tensor %s: key %s %s, wanted dtype, shape and data_offsets", view->name, key,
-                             i == 3 ? "is unknown" : "comes twice");
+                             i == 3 ? "is unknown" : "appears twice");
         }
         if (!(i == 0   ? safetensors_dtype_(text, view)
               : i == 1 ? json_naturals(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
@@ -412,7 +412,7 @@ static int safetensors_entries_(SafeTensors* st, JsonReader* text) {
     for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &name)) > 0; n++) {
         if (strcmp(name, SAFETENSORS_METADATA_) == 0) {
             if (has_metadata++) {
-                return error_set(st->error, st->path, "%s comes twice", SAFETENSORS_METADATA_);
+                return error_set(st->error, st->path, "%s appears twice", SAFETENSORS_METADATA_);
             }
             if (!safetensors_pairs_(text, &st->metadata, &st->num_metadata)) {
                 return 0;
@@ -442,7 +442,7 @@ static int safetensors_check_places_(SafeTensors* st, const unsigned char* at) {
     for (size_t i = 0; i < st->num_tensors; i++) {
         const SafeTensorsView* view = &st->tensors[i];
         if (view->data != at) {
-            return error_set(st->error, st->path, "tensor %s: begins at byte %zu of the data, wanted %zu: %s",
+            return error_set(st->error, st->path, "tensor %s: starts at byte %zu of the data, wanted %zu: %s",
                              view->name, (size_t)(view->data - begin), (size_t)(at - begin),
                              view->data > at ? "a hole" : "an overlap");
         }
@@ -450,7 +450,7 @@ static int safetensors_check_places_(SafeTensors* st, const unsigned char* at) {
     }
     const size_t left = (size_t)(st->map + st->map_bytes - at);
     if (left) {
-        return error_set(st->error, st->path, "%zu bytes behind the last tensor, wanted none", left);
+        return error_set(st->error, st->path, "%zu bytes after the last tensor, wanted none", left);
     }
     return 1;
 }
@@ -459,7 +459,7 @@ static int safetensors_check_names_(SafeTensors* st) {
     safetensors_sort(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_name_);
     for (size_t i = 1; i < st->num_tensors; i++) {
         if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0) {
-            return error_set(st->error, st->path, "tensor %s comes twice", st->tensors[i].name);
+            return error_set(st->error, st->path, "tensor %s appears twice", st->tensors[i].name);
         }
     }
     return 1;
@@ -670,7 +670,7 @@ static int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t*
     for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
         const int is_map = strcmp(key, "weight_map") == 0;
         if (is_map && has_map++) {
-            return error_set(text->error, text->path, "weight_map comes twice");
+            return error_set(text->error, text->path, "weight_map appears twice");
         }
         if (!(is_map ? safetensors_pairs_(text, pairs, count) : json_skip(text))) {
             return 0;

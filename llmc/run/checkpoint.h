@@ -554,7 +554,7 @@ int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, Check
     for (int i = 0; i < count && !found; i++) {
         checkpoint_path(path, out, entries[i].step, "");
         if (!checkpoint_try_check(s, path, error)) {
-            fprintf(stderr, "warning: %s; the checkpoint before it is tried\n", error);
+            fprintf(stderr, "warning: %s; trying the checkpoint before it\n", error);
         } else if (filter && !filter(s, context)) {
             state_close(s);
         } else {

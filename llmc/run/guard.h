@@ -176,7 +176,7 @@ int guard_divergence(const UpdateGuard* guard, int max_skips, double max_rise, c
     }
     if (max_rise > 0 && guard_rise(guard) > max_rise) {
         snprintf(reason, 256,
-                 "the mean loss of the last %d updates is %.3f above its lowest (--max-loss-rise)",
+                 "the mean loss of the last %d updates is %.3f above its minimum (--max-loss-rise)",
                  OUTLIER_WINDOW, guard_rise(guard));
         return 1;
     }

@@ -791,7 +791,7 @@ static void log_cut_(RunLog* log, LogFile* file) {
 
 void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
     log_say_step_(log, from);
-    fprintf(log->screen.file, "back to step %lld: %s\n", (long long)to, reason);
+    fprintf(log->screen.file, "rolled back to step %lld: %s\n", (long long)to, reason);
     log_flush_screen_(log);
     log->start_step = to;
     memset(log->repeated, 0, sizeof(log->repeated));

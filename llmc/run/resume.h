@@ -80,8 +80,8 @@ static const char* resume_out_(const Options* options) {
 static void resume_newest_(Resume* r, const Options* options, int must) {
     const char* out = resume_out_(options);
     const int found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
-    CHECK(found >= 0, "%s: every checkpoint is damaged; --resume off begins anew", out);
-    CHECK(found > 0 || !must, "%s: no checkpoint to resume; --resume auto begins a new run then", out);
+    CHECK(found >= 0, "%s: every checkpoint is damaged; --resume off starts a new run", out);
+    CHECK(found > 0 || !must, "%s: no checkpoint to resume; --resume auto starts a new run", out);
     r->is_active = found > 0;
 }
 
@@ -208,7 +208,7 @@ void resume_check(const Resume* r, const Options* options, FILE* file, const cha
         resume_difference_(&c, "the checksum of the training data", is, was, 1);
     }
     if (c.used && !options->override) {
-        die_usage("--resume %s: %s; --override resumes all the same", options->resume, c.changes);
+        die_usage("--resume %s: %s; --override resumes anyway", options->resume, c.changes);
     }
 }
 

@@ -136,7 +136,7 @@ void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog
     if (is_here) {
         log_resumed(log, resume->path);
     } else if (s->can_save && s->checkpoints.state.serial > 0) {
-        log_note(log, "note: this directory has checkpoints of an earlier run; a new one starts");
+        log_note(log, "note: the directory has checkpoints of an earlier run; starting a new one");
     }
     log_config(log, session_print_options_, o, who);
 }
@@ -202,7 +202,7 @@ int session_is_unsaved(const Session* s, const RunState* run) {
 void session_stopped(const Session* s, RunLog* log, const RunState* run) {
     const char* why = signals_stop() ? signals_name(signals_stop()) : "--max-hours";
     log_stop(log, run->step, why,
-             s->can_save ? "; --resume on goes on" : "; nothing was saved: that takes a directory, --out");
+             s->can_save ? "; --resume on continues" : "; nothing was saved: saving needs --out");
 }
 
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
@@ -213,7 +213,7 @@ int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[2
     }
     session_wait(s, log);
     CHECK(o->on_divergence == DIVERGENCE_ROLLBACK, "step %lld: the run has diverged: %s%s",
-          (long long)run->step, reason, run->guard.consecutive ? "; the weights are those of before" : "");
+          (long long)run->step, reason, run->guard.consecutive ? "; the weights are unchanged" : "");
     return 1;
 }
 
@@ -227,12 +227,13 @@ static int session_is_well_(const SavedState* saved, const void* session) {
 
 void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
     const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_well_, s);
-    CHECK(found > 0, "%s: the run has diverged: %s; it has no checkpoint to go back to", s->checkpoints.out,
-          reason);
+    CHECK(found > 0, "%s: the run has diverged: %s; there is no checkpoint to roll back to",
+          s->checkpoints.out, reason);
     s->tries = saved->run.step == s->back_step ? s->tries + 1 : 1;
     s->back_step = saved->run.step;
-    CHECK(s->tries <= SESSION_TRIES_, "%s: the run has diverged: %s; it went back here %d times before", path,
-          reason, SESSION_TRIES_);
+    CHECK(s->tries <= SESSION_TRIES_,
+          "%s: the run has diverged: %s; it was rolled back here %d times already", path, reason,
+          SESSION_TRIES_);
     checkpoint_remove_after(s->checkpoints.out, saved->serial);
     s->checkpoints.saved_step =
         -1; // with data further on it is another state, which may be saved in its place

@@ -578,11 +578,11 @@ static void setup_length_(const RunData* data, Options* options) {
         return;
     }
     if (data->kind == DATA_STORIES) {
-        die_usage("--epochs %g needs --train-data: the built-in stories have no end",
+        die_usage("--epochs %g needs --train-data: the built-in stories are endless",
                   (double)options->epochs);
     }
     if (options_given(options, "steps") && options->steps != OPTION_AUTO) {
-        die_usage("--epochs %g and --steps %lld: wanted one of them", (double)options->epochs,
+        die_usage("--epochs %g and --steps %lld: wanted only one of them", (double)options->epochs,
                   (long long)options->steps);
     }
     options->steps = OPTION_AUTO;
@@ -714,7 +714,7 @@ void setup_training(Options* options, int has_weights) {
         die_usage("--save-every %d needs a directory: --out", options->save_every);
     }
     if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
-        die_usage("--on-divergence rollback needs checkpoints to go back to: --out and --save-every");
+        die_usage("--on-divergence rollback needs checkpoints: --out and --save-every");
     }
     if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
         options->recompute = 1; // the GPU trainer asks its GPU
@@ -829,7 +829,7 @@ static void setup_export_tokenizer_(const char* file, const Tokenizer* tokenizer
     if (tokenizer_bpe(tokenizer) && tokenizer_longest(tokenizer) <= MOST_BYTES) {
         file_path(path, "%.*s_tokenizer.bin", length, file);
         bpe_write(tokenizer_bpe(tokenizer), path);
-        printf("%s: the tokenizer; llm.c's programs look for it as gpt2_tokenizer.bin\n", path);
+        printf("%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin\n", path);
     }
 }
 

@@ -270,7 +270,7 @@ static int state_hex_(JsonReader* text, uint64_t* value) {
 }
 
 // Reads the members of an object, its brace not yet taken, each by read(text, key, to): 1 read, 0 an error.
-// No key comes twice where `keys` (NULL: any) lists them, and all of them come but those listed with a "?" in
+// No key appears twice where `keys` (NULL: any) lists them, and all of them come but those listed with a "?" in
 // front.
 typedef int (*StateMember_)(JsonReader* text, const char* key, void* to);
 
@@ -287,7 +287,7 @@ static int state_object_(JsonReader* text, const char* const* keys, StateMember_
         }
         if (keys && (!keys[i] || seen[i]++)) {
             return error_set(text->error, text->path, "key %s %s", key,
-                             keys[i] ? "comes twice" : "is unknown");
+                             keys[i] ? "appears twice" : "is unknown");
         }
         if (!read(text, key, to)) {
             return 0;

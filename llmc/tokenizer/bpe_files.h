@@ -285,7 +285,7 @@ static void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
         const int id = bpe_decimal_(digits, n); // n different ids below n: then none is missing
         CHECK(id >= 0, "%s:%zu: id \"%s\", wanted 0 to %zu in a file of %zu lines", file->path, number,
               bpe_excerpt_(digits).text, n - 1, n);
-        CHECK(bpe->tokens[id].length == 0, "%s:%zu: id %d is there twice", file->path, number, id);
+        CHECK(bpe->tokens[id].length == 0, "%s:%zu: id %d appears twice", file->path, number, id);
         CHECK(bpe_set_token_(bpe, id, token.text, token.length), "%s:%zu: token %d is token %d again",
               file->path, number, id, bpe_find(bpe, (const char*)token.text, token.length));
         at += line.length + 1;
@@ -714,7 +714,7 @@ static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) 
         const size_t id = v->tokens[i].id;
         CHECK(id <= v->num_tokens, "%s: token id %zu, wanted 0 to %zu in a vocabulary of %zu", path, id,
               v->num_tokens, v->num_tokens + 1);
-        CHECK(bpe->tokens[id].length == 0, "%s: id %zu is there twice", path, id);
+        CHECK(bpe->tokens[id].length == 0, "%s: id %zu appears twice", path, id);
         CHECK(bpe_set_token_(bpe, (int)id, text.text, text.length), "%s: token %zu is token %d again", path,
               id, bpe_find(bpe, (const char*)text.text, text.length));
     }
@@ -833,7 +833,7 @@ static int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
         CHECK(bpe_decimal_(bpe_after_blank_(line), INT_MAX) >= 0,
               "%s: wanted a tokenizer: tokenizer.json, vocab.json, #version and lines of two tokens "
               "(merges.txt, "
-              "vocab.bpe), lines of base64 and id (.tiktoken), or a llm.c tokenizer .bin",
+              "vocab.bpe), lines of base64 and id (.tiktoken), or an llm.c tokenizer .bin",
               file->path);
         bpe_open_tiktoken_(bpe, file);
     }
@@ -909,14 +909,14 @@ static void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) 
           "%s: %d merges for %d tokens: these can only be decoded, not written", path, merges,
           bpe->vocab_size);
     CHECK(needs == BPE_ALL_ || needs == BPE_255_BYTES_ || bpe->eot == bpe->vocab_size - 1,
-          "%s: end-of-text is id %d of %d, and this format has it last", path, bpe->eot, bpe->vocab_size);
+          "%s: end-of-text is id %d of %d, but this format has it last", path, bpe->eot, bpe->vocab_size);
     for (int id = 0; needs == BPE_GPT2_ORDER_ && id < 256; id++) {
-        CHECK(bpe->byte_ids[order[id]] == id, "%s: the byte 0x%02X is id %d, and this format has it at %d",
+        CHECK(bpe->byte_ids[order[id]] == id, "%s: the byte 0x%02X is id %d, but this format has it at %d",
               path, (unsigned)order[id], bpe->byte_ids[order[id]], id);
     }
     for (int id = 0; needs == BPE_255_BYTES_ && id < bpe->vocab_size; id++) {
-        CHECK(bpe->tokens[id].length <= 255, "%s: token %d has %u bytes, and this format at most 255", path,
-              id, bpe->tokens[id].length);
+        CHECK(bpe->tokens[id].length <= 255, "%s: token %d has %u bytes, but this format allows at most 255",
+              path, id, bpe->tokens[id].length);
     }
 }
 

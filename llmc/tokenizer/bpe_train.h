@@ -157,7 +157,7 @@ static void bpe_counts_grow_(BpeCounts_* counts) {
     for (size_t i = 0; i < (size_t)1 << counts->bits; i++) {
         const BpeCount_* from = &counts->counts[i];
         if (from->count != 0) {
-            // an empty entry is wanted, and no piece is there twice
+            // an empty entry is wanted, and no piece appears twice
             *bpe_count_entry_(&grown, from->key, bpe_count_hash_(from->key), bpe_count_text_(counts, from)) =
                 *from;
         }
@@ -636,7 +636,7 @@ void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progr
         }
     }
     CHECK(n == wanted,
-          "a vocabulary of %d ids, of which %d come from merges: the text allows only %d, so at most %d ids; "
+          "a vocabulary of %d ids needs %d merges: the text allows only %d, so at most %d ids; "
           "wanted --train-bpe %d (./tokenize), --tokenizer bpe:%d (train_gpt2), or more text",
           vocab_size, wanted, n, 257 + n, 257 + n, 257 + n);
     bpe_training_close_(&training);
