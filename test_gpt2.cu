@@ -185,8 +185,8 @@ static void test_against_cpu(Settings settings, const float* weights) {
 
     const float* want = reference_logits(reference, tokens);
     double error = 0, size = 0;
-    for (int t = 1; t <= T;
-         t++) { // one token more each time: the keys and values of the earlier ones are kept
+    // one more token each time, with the keys and values of the earlier ones kept
+    for (int t = 1; t <= T; t++) {
         const float* got = gpt2_next_logits(model, tokens, t, t - 1);
         for (int v = 0; v < ODD.V; v++) {
             const double w = want[(size_t)(t - 1) * ODD.Vp + v];

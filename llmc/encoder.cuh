@@ -25,8 +25,7 @@ defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backw
 #define ENCODER_BITS 10   // of a token, that one pass of the sort looks at
 #define ENCODER_PASSES 2  // tokens are below 2^20
 #define ENCODER_TILE 1024 // positions to a block of the sort; also 2^ENCODER_BITS: a thread for every digit
-#define ENCODER_CHUNK                                                                                        \
-    128 // sorted positions to a block: few enough to be quick, many enough to leave few partial sums
+#define ENCODER_CHUNK 128 // sorted positions per block: few enough to be quick, enough for few partial sums
 
 typedef struct {
     int* order[2];  // (N) positions, sorted so far; at the end order[0]
@@ -166,8 +165,9 @@ static inline void encoder_forward(X* out, const int* tokens, const X* wte, cons
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward: positions
 
-// A warp per position t and 32 WIDTH columns adds up the batch. Rows from T on become zero if there are
-// blocks for them. grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
+// A warp per position t and 32 WIDTH columns sums over the batch. Rows from T on become zero if there are
+// blocks for them.
+// grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  B*T*C in; T*C out. Bound by memory.
 // order  fixed: that of the batch
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
@@ -230,9 +230,11 @@ __device__ inline int encoder_warp_scan_(int x) {
     return x;
 }
 
-// A warp per digit turns its counts into their sums over the tiles before, and leaves the sum over all in
-// totals. grid   1024 / 8      block   256 = 8 digits      shared   none moves  1024 ints per tile in and
-// out, in L2 order  fixed
+// A warp per digit replaces its counts by their sums over the tiles before, and stores the sum over all tiles
+// in totals.
+// grid   1024 / 8      block   256 = 8 digits      shared   none
+// moves  1024 ints per tile in and out, in L2
+// order  fixed
 __global__ static void encoder_scan_kernel(int* counts, int* totals, int tiles) {
     const int digit = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     int* row = counts + (size_t)digit * tiles;
@@ -275,10 +277,12 @@ __device__ inline unsigned encoder_peers_(int digit, int takes_part) {
     return peers;
 }
 
-// Puts every entry behind all of smaller digits and all of its digit before it. next[d] is where the next
-// entry of digit d goes; the warps of a block take their turns with it, so that equal digits keep their
-// order. grid   tiles      block   1024: a thread per entry, and per digit      shared   1056 ints moves  2N
-// ints in, N out, scattered order  fixed
+// Puts every entry after all entries with smaller digits and all earlier ones with its own digit. next[d] is
+// where the next entry of digit d goes; the warps of a block update it in turn, so equal digits keep their
+// order.
+// grid   tiles      block   1024: a thread per entry, and per digit      shared   1056 ints
+// moves  2N ints in, N out, scattered
+// order  fixed
 __global__ static void __launch_bounds__(ENCODER_TILE)
     encoder_scatter_kernel(int* sorted, const int* counts, const int* totals, const int* tokens,
                            const int* list, int N, int shift) {
@@ -397,10 +401,12 @@ __global__ void encoder_pieces_kernel(G* dwte, float* partial, const X* dout, co
     }
 }
 
-// A block per chunk and 256 columns. If a token begins in the chunk and goes on behind it, its partial sums
-// are added: the one that ends this chunk, then those that begin the chunks after, as long as they are this
-// token's. grid   (chunks, ceil(C / 256))      block   256      shared   none moves  2C fp32 in per chunk at
-// most; the gradients of few tokens in and out order  fixed: that of the positions
+// A block per chunk and 256 columns. If a token starts in the chunk and continues after it, its partial sums
+// are added: the one at the end of this chunk, then those at the start of the following chunks, as long as
+// they belong to this token.
+// grid   (chunks, ceil(C / 256))      block   256      shared   none
+// moves  at most 2C fp32 in per chunk; the gradients of few tokens in and out
+// order  fixed: by position
 template <class G>
 __global__ void encoder_partials_kernel(G* dwte, const float* partial, const int* tokens, const int* order,
                                         int N, int C) {

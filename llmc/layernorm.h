@@ -12,8 +12,8 @@ CPU.
 layernorm_forward sets its outputs; residual_layernorm_forward also sets inp = left + right (N, C) in the same
 pass. layernorm_backward sets or adds to dinp as `dinp_mode` says, to dweight and dbias as `mode` says.
 
-    dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)    with g = dout weight, norm = (inp - mean)
-rstd
+    dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)
+                with g = dout weight, norm = (inp - mean) rstd
 
 defines: layernorm_forward_cpu, residual_forward_cpu, residual_layernorm_forward_cpu, layernorm_backward_cpu
 */

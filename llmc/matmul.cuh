@@ -51,11 +51,10 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
 #define MATMUL_ROUNDS 4       // of measurements, after one that loads the kernels; the shortest time counts
 #define MATMUL_HOPELESS 1.25f // times the best time so far: is not measured again
 #define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
-#define MATMUL_WORTHWHILE                                                                                    \
-    0.98f // of the time of the heuristic's choice: what is not faster than this is not taken
-#define BIAS_SUMS                                                                                            \
-    (256                                                                                                     \
-     << 10) // of a bias gradient: enough blocks for any GPU, and 1 MiB, little beside what they are sums of
+// An algorithm replaces the heuristic's choice if it takes less than this fraction of its time.
+#define MATMUL_WORTHWHILE 0.98f
+// Partial sums of a bias gradient: enough blocks for any GPU, and only 1 MiB.
+#define BIAS_SUMS (256 << 10)
 
 // Which GELUs cublasLt applies while it stores the product. Whether that is faster depends on GPU and type:
 // measure.
@@ -677,9 +676,11 @@ static inline int matmul_bias_groups_(int N, int OC) {
 }
 
 // First step: a block sums one group of rows over 32 * WIDTH columns. Warp w takes rows w, w + 8, ... of the
-// group, lane i takes WIDTH columns; then the warps' sums are added in order. grid   ceil(OC / (32 * WIDTH)),
-// groups      block   256      shared   1 or 4 or 8 KiB moves  N*OC in, groups*OC fp32 out. Bound by memory:
-// dout is read once. order  fixed. needs  WIDTH a pack: OC a multiple of it, dout aligned to 16 bytes.
+// group, lane i takes WIDTH columns; then the warps' sums are added in order.
+// grid   (ceil(OC / (32 * WIDTH)), groups)      block   256      shared   1 or 4 or 8 KiB
+// moves  N*OC in, groups*OC fp32 out. Bound by memory: dout is read once.
+// order  fixed.
+// needs  WIDTH a pack: OC a multiple of it, dout aligned to 16 bytes.
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(32 * BIAS_WARPS)
     matmul_bias_groups_kernel(float* partial, const T* dout, int N, int OC, int group_rows) {
@@ -713,9 +714,10 @@ __global__ void __launch_bounds__(32 * BIAS_WARPS)
 }
 
 // Second step: a block adds up the groups of 32 columns. Warp w takes groups w, w + 16, ...; the first warp
-// adds the warps' sums in order and stores them in the gradient, or adds them to it, rounding once. grid
-// ceil(OC / 32)      block   512      shared   2 KiB moves  groups*OC fp32 in, OC out (and in). Bound by
-// latency, microseconds. order  fixed.
+// adds the warps' sums in order and stores them in the gradient, or adds them to it, rounding once.
+// grid   ceil(OC / 32)      block   512      shared   2 KiB
+// moves  groups*OC fp32 in, OC out (and in). Bound by latency, microseconds.
+// order  fixed.
 template <class G, class P>
 __global__ void __launch_bounds__(32 * BIAS_FINISH_WARPS)
     matmul_bias_finish_kernel(G* dbias, const P* partial, int groups, int OC, GradientMode mode) {

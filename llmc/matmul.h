@@ -165,8 +165,8 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
     Vec sum[MATMUL_TILE_ROWS][2];
     const float* third[MATMUL_TILE_ROWS / 3];
 #pragma GCC unroll 12
-    for (int i = 0; i < rows;
-         i++) { // results that are added to, or whose lines must be owned, come meanwhile
+    // prefetch results that are added to, or whose cache lines must be owned
+    for (int i = 0; i < rows; i++) {
         __builtin_prefetch(out + i * stride, 1);
         __builtin_prefetch(out + i * stride + LANES, 1);
         sum[i][0] = sum[i][1] = vec_all(0.0f);

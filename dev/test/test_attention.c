@@ -190,8 +190,8 @@ static void test_sizes(void) {
     for (int i = 0; i < 12; i++) {
         check(1 + i % 2, T[i % 3], 1 + i % 3, HS[i % 4], 1);
     }
-    for (int t = 1; t <= ATTENTION_ROWS + MATMUL_TILE_ROWS + 1;
-         t++) { // every end of a tile and of a block of queries
+    // every end of a tile and of a block of queries
+    for (int t = 1; t <= ATTENTION_ROWS + MATMUL_TILE_ROWS + 1; t++) {
         check(1, t, 1, 3, 1);
     }
     for (int d = 1; d <= 2 * MATMUL_TILE_COLS + 1; d++) {

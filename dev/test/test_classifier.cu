@@ -71,8 +71,8 @@ template <class T> static float* loss_only(const Case* k, size_t shift, const Gp
 
 static Case case_open(int N, int V, int Vp) {
     const Case k = {N, V, Vp, ops_normal((size_t)N * Vp, 4), ops_below(N, V), ops_floats(N), NULL};
-    for (int i = 0; i < N * Vp;
-         i++) { // what stands in the padding must not matter; a CPU vector may look at it
+    // the padding must not matter, though a CPU vector may read it
+    for (int i = 0; i < N * Vp; i++) {
         k.logits[i] = i % Vp < V ? k.logits[i] : 10000.0f;
     }
     return k;

@@ -12,8 +12,10 @@ something else. Strings are decoded in place, in the caller's copy of the text:
     JsonReader r = json_reader("config.json", text, bytes, error);
     int more, layers;
     const char* key;
-    for (int n = 0; (more = json_member(&r, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) { ... json_skip(&r);
-} ok = more == 0 && json_end(&r);
+    for (int n = 0; (more = json_member(&r, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+        json_skip(&r); // or json_natural(&r, ...) and so on, by key
+    }
+    ok = more == 0 && json_end(&r);
 
 defines: json_print_string, JsonReader, json_reader, json_unexpected, json_peek, json_take, json_end,
          json_string, json_text, json_name, json_member, json_text_member, json_element, json_natural,

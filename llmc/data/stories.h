@@ -327,8 +327,8 @@ static void stories_read_list_(Stories* s, int list) {
         entry++;
     }
     const int n = (int)(entry - first);
-    for (int rank = 0; rank < n;
-         rank++) { // the first word of many is nearly five times as likely as the last
+    // the first word of many is nearly five times as likely as the last
+    for (int rank = 0; rank < n; rank++) {
         first[rank].weight = 1 / (0.25 * n + rank + 1);
     }
     s->list[list + 1] = s->list[list] + n;

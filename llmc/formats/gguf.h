@@ -4,8 +4,8 @@ gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relative
     "GGUF", u32 3, u64 tensors, u64 pairs
     pairs             key, type, value: architecture "gpt2", its sizes, the tokenizer
     tensor infos      name, dimensions (fastest first), type, offset in the data
-    data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours; no vocabulary
-padding
+    data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours; without the padding
+                      of the vocabulary
 
 Little endian. Matrices have the type asked for; vectors and position embeddings stay fp32, as their readers
 want them. Q8_0 is blocks of 32 numbers of a row with one scale: d = max |x| / 127 in fp16, q = round(x / d)

@@ -1,10 +1,9 @@
 /*
 state.h -- where a run stands, besides its tensors, and its file in a checkpoint: state.json.
 
-    {"format":"pretrain.c
-run","version":1,"serial":7,"first_serial":1,"step":1000,"updates":1000,"tokens":...,"sequence":...,
-     "samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,"train_data":"16 hexadecimal digits",
-     "val_loss":...,"trainer":"CPU FP32",
+    {"format":"pretrain.c run","version":1,"serial":7,"first_serial":1,"step":1000,"updates":1000,
+     "tokens":...,"sequence":...,"samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,
+     "train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
      "options":{"train-data":"...", ...},
@@ -15,13 +14,15 @@ The last member is the checksum of all bytes before its value, so that any chang
 the checksums of the other files it vouches for the whole checkpoint. All numbers read back as the same bits.
 The values of options are those of options_print_json.
 
-    serial         checkpoints of a directory in the order of writing, whatever their steps
-    first_serial   of those of this run
-    sequence       of the training data that comes next (dataloader.h)
+    serial         numbers the checkpoints of a directory in the order of writing, whatever their steps
+    first_serial   serial of the first checkpoint of this run
+    sequence       the next sequence of the training data (dataloader.h)
     samples_at     position in the random numbers of the samples
-    train_tokens   in the training data, and train_data, a checksum of their contents (sources.h): with other
-data, sequences are other sequences. Older files have no train_data; it is 0 where it is unknown stage what of
-the work between two updates was done at this step (RunStage); older files have none: all of it
+    train_tokens   tokens of the training data
+    train_data     checksum of their contents (sources.h), because other data have other sequences; 0 if
+                   unknown; missing in older files
+    stage          which work between two updates was done at this step (RunStage); missing in older files:
+                   all of it
 
 defines: RunStage, RunState, run_state_open, run_state_restore, SavedState, SavedFile, SavedOption,
          STATE_MAX_FILES, state_write, state_try_read, state_try_parse, state_option, state_close

@@ -1,10 +1,10 @@
 /*
 bpe_train.h -- makes a vocabulary of byte-pair encoding from text.
 
-    The text is cut into pieces by GPT-2's pattern (bpe_split.h); each piece begins as its bytes. Again and
-again the pair of neighbors that occurs most often becomes a token of its own everywhere, leftmost first,
-until the vocabulary is full: 256 bytes, the merges in their order, end-of-text. Of pairs equally frequent the
-one with the lowest left id is taken, then the lowest right id.
+The text is cut into pieces by GPT-2's pattern (bpe_split.h); at first each byte of a piece is a token. Again
+and again the most frequent pair of neighbors is merged into a new token everywhere, leftmost first, until the
+vocabulary is full: 256 bytes, the merges in their order, end-of-text. Among equally frequent pairs the one
+with the lowest left id is taken, then the lowest right id.
 
 The vocabulary depends on the counts of the pieces only: not on the order of the texts, on where they were
 divided, or on the number of threads.
