@@ -44,8 +44,7 @@ typedef struct {
 
 typedef enum { MASTER_NONE, MASTER_FP32 } MasterWeights;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Stochastic rounding
+// ---- stochastic rounding ----
 
 __host__ __device__ inline uint32_t float_bits_(float x) {
     uint32_t bits;
@@ -113,8 +112,9 @@ __device__ inline uint32_t rand_word_(const RandBlock& block, int j) {
     return j < 2 ? (j == 0 ? word[0] : word[1]) : (j == 2 ? word[2] : word[3]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Segments, cut into pieces of equal size: a thread block takes one, so that one launch does all tensors
+// ---- segments ----
+
+// Segments are cut into pieces of equal size, one per thread block, so that one launch updates all tensors.
 
 typedef struct {
     AdamWSegments segments;
@@ -203,8 +203,7 @@ template <class To, class From, int N> __device__ inline Few_<To, N> few_convert
     return to;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The update
+// ---- the update ----
 
 enum { ADAMW_THREADS_ = 256, ADAMW_PIECE_ = 4 * ADAMW_THREADS_ };
 
@@ -321,8 +320,7 @@ static inline double adamw_bytes(double n, DType params, DType grads, MasterWeig
     return n * (double)(dtype_bytes(grads) + moments + weights);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Master weights
+// ---- master weights ----
 
 // Converts all segments; a thread takes four elements.
 // grid   pieces of 1024 elements      block   256      shared   none
@@ -365,8 +363,7 @@ static inline void master_from_params(float* master, const T* params, AdamWSegme
     segments_convert_(master, params, segments, gpu);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Sums
+// ---- sums ----
 
 enum { SUM_THREADS_ = 1024 };
 

@@ -70,8 +70,7 @@ static inline double encoder_backward_bytes(double N, double C, double ids, doub
     return 2 * N * C * element_bytes + 2 * ids * C * gradient_bytes;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Elements: WIDTH of them at a time, a pack of X or 1
+// ---- elements: WIDTH of them at a time, a pack of X or 1 ----
 
 template <int WIDTH, class X> __device__ inline void encoder_load_(float* to, const X* from) {
     if constexpr (WIDTH == 1) {
@@ -124,8 +123,7 @@ static inline dim3 encoder_grid_(int rows, int rows_per_block, int C, int width)
     return dim3(ceil_div(rows, rows_per_block), ceil_div(C, 32 * width));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
+// ---- forward ----
 
 // A warp per position and 32 WIDTH columns.
 // grid   (ceil(B*T / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
@@ -162,8 +160,7 @@ static inline void encoder_forward(X* out, const int* tokens, const X* wte, cons
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward: positions
+// ---- backward: positions ----
 
 // A warp per position t and 32 WIDTH columns sums over the batch. Rows from T on become zero if there are
 // blocks for them.
@@ -193,8 +190,7 @@ __global__ void encoder_positions_kernel(G* dwpe, const X* dout, int B, int T, i
     encoder_store_<WIDTH>(to, sum);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward: sorting the positions by token
+// ---- backward: sorting the positions by token ----
 
 // The digit of list entry i, and in `position` the entry. The first pass reads no list: entry i is i.
 __device__ inline int encoder_digit_(const int* tokens, const int* list, int i, int shift, int* position) {
@@ -324,8 +320,7 @@ static inline void encoder_sort_(EncoderGpu* scratch, const int* tokens, int N, 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward: tokens
+// ---- backward: tokens ----
 
 // A chunk of the sorted list in shared memory, and where its pieces begin.
 typedef struct {

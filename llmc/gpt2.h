@@ -291,8 +291,7 @@ static inline GPT2Activations gpt2_activations_at_token(GPT2Activations all, con
     return all;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Sizes and names
+// ---- sizes and names ----
 
 #define GPT2_VOCAB 50257
 #define GPT2_VOCAB_ALIGN 128
@@ -383,8 +382,7 @@ static inline double gpt2_flops_per_token(GPT2Config cfg, int T) {
     return 6 * gpt2_count_elements_(cfg) + 6.0 * cfg.L * cfg.C * T;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Random weights
+// ---- random weights ----
 
 // GPT-2's 0.02 fits its 768 channels and more; in narrower models the sums of a row would be too small for
 // attention to find its patterns soon, so they begin with as large sums.

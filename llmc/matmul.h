@@ -72,8 +72,7 @@ static inline void matmul_open(MatmulScratch* scratch) {
 
 static inline void matmul_close(MatmulScratch* scratch) { free(scratch->memory); }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Packing
+// ---- packing ----
 
 // Packs `k` rows and `cols` <= MATMUL_TILE_COLS columns of the right matrix, from (k0, j0), into a panel (k,
 // MATMUL_TILE_COLS); columns past `cols` become zero.
@@ -138,8 +137,7 @@ static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The tile: where the time goes
+// ---- the tile: where the time goes ----
 
 // Stores a row of results, or adds it, as far as `cols`.
 ALWAYS_INLINE void matmul_store_row_(float* to, Vec low, Vec high, int cols, GradientMode mode) {
@@ -225,8 +223,7 @@ static inline void matmul_rows(float* out, size_t stride, int rows, int cols, Ma
 #undef MATMUL_TILE_
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The product
+// ---- the product ----
 
 // A part of the result: rows [i0, i1), columns [j0, j1).
 typedef struct {
@@ -308,8 +305,7 @@ static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The layer
+// ---- the layer ----
 
 static inline double matmul_flops(double N, double C, double OC) { return 2 * N * C * OC; } // of one product
 

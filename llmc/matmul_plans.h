@@ -113,8 +113,7 @@ static inline int matmul_choices_add(MatmulChoices* choices, const MatmulChoice*
     return 1;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 static inline void matmul_choice_print_(FILE* file, const MatmulChoice* choice) {
     int numbers[MATMUL_KEY_NUMBERS_];
@@ -160,8 +159,7 @@ static inline void matmul_choices_write(const MatmulChoices* choices, const char
     free(text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 // A whole number that an int can hold.
 static inline int matmul_int_(JsonReader* reader, int* value) {
@@ -320,8 +318,7 @@ static inline int matmul_choices_try_read(MatmulChoices* choices, const char* ma
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The cache
+// ---- the cache ----
 
 // Sets path to the cache's file for a machine. Returns 0 if there is no place for a cache.
 static inline int matmul_cache_path(char path[PATH_MAX], const char* machine) {

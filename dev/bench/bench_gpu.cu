@@ -36,8 +36,7 @@ typedef struct {
     int arrays_count;
 } Bench;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Random arrays on the device
+// ---- random arrays on the device ----
 
 static void* array_of_bytes(Bench* bench, size_t bytes) {
     CHECK(bench->arrays_count < ARRAYS_MOST, "more than %d arrays in a section", ARRAYS_MOST);
@@ -88,8 +87,7 @@ static void section_close(Bench* bench) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Measuring
+// ---- measuring ----
 
 static int compare_floats(const void* a, const void* b) {
     const float x = *(const float*)a, y = *(const float*)b;
@@ -152,8 +150,7 @@ static double measure(Bench* bench, const char* name, const char* shape, double 
     return work / (ms[n / 2] * 1e-3);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The sections
+// ---- the sections ----
 
 static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
     char shape[64];
@@ -349,8 +346,7 @@ static void bench_optimizer(Bench* bench) {
     section_close(bench);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The command line
+// ---- the command line ----
 
 typedef struct {
     const char *model, *batch, *seq_len, *seconds, *ceiling, *json;

@@ -75,7 +75,7 @@ typedef struct {
     Screen screen;
 } Run;
 
-// ---- what the screen says
+// ---- what the screen says ----
 
 static void screen_open(Screen* screen, uint64_t start_bytes) {
     memset(screen, 0, sizeof(*screen));
@@ -116,7 +116,7 @@ static void screen_close(Screen* screen) {
     }
 }
 
-// ---- the file that an interrupted run leaves
+// ---- the file that an interrupted run leaves ----
 
 // Whether the shards depend on this option.
 static int is_kept(const OptionRow* row) {
@@ -313,7 +313,7 @@ static void progress_load(Run* run) {
     free(text);
 }
 
-// ---- what is there already
+// ---- what is there already ----
 
 static int has_file(const char* path) { return access(path, F_OK) == 0; }
 
@@ -403,7 +403,7 @@ static void resume(Run* run) {
     progress_save(run, run->start, 0, 0); // what cannot be written shows before any work
 }
 
-// ---- one run at a time
+// ---- one run at a time ----
 
 static char lock_path[PATH_MAX]; // for unlock, as exit() passes no arguments
 
@@ -427,7 +427,7 @@ static void lock(const char* out) {
     }
 }
 
-// ---- shards
+// ---- shards ----
 
 // Notes the checksum of a finished shard.
 static void add_shard_sum(Run* run, uint64_t number) {
@@ -554,7 +554,7 @@ static void write_shards(Run* run) {
     print_summary(run);
 }
 
-// ---- vocabularies
+// ---- vocabularies ----
 
 static int sink_training(void* context, const TokenBlock* block) {
     Run* run = (Run*)context;
@@ -615,7 +615,7 @@ static void train_vocabulary(Run* run) {
     write_vocabulary(run);
 }
 
-// ---- the whole
+// ---- the whole ----
 
 static void check_options(const Run* run) {
     const Options* options = &run->options;

@@ -26,7 +26,7 @@ template <class X> static float* normal(size_t n, float scale) { // random numbe
     return x;
 }
 
-// ---- arrays on the device
+// ---- arrays on the device ----
 
 template <class X> static X* upload(const float* x, size_t n, const Gpu* gpu) {
     X* host = (X*)check_alloc(n, sizeof(X), "test");
@@ -70,7 +70,7 @@ template <class X> static float* download(X* device, size_t n, const Gpu* gpu) {
     return x;
 }
 
-// ---- what the code under test and the reference make of the same inputs
+// ---- what the code under test and the reference make of the same inputs ----
 
 typedef struct {
     float *out, *lse, *dqkv;

@@ -13,7 +13,7 @@ static uint32_t random_below(uint32_t n) {
     return (uint32_t)((random_state >> 33) % n);
 }
 
-// ---- texts and ids in memory of exactly their size, so that the address sanitizer sees what goes beyond
+// ---- texts and ids in memory of exactly their size, so that the address sanitizer sees what goes beyond ----
 
 typedef struct {
     char* bytes;
@@ -78,7 +78,7 @@ static int decodes_to(const Bpe* bpe, Ids ids, Text text) {
     return at == text.length;
 }
 
-// ---- the reference: the pattern by its definition, a character at a time, and merging by its definition
+// ---- the reference: the pattern by its definition, a character at a time, and merging by its definition ----
 
 typedef struct {
     size_t length;  // bytes; 0 at the end of the text
@@ -194,7 +194,7 @@ static Ids reference_encode(const Bpe* bpe, Text text) {
     return out;
 }
 
-// ---- a small vocabulary
+// ---- a small vocabulary ----
 
 static const char small_merges[] =
     "#version: 0.2\n"
@@ -497,7 +497,7 @@ static void test_merges_in_memory(void) {
            "");
 }
 
-// ---- the vocabulary of GPT-2
+// ---- the vocabulary of GPT-2 ----
 
 static double seconds(void) {
     struct timespec now;

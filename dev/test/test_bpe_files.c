@@ -51,7 +51,7 @@ static int reads_back(const Bpe* bpe, const char* path) {
     return ok;
 }
 
-// ---- files that are none
+// ---- files that are none ----
 
 static void open_path(const void* path) {
     Bpe bpe;
@@ -160,7 +160,7 @@ static void test_tiktoken_errors(void) {
     open_and_close(test_write("good.tiktoken", text, bytes - 1), 259); // the last line without its newline
 }
 
-// ---- llm.c's .bin
+// ---- llm.c's .bin ----
 
 static void test_bin_errors(void) {
     Bpe bpe = open_small();
@@ -228,7 +228,7 @@ static void test_tokens_only(void) {
     bpe_close(&bpe);
 }
 
-// ---- JSON
+// ---- JSON ----
 
 // `text` with the first `from` replaced by `to`; the caller frees it.
 static char* replaced(const char* text, const char* from, const char* to) {
@@ -317,7 +317,7 @@ static void test_json_variants(void) {
     bpe_close(&bpe);
 }
 
-// ---- writing
+// ---- writing ----
 
 typedef struct {
     const Bpe* bpe;
@@ -395,7 +395,9 @@ static void test_write_errors(void) {
     const int a = 'a' - '!', doubling[8][2] = {{a, a},     {256, 256}, {257, 257}, {258, 258},
                                                {259, 259}, {260, 260}, {261, 261}, {262, 262}};
     bpe_open_merges(&bpe, doubling, 8, "doubling");
-    EXPECT(write_dies(&bpe, "new.bin", "new.bin: token 263 has 256 bytes, but this format allows at most 255"), "");
+    EXPECT(
+        write_dies(&bpe, "new.bin", "new.bin: token 263 has 256 bytes, but this format allows at most 255"),
+        "");
     bpe_write(&bpe, test_path("tokenizer.json")); // no limit there
     EXPECT(reads_back(&bpe, test_path("tokenizer.json")), "");
     bpe_close(&bpe);
@@ -420,7 +422,7 @@ static void test_directories(void) {
     bpe_close(&bpe);
 }
 
-// ---- the vocabulary of GPT-2
+// ---- the vocabulary of GPT-2 ----
 
 // The files as published, whose SHA-256 dev/ref/check_tokenizer_files.py knows.
 static void test_gpt2(const char* vocabulary) {
@@ -444,7 +446,7 @@ static void test_gpt2(const char* vocabulary) {
     bpe_close(&bpe);
 }
 
-// ---- for other programs
+// ---- for other programs ----
 
 static int write_all(const char* vocabulary, const char* directory) {
     Bpe bpe;

@@ -8,7 +8,7 @@
 #include "llmc/base/threads.h"
 #include "test.h"
 
-// ---- texts in memory of exactly their size, so that the address sanitizer sees what goes beyond
+// ---- texts in memory of exactly their size, so that the address sanitizer sees what goes beyond ----
 
 typedef struct {
     char* bytes;
@@ -79,7 +79,7 @@ static Text random_text(uint64_t seed, uint32_t units) {
     return exact;
 }
 
-// ---- the reference: counts all pairs of the whole text anew for each merge
+// ---- the reference: counts all pairs of the whole text anew for each merge ----
 
 typedef struct {
     int (*merges)[2];
@@ -150,7 +150,7 @@ static Merges reference_train(Text text, int most) {
     return out;
 }
 
-// ---- against it
+// ---- against it ----
 
 static int same_merges(const Bpe* bpe, Merges want, int count) {
     int same = bpe->vocab_size == 257 + count;
@@ -217,7 +217,7 @@ static void test_against_reference(void) {
     }
 }
 
-// ---- on all threads: texts large enough to be divided among them
+// ---- on all threads: texts large enough to be divided among them ----
 
 static void test_threads(void) {
     Text texts[2] = {random_text(1, 120000), random_text(2, 60000)};

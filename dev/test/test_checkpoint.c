@@ -668,8 +668,7 @@ static void test_damage(void) {
         unlink(file);
         EXPECT(!checkpoint_try_check(&state, path, error) && strstr(error, name), "no %s", name);
         char wanted[256];
-        snprintf(wanted, sizeof(wanted), "warning: |step_00000002/%s|trying the checkpoint before it",
-                 name);
+        snprintf(wanted, sizeof(wanted), "warning: |step_00000002/%s|trying the checkpoint before it", name);
         EXPECT(test_dies(body_newest, &run, 3, wanted), "%s", name);
         write_all(file, text, bytes);
         free(text);
@@ -763,7 +762,7 @@ static void test_bad_places(void) {
     expect_list(&run, "file 30");
 }
 
-// ---- faults: every call that can fail, fails once
+// ---- faults: every call that can fail, fails once ----
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CAN_PRELOAD 0

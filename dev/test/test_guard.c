@@ -132,7 +132,7 @@ static void test_divergence(void) {
     }
     EXPECT_NEAR(guard_rise(&guard), 2, 1e-9, "all are new");
     guard_divergence(&guard, 3, 1, reason);
-    EXPECT(strstr(reason, "2.000 above its lowest"), "%s", reason);
+    EXPECT(strstr(reason, "2.000 above its minimum"), "%s", reason);
 }
 
 int main(void) {

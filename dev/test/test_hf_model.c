@@ -182,7 +182,7 @@ static void test_several_files(void) {
     free(model.memory);
 }
 
-// ---- what is refused
+// ---- what is refused ----
 
 static void body_read(const void* directory) {
     Model model = read_model((const char*)directory, CFG);
@@ -242,7 +242,7 @@ static void test_other_configs(void) {
     change_config(directory, "gelu_new", "gelu_fast");
     body_read(directory);
     change_config(directory, "\"embd_pdrop\": 0.0", "\"embd_pdrop\": 0.125");
-    EXPECT(test_dies(body_read, directory, 0, "note: |config.json|dropout (0.125)|none here"), "");
+    EXPECT(test_dies(body_read, directory, 0, "note: |config.json|dropout (0.125)|not used here"), "");
     change_config(directory, "\"n_ctx\": 6", "\"task_specific_params\": {\"a\": [1, {\"b\": null}]}");
     body_read(directory);
     free(model.memory);

@@ -12,8 +12,7 @@ static const int simulated = 0;
 
 static MatmulScratch scratch;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Device arrays
+// ---- device arrays ----
 
 static void* device_arrays[32]; // all since the last case_close
 static int device_arrays_count = 0;
@@ -37,8 +36,7 @@ static void case_close(const char* what) {
     ops_close(what);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Tolerance
+// ---- tolerance ----
 
 // One rounding to T of the result, and one of a value of size `rounded` before it, where there is such a step
 // (NULL: none). Both sums, the CPU's and ours, are fp32 sums: see test_matmul.c, 4 epsilon of the sum of the
@@ -56,8 +54,7 @@ static void compare(const float* got, const float* want, const float* magnitude,
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A layer
+// ---- a layer ----
 
 template <class T> struct Linear {
     int N, C, OC;
@@ -194,8 +191,7 @@ static void test_size(int N, int C, int OC, size_t shift, BiasSteps steps, Matmu
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Sizes and settings
+// ---- sizes and settings ----
 
 enum { DONE, REFUSED };
 
@@ -276,8 +272,7 @@ static void test_tf32(const Gpu* gpu) {
     case_close("tf32");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The gradient of the bias
+// ---- the gradient of the bias ----
 
 static void test_bias_groups(void) {
     for (int OC = 1; OC < 200000; OC += 1 + OC / 3) {
@@ -322,8 +317,7 @@ static void test_bias(const Gpu* gpu) {
     matmul_gpu_close(&ctx);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Autotune, plans, capture
+// ---- autotune, plans, capture ----
 
 // Everything once; the bits of all outputs in one array.
 template <class T> static float* all_outputs(const Linear<T>* l, MatmulGpu* ctx) {
@@ -544,8 +538,7 @@ static void test_capture(const Gpu* gpu) {
     case_close("capture");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What ends the program
+// ---- what ends the program ----
 
 // Products of more shapes than there is room for plans, the first one again at the end.
 static void test_many_plans(const Gpu* gpu) {

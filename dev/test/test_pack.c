@@ -270,7 +270,9 @@ static void test_windows(void) {
     free(tokens);
 }
 
-// ---- documents of files: those of an index, and of shards whose documents run over from one into the next
+// ---- documents of files ----
+
+// The documents of an index, and of shards in which documents continue from one shard into the next.
 
 // A stream in which one could not see the documents by their tokens.
 static void test_index(void) {
@@ -339,7 +341,7 @@ static void test_scan(void) {
     free(tokens);
 }
 
-// ---- errors
+// ---- errors ----
 
 typedef struct {
     Packing pack;

@@ -60,7 +60,7 @@ static int texts_read(Parquet* p, const char* path, const char* column, Texts* t
     return more == 0;
 }
 
-// ---- good files
+// ---- good files ----
 
 enum { ALL = 1 << 20, NULLS = 0 };
 
@@ -174,7 +174,7 @@ static void test_other_columns(void) {
     free(got.data);
 }
 
-// ---- what is refused
+// ---- what is refused ----
 
 static void expect_refused(const char* path, const char* column, const char* wanted) {
     static Parquet p;
@@ -238,7 +238,7 @@ static void test_open_dies(void) {
            "parquet_open ends the program");
 }
 
-// ---- damage
+// ---- damage ----
 
 typedef struct {
     unsigned char* data;

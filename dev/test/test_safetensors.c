@@ -57,7 +57,7 @@ static int has_words(const char* text, const char* wanted) {
     return ok;
 }
 
-// ---- the checksum
+// ---- the checksum ----
 
 static void test_checksum(void) {
     // from the reference implementation (PyPI xxhash 3), of the first bytes of (7 i^2 + 13 i + i/8) mod 256
@@ -120,7 +120,7 @@ static void test_checksum_of_files(void) {
     free(data);
 }
 
-// ---- numbers of 16 bits
+// ---- numbers of 16 bits ----
 
 typedef struct {
     const char* name;
@@ -198,7 +198,7 @@ static void test_halves_flushed(void) {
     EXPECT(half_fingerprint(&HALVES[1]) == before[1], "bf16");
 }
 
-// ---- writing, and reading it again
+// ---- writing, and reading it again ----
 
 // The file, byte by byte, as the format's description has it.
 static void test_layout(void) {
@@ -392,7 +392,7 @@ static void test_metadata(void) {
     safetensors_close(&st);
 }
 
-// ---- headers of others
+// ---- headers of others ----
 
 // Odd but right: any order, blanks, escapes, no metadata, no alignment.
 static void test_foreign(void) {
@@ -501,7 +501,7 @@ static void test_bad_headers(void) {
         {"{'a':{'dtype':'F32','shape':[-1],'data_offsets':[0,4]}}", 4, "found '-', wanted a whole number"},
         {"{'a':{'dtype':'F32','shape':[1.0],'data_offsets':[0,4]}}", 4, "found '.', wanted ',' or ']'"},
         {"{'a':{'dtype':'F32','shape':[1e0],'data_offsets':[0,4]}}", 4, "found 'e'"},
-        {"{'a':{'dtype':'F32','shape':[01],'data_offsets':[0,4]}}", 4, "found '1', wanted no digit after"},
+        {"{'a':{'dtype':'F32','shape':[01],'data_offsets':[0,4]}}", 4, "found '1', wanted no digits after"},
         {"{'a':{'dtype':'F32','shape':['1'],'data_offsets':[0,4]}}", 4, "found '\"', wanted a whole number"},
         {"{'a':{'dtype':'F32','shape':[18446744073709551616],'data_offsets':[0,4]}}", 4,
          "a number above 18446744073709551615"},
@@ -551,7 +551,8 @@ static void test_bad_headers(void) {
          4, "tensor e: starts at byte 2 of the data, wanted 4: an overlap"},
         {"{" TENSOR("a") "}", 5, "1 bytes after the last tensor, wanted none"},
         {"{}", 1, "1 bytes after the last tensor"},
-        {"{" TENSOR("a") ",'a':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8, "tensor a appears twice"},
+        {"{" TENSOR("a") ",'a':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8,
+         "tensor a appears twice"},
         {"{" TENSOR("a") ",'\\u0061':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8,
          "tensor a appears twice"},
         // metadata
@@ -609,7 +610,7 @@ static void test_bad_files(void) {
     }
 }
 
-// ---- damage
+// ---- damage ----
 
 // Opens a file that lies in exactly its bytes of memory, so that the address sanitizer sees all that is read.
 static int memory_open(SafeTensors* st, const unsigned char* data, size_t bytes) {
@@ -683,8 +684,7 @@ static void test_truncations(File good) {
     }
     unsigned char* longer = (unsigned char*)check_alloc(good.bytes + 1, 1, "copy");
     memcpy(longer, good.data, good.bytes);
-    expect_refused(test_write("longer.safetensors", longer, good.bytes + 1),
-                   "1 bytes after the last tensor");
+    expect_refused(test_write("longer.safetensors", longer, good.bytes + 1), "1 bytes after the last tensor");
     free(longer);
 }
 
@@ -703,7 +703,7 @@ static void test_damage(void) {
     free(good.data);
 }
 
-// ---- finding and requiring
+// ---- finding and requiring ----
 
 // Writes tensors of one element, of the given names, whose values are 1, 2, ...
 static const char* write_named(const char* file, const char* const* names, size_t count) {
@@ -817,7 +817,7 @@ static void test_wrong_dtype(void) {
     free(file.data);
 }
 
-// ---- models in several files
+// ---- models in several files ----
 
 // Makes a directory with two shards: a.safetensors with x and y, b.safetensors with z and a y of its own.
 static void make_shards(const char* name) {
@@ -885,7 +885,8 @@ static void test_bad_sets(void) {
         {"{'weight_map':[]}", "found '[', wanted '{'"},
         {"{'weight_map':{'x':1}}", "found '1', wanted '\"'"},
         {"{'weight_map':{'y':'a.safetensors'}} x", "found 'x', wanted nothing but blanks"},
-        {"{'weight_map':{'y':'a.safetensors'},'weight_map':{'y':'a.safetensors'}}", "weight_map appears twice"},
+        {"{'weight_map':{'y':'a.safetensors'},'weight_map':{'y':'a.safetensors'}}",
+         "weight_map appears twice"},
         {"{'weight_map':{'y':'a.safetensors','y':'b.safetensors'}}", "key y appears twice"},
         {"{'weight_map':{'w':'a.safetensors'}}", "index.json: tensor w is not in |/model/a.safetensors"},
         {"{'weight_map':{'y':'c.safetensors'}}", "/model/c.safetensors: cannot read: No such file"},
@@ -926,7 +927,7 @@ static void test_bad_sets(void) {
     expect_set_refused(test_path("nowhere"), "cannot read: No such file");
 }
 
-// ---- failing writes
+// ---- failing writes ----
 
 static void body_write(const void* path) {
     const size_t shape[1] = {300000};
@@ -992,7 +993,7 @@ static void test_failing_writes(void) {
            (long long)info.st_size);
 }
 
-// ---- for dev/ref/check_safetensors.py
+// ---- for dev/ref/check_safetensors.py ----
 
 // i64 (2,3), f32 (5), f16 (2,2,2), bf16 (3), u16 (), u8 (0,4)
 static int write_for_reference(const char* path) {

@@ -137,7 +137,7 @@ static void test_tail(void) {
     sources_close(&sources);
 }
 
-// ---- what is said
+// ---- what is said ----
 
 static void test_print(void) {
     const uint16_t tokens[] = {9, 1, 2, 9, 1, 9, 1, 2, 3, 4};
@@ -162,7 +162,7 @@ static void test_print(void) {
     fclose(file);
 }
 
-// ---- names and contents
+// ---- names and contents ----
 
 static void test_names(void) {
     DataSources sources;
@@ -200,7 +200,7 @@ static void test_fingerprint(void) {
     sources_close(&memory);
 }
 
-// ---- errors
+// ---- errors ----
 
 static void open_it(const void* list) {
     DataSources sources;

@@ -188,7 +188,7 @@ static void test_separator(void) {
     DataSources sources; // the same text as bytes
     sources_open_files(&sources, path, TOKENS_AUTO, 257);
     text_data_warn(screen, &sources);
-    EXPECT(count_lines(screen, "fish.txt has the characters <|endoftext|>") == 2, "no warning of bytes");
+    EXPECT(count_lines(screen, "fish.txt contains <|endoftext|>") == 2, "no warning of bytes");
     sources_close(&sources);
     free(three), free(one);
     bpe_close(&bytes);
@@ -258,7 +258,7 @@ static void test_directory(void) {
     fclose(screen);
 }
 
-// ---- verifying
+// ---- verifying ----
 
 static int verify(FILE* screen, const char* list) {
     const TextData text = {.field = "text", .separator = ""};

@@ -94,7 +94,7 @@ static const char* write_text(const char* name, const char* text) {
     return test_write(name, text, strlen(text));
 }
 
-// ---- kinds of files
+// ---- kinds of files ----
 
 static void test_plain(void) {
     const TextOptions options = options_of(TEXT_BLOCK_BYTES);
@@ -174,7 +174,7 @@ static void test_parquet(void) {
     }
 }
 
-// ---- errors
+// ---- errors ----
 
 static void expect_error(const char* path, TextOptions options, const char* wanted) {
     Documents* all = read_all(&path, 1, options);
@@ -232,10 +232,13 @@ static void test_open_errors(void) {
     EXPECT(test_dies(open_one, &directory, EXIT_FAILURE, "a directory, wanted files: |/*."), "");
     EXPECT(test_dies(open_one, &packed, EXIT_FAILURE, "a.txt.xz: not text, by its name: an archive"), "");
     EXPECT(test_dies(open_one, &shard, EXIT_FAILURE, "a.bin: not text, by its name: binary"), "");
-    static const char* const others[][2] = {
-        {"a.txt.gz.gz", "packed twice"}, {"a.json", "name it .jsonl"},  {"a.CSV", "a table"},
-        {"a.csv.gz", "a table"},         {"a.pdf", "extract its text"}, {"a.tar.gz", "an archive"},
-        {"a.npy", "binary data"}};
+    static const char* const others[][2] = {{"a.txt.gz.gz", "compressed twice"},
+                                            {"a.json", "name it .jsonl"},
+                                            {"a.CSV", "a table"},
+                                            {"a.csv.gz", "a table"},
+                                            {"a.pdf", "extract its text"},
+                                            {"a.tar.gz", "an archive"},
+                                            {"a.npy", "binary data"}};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
         const OpenCase other = {write_text(others[i][0], "x")};
         EXPECT(test_dies(open_one, &other, EXIT_FAILURE, others[i][1]), "%s", others[i][0]);
@@ -283,7 +286,7 @@ static void test_no_text(void) {
     documents_close(rest);
 }
 
-// ---- packed files
+// ---- packed files ----
 
 #if defined(HAVE_ISAL) || defined(HAVE_ZLIB) || defined(HAVE_ZSTD)
 static char* pack(const char* command, const char* from, const char* to) {
@@ -401,7 +404,7 @@ static void test_packing(void) {
 #endif
 }
 
-// ---- blocks
+// ---- blocks ----
 
 // The same document in blocks of all sizes, and from the start of every block on.
 static void test_blocks(void) {

@@ -23,7 +23,7 @@ static TokenStream open_files(const char* pattern) {
     return stream;
 }
 
-// ---- streams
+// ---- streams ----
 
 static void expect_test_data(const TokenStream* stream, size_t first, size_t count, const char* what) {
     int tokens[128];
@@ -119,7 +119,7 @@ static void test_fingerprint(void) {
     EXPECT(value[3] != value[4], "other documents");
 }
 
-// ---- files that somebody writes to
+// ---- files that somebody writes to ----
 
 typedef struct {
     const TokenStream* stream;
@@ -261,7 +261,7 @@ static void test_split_text(void) {
     tokens_close(&stream);
 }
 
-// ---- errors
+// ---- errors ----
 
 static void open_path(const void* pattern) { open_files((const char*)pattern); }
 
@@ -379,7 +379,7 @@ static void test_too_few(void) {
            "");
 }
 
-// ---- other formats
+// ---- other formats ----
 
 static const int SEVEN[7] = {5, 6, 7, 8, 9, 10, 300};
 
@@ -477,7 +477,7 @@ static void test_megatron_errors(void) {
     unlink(test_path("meg.bin"));
 }
 
-// ---- verifying
+// ---- verifying ----
 
 static int verify(const char* path, const char* wanted) {
     char line[1024] = "";
@@ -517,7 +517,7 @@ static void test_verify(void) {
     EXPECT(!verify(good, "v.bin.xxh64: wanted the 16 digits"), "");
 }
 
-// ---- more than 2 GiB. Sparse files: what was not written reads as 0, and takes no room.
+// ---- more than 2 GiB. Sparse files: what was not written reads as 0, and takes no room ----
 
 // Creates a file of `bytes` bytes with `head` at its beginning and `tail` at its end; NULL if there is no
 // room.

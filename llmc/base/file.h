@@ -80,7 +80,7 @@ int file_open_regular(const char* path, char* error);
 // reason in `error` if it cannot be read, or is longer than `most`.
 int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error);
 
-// ---- what is in a file
+// ---- what is in a file ----
 
 // Sets *value to the checksum of a file (xxh64.h). Returns 0 with the reason in `error` if it cannot be read.
 int file_checksum(const char* path, uint64_t* value, char* error);
@@ -91,7 +91,7 @@ int file_checksum(const char* path, uint64_t* value, char* error);
 // Returns 0 with the reason in `error` if it cannot be read.
 int file_fingerprint(const char* path, uint64_t* value, char* error);
 
-// ---- one writer at a time
+// ---- one writer at a time ----
 
 // Takes the lock of what is open as fd, for as long as it stays open. A killed process keeps its locks until
 // the system has taken its memory back, so somebody else's is waited for up to `wait_s`. Returns 0 if it is
@@ -105,7 +105,7 @@ int file_is_part(const char* name);
 // beginning. The caller has the lock of whatever they belong to.
 void file_remove_parts(const char* directory, const char* beginning);
 
-// ---- standard input, output and error
+// ---- standard input, output and error ----
 
 // First of all in main: where one of them is closed, the next file that is opened would become it, and get
 // what is printed.
@@ -344,7 +344,7 @@ int file_try_read(const char* path, size_t most, char** text, size_t* bytes, cha
     return 1;
 }
 
-// ---- what is in a file
+// ---- what is in a file ----
 
 int file_checksum(const char* path, uint64_t* value, char* error) {
     enum { BLOCK_BYTES = 256 << 10 }; // stays in the cache between reading and adding
@@ -401,7 +401,7 @@ int file_fingerprint(const char* path, uint64_t* value, char* error) {
     return got >= 0 || error_set(error, path, "cannot read: %s", strerror(reason));
 }
 
-// ---- one writer at a time
+// ---- one writer at a time ----
 
 int file_try_lock(int fd, double wait_s) {
     const struct timespec pause = {0, 50000000}; // 50 ms
@@ -440,7 +440,7 @@ void file_remove_parts(const char* directory, const char* beginning) {
     }
 }
 
-// ---- standard input, output and error
+// ---- standard input, output and error ----
 
 void file_open_standard(void) {
     for (int fd = 0; fd <= 2; fd++) {

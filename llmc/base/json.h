@@ -37,7 +37,8 @@ enum {
     JSON_MAX_DEPTH = 1 << 16, // of objects and arrays inside each other, a bit of memory each
 };
 
-// ---- writing
+// ---- writing ----
+
 // Bytes of the UTF-8 character at the start of text[0 .. left), 0 if there is none. RFC 3629: only the
 // shortest form of a character counts, surrogates and what lies above U+10FFFF do not.
 size_t json_utf8_length(const unsigned char* text, size_t left);
@@ -45,7 +46,7 @@ size_t json_utf8_length(const unsigned char* text, size_t left);
 // Prints text[0 .. length) as a JSON string with its quotes. Zero bytes are characters like any other.
 void json_print_string(FILE* file, const char* text, size_t length);
 
-// ---- reading
+// ---- reading ----
 
 typedef struct {
     const char* path;    // for errors
@@ -154,7 +155,7 @@ void json_print_string(FILE* file, const char* text, size_t length) {
     fputc('"', file);
 }
 
-// ---- reading
+// ---- reading ----
 
 JsonReader json_reader(const char* path, char* text, size_t bytes, char* error) {
     const JsonReader reader = {path, error, (unsigned char*)text, bytes, 0, 0};

@@ -83,7 +83,7 @@ typedef struct {
     char error[ERROR_BYTES];           // the thread's before that; once it is set, nothing is read any more
 } Dataloader;
 
-// ---- the interface
+// ---- the interface ----
 
 // `sources` are packed (sources_pack) and closed after the loader; the loader stays where it is until it is
 // closed.
@@ -121,7 +121,7 @@ void dataloader_close(Dataloader* loader);
 #include "llmc/data/pack.h"
 #include "llmc/data/tokens.h"
 
-// ---- the order
+// ---- the order ----
 
 static uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
     const DataloaderSettings* o = &loader->settings;
@@ -150,7 +150,7 @@ static int dataloader_length_(const Dataloader* loader, uint64_t p) {
     return rows_length(rows, row);
 }
 
-// ---- batches
+// ---- batches ----
 
 // T of a batch that begins with sequence p.
 static int dataloader_width_(const Dataloader* loader, uint64_t p) {
@@ -230,7 +230,7 @@ static uint64_t dataloader_step_(const Dataloader* loader) {
     return (uint64_t)loader->B * (uint64_t)loader->settings.num_processes;
 }
 
-// ---- the thread
+// ---- the thread ----
 
 static void* dataloader_run_(void* loader_) {
     Dataloader* loader = (Dataloader*)loader_;
@@ -271,7 +271,7 @@ static void dataloader_start_(Dataloader* loader) {
     CHECK(!failed, "data: cannot start a thread: %s", strerror(failed));
 }
 
-// ---- the interface
+// ---- the interface ----
 
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings) {
     const int B = settings.B, T = sources->T, arrays = sources->mask == DOCUMENT_MASK_ON ? 3 : 2;

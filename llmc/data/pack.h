@@ -60,11 +60,11 @@ typedef struct {
     uint64_t tokens; // in the rows, so N - tokens are left out and R T - tokens are padding
 } Rows;
 
-// ---- best fit
+// ---- best fit ----
 
 enum { BESTFIT_WINDOW = 1 << 16 }; // documents
 
-// ---- rows
+// ---- rows ----
 
 // `stream` must stay as it is. `eot` is the end-of-text token, which also fills what is padded. Documents are
 // looked for when they are needed: to be packed, or for a mask.
@@ -97,7 +97,7 @@ double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uin
 #include "llmc/base/check.h"
 #include "llmc/base/mapped.h"
 
-// ---- lists
+// ---- lists ----
 
 static void positions_reserve_(PositionList_* list, size_t more) {
     list->at =
@@ -123,7 +123,7 @@ static size_t positions_until_(const PositionList_* list, uint64_t position) {
     return low;
 }
 
-// ---- documents
+// ---- documents ----
 
 // In sums as wide as a token, which is what the compiler makes vectors of: at most 2^15 tokens.
 static size_t documents_count_u16_(const uint16_t* tokens, size_t n, uint16_t eot) {
@@ -309,7 +309,7 @@ static uint64_t document_end_(const Rows* rows, size_t d) {
     return d + 1 < rows->documents.count ? rows->documents.at[d + 1] : rows->stream->count;
 }
 
-// ---- pieces: so many tokens from a position
+// ---- pieces: so many tokens from a position ----
 
 enum { PIECE_LENGTH_BITS_ = 20 }; // --seq-len is at most 2^20
 #define PIECE_NONE_ UINT64_MAX
@@ -331,7 +331,7 @@ static int rows_target_(const Rows* rows, uint64_t next) {
     return token == rows->eot || !is_first ? token : -1;
 }
 
-// ---- making rows
+// ---- making rows ----
 
 static void rows_align_(Rows* rows) {
     const uint64_t T = (uint64_t)rows->T, N = rows->stream->count;
@@ -399,7 +399,7 @@ static void rows_make_uniform_(Rows* rows) {
     rows->pieces.room = rows->pieces.count;
 }
 
-// ---- best fit
+// ---- best fit ----
 
 // The rows of a window that are being filled.
 typedef struct {
@@ -548,7 +548,7 @@ static void rows_bestfit_(Rows* rows) {
     bestfit_close_(&fit);
 }
 
-// ---- rows
+// ---- rows ----
 
 void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask) {
     memset(rows, 0, sizeof(*rows));

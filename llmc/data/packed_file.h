@@ -50,7 +50,7 @@ PackedKind packed_kind(const char* path);
 // Bytes of the name without ".gz" or ".zst".
 size_t packed_name_bytes(const char* path);
 
-// ---- use
+// ---- use ----
 
 // After success it is to be closed.
 int packed_open(PackedFile* file, const char* path, char* error);
@@ -104,7 +104,7 @@ size_t packed_name_bytes(const char* path) {
     return strlen(path) - endings[packed_kind(path)];
 }
 
-// ---- gzip
+// ---- gzip ----
 
 #if defined(HAVE_ISAL)
 static void packed_begin_member_(PackedFile* file) {
@@ -204,7 +204,7 @@ static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* g
 static void packed_close_gzip_(PackedFile* file) { (void)file; }
 #endif
 
-// ---- Zstandard
+// ---- Zstandard ----
 
 #ifdef HAVE_ZSTD
 static int packed_open_zstd_(PackedFile* file) {
@@ -244,7 +244,7 @@ static int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* g
 static void packed_close_zstd_(PackedFile* file) { (void)file; }
 #endif
 
-// ---- use
+// ---- use ----
 
 // Reads bytes of the file itself.
 static int packed_fetch_(PackedFile* file, void* buffer, size_t room, size_t* got) {

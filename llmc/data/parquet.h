@@ -47,7 +47,7 @@ defines: Parquet, parquet_try_open, parquet_open, parquet_rows, parquet_try_next
 extern "C" {
 #endif
 
-// ---- runs of small numbers: definition levels, indices into the dictionary
+// ---- runs of small numbers: definition levels, indices into the dictionary ----
 
 // Each run is a varint 2n and one number, n times, or a varint 2n + 1 and 8n numbers packed as bits.
 typedef struct {
@@ -59,7 +59,7 @@ typedef struct {
     uint32_t value;
 } ParquetRuns_;
 
-// ---- DELTA_BINARY_PACKED: lengths
+// ---- DELTA_BINARY_PACKED: lengths ----
 
 // Varints: numbers in a block, miniblocks in a block, numbers in all, the first number. Then blocks: the
 // smallest difference, the width of each miniblock as a byte, and the miniblocks: differences less the
@@ -77,7 +77,7 @@ typedef struct {
     int width, bit;
 } ParquetDeltas_;
 
-// ---- an open file
+// ---- an open file ----
 
 // A column in a row group.
 typedef struct {
@@ -124,7 +124,7 @@ typedef struct {
     char error[ERROR_BYTES];
 } Parquet;
 
-// ---- opening
+// ---- opening ----
 
 // Leaves the message in `error`.
 void parquet_close(Parquet* p);
@@ -137,7 +137,7 @@ void parquet_open(Parquet* p, const char* path, const char* column);
 // Rows of the file, with those that are null.
 static inline uint64_t parquet_rows(const Parquet* p) { return p->rows; }
 
-// ---- values
+// ---- values ----
 
 // As parquet_next, but -1 with the reason in p->error where the file is damaged; then only parquet_close may
 // follow.
@@ -174,7 +174,7 @@ int parquet_next(Parquet* p, const char** text, size_t* bytes);
 #include <snappy-c.h>
 #endif
 
-// ---- numbers
+// ---- numbers ----
 
 // A little-endian number of up to 4 bytes.
 static uint32_t parquet_fixed_(ThriftReader* in, size_t count) {
@@ -204,7 +204,7 @@ static uint64_t parquet_bits_(ThriftReader* in, int* bit, int width) {
     return value;
 }
 
-// ---- runs of small numbers: definition levels, indices into the dictionary
+// ---- runs of small numbers: definition levels, indices into the dictionary ----
 
 static ParquetRuns_ parquet_runs_(ThriftReader bytes, int width) {
     ParquetRuns_ runs;
@@ -233,7 +233,7 @@ static uint32_t parquet_runs_next_(ParquetRuns_* runs) {
     return runs->is_packed ? (uint32_t)parquet_bits_(&runs->bytes, &runs->bit, runs->width) : runs->value;
 }
 
-// ---- DELTA_BINARY_PACKED: lengths
+// ---- DELTA_BINARY_PACKED: lengths ----
 
 // Leaves only nothing where there is nothing: a page of nulls may have no header.
 static ParquetDeltas_ parquet_deltas_(ThriftReader bytes) {
@@ -312,7 +312,7 @@ static ThriftReader parquet_deltas_rest_(ParquetDeltas_ deltas) {
     return deltas.bytes;
 }
 
-// ---- an open file
+// ---- an open file ----
 
 enum { // parquet.thrift
     PARQUET_BYTE_ARRAY_ = 6,
@@ -394,7 +394,7 @@ static const char* parquet_codec_package_(int codec) {
     return NULL;
 }
 
-// ---- the footer
+// ---- the footer ----
 
 // One element of the schema; -1: not there.
 typedef struct {
@@ -691,7 +691,7 @@ static int parquet_footer_(Parquet* p, ThriftReader in, uint64_t footer_at) {
     return 1;
 }
 
-// ---- opening
+// ---- opening ----
 
 static int parquet_open_file_(Parquet* p) {
     struct stat info;
@@ -763,7 +763,7 @@ void parquet_open(Parquet* p, const char* path, const char* column) {
     CHECK(parquet_try_open(p, path, column), "%s", p->error);
 }
 
-// ---- decompressing: NULL, or what is wrong. `out` must be filled exactly.
+// ---- decompressing: NULL, or what is wrong. `out` must be filled exactly ----
 
 #ifdef HAVE_ZLIB
 // One or more members, each with its checksum.
@@ -818,7 +818,7 @@ static uint64_t parquet_most_(int codec) {
     return codec == PARQUET_SNAPPY_ ? 32 : codec == PARQUET_GZIP_ ? 1100 : codec == PARQUET_ZSTD_ ? 40000 : 1;
 }
 
-// ---- pages
+// ---- pages ----
 
 // The header; -1: not there.
 typedef struct {
@@ -1124,7 +1124,7 @@ static int parquet_next_page_(Parquet* p) {
     return 1;
 }
 
-// ---- values
+// ---- values ----
 
 static const char* parquet_indexed_(Parquet* p, ParquetText_* value) {
     const uint32_t index = parquet_runs_next_(&p->indices);

@@ -47,7 +47,7 @@ typedef struct {
     int warns; // of text that looks as if it had a separator
 } TextData;
 
-// ---- the temporary directory
+// ---- the temporary directory ----
 
 // Removes it, with the shards; who has mapped them keeps them.
 void text_data_remove_temporary(void);
@@ -55,30 +55,30 @@ void text_data_remove_temporary(void);
 // Makes it, in TMPDIR or /tmp, and sees to it that it is removed. Sets path.
 void text_data_make_temporary(char path[PATH_MAX]);
 
-// ---- separators
+// ---- separators ----
 
 // Text that is read as bytes: says so, once for a source, if one of its files seems to have a separator.
 void text_data_warn(FILE* screen, const DataSources* sources);
 
-// ---- shards
+// ---- shards ----
 
 // The list of shards for a list of text, encoded now where they are not kept. The caller, who has the lock of
 // the directory, frees it. With TEXT_DATA_FIND, NULL if some are not kept.
 char* text_data_shards(const TextData* text, const char* list);
 
-// ---- vocabularies
+// ---- vocabularies ----
 
 // Trains a vocabulary of so many ids on all sources of the list, whatever their weights. `text` needs no
 // vocabulary and no directory.
 void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab_size);
 
-// ---- bytes
+// ---- bytes ----
 
 // Ends the program if the list names text that has to be taken out of its file first: bytes are read as they
 // are.
 void text_data_require_plain(const char* list);
 
-// ---- verifying
+// ---- verifying ----
 
 // Checks every file of a list, a line each: shards by tokens_verify_file, text by reading it to its end.
 // Returns how many are bad. `text` needs no vocabulary and no directory.
@@ -127,7 +127,7 @@ typedef struct {
     int warns;
 } TextReading_;
 
-// ---- the temporary directory
+// ---- the temporary directory ----
 
 // Its name, "" if there is none: what exit() calls cannot be given it as an argument.
 static char text_data_temporary_[PATH_MAX] = "";
@@ -153,7 +153,7 @@ void text_data_make_temporary(char path[PATH_MAX]) {
     atexit(text_data_remove_temporary);
 }
 
-// ---- separators
+// ---- separators ----
 
 static void text_data_say_mark_(FILE* screen, const char* path) {
     fprintf(screen,
@@ -204,7 +204,7 @@ void text_data_warn(FILE* screen, const DataSources* sources) {
     }
 }
 
-// ---- reading
+// ---- reading ----
 
 static void text_data_open_(TextReading_* reading, const char* name, const glob_t* files,
                             const TextData* text) {
@@ -262,7 +262,7 @@ static int text_data_count_(void* context, const TokenBlock* block) {
     return !signals_stop();
 }
 
-// ---- what is kept
+// ---- what is kept ----
 
 // What the tokens depend on.
 static uint64_t text_data_key_(const TextData* text, const char* name, const glob_t* files) {
@@ -430,7 +430,7 @@ static void text_data_remove_old_(const TextData* text, const char* source, cons
     }
 }
 
-// ---- shards
+// ---- shards ----
 
 // Writes the .json of the shards, which are whole from now on.
 static void text_data_finish_(TextReading_* reading, const char* json) {
@@ -528,7 +528,7 @@ char* text_data_shards(const TextData* text, const char* list) {
     return shards;
 }
 
-// ---- vocabularies
+// ---- vocabularies ----
 
 // Says from time to time how far the merging is.
 typedef struct {
@@ -574,7 +574,7 @@ void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab
     free(sources.text);
 }
 
-// ---- bytes
+// ---- bytes ----
 
 void text_data_require_plain(const char* list) {
     SourceList sources;
@@ -592,7 +592,7 @@ void text_data_require_plain(const char* list) {
     free(sources.text);
 }
 
-// ---- verifying
+// ---- verifying ----
 
 // Reads a text file to its end, and counts what is in it. Returns 0 with the reason in `error` if it is not
 // sound.

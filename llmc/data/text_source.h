@@ -104,11 +104,11 @@ typedef struct {
     char error[ERROR_BYTES];
 } TextSource;
 
-// ---- memory
+// ---- memory ----
 
 void text_block_close(TextBlock* block);
 
-// ---- files
+// ---- files ----
 
 // Whether a file is text of one of our formats, by its name; 0 with the error if not.
 int text_source_is_text(const char* path, char* error);
@@ -120,13 +120,13 @@ int text_source_is_plain(const char* path);
 // rows are on average.
 uint64_t text_source_read_bytes(const TextSource* source);
 
-// ---- blocks
+// ---- blocks ----
 
 // Sets the next block, which is empty memory at first and used again afterwards: 1, 0 if there is no more
 // text, -1 with source->error. text_block_close frees it.
 int text_source_next(TextSource* source, TextBlock* block);
 
-// ---- the whole
+// ---- the whole ----
 
 // A missing file ends the program; later errors are returned.
 void text_source_open(TextSource* source, const TextOptions* options, const char* const* paths,
@@ -159,7 +159,7 @@ void text_source_close(TextSource* source);
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 
-// ---- memory
+// ---- memory ----
 
 void text_block_close(TextBlock* block) {
     free(block->text);
@@ -167,7 +167,7 @@ void text_block_close(TextBlock* block) {
     memset(block, 0, sizeof(*block));
 }
 
-// ---- files
+// ---- files ----
 
 enum { TEXT_ENDING_BYTES_ = 16 };
 
@@ -299,7 +299,7 @@ static int text_read_(TextSource* source, char* buffer, size_t bytes, size_t* go
                      (unsigned long long)before + (unsigned long long)(zero - buffer));
 }
 
-// ---- records: lines, or what stands between separators
+// ---- records: lines, or what stands between separators ----
 
 static int text_has_records_(const TextSource* source) {
     return source->format != TEXT_PLAIN || source->options.separator[0];
@@ -362,7 +362,7 @@ static int text_cut_record_(TextSource* source, char** record, size_t* bytes) {
     }
 }
 
-// ---- a line of JSON
+// ---- a line of JSON ----
 
 enum { TEXT_NAMES_BYTES_ = 160 };
 
@@ -422,7 +422,7 @@ static int text_json_document_(TextSource* source, char* line, size_t bytes) {
     return text != NULL;
 }
 
-// ---- documents
+// ---- documents ----
 
 // The next record of the open file, whatever is in it: 1, 0 at the end of the file, -1 after an error.
 static int text_record_(TextSource* source) {
@@ -519,7 +519,7 @@ static int text_append_(TextSource* source, TextBlock* block, size_t room) {
     }
 }
 
-// ---- blocks
+// ---- blocks ----
 
 // Begins a block with what the last cut left over.
 static void text_begin_block_(TextSource* source, TextBlock* block) {
@@ -574,7 +574,7 @@ int text_source_next(TextSource* source, TextBlock* block) {
     }
 }
 
-// ---- the whole
+// ---- the whole ----
 
 // How most names of text in a directory end, for a hint.
 static const char* text_usual_ending_(const char* directory) {

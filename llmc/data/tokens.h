@@ -68,7 +68,7 @@ enum { TOKENS_TEXT_LOOKED_AT = 1 << 16 }; // first bytes of a text in which no z
 typedef enum { TOKENS_SHARDS, TOKENS_TEXT } TokensKind;
 typedef enum { TOKENS_AUTO, TOKENS_NANOGPT } TokensFormat; // in the order of --data-format
 
-// ---- names of files
+// ---- names of files ----
 
 int tokens_is_shard(const char* path);
 
@@ -86,11 +86,13 @@ glob_t tokens_list(const char* pattern);
 // Whether the files are tokens (name in .bin) or text (any other name). Opens none of them.
 TokensKind tokens_kind(const char* pattern);
 
-// ---- opening a file. These functions return 0 and set `error` when something is wrong with it.
+// ---- opening a file. These functions return 0 and set `error` when something is wrong with it ----
 
 enum { TOKENS_MAGIC_U16 = 20240520, TOKENS_MAGIC_U32 = 20240801, TOKENS_HEADER_BYTES_ = 1024 };
 
-// ---- Megatron's index: "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
+// ---- Megatron's index ----
+
+// "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
 // then i32 lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and n.
 // Nothing is aligned.
 
@@ -105,7 +107,7 @@ int64_t megatron_i64(const char* array, uint64_t i);
 // `index` has a sound head.
 MegatronIndex megatron_index(const void* index);
 
-// ---- checking tokens
+// ---- checking tokens ----
 
 // Says from time to time how far the check is, if it takes long.
 typedef struct {
@@ -115,7 +117,7 @@ typedef struct {
 
 void tokens_progress(TokensProgress* progress, size_t bytes, const char* name);
 
-// ---- opening a stream
+// ---- opening a stream ----
 
 // Opens the files of a list (tokens_list): `pattern` must live as long as the stream. All of the files are
 // checked, to the last token.
@@ -132,7 +134,7 @@ void tokens_close(TokenStream* stream);
 // stream is closed last.
 void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T);
 
-// ---- reading
+// ---- reading ----
 
 // Sets out (n) to the tokens [start, start + n) of the stream.
 void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out);
@@ -143,7 +145,7 @@ int tokens_at(const TokenStream* stream, size_t position);
 // end. Returns 0 if that was no file of this stream: then it only says so much.
 int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error);
 
-// ---- verifying files
+// ---- verifying files ----
 
 // Compares a file with the checksum in path.xxh64, if there is one: sets what was found, in a few words.
 int tokens_verify_checksum(const char* path, const char** found, char* error);
@@ -174,7 +176,7 @@ int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int voc
 #include "llmc/base/xxh64.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-// ---- names of files
+// ---- names of files ----
 
 int tokens_is_shard(const char* path) {
     const char* ending = strrchr(path, '.');
@@ -276,7 +278,7 @@ TokensKind tokens_kind(const char* pattern) {
     return kind;
 }
 
-// ---- opening a file. These functions return 0 and set `error` when something is wrong with it.
+// ---- opening a file. These functions return 0 and set `error` when something is wrong with it ----
 
 // Maps a file that is not empty.
 static int tokens_map_(void** map, size_t* bytes, const char* path, char* error) {
@@ -374,7 +376,9 @@ static int tokens_read_bare_(TokenSpan* span, int width, const char* path, char*
     return 1;
 }
 
-// ---- Megatron's index: "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
+// ---- Megatron's index ----
+
+// "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
 // then i32 lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and n.
 // Nothing is aligned.
 
@@ -473,7 +477,7 @@ static int tokens_read_megatron_(TokenSpan* span, const char* path, const char* 
            megatron_check_body_(span, idx, error);
 }
 
-// ---- checking tokens
+// ---- checking tokens ----
 
 static uint32_t tokens_max_u16_(const uint16_t* tokens, size_t n) {
     uint16_t max = 0;
@@ -572,7 +576,7 @@ static int tokens_check_(const TokenSpan* span, int V, const char* name, TokensP
     return 1;
 }
 
-// ---- opening a stream
+// ---- opening a stream ----
 
 static void tokens_append_(TokenStream* stream, TokenSpan span) {
     span.first = stream->count;
@@ -749,7 +753,7 @@ void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T) {
     stream->count -= count;
 }
 
-// ---- reading
+// ---- reading ----
 
 // The span that holds a position of all spans laid end to end: the last one that begins at or before it.
 static const TokenSpan* tokens_find_(const TokenStream* stream, size_t position) {
@@ -821,7 +825,7 @@ int tokens_describe(const TokenStream* stream, MappedResult result, const void* 
     return error_set(error, stream->name, "is no longer readable; was it written to?");
 }
 
-// ---- verifying files
+// ---- verifying files ----
 
 enum { TOKENS_MAX_SUM_ = 1 << 16 }; // bytes of a .xxh64 file: sixteen digits and a name
 

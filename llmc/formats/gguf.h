@@ -28,7 +28,7 @@ extern "C" {
 
 typedef enum { GGUF_F32, GGUF_F16, GGUF_BF16, GGUF_Q8_0 } GgufDtype; // in the order of --export-gguf-dtype
 
-// ---- tensors
+// ---- tensors ----
 
 // Writes the file, whole or not at all, from fp32 parameters that lie in memory as the rows say. The model is
 // called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
@@ -89,7 +89,7 @@ static void gguf_pad_(GgufWriter_* w) {
     gguf_put_(w, zeros, (GGUF_ALIGN_ - w->bytes % GGUF_ALIGN_) % GGUF_ALIGN_);
 }
 
-// ---- pairs
+// ---- pairs ----
 
 static void gguf_key_(GgufWriter_* w, const char* key, uint32_t type) {
     gguf_put_string_(w, key, strlen(key));
@@ -242,7 +242,7 @@ static void gguf_put_pairs_(GgufWriter_* w, const char* name, GPT2Config cfg, Gg
     gguf_put_tokenizer_(w, bpe, cfg.V);
 }
 
-// ---- tensors
+// ---- tensors ----
 
 // The type of a tensor in the file, as GGUF numbers them.
 enum { GGUF_TYPE_F32_ = 0, GGUF_TYPE_F16_ = 1, GGUF_TYPE_Q8_0_ = 8, GGUF_TYPE_BF16_ = 30 };

@@ -29,8 +29,7 @@ defines: hf_config_read, hf_config_write, hf_model_read, hf_model_write, hf_mode
 extern "C" {
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// config.json
+// ---- config.json ----
 
 // The sizes of the model in a directory.
 GPT2Config hf_config_read(const char* directory);
@@ -39,8 +38,7 @@ GPT2Config hf_config_read(const char* directory);
 // and ends documents.
 void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// model.safetensors
+// ---- model.safetensors ----
 
 // Writes directory/model.safetensors, whole or not at all; `dtype` is that of the elements in memory. Returns
 // the file's checksum (xxh64).
@@ -75,8 +73,7 @@ void hf_model_read(const char* directory, GPT2Config cfg, const TensorRow* rows,
 #define HF_MAX_CONFIG_ ((size_t)1 << 20) // bytes
 #define HF_CHUNK_ ((size_t)1 << 16)      // elements transposed at a time, or one row if that is more
 
-// ---------------------------------------------------------------------------------------------------------------------
-// config.json
+// ---- config.json ----
 
 typedef struct {
     GPT2Config cfg;
@@ -287,8 +284,7 @@ void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dty
     hf_write_text_(directory, "generation_config.json", text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// model.safetensors
+// ---- model.safetensors ----
 
 // A layer of a tensor, as the file has it.
 typedef struct {

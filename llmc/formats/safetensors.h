@@ -45,7 +45,7 @@ extern "C" {
 
 #define SAFETENSORS_PREFIX "transformer."
 
-// ---- types of elements
+// ---- types of elements ----
 
 typedef enum {
     SAFETENSORS_F32,
@@ -68,7 +68,7 @@ const char* safetensors_dtype_name(SafeTensorsDtype dtype);
 
 size_t safetensors_dtype_bytes(SafeTensorsDtype dtype);
 
-// ---- files in memory
+// ---- files in memory ----
 
 typedef struct {
     const char* path; // of its file, for errors
@@ -96,11 +96,11 @@ typedef struct {
     char error[ERROR_BYTES]; // why it could not be opened
 } SafeTensors;
 
-// ---- the header
+// ---- the header ----
 
 void safetensors_sort(void* items, size_t count, size_t item_bytes, int (*compare)(const void*, const void*));
 
-// ---- reading
+// ---- reading ----
 
 // Leaves the message in `error`.
 void safetensors_close(SafeTensors* st);
@@ -134,7 +134,7 @@ void safetensors_read_f32(const SafeTensorsView* view, float* out);
 // Copies a tensor that must have this dtype.
 void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, void* out);
 
-// ---- a model in one file or in several
+// ---- a model in one file or in several ----
 
 // Where an index says that a tensor is.
 typedef struct {
@@ -169,7 +169,7 @@ const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const cha
 const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const char* name, int ndim,
                                                const size_t* shape);
 
-// ---- writing: open, metadata and declarations, begin, the data, commit
+// ---- writing: open, metadata and declarations, begin, the data, commit ----
 
 typedef struct {
     FileWriter file;
@@ -233,7 +233,7 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
 #define SAFETENSORS_METADATA_ "__metadata__"
 
-// ---- types of elements
+// ---- types of elements ----
 
 const char* safetensors_dtype_name(SafeTensorsDtype dtype) {
     static const char* const names[SAFETENSORS_DTYPES] = {"F32", "F16", "BF16", "F64", "I64", "I32", "I16",
@@ -246,7 +246,7 @@ size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
     return bytes[dtype];
 }
 
-// ---- files in memory
+// ---- files in memory ----
 
 static char* safetensors_copy_(const char* string) {
     char* copy = strdup(string);
@@ -254,7 +254,7 @@ static char* safetensors_copy_(const char* string) {
     return copy;
 }
 
-// ---- the header
+// ---- the header ----
 
 static int safetensors_by_name_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsView*)a)->name, ((const SafeTensorsView*)b)->name);
@@ -516,7 +516,7 @@ static void safetensors_unmap_(unsigned char* map, size_t bytes) {
     }
 }
 
-// ---- reading
+// ---- reading ----
 
 void safetensors_close(SafeTensors* st) {
     safetensors_unmap_(st->map, st->map_bytes);
@@ -627,7 +627,7 @@ void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, v
     }
 }
 
-// ---- a model in one file or in several
+// ---- a model in one file or in several ----
 
 static int safetensors_by_file_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsPair*)a)->value, ((const SafeTensorsPair*)b)->value);
@@ -803,7 +803,7 @@ const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const 
     return safetensors_check_shape_(safetensors_set_find(set, name), set->path, name, ndim, shape);
 }
 
-// ---- writing: open, metadata and declarations, begin, the data, commit
+// ---- writing: open, metadata and declarations, begin, the data, commit ----
 
 static void safetensors_put_(SafeTensorsWriter* writer, const void* data, size_t bytes) {
     file_put(&writer->file, data, bytes);

@@ -79,20 +79,17 @@ typedef struct {
     double save_s;      // the longest of those that ended
 } Checkpoints;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Names
+// ---- names ----
 
 // The directory of the checkpoint of a step.
 void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const char* ending);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 // Bytes of a checkpoint, at most about.
 double checkpoints_disk_bytes(const Checkpoints* c);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 // Checks a checkpoint, to the last bit of all its files, and reads its state. Returns 0, with nothing to
 // close and the reason in `error`, if it is damaged.
@@ -115,8 +112,7 @@ void checkpoint_remove_after(const char* out, int64_t serial);
 void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg, const TensorRow* rows,
                      void* params, float* m, float* v);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Saving during a run
+// ---- saving during a run ----
 
 // Bytes of the copy that a save makes; parameters of the given type.
 size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype);
@@ -174,8 +170,7 @@ void checkpoints_close(Checkpoints* c);
 #define CHECKPOINT_PART_ ".part" // while it is written, and while it is removed
 #define CHECKPOINT_OLD_ ".old"   // while another takes its place, where the two cannot change places at once
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Names
+// ---- names ----
 
 void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const char* ending) {
     file_path(path, "%s/step_%08lld%s", out, (long long)step, ending);
@@ -211,8 +206,7 @@ static int checkpoint_steps_(const char* out, const char* ending, int64_t** step
     return count;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Removing
+// ---- removing ----
 
 // Removes a link, if one is there. Returns whether there was one.
 static int checkpoint_unlink_(const char* path) {
@@ -294,8 +288,7 @@ static void checkpoint_recover_(const char* out) {
     free(steps);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 // Elements of the optimizer's space.
 static int64_t checkpoint_elements_(GPT2Config cfg) { return (int64_t)gpt2_count_parameters(cfg); }
@@ -478,8 +471,7 @@ static void* checkpoint_write_(void* checkpoints) {
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 int checkpoint_try_check(SavedState* s, const char* directory, char* error) {
     char path[PATH_MAX];
@@ -674,8 +666,7 @@ void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg,
     checkpoint_read_optimizer_(s, directory, cfg, rows, m, v);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Saving during a run
+// ---- saving during a run ----
 
 size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
     TensorRow rows[GPT2_PARAMETER_ROWS];

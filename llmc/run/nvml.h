@@ -35,8 +35,7 @@ defines: Nvml, nvml_open, nvml_close, nvml_line
 #include <stdlib.h>
 #include <string.h>
 
-// -----------------------------------------------------------------------------------------------------------
-// NVIDIA's declarations
+// ---- NVIDIA's declarations ----
 
 typedef struct nvmlDevice_st NvmlDevice_; // theirs
 typedef unsigned int NvmlResult_;         // 0: done; anything else: the other results are not set
@@ -79,8 +78,7 @@ static const NvmlThrottle_ nvml_throttles_[] = {
     {0x200, "board limit"},
 };
 
-// -----------------------------------------------------------------------------------------------------------
-// Opening
+// ---- opening ----
 
 // One GPU. The functions are NULL where the library has none of that name.
 typedef struct {
@@ -174,8 +172,7 @@ static inline int nvml_open(Nvml* nvml, const char* pci_bus_id) {
     return 1;
 }
 
-// -----------------------------------------------------------------------------------------------------------
-// The line
+// ---- the line ----
 
 typedef struct {
     char* text;

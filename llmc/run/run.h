@@ -38,8 +38,7 @@ defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, save_cop
 extern "C" {
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The trainer
+// ---- the trainer ----
 
 typedef struct GPT2 GPT2; // each trainer has its own
 
@@ -124,8 +123,7 @@ typedef struct {
 // Points params, m and v of *copy into `memory`, of checkpoints_bytes. For Trainer.copy_out.
 void save_copy_at(Checkpoints* copy, void* memory);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// From the command line to the run
+// ---- from the command line to the run ----
 
 // The program, but for what it does once in a process. Returns its exit status.
 int run_program(int argc, char** argv, const Trainer* trainer);
@@ -158,8 +156,7 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/run/session.h"
 #include "llmc/classifier.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The trainer
+// ---- the trainer ----
 
 void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, Batch batch) {
     gradient->flops += gpt2_flops_per_token(cfg, batch.T) * batch.B * batch.T;
@@ -172,8 +169,7 @@ void save_copy_at(Checkpoints* copy, void* memory) {
     copy->v = (float*)((char*)copy->m + copy->state_bytes);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The run
+// ---- the run ----
 
 typedef struct {
     const Trainer* trainer;
@@ -215,7 +211,7 @@ static int run_agree_(const Run_* run, int asks) {
     return asks;
 }
 
-// ---- saving and rolling back
+// ---- saving and rolling back ----
 
 // Copies all that makes up the run, and starts to save the copy; or saves the model itself and waits.
 static void run_save_(Run_* run) {
@@ -268,7 +264,7 @@ static void run_check_data_(Run_* run, const Dataloader* loader, uint64_t next) 
     CHECK(0, "%s", error);
 }
 
-// ---- a step
+// ---- a step ----
 
 // The verdict on the gradient of an update.
 typedef struct {
@@ -361,7 +357,7 @@ static void run_step_(Run_* run) {
     }
 }
 
-// ---- between two steps
+// ---- between two steps ----
 
 // Sets *loss to the mean over the first micro-batches of the validation data, in order. Returns 0 if a signal
 // stopped it.
@@ -418,8 +414,7 @@ static int run_loop_(Run_* run) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Opening and closing
+// ---- opening and closing ----
 
 // The model, its data and the generator of samples.
 static void run_open_model_(Run_* run) {
@@ -523,8 +518,7 @@ static int run_train_(Run_* run) {
     return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// From the command line to the run
+// ---- from the command line to the run ----
 
 // --plan: what the run would take, without taking it.
 static void run_print_plan_(const Run_* run) {

@@ -69,8 +69,7 @@ typedef struct {
     float* val_nats; // what the best possible model pays for each validation token
 } RunData;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Vocabulary and model
+// ---- vocabulary and model ----
 
 // Whether there is something to train on or to validate with.
 static inline int setup_has_data(const RunData* data) { return data->kind != DATA_NONE; }
@@ -89,8 +88,7 @@ void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const ch
 // Decides the model. `path` is the model file, or NULL for random weights.
 GPT2Config setup_model(Options* options, const RunData* data, const char* path);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The run
+// ---- the run ----
 
 // Micro-batches of a validation: --eval-batches, but no more than there are.
 int64_t setup_eval_batches(const Options* options, const Dataloader* val);
@@ -176,8 +174,7 @@ void setup_close(RunData* data);
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Vocabulary and model
+// ---- vocabulary and model ----
 
 static void setup_stories_tokenizer_(RunData* data) {
     data->stories = (Stories*)check_alloc(1, sizeof(Stories), "stories");
@@ -401,8 +398,7 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path) 
     return chosen;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The run
+// ---- the run ----
 
 // Decides the sizes of batches; after setup_model.
 static void setup_batch_(Options* options) {

@@ -87,14 +87,12 @@ RunState run_state_open(UpdateGuard guard, LossScale loss_scale);
 // Takes over a saved state, but for what the options say.
 void run_state_restore(RunState* state, const RunState* saved);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 // Writes the file, whole or not at all. Of `s`, options and text do not count.
 void state_write(const char* path, SavedState* s, const Options* options);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 void state_close(SavedState* s);
 
@@ -174,8 +172,7 @@ static void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) 
     memcpy(numbers, all, sizeof(all));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 static void state_print_number_(FILE* file, const char* key, double value) {
     fprintf(file, isfinite(value) ? "\"%s\":%.17g" : "\"%s\":null", key, value);
@@ -239,8 +236,7 @@ void state_write(const char* path, SavedState* s, const Options* options) {
     free(text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 static int state_natural_(JsonReader* text, int64_t* value) {
     size_t number;

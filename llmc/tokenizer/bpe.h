@@ -56,7 +56,7 @@ typedef struct {
     BpeClasses classes; // of characters: to cut a text by
 } Bpe;
 
-// ---- hash tables
+// ---- hash tables ----
 
 static const uint64_t BPE_HASH_MULTIPLIER_ = 0x9E3779B97F4A7C15; // 2^64 / golden ratio
 
@@ -182,7 +182,7 @@ ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words,
     return hash;
 }
 
-// ---- merging
+// ---- merging ----
 
 // Bytes of a piece up to which searching all pairs is faster than keeping them sorted.
 enum { BPE_SHORT_ = 48 };
@@ -425,7 +425,7 @@ static inline size_t bpe_merge_(const Bpe* bpe, BpeMerger_* merger, const unsign
                            : bpe_merge_long_(bpe, merger, piece, n, ids);
 }
 
-// ---- a vocabulary
+// ---- a vocabulary ----
 
 // Begins a vocabulary of V ids, which becomes the owner of the buffer. All tokens but end-of-text are empty.
 static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buffer, size_t V, size_t eot) {

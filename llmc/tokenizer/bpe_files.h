@@ -36,14 +36,14 @@ defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_write_hf_config
 extern "C" {
 #endif
 
-// ---- writing JSON
+// ---- writing JSON ----
 
 // How Hugging Face's files describe end-of-text where they do not just name it.
 #define BPE_HF_EOT                                                                                           \
     "\"content\": \"" BPE_EOT_TEXT "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "      \
     "\"normalized\": false, \"special\": true"
 
-// ---- any file
+// ---- any file ----
 
 // dir/name; returns whether there is such a file.
 int bpe_path(char path[PATH_MAX], const char* directory, const char* name);
@@ -106,7 +106,7 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #define BPE_BIN_MAGIC_ 20240328
 enum { BPE_BIN_HEADER_BYTES_ = 1024 };
 
-// ---- reading: what all formats need
+// ---- reading: what all formats need ----
 
 // A file that is being read, named in every error.
 typedef struct {
@@ -180,7 +180,9 @@ static BpeExcerpt_ bpe_excerpt_(BpeSpan_ span) {
     return excerpt;
 }
 
-// ---- llm.c's tokenizer .bin: a header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8, bytes)
+// ---- llm.c's tokenizer .bin ----
+
+// A header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8, bytes).
 
 // Returns 0, with the reason, if two tokens are the same; their bytes are there nevertheless.
 static int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
@@ -224,7 +226,7 @@ static void bpe_put_bin_(const Bpe* bpe, FILE* file) {
     }
 }
 
-// ---- .tiktoken
+// ---- .tiktoken ----
 
 static const char bpe_base64_digits_[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -310,7 +312,7 @@ static void bpe_put_tiktoken_(const Bpe* bpe, FILE* file) {
     }
 }
 
-// ---- tokens spelled in characters that can be seen
+// ---- tokens spelled in characters that can be seen ----
 
 typedef struct {
     uint16_t of_byte[256];  // the character of a byte
@@ -386,7 +388,7 @@ static void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* file) {
     free(merges);
 }
 
-// ---- merges.txt
+// ---- merges.txt ----
 
 // A line "#version", then "A B" on each: the ids from 256, in order.
 static void bpe_open_merges_(Bpe* bpe, const BpeFile_* file) {
@@ -435,7 +437,7 @@ static void bpe_put_merges_(const Bpe* bpe, FILE* file) {
     bpe_put_each_merge_(bpe, bpe_put_merge_line_, file);
 }
 
-// ---- reading vocab.json and tokenizer.json
+// ---- reading vocab.json and tokenizer.json ----
 
 typedef struct {
     BpeSpan_ text; // its bytes
@@ -755,7 +757,7 @@ static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     free(v.merges);
 }
 
-// ---- writing JSON
+// ---- writing JSON ----
 
 // {"token": id, ...}, end-of-text among them.
 static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
@@ -811,7 +813,7 @@ static void bpe_put_special_tokens_(FILE* file) {
     }
 }
 
-// ---- any file
+// ---- any file ----
 
 // Makes a vocabulary of a file's bytes, which become its own. Returns 0, with the reason in `error`, where
 // the tokens of a .bin are none of a BPE.

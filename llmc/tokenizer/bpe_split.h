@@ -47,7 +47,7 @@ defines: BpeClasses, bpe_classes_open, bpe_classes_close, bpe_cut, bpe_last_cut,
 #define BPE_MAX_PIECE (1 << 20) // bytes; tests make do with less
 #endif
 
-// ---- classes of characters
+// ---- classes of characters ----
 
 enum { BPE_OTHER_, BPE_LETTER_, BPE_NUMBER_, BPE_BLANK_ };
 
@@ -111,7 +111,7 @@ static inline int bpe_character_(const BpeClasses* classes, const unsigned char*
     return length;
 }
 
-// ---- cutting text into pieces
+// ---- cutting text into pieces ----
 
 // 64 bytes of text, one bit for each; past the end of the text all bits are 0.
 typedef struct {

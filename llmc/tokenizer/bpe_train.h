@@ -47,7 +47,7 @@ defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_tr
 extern "C" {
 #endif
 
-// ---- counting pieces
+// ---- counting pieces ----
 
 // A piece of up to 15 bytes is its key (bpe_key_); the key of a longer one is a hash, and its length with all
 // bits set where a short one's length is.
@@ -82,7 +82,7 @@ void bpe_trainer_open(BpeTrainer* trainer, int threads);
 
 void bpe_trainer_close(BpeTrainer* trainer);
 
-// ---- merging
+// ---- merging ----
 
 void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progress, void* context, Bpe* bpe);
 
@@ -99,7 +99,7 @@ void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progr
 #include "llmc/base/check.h"
 #include "llmc/base/vec.h"
 
-// ---- counting pieces
+// ---- counting pieces ----
 
 enum { BPE_KEY_BYTES_ = 16 }; // a piece shorter than this is its own key
 static const uint64_t BPE_LONG_KEY_ = (uint64_t)0xFF << 56;
@@ -296,7 +296,7 @@ static void bpe_gather_counts_(BpeTrainer* trainer) {
     }
 }
 
-// ---- merging
+// ---- merging ----
 
 enum { BPE_BORDER_ = -1, BPE_INSIDE_ = -2 };
 

@@ -36,12 +36,12 @@ typedef struct {
 
 void word_list_close(WordList* list);
 
-// ---- writing
+// ---- writing ----
 
 // Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
 void word_list_write_hf(const TokenText* words, int count, const char* directory, int max_T);
 
-// ---- reading
+// ---- reading ----
 
 // Reads the words of a tokenizer.json. Returns 0 if the file is anything else than a list of words; one that
 // would encode text in another way than ours ends the program.
@@ -74,7 +74,7 @@ void word_list_close(WordList* list) {
     memset(list, 0, sizeof(*list));
 }
 
-// ---- writing
+// ---- writing ----
 
 static int word_by_length_(const void* a, const void* b) { // longest first; equals as they stood
     const TokenText *x = *(const TokenText*const*)a, *y = *(const TokenText*const*)b;
@@ -155,7 +155,7 @@ void word_list_write_hf(const TokenText* words, int count, const char* directory
     bpe_write_hf_config(directory, "PreTrainedTokenizerFast", count, max_T);
 }
 
-// ---- reading
+// ---- reading ----
 
 // A file that is being read.
 typedef struct {

@@ -9,8 +9,9 @@ Engine& engine = *new Engine();
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The switch, for x86-64: registers that a call preserves go onto the old stack and come from the new one.
+// ---- the switch, for x86-64 ----
+
+// Registers that a call preserves go onto the old stack and come from the new one.
 // The floating-point control words are not switched: device code does not change them.
 
 __asm__(R"(
@@ -95,8 +96,7 @@ void fiber_learn_host_stack() {
     engine.host.stack = (char*)bottom;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The life of device threads
+// ---- the life of device threads ----
 
 static void run_current_thread() {
     DeviceThread* thread = engine.current;
@@ -147,8 +147,7 @@ extern "C" void cusim_fiber_main(Fiber* self) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Deadlock
+// ---- deadlock ----
 
 static bool waits_at_same_place(const DeviceThread& a, const DeviceThread& b) {
     return a.state != THREAD_DONE && b.state != THREAD_DONE && a.why == b.why && a.line == b.line &&

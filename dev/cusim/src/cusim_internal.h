@@ -72,8 +72,7 @@ static inline void tsan_release(void* at) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// cusim_config.cpp
+// ---- cusim_config.cpp ----
 
 typedef enum { ORDER_UP, ORDER_DOWN, ORDER_RANDOM, ORDER_GREEDY } Order; // greedy: a warp as far as it goes
 typedef enum { STREAMS_EAGER, STREAMS_LAZY, STREAMS_RANDOM } StreamOrder;
@@ -94,8 +93,7 @@ const char* kernel_name(const void* kernel);
 unsigned long environment_number(const char* name, unsigned long otherwise, unsigned long min,
                                  unsigned long max);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Device threads (cusim_fiber.cpp, cusim_kernel.cpp)
+// ---- device threads (cusim_fiber.cpp, cusim_kernel.cpp) ----
 
 struct Block;
 struct DeviceThread;
@@ -271,8 +269,7 @@ struct HostScope {
     }
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The scheduler
+// ---- the scheduler ----
 
 // From one stack to another; `thread` is the device thread that runs there, NULL for the host.
 CUSIM_ALWAYS_INLINE void fiber_switch(Fiber* from, Fiber* to, DeviceThread* thread) {
@@ -385,8 +382,7 @@ CUSIM_ALWAYS_INLINE void thread_perhaps_let_others_go() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Kernels, memory, streams
+// ---- kernels, memory, streams ----
 
 void kernel_run(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes, bool cooperative,
                 const std::function<void()>& body);

@@ -65,8 +65,7 @@ int environment_number(const char* name) {
     return text ? atoi(text) : -1;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Elements
+// ---- elements ----
 
 size_t element_bytes(int type) {
     return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 0;
@@ -114,8 +113,7 @@ float gelu_derivative(float x) {
     return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What is refused
+// ---- what is refused ----
 
 bool epilogue_has(const Operation& op, uint32_t bits) { return (op.epilogue & bits) == bits; }
 const uint32_t AUX = 128;
@@ -186,8 +184,7 @@ cublasStatus_t product_open(Product* p, cublasLtMatmulDesc_t op, cublasLtMatrixL
                                                                : CUBLAS_STATUS_SUCCESS;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The product
+// ---- the product ----
 
 typedef float Vec16 __attribute__((vector_size(64), aligned(4)));
 
@@ -307,8 +304,7 @@ void run(const Product& p, const void* a, const void* b, const void* c, void* d,
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What cublasLt takes on trust
+// ---- what cublasLt takes on trust ----
 
 bool aligned(const void* p, uint32_t bytes) { return (uintptr_t)p % (bytes ? bytes : 1) == 0; }
 
@@ -331,8 +327,7 @@ template <class T> cublasStatus_t set(T* attribute, const void* value, size_t by
 
 } // namespace
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Entry points
+// ---- entry points ----
 
 extern "C" {
 

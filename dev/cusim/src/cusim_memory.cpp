@@ -62,9 +62,10 @@ extern "C" void cusim_check_kernel_pointer(const void* pointer, int argument, co
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// CUSIM_PROTECT: device memory comes from one range of addresses that faults except while work of a stream
-// runs. Nothing of it is used again.
+// ---- CUSIM_PROTECT ----
+
+// Device memory comes from one range of addresses that faults except while work of a stream runs. Freed memory
+// is never reused.
 
 static const size_t ARENA_BYTES = (size_t)16 << 30;
 enum { PAGE_BYTES = 4096 };
@@ -131,8 +132,7 @@ void device_memory_close() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Allocation
+// ---- allocation ----
 
 // The exact size, so that the first byte behind it is in AddressSanitizer's red zone.
 static char* device_alloc(size_t bytes) {
@@ -253,8 +253,7 @@ cudaError_t CUDARTAPI cudaPointerGetAttributes(cudaPointerAttributes* attributes
 }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Copies
+// ---- copies ----
 
 typedef enum { WANT_ANY, WANT_HOST, WANT_DEVICE } Want;
 
