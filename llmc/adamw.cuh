@@ -152,7 +152,7 @@ static inline SegmentPieces_ segment_pieces_(const AdamWSegments& segments, int 
 
 static inline int is_aligned_(const void* array) { return (uintptr_t)array % 16 == 0; }
 
-// Finds this block's piece: the segment is the last one that begins at or before it. All threads look at the
+// Finds this block's piece: the segment is the last one that starts at or before it. All threads look at the
 // same words, which is what constant memory, where kernel arguments are, is good at.
 __device__ inline Piece_ segment_piece_(const SegmentPieces_& pieces) {
     const int block = (int)blockIdx.x;
@@ -275,8 +275,8 @@ __device__ inline void adamw_few_(const AdamWArrays_<T, G>& a, size_t i, float k
     }
 }
 
-// A thread updates four elements, a block 1024 of one segment: 16-byte accesses to what is fp32, 8-byte to
-// what is not, neighbours beside each other. The last one to three elements of a segment go one by one.
+// A thread updates four elements, a block 1024 of one segment: 16-byte accesses to fp32 data, 8-byte to
+// 16-bit data, coalesced. The last one to three elements of a segment go one by one.
 // grid   pieces of 1024 elements      block   256      shared   none
 // moves  adamw_bytes. Bound by memory: Philox takes some 30 instructions an element, the rest some 50,
 //        together less than half of what an H100 can issue in the time.
@@ -488,7 +488,7 @@ __global__ void __launch_bounds__(SUM_THREADS_)
 }
 
 // Sets or adds to result, one float on the device, the sum of the losses (N) divided by `tokens`: their mean,
-// if the others of so many tokens are 0.
+// if the losses of all other tokens are 0.
 static inline void mean_loss(float* result, const float* losses, int N, int tokens, GradientMode mode,
                              const Gpu* gpu) {
     assert(N > 0 && tokens > 0);

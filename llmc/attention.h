@@ -45,7 +45,8 @@ defines: AttentionScratch, attention_open, attention_close, attention_forward_cp
 static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && MATMUL_BLOCK_K % ATTENTION_SKIP == 0,
               "whole tiles are skipped");
 
-// One thread's working memory. Tp is T rounded up to MATMUL_BLOCK_K, HSp is HS rounded up to MATMUL_TILE_COLS.
+// One thread's working memory. Tp is T rounded up to MATMUL_BLOCK_K, HSp is HS rounded up to
+// MATMUL_TILE_COLS.
 typedef struct {
     float *k_by_key,
         *v_by_key; // (Tp / MATMUL_TILE_COLS, HS, MATMUL_TILE_COLS)   right matrices of q k^T and dout v^T
@@ -211,7 +212,7 @@ static inline float attention_max_row_(const float* row, int start, int keys) {
     return vec_hmax(max);
 }
 
-// ds becomes p (ds - delta) scale: from the gradient of the probabilities to that of the scores.
+// Replaces ds, the gradient of the probabilities, by p (ds - delta) scale, the gradient of the scores.
 static inline void attention_softmax_backward_row_(float* ds, const float* p, int from, int end, float delta,
                                                    float scale) {
     for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {

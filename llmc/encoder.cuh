@@ -2,12 +2,12 @@
 encoder.cuh -- encoder.h on the GPU: the same functions on X = float, bf16 or fp16, computed in fp32 (T is the
 length of the sequences).
 
-The gradient of wte is a sum over all positions that hold the same token. So that its order is fixed, without
-floating-point atomics: the positions are sorted by their token, stably (a radix sort, two passes of 10 bits);
+The gradient of wte is a sum over all positions that hold the same token. To add in a fixed order without
+floating-point atomics, the positions are sorted by their token, stably (a radix sort, two passes of 10 bits);
 the sorted list is cut into chunks of ENCODER_CHUNK positions; the rows of one token in one chunk are a piece,
-which a warp sums in order of the positions. A piece that is all there is of its token is added to dwte at
-once. The sums of others, whose token goes on in another chunk, wait in scratch memory, and a second kernel
-adds them in order: a token that fills half of the batch is summed by many blocks.
+which a warp sums in order of the positions. A token with a single piece is added to dwte at once. Otherwise,
+if the token continues in another chunk, the sums wait in scratch memory, and a second kernel adds them in
+order: a token that fills half of the batch is summed by many blocks.
 
 defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backward, encoder_forward_bytes,
          encoder_backward_bytes, encoder_forward_kernel, encoder_positions_kernel, encoder_count_kernel,
@@ -32,7 +32,7 @@ typedef struct {
     int* counts;    // (1024 digits, tiles) of a tile's positions, then where a tile's first goes among its
                     // digit's
     int* totals;    // (1024) of all positions
-    float* partial; // (chunks, 2, C) the piece that begins with its chunk; the piece that ends with it
+    float* partial; // (chunks, 2, C) the first piece of a chunk; its last piece
     int N, C;
 } EncoderGpu;
 
@@ -166,7 +166,7 @@ static inline void encoder_forward(X* out, const int* tokens, const X* wte, cons
 // blocks for them.
 // grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  B*T*C in; T*C out. Bound by memory.
-// order  fixed: that of the batch
+// order  fixed: by batch
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, class G, int WIDTH>
 __global__ void encoder_positions_kernel(G* dwpe, const X* dout, int B, int T, int rows, int C,
@@ -367,7 +367,7 @@ __device__ inline void encoder_read_chunk_(EncoderChunk_* chunk, const int* toke
 // A block per chunk; its warps take turns with the pieces and, for each, 32 WIDTH columns at a time.
 // grid   chunks      block   256      shared   a chunk
 // moves  N*C in; the gradient of every token met, in and out; 2C fp32 out per chunk at most. Bound by memory.
-// order  fixed: that of the positions
+// order  fixed: by position
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, class G, int WIDTH>
 __global__ void encoder_pieces_kernel(G* dwte, float* partial, const X* dout, const int* tokens,

@@ -67,9 +67,10 @@ typedef enum {
 
 // clang-format off
 // Parameters, in the order of llm.c's model files. `rows` x `cols` for each of `layers`; a vector is one row.
-// Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `in files` says how Hugging Face
-// stores a layer of it, and under which name; GGUF's names come last.
-//  name        layers  rows        cols      init                 decay  in files      Hugging Face name             GGUF name
+// Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `in files`
+// says how Hugging Face stores a layer of it, and under which name; GGUF's names come last. name
+// layers  rows        cols      init                 decay  in files      Hugging Face name             GGUF
+// name
 #define GPT2_PARAMETERS(X) \
   X(wte,        1,      cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
   X(wpe,        1,      cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
@@ -88,11 +89,11 @@ typedef enum {
   X(lnfw,       1,      1,          cfg.C,    INIT_ONE,            0,     FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
   X(lnfb,       1,      1,          cfg.C,    INIT_ZERO,           0,     FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
 
-// Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to the level of
-// recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all layers share one buffer and the
-// backward pass computes it again. Logits exist for `chunk` tokens at a time.
-// `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only in the classifier.
-//  name        layers  tokens  kept   cols                 dtype    life
+// Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to
+// the level of recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all
+// layers share one buffer and the backward pass computes it again. Logits exist for `chunk` tokens at a time.
+// `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only
+// in the classifier. name        layers  tokens  kept   cols                 dtype    life
 #define GPT2_ACTIVATIONS(X) \
   X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
   X(ln1,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
@@ -213,7 +214,7 @@ static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GP
     return gpt2_parameter_rows_of(rows, cfg, sizeof(floatX));
 }
 
-// Tokens that the classifier takes at a time, out of N: equal parts of about so many logits at most (64 MiB
+// Tokens that the classifier takes at a time, out of N: equal parts of about this many logits at most (64 MiB
 // of fp32).
 #ifndef GPT2_CHUNK_LOGITS
 #define GPT2_CHUNK_LOGITS ((size_t)1 << 24)

@@ -111,7 +111,7 @@ static inline GpuMemory_* gpu_memory_(void) {
     return &memory;
 }
 
-// Replaces a block, or an empty place (NULL), by another. Returns 0 if there is none.
+// Replaces a block, or an empty place (NULL), by another. Returns 0 if it is not found.
 static inline int gpu_count_(const void* before, void* after, size_t bytes) {
     GpuMemory_* memory = gpu_memory_();
     int i = 0;

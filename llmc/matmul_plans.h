@@ -14,8 +14,8 @@ choice gives other bits. A run that must have the bits of an earlier one takes o
 `machine` says in words what an algorithm depends on besides the product: the card, the library, its settings.
 A file of another machine is of no use. xxh64 is the checksum of all bytes before its value.
 
-The cache is a convenience: without a home directory there is none, and what cannot be read or written is no
-error. Programs that write it at the same time take turns; what is in it stays as it is.
+The cache is a convenience: it needs a home directory, and failing to read or write it is no error. Programs
+that write it at the same time take turns; existing entries never change.
 
 defines: MatmulKey, MatmulChoice, MatmulChoices, MATMUL_PLANS_FILE, MATMUL_ALGORITHM_BYTES,
          matmul_choices_open, matmul_choices_close, matmul_choices_count, matmul_choices_find,

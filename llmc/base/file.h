@@ -32,7 +32,7 @@ extern "C" {
 // Sets path as printf would; a path that is too long ends the program.
 __attribute__((format(printf, 2, 3))) void file_path(char path[PATH_MAX], const char* format, ...);
 
-// Sets path to that of a name in a directory.
+// Sets path to directory/name.
 void file_join(char path[PATH_MAX], const char* directory, const char* name);
 
 // Does the name end in this, in capitals or not, behind something?
@@ -80,7 +80,7 @@ int file_open_regular(const char* path, char* error);
 // reason in `error` if it cannot be read, or is longer than `most`.
 int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error);
 
-// ---- what is in a file ----
+// ---- contents ----
 
 // Sets *value to the checksum of a file (xxh64.h). Returns 0 with the reason in `error` if it cannot be read.
 int file_checksum(const char* path, uint64_t* value, char* error);
@@ -93,7 +93,7 @@ int file_fingerprint(const char* path, uint64_t* value, char* error);
 
 // ---- one writer at a time ----
 
-// Takes the lock of what is open as fd, for as long as it stays open. A killed process keeps its locks until
+// Locks the open file fd until it is closed. A killed process keeps its locks until
 // the system has taken its memory back, so somebody else's is waited for up to `wait_s`. Returns 0 if it is
 // not to be had; a file system without locks does without.
 int file_try_lock(int fd, double wait_s);
@@ -187,7 +187,7 @@ void file_open(FileWriter* writer, const char* path) {
     file_path(writer->path, "%s", path);
     writer->file = NULL;
     const int fd = file_create_part_(writer);
-    CHECK(fd >= 0, "%s: cannot write: %s", path, strerror(errno)); // and what is there is not ours to remove
+    CHECK(fd >= 0, "%s: cannot write: %s", path, strerror(errno)); // not ours to remove
     writer->file = fdopen(fd, "wb");
     if (!writer->file) {
         close(fd);
@@ -344,7 +344,7 @@ int file_try_read(const char* path, size_t most, char** text, size_t* bytes, cha
     return 1;
 }
 
-// ---- what is in a file ----
+// ---- contents ----
 
 int file_checksum(const char* path, uint64_t* value, char* error) {
     enum { BLOCK_BYTES = 256 << 10 }; // stays in the cache between reading and adding

@@ -1,13 +1,13 @@
 /*
-json.h -- JSON (RFC 8259): strings written, and any text of it read, strictly.
+json.h -- JSON (RFC 8259): writes strings, and reads any text strictly.
 
-Written: JSON text is UTF-8, and what we print need not be: file names are any bytes, and a model may stop in
-the middle of a character. A byte that belongs to no valid character is printed as U+FFFD, the replacement
-character, so the result always parses.
+Writing: JSON text must be UTF-8, but our strings may not be: a file name can have any bytes, and a model may
+stop in the middle of a character. A byte that belongs to no valid character is printed as U+FFFD, the
+replacement character, so the result always parses.
 
-Read: a JsonReader steps through a text from value to value; the caller asks for what it expects next, so
-nothing is allocated. Each function returns 0, with the place and what was wanted in `error`, when it finds
-something else. Strings are decoded in place, in the caller's copy of the text:
+Reading: a JsonReader steps through a text from value to value. The caller asks for the value that it expects
+next, so nothing is allocated. If the text has something else, a function returns 0 and `error` says where,
+and what was wanted. Strings are decoded in place, in the caller's copy of the text:
 
     JsonReader r = json_reader("config.json", text, bytes, error);
     int more, layers;
@@ -39,7 +39,7 @@ enum {
 
 // ---- writing ----
 
-// Bytes of the UTF-8 character at the start of text[0 .. left), 0 if there is none. RFC 3629: only the
+// Bytes of the UTF-8 character at the start of text[0 .. left), 0 if it is not valid. RFC 3629: only the
 // shortest form of a character counts, surrogates and what lies above U+10FFFF do not.
 size_t json_utf8_length(const unsigned char* text, size_t left);
 
@@ -118,7 +118,7 @@ int json_skip(JsonReader* text);
 #include "llmc/base/check.h"
 
 size_t json_utf8_length(const unsigned char* text, size_t left) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // character of so many bytes
+    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by length in bytes
     const unsigned lead = text[0];
     const size_t length = lead < 0x80 ? 1 : lead < 0xC0 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
     if (length == 0 || lead > 0xF4 || length > left) {
@@ -283,7 +283,7 @@ static size_t json_plain_(const unsigned char* at, size_t left) {
         const uint64_t quote = word ^ '"' * each, backslash = word ^ '\\' * each;
         const uint64_t special = (word | (word - ' ' * each) | (quote - each) | (backslash - each)) & high;
         if (special) {
-            // a borrow goes only into higher bytes, so the lowest one found is right
+            // a borrow goes only into higher bytes, so the lowest match is right
             return n + (size_t)__builtin_ctzll(special) / 8;
         }
     }

@@ -9,8 +9,8 @@ the source's epochs of S rows; with e = j / S and i = j mod S it is
     row permute_e(i / G) G + i mod G   shuffled, PACK_UNIFORM: groups of G rows of about the same length stay
                                        together; the rows of a last, short group end the epoch
 
-Any p is found at once, so a run resumes anywhere. A micro-step of n processes takes the next n B sequences,
-process r the B of them from r B on: the order of the sequences depends on neither B nor n.
+Any p is found in O(1), so a run can resume anywhere. A micro-step of n processes takes the next n B
+sequences, process r the B of them from r B on: the order of the sequences depends on neither B nor n.
 
 A batch is T tokens wide. With PACK_DYNAMIC and PACK_UNIFORM that is the length of its longest row, rounded up
 to a multiple of 8, with the others the T that the rows were made for.
@@ -18,7 +18,7 @@ to a multiple of 8, with the others the T that the rows were made for.
 A thread fills the next batches while the caller works on one. `wait_s` is the time the caller waited for it.
 
 If somebody writes to a file meanwhile, so that it becomes shorter or has a token that is not below V, the
-batch that met it and all later ones have zeros for tokens, and dataloader_error says why from then on.
+batch that found it and all later ones have zeros for tokens, and dataloader_error says why.
 
 defines: Batch, Shuffle, DataloaderSettings, Dataloader, DATALOADER_GROUP, dataloader_open, dataloader_next,
          dataloader_error, dataloader_seek, dataloader_padding, dataloader_close
@@ -38,10 +38,10 @@ extern "C" {
 
 typedef enum { SHUFFLE_OFF, SHUFFLE_ON } Shuffle;
 
-// The loader's; valid until its next batch or until it seeks.
+// Owned by the loader; valid until its next batch or seek.
 typedef struct {
-    const int *inputs, *targets; // (B, T); a target of -1 is none
-    const int* starts; // (B, T) place in the row where each token's document begins; NULL without a mask
+    const int *inputs, *targets; // (B, T); a target of -1 does not count
+    const int* starts;           // (B, T) where each token's document starts in its row; or NULL
     int B, T;
     int counted; // targets that are not -1
 } Batch;
@@ -89,13 +89,13 @@ typedef struct {
 // closed.
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings);
 
-// The next micro-step begins with sequence p of the run, counted over epochs.
+// The next micro-step starts at sequence p of the run, counted over epochs.
 void dataloader_seek(Dataloader* loader, uint64_t sequence);
 
-// The next B sequences of this process; an epoch may end inside of them.
+// The next B sequences of this process; an epoch may end among them.
 Batch dataloader_next(Dataloader* loader);
 
-// NULL, or in one line why the batch that was given last, or an earlier one, has zeros for tokens.
+// NULL, or one line: why the last batch, or an earlier one, has zeros for tokens.
 const char* dataloader_error(const Dataloader* loader);
 
 // The share of padding in the run's first `batches` batches of one process.
@@ -152,7 +152,7 @@ static int dataloader_length_(const Dataloader* loader, uint64_t p) {
 
 // ---- batches ----
 
-// T of a batch that begins with sequence p.
+// T of a batch that starts at sequence p.
 static int dataloader_width_(const Dataloader* loader, uint64_t p) {
     if (loader->sources->pack != PACK_DYNAMIC && loader->sources->pack != PACK_UNIFORM) {
         return loader->T;
@@ -173,7 +173,7 @@ typedef struct {
     uint64_t p;
 } DataloaderFilling_;
 
-// Reads this process' part of the micro-step that begins with sequence p into a slot.
+// Reads this process' part of the micro-step that starts at sequence p into a slot.
 static void dataloader_read_(void* filling_) {
     const DataloaderFilling_* filling = (const DataloaderFilling_*)filling_;
     const Dataloader* loader = filling->loader;
@@ -212,7 +212,7 @@ static void dataloader_break_(Dataloader* loader, MappedResult result, const voi
     }
 }
 
-// Fills a slot with the micro-step that begins with sequence p.
+// Fills a slot with the micro-step that starts at sequence p.
 static void dataloader_fill_(Dataloader* loader, Batch* slot, uint64_t p) {
     DataloaderFilling_ filling = {loader, slot, p};
     const void* where;
@@ -257,8 +257,8 @@ static void* dataloader_run_(void* loader_) {
     return NULL;
 }
 
-// Starts the thread with all signals blocked, which are the main thread's, but for the one that its own
-// reading raises.
+// Starts the thread with all signals blocked, because the main thread handles them; except the one that its
+// own reads may raise.
 static void dataloader_start_(Dataloader* loader) {
     sigset_t all, before;
     sigfillset(&all);
@@ -302,7 +302,7 @@ void dataloader_seek(Dataloader* loader, uint64_t sequence) {
     while (loader->is_filling) {
         pthread_cond_wait(&loader->changed, &loader->mutex);
     }
-    loader->filled = loader->given; // what is ready is forgotten
+    loader->filled = loader->given; // drops the batches that are ready
     loader->ahead = loader->next = sequence;
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
@@ -319,7 +319,7 @@ Batch dataloader_next(Dataloader* loader) {
     }
     const Batch batch = loader->slot[loader->given % DATALOADER_SLOTS_];
     loader->is_broken |= loader->has_zeros[loader->given % DATALOADER_SLOTS_];
-    loader->given++; // so that the slot of the batch before is free
+    loader->given++; // frees the slot of the previous batch
     loader->next += dataloader_step_(loader);
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);

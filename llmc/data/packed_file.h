@@ -52,7 +52,7 @@ size_t packed_name_bytes(const char* path);
 
 // ---- use ----
 
-// After success it is to be closed.
+// The caller closes it after success.
 int packed_open(PackedFile* file, const char* path, char* error);
 
 void packed_close(PackedFile* file);

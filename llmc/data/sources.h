@@ -70,7 +70,7 @@ TokensKind sources_kind(const char* text);
 
 void sources_open_files(DataSources* sources, const char* text, TokensFormat format, int vocab_size);
 
-// From now on the sources have the names of another list, of as many: that of the text which the tokens were
+// Renames the sources by another list of the same length: the text that the tokens were
 // made of.
 void sources_rename(DataSources* sources, const char* text);
 

@@ -34,7 +34,7 @@ extern "C" {
 #endif
 
 typedef enum {
-    TEXT_DATA_ENCODE, // what is not kept
+    TEXT_DATA_ENCODE, // encodes what is not kept
     TEXT_DATA_FIND    // nothing is written
 } TextDataMode;
 
@@ -42,17 +42,17 @@ typedef struct {
     const Bpe* bpe;
     const char *field, *separator; // of JSON lines and Parquet files, and of plain text (text_source.h)
     const char* directory;         // of the shards; it is there
-    FILE* screen;                  // where to say what is done
+    FILE* screen;                  // for progress
     TextDataMode mode;
     int warns; // of text that looks as if it had a separator
 } TextData;
 
 // ---- the temporary directory ----
 
-// Removes it, with the shards; who has mapped them keeps them.
+// Removes it, with the shards; existing mappings stay valid.
 void text_data_remove_temporary(void);
 
-// Makes it, in TMPDIR or /tmp, and sees to it that it is removed. Sets path.
+// Creates it in TMPDIR or /tmp, to be removed at exit. Sets path.
 void text_data_make_temporary(char path[PATH_MAX]);
 
 // ---- separators ----
@@ -68,7 +68,7 @@ char* text_data_shards(const TextData* text, const char* list);
 
 // ---- vocabularies ----
 
-// Trains a vocabulary of so many ids on all sources of the list, whatever their weights. `text` needs no
+// Trains a vocabulary of vocab_size ids on all sources of the list, whatever their weights. `text` needs no
 // vocabulary and no directory.
 void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab_size);
 
@@ -129,7 +129,7 @@ typedef struct {
 
 // ---- the temporary directory ----
 
-// Its name, "" if there is none: what exit() calls cannot be given it as an argument.
+// Its name, or "". Global because functions called by exit() take no arguments.
 static char text_data_temporary_[PATH_MAX] = "";
 
 void text_data_remove_temporary(void) {
@@ -196,7 +196,7 @@ void text_data_warn(FILE* screen, const DataSources* sources) {
             const void* where;
             search.text = (const char*)span->tokens;
             search.bytes = span->width > 1 ? 0 : span->count < most ? span->count : most;
-            mapped_try(text_data_search_, &search, &where); // what is gone is found out later
+            mapped_try(text_data_search_, &search, &where); // a file that is gone is reported later
             if (search.found) {
                 text_data_say_mark_(screen, span->path);
             }
@@ -262,7 +262,7 @@ static int text_data_count_(void* context, const TokenBlock* block) {
     return !signals_stop();
 }
 
-// ---- what is kept ----
+// ---- kept shards ----
 
 // What the tokens depend on.
 static uint64_t text_data_key_(const TextData* text, const char* name, const glob_t* files) {
@@ -321,7 +321,7 @@ static int text_data_read_shards_(JsonReader* reader, TextKept_* kept) {
     return ok && more == 0;
 }
 
-// Reads such a file; 0 if there is none, or none of ours. text_data_free_kept_ frees it.
+// Reads such a file; 0 if it does not exist or is not ours. text_data_free_kept_ frees it.
 static int text_data_read_kept_(TextKept_* kept, const char* path) {
     char *text, error[ERROR_BYTES];
     const char *key, *source;
@@ -476,7 +476,7 @@ static void text_data_write_(TextReading_* reading, const char* json) {
     text_data_finish_(reading, json);
 }
 
-// Sets prefix (PATH_MAX) to that of the shards of a source, which are encoded if they are not kept. Returns
+// Sets prefix (PATH_MAX) to the prefix of a source's shards, which are encoded if they are not kept. Returns
 // whether there are any.
 static int text_data_encode_(const TextData* text, const char* name, char* prefix) {
     glob_t files = tokens_list(name);
@@ -594,7 +594,7 @@ void text_data_require_plain(const char* list) {
 
 // ---- verifying ----
 
-// Reads a text file to its end, and counts what is in it. Returns 0 with the reason in `error` if it is not
+// Reads a text file to its end and counts its contents. Returns 0 with the reason in `error` if it is not
 // sound.
 static int text_data_read_through_(const char* path, const TextOptions* options, size_t* documents,
                                    size_t* bytes, char* error) {

@@ -1,5 +1,6 @@
 /*
-text_pipeline.h -- the tokens of many files: a pipeline of threads from a TextSource to a function of the caller.
+text_pipeline.h -- the tokens of many files: a pipeline of threads from a TextSource to a function of the
+caller.
 
     reader thread  ->  blocks of text  ->  encoders, one a thread  ->  ids, in order  ->  sink, in the caller
 
@@ -41,7 +42,7 @@ int pipeline_cores(void);
 
 // ---- encoding ----
 
-// Runs the source to its end, or until the sink returns 0, with so many encoders. Returns 0 with
+// Runs the source to its end, or until the sink returns 0, with the given number of encoders. Returns 0 with
 // source->error after an error, when the sink has got all blocks before it.
 int pipeline_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink, void* context);
 
@@ -105,7 +106,7 @@ int pipeline_cores(void) {
 
 // ---- the threads ----
 
-// The lock is held before and after; others go on meanwhile.
+// The lock is held before and after; other threads run meanwhile.
 static void pipeline_wait_(Pipeline_* run) { pthread_cond_wait(&run->changed, &run->lock); }
 
 static void pipeline_tell_(Pipeline_* run) { pthread_cond_broadcast(&run->changed); }

@@ -6,23 +6,23 @@ text_source.h -- the documents of many files, as a stream of blocks of text.
     while ((more = text_source_next(&source, &block)) > 0) { ... }
     CHECK(more == 0, "%s", source.error);
 
-What a file holds is told by its name, or by options.format for all of them:
+The name of a file decides its format, unless options.format sets one for all:
 
-    plain      any other name         one document, or with options.separator what stands between these
+    plain      any other name         one document, or several between options.separator
     jsonl      .jsonl .ndjson         one document a line: the string options.field of an object
     parquet    .parquet               one document a row: the string column options.field
 
-text and JSON also with .gz or .zst behind it (packed_file.h); "-" is standard input. Documents without text
-are left out, as are empty lines and fields that are null. With TEXT_BY_NAME, names of tables, archives and
-the like are refused, and so is a plain file with a zero byte in its first 64 KiB: text has none.
+text and JSON also compressed, with .gz or .zst appended (packed_file.h); "-" is standard input. Documents
+without text are left out, as are empty lines and fields that are null. With TEXT_BY_NAME, names of tables,
+archives and the like are refused, and so is a plain file with a zero byte in its first 64 KiB: text has none.
 
-A block has about options.block_bytes of text, or, where that has no place to divide it, at most a few times
-BPE_MAX_PIECE. `documents` are the offsets at which documents begin, ascending; without one at 0, the block
+A block has about options.block_bytes of text, or, if there is no place to divide it, at most a few times
+BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0, the block
 continues the last document of the block before. A document is divided only where its tokens are those of its
 parts (bpe_last_cut).
 
-Where a block begins is a TextPosition; a source opened anew goes on from there (text_source_seek), in blocks
-of other lengths perhaps, but with the same tokens.
+The start of a block is a TextPosition. A newly opened source can continue from there (text_source_seek),
+perhaps in blocks of other lengths, but with the same tokens.
 
 Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
 
@@ -171,7 +171,7 @@ void text_block_close(TextBlock* block) {
 
 enum { TEXT_ENDING_BYTES_ = 16 };
 
-// Sets `ending` to " .txt " of "a/B.TXT.gz", " " if there is none.
+// Sets `ending` to " .txt " for "a/B.TXT.gz", and to " " if the name has none.
 static void text_ending_(const char* path, char ending[TEXT_ENDING_BYTES_]) {
     const size_t length = packed_name_bytes(path);
     size_t at = length;
@@ -548,7 +548,7 @@ static int text_cut_block_(TextSource* source, TextBlock* block) {
     return n > 0;
 }
 
-// Whether the text that was appended last may go on.
+// Whether the text that was appended last may continue.
 static int text_continues_(const TextSource* source) {
     return source->is_open && (!text_has_records_(source) || source->document_bytes > 0);
 }

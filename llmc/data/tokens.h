@@ -1,8 +1,8 @@
 /*
-tokens.h -- a stream of tokens from files: what the formats look like, and whether the files are sound.
+tokens.h -- a stream of tokens from files: the formats, and the checks of the files.
 
-A TokenStream lays tokens end to end without copying them; the files are memory-mapped. What a file is, its
-name and its first bytes say:
+A TokenStream lays tokens end to end without copying them; the files are memory-mapped. The name and the first
+bytes of a file decide its format:
 
     NAME.bin, with a NAME.idx beside it   Megatron: bare uint16 or int32 tokens; the .idx knows the documents
     NAME.bin                              llm.c's shard: a header of 256 int32 (magic, version, number of
@@ -11,7 +11,7 @@ name and its first bytes say:
     any other name                        text: one document of one token per byte, after an end-of-text
                                           token (tokenizer.h, "bytes": V = 257)
 
-Every token is checked once when a stream is opened, in parallel: a bad one must not surface in the middle of
+When a stream is opened, every token is checked once, in parallel: a bad one must not surface in the middle of
 a run. tokens_verify_file does the same without ending the program, and compares the file with the checksum in
 FILE.xxh64 (what `xxh64sum FILE` prints) if there is one.
 
@@ -72,7 +72,7 @@ typedef enum { TOKENS_AUTO, TOKENS_NANOGPT } TokensFormat; // in the order of --
 
 int tokens_is_shard(const char* path);
 
-// Cuts the next item off a list, which is changed: what stands before a comma. *next goes on behind it. NULL
+// Cuts the next item, up to a comma, off a list, which is modified. *next points behind it. NULL
 // at the end.
 char* tokens_next_item(char** next);
 
@@ -513,7 +513,7 @@ static void tokens_max_block_(void* block_) {
     block->max = tokens_max_(block->span, block->start, block->n);
 }
 
-// The first token of [start, end) that is not below V, or not there any more; `end` if there is none.
+// The first token of [start, end) that is not below V or no longer readable; `end` if all are good.
 static size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_t end, int V) {
     const size_t block = (size_t)1 << 20, num_blocks = (end - start + block - 1) / block;
     size_t bad = num_blocks; // the first block with a bad token
@@ -755,7 +755,7 @@ void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T) {
 
 // ---- reading ----
 
-// The span that holds a position of all spans laid end to end: the last one that begins at or before it.
+// The span that holds a position of all spans laid end to end: the last one that starts at or before it.
 static const TokenSpan* tokens_find_(const TokenStream* stream, size_t position) {
     size_t low = 0, high = stream->num_spans;
     while (high - low > 1) {

@@ -34,13 +34,13 @@ extern "C" {
 // The sizes of the model in a directory.
 GPT2Config hf_config_read(const char* directory);
 
-// Writes config.json and generation_config.json. `dtype` is that of the weights, eot the token that begins
-// and ends documents.
+// Writes config.json and generation_config.json. `dtype` is the dtype of the weights, eot the token that
+// starts and ends documents.
 void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot);
 
 // ---- model.safetensors ----
 
-// Writes directory/model.safetensors, whole or not at all; `dtype` is that of the elements in memory. Returns
+// Writes directory/model.safetensors, whole or not at all; `dtype` is the dtype in memory. Returns
 // the file's checksum (xxh64).
 uint64_t hf_model_write(const char* directory, GPT2Config cfg, const TensorRow* rows, const void* memory,
                         SafeTensorsDtype dtype);

@@ -8,14 +8,14 @@ safetensors.h -- tensors in files, in Hugging Face's format: reading, writing, a
     data      little endian, last dimension fastest; the tensors fill it without holes or overlaps
 
 A file is mapped and checked as a whole before any of it is used; nothing in it is trusted: lengths, offsets,
-products of sizes, UTF-8, numbers, names that come twice. More than the format asks, names and keys must have
-1 to 511 bytes and no control characters (they are printed in errors), no string contains a zero, a tensor has
-at most 8 dimensions and no unknown keys. The order of the names in the header is free.
+products of sizes, UTF-8, numbers, names that come twice. Beyond the format's own rules, names and keys must
+have 1 to 511 bytes and no control characters (they are printed in errors), no string contains a zero, a
+tensor has at most 8 dimensions and no unknown keys. The order of the names in the header is free.
 
-A reader that must go on where a file is damaged (the newest valid checkpoint) takes the _try_ functions,
+A reader that must survive a damaged file (to find the newest valid checkpoint) uses the _try_ functions,
 which return 0 and leave the message in `error`; the others end the program with it.
 
-Names of GPT-2's tensors begin with "transformer." or not, depending on who wrote the file:
+Names of GPT-2's tensors start with "transformer." or not, depending on who wrote the file:
 safetensors_find_gpt2 and the functions that require a tensor take either for the other.
 
 defines: SAFETENSORS_PREFIX, SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes, SafeTensors,
@@ -204,7 +204,7 @@ void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t b
 // The next `count` elements of an F32, F16 or BF16 tensor, rounded to its type; not beyond its end.
 void safetensors_write_f32(SafeTensorsWriter* writer, const float* data, size_t count);
 
-// All data are written: the file is on the disk and under its name. Returns its checksum, that of
+// After all data: syncs the file and renames it into place. Returns its checksum, that of
 // file_checksum.
 uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
@@ -264,7 +264,7 @@ static int safetensors_by_key_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsPair*)a)->key, ((const SafeTensorsPair*)b)->key);
 }
 
-// In the order of the data; a tensor without elements comes before the one that begins in the same place.
+// In the order of the data; a tensor without elements comes before the one that starts in the same place.
 static int safetensors_by_place_(const void* a, const void* b) {
     const SafeTensorsView *x = (const SafeTensorsView*)a, *y = (const SafeTensorsView*)b;
     return x->data != y->data ? (x->data < y->data ? -1 : 1) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
@@ -379,7 +379,7 @@ static int safetensors_sizes_(SafeTensorsView* view) {
     return !__builtin_mul_overflow(view->elements, safetensors_dtype_bytes(view->dtype), &view->bytes);
 }
 
-// Finds a tensor's data in the file; `begin` is where that of all tensors begins.
+// Finds a tensor's data in the file; `begin` is where the data of all tensors starts.
 static int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t begin, const size_t offsets[2]) {
     const size_t data_bytes = st->map_bytes - begin;
     const SafeTensorsShapeText_ shape = safetensors_shape_text_(view->ndim, view->shape);
@@ -465,7 +465,7 @@ static int safetensors_check_names_(SafeTensors* st) {
     return 1;
 }
 
-// Reads and checks the header of what is at st->map.
+// Reads and checks the header of the file at st->map.
 static int safetensors_parse_(SafeTensors* st) {
     uint64_t header_bytes;
     const size_t first = sizeof(header_bytes);

@@ -1,26 +1,26 @@
 /*
-checkpoint.h -- all that a run is, in a directory: OUT/step_00001000/, whole or not there.
+checkpoint.h -- the complete state of a run in a directory, OUT/step_00001000/, which is complete or absent.
 
     config.json, generation_config.json, model.safetensors    a Hugging Face model (hf_model.h)
-    tokenizer.json, tokenizer_config.json, ...                its tokenizer, of a run that has one
+    tokenizer.json, tokenizer_config.json, ...                its tokenizer, if the run has one
     optimizer.1of1.safetensors                                AdamW's m and v
-    products.json                                             of the GPU trainer: matmul_plans.h
+    products.json                                             GPU trainer only: matmul_plans.h
     state.json                                                the rest, and checksums of all files (state.h)
 
 model.safetensors has fp32 master weights, or 16-bit weights where there are none. The optimizer's state is a
 range of one space: the elements of the parameters in the order of the table in gpt2.h, without padding. A
 writer may cut it into n files (metadata begin, end and total); the reader takes any that fill the space.
 
-A save copies the tensors into memory taken before the first step; a thread writes them while the run goes on.
-A second save waits for the first. The directory is filled under a temporary name, flushed to the disk,
-checked for room before, and renamed; where there is one of this step already, the two change places. --keep
-removes older ones once a newer one is in its place, sparing multiples of --keep-major: renamed first, so that
-no name of a checkpoint ever holds half of one. Any failure is one error that names the file, and leaves the
-checkpoints that were there. Weights that are not finite are such a failure: they are no checkpoint.
+A save copies the tensors into memory allocated before the first step; a thread writes them while the run
+continues. A second save waits for the first. The directory is filled under a temporary name, flushed to the
+disk, checked for room before, and renamed; where there is one of this step already, the two change places.
+--keep removes older ones once a newer one is in its place, sparing multiples of --keep-major: renamed first,
+so that no name of a checkpoint ever holds half of one. Any failure is one error that names the file, and
+leaves the existing checkpoints alone. Weights that are not finite are such a failure: they are never saved.
 
-Where a symbolic link stands under one of these names, the link is removed, never what it points to.
+If one of these names is a symbolic link, the link is removed, never its target.
 
-What a killed run left behind is cleared by the next one in the same place; two at a time are refused.
+The next run in the same directory removes what a killed run left behind; two runs at a time are refused.
 
 defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
          checkpoints_open, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait,
@@ -95,17 +95,17 @@ double checkpoints_disk_bytes(const Checkpoints* c);
 // close and the reason in `error`, if it is damaged.
 int checkpoint_try_check(SavedState* s, const char* directory, char* error);
 
-// Whether a checkpoint will do, for checkpoint_newest; `context` is the caller's.
+// Whether a checkpoint is usable, for checkpoint_newest; `context` is the caller's.
 typedef int (*CheckpointFilter)(const SavedState* state, const void* context);
 
 // Finds the checkpoint that was written last, of those that are valid and that `filter` (NULL: all) accepts.
-// Those that are damaged are named on stderr. Returns 1, with *path and *s set; 0 if there is none at all; -1
-// if there are some, but none that will do.
+// Damaged ones are reported on stderr. Returns 1, with *path and *s set; 0 if there are no checkpoints; -1 if
+// none of them is usable.
 int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, CheckpointFilter filter,
                       const void* context);
 
-// Removes the checkpoints that were written after the one with this serial number: a run that goes back must
-// not be resumed from them.
+// Removes the checkpoints that were written after the one with this serial number: after a rollback the run
+// must not be resumed from them.
 void checkpoint_remove_after(const char* out, int64_t serial);
 
 // Reads the tensors of a checkpoint that was checked, into memory laid out by `rows`, all fp32.
@@ -118,12 +118,12 @@ void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg,
 size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype);
 
 // Only one run at a time may write into a directory. Returns a descriptor, which has the lock until it is
-// closed. What a killed run left is cleared.
+// closed. Removes what a killed run left.
 int checkpoint_lock(const char* out);
 
 // Prepares to save into --out, which exists. `memory` has checkpoints_bytes, belongs to the caller and stays
 // (NULL: the caller points params, m and v to its own, and waits for every save before it changes them),
-// as do options and what `run` points to. `lock` is that of checkpoint_lock, or -1 if it is to be taken now;
+// as do options and what `run` points to. `lock` is from checkpoint_lock, or -1 to take it now;
 // checkpoints_close releases it. `after` updates are done. There must be room on the disk for at least one
 // checkpoint.
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, void* memory, int lock,
@@ -323,7 +323,8 @@ static uint64_t checkpoint_write_optimizer_(const Checkpoints* c, const char* pa
     return safetensors_writer_commit(&writer);
 }
 
-// Adds a file to the list in state.json; its checksum is that of what was written, or 0: read it again.
+// Adds a file to the list in state.json; its checksum is that of the written bytes, or 0: read the file
+// again.
 static void checkpoint_list_file_(SavedState* s, const char* directory, const char* name, uint64_t checksum) {
     char path[PATH_MAX];
     struct stat info;
@@ -396,7 +397,7 @@ static void checkpoint_put_(const char* part, const char* path, const char* out,
     checkpoint_clear_(part);
 }
 
-// The first element of a row that is not finite; `count` if there is none.
+// The first element of a row that is not finite; `count` if all are finite.
 static size_t checkpoint_find_infinite_(const TensorRow* row, const void* memory, SafeTensorsDtype dtype,
                                         size_t count) {
     const char* data = (const char*)memory + row->offset_bytes;

@@ -34,7 +34,7 @@ typedef struct {
 } CurvePlot;
 
 // Draws on `columns` x `rows` characters, labels included. train is (n_train) in the order of steps, val is
-// (n_val), their losses finite; floor is NaN when there is none. Nothing is drawn without training losses.
+// (n_val), their losses finite; floor is NaN if unknown. Nothing is drawn without training losses.
 void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
                 double floor, int columns, int rows);
 

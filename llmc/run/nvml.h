@@ -5,12 +5,12 @@ nvml.h -- the state of one GPU in one line, from NVIDIA's management library (NV
     utilization 99 %, throttled: power
 
 What a card does not report is left out: many have no fan, laptops no power limit, shared cards (MIG) no
-utilization. Power is of NVIDIA's last second, utilization the share of time with a kernel running; memory
-counts everybody's, and the driver's own. Behind "throttled" stands all that holds the clocks down.
+utilization. Power is averaged by NVIDIA over the last second; utilization is the share of time with a kernel
+running; memory counts all processes and the driver. "throttled" lists all reasons that hold the clocks down.
 
-The library is opened at run time and never linked, so the program also runs where there is none. Then
-nvml_open returns 0, `reason` holds one line that says why, for the caller to print once, and nvml_line has
-nothing to say; nothing here ends the program or prints.
+The library is opened at run time and never linked, so the program also runs without it. Then nvml_open
+returns 0, `reason` holds one line that says why, for the caller to print once, and nvml_line returns an empty
+line. Nothing here ends the program or prints.
 
 The GPU is named by its PCI bus id, from cudaDeviceGetPCIBusId: CUDA's device numbers follow
 CUDA_VISIBLE_DEVICES and the cards' speed, NVML's do not.

@@ -2,13 +2,13 @@
 options.h -- the command line: one table of rows, and every use of it a loop over the rows.
 
 The parser, --help, the start-up banner, --print-config and the JSON of the log header all come from
-OPTION_TABLE below, so an option is added by one field of Options and one row. Options are written
-`--name value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work). A
-value that starts like an option has to be written with the equals sign. Everything is strict: what is
-unknown, malformed, out of range, missing or given twice ends the program with status 2 before any work.
+OPTION_TABLE below, so an option is added by one field of Options and one row. Options are written `--name
+value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work). A value
+that starts like an option needs the equals sign. Everything is strict: an option that is unknown, malformed,
+out of range, missing its value or given twice ends the program with status 2 before any work.
 
-A program with options of its own names a file with its Options and OPTION_TABLE in OPTION_TABLE_FILE, and
-what it takes besides in OPTION_ARGUMENTS, before it includes this one (dev/data/tokenize.c).
+A program with its own options defines OPTION_TABLE_FILE, a file with its Options and OPTION_TABLE, and
+OPTION_ARGUMENTS, the help text for other arguments, before it includes this file (dev/data/tokenize.c).
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
@@ -28,10 +28,10 @@ defines: Options, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse, option
 extern "C" {
 #endif
 
-#define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
-#define OPTION_ROWS_MAX 96   // room for so many rows
-#define OPTION_NAME_BYTES 32 // the longest name, with its zero
-#define OPTION_TEXT_BYTES 64 // the longest number or word, or range of one, with its zero
+#define OPTION_AUTO (-1)     // the value of an option that the trainer chooses
+#define OPTION_ROWS_MAX 96   // maximum number of rows
+#define OPTION_NAME_BYTES 32 // the longest name, including the zero
+#define OPTION_TEXT_BYTES 64 // the longest number or word, or range, including the zero
 
 #ifdef GIT_COMMIT // the Makefile's, in the programs
 #define LLMC_VERSION "0.1.0 (" GIT_COMMIT ")"
@@ -39,7 +39,8 @@ extern "C" {
 #define LLMC_VERSION "0.1.0"
 #endif
 
-// Which program reads the options: OPTION_CPU or OPTION_GPU, for rows that only one trainer has, and its version.
+// Which program reads the options: OPTION_CPU or OPTION_GPU, for rows that only one trainer has, and its
+// version.
 typedef struct {
     int trainer;
     const char* version;
@@ -69,8 +70,8 @@ enum {
     BELOW_ = 8,              // must be below its maximum
     OPTION_CPU = 16,         // only the CPU trainer has it
     OPTION_GPU = 32,         // only the GPU trainer has it
-    OPTION_CHANGES_RUN = 64, // another value makes another run: resuming with it needs --override
-    OPTION_NOT_SAVED = 128,  // holds for one start of the program; a resumed run does not inherit it
+    OPTION_CHANGES_RUN = 64, // defines the run: resuming with another value needs --override
+    OPTION_NOT_SAVED = 128,  // for one start of the program; a resumed run does not inherit it
 };
 
 typedef enum {
@@ -130,7 +131,7 @@ typedef struct {
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
 
-// Whether the program only looks at what a run would be, and writes nothing.
+// Whether the program only describes a run, and writes nothing.
 static inline int options_only_look(const Options* options) {
     return options->plan || options->print_config || options->verify_data;
 }
@@ -165,12 +166,12 @@ int option_set(Options* options, const OptionRow* row, const char* text);
 
 // ---- parsing ----
 
-// The row that the first `length` bytes of arg, dashes included, name; NULL if there is none.
+// The row named by the first `length` bytes of arg, dashes included; NULL if unknown.
 const OptionRow* option_find(const char* arg, size_t length);
 
 // ---- printing ----
 
-// Which program this is, in words: its name, its version, and what made it.
+// The program's name, its version and its compiler.
 void options_version(char* text, size_t room, const Options* options, const char* name);
 
 enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
@@ -190,9 +191,9 @@ void options_print_json(FILE* file, const Options* options);
 
 // ---- the whole ----
 
-// Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
-// for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option, or
-// stands behind --, and returns their number; NULL: there may be none.
+// Sets every option to its default, then to its value on the command line. --help and --version print and end
+// the program. The strings point into argv. Sets `arguments` (argc) to the arguments that are not options, or
+// that follow --, and returns their number; NULL: none are allowed.
 int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
                             const char** arguments);
 
@@ -457,7 +458,7 @@ int option_applies(const Options* options, const OptionRow* row) {
 
 // ---- values ----
 
-// Sets length to that of word number `index` of "zero|one|two" and returns where it starts; NULL if the list
+// Returns where word number `index` of "zero|one|two" starts, and sets length to its length; NULL if the list
 // is shorter.
 static const char* option_word_(const char* words, int index, size_t* length) {
     for (; index > 0 && words; index--) {
@@ -651,7 +652,7 @@ static int option_distance_(const char* text, size_t length, const char* name) {
     return distance[name_length];
 }
 
-// Names the nearest option, if one is near enough to be what was meant: at most every other letter wrong.
+// Names the nearest option, if one is near enough to be what was meant: at most every other letter is wrong.
 __attribute__((noreturn)) static inline void option_unknown_(const Options* options, const char* arg,
                                                              size_t length) {
     const size_t dashes = arg[1] == '-' ? 2 : 1;
@@ -681,8 +682,8 @@ __attribute__((noreturn)) static inline void option_refuse_(const OptionRow* row
 }
 
 #ifndef OPTION_TABLE_FILE
-// Options of llm.c's run scripts that have no meaning here: taken with these values, with a word about what
-// is not done. `values` are words as of a choice; "": any.
+// Options of llm.c's run scripts that have no meaning here: accepted with these values, with a note about
+// what is not done. `values` are words as of a choice; "": any.
 static const struct {
     const char *alias, *values, *silent, *why; // silent: the value that asks for nothing
 } OPTIONS_WITHOUT_MEANING_[] = {

@@ -78,7 +78,7 @@ static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
     }
 }
 
-// What checkpoints take.
+// Disk space of checkpoints.
 static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
     const double bytes = 12.0 * gpt2_count_parameters(cfg); // fp32 weights, m and v
     if (o->save_every > 0 && o->steps > 0) {
@@ -90,7 +90,7 @@ static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
     }
 }
 
-// What is to be computed, training and validating, and the least time that takes.
+// The work of training and validation, and the minimum time it takes.
 static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, double flops_per_s,
                              const char* device) {
     const double flops = gpt2_flops_per_token(cfg, o->seq_len);

@@ -44,7 +44,7 @@ extern "C" {
 
 #define STATE_MAX_FILES 4096 // of a checkpoint
 
-// Of the work that is due between two updates, what is done: a run may be stopped in the middle of it.
+// Which work that is due between two updates is done: a run may be stopped in the middle of it.
 typedef enum { STAGE_UPDATED, STAGE_VALIDATED, STAGE_SAMPLED } RunStage;
 
 typedef struct {
@@ -267,8 +267,8 @@ static int state_hex_(JsonReader* text, uint64_t* value) {
 }
 
 // Reads the members of an object, its brace not yet taken, each by read(text, key, to): 1 read, 0 an error.
-// No key appears twice where `keys` (NULL: any) lists them, and all of them come but those listed with a "?" in
-// front.
+// No key appears twice where `keys` (NULL: any) lists them, and all of them come but those listed with a "?"
+// in front.
 typedef int (*StateMember_)(JsonReader* text, const char* key, void* to);
 
 static int state_object_(JsonReader* text, const char* const* keys, StateMember_ read, void* to) {

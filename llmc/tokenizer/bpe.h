@@ -1,8 +1,8 @@
 /*
 bpe.h -- a vocabulary of GPT-2's kind, and byte-pair encoding by it.
 
-In each piece of a text (bpe_split.h), beginning with its bytes, the two neighbours whose union has the lowest
-id become one token, leftmost first, until no two neighbours make a token.
+In each piece of a text (bpe_split.h), starting with its bytes, the two neighbors whose union has the lowest
+id become one token, leftmost first, until no two neighbors make a token.
 
     bpe_open            a vocabulary, out of a file (bpe_files.h); read-only afterwards: threads may share it
     bpe_open_merges     the same from merges in memory
@@ -49,7 +49,7 @@ typedef struct {
     BpeToken_* tokens;     // (V), into `buffer`
     unsigned char* buffer; // the bytes of all tokens
     int byte_ids[256];     // the tokens of single bytes
-    int* byte_pairs;    // (256, 256) the union of two bytes, or BPE_NONE_: where most merging begins and ends
+    int* byte_pairs;    // (256, 256) the union of two bytes, or BPE_NONE_: where most merging starts and ends
     BpePairs_ pairs;    // the union of two tokens
     uint64_t* by_bytes; // (2^bits) the same: 32 bits of the hash of a token's bytes, and its id + 1
     int bits;
@@ -190,7 +190,7 @@ enum { BPE_SHORT_ = 48 };
 // A token of a piece while it is merged, at the place of its first byte.
 typedef struct {
     int id;
-    int rank; // id of the union with the next token, or BPE_NONE_; also where no token begins any more
+    int rank; // id of the union with the next token, or BPE_NONE_; also where no token starts any more
     uint32_t next, last; // places of the neighbours, BPE_NOWHERE_ at the ends
 } BpePart_;
 
@@ -268,8 +268,8 @@ ALWAYS_INLINE int bpe_lowest_(const int* ranks, int n) {
     return lowest;
 }
 
-// Moves row[from + 1 .. n] one to the left, and what is behind, 16 at a time and at least once: mostly that
-// is all, which is predicted.
+// Moves row[from + 1 .. n], and whatever follows, one to the left, 16 at a time and at least once: mostly
+// that is all, which is predicted.
 ALWAYS_INLINE void bpe_close_gap_(int* row, int from, int n) {
     int i = from;
     do {
@@ -287,7 +287,7 @@ ALWAYS_INLINE void bpe_short_merge_rank_(const BpePairs_* pairs, BpeShortMerge_*
     merge->ranks[at] = bpe_pair_(pairs, parts[at], parts[at + 1]);
 }
 
-// Makes one token of the two whose union has the lowest id, leftmost first, and asks for what is needed next
+// Makes one token of the two whose union has the lowest id, leftmost first, and prefetches what comes next
 // to come from memory. Returns 0 if no two make a token: parts[1 .. count] are the result.
 ALWAYS_INLINE int bpe_short_merge_step_(const BpePairs_* pairs, BpeShortMerge_* merge) {
     int *parts = merge->parts, *ranks = merge->ranks;
@@ -542,7 +542,7 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
 }
 
 // The first merge whose parts are not those that bpe_finish_ found: no text ever has them side by side
-// when it is their turn. -1 if there is none.
+// when it is their turn. Returns -1 if no merge is left.
 static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
     for (int id = 256; id < bpe->eot; id++) {
         if (bpe_pair_(&bpe->pairs, pairs[id - 256][0], pairs[id - 256][1]) != id) {

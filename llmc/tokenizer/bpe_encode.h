@@ -54,7 +54,7 @@ typedef struct {
     const unsigned char* text; // (bytes)
     size_t bytes;
     size_t base;             // where the blocks begin
-    size_t begin;            // where the first piece begins: here or before
+    size_t begin;            // where the first piece starts: here or before
     size_t count;            // of the pieces
     uint16_t ends[BPE_CUTS]; // of the pieces, relative to base
     BpeLookup_ lookups[BPE_CUTS];
@@ -151,7 +151,7 @@ ALWAYS_INLINE BpeLongSlot_* bpe_long_slots_(const BpeEncoder* encoder, const uns
     return &encoder->long_slots[bpe_key_(piece, n, 4, key) >> (65 - BPE_LONG_SLOTS_BITS_) << 1];
 }
 
-// Moves the slot of this key to the front of the two. Returns 0 if there is none.
+// Moves the slot of this key to the front of the two. Returns 0 if there is no such slot.
 static int bpe_find_long_(BpeLongSlot_* slots, const uint64_t key[4]) {
     if (memcmp(slots[0].key, key, sizeof(slots[0].key)) == 0) {
         return 1;

@@ -7,15 +7,15 @@ bpe_files.h -- the files of a vocabulary of GPT-2's kind (bpe.h): bpe_open reads
     .tiktoken              lines "base64 id"; end-of-text is the id after the last
     llm.c tokenizer .bin   magic 20240328; every token with its bytes, in the order of the ids
 
-Read: any of them, told apart by what is in it, or a directory, of which tokenizer.json counts or, without
-one, merges.txt (and vocab.json, if there, must say the same). Whatever a file says of itself must be true: a
-tokenizer.json that would cut text in another way, change it before, or that has tokens which its merges do
-not make, is an error that names the difference.
+Reading: any of them, recognized by its content, or a directory, from which tokenizer.json is taken or,
+without one, merges.txt (a vocab.json beside it must agree). A file must be consistent: it is an error, which
+names the difference, if a tokenizer.json cuts text in another way, changes it first, or has tokens that its
+merges do not make.
 
-Written: by the name's ending. One vocabulary gives the same bytes each time: those of the public
-gpt2.tiktoken, merges.txt and vocab.json for GPT-2's. In JSON and merges.txt the 256 bytes are spelled as 256
-characters that can be seen, those of Latin-1 and, for the rest, U+0100 to U+0143; no token contains a blank
-or a line break.
+Writing: the ending of the name decides the format. One vocabulary gives the same bytes each time: those of
+the public gpt2.tiktoken, merges.txt and vocab.json for GPT-2's. In JSON and merges.txt the 256 bytes are
+spelled as 256 characters that can be seen, those of Latin-1 and, for the rest, U+0100 to U+0143; no token
+contains a blank or a line break.
 
 bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers; bpe_write_hf_config is the
 part of it that every tokenizer.json needs beside it.
@@ -148,7 +148,7 @@ static BpeSpan_ bpe_until_(unsigned char* text, size_t left, char end) {
     return span;
 }
 
-// What follows the first blank of a line; empty if there is none.
+// The text after the first blank of a line; empty without a blank.
 static BpeSpan_ bpe_after_blank_(BpeSpan_ line) {
     const size_t first = bpe_until_(line.text, line.length, ' ').length;
     const size_t skipped = first < line.length ? first + 1 : line.length;

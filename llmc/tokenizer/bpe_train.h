@@ -1,5 +1,5 @@
 /*
-bpe_train.h -- makes a vocabulary of byte-pair encoding from text.
+bpe_train.h -- trains a byte-pair encoding vocabulary on text.
 
 The text is cut into pieces by GPT-2's pattern (bpe_split.h); at first each byte of a piece is a token. Again
 and again the most frequent pair of neighbors is merged into a new token everywhere, leftmost first, until the
@@ -22,14 +22,14 @@ divided, or on the number of threads.
 How it works. Each different piece is kept once, with its count, and all of them lie in one array of places, a
 place for each byte. A pair is listed with its places at the step that makes the younger of its tokens: all
 its places arise at that step, and later ones only take some away. So its count only falls, and a heap with
-counts that may be too high finds the best pair: if the count on top is no more right, it sinks to where it
-belongs. A step costs as much as its pair has places, and all steps together join no more often than the
+counts that may be too high finds the best pair: if the count on top is outdated, it sinks to its place. The
+cost of a step is proportional to the places of its pair, and all steps together join no more often than the
 different pieces have bytes.
 
 Memory does not grow with the text but with the different pieces in it: for each thread 64 to 128 bytes for
-each that it has seen, and the bytes of those longer than 15. While running at most 20 for each byte of the
-different pieces, 28 for each of them, and 160 for each different pair. 789 MB of documentation and sources
-have 1.1 million different pieces; 50,257 ids then took 577 MB on 2 threads.
+each that it has seen, and the bytes of those longer than 15. The merging itself takes at most 20 for each
+byte of the different pieces, 28 for each of them, and 160 for each different pair. 789 MB of documentation
+and sources have 1.1 million different pieces; 50,257 ids then took 577 MB on 2 threads.
 
 defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_trainer_add_by, bpe_trainer_run,
          bpe_trainer_close
@@ -54,7 +54,7 @@ extern "C" {
 typedef struct {
     uint64_t key[2];
     uint64_t count; // 0: an empty entry
-    size_t text;    // a longer piece begins here in the bytes of longer pieces
+    size_t text;    // a longer piece starts here in the bytes of longer pieces
 } BpeCount_;
 
 typedef struct {
@@ -236,7 +236,7 @@ void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_
     }
 }
 
-// Where part `part` of about equal parts of the text begins.
+// Where part number `part` of the text starts, all parts being about equal.
 static size_t bpe_part_begin_(const BpeClasses* classes, const char* text, size_t bytes, int part,
                               int parts) {
     return bpe_cut(classes, text, bytes, part < parts ? bytes / (size_t)parts * (size_t)part : bytes);
@@ -302,7 +302,7 @@ enum { BPE_BORDER_ = -1, BPE_INSIDE_ = -2 };
 
 // A byte of a piece, or the border after a piece.
 typedef struct {
-    int id;         // of the token that begins or ends here; inside of tokens it is not kept up to date, but
+    int id;         // of the token that starts or ends here; inside of tokens it is not kept up to date, but
                     // what was the beginning of a token and is no more has an id that its token never had
     uint32_t piece; // number of the piece
 } BpePlace_;

@@ -256,7 +256,7 @@ int tokenizer_longest(const Tokenizer* tokenizer) {
     return longest;
 }
 
-// The longest word that `lead` followed by the text begins with and that is longer than `lead`; -1 for none.
+// The longest word that is a prefix of `lead` followed by the text, and longer than `lead`; -1 for none.
 // Tries every word: texts are prompts, vocabularies hundreds of words.
 static int tokenizer_longest_word_(const Tokenizer* tokenizer, const char* lead, const char* text,
                                    size_t bytes) {

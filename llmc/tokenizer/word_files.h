@@ -6,7 +6,7 @@ The longest word at each place of the text is the next token. Words carry the bl
 a text is also found without it. tokenizers does the same with this description, whose W is all words as one
 regular expression, "longest|...|shortest":
 
-    normalizer       a blank is put before the text, and taken away again where the text begins with a word
+    normalizer       a blank is put before the text, and removed again where the text starts with a word
     pre_tokenizer    Split: cuts out what W matches
     model            WordLevel: the words by their ids, <|endoftext|> last; all else is an error
     decoder          Fuse: the words one after the other
@@ -200,7 +200,7 @@ static int word_file_vocab_(WordFile_* f) {
     return more == 0;
 }
 
-// The type of the model comes before its vocabulary; that of others is stepped over.
+// The type of the model comes before its vocabulary; vocabularies of other types are skipped.
 static int word_file_model_(WordFile_* f) {
     const char *key, *type;
     int more = json_take(&f->json, '{') ? 1 : -1;
