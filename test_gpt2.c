@@ -368,7 +368,7 @@ static void test_shorter_batch(void) {
     gpt2_close(&model);
 }
 
-// An update from a batch of which some targets do not count is that of the mean over the others.
+// If some targets of a batch do not count, the update follows the mean over the others.
 static void test_counted_mean(void) {
     GPT2 model, half;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);

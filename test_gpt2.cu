@@ -343,7 +343,7 @@ static void test_micro_batches(const float* weights) {
     model_close(one);
 }
 
-// Documents of some tokens each, and targets of which some do not count.
+// Documents of a few tokens each, and some targets that do not count.
 static void document_batch(int tokens[BATCHES * N], int targets[BATCHES * N], int starts[BATCHES * N]) {
     Rand rng = rand_open(5, 2);
     batch_tokens(tokens, targets);

@@ -57,8 +57,8 @@ __host__ __device__ inline float bits_float_(uint32_t bits) {
     return x;
 }
 
-// x rounded to one of the two neighbours in T, with `random` uniform: on average exactly x, to 2^-32 of the
-// distance of the neighbours. What T has is kept, NaN and infinity too; a finite x stays finite.
+// x rounded to one of the two neighbors in T, with `random` uniform: on average exactly x, to 2^-32 of the
+// distance of the neighbors. What T has is kept, NaN and infinity too; a finite x stays finite.
 template <class T> __host__ __device__ inline T round_stochastic(float x, uint32_t random);
 
 template <> __host__ __device__ inline float round_stochastic<float>(float x, uint32_t random) {
@@ -74,7 +74,7 @@ template <> __host__ __device__ inline bf16 round_stochastic<bf16>(float x, uint
     return from_float<bf16>(magnitude < 0x7F800000u ? bits_float_(sign | rounded) : x);
 }
 
-// The neighbours of x in fp16 are multiples of `unit`: 2^-10 of the power of two below |x|, at least 2^-24.
+// The neighbors of x in fp16 are multiples of `unit`: 2^-10 of the power of two below |x|, at least 2^-24.
 // All steps are exact: products with powers of two, and fewer than 2048 units.
 template <> __host__ __device__ inline fp16 round_stochastic<fp16>(float x, uint32_t random) {
     const uint32_t exponent = float_bits_(fabsf(x)) >> 23, e = exponent > 113 ? exponent : 113; // 113: 2^-14

@@ -118,8 +118,8 @@ static inline void layernorm_backward_row_(float* dinp, const float* dout, const
     }
 }
 
-// The parameters' gradients are sums over rows: a thread owns a few columns, so that the order is that of the
-// rows.
+// The parameters' gradients are sums over rows: a thread owns a few columns, so that sums follow the order of
+// the rows.
 static inline void layernorm_backward_columns_(float* dweight, float* dbias, const float* dout,
                                                const float* inp, const float* mean, const float* rstd, int N,
                                                int C, int c0, int cols, GradientMode mode) {

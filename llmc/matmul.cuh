@@ -607,7 +607,7 @@ static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* 
 // ---------------------------------------------------------------------------------------------------------------------
 // Kernels: the bias, where cublasLt does not add it, and its gradient
 
-// WIDTH neighbouring elements, one or a pack.
+// WIDTH neighboring elements, one or a pack.
 template <int WIDTH, class T> __device__ inline void matmul_load_(float* to, const T* from) {
     if (WIDTH == 1) {
         to[0] = to_float(from[0]);

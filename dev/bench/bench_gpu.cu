@@ -8,7 +8,7 @@ The ceilings are measured first, in the same program: a copy of 1 GiB inside the
 product of random numbers. Each line gives the median of the repetitions and their range (10th to 90th
 percentile), timed with events after a warm-up; bytes are those that an operation must move (the *_bytes
 functions), FLOP those of its formula. --seconds 0 does everything once, to see that it runs. All data is
-random: products of zeros are faster, for want of power.
+random: products of zeros draw less power and are faster.
 */
 #include "llmc/precision.cuh"
 

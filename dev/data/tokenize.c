@@ -5,9 +5,9 @@
 //     ./tokenize --tokenizer gpt2.tiktoken --out data/fineweb 10BT/*.parquet
 //     ./tokenize --train-bpe 32768 --out data/books books/*.jsonl.gz
 //
-// An interrupted run goes on where its last finished shard ends, when it is started again with the same
+// To resume an interrupted run, start it again: it continues after its last finished shard, given the same
 // arguments: PREFIX.progress.json says what they were, how many shards are whole, and where in the inputs the
-// next one begins. The shards are those of a run that was never interrupted, bit for bit. Inputs and shards
+// next one starts. The shards are those of a run that was never interrupted, bit for bit. Inputs and shards
 // that have changed since are known by their checksums. PREFIX.lock lets one run at a time write there.
 #define OPTION_TABLE_FILE "dev/data/tokenize_options.h"
 #define OPTION_ARGUMENTS                                                                                     \
@@ -156,7 +156,7 @@ static void progress_put_shards(const Run* run, FILE* file) {
     fputs("],\n", file);
 }
 
-// All shards so far are whole, and the next begins `skip` ids behind the position.
+// All shards so far are whole, and the next starts `skip` ids behind the position.
 static void progress_save(const Run* run, TextPosition at, uint64_t skip, int is_finished) {
     FileWriter file;
     file_open(&file, run->progress_path);
@@ -313,7 +313,7 @@ static void progress_load(Run* run) {
     free(text);
 }
 
-// ---- what is there already ----
+// ---- files that exist already ----
 
 static int has_file(const char* path) { return access(path, F_OK) == 0; }
 
@@ -506,7 +506,7 @@ static void sum_inputs(Run* run) {
     }
 }
 
-// Opens what is written: a new run, or the rest of an earlier one.
+// Opens the output: of a new run, or the rest of an earlier one.
 static void open_shards(Run* run) {
     bpe_open(&run->bpe, run->options.tokenizer);
     make_place(run->options.out);

@@ -273,7 +273,7 @@ static void test_documents_apart(void) {
     ops_close("documents apart");
 }
 
-// Scores of about 1e4, of which exp() would overflow: hardly more than one key in a row keeps a probability.
+// Scores of about 1e4, for which exp() would overflow: hardly more than one key in a row keeps a probability.
 // Where two are close, the rounding of the scores decides between them, as `limit` allows for.
 static void test_huge_scores(void) {
     check(2, 33, 2, 12, 1e4f);

@@ -51,7 +51,7 @@ static int* upload_starts(const Shape* s, const Gpu* gpu) { // NULL if there are
     return device;
 }
 
-template <class X> static X* unset(size_t n, const Gpu* gpu) { // all NaN, so that what is not set shows
+template <class X> static X* unset(size_t n, const Gpu* gpu) { // all NaN, so that unset elements show
     X* device = (X*)gpu_alloc(n, sizeof(X), "test");
     CUDA_CHECK(cudaMemsetAsync(device, 0xFF, n * sizeof(X), gpu->stream));
     return device;

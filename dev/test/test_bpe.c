@@ -337,7 +337,7 @@ static void test_merging(const Bpe* bpe, int rounds) {
     bpe_merger_close_(&merger);
 }
 
-// Word number k of many: 1 to 60 letters, few of which merge.
+// Word number k of many: 1 to 60 letters that rarely merge.
 static size_t spell_word(uint32_t k, char word[64]) {
     static const char letters[] = "aaaattthhheeesrx";
     uint64_t state = ((uint64_t)k + 1) * 0x9E3779B97F4A7C15;
@@ -474,7 +474,7 @@ static void open_pairs(const void* pairs) {
 }
 
 static void test_merges_in_memory(void) {
-    const int a = 'a' - '!'; // printable ASCII begins at id 0
+    const int a = 'a' - '!'; // printable ASCII starts at id 0
     const int good[3][2] = {{a, a + 1}, {a + 1, a + 2}, {256, 257}};
     Bpe bpe;
     bpe_open_merges(&bpe, good, 3, "good");
@@ -564,7 +564,7 @@ static void test_fixture(const Bpe* bpe) {
         free(text.bytes);
     }
     if (file) {
-        EXPECT(fgetc(file) == EOF, "%s goes on", path);
+        EXPECT(fgetc(file) == EOF, "%s continues", path);
         fclose(file);
     }
     bpe_encoder_close(&encoder);

@@ -2,7 +2,7 @@
 // and whenever; --keep removes the right ones and nothing else; a damaged one is named, and the one before it
 // taken.
 //
-//     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there: what is started with faults
+//     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there; started with faults
 #define CHECKPOINT_LOCK_WAIT_S 0.2
 #define CHECKPOINT_IMPLEMENTATION
 
@@ -101,7 +101,7 @@ static void save(const Run* run, int64_t step) {
     save_value(path, run, step, (float)step, SAFETENSORS_F32);
 }
 
-// The first weight in a checkpoint, or NAN if there is none that is valid.
+// The first weight in a checkpoint, or NAN if none is valid.
 static float value_in(const char* out, const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
     SavedState state;
@@ -122,7 +122,7 @@ static float value_in(const char* out, const char* directory) {
     return value;
 }
 
-// The step of the newest valid checkpoint, or what checkpoint_newest returns if there is none.
+// The step of the newest valid checkpoint, or the return value of checkpoint_newest if none is.
 static int64_t newest_in(const char* out) {
     char path[PATH_MAX];
     SavedState state;

@@ -19,7 +19,7 @@ static double largest_logit(const Case* k, int n) {
     return largest;
 }
 
-// The fast exponentials, the logarithm and what is made of them are wrong by 2^-18 at most; the CPU adds up V
+// The fast exponentials, the logarithm and their results are wrong by 2^-18 at most; the CPU adds up V
 // / LANES terms in a row, whose roundings mostly cancel. Probabilities are wrong by half a unit in the last
 // place of the largest logit besides, which the losses are not.
 template <class T>

@@ -1,5 +1,5 @@
 // test_hf_model.c -- a model comes back from a Hugging Face directory with the same bits, also from several
-// files, 16-bit weights and other names; the files are laid out as GPT-2's; what is not GPT-2 is refused.
+// files, 16-bit weights and other names; the files are laid out as GPT-2's; other models are refused.
 #include <sys/stat.h>
 
 #include "llmc/base/float16.h"
@@ -70,7 +70,7 @@ static Model read_model(const char* directory, GPT2Config cfg) {
     return model;
 }
 
-// Every element of `got`, fp32, is that of `want`, whose elements have the given type.
+// Every element of `got`, fp32, equals the one of `want`, which has the given type.
 static void expect_model(const Model* got, const Model* want, SafeTensorsDtype dtype, const char* what) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &want->rows[i];
@@ -182,7 +182,7 @@ static void test_several_files(void) {
     free(model.memory);
 }
 
-// ---- what is refused ----
+// ---- refused models ----
 
 static void body_read(const void* directory) {
     Model model = read_model((const char*)directory, CFG);

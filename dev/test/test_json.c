@@ -1,4 +1,4 @@
-// test_json.c -- reading JSON: values of every kind, the limits of strings and numbers, and what is refused.
+// test_json.c -- reading JSON: values of every kind, the limits of strings and numbers, and refusals.
 #include "llmc/base/check.h"
 #include "llmc/base/json.h"
 #include "test.h"

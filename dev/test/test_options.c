@@ -1,4 +1,4 @@
-// The table is consistent, the parser is strict, and what is printed reads back as the same options.
+// The table is consistent, the parser is strict, and printed options read back as the same.
 #define OPTIONS_IMPLEMENTATION
 
 #include "llmc/base/rand.h"

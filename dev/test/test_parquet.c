@@ -174,7 +174,7 @@ static void test_other_columns(void) {
     free(got.data);
 }
 
-// ---- what is refused ----
+// ---- refused files ----
 
 static void expect_refused(const char* path, const char* column, const char* wanted) {
     static Parquet p;
@@ -270,7 +270,7 @@ static void expect_harmless(const char* path, Texts wanted, int has_checksums, s
     free(got.data);
 }
 
-// Each bit of every byte; or one bit of so many bytes.
+// Each bit of every byte; or one bit each of n bytes.
 static void test_flips(const char* name, size_t rows, int bits, size_t most, int has_checksums) {
     const File file = file_read(fixture_path(name));
     const char* path = test_write(name, file.data, file.bytes);

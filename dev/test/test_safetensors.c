@@ -31,7 +31,7 @@ static File file_read(const char* path) {
     return whole;
 }
 
-// A file of this header, with ' for ", and so many bytes of data.
+// A file of this header, with ' for ", and n bytes of data.
 static File file_make(const char* header, size_t data_bytes) {
     const uint64_t length = strlen(header);
     File file = {NULL, 8 + length + data_bytes};
@@ -156,7 +156,8 @@ static void test_half_patterns(const Half* half) {
     EXPECT(wrong_back == 0, "%s: %d patterns do not come back", half->name, wrong_back);
 }
 
-// Between any two neighbours: the middle goes to the even one, and what is next to the middle to its side.
+// Between any two neighbors: the middle rounds to the even one, and the values next to the middle to their
+// side.
 static void test_half_rounding(const Half* half) {
     const unsigned infinity = (unsigned)half->max_exponent << half->fraction_bits;
     int wrong = 0;
@@ -431,7 +432,7 @@ static void test_unicode(void) {
     free(file.data);
 }
 
-// A file cannot be opened: the error begins with its name and contains the words.
+// A file cannot be opened: the error starts with its name and contains the words.
 static void expect_refused(const char* path, const char* words) {
     SafeTensors st;
     const int opened = safetensors_try_open(&st, path);
@@ -943,7 +944,7 @@ static void body_write(const void* path) {
     free(data);
 }
 
-// As on a disk that is full after so many bytes.
+// As on a disk that is full after n bytes.
 static rlim_t disk_bytes;
 
 static void limit_writes(void) {

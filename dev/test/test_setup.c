@@ -379,7 +379,7 @@ static void test_documents_of_text(void) {
     expect_refused("--separator x --steps 1", 2, "--separator x needs --train-data");
 }
 
-// --plan and --print-config write nothing: what is not kept is unknown.
+// --plan and --print-config write nothing: without kept shards the data is unknown.
 static void test_dry(void) {
     static const char* const dry[] = {" --plan", " --print-config"};
     char line[256];
@@ -491,7 +491,7 @@ static void expect_batch(const char* line, int batch, int seq_len, int64_t total
 }
 
 static void test_batch(void) {
-    const int usual = SETUP_BATCH_TOKENS; // about so many tokens, in whole sequences
+    const int usual = SETUP_BATCH_TOKENS; // about this many tokens, in whole sequences
     expect_batch(TEXT, usual / SETUP_CONTEXT, SETUP_CONTEXT, usual);
     expect_batch(TEXT "--seq-len 100", usual / 100, 100, usual / 100 * 100);
     expect_batch(TEXT "--context 64", usual / 64, 64, usual);
@@ -581,7 +581,7 @@ static void test_times(void) {
                         "--sample-tokens 7 --save-every 0 --lr 0.5 --out %/out");
     EXPECT(o->warmup == 3 && o->eval_every == 0 && o->sample_every == 0 && o->sample_tokens == 7 &&
                o->save_every == 0 && o->lr == 0.5f,
-           "what is given stays");
+           "given options stay");
     run_close(&run);
     expect_refused(TEXT "--save-every 5", 2, "--save-every 5|--out");
 }

@@ -108,7 +108,7 @@ static void test_far(void) {
     const int s = sources_find(&sources, p + 12345, &j);
     uint64_t near;
     EXPECT(sources_find(&sources, 12345, &near) == s, "the order repeats");
-    EXPECT(j == p / 1000000 * weights[s] + near, "the number goes on");
+    EXPECT(j == p / 1000000 * weights[s] + near, "the number continues");
     sources_close(&sources);
 }
 
@@ -137,7 +137,7 @@ static void test_tail(void) {
     sources_close(&sources);
 }
 
-// ---- what is said ----
+// ---- messages ----
 
 static void test_print(void) {
     const uint16_t tokens[] = {9, 1, 2, 9, 1, 9, 1, 2, 3, 4};

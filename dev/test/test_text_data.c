@@ -117,7 +117,7 @@ static void test_shards(void) {
     strcat(text, TALE);
     char* longer = expect_shards(&data, path, text, 0);
     EXPECT(strcmp(first, longer) != 0, "another text, the same shards");
-    EXPECT(count_files("") == 5 && count_files("mine") == 1, "what is old is removed: %d files",
+    EXPECT(count_files("") == 5 && count_files("mine") == 1, "old shards are removed: %d files",
            count_files(""));
 
     glob_t files = tokens_list(longer); // a shard that is missing is made again
@@ -283,7 +283,7 @@ static void test_verify(void) {
     EXPECT(count_lines(screen, "BAD  ") == 5 && count_lines(screen, "v1.jsonl:2: byte 8") == 1 &&
                count_lines(screen, "v3.txt: cannot read") == 1 && count_lines(screen, "v5.txt.gz: ") == 1,
            "their names");
-    EXPECT(count_lines(screen, "v6.jsonl: 2 documents, 4 bytes of text") == 1, "what is read through");
+    EXPECT(count_lines(screen, "v6.jsonl: 2 documents, 4 bytes of text") == 1, "counted while reading");
     EXPECT(count_lines(screen, "v7.txt: 1 document, 4 bytes of text") == 1, "a text");
     write_tokens("x_bad.bin", "", 0, 2, (const int[]){1, 2}, 2);
     write_shard("x_good.bin", MAGIC_U16, 0, 50);

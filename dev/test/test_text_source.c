@@ -1,6 +1,6 @@
-// Tests of llmc/data/text_source.h and llmc/data/packed_file.h: what the documents of each kind of file are, that
-// blocks have them whole, without growing (test_text_pipeline.c looks at the tokens), continuing from the start of
-// any block, and errors.
+// Tests of llmc/data/text_source.h and llmc/data/packed_file.h: what the documents of each kind of file are,
+// that blocks have them whole, without growing (test_text_pipeline.c looks at the tokens), continuing from
+// the start of any block, and errors.
 #define BPE_MAX_PIECE 5000
 #define TEXT_SOURCE_IMPLEMENTATION
 #include <sys/stat.h>
@@ -16,7 +16,7 @@ typedef struct {
     size_t bytes, begins[MAX_DOCUMENTS], count, num_blocks;
     TextPosition starts[MAX_DOCUMENTS];
     size_t at_start[MAX_DOCUMENTS]; // bytes before each block
-    char error[ERROR_BYTES];        // "" if there is none
+    char error[ERROR_BYTES];        // "" for none
 } Documents;
 
 static TextOptions options_of(size_t block_bytes) {
@@ -246,7 +246,7 @@ static void test_open_errors(void) {
     expect_documents(write_text("dir.csv_a.md", "x"), options_of(10), "x");
 }
 
-// text_source_check on one file: its error, "" if there is none.
+// text_source_check on one file: its error, or "".
 static const char* check_one(const char* path, TextFormat format) {
     static TextSource source;
     static char error[ERROR_BYTES];
@@ -382,7 +382,7 @@ static void test_last_frame(void) {
 }
 #endif
 
-// Either reads such files, or says what is missing.
+// Either reads such files, or names the missing library.
 static void test_packing(void) {
 #if defined(HAVE_ISAL) || defined(HAVE_ZLIB)
     test_packed("gzip -c", ".gz", "truncated: its gzip data");

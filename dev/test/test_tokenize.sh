@@ -117,7 +117,7 @@ packed() {
 
 # ---- interruptions ----
 
-# The run stops at shard n, which cannot be written, and goes on when it can.
+# The run stops at shard n, which cannot be written, and continues when it can.
 test_resume() {
     local run=("${vocab[@]}" --shard-tokens 700 --val-tokens 900) n next
     good "a whole run" "${run[@]}" --out whole part_a? lines.jsonl
@@ -192,12 +192,12 @@ test_other_arguments() {
     rm other_train_000002.bin
     bad 1 "other_train_000002.bin: No such file|--restart" "${run[@]}" --out other lines.txt
     rm other.progress.json
-    bad 1 "other_val_000000.bin: is there, but no other.progress.json" "${run[@]}" --out other lines.txt
+    bad 1 "other_val_000000.bin: exists, but no other.progress.json" "${run[@]}" --out other lines.txt
     good "fewer shards" "${vocab[@]}" --restart --out other lines.txt
     check "remove the others" [ "$(echo other_*)" = "other_train_000001.bin other_val_000000.bin" ]
 }
 
-# What was read from a pipe is gone: a second run can neither go on nor be known to be the same.
+# What was read from a pipe is gone: a second run can neither continue nor be known to be the same.
 test_streams() {
     local run=("${vocab[@]}" --val-tokens 0)
     timeout 20 "$tokenize" "${run[@]}" --out pipe - <lines.txt >stdout 2>stderr
@@ -311,7 +311,7 @@ test_errors() {
     cp lines.jsonl directory
     bad 1 "directory: a directory, wanted files: directory/*.jsonl" "${vocab[@]}" --out never directory
     cp lines.txt ./--dashes
-    good "a name that begins with a dash" "${vocab[@]}" --out dashes -- --dashes
+    good "a name that starts with a dash" "${vocab[@]}" --out dashes -- --dashes
     bad 2 "unknown option --dashes" "${vocab[@]}" --out dashes --dashes
     check "bad input leaves nothing behind" [ "$(echo never*)" = 'never*' ]
     "$tokenize" "${vocab[@]}" --out full lines.txt >/dev/full 2>stderr
@@ -324,7 +324,7 @@ test_full_disk() {
     check "a full disk: $(head -n 1 stderr)" grep -q '^error: disk_train_000001.bin: cannot write: File too large' stderr
     check "a full disk: nothing half-written is left" [ "$(echo disk*)" = "disk.progress.json disk_val_000000.bin" ]
     good "when there is room" "${vocab[@]}" --out disk --val-tokens 100 lines.txt
-    check "the run goes on" grep -q "^continuing after 100 tokens in 1 shards" stdout
+    check "the run continues" grep -q "^continuing after 100 tokens in 1 shards" stdout
 }
 
 # ---- vocabularies ----

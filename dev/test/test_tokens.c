@@ -532,7 +532,7 @@ static const char* write_sparse(const char* name, size_t bytes, const void* head
     return ok ? path : NULL;
 }
 
-// The stream begins with tokens `first` and is zeros before the last 4 tokens.
+// The stream starts with tokens `first` and is zeros before the last 4 tokens.
 static void expect_large(const TokenStream* stream, size_t count, int first) {
     int tokens[6];
     EXPECT(stream->count == count, "%zu tokens", stream->count);

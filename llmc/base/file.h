@@ -108,7 +108,7 @@ void file_remove_parts(const char* directory, const char* beginning);
 // ---- standard input, output and error ----
 
 // First of all in main: where one of them is closed, the next file that is opened would become it, and get
-// what is printed.
+// the printed name.
 void file_open_standard(void);
 
 #ifdef __cplusplus

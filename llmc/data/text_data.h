@@ -34,7 +34,7 @@ extern "C" {
 #endif
 
 typedef enum {
-    TEXT_DATA_ENCODE, // encodes what is not kept
+    TEXT_DATA_ENCODE, // encodes text whose shards are not kept
     TEXT_DATA_FIND    // nothing is written
 } TextDataMode;
 

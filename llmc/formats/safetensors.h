@@ -204,8 +204,7 @@ void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t b
 // The next `count` elements of an F32, F16 or BF16 tensor, rounded to its type; not beyond its end.
 void safetensors_write_f32(SafeTensorsWriter* writer, const float* data, size_t count);
 
-// After all data: syncs the file and renames it into place. Returns its checksum, that of
-// file_checksum.
+// After all data: syncs the file and renames it into place. Returns its checksum (file_checksum).
 uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
 #ifdef __cplusplus

@@ -323,7 +323,7 @@ static uint64_t checkpoint_write_optimizer_(const Checkpoints* c, const char* pa
     return safetensors_writer_commit(&writer);
 }
 
-// Adds a file to the list in state.json; its checksum is that of the written bytes, or 0: read the file
+// Adds a file to the list in state.json; `checksum` was computed while writing, or is 0: read the file
 // again.
 static void checkpoint_list_file_(SavedState* s, const char* directory, const char* name, uint64_t checksum) {
     char path[PATH_MAX];

@@ -152,7 +152,7 @@ static void curve_floor_(CurvePlot* plot) {
     }
 }
 
-// Labels the multiples of `unit`, wherever no label is in the same or a neighbouring row yet.
+// Labels the multiples of `unit`, wherever no label is in the same or a neighboring row yet.
 static void curve_label_multiples_(CurvePlot* plot, double unit) {
     for (double k = ceil(plot->low / unit); k * unit <= plot->high; k++) {
         const int row = curve_y_(plot, k * unit) / 4;

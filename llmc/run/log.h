@@ -74,7 +74,7 @@ typedef struct {
     char path[PATH_MAX];
 } LogFile;
 
-// The losses of neighbouring steps, kept for the curve.
+// The losses of neighboring steps, kept for the curve.
 typedef struct {
     double steps, losses; // sums
     int64_t count;

@@ -9,8 +9,8 @@ utilization. Power is averaged by NVIDIA over the last second; utilization is th
 running; memory counts all processes and the driver. "throttled" lists all reasons that hold the clocks down.
 
 The library is opened at run time and never linked, so the program also runs without it. Then nvml_open
-returns 0, `reason` holds one line that says why, for the caller to print once, and nvml_line returns an empty
-line. Nothing here ends the program or prints.
+returns 0, `reason` holds one line that says why, for the caller to print once, and nvml_line returns 0.
+Nothing here ends the program or prints.
 
 The GPU is named by its PCI bus id, from cudaDeviceGetPCIBusId: CUDA's device numbers follow
 CUDA_VISIBLE_DEVICES and the cards' speed, NVML's do not.
@@ -179,7 +179,7 @@ typedef struct {
     size_t bytes, used; // used < bytes
 } NvmlText_;
 
-// After printf was given what room there is and wanted so many bytes.
+// After printf was given the room left and wanted n bytes.
 static inline void nvml_advance_(NvmlText_* line, int wanted) {
     const size_t length = wanted > 0 ? (size_t)wanted : 0, room = line->bytes - line->used;
     line->used += length < room ? length : room - 1;
@@ -241,8 +241,8 @@ static inline void nvml_put_throttle_(NvmlText_* line, const Nvml* nvml) {
     }
 }
 
-// Sets text[0 .. bytes) to the line, without a newline; what does not fit is cut off, and 256 bytes are
-// enough. Returns whether there is something to print: not if `nvml` is closed or the GPU reports nothing.
+// Sets text[0 .. bytes) to the line, without a newline; a longer one is cut off, and 256 bytes are enough.
+// Returns whether there is something to print: 0 if `nvml` is closed or the GPU reports nothing.
 static inline int nvml_line(const Nvml* nvml, char* text, size_t bytes) {
     NvmlText_ line = {text, bytes, 0};
     NvmlMemory_ memory = {0, 0, 0};

@@ -682,8 +682,8 @@ __attribute__((noreturn)) static inline void option_refuse_(const OptionRow* row
 }
 
 #ifndef OPTION_TABLE_FILE
-// Options of llm.c's run scripts that have no meaning here: accepted with these values, with a note about
-// what is not done. `values` are words as of a choice; "": any.
+// Options of llm.c's run scripts that have no meaning here: accepted with these values, with a note about the
+// missing feature. `values` are words as of a choice; "": any.
 static const struct {
     const char *alias, *values, *silent, *why; // silent: the value that asks for nothing
 } OPTIONS_WITHOUT_MEANING_[] = {

@@ -161,7 +161,7 @@ static inline void bpe_add_pair_(BpePairs_* pairs, int left, int right, int id) 
     pairs->entries[i] = pair << 21 | (uint64_t)(BPE_NONE_ - id);
 }
 
-// Sets the key of a piece of n < 8 * words bytes, of which 8 * words can be read, and returns its hash, whose
+// Sets the key of a piece of n < 8 * words bytes (8 * words bytes are readable), and returns its hash, whose
 // high bits depend on all of the key.
 ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words, uint64_t* key) {
     // 32 - n bytes in, the first n bytes are 0xFF
@@ -191,7 +191,7 @@ enum { BPE_SHORT_ = 48 };
 typedef struct {
     int id;
     int rank; // id of the union with the next token, or BPE_NONE_; also where no token starts any more
-    uint32_t next, last; // places of the neighbours, BPE_NOWHERE_ at the ends
+    uint32_t next, last; // places of the neighbors, BPE_NOWHERE_ at the ends
 } BpePart_;
 
 typedef struct {
@@ -225,7 +225,7 @@ static inline void bpe_merger_close_(BpeMerger_* merger) {
 }
 
 // A piece of up to BPE_SHORT_ bytes while it is merged. The tokens are parts[1 .. count]; before and behind
-// them stands what is no token, so that each has two neighbours. Room for 16 to be moved at a time.
+// them are entries that are no tokens, so that each has two neighbors. There is room to move 16 at a time.
 typedef struct {
     int parts[BPE_SHORT_ + 20];
     int ranks[BPE_SHORT_ + 20]; // ranks[i], i < count: id of the union of parts i and i + 1, or BPE_NONE_

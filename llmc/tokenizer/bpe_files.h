@@ -863,8 +863,8 @@ static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
           bpe->eot, bpe->vocab_size, merges);
     for (int id = 0; id < bpe->vocab_size; id++) {
         const BpeToken_ a = bpe->tokens[id], b = other.tokens[id];
-        CHECK(a.length == b.length && memcmp(a.text, b.text, a.length) == 0, "%s: token %d is not that of %s",
-              vocab, id, merges);
+        CHECK(a.length == b.length && memcmp(a.text, b.text, a.length) == 0,
+              "%s: token %d differs from that in %s", vocab, id, merges);
     }
     bpe_close(&other);
 }

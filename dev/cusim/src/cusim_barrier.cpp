@@ -50,7 +50,7 @@ static int combine(int kind, int accumulator, bool predicate) {
     }
 }
 
-// The last thread has come: the others can go on.
+// The last thread has come: the others can continue.
 static void barrier_open(Barrier* barrier) {
     barrier->result[barrier->parity] = barrier->accumulator;
     barrier->arrived = 0;

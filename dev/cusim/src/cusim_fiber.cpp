@@ -58,7 +58,7 @@ static char* map_stack(size_t bytes) {
     return (char*)memory + GUARD_BYTES;
 }
 
-// A stack that begins in cusim_fiber_start with the fiber in rbx.
+// A stack that starts in cusim_fiber_start with the fiber in rbx.
 Fiber* fiber_new() {
     HostScope as_host;
     Fiber* fiber = new Fiber();
@@ -112,7 +112,7 @@ static void run_current_thread() {
     engine.spins = 0;
 }
 
-// The thread on this stack has ended and no other begins on it: where to go.
+// The thread on this stack has ended and no other starts on it: where to go.
 static void leave_fiber(Fiber* self) {
     if (!engine.current->own_fiber) {
         engine.idle_fibers.push_back(self);

@@ -25,7 +25,7 @@ Three traps:
 runtime itself allocates or frees while a device thread runs would look shared between device threads: it is
 done inside a HostScope.
   - Under MemorySanitizer libstdc++'s compiled parts (std::map, iostream, locale) are not instrumented and
-give false reports. Only what is entirely in headers is used: vector, deque, function.
+give false reports. Only header-only parts are used: vector, deque, function.
   - Objects that outlive main are allocated and never freed, so that no destructor runs before the last use.
 */
 #ifndef CUSIM_INTERNAL_H
@@ -208,7 +208,7 @@ struct ReadyQueue {
     }
 };
 
-// The kernel that runs, and what is kept for the next one.
+// The running kernel, and what the next one reuses.
 struct Engine {
     const void* kernel;
     const std::function<void()>* body; // NULL while no kernel runs
@@ -301,7 +301,7 @@ static inline void thread_wake(DeviceThread* thread) {
     engine.spins = 0;
 }
 
-// The next of the ready threads, of which there is at least one.
+// The next ready thread; there is at least one.
 CUSIM_ALWAYS_INLINE DeviceThread* thread_take_ready() {
     unsigned i = 0;
     if (order_is_random()) {
@@ -344,8 +344,9 @@ CUSIM_ALWAYS_INLINE void thread_begin(DeviceThread* thread, Fiber* fiber) {
     blockIdx = thread->block->index;
 }
 
-// The running thread cannot go on, or need not: another does. Threads that have not begun come first, except
-// that `random` mixes them with those that can go on, and `greedy` begins one only when nobody else can run.
+// The running thread cannot continue, or need not: another does. Threads that have not begun come first,
+// except that `random` mixes them with those that can continue, and `greedy` starts one only when nobody else
+// can run.
 CUSIM_ALWAYS_INLINE void thread_switch_away() {
     DeviceThread* me = engine.current;
     Fiber* my_fiber = me->fiber;
@@ -374,7 +375,7 @@ CUSIM_ALWAYS_INLINE void thread_wait(const char* why, const char* file, int line
     thread_switch_away();
 }
 
-// In random order, sometimes: the thread that completed a barrier does not go on first.
+// In random order, sometimes: the thread that completed a barrier does not continue first.
 CUSIM_ALWAYS_INLINE void thread_perhaps_let_others_go() {
     if (config.order == ORDER_RANDOM && random_below(2)) {
         thread_make_ready(engine.current);

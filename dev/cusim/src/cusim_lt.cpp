@@ -113,7 +113,7 @@ float gelu_derivative(float x) {
     return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x);
 }
 
-// ---- what is refused ----
+// ---- refusals ----
 
 bool epilogue_has(const Operation& op, uint32_t bits) { return (op.epilogue & bits) == bits; }
 const uint32_t AUX = 128;
@@ -228,7 +228,7 @@ struct Packed {
     long padded;                // M as a multiple of 16
 };
 
-// Algorithm i begins its sums at a different k.
+// Algorithm i starts its sums at a different k.
 void pack(Packed* packed, const Product& p, const void* a, const void* b, int algorithm) {
     const bool tf32 = p.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     const long first = p.K * algorithm / LT_ALGORITHMS;
@@ -249,7 +249,7 @@ void pack(Packed* packed, const Product& p, const void* a, const void* b, int al
     }
 }
 
-// The value of one element of d, from that of alpha op(a) op(b) + beta c.
+// The value of one element of d, from its alpha op(a) op(b) + beta c.
 float epilogue(const Product& p, float x, long m, long n) {
     const Operation& op = p.op;
     const size_t aux = (size_t)(n * op.aux_stride + m);

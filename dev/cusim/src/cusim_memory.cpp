@@ -1,5 +1,5 @@
 // cusim_memory.cpp -- device and pinned memory, what a pointer points into, and copies. Device memory is
-// ordinary memory of its own allocation, so that AddressSanitizer sees its ends; it begins full of garbage.
+// ordinary memory of its own allocation, so that AddressSanitizer sees its ends; it starts full of garbage.
 #include "cusim_internal.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ Allocation* allocation_of(const void* pointer) {
     return p < found->data + found->bytes || p == found->data ? found : nullptr;
 }
 
-// Takes the allocation that begins at `pointer` off the list; NULL if there is none of this kind.
+// Takes the allocation that starts at `pointer` off the list; NULL if it has none of this kind.
 static bool allocation_remove(void* pointer, MemoryKind kind) {
     Allocation* found = allocation_of(pointer);
     if (!found || found->data != pointer || found->kind != kind) {
@@ -64,8 +64,8 @@ extern "C" void cusim_check_kernel_pointer(const void* pointer, int argument, co
 
 // ---- CUSIM_PROTECT ----
 
-// Device memory comes from one range of addresses that faults except while work of a stream runs. Freed memory
-// is never reused.
+// Device memory comes from one range of addresses that faults except while work of a stream runs. Freed
+// memory is never reused.
 
 static const size_t ARENA_BYTES = (size_t)16 << 30;
 enum { PAGE_BYTES = 4096 };

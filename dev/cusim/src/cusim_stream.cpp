@@ -68,7 +68,7 @@ static void push_wait(CUstream_st* stream, CUstream_st* other, unsigned long unt
     push(stream, {[other, until] { run_until(other, until); }, false});
 }
 
-// Work on the legacy stream comes after that of all streams, and theirs after its, unless they are
+// Work on the legacy stream waits for all streams, and they wait for it, unless they are
 // non-blocking.
 static void push_legacy_waits(CUstream_st* stream) {
     CUstream_st* legacy = legacy_stream();

@@ -300,7 +300,7 @@ static void test_bits(const Gpu* gpu) {
     }
 }
 
-// ---- asynchronous copies. `out` begins with the numbers 0, 1, 2 ----
+// ---- asynchronous copies. `out` starts with the numbers 0, 1, 2 ----
 
 __global__ void count_kernel(int* out) {
     out[blockIdx.x * blockDim.x + threadIdx.x] = (int)(blockIdx.x * blockDim.x + threadIdx.x);
