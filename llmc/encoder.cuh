@@ -263,8 +263,8 @@ __device__ inline int encoder_block_scan_(int x) {
 }
 
 // The lanes with the same digit as this one, of those that take part; all lanes call it.
-__device__ inline unsigned encoder_peers_(int digit, int takes_part) {
-    unsigned peers = __ballot_sync(0xffffffffu, takes_part);
+__device__ inline unsigned encoder_peers_(int digit, int is_active) {
+    unsigned peers = __ballot_sync(0xffffffffu, is_active);
 #pragma unroll
     for (int bit = 0; bit < ENCODER_BITS; bit++) {
         const unsigned ones = __ballot_sync(0xffffffffu, digit >> bit & 1);
@@ -283,10 +283,10 @@ __global__ static void __launch_bounds__(ENCODER_TILE)
     encoder_scatter_kernel(int* sorted, const int* counts, const int* totals, const int* tokens,
                            const int* list, int N, int shift) {
     SMEM_ARRAY(int, next, [ENCODER_TILE]);
-    const int i = blockIdx.x * ENCODER_TILE + threadIdx.x, takes_part = i < N;
+    const int i = blockIdx.x * ENCODER_TILE + threadIdx.x, is_active = i < N;
     int position = 0;
-    const int digit = takes_part ? encoder_digit_(tokens, list, i, shift, &position) : 0;
-    const unsigned peers = encoder_peers_(digit, takes_part), below = peers & ((1u << threadIdx.x % 32) - 1);
+    const int digit = is_active ? encoder_digit_(tokens, list, i, shift, &position) : 0;
+    const unsigned peers = encoder_peers_(digit, is_active), below = peers & ((1u << threadIdx.x % 32) - 1);
     next[threadIdx.x] =
         encoder_block_scan_(totals[threadIdx.x]) + counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x];
     __syncthreads();
@@ -294,7 +294,7 @@ __global__ static void __launch_bounds__(ENCODER_TILE)
         if ((int)threadIdx.x / 32 == warp) {
             const int first = next[digit];
             __syncwarp();
-            if (takes_part) {
+            if (is_active) {
                 sorted[first + __popc(below)] = position;
                 if (below == 0) {
                     next[digit] = first + __popc(peers);

@@ -220,7 +220,7 @@ static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GP
 #define GPT2_CHUNK_LOGITS ((size_t)1 << 24)
 #endif
 static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
-    const size_t most = GPT2_CHUNK_LOGITS / (size_t)cfg.Vp + 1, parts = (N + most - 1) / most;
+    const size_t max = GPT2_CHUNK_LOGITS / (size_t)cfg.Vp + 1, parts = (N + max - 1) / max;
     return (N + parts - 1) / parts;
 }
 
@@ -346,11 +346,11 @@ static inline const GPT2NamedModel* gpt2_model_by_name(const char* name) {
 static inline int gpt2_check_config(GPT2Config cfg, const char* path, char* error) {
     static const char* const names[6] = {"context", "vocabulary", "layers",
                                          "heads",   "channels",   "padded vocabulary"};
-    static const int most[6] = {1 << 20, 10000000, 1000, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
+    static const int max[6] = {1 << 20, 10000000, 1000, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
     const int sizes[6] = {cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
     for (int i = 0; i < 6; i++) {
-        if (sizes[i] < 1 || sizes[i] > most[i]) {
-            return error_set(error, path, "%s of %d, wanted 1 to %d", names[i], sizes[i], most[i]);
+        if (sizes[i] < 1 || sizes[i] > max[i]) {
+            return error_set(error, path, "%s of %d, wanted 1 to %d", names[i], sizes[i], max[i]);
         }
     }
     if (cfg.C % cfg.NH) {

@@ -257,10 +257,10 @@ static inline void matmul_block_(float* out, size_t stride, Matrix left, Matrix 
     }
 }
 
-// The size of equal steps, multiples of `unit`, that cover n and are not longer than `most`, itself a
+// The size of equal steps, multiples of `unit`, that cover n and are not longer than `max`, itself a
 // multiple.
-static inline int matmul_step_(int n, int most, int unit) {
-    const int steps = int_ceil_div(n, most);
+static inline int matmul_step_(int n, int max, int unit) {
+    const int steps = int_ceil_div(n, max);
     return int_ceil_div(int_ceil_div(n, steps), unit) * unit;
 }
 
@@ -268,9 +268,9 @@ static inline int matmul_step_(int n, int most, int unit) {
 static inline void matmul_task_(float* out, size_t stride, Matrix left, Matrix right, MatmulPart_ part, int K,
                                 const float* bias, GradientMode mode, float* scratch) {
     const int step_k = matmul_step_(K, MATMUL_BLOCK_K, LANES);
-    const int most_rows =
+    const int max_rows =
         left.col == 1 ? MATMUL_BLOCK_ROWS : MATMUL_PACKED_TILES * MATMUL_BLOCK_K / step_k * MATMUL_TILE_ROWS;
-    const int step_rows = matmul_step_(part.i1 - part.i0, most_rows, MATMUL_TILE_ROWS);
+    const int step_rows = matmul_step_(part.i1 - part.i0, max_rows, MATMUL_TILE_ROWS);
     for (int i0 = part.i0; i0 < part.i1; i0 += step_rows) {
         const MatmulPart_ block = {i0, int_min(i0 + step_rows, part.i1), part.j0, part.j1};
         for (int k0 = 0; k0 < K; k0 += step_k) {

@@ -156,7 +156,7 @@ static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
     char shape[64];
     size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    const size_t most = (size_t)1 << 30, bytes = free_bytes / 8 < most ? free_bytes / 8 : most;
+    const size_t max = (size_t)1 << 30, bytes = free_bytes / 8 < max ? free_bytes / 8 : max;
     float* from = random_array<float>(bench, bytes / sizeof(float), 1);
     void* to = array_of_bytes(bench, bytes);
     snprintf(shape, sizeof(shape), "%.0f MiB", (double)bytes / (1 << 20));

@@ -279,7 +279,7 @@ static int progress_read(Run* run, JsonReader* reader) {
     for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
         ok = strcmp(key, "options") == 0     ? progress_read_options(run, reader)
              : strcmp(key, "inputs") == 0    ? progress_read_inputs(run, reader)
-             : strcmp(key, "finished") == 0  ? json_truth(reader, &run->is_finished)
+             : strcmp(key, "finished") == 0  ? json_bool(reader, &run->is_finished)
              : strcmp(key, "file") == 0      ? json_natural(reader, &file)
              : strcmp(key, "document") == 0  ? json_natural(reader, &document)
              : strcmp(key, "offset") == 0    ? json_natural(reader, &offset)

@@ -51,11 +51,11 @@ static int same_ids(Ids a, Ids b) {
     return a.count == b.count && memcmp(a.ids, b.ids, a.count * sizeof(int)) == 0;
 }
 
-// The text comes in pieces of 1 to `most` bytes, as from a pipe.
-static Ids encode_in_parts(BpeEncoder* encoder, Text text, uint32_t most) {
+// The text comes in pieces of 1 to `max` bytes, as from a pipe.
+static Ids encode_in_parts(BpeEncoder* encoder, Text text, uint32_t max) {
     Ids out = {(int*)malloc((text.length ? text.length : 1) * sizeof(int)), 0};
     for (size_t begin = 0, end = 0, consumed; begin < text.length; begin += consumed) {
-        end += 1 + random_below(most);
+        end += 1 + random_below(max);
         end = end < text.length ? end : text.length;
         const Text part = text_of(text.bytes + begin, end - begin);
         const BpeMore more = end < text.length ? BPE_CONTINUES : BPE_ENDS;
@@ -239,8 +239,8 @@ static void test_small(void) {
     bpe_close(&bpe);
 }
 
-// A text of up to `most` units of all kinds, each a few times; `valid` without bytes that are no UTF-8.
-static Text random_text(uint32_t most, int valid) {
+// A text of up to `max` units of all kinds, each a few times; `valid` without bytes that are no UTF-8.
+static Text random_text(uint32_t max, int valid) {
     static const char* units[] = {
         "a", "aa", "t", "the", " ", " ", "\n", "\t", "\v", "'", "s", "'s", "'ll", "'v", "e", "1", "!",
         "\xC3\xA9", "\xC2\xA0", "\xE3\x80\x80", "\xE6\xBC\xA2", "\xF0\xA0\x80\x80", "\xF0\x9F\x98\x80",
@@ -251,7 +251,7 @@ static Text random_text(uint32_t most, int valid) {
         "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xF0\x80\x80\xA0"};
     char bytes[8192];
     size_t length = 0;
-    for (uint32_t i = 0, n = random_below(most + 1); i < n; i++) {
+    for (uint32_t i = 0, n = random_below(max + 1); i < n; i++) {
         const char* unit = units[random_below(valid ? 26 : sizeof(units) / sizeof(units[0]))];
         for (uint32_t times = random_below(8) ? 1 : 1 + random_below(9); times > 0; times--) {
             memcpy(bytes + length, unit, strlen(unit));

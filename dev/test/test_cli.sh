@@ -108,7 +108,7 @@ test_command_line() {
     bad 2 "stray|words" words
     bad 2 "--batch|twice" --batch 4 -b 4
     bad 2 "--batch|missing its value" --batch
-    bad 2 "--plan|missing its value" --plan=on
+    bad 2 "--plan|no value" --plan=on
     bad 2 "--batch|abc|1 to" --batch abc
     bad 2 "--batch|0|1 to" --batch 0
     bad 2 "--batch|-1|1 to" --batch=-1

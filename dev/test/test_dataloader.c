@@ -381,7 +381,7 @@ static void test_wait(const char* list) {
     for (int i = 0; i < 500; i++) {
         usleep(1000);
         pthread_mutex_lock(&loader.mutex);
-        const int ready = loader.filled - loader.given == 2;
+        const int ready = loader.produced - loader.consumed == 2;
         pthread_mutex_unlock(&loader.mutex);
         if (ready) {
             break;

@@ -403,13 +403,13 @@ static void test_rate(void) {
     RunLog log = open_log("rate", 0, 2000);
     const double start = time_now_s();
     train_fast(&log, 2000);
-    const int most = 2 + (int)(2 * (time_now_s() - start));
+    const int max = 2 + (int)(2 * (time_now_s() - start));
     log.shown_s -= 0.6; // as if time had passed
     log_train(&log, 1999, 4, 0, 1, 0, 1e-3, 0.1, NAN);
     log_close(&log);
     const char* screen = slurp(test_path("rate.screen"));
     const int lines = count_of(screen, "\n");
-    EXPECT(lines >= 3 && lines <= most + 1, "%d lines, wanted at most %d", lines, most + 1);
+    EXPECT(lines >= 3 && lines <= max + 1, "%d lines, wanted at most %d", lines, max + 1);
     EXPECT(strstr(screen, "step    1/2000") && strstr(screen, "step 2000/2000") &&
                strstr(screen, "1999/2000"),
            "first, last, after a pause");
@@ -423,11 +423,11 @@ static void test_terminal(void) {
     log.is_terminal = 1;
     const double start = time_now_s();
     train_fast(&log, 1000);
-    const int most = 1 + (int)(10 * (time_now_s() - start));
+    const int max = 1 + (int)(10 * (time_now_s() - start));
     log_val(&log, 1000, 3);
     log_close(&log);
     const char* screen = slurp(test_path("terminal.screen"));
-    EXPECT(count_of(screen, "\r") <= most + 1, "rewritten %d times", count_of(screen, "\r"));
+    EXPECT(count_of(screen, "\r") <= max + 1, "rewritten %d times", count_of(screen, "\r"));
     EXPECT(strncmp(screen, "step    1/2000", 14) == 0, "the first step has a line of its own");
     log = open_log("terminal", 0, 2000);
     log.is_terminal = 1;

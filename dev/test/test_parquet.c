@@ -271,13 +271,13 @@ static void expect_harmless(const char* path, Texts wanted, int has_checksums, s
 }
 
 // Each bit of every byte; or one bit each of n bytes.
-static void test_flips(const char* name, size_t rows, int bits, size_t most, int has_checksums) {
+static void test_flips(const char* name, size_t rows, int bits, size_t max, int has_checksums) {
     const File file = file_read(fixture_path(name));
     const char* path = test_write(name, file.data, file.bytes);
     const Texts wanted = texts_wanted(rows);
     const int fd = open(path, O_RDWR);
     CHECK(fd >= 0, "%s: %s", path, strerror(errno));
-    const size_t step = file.bytes / most + 1;
+    const size_t step = file.bytes / max + 1;
     for (size_t at = 0; at < file.bytes; at += step) {
         for (int i = 0; i < bits; i++) {
             const unsigned char byte =

@@ -455,12 +455,12 @@ static void test_stories_seed(void) {
 
 // Sizes that people ask for must neither overflow nor fill the memory.
 static void test_stories_limit(void) {
-    const size_t most = ((size_t)1 << 27) + 1;
+    const size_t max = ((size_t)1 << 27) + 1;
     EXPECT(setup_stories_tokens_(1000, 4096) == 4096001, "below the limit");
     EXPECT(setup_stories_tokens_(0, 4096) == 4097, "one batch at least");
-    EXPECT(setup_stories_tokens_((int64_t)1 << 39, (int64_t)1 << 39) == most, "beyond 64 bits");
-    EXPECT(setup_stories_tokens_(1, (int64_t)1 << 40) == most, "a batch beyond it");
-    EXPECT(setup_stories_tokens_(1 << 15, 1 << 12) == most, "the limit itself");
+    EXPECT(setup_stories_tokens_((int64_t)1 << 39, (int64_t)1 << 39) == max, "beyond 64 bits");
+    EXPECT(setup_stories_tokens_(1, (int64_t)1 << 40) == max, "a batch beyond it");
+    EXPECT(setup_stories_tokens_(1 << 15, 1 << 12) == max, "the limit itself");
 }
 
 static void test_floor(void) {

@@ -77,8 +77,8 @@ int file_try_write_text(const char* path, const char* text, size_t bytes, char* 
 int file_open_regular(const char* path, char* error);
 
 // Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
-// reason in `error` if it cannot be read, or is longer than `most`.
-int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error);
+// reason in `error` if it cannot be read, or is longer than `max`.
+int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char* error);
 
 // ---- contents ----
 
@@ -314,7 +314,7 @@ static ssize_t file_read_at_(int fd, void* buffer, size_t bytes, off_t at) {
     return (ssize_t)got;
 }
 
-int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error) {
+int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char* error) {
     size_t room = 4096, used = 0;
     ssize_t got = 1;
     *text = NULL;
@@ -324,7 +324,7 @@ int file_try_read(const char* path, size_t most, char** text, size_t* bytes, cha
         return 0;
     }
     char* buffer = (char*)check_alloc(room, 1, path);
-    while (got > 0 && used <= most) {
+    while (got > 0 && used <= max) {
         got = file_read_at_(fd, buffer + used, room - used - 1, (off_t)used);
         used += got > 0 ? (size_t)got : 0;
         if (used + 1 == room) {
@@ -332,7 +332,7 @@ int file_try_read(const char* path, size_t most, char** text, size_t* bytes, cha
             CHECK(buffer, "%s: no memory for %zu bytes", path, room);
         }
     }
-    const int reason = got < 0 ? errno : used > most ? EFBIG : 0;
+    const int reason = got < 0 ? errno : used > max ? EFBIG : 0;
     close(fd);
     if (reason) {
         free(buffer);

@@ -19,7 +19,7 @@ and what was wanted. Strings are decoded in place, in the caller's copy of the t
 
 defines: json_print_string, JsonReader, json_reader, json_unexpected, json_peek, json_take, json_end,
          json_string, json_text, json_name, json_member, json_text_member, json_element, json_natural,
-         json_naturals, json_number, json_truth, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME,
+         json_naturals, json_number, json_bool, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME,
          JSON_MAX_DEPTH, json_utf8_length
 */
 #ifndef LLMC_JSON_H
@@ -93,14 +93,14 @@ int json_end(JsonReader* text);
 // A whole number that is not negative.
 int json_natural(JsonReader* text, size_t* value);
 
-// An array of at most `most` of them.
-int json_naturals(JsonReader* text, size_t* values, int most, int* count);
+// An array of at most `max` of them.
+int json_naturals(JsonReader* text, size_t* values, int max, int* count);
 
 // A number, in double precision.
 int json_number(JsonReader* text, double* value);
 
 // true or false.
-int json_truth(JsonReader* text, int* value);
+int json_bool(JsonReader* text, int* value);
 
 // Steps over any value.
 int json_skip(JsonReader* text);
@@ -405,7 +405,7 @@ int json_natural(JsonReader* text, size_t* value) {
     return 1;
 }
 
-int json_naturals(JsonReader* text, size_t* values, int most, int* count) {
+int json_naturals(JsonReader* text, size_t* values, int max, int* count) {
     *count = 0;
     if (!json_take(text, '[')) {
         return 0;
@@ -414,7 +414,7 @@ int json_naturals(JsonReader* text, size_t* values, int most, int* count) {
         text->at++;
         return 1;
     }
-    while (*count < most) {
+    while (*count < max) {
         if (!json_natural(text, &values[*count])) {
             return 0;
         }
@@ -429,7 +429,7 @@ int json_naturals(JsonReader* text, size_t* values, int most, int* count) {
         }
     }
     return error_set(text->error, text->path, "byte %zu: found more than %d numbers", text->first + text->at,
-                     most);
+                     max);
 }
 
 static int json_digits_(JsonReader* text) {
@@ -496,7 +496,7 @@ int json_number(JsonReader* text, double* value) {
     return 1;
 }
 
-int json_truth(JsonReader* text, int* value) {
+int json_bool(JsonReader* text, int* value) {
     *value = json_peek(text) == 't';
     if (*value || json_peek(text) == 'f') {
         return json_skip_word_(text);

@@ -72,10 +72,10 @@ typedef struct {
     int* memory; // of all slots: inputs, targets and starts of each
     Batch slot[DATALOADER_SLOTS_];
     pthread_t thread;
-    pthread_mutex_t mutex; // of all that follows, and of the slots between given + 1 and filled
+    pthread_mutex_t mutex; // of all that follows, and of the slots between consumed + 1 and produced
     pthread_cond_t changed;
-    uint64_t given, filled; // batches; number k is in slot k % DATALOADER_SLOTS_
-    uint64_t ahead;         // p of the next batch to fill
+    uint64_t consumed, produced; // batches; number k is in slot k % DATALOADER_SLOTS_
+    uint64_t next_to_fill;       // p of the next batch to fill
     int is_filling, stop;
 
     char has_zeros[DATALOADER_SLOTS_]; // by slot: the data could not be read
@@ -236,21 +236,21 @@ static void* dataloader_run_(void* loader_) {
     Dataloader* loader = (Dataloader*)loader_;
     pthread_mutex_lock(&loader->mutex);
     for (;;) {
-        while (!loader->stop && loader->filled - loader->given == DATALOADER_SLOTS_ - 1) {
+        while (!loader->stop && loader->produced - loader->consumed == DATALOADER_SLOTS_ - 1) {
             pthread_cond_wait(&loader->changed, &loader->mutex);
         }
         if (loader->stop) {
             break;
         }
-        const uint64_t p = loader->ahead;
-        Batch* slot = &loader->slot[loader->filled % DATALOADER_SLOTS_];
+        const uint64_t p = loader->next_to_fill;
+        Batch* slot = &loader->slot[loader->produced % DATALOADER_SLOTS_];
         loader->is_filling = 1;
         pthread_mutex_unlock(&loader->mutex);
         dataloader_fill_(loader, slot, p);
         pthread_mutex_lock(&loader->mutex);
         loader->is_filling = 0;
-        loader->filled++;
-        loader->ahead += dataloader_step_(loader);
+        loader->produced++;
+        loader->next_to_fill += dataloader_step_(loader);
         pthread_cond_broadcast(&loader->changed);
     }
     pthread_mutex_unlock(&loader->mutex);
@@ -302,24 +302,24 @@ void dataloader_seek(Dataloader* loader, uint64_t sequence) {
     while (loader->is_filling) {
         pthread_cond_wait(&loader->changed, &loader->mutex);
     }
-    loader->filled = loader->given; // drops the batches that are ready
-    loader->ahead = loader->next = sequence;
+    loader->produced = loader->consumed; // drops the batches that are ready
+    loader->next_to_fill = loader->next = sequence;
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
 }
 
 Batch dataloader_next(Dataloader* loader) {
     pthread_mutex_lock(&loader->mutex);
-    if (loader->filled == loader->given) {
+    if (loader->produced == loader->consumed) {
         const double start_s = time_now_s();
-        while (loader->filled == loader->given) {
+        while (loader->produced == loader->consumed) {
             pthread_cond_wait(&loader->changed, &loader->mutex);
         }
         loader->wait_s += time_now_s() - start_s;
     }
-    const Batch batch = loader->slot[loader->given % DATALOADER_SLOTS_];
-    loader->is_broken |= loader->has_zeros[loader->given % DATALOADER_SLOTS_];
-    loader->given++; // frees the slot of the previous batch
+    const Batch batch = loader->slot[loader->consumed % DATALOADER_SLOTS_];
+    loader->is_broken |= loader->has_zeros[loader->consumed % DATALOADER_SLOTS_];
+    loader->consumed++; // frees the slot of the previous batch
     loader->next += dataloader_step_(loader);
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);

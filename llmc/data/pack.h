@@ -213,11 +213,11 @@ static size_t documents_try_(DocumentsBlock_ block) {
 static void documents_scan_(PositionList_* list, const TokenSpan* span, size_t start, size_t end, int eot,
                             uint64_t base) {
     enum { BLOCKS = 64 };
-    const size_t most = (size_t)1 << 18; // tokens of a block
+    const size_t max = (size_t)1 << 18; // tokens of a block
     size_t at[BLOCKS + 1], place[BLOCKS + 1];
     for (; start < end; start = at[BLOCKS]) {
         for (size_t i = 0; i <= BLOCKS; i++) {
-            at[i] = end - start < i * most ? end : start + i * most;
+            at[i] = end - start < i * max ? end : start + i * max;
         }
         place[0] = list->count;
 #ifdef _OPENMP
@@ -494,7 +494,7 @@ static int bestfit_compare_(const void* a, const void* b) {
 
 // Adds the rows of the window, also the whole pieces of T tokens, in the order of their first pieces in the
 // stream: the start of the data must not be a sample of long documents only.
-static void bestfit_emit_(Bestfit_* fit, Rows* rows) {
+static void bestfit_add_rows_(Bestfit_* fit, Rows* rows) {
     size_t whole = 0;
     fit->order.count = 0;
     for (int row = 0; row < fit->num_rows; row++) {
@@ -528,7 +528,7 @@ static void bestfit_window_(Bestfit_* fit, Rows* rows) {
     for (int piece = (int)fit->pieces.count - 1; piece >= 0; piece--) {
         bestfit_place_(fit, piece);
     }
-    bestfit_emit_(fit, rows);
+    bestfit_add_rows_(fit, rows);
     fit->pieces.count = fit->whole.count = 0;
 }
 

@@ -131,17 +131,17 @@ static const char* packed_isal_error_(int result) {
 // Unpacks what goes into out; sets *got to its bytes and moves file->at.
 static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
     struct inflate_state* stream = (struct inflate_state*)file->library;
-    const uint32_t most = (uint32_t)(room < UINT32_MAX ? room : UINT32_MAX);
+    const uint32_t max = (uint32_t)(room < UINT32_MAX ? room : UINT32_MAX);
     stream->next_in = file->packed + file->at;
     stream->avail_in = (uint32_t)(file->end - file->at);
     stream->next_out = (uint8_t*)out;
-    stream->avail_out = most;
+    stream->avail_out = max;
     const int result = isal_inflate(stream);
     if (result != ISAL_DECOMP_OK && result != ISAL_END_INPUT) {
         return error_set(file->error, file->path, "damaged, or not gzip data, in its first %llu bytes: %s",
                          (unsigned long long)file->read_bytes, packed_isal_error_(result));
     }
-    *got = most - stream->avail_out;
+    *got = max - stream->avail_out;
     file->is_inside = file->end - file->at > stream->avail_in || *got > 0 ? 1 : file->is_inside;
     file->at = file->end - stream->avail_in;
     if (stream->block_state == ISAL_BLOCK_FINISH) {
@@ -165,11 +165,11 @@ static int packed_open_gzip_(PackedFile* file) {
 // Unpacks what goes into out; sets *got to its bytes and moves file->at.
 static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
     z_stream* stream = (z_stream*)file->library;
-    const uInt most = (uInt)(room < UINT_MAX ? room : UINT_MAX);
+    const uInt max = (uInt)(room < UINT_MAX ? room : UINT_MAX);
     stream->next_in = file->packed + file->at;
     stream->avail_in = (uInt)(file->end - file->at);
     stream->next_out = (Bytef*)out;
-    stream->avail_out = most;
+    stream->avail_out = max;
     const int result = inflate(stream, Z_NO_FLUSH);
     CHECK(result != Z_MEM_ERROR, "%s: no memory to unpack gzip", file->path);
     if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) { // Z_BUF_ERROR: nothing to do
@@ -177,7 +177,7 @@ static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* g
                          (unsigned long long)file->read_bytes,
                          stream->msg ? stream->msg : "it needs a dictionary");
     }
-    *got = most - stream->avail_out;
+    *got = max - stream->avail_out;
     file->is_inside = file->end - file->at > stream->avail_in || *got > 0 ? 1 : file->is_inside;
     file->at = file->end - stream->avail_in;
     if (result == Z_STREAM_END) {

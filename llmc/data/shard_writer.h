@@ -146,7 +146,7 @@ static void shard_writer_end_(ShardWriter* writer) {
 static void shard_writer_put_(ShardWriter* writer, const int* ids, size_t n) {
     uint16_t narrow[SHARD_BUFFER_TOKENS_];
     for (size_t at = 0; at < n && writer->token_bytes == 2; at += SHARD_BUFFER_TOKENS_) {
-        const size_t most = SHARD_BUFFER_TOKENS_, part = n - at < most ? n - at : most;
+        const size_t max = SHARD_BUFFER_TOKENS_, part = n - at < max ? n - at : max;
         for (size_t i = 0; i < part; i++) {
             narrow[i] = (uint16_t)ids[at + i];
         }

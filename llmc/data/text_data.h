@@ -187,7 +187,7 @@ static void text_data_search_(void* search_) {
 }
 
 void text_data_warn(FILE* screen, const DataSources* sources) {
-    const size_t most = (size_t)8 << 20; // of a file: that is many documents
+    const size_t max = (size_t)8 << 20; // of a file: that is many documents
     for (int s = 0; s < sources->count; s++) {
         const TokenStream* stream = &sources->source[s].stream;
         TextSearch_ search = {NULL, 0, 0};
@@ -195,7 +195,7 @@ void text_data_warn(FILE* screen, const DataSources* sources) {
             const TokenSpan* span = &stream->spans[i];
             const void* where;
             search.text = (const char*)span->tokens;
-            search.bytes = span->width > 1 ? 0 : span->count < most ? span->count : most;
+            search.bytes = span->width > 1 ? 0 : span->count < max ? span->count : max;
             mapped_try(text_data_search_, &search, &where); // a file that is gone is reported later
             if (search.found) {
                 text_data_say_mark_(screen, span->path);
@@ -218,7 +218,7 @@ static void text_data_open_(TextReading_* reading, const char* name, const glob_
 }
 
 // A line every few seconds, and a warning where it is due.
-static void text_data_show_(TextReading_* reading, const TokenBlock* block) {
+static void text_data_print_progress_(TextReading_* reading, const TokenBlock* block) {
     const TextBlock* text = block->text;
     const char* path = reading->source.paths[text->start.file];
     const double now_s = time_now_s();
@@ -253,12 +253,12 @@ static int text_data_store_(void* context, const TokenBlock* block) {
     for (size_t at = 0; at < block->count;) {
         at += shard_writer_add(&reading->shards, block->ids + at, block->count - at);
     }
-    text_data_show_(reading, block);
+    text_data_print_progress_(reading, block);
     return !signals_stop();
 }
 
 static int text_data_count_(void* context, const TokenBlock* block) {
-    text_data_show_((TextReading_*)context, block);
+    text_data_print_progress_((TextReading_*)context, block);
     return !signals_stop();
 }
 

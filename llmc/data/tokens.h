@@ -551,7 +551,7 @@ void tokens_progress(TokensProgress* progress, size_t bytes, const char* name) {
 
 // A zero byte near the beginning is no text: a program, an archive, numbers.
 static int tokens_check_text_(const TokenSpan* span, const char* name, char* error) {
-    const size_t most = TOKENS_TEXT_LOOKED_AT, first = most < span->count ? most : span->count;
+    const size_t max = TOKENS_TEXT_LOOKED_AT, first = max < span->count ? max : span->count;
     const char* zero = (const char*)memchr(span->tokens, 0, first);
     return !zero ||
            error_set(error, name, "not text: byte %zu is zero", (size_t)(zero - (const char*)span->tokens));

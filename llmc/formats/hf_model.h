@@ -124,7 +124,7 @@ static int hf_config_word_(JsonReader* text, const char* key, const char* const*
 // A switch that must stand as we compute.
 static int hf_config_switch_(JsonReader* text, const char* key, int wanted) {
     int found;
-    if (!json_truth(text, &found)) {
+    if (!json_bool(text, &found)) {
         return 0;
     }
     return found == wanted || error_set(text->error, text->path, "%s is %s, wanted %s", key,
@@ -328,11 +328,11 @@ static size_t hf_chunk_columns_(const TensorRow* row) {
 
 // Room for hf_chunk_columns_ of any matrix, with elements of 4 bytes.
 static void* hf_chunk_open_(const TensorRow* rows) {
-    size_t most = HF_CHUNK_;
+    size_t max = HF_CHUNK_;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        most = rows[i].rows > most ? rows[i].rows : most;
+        max = rows[i].rows > max ? rows[i].rows : max;
     }
-    return check_alloc(most, sizeof(float), "a piece of a matrix");
+    return check_alloc(max, sizeof(float), "a piece of a matrix");
 }
 
 static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, GPT2Config cfg,

@@ -94,7 +94,7 @@ static void curve_include_(CurvePlot* plot, const CurvePoint* points, int n) {
 }
 
 // A logarithmic axis needs 0 < low < high; a loss of 0 is drawn a thousandth of the highest.
-static void curve_settle_range_(CurvePlot* plot) {
+static void curve_choose_range_(CurvePlot* plot) {
     if (plot->floor > 0) {
         plot->low = fmin(plot->low, plot->floor);
         plot->high = fmax(plot->high, plot->floor);
@@ -259,7 +259,7 @@ void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoi
     plot.low = plot.high = train[0].loss;
     curve_include_(&plot, train, n_train);
     curve_include_(&plot, val, n_val);
-    curve_settle_range_(&plot);
+    curve_choose_range_(&plot);
     const size_t cells = (size_t)plot.rows * (size_t)plot.columns;
     plot.dots = (unsigned char*)check_alloc(cells, 1, "loss curve");
     plot.marks = (char*)check_alloc(cells, 1, "loss curve");

@@ -86,7 +86,7 @@ static void resume_newest_(Resume* r, const Options* options, int must) {
 }
 
 // The one that --resume names: a step, a directory, or a name in --out.
-static void resume_certain_(Resume* r, const Options* options) {
+static void resume_named_(Resume* r, const Options* options) {
     char error[ERROR_BYTES];
     struct stat info;
     const char* which = options->resume;
@@ -139,7 +139,7 @@ void resume_open(Resume* r, Options* options) {
     if (is_auto || strcmp(how, "on") == 0) {
         resume_newest_(r, options, !is_auto);
     } else {
-        resume_certain_(r, options);
+        resume_named_(r, options);
     }
     if (r->is_active) {
         resume_inherit_(r, options);

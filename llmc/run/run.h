@@ -242,7 +242,7 @@ static void run_roll_back_(Run_* run, const char* reason) {
     char path[PATH_MAX];
     const uint64_t next = run->train->next;
     const int64_t from = run->state.step;
-    session_go_back(&run->session, reason, path, &saved);
+    session_roll_back(&run->session, reason, path, &saved);
     run_restore_(run, path, &saved);
     state_close(&saved);
     dataloader_seek(run->train, next);

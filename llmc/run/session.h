@@ -15,7 +15,7 @@ Without --out nothing is saved; the signal ends the program, after a line that s
 
 defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, session_close,
          session_validation_is_due, session_samples_are_due, session_next, session_report, session_is_unsaved,
-         session_wait, session_stopped, session_diverged, session_go_back
+         session_wait, session_stopped, session_diverged, session_roll_back
 */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -42,7 +42,7 @@ typedef struct {
     Checkpoints checkpoints;
     double end_s;          // when --max-hours are over; INFINITY: no limit
     double longest_step_s; //
-    int64_t back_step;     // the last step rolled back to,
+    int64_t rollback_step; // the last step rolled back to,
     int tries;             // and how often
 } Session;
 
@@ -83,7 +83,7 @@ void session_stopped(const Session* s, RunLog* log, const RunState* run);
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]);
 
 // Finds the checkpoint to roll back to; ends the program if there is none, or if it has not helped before.
-void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved);
+void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved);
 
 #ifdef __cplusplus
 }
@@ -206,8 +206,8 @@ void session_stopped(const Session* s, RunLog* log, const RunState* run) {
 
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
     const Options* o = s->options;
-    const int most = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
-    if (!guard_divergence(&run->guard, most, o->max_loss_rise, reason)) {
+    const int max = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
+    if (!guard_divergence(&run->guard, max, o->max_loss_rise, reason)) {
         return 0;
     }
     session_wait(s, log);
@@ -217,19 +217,19 @@ int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[2
 }
 
 // Whether the run was healthy when it was saved.
-static int session_is_well_(const SavedState* saved, const void* session) {
+static int session_is_healthy_(const SavedState* saved, const void* session) {
     const Session* s = (const Session*)session;
     const UpdateGuard* guard = &saved->run.guard;
     return saved->serial >= s->checkpoints.state.first_serial && guard->consecutive == 0 &&
            (s->options->max_loss_rise == 0 || guard_rise(guard) <= 0.5 * s->options->max_loss_rise);
 }
 
-void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
-    const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_well_, s);
+void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
+    const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_healthy_, s);
     CHECK(found > 0, "%s: the run has diverged: %s; there is no checkpoint to roll back to",
           s->checkpoints.out, reason);
-    s->tries = saved->run.step == s->back_step ? s->tries + 1 : 1;
-    s->back_step = saved->run.step;
+    s->tries = saved->run.step == s->rollback_step ? s->tries + 1 : 1;
+    s->rollback_step = saved->run.step;
     CHECK(s->tries <= SESSION_TRIES_,
           "%s: the run has diverged: %s; it was rolled back here %d times already", path, reason,
           SESSION_TRIES_);

@@ -136,9 +136,9 @@ void setup_check_exports(const Options* options);
 void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, const Options* options,
                   const RunData* data);
 
-// The tokens that samples start with: end-of-text, then --prompt. `ids` has room for most + 1; returns their
+// The tokens that samples start with: end-of-text, then --prompt. `ids` has room for max + 1; returns their
 // number.
-int setup_prompt(int* ids, int most, const RunData* data, const Options* options, int V);
+int setup_prompt(int* ids, int max, const RunData* data, const Options* options, int V);
 
 // Whether the command line asks for samples, also of a finished run.
 int setup_asks_for_samples(const Options* options);
@@ -433,9 +433,9 @@ int64_t setup_eval_batches(const Options* options, const Dataloader* val) {
 // Tokens of n batches (at least one), up to a limit, and one more as the last target. The product may be too
 // large for any integer, because users may ask for anything.
 static size_t setup_stories_tokens_(int64_t batches, int64_t batch_tokens) {
-    const int64_t most = SETUP_STORIES_MAX_TOKENS;
+    const int64_t max = SETUP_STORIES_MAX_TOKENS;
     batches = batches > 1 ? batches : 1;
-    return (size_t)(batches <= most / batch_tokens ? batches * batch_tokens : most) + 1;
+    return (size_t)(batches <= max / batch_tokens ? batches * batch_tokens : max) + 1;
 }
 
 int setup_eot(const RunData* data, int V) { return data->has_tokenizer ? data->tokenizer.eot : V - 1; }
@@ -667,7 +667,9 @@ int setup_verify_data(const Options* options) {
 }
 
 // An interval in steps that is due only at the end.
-static int64_t setup_once_(int64_t steps) { return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000; }
+static int64_t setup_only_at_end_(int64_t steps) {
+    return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
+}
 
 // GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1 / C, for batches of half a million tokens;
 // smaller ones are noisier and need lower rates, by their fourth root as far as the built-in run shows
@@ -688,7 +690,7 @@ static float setup_beta2_(int64_t total_batch) {
 // The intervals: after the number of steps is known.
 static void setup_times_(Options* options) {
     if (options->save_every == OPTION_AUTO) {
-        options->save_every = options->out[0] ? (int)setup_once_(options->steps) : 0;
+        options->save_every = options->out[0] ? (int)setup_only_at_end_(options->steps) : 0;
     }
     if (options->warmup == OPTION_AUTO) {
         options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
@@ -698,7 +700,7 @@ static void setup_times_(Options* options) {
         options->eval_every = (int)(every < 1 ? 1 : every > 1000 ? 1000 : every);
     }
     if (options->sample_every == OPTION_AUTO) { // at the end
-        options->sample_every = (int)setup_once_(options->steps);
+        options->sample_every = (int)setup_only_at_end_(options->steps);
     }
 }
 
@@ -759,9 +761,9 @@ const Tokenizer* setup_saved_tokenizer(const RunData* data) {
 }
 
 int setup_validates_first(const Options* options, double flops, int64_t batches) {
-    const double most_flops = 3e12; // ten seconds of two cores
+    const double max_flops = 3e12; // ten seconds of two cores
     const double forward_flops = flops / 3 * (double)batches * options->batch * options->seq_len;
-    return options->steps == 0 || options_given(options, "eval-every") || forward_flops < most_flops;
+    return options->steps == 0 || options_given(options, "eval-every") || forward_flops < max_flops;
 }
 
 // Whether two paths lead to the same file.
@@ -820,10 +822,10 @@ void setup_check_exports(const Options* options) {
 // Beside FILE.bin, a model of llm.c's, writes its tokenizer as FILE_tokenizer.bin, if that format can express
 // it.
 static void setup_export_tokenizer_(const char* file, const Tokenizer* tokenizer) {
-    enum { MOST_BYTES = 255 }; // of a token, in that format
+    enum { MAX_BYTES = 255 }; // of a token, in that format
     char path[PATH_MAX];
     const int is_bin = file_ends_in(file, ".bin"), length = (int)strlen(file) - (is_bin ? 4 : 0);
-    if (tokenizer_bpe(tokenizer) && tokenizer_longest(tokenizer) <= MOST_BYTES) {
+    if (tokenizer_bpe(tokenizer) && tokenizer_longest(tokenizer) <= MAX_BYTES) {
         file_path(path, "%.*s_tokenizer.bin", length, file);
         bpe_write(tokenizer_bpe(tokenizer), path);
         printf("%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin\n", path);
@@ -857,7 +859,7 @@ void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, con
     }
 }
 
-int setup_prompt(int* ids, int most, const RunData* data, const Options* options, int V) {
+int setup_prompt(int* ids, int max, const RunData* data, const Options* options, int V) {
     ids[0] = setup_eot(data, V);
     const size_t bytes = strlen(options->prompt);
     if (!bytes) {
@@ -868,9 +870,9 @@ int setup_prompt(int* ids, int most, const RunData* data, const Options* options
     }
     int* encoded = (int*)check_alloc(bytes, sizeof(int), "prompt");
     const size_t count = tokenizer_encode(&data->tokenizer, options->prompt, bytes, encoded);
-    if (count + 1 > (size_t)most) {
+    if (count + 1 > (size_t)max) {
         die_usage("--prompt has %zu tokens; wanted at most %d, one less than the sequence length", count,
-                  most - 1);
+                  max - 1);
     }
     memcpy(ids + 1, encoded, count * sizeof(int));
     free(encoded);

@@ -376,7 +376,7 @@ static int state_option_value_(JsonReader* text, const char** value) {
     }
     if (c == 't' || c == 'f') {
         *value = c == 't' ? "on" : "off";
-        return json_truth(text, &truth);
+        return json_bool(text, &truth);
     }
     if (c == 'n') {
         *value = "auto";

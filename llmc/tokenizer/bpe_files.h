@@ -641,8 +641,8 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step) {
         more = json_member(&v->json, place, &key);
         if (more > 0 &&
             !(strcmp(key, "type") == 0               ? json_name(&v->json, &step->type)
-              : strcmp(key, "add_prefix_space") == 0 ? json_truth(&v->json, &step->add_prefix_space)
-              : strcmp(key, "use_regex") == 0        ? json_truth(&v->json, &step->use_regex)
+              : strcmp(key, "add_prefix_space") == 0 ? json_bool(&v->json, &step->add_prefix_space)
+              : strcmp(key, "use_regex") == 0        ? json_bool(&v->json, &step->use_regex)
                                                      : json_skip(&v->json))) {
             return 0;
         }
