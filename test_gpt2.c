@@ -424,16 +424,16 @@ static void test_documents(int recompute) {
 static void test_shorter_batch(void) {
     GPT2 model, exact;
     const GPT2Config cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
-    const int most = GPT2_CHUNK_LOGITS / cfg.Vp + 1;
-    open_model(&model, cfg, 1, most + 1, RECOMPUTE_NONE);
-    open_model(&exact, cfg, 1, most, RECOMPUTE_NONE);
+    const int max = GPT2_CHUNK_LOGITS / cfg.Vp + 1;
+    open_model(&model, cfg, 1, max + 1, RECOMPUTE_NONE);
+    open_model(&exact, cfg, 1, max, RECOMPUTE_NONE);
     llmc_bin_read(FIXTURES "gpt2_tiny.bin", model.parameter_rows, model.params_memory);
     memcpy(exact.params_memory, model.params_memory, model.parameter_bytes);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     EXPECT(classifier_chunk(&model) < classifier_chunk(&exact), "%d tokens", classifier_chunk(&model));
-    const Batch batch = {s.x, s.y, NULL, 1, most, most};
-    const double want = batch_gradients(&exact, batch, most, GRADIENT_SET);
-    EXPECT_NEAR(batch_gradients(&model, batch, most, GRADIENT_SET), want, 2e-6 * want, "loss");
+    const Batch batch = {s.x, s.y, NULL, 1, max, max};
+    const double want = batch_gradients(&exact, batch, max, GRADIENT_SET);
+    EXPECT_NEAR(batch_gradients(&model, batch, max, GRADIENT_SET), want, 2e-6 * want, "loss");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.parameter_rows[i];
         EXPECT_NEAR(relative_error(row_tensor(row, model.grads_memory), row_tensor(row, exact.grads_memory),
@@ -445,7 +445,7 @@ static void test_shorter_batch(void) {
     gpt2_close(&model);
 }
 
-// An update from a batch of which some targets do not count is that of the mean over the others.
+// If some targets of a batch do not count, the update follows the mean over the others.
 static void test_counted_mean(void) {
     GPT2 model, half;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);

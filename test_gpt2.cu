@@ -188,8 +188,8 @@ static void test_against_cpu(Settings settings, const float* weights) {
 
     const float* want = reference_logits(reference, tokens);
     double error = 0, size = 0;
-    for (int t = 1; t <= T;
-         t++) { // one token more each time: the keys and values of the earlier ones are kept
+    // one more token each time, with the keys and values of the earlier ones kept
+    for (int t = 1; t <= T; t++) {
         const float* got = gpt2_next_logits(model, tokens, t, t - 1);
         for (int v = 0; v < ODD.V; v++) {
             const double w = want[(size_t)(t - 1) * ODD.Vp + v];
@@ -350,7 +350,7 @@ static void test_micro_batches(const float* weights) {
     model_close(one);
 }
 
-// Documents of some tokens each, and targets of which some do not count.
+// Documents of a few tokens each, and some targets that do not count.
 static void document_batch(int tokens[BATCHES * N], int targets[BATCHES * N], int starts[BATCHES * N]) {
     Rand rng = rand_open(5, 2);
     batch_tokens(tokens, targets);

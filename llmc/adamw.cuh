@@ -44,8 +44,7 @@ typedef struct {
 
 typedef enum { MASTER_NONE, MASTER_FP32 } MasterWeights;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Stochastic rounding
+// ---- stochastic rounding ----
 
 __host__ __device__ inline uint32_t float_bits_(float x) {
     uint32_t bits;
@@ -58,8 +57,8 @@ __host__ __device__ inline float bits_float_(uint32_t bits) {
     return x;
 }
 
-// x rounded to one of the two neighbours in T, with `random` uniform: on average exactly x, to 2^-32 of the
-// distance of the neighbours. What T has is kept, NaN and infinity too; a finite x stays finite.
+// x rounded to one of the two neighbors in T, with `random` uniform: on average exactly x, to 2^-32 of the
+// distance of the neighbors. What T has is kept, NaN and infinity too; a finite x stays finite.
 template <class T> __host__ __device__ inline T round_stochastic(float x, uint32_t random);
 
 template <> __host__ __device__ inline float round_stochastic<float>(float x, uint32_t random) {
@@ -75,7 +74,7 @@ template <> __host__ __device__ inline bf16 round_stochastic<bf16>(float x, uint
     return from_float<bf16>(magnitude < 0x7F800000u ? bits_float_(sign | rounded) : x);
 }
 
-// The neighbours of x in fp16 are multiples of `unit`: 2^-10 of the power of two below |x|, at least 2^-24.
+// The neighbors of x in fp16 are multiples of `unit`: 2^-10 of the power of two below |x|, at least 2^-24.
 // All steps are exact: products with powers of two, and fewer than 2048 units.
 template <> __host__ __device__ inline fp16 round_stochastic<fp16>(float x, uint32_t random) {
     const uint32_t exponent = float_bits_(fabsf(x)) >> 23, e = exponent > 113 ? exponent : 113; // 113: 2^-14
@@ -113,8 +112,9 @@ __device__ inline uint32_t rand_word_(const RandBlock& block, int j) {
     return j < 2 ? (j == 0 ? word[0] : word[1]) : (j == 2 ? word[2] : word[3]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Segments, cut into pieces of equal size: a thread block takes one, so that one launch does all tensors
+// ---- segments ----
+
+// Segments are cut into pieces of equal size, one per thread block, so that one launch updates all tensors.
 
 typedef struct {
     AdamWSegments segments;
@@ -152,7 +152,7 @@ static inline SegmentPieces_ segment_pieces_(const AdamWSegments& segments, int 
 
 static inline int is_aligned_(const void* array) { return (uintptr_t)array % 16 == 0; }
 
-// Finds this block's piece: the segment is the last one that begins at or before it. All threads look at the
+// Finds this block's piece: the segment is the last one that starts at or before it. All threads look at the
 // same words, which is what constant memory, where kernel arguments are, is good at.
 __device__ inline Piece_ segment_piece_(const SegmentPieces_& pieces) {
     const int block = (int)blockIdx.x;
@@ -203,8 +203,7 @@ template <class To, class From, int N> __device__ inline Few_<To, N> few_convert
     return to;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The update
+// ---- the update ----
 
 enum { ADAMW_THREADS_ = 256, ADAMW_PIECE_ = 4 * ADAMW_THREADS_ };
 
@@ -276,8 +275,8 @@ __device__ inline void adamw_few_(const AdamWArrays_<T, G>& a, size_t i, float k
     }
 }
 
-// A thread updates four elements, a block 1024 of one segment: 16-byte accesses to what is fp32, 8-byte to
-// what is not, neighbours beside each other. The last one to three elements of a segment go one by one.
+// A thread updates four elements, a block 1024 of one segment: 16-byte accesses to fp32 data, 8-byte to
+// 16-bit data, coalesced. The last one to three elements of a segment go one by one.
 // grid   pieces of 1024 elements      block   256      shared   none
 // moves  adamw_bytes. Bound by memory: Philox takes some 30 instructions an element, the rest some 50,
 //        together less than half of what an H100 can issue in the time.
@@ -321,8 +320,7 @@ static inline double adamw_bytes(double n, DType params, DType grads, MasterWeig
     return n * (double)(dtype_bytes(grads) + moments + weights);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Master weights
+// ---- master weights ----
 
 // Converts all segments; a thread takes four elements.
 // grid   pieces of 1024 elements      block   256      shared   none
@@ -365,8 +363,7 @@ static inline void master_from_params(float* master, const T* params, AdamWSegme
     segments_convert_(master, params, segments, gpu);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Sums
+// ---- sums ----
 
 enum { SUM_THREADS_ = 1024 };
 
@@ -491,7 +488,7 @@ __global__ void __launch_bounds__(SUM_THREADS_)
 }
 
 // Sets or adds to result, one float on the device, the sum of the losses (N) divided by `tokens`: their mean,
-// if the others of so many tokens are 0.
+// if the losses of all other tokens are 0.
 static inline void mean_loss(float* result, const float* losses, int N, int tokens, GradientMode mode,
                              const Gpu* gpu) {
     assert(N > 0 && tokens > 0);

@@ -251,7 +251,7 @@ template <class X, int W> __device__ inline const X* attention_16x16_(const X* c
 }
 
 // The same for the right operand of attention_dot_: matrices 0 and 1 beside each other, then 2 and 3 below
-// them. mma_16816 wants b in two neighbouring registers; in the other order each pair costs two moves.
+// them. mma_16816 wants b in two neighboring registers; in the other order each pair costs two moves.
 template <class X, int W> __device__ inline const X* attention_right_16x16_(const X* corner) {
     const int lane = threadIdx.x % 32;
     return corner + (lane % 8 + lane / 16 * 8) * (W + Pack<X>::SIZE) + lane / 8 % 2 * 8;

@@ -12,9 +12,10 @@ attention.h -- causal multi-head self-attention: the contract, and the CPU versi
 
     qkv, dqkv     (B, T, 3, NH, HS)   packed as the linear layer writes it; C = NH*HS
     out, dout     (B, T, C)
-    starts        (B, T)            int32, where in its row the document of token t begins: 0 <= starts[t] <=
-t, never falling along a row. A token sees its own document only. NULL: the row is one document lse (B, NH, T)
-fp32, kept for the backward pass
+    starts        (B, T)              int32, place in the row where the document of token t starts: never
+                                      above t, never falling along a row. A token sees its own document only.
+                                      NULL: the row is one document
+    lse           (B, NH, T)          fp32, kept for the backward pass
 
 Both passes set their outputs. The forward pass computes the tokens `first` <= t < T only (generation reuses
 the earlier rows of qkv as its key-value cache).
@@ -216,7 +217,7 @@ static inline float attention_max_row_(const float* row, int start, int keys) {
     return vec_hmax(max);
 }
 
-// ds becomes p (ds - delta) scale: from the gradient of the probabilities to that of the scores.
+// Replaces ds, the gradient of the probabilities, by p (ds - delta) scale, the gradient of the scores.
 static inline void attention_softmax_backward_row_(float* ds, const float* p, int from, int end, float delta,
                                                    float scale) {
     for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {

@@ -3,7 +3,8 @@ batch_queue.cuh -- batches on their way to the GPU: copied through pinned memory
 while the GPU works on earlier ones.
 
     tokens, targets, starts    (capacity)   int32, on the GPU, at fixed addresses: valid for the work put on
-gpu->stream between one push and the next; starts is NULL if the last push had none
+                                            gpu->stream between one push and the next; starts is NULL if the
+                                            last push had none
 
 The host only waits in batch_queue_push, and there only for the batch BATCH_SLOTS pushes ago.
 

@@ -2,12 +2,12 @@
 encoder.cuh -- encoder.h on the GPU: the same functions on X = float, bf16 or fp16, computed in fp32 (T is the
 length of the sequences).
 
-The gradient of wte is a sum over all positions that hold the same token. So that its order is fixed, without
-floating-point atomics: the positions are sorted by their token, stably (a radix sort, two passes of 10 bits);
+The gradient of wte is a sum over all positions that hold the same token. To add in a fixed order without
+floating-point atomics, the positions are sorted by their token, stably (a radix sort, two passes of 10 bits);
 the sorted list is cut into chunks of ENCODER_CHUNK positions; the rows of one token in one chunk are a piece,
-which a warp sums in order of the positions. A piece that is all there is of its token is added to dwte at
-once. The sums of others, whose token goes on in another chunk, wait in scratch memory, and a second kernel
-adds them in order: a token that fills half of the batch is summed by many blocks.
+which a warp sums in order of the positions. A token with a single piece is added to dwte at once. Otherwise,
+if the token continues in another chunk, the sums wait in scratch memory, and a second kernel adds them in
+order: a token that fills half of the batch is summed by many blocks.
 
 defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backward, encoder_forward_bytes,
          encoder_backward_bytes, encoder_forward_kernel, encoder_positions_kernel, encoder_count_kernel,
@@ -25,15 +25,14 @@ defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backw
 #define ENCODER_BITS 10   // of a token, that one pass of the sort looks at
 #define ENCODER_PASSES 2  // tokens are below 2^20
 #define ENCODER_TILE 1024 // positions to a block of the sort; also 2^ENCODER_BITS: a thread for every digit
-#define ENCODER_CHUNK                                                                                        \
-    128 // sorted positions to a block: few enough to be quick, many enough to leave few partial sums
+#define ENCODER_CHUNK 128 // sorted positions per block: few enough to be quick, enough for few partial sums
 
 typedef struct {
     int* order[2];  // (N) positions, sorted so far; at the end order[0]
     int* counts;    // (1024 digits, tiles) of a tile's positions, then where a tile's first goes among its
                     // digit's
     int* totals;    // (1024) of all positions
-    float* partial; // (chunks, 2, C) the piece that begins with its chunk; the piece that ends with it
+    float* partial; // (chunks, 2, C) the first piece of a chunk; its last piece
     int N, C;
 } EncoderGpu;
 
@@ -71,8 +70,7 @@ static inline double encoder_backward_bytes(double N, double C, double ids, doub
     return 2 * N * C * element_bytes + 2 * ids * C * gradient_bytes;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Elements: WIDTH of them at a time, a pack of X or 1
+// ---- elements: WIDTH of them at a time, a pack of X or 1 ----
 
 template <int WIDTH, class X> __device__ inline void encoder_load_(float* to, const X* from) {
     if constexpr (WIDTH == 1) {
@@ -125,8 +123,7 @@ static inline dim3 encoder_grid_(int rows, int rows_per_block, int C, int width)
     return dim3(ceil_div(rows, rows_per_block), ceil_div(C, 32 * width));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
+// ---- forward ----
 
 // A warp per position and 32 WIDTH columns.
 // grid   (ceil(B*T / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
@@ -163,13 +160,13 @@ static inline void encoder_forward(X* out, const int* tokens, const X* wte, cons
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward: positions
+// ---- backward: positions ----
 
-// A warp per position t and 32 WIDTH columns adds up the batch. Rows from T on become zero if there are
-// blocks for them. grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
+// A warp per position t and 32 WIDTH columns sums over the batch. Rows from T on become zero if there are
+// blocks for them.
+// grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  B*T*C in; T*C out. Bound by memory.
-// order  fixed: that of the batch
+// order  fixed: by batch
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, class G, int WIDTH>
 __global__ void encoder_positions_kernel(G* dwpe, const X* dout, int B, int T, int rows, int C,
@@ -193,8 +190,7 @@ __global__ void encoder_positions_kernel(G* dwpe, const X* dout, int B, int T, i
     encoder_store_<WIDTH>(to, sum);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward: sorting the positions by token
+// ---- backward: sorting the positions by token ----
 
 // The digit of list entry i, and in `position` the entry. The first pass reads no list: entry i is i.
 __device__ inline int encoder_digit_(const int* tokens, const int* list, int i, int shift, int* position) {
@@ -229,9 +225,11 @@ __device__ inline int encoder_warp_scan_(int x) {
     return x;
 }
 
-// A warp per digit turns its counts into their sums over the tiles before, and leaves the sum over all in
-// totals. grid   1024 / 8      block   256 = 8 digits      shared   none moves  1024 ints per tile in and
-// out, in L2 order  fixed
+// A warp per digit replaces its counts by their sums over the tiles before, and stores the sum over all tiles
+// in totals.
+// grid   1024 / 8      block   256 = 8 digits      shared   none
+// moves  1024 ints per tile in and out, in L2
+// order  fixed
 __global__ void encoder_scan_kernel(int* counts, int* totals, int tiles) {
     const int digit = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     int* row = counts + (size_t)digit * tiles;
@@ -264,8 +262,8 @@ __device__ inline int encoder_block_scan_(int x) {
 }
 
 // The lanes with the same digit as this one, of those that take part; all lanes call it.
-__device__ inline unsigned encoder_peers_(int digit, int takes_part) {
-    unsigned peers = __ballot_sync(0xffffffffu, takes_part);
+__device__ inline unsigned encoder_peers_(int digit, int is_active) {
+    unsigned peers = __ballot_sync(0xffffffffu, is_active);
 #pragma unroll
     for (int bit = 0; bit < ENCODER_BITS; bit++) {
         const unsigned ones = __ballot_sync(0xffffffffu, digit >> bit & 1);
@@ -274,18 +272,20 @@ __device__ inline unsigned encoder_peers_(int digit, int takes_part) {
     return peers;
 }
 
-// Puts every entry behind all of smaller digits and all of its digit before it. next[d] is where the next
-// entry of digit d goes; the warps of a block take their turns with it, so that equal digits keep their
-// order. grid   tiles      block   1024: a thread per entry, and per digit      shared   1056 ints moves  2N
-// ints in, N out, scattered order  fixed
+// Puts every entry after all entries with smaller digits and all earlier ones with its own digit. next[d] is
+// where the next entry of digit d goes; the warps of a block update it in turn, so equal digits keep their
+// order.
+// grid   tiles      block   1024: a thread per entry, and per digit      shared   1056 ints
+// moves  2N ints in, N out, scattered
+// order  fixed
 __global__ void __launch_bounds__(ENCODER_TILE)
     encoder_scatter_kernel(int* sorted, const int* counts, const int* totals, const int* tokens,
                            const int* list, int N, int shift) {
     SMEM_ARRAY(int, next, [ENCODER_TILE]);
-    const int i = blockIdx.x * ENCODER_TILE + threadIdx.x, takes_part = i < N;
+    const int i = blockIdx.x * ENCODER_TILE + threadIdx.x, is_active = i < N;
     int position = 0;
-    const int digit = takes_part ? encoder_digit_(tokens, list, i, shift, &position) : 0;
-    const unsigned peers = encoder_peers_(digit, takes_part), below = peers & ((1u << threadIdx.x % 32) - 1);
+    const int digit = is_active ? encoder_digit_(tokens, list, i, shift, &position) : 0;
+    const unsigned peers = encoder_peers_(digit, is_active), below = peers & ((1u << threadIdx.x % 32) - 1);
     next[threadIdx.x] =
         encoder_block_scan_(totals[threadIdx.x]) + counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x];
     __syncthreads();
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(ENCODER_TILE)
         if ((int)threadIdx.x / 32 == warp) {
             const int first = next[digit];
             __syncwarp();
-            if (takes_part) {
+            if (is_active) {
                 sorted[first + __popc(below)] = position;
                 if (below == 0) {
                     next[digit] = first + __popc(peers);
@@ -319,8 +319,7 @@ static inline void encoder_sort_(EncoderGpu* scratch, const int* tokens, int N, 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward: tokens
+// ---- backward: tokens ----
 
 // A chunk of the sorted list in shared memory, and where its pieces begin.
 typedef struct {
@@ -367,7 +366,7 @@ __device__ inline void encoder_read_chunk_(EncoderChunk_* chunk, const int* toke
 // A block per chunk; its warps take turns with the pieces and, for each, 32 WIDTH columns at a time.
 // grid   chunks      block   256      shared   a chunk
 // moves  N*C in; the gradient of every token met, in and out; 2C fp32 out per chunk at most. Bound by memory.
-// order  fixed: that of the positions
+// order  fixed: by position
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, class G, int WIDTH>
 __global__ void encoder_pieces_kernel(G* dwte, float* partial, const X* dout, const int* tokens,
@@ -396,10 +395,12 @@ __global__ void encoder_pieces_kernel(G* dwte, float* partial, const X* dout, co
     }
 }
 
-// A block per chunk and 256 columns. If a token begins in the chunk and goes on behind it, its partial sums
-// are added: the one that ends this chunk, then those that begin the chunks after, as long as they are this
-// token's. grid   (chunks, ceil(C / 256))      block   256      shared   none moves  2C fp32 in per chunk at
-// most; the gradients of few tokens in and out order  fixed: that of the positions
+// A block per chunk and 256 columns. If a token starts in the chunk and continues after it, its partial sums
+// are added: the one at the end of this chunk, then those at the start of the following chunks, as long as
+// they belong to this token.
+// grid   (chunks, ceil(C / 256))      block   256      shared   none
+// moves  at most 2C fp32 in per chunk; the gradients of few tokens in and out
+// order  fixed: by position
 template <class G>
 __global__ void encoder_partials_kernel(G* dwte, const float* partial, const int* tokens, const int* order,
                                         int N, int C) {

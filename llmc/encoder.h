@@ -33,8 +33,8 @@ static inline void encoder_forward_cpu(float* out, const int* tokens, const floa
     }
 }
 
-// A thread owns some columns of every row: two tokens with the same id never race, and the order is that of
-// the batch.
+// A thread owns some columns of every row: two tokens with the same id never race, and sums follow the order
+// of the batch.
 static inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens, int B,
                                         int T, int maxT, int C, GradientMode mode) {
     const int block = 2 * LANES;

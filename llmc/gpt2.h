@@ -108,10 +108,11 @@ typedef enum {
   X(m,    ADAMW, float, rows, cols, -INFINITY, "AdamW m")  /* mean of the gradient */ \
   X(v,    ADAMW, float, rows, cols, 0,         "v")        /* mean of its square */
 
-// Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to the level of
-// recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all layers share one buffer and the
-// backward pass computes it again. Logits exist for `chunk` tokens at a time.
-// `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only in the classifier.
+// Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to
+// the level of recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all
+// layers share one buffer and the backward pass computes it again. Logits exist for `chunk` tokens at a time.
+// `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only
+// in the classifier.
 //  name        layers  tokens  kept   cols                 dtype    life
 #define GPT2_ACTIVATIONS(X) \
   X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
@@ -290,13 +291,13 @@ static inline size_t gpt2_state_rows(StateRow states[GPT2_STATE_ROWS], GPT2Confi
     return at;
 }
 
-// Tokens that the classifier takes at a time, out of N: equal parts of about so many logits at most (64 MiB
+// Tokens that the classifier takes at a time, out of N: equal parts of about this many logits at most (64 MiB
 // of fp32).
 #ifndef GPT2_CHUNK_LOGITS
 #define GPT2_CHUNK_LOGITS ((size_t)1 << 24)
 #endif
 static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
-    const size_t most = GPT2_CHUNK_LOGITS / (size_t)cfg.Vp + 1, parts = (N + most - 1) / most;
+    const size_t max = GPT2_CHUNK_LOGITS / (size_t)cfg.Vp + 1, parts = (N + max - 1) / max;
     return (N + parts - 1) / parts;
 }
 
@@ -391,8 +392,7 @@ static inline GPT2Activations gpt2_activations_at_token(GPT2Activations all, con
     return all;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Sizes and names
+// ---- sizes and names ----
 
 #define GPT2_VOCAB 50257
 #define GPT2_VOCAB_ALIGN 128
@@ -446,11 +446,11 @@ static inline const GPT2NamedModel* gpt2_model_by_name(const char* name) {
 static inline int gpt2_check_config(GPT2Config cfg, const char* path, char* error) {
     static const char* const names[6] = {"context", "vocabulary", "layers",
                                          "heads",   "channels",   "padded vocabulary"};
-    static const int most[6] = {1 << 20, 10000000, 1000, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
+    static const int max[6] = {1 << 20, 10000000, 1000, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
     const int sizes[6] = {cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
     for (int i = 0; i < 6; i++) {
-        if (sizes[i] < 1 || sizes[i] > most[i]) {
-            return error_set(error, path, "%s of %d, wanted 1 to %d", names[i], sizes[i], most[i]);
+        if (sizes[i] < 1 || sizes[i] > max[i]) {
+            return error_set(error, path, "%s of %d, wanted 1 to %d", names[i], sizes[i], max[i]);
         }
     }
     if (cfg.C % cfg.NH) {
@@ -483,8 +483,7 @@ static inline double gpt2_flops_per_token(GPT2Config cfg, int T) {
     return 6 * gpt2_count_elements_(cfg) + 6.0 * cfg.L * cfg.C * T;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Random weights
+// ---- random weights ----
 
 // GPT-2's 0.02 fits its 768 channels and more; in narrower models the sums of a row would be too small for
 // attention to find its patterns soon, so they begin with as large sums.

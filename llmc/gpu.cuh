@@ -24,8 +24,7 @@ defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIEN
 
 #define GPU_BLOCKS 256 // of memory at a time: a model takes about 40
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Errors, types
+// ---- errors, types ----
 
 #define CUDA_CHECK(call)                                                                                     \
     do {                                                                                                     \
@@ -68,8 +67,7 @@ typedef struct {
         }                                                                                                    \
     } while (0)
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The device
+// ---- the device ----
 
 // One GPU and the stream that work is put on. A copy with another stream puts work there.
 typedef struct {
@@ -113,7 +111,7 @@ static inline GpuMemory_* gpu_memory_(void) {
     return &memory;
 }
 
-// Replaces a block, or an empty place (NULL), by another. Returns 0 if there is none.
+// Replaces a block, or an empty place (NULL), by another. Returns 0 if it is not found.
 static inline int gpu_count_(const void* before, void* after, size_t bytes) {
     GpuMemory_* memory = gpu_memory_();
     int i = 0;
@@ -156,8 +154,7 @@ static inline void gpu_free(void* memory) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Launching
+// ---- launching ----
 
 #ifdef __CUDACC__
 #define SMEM_ARRAY(T, name, ...) __shared__ T name __VA_ARGS__
@@ -189,8 +186,7 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Elements
+// ---- elements ----
 
 __host__ __device__ inline float to_float(float x) { return x; }
 __host__ __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
@@ -257,8 +253,7 @@ template <class T> __device__ inline void unpack(float* to, const Pack<T>& pack)
     unpack<T>(to, *reinterpret_cast<const int4*>(&pack));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Sums and maxima, always in the same order; every thread gets the result
+// ---- sums and maxima, always in the same order; every thread gets the result ----
 
 __device__ inline float warp_sum(float x) {
 #pragma unroll

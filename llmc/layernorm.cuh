@@ -165,10 +165,11 @@ template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x
 
 // A warp, or a block of up to 1024 threads, normalizes a row of inp, or of left + right, which it then stores
 // as inp; right is NULL where there is no sum, and left is the row. Thread i holds groups i, i + blockDim.x,
-// ... of WIDTH columns in registers. grid   ceil(N / rows)      block   (32, 8 rows), or (threads, 1) shared
-// two arrays of block_sum moves  N*C in, N*C out, twice that with the sum; 2N fp32 out; weight and bias stay
-// in L2. Bound by memory. order  fixed needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned
-// addresses where that is a pack
+// ... of WIDTH columns in registers.
+// grid   ceil(N / rows)      block   (32, 8 rows), or (threads, 1)      shared   two arrays of block_sum
+// moves  N*C in, N*C out, twice that with the sum; 2N fp32 out; weight and bias stay in L2. Bound by memory.
+// order  fixed
+// needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH>
 __global__ void layernorm_forward_kernel(T* inp, T* out, float* mean, float* rstd, const T* left,
                                          const T* right, const T* weight, const T* bias, int N, int C) {
@@ -220,9 +221,10 @@ __global__ void layernorm_forward_kernel(T* inp, T* out, float* mean, float* rst
     }
 }
 
-// The same for rows that are too long for registers: a block per row, which is read three times, twice from
-// cache. grid   N      block   1024      shared   two arrays of block_sum moves  as layernorm_forward_kernel
-// where the caches hold the rows in work order  fixed
+// The same for rows that are too long for registers: a block per row, read three times, twice from cache.
+// grid   N      block   1024      shared   two arrays of block_sum
+// moves  as layernorm_forward_kernel, if the rows in work fit into the caches
+// order  fixed
 template <class T>
 __global__ void layernorm_forward_long_kernel(T* inp, T* out, float* mean, float* rstd, const T* left,
                                               const T* right, const T* weight, const T* bias, int C) {
@@ -527,9 +529,10 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
 }
 
 // The same for rows that are too long for registers: the sums over columns grow in `partial`, and rows are
-// read twice. grid   groups of rows      block   1024      shared   two arrays of block_sum moves  3 N*C in,
-// N*C out; partial and the second reading of a row mostly come from cache order  fixed: rows of a group in
-// order
+// read twice.
+// grid   groups of rows      block   1024      shared   two arrays of block_sum
+// moves  3 N*C in, N*C out; partial and the second reading of a row mostly come from cache
+// order  fixed: rows of a group in order
 template <class T>
 __global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp,
                                                const T* weight, const float* mean, const float* rstd, int N,
@@ -609,8 +612,7 @@ static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias,
         layernorm_launch_backward_<T, 1>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N, C,
                                          dinp_mode, gpu);
     }
-    column_sums_finish<T>(vectors, 3, (const float*)scratch->partial, groups, 3 * C, C,
-                          mode, gpu);
+    column_sums_finish<T>(vectors, 3, (const float*)scratch->partial, groups, 3 * C, C, mode, gpu);
 }
 
 #endif

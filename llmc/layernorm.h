@@ -11,8 +11,8 @@ layernorm.h -- layer normalization, and the residual sum before it: the contract
 layernorm_forward sets its outputs; residual_layernorm_forward also sets inp = left + right (N, C) in the same
 pass. layernorm_backward sets or adds to dinp as `dinp_mode` says, to dweight and dbias as `mode` says.
 
-    dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)    with g = dout weight, norm = (inp - mean)
-rstd
+    dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)
+                with g = dout weight, norm = (inp - mean) rstd
 
 defines: layernorm_forward_cpu, residual_forward_cpu, residual_layernorm_forward_cpu, layernorm_backward_cpu
 */
@@ -117,8 +117,8 @@ static inline void layernorm_backward_row_(float* dinp, const float* dout, const
     }
 }
 
-// The parameters' gradients are sums over rows: a thread owns a few columns, so that the order is that of the
-// rows.
+// The parameters' gradients are sums over rows: a thread owns a few columns, so that sums follow the order of
+// the rows.
 static inline void layernorm_backward_columns_(float* dweight, float* dbias, const float* dout,
                                                const float* inp, const float* mean, const float* rstd, int N,
                                                int C, int c0, int cols, GradientMode mode) {

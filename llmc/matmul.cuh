@@ -52,8 +52,8 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
 #define MATMUL_ROUNDS 4       // of measurements, after one that loads the kernels; the shortest time counts
 #define MATMUL_HOPELESS 1.25f // times the best time so far: is not measured again
 #define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
-#define MATMUL_WORTHWHILE                                                                                    \
-    0.98f // of the time of the heuristic's choice: what is not faster than this is not taken
+// An algorithm replaces the heuristic's choice if it takes less than this fraction of its time.
+#define MATMUL_WORTHWHILE 0.98f
 
 // Which GELUs cublasLt applies while it stores the product. Whether that is faster depends on GPU and type:
 // measure.
@@ -608,7 +608,7 @@ static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* 
 // ---------------------------------------------------------------------------------------------------------------------
 // Kernels: the bias, where cublasLt does not add it
 
-// WIDTH neighbouring elements, one or a pack.
+// WIDTH neighboring elements, one or a pack.
 template <int WIDTH, class T> __device__ inline void matmul_load_(float* to, const T* from) {
     if (WIDTH == 1) {
         to[0] = to_float(from[0]);

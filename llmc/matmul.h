@@ -72,8 +72,7 @@ static inline void matmul_open(MatmulScratch* scratch) {
 
 static inline void matmul_close(MatmulScratch* scratch) { free(scratch->memory); }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Packing
+// ---- packing ----
 
 // Packs `k` rows and `cols` <= MATMUL_TILE_COLS columns of the right matrix, from (k0, j0), into a panel (k,
 // MATMUL_TILE_COLS); columns past `cols` become zero.
@@ -138,8 +137,7 @@ static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The tile: where the time goes
+// ---- the tile: where the time goes ----
 
 // Stores a row of results, or adds it, as far as `cols`.
 ALWAYS_INLINE void matmul_store_row_(float* to, Vec low, Vec high, int cols, GradientMode mode) {
@@ -165,8 +163,8 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
     Vec sum[MATMUL_TILE_ROWS][2];
     const float* third[MATMUL_TILE_ROWS / 3];
 #pragma GCC unroll 12
-    for (int i = 0; i < rows;
-         i++) { // results that are added to, or whose lines must be owned, come meanwhile
+    // prefetch results that are added to, or whose cache lines must be owned
+    for (int i = 0; i < rows; i++) {
         __builtin_prefetch(out + i * stride, 1);
         __builtin_prefetch(out + i * stride + LANES, 1);
         sum[i][0] = sum[i][1] = vec_all(0.0f);
@@ -225,8 +223,7 @@ static inline void matmul_rows(float* out, size_t stride, int rows, int cols, Ma
 #undef MATMUL_TILE_
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The product
+// ---- the product ----
 
 // A part of the result: rows [i0, i1), columns [j0, j1).
 typedef struct {
@@ -260,10 +257,10 @@ static inline void matmul_block_(float* out, size_t stride, Matrix left, Matrix 
     }
 }
 
-// The size of equal steps, multiples of `unit`, that cover n and are not longer than `most`, itself a
+// The size of equal steps, multiples of `unit`, that cover n and are not longer than `max`, itself a
 // multiple.
-static inline int matmul_step_(int n, int most, int unit) {
-    const int steps = int_ceil_div(n, most);
+static inline int matmul_step_(int n, int max, int unit) {
+    const int steps = int_ceil_div(n, max);
     return int_ceil_div(int_ceil_div(n, steps), unit) * unit;
 }
 
@@ -271,9 +268,9 @@ static inline int matmul_step_(int n, int most, int unit) {
 static inline void matmul_task_(float* out, size_t stride, Matrix left, Matrix right, MatmulPart_ part, int K,
                                 const float* bias, GradientMode mode, float* scratch) {
     const int step_k = matmul_step_(K, MATMUL_BLOCK_K, LANES);
-    const int most_rows =
+    const int max_rows =
         left.col == 1 ? MATMUL_BLOCK_ROWS : MATMUL_PACKED_TILES * MATMUL_BLOCK_K / step_k * MATMUL_TILE_ROWS;
-    const int step_rows = matmul_step_(part.i1 - part.i0, most_rows, MATMUL_TILE_ROWS);
+    const int step_rows = matmul_step_(part.i1 - part.i0, max_rows, MATMUL_TILE_ROWS);
     for (int i0 = part.i0; i0 < part.i1; i0 += step_rows) {
         const MatmulPart_ block = {i0, int_min(i0 + step_rows, part.i1), part.j0, part.j1};
         for (int k0 = 0; k0 < K; k0 += step_k) {
@@ -308,8 +305,7 @@ static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The layer
+// ---- the layer ----
 
 static inline double matmul_flops(double N, double C, double OC) { return 2 * N * C * OC; } // of one product
 

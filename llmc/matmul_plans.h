@@ -14,8 +14,8 @@ choice gives other bits. A run that must have the bits of an earlier one takes o
 `machine` says in words what an algorithm depends on besides the product: the card, the library, its settings.
 A file of another machine is of no use. xxh64 is the checksum of all bytes before its value.
 
-The cache is a convenience: without a home directory there is none, and what cannot be read or written is no
-error. Programs that write it at the same time take turns; what is in it stays as it is.
+The cache is a convenience: it needs a home directory, and failing to read or write it is no error. Programs
+that write it at the same time take turns; existing entries never change.
 
 defines: MatmulKey, MatmulChoice, MatmulChoices, MATMUL_PLANS_FILE, MATMUL_ALGORITHM_BYTES,
          matmul_choices_open, matmul_choices_close, matmul_choices_count, matmul_choices_find,
@@ -113,8 +113,7 @@ static inline int matmul_choices_add(MatmulChoices* choices, const MatmulChoice*
     return 1;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 static inline void matmul_choice_print_(FILE* file, const MatmulChoice* choice) {
     int numbers[MATMUL_KEY_NUMBERS_];
@@ -160,8 +159,7 @@ static inline void matmul_choices_write(const MatmulChoices* choices, const char
     free(text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 // A whole number that an int can hold.
 static inline int matmul_int_(JsonReader* reader, int* value) {
@@ -292,7 +290,7 @@ static inline int matmul_plans_check_sum_(const char* path, const char* text, si
     const size_t tail = 16 + strlen("\"}\n");
     snprintf(wanted, sizeof(wanted), "%016" PRIx64 "\"}\n", xxh64(text, bytes > tail ? bytes - tail : 0));
     return (bytes > tail && memcmp(text + bytes - tail, wanted, tail) == 0) ||
-           error_set(error, path, "damaged, or no list of products: its end is no checksum of the rest");
+           error_set(error, path, "damaged, or not a list of products: its checksum does not match");
 }
 
 // Adds the choices of a file to those of the list; without a file there are none. Returns 0, with nothing
@@ -320,8 +318,7 @@ static inline int matmul_choices_try_read(MatmulChoices* choices, const char* ma
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The cache
+// ---- the cache ----
 
 // Sets path to the cache's file for a machine. Returns 0 if there is no place for a cache.
 static inline int matmul_cache_path(char path[PATH_MAX], const char* machine) {

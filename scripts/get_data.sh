@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# get_data.sh -- downloads data sets, vocabularies and weights, and keeps only what is whole.
+# get_data.sh -- downloads data sets, vocabularies and weights, and keeps only complete files.
 #
 #     scripts/get_data.sh --list
 #     scripts/get_data.sh tinystories fineweb10B --limit 10
@@ -75,7 +75,7 @@ fetch_text() {
     fi
 }
 
-# fetch_file URL FILE: goes on behind what the file has. A server's page about an error is not written. A transfer that stands
+# fetch_file URL FILE: continues where the file ends. A server's page about an error is not written. A transfer that stands
 # still for a minute is given up.
 fetch_file() {
     local progress=(--silent --show-error)
@@ -91,7 +91,7 @@ fetch_file() {
 # ---- what the servers list
 
 # Reads a JSON array of objects; prints, for each: path, size, checksum with the kind of it, separated by tabs. The checksum of a
-# large file is lfs.oid, a SHA-256; that of another is oid (Hugging Face) or sha (GitHub), the SHA-1 of a git blob.
+# large file is lfs.oid, a SHA-256; for other files it is oid (Hugging Face) or sha (GitHub), the SHA-1 of a git blob.
 listing_of_json() {
     awk '
         function token(   c, start) { # the next one: sets kind and value
@@ -194,7 +194,7 @@ checksum_of() {
     fi
 }
 
-# is_whole FILE BYTES CHECKSUM: else sets `found` to what is wrong.
+# is_whole FILE BYTES CHECKSUM: else sets `found` to the reason.
 is_whole() {
     local bytes sum
     bytes=$(size_of "$1")
@@ -207,7 +207,7 @@ is_whole() {
     [ "$sum" = "${3#*:}" ]
 }
 
-# Whether the last fetch failed because the server cannot go on in the middle of a file, by the exit status.
+# Whether the last fetch failed because the server cannot continue in the middle of a file, by the exit status.
 cannot_resume() {
     case $tool:$1 in
     curl:33) return 0 ;;               # no ranges
@@ -217,7 +217,7 @@ cannot_resume() {
 }
 
 # get_file FILE BYTES CHECKSUM URL. What is left of an earlier attempt may belong to another version of the file, and not every
-# server can go on in the middle: then once more from the beginning. Nothing is thrown away because the network failed.
+# server can continue in the middle: then once more from the beginning. Nothing is thrown away because the network failed.
 get_file() {
     local file=$1 bytes=$2 checksum=$3 url=$4 part=$1.part status=0 had found="nothing came"
     had=$(size_of "$part")
@@ -236,12 +236,12 @@ get_file() {
     if [ $status != 0 ] && ! cannot_resume $status; then
         [ -s "$part" ] || rm -f "$part"
         error "$url: not fetched: exit status $status of $tool$([ ! -s "$part" ] ||
-            echo "; $(size_of "$part") bytes are kept, the next attempt goes on behind them")"
+            echo "; $(size_of "$part") bytes are kept, the next attempt continues there")"
         return 1
     fi
     rm -f "$part"
     if [ "$had" -gt 0 ]; then
-        echo "$file: begins again: $found"
+        echo "$file: starts over: $found"
         get_file "$file" "$bytes" "$checksum" "$url"
         return
     fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run_until_done.sh COMMAND...: runs it, and again as long as it ends with status 75: stopped after saving, resume me.
-# A signal to this script goes on to the command and ends both, with the status of the command.
+# A signal to this script is passed on to the command and ends both, with the status of the command.
 set -u
 [ $# -gt 0 ] || { sed -n '2,3s/^# //p' "$0" >&2 && exit 2; }
 asked=

@@ -9,7 +9,7 @@ The ceilings are measured first, in the same program: a copy of 1 GiB inside the
 product of random numbers. Each line gives the median of the repetitions and their range (10th to 90th
 percentile), timed with events after a warm-up; bytes are those that an operation must move (the *_bytes
 functions), FLOP those of its formula. --seconds 0 does everything once, to see that it runs. All data is
-random: products of zeros are faster, for want of power.
+random: products of zeros draw less power and are faster.
 */
 #include "llmc/precision.cuh"
 
@@ -39,8 +39,7 @@ typedef struct {
     int arrays_count;
 } Bench;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Random arrays on the device
+// ---- random arrays on the device ----
 
 static void* array_of_bytes(Bench* bench, size_t bytes) {
     CHECK(bench->arrays_count < ARRAYS_MOST, "more than %d arrays in a section", ARRAYS_MOST);
@@ -91,8 +90,7 @@ static void section_close(Bench* bench) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Measuring
+// ---- measuring ----
 
 static int compare_floats(const void* a, const void* b) {
     const float x = *(const float*)a, y = *(const float*)b;
@@ -172,14 +170,13 @@ static double measure(Bench* bench, const char* name, const char* shape, Work wo
     return (work.flop > 0 ? work.flop : work.bytes) / (ms[n / 2] * 1e-3);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The sections
+// ---- the sections ----
 
 static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
     char shape[64];
     size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    const size_t most = (size_t)1 << 30, bytes = free_bytes / 8 < most ? free_bytes / 8 : most;
+    const size_t max = (size_t)1 << 30, bytes = free_bytes / 8 < max ? free_bytes / 8 : max;
     float* from = random_array<float>(bench, bytes / sizeof(float), 1);
     void* to = array_of_bytes(bench, bytes);
     snprintf(shape, sizeof(shape), "%.0f MiB", (double)bytes / (1 << 20));
@@ -392,8 +389,7 @@ static void bench_optimizer(Bench* bench) {
     section_close(bench);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The command line
+// ---- the command line ----
 
 typedef struct {
     const char *model, *batch, *seq_len, *seconds, *ceiling, *json, *list, *chunk;

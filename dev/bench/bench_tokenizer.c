@@ -100,10 +100,10 @@ typedef struct {
 
 static Run run_open(const Bpe* bpe, Text text, int threads) {
     Run run = {0, NULL, NULL, NULL, NULL, threads, bpe->vocab_size > 65536 ? 4 : 2};
-    const size_t most = text.length / BLOCK_BYTES + 2;
-    run.begins = (size_t*)check_alloc(most, sizeof(size_t), "blocks");
-    run.counts = (size_t*)check_alloc(most, sizeof(size_t), "blocks");
-    run.ids = (char**)check_alloc(most, sizeof(char*), "blocks");
+    const size_t max = text.length / BLOCK_BYTES + 2;
+    run.begins = (size_t*)check_alloc(max, sizeof(size_t), "blocks");
+    run.counts = (size_t*)check_alloc(max, sizeof(size_t), "blocks");
+    run.ids = (char**)check_alloc(max, sizeof(char*), "blocks");
     run.memory = (char**)check_alloc((size_t)threads, sizeof(char*), "threads");
     for (int thread = 0; thread < threads; thread++) { // a quarter of it is touched
         run.memory[thread] = (char*)check_alloc_unset(text.length + 1, (size_t)run.id_bytes, "ids");

@@ -131,7 +131,7 @@ for path in sys.path:
         {/usr,/usr/local,/opt/*,/opt/*/.venv,~/.local,~/.venv}/lib/python3*/{site,dist}-packages/nvidia/*/lib 2>/dev/null
 }
 
-# Adds to LD_LIBRARY_PATH what the programs miss; says what is found nowhere.
+# Adds to LD_LIBRARY_PATH the libraries that the programs miss; reports those that are found nowhere.
 find_libraries() {
     local missing library folders folder found
     missing=$(find "$bin" -type f -exec ldd {} + 2>/dev/null | sed -n 's/^[[:space:]]*\([^ ]*\) => not found.*/\1/p' | sort -u)

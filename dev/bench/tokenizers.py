@@ -6,7 +6,7 @@
 
 Every figure comes from a process of its own. The first pass over the text is cold, the second has seen all of it.
 Everyone gets the text in blocks of about 1 MiB, cut where tokens end; one block at a time on one core, as batches on
-all cores. The hash of the ids must be that of ours, or the system is reported as different. Beside the wall clock
+all cores. The hash of the ids must equal ours, or the system is reported as different. Beside the wall clock
 stands the time that the process was at work (of all its threads): on a machine with other work, that is the better
 figure. The systems take turns. Left out are bpe-openai, which fetches its vocabulary from elsewhere, tuetoken, which
 does not open GPT-2's tokenizer.json, and quicktok-v1, which does not know GPT-2's pattern. The result goes to

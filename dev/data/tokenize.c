@@ -5,14 +5,14 @@
 //     ./tokenize --tokenizer gpt2.tiktoken --out data/fineweb 10BT/*.parquet
 //     ./tokenize --train-bpe 32768 --out data/books books/*.jsonl.gz
 //
-// An interrupted run goes on where its last finished shard ends, when it is started again with the same
+// To resume an interrupted run, start it again: it continues after its last finished shard, given the same
 // arguments: PREFIX.progress.json says what they were, how many shards are whole, and where in the inputs the
-// next one begins. The shards are those of a run that was never interrupted, bit for bit. Inputs and shards
+// next one starts. The shards are those of a run that was never interrupted, bit for bit. Inputs and shards
 // that have changed since are known by their checksums. PREFIX.lock lets one run at a time write there.
 #define OPTION_TABLE_FILE "dev/data/tokenize_options.h"
 #define OPTION_ARGUMENTS                                                                                     \
-    " INPUT...\nINPUT: text, .jsonl, .parquet; .gz or .zst behind it; - is standard input; "                 \
-    "names that begin with - stand behind --.\n"
+    " INPUT...\nINPUT: text or .jsonl, also .gz or .zst of them; .parquet; - is standard input. "            \
+    "Put names that start with - after --.\n"
 #define OPTIONS_IMPLEMENTATION
 
 #define OPTIONS_IMPLEMENTATION
@@ -75,7 +75,7 @@ typedef struct {
     Screen screen;
 } Run;
 
-// ---- what the screen says
+// ---- what the screen says ----
 
 static void screen_open(Screen* screen, uint64_t start_bytes) {
     memset(screen, 0, sizeof(*screen));
@@ -116,7 +116,7 @@ static void screen_close(Screen* screen) {
     }
 }
 
-// ---- the file that an interrupted run leaves
+// ---- the file that an interrupted run leaves ----
 
 // Whether the shards depend on this option.
 static int is_kept(const OptionRow* row) {
@@ -156,7 +156,7 @@ static void progress_put_shards(const Run* run, FILE* file) {
     fputs("],\n", file);
 }
 
-// All shards so far are whole, and the next begins `skip` ids behind the position.
+// All shards so far are whole, and the next starts `skip` ids behind the position.
 static void progress_save(const Run* run, TextPosition at, uint64_t skip, int is_finished) {
     FileWriter file;
     file_open(&file, run->progress_path);
@@ -173,8 +173,8 @@ static void progress_save(const Run* run, TextPosition at, uint64_t skip, int is
 
 __attribute__((noreturn)) static void progress_refuse(const Run* run, const char* what, const char* now,
                                                       const char* then) {
-    die_usage("%s is %s, but %s says %s: with other arguments, --restart begins again", what, now,
-              run->progress_path, then);
+    die_usage("%s is %s, but %s says %s: other arguments need --restart", what, now, run->progress_path,
+              then);
 }
 
 static int progress_read_options(const Run* run, JsonReader* reader) {
@@ -279,7 +279,7 @@ static int progress_read(Run* run, JsonReader* reader) {
     for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
         ok = strcmp(key, "options") == 0     ? progress_read_options(run, reader)
              : strcmp(key, "inputs") == 0    ? progress_read_inputs(run, reader)
-             : strcmp(key, "finished") == 0  ? json_truth(reader, &run->is_finished)
+             : strcmp(key, "finished") == 0  ? json_bool(reader, &run->is_finished)
              : strcmp(key, "file") == 0      ? json_natural(reader, &file)
              : strcmp(key, "document") == 0  ? json_natural(reader, &document)
              : strcmp(key, "offset") == 0    ? json_natural(reader, &offset)
@@ -309,11 +309,11 @@ static void progress_load(Run* run) {
     size_t bytes;
     CHECK(file_try_read(run->progress_path, PROGRESS_MAX_BYTES, &text, &bytes, error), "%s", error);
     JsonReader reader = json_reader(run->progress_path, text, bytes, error);
-    CHECK(progress_read(run, &reader), "%s; --restart begins again", error);
+    CHECK(progress_read(run, &reader), "%s; --restart starts over", error);
     free(text);
 }
 
-// ---- what is there already
+// ---- files that exist already ----
 
 static int has_file(const char* path) { return access(path, F_OK) == 0; }
 
@@ -325,14 +325,14 @@ static void check_shards(const Run* run) {
         uint64_t sum;
         shard_writer_path(&run->shards, i, path);
         const uint64_t wanted = shard_writer_bytes(&run->shards, i, run->shards.tokens);
-        CHECK(stat(path, &info) == 0, "%s: %s, but %s says it is finished; --restart begins again", path,
+        CHECK(stat(path, &info) == 0, "%s: %s, but %s says it is finished; --restart starts over", path,
               strerror(errno), run->progress_path);
         CHECK((uint64_t)info.st_size == wanted,
-              "%s: %lld bytes, wanted %" PRIu64 " of a finished shard; --restart begins again", path,
+              "%s: %lld bytes, wanted %" PRIu64 " of a finished shard; --restart starts over", path,
               (long long)info.st_size, wanted);
         CHECK(file_fingerprint(path, &sum, error), "%s", error);
         CHECK(sum == run->shard_sums[i],
-              "%s: its checksum is %016" PRIx64 ", but %s says %016" PRIx64 "; --restart begins again", path,
+              "%s: its checksum is %016" PRIx64 ", but %s says %016" PRIx64 "; --restart starts over", path,
               sum, run->progress_path, run->shard_sums[i]);
     }
 }
@@ -342,7 +342,7 @@ static void refuse_streams(const Run* run) {
     for (uint64_t i = 0; i < run->num_inputs; i++) {
         if (run->source.is_stream[i] && (run->shards.number > 0 || run->is_finished)) {
             die_usage("%s: cannot be read again, and %s has %" PRIu64
-                      " shards of an earlier run; --restart begins again",
+                      " shards of an earlier run; --restart starts over",
                       strcmp(run->inputs[i], "-") == 0 ? "standard input" : run->inputs[i],
                       run->progress_path, run->shards.number);
         }
@@ -399,11 +399,11 @@ static void resume(Run* run) {
     }
     char path[PATH_MAX];
     shard_writer_path(&run->shards, 0, path);
-    CHECK(!has_file(path), "%s: is there, but no %s; --restart writes over it", path, run->progress_path);
+    CHECK(!has_file(path), "%s: exists, but no %s; --restart overwrites it", path, run->progress_path);
     progress_save(run, run->start, 0, 0); // what cannot be written shows before any work
 }
 
-// ---- one run at a time
+// ---- one run at a time ----
 
 static char lock_path[PATH_MAX]; // for unlock, as exit() passes no arguments
 
@@ -417,7 +417,7 @@ static void lock(const char* out) {
     for (;;) {
         const int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
         CHECK(fd >= 0 && fstat(fd, &mine) == 0, "%s: cannot write: %s", lock_path, strerror(errno));
-        CHECK(S_ISREG(mine.st_mode), "%s: not a regular file, wanted the place of a lock", lock_path);
+        CHECK(S_ISREG(mine.st_mode), "%s: not a regular file, wanted a lock file", lock_path);
         CHECK(file_try_lock(fd, LOCK_WAIT_S), "%s: another ./tokenize is writing here", lock_path);
         if (stat(lock_path, &there) == 0 && there.st_dev == mine.st_dev && there.st_ino == mine.st_ino) {
             atexit(unlock);
@@ -427,7 +427,7 @@ static void lock(const char* out) {
     }
 }
 
-// ---- shards
+// ---- shards ----
 
 // Notes the checksum of a finished shard.
 static void add_shard_sum(Run* run, uint64_t number) {
@@ -467,12 +467,13 @@ static void print_summary(const Run* run) {
     shard_writer_path(&run->shards, n - 1, last);
     printf("%" PRIu64 " tokens in %" PRIu64 " shard%s, %s%s%s\n", run->shards.tokens, n, n > 1 ? "s" : "",
            first, n > 1 ? " to " : "", n > 1 ? last : "");
-    printf("%" PRIu64 " documents, %.1f MB of text, %.2f bytes a token, %.1f s, %.1f MB/s, %.2f M tokens/s\n",
+    printf("%" PRIu64
+           " documents, %.1f MB of text, %.2f bytes per token, %.1f s, %.1f MB/s, %.2f M tokens/s\n",
            screen->documents, 1e-6 * (double)screen->text_bytes,
            (double)screen->text_bytes / (double)screen->ids, spent_s,
            1e-6 * (double)screen->text_bytes / spent_s, 1e-6 * (double)screen->ids / spent_s);
     if (run->shards.tokens <= (uint64_t)run->options.val_tokens) {
-        fprintf(stderr, "warning: all tokens are for validation: --val-tokens says how many are\n");
+        fprintf(stderr, "warning: all tokens went to validation; --val-tokens limits them\n");
     }
 }
 
@@ -505,7 +506,7 @@ static void sum_inputs(Run* run) {
     }
 }
 
-// Opens what is written: a new run, or the rest of an earlier one.
+// Opens the output: of a new run, or the rest of an earlier one.
 static void open_shards(Run* run) {
     bpe_open(&run->bpe, run->options.tokenizer);
     make_place(run->options.out);
@@ -526,19 +527,19 @@ static void finish_shards(Run* run) {
     if (run->shards.number > number) {
         add_shard_sum(run, number);
     }
-    CHECK(run->shards.number > 0, "the inputs have no text");
+    CHECK(run->shards.number > 0, "the inputs contain no text");
     progress_save(run, end, 0, 1);
 }
 
 static void write_shards(Run* run) {
     open_shards(run);
     if (run->is_finished) {
-        printf("finished before: %" PRIu64 " tokens in %" PRIu64 " shards; --restart begins again\n",
+        printf("already finished: %" PRIu64 " tokens in %" PRIu64 " shards; --restart starts over\n",
                run->shards.tokens, run->shards.number);
         return;
     }
     if (run->shards.number > 0) {
-        printf("going on after %" PRIu64 " tokens in %" PRIu64 " shards\n", run->shards.tokens,
+        printf("continuing after %" PRIu64 " tokens in %" PRIu64 " shards\n", run->shards.tokens,
                run->shards.number);
         fflush(stdout);
         CHECK(text_source_seek(&run->source, run->start), "%s", run->source.error);
@@ -553,7 +554,7 @@ static void write_shards(Run* run) {
     print_summary(run);
 }
 
-// ---- vocabularies
+// ---- vocabularies ----
 
 static int sink_training(void* context, const TokenBlock* block) {
     Run* run = (Run*)context;
@@ -614,7 +615,7 @@ static void train_vocabulary(Run* run) {
     write_vocabulary(run);
 }
 
-// ---- the whole
+// ---- the whole ----
 
 static void check_options(const Run* run) {
     const Options* options = &run->options;
@@ -628,10 +629,10 @@ static void check_options(const Run* run) {
         die_usage("--tokenizer is missing; wanted a vocabulary, gpt2.tiktoken for example, or --train-bpe");
     }
     if (options->train_bpe && *options->tokenizer) {
-        die_usage("--tokenizer and --train-bpe: wanted one of them");
+        die_usage("--tokenizer and --train-bpe: wanted only one of them");
     }
     if (!*options->out) {
-        die_usage("--out is empty; wanted the beginning of the names of files");
+        die_usage("--out is empty; wanted a prefix for file names");
     }
 }
 

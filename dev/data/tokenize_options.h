@@ -20,32 +20,32 @@ const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
     {"input",  "format",       "",  CHOICE_(format),      0,       0, 0,     "name",
-        WORDS_CHOICE(TEXT_FORMAT_WORDS), "of all inputs, whatever they hold; name: each by the end of its name"},
+        WORDS_CHOICE(TEXT_FORMAT_WORDS), "format of all inputs; name: chosen by each file's name"},
     {"input",  "field",        "",  STRING_(field),       0,       0, 0,     "text",
-        "", "the string of each JSON line, or column of Parquet, that is the document"},
+        "NAME", "field of JSON lines, or column of Parquet, that holds the document"},
     {"input",  "separator",    "",  STRING_(separator),   0,       0, 0,     "",
-        "", "what stands between the documents of a text file; empty: a file is one document"},
+        "TEXT", "separates documents in a text file; empty: one document per file"},
 
     {"shards", "shard-tokens", "",  COUNT_(shard_tokens), 1, 2147483647, 0, "100000000",
-        "tokens", "in a shard"},
+        "tokens", "per shard"},
     {"shards", "val-tokens",   "",  COUNT_(val_tokens),   0,    1e15, AUTO_, "auto",
-        "tokens", "from the beginning, for validation; auto: a shard, at most 1 per 100 bytes of input"},
+        "tokens", "for validation, from the start of the input; auto: one shard, at most 1 token per 100 bytes"},
 
     {"files",  "tokenizer",    "",  STRING_(tokenizer),   0,       0, 0,     "",
-        "", "the vocabulary: tokenizer.json, merges.txt, .tiktoken, llm.c's .bin, or their directory"},
+        "FILE", "vocabulary: tokenizer.json, merges.txt, .tiktoken, llm.c's .bin, or their directory"},
     {"files",  "out",          "o", STRING_(out),         0,       0, 0,     "tokens",
-        "", "beginning of the names of all files that are written"},
+        "PREFIX", "prefix of all output file names"},
     {"files",  "restart",      "",  FLAG_(restart),       0,       0, 0,     "off",
-        "off|on", "remove the shards of an earlier run and begin again"},
+        "off|on", "remove the shards of an earlier run and start over"},
 
     {"other",  "train-bpe",    "",  INT_(train_bpe),      0, 2097151, 0,     "0",
-        "ids", "instead, make a vocabulary of this size from the inputs"},
+        "ids", "instead, train a vocabulary of this size on the inputs"},
     {"other",  "threads",      "",  INT_(threads),        0,    4096, 0,     "0",
-        "threads", "that encode, besides one that reads and one that writes; 0: one for each core"},
+        "threads", "for encoding, besides a reader and a writer; 0: one per core"},
     {"other",  "help",         "",  FLAG_(help),          0,       0, 0,     "off",
-        "off|on", "print this, and stop"},
+        "off|on", "print this help, and exit"},
     {"other",  "version",      "",  FLAG_(version),       0,       0, 0,     "off",
-        "off|on", "print the version, and stop"},
+        "off|on", "print the version, and exit"},
 };
 // clang-format on
 #endif

@@ -1,8 +1,8 @@
 """GPT-2 in plain PyTorch: the formulas, for any dtype, with no concern for speed.
 
-The parameters are a dict of tensors in the layout of llm.c's model files, which is also that of the C code:
+The parameters are a dict of tensors in the layout of llm.c's model files, as in the C code:
 every per-layer tensor is stacked over the L layers, matrices are (out, in), and wte, which is both the token
-embedding and the classifier, has Vp rows of which only the first V are ever used.
+embedding and the classifier, has Vp rows; only the first V are ever used.
 """
 
 import math

@@ -4,7 +4,7 @@
     GPT2_VOCAB=../shared/data/gpt2.tiktoken build/venv/bin/python dev/ref/make_bpe_fixtures.py
 
 Little endian: "bpecases", uint32 number of cases; each: uint32 bytes, uint32 repeats, uint32 ids,
-uint64 hash, and the bytes. The text is these bytes so many times over; the hash is FNV-1a over the ids as
+uint64 hash, and the bytes. The text is these bytes, `repeats` times; the hash is FNV-1a over the ids as
 uint16.
 """
 
@@ -24,7 +24,7 @@ from make_unicode_tables import CLASSES, characters, matcher, ranges  # noqa: E4
 
 OUT = Path(__file__).parent / "fixtures" / "bpe_cases.bin"
 BLANKS = [" ", "\n", "\t", "\r", "\x0b", "\x85", "\u00a0", "\u1680", "\u2003", "\u3000"]
-# of each class characters of 1, 2, 3 and 4 bytes, and what is often taken for another class: combining marks,
+# of each class characters of 1, 2, 3 and 4 bytes, and characters that are often misclassified: combining marks,
 # joiners, a half, a Roman number, the long s, the blanks of Python, JavaScript or PCRE that are none here
 MIXED = list("aZ09!'_-") + BLANKS[:5] + BLANKS[6:] + [
     "\u00e9", "\u0436", "\u6f22", "\U00020000", "\u0660", "\u00bd",
@@ -45,7 +45,7 @@ def gpt2(path):
 
 
 def borders():
-    """The characters on both sides of each border between classes, each with neighbours of each class."""
+    """The characters on both sides of each border between classes, each with neighbors of each class."""
     found = set()
     for _, pattern in CLASSES:
         matches = matcher(pattern)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# fuzz.sh -- every dev/test/fuzz_*.c against inputs that libFuzzer makes, with clang's address and undefined-behaviour
+# fuzz.sh -- every dev/test/fuzz_*.c against inputs that libFuzzer makes, with clang's address and undefined-behavior
 # sanitizers, for a stated time each. Exit status 0: no crash, no error of a sanitizer, no input slower than 10 s.
 #
 #     dev/test/fuzz.sh [SECONDS [NAME...]]     5 seconds each; all targets, or these: parquet shard ...
 #
-# An input that fails is kept as build/fuzz/NAME-crash-...; build/fuzz/fuzz_NAME FILE runs it again. A target begins with
+# An input that fails is kept as build/fuzz/NAME-crash-...; build/fuzz/fuzz_NAME FILE runs it again. A target starts with
 # the files of dev/test/corpus/NAME and what seeds() makes for it below. Two targets run at a time.
 set -u
 cd "$(dirname "$0")/../.." || exit 1

@@ -7,7 +7,7 @@
 #include "llmc/data/packed_file.h"
 #include "llmc/data/text_source.h"
 
-enum { MOST_BYTES = 1 << 20 }; // of text that are looked at: a small file may hold much
+enum { MAX_BYTES = 1 << 20 }; // of text that are looked at: a small file may hold much
 
 typedef struct {
     char* text; // each document, and an end
@@ -36,7 +36,7 @@ static void read_documents(const char* path, const char* separator, size_t block
     memset(&block, 0, sizeof(block));
     text_source_open(&source, &options, &path, 1);
     int more = 1;
-    while (all->bytes < MOST_BYTES && (more = text_source_next(&source, &block)) > 0) {
+    while (all->bytes < MAX_BYTES && (more = text_source_next(&source, &block)) > 0) {
         if (block.bytes == 0 ||
             (block.num_documents && block.documents[block.num_documents - 1] >= block.bytes)) {
             abort();
@@ -50,7 +50,7 @@ static void read_documents(const char* path, const char* separator, size_t block
 
 // Of a damaged file that is no text either, how much is unpacked at a time decides which is met first.
 static int is_same_error(const Documents* a, const Documents* b) {
-    static const char no_text[] = "no text: byte ";
+    static const char no_text[] = "not text: byte ";
     return strcmp(a->error, b->error) == 0 ||
            (a->error[0] && b->error[0] && (strstr(a->error, no_text) || strstr(b->error, no_text)));
 }
@@ -74,9 +74,9 @@ int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
     read_documents(path, separator, TEXT_BLOCK_BYTES, &large);
     unlink(path);
     const size_t n = small.bytes < large.bytes ? small.bytes : large.bytes;
-    const int is_whole = n < MOST_BYTES && !large.error[0];
+    const int is_whole = n < MAX_BYTES && !large.error[0];
     if ((n && memcmp(small.text, large.text, n) != 0) || (is_whole && small.bytes != large.bytes) ||
-        (small.bytes < MOST_BYTES && large.bytes < MOST_BYTES && !is_same_error(&small, &large))) {
+        (small.bytes < MAX_BYTES && large.bytes < MAX_BYTES && !is_same_error(&small, &large))) {
         abort();
     }
     free(small.text);

@@ -15,7 +15,7 @@ fail() {
     failures=$((failures + 1))
 }
 
-# The kernels that spill, by name, of which no comment in the module says so.
+# Names of the kernels that spill although no comment in the module says so.
 unexplained_spills() {
     grep 'Registers are spilled' "$output" | sed -E "s/.*'_Z[0-9]+([a-z_]*kernel_?).*/\1/" | sort -u |
         while read -r kernel; do

@@ -1,5 +1,5 @@
 /*
-ops.h -- what the tests of the operations share: arrays that notice what is read or written beside them,
+ops.h -- what the tests of the operations share: arrays that notice reads and writes beside them,
 random contents, the distance to a reference in double, and finite differences.
 
 How an operation is tested: llmc/reference.h has both of its passes in double, as plain loops from the formulas.
@@ -59,7 +59,7 @@ static inline void ops_close(const char* what) {
     }
 }
 
-static inline float* ops_floats(size_t n) { // all NaN, so that what is not set shows
+static inline float* ops_floats(size_t n) { // all NaN, so that unset elements show
     float* x = (float*)ops_array_(n * sizeof(float));
     for (size_t i = 0; i < n; i++) {
         x[i] = NAN;
@@ -122,7 +122,7 @@ static inline double* ops_sum(const double* x, const double* y, size_t n) {
 }
 
 // The largest |got - want| / magnitude, in units of FLT_EPSILON; NaN if anything is NaN. The magnitude of an
-// element is that of the terms it is made of; NULL stands for the largest |want|.
+// element is the magnitude of its terms; NULL stands for the largest |want|.
 static inline double ops_error(const float* got, const double* want, const double* magnitude, size_t n) {
     double worst = 0, largest = DBL_MIN;
     for (size_t i = 0; i < n; i++) {

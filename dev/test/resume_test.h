@@ -1,5 +1,5 @@
 /*
-resume_test.h -- a run that goes on from a checkpoint has the bits of one that never stopped: for both
+resume_test.h -- a run that resumes from a checkpoint has the same bits as one that never stopped: for both
 trainers.
 
 defines: test_resume

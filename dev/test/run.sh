@@ -3,7 +3,7 @@
 #
 #     lint      headers, formatting, scripts (lint.sh)
 #     plain     all tests as `make` builds them for this machine
-#     asan      the same with gcc's address and undefined-behaviour sanitizers
+#     asan      the same with gcc's address and undefined-behavior sanitizers
 #     tsan      what has threads of its own, with gcc's race detector (OpenMP's it does not understand)
 #     narrow    what uses vectors, for the oldest machine of this kind: 128 bits, no fused multiply-add on x86-64
 #     avx2      the same with 256 bits

@@ -39,7 +39,7 @@ static inline const char* write_shard(const char* name, int32_t magic, size_t fi
     return path;
 }
 
-// Writes Megatron's index of `sequences` that are so many tokens long, and `marks` marks of documents.
+// Writes Megatron's index of sequences of the given lengths, and of `marks` marks of documents.
 static inline const char* write_index(const char* name, int width, const int32_t* lengths, int sequences,
                                       const int64_t* documents, int marks) {
     char bytes[4096] = "MMIDIDX\0\0\1";

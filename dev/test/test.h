@@ -17,7 +17,7 @@ defines: EXPECT, EXPECT_NEAR, test_done, test_tmpdir, test_path, test_write, tes
 
 static int test_failures_ = 0; // globals are fine here: a test is a single program
 
-// Counts a failure and says which; the test goes on, so that one run shows all that is wrong.
+// Counts a failure and says which; the test continues, so that one run shows all that is wrong.
 #define EXPECT(ok, ...)                                                                                      \
     do {                                                                                                     \
         if (!(ok)) {                                                                                         \

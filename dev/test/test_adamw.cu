@@ -44,7 +44,7 @@ template <class T> static float* rounded(float* x, size_t n) {
 
 enum { LENGTH = 3584 }; // of the allocations
 
-// One element, awkward sizes, neighbours without padding, nothing, several blocks, the end of the allocation.
+// One element, awkward sizes, neighbors without padding, nothing, several blocks, the end of the allocation.
 static AdamWSegments awkward_segments(void) {
     const size_t bounds[][2] = {{0, 1},       {128, 159},   {256, 289},   {384, 1152},
                                 {1152, 1280}, {1280, 1280}, {1280, 3463}, {3464, 3584}};
@@ -305,7 +305,7 @@ template <class T> static void test_representable(void) {
     }
 }
 
-// Between the neighbours number `bits` and `bits` + 1 of T, at nine fractions of the way: with the words 0,
+// Between the neighbors number `bits` and `bits` + 1 of T, at nine fractions of the way: with the words 0,
 // 2^16, ... the share of the upper one is the fraction, to 2^-16; with all smaller and larger words it is one
 // of the two.
 template <class T> static void test_unbiased(uint16_t bits) {

@@ -77,8 +77,8 @@ static void test_sizes(void) {
     for (int i = 0; i < 12; i++) {
         check(1 + i % 2, T[i % 3], 1 + i % 3, HS[i % 4], 1);
     }
-    for (int t = 1; t <= ATTENTION_ROWS + MATMUL_TILE_ROWS + 1;
-         t++) { // every end of a tile and of a block of queries
+    // every end of a tile and of a block of queries
+    for (int t = 1; t <= ATTENTION_ROWS + MATMUL_TILE_ROWS + 1; t++) {
         check(1, t, 1, 3, 1);
     }
     for (int d = 1; d <= 2 * MATMUL_TILE_COLS + 1; d++) {
@@ -160,7 +160,7 @@ static void test_documents_apart(void) {
     ops_close("documents apart");
 }
 
-// Scores of about 1e4, of which exp() would overflow: hardly more than one key in a row keeps a probability.
+// Scores of about 1e4, for which exp() would overflow: hardly more than one key in a row keeps a probability.
 // Where two are close, the rounding of the scores decides between them, as `limit` allows for.
 static void test_huge_scores(void) {
     check(2, 33, 2, 12, 1e4f);

@@ -27,7 +27,7 @@ template <class X> static float* normal(size_t n, float scale) { // random numbe
     return x;
 }
 
-// ---- arrays on the device
+// ---- arrays on the device ----
 
 template <class X> static X* upload(const float* x, size_t n, const Gpu* gpu) {
     X* host = (X*)check_alloc(n, sizeof(X), "test");
@@ -52,7 +52,7 @@ static int* upload_starts(const Shape* s, const Gpu* gpu) { // NULL if there are
     return device;
 }
 
-template <class X> static X* unset(size_t n, const Gpu* gpu) { // all NaN, so that what is not set shows
+template <class X> static X* unset(size_t n, const Gpu* gpu) { // all NaN, so that unset elements show
     X* device = (X*)gpu_alloc(n, sizeof(X), "test");
     CUDA_CHECK(cudaMemsetAsync(device, 0xFF, n * sizeof(X), gpu->stream));
     return device;
@@ -71,7 +71,7 @@ template <class X> static float* download(X* device, size_t n, const Gpu* gpu) {
     return x;
 }
 
-// ---- what the code under test and the reference make of the same inputs
+// ---- what the code under test and the reference make of the same inputs ----
 
 typedef struct {
     float *out, *lse, *dqkv;

@@ -13,7 +13,7 @@ static uint32_t random_below(uint32_t n) {
     return (uint32_t)((random_state >> 33) % n);
 }
 
-// ---- texts and ids in memory of exactly their size, so that the address sanitizer sees what goes beyond
+// ---- texts and ids in memory of exactly their size, so that the address sanitizer sees what goes beyond ----
 
 typedef struct {
     char* bytes;
@@ -51,11 +51,11 @@ static int same_ids(Ids a, Ids b) {
     return a.count == b.count && memcmp(a.ids, b.ids, a.count * sizeof(int)) == 0;
 }
 
-// The text comes in pieces of 1 to `most` bytes, as from a pipe.
-static Ids encode_in_parts(BpeEncoder* encoder, Text text, uint32_t most) {
+// The text comes in pieces of 1 to `max` bytes, as from a pipe.
+static Ids encode_in_parts(BpeEncoder* encoder, Text text, uint32_t max) {
     Ids out = {(int*)malloc((text.length ? text.length : 1) * sizeof(int)), 0};
     for (size_t begin = 0, end = 0, consumed; begin < text.length; begin += consumed) {
-        end += 1 + random_below(most);
+        end += 1 + random_below(max);
         end = end < text.length ? end : text.length;
         const Text part = text_of(text.bytes + begin, end - begin);
         const BpeMore more = end < text.length ? BPE_CONTINUES : BPE_ENDS;
@@ -78,7 +78,7 @@ static int decodes_to(const Bpe* bpe, Ids ids, Text text) {
     return at == text.length;
 }
 
-// ---- the reference: the pattern by its definition, a character at a time, and merging by its definition
+// ---- the reference: the pattern by its definition, a character at a time, and merging by its definition ----
 
 typedef struct {
     size_t length;  // bytes; 0 at the end of the text
@@ -194,7 +194,7 @@ static Ids reference_encode(const Bpe* bpe, Text text) {
     return out;
 }
 
-// ---- a small vocabulary
+// ---- a small vocabulary ----
 
 static const char small_merges[] =
     "#version: 0.2\n"
@@ -239,8 +239,8 @@ static void test_small(void) {
     bpe_close(&bpe);
 }
 
-// A text of up to `most` units of all kinds, each a few times; `valid` without bytes that are no UTF-8.
-static Text random_text(uint32_t most, int valid) {
+// A text of up to `max` units of all kinds, each a few times; `valid` without bytes that are no UTF-8.
+static Text random_text(uint32_t max, int valid) {
     static const char* units[] = {
         "a", "aa", "t", "the", " ", " ", "\n", "\t", "\v", "'", "s", "'s", "'ll", "'v", "e", "1", "!",
         "\xC3\xA9", "\xC2\xA0", "\xE3\x80\x80", "\xE6\xBC\xA2", "\xF0\xA0\x80\x80", "\xF0\x9F\x98\x80",
@@ -251,7 +251,7 @@ static Text random_text(uint32_t most, int valid) {
         "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xF0\x80\x80\xA0"};
     char bytes[8192];
     size_t length = 0;
-    for (uint32_t i = 0, n = random_below(most + 1); i < n; i++) {
+    for (uint32_t i = 0, n = random_below(max + 1); i < n; i++) {
         const char* unit = units[random_below(valid ? 26 : sizeof(units) / sizeof(units[0]))];
         for (uint32_t times = random_below(8) ? 1 : 1 + random_below(9); times > 0; times--) {
             memcpy(bytes + length, unit, strlen(unit));
@@ -337,7 +337,7 @@ static void test_merging(const Bpe* bpe, int rounds) {
     bpe_merger_close_(&merger);
 }
 
-// Word number k of many: 1 to 60 letters, few of which merge.
+// Word number k of many: 1 to 60 letters that rarely merge.
 static size_t spell_word(uint32_t k, char word[64]) {
     static const char letters[] = "aaaattthhheeesrx";
     uint64_t state = ((uint64_t)k + 1) * 0x9E3779B97F4A7C15;
@@ -474,7 +474,7 @@ static void open_pairs(const void* pairs) {
 }
 
 static void test_merges_in_memory(void) {
-    const int a = 'a' - '!'; // printable ASCII begins at id 0
+    const int a = 'a' - '!'; // printable ASCII starts at id 0
     const int good[3][2] = {{a, a + 1}, {a + 1, a + 2}, {256, 257}};
     Bpe bpe;
     bpe_open_merges(&bpe, good, 3, "good");
@@ -497,7 +497,7 @@ static void test_merges_in_memory(void) {
            "");
 }
 
-// ---- the vocabulary of GPT-2
+// ---- the vocabulary of GPT-2 ----
 
 static double seconds(void) {
     struct timespec now;
@@ -564,7 +564,7 @@ static void test_fixture(const Bpe* bpe) {
         free(text.bytes);
     }
     if (file) {
-        EXPECT(fgetc(file) == EOF, "%s goes on", path);
+        EXPECT(fgetc(file) == EOF, "%s continues", path);
         fclose(file);
     }
     bpe_encoder_close(&encoder);

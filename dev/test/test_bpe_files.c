@@ -51,7 +51,7 @@ static int reads_back(const Bpe* bpe, const char* path) {
     return ok;
 }
 
-// ---- files that are none
+// ---- files that are none ----
 
 static void open_path(const void* path) {
     Bpe bpe;
@@ -140,7 +140,7 @@ static void test_tiktoken_errors(void) {
         {100, "ZA== -100", "bad.vocab:101: id \"-100\", wanted 0 to 256 in a file of 257 lines"},
         {100, "ZA== 257", "bad.vocab:101: id \"257\""},
         {100, "ZA== 99999999999999999999999999", "bad.vocab:101: id \"99999999999999999999999\""},
-        {100, "ZA== 99", "bad.vocab:101: id 99 is there twice"},
+        {100, "ZA== 99", "bad.vocab:101: id 99 appears twice"},
         {257, "dGg= 257", "bad.vocab:258: token 257 is token 256 again"},
         {100, "dGho 100", "no token is the byte 0x64"},
         {257, "dGhlcmU= 257", "token 257 merges to 4 tokens"}, // th e r e
@@ -160,7 +160,7 @@ static void test_tiktoken_errors(void) {
     open_and_close(test_write("good.tiktoken", text, bytes - 1), 259); // the last line without its newline
 }
 
-// ---- llm.c's .bin
+// ---- llm.c's .bin ----
 
 static void test_bin_errors(void) {
     Bpe bpe = open_small();
@@ -228,7 +228,7 @@ static void test_tokens_only(void) {
     bpe_close(&bpe);
 }
 
-// ---- JSON
+// ---- JSON ----
 
 // `text` with the first `from` replaced by `to`; the caller frees it.
 static char* replaced(const char* text, const char* from, const char* to) {
@@ -279,8 +279,8 @@ static void test_json_variants(void) {
         {"\"aa aa\"", "\"aa a a\"", "merges[1] is not two tokens"},
         {"\"aa aa\"", "[\"aa\", \"aa\", \"aa\"]", "found ',', wanted ']'"},
         {"\"aa\": 256", "\"aa\": 264", "token id 264, wanted 0 to 263"},
-        {"\"aa\": 256", "\"aa\": 257", "id 257 is there twice"},
-        {"\"aa\": 256", "\"aa\": 263", "id 263 is there twice"},
+        {"\"aa\": 256", "\"aa\": 257", "id 257 appears twice"},
+        {"\"aa\": 256", "\"aa\": 263", "id 263 appears twice"},
         {"\"aa\": 256", "\"a\": 256", "token 256 is token 64 again"},
         {"\"aa\": 256", "\"aab\": 256", "token 256 merges to 3 tokens"},
         {"\"aa\": 256", "\"\xE2\x82\xAC\": 256", "token 256 is not in the spelling"},
@@ -317,7 +317,7 @@ static void test_json_variants(void) {
     bpe_close(&bpe);
 }
 
-// ---- writing
+// ---- writing ----
 
 typedef struct {
     const Bpe* bpe;
@@ -395,7 +395,9 @@ static void test_write_errors(void) {
     const int a = 'a' - '!', doubling[8][2] = {{a, a},     {256, 256}, {257, 257}, {258, 258},
                                                {259, 259}, {260, 260}, {261, 261}, {262, 262}};
     bpe_open_merges(&bpe, doubling, 8, "doubling");
-    EXPECT(write_dies(&bpe, "new.bin", "new.bin: token 263 has 256 bytes, and this format at most 255"), "");
+    EXPECT(
+        write_dies(&bpe, "new.bin", "new.bin: token 263 has 256 bytes, but this format allows at most 255"),
+        "");
     bpe_write(&bpe, test_path("tokenizer.json")); // no limit there
     EXPECT(reads_back(&bpe, test_path("tokenizer.json")), "");
     bpe_close(&bpe);
@@ -420,7 +422,7 @@ static void test_directories(void) {
     bpe_close(&bpe);
 }
 
-// ---- the vocabulary of GPT-2
+// ---- the vocabulary of GPT-2 ----
 
 // The files as published, whose SHA-256 dev/ref/check_tokenizer_files.py knows.
 static void test_gpt2(const char* vocabulary) {
@@ -444,7 +446,7 @@ static void test_gpt2(const char* vocabulary) {
     bpe_close(&bpe);
 }
 
-// ---- for other programs
+// ---- for other programs ----
 
 static int write_all(const char* vocabulary, const char* directory) {
     Bpe bpe;

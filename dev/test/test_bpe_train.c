@@ -8,7 +8,7 @@
 #include "llmc/base/threads.h"
 #include "test.h"
 
-// ---- texts in memory of exactly their size, so that the address sanitizer sees what goes beyond
+// ---- texts in memory of exactly their size, so that the address sanitizer sees what goes beyond ----
 
 typedef struct {
     char* bytes;
@@ -79,7 +79,7 @@ static Text random_text(uint64_t seed, uint32_t units) {
     return exact;
 }
 
-// ---- the reference: counts all pairs of the whole text anew for each merge
+// ---- the reference: counts all pairs of the whole text anew for each merge ----
 
 typedef struct {
     int (*merges)[2];
@@ -112,12 +112,12 @@ static int* reference_ids(Text text, size_t* count) {
     return ids;
 }
 
-static Merges reference_train(Text text, int most) {
-    Merges out = {(int(*)[2])malloc(((size_t)most + 1) * sizeof(int[2])), 0};
-    const size_t V = 256 + (size_t)most;
+static Merges reference_train(Text text, int max) {
+    Merges out = {(int(*)[2])malloc(((size_t)max + 1) * sizeof(int[2])), 0};
+    const size_t V = 256 + (size_t)max;
     size_t n;
     int *ids = reference_ids(text, &n), *counts = (int*)malloc(V * V * sizeof(int));
-    for (; out.count < most; out.count++) {
+    for (; out.count < max; out.count++) {
         memset(counts, 0, V * V * sizeof(int));
         int best = 0;
         size_t best_pair = 0;
@@ -150,7 +150,7 @@ static Merges reference_train(Text text, int most) {
     return out;
 }
 
-// ---- against it
+// ---- against it ----
 
 static int same_merges(const Bpe* bpe, Merges want, int count) {
     int same = bpe->vocab_size == 257 + count;
@@ -160,10 +160,10 @@ static int same_merges(const Bpe* bpe, Merges want, int count) {
     return same;
 }
 
-// The text comes in parts of 1 to `most` bytes, as from a pipe.
-static void add_in_parts(BpeTrainer* trainer, Text text, uint32_t most, Rand* rng) {
+// The text comes in parts of 1 to `max` bytes, as from a pipe.
+static void add_in_parts(BpeTrainer* trainer, Text text, uint32_t max, Rand* rng) {
     for (size_t begin = 0, end = 0; begin < text.length;) {
-        end += 1 + rand_below(rng, most);
+        end += 1 + rand_below(rng, max);
         end = end < text.length ? end : text.length;
         const Text part = text_of(text.bytes + begin, end - begin);
         begin +=
@@ -172,8 +172,8 @@ static void add_in_parts(BpeTrainer* trainer, Text text, uint32_t most, Rand* rn
     }
 }
 
-static void test_text(Text text, int most) {
-    const Merges want = reference_train(text, most);
+static void test_text(Text text, int max) {
+    const Merges want = reference_train(text, max);
     Rand rng = rand_open(text.length, 1);
     for (int threads = 1; threads <= 8; threads += threads < 3 ? 1 : 5) {
         Bpe bpe;
@@ -217,7 +217,7 @@ static void test_against_reference(void) {
     }
 }
 
-// ---- on all threads: texts large enough to be divided among them
+// ---- on all threads: texts large enough to be divided among them ----
 
 static void test_threads(void) {
     Text texts[2] = {random_text(1, 120000), random_text(2, 60000)};
@@ -329,16 +329,16 @@ static void test_errors(void) {
 static int print_merges(const char* path, int vocab_size) {
     FILE* file = fopen(path, "rb");
     CHECK(file, "%s: cannot open", path);
-    const size_t most = (size_t)1 << 20;
-    Text text = {(char*)malloc(most), 0};
+    const size_t max = (size_t)1 << 20;
+    Text text = {(char*)malloc(max), 0};
     BpeTrainer trainer;
     bpe_trainer_open(&trainer, threads_max());
     for (size_t got = 1; got > 0 || text.length > 0;) { // 1 MiB at a time
-        got = fread(text.bytes + text.length, 1, most - text.length, file);
+        got = fread(text.bytes + text.length, 1, max - text.length, file);
         text.length += got;
         const size_t used =
             bpe_trainer_add(&trainer, text.bytes, text.length, got ? BPE_CONTINUES : BPE_ENDS);
-        CHECK(used > 0 || text.length < most, "%s: a piece of more than 1 MiB", path);
+        CHECK(used > 0 || text.length < max, "%s: a piece of more than 1 MiB", path);
         text.length -= used;
         memmove(text.bytes, text.bytes + used, text.length);
     }

@@ -73,7 +73,7 @@ test_commit() {
 test_install() {
     local bin=root/usr/bin
     check "install" build -s install DESTDIR=root PREFIX=/usr
-    check "what is installed: $(ls $bin)" [ "$(ls $bin | tr '\n' ' ')" = "tokenize train_gpt2 " ]
+    check "installed: $(ls $bin)" [ "$(ls $bin | tr '\n' ' ')" = "tokenize train_gpt2 " ]
     touch train_gpt2cu $bin/mine
     check "with a GPU trainer" build -s install DESTDIR=root PREFIX=/usr
     check "is installed, too" [ -x $bin/train_gpt2cu ]

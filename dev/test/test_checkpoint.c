@@ -2,7 +2,7 @@
 // and whenever; --keep removes the right ones and nothing else; a damaged one is named, and the one before it
 // taken.
 //
-//     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there: what is started with faults
+//     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there; started with faults
 #define CHECKPOINT_LOCK_WAIT_S 0.2
 #define CHECKPOINT_IMPLEMENTATION
 
@@ -120,7 +120,7 @@ static void save(const Run* run, int64_t step) {
     save_value(path, run, step, (float)step, SAFETENSORS_F32);
 }
 
-// The first weight in a checkpoint, or NAN if there is none that is valid.
+// The first weight in a checkpoint, or NAN if none is valid.
 static float value_in(const char* out, const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
     SavedState state;
@@ -141,7 +141,7 @@ static float value_in(const char* out, const char* directory) {
     return value;
 }
 
-// The step of the newest valid checkpoint, or what checkpoint_newest returns if there is none.
+// The step of the newest valid checkpoint, or the return value of checkpoint_newest if none is.
 static int64_t newest_in(const char* out) {
     char path[PATH_MAX];
     SavedState state;
@@ -687,8 +687,7 @@ static void test_damage(void) {
         unlink(file);
         EXPECT(!checkpoint_try_check(&state, path, error) && strstr(error, name), "no %s", name);
         char wanted[256];
-        snprintf(wanted, sizeof(wanted), "warning: |step_00000002/%s|the checkpoint before it is tried",
-                 name);
+        snprintf(wanted, sizeof(wanted), "warning: |step_00000002/%s|trying the checkpoint before it", name);
         EXPECT(test_dies(body_newest, &run, 3, wanted), "%s", name);
         write_all(file, text, bytes);
         free(text);
@@ -706,7 +705,7 @@ static void test_bad_state(void) {
         {"\"count\":0", "\"count\":9223372036854775807", "below 2^62"}, // or counting on would overflow
         {"\"updates\":2", "\"updates\":9223372036854775807", "below 2^62"},
         {"\"step\":2", "\"step\":-2", "a whole number"},
-        {"\"step\":2", "\"serial\":2", "serial comes twice"},
+        {"\"step\":2", "\"serial\":2", "serial appears twice"},
         {"\"step\":2,", "", "no key step"},
         {"\"step\":2", "\"steps\":2", "steps is unknown"},
         {"\"version\":1", "\"version\":2", "version 2, wanted 1"},
@@ -782,7 +781,7 @@ static void test_bad_places(void) {
     expect_list(&run, "file 30");
 }
 
-// ---- faults: every call that can fail, fails once
+// ---- faults: every call that can fail, fails once ----
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CAN_PRELOAD 0

@@ -58,7 +58,7 @@ int16() {
         printf '%b' "$(printf '\\x%02x\\x%02x' $((n & 255)) $((n >> 8 & 255)))"
     done
 }
-# A header of 256 int32 that begins with these.
+# A header of 256 int32 that starts with these.
 header() { int32 "$@" && head -c $((1024 - 4 * $#)) /dev/zero; }
 # patch FILE OFFSET: standard input over the bytes at the offset.
 patch() { dd of="$1" bs=1 seek="$2" conv=notrunc status=none; }
@@ -107,7 +107,7 @@ test_command_line() {
     bad 2 "-Z" -Z 4
     bad 2 "stray|words" words
     bad 2 "--batch|twice" --batch 4 -b 4
-    bad 2 "--batch|no value" --batch
+    bad 2 "--batch|missing its value" --batch
     bad 2 "--plan|no value" --plan=on
     bad 2 "--batch|abc|1 to" --batch abc
     bad 2 "--batch|0|1 to" --batch 0
@@ -477,7 +477,7 @@ same_story() { diff <(story_of "$1") <(story_of "$2"); }
 test_resume() {
     local run=("${model[@]}" "${batch[@]}" --steps 8 --eval-every 3 --eval-batches 1 --sample-every 2 --samples 1 --save-every 4)
     good "a run" "${run[@]}" --out straight
-    good "a new run where one may go on" "${run[@]}" --out again --resume auto
+    good "a new run where one may continue" "${run[@]}" --out again --resume auto
     check "has the same numbers" same_numbers straight again
     rm -r again/step_00000008
     good "going on with no other options" --out again --resume on
@@ -493,14 +493,14 @@ test_resume() {
     good "a certain step" --out again --resume 4
     check "from there" grep -q 'from again/step_00000004' stdout
     good "a directory" --resume straight/step_00000004 --out elsewhere
-    check "goes on elsewhere" same_checkpoint straight/step_00000008 elsewhere/step_00000008
+    check "continues elsewhere" same_checkpoint straight/step_00000008 elsewhere/step_00000008
     good "other micro-batches" --resume straight/step_00000004 --batch 1 --out micro
     check "are said" grep -q '^resume: --batch is 1, was 2' stdout
     values train loss micro/log.jsonl >losses_1
     values train loss straight/log.jsonl | tail -n 4 >losses_2
     check "and read the same data" all_near losses_1 losses_2 1e-4
     good "llm.c's way to start anew" "${run[@]}" -o again -y 0
-    check "says what is there" grep -q 'note: .* checkpoints of an earlier run' stdout
+    check "says that checkpoints exist" grep -q 'note: .* checkpoints of an earlier run' stdout
     check "and starts anew" same_story straight again
 
     bad 2 "--lr is 0.1, was|--seed is 7, was 42|--override" --out again --resume on --lr 0.1 --seed 7 --batch 1
@@ -523,8 +523,8 @@ test_damaged() {
     printf x | patch damaged/step_00000006/optimizer.1of1.safetensors 3000
     train --out damaged --resume on
     check "damage: exit status $status" [ $status = 0 ]
-    check "damage: $(cat stderr)" grep -q '^warning: damaged/step_00000006/optimizer.1of1.safetensors: damaged: .*; the checkpoint before' stderr
-    check "it goes on from the one before" grep -q '^resume: from damaged/step_00000004' stdout
+    check "damage: $(cat stderr)" grep -q '^warning: damaged/step_00000006/optimizer.1of1.safetensors: damaged: .*; trying the checkpoint before' stderr
+    check "it continues from the one before" grep -q '^resume: from damaged/step_00000004' stdout
     check "with the same bits" same_checkpoint whole/step_00000006 damaged/step_00000006
     for step in 2 4 6; do
         rm damaged/step_0000000$step/model.safetensors
@@ -549,7 +549,7 @@ test_signals() {
         wait $process
         status=$?
         check "SIG$signal: exit status $status" [ $status = 75 ]
-        check "SIG$signal is said" grep -q "^stopped by SIG$signal after step [0-9]*; --resume on goes on" stdout
+        check "SIG$signal is said" grep -q "^stopped by SIG$signal after step [0-9]*; --resume on continues" stdout
         check "SIG$signal: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
         check "SIG$signal: a checkpoint" [ "$(echo signal_$signal/step_*/state.json | wc -w)" = 1 ]
         check "SIG$signal: no summary" [ "$(grep -c summary signal_$signal/log.jsonl)" = 0 ]
@@ -577,7 +577,7 @@ test_signals() {
         sleep 0.05
     done
     check "SIGUSR1: a checkpoint" [ -e signal_USR1/step_*/state.json ]
-    check "SIGUSR1: the run goes on" kill -0 $process
+    check "SIGUSR1: the run continues" kill -0 $process
     bad 1 "signal_USR1: another run is writing here" --out signal_USR1 --resume on
     bad 1 "signal_USR1: another run is writing here" "${tiny[@]}" --out signal_USR1
     check "which keeps its log" grep -q '"kind":"train"' signal_USR1/log.jsonl
@@ -597,7 +597,7 @@ test_divergence() {
     for ((i = 0; i < 900; i++)); do printf 'abcdefgh'; done >>leap.txt
     local run=("${model[@]}" --seq-len 16 --batch 1 --train-data leap.txt --shuffle off --lr 0.01 --steps 600 "${quiet[@]:0:4}"
         --save-every 20 --keep 12 --max-loss-rise 0.8)
-    bad 1 "the run has diverged|above its lowest|--max-loss-rise" "${run[@]}" --out leap_skip
+    bad 1 "the run has diverged|above its minimum|--max-loss-rise" "${run[@]}" --out leap_skip
     good "rollback" "${run[@]}" --out leap --on-divergence rollback
     check "it went back" grep -q '^{"kind":"rollback","step":[0-9]*,"from":[0-9]*,"reason":"the mean loss' leap/log.jsonl
     check "all steps are there, once, in order" [ "$(steps_of train leap/log.jsonl)" = "$(seq -s ' ' 1 600) " ]
@@ -606,7 +606,7 @@ test_divergence() {
     good "a model" "${tiny[@]}" --export-llmc huge2.bin
     printf '%b' "$(printf '\\x99\\x76\\x7e\\x7f%.0s' {1..16})" | patch huge2.bin $(($(stat -c %s huge2.bin) - 2 * 4 * 16))
     bad 1 "step 1: the run has diverged|not finite 1 times" "${batch[@]}" --steps 9 "${quiet[@]}" --model huge2.bin --on-divergence stop
-    bad 1 "diverged|no checkpoint to go back to" "${batch[@]}" --steps 99 --eval-every 0 --sample-every 0 --model huge2.bin \
+    bad 1 "diverged|no checkpoint to roll back to" "${batch[@]}" --steps 99 --eval-every 0 --sample-every 0 --model huge2.bin \
         --on-divergence rollback --save-every 2 --out nothing_good
     # NaN in updates 31 to 33, as after a fault of the machine. Each has 160 logarithms: of 32 losses, and of the sums of
     # probabilities of 32 tokens in 2 layers with 2 heads.
@@ -626,14 +626,14 @@ test_samples() {
     local run=("${model[@]}" "${batch[@]}" --steps 1 --eval-every 0 --save-every 0)
     local long=(--train-data train_0.bin --vocab-size 5000 --sample-tokens 100)
     good "a prompt" "${run[@]}" "${text[@]}" --prompt "12 bot" --samples 1 --out prompt
-    check "begins the sample" grep -q '^12 bot.' <(samples_of prompt)
+    check "starts the sample" grep -q '^12 bot.' <(samples_of prompt)
     good "a prompt of words" "${run[@]}" --prompt "One sunny day" --out words
-    check "begins each sample" [ "$(samples_of words | grep -c '^ *One sunny day')" = 2 ]
+    check "starts each sample" [ "$(samples_of words | grep -c '^ *One sunny day')" = 2 ]
     bad 2 "xyzzy" "${run[@]}" --prompt "One xyzzy"
     printf '#version: 0.2\nt h\nth e\n' >merges.txt
     good "a prompt of GPT-2's kind" "${run[@]}" --train-data train_0.bin --tokenizer merges.txt --prompt "the th" \
         --samples 1 --out bpe
-    check "begins the sample" grep -q '^the th.' <(samples_of bpe)
+    check "starts the sample" grep -q '^the th.' <(samples_of bpe)
     good "a long sample" "${run[@]}" "${long[@]}" --out long
     check "is longer than the context" [ "$(samples_of long | head -n 1 | wc -w)" -gt 16 ]
     check "and each has its own text" [ "$(samples_of long | wc -w)" -le 200 ]

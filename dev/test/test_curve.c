@@ -83,7 +83,7 @@ static void test_shape(const char* locale, int is_utf8) {
     }
     EXPECT(!beyond, "%s: wider than %d columns", locale, COLUMNS);
     EXPECT(marks - 1 == 5, "%s: %d marks, wanted 5", locale, marks - 1); // "floor" has one more o
-    EXPECT(top[0] == 1 || top[0] == 2, "%s: the curve begins in row %d", locale, top[0]);
+    EXPECT(top[0] == 1 || top[0] == 2, "%s: the curve starts in row %d", locale, top[0]);
     EXPECT(top[1] >= ROWS - 6 && top[1] < ROWS - 3, "%s: the curve ends in row %d", locale, top[1]);
     EXPECT(strstr(text, " floor 1.1000 "), "%s: the floor has its value", locale);
     EXPECT((cells[1][8] == '|' || cells[1][8] == '+') == !is_utf8, "%s: the axis", locale);

@@ -41,7 +41,7 @@ make_files() {
     for i in {1..4000}; do cat text.txt; done >long.txt
 }
 
-# ---- what is kept
+# ---- kept shards
 
 test_kept() {
     local shard
@@ -92,7 +92,7 @@ test_dry() {
     check "--verify-data makes no vocabulary" [ ! -e never ]
 }
 
-# ---- what is left
+# ---- leftovers
 
 # stop WHAT OPTIONS...: a run that is stopped while it works on a text that takes some seconds.
 stop() {
@@ -166,7 +166,7 @@ test_documents() {
         says "--pack $pack" "3 documents, packed ($pack)"
     done
     runs "a mark in the text" "${tiny[@]}" "${words[@]}" --train-data marked.txt
-    says "it is noticed" "warning: marked.txt has the characters <|endoftext|>"
+    says "it is noticed" "warning: marked.txt contains <|endoftext|>"
     runs "a mark in bytes" "${tiny[@]}" --train-data marked.txt
     check "it is noticed once" [ "$(grep -c "separator '<|endoftext|>'" stdout)" = 1 ]
     runs "a separator" "${tiny[@]}" "${words[@]}" --train-data marked.txt --separator '<|endoftext|>' --pack pad --out marked

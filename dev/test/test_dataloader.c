@@ -15,7 +15,7 @@ static DataloaderSettings settings_of(int B, Shuffle shuffle, uint64_t seed) {
     return settings;
 }
 
-// ---- the order of one source
+// ---- the order of one source ----
 
 // The sequence k of T tokens that a row of a batch holds, after checking all of the row.
 static size_t row_sequence(Batch batch, int b, size_t first) {
@@ -128,7 +128,7 @@ static void test_one_sequence(void) {
     sources_close(&sources);
 }
 
-// ---- any packing, several sources, any partition
+// ---- any packing, several sources, any partition ----
 
 // Documents of 1 to 40 tokens in two files: the first token of a row tells where it is from.
 static const char* write_documents(void) {
@@ -327,7 +327,7 @@ static void test_uniform_epoch(void) {
     sources_close(&sources);
 }
 
-// ---- the thread
+// ---- the thread ----
 
 // Seeks at random, right after opening and between batches; each batch is the one that stepping finds there.
 // The batch before the last stays as it was.
@@ -381,7 +381,7 @@ static void test_wait(const char* list) {
     for (int i = 0; i < 500; i++) {
         usleep(1000);
         pthread_mutex_lock(&loader.mutex);
-        const int ready = loader.filled - loader.given == 2;
+        const int ready = loader.produced - loader.consumed == 2;
         pthread_mutex_unlock(&loader.mutex);
         if (ready) {
             break;
@@ -396,7 +396,7 @@ static void test_wait(const char* list) {
     sources_close(&sources);
 }
 
-// ---- files that somebody writes to
+// ---- files that somebody writes to ----
 
 // Takes batches until there is an error; what comes before is sound, and all that comes after are zeros.
 static void expect_broken(Dataloader* loader, const char* words) {

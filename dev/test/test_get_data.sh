@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_get_data.sh -- scripts/get_data.sh against a server on this machine: what is whole is kept under its name, anything else is
+# test_get_data.sh -- scripts/get_data.sh against a server on this machine: complete files are kept under their names, anything else is
 # an error and never data. With curl and with wget, as far as they are here.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -150,7 +150,7 @@ test_resume() {
     head -c 100000 $stories/$train >data/tinystories/$train.part
     get tinystories --out data
     good "a part"
-    check "goes on" grep -q "$train bytes=100000-" requests
+    check "continues" grep -q "$train bytes=100000-" requests
     check "is whole" same $stories/$train data/tinystories/$train
     rm -r data && mkdir -p data/tinystories
     cp $stories/$train data/tinystories/$train.part
@@ -167,7 +167,7 @@ test_resume() {
     head -c 50000 /dev/zero >data/tinystories/$train.part
     get tinystories --out data
     good "a part of another version"
-    check "begins again" same $stories/$train data/tinystories/$train
+    check "starts over" same $stories/$train data/tinystories/$train
     rm data/tinystories/$train
     head -c 50000 $stories/$train >data/tinystories/$train.part
     echo no-ranges >mode
@@ -192,7 +192,7 @@ test_bad_servers() {
     echo good >mode
     get tinystories --out data
     good "the next attempt"
-    check "goes on" grep -q "$train bytes=$kept-" requests
+    check "continues" grep -q "$train bytes=$kept-" requests
     check "is whole" same $stories/$train $file
     rm -r data
     mv $stories/$train there

@@ -173,7 +173,7 @@ static void expect_tensor(Reader* r, const TensorRow* row, GPT2Config cfg, int l
     }
 }
 
-// Where the data begins: after the infos, which come twice through the reader.
+// Where the data starts: after the infos, which come twice through the reader.
 static size_t data_begin(Reader r, size_t tensors) {
     for (size_t i = 0; i < tensors; i++) {
         take_string(&r);

@@ -3,7 +3,7 @@
 #include "test.h"
 
 // One block; x (n), n at most the number of threads. Each thread writes the sum and the maximum of x, each
-// found twice in a row: once of x, and, with the same shared memory, as half of that of 2 x.
+// found twice in a row: once of x and, in the same shared memory, as half the sum of 2 x.
 __global__ void reduce_kernel(float* out, const float* x, int n) {
     const float mine = (int)threadIdx.x < n ? x[threadIdx.x] : 0.0f;
     const float sum = block_sum(mine), sum_again = block_sum(2 * mine) / 2;

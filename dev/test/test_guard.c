@@ -96,13 +96,13 @@ static void test_guard_nonfinite(void) {
 }
 
 // A lasting change of level is skipped as often as the head of guard.h says, not for ever.
-static void test_regime(double limit, int most) {
+static void test_regime(double limit, int max) {
     UpdateGuard guard = guard_warm(limit, limit);
     int skipped = 0;
     while (skipped < 1000 && guard_check(&guard, 1e4, 1e4) == UPDATE_SKIP_OUTLIER) {
         skipped++;
     }
-    EXPECT(skipped >= 1 && skipped <= most, "limit %g: skipped %d, wanted at most %d", limit, skipped, most);
+    EXPECT(skipped >= 1 && skipped <= max, "limit %g: skipped %d, wanted at most %d", limit, skipped, max);
 }
 
 // Diverged: too many in a row that are not finite, or a mean that rose too far above its lowest.
@@ -132,7 +132,7 @@ static void test_divergence(void) {
     }
     EXPECT_NEAR(guard_rise(&guard), 2, 1e-9, "all are new");
     guard_divergence(&guard, 3, 1, reason);
-    EXPECT(strstr(reason, "2.000 above its lowest"), "%s", reason);
+    EXPECT(strstr(reason, "2.000 above its minimum"), "%s", reason);
 }
 
 int main(void) {

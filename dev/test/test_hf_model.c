@@ -1,5 +1,5 @@
 // test_hf_model.c -- a model comes back from a Hugging Face directory with the same bits, also from several
-// files, 16-bit weights and other names; the files are laid out as GPT-2's; what is not GPT-2 is refused.
+// files, 16-bit weights and other names; the files are laid out as GPT-2's; other models are refused.
 #include <sys/stat.h>
 
 #include "llmc/base/float16.h"
@@ -70,7 +70,7 @@ static Model read_model(const char* directory, GPT2Config cfg) {
     return model;
 }
 
-// Every element of `got`, fp32, is that of `want`, whose elements have the given type.
+// Every element of `got`, fp32, equals the one of `want`, which has the given type.
 static void expect_model(const Model* got, const Model* want, SafeTensorsDtype dtype, const char* what) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &want->rows[i];
@@ -182,7 +182,7 @@ static void test_several_files(void) {
     free(model.memory);
 }
 
-// ---- what is refused
+// ---- refused models ----
 
 static void body_read(const void* directory) {
     Model model = read_model((const char*)directory, CFG);
@@ -226,8 +226,8 @@ static void test_other_configs(void) {
         {"\"n_ctx\": 6", "\"scale_attn_by_inverse_layer_idx\": true", "scale_attn_by_inverse_layer_idx"},
         {"}", "", "config.json|end of the text"},
         {"{", "[", "config.json|byte 0"},
-        {"\"n_ctx\": 6", "\"n_layer\": 2", "config.json: key n_layer comes twice"},
-        {"\"n_ctx\": 6", "\"a\": 1, \"a\": 1", "config.json: key a comes twice"},
+        {"\"n_ctx\": 6", "\"n_layer\": 2", "config.json: key n_layer appears twice"},
+        {"\"n_ctx\": 6", "\"a\": 1, \"a\": 1", "config.json: key a appears twice"},
         {"\"resid_pdrop\": 0.0", "\"resid_pdrop\": \"x\"", "config.json: byte"},
     };
     const char* directory = directory_of("configs");
@@ -242,7 +242,7 @@ static void test_other_configs(void) {
     change_config(directory, "gelu_new", "gelu_fast");
     body_read(directory);
     change_config(directory, "\"embd_pdrop\": 0.0", "\"embd_pdrop\": 0.125");
-    EXPECT(test_dies(body_read, directory, 0, "note: |config.json|dropout (0.125)|none here"), "");
+    EXPECT(test_dies(body_read, directory, 0, "note: |config.json|dropout (0.125)|not used here"), "");
     change_config(directory, "\"n_ctx\": 6", "\"task_specific_params\": {\"a\": [1, {\"b\": null}]}");
     body_read(directory);
     free(model.memory);
@@ -299,7 +299,7 @@ static void test_other_tensors(void) {
     static const char* const cases[][2] = {
         {"h.1.attn.bias", ""},
         {"transformer.h.0.attn.masked_bias", ""},
-        {"score.weight", "note: |left out, heads for other tasks: score.weight"},
+        {"score.weight", "note: |ignored heads for other tasks: score.weight"},
         {"h.0.attn.biases", "unexpected tensors: h.0.attn.biases (1"},
         {"h.0.attn.c_attn.lora", "unexpected tensors: h.0.attn.c_attn.lora (1"},
         {"transformer.wte.weight", "unexpected tensors: wte.weight (1"}, // twice, under both names

@@ -1,4 +1,4 @@
-// test_json.c -- reading JSON: values of every kind, the limits of strings and numbers, and what is refused.
+// test_json.c -- reading JSON: values of every kind, the limits of strings and numbers, and refusals.
 #include "llmc/base/check.h"
 #include "llmc/base/json.h"
 #include "test.h"
@@ -111,11 +111,11 @@ static void test_scalars(void) {
     r = read_text("1234567890123456789012345678901234567890123456789012345678901234567890");
     EXPECT(!json_number(&r, &number), "a number of 70 digits");
     r = read_text(" true");
-    EXPECT(json_truth(&r, &truth) && truth == 1, "%s", error);
+    EXPECT(json_bool(&r, &truth) && truth == 1, "%s", error);
     r = read_text("false");
-    EXPECT(json_truth(&r, &truth) && truth == 0, "%s", error);
+    EXPECT(json_bool(&r, &truth) && truth == 0, "%s", error);
     r = read_text("tru");
-    EXPECT(!json_truth(&r, &truth), "half a word");
+    EXPECT(!json_bool(&r, &truth), "half a word");
 }
 
 static void test_skip(void) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_kill.sh -- kill -9 at random moments of a run that saves all the time: it goes on each time, no checkpoint is ever lost
+# test_kill.sh -- kill -9 at random moments of a run that saves all the time: it resumes each time, no checkpoint is ever lost
 # or torn, and at the end the run has the same bits as one that was left alone.
 #
 #     dev/test/test_kill.sh build/plain/train_gpt2 [KILLS] [SEED]      20 kills by default
@@ -58,7 +58,7 @@ compare_runs() {
     local file left final
     final=step_$(printf '%08d' $steps)
     for file in model.safetensors optimizer.1of1.safetensors; do
-        cmp "whole/$final/$file" "killed/$final/$file" || fail "$file differs from that of the run without kills"
+        cmp "whole/$final/$file" "killed/$final/$file" || fail "$file differs from the run without kills"
     done
     diff <(numbers whole) <(numbers killed) >diff.txt || fail "the logs differ: $(head -n 3 diff.txt)"
     left=$(cd killed && echo step_*)

@@ -1,4 +1,4 @@
-// test_layernorm.c -- layer normalization and the residual sum: both passes, what is set and what is added
+// test_layernorm.c -- layer normalization and the residual sum: both passes, set and added gradients,
 // to.
 #include <stddef.h>
 

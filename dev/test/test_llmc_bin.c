@@ -143,7 +143,7 @@ static void test_layout(void) {
     free(model.memory);
 }
 
-// Also with tensors longer than what is converted at a time.
+// Also with tensors longer than one converted piece.
 static void test_round_trip(GPT2Config cfg, ModelDtype dtype) {
     const Model model = model_random(cfg), back = model_open(cfg);
     const char* path = test_path("round_trip.bin");
@@ -190,7 +190,7 @@ static void test_bf16_rounding(void) {
         uint16_t to;
     } cases[] = {
         {0x3F800000, 0x3F80}, {0xBF800000, 0xBF80}, // 1, -1: exact
-        {0x3F808000, 0x3F80}, {0x3F818000, 0x3F82}, // ties: to the even neighbour, down and up
+        {0x3F808000, 0x3F80}, {0x3F818000, 0x3F82}, // ties: to the even neighbor, down and up
         {0xBF808000, 0xBF80}, {0xBF818000, 0xBF82}, // and the same for negative numbers
         {0x3F807FFF, 0x3F80}, {0x3F808001, 0x3F81}, // just below and above a tie
         {0x3F817FFF, 0x3F81}, {0x3F818001, 0x3F82}, //
@@ -351,7 +351,7 @@ static void body_write(const void* path) {
     free(model.memory);
 }
 
-// As on a disk that is full after so many bytes.
+// As on a disk that is full after n bytes.
 static rlim_t disk_bytes;
 
 static void body_write_limited(const void* path) {

@@ -60,7 +60,7 @@ static const char* value_end(const char* s) {
     return end != s && (*s == '-' || (*s >= '0' && *s <= '9')) ? end : NULL; // strtod also takes nan and inf
 }
 
-// Where the value of `key` in a flat object begins.
+// Where the value of `key` in a flat object starts.
 static const char* json_value(const char* line, const char* key) {
     char quoted[64];
     snprintf(quoted, sizeof(quoted), "\"%s\":", key);
@@ -78,7 +78,7 @@ static int json_is(const char* line, const char* key, const char* wanted) {
     return value && strncmp(value, wanted, strlen(wanted)) == 0;
 }
 
-// Line number i of a text, without its newline; "" if there is none.
+// Line number i of a text, without its newline; "" if the text is shorter.
 static const char* line_of(const char* text, int i) {
     static char line[8192];
     while (i-- > 0 && text) {
@@ -204,7 +204,7 @@ static void test_partial(void) {
     log = open_log("partial", 0, 10);
     log_close(&log);
     EXPECT(!slurp(test_path("partial/log.jsonl"))[0] && !slurp(test_path("partial/main.log"))[0],
-           "a new run begins with empty files");
+           "a new run starts with empty files");
     EXPECT(count_of(slurp(test_path("partial/log.jsonl.1")), "\n") == 2,
            "those of the earlier run have another name");
     EXPECT(count_of(slurp(test_path("partial/main.log.1")), "\n") == 1,
@@ -282,7 +282,7 @@ static void test_resume(void) {
     EXPECT(strcmp(slurp(test_path("parts/main.log")), whole_text) == 0, "main.log of the resumed run:\n%s",
            slurp(test_path("parts/main.log")));
 
-    log = open_log("parts", 12, 20); // a finished run that goes on: the curve knows what came before
+    log = open_log("parts", 12, 20); // a finished run that continues: the curve knows what came before
     CurvePoint points[LOG_BINS_];
     EXPECT(log_recall_(log.train, points) == 12 && points[11].step == 12, "training losses are read again");
     EXPECT_NEAR(points[11].loss, 5 - 0.1 * 11, 1e-6, "training losses are read again");
@@ -307,7 +307,7 @@ static void test_resume(void) {
     log_close(&log);
     EXPECT(count_of(slurp(test_path("zero/log.jsonl")), "\n") == 1, "step 0 is kept, its stop is not: %s",
            slurp(test_path("zero/log.jsonl")));
-    log = open_log("time", 0, 20); // the time of the run is that of all its parts
+    log = open_log("time", 0, 20); // the time of the run is the sum of its parts
     log.open_s -= 100;
     log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
     log_close(&log);
@@ -315,7 +315,7 @@ static void test_resume(void) {
     log_train(&log, 2, 4, 0, 1, 0, 1e-3, 1, NAN);
     log_close(&log);
     EXPECT_NEAR(number_of(line_of(slurp(test_path("time/log.jsonl")), 1), "elapsed_s"), 100, 5, "both parts");
-    log = open_log("elsewhere", 12, 20); // resumes with no log to go on from
+    log = open_log("elsewhere", 12, 20); // resumes with no log to continue from
     run_part(&log, 12, 12);
     log_close(&log);
     EXPECT(count_of(slurp(test_path("elsewhere/log.jsonl")), "\n") == 3, "val, sample, save");
@@ -340,7 +340,7 @@ static void test_rollback(void) {
     EXPECT(count_of(slurp(test_path("back/main.log")), "trl:") == 12, "%s",
            slurp(test_path("back/main.log")));
     log = open_log("back", 9, 12);
-    log_stop(&log, 9, "SIGTERM", "; go on");
+    log_stop(&log, 9, "SIGTERM", "; continue");
     log_close(&log);
     text = slurp(test_path("back/log.jsonl"));
     EXPECT(strstr(text, line) && count_of(text, "\"kind\":\"train\"") == 9, "resumed: %s", text);
@@ -353,7 +353,7 @@ static void test_rollback(void) {
 static void test_step_line(void) {
     RunLog log = open_log("line", 0, 1000);
     log_train(&log, 12, 4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118);
-    log_train(&log, 1000, 1.5, NAN, 0.5, NAN, 3e-5, 812.3, NAN); // what is unknown is left out
+    log_train(&log, 1000, 1.5, NAN, 0.5, NAN, 3e-5, 812.3, NAN); // unknown values are left out
     log_close(&log);
     const char* screen = slurp(test_path("line.screen"));
     const char* want =
@@ -403,13 +403,13 @@ static void test_rate(void) {
     RunLog log = open_log("rate", 0, 2000);
     const double start = time_now_s();
     train_fast(&log, 2000);
-    const int most = 2 + (int)(2 * (time_now_s() - start));
+    const int max = 2 + (int)(2 * (time_now_s() - start));
     log.shown_s -= 0.6; // as if time had passed
     log_train(&log, 1999, 4, 0, 1, 0, 1e-3, 0.1, NAN);
     log_close(&log);
     const char* screen = slurp(test_path("rate.screen"));
     const int lines = count_of(screen, "\n");
-    EXPECT(lines >= 3 && lines <= most + 1, "%d lines, wanted at most %d", lines, most + 1);
+    EXPECT(lines >= 3 && lines <= max + 1, "%d lines, wanted at most %d", lines, max + 1);
     EXPECT(strstr(screen, "step    1/2000") && strstr(screen, "step 2000/2000") &&
                strstr(screen, "1999/2000"),
            "first, last, after a pause");
@@ -423,11 +423,11 @@ static void test_terminal(void) {
     log.is_terminal = 1;
     const double start = time_now_s();
     train_fast(&log, 1000);
-    const int most = 1 + (int)(10 * (time_now_s() - start));
+    const int max = 1 + (int)(10 * (time_now_s() - start));
     log_val(&log, 1000, 3);
     log_close(&log);
     const char* screen = slurp(test_path("terminal.screen"));
-    EXPECT(count_of(screen, "\r") <= most + 1, "rewritten %d times", count_of(screen, "\r"));
+    EXPECT(count_of(screen, "\r") <= max + 1, "rewritten %d times", count_of(screen, "\r"));
     EXPECT(strncmp(screen, "step    1/2000", 14) == 0, "the first step has a line of its own");
     log = open_log("terminal", 0, 2000);
     log.is_terminal = 1;

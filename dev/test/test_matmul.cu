@@ -13,8 +13,7 @@ static const int simulated = 1;
 static const int simulated = 0;
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Device arrays
+// ---- device arrays ----
 
 static void* device_arrays[32]; // all since the last case_close
 static int device_arrays_count = 0;
@@ -38,8 +37,7 @@ static void case_close(const char* what) {
     ops_close(what);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Tolerance
+// ---- tolerance ----
 
 // One rounding to T of the result, and one of a value of size `rounded` before it, where there is such a step
 // (NULL: none). Both sums, the reference's and the GPU's, are fp32 sums: see test_matmul.c, 4 epsilon of the
@@ -57,8 +55,7 @@ static void compare(const float* got, const float* want, const float* magnitude,
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A layer
+// ---- a layer ----
 
 template <class T> struct Linear {
     int N, C, OC;
@@ -225,8 +222,7 @@ static void test_size(int N, int C, int OC, size_t shift, BiasSteps steps, Matmu
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Sizes and settings
+// ---- sizes and settings ----
 
 enum { DONE, REFUSED };
 
@@ -307,8 +303,7 @@ static void test_tf32(const Gpu* gpu) {
     case_close("tf32");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Autotune, plans, capture
+// ---- autotune, plans, capture ----
 
 // Everything once; the bits of all outputs in one array.
 template <class T> static float* all_outputs(const Linear<T>* l, MatmulGpu* ctx) {
@@ -532,8 +527,7 @@ static void test_capture(const Gpu* gpu) {
     case_close("capture");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What ends the program
+// ---- what ends the program ----
 
 // Products of more shapes than there is room for plans, the first one again at the end.
 static void test_many_plans(const Gpu* gpu) {

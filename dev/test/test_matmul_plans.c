@@ -1,4 +1,4 @@
-// test_matmul_plans.c -- the algorithms of products in files: what is written is read, what is damaged,
+// test_matmul_plans.c -- the algorithms of products in files: written ones are read back, damaged ones,
 // foreign or of another machine is not; the cache, and several programs that write it at the same time.
 #include "llmc/matmul_plans.h"
 #include "test.h"

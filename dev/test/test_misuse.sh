@@ -175,7 +175,7 @@ test_divergence() {
     for every in 0 1; do
         cp -r good "wild_$every"
         train --out "wild_$every" --resume on --override "${wild[@]}" --on-divergence rollback --sample-every $every
-        check_error "wild updates, sampled every $every" 1 "the run has diverged|it went back here 3 times before"
+        check_error "wild updates, sampled every $every" 1 "the run has diverged|it was rolled back here 3 times already"
     done
     check "it went back as often" [ "$(grep -c '"rollback"' wild_0/log.jsonl)" = "$(grep -c '"rollback"' wild_1/log.jsonl)" ]
     check "three times" [ "$(grep -c '"rollback"' wild_1/log.jsonl)" = 3 ]

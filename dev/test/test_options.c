@@ -1,4 +1,4 @@
-// The table is consistent, the parser is strict, and what is printed reads back as the same options.
+// The table is consistent, the parser is strict, and printed options read back as the same.
 #define OPTIONS_IMPLEMENTATION
 
 #include "llmc/base/rand.h"
@@ -195,8 +195,8 @@ static void test_refuses_arguments(void) {
     EXPECT(refused("--", "unknown option -- (") && refused("--=1", "unknown option -- ("));
     EXPECT(refused("-=1", "unknown option - ("));
     EXPECT(refused("--seq", "unknown option --seq"));
-    EXPECT(refused("--batch", "--batch is given no value; wanted 1 to 1048576 sequences"));
-    EXPECT(refused("--out|--batch|4", "--out is given no value"));
+    EXPECT(refused("--batch", "--batch is missing its value; wanted 1 to 1048576 sequences"));
+    EXPECT(refused("--out|--batch|4", "--out is missing its value"));
     EXPECT(refused("--batch|4|-b|4", "--batch is given twice") &&
            refused("--plan|--plan", "--plan is given twice"));
     EXPECT(refused("--plan=on", "--plan takes no value") && refused("--plan|on", "stray argument on"));

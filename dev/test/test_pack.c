@@ -1,4 +1,4 @@
-// Tests of llmc/data/pack.h: what is promised of the rows, on streams of random documents.
+// Tests of llmc/data/pack.h: the promises about rows, on streams of random documents.
 #include "shards.h"
 #define PACK_IMPLEMENTATION
 
@@ -83,7 +83,7 @@ static size_t take_row(const Text* text, const Row* row, uint8_t* used) {
     size_t taken = 0;
     for (int from = 0; from < row->length;) {
         int end = from;
-        EXPECT(row->starts[from] == from, "a piece begins at %d, starts says %d", from, row->starts[from]);
+        EXPECT(row->starts[from] == from, "a piece starts at %d, starts says %d", from, row->starts[from]);
         while (end < row->length && row->starts[end] == from) {
             end++;
         }
@@ -92,7 +92,7 @@ static size_t take_row(const Text* text, const Row* row, uint8_t* used) {
         for (int i = from; at != SIZE_MAX && i < end; i++) {
             const size_t p = at + (size_t)(i - from);
             EXPECT(!used[p]++, "token %zu twice", p);
-            EXPECT(i == from || text->tokens[p] != EOT, "a document begins inside a piece");
+            EXPECT(i == from || text->tokens[p] != EOT, "a document starts inside a piece");
             EXPECT(i == end - 1 || row->targets[i] == text->tokens[p + 1], "target");
         }
         taken += (size_t)(end - from);
@@ -191,7 +191,7 @@ static size_t document_after(const Text* text, size_t p) {
     return p;
 }
 
-// Every row: T tokens of the text; where it begins follows from where the one before ended.
+// Every row: T tokens of the text; where it starts follows from where the one before ended.
 static void test_aligned(const Text* text, int T) {
     Rows rows;
     size_t start = 0;
@@ -270,7 +270,9 @@ static void test_windows(void) {
     free(tokens);
 }
 
-// ---- documents of files: those of an index, and of shards whose documents run over from one into the next
+// ---- documents of files ----
+
+// The documents of an index, and of shards in which documents continue from one shard into the next.
 
 // A stream in which one could not see the documents by their tokens.
 static void test_index(void) {
@@ -339,7 +341,7 @@ static void test_scan(void) {
     free(tokens);
 }
 
-// ---- errors
+// ---- errors ----
 
 typedef struct {
     Packing pack;

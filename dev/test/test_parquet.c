@@ -60,7 +60,7 @@ static int texts_read(Parquet* p, const char* path, const char* column, Texts* t
     return more == 0;
 }
 
-// ---- good files
+// ---- good files ----
 
 enum { ALL = 1 << 20, NULLS = 0 };
 
@@ -174,7 +174,7 @@ static void test_other_columns(void) {
     free(got.data);
 }
 
-// ---- what is refused
+// ---- refused files ----
 
 static void expect_refused(const char* path, const char* column, const char* wanted) {
     static Parquet p;
@@ -212,7 +212,7 @@ static void test_refused_pages(void) {
         {"bad_level_encoding", "page 0: definition levels of encoding 4, wanted RLE"},
         {"bad_level", "page 0: damaged: a definition level above 1"},
         {"bad_rest", "page 0: values are left"},
-        {"bad_missing", "page 1: not there: the row group ends with 1 rows missing"},
+        {"bad_missing", "page 1: missing: the row group ends 1 rows too early"},
         {"bad_index", "page 1: damaged: an index is beyond the dictionary"},
         {"bad_no_dictionary", "page 0: indices without a dictionary"},
         {"bad_prefix", "page 0: damaged: a prefix is longer than the value before"},
@@ -238,7 +238,7 @@ static void test_open_dies(void) {
            "parquet_open ends the program");
 }
 
-// ---- damage
+// ---- damage ----
 
 typedef struct {
     unsigned char* data;
@@ -270,14 +270,14 @@ static void expect_harmless(const char* path, Texts wanted, int has_checksums, s
     free(got.data);
 }
 
-// Each bit of every byte; or one bit of so many bytes.
-static void test_flips(const char* name, size_t rows, int bits, size_t most, int has_checksums) {
+// Each bit of every byte; or one bit each of n bytes.
+static void test_flips(const char* name, size_t rows, int bits, size_t max, int has_checksums) {
     const File file = file_read(fixture_path(name));
     const char* path = test_write(name, file.data, file.bytes);
     const Texts wanted = texts_wanted(rows);
     const int fd = open(path, O_RDWR);
     CHECK(fd >= 0, "%s: %s", path, strerror(errno));
-    const size_t step = file.bytes / most + 1;
+    const size_t step = file.bytes / max + 1;
     for (size_t at = 0; at < file.bytes; at += step) {
         for (int i = 0; i < bits; i++) {
             const unsigned char byte =

@@ -132,7 +132,7 @@ static void expect_mma(const Gpu* gpu, float* device, const float* host, const c
     }
 }
 
-// Small integers, of which all sums are exact. A single 1 in a or b shows where each element of it goes.
+// Small integers, so that all sums are exact. A single 1 in a or b shows where each element of it goes.
 template <class X> static void test_mma(const Gpu* gpu) {
     float host[ALL];
     float* device = (float*)gpu_alloc(ALL, sizeof(float), "matrices");

@@ -38,7 +38,7 @@ static void test_sequence(void) {
         Rand fork = rng;
         const uint32_t word = rand_u32(&rng);
         EXPECT(word == block.word[i % 4], "word %d of the stream", (int)i);
-        EXPECT(word == rand_u32(&fork), "a copy goes on with the same word");
+        EXPECT(word == rand_u32(&fork), "a copy continues with the same word");
     }
 }
 
@@ -150,14 +150,14 @@ static double textbook_normal(uint64_t seed, uint64_t stream, uint64_t index) {
 
 static void test_normal(void) {
     enum { DRAWS = 200000 };
-    double moment[5] = {0}, neighbours = 0, last = 0;
+    double moment[5] = {0}, neighbors = 0, last = 0;
     int beyond_2 = 0, beyond_4 = 0;
     for (uint64_t i = 0; i < DRAWS; i++) {
         const double x = rand_normal(9, 10, i);
         for (int k = 1; k <= 4; k++) {
             moment[k] += pow(x, k) / DRAWS;
         }
-        neighbours += x * last / DRAWS;
+        neighbors += x * last / DRAWS;
         last = x;
         beyond_2 += fabs(x) > 2;
         beyond_4 += fabs(x) > 4;
@@ -170,7 +170,7 @@ static void test_normal(void) {
     EXPECT_NEAR(moment[2], 1, 5 * sigma * sqrt(2), "variance");
     EXPECT_NEAR(moment[3], 0, 5 * sigma * sqrt(15), "third moment");
     EXPECT_NEAR(moment[4], 3, 5 * sigma * sqrt(96), "fourth moment");
-    EXPECT_NEAR(neighbours, 0, 5 * sigma, "correlation of neighbours");
+    EXPECT_NEAR(neighbors, 0, 5 * sigma, "correlation of neighbors");
     EXPECT_NEAR(beyond_2 / (double)DRAWS, 0.0455, 5 * sigma * 0.21, "beyond 2 sigma");
     EXPECT_NEAR(beyond_4, 6.3e-5 * DRAWS, 5 * sqrt(6.3e-5 * DRAWS), "beyond 4 sigma");
 }

@@ -31,7 +31,7 @@ static File file_read(const char* path) {
     return whole;
 }
 
-// A file of this header, with ' for ", and so many bytes of data.
+// A file of this header, with ' for ", and n bytes of data.
 static File file_make(const char* header, size_t data_bytes) {
     const uint64_t length = strlen(header);
     File file = {NULL, 8 + length + data_bytes};
@@ -57,7 +57,7 @@ static int has_words(const char* text, const char* wanted) {
     return ok;
 }
 
-// ---- the checksum
+// ---- the checksum ----
 
 static void test_checksum(void) {
     // from the reference implementation (PyPI xxhash 3), of the first bytes of (7 i^2 + 13 i + i/8) mod 256
@@ -120,7 +120,7 @@ static void test_checksum_of_files(void) {
     free(data);
 }
 
-// ---- numbers of 16 bits
+// ---- numbers of 16 bits ----
 
 typedef struct {
     const char* name;
@@ -156,7 +156,8 @@ static void test_half_patterns(const Half* half) {
     EXPECT(wrong_back == 0, "%s: %d patterns do not come back", half->name, wrong_back);
 }
 
-// Between any two neighbours: the middle goes to the even one, and what is next to the middle to its side.
+// Between any two neighbors: the middle rounds to the even one, and the values next to the middle to their
+// side.
 static void test_half_rounding(const Half* half) {
     const unsigned infinity = (unsigned)half->max_exponent << half->fraction_bits;
     int wrong = 0;
@@ -198,7 +199,7 @@ static void test_halves_flushed(void) {
     EXPECT(half_fingerprint(&HALVES[1]) == before[1], "bf16");
 }
 
-// ---- writing, and reading it again
+// ---- writing, and reading it again ----
 
 // The file, byte by byte, as the format's description has it.
 static void test_layout(void) {
@@ -392,7 +393,7 @@ static void test_metadata(void) {
     safetensors_close(&st);
 }
 
-// ---- headers of others
+// ---- headers of others ----
 
 // Odd but right: any order, blanks, escapes, no metadata, no alignment.
 static void test_foreign(void) {
@@ -431,7 +432,7 @@ static void test_unicode(void) {
     free(file.data);
 }
 
-// A file cannot be opened: the error begins with its name and contains the words.
+// A file cannot be opened: the error starts with its name and contains the words.
 static void expect_refused(const char* path, const char* words) {
     SafeTensors st;
     const int opened = safetensors_try_open(&st, path);
@@ -501,7 +502,7 @@ static void test_bad_headers(void) {
         {"{'a':{'dtype':'F32','shape':[-1],'data_offsets':[0,4]}}", 4, "found '-', wanted a whole number"},
         {"{'a':{'dtype':'F32','shape':[1.0],'data_offsets':[0,4]}}", 4, "found '.', wanted ',' or ']'"},
         {"{'a':{'dtype':'F32','shape':[1e0],'data_offsets':[0,4]}}", 4, "found 'e'"},
-        {"{'a':{'dtype':'F32','shape':[01],'data_offsets':[0,4]}}", 4, "found '1', wanted no digit after"},
+        {"{'a':{'dtype':'F32','shape':[01],'data_offsets':[0,4]}}", 4, "found '1', wanted no digits after"},
         {"{'a':{'dtype':'F32','shape':['1'],'data_offsets':[0,4]}}", 4, "found '\"', wanted a whole number"},
         {"{'a':{'dtype':'F32','shape':[18446744073709551616],'data_offsets':[0,4]}}", 4,
          "a number above 18446744073709551615"},
@@ -511,8 +512,8 @@ static void test_bad_headers(void) {
         {"{'a':{}}", 0, "tensor a: no dtype"},
         {"{'a':{'dtype':'F32','data_offsets':[0,4]}}", 4, "tensor a: no shape"},
         {"{'a':{'dtype':'F32','shape':[1]}}", 4, "tensor a: no data_offsets"},
-        {"{'a':{" ENTRY ",'dtype':'F32'}}", 4, "tensor a: key dtype comes twice"},
-        {"{'a':{" ENTRY ",'shape':[1]}}", 4, "tensor a: key shape comes twice"},
+        {"{'a':{" ENTRY ",'dtype':'F32'}}", 4, "tensor a: key dtype appears twice"},
+        {"{'a':{" ENTRY ",'shape':[1]}}", 4, "tensor a: key shape appears twice"},
         {"{'a':{" ENTRY ",'strides':[1]}}", 4, "tensor a: key strides is unknown|wanted dtype, shape and"},
         {"{'a':{'dtype':'f32','shape':[1],'data_offsets':[0,4]}}", 4,
          "tensor a: dtype f32, wanted F32, F16 or BF16"},
@@ -538,28 +539,29 @@ static void test_bad_headers(void) {
         {"{'a':{'dtype':'U8','shape':[4],'data_offsets':[18446744073709551612,18446744073709551615]}}", 4,
          "tensor a: data_offsets [18446744073709551612"},
         {"{'a':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8,
-         "tensor a: begins at byte 4 of the data, wanted 0: a hole"},
+         "tensor a: starts at byte 4 of the data, wanted 0: a hole"},
         {"{'a':{'dtype':'U8','shape':[4],'data_offsets':[0,4]},'b':{'dtype':'U8','shape':[4],"
          "'data_offsets':[3,7]}}",
-         7, "tensor b: begins at byte 3 of the data, wanted 4: an overlap"},
+         7, "tensor b: starts at byte 3 of the data, wanted 4: an overlap"},
         {"{'a':{'dtype':'U8','shape':[4],'data_offsets':[0,4]},'b':{'dtype':'U8','shape':[4],"
          "'data_offsets':[5,9]}}",
-         9, "tensor b: begins at byte 5 of the data, wanted 4: a hole"},
-        {"{" TENSOR("a") "," TENSOR("b") "}", 4, "begins at byte 0 of the data, wanted 4: an overlap"},
+         9, "tensor b: starts at byte 5 of the data, wanted 4: a hole"},
+        {"{" TENSOR("a") "," TENSOR("b") "}", 4, "starts at byte 0 of the data, wanted 4: an overlap"},
         {"{'a':{'dtype':'U8','shape':[4],'data_offsets':[0,4]},'e':{'dtype':'U8','shape':[0],"
          "'data_offsets':[2,2]}}",
-         4, "tensor e: begins at byte 2 of the data, wanted 4: an overlap"},
-        {"{" TENSOR("a") "}", 5, "1 bytes behind the last tensor, wanted none"},
-        {"{}", 1, "1 bytes behind the last tensor"},
-        {"{" TENSOR("a") ",'a':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8, "tensor a comes twice"},
+         4, "tensor e: starts at byte 2 of the data, wanted 4: an overlap"},
+        {"{" TENSOR("a") "}", 5, "1 bytes after the last tensor, wanted none"},
+        {"{}", 1, "1 bytes after the last tensor"},
+        {"{" TENSOR("a") ",'a':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8,
+         "tensor a appears twice"},
         {"{" TENSOR("a") ",'\\u0061':{'dtype':'F32','shape':[1],'data_offsets':[4,8]}}", 8,
-         "tensor a comes twice"},
+         "tensor a appears twice"},
         // metadata
         {"{'__metadata__':[]}", 0, "found '[', wanted '{'"},
         {"{'__metadata__':{'a':1}}", 0, "found '1', wanted '\"'"},
         {"{'__metadata__':{'a':{}}}", 0, "found '{', wanted '\"'"},
-        {"{'__metadata__':{'a':'1','b':'2','a':'3'}}", 0, "key a comes twice"},
-        {"{'__metadata__':{},'__metadata__':{}}", 0, "__metadata__ comes twice"},
+        {"{'__metadata__':{'a':'1','b':'2','a':'3'}}", 0, "key a appears twice"},
+        {"{'__metadata__':{},'__metadata__':{}}", 0, "__metadata__ appears twice"},
         {"{'__metadata__':{'a':'1'}", 0, "found the end of the text"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -609,7 +611,7 @@ static void test_bad_files(void) {
     }
 }
 
-// ---- damage
+// ---- damage ----
 
 // Opens a file that lies in exactly its bytes of memory, so that the address sanitizer sees all that is read.
 static int memory_open(SafeTensors* st, const unsigned char* data, size_t bytes) {
@@ -683,8 +685,7 @@ static void test_truncations(File good) {
     }
     unsigned char* longer = (unsigned char*)check_alloc(good.bytes + 1, 1, "copy");
     memcpy(longer, good.data, good.bytes);
-    expect_refused(test_write("longer.safetensors", longer, good.bytes + 1),
-                   "1 bytes behind the last tensor");
+    expect_refused(test_write("longer.safetensors", longer, good.bytes + 1), "1 bytes after the last tensor");
     free(longer);
 }
 
@@ -703,7 +704,7 @@ static void test_damage(void) {
     free(good.data);
 }
 
-// ---- finding and requiring
+// ---- finding and requiring ----
 
 // Writes tensors of one element, of the given names, whose values are 1, 2, ...
 static const char* write_named(const char* file, const char* const* names, size_t count) {
@@ -817,7 +818,7 @@ static void test_wrong_dtype(void) {
     free(file.data);
 }
 
-// ---- models in several files
+// ---- models in several files ----
 
 // Makes a directory with two shards: a.safetensors with x and y, b.safetensors with z and a y of its own.
 static void make_shards(const char* name) {
@@ -885,8 +886,9 @@ static void test_bad_sets(void) {
         {"{'weight_map':[]}", "found '[', wanted '{'"},
         {"{'weight_map':{'x':1}}", "found '1', wanted '\"'"},
         {"{'weight_map':{'y':'a.safetensors'}} x", "found 'x', wanted nothing but blanks"},
-        {"{'weight_map':{'y':'a.safetensors'},'weight_map':{'y':'a.safetensors'}}", "weight_map comes twice"},
-        {"{'weight_map':{'y':'a.safetensors','y':'b.safetensors'}}", "key y comes twice"},
+        {"{'weight_map':{'y':'a.safetensors'},'weight_map':{'y':'a.safetensors'}}",
+         "weight_map appears twice"},
+        {"{'weight_map':{'y':'a.safetensors','y':'b.safetensors'}}", "key y appears twice"},
         {"{'weight_map':{'w':'a.safetensors'}}", "index.json: tensor w is not in |/model/a.safetensors"},
         {"{'weight_map':{'y':'c.safetensors'}}", "/model/c.safetensors: cannot read: No such file"},
         {"{'weight_map':{'y':'../model/a.safetensors'}}",
@@ -926,7 +928,7 @@ static void test_bad_sets(void) {
     expect_set_refused(test_path("nowhere"), "cannot read: No such file");
 }
 
-// ---- failing writes
+// ---- failing writes ----
 
 static void body_write(const void* path) {
     const size_t shape[1] = {300000};
@@ -942,7 +944,7 @@ static void body_write(const void* path) {
     free(data);
 }
 
-// As on a disk that is full after so many bytes.
+// As on a disk that is full after n bytes.
 static rlim_t disk_bytes;
 
 static void limit_writes(void) {
@@ -992,7 +994,7 @@ static void test_failing_writes(void) {
            (long long)info.st_size);
 }
 
-// ---- for dev/ref/check_safetensors.py
+// ---- for dev/ref/check_safetensors.py ----
 
 // i64 (2,3), f32 (5), f16 (2,2,2), bf16 (3), u16 (), u8 (0,4)
 static int write_for_reference(const char* path) {

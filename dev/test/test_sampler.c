@@ -105,7 +105,7 @@ static void test_ties(void) {
         EXPECT(next(V, 1, 3, 1, coin) < 3, "top-3 of equals are the ids 0 1 2");
         EXPECT(next(V, 1, 0, 0.24f, coin) < 10, "a nucleus of 0.24 of 40 equals is the ids 0 to 9");
     }
-    logits[30] = 1.6f; // in a huge temperature the weights are equal, the order is still that of the logits
+    logits[30] = 1.6f; // in a huge temperature the weights are equal, the order is still by logit
     EXPECT(next(V, 1e30f, 1, 1, 0.5f) == 30, "top-1 is the largest logit at any temperature");
 }
 
@@ -189,7 +189,7 @@ int main(void) {
     test_sets(1, 0, 1);
     test_sets(1, 7, 1);
     test_sets(1, 0, 0.8f);
-    test_sets(1.5f, 12, 0.8f); // differs from a nucleus of all tokens: the mass is that of the 12
+    test_sets(1.5f, 12, 0.8f); // differs from a nucleus of all tokens: the mass counts the 12 alone
     test_ties();
     test_extremes();
     test_large();

@@ -379,7 +379,7 @@ static void test_documents_of_text(void) {
     expect_refused("--separator x --steps 1", 2, "--separator x needs --train-data");
 }
 
-// --plan and --print-config write nothing: what is not kept is unknown.
+// --plan and --print-config write nothing: without kept shards the data is unknown.
 static void test_dry(void) {
     static const char* const dry[] = {" --plan", " --print-config"};
     char line[256];
@@ -455,12 +455,12 @@ static void test_stories_seed(void) {
 
 // Sizes that people ask for must neither overflow nor fill the memory.
 static void test_stories_limit(void) {
-    const size_t most = ((size_t)1 << 27) + 1;
+    const size_t max = ((size_t)1 << 27) + 1;
     EXPECT(setup_stories_tokens_(1000, 4096) == 4096001, "below the limit");
     EXPECT(setup_stories_tokens_(0, 4096) == 4097, "one batch at least");
-    EXPECT(setup_stories_tokens_((int64_t)1 << 39, (int64_t)1 << 39) == most, "beyond 64 bits");
-    EXPECT(setup_stories_tokens_(1, (int64_t)1 << 40) == most, "a batch beyond it");
-    EXPECT(setup_stories_tokens_(1 << 15, 1 << 12) == most, "the limit itself");
+    EXPECT(setup_stories_tokens_((int64_t)1 << 39, (int64_t)1 << 39) == max, "beyond 64 bits");
+    EXPECT(setup_stories_tokens_(1, (int64_t)1 << 40) == max, "a batch beyond it");
+    EXPECT(setup_stories_tokens_(1 << 15, 1 << 12) == max, "the limit itself");
 }
 
 static void test_floor(void) {
@@ -491,7 +491,7 @@ static void expect_batch(const char* line, int batch, int seq_len, int64_t total
 }
 
 static void test_batch(void) {
-    const int usual = SETUP_BATCH_TOKENS; // about so many tokens, in whole sequences
+    const int usual = SETUP_BATCH_TOKENS; // about this many tokens, in whole sequences
     expect_batch(TEXT, usual / SETUP_CONTEXT, SETUP_CONTEXT, usual);
     expect_batch(TEXT "--seq-len 100", usual / 100, 100, usual / 100 * 100);
     expect_batch(TEXT "--context 64", usual / 64, 64, usual);
@@ -555,7 +555,7 @@ static void test_steps(void) {
     resumed.steps = 5;
     setup_length_(&text, &resumed);
     EXPECT(resumed.steps == OPTION_AUTO, "%lld steps", (long long)resumed.steps);
-    expect_refused(TEXT "--epochs 2 --steps 7", 2, "--epochs 2 and --steps 7: wanted one of them");
+    expect_refused(TEXT "--epochs 2 --steps 7", 2, "--epochs 2 and --steps 7: wanted only one of them");
     expect_refused("--epochs 2", 2, "--epochs 2 needs --train-data");
     expect_refused(TEXT "--epochs 1e9 --seq-len 1 --batch 1", 2,
                    "--epochs 1e+09 is 1.9e+12 steps; wanted at most");
@@ -581,7 +581,7 @@ static void test_times(void) {
                         "--sample-tokens 7 --save-every 0 --lr 0.5 --out %/out");
     EXPECT(o->warmup == 3 && o->eval_every == 0 && o->sample_every == 0 && o->sample_tokens == 7 &&
                o->save_every == 0 && o->lr == 0.5f,
-           "what is given stays");
+           "given options stay");
     run_close(&run);
     expect_refused(TEXT "--save-every 5", 2, "--save-every 5|--out");
 }

@@ -7,10 +7,10 @@ enum { TOKENS = 100000 };
 
 static int ids[TOKENS];
 
-// Adds tokens [from, to), at most `most` at a time, as far as the writer takes them.
-static void add(ShardWriter* writer, size_t from, size_t to, size_t most) {
+// Adds tokens [from, to), at most `max` at a time, as far as the writer takes them.
+static void add(ShardWriter* writer, size_t from, size_t to, size_t max) {
     while (from < to) {
-        const size_t n = to - from < most ? to - from : most, taken = shard_writer_add(writer, ids + from, n);
+        const size_t n = to - from < max ? to - from : max, taken = shard_writer_add(writer, ids + from, n);
         EXPECT(0 < taken && taken <= n, "%zu of %zu", taken, n);
         from += taken;
     }

@@ -27,7 +27,7 @@ check "the CPU trainer runs" "$cpu" "${run[@]}" --out cpu
 check "the GPU trainer runs" "$gpu" "${run[@]}" --tf32 off --out gpu
 check "the same loss curve on the built-in stories" same_curve
 check "the same sample" diff <(grep '"sample"' cpu/log.jsonl) <(grep '"sample"' gpu/log.jsonl)
-check "the GPU trainer's model goes on in the CPU trainer" \
+check "the GPU trainer's model continues in the CPU trainer" \
     "$cpu" --model gpu/step_00000020 --steps 0 --batch 2 --eval-batches 4 --samples 0 --out again
 check "with the loss it had" \
     diff <(losses gpu | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6) <(losses again | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6)
@@ -39,7 +39,7 @@ CUSIM_MEMORY_MIB=143 "$gpu" --layers 2 --channels 64 --heads 2 --seq-len 32 --ba
 check "what does not fit is refused" [ $? = 1 ]
 check "with what would" grep -q -e '--batch [0-9]* --recompute [0-9] fits' err.txt
 LLMC_NVML_LIBRARY=none.so "$gpu" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 -lg 1 >out.txt
-check "without NVML a run goes on" [ $? = 0 ]
+check "without NVML a run continues" [ $? = 0 ]
 check "and says why there is no report" grep -q 'no GPU report: .*none.so' out.txt
 CUSIM_DEVICES=0 "$gpu" --plan --model d12 --out plan >plan.txt
 check "a plan needs no GPU" [ $? = 0 ]

@@ -108,7 +108,7 @@ static void test_far(void) {
     const int s = sources_find(&sources, p + 12345, &j);
     uint64_t near;
     EXPECT(sources_find(&sources, 12345, &near) == s, "the order repeats");
-    EXPECT(j == p / 1000000 * weights[s] + near, "the number goes on");
+    EXPECT(j == p / 1000000 * weights[s] + near, "the number continues");
     sources_close(&sources);
 }
 
@@ -137,7 +137,7 @@ static void test_tail(void) {
     sources_close(&sources);
 }
 
-// ---- what is said
+// ---- messages ----
 
 static void test_print(void) {
     const uint16_t tokens[] = {9, 1, 2, 9, 1, 9, 1, 2, 3, 4};
@@ -162,7 +162,7 @@ static void test_print(void) {
     fclose(file);
 }
 
-// ---- names and contents
+// ---- names and contents ----
 
 static void test_names(void) {
     DataSources sources;
@@ -200,7 +200,7 @@ static void test_fingerprint(void) {
     sources_close(&memory);
 }
 
-// ---- errors
+// ---- errors ----
 
 static void open_it(const void* list) {
     DataSources sources;

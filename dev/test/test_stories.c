@@ -67,7 +67,7 @@ static void test_reproducible(const Corpus* c) {
     for (int i = 0; i < WINDOW; i++) {
         told += other[i] == c->stories.eot;
     }
-    int at = -1; // where that story begins when nothing is cut off
+    int at = -1; // where that story starts when nothing is cut off
     for (int i = 0; at < 0; i++) {
         at = again[i] == c->stories.eot && told-- == 0 ? i : -1;
     }
@@ -111,7 +111,7 @@ static void test_follow(const Corpus* c) {
         EXPECT_NEAR(c->nats[i], -log(taken->p), 1e-6, "token %zu", i);
         surprise.sum += c->nats[i] - entropy;
         surprise.variance += square - entropy * entropy;
-        visited[taken->step - 1] = 1; // steps that say something go on at the next one
+        visited[taken->step - 1] = 1; // steps that say something continue at the next one
         stories_follow(s, &place, taken);
     }
     EXPECT_NEAR(z_score(surprise), 0, 4, "mean nats against mean entropy, in standard errors");
@@ -237,10 +237,10 @@ static void check_spelling(const char* story) {
         const int opens = *at == '"' && quotes % 2 == 1;
         EXPECT(!(*at == ' ' && (strchr(" .,?!", next) || next == '\0')), "a stray blank: %s", at);
         EXPECT(!strchr(".,?!", *at) || strchr(" \"", next), "a blank lacks: %s", at);
-        EXPECT(!opens || isupper(next), "a quotation begins small or with a blank: %s", at);
+        EXPECT(!opens || isupper(next), "a quotation starts small or with a blank: %s", at);
         EXPECT(letter || *at == ' ' || *at == '\'' || strchr(".,?!\"", *at), "%s", at);
         EXPECT(!(strchr(".?!", *at) && next == ' ') || isupper((unsigned char)at[2]) || at[2] == '"',
-               "a sentence begins small: %s", at);
+               "a sentence starts small: %s", at);
     }
     EXPECT(quotes % 2 == 0, "%s", story);
 }
@@ -282,7 +282,7 @@ static void check_grammar(const char* story) {
     EXPECT(at, "a story without a friend: %s", story);
 }
 
-// Where `key` begins in the story; its end, as a failure, if it is not there.
+// Where `key` starts in the story; its end, as a failure, if it is not there.
 static const char* find(const char* story, const char* key) {
     const char* at = strstr(story, key);
     EXPECT(at, "\"%s\" is not in: %s", key, story);

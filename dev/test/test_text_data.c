@@ -117,7 +117,7 @@ static void test_shards(void) {
     strcat(text, TALE);
     char* longer = expect_shards(&data, path, text, 0);
     EXPECT(strcmp(first, longer) != 0, "another text, the same shards");
-    EXPECT(count_files("") == 5 && count_files("mine") == 1, "what is old is removed: %d files",
+    EXPECT(count_files("") == 5 && count_files("mine") == 1, "old shards are removed: %d files",
            count_files(""));
 
     glob_t files = tokens_list(longer); // a shard that is missing is made again
@@ -188,7 +188,7 @@ static void test_separator(void) {
     DataSources sources; // the same text as bytes
     sources_open_files(&sources, path, TOKENS_AUTO, 257);
     text_data_warn(screen, &sources);
-    EXPECT(count_lines(screen, "fish.txt has the characters <|endoftext|>") == 2, "no warning of bytes");
+    EXPECT(count_lines(screen, "fish.txt contains <|endoftext|>") == 2, "no warning of bytes");
     sources_close(&sources);
     free(three), free(one);
     bpe_close(&bytes);
@@ -237,8 +237,8 @@ static void test_errors(void) {
     const TextData data = encoding(&bpe, stdout);
     EXPECT(test_dies(encode, &data, EXIT_FAILURE, "no text in it"), "an empty source");
     test_write("zeros.txt", "a\0b", 3);
-    EXPECT(test_dies(encode_zeros, &data, EXIT_FAILURE, "zeros.txt: no text: byte 1 is zero"), "");
-    EXPECT(test_dies(train_on_zeros, stdout, EXIT_FAILURE, "zeros.txt: no text: byte 1 is zero"), "");
+    EXPECT(test_dies(encode_zeros, &data, EXIT_FAILURE, "zeros.txt: not text: byte 1 is zero"), "");
+    EXPECT(test_dies(train_on_zeros, stdout, EXIT_FAILURE, "zeros.txt: not text: byte 1 is zero"), "");
     EXPECT(test_dies(require_plain, test_path("empty.jsonl"), EXIT_USAGE, "needs a vocabulary: --tokenizer"),
            "bytes of JSON");
     text_data_require_plain(test_path("tale.txt"));
@@ -258,7 +258,7 @@ static void test_directory(void) {
     fclose(screen);
 }
 
-// ---- verifying
+// ---- verifying ----
 
 static int verify(FILE* screen, const char* list) {
     const TextData text = {.field = "text", .separator = ""};
@@ -283,7 +283,7 @@ static void test_verify(void) {
     EXPECT(count_lines(screen, "BAD  ") == 5 && count_lines(screen, "v1.jsonl:2: byte 8") == 1 &&
                count_lines(screen, "v3.txt: cannot read") == 1 && count_lines(screen, "v5.txt.gz: ") == 1,
            "their names");
-    EXPECT(count_lines(screen, "v6.jsonl: 2 documents, 4 bytes of text") == 1, "what is read through");
+    EXPECT(count_lines(screen, "v6.jsonl: 2 documents, 4 bytes of text") == 1, "counted while reading");
     EXPECT(count_lines(screen, "v7.txt: 1 document, 4 bytes of text") == 1, "a text");
     write_tokens("x_bad.bin", "", 0, 2, (const int[]){1, 2}, 2);
     write_shard("x_good.bin", MAGIC_U16, 0, 50);

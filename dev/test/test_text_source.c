@@ -1,6 +1,6 @@
-// Tests of llmc/data/text_source.h and llmc/data/packed_file.h: what the documents of each kind of file are, that
-// blocks have them whole, without growing (test_text_pipeline.c looks at the tokens), continuing from the start of
-// any block, and errors.
+// Tests of llmc/data/text_source.h and llmc/data/packed_file.h: what the documents of each kind of file are,
+// that blocks have them whole, without growing (test_text_pipeline.c looks at the tokens), continuing from
+// the start of any block, and errors.
 #define BPE_MAX_PIECE 5000
 #define TEXT_SOURCE_IMPLEMENTATION
 #include <sys/stat.h>
@@ -16,7 +16,7 @@ typedef struct {
     size_t bytes, begins[MAX_DOCUMENTS], count, num_blocks;
     TextPosition starts[MAX_DOCUMENTS];
     size_t at_start[MAX_DOCUMENTS]; // bytes before each block
-    char error[ERROR_BYTES];        // "" if there is none
+    char error[ERROR_BYTES];        // "" for none
 } Documents;
 
 static TextOptions options_of(size_t block_bytes) {
@@ -94,7 +94,7 @@ static const char* write_text(const char* name, const char* text) {
     return test_write(name, text, strlen(text));
 }
 
-// ---- kinds of files
+// ---- kinds of files ----
 
 static void test_plain(void) {
     const TextOptions options = options_of(TEXT_BLOCK_BYTES);
@@ -174,7 +174,7 @@ static void test_parquet(void) {
     }
 }
 
-// ---- errors
+// ---- errors ----
 
 static void expect_error(const char* path, TextOptions options, const char* wanted) {
     Documents* all = read_all(&path, 1, options);
@@ -193,7 +193,7 @@ static void test_json_errors(void) {
         {"{\"text\":\"a\"}\n{\"text\":1}\n", "bad.jsonl:2: byte 8: found '1', wanted '\"'"},
         {"\n\n{\"id\":1,\"body\":\"\"}\n", "bad.jsonl:3: no field \"text\", found \"id\", \"body\""},
         {"{}", "bad.jsonl:1: no field \"text\", found none at all"},
-        {"{\"text\":\"a\",\"text\":\"b\"}", "bad.jsonl:1: the field \"text\" is there twice"},
+        {"{\"text\":\"a\",\"text\":\"b\"}", "bad.jsonl:1: the field \"text\" appears twice"},
         {"{\"text\":\"a\"", "bad.jsonl:1: byte 11: found the end of the text"},
         {"{\"text\":\"a\n\"}", "bad.jsonl:1: byte 10: found the end of the text, wanted the end of a string"},
         {"{\"text\":\"a\"} {\"text\":\"b\"}", "bad.jsonl:1: byte 13: found '{', wanted nothing"},
@@ -209,7 +209,7 @@ static void test_json_errors(void) {
 static void test_parquet_errors(void) {
     TextOptions options = options_of(TEXT_BLOCK_BYTES);
     expect_error(write_text("bad.parquet", "PAR1 is not enough"), options, "bad.parquet: ");
-    expect_error(write_text("bad.parquet.gz", "x"), options, "bad.parquet.gz: Parquet is packed inside");
+    expect_error(write_text("bad.parquet.gz", "x"), options, "bad.parquet.gz: Parquet is already compressed");
     options.field = "none";
     expect_error("dev/ref/fixtures/parquet/pyarrow_plain.parquet", options, "none|text");
 }
@@ -230,12 +230,15 @@ static void test_open_errors(void) {
     const OpenCase packed = {write_text("a.txt.xz", "x")}, shard = {write_text("a.bin", "x")};
     EXPECT(test_dies(open_one, &missing, EXIT_FAILURE, "missing.txt: cannot open: No such file"), "");
     EXPECT(test_dies(open_one, &directory, EXIT_FAILURE, "a directory, wanted files: |/*."), "");
-    EXPECT(test_dies(open_one, &packed, EXIT_FAILURE, "a.txt.xz: no text by its name: an archive"), "");
-    EXPECT(test_dies(open_one, &shard, EXIT_FAILURE, "a.bin: no text by its name: binary"), "");
-    static const char* const others[][2] = {
-        {"a.txt.gz.gz", "packed twice"}, {"a.json", "name it .jsonl"},  {"a.CSV", "a table"},
-        {"a.csv.gz", "a table"},         {"a.pdf", "extract its text"}, {"a.tar.gz", "an archive"},
-        {"a.npy", "binary data"}};
+    EXPECT(test_dies(open_one, &packed, EXIT_FAILURE, "a.txt.xz: not text, by its name: an archive"), "");
+    EXPECT(test_dies(open_one, &shard, EXIT_FAILURE, "a.bin: not text, by its name: binary"), "");
+    static const char* const others[][2] = {{"a.txt.gz.gz", "compressed twice"},
+                                            {"a.json", "name it .jsonl"},
+                                            {"a.CSV", "a table"},
+                                            {"a.csv.gz", "a table"},
+                                            {"a.pdf", "extract its text"},
+                                            {"a.tar.gz", "an archive"},
+                                            {"a.npy", "binary data"}};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
         const OpenCase other = {write_text(others[i][0], "x")};
         EXPECT(test_dies(open_one, &other, EXIT_FAILURE, others[i][1]), "%s", others[i][0]);
@@ -243,7 +246,7 @@ static void test_open_errors(void) {
     expect_documents(write_text("dir.csv_a.md", "x"), options_of(10), "x");
 }
 
-// text_source_check on one file: its error, "" if there is none.
+// text_source_check on one file: its error, or "".
 static const char* check_one(const char* path, TextFormat format) {
     static TextSource source;
     static char error[ERROR_BYTES];
@@ -262,12 +265,12 @@ static void test_no_text(void) {
     text[65535] = '\0';
     const char* path = test_write("late.txt", text, 65536);
     const char* error = check_one(path, TEXT_BY_NAME);
-    EXPECT(strstr(error, "late.txt: no text: byte 65535 is zero"), "%s", error);
+    EXPECT(strstr(error, "late.txt: not text: byte 65535 is zero"), "%s", error);
     EXPECT(!*check_one(path, TEXT_PLAIN), "");
-    expect_error(path, options_of(100), "late.txt: no text: byte 65535 is zero");
+    expect_error(path, options_of(100), "late.txt: not text: byte 65535 is zero");
     TextOptions lines = options_of(100);
     lines.separator = "\n";
-    expect_error(path, lines, "late.txt: no text: byte 65535 is zero");
+    expect_error(path, lines, "late.txt: not text: byte 65535 is zero");
     text[65535] = 'a';
     text[65536] = '\0';
     path = test_write("later.txt", text, sizeof(text));
@@ -283,7 +286,7 @@ static void test_no_text(void) {
     documents_close(rest);
 }
 
-// ---- packed files
+// ---- packed files ----
 
 #if defined(HAVE_ISAL) || defined(HAVE_ZLIB) || defined(HAVE_ZSTD)
 static char* pack(const char* command, const char* from, const char* to) {
@@ -379,7 +382,7 @@ static void test_last_frame(void) {
 }
 #endif
 
-// Either reads such files, or says what is missing.
+// Either reads such files, or names the missing library.
 static void test_packing(void) {
 #if defined(HAVE_ISAL) || defined(HAVE_ZLIB)
     test_packed("gzip -c", ".gz", "truncated: its gzip data");
@@ -401,7 +404,7 @@ static void test_packing(void) {
 #endif
 }
 
-// ---- blocks
+// ---- blocks ----
 
 // The same document in blocks of all sizes, and from the start of every block on.
 static void test_blocks(void) {
@@ -467,7 +470,7 @@ static void test_seek_errors(void) {
     EXPECT(strstr(all->error, "seek.txt: ends 1 bytes before"), "%s", all->error);
     documents_close(all);
     all = read_from(&lines, 1, options_of(100), late);
-    EXPECT(strstr(all->error, "seek.jsonl: document 1 is not there any more"), "%s", all->error);
+    EXPECT(strstr(all->error, "seek.jsonl: document 1 has disappeared"), "%s", all->error);
     documents_close(all);
     all = read_from(&lines, 1, options_of(100), end);
     EXPECT(!all->error[0] && all->bytes == 0, "%s", all->error);

@@ -35,8 +35,7 @@ static void test_numbers(void) {
                (long long)value);
         in = thrift_reader(data, cases[i].count - 1);
         EXPECT(thrift_zigzag(&in) == 0 || cases[i].count > 1, "case %zu, cut", i);
-        EXPECT(in.wrong && thrift_u8(&in) == 0 && thrift_varint(&in) == 0, "case %zu: what is wrong stays so",
-               i);
+        EXPECT(in.wrong && thrift_u8(&in) == 0 && thrift_varint(&in) == 0, "case %zu: errors persist", i);
         free(data);
     }
     unsigned char* data;
@@ -97,7 +96,7 @@ static void test_fields(void) {
     free(data);
 }
 
-// Reads a struct of which nothing is known.
+// Reads a struct of unknown fields.
 static const char* skip_all(const unsigned char* bytes, size_t count) {
     ThriftReader in = thrift_reader(bytes, count);
     ThriftField field = {0, 0};

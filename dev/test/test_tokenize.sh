@@ -72,7 +72,7 @@ test_ids() {
     check "it says how many" grep -q '^6 tokens in 2 shards, ids_val_000000.bin to ids_train_000001.bin$' stdout
     good "no validation" "${vocab[@]}" --val-tokens 0 --out ids_0 a.txt
     check "one shard" [ "$(echo ids_0_*)" = ids_0_train_000000.bin ]
-    bad 1 "zero.txt: no text: byte 7 is zero|--format text" "${vocab[@]}" --out zero_refused zero.txt
+    bad 1 "zero.txt: not text: byte 7 is zero|--format text" "${vocab[@]}" --out zero_refused zero.txt
     check "nothing is written" [ "$(echo zero_*)" = 'zero_*' ]
     good "a zero" "${vocab[@]}" --val-tokens 0 --format text --out zero zero.txt
     check "a zero is a byte" [ "$(tokens zero_train_000000.bin | wc -w)" = 12 ]
@@ -117,13 +117,13 @@ packed() {
 
 # ---- interruptions ----
 
-# The run stops at shard n, which cannot be written, and goes on when it can.
+# The run stops at shard n, which cannot be written, and continues when it can.
 test_resume() {
     local run=("${vocab[@]}" --shard-tokens 700 --val-tokens 900) n next
     good "a whole run" "${run[@]}" --out whole part_a? lines.jsonl
     check "finished" grep -q '"finished":true' whole.progress.json
     good "again" "${run[@]}" --out whole part_a? lines.jsonl
-    check "has nothing to do" grep -q '^finished before: ' stdout
+    check "has nothing to do" grep -q '^already finished: ' stdout
     for n in 1 2 7 20; do
         next=$(printf 'broken_%s_%06d.bin' "$([ $n -lt 2 ] && echo val || echo train)" $n)
         mkdir "$next"
@@ -132,7 +132,7 @@ test_resume() {
         check "stopped" grep -q '"finished":false' broken.progress.json
         check "after $n shards" grep -q "\"shards\":$n," broken.progress.json
         good "going on" "${run[@]}" --out broken part_a? lines.jsonl
-        check "behind them" [ -n "$(grep "^going on after .* in $n shards$" stdout)" ]
+        check "behind them" [ -n "$(grep "^continuing after .* in $n shards$" stdout)" ]
         check "nothing else is left" [ -z "$(find . -name 'broken*.part' -o -name 'broken.lock')" ]
         check "the same shards as without the stop, after $n" same_shards whole broken
         rm broken*
@@ -192,12 +192,12 @@ test_other_arguments() {
     rm other_train_000002.bin
     bad 1 "other_train_000002.bin: No such file|--restart" "${run[@]}" --out other lines.txt
     rm other.progress.json
-    bad 1 "other_val_000000.bin: is there, but no other.progress.json" "${run[@]}" --out other lines.txt
+    bad 1 "other_val_000000.bin: exists, but no other.progress.json" "${run[@]}" --out other lines.txt
     good "fewer shards" "${vocab[@]}" --restart --out other lines.txt
     check "remove the others" [ "$(echo other_*)" = "other_train_000001.bin other_val_000000.bin" ]
 }
 
-# What was read from a pipe is gone: a second run can neither go on nor be known to be the same.
+# What was read from a pipe is gone: a second run can neither continue nor be known to be the same.
 test_streams() {
     local run=("${vocab[@]}" --val-tokens 0)
     timeout 20 "$tokenize" "${run[@]}" --out pipe - <lines.txt >stdout 2>stderr
@@ -286,7 +286,7 @@ test_errors() {
     bad 1 "none.json" --tokenizer none.json lines.txt
     bad 1 "gpt2: cannot open the tokenizer|scripts/get_data.sh gpt2-vocab" --tokenizer gpt2 lines.txt
     : >merges.bin
-    bad 1 "merges.bin: no text by its name" "${vocab[@]}" merges.bin
+    bad 1 "merges.bin: not text, by its name" "${vocab[@]}" merges.bin
     good "a directory that is not there yet" "${vocab[@]}" --out new/place/a lines.txt
     check "is made" [ -f new/place/a.progress.json ]
     good "a vocabulary in one" --train-bpe 300 --out new/other/a lines.txt
@@ -301,17 +301,17 @@ test_errors() {
     bad 1 "no text" "${vocab[@]}" --out empty empty.txt
     bad 1 "no text" "${vocab[@]}" --out empty empty.txt # and again
     head -c 300 /bin/sh >program
-    bad 1 "program: no text: byte" "${vocab[@]}" --out kinds lines.txt program
+    bad 1 "program: not text: byte" "${vocab[@]}" --out kinds lines.txt program
     echo '[{"text": "a"}]' >array.json
-    bad 1 "array.json: no text by its name: name it .jsonl|jq" "${vocab[@]}" --out kinds lines.txt array.json
+    bad 1 "array.json: not text, by its name: name it .jsonl|jq" "${vocab[@]}" --out kinds lines.txt array.json
     cp array.json table.csv
-    bad 1 "table.csv: no text by its name: a table" "${vocab[@]}" --out kinds lines.txt table.csv
+    bad 1 "table.csv: not text, by its name: a table" "${vocab[@]}" --out kinds lines.txt table.csv
     good "whatever its name" "${vocab[@]}" --format text --out kinds lines.txt table.csv
     mkdir directory
     cp lines.jsonl directory
     bad 1 "directory: a directory, wanted files: directory/*.jsonl" "${vocab[@]}" --out never directory
     cp lines.txt ./--dashes
-    good "a name that begins with a dash" "${vocab[@]}" --out dashes -- --dashes
+    good "a name that starts with a dash" "${vocab[@]}" --out dashes -- --dashes
     bad 2 "unknown option --dashes" "${vocab[@]}" --out dashes --dashes
     check "bad input leaves nothing behind" [ "$(echo never*)" = 'never*' ]
     "$tokenize" "${vocab[@]}" --out full lines.txt >/dev/full 2>stderr
@@ -324,7 +324,7 @@ test_full_disk() {
     check "a full disk: $(head -n 1 stderr)" grep -q '^error: disk_train_000001.bin: cannot write: File too large' stderr
     check "a full disk: nothing half-written is left" [ "$(echo disk*)" = "disk.progress.json disk_val_000000.bin" ]
     good "when there is room" "${vocab[@]}" --out disk --val-tokens 100 lines.txt
-    check "the run goes on" grep -q "^going on after 100 tokens in 1 shards" stdout
+    check "the run continues" grep -q "^continuing after 100 tokens in 1 shards" stdout
 }
 
 # ---- vocabularies ----

@@ -79,7 +79,7 @@ static void test_words_errors(void) {
            "");
 }
 
-// ---- files: bpe_files.h knows their formats
+// ---- files: bpe_files.h knows their formats ----
 
 static void open_file(const void* path) {
     Tokenizer tokenizer;
@@ -132,7 +132,7 @@ static void test_files(void) {
     EXPECT(test_dies(decode_bad_id, &(int){-1}, EXIT_FAILURE, "-1|0 to 256"), "");
 }
 
-// ---- as Hugging Face's files, and back
+// ---- as Hugging Face's files, and back ----
 
 static void make_directory(const char* path) { EXPECT(mkdir(path, 0777) == 0, "%s", path); }
 

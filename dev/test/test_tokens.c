@@ -23,7 +23,7 @@ static TokenStream open_files(const char* pattern) {
     return stream;
 }
 
-// ---- streams
+// ---- streams ----
 
 static void expect_test_data(const TokenStream* stream, size_t first, size_t count, const char* what) {
     int tokens[128];
@@ -119,7 +119,7 @@ static void test_fingerprint(void) {
     EXPECT(value[3] != value[4], "other documents");
 }
 
-// ---- files that somebody writes to
+// ---- files that somebody writes to ----
 
 typedef struct {
     const TokenStream* stream;
@@ -261,7 +261,7 @@ static void test_split_text(void) {
     tokens_close(&stream);
 }
 
-// ---- errors
+// ---- errors ----
 
 static void open_path(const void* pattern) { open_files((const char*)pattern); }
 
@@ -283,8 +283,8 @@ static void test_file_errors(void) {
     EXPECT(open_dies(both, "c.bin|c.txt|one kind"), "");
     EXPECT(open_dies(test_path("none_*.bin"), "none_*.bin|No such file"), "");
     EXPECT(open_dies(test_path("none.txt"), "none.txt|No such file"), "");
-    EXPECT(open_dies("", "names no file"), "");
-    EXPECT(open_dies(",,", "\",,\": names no file"), "");
+    EXPECT(open_dies("", "no file name"), "");
+    EXPECT(open_dies(",,", "\",,\": no file name"), "");
     mkdir(test_path("dir"), 0777);
     EXPECT(open_dies(test_path("dir"), "/dir: a directory without text files|'/tmp/|/*.bin' for shards"), "");
     EXPECT(open_dies(test_path("d?r"), "/dir: a directory, wanted a file"), "");
@@ -362,7 +362,7 @@ static void test_bad_tokens(void) {
                "\x7F"
                "ELF\0\1",
                6);
-    EXPECT(open_dies(test_path("program"), "program: no text: byte 4 is zero"), "a program is no text");
+    EXPECT(open_dies(test_path("program"), "program: not text: byte 4 is zero"), "a program is no text");
     EXPECT(test_dies(open_text_small_vocabulary, test_write("d.txt", "d", 1), EXIT_FAILURE,
                      "d.txt|257, found 256"),
            "");
@@ -379,7 +379,7 @@ static void test_too_few(void) {
            "");
 }
 
-// ---- other formats
+// ---- other formats ----
 
 static const int SEVEN[7] = {5, 6, 7, 8, 9, 10, 300};
 
@@ -452,9 +452,9 @@ static void test_megatron_errors(void) {
         {2, 3, 3, {2, 1, 3}, {0, 2, 3}, "meg.idx: |the sequences have 12 bytes, the .bin 14"},
         {2, 3, 3, {2, 2, 4}, {0, 2, 3}, "meg.idx: |the sequences have 16 bytes, the .bin 14"},
         {2, 3, 3, {9, -2, 0}, {0, 2, 3}, "meg.idx: sequence 1: -2 tokens"},
-        {2, 3, 3, {2, 1, 4}, {1, 2, 3}, "meg.idx: document 0 begins at sequence 1, wanted 0 to 0"},
-        {2, 3, 3, {2, 1, 4}, {0, 4, 3}, "meg.idx: document 1 begins at sequence 4, wanted 0 to 3"},
-        {2, 3, 3, {2, 1, 4}, {0, 2, 1}, "meg.idx: document 2 begins at sequence 1, wanted 2 to 3"},
+        {2, 3, 3, {2, 1, 4}, {1, 2, 3}, "meg.idx: document 0 starts at sequence 1, wanted 0 to 0"},
+        {2, 3, 3, {2, 1, 4}, {0, 4, 3}, "meg.idx: document 1 starts at sequence 4, wanted 0 to 3"},
+        {2, 3, 3, {2, 1, 4}, {0, 2, 1}, "meg.idx: document 2 starts at sequence 1, wanted 2 to 3"},
         {2, 3, 2, {2, 1, 4}, {0, 2, 0}, "meg.idx: the documents end at sequence 2 of 3"},
         {2, 3, 0, {2, 1, 4}, {0, 0, 0}, "meg.idx: |0 marks"},
         {4, 3, 3, {2, 1, 4}, {0, 2, 3}, "meg.bin: 14 bytes, wanted whole tokens of 4"},
@@ -477,7 +477,7 @@ static void test_megatron_errors(void) {
     unlink(test_path("meg.bin"));
 }
 
-// ---- verifying
+// ---- verifying ----
 
 static int verify(const char* path, const char* wanted) {
     char line[1024] = "";
@@ -517,7 +517,7 @@ static void test_verify(void) {
     EXPECT(!verify(good, "v.bin.xxh64: wanted the 16 digits"), "");
 }
 
-// ---- more than 2 GiB. Sparse files: what was not written reads as 0, and takes no room.
+// ---- more than 2 GiB. Sparse files: what was not written reads as 0, and takes no room ----
 
 // Creates a file of `bytes` bytes with `head` at its beginning and `tail` at its end; NULL if there is no
 // room.
@@ -532,7 +532,7 @@ static const char* write_sparse(const char* name, size_t bytes, const void* head
     return ok ? path : NULL;
 }
 
-// The stream begins with tokens `first` and is zeros before the last 4 tokens.
+// The stream starts with tokens `first` and is zeros before the last 4 tokens.
 static void expect_large(const TokenStream* stream, size_t count, int first) {
     int tokens[6];
     EXPECT(stream->count == count, "%zu tokens", stream->count);

@@ -85,8 +85,8 @@ CHECK_DIES_(1) static void die_usage(const char* format, ...) {
         }                                                                                                    \
     } while (0)
 
-// For readers that return 0 and leave the message to the caller, who may be able to go on: sets `error`, of
-// ERROR_BYTES, to "path: message" and returns 0.
+// For readers that return 0 and leave the message to the caller, who may be able to continue: sets `error`,
+// of ERROR_BYTES, to "path: message" and returns 0.
 #define ERROR_BYTES (PATH_MAX + 2048)
 __attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, const char* path,
                                                                    const char* format, ...) {
@@ -142,7 +142,8 @@ static inline void* check_alloc(size_t count, size_t element_bytes, const char* 
     return memory;
 }
 
-// Room for one more item behind the `count` of an array from malloc, or NULL: it doubles at each power of two.
+// Room for one more item behind the `count` of an array from malloc, or NULL: it doubles at each power of
+// two.
 static inline void* check_grow(void* items, size_t count, size_t item_bytes, const char* what) {
     if (count & (count - 1)) {
         return items;

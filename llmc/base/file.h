@@ -32,7 +32,7 @@ extern "C" {
 // Sets path as printf would; a path that is too long ends the program.
 __attribute__((format(printf, 2, 3))) void file_path(char path[PATH_MAX], const char* format, ...);
 
-// Sets path to that of a name in a directory.
+// Sets path to directory/name.
 void file_join(char path[PATH_MAX], const char* directory, const char* name);
 
 // Does the name end in this, in capitals or not, behind something?
@@ -77,10 +77,10 @@ int file_try_write_text(const char* path, const char* text, size_t bytes, char* 
 int file_open_regular(const char* path, char* error);
 
 // Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
-// reason in `error` if it cannot be read, or is longer than `most`.
-int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error);
+// reason in `error` if it cannot be read, or is longer than `max`.
+int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char* error);
 
-// ---- what is in a file
+// ---- contents ----
 
 // Sets *value to the checksum of a file (xxh64.h). Returns 0 with the reason in `error` if it cannot be read.
 int file_checksum(const char* path, uint64_t* value, char* error);
@@ -91,9 +91,9 @@ int file_checksum(const char* path, uint64_t* value, char* error);
 // Returns 0 with the reason in `error` if it cannot be read.
 int file_fingerprint(const char* path, uint64_t* value, char* error);
 
-// ---- one writer at a time
+// ---- one writer at a time ----
 
-// Takes the lock of what is open as fd, for as long as it stays open. A killed process keeps its locks until
+// Locks the open file fd until it is closed. A killed process keeps its locks until
 // the system has taken its memory back, so somebody else's is waited for up to `wait_s`. Returns 0 if it is
 // not to be had; a file system without locks does without.
 int file_try_lock(int fd, double wait_s);
@@ -105,10 +105,10 @@ int file_is_part(const char* name);
 // beginning. The caller has the lock of whatever they belong to.
 void file_remove_parts(const char* directory, const char* beginning);
 
-// ---- standard input, output and error
+// ---- standard input, output and error ----
 
 // First of all in main: where one of them is closed, the next file that is opened would become it, and get
-// what is printed.
+// the printed name.
 void file_open_standard(void);
 
 #ifdef __cplusplus
@@ -187,7 +187,7 @@ void file_open(FileWriter* writer, const char* path) {
     file_path(writer->path, "%s", path);
     writer->file = NULL;
     const int fd = file_create_part_(writer);
-    CHECK(fd >= 0, "%s: cannot write: %s", path, strerror(errno)); // and what is there is not ours to remove
+    CHECK(fd >= 0, "%s: cannot write: %s", path, strerror(errno)); // not ours to remove
     writer->file = fdopen(fd, "wb");
     if (!writer->file) {
         close(fd);
@@ -314,7 +314,7 @@ static ssize_t file_read_at_(int fd, void* buffer, size_t bytes, off_t at) {
     return (ssize_t)got;
 }
 
-int file_try_read(const char* path, size_t most, char** text, size_t* bytes, char* error) {
+int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char* error) {
     size_t room = 4096, used = 0;
     ssize_t got = 1;
     *text = NULL;
@@ -324,7 +324,7 @@ int file_try_read(const char* path, size_t most, char** text, size_t* bytes, cha
         return 0;
     }
     char* buffer = (char*)check_alloc(room, 1, path);
-    while (got > 0 && used <= most) {
+    while (got > 0 && used <= max) {
         got = file_read_at_(fd, buffer + used, room - used - 1, (off_t)used);
         used += got > 0 ? (size_t)got : 0;
         if (used + 1 == room) {
@@ -332,7 +332,7 @@ int file_try_read(const char* path, size_t most, char** text, size_t* bytes, cha
             CHECK(buffer, "%s: no memory for %zu bytes", path, room);
         }
     }
-    const int reason = got < 0 ? errno : used > most ? EFBIG : 0;
+    const int reason = got < 0 ? errno : used > max ? EFBIG : 0;
     close(fd);
     if (reason) {
         free(buffer);
@@ -344,7 +344,7 @@ int file_try_read(const char* path, size_t most, char** text, size_t* bytes, cha
     return 1;
 }
 
-// ---- what is in a file
+// ---- contents ----
 
 int file_checksum(const char* path, uint64_t* value, char* error) {
     enum { BLOCK_BYTES = 256 << 10 }; // stays in the cache between reading and adding
@@ -401,7 +401,7 @@ int file_fingerprint(const char* path, uint64_t* value, char* error) {
     return got >= 0 || error_set(error, path, "cannot read: %s", strerror(reason));
 }
 
-// ---- one writer at a time
+// ---- one writer at a time ----
 
 int file_try_lock(int fd, double wait_s) {
     const struct timespec pause = {0, 50000000}; // 50 ms
@@ -440,7 +440,7 @@ void file_remove_parts(const char* directory, const char* beginning) {
     }
 }
 
-// ---- standard input, output and error
+// ---- standard input, output and error ----
 
 void file_open_standard(void) {
     for (int fd = 0; fd <= 2; fd++) {

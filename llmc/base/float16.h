@@ -2,8 +2,8 @@
 float16.h -- the two 16-bit floating point formats on the host: bf16 (8 bits of exponent, 7 of mantissa) and
 IEEE half precision, fp16 (5 and 10).
 
-Widening is exact. Narrowing rounds to nearest, ties to even; what is too large becomes infinity, NaN stays a
-NaN.
+Widening is exact. Narrowing rounds to nearest, ties to even; values that are too large become infinity, NaN
+stays a NaN.
 
 defines: float_bits, float_of_bits, bf16_from_float, bf16_to_float, fp16_from_float, fp16_to_float
 */

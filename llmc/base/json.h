@@ -1,23 +1,25 @@
 /*
-json.h -- JSON (RFC 8259): strings written, and any text of it read, strictly.
+json.h -- JSON (RFC 8259): writes strings, and reads any text strictly.
 
-Written: JSON text is UTF-8, and what we print need not be: file names are any bytes, and a model may stop in
-the middle of a character. A byte that belongs to no valid character is printed as U+FFFD, the replacement
-character, so the result always parses.
+Writing: JSON text must be UTF-8, but our strings may not be: a file name can have any bytes, and a model may
+stop in the middle of a character. A byte that belongs to no valid character is printed as U+FFFD, the
+replacement character, so the result always parses.
 
-Read: a JsonReader steps through a text from value to value; the caller asks for what it expects next, so
-nothing is allocated. Each function returns 0, with the place and what was wanted in `error`, when it finds
-something else. Strings are decoded in place, in the caller's copy of the text:
+Reading: a JsonReader steps through a text from value to value. The caller asks for the value that it expects
+next, so nothing is allocated. If the text has something else, a function returns 0 and `error` says where,
+and what was wanted. Strings are decoded in place, in the caller's copy of the text:
 
     JsonReader r = json_reader("config.json", text, bytes, error);
     int more, layers;
     const char* key;
-    for (int n = 0; (more = json_member(&r, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) { ... json_skip(&r);
-} ok = more == 0 && json_end(&r);
+    for (int n = 0; (more = json_member(&r, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+        json_skip(&r); // or json_natural(&r, ...) and so on, by key
+    }
+    ok = more == 0 && json_end(&r);
 
 defines: json_print_string, JsonReader, json_reader, json_unexpected, json_peek, json_take, json_end,
          json_string, json_text, json_name, json_member, json_text_member, json_element, json_natural,
-         json_naturals, json_number, json_truth, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME,
+         json_naturals, json_number, json_bool, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME,
          JSON_MAX_DEPTH, json_utf8_length
 */
 #ifndef LLMC_JSON_H
@@ -35,15 +37,16 @@ enum {
     JSON_MAX_DEPTH = 1 << 16, // of objects and arrays inside each other, a bit of memory each
 };
 
-// ---- writing
-// Bytes of the UTF-8 character at the start of text[0 .. left), 0 if there is none. RFC 3629: only the
+// ---- writing ----
+
+// Bytes of the UTF-8 character at the start of text[0 .. left), 0 if it is not valid. RFC 3629: only the
 // shortest form of a character counts, surrogates and what lies above U+10FFFF do not.
 size_t json_utf8_length(const unsigned char* text, size_t left);
 
 // Prints text[0 .. length) as a JSON string with its quotes. Zero bytes are characters like any other.
 void json_print_string(FILE* file, const char* text, size_t length);
 
-// ---- reading
+// ---- reading ----
 
 typedef struct {
     const char* path;    // for errors
@@ -90,14 +93,14 @@ int json_end(JsonReader* text);
 // A whole number that is not negative.
 int json_natural(JsonReader* text, size_t* value);
 
-// An array of at most `most` of them.
-int json_naturals(JsonReader* text, size_t* values, int most, int* count);
+// An array of at most `max` of them.
+int json_naturals(JsonReader* text, size_t* values, int max, int* count);
 
 // A number, in double precision.
 int json_number(JsonReader* text, double* value);
 
 // true or false.
-int json_truth(JsonReader* text, int* value);
+int json_bool(JsonReader* text, int* value);
 
 // Steps over any value.
 int json_skip(JsonReader* text);
@@ -115,7 +118,7 @@ int json_skip(JsonReader* text);
 #include "llmc/base/check.h"
 
 size_t json_utf8_length(const unsigned char* text, size_t left) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // character of so many bytes
+    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by length in bytes
     const unsigned lead = text[0];
     const size_t length = lead < 0x80 ? 1 : lead < 0xC0 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
     if (length == 0 || lead > 0xF4 || length > left) {
@@ -152,7 +155,7 @@ void json_print_string(FILE* file, const char* text, size_t length) {
     fputc('"', file);
 }
 
-// ---- reading
+// ---- reading ----
 
 JsonReader json_reader(const char* path, char* text, size_t bytes, char* error) {
     const JsonReader reader = {path, error, (unsigned char*)text, bytes, 0, 0};
@@ -280,7 +283,7 @@ static size_t json_plain_(const unsigned char* at, size_t left) {
         const uint64_t quote = word ^ '"' * each, backslash = word ^ '\\' * each;
         const uint64_t special = (word | (word - ' ' * each) | (quote - each) | (backslash - each)) & high;
         if (special) {
-            // a borrow goes only into higher bytes, so the lowest one found is right
+            // a borrow goes only into higher bytes, so the lowest match is right
             return n + (size_t)__builtin_ctzll(special) / 8;
         }
     }
@@ -391,7 +394,7 @@ int json_natural(JsonReader* text, size_t* value) {
     }
     for (; json_is_digit_(text); text->at++) {
         if (zero && text->at > begin) {
-            return json_unexpected(text, "no digit after a leading 0");
+            return json_unexpected(text, "no digits after a leading 0");
         }
         if (__builtin_mul_overflow(*value, (size_t)10, value) ||
             __builtin_add_overflow(*value, (size_t)(text->text[text->at] - '0'), value)) {
@@ -402,7 +405,7 @@ int json_natural(JsonReader* text, size_t* value) {
     return 1;
 }
 
-int json_naturals(JsonReader* text, size_t* values, int most, int* count) {
+int json_naturals(JsonReader* text, size_t* values, int max, int* count) {
     *count = 0;
     if (!json_take(text, '[')) {
         return 0;
@@ -411,7 +414,7 @@ int json_naturals(JsonReader* text, size_t* values, int most, int* count) {
         text->at++;
         return 1;
     }
-    while (*count < most) {
+    while (*count < max) {
         if (!json_natural(text, &values[*count])) {
             return 0;
         }
@@ -426,7 +429,7 @@ int json_naturals(JsonReader* text, size_t* values, int most, int* count) {
         }
     }
     return error_set(text->error, text->path, "byte %zu: found more than %d numbers", text->first + text->at,
-                     most);
+                     max);
 }
 
 static int json_digits_(JsonReader* text) {
@@ -493,7 +496,7 @@ int json_number(JsonReader* text, double* value) {
     return 1;
 }
 
-int json_truth(JsonReader* text, int* value) {
+int json_bool(JsonReader* text, int* value) {
     *value = json_peek(text) == 't';
     if (*value || json_peek(text) == 'f') {
         return json_skip_word_(text);
@@ -525,7 +528,7 @@ static int json_skip_begin_(JsonReader* text, JsonNesting_* nesting, JsonPlace* 
         return json_skip_scalar_(text);
     }
     if (nesting->depth == JSON_MAX_DEPTH) {
-        return json_unexpected(text, "values that are nested less deep");
+        return json_unexpected(text, "values that are nested less deeply");
     }
     uint64_t* word = &nesting->is_object[nesting->depth / 64];
     const size_t bit = nesting->depth++ % 64;

@@ -1,10 +1,10 @@
 /*
-signals.h -- signals that ask a run to save, or to save and stop. They are noticed from the first moment of
-the program on, and acted upon where it is safe: between two steps, batches, or blocks of text.
+signals.h -- signals that ask a run to save, or to save and stop. The program notices them from its start, and
+acts on them where it is safe: between two steps, batches, or blocks of text.
 
     SIGTERM, SIGINT, SIGHUP, SIGXCPU    save and stop; a second SIGINT stops at once
-    SIGUSR1                             save and go on
-    SIGPIPE, SIGXFSZ                    nothing: the write that meets them fails, and says so
+    SIGUSR1                             save and continue
+    SIGPIPE, SIGXFSZ                    ignored: the write that causes them fails with an error
 
 SIGINT and SIGHUP that whoever started the program had ignored (nohup, & in a script) stay ignored.
 

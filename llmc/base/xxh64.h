@@ -46,7 +46,7 @@ static inline void xxh64_open(Xxh64* hash) {
     hash->sums[3] = 0 - XXH64_PRIME1_;
 }
 
-// Adds whole stripes; returns what is left over.
+// Adds whole stripes; returns the rest.
 static inline size_t xxh64_stripes_(Xxh64* hash, const unsigned char* data, size_t bytes) {
     uint64_t a = hash->sums[0], b = hash->sums[1], c = hash->sums[2], d = hash->sums[3], lanes[4];
     for (; bytes >= XXH64_STRIPE_; data += XXH64_STRIPE_, bytes -= XXH64_STRIPE_) {

@@ -9,8 +9,8 @@ the source's epochs of S rows; with e = j / S and i = j mod S it is
     row permute_e(i / G) G + i mod G   shuffled, PACK_UNIFORM: groups of G rows of about the same length stay
                                        together; the rows of a last, short group end the epoch
 
-Any p is found at once, so a run resumes anywhere. A micro-step of n processes takes the next n B sequences,
-process r the B of them from r B on: the order of the sequences depends on neither B nor n.
+Any p is found in O(1), so a run can resume anywhere. A micro-step of n processes takes the next n B
+sequences, process r the B of them from r B on: the order of the sequences depends on neither B nor n.
 
 A batch is T tokens wide. With PACK_DYNAMIC and PACK_UNIFORM that is the length of its longest row, rounded up
 to a multiple of 8, with the others the T that the rows were made for.
@@ -18,7 +18,7 @@ to a multiple of 8, with the others the T that the rows were made for.
 A thread fills the next batches while the caller works on one. `wait_s` is the time the caller waited for it.
 
 If somebody writes to a file meanwhile, so that it becomes shorter or has a token that is not below V, the
-batch that met it and all later ones have zeros for tokens, and dataloader_error says why from then on.
+batch that found it and all later ones have zeros for tokens, and dataloader_error says why.
 
 defines: Batch, Shuffle, DataloaderSettings, Dataloader, DATALOADER_GROUP, dataloader_open, dataloader_next,
          dataloader_error, dataloader_seek, dataloader_padding, dataloader_close
@@ -38,10 +38,10 @@ extern "C" {
 
 typedef enum { SHUFFLE_OFF, SHUFFLE_ON } Shuffle;
 
-// The loader's; valid until its next batch or until it seeks.
+// Owned by the loader; valid until its next batch or seek.
 typedef struct {
-    const int *inputs, *targets; // (B, T); a target of -1 is none
-    const int* starts; // (B, T) place in the row where each token's document begins; NULL without a mask
+    const int *inputs, *targets; // (B, T); a target of -1 does not count
+    const int* starts;           // (B, T) where each token's document starts in its row; or NULL
     int B, T;
     int counted; // targets that are not -1
 } Batch;
@@ -72,10 +72,10 @@ typedef struct {
     int* memory; // of all slots: inputs, targets and starts of each
     Batch slot[DATALOADER_SLOTS_];
     pthread_t thread;
-    pthread_mutex_t mutex; // of all that follows, and of the slots between given + 1 and filled
+    pthread_mutex_t mutex; // of all that follows, and of the slots between consumed + 1 and produced
     pthread_cond_t changed;
-    uint64_t given, filled; // batches; number k is in slot k % DATALOADER_SLOTS_
-    uint64_t ahead;         // p of the next batch to fill
+    uint64_t consumed, produced; // batches; number k is in slot k % DATALOADER_SLOTS_
+    uint64_t next_to_fill;       // p of the next batch to fill
     int is_filling, stop;
 
     char has_zeros[DATALOADER_SLOTS_]; // by slot: the data could not be read
@@ -83,19 +83,19 @@ typedef struct {
     char error[ERROR_BYTES];           // the thread's before that; once it is set, nothing is read any more
 } Dataloader;
 
-// ---- the interface
+// ---- the interface ----
 
 // `sources` are packed (sources_pack) and closed after the loader; the loader stays where it is until it is
 // closed.
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings);
 
-// The next micro-step begins with sequence p of the run, counted over epochs.
+// The next micro-step starts at sequence p of the run, counted over epochs.
 void dataloader_seek(Dataloader* loader, uint64_t sequence);
 
-// The next B sequences of this process; an epoch may end inside of them.
+// The next B sequences of this process; an epoch may end among them.
 Batch dataloader_next(Dataloader* loader);
 
-// NULL, or in one line why the batch that was given last, or an earlier one, has zeros for tokens.
+// NULL, or one line: why the last batch, or an earlier one, has zeros for tokens.
 const char* dataloader_error(const Dataloader* loader);
 
 // The share of padding in the run's first `batches` batches of one process.
@@ -121,7 +121,7 @@ void dataloader_close(Dataloader* loader);
 #include "llmc/data/pack.h"
 #include "llmc/data/tokens.h"
 
-// ---- the order
+// ---- the order ----
 
 static uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
     const DataloaderSettings* o = &loader->settings;
@@ -150,9 +150,9 @@ static int dataloader_length_(const Dataloader* loader, uint64_t p) {
     return rows_length(rows, row);
 }
 
-// ---- batches
+// ---- batches ----
 
-// T of a batch that begins with sequence p.
+// T of a batch that starts at sequence p.
 static int dataloader_width_(const Dataloader* loader, uint64_t p) {
     if (loader->sources->pack != PACK_DYNAMIC && loader->sources->pack != PACK_UNIFORM) {
         return loader->T;
@@ -173,7 +173,7 @@ typedef struct {
     uint64_t p;
 } DataloaderFilling_;
 
-// Reads this process' part of the micro-step that begins with sequence p into a slot.
+// Reads this process' part of the micro-step that starts at sequence p into a slot.
 static void dataloader_read_(void* filling_) {
     const DataloaderFilling_* filling = (const DataloaderFilling_*)filling_;
     const Dataloader* loader = filling->loader;
@@ -212,7 +212,7 @@ static void dataloader_break_(Dataloader* loader, MappedResult result, const voi
     }
 }
 
-// Fills a slot with the micro-step that begins with sequence p.
+// Fills a slot with the micro-step that starts at sequence p.
 static void dataloader_fill_(Dataloader* loader, Batch* slot, uint64_t p) {
     DataloaderFilling_ filling = {loader, slot, p};
     const void* where;
@@ -230,35 +230,35 @@ static uint64_t dataloader_step_(const Dataloader* loader) {
     return (uint64_t)loader->B * (uint64_t)loader->settings.num_processes;
 }
 
-// ---- the thread
+// ---- the thread ----
 
 static void* dataloader_run_(void* loader_) {
     Dataloader* loader = (Dataloader*)loader_;
     pthread_mutex_lock(&loader->mutex);
     for (;;) {
-        while (!loader->stop && loader->filled - loader->given == DATALOADER_SLOTS_ - 1) {
+        while (!loader->stop && loader->produced - loader->consumed == DATALOADER_SLOTS_ - 1) {
             pthread_cond_wait(&loader->changed, &loader->mutex);
         }
         if (loader->stop) {
             break;
         }
-        const uint64_t p = loader->ahead;
-        Batch* slot = &loader->slot[loader->filled % DATALOADER_SLOTS_];
+        const uint64_t p = loader->next_to_fill;
+        Batch* slot = &loader->slot[loader->produced % DATALOADER_SLOTS_];
         loader->is_filling = 1;
         pthread_mutex_unlock(&loader->mutex);
         dataloader_fill_(loader, slot, p);
         pthread_mutex_lock(&loader->mutex);
         loader->is_filling = 0;
-        loader->filled++;
-        loader->ahead += dataloader_step_(loader);
+        loader->produced++;
+        loader->next_to_fill += dataloader_step_(loader);
         pthread_cond_broadcast(&loader->changed);
     }
     pthread_mutex_unlock(&loader->mutex);
     return NULL;
 }
 
-// Starts the thread with all signals blocked, which are the main thread's, but for the one that its own
-// reading raises.
+// Starts the thread with all signals blocked, because the main thread handles them; except the one that its
+// own reads may raise.
 static void dataloader_start_(Dataloader* loader) {
     sigset_t all, before;
     sigfillset(&all);
@@ -271,7 +271,7 @@ static void dataloader_start_(Dataloader* loader) {
     CHECK(!failed, "data: cannot start a thread: %s", strerror(failed));
 }
 
-// ---- the interface
+// ---- the interface ----
 
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings) {
     const int B = settings.B, T = sources->T, arrays = sources->mask == DOCUMENT_MASK_ON ? 3 : 2;
@@ -302,24 +302,24 @@ void dataloader_seek(Dataloader* loader, uint64_t sequence) {
     while (loader->is_filling) {
         pthread_cond_wait(&loader->changed, &loader->mutex);
     }
-    loader->filled = loader->given; // what is ready is forgotten
-    loader->ahead = loader->next = sequence;
+    loader->produced = loader->consumed; // drops the batches that are ready
+    loader->next_to_fill = loader->next = sequence;
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
 }
 
 Batch dataloader_next(Dataloader* loader) {
     pthread_mutex_lock(&loader->mutex);
-    if (loader->filled == loader->given) {
+    if (loader->produced == loader->consumed) {
         const double start_s = time_now_s();
-        while (loader->filled == loader->given) {
+        while (loader->produced == loader->consumed) {
             pthread_cond_wait(&loader->changed, &loader->mutex);
         }
         loader->wait_s += time_now_s() - start_s;
     }
-    const Batch batch = loader->slot[loader->given % DATALOADER_SLOTS_];
-    loader->is_broken |= loader->has_zeros[loader->given % DATALOADER_SLOTS_];
-    loader->given++; // so that the slot of the batch before is free
+    const Batch batch = loader->slot[loader->consumed % DATALOADER_SLOTS_];
+    loader->is_broken |= loader->has_zeros[loader->consumed % DATALOADER_SLOTS_];
+    loader->consumed++; // frees the slot of the previous batch
     loader->next += dataloader_step_(loader);
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);

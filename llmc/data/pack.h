@@ -1,28 +1,28 @@
 /*
-pack.h -- documents, and how they become the rows that a run reads.
+pack.h -- how documents become the rows that a run reads.
 
-A stream of N tokens is made of documents: one begins at its first token, and one at each end-of-text token
-or, in files with an index, where the index says. Where a stream is a part of its files, as validation data
-are, the part of a document is a document. A row is up to T tokens, each with a target, the token that
-follows it in the stream:
+A stream of N tokens consists of documents: one starts at its first token, and one at each end-of-text token
+or, in files with an index, where the index says. If a stream is only a part of its files, as validation data
+are, then a part of a document counts as a document. A row is up to T tokens, each with a target, the token
+that follows it in the stream:
 
-    stream    row k is the tokens [k T, (k+1) T), whatever begins and ends in it.
-    aligned   T tokens in a row, from the beginning of a document, running over into those that follow. The
-              document that a row ends in decides how to go on: one of more than T tokens is continued by
-              the next row, of a shorter one the rest is left out.
-    bestfit   whole documents, as many as fit, by best-fit decreasing over windows of 65536 documents (Ding
-              et al., "Fewer truncations improve language modeling", 2024). What is longer than T is cut
+    stream    row k is the tokens [k T, (k+1) T), across document boundaries.
+    aligned   T tokens from the start of a document, continuing into the following ones. If the row ends
+              inside a document of more than T tokens, the next row continues it; the rest of a shorter one is
+              left out.
+    bestfit   whole documents, packed by best-fit decreasing over windows of 65536 documents (Ding
+              et al., "Fewer truncations improve language modeling", 2024). A document longer than T is cut
               into pieces of T and a rest, which is packed like a document. No token is left out.
-    pad       one document; of more than T tokens, pieces of T and a rest, in a row each. No token is left
+    pad       one document; if it is longer than T, pieces of T and a rest, in a row each. No token is left
               out.
     dynamic   the same rows, in batches as long as their longest row (dataloader.h).
-    uniform   the same rows sorted by length, for batches of rows that are about as long.
+    uniform   the same rows sorted by length, for batches of rows of similar length.
 
-In the last four every token is in one row once. The target of a document's last token is the end of text that
-follows it in the stream, and there is none if something else follows. What a row lacks to T is padding: the
-end-of-text token, with target -1. A piece without any target (one last token) is left out.
+In the last four every token is in exactly one row. The target of a document's last token is the end of text
+that follows it in the stream; if something else follows, there is no target. A row shorter than T is padded:
+the end-of-text token, with target -1. A piece without any target (one last token) is left out.
 
-Row k of R is found at once, by a table of the pieces (8 bytes each) that is made when the rows are opened.
+Row k of R is found in O(1), by a table of the pieces (8 bytes each) that is made when the rows are opened.
 
 defines: PACKING_WORDS, Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_sum_targets,
          rows_close
@@ -64,21 +64,21 @@ typedef struct {
     Packing pack;
     int T, eot;
     uint64_t count;          // R
-    PositionList_ documents; // where each begins, ascending, the first at 0; empty if nobody asks
+    PositionList_ documents; // where each starts, ascending, the first at 0; empty if not needed
     PositionList_ pieces;    // piece_: of all rows, in order; empty for PACK_STREAM
     PositionList_
         row_pieces;  // (R + 1) PACK_BESTFIT: number of the first piece of each row; others: piece k is row k
     uint64_t tokens; // in the rows, so N - tokens are left out and R T - tokens are padding
 } Rows;
 
-// ---- best fit
+// ---- best fit ----
 
 enum { BESTFIT_WINDOW = 1 << 16 }; // documents
 
-// ---- rows
+// ---- rows ----
 
-// `stream` must stay as it is. `eot` is the end-of-text token, which also fills what is padded. Documents are
-// looked for when they are needed: to be packed, or for a mask.
+// `stream` must stay as it is. `eot` is the end-of-text token, also used as padding. Documents are searched
+// for only if they are needed: for packing or for a mask.
 void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask);
 
 void rows_close(Rows* rows);
@@ -87,8 +87,8 @@ void rows_close(Rows* rows);
 int rows_length(const Rows* rows, uint64_t row);
 
 // Sets inputs, targets and, unless NULL, starts (T each, T at least the row's length) of a row. Returns the
-// number of targets. starts: the place in the row where the document of each token begins; a padded place is
-// its own.
+// number of targets. starts: where in the row the document of each token starts; padding is a document of its
+// own, token by token.
 int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, int* starts);
 
 // The sum of a value of each target of a row; `values` are those of all tokens of the stream. Adds the number
@@ -108,7 +108,7 @@ double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uin
 #include "llmc/base/check.h"
 #include "llmc/base/mapped.h"
 
-// ---- lists
+// ---- lists ----
 
 static void positions_reserve_(PositionList_* list, size_t more) {
     list->at =
@@ -134,7 +134,7 @@ static size_t positions_until_(const PositionList_* list, uint64_t position) {
     return low;
 }
 
-// ---- documents
+// ---- documents ----
 
 // In sums as wide as a token, which is what the compiler makes vectors of: at most 2^15 tokens.
 static size_t documents_count_u16_(const uint16_t* tokens, size_t n, uint16_t eot) {
@@ -208,14 +208,14 @@ static void documents_read_block_(void* block_) {
     }
     const uint64_t* end = b->out + b->count;
     CHECK(documents_write_(b->span, b->start, b->n, b->eot, b->base, b->out, end) == end,
-          "%s: changed while documents were looked for; was it written to?", b->span->path);
+          "%s: changed while it was searched for documents; was it written to?", b->span->path);
 }
 
 // Counts (out NULL) or writes what the block holds; ends the program if the file is shorter than it was.
 static size_t documents_try_(DocumentsBlock_ block) {
     const void* where;
     CHECK(mapped_try(documents_read_block_, &block, &where) == MAPPED_READ,
-          "%s: became shorter while documents were looked for; was it written to?", block.span->path);
+          "%s: became shorter while it was searched for documents; was it written to?", block.span->path);
     return block.count;
 }
 
@@ -224,11 +224,11 @@ static size_t documents_try_(DocumentsBlock_ block) {
 static void documents_scan_(PositionList_* list, const TokenSpan* span, size_t start, size_t end, int eot,
                             uint64_t base) {
     enum { BLOCKS = 64 };
-    const size_t most = (size_t)1 << 18; // tokens of a block
+    const size_t max = (size_t)1 << 18; // tokens of a block
     size_t at[BLOCKS + 1], place[BLOCKS + 1];
     for (; start < end; start = at[BLOCKS]) {
         for (size_t i = 0; i <= BLOCKS; i++) {
-            at[i] = end - start < i * most ? end : start + i * most;
+            at[i] = end - start < i * max ? end : start + i * max;
         }
         place[0] = list->count;
 #ifdef _OPENMP
@@ -255,7 +255,7 @@ static void documents_scan_(PositionList_* list, const TokenSpan* span, size_t s
     }
 }
 
-// Adds the documents that a Megatron index says begin in [start, end) of its span.
+// Adds the documents that start in [start, end) according to a Megatron index of its span.
 static void documents_read_index_(PositionList_* list, const TokenSpan* span, size_t start, size_t end,
                                   uint64_t base) {
     const MegatronIndex it = megatron_index(span->index);
@@ -299,7 +299,7 @@ static void documents_find_(Rows* rows) {
             continue;
         }
         const size_t start = first < from ? from - first : 0, end = last > to ? to - first : span->count;
-        const uint64_t base = (uint64_t)first - from; // modulo 2^64 if the span begins before the stream
+        const uint64_t base = (uint64_t)first - from; // modulo 2^64 if the span starts before the stream
         if (span->index) {
             documents_read_index_(list, span, start, end, base);
         } else {
@@ -320,7 +320,7 @@ static uint64_t document_end_(const Rows* rows, size_t d) {
     return d + 1 < rows->documents.count ? rows->documents.at[d + 1] : rows->stream->count;
 }
 
-// ---- pieces: so many tokens from a position
+// ---- pieces: n tokens from a position ----
 
 enum { PIECE_LENGTH_BITS_ = 20 }; // --seq-len is at most 2^20
 #define PIECE_NONE_ UINT64_MAX
@@ -332,7 +332,7 @@ static uint64_t piece_start_(uint64_t piece) { return piece >> PIECE_LENGTH_BITS
 static int piece_length_(uint64_t piece) { return (int)(piece & ((1 << PIECE_LENGTH_BITS_) - 1)) + 1; }
 
 // The target of the token before position `next` where a piece ends there: -1 if it is in another document
-// that does not begin with the end of text.
+// that does not start with the end of text.
 static int rows_target_(const Rows* rows, uint64_t next) {
     if (next == rows->stream->count) {
         return -1;
@@ -342,7 +342,7 @@ static int rows_target_(const Rows* rows, uint64_t next) {
     return token == rows->eot || !is_first ? token : -1;
 }
 
-// ---- making rows
+// ---- making rows ----
 
 static void rows_align_(Rows* rows) {
     const uint64_t T = (uint64_t)rows->T, N = rows->stream->count;
@@ -410,7 +410,7 @@ static void rows_make_uniform_(Rows* rows) {
     rows->pieces.room = rows->pieces.count;
 }
 
-// ---- best fit
+// ---- best fit ----
 
 // The rows of a window that are being filled.
 typedef struct {
@@ -450,7 +450,7 @@ static void bestfit_close_(Bestfit_* fit) {
     free(fit->pieces.at);
 }
 
-// The least space of a row that is at least `length`; -1 if there is none.
+// The smallest free space of a row that is at least `length`; -1: no row has it.
 static int bestfit_find_(const Bestfit_* fit, int length) {
     const int words = fit->T / 64 + 1;
     uint64_t bits = fit->some[length / 64] & (UINT64_MAX << length % 64);
@@ -504,8 +504,8 @@ static int bestfit_compare_(const void* a, const void* b) {
 }
 
 // Adds the rows of the window, also the whole pieces of T tokens, in the order of their first pieces in the
-// stream: the beginning of the data must be no sample of long documents alone.
-static void bestfit_emit_(Bestfit_* fit, Rows* rows) {
+// stream: the start of the data must not be a sample of long documents only.
+static void bestfit_add_rows_(Bestfit_* fit, Rows* rows) {
     size_t whole = 0;
     fit->order.count = 0;
     for (int row = 0; row < fit->num_rows; row++) {
@@ -539,7 +539,7 @@ static void bestfit_window_(Bestfit_* fit, Rows* rows) {
     for (int piece = (int)fit->pieces.count - 1; piece >= 0; piece--) {
         bestfit_place_(fit, piece);
     }
-    bestfit_emit_(fit, rows);
+    bestfit_add_rows_(fit, rows);
     fit->pieces.count = fit->whole.count = 0;
 }
 
@@ -559,7 +559,7 @@ static void rows_bestfit_(Rows* rows) {
     bestfit_close_(&fit);
 }
 
-// ---- rows
+// ---- rows ----
 
 void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask) {
     memset(rows, 0, sizeof(*rows));
@@ -625,8 +625,8 @@ int rows_length(const Rows* rows, uint64_t row) {
     return length;
 }
 
-// Sets starts (n) of tokens in a row, from position `at` of the stream: where the document of each begins;
-// what begins earlier begins with the row.
+// Sets starts (n) of tokens in a row, from position `at` of the stream: where the document of each starts;
+// one that started earlier starts with the row.
 static void rows_mark_(const Rows* rows, uint64_t at, int n, int* starts) {
     size_t next = positions_until_(&rows->documents, at);
     for (int t = 0, start = 0; t < n; t++) {

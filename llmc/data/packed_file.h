@@ -50,9 +50,9 @@ PackedKind packed_kind(const char* path);
 // Bytes of the name without ".gz" or ".zst".
 size_t packed_name_bytes(const char* path);
 
-// ---- use
+// ---- use ----
 
-// After success it is to be closed.
+// The caller closes it after success.
 int packed_open(PackedFile* file, const char* path, char* error);
 
 void packed_close(PackedFile* file);
@@ -104,7 +104,7 @@ size_t packed_name_bytes(const char* path) {
     return strlen(path) - endings[packed_kind(path)];
 }
 
-// ---- gzip
+// ---- gzip ----
 
 #if defined(HAVE_ISAL)
 static void packed_begin_member_(PackedFile* file) {
@@ -124,24 +124,24 @@ static const char* packed_isal_error_(int result) {
     return result == ISAL_INVALID_WRAPPER      ? "incorrect header"
            : result == ISAL_UNSUPPORTED_METHOD ? "unknown method"
            : result == ISAL_INCORRECT_CHECKSUM ? "incorrect checksum"
-           : result == ISAL_NEED_DICT          ? "a dictionary is wanted"
+           : result == ISAL_NEED_DICT          ? "it needs a dictionary"
                                                : "invalid data";
 }
 
 // Unpacks what goes into out; sets *got to its bytes and moves file->at.
 static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
     struct inflate_state* stream = (struct inflate_state*)file->library;
-    const uint32_t most = (uint32_t)(room < UINT32_MAX ? room : UINT32_MAX);
+    const uint32_t max = (uint32_t)(room < UINT32_MAX ? room : UINT32_MAX);
     stream->next_in = file->packed + file->at;
     stream->avail_in = (uint32_t)(file->end - file->at);
     stream->next_out = (uint8_t*)out;
-    stream->avail_out = most;
+    stream->avail_out = max;
     const int result = isal_inflate(stream);
     if (result != ISAL_DECOMP_OK && result != ISAL_END_INPUT) {
-        return error_set(file->error, file->path, "damaged, or no gzip data, in its first %llu bytes: %s",
+        return error_set(file->error, file->path, "damaged, or not gzip data, in its first %llu bytes: %s",
                          (unsigned long long)file->read_bytes, packed_isal_error_(result));
     }
-    *got = most - stream->avail_out;
+    *got = max - stream->avail_out;
     file->is_inside = file->end - file->at > stream->avail_in || *got > 0 ? 1 : file->is_inside;
     file->at = file->end - stream->avail_in;
     if (stream->block_state == ISAL_BLOCK_FINISH) {
@@ -165,19 +165,19 @@ static int packed_open_gzip_(PackedFile* file) {
 // Unpacks what goes into out; sets *got to its bytes and moves file->at.
 static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
     z_stream* stream = (z_stream*)file->library;
-    const uInt most = (uInt)(room < UINT_MAX ? room : UINT_MAX);
+    const uInt max = (uInt)(room < UINT_MAX ? room : UINT_MAX);
     stream->next_in = file->packed + file->at;
     stream->avail_in = (uInt)(file->end - file->at);
     stream->next_out = (Bytef*)out;
-    stream->avail_out = most;
+    stream->avail_out = max;
     const int result = inflate(stream, Z_NO_FLUSH);
     CHECK(result != Z_MEM_ERROR, "%s: no memory to unpack gzip", file->path);
     if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) { // Z_BUF_ERROR: nothing to do
-        return error_set(file->error, file->path, "damaged, or no gzip data, in its first %llu bytes: %s",
+        return error_set(file->error, file->path, "damaged, or not gzip data, in its first %llu bytes: %s",
                          (unsigned long long)file->read_bytes,
-                         stream->msg ? stream->msg : "a dictionary is wanted");
+                         stream->msg ? stream->msg : "it needs a dictionary");
     }
-    *got = most - stream->avail_out;
+    *got = max - stream->avail_out;
     file->is_inside = file->end - file->at > stream->avail_in || *got > 0 ? 1 : file->is_inside;
     file->at = file->end - stream->avail_in;
     if (result == Z_STREAM_END) {
@@ -204,7 +204,7 @@ static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* g
 static void packed_close_gzip_(PackedFile* file) { (void)file; }
 #endif
 
-// ---- Zstandard
+// ---- Zstandard ----
 
 #ifdef HAVE_ZSTD
 static int packed_open_zstd_(PackedFile* file) {
@@ -221,7 +221,7 @@ static int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* g
     const size_t result = ZSTD_decompressStream((ZSTD_DStream*)file->library, &output, &input);
     if (ZSTD_isError(result)) {
         return error_set(file->error, file->path,
-                         "damaged, or no Zstandard data, in its first %llu bytes: %s",
+                         "damaged, or not Zstandard data, in its first %llu bytes: %s",
                          (unsigned long long)file->read_bytes, ZSTD_getErrorName(result));
     }
     *got = output.pos;
@@ -244,7 +244,7 @@ static int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* g
 static void packed_close_zstd_(PackedFile* file) { (void)file; }
 #endif
 
-// ---- use
+// ---- use ----
 
 // Reads bytes of the file itself.
 static int packed_fetch_(PackedFile* file, void* buffer, size_t room, size_t* got) {
@@ -304,7 +304,7 @@ static int packed_skip_zeros_(PackedFile* file) {
     }
     return !file->is_padded || file->at == file->end ||
            error_set(file->error, file->path,
-                     "damaged: zeros, and something else behind them, in its first "
+                     "damaged: zeros followed by something else, in its first "
                      "%llu bytes",
                      (unsigned long long)file->read_bytes);
 }
@@ -376,7 +376,7 @@ int packed_skip(PackedFile* file, uint64_t bytes) {
             return 0;
         }
         if (got == 0) {
-            return error_set(file->error, file->path, "ends %llu bytes before the wanted place",
+            return error_set(file->error, file->path, "ends %llu bytes before the wanted position",
                              (unsigned long long)bytes);
         }
         bytes -= got;

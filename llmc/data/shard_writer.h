@@ -3,9 +3,9 @@ shard_writer.h -- tokens into llm.c's shards: PREFIX_val_000000.bin, PREFIX_trai
 
 A shard is a header of 256 int32 (magic, version, number of tokens; the rest 0) and its tokens: uint16 where
 all ids of the vocabulary fit, else uint32 (tokens.h reads both). The first val_tokens tokens are the
-validation data, cut into shards of their own; the others are for training. A shard has shard_tokens tokens,
-but for the last one of each kind; documents go on from one to the next. Shards are numbered in one row. Each
-is whole or not there (file.h).
+validation data, cut into shards of their own; the others are for training. Each shard has shard_tokens
+tokens, except the last one of each kind; documents continue from one shard to the next. All shards share one
+sequence of numbers. Each file is complete or absent (file.h).
 
 defines: ShardWriter, shard_writer_open, shard_writer_path, shard_writer_bytes, shard_writer_resume,
          shard_writer_add, shard_writer_close, shard_writer_discard
@@ -39,10 +39,10 @@ void shard_writer_open(ShardWriter* writer, const char* prefix, int vocab_size, 
 // Sets path (PATH_MAX) to the name of a shard.
 void shard_writer_path(const ShardWriter* writer, uint64_t number, char* path);
 
-// The bytes of a shard when there are so many tokens in all.
+// The size in bytes of a shard, given the total number of tokens.
 uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t number, uint64_t tokens);
 
-// Goes on behind so many full shards that are there already.
+// Continues after `shards` full shards that exist already.
 void shard_writer_resume(ShardWriter* writer, uint64_t shards);
 
 // Adds up to n tokens and returns how many: fewer, or as many, when the shard that they fill is finished and
@@ -146,7 +146,7 @@ static void shard_writer_end_(ShardWriter* writer) {
 static void shard_writer_put_(ShardWriter* writer, const int* ids, size_t n) {
     uint16_t narrow[SHARD_BUFFER_TOKENS_];
     for (size_t at = 0; at < n && writer->token_bytes == 2; at += SHARD_BUFFER_TOKENS_) {
-        const size_t most = SHARD_BUFFER_TOKENS_, part = n - at < most ? n - at : most;
+        const size_t max = SHARD_BUFFER_TOKENS_, part = n - at < max ? n - at : max;
         for (size_t i = 0; i < part; i++) {
             narrow[i] = (uint16_t)ids[at + i];
         }

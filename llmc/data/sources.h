@@ -51,7 +51,7 @@ typedef struct {
 
 enum { SOURCES_MAX_ = 64 };
 
-// ---- the list
+// ---- the list ----
 
 typedef struct {
     char* text;
@@ -66,11 +66,11 @@ void sources_read_list(SourceList* list, const char* text);
 // Whether the list names tokens or text. Opens nothing.
 TokensKind sources_kind(const char* text);
 
-// ---- opening
+// ---- opening ----
 
 void sources_open_files(DataSources* sources, const char* text, TokensFormat format, int vocab_size);
 
-// From now on the sources have the names of another list, of as many: that of the text which the tokens were
+// Renames the sources by another list of the same length: the text that the tokens were
 // made of.
 void sources_rename(DataSources* sources, const char* text);
 
@@ -87,7 +87,7 @@ void sources_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMa
 
 void sources_close(DataSources* sources);
 
-// ---- using
+// ---- using ----
 
 // The source of sequence p, and how many of that source came before.
 int sources_find(const DataSources* sources, uint64_t p, uint64_t* j);
@@ -116,7 +116,7 @@ void sources_print(FILE* file, const DataSources* sources, uint64_t sequences);
 #define SOURCES_CYCLE_MAX_ ((uint64_t)1 << 20)
 #define SOURCES_WEIGHT_DIGITS_ 6 // after the point
 
-// ---- the list
+// ---- the list ----
 
 // Reads "0.7": the weight in millionths; 0 if it is no positive decimal of at most six digits before and six
 // after the point.
@@ -147,10 +147,9 @@ static uint64_t sources_take_weight_(char* item) {
     }
     const uint64_t weight = sources_read_weight_(colon + 1);
     if (!weight) {
-        die_usage(
-            "data %s: weight \"%s\"; wanted a positive decimal of at most six digits before and six after "
-            "the point",
-            item, colon + 1);
+        die_usage("data %s: weight \"%s\"; wanted a positive decimal with at most six digits before and six "
+                  "after the point",
+                  item, colon + 1);
     }
     *colon = '\0';
     return weight;
@@ -201,7 +200,7 @@ TokensKind sources_kind(const char* text) {
     return kind;
 }
 
-// ---- the order
+// ---- the order ----
 
 // Makes the shares of the weights as small as they can be.
 static void sources_set_shares_(DataSources* sources, const uint64_t* weights) {
@@ -249,7 +248,7 @@ static void sources_take_turns_(DataSources* sources) {
     }
 }
 
-// ---- opening
+// ---- opening ----
 
 // Room for `count` sources, of these names.
 static void sources_open_(DataSources* sources, const char* const* names, int count) {
@@ -362,7 +361,7 @@ void sources_close(DataSources* sources) {
     memset(sources, 0, sizeof(*sources));
 }
 
-// ---- using
+// ---- using ----
 
 int sources_find(const DataSources* sources, uint64_t p, uint64_t* j) {
     const uint64_t at = p % sources->cycle;

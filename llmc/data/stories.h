@@ -3,7 +3,7 @@ stories.h -- the built-in corpus: an endless stream of small stories whose entro
 
 The stories come from a probabilistic grammar, the two tables below. At every step the grammar knows each
 token that may come next and its probability, and one of them is drawn. The mean of -log p of the drawn tokens
-is the floor that no language model can beat. It is exact because no two ways to go on begin with the same
+is the floor that no language model can beat. It is exact because no two continuations start with the same
 token (stories_next checks this at every step): no choice stays hidden, so p is the probability of the token
 given all tokens before it.
 
@@ -75,7 +75,7 @@ static const char *const stories_lists_[][2] = {
 //     {fruit.n}      is singular or plural, as the number said last demands
 //     {many+more}    is the sum (or the difference) of two numbers
 //     <home>         is another rule
-// Two alternatives must not begin with the same word; an empty one begins with what follows the bracket.
+// Two alternatives must not start with the same word; an empty one starts with whatever follows the bracket.
 static const char *const stories_rules_[][2] = {
     {"story", "<opening> <scene>[<lost>|<seek>|<gift>|<add>|<share>|<help>|<trade>|<shop>]"},
     {"opening",
@@ -225,13 +225,13 @@ void stories_open(Stories* s);
 
 // Where a story stands: all that its tokens so far have settled.
 typedef struct {
-    int step;                           // where it goes on
+    int step;                           // the next step
     int number;                         // the number said last
     int entry[STORIES_MAX_VARIABLES];   // what a variable has drawn, -1 for nothing yet
     uint8_t taken[STORIES_MAX_ENTRIES]; // whether a variable has drawn it
 } StoriesPlace;
 
-// One way to go on: a token, its probability, and what it settles.
+// One continuation: a token, its probability, and what it settles.
 typedef struct {
     int token;
     double p;
@@ -242,7 +242,7 @@ typedef struct {
 // The place behind an eot, before the first word of a story.
 void stories_start(StoriesPlace* place);
 
-// Sets branches (STORIES_MAX_BRANCHES) to all ways to go on and returns their number. Their probabilities add
+// Sets branches (STORIES_MAX_BRANCHES) to all continuations and returns their number. Their probabilities add
 // up to 1, and no two say the same token.
 int stories_next(const Stories* s, const StoriesPlace* place, StoriesBranch* branches);
 
@@ -251,9 +251,9 @@ void stories_follow(const Stories* s, StoriesPlace* place, const StoriesBranch* 
 // Fills tokens (count) with eot, story, eot, story, ..., the last one cut off, and nats (count, may be NULL)
 // with -log p(token | all tokens before it). Story number k is made from stream k of the seed.
 //
-// If `window` is not 0, a story is also cut off at every multiple of `window` tokens and the next one begins
+// If `window` is not 0, a story is also cut off at every multiple of `window` tokens and the next one starts
 // there; its eot costs 0, because its position tells it. A model that sees one window at a time then misses
-// no story's beginning, so it can reach the floor.
+// no start of a story, so it can reach the floor.
 void stories_generate(const Stories* s, uint16_t* tokens, float* nats, size_t count, size_t window, uint64_t seed);
 
 #ifdef __cplusplus
@@ -327,8 +327,8 @@ static void stories_read_list_(Stories* s, int list) {
         entry++;
     }
     const int n = (int)(entry - first);
-    for (int rank = 0; rank < n;
-         rank++) { // the first word of many is nearly five times as likely as the last
+    // the first word of many is nearly five times as likely as the last
+    for (int rank = 0; rank < n; rank++) {
         first[rank].weight = 1 / (0.25 * n + rank + 1);
     }
     s->list[list + 1] = s->list[list] + n;
@@ -513,7 +513,7 @@ static int stories_words_(const Stories* s, const StoriesPlace* place, const Sto
     }
     for (int e = first; e < end; e++) {
         if (all || !place->taken[e]) {
-            CHECK(n < STORIES_MAX_BRANCHES, "stories: more than %d ways to go on", STORIES_MAX_BRANCHES);
+            CHECK(n < STORIES_MAX_BRANCHES, "stories: more than %d ways to continue", STORIES_MAX_BRANCHES);
             const StoriesBranch branch = {stories_said_(s, place, step, &s->entry[e]),
                                           p * (s->entry[e].weight / total), step->next, variable, e};
             branches[n++] = branch;
@@ -522,7 +522,7 @@ static int stories_words_(const Stories* s, const StoriesPlace* place, const Sto
     return n;
 }
 
-// Appends all ways to go on from step `at`, which is reached with probability p.
+// Appends all continuations from step `at`, which is reached with probability p.
 static int stories_ways_(const Stories* s, const StoriesPlace* place, int at, double p,
                          StoriesBranch* branches, int n) {
     const StoriesStep_* step = &s->step[at];

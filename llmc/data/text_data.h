@@ -34,7 +34,7 @@ extern "C" {
 #endif
 
 typedef enum {
-    TEXT_DATA_ENCODE, // what is not kept
+    TEXT_DATA_ENCODE, // encodes text whose shards are not kept
     TEXT_DATA_FIND    // nothing is written
 } TextDataMode;
 
@@ -42,43 +42,43 @@ typedef struct {
     const Bpe* bpe;
     const char *field, *separator; // of JSON lines and Parquet files, and of plain text (text_source.h)
     const char* directory;         // of the shards; it is there
-    FILE* screen;                  // where to say what is done
+    FILE* screen;                  // for progress
     TextDataMode mode;
     int warns; // of text that looks as if it had a separator
 } TextData;
 
-// ---- the temporary directory
+// ---- the temporary directory ----
 
-// Removes it, with the shards; who has mapped them keeps them.
+// Removes it, with the shards; existing mappings stay valid.
 void text_data_remove_temporary(void);
 
-// Makes it, in TMPDIR or /tmp, and sees to it that it is removed. Sets path.
+// Creates it in TMPDIR or /tmp, to be removed at exit. Sets path.
 void text_data_make_temporary(char path[PATH_MAX]);
 
-// ---- separators
+// ---- separators ----
 
 // Text that is read as bytes: says so, once for a source, if one of its files seems to have a separator.
 void text_data_warn(FILE* screen, const DataSources* sources);
 
-// ---- shards
+// ---- shards ----
 
 // The list of shards for a list of text, encoded now where they are not kept. The caller, who has the lock of
 // the directory, frees it. With TEXT_DATA_FIND, NULL if some are not kept.
 char* text_data_shards(const TextData* text, const char* list);
 
-// ---- vocabularies
+// ---- vocabularies ----
 
-// Trains a vocabulary of so many ids on all sources of the list, whatever their weights. `text` needs no
+// Trains a vocabulary of vocab_size ids on all sources of the list, whatever their weights. `text` needs no
 // vocabulary and no directory.
 void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab_size);
 
-// ---- bytes
+// ---- bytes ----
 
 // Ends the program if the list names text that has to be taken out of its file first: bytes are read as they
 // are.
 void text_data_require_plain(const char* list);
 
-// ---- verifying
+// ---- verifying ----
 
 // Checks every file of a list, a line each: shards by tokens_verify_file, text by reading it to its end.
 // Returns how many are bad. `text` needs no vocabulary and no directory.
@@ -127,9 +127,9 @@ typedef struct {
     int warns;
 } TextReading_;
 
-// ---- the temporary directory
+// ---- the temporary directory ----
 
-// Its name, "" if there is none: what exit() calls cannot be given it as an argument.
+// Its name, or "". Global because functions called by exit() take no arguments.
 static char text_data_temporary_[PATH_MAX] = "";
 
 void text_data_remove_temporary(void) {
@@ -153,12 +153,12 @@ void text_data_make_temporary(char path[PATH_MAX]) {
     atexit(text_data_remove_temporary);
 }
 
-// ---- separators
+// ---- separators ----
 
 static void text_data_say_mark_(FILE* screen, const char* path) {
     fprintf(screen,
-            "warning: %s has the characters " BPE_EOT_TEXT ", which are text like any other; if they stand "
-            "between documents: --separator '" BPE_EOT_TEXT "'\n",
+            "warning: %s contains " BPE_EOT_TEXT
+            ", read as plain text; if they separate documents, use --separator '" BPE_EOT_TEXT "'\n",
             path);
     fflush(screen);
 }
@@ -187,7 +187,7 @@ static void text_data_search_(void* search_) {
 }
 
 void text_data_warn(FILE* screen, const DataSources* sources) {
-    const size_t most = (size_t)8 << 20; // of a file: that is many documents
+    const size_t max = (size_t)8 << 20; // of a file: that is many documents
     for (int s = 0; s < sources->count; s++) {
         const TokenStream* stream = &sources->source[s].stream;
         TextSearch_ search = {NULL, 0, 0};
@@ -195,8 +195,8 @@ void text_data_warn(FILE* screen, const DataSources* sources) {
             const TokenSpan* span = &stream->spans[i];
             const void* where;
             search.text = (const char*)span->tokens;
-            search.bytes = span->width > 1 ? 0 : span->count < most ? span->count : most;
-            mapped_try(text_data_search_, &search, &where); // what is gone is found out later
+            search.bytes = span->width > 1 ? 0 : span->count < max ? span->count : max;
+            mapped_try(text_data_search_, &search, &where); // a file that is gone is reported later
             if (search.found) {
                 text_data_say_mark_(screen, span->path);
             }
@@ -204,7 +204,7 @@ void text_data_warn(FILE* screen, const DataSources* sources) {
     }
 }
 
-// ---- reading
+// ---- reading ----
 
 static void text_data_open_(TextReading_* reading, const char* name, const glob_t* files,
                             const TextData* text) {
@@ -218,7 +218,7 @@ static void text_data_open_(TextReading_* reading, const char* name, const glob_
 }
 
 // A line every few seconds, and a warning where it is due.
-static void text_data_show_(TextReading_* reading, const TokenBlock* block) {
+static void text_data_print_progress_(TextReading_* reading, const TokenBlock* block) {
     const TextBlock* text = block->text;
     const char* path = reading->source.paths[text->start.file];
     const double now_s = time_now_s();
@@ -253,16 +253,16 @@ static int text_data_store_(void* context, const TokenBlock* block) {
     for (size_t at = 0; at < block->count;) {
         at += shard_writer_add(&reading->shards, block->ids + at, block->count - at);
     }
-    text_data_show_(reading, block);
+    text_data_print_progress_(reading, block);
     return !signals_stop();
 }
 
 static int text_data_count_(void* context, const TokenBlock* block) {
-    text_data_show_((TextReading_*)context, block);
+    text_data_print_progress_((TextReading_*)context, block);
     return !signals_stop();
 }
 
-// ---- what is kept
+// ---- kept shards ----
 
 // What the tokens depend on.
 static uint64_t text_data_key_(const TextData* text, const char* name, const glob_t* files) {
@@ -321,7 +321,7 @@ static int text_data_read_shards_(JsonReader* reader, TextKept_* kept) {
     return ok && more == 0;
 }
 
-// Reads such a file; 0 if there is none, or none of ours. text_data_free_kept_ frees it.
+// Reads such a file; 0 if it does not exist or is not ours. text_data_free_kept_ frees it.
 static int text_data_read_kept_(TextKept_* kept, const char* path) {
     char *text, error[ERROR_BYTES];
     const char *key, *source;
@@ -430,7 +430,7 @@ static void text_data_remove_old_(const TextData* text, const char* source, cons
     }
 }
 
-// ---- shards
+// ---- shards ----
 
 // Writes the .json of the shards, which are whole from now on.
 static void text_data_finish_(TextReading_* reading, const char* json) {
@@ -476,7 +476,7 @@ static void text_data_write_(TextReading_* reading, const char* json) {
     text_data_finish_(reading, json);
 }
 
-// Sets prefix (PATH_MAX) to that of the shards of a source, which are encoded if they are not kept. Returns
+// Sets prefix (PATH_MAX) to the prefix of a source's shards, which are encoded if they are not kept. Returns
 // whether there are any.
 static int text_data_encode_(const TextData* text, const char* name, char* prefix) {
     glob_t files = tokens_list(name);
@@ -528,7 +528,7 @@ char* text_data_shards(const TextData* text, const char* list) {
     return shards;
 }
 
-// ---- vocabularies
+// ---- vocabularies ----
 
 // Says from time to time how far the merging is.
 typedef struct {
@@ -574,7 +574,7 @@ void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab
     free(sources.text);
 }
 
-// ---- bytes
+// ---- bytes ----
 
 void text_data_require_plain(const char* list) {
     SourceList sources;
@@ -592,9 +592,9 @@ void text_data_require_plain(const char* list) {
     free(sources.text);
 }
 
-// ---- verifying
+// ---- verifying ----
 
-// Reads a text file to its end, and counts what is in it. Returns 0 with the reason in `error` if it is not
+// Reads a text file to its end and counts its contents. Returns 0 with the reason in `error` if it is not
 // sound.
 static int text_data_read_through_(const char* path, const TextOptions* options, size_t* documents,
                                    size_t* bytes, char* error) {

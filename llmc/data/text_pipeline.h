@@ -1,5 +1,6 @@
 /*
-text_pipeline.h -- the tokens of many files: a pipeline of threads from a TextSource to a function of the caller.
+text_pipeline.h -- the tokens of many files: a pipeline of threads from a TextSource to a function of the
+caller.
 
     reader thread  ->  blocks of text  ->  encoders, one a thread  ->  ids, in order  ->  sink, in the caller
 
@@ -39,13 +40,13 @@ typedef int (*TokenSink)(void* context, const TokenBlock* block);
 // The processors that this process may use.
 int pipeline_cores(void);
 
-// ---- encoding
+// ---- encoding ----
 
-// Runs the source to its end, or until the sink returns 0, with so many encoders. Returns 0 with
+// Runs the source to its end, or until the sink returns 0, with the given number of encoders. Returns 0 with
 // source->error after an error, when the sink has got all blocks before it.
 int pipeline_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink, void* context);
 
-// ---- training
+// ---- training ----
 
 // The same, but adds the pieces of all documents to the trainer, on as many threads as it was opened for.
 int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void* context);
@@ -103,9 +104,9 @@ int pipeline_cores(void) {
     return cores > 0 ? (int)cores : 1;
 }
 
-// ---- the threads
+// ---- the threads ----
 
-// The lock is held before and after; others go on meanwhile.
+// The lock is held before and after; other threads run meanwhile.
 static void pipeline_wait_(Pipeline_* run) { pthread_cond_wait(&run->changed, &run->lock); }
 
 static void pipeline_tell_(Pipeline_* run) { pthread_cond_broadcast(&run->changed); }
@@ -217,7 +218,7 @@ static int pipeline_with_(TextSource* source, PipelineWork_ work, void** tools, 
     return !run.failed;
 }
 
-// ---- encoding
+// ---- encoding ----
 
 // Encodes a block: its parts are what the beginnings of documents cut it into.
 static void pipeline_encode_(PipelineSlot_* slot, void* tool) {
@@ -254,7 +255,7 @@ int pipeline_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink
     return ok;
 }
 
-// ---- training
+// ---- training ----
 
 typedef struct {
     BpeTrainer* trainer;

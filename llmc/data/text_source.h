@@ -6,23 +6,23 @@ text_source.h -- the documents of many files, as a stream of blocks of text.
     while ((more = text_source_next(&source, &block)) > 0) { ... }
     CHECK(more == 0, "%s", source.error);
 
-What a file holds is told by its name, or by options.format for all of them:
+The name of a file decides its format, unless options.format sets one for all:
 
-    plain      any other name         one document, or with options.separator what stands between these
+    plain      any other name         one document, or several between options.separator
     jsonl      .jsonl .ndjson         one document a line: the string options.field of an object
     parquet    .parquet               one document a row: the string column options.field
 
-text and JSON also with .gz or .zst behind it (packed_file.h); "-" is standard input. Documents without text
-are left out, as are empty lines and fields that are null. With TEXT_BY_NAME, names of tables, archives and
-the like are refused, and so is a plain file with a zero byte in its first 64 KiB: text has none.
+text and JSON also compressed, with .gz or .zst appended (packed_file.h); "-" is standard input. Documents
+without text are left out, as are empty lines and fields that are null. With TEXT_BY_NAME, names of tables,
+archives and the like are refused, and so is a plain file with a zero byte in its first 64 KiB: text has none.
 
-A block has about options.block_bytes of text, or, where that has no place to divide it, at most a few times
-BPE_MAX_PIECE. `documents` are the offsets at which documents begin, ascending; without one at 0, the block
+A block has about options.block_bytes of text, or, if there is no place to divide it, at most a few times
+BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0, the block
 continues the last document of the block before. A document is divided only where its tokens are those of its
 parts (bpe_last_cut).
 
-Where a block begins is a TextPosition; a source opened anew goes on from there (text_source_seek), in blocks
-of other lengths perhaps, but with the same tokens.
+The start of a block is a TextPosition. A newly opened source can continue from there (text_source_seek),
+perhaps in blocks of other lengths, but with the same tokens.
 
 Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
 
@@ -113,11 +113,11 @@ typedef struct {
     char error[ERROR_BYTES];
 } TextSource;
 
-// ---- memory
+// ---- memory ----
 
 void text_block_close(TextBlock* block);
 
-// ---- files
+// ---- files ----
 
 // Whether a file is text of one of our formats, by its name; 0 with the error if not.
 int text_source_is_text(const char* path, char* error);
@@ -129,13 +129,13 @@ int text_source_is_plain(const char* path);
 // rows are on average.
 uint64_t text_source_read_bytes(const TextSource* source);
 
-// ---- blocks
+// ---- blocks ----
 
 // Sets the next block, which is empty memory at first and used again afterwards: 1, 0 if there is no more
 // text, -1 with source->error. text_block_close frees it.
 int text_source_next(TextSource* source, TextBlock* block);
 
-// ---- the whole
+// ---- the whole ----
 
 // A missing file ends the program; later errors are returned.
 void text_source_open(TextSource* source, const TextOptions* options, const char* const* paths,
@@ -168,7 +168,7 @@ void text_source_close(TextSource* source);
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 
-// ---- memory
+// ---- memory ----
 
 void text_block_close(TextBlock* block) {
     free(block->text);
@@ -176,11 +176,11 @@ void text_block_close(TextBlock* block) {
     memset(block, 0, sizeof(*block));
 }
 
-// ---- files
+// ---- files ----
 
 enum { TEXT_ENDING_BYTES_ = 16 };
 
-// Sets `ending` to " .txt " of "a/B.TXT.gz", " " if there is none.
+// Sets `ending` to " .txt " for "a/B.TXT.gz", and to " " if the name has none.
 static void text_ending_(const char* path, char ending[TEXT_ENDING_BYTES_]) {
     const size_t length = packed_name_bytes(path);
     size_t at = length;
@@ -206,7 +206,7 @@ static TextFormat text_format_of_name_(const char* path, const char** advice) {
         {" .json ", TEXT_BY_NAME,
          "name it .jsonl if each line is an object; `jq -c '.[]'` makes such lines of an array"},
         {" .csv .tsv .xls .xlsx .ods ", TEXT_BY_NAME, "a table; wanted .jsonl or .parquet, a document a row"},
-        {" .gz .zst ", TEXT_BY_NAME, "packed twice; wanted it packed once"},
+        {" .gz .zst ", TEXT_BY_NAME, "compressed twice; wanted once"},
         {" .bz2 .xz .lz4 .br .zip .tar .tgz .7z .rar ", TEXT_BY_NAME, "an archive; unpack it first"},
         {" .pdf .ps .doc .docx .odt .rtf .epub ", TEXT_BY_NAME,
          "a document with layout; extract its text first (pdftotext, pandoc)"},
@@ -227,7 +227,7 @@ static TextFormat text_format_of_name_(const char* path, const char** advice) {
 int text_source_is_text(const char* path, char* error) {
     const char* advice = "";
     return text_format_of_name_(path, &advice) != TEXT_BY_NAME ||
-           error_set(error, path, "no text by its name: %s", advice);
+           error_set(error, path, "not text, by its name: %s", advice);
 }
 
 int text_source_is_plain(const char* path) {
@@ -241,7 +241,7 @@ static int text_format_(TextSource* source, const char* path, TextFormat* format
     *format =
         source->options.format == TEXT_BY_NAME ? text_format_of_name_(path, &advice) : source->options.format;
     return *format != TEXT_BY_NAME ||
-           error_set(source->error, path, "no text by its name: %s (./tokenize --format text takes all)",
+           error_set(source->error, path, "not text, by its name: %s (./tokenize --format text takes all)",
                      advice);
 }
 
@@ -255,7 +255,7 @@ static int text_open_file_(TextSource* source) {
     if (source->format != TEXT_PARQUET) {
         source->is_open = packed_open(&source->file, path, source->error);
     } else if (packed_kind(path) != PACKED_NOT) {
-        error_set(source->error, path, "Parquet is packed inside already, wanted the file unpacked");
+        error_set(source->error, path, "Parquet is already compressed inside, wanted the file unpacked");
     } else {
         source->is_open = parquet_try_open(&source->parquet, path, source->options.field);
         if (!source->is_open) {
@@ -304,11 +304,11 @@ static int text_read_(TextSource* source, char* buffer, size_t bytes, size_t* go
     source->text_bytes += *got;
     return !zero || source->format != TEXT_PLAIN || source->options.format != TEXT_BY_NAME ||
            error_set(source->error, source->file.path,
-                     "no text: byte %llu is zero; wanted UTF-8 (./tokenize --format text takes all)",
+                     "not text: byte %llu is zero; wanted UTF-8 (./tokenize --format text takes all)",
                      (unsigned long long)before + (unsigned long long)(zero - buffer));
 }
 
-// ---- records: lines, or what stands between separators
+// ---- records: lines, or what stands between separators ----
 
 static int text_has_records_(const TextSource* source) {
     return source->format != TEXT_PLAIN || source->options.separator[0];
@@ -371,7 +371,7 @@ static int text_cut_record_(TextSource* source, char** record, size_t* bytes) {
     }
 }
 
-// ---- a line of JSON
+// ---- a line of JSON ----
 
 enum { TEXT_NAMES_BYTES_ = 160 };
 
@@ -401,7 +401,7 @@ static int text_field_(JsonReader* reader, const char* field, const char** text,
             text_add_name_(names, key, n);
             ok = json_skip(reader);
         } else if (found++) {
-            ok = error_set(reader->error, reader->path, "the field \"%s\" is there twice", field);
+            ok = error_set(reader->error, reader->path, "the field \"%s\" appears twice", field);
         } else {
             ok = json_peek(reader) == 'n' ? json_skip(reader) : json_text(reader, text, bytes);
         }
@@ -431,7 +431,7 @@ static int text_json_document_(TextSource* source, char* line, size_t bytes) {
     return text != NULL;
 }
 
-// ---- documents
+// ---- documents ----
 
 // The next record of the open file, whatever is in it: 1, 0 at the end of the file, -1 after an error.
 static int text_record_(TextSource* source) {
@@ -528,7 +528,7 @@ static int text_append_(TextSource* source, TextBlock* block, size_t room) {
     }
 }
 
-// ---- blocks
+// ---- blocks ----
 
 // Begins a block with what the last cut left over.
 static void text_begin_block_(TextSource* source, TextBlock* block) {
@@ -557,7 +557,7 @@ static int text_cut_block_(TextSource* source, TextBlock* block) {
     return n > 0;
 }
 
-// Whether the text that was appended last may go on.
+// Whether the text that was appended last may continue.
 static int text_continues_(const TextSource* source) {
     return source->is_open && (!text_has_records_(source) || source->document_bytes > 0);
 }
@@ -583,7 +583,7 @@ int text_source_next(TextSource* source, TextBlock* block) {
     }
 }
 
-// ---- the whole
+// ---- the whole ----
 
 // How most names of text in a directory end, for a hint.
 static const char* text_usual_ending_(const char* directory) {
@@ -678,7 +678,7 @@ int text_source_seek(TextSource* source, TextPosition position) {
     }
     more = more > 0 ? text_document_(source) : more;
     if (more == 0 || (more > 0 && source->document_bytes < position.offset)) {
-        return error_set(source->error, source->paths[position.file], "document %llu is not there any more",
+        return error_set(source->error, source->paths[position.file], "document %llu has disappeared",
                          (unsigned long long)position.document);
     }
     if (more > 0) {

@@ -28,7 +28,7 @@ defines: ThriftReader, thrift_reader, thrift_left, thrift_wrong, thrift_take, th
 #include <stddef.h>
 #include <stdint.h>
 
-// ---- bytes, read from the front
+// ---- bytes, read from the front ----
 
 typedef struct {
     const unsigned char *at, *end;
@@ -84,7 +84,7 @@ static inline int64_t thrift_zigzag(ThriftReader* in) {
     return (int64_t)(value >> 1 ^ (0 - (value & 1)));
 }
 
-// ---- Thrift's compact protocol
+// ---- Thrift's compact protocol ----
 
 enum {
     THRIFT_STOP,
@@ -230,7 +230,7 @@ static inline void thrift_skip_(ThriftReader* in, int type, int depth) {
         thrift_take(in, 16);
         break;
     default:
-        thrift_wrong(in, depth > 0 ? "a value is of an unknown type" : "values lie too deep in values");
+        thrift_wrong(in, depth > 0 ? "a value is of an unknown type" : "values are nested too deeply");
     }
 }
 

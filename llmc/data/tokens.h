@@ -1,8 +1,8 @@
 /*
-tokens.h -- a stream of tokens from files: what the formats look like, and whether the files are sound.
+tokens.h -- a stream of tokens from files: the formats, and the checks of the files.
 
-A TokenStream lays tokens end to end without copying them; the files are memory-mapped. What a file is, its
-name and its first bytes say:
+A TokenStream lays tokens end to end without copying them; the files are memory-mapped. The name and the first
+bytes of a file decide its format:
 
     NAME.bin, with a NAME.idx beside it   Megatron: bare uint16 or int32 tokens; the .idx knows the documents
     NAME.bin                              llm.c's shard: a header of 256 int32 (magic, version, number of
@@ -11,7 +11,7 @@ name and its first bytes say:
     any other name                        text: one document of one token per byte, after an end-of-text
                                           token (tokenizer.h, "bytes": V = 257)
 
-Every token is checked once when a stream is opened, in parallel: a bad one must not surface in the middle of
+When a stream is opened, every token is checked once, in parallel: a bad one must not surface in the middle of
 a run. tokens_verify_file does the same without ending the program, and compares the file with the checksum in
 FILE.xxh64 (what `xxh64sum FILE` prints) if there is one.
 
@@ -72,11 +72,11 @@ typedef enum { TOKENS_SHARDS, TOKENS_TEXT } TokensKind;
 #define TOKENS_FORMAT_WORDS(X) X(TOKENS_AUTO, "auto") X(TOKENS_NANOGPT, "nanogpt")
 typedef enum { TOKENS_FORMAT_WORDS(WORDS_VALUE) } TokensFormat;
 
-// ---- names of files
+// ---- names of files ----
 
 int tokens_is_shard(const char* path);
 
-// Cuts the next item off a list, which is changed: what stands before a comma. *next goes on behind it. NULL
+// Cuts the next item, up to a comma, off a list, which is modified. *next points behind it. NULL
 // at the end.
 char* tokens_next_item(char** next);
 
@@ -90,11 +90,13 @@ glob_t tokens_list(const char* pattern);
 // Whether the files are tokens (name in .bin) or text (any other name). Opens none of them.
 TokensKind tokens_kind(const char* pattern);
 
-// ---- opening a file. These functions return 0 and set `error` when something is wrong with it.
+// ---- opening a file. These functions return 0 and set `error` when something is wrong with it ----
 
 enum { TOKENS_MAGIC_U16 = 20240520, TOKENS_MAGIC_U32 = 20240801, TOKENS_HEADER_BYTES_ = 1024 };
 
-// ---- Megatron's index: "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
+// ---- Megatron's index ----
+
+// "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
 // then i32 lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and n.
 // Nothing is aligned.
 
@@ -109,7 +111,7 @@ int64_t megatron_i64(const char* array, uint64_t i);
 // `index` has a sound head.
 MegatronIndex megatron_index(const void* index);
 
-// ---- checking tokens
+// ---- checking tokens ----
 
 // Says from time to time how far the check is, if it takes long.
 typedef struct {
@@ -119,7 +121,7 @@ typedef struct {
 
 void tokens_progress(TokensProgress* progress, size_t bytes, const char* name);
 
-// ---- opening a stream
+// ---- opening a stream ----
 
 // Opens the files of a list (tokens_list): `pattern` must live as long as the stream. All of the files are
 // checked, to the last token.
@@ -136,7 +138,7 @@ void tokens_close(TokenStream* stream);
 // stream is closed last.
 void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T);
 
-// ---- reading
+// ---- reading ----
 
 // Sets out (n) to the tokens [start, start + n) of the stream.
 void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out);
@@ -147,7 +149,7 @@ int tokens_at(const TokenStream* stream, size_t position);
 // end. Returns 0 if that was no file of this stream: then it only says so much.
 int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error);
 
-// ---- verifying files
+// ---- verifying files ----
 
 // Compares a file with the checksum in path.xxh64, if there is one: sets what was found, in a few words.
 int tokens_verify_checksum(const char* path, const char** found, char* error);
@@ -178,7 +180,7 @@ int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int voc
 #include "llmc/base/xxh64.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-// ---- names of files
+// ---- names of files ----
 
 int tokens_is_shard(const char* path) {
     const char* ending = strrchr(path, '.');
@@ -263,7 +265,7 @@ glob_t tokens_list(const char* pattern) {
         tokens_list_item_(&files, item);
     }
     free(items);
-    CHECK(files.gl_pathc > 0, "data \"%s\": names no file", pattern);
+    CHECK(files.gl_pathc > 0, "data \"%s\": no file name", pattern);
     qsort(files.gl_pathv, files.gl_pathc, sizeof(char*), tokens_compare_);
     for (size_t i = 1; i < files.gl_pathc; i++) {
         const char *one = files.gl_pathv[0], *other = files.gl_pathv[i];
@@ -280,7 +282,7 @@ TokensKind tokens_kind(const char* pattern) {
     return kind;
 }
 
-// ---- opening a file. These functions return 0 and set `error` when something is wrong with it.
+// ---- opening a file. These functions return 0 and set `error` when something is wrong with it ----
 
 // Maps a file that is not empty.
 static int tokens_map_(void** map, size_t* bytes, const char* path, char* error) {
@@ -378,7 +380,9 @@ static int tokens_read_bare_(TokenSpan* span, int width, const char* path, char*
     return 1;
 }
 
-// ---- Megatron's index: "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
+// ---- Megatron's index ----
+
+// "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
 // then i32 lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and n.
 // Nothing is aligned.
 
@@ -450,7 +454,7 @@ static int megatron_check_body_(const TokenSpan* span, const char* path, char* e
     for (uint64_t i = 0; i < it.marks; i++) {
         const int64_t next = megatron_i64(it.documents, i);
         if (next < document || (uint64_t)next > it.sequences || (i == 0 && next != 0)) {
-            return error_set(error, path, "document %llu begins at sequence %lld, wanted %lld to %llu",
+            return error_set(error, path, "document %llu starts at sequence %lld, wanted %lld to %llu",
                              (unsigned long long)i, (long long)next, (long long)document,
                              i == 0 ? 0 : (unsigned long long)it.sequences);
         }
@@ -477,7 +481,7 @@ static int tokens_read_megatron_(TokenSpan* span, const char* path, const char* 
            megatron_check_body_(span, idx, error);
 }
 
-// ---- checking tokens
+// ---- checking tokens ----
 
 static uint32_t tokens_max_u16_(const uint16_t* tokens, size_t n) {
     uint16_t max = 0;
@@ -513,7 +517,7 @@ static void tokens_max_block_(void* block_) {
     block->max = tokens_max_(block->span, block->start, block->n);
 }
 
-// The first token of [start, end) that is not below V, or not there any more; `end` if there is none.
+// The first token of [start, end) that is not below V or no longer readable; `end` if all are good.
 static size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_t end, int V) {
     const size_t block = (size_t)1 << 20, num_blocks = (end - start + block - 1) / block;
     size_t bad = num_blocks; // the first block with a bad token
@@ -551,10 +555,10 @@ void tokens_progress(TokensProgress* progress, size_t bytes, const char* name) {
 
 // A zero byte near the beginning is no text: a program, an archive, numbers.
 static int tokens_check_text_(const TokenSpan* span, const char* name, char* error) {
-    const size_t most = TOKENS_TEXT_LOOKED_AT, first = most < span->count ? most : span->count;
+    const size_t max = TOKENS_TEXT_LOOKED_AT, first = max < span->count ? max : span->count;
     const char* zero = (const char*)memchr(span->tokens, 0, first);
     return !zero ||
-           error_set(error, name, "no text: byte %zu is zero", (size_t)(zero - (const char*)span->tokens));
+           error_set(error, name, "not text: byte %zu is zero", (size_t)(zero - (const char*)span->tokens));
 }
 
 static int tokens_check_(const TokenSpan* span, int V, const char* name, TokensProgress* progress,
@@ -576,7 +580,7 @@ static int tokens_check_(const TokenSpan* span, int V, const char* name, TokensP
     return 1;
 }
 
-// ---- opening a stream
+// ---- opening a stream ----
 
 static void tokens_append_(TokenStream* stream, TokenSpan span) {
     span.first = stream->count;
@@ -753,9 +757,9 @@ void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T) {
     stream->count -= count;
 }
 
-// ---- reading
+// ---- reading ----
 
-// The span that holds a position of all spans laid end to end: the last one that begins at or before it.
+// The span that holds a position of all spans laid end to end: the last one that starts at or before it.
 static const TokenSpan* tokens_find_(const TokenStream* stream, size_t position) {
     size_t low = 0, high = stream->num_spans;
     while (high - low > 1) {
@@ -822,10 +826,10 @@ int tokens_describe(const TokenStream* stream, MappedResult result, const void* 
             return 1;
         }
     }
-    return error_set(error, stream->name, "cannot be read any more; was it written to?");
+    return error_set(error, stream->name, "is no longer readable; was it written to?");
 }
 
-// ---- verifying files
+// ---- verifying files ----
 
 enum { TOKENS_MAX_SUM_ = 1 << 16 }; // bytes of a .xxh64 file: sixteen digits and a name
 

@@ -4,8 +4,8 @@ gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relative
     "GGUF", u32 3, u64 tensors, u64 pairs
     pairs             key, type, value: architecture "gpt2", its sizes, the tokenizer
     tensor infos      name, dimensions (fastest first), type, offset in the data
-    data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours; no vocabulary
-padding
+    data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours; without the padding
+                      of the vocabulary
 
 Little endian. Matrices have the type asked for; vectors and position embeddings stay fp32, as their readers
 want them. Q8_0 is blocks of 32 numbers of a row with one scale: d = max |x| / 127 in fp16, q = round(x / d)
@@ -31,7 +31,7 @@ extern "C" {
 #define GGUF_DTYPE_WORDS(X) X(GGUF_F32, "f32") X(GGUF_F16, "f16") X(GGUF_BF16, "bf16") X(GGUF_Q8_0, "q8_0")
 typedef enum { GGUF_DTYPE_WORDS(WORDS_VALUE) } GgufDtype;
 
-// ---- tensors
+// ---- tensors ----
 
 // Writes the file, whole or not at all, from fp32 parameters that lie in memory as the rows say. The model is
 // called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
@@ -92,7 +92,7 @@ static void gguf_pad_(GgufWriter_* w) {
     gguf_put_(w, zeros, (GGUF_ALIGN_ - w->bytes % GGUF_ALIGN_) % GGUF_ALIGN_);
 }
 
-// ---- pairs
+// ---- pairs ----
 
 static void gguf_key_(GgufWriter_* w, const char* key, uint32_t type) {
     gguf_put_string_(w, key, strlen(key));
@@ -245,7 +245,7 @@ static void gguf_put_pairs_(GgufWriter_* w, const char* name, GPT2Config cfg, Gg
     gguf_put_tokenizer_(w, bpe, cfg.V);
 }
 
-// ---- tensors
+// ---- tensors ----
 
 // The type of a tensor in the file, as GGUF numbers them.
 enum { GGUF_TYPE_F32_ = 0, GGUF_TYPE_F16_ = 1, GGUF_TYPE_Q8_0_ = 8, GGUF_TYPE_BF16_ = 30 };

@@ -29,20 +29,18 @@ defines: hf_config_read, hf_config_write, hf_model_read, hf_model_write, hf_mode
 extern "C" {
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// config.json
+// ---- config.json ----
 
 // The sizes of the model in a directory.
 GPT2Config hf_config_read(const char* directory);
 
-// Writes config.json and generation_config.json. `dtype` is that of the weights, eot the token that begins
-// and ends documents.
+// Writes config.json and generation_config.json. `dtype` is the dtype of the weights, eot the token that
+// starts and ends documents.
 void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// model.safetensors
+// ---- model.safetensors ----
 
-// Writes directory/model.safetensors, whole or not at all; `dtype` is that of the elements in memory. Returns
+// Writes directory/model.safetensors, whole or not at all; `dtype` is the dtype in memory. Returns
 // the file's checksum (xxh64).
 uint64_t hf_model_write(const char* directory, GPT2Config cfg, const TensorRow* rows, const void* memory,
                         SafeTensorsDtype dtype);
@@ -75,8 +73,7 @@ void hf_model_read(const char* directory, GPT2Config cfg, const TensorRow* rows,
 #define HF_MAX_CONFIG_ ((size_t)1 << 20) // bytes
 #define HF_CHUNK_ ((size_t)1 << 16)      // elements transposed at a time, or one row if that is more
 
-// ---------------------------------------------------------------------------------------------------------------------
-// config.json
+// ---- config.json ----
 
 typedef struct {
     GPT2Config cfg;
@@ -127,7 +124,7 @@ static int hf_config_word_(JsonReader* text, const char* key, const char* const*
 // A switch that must stand as we compute.
 static int hf_config_switch_(JsonReader* text, const char* key, int wanted) {
     int found;
-    if (!json_truth(text, &found)) {
+    if (!json_bool(text, &found)) {
         return 0;
     }
     return found == wanted || error_set(text->error, text->path, "%s is %s, wanted %s", key,
@@ -215,7 +212,7 @@ static int hf_config_members_(JsonReader* text, HfConfig_* config) {
     safetensors_sort(config->keys, config->num_keys, sizeof(key), hf_by_name_);
     for (size_t i = 1; i < config->num_keys; i++) {
         if (strcmp(config->keys[i - 1], config->keys[i]) == 0) {
-            return error_set(text->error, text->path, "key %s comes twice", config->keys[i]);
+            return error_set(text->error, text->path, "key %s appears twice", config->keys[i]);
         }
     }
     return 1;
@@ -249,7 +246,7 @@ GPT2Config hf_config_read(const char* directory) {
     JsonReader text = json_reader(path, copy, bytes, error);
     CHECK(hf_config_parse_(&text, &config), "%s", error);
     if (config.dropout > 0) {
-        fprintf(stderr, "note: %s: it was trained with dropout (%g); there is none here\n", path,
+        fprintf(stderr, "note: %s: it was trained with dropout (%g), which is not used here\n", path,
                 config.dropout);
     }
     free(config.keys);
@@ -287,8 +284,7 @@ void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dty
     hf_write_text_(directory, "generation_config.json", text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// model.safetensors
+// ---- model.safetensors ----
 
 // A layer of a tensor, as the file has it.
 typedef struct {
@@ -332,11 +328,11 @@ static size_t hf_chunk_columns_(const TensorRow* row) {
 
 // Room for hf_chunk_columns_ of any matrix, with elements of 4 bytes.
 static void* hf_chunk_open_(const TensorRow* rows) {
-    size_t most = HF_CHUNK_;
+    size_t max = HF_CHUNK_;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        most = rows[i].rows > most ? rows[i].rows : most;
+        max = rows[i].rows > max ? rows[i].rows : max;
     }
-    return check_alloc(most, sizeof(float), "a piece of a matrix");
+    return check_alloc(max, sizeof(float), "a piece of a matrix");
 }
 
 static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, GPT2Config cfg,
@@ -419,7 +415,8 @@ static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsVie
     const SafeTensorsView* head = safetensors_set_find(set, "lm_head.weight");
     CHECK(!head || (head->dtype == embedding->dtype && head->bytes == embedding->bytes &&
                     memcmp(head->data, embedding->data, head->bytes) == 0),
-          "%s: tensor lm_head.weight is not the token embedding, wanted a model that shares it", set->path);
+          "%s: tensor lm_head.weight is not the token embedding, wanted a model with tied embeddings",
+          set->path);
 }
 
 // What a tensor is that none of the rows asked for.
@@ -485,7 +482,7 @@ static void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, const Sa
     CHECK(!unexpected.count, "%s: unexpected tensors: %s (%d; config.json says %d layers)", set->path,
           unexpected.text, unexpected.count, cfg.L);
     if (heads.count) {
-        fprintf(stderr, "note: %s: left out, heads for other tasks: %s\n", set->path, heads.text);
+        fprintf(stderr, "note: %s: ignored heads for other tasks: %s\n", set->path, heads.text);
     }
 }
 

@@ -8,14 +8,14 @@ safetensors.h -- tensors in files, in Hugging Face's format: reading, writing, a
     data      little endian, last dimension fastest; the tensors fill it without holes or overlaps
 
 A file is mapped and checked as a whole before any of it is used; nothing in it is trusted: lengths, offsets,
-products of sizes, UTF-8, numbers, names that come twice. More than the format asks, names and keys must have
-1 to 511 bytes and no control characters (they are printed in errors), no string contains a zero, a tensor has
-at most 8 dimensions and no unknown keys. The order of the names in the header is free.
+products of sizes, UTF-8, numbers, names that come twice. Beyond the format's own rules, names and keys must
+have 1 to 511 bytes and no control characters (they are printed in errors), no string contains a zero, a
+tensor has at most 8 dimensions and no unknown keys. The order of the names in the header is free.
 
-A reader that must go on where a file is damaged (the newest valid checkpoint) takes the _try_ functions,
+A reader that must survive a damaged file (to find the newest valid checkpoint) uses the _try_ functions,
 which return 0 and leave the message in `error`; the others end the program with it.
 
-Names of GPT-2's tensors begin with "transformer." or not, depending on who wrote the file:
+Names of GPT-2's tensors start with "transformer." or not, depending on who wrote the file:
 safetensors_find_gpt2 and the functions that require a tensor take either for the other.
 
 defines: SAFETENSORS_PREFIX, SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes, SafeTensors,
@@ -45,7 +45,7 @@ extern "C" {
 
 #define SAFETENSORS_PREFIX "transformer."
 
-// ---- types of elements
+// ---- types of elements ----
 
 typedef enum {
     SAFETENSORS_F32,
@@ -68,7 +68,7 @@ const char* safetensors_dtype_name(SafeTensorsDtype dtype);
 
 size_t safetensors_dtype_bytes(SafeTensorsDtype dtype);
 
-// ---- files in memory
+// ---- files in memory ----
 
 typedef struct {
     const char* path; // of its file, for errors
@@ -96,11 +96,11 @@ typedef struct {
     char error[ERROR_BYTES]; // why it could not be opened
 } SafeTensors;
 
-// ---- the header
+// ---- the header ----
 
 void safetensors_sort(void* items, size_t count, size_t item_bytes, int (*compare)(const void*, const void*));
 
-// ---- reading
+// ---- reading ----
 
 // Leaves the message in `error`.
 void safetensors_close(SafeTensors* st);
@@ -134,7 +134,7 @@ void safetensors_read_f32(const SafeTensorsView* view, float* out);
 // Copies a tensor that must have this dtype.
 void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, void* out);
 
-// ---- a model in one file or in several
+// ---- a model in one file or in several ----
 
 // Where an index says that a tensor is.
 typedef struct {
@@ -169,7 +169,7 @@ const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const cha
 const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const char* name, int ndim,
                                                const size_t* shape);
 
-// ---- writing: open, metadata and declarations, begin, the data, commit
+// ---- writing: open, metadata and declarations, begin, the data, commit ----
 
 typedef struct {
     FileWriter file;
@@ -204,8 +204,7 @@ void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t b
 // The next `count` elements of an F32, F16 or BF16 tensor, rounded to its type; not beyond its end.
 void safetensors_write_f32(SafeTensorsWriter* writer, const float* data, size_t count);
 
-// All data are written: the file is on the disk and under its name. Returns its checksum, that of
-// file_checksum.
+// After all data: syncs the file and renames it into place. Returns its checksum (file_checksum).
 uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
 #ifdef __cplusplus
@@ -233,7 +232,7 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
 #define SAFETENSORS_METADATA_ "__metadata__"
 
-// ---- types of elements
+// ---- types of elements ----
 
 const char* safetensors_dtype_name(SafeTensorsDtype dtype) {
     static const char* const names[SAFETENSORS_DTYPES] = {"F32", "F16", "BF16", "F64", "I64", "I32", "I16",
@@ -246,7 +245,7 @@ size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
     return bytes[dtype];
 }
 
-// ---- files in memory
+// ---- files in memory ----
 
 static char* safetensors_copy_(const char* string) {
     char* copy = strdup(string);
@@ -254,7 +253,7 @@ static char* safetensors_copy_(const char* string) {
     return copy;
 }
 
-// ---- the header
+// ---- the header ----
 
 static int safetensors_by_name_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsView*)a)->name, ((const SafeTensorsView*)b)->name);
@@ -264,7 +263,7 @@ static int safetensors_by_key_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsPair*)a)->key, ((const SafeTensorsPair*)b)->key);
 }
 
-// In the order of the data; a tensor without elements comes before the one that begins in the same place.
+// In the order of the data; a tensor without elements comes before the one that starts in the same place.
 static int safetensors_by_place_(const void* a, const void* b) {
     const SafeTensorsView *x = (const SafeTensorsView*)a, *y = (const SafeTensorsView*)b;
     return x->data != y->data ? (x->data < y->data ? -1 : 1) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
@@ -294,7 +293,7 @@ static int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t*
     safetensors_sort(*pairs, *count, sizeof(pair), safetensors_by_key_);
     for (size_t i = 1; more == 0 && i < *count; i++) {
         if (strcmp((*pairs)[i - 1].key, (*pairs)[i].key) == 0) {
-            return error_set(text->error, text->path, "key %s comes twice", (*pairs)[i].key);
+            return error_set(text->error, text->path, "key %s appears twice", (*pairs)[i].key);
         }
     }
     return more == 0;
@@ -334,7 +333,7 @@ static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t of
         if (i == 3 || seen[i]++) {
             return error_set(text->error, text->path,
                              "tensor %s: key %s %s, wanted dtype, shape and data_offsets", view->name, key,
-                             i == 3 ? "is unknown" : "comes twice");
+                             i == 3 ? "is unknown" : "appears twice");
         }
         if (!(i == 0   ? safetensors_dtype_(text, view)
               : i == 1 ? json_naturals(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
@@ -379,7 +378,7 @@ static int safetensors_sizes_(SafeTensorsView* view) {
     return !__builtin_mul_overflow(view->elements, safetensors_dtype_bytes(view->dtype), &view->bytes);
 }
 
-// Finds a tensor's data in the file; `begin` is where that of all tensors begins.
+// Finds a tensor's data in the file; `begin` is where the data of all tensors starts.
 static int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t begin, const size_t offsets[2]) {
     const size_t data_bytes = st->map_bytes - begin;
     const SafeTensorsShapeText_ shape = safetensors_shape_text_(view->ndim, view->shape);
@@ -412,7 +411,7 @@ static int safetensors_entries_(SafeTensors* st, JsonReader* text) {
     for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &name)) > 0; n++) {
         if (strcmp(name, SAFETENSORS_METADATA_) == 0) {
             if (has_metadata++) {
-                return error_set(st->error, st->path, "%s comes twice", SAFETENSORS_METADATA_);
+                return error_set(st->error, st->path, "%s appears twice", SAFETENSORS_METADATA_);
             }
             if (!safetensors_pairs_(text, &st->metadata, &st->num_metadata)) {
                 return 0;
@@ -442,7 +441,7 @@ static int safetensors_check_places_(SafeTensors* st, const unsigned char* at) {
     for (size_t i = 0; i < st->num_tensors; i++) {
         const SafeTensorsView* view = &st->tensors[i];
         if (view->data != at) {
-            return error_set(st->error, st->path, "tensor %s: begins at byte %zu of the data, wanted %zu: %s",
+            return error_set(st->error, st->path, "tensor %s: starts at byte %zu of the data, wanted %zu: %s",
                              view->name, (size_t)(view->data - begin), (size_t)(at - begin),
                              view->data > at ? "a hole" : "an overlap");
         }
@@ -450,7 +449,7 @@ static int safetensors_check_places_(SafeTensors* st, const unsigned char* at) {
     }
     const size_t left = (size_t)(st->map + st->map_bytes - at);
     if (left) {
-        return error_set(st->error, st->path, "%zu bytes behind the last tensor, wanted none", left);
+        return error_set(st->error, st->path, "%zu bytes after the last tensor, wanted none", left);
     }
     return 1;
 }
@@ -459,13 +458,13 @@ static int safetensors_check_names_(SafeTensors* st) {
     safetensors_sort(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_name_);
     for (size_t i = 1; i < st->num_tensors; i++) {
         if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0) {
-            return error_set(st->error, st->path, "tensor %s comes twice", st->tensors[i].name);
+            return error_set(st->error, st->path, "tensor %s appears twice", st->tensors[i].name);
         }
     }
     return 1;
 }
 
-// Reads and checks the header of what is at st->map.
+// Reads and checks the header of the file at st->map.
 static int safetensors_parse_(SafeTensors* st) {
     uint64_t header_bytes;
     const size_t first = sizeof(header_bytes);
@@ -516,7 +515,7 @@ static void safetensors_unmap_(unsigned char* map, size_t bytes) {
     }
 }
 
-// ---- reading
+// ---- reading ----
 
 void safetensors_close(SafeTensors* st) {
     safetensors_unmap_(st->map, st->map_bytes);
@@ -627,7 +626,7 @@ void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, v
     }
 }
 
-// ---- a model in one file or in several
+// ---- a model in one file or in several ----
 
 static int safetensors_by_file_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsPair*)a)->value, ((const SafeTensorsPair*)b)->value);
@@ -670,7 +669,7 @@ static int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t*
     for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
         const int is_map = strcmp(key, "weight_map") == 0;
         if (is_map && has_map++) {
-            return error_set(text->error, text->path, "weight_map comes twice");
+            return error_set(text->error, text->path, "weight_map appears twice");
         }
         if (!(is_map ? safetensors_pairs_(text, pairs, count) : json_skip(text))) {
             return 0;
@@ -803,7 +802,7 @@ const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const 
     return safetensors_check_shape_(safetensors_set_find(set, name), set->path, name, ndim, shape);
 }
 
-// ---- writing: open, metadata and declarations, begin, the data, commit
+// ---- writing: open, metadata and declarations, begin, the data, commit ----
 
 static void safetensors_put_(SafeTensorsWriter* writer, const void* data, size_t bytes) {
     file_put(&writer->file, data, bytes);

@@ -1,10 +1,10 @@
 /*
-checkpoint.h -- all that a run is, in a directory: OUT/step_00001000/, whole or not there.
+checkpoint.h -- the complete state of a run in a directory, OUT/step_00001000/, which is complete or absent.
 
     config.json, generation_config.json, model.safetensors    a Hugging Face model (hf_model.h)
-    tokenizer.json, tokenizer_config.json, ...                its tokenizer, of a run that has one
+    tokenizer.json, tokenizer_config.json, ...                its tokenizer, if the run has one
     optimizer.1of1.safetensors                                the optimizer's state: AdamW's m and v
-    products.json                                             of the GPU trainer: matmul_plans.h
+    products.json                                             GPU trainer only: matmul_plans.h
     state.json                                                the rest, and checksums of all files (state.h)
 
 model.safetensors has fp32 master weights, or 16-bit weights where there are none. Each row of the optimizer's
@@ -12,16 +12,16 @@ state (gpt2.h) is a tensor that is a range of one space: the elements of the par
 table, without padding. A writer may cut it into n files (metadata begin, end and total); the reader takes any
 that fill the space. A state that has not the shape of the parameters is only read whole.
 
-A save copies the tensors into memory taken before the first step; a thread writes them while the run goes on.
-A second save waits for the first. The directory is filled under a temporary name, flushed to the disk,
-checked for room before, and renamed; where there is one of this step already, the two change places. --keep
-removes older ones once a newer one is in its place, sparing multiples of --keep-major: renamed first, so that
-no name of a checkpoint ever holds half of one. Any failure is one error that names the file, and leaves the
-checkpoints that were there. Weights that are not finite are such a failure: they are no checkpoint.
+A save copies the tensors into memory allocated before the first step; a thread writes them while the run
+continues. A second save waits for the first. The directory is filled under a temporary name, flushed to the
+disk, checked for room before, and renamed; where there is one of this step already, the two change places.
+--keep removes older ones once a newer one is in its place, sparing multiples of --keep-major: renamed first,
+so that no name of a checkpoint ever holds half of one. Any failure is one error that names the file, and
+leaves the existing checkpoints alone. Weights that are not finite are such a failure: they are never saved.
 
-Where a symbolic link stands under one of these names, the link is removed, never what it points to.
+If one of these names is a symbolic link, the link is removed, never its target.
 
-What a killed run left behind is cleared by the next one in the same place; two at a time are refused.
+The next run in the same directory removes what a killed run left behind; two runs at a time are refused.
 
 defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
          checkpoints_open, checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished,
@@ -79,36 +79,33 @@ typedef struct {
     double save_s;      // the longest of those that ended
 } Checkpoints;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Names
+// ---- names ----
 
 // The directory of the checkpoint of a step.
 void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const char* ending);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 // Bytes of a checkpoint, at most about.
 double checkpoints_disk_bytes(const Checkpoints* c);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 // Checks a checkpoint, to the last bit of all its files, and reads its state. Returns 0, with nothing to
 // close and the reason in `error`, if it is damaged.
 int checkpoint_try_check(SavedState* s, const char* directory, char* error);
 
-// Whether a checkpoint will do, for checkpoint_newest; `context` is the caller's.
+// Whether a checkpoint is usable, for checkpoint_newest; `context` is the caller's.
 typedef int (*CheckpointFilter)(const SavedState* state, const void* context);
 
 // Finds the checkpoint that was written last, of those that are valid and that `filter` (NULL: all) accepts.
-// Those that are damaged are named on stderr. Returns 1, with *path and *s set; 0 if there is none at all; -1
-// if there are some, but none that will do.
+// Damaged ones are reported on stderr. Returns 1, with *path and *s set; 0 if there are no checkpoints; -1 if
+// none of them is usable.
 int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, CheckpointFilter filter,
                       const void* context);
 
-// Removes the checkpoints that were written after the one with this serial number: a run that goes back must
-// not be resumed from them.
+// Removes the checkpoints that were written after the one with this serial number: after a rollback the run
+// must not be resumed from them.
 void checkpoint_remove_after(const char* out, int64_t serial);
 
 // Reads the tensors of a checkpoint that was checked: the parameters, as fp32, into memory laid out by `rows`, and
@@ -116,18 +113,17 @@ void checkpoint_remove_after(const char* out, int64_t serial);
 void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg, const TensorRow* rows,
                      void* params, void* optimizer);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Saving during a run
+// ---- saving during a run ----
 
 // Bytes of the copy that a save makes; parameters of the given type.
 size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype);
 
 // Only one run at a time may write into a directory. Returns a descriptor, which has the lock until it is
-// closed. What a killed run left is cleared.
+// closed. Removes what a killed run left.
 int checkpoint_lock(const char* out);
 
 // Prepares to save into --out, which exists. The options and what `run` points to must stay. `lock` is that of
-// checkpoint_lock, or -1 if it is to be taken now; checkpoints_close releases it. `after` updates are done. There
+// checkpoint_lock, or -1 to take it now; checkpoints_close releases it. `after` updates are done. There
 // must be room on the disk for at least one checkpoint. Before each save the caller points params and optimizer
 // to what is to be saved, and leaves that as it is until the save has ended.
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, int lock, int64_t after);
@@ -177,8 +173,7 @@ void checkpoints_close(Checkpoints* c);
 #define CHECKPOINT_PART_ ".part" // while it is written, and while it is removed
 #define CHECKPOINT_OLD_ ".old"   // while another takes its place, where the two cannot change places at once
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Names
+// ---- names ----
 
 void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const char* ending) {
     file_path(path, "%s/step_%08lld%s", out, (long long)step, ending);
@@ -214,8 +209,7 @@ static int checkpoint_steps_(const char* out, const char* ending, int64_t** step
     return count;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Removing
+// ---- removing ----
 
 // Removes a link, if one is there. Returns whether there was one.
 static int checkpoint_unlink_(const char* path) {
@@ -297,8 +291,7 @@ static void checkpoint_recover_(const char* out) {
     free(steps);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 // Elements of the optimizer's space.
 static int64_t checkpoint_elements_(GPT2Config cfg) { return (int64_t)gpt2_count_parameters(cfg); }
@@ -346,7 +339,8 @@ static uint64_t checkpoint_write_optimizer_(const Checkpoints* c, const char* pa
     return safetensors_writer_commit(&writer);
 }
 
-// Adds a file to the list in state.json; its checksum is that of what was written, or 0: read it again.
+// Adds a file to the list in state.json; `checksum` was computed while writing, or is 0: read the file
+// again.
 static void checkpoint_list_file_(SavedState* s, const char* directory, const char* name, uint64_t checksum) {
     char path[PATH_MAX];
     struct stat info;
@@ -418,7 +412,7 @@ static void checkpoint_put_(const char* part, const char* path, const char* out,
     checkpoint_clear_(part);
 }
 
-// The first element of a row that is not finite; `count` if there is none.
+// The first element of a row that is not finite; `count` if all are finite.
 static size_t checkpoint_find_infinite_(const TensorRow* row, const void* memory, SafeTensorsDtype dtype,
                                         size_t count) {
     const char* data = (const char*)memory + row->offset_bytes;
@@ -493,8 +487,7 @@ static void* checkpoint_write_(void* checkpoints) {
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 int checkpoint_try_check(SavedState* s, const char* directory, char* error) {
     char path[PATH_MAX];
@@ -569,7 +562,7 @@ int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, Check
     for (int i = 0; i < count && !found; i++) {
         checkpoint_path(path, out, entries[i].step, "");
         if (!checkpoint_try_check(s, path, error)) {
-            fprintf(stderr, "warning: %s; the checkpoint before it is tried\n", error);
+            fprintf(stderr, "warning: %s; trying the checkpoint before it\n", error);
         } else if (filter && !filter(s, context)) {
             state_close(s);
         } else {
@@ -706,8 +699,7 @@ void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg,
     checkpoint_read_optimizer_(s, directory, cfg, optimizer);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Saving during a run
+// ---- saving during a run ----
 
 size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
     TensorRow rows[GPT2_PARAMETER_ROWS];

@@ -34,7 +34,7 @@ typedef struct {
 } CurvePlot;
 
 // Draws on `columns` x `rows` characters, labels included. train is (n_train) in the order of steps, val is
-// (n_val), their losses finite; floor is NaN when there is none. Nothing is drawn without training losses.
+// (n_val), their losses finite; floor is NaN if unknown. Nothing is drawn without training losses.
 void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
                 double floor, int columns, int rows);
 
@@ -94,7 +94,7 @@ static void curve_include_(CurvePlot* plot, const CurvePoint* points, int n) {
 }
 
 // A logarithmic axis needs 0 < low < high; a loss of 0 is drawn a thousandth of the highest.
-static void curve_settle_range_(CurvePlot* plot) {
+static void curve_choose_range_(CurvePlot* plot) {
     if (plot->floor > 0) {
         plot->low = fmin(plot->low, plot->floor);
         plot->high = fmax(plot->high, plot->floor);
@@ -152,7 +152,7 @@ static void curve_floor_(CurvePlot* plot) {
     }
 }
 
-// Labels the multiples of `unit`, wherever no label is in the same or a neighbouring row yet.
+// Labels the multiples of `unit`, wherever no label is in the same or a neighboring row yet.
 static void curve_label_multiples_(CurvePlot* plot, double unit) {
     for (double k = ceil(plot->low / unit); k * unit <= plot->high; k++) {
         const int row = curve_y_(plot, k * unit) / 4;
@@ -259,7 +259,7 @@ void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoi
     plot.low = plot.high = train[0].loss;
     curve_include_(&plot, train, n_train);
     curve_include_(&plot, val, n_val);
-    curve_settle_range_(&plot);
+    curve_choose_range_(&plot);
     const size_t cells = (size_t)plot.rows * (size_t)plot.columns;
     plot.dots = (unsigned char*)check_alloc(cells, 1, "loss curve");
     plot.marks = (char*)check_alloc(cells, 1, "loss curve");

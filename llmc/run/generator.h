@@ -1,9 +1,9 @@
 /*
 generator.h -- texts sampled from a model: a prompt, then token after token until the document ends.
 
-The model is a function: given the first `known` tokens, of which it has seen the first `seen` at the call
-before, it returns the logits (V, fp32, on the host) of the token that follows. When the T tokens of its
-context are full, the older half is forgotten and the rest is read again, at its new positions.
+The model is a function: given the first `known` tokens, the first `seen` of which it saw in the previous
+call, it returns the logits (V, fp32, on the host) of the token that follows. When the T tokens of its context
+are full, the older half is forgotten and the rest is read again, at its new positions.
 
 defines: NextLogits, Generator, GeneratorEnd, generator_open, generator_close, generator_run, generator_log
 */
@@ -102,7 +102,7 @@ void generator_close(Generator* g) {
     sampler_close(&g->sampler);
 }
 
-// Adds a token to the text; its number if the tokenizer does not know it, or there is none.
+// Adds a token to the text; its number if there is no tokenizer, or it does not know the token.
 static void generator_append_(Generator* g, int id) {
     char number[GENERATOR_NUMBER_BYTES];
     int length = snprintf(number, sizeof(number), "%d ", id);

@@ -82,7 +82,7 @@ static inline double gpu_peak_or_default(char* name, size_t name_bytes, int devi
     memset(&gpu, 0, sizeof(gpu));
     if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
         cudaGetLastError();
-        snprintf(name, name_bytes, "an H100 SXM, for want of a GPU here");
+        snprintf(name, name_bytes, "an H100 SXM (no GPU found)");
         snprintf(gpu.name, sizeof(gpu.name), "H100");
         gpu.major = 9;
         return gpu_peak_flops_per_s(&gpu, dtype, 1);

@@ -14,7 +14,7 @@ z = sqrt((n - k) / k), so at most n / (1 + limit^2) + 1 updates in a row are ski
 A guard watches loss and norm. An update that is not finite is always skipped, whatever the limits.
 
 A run has diverged when too many updates in a row were not finite, or when the mean loss of the window is too
-far above the lowest that it ever was.
+far above its minimum.
 
 All state is plain numbers without pointers: a checkpoint may store it as it is.
 
@@ -59,7 +59,7 @@ UpdateGuard guard_open(double loss_z_limit, double norm_z_limit);
 double guard_rise(const UpdateGuard* guard);
 
 // Whether to make the update with this loss and this gradient norm (before clipping). Call it once a step.
-// Low values are no outliers: only what is too high is skipped.
+// Low values are not outliers: only high ones are skipped.
 UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm);
 
 // A score for the log: NAN until the window is full.
@@ -176,7 +176,7 @@ int guard_divergence(const UpdateGuard* guard, int max_skips, double max_rise, c
     }
     if (max_rise > 0 && guard_rise(guard) > max_rise) {
         snprintf(reason, 256,
-                 "the mean loss of the last %d updates is %.3f above its lowest (--max-loss-rise)",
+                 "the mean loss of the last %d updates is %.3f above its minimum (--max-loss-rise)",
                  OUTLIER_WINDOW, guard_rise(guard));
         return 1;
     }

@@ -1,5 +1,5 @@
 /*
-log.h -- all that a run says: to the screen, to log.jsonl and main.log in the directory of the run, and, when
+log.h -- everything a run prints: to the screen, to log.jsonl and main.log in the directory of the run, and, when
 it is done, its loss curve to curve.svg there.
 
 log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits):
@@ -15,19 +15,18 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"stop","step":...,"reason":"..."}
     {"kind":"summary","steps":...,"val_loss":...,"floor":...,"tok_per_s":...,"peak_mb":...}
 
-tokens are those of all updates so far; elapsed_s is the time that the run has taken, validations and all, of
-all starts of the program together; time is Unix time in seconds.
+tokens counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
+starts of the program; time is Unix time in seconds.
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<> norm:<>
 and s:<step> tel:<val loss>.
 
 Steps count from 1; step 0 is before the first update. Every line reaches its file before the next step, or
 the program ends with the name of the file. A new run leaves the logs of an earlier one in the same place as
-log.jsonl.1, main.log.1 and curve.svg.1, or the next free number. A run that resumes after N updates keeps
-what the files say up to step N, cuts off the rest (and the line that told why it stopped), and does not
-repeat what they already say about step N: the log of an interrupted run is that of one that was not, but for
-one more config line. It is the same when a run goes back to a checkpoint: what came after it is cut off, and
-a line tells from which step it came.
+log.jsonl.1, main.log.1 and curve.svg.1, or the next free number. A run that resumes after N updates keeps the
+lines up to step N, cuts off the rest (and the line that says why it stopped), and does not repeat lines about
+step N: the log of an interrupted run equals that of an uninterrupted one, except for one more config line. A
+rollback does the same: it cuts off the lines after the checkpoint and adds one that says from which step it came.
 
 On a terminal the line of a step is rewritten by the next one and is cut to its width, the less important
 numbers first; what takes 100 ms or more leaves a line at each hundredth of the run, and what takes 10 s or
@@ -76,7 +75,7 @@ typedef struct {
     char path[PATH_MAX];
 } LogFile;
 
-// The losses of neighbouring steps, kept for the curve.
+// The losses of neighboring steps, kept for the curve.
 typedef struct {
     double steps, losses; // sums
     int64_t count;
@@ -159,17 +158,17 @@ void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes);
 
 void log_save(RunLog* log, int64_t step, const char* path);
 
-// Says something on the screen alone.
+// Prints a note on the screen only.
 void log_note(RunLog* log, const char* text);
 
-// The run goes on from this checkpoint of its own. The line about it may have come after the next update, and
-// so have been cut off.
+// The run continues from this checkpoint of its own. Logs it again if its line was cut off, because it came
+// after the next update.
 void log_resumed(RunLog* log, const char* path);
 
-// The update number `step` was not made.
+// Update number `step` was skipped.
 void log_skip(RunLog* log, int64_t step, const char* reason);
 
-// After update number `from` the run went back to the checkpoint of step `to`.
+// After update number `from` the run was rolled back to the checkpoint of step `to`.
 void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason);
 
 // The run stops after update number `step`, before its end; `advice` follows on the screen.
@@ -180,12 +179,12 @@ void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice)
 // Training speed of this process: without evaluation, samples and checkpoints.
 double log_tok_per_s(const RunLog* log);
 
-// The most memory this process ever held, in MiB.
+// The peak memory of this process, in MiB.
 double log_peak_mb(void);
 
 // The last thing to log: the loss curve, and what the run achieved. `steps` updates are done; val_loss is the
 // last one (NAN: never evaluated), floor the entropy of the text (NAN: unknown), peak_mb the peak memory in
-// MiB (log_peak_mb(), or that of the GPU).
+// MiB (log_peak_mb(), or the GPU's).
 void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mb);
 
 #ifdef __cplusplus
@@ -328,7 +327,7 @@ static int64_t log_reread_line_(RunLog* log, const char* line) {
     return strcmp(kind, "stop") == 0 ? -1 : step;
 }
 
-// The bytes of an older log up to its last line about a step that was done before the resumed run begins.
+// The bytes of an older log up to its last line about a step before the resumed run starts.
 static off_t log_reread_(RunLog* log, const char* path) {
     char error[ERROR_BYTES];
     const int fd = file_open_regular(path, error);
@@ -351,7 +350,7 @@ static off_t log_reread_(RunLog* log, const char* path) {
     return keep;
 }
 
-// Sets path to that of a log: of the present one, 0, or of one that was put aside.
+// Sets path to the log's: the current one (0), or one that was put aside.
 static void log_path_(char path[PATH_MAX], const char* out_dir, const char* name, int number) {
     char ending[16] = "";
     if (number > 0) {
@@ -701,7 +700,7 @@ void log_val(RunLog* log, int64_t step, double loss) {
 }
 
 // Bytes of the character at the start of text[0 .. left) if it may go to the screen, else 0. Control
-// characters could reprogram it: those of ASCII, and U+0080 to U+009F, of which one is ESC [ to a terminal.
+// characters could reprogram it: those of ASCII, and U+0080 to U+009F, one of which is ESC [ to a terminal.
 // Bytes that are no UTF-8 may be the same where the terminal takes bytes.
 static size_t log_printable_(const unsigned char* text, size_t left) {
     const size_t length = json_utf8_length(text, left);
@@ -711,7 +710,7 @@ static size_t log_printable_(const unsigned char* text, size_t left) {
     return is_control ? 0 : length;
 }
 
-// Columns of the word that begins at a blank, or at the beginning of the text: blanks, then other characters.
+// Columns of the word that starts at a blank, or at the start of the text: blanks, then other characters.
 static size_t log_word_columns_(const char* text, size_t bytes) {
     size_t i = 0, columns = 0;
     for (; i < bytes && text[i] == ' '; i++, columns++) {
@@ -802,13 +801,13 @@ static void log_cut_(RunLog* log, LogFile* file) {
 
 void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
     log_say_step_(log, from);
-    fprintf(log->screen.file, "back to step %lld: %s\n", (long long)to, reason);
+    fprintf(log->screen.file, "rolled back to step %lld: %s\n", (long long)to, reason);
     log_flush_screen_(log);
     log->start_step = to;
     memset(log->repeated, 0, sizeof(log->repeated));
     memset(log->train, 0, sizeof(log->train));
     memset(log->val, 0, sizeof(log->val));
-    const double elapsed_s = log->elapsed_s; // goes on, whatever the line of that step says
+    const double elapsed_s = log->elapsed_s; // not the value in the line of that step: time has passed since
     log_cut_(log, &log->json);
     log_cut_(log, &log->text);
     log->elapsed_s = elapsed_s;

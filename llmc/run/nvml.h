@@ -5,12 +5,12 @@ nvml.h -- the state of one GPU in one line, from NVIDIA's management library (NV
     utilization 99 %, throttled: power
 
 What a card does not report is left out: many have no fan, laptops no power limit, shared cards (MIG) no
-utilization. Power is of NVIDIA's last second, utilization the share of time with a kernel running; memory
-counts everybody's, and the driver's own. Behind "throttled" stands all that holds the clocks down.
+utilization. Power is averaged by NVIDIA over the last second; utilization is the share of time with a kernel
+running; memory counts all processes and the driver. "throttled" lists all reasons that hold the clocks down.
 
-The library is opened at run time and never linked, so the program also runs where there is none. Then
-nvml_open returns 0, `reason` holds one line that says why, for the caller to print once, and nvml_line has
-nothing to say; nothing here ends the program or prints.
+The library is opened at run time and never linked, so the program also runs without it. Then nvml_open
+returns 0, `reason` holds one line that says why, for the caller to print once, and nvml_line returns 0.
+Nothing here ends the program or prints.
 
 The GPU is named by its PCI bus id, from cudaDeviceGetPCIBusId: CUDA's device numbers follow
 CUDA_VISIBLE_DEVICES and the cards' speed, NVML's do not.
@@ -35,8 +35,7 @@ defines: Nvml, nvml_open, nvml_close, nvml_line
 #include <stdlib.h>
 #include <string.h>
 
-// -----------------------------------------------------------------------------------------------------------
-// NVIDIA's declarations
+// ---- NVIDIA's declarations ----
 
 typedef struct nvmlDevice_st NvmlDevice_; // theirs
 typedef unsigned int NvmlResult_;         // 0: done; anything else: the other results are not set
@@ -79,8 +78,7 @@ static const NvmlThrottle_ nvml_throttles_[] = {
     {0x200, "board limit"},
 };
 
-// -----------------------------------------------------------------------------------------------------------
-// Opening
+// ---- opening ----
 
 // One GPU. The functions are NULL where the library has none of that name.
 typedef struct {
@@ -174,15 +172,14 @@ static inline int nvml_open(Nvml* nvml, const char* pci_bus_id) {
     return 1;
 }
 
-// -----------------------------------------------------------------------------------------------------------
-// The line
+// ---- the line ----
 
 typedef struct {
     char* text;
     size_t bytes, used; // used < bytes
 } NvmlText_;
 
-// After printf was given what room there is and wanted so many bytes.
+// After printf was given the room left and wanted n bytes.
 static inline void nvml_advance_(NvmlText_* line, int wanted) {
     const size_t length = wanted > 0 ? (size_t)wanted : 0, room = line->bytes - line->used;
     line->used += length < room ? length : room - 1;
@@ -244,8 +241,8 @@ static inline void nvml_put_throttle_(NvmlText_* line, const Nvml* nvml) {
     }
 }
 
-// Sets text[0 .. bytes) to the line, without a newline; what does not fit is cut off, and 256 bytes are
-// enough. Returns whether there is something to print: not if `nvml` is closed or the GPU reports nothing.
+// Sets text[0 .. bytes) to the line, without a newline; a longer one is cut off, and 256 bytes are enough.
+// Returns whether there is something to print: 0 if `nvml` is closed or the GPU reports nothing.
 static inline int nvml_line(const Nvml* nvml, char* text, size_t bytes) {
     NvmlText_ line = {text, bytes, 0};
     NvmlMemory_ memory = {0, 0, 0};

@@ -2,13 +2,13 @@
 options.h -- the command line: one table of rows, and every use of it a loop over the rows.
 
 The parser, --help, the start-up banner, --print-config and the JSON of the log header all come from
-OPTION_TABLE below, so an option is added by one field of Options and one row. Options are written
-`--name value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work). A
-value that starts like an option has to be written with the equals sign. Everything is strict: what is
-unknown, malformed, out of range, missing or given twice ends the program with status 2 before any work.
+OPTION_TABLE below, so an option is added by one field of Options and one row. Options are written `--name
+value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work). A value
+that starts like an option needs the equals sign. Everything is strict: an option that is unknown, malformed,
+out of range, missing its value or given twice ends the program with status 2 before any work.
 
-A program with options of its own names a file with its Options and OPTION_TABLE in OPTION_TABLE_FILE, and
-what it takes besides in OPTION_ARGUMENTS, before it includes this one (dev/data/tokenize.c).
+A program with its own options defines OPTION_TABLE_FILE, a file with its Options and OPTION_TABLE, and
+OPTION_ARGUMENTS, the help text for other arguments, before it includes this file (dev/data/tokenize.c).
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
@@ -30,10 +30,10 @@ defines: Options, DIVERGENCE_WORDS, OnDivergence, OPTION_AUTO, LLMC_VERSION, opt
 extern "C" {
 #endif
 
-#define OPTION_AUTO (-1)     // the value of an option left for the trainer to choose
-#define OPTION_ROWS_MAX 96   // room for so many rows
-#define OPTION_NAME_BYTES 32 // the longest name, with its zero
-#define OPTION_TEXT_BYTES 64 // the longest number or word, or range of one, with its zero
+#define OPTION_AUTO (-1)     // the value of an option that the trainer chooses
+#define OPTION_ROWS_MAX 96   // maximum number of rows
+#define OPTION_NAME_BYTES 32 // the longest name, including the zero
+#define OPTION_TEXT_BYTES 64 // the longest number or word, or range, including the zero
 
 #ifdef GIT_COMMIT // the Makefile's, in the programs
 #define LLMC_VERSION "0.1.0 (" GIT_COMMIT ")"
@@ -41,7 +41,8 @@ extern "C" {
 #define LLMC_VERSION "0.1.0"
 #endif
 
-// Which program reads the options: OPTION_CPU or OPTION_GPU, for rows that only one trainer has, and its version.
+// Which program reads the options: OPTION_CPU or OPTION_GPU, for rows that only one trainer has, and its
+// version.
 typedef struct {
     int trainer;
     const char* version;
@@ -60,7 +61,7 @@ typedef enum {
     OPTION_SWITCH, // int, 0 or 1, written off or on (or 0 or 1)
     OPTION_CHOICE, // int, the place of the word in the row's list
     OPTION_STRING, // const char *, pointing into argv; never NULL
-    OPTION_FLAG    // int, 1 if given; takes no value, and is an errand rather than a setting
+    OPTION_FLAG    // int, 1 if given; takes no value: an action, not a setting
 } OptionType;
 
 // Flags of a row.
@@ -71,8 +72,8 @@ enum {
     BELOW_ = 8,              // must be below its maximum
     OPTION_CPU = 16,         // only the CPU trainer has it
     OPTION_GPU = 32,         // only the GPU trainer has it
-    OPTION_CHANGES_RUN = 64, // another value makes another run: resuming with it needs --override
-    OPTION_NOT_SAVED = 128,  // holds for one start of the program; a resumed run does not inherit it
+    OPTION_CHANGES_RUN = 64, // defines the run: resuming with another value needs --override
+    OPTION_NOT_SAVED = 128,  // for one start of the program; a resumed run does not inherit it
 };
 
 // --on-divergence
@@ -135,7 +136,7 @@ typedef struct {
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
 
-// Whether the program only looks at what a run would be, and writes nothing.
+// Whether the program only describes a run, and writes nothing.
 static inline int options_only_look(const Options* options) {
     return options->plan || options->print_config || options->verify_data;
 }
@@ -149,7 +150,7 @@ typedef struct {
     double min, max;      // of a number
     int flags;            // AUTO_ and so on
     const char* fallback; // the default, as the command line and the banner would write it
-    const char* unit;     // of a number; or the words of a choice, "zero|one|two"
+    const char* unit;     // of a number; or the words of a choice, "zero|one|two"; or what a text is, "FILE"
     const char* help;
 } OptionRow;
 
@@ -170,12 +171,12 @@ int option_set(Options* options, const OptionRow* row, const char* text);
 
 // ---- parsing ----
 
-// The row that the first `length` bytes of arg, dashes included, name; NULL if there is none.
+// The row named by the first `length` bytes of arg, dashes included; NULL if unknown.
 const OptionRow* option_find(const char* arg, size_t length);
 
 // ---- printing ----
 
-// Which program this is, in words: its name, its version, and what made it.
+// The program's name, its version and its compiler.
 void options_version(char* text, size_t room, const Options* options, const char* name);
 
 enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
@@ -195,9 +196,9 @@ void options_print_json(FILE* file, const Options* options);
 
 // ---- the whole ----
 
-// Sets every option: to its default, then to what the command line says. Prints what --help and --version ask
-// for and ends the program. The strings point into argv. Sets `arguments` (argc) to what is no option, or
-// stands behind --, and returns their number; NULL: there may be none.
+// Sets every option to its default, then to its value on the command line. --help and --version print and end
+// the program. The strings point into argv. Sets `arguments` (argc) to the arguments that are not options, or
+// that follow --, and returns their number; NULL: none are allowed.
 int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
                             const char** arguments);
 
@@ -247,7 +248,8 @@ int options_given(const Options* options, const char* name);
 #define GPU_ OPTION_GPU
 #define RUN_ OPTION_CHANGES_RUN
 #define ONCE_ OPTION_NOT_SAVED
-#define MANY_ 1000000000 // no limit of ours; more tokens, steps or files than this is a typo
+#define OPTION_UNLIMITED_ 1000000000 // more tokens, steps or files than this is a typo
+#define MANY_ OPTION_UNLIMITED_
 
 #ifdef OPTION_TABLE_FILE
 #define OPTION_TABLE_ROWS_
@@ -258,172 +260,172 @@ const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
     {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_,             "",
-        "", "what to train on, a pattern in quotes: .bin token shards, or text: .txt, .jsonl, .parquet, also .gz "
-        "and .zst; or a directory of text; A:0.7,B:0.3 mixes sources by weight; a backslash makes , : * ? [ part of "
-        "a name; empty: the built-in stories"},
+        "FILES", "training data, a pattern in quotes: token shards (.bin), text (.txt, .jsonl, .parquet, also .gz and "
+        ".zst), or a directory of text; A:0.7,B:0.3 mixes sources by weight; escape , : * ? [ in a name with a "
+        "backslash; empty: the built-in stories"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
-        "", "the same for validation; empty: the last shard, or the last 5 % of a text"},
+        "FILES", "validation data, likewise; empty: the last shard, or the last 5 % of the text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_,             "",
-        "", "of text, and to print the tokens of shards: tokenizer.json, merges.txt, .tiktoken, .bin, or their "
-        "directory; bpe:8192: one of so many tokens, trained on the text and kept in --out; empty: that of the "
-        "--model directory, or text is bytes"},
+        "FILE", "encodes text, and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
+        "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; empty: from the --model directory, "
+        "or plain bytes"},
     {"data",       "text-field",    "",   STRING_(text_field),     0,        0, RUN_,             "text",
-        "", "of JSON lines and Parquet files: the string that is the document"},
+        "NAME", "field of JSON lines, or column of Parquet, that holds the document"},
     {"data",       "separator",     "",   STRING_(separator),      0,        0, RUN_,             "",
-        "", "what stands between the documents of a text file, '<|endoftext|>' for example; empty: a file is one "
-        "document"},
+        "TEXT", "separates documents in a text file, for example '<|endoftext|>'; empty: one document per file"},
     {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, RUN_,             "auto",
-        WORDS_CHOICE(TOKENS_FORMAT_WORDS), "of .bin files; auto: llm.c's shards, or Megatron's with their .idx; "
-        "nanogpt: bare uint16"},
+        WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare "
+        "uint16"},
     {"data",       "pack",          "",   CHOICE_(pack),           0,        0, RUN_,             "stream",
-        WORDS_CHOICE(PACKING_WORDS), "how documents become sequences: cut anywhere, from a "
-        "document's beginning, whole ones that fit, or one each, padded to --seq-len, to the longest of a batch, or "
-        "in batches of similar length"},
+        WORDS_CHOICE(PACKING_WORDS), "how documents become sequences; stream: cut anywhere; "
+        "aligned: a sequence starts with a document; bestfit: whole documents that fit together; pad: one document, "
+        "padded to --seq-len; dynamic: padded to the longest of the batch; uniform: the same, in batches of similar "
+        "length"},
     {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, RUN_,             "off",
-        "off|on", "attention stays inside of a document"},
+        "off|on", "attend only within a document"},
     {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, RUN_,             "on",
-        "off|on", "read the training data in another random order in each epoch"},
+        "off|on", "shuffle the training data; a new order in each epoch"},
     {"data",       "seed",          "",   SEED_(seed),             0,        0, RUN_,             "42",
-        "", "of the first weights, the order of the data and the samples"},
+        "", "for initial weights, data order and samples"},
 
     {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_,             "",
-        "", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory, or llm.c's .bin"},
+        "SIZE|PATH", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory or an llm.c .bin"},
     {"model",      "layers",        "",   INT_(layers),            1,     1000, AUTO_ | RUN_,     "auto",
-        "blocks", "transformer blocks; auto, here and below: as --model says"},
+        "blocks", "transformer blocks; auto, here and below: from --model"},
     {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_ | RUN_,     "auto",
         "", "width of the residual stream"},
     {"model",      "heads",         "",   INT_(heads),             1,     1024, AUTO_ | RUN_,     "auto",
         "", "attention heads; must divide the channels"},
     {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_ | RUN_,     "auto",
-        "tokens", "longest sequence the model can take"},
+        "tokens", "maximum sequence length of the model"},
     {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
         "tokens", "size of the vocabulary"},
 
     {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_,            "auto",
-        "sequences", "micro-batch: what one forward and backward pass takes"},
+        "sequences", "micro-batch: sequences per forward and backward pass"},
     {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | RUN_,     "auto",
         "tokens", "length of a training sequence, at most --context"},
     {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
-        "tokens", "what one update takes; auto: batch x seq-len; a multiple of that: gradients accumulate"},
+        "tokens", "batch of one update; auto: batch x seq-len; a multiple of that accumulates gradients"},
     {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
         "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
     {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",
-        "epochs", "instead of --steps: so many times the training data; 0: as --steps says"},
+        "epochs", "length of the run in epochs; 0: use --steps"},
 
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, RUN_,             "adamw",
         "adamw", "update rule"},
     {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_,  "auto",
-        "", "peak learning rate; auto: 6e-4 x 768 / channels for 524288 tokens an update, less for fewer; a tenth "
-        "of that where --model names weights"},
+        "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth "
+        "of that if --model has weights"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
-        "steps", "in which the learning rate rises to its peak"},
+        "steps", "of rising learning rate, before its peak"},
     {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_,             "0",
-        "", "learning rate at the end, as a part of the peak"},
+        "", "final learning rate, as a fraction of the peak"},
     {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, RUN_,             "cosine",
-        WORDS_CHOICE(SCHEDULE_WORDS), "shape of the learning rate after the warmup"},
+        WORDS_CHOICE(SCHEDULE_WORDS), "shape of the learning rate after warmup"},
     {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, RUN_,             "0.1",
-        "", "decoupled, on matrices only"},
+        "", "decoupled weight decay, on matrices only"},
     {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | RUN_,    "0.9",
         "", "decay of the running mean of the gradient"},
     {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_ | RUN_,  "auto",
         "", "decay of the running mean of its square; auto: 0.95 per 524288 tokens, at most 0.999 per update"},
     {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_ | RUN_,    "1e-08",
-        "", "added to the root of that mean"},
+        "", "added to the square root of that mean"},
     {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
-        "", "largest norm of the whole gradient; 0: no clipping"},
+        "", "maximum norm of the whole gradient; 0: no clipping"},
     {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",
-        "sigma", "skip an update whose loss is so many standard deviations above its recent mean; 0: never"},
+        "sigma", "skip an update whose loss is n standard deviations above its recent mean; 0: never"},
     {"optimizer",  "skip-grad-z",   "sg", FLOAT_(skip_grad_z),     0,    MANY_, RUN_,             "0",
-        "sigma", "the same for the norm of the gradient"},
+        "sigma", "the same for the gradient norm"},
     {"optimizer",  "max-skips",     "",   INT_(max_skips),         1,  1000000, 0,                "10",
-        "updates", "so many in a row skipped because of a NaN or an infinity: the run has diverged"},
+        "updates", "the run has diverged after n updates in a row with a NaN or an infinity"},
     {"optimizer",  "max-loss-rise", "",   FLOAT_(max_loss_rise),   0,    MANY_, 0,                "0",
-        "nats", "so far above its lowest the mean loss of 128 updates: the run has diverged; 0: never"},
+        "nats", "the run has diverged when the mean loss of 128 updates is n above its minimum; 0: never"},
     {"optimizer",  "on-divergence", "",   CHOICE_(on_divergence),  0,        0, 0,                "skip",
-        WORDS_CHOICE(DIVERGENCE_WORDS), "of a NaN, skip only its update, or stop; when diverged, stop, or go back "
-        "to a checkpoint, skipping data"},
+        WORDS_CHOICE(DIVERGENCE_WORDS), "skip: skip updates with a NaN, stop when the run has diverged; stop: stop at "
+        "a NaN; rollback: when diverged, restore a checkpoint and skip the data after it"},
 
     {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
-        "steps", "between validations; 0: none; auto: a tenth of the run, at most 1000"},
+        "steps", "between validations; 0: never; auto: a tenth of the run, at most 1000"},
     {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, 0,                "20",
-        "micro-batches", "in a validation; 0: the whole validation set"},
+        "micro-batches", "per validation; 0: the whole validation set"},
     {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_,            "auto",
-        "steps", "between samplings of text; 0: none"},
+        "steps", "between samples; 0: never"},
     {"evaluation", "sample-tokens", "g",  INT_(sample_tokens),     1,    MANY_, AUTO_,            "auto",
         "tokens", "length of a sample"},
     {"evaluation", "samples",       "",   INT_(samples),           0,      100, 0,                "2",
-        "texts", "in a sampling"},
+        "texts", "sampled each time"},
     {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, 0,                "",
-        "", "start of the samples, after an end-of-text token"},
+        "TEXT", "start of the samples, after an end-of-text token"},
     {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, 0,                "1",
-        "", "of the samples; 0: always the most likely token"},
+        "", "sampling temperature; 0: always the most likely token"},
     {"evaluation", "top-k",         "",   INT_(top_k),             0,    MANY_, 0,                "0",
-        "tokens", "sample from the so many most likely; 0: from all"},
+        "tokens", "sample from the k most likely; 0: from all"},
     {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_,           "1",
-        "", "sample from the most likely tokens that have this probability together"},
+        "", "sample from the most likely tokens whose probabilities add up to this"},
 
     {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_,            "",
-        "", "directory of logs, checkpoints and the loss curve (curve.svg); empty: no files"},
+        "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); empty: no files"},
     {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_,            "auto",
-        "steps", "between checkpoints, and at the last; auto: at the last, if there is --out; 0: none"},
+        "steps", "between checkpoints; the last step is saved, too; auto: only the last, if --out is given; 0: none"},
     {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, 0,                "0",
-        "checkpoints", "keep only the newest; 0: all"},
+        "checkpoints", "keep only the n newest; 0: all"},
     {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
-        "steps", "and for ever those at multiples of this; 0: none"},
+        "steps", "never delete those at multiples of this; 0: none"},
     {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_,            "off",
-        "", "off; on: from the newest checkpoint in --out; auto: the same, or anew if there is none; a step; a directory"},
+        "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
+        "without one; or a certain checkpoint"},
     {"output",     "override",      "",   FLAG_(override),         0,        0, ONCE_,            "off",
-        "off|on", "resume although options change the run"},
+        "off|on", "resume even if options that define the run have changed"},
     {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_,            "0",
-        "hours", "save and stop before this time is over; 0: no limit"},
+        "hours", "save and stop before this time is up; 0: no limit"},
     {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_,            "",
-        "", "write the final model into this file in llm.c's .bin format, FILE.bin, and its tokenizer into "
-            "FILE_tokenizer.bin; empty: do not"},
+        "FILE.bin", "write the final model in llm.c's format, and its tokenizer as FILE_tokenizer.bin; empty: no"},
     {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_,            "fp32",
         WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
     {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_,            "",
-        "", "write the final model into this file for llama.cpp; empty: do not"},
+        "FILE", "write the final model for llama.cpp; empty: no"},
     {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_,            "f16",
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
-        "off|on", "train on the first batch only: the loss goes to 0"},
+        "off|on", "train on the first batch only; the loss goes to 0"},
 
     {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, AUTO_,            "auto",
-        "", "activations not kept but computed again: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks; "
-        "auto: 1 on a CPU, the lowest that fits its memory on a GPU"},
+        "", "activations to recompute instead of storing: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks; "
+        "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_,     "0",
-        "threads", "0: all that the machine has"},
+        "threads", "CPU threads; 0: all"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
-        "tokens", "whose logits are in memory at a time; auto: those of a micro-batch, or the largest part of it that fits"},
+        "tokens", "whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
-        "model|fp32", "type of the gradients of the weights: that of the weights, or fp32"},
+        "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
     {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | RUN_,      "on",
-        "off|on", "an fp32 copy of 16-bit weights for the optimizer; off: it rounds the weights stochastically"},
+        "off|on", "keep an fp32 copy of 16-bit weights for the optimizer; off: stochastic rounding"},
     {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_,      "on",
-        "off|on", "round the factors of fp32 products to 10 bits, for tensor cores"},
+        "off|on", "compute fp32 products on TF32 tensor cores, with 10-bit mantissas"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_,             "2",
-        "", "GELU inside the matrix products: 0 no, 1 forward, 2 forward and backward"},
+        "", "fuse GELU into matrix products: 0 no, 1 forward, 2 forward and backward"},
     {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "on",
-        "off|on", "with --gelu-fusion 2: the gradient of the bias before GELU inside that product, where cuBLASLt does that"},
+        "off|on", "with --gelu-fusion 2: fuse the gradient of the bias before GELU into that product, where cuBLASLt can"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
-        "off|on", "time cuBLASLt's algorithms for each product once, and keep the fastest"},
+        "off|on", "time cuBLASLt's algorithms once per product, and keep the fastest"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_,             "on",
         "off|on", "replay a micro-step as one CUDA graph"},
     {"memory, speed", "device",     "",   INT_(device),            0,     1023, GPU_ | ONCE_,     "0",
-        "", "number of the GPU"},
+        "", "index of the GPU"},
     {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_,     "0",
         "steps", "between lines on the GPU's temperature, power, clocks and memory; 0: none"},
 
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",
-        "off|on", "estimate memory, speed and time, and stop"},
+        "off|on", "estimate memory, speed and time, and exit"},
     {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_,            "off",
-        "off|on", "check every token of every file, and its checksum if there is a FILE.xxh64, and stop"},
+        "off|on", "check every token of every file, and the checksum if FILE.xxh64 exists, and exit"},
     {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_,            "off",
-        "off|on", "print every option with its value, and stop"},
+        "off|on", "print every option with its value, and exit"},
     {"other",      "help",          "",   FLAG_(help),             0,        0, ONCE_,            "off",
-        "off|on", "print this, and stop"},
+        "off|on", "print this help, and exit"},
     {"other",      "version",       "",   FLAG_(version),          0,        0, ONCE_,            "off",
-        "off|on", "print the version, and stop"},
+        "off|on", "print the version, and exit"},
 };
 // clang-format on
 #endif
@@ -449,16 +451,16 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #define OPTION_EXAMPLES "" // of the trainers, for --help
 #else
 #define OPTION_EXAMPLES                                                                                      \
-    "\nWith no options at all it trains a small model on built-in stories. To start with:\n"                 \
+    "\nWithout options it trains a small model on built-in stories. To start with:\n"                        \
     "  --train-data 'books/*.txt' --tokenizer bpe:4096 --out out/books     your own text\n"                  \
     "  --out out/books --resume on                                         continue after an interruption\n" \
-    "  --out out/books --resume on --steps 9000 --override                 continue for longer\n"            \
-    "  --model out/books/step_00002000 --steps 0 --prompt 'It was'         look at a checkpoint: samples\n"  \
+    "  --out out/books --resume on --steps 9000 --override                 train for longer\n"               \
+    "  --model out/books/step_00002000 --steps 0 --prompt 'It was'         sample from a checkpoint\n"       \
     "  --model DIR --train-data 'more/*.txt' --out out/more                finetune\n"                       \
     "  --model DIR --steps 0 --export-gguf model.gguf                      convert\n"                        \
-    "Step lines show the mean loss of the update in nats per token, the norm of its gradient before\n"       \
-    "clipping, both with their distance (z) from their mean over 128 updates in standard deviations,\n"      \
-    "and MFU, the share of this machine's peak that the model's arithmetic takes.\n"
+    "Step lines show the mean loss of the update in nats per token, the gradient norm before clipping,\n"    \
+    "for both the distance from the mean of 128 updates in standard deviations (z), and MFU, the share\n"    \
+    "of this machine's peak FLOP/s that the model uses.\n"
 #endif
 #ifndef OPTION_ARGUMENTS
 #define OPTION_ARGUMENTS "" // what a program takes besides options, for --help
@@ -470,7 +472,7 @@ int option_applies(const Options* options, const OptionRow* row) {
 
 // ---- values ----
 
-// Sets length to that of word number `index` of "zero|one|two" and returns where it starts; NULL if the list
+// Returns where word number `index` of "zero|one|two" starts, and sets length to its length; NULL if the list
 // is shorter.
 static const char* option_word_(const char* words, int index, size_t* length) {
     for (; index > 0 && words; index--) {
@@ -522,11 +524,11 @@ const char* option_text(const Options* options, const OptionRow* row, char buffe
     }
 }
 
-// What is legal, in words: "1 to 1048576 sequences", "cosine|linear|constant|wsd", "text".
+// The legal values in words: "1 to 1048576 sequences", "cosine|linear|constant|wsd", "FILE".
 static const char* option_wanted_(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) {
     switch (row->type) {
     case OPTION_STRING:
-        return "text";
+        return *row->unit ? row->unit : "text";
     case OPTION_SEED:
         return "0 to 18446744073709551615";
     case OPTION_SWITCH:
@@ -539,6 +541,20 @@ static const char* option_wanted_(const OptionRow* row, char buffer[OPTION_TEXT_
                  row->min, row->flags & BELOW_ ? "below " : "", row->max, *row->unit ? " " : "", row->unit);
         return buffer;
     }
+}
+
+// The same for --help, which leaves out limits that nobody reaches: "any", ">= 0 steps".
+static const char* option_wanted_briefly_(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) {
+    const int is_number = row->type == OPTION_INT || row->type == OPTION_COUNT || row->type == OPTION_FLOAT;
+    if (row->type == OPTION_SEED) {
+        return "any";
+    }
+    if (!is_number || (row->max != OPTION_UNLIMITED_ && row->max < 1e12)) {
+        return option_wanted_(row, buffer);
+    }
+    snprintf(buffer, OPTION_TEXT_BYTES, "%s %.15g%s%s", row->flags & ABOVE_ ? ">" : ">=", row->min,
+             *row->unit ? " " : "", row->unit);
+    return buffer;
 }
 
 // Reads a number of an INT, COUNT or FLOAT row; 0 if it is none, or not a legal one. Only decimal digits: no
@@ -650,7 +666,7 @@ static int option_distance_(const char* text, size_t length, const char* name) {
     return distance[name_length];
 }
 
-// Names the nearest option, if one is near enough to be what was meant: at most every other letter wrong.
+// Names the nearest option, if one is near enough to be what was meant: at most every other letter is wrong.
 __attribute__((noreturn)) static inline void option_unknown_(const Options* options, const char* arg,
                                                              size_t length) {
     const size_t dashes = arg[1] == '-' ? 2 : 1;
@@ -680,8 +696,8 @@ __attribute__((noreturn)) static inline void option_refuse_(const OptionRow* row
 }
 
 #ifndef OPTION_TABLE_FILE
-// Options of llm.c's run scripts that have no meaning here: taken with these values, with a word about what
-// is not done. `values` are words as of a choice; "": any.
+// Options of llm.c's run scripts that have no meaning here: accepted with these values, with a note about the
+// missing feature. `values` are words as of a choice; "": any.
 static const struct {
     const char *alias, *values, *silent, *why; // silent: the value that asks for nothing
 } OPTIONS_WITHOUT_MEANING_[] = {
@@ -704,7 +720,7 @@ static inline int option_take_without_meaning_(const char* arg, const char* valu
             continue;
         }
         if (!value || (*values && !option_set_word_(&word, values, value))) {
-            die_usage("%s is %s; wanted %s", arg, value ? value : "given no value",
+            die_usage("%s is %s; wanted %s", arg, value ? value : "missing its value",
                       *values ? values : "a value");
         }
         if (strcmp(value, OPTIONS_WITHOUT_MEANING_[i].silent) != 0) {
@@ -761,7 +777,7 @@ static int option_take_(Options* options, const char* arg, const char* next) {
     }
     const char* value = joined ? arg + length + 1 : next && !option_is_name_(next) ? next : NULL;
     if (!value || !option_set(options, row, value)) {
-        option_refuse_(row, !value ? "given no value" : *value ? value : "''");
+        option_refuse_(row, !value ? "missing its value" : *value ? value : "''");
     }
     return !joined;
 }
@@ -846,7 +862,7 @@ void options_print_help(FILE* file, const Options* options, const char* program)
         }
         snprintf(name, sizeof(name), "--%s", row->name);
         snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
-        const char* wanted = option_wanted_(row, buffer);
+        const char* wanted = option_wanted_briefly_(row, buffer);
         const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest is on a line of its own
         fprintf(file, "  %-20s%-4s%-*s", name, alias, OPTION_WANTED_WIDTH, wanted);
         fprintf(file, "%s%*s%-7s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 8, "",

@@ -117,7 +117,7 @@ static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
     }
 }
 
-// What checkpoints take.
+// Disk space of checkpoints.
 static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
     const double bytes = 4.0 * gpt2_count_parameters(cfg) + gpt2_count_state_bytes(cfg); // fp32 weights
     if (o->save_every > 0 && o->steps > 0) {
@@ -129,12 +129,12 @@ static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
     }
 }
 
-// What is to be computed, training and validating, and the least time that takes.
+// The work of training and validation, and the minimum time it takes.
 static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, double flops_per_s,
                              const char* device) {
     const double flops = gpt2_flops_per_token(cfg, o->seq_len);
     if (o->steps == OPTION_AUTO) {
-        fprintf(file, "work: %.4g FLOP a token; how many there are is known when the text has been encoded\n",
+        fprintf(file, "work: %.4g FLOP per token; the number of tokens is known once the text is encoded\n",
                 flops);
     } else {
         const double tokens = (double)o->total_batch * (double)o->steps;
@@ -142,13 +142,12 @@ static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, doubl
         const double seen = validations * o->eval_batches * o->batch * o->seq_len,
                      all = (tokens + seen / 3) * flops;
         fprintf(file,
-                "work: %.4g tokens of %.4g FLOP = %.4g FLOP; %.0f validations of a third of that for each of "
-                "%.4g tokens\n",
+                "work: %.4g tokens x %.4g FLOP = %.4g FLOP; %.0f validations of %.4g tokens in all, at a "
+                "third of it\n",
                 tokens, flops, tokens * flops, validations, seen);
-        fprintf(
-            file,
-            "time: %.2f hours at the peak of %.0f GFLOP/s of %s; at 50 %% of it, which is more usual, %.2f\n",
-            all / flops_per_s / 3600, flops_per_s * 1e-9, device, 2 * all / flops_per_s / 3600);
+        fprintf(file,
+                "time: %.2f hours at the peak of %.0f GFLOP/s of %s; %.2f at 50 %%, which is more usual\n",
+                all / flops_per_s / 3600, flops_per_s * 1e-9, device, 2 * all / flops_per_s / 3600);
     }
     fprintf(file, "speed: at most %.0f tok/s\n", flops_per_s / flops);
 }
@@ -160,11 +159,10 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Tensor
     plan_print_memory(file, cfg, memory);
     plan_print_disk_(file, cfg, options);
     plan_print_work_(file, cfg, options, flops_per_s, device);
-    fprintf(file,
-            "\nparameters   layers x rows x columns (gradients and optimizer state: as many elements)\n");
+    fprintf(file, "\nparameters   layers x rows x columns (the same for gradients and optimizer state)\n");
     plan_print_rows_(file, parameters, GPT2_PARAMETER_ROWS);
     fprintf(file,
-            "\nactivations   layers x tokens x columns (b: only inside a block, on the same memory as c, "
+            "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "
             "the classifier's)\n");
     plan_print_rows_(file, activations, GPT2_ACTIVATION_ROWS);
 }

@@ -1,5 +1,5 @@
 /*
-resume.h -- from --resume to the checkpoint that a run goes on from, and what its command line may change.
+resume.h -- finds the checkpoint that --resume names, and checks what the command line changes.
 
     off, 0       a new run
     on           the newest valid checkpoint in --out; there must be one
@@ -7,9 +7,9 @@ resume.h -- from --resume to the checkpoint that a run goes on from, and what it
     1000         step 1000 in --out
     a directory  that checkpoint, wherever it is
 
-Options that are not given have the values that they had in the run that was saved. Those that are given and
-differ are listed; with one that would make it another run (OPTION_CHANGES_RUN in the table of options), other data or
-another trainer, --override is needed.
+Options that are not given keep their saved values. Those that are given and differ are listed; --override is
+needed if one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data or the
+trainer have changed.
 
 defines: Resume, resume_open, resume_is_here, resume_config, resume_check, resume_close
 */
@@ -37,18 +37,18 @@ typedef struct {
     int is_here; // the checkpoint is in --out: the logs there are those of the run
 } Resume;
 
-// Makes --out and locks it, where nothing may change before; then finds the checkpoint, checks all of it, and
-// takes options from it: before any other setup. The options point into its state, which must stay.
+// Creates and locks --out, so that nothing changes there; then finds the checkpoint, checks all of it and
+// takes options from it. Call it before any other setup. The options point into its state, which must stay.
 void resume_open(Resume* r, Options* options);
 
 // Whether the run continues one in --out: the same logs, and checkpoints in a row.
 static inline int resume_is_here(const Resume* r) { return r->is_active && r->is_here; }
 
-// The model's configuration, from that of its files: only the state knows how much padding there was.
+// The model's configuration, with the padding of the vocabulary, which only the state knows.
 GPT2Config resume_config(const Resume* r, GPT2Config cfg);
 
-// Lists what differs from the run that was saved, on `file`, and ends the program if that makes it another
-// run; after setup. train_data is a fingerprint of the data, 0: unknown.
+// Lists what differs from the run that was saved, on `file`, and ends the program if it would be another run;
+// after setup. train_data is a fingerprint of the data, 0: unknown.
 void resume_check(const Resume* r, const Options* options, FILE* file, const char* trainer,
                   size_t train_tokens, uint64_t train_data);
 
@@ -80,13 +80,13 @@ static const char* resume_out_(const Options* options) {
 static void resume_newest_(Resume* r, const Options* options, int must) {
     const char* out = resume_out_(options);
     const int found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
-    CHECK(found >= 0, "%s: every checkpoint is damaged; --resume off begins anew", out);
-    CHECK(found > 0 || !must, "%s: no checkpoint to resume; --resume auto begins a new run then", out);
+    CHECK(found >= 0, "%s: every checkpoint is damaged; --resume off starts a new run", out);
+    CHECK(found > 0 || !must, "%s: no checkpoint to resume; --resume auto starts a new run", out);
     r->is_active = found > 0;
 }
 
-// A certain one: a step, a directory, or the name of one in --out.
-static void resume_certain_(Resume* r, const Options* options) {
+// The one that --resume names: a step, a directory, or a name in --out.
+static void resume_named_(Resume* r, const Options* options) {
     char error[ERROR_BYTES];
     struct stat info;
     const char* which = options->resume;
@@ -110,7 +110,7 @@ static int resume_holds_(const char* out, const char* path) {
     return stat(out, &a) == 0 && stat(parent, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-// Puts the saved value where an option is not given.
+// Sets options that are not given to their saved values.
 static void resume_inherit_(const Resume* r, Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
@@ -139,7 +139,7 @@ void resume_open(Resume* r, Options* options) {
     if (is_auto || strcmp(how, "on") == 0) {
         resume_newest_(r, options, !is_auto);
     } else {
-        resume_certain_(r, options);
+        resume_named_(r, options);
     }
     if (r->is_active) {
         resume_inherit_(r, options);
@@ -156,14 +156,14 @@ GPT2Config resume_config(const Resume* r, GPT2Config cfg) {
     return cfg;
 }
 
-// What differs, in words.
+// The differences, in words.
 typedef struct {
-    FILE* file; // where it is said
+    FILE* file; // to print to
     char changes[2048];
     size_t used;
 } ResumeChanges_;
 
-// Says that something differs; if it makes another run, it is remembered.
+// Reports a difference, and remembers it if it makes another run.
 static void resume_difference_(ResumeChanges_* c, const char* name, const char* is, const char* was,
                                int is_other_run) {
     fprintf(c->file, "resume: %s is %s, was %s\n", name, is, was);
@@ -208,7 +208,7 @@ void resume_check(const Resume* r, const Options* options, FILE* file, const cha
         resume_difference_(&c, "the checksum of the training data", is, was, 1);
     }
     if (c.used && !options->override) {
-        die_usage("--resume %s: %s; --override resumes all the same", options->resume, c.changes);
+        die_usage("--resume %s: %s; --override resumes anyway", options->resume, c.changes);
     }
 }
 

@@ -38,8 +38,7 @@ defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_prog
 extern "C" {
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The trainer
+// ---- the trainer ----
 
 typedef struct GPT2 GPT2; // each trainer has its own
 
@@ -121,8 +120,7 @@ typedef struct {
     void (*save_extra)(const void* model, const char* directory);
 } Trainer;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// From the command line to the run
+// ---- from the command line to the run ----
 
 // The program, but for what it does once in a process. Returns its exit status.
 int run_program(int argc, char** argv, const Trainer* trainer);
@@ -155,16 +153,14 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/run/session.h"
 #include "llmc/classifier.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The trainer
+// ---- the trainer ----
 
 void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, Batch batch) {
     gradient->flops += gpt2_flops_per_token(cfg, batch.T) * batch.B * batch.T;
     gradient->counted += batch.counted;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The run
+// ---- the run ----
 
 typedef struct {
     const Trainer* trainer;
@@ -206,7 +202,7 @@ static int run_agree_(const Run_* run, int asks) {
     return asks;
 }
 
-// ---- saving and rolling back
+// ---- saving and rolling back ----
 
 // Copies all that makes up the run, and starts to save the copy; or saves the model itself and waits.
 static void run_save_(Run_* run) {
@@ -237,7 +233,7 @@ static void run_roll_back_(Run_* run, const char* reason) {
     char path[PATH_MAX];
     const uint64_t next = run->train->next;
     const int64_t from = run->state.step;
-    session_go_back(&run->session, reason, path, &saved);
+    session_roll_back(&run->session, reason, path, &saved);
     run_restore_(run, path, &saved);
     state_close(&saved);
     dataloader_seek(run->train, next);
@@ -259,7 +255,7 @@ static void run_check_data_(Run_* run, const Dataloader* loader, uint64_t next) 
     CHECK(0, "%s", error);
 }
 
-// ---- a step
+// ---- a step ----
 
 // The verdict on the gradient of an update.
 typedef struct {
@@ -352,7 +348,7 @@ static void run_step_(Run_* run) {
     }
 }
 
-// ---- between two steps
+// ---- between two steps ----
 
 // Sets *loss to the mean over the first micro-batches of the validation data, in order. Returns 0 if a signal
 // stopped it.
@@ -409,8 +405,7 @@ static int run_loop_(Run_* run) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Opening and closing
+// ---- opening and closing ----
 
 // The model, its data and the generator of samples.
 static void run_open_model_(Run_* run) {
@@ -514,8 +509,7 @@ static int run_train_(Run_* run) {
     return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// From the command line to the run
+// ---- from the command line to the run ----
 
 // --plan: what the run would take, without taking it.
 static void run_print_plan_(const Run_* run) {

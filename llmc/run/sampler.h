@@ -108,16 +108,16 @@ static void sampler_sift_(int32_t* heap, int n, int i, const float* logits) {
     }
 }
 
-// Moves the first tokens in preference to the end of ids, the very first to ids[V-1]: at most `most` of them,
+// Moves the first tokens in preference to the end of ids, the very first to ids[V-1]: at most `max` of them,
 // or fewer that have the weight `enough`. Adds up their weight and returns their number n. O(V + n log V).
-static int sampler_select_(Sampler* sampler, const float* logits, int V, int most, double enough,
+static int sampler_select_(Sampler* sampler, const float* logits, int V, int max, double enough,
                            double* mass) {
     int32_t* heap = sampler->ids;
     for (int i = V / 2 - 1; i >= 0; i--) {
         sampler_sift_(heap, V, i, logits);
     }
     int n = 0;
-    for (*mass = 0; n < most && *mass < enough; n++) {
+    for (*mass = 0; n < max && *mass < enough; n++) {
         const int left = V - 1 - n;
         const int32_t first = heap[0];
         heap[0] = heap[left];

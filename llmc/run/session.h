@@ -1,21 +1,21 @@
 /*
-session.h -- one start of the program, of the many that a long run may take: what is due between two updates,
-when it saves, when it stops, and where it goes back to.
+session.h -- one start of the program; a long run may take many. What is due between two updates, when to
+save, when to stop, and where to roll back to.
 
     due      validation every --eval-every steps and samples every --sample-every, each also at the last step;
-             what was done at a step before the run was stopped there is not done again
+             a resumed run does not repeat what was done at its step
     saves    every --save-every steps and at the last; on SIGUSR1; before it stops
     stops    when a signal asked for it: between two steps, batches of a validation or tokens of a sample;
-             before --max-hours are over, with time to save
+             before --max-hours are over, leaving time to save
     returns  to an earlier step when the run has diverged and --on-divergence is rollback: to the newest
-             checkpoint of this run that was well, but not to the data that came after it; later checkpoints
-             are removed
+             healthy checkpoint of this run, skipping the data that came after it; later checkpoints are
+             removed
 
-Without --out nothing is saved; the program ends by the signal, after a word on how far it came.
+Without --out nothing is saved; the signal ends the program, after a line that says how far it came.
 
 defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, session_close,
          session_validation_is_due, session_samples_are_due, session_next, session_report, session_is_unsaved,
-         session_wait, session_stopped, session_diverged, session_go_back
+         session_wait, session_stopped, session_diverged, session_roll_back
 */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -42,18 +42,17 @@ typedef struct {
     Checkpoints checkpoints;
     double end_s;          // when --max-hours are over; INFINITY: no limit
     double longest_step_s; //
-    int64_t back_step;     // the one gone back to last,
+    int64_t rollback_step; // the last step rolled back to,
     int tries;             // and how often
 } Session;
 
-// `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open. Nothing
-// in --out has changed so far, and nothing does here.
+// `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open. Does not change
+// anything in --out.
 void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
                   double start_s);
 
-// Opens the log and says in it what kind of start this is. Last of all that comes before training, when
-// nothing more can be refused: logs of an earlier run are put aside. A finished run that is asked for texts
-// samples again.
+// Opens the log and logs the kind of start. The last thing before training, when nothing can be refused any
+// more: logs of an earlier run are put aside. A finished run samples again if texts are asked for.
 void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, LogIdentity who);
 
 void session_close(Session* s);
@@ -63,28 +62,28 @@ int session_validation_is_due(const Session* s, const RunState* run, int validat
 
 int session_samples_are_due(const Session* s, const RunState* run);
 
-// What to do after a step, or before the first one: a sum of SESSION_SAVE and SESSION_STOP. `step_s` is what
-// the step took.
+// What to do after a step, or before the first one: a sum of SESSION_SAVE and SESSION_STOP. `step_s` is the
+// time of the step.
 int session_next(Session* s, const RunState* run, double step_s);
 
-// Tells the log of a save that has ended meanwhile.
+// Logs a save that has ended meanwhile.
 void session_report(Session* s, RunLog* log);
 
-// Waits for the save under way, and tells the log.
+// Waits for the save under way, and logs it.
 void session_wait(Session* s, RunLog* log);
 
-// Whether what the run is now is not on the disk, and could be.
+// Whether the run could be saved and its current state is not.
 int session_is_unsaved(const Session* s, const RunState* run);
 
-// Says why the run ends before its time.
+// Logs why the run ends early.
 void session_stopped(const Session* s, RunLog* log, const RunState* run);
 
-// After an update that was skipped or made: whether to go back, for `reason`. Ends the program if the run has
-// diverged and does not go back; what is being saved is saved first.
+// After an update that was skipped or made: whether to roll back, and the reason. Ends the program if the run
+// has diverged and must not roll back, after the save under way.
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]);
 
-// Finds the checkpoint to go back to; ends the program if there is none, or if it did not help before.
-void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved);
+// Finds the checkpoint to roll back to; ends the program if there is none, or if it has not helped before.
+void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved);
 
 #ifdef __cplusplus
 }
@@ -136,7 +135,7 @@ void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog
     if (is_here) {
         log_resumed(log, resume->path);
     } else if (s->can_save && s->checkpoints.state.serial > 0) {
-        log_note(log, "note: this directory has checkpoints of an earlier run; a new one starts");
+        log_note(log, "note: the directory has checkpoints of an earlier run; starting a new one");
     }
     log_config(log, session_print_options_, o, who);
 }
@@ -147,7 +146,7 @@ void session_close(Session* s) {
     }
 }
 
-// Whether this is the beginning of a run that will train. One of no steps only looks at the model.
+// Whether this starts a run that will train. A run of no steps only looks at the model.
 static int session_is_first_(const Session* s, const RunState* run) {
     return run->step == 0 && s->options->steps > 0;
 }
@@ -202,40 +201,41 @@ int session_is_unsaved(const Session* s, const RunState* run) {
 void session_stopped(const Session* s, RunLog* log, const RunState* run) {
     const char* why = signals_stop() ? signals_name(signals_stop()) : "--max-hours";
     log_stop(log, run->step, why,
-             s->can_save ? "; --resume on goes on" : "; nothing was saved: that takes a directory, --out");
+             s->can_save ? "; --resume on continues" : "; nothing was saved: saving needs --out");
 }
 
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
     const Options* o = s->options;
-    const int most = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
-    if (!guard_divergence(&run->guard, most, o->max_loss_rise, reason)) {
+    const int max = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
+    if (!guard_divergence(&run->guard, max, o->max_loss_rise, reason)) {
         return 0;
     }
     session_wait(s, log);
     CHECK(o->on_divergence == DIVERGENCE_ROLLBACK, "step %lld: the run has diverged: %s%s",
-          (long long)run->step, reason, run->guard.consecutive ? "; the weights are those of before" : "");
+          (long long)run->step, reason, run->guard.consecutive ? "; the weights are unchanged" : "");
     return 1;
 }
 
-// Whether the run was well when it was saved.
-static int session_is_well_(const SavedState* saved, const void* session) {
+// Whether the run was healthy when it was saved.
+static int session_is_healthy_(const SavedState* saved, const void* session) {
     const Session* s = (const Session*)session;
     const UpdateGuard* guard = &saved->run.guard;
     return saved->serial >= s->checkpoints.state.first_serial && guard->consecutive == 0 &&
            (s->options->max_loss_rise == 0 || guard_rise(guard) <= 0.5 * s->options->max_loss_rise);
 }
 
-void session_go_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
-    const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_well_, s);
-    CHECK(found > 0, "%s: the run has diverged: %s; it has no checkpoint to go back to", s->checkpoints.out,
-          reason);
-    s->tries = saved->run.step == s->back_step ? s->tries + 1 : 1;
-    s->back_step = saved->run.step;
-    CHECK(s->tries <= SESSION_TRIES_, "%s: the run has diverged: %s; it went back here %d times before", path,
-          reason, SESSION_TRIES_);
+void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
+    const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_healthy_, s);
+    CHECK(found > 0, "%s: the run has diverged: %s; there is no checkpoint to roll back to",
+          s->checkpoints.out, reason);
+    s->tries = saved->run.step == s->rollback_step ? s->tries + 1 : 1;
+    s->rollback_step = saved->run.step;
+    CHECK(s->tries <= SESSION_TRIES_,
+          "%s: the run has diverged: %s; it was rolled back here %d times already", path, reason,
+          SESSION_TRIES_);
     checkpoint_remove_after(s->checkpoints.out, saved->serial);
     s->checkpoints.saved_step =
-        -1; // with data further on it is another state, which may be saved in its place
+        -1; // with other data next it is another state, which may be saved in its place
 }
 
 #endif // SESSION_IMPLEMENTATION

@@ -10,9 +10,9 @@ setup.h -- from the command line to a run: which data, which tokens, which model
     none, --steps 0, --model    those of the model's own tokenizer       the model's
 
 A --model directory with a tokenizer's files supplies --tokenizer. A vocabulary whose size is not the model's
-is refused: its tokens would be others. The model is a name, a file of llm.c's, a Hugging Face directory (a
-checkpoint is one), or the sizes on the command line; options that are given override a name and must agree
-with files. Everything is checked here, before any memory for the model is taken.
+is refused: its tokens would be different ones. The model is a name, a file of llm.c's, a Hugging Face
+directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
+must agree with files. Everything is checked here, before any memory for the model is taken.
 
 defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data,
          setup_loaders, setup_print_data, setup_verify_data, setup_training, setup_adamw, setup_eval_batches,
@@ -61,36 +61,34 @@ typedef struct {
     int has_tokenizer; // without one, samples are printed as token ids
     Tokenizer tokenizer;
     int is_encoded; // text: its files are turned into shards first
-    int is_unknown; // it would have to be, but nothing may be written: no data is open, --steps may be auto
+    int is_unknown; // must be encoded, but nothing may be written: no data is open, --steps may be auto
     int is_warned;  // of what looks like a separator in the text
     DataSources train, val;
     Stories* stories; // the built-in corpus, NULL for other data:
     uint16_t *train_stories, *val_stories;
-    float* val_nats; // what the best possible model pays for each validation token
+    float* val_nats; // entropy of each validation token, in nats
 } RunData;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Vocabulary and model
+// ---- vocabulary and model ----
 
-// Whether there is something to train on or to validate with.
+// Whether there are data to train on or to validate with.
 static inline int setup_has_data(const RunData* data) { return data->kind != DATA_NONE; }
 
 // Opens the tokenizer that goes with the data; the data itself is opened by setup_data, when V and T are
-// known. `model_path` is that of the model's files, or NULL.
+// known. `model_path` is the path of the model's files, or NULL.
 void setup_tokenizer(RunData* data, Options* options, const char* model_path);
 
 // The file or directory that --model names, or NULL when it names a size, or nothing.
 const char* setup_model_path(const Options* options);
 
-// Sets the first weights of a model, fp32, laid out by `rows`: those that setup_model_path found, or random
-// ones.
+// Initializes the weights of a model, fp32, laid out by `rows`: from the files that setup_model_path found,
+// or at random.
 void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path, uint64_t seed);
 
 // Decides the model. `path` is the model file, or NULL for random weights.
 GPT2Config setup_model(Options* options, const RunData* data, const char* path);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The run
+// ---- the run ----
 
 // Micro-batches of a validation: --eval-batches, but no more than there are.
 int64_t setup_eval_batches(const Options* options, const Dataloader* val);
@@ -106,14 +104,14 @@ void setup_data(RunData* data, Options* options);
 // stays where it is until they are closed.
 void setup_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Options* options);
 
-// The beginning of a line on what the run is about.
+// Prints the start of a line about the run's data.
 void setup_print_data(FILE* file, const RunData* data);
 
 // --verify-data: checks all files and says so. Returns the exit status.
 int setup_verify_data(const Options* options);
 
-// The learning rate and the times of things; after setup_data. `has_weights`: the model has learned already.
-// What depends on an unknown number of steps stays auto.
+// The learning rate and all intervals; after setup_data. `has_weights`: the model is already trained. Values
+// that depend on an unknown number of steps stay auto.
 void setup_training(Options* options, int has_weights);
 
 // The optimizer's settings for update number t (from 1) at `step`, for a gradient of this norm.
@@ -126,11 +124,11 @@ double setup_floor(const RunData* data, const Options* options, int64_t batches)
 // The tokenizer that goes with the saved model, or NULL if the data are only token ids.
 const Tokenizer* setup_saved_tokenizer(const RunData* data);
 
-// Whether validation comes before the first step, too: not where nobody asked for validations and this one
-// alone would take the CPU long. `flops` are those of the model for a token, forward and backward.
+// Whether validation comes before the first step, too: but not if nobody asked for validations and this one
+// would take a CPU long. `flops` are per token, forward and backward.
 int setup_validates_first(const Options* options, double flops, int64_t batches);
 
-// What is wrong with the names of exports shows before the training.
+// Reports bad names of exports before training.
 void setup_check_exports(const Options* options);
 
 // Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
@@ -138,11 +136,11 @@ void setup_check_exports(const Options* options);
 void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, const Options* options,
                   const RunData* data);
 
-// The tokens that samples begin with: end-of-text, then --prompt. `ids` has room for most + 1; returns their
+// The tokens that samples start with: end-of-text, then --prompt. `ids` has room for max + 1; returns their
 // number.
-int setup_prompt(int* ids, int most, const RunData* data, const Options* options, int V);
+int setup_prompt(int* ids, int max, const RunData* data, const Options* options, int V);
 
-// Whether the command line asks for texts: of a finished run, too.
+// Whether the command line asks for samples, also of a finished run.
 int setup_asks_for_samples(const Options* options);
 
 void setup_close(RunData* data);
@@ -176,8 +174,7 @@ void setup_close(RunData* data);
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Vocabulary and model
+// ---- vocabulary and model ----
 
 static void setup_stories_tokenizer_(RunData* data) {
     data->stories = (Stories*)check_alloc(1, sizeof(Stories), "stories");
@@ -191,7 +188,7 @@ static void setup_stories_tokenizer_(RunData* data) {
     free(word);
 }
 
-// Whether the program is only to say what it would do: then it writes nothing.
+// Whether the program only says what it would do, and writes nothing.
 static int setup_is_dry_(const Options* options) {
     return options->plan || options->print_config || options->verify_data;
 }
@@ -239,7 +236,7 @@ static int setup_own_vocabulary_(RunData* data, const Options* options, char* pa
     return (int)V;
 }
 
-// Stands for a vocabulary of V tokens that is not trained yet: it has the size, and knows bytes.
+// A stand-in for a vocabulary of V tokens that is not trained yet: it has its size, and knows bytes.
 static void setup_untrained_tokenizer_(Tokenizer* tokenizer, int V) {
     memset(tokenizer, 0, sizeof(*tokenizer));
     tokenizer->kind = "gpt2";
@@ -264,7 +261,7 @@ static void setup_file_tokenizer_(RunData* data, const Options* options) {
     }
 }
 
-// Without --train-data: the built-in stories, or no data at all for a model that has other tokens.
+// Without --train-data: the built-in stories, or no data for a model with other tokens.
 static void setup_no_files_(RunData* data, const Options* options) {
     RunData stories;
     memset(&stories, 0, sizeof(stories));
@@ -359,8 +356,7 @@ static void setup_size_(int* option, int model, const char* name, const char* pa
     }
 }
 
-// Whether a model's vocabulary may be that of a tokenizer: the same, or rounded up to a multiple of 64 or
-// 128.
+// Whether a model's vocabulary fits a tokenizer: the same size, or rounded up to a multiple of 64 or 128.
 static int setup_fits_(int model_V, int V) {
     return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == gpt2_padded_vocab(V);
 }
@@ -401,8 +397,7 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path) 
     return chosen;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The run
+// ---- the run ----
 
 // Decides the sizes of batches; after setup_model.
 static void setup_batch_(Options* options) {
@@ -435,12 +430,12 @@ int64_t setup_eval_batches(const Options* options, const Dataloader* val) {
     return options->eval_batches && options->eval_batches < all ? options->eval_batches : all;
 }
 
-// Tokens of so many batches (at least one), up to a limit, and one more as the last target. The product may
-// be too large for any integer: users ask for what they like.
+// Tokens of n batches (at least one), up to a limit, and one more as the last target. The product may be too
+// large for any integer, because users may ask for anything.
 static size_t setup_stories_tokens_(int64_t batches, int64_t batch_tokens) {
-    const int64_t most = SETUP_STORIES_MAX_TOKENS;
+    const int64_t max = SETUP_STORIES_MAX_TOKENS;
     batches = batches > 1 ? batches : 1;
-    return (size_t)(batches <= most / batch_tokens ? batches * batch_tokens : most) + 1;
+    return (size_t)(batches <= max / batch_tokens ? batches * batch_tokens : max) + 1;
 }
 
 int setup_eot(const RunData* data, int V) { return data->has_tokenizer ? data->tokenizer.eot : V - 1; }
@@ -463,7 +458,7 @@ static void setup_stories_(RunData* data, Options* options) {
     sources_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
 }
 
-// Opens a list of files; of text that is to be encoded, the shards. Returns whether they are known.
+// Opens a list of files, or the shards of text that is encoded first. Returns whether they are known.
 static int setup_sources_(DataSources* sources, const RunData* data, const Options* options, const char* list,
                           const char* directory) {
     const int is_text = sources_kind(list) == TOKENS_TEXT;
@@ -489,7 +484,7 @@ static int setup_sources_(DataSources* sources, const RunData* data, const Optio
     return shards != NULL;
 }
 
-// The number of files of a list, all of which must be there: what is missing shows before others are encoded.
+// The number of files of a list, which must all exist: missing ones are reported before others are encoded.
 static size_t setup_count_files_(const char* list) {
     SourceList sources;
     size_t count = 0;
@@ -507,8 +502,8 @@ static size_t setup_count_files_(const char* list) {
     return count;
 }
 
-// Where text is encoded to: beside the run or, without --out, where it is removed as soon as it is mapped.
-// Sets path (PATH_MAX). Returns 0 if there is no such place, and none is to be made.
+// Where encoded text goes: beside the run or, without --out, into a directory that is removed as soon as it
+// is mapped. Sets path (PATH_MAX). Returns 0 if there is no such directory and none may be created.
 static int setup_encoded_directory_(const Options* options, char* path) {
     const int is_kept = options->out[0] != '\0';
     if (is_kept) {
@@ -525,7 +520,7 @@ static int setup_encoded_directory_(const Options* options, char* path) {
     return 1;
 }
 
-// Refuses what does not go together.
+// Refuses options that do not go together.
 static void setup_check_files_(const RunData* data, const Options* options) {
     const int is_text = data->is_encoded || data->kind == DATA_TEXT;
     if (options->separator[0] && !is_text) {
@@ -560,7 +555,7 @@ static int setup_files_(RunData* data, const Options* options) {
     return 1;
 }
 
-// Makes the rows. Validation reads in order, where rows sorted by length would show short documents alone.
+// Makes the rows. Validation reads in order, and rows sorted by length would start with short documents only.
 static void setup_rows_(RunData* data, const Options* options) {
     const Packing pack = (Packing)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
     const int eot = setup_eot(data, options->vocab_size);
@@ -571,24 +566,24 @@ static void setup_rows_(RunData* data, const Options* options) {
     sources_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
 }
 
-// --epochs and --steps: how long the run is, before the data is known. What --epochs says replaces a number
-// of steps that comes from a checkpoint.
+// --epochs and --steps: how long the run is, before the data is known. --epochs replaces a number of steps
+// from a checkpoint.
 static void setup_length_(const RunData* data, Options* options) {
     if (options->epochs <= 0) {
         return;
     }
     if (data->kind == DATA_STORIES) {
-        die_usage("--epochs %g needs --train-data: the built-in stories have no end",
+        die_usage("--epochs %g needs --train-data: the built-in stories are endless",
                   (double)options->epochs);
     }
     if (options_given(options, "steps") && options->steps != OPTION_AUTO) {
-        die_usage("--epochs %g and --steps %lld: wanted one of them", (double)options->epochs,
+        die_usage("--epochs %g and --steps %lld: wanted only one of them", (double)options->epochs,
                   (long long)options->steps);
     }
     options->steps = OPTION_AUTO;
 }
 
-// The steps of an epoch, or of --epochs, which is said by --steps from now on.
+// The steps of an epoch, or of --epochs; from now on --steps has their number.
 static void setup_epochs_(const RunData* data, Options* options) {
     const int64_t tokens = (int64_t)sources_epoch(&data->train) * options->seq_len;
     const int64_t steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
@@ -671,11 +666,14 @@ int setup_verify_data(const Options* options) {
     return bad ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-// An interval in steps that comes round once, at the end.
-static int64_t setup_once_(int64_t steps) { return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000; }
+// An interval in steps that is due only at the end.
+static int64_t setup_only_at_end_(int64_t steps) {
+    return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
+}
 
 // GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1 / C, for batches of half a million tokens;
-// smaller ones are noisier and want less, by their fourth root as far as the built-in run shows (dev/LOG.md).
+// smaller ones are noisier and need lower rates, by their fourth root as far as the built-in run shows
+// (dev/LOG.md).
 static float setup_lr_(int C, int64_t total_batch) {
     const double batch = fmin((double)total_batch / SETUP_FULL_BATCH, 1);
     return (float)fmin(6e-4 * 768 / C * sqrt(sqrt(batch)), 4e-3);
@@ -689,10 +687,10 @@ static float setup_beta2_(int64_t total_batch) {
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
-// The times of things: after the number of steps is known.
+// The intervals: after the number of steps is known.
 static void setup_times_(Options* options) {
     if (options->save_every == OPTION_AUTO) {
-        options->save_every = options->out[0] ? (int)setup_once_(options->steps) : 0;
+        options->save_every = options->out[0] ? (int)setup_only_at_end_(options->steps) : 0;
     }
     if (options->warmup == OPTION_AUTO) {
         options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
@@ -702,7 +700,7 @@ static void setup_times_(Options* options) {
         options->eval_every = (int)(every < 1 ? 1 : every > 1000 ? 1000 : every);
     }
     if (options->sample_every == OPTION_AUTO) { // at the end
-        options->sample_every = (int)setup_once_(options->steps);
+        options->sample_every = (int)setup_only_at_end_(options->steps);
     }
 }
 
@@ -714,7 +712,7 @@ void setup_training(Options* options, int has_weights) {
         die_usage("--save-every %d needs a directory: --out", options->save_every);
     }
     if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
-        die_usage("--on-divergence rollback needs checkpoints to go back to: --out and --save-every");
+        die_usage("--on-divergence rollback needs checkpoints: --out and --save-every");
     }
     if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
         options->recompute = 1; // the GPU trainer asks its GPU
@@ -763,9 +761,9 @@ const Tokenizer* setup_saved_tokenizer(const RunData* data) {
 }
 
 int setup_validates_first(const Options* options, double flops, int64_t batches) {
-    const double most_flops = 3e12; // ten seconds of two cores
+    const double max_flops = 3e12; // ten seconds of two cores
     const double forward_flops = flops / 3 * (double)batches * options->batch * options->seq_len;
-    return options->steps == 0 || options_given(options, "eval-every") || forward_flops < most_flops;
+    return options->steps == 0 || options_given(options, "eval-every") || forward_flops < max_flops;
 }
 
 // Whether two paths lead to the same file.
@@ -774,7 +772,7 @@ static int setup_is_same_file_(const char* a, const char* b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-// Ends the program if an export would go over a file that the run reads: `list` are names and patterns.
+// Ends the program if an export would overwrite a file that the run reads: `list` are names and patterns.
 static void setup_spare_(const char* option, const char* path, const char* list) {
     SourceList sources;
     if (!list[0]) {
@@ -821,15 +819,16 @@ void setup_check_exports(const Options* options) {
     setup_check_export_(options, "--export-gguf", gguf);
 }
 
-// Beside FILE.bin, a model of llm.c's, writes its tokenizer as FILE_tokenizer.bin, if that can be said there.
+// Beside FILE.bin, a model of llm.c's, writes its tokenizer as FILE_tokenizer.bin, if that format can express
+// it.
 static void setup_export_tokenizer_(const char* file, const Tokenizer* tokenizer) {
-    enum { MOST_BYTES = 255 }; // of a token, in that format
+    enum { MAX_BYTES = 255 }; // of a token, in that format
     char path[PATH_MAX];
     const int is_bin = file_ends_in(file, ".bin"), length = (int)strlen(file) - (is_bin ? 4 : 0);
-    if (tokenizer_bpe(tokenizer) && tokenizer_longest(tokenizer) <= MOST_BYTES) {
+    if (tokenizer_bpe(tokenizer) && tokenizer_longest(tokenizer) <= MAX_BYTES) {
         file_path(path, "%.*s_tokenizer.bin", length, file);
         bpe_write(tokenizer_bpe(tokenizer), path);
-        printf("%s: the tokenizer; llm.c's programs look for it as gpt2_tokenizer.bin\n", path);
+        printf("%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin\n", path);
     }
 }
 
@@ -860,7 +859,7 @@ void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, con
     }
 }
 
-int setup_prompt(int* ids, int most, const RunData* data, const Options* options, int V) {
+int setup_prompt(int* ids, int max, const RunData* data, const Options* options, int V) {
     ids[0] = setup_eot(data, V);
     const size_t bytes = strlen(options->prompt);
     if (!bytes) {
@@ -871,9 +870,9 @@ int setup_prompt(int* ids, int most, const RunData* data, const Options* options
     }
     int* encoded = (int*)check_alloc(bytes, sizeof(int), "prompt");
     const size_t count = tokenizer_encode(&data->tokenizer, options->prompt, bytes, encoded);
-    if (count + 1 > (size_t)most) {
+    if (count + 1 > (size_t)max) {
         die_usage("--prompt has %zu tokens; wanted at most %d, one less than the sequence length", count,
-                  most - 1);
+                  max - 1);
     }
     memcpy(ids + 1, encoded, count * sizeof(int));
     free(encoded);

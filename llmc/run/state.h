@@ -1,10 +1,9 @@
 /*
 state.h -- where a run stands, besides its tensors, and its file in a checkpoint: state.json.
 
-    {"format":"pretrain.c
-run","version":1,"serial":7,"first_serial":1,"step":1000,"updates":1000,"tokens":...,"sequence":...,
-     "samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,"train_data":"16 hexadecimal digits",
-     "val_loss":...,"trainer":"CPU FP32",
+    {"format":"pretrain.c run","version":1,"serial":7,"first_serial":1,"step":1000,"updates":1000,
+     "tokens":...,"sequence":...,"samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,
+     "train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
      "options":{"train-data":"...", ...},
@@ -15,13 +14,15 @@ The last member is the checksum of all bytes before its value, so that any chang
 the checksums of the other files it vouches for the whole checkpoint. All numbers read back as the same bits.
 The values of options are those of options_print_json.
 
-    serial         checkpoints of a directory in the order of writing, whatever their steps
-    first_serial   of those of this run
-    sequence       of the training data that comes next (dataloader.h)
+    serial         numbers the checkpoints of a directory in the order of writing, whatever their steps
+    first_serial   serial of the first checkpoint of this run
+    sequence       the next sequence of the training data (dataloader.h)
     samples_at     position in the random numbers of the samples
-    train_tokens   in the training data, and train_data, a checksum of their contents (sources.h): with other
-data, sequences are other sequences. Older files have no train_data; it is 0 where it is unknown stage what of
-the work between two updates was done at this step (RunStage); older files have none: all of it
+    train_tokens   tokens of the training data
+    train_data     checksum of their contents (sources.h), because other data have other sequences; 0 if
+                   unknown; missing in older files
+    stage          which work between two updates was done at this step (RunStage); missing in older files:
+                   all of it
 
 defines: RunStage, RunState, run_state_open, run_state_restore, SavedState, SavedFile, SavedOption,
          STATE_MAX_FILES, state_write, state_try_read, state_try_parse, state_option, state_close
@@ -43,7 +44,7 @@ extern "C" {
 
 #define STATE_MAX_FILES 4096 // of a checkpoint
 
-// Of the work that is due between two updates, what is done: a run may be stopped in the middle of it.
+// Which work that is due between two updates is done: a run may be stopped in the middle of it.
 typedef enum { STAGE_UPDATED, STAGE_VALIDATED, STAGE_SAMPLED } RunStage;
 
 typedef struct {
@@ -86,14 +87,12 @@ RunState run_state_open(UpdateGuard guard, LossScale loss_scale);
 // Takes over a saved state, but for what the options say.
 void run_state_restore(RunState* state, const RunState* saved);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 // Writes the file, whole or not at all. Of `s`, options and text do not count.
 void state_write(const char* path, SavedState* s, const Options* options);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 void state_close(SavedState* s);
 
@@ -173,8 +172,7 @@ static void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) 
     memcpy(numbers, all, sizeof(all));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 static void state_print_number_(FILE* file, const char* key, double value) {
     fprintf(file, isfinite(value) ? "\"%s\":%.17g" : "\"%s\":null", key, value);
@@ -238,8 +236,7 @@ void state_write(const char* path, SavedState* s, const Options* options) {
     free(text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 static int state_natural_(JsonReader* text, int64_t* value) {
     size_t number;
@@ -270,8 +267,8 @@ static int state_hex_(JsonReader* text, uint64_t* value) {
 }
 
 // Reads the members of an object, its brace not yet taken, each by read(text, key, to): 1 read, 0 an error.
-// No key comes twice where `keys` (NULL: any) lists them, and all of them come but those listed with a "?" in
-// front.
+// No key appears twice where `keys` (NULL: any) lists them, and all of them come but those listed with a "?"
+// in front.
 typedef int (*StateMember_)(JsonReader* text, const char* key, void* to);
 
 static int state_object_(JsonReader* text, const char* const* keys, StateMember_ read, void* to) {
@@ -287,7 +284,7 @@ static int state_object_(JsonReader* text, const char* const* keys, StateMember_
         }
         if (keys && (!keys[i] || seen[i]++)) {
             return error_set(text->error, text->path, "key %s %s", key,
-                             keys[i] ? "comes twice" : "is unknown");
+                             keys[i] ? "appears twice" : "is unknown");
         }
         if (!read(text, key, to)) {
             return 0;
@@ -379,7 +376,7 @@ static int state_option_value_(JsonReader* text, const char** value) {
     }
     if (c == 't' || c == 'f') {
         *value = c == 't' ? "on" : "off";
-        return json_truth(text, &truth);
+        return json_bool(text, &truth);
     }
     if (c == 'n') {
         *value = "auto";

@@ -1,8 +1,8 @@
 /*
 bpe.h -- a vocabulary of GPT-2's kind, and byte-pair encoding by it.
 
-In each piece of a text (bpe_split.h), beginning with its bytes, the two neighbours whose union has the lowest
-id become one token, leftmost first, until no two neighbours make a token.
+In each piece of a text (bpe_split.h), starting with its bytes, the two neighbors whose union has the lowest
+id become one token, leftmost first, until no two neighbors make a token.
 
     bpe_open            a vocabulary, out of a file (bpe_files.h); read-only afterwards: threads may share it
     bpe_open_merges     the same from merges in memory
@@ -49,14 +49,14 @@ typedef struct {
     BpeToken_* tokens;     // (V), into `buffer`
     unsigned char* buffer; // the bytes of all tokens
     int byte_ids[256];     // the tokens of single bytes
-    int* byte_pairs;    // (256, 256) the union of two bytes, or BPE_NONE_: where most merging begins and ends
+    int* byte_pairs;    // (256, 256) the union of two bytes, or BPE_NONE_: where most merging starts and ends
     BpePairs_ pairs;    // the union of two tokens
     uint64_t* by_bytes; // (2^bits) the same: 32 bits of the hash of a token's bytes, and its id + 1
     int bits;
     BpeClasses classes; // of characters: to cut a text by
 } Bpe;
 
-// ---- hash tables
+// ---- hash tables ----
 
 static const uint64_t BPE_HASH_MULTIPLIER_ = 0x9E3779B97F4A7C15; // 2^64 / golden ratio
 
@@ -161,7 +161,7 @@ static inline void bpe_add_pair_(BpePairs_* pairs, int left, int right, int id) 
     pairs->entries[i] = pair << 21 | (uint64_t)(BPE_NONE_ - id);
 }
 
-// Sets the key of a piece of n < 8 * words bytes, of which 8 * words can be read, and returns its hash, whose
+// Sets the key of a piece of n < 8 * words bytes (8 * words bytes are readable), and returns its hash, whose
 // high bits depend on all of the key.
 ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words, uint64_t* key) {
     // 32 - n bytes in, the first n bytes are 0xFF
@@ -182,7 +182,7 @@ ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words,
     return hash;
 }
 
-// ---- merging
+// ---- merging ----
 
 // Bytes of a piece up to which searching all pairs is faster than keeping them sorted.
 enum { BPE_SHORT_ = 48 };
@@ -190,8 +190,8 @@ enum { BPE_SHORT_ = 48 };
 // A token of a piece while it is merged, at the place of its first byte.
 typedef struct {
     int id;
-    int rank; // id of the union with the next token, or BPE_NONE_; also where no token begins any more
-    uint32_t next, last; // places of the neighbours, BPE_NOWHERE_ at the ends
+    int rank; // id of the union with the next token, or BPE_NONE_; also where no token starts any more
+    uint32_t next, last; // places of the neighbors, BPE_NOWHERE_ at the ends
 } BpePart_;
 
 typedef struct {
@@ -225,7 +225,7 @@ static inline void bpe_merger_close_(BpeMerger_* merger) {
 }
 
 // A piece of up to BPE_SHORT_ bytes while it is merged. The tokens are parts[1 .. count]; before and behind
-// them stands what is no token, so that each has two neighbours. Room for 16 to be moved at a time.
+// them are entries that are no tokens, so that each has two neighbors. There is room to move 16 at a time.
 typedef struct {
     int parts[BPE_SHORT_ + 20];
     int ranks[BPE_SHORT_ + 20]; // ranks[i], i < count: id of the union of parts i and i + 1, or BPE_NONE_
@@ -268,8 +268,8 @@ ALWAYS_INLINE int bpe_lowest_(const int* ranks, int n) {
     return lowest;
 }
 
-// Moves row[from + 1 .. n] one to the left, and what is behind, 16 at a time and at least once: mostly that
-// is all, which is predicted.
+// Moves row[from + 1 .. n], and whatever follows, one to the left, 16 at a time and at least once: mostly
+// that is all, which is predicted.
 ALWAYS_INLINE void bpe_close_gap_(int* row, int from, int n) {
     int i = from;
     do {
@@ -287,7 +287,7 @@ ALWAYS_INLINE void bpe_short_merge_rank_(const BpePairs_* pairs, BpeShortMerge_*
     merge->ranks[at] = bpe_pair_(pairs, parts[at], parts[at + 1]);
 }
 
-// Makes one token of the two whose union has the lowest id, leftmost first, and asks for what is needed next
+// Makes one token of the two whose union has the lowest id, leftmost first, and prefetches what comes next
 // to come from memory. Returns 0 if no two make a token: parts[1 .. count] are the result.
 ALWAYS_INLINE int bpe_short_merge_step_(const BpePairs_* pairs, BpeShortMerge_* merge) {
     int *parts = merge->parts, *ranks = merge->ranks;
@@ -425,7 +425,7 @@ static inline size_t bpe_merge_(const Bpe* bpe, BpeMerger_* merger, const unsign
                            : bpe_merge_long_(bpe, merger, piece, n, ids);
 }
 
-// ---- a vocabulary
+// ---- a vocabulary ----
 
 // Begins a vocabulary of V ids, which becomes the owner of the buffer. All tokens but end-of-text are empty.
 static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buffer, size_t V, size_t eot) {
@@ -542,7 +542,7 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
 }
 
 // The first merge whose parts are not those that bpe_finish_ found: no text ever has them side by side
-// when it is their turn. -1 if there is none.
+// when it is their turn. Returns -1 if no merge is left.
 static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
     for (int id = 256; id < bpe->eot; id++) {
         if (bpe_pair_(&bpe->pairs, pairs[id - 256][0], pairs[id - 256][1]) != id) {

@@ -27,7 +27,7 @@ defines: BpeEncoder, bpe_encoder_open, bpe_encoder_close, bpe_encode
 extern "C" {
 #endif
 
-// ---- the cache
+// ---- the cache ----
 
 // A piece of up to 15 bytes (as its key, which is never 0) and its ids, if it has no more than 4; two slots
 // fill a cache line.
@@ -54,7 +54,7 @@ typedef struct {
     const unsigned char* text; // (bytes)
     size_t bytes;
     size_t base;             // where the blocks begin
-    size_t begin;            // where the first piece begins: here or before
+    size_t begin;            // where the first piece starts: here or before
     size_t count;            // of the pieces
     uint16_t ends[BPE_CUTS]; // of the pieces, relative to base
     BpeLookup_ lookups[BPE_CUTS];
@@ -83,7 +83,7 @@ void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe);
 
 void bpe_encoder_close(BpeEncoder* encoder);
 
-// ---- encoding
+// ---- encoding ----
 
 // Sets ids, which has room for `bytes` of them, to the tokens of the text and returns their number. Sets
 // *consumed to the bytes that they stand for: all of a text that ends; of one that continues only pieces that
@@ -106,7 +106,7 @@ size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore m
 #include "llmc/base/check.h"
 #include "llmc/base/vec.h"
 
-// ---- the cache
+// ---- the cache ----
 
 // 16 MiB and 4 MiB, from where check_alloc asks for huge pages. Half of the short ones is 1/5 slower on text
 // seen before (110 MB, 281,708 different pieces), twice of them is slower on new text.
@@ -151,7 +151,7 @@ ALWAYS_INLINE BpeLongSlot_* bpe_long_slots_(const BpeEncoder* encoder, const uns
     return &encoder->long_slots[bpe_key_(piece, n, 4, key) >> (65 - BPE_LONG_SLOTS_BITS_) << 1];
 }
 
-// Moves the slot of this key to the front of the two. Returns 0 if there is none.
+// Moves the slot of this key to the front of the two. Returns 0 if there is no such slot.
 static int bpe_find_long_(BpeLongSlot_* slots, const uint64_t key[4]) {
     if (memcmp(slots[0].key, key, sizeof(slots[0].key)) == 0) {
         return 1;
@@ -207,7 +207,7 @@ static void bpe_remember_(const BpeEncoder* encoder, const BpeNew_* piece) {
     }
 }
 
-// ---- encoding
+// ---- encoding ----
 
 // Begins to look up all pieces: their slots come from memory meanwhile.
 static void bpe_look_up_(const BpeEncoder* encoder) {

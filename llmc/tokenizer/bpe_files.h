@@ -7,15 +7,15 @@ bpe_files.h -- the files of a vocabulary of GPT-2's kind (bpe.h): bpe_open reads
     .tiktoken              lines "base64 id"; end-of-text is the id after the last
     llm.c tokenizer .bin   magic 20240328; every token with its bytes, in the order of the ids
 
-Read: any of them, told apart by what is in it, or a directory, of which tokenizer.json counts or, without
-one, merges.txt (and vocab.json, if there, must say the same). Whatever a file says of itself must be true: a
-tokenizer.json that would cut text in another way, change it before, or that has tokens which its merges do
-not make, is an error that names the difference.
+Reading: any of them, recognized by its content, or a directory, from which tokenizer.json is taken or,
+without one, merges.txt (a vocab.json beside it must agree). A file must be consistent: it is an error, which
+names the difference, if a tokenizer.json cuts text in another way, changes it first, or has tokens that its
+merges do not make.
 
-Written: by the name's ending. One vocabulary gives the same bytes each time: those of the public
-gpt2.tiktoken, merges.txt and vocab.json for GPT-2's. In JSON and merges.txt the 256 bytes are spelled as 256
-characters that can be seen, those of Latin-1 and, for the rest, U+0100 to U+0143; no token contains a blank
-or a line break.
+Writing: the ending of the name decides the format. One vocabulary gives the same bytes each time: those of
+the public gpt2.tiktoken, merges.txt and vocab.json for GPT-2's. In JSON and merges.txt the 256 bytes are
+spelled as 256 characters that can be seen, those of Latin-1 and, for the rest, U+0100 to U+0143; no token
+contains a blank or a line break.
 
 bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers; bpe_write_hf_config is the
 part of it that every tokenizer.json needs beside it.
@@ -36,14 +36,14 @@ defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_write_hf_config
 extern "C" {
 #endif
 
-// ---- writing JSON
+// ---- writing JSON ----
 
 // How Hugging Face's files describe end-of-text where they do not just name it.
 #define BPE_HF_EOT                                                                                           \
     "\"content\": \"" BPE_EOT_TEXT "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "      \
     "\"normalized\": false, \"special\": true"
 
-// ---- any file
+// ---- any file ----
 
 // dir/name; returns whether there is such a file.
 int bpe_path(char path[PATH_MAX], const char* directory, const char* name);
@@ -106,7 +106,7 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #define BPE_BIN_MAGIC_ 20240328
 enum { BPE_BIN_HEADER_BYTES_ = 1024 };
 
-// ---- reading: what all formats need
+// ---- reading: what all formats need ----
 
 // A file that is being read, named in every error.
 typedef struct {
@@ -148,7 +148,7 @@ static BpeSpan_ bpe_until_(unsigned char* text, size_t left, char end) {
     return span;
 }
 
-// What follows the first blank of a line; empty if there is none.
+// The text after the first blank of a line; empty without a blank.
 static BpeSpan_ bpe_after_blank_(BpeSpan_ line) {
     const size_t first = bpe_until_(line.text, line.length, ' ').length;
     const size_t skipped = first < line.length ? first + 1 : line.length;
@@ -180,7 +180,9 @@ static BpeExcerpt_ bpe_excerpt_(BpeSpan_ span) {
     return excerpt;
 }
 
-// ---- llm.c's tokenizer .bin: a header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8, bytes)
+// ---- llm.c's tokenizer .bin ----
+
+// A header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8, bytes).
 
 // Returns 0, with the reason, if two tokens are the same; their bytes are there nevertheless.
 static int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
@@ -224,7 +226,7 @@ static void bpe_put_bin_(const Bpe* bpe, FILE* file) {
     }
 }
 
-// ---- .tiktoken
+// ---- .tiktoken ----
 
 static const char bpe_base64_digits_[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -285,7 +287,7 @@ static void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
         const int id = bpe_decimal_(digits, n); // n different ids below n: then none is missing
         CHECK(id >= 0, "%s:%zu: id \"%s\", wanted 0 to %zu in a file of %zu lines", file->path, number,
               bpe_excerpt_(digits).text, n - 1, n);
-        CHECK(bpe->tokens[id].length == 0, "%s:%zu: id %d is there twice", file->path, number, id);
+        CHECK(bpe->tokens[id].length == 0, "%s:%zu: id %d appears twice", file->path, number, id);
         CHECK(bpe_set_token_(bpe, id, token.text, token.length), "%s:%zu: token %d is token %d again",
               file->path, number, id, bpe_find(bpe, (const char*)token.text, token.length));
         at += line.length + 1;
@@ -310,7 +312,7 @@ static void bpe_put_tiktoken_(const Bpe* bpe, FILE* file) {
     }
 }
 
-// ---- tokens spelled in characters that can be seen
+// ---- tokens spelled in characters that can be seen ----
 
 typedef struct {
     uint16_t of_byte[256];  // the character of a byte
@@ -386,7 +388,7 @@ static void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* file) {
     free(merges);
 }
 
-// ---- merges.txt
+// ---- merges.txt ----
 
 // A line "#version", then "A B" on each: the ids from 256, in order.
 static void bpe_open_merges_(Bpe* bpe, const BpeFile_* file) {
@@ -435,7 +437,7 @@ static void bpe_put_merges_(const Bpe* bpe, FILE* file) {
     bpe_put_each_merge_(bpe, bpe_put_merge_line_, file);
 }
 
-// ---- reading vocab.json and tokenizer.json
+// ---- reading vocab.json and tokenizer.json ----
 
 typedef struct {
     BpeSpan_ text; // its bytes
@@ -639,8 +641,8 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step) {
         more = json_member(&v->json, place, &key);
         if (more > 0 &&
             !(strcmp(key, "type") == 0               ? json_name(&v->json, &step->type)
-              : strcmp(key, "add_prefix_space") == 0 ? json_truth(&v->json, &step->add_prefix_space)
-              : strcmp(key, "use_regex") == 0        ? json_truth(&v->json, &step->use_regex)
+              : strcmp(key, "add_prefix_space") == 0 ? json_bool(&v->json, &step->add_prefix_space)
+              : strcmp(key, "use_regex") == 0        ? json_bool(&v->json, &step->use_regex)
                                                      : json_skip(&v->json))) {
             return 0;
         }
@@ -714,7 +716,7 @@ static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) 
         const size_t id = v->tokens[i].id;
         CHECK(id <= v->num_tokens, "%s: token id %zu, wanted 0 to %zu in a vocabulary of %zu", path, id,
               v->num_tokens, v->num_tokens + 1);
-        CHECK(bpe->tokens[id].length == 0, "%s: id %zu is there twice", path, id);
+        CHECK(bpe->tokens[id].length == 0, "%s: id %zu appears twice", path, id);
         CHECK(bpe_set_token_(bpe, (int)id, text.text, text.length), "%s: token %zu is token %d again", path,
               id, bpe_find(bpe, (const char*)text.text, text.length));
     }
@@ -755,7 +757,7 @@ static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     free(v.merges);
 }
 
-// ---- writing JSON
+// ---- writing JSON ----
 
 // {"token": id, ...}, end-of-text among them.
 static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
@@ -811,7 +813,7 @@ static void bpe_put_special_tokens_(FILE* file) {
     }
 }
 
-// ---- any file
+// ---- any file ----
 
 // Makes a vocabulary of a file's bytes, which become its own. Returns 0, with the reason in `error`, where
 // the tokens of a .bin are none of a BPE.
@@ -833,7 +835,7 @@ static int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
         CHECK(bpe_decimal_(bpe_after_blank_(line), INT_MAX) >= 0,
               "%s: wanted a tokenizer: tokenizer.json, vocab.json, #version and lines of two tokens "
               "(merges.txt, "
-              "vocab.bpe), lines of base64 and id (.tiktoken), or a llm.c tokenizer .bin",
+              "vocab.bpe), lines of base64 and id (.tiktoken), or an llm.c tokenizer .bin",
               file->path);
         bpe_open_tiktoken_(bpe, file);
     }
@@ -861,8 +863,8 @@ static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
           bpe->eot, bpe->vocab_size, merges);
     for (int id = 0; id < bpe->vocab_size; id++) {
         const BpeToken_ a = bpe->tokens[id], b = other.tokens[id];
-        CHECK(a.length == b.length && memcmp(a.text, b.text, a.length) == 0, "%s: token %d is not that of %s",
-              vocab, id, merges);
+        CHECK(a.length == b.length && memcmp(a.text, b.text, a.length) == 0,
+              "%s: token %d differs from that in %s", vocab, id, merges);
     }
     bpe_close(&other);
 }
@@ -909,14 +911,14 @@ static void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) 
           "%s: %d merges for %d tokens: these can only be decoded, not written", path, merges,
           bpe->vocab_size);
     CHECK(needs == BPE_ALL_ || needs == BPE_255_BYTES_ || bpe->eot == bpe->vocab_size - 1,
-          "%s: end-of-text is id %d of %d, and this format has it last", path, bpe->eot, bpe->vocab_size);
+          "%s: end-of-text is id %d of %d, but this format has it last", path, bpe->eot, bpe->vocab_size);
     for (int id = 0; needs == BPE_GPT2_ORDER_ && id < 256; id++) {
-        CHECK(bpe->byte_ids[order[id]] == id, "%s: the byte 0x%02X is id %d, and this format has it at %d",
+        CHECK(bpe->byte_ids[order[id]] == id, "%s: the byte 0x%02X is id %d, but this format has it at %d",
               path, (unsigned)order[id], bpe->byte_ids[order[id]], id);
     }
     for (int id = 0; needs == BPE_255_BYTES_ && id < bpe->vocab_size; id++) {
-        CHECK(bpe->tokens[id].length <= 255, "%s: token %d has %u bytes, and this format at most 255", path,
-              id, bpe->tokens[id].length);
+        CHECK(bpe->tokens[id].length <= 255, "%s: token %d has %u bytes, but this format allows at most 255",
+              path, id, bpe->tokens[id].length);
     }
 }
 

@@ -6,14 +6,14 @@ bpe_split.h -- a text cut into pieces by GPT-2's pattern, leftmost first, altern
 Any bytes are text: a byte that belongs to no valid UTF-8 character counts as one character that is neither
 letter, number nor blank.
 
-A piece has at most BPE_MAX_PIECE bytes. What the pattern takes beyond them is cut off after the last whole
-character, and the pattern begins anew there. So the memory for a piece is bounded, and text without blanks
-can be divided. Only such text is changed by it: a megabyte of one letter, or of zeros.
+A piece has at most BPE_MAX_PIECE bytes. A longer match is cut off after its last whole character, and the
+pattern starts again there. So the memory for a piece is bounded, and text without blanks can be divided. It
+only matters for text such as a megabyte of one letter, or of zeros.
 
     bpe_classes_open    which characters are letters, numbers and blanks (unicode_tables.h); read-only
                         afterwards: threads may share it
     bpe_cut             where a text may be divided so that its parts have the pieces of the whole: the first
-                        such place that is easily seen
+                        such place that is cheap to find
     bpe_last_cut        the last such place, wherever it is
 
 Classes of characters come as bits, 64 bytes at a time, and the pattern's cuts from shifts of these bits
@@ -47,7 +47,7 @@ defines: BpeClasses, bpe_classes_open, bpe_classes_close, bpe_cut, bpe_last_cut,
 #define BPE_MAX_PIECE (1 << 20) // bytes; tests make do with less
 #endif
 
-// ---- classes of characters
+// ---- classes of characters ----
 
 enum { BPE_OTHER_, BPE_LETTER_, BPE_NUMBER_, BPE_BLANK_ };
 
@@ -79,17 +79,17 @@ static inline void bpe_classes_close(BpeClasses* classes) {
     memset(classes, 0, sizeof(*classes));
 }
 
-// Bytes of the character that begins with `lead` >= 0x80, as far as the lead tells; 0 if none begins so.
+// Bytes of the character that starts with `lead` >= 0x80, as far as the lead tells; 0 if no character does.
 static inline int bpe_length_(unsigned lead) {
     return lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
 }
 
 // Bytes and class of the character at the start of text[0 .. left), which is not ASCII; one byte of no class
-// where there is none. Surrogates and what lies above U+10FFFF are no characters either, but that is the
-// same: none has a class.
+// if it is not valid. Surrogates and what lies above U+10FFFF are no characters either, but that is the same:
+// none has a class.
 static inline int bpe_character_(const BpeClasses* classes, const unsigned char* text, size_t left,
                                  int* class_) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // character of so many bytes
+    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by length in bytes
     const int length = bpe_length_(text[0]);
     *class_ = BPE_OTHER_;
     if (length == 0 || (size_t)length > left) {
@@ -111,7 +111,7 @@ static inline int bpe_character_(const BpeClasses* classes, const unsigned char*
     return length;
 }
 
-// ---- cutting text into pieces
+// ---- cutting text into pieces ----
 
 // 64 bytes of text, one bit for each; past the end of the text all bits are 0.
 typedef struct {
@@ -124,8 +124,8 @@ typedef struct {
     const BpeClasses* classes;
     const unsigned char* text;
     size_t bytes;
-    size_t first; // byte at which the first piece begins
-    size_t at;    // where `now` begins: at `first`, or a multiple of 64 behind it
+    size_t first; // byte at which the first piece starts
+    size_t at;    // where `now` starts: at `first`, or a multiple of 64 behind it
     BpeBlock_ last, now, next;
     uint64_t spilled;     // bytes of the block after `next` that end a character begun in `next`, ...
     int spilled_class;    // ... and the class of this character
@@ -237,7 +237,7 @@ static inline BpeSplitter bpe_splitter(const BpeClasses* classes, const unsigned
     return splitter;
 }
 
-// Bytes of the contraction that text[0 .. left), which begins with ', begins with; 0 for none.
+// Bytes of the contraction at the start of text[0 .. left), which starts with '; 0 for none.
 static inline int bpe_contraction_(const unsigned char* text, size_t left) {
     const unsigned char a = left > 1 ? text[1] : 0, b = left > 2 ? text[2] : 0;
     return a == 's' || a == 't' || a == 'd' || a == 'm'                                 ? 2
@@ -245,7 +245,7 @@ static inline int bpe_contraction_(const unsigned char* text, size_t left) {
                                                                                         : 0;
 }
 
-// A contraction takes letters away from the run that they would begin: no cut before them, one after them.
+// A contraction takes letters away from the run that they would start: no cut before them, one after them.
 static inline uint64_t bpe_cut_contractions_(BpeSplitter* splitter, uint64_t cuts) {
     for (uint64_t quotes = cuts & splitter->now.quote; quotes; quotes &= quotes - 1) {
         const int i = __builtin_ctzll(quotes);
@@ -264,7 +264,7 @@ static inline uint64_t bpe_cut_contractions_(BpeSplitter* splitter, uint64_t cut
     return cuts;
 }
 
-// The bytes at which a piece begins, as bits of the next block.
+// The bytes at which a piece starts, as bits of the next block.
 ALWAYS_INLINE uint64_t bpe_cuts_(BpeSplitter* splitter) {
     splitter->last = splitter->now;
     splitter->now = splitter->next;
@@ -273,10 +273,10 @@ ALWAYS_INLINE uint64_t bpe_cuts_(BpeSplitter* splitter) {
 #define BPE_BEFORE_(class_) (now->class_ << 1 | last->class_ >> 63) // bytes that follow one of this class
     const uint64_t here = now->letter | now->number | now->other;   // not blank
     const uint64_t there = next->letter | next->number | next->other;
-    // a run begins where the class changes, but a space has joined it already
+    // a run starts where the class changes, but a space has joined it already
     const uint64_t runs = (now->letter & ~BPE_BEFORE_(letter)) | (now->number & ~BPE_BEFORE_(number)) |
                           (now->other & ~BPE_BEFORE_(other));
-    // of blanks the first begins a piece, and so does the last, but only if something follows
+    // the first blank starts a piece, and so does the last, but only if something follows
     const uint64_t blanks = (now->blank & ~BPE_BEFORE_(blank)) | (now->blank1 & (here >> 1 | there << 63)) |
                             (now->blank2 & (here >> 2 | there << 62)) |
                             (now->blank3 & (here >> 3 | there << 61));
@@ -344,7 +344,7 @@ static inline size_t bpe_piece_end_(const BpeClasses* classes, const unsigned ch
     return BPE_MAX_PIECE;
 }
 
-// If the piece that begins at `begin` is too long, returns where it is cut off, and the splitter begins anew
+// If the piece that starts at `begin` is too long, returns where it is cut off, and restarts the splitter
 // there; otherwise 0. `cuts` are those that the splitter has just found, from `base` on.
 static inline size_t bpe_cut_off(BpeSplitter* splitter, size_t begin, size_t base, const uint16_t* cuts,
                                  size_t count) {
@@ -374,7 +374,7 @@ static inline int bpe_class_before_(const BpeClasses* classes, const unsigned ch
 }
 
 // Whether a cut before text[at], at > 0, leaves all pieces as they were. A blank after another character
-// always begins a piece, and only blanks depend on what follows them. Blanks that are no ASCII are passed by.
+// always starts a piece, and only blanks depend on what follows them. Blanks that are no ASCII are passed by.
 static inline int bpe_may_cut(const BpeClasses* classes, const char* text, size_t at) {
     const unsigned char* bytes = (const unsigned char*)text;
     const int blank = bytes[at] == ' ' || ('\t' <= bytes[at] && bytes[at] <= '\r');
@@ -382,7 +382,7 @@ static inline int bpe_may_cut(const BpeClasses* classes, const char* text, size_
 }
 
 // The first place from `at` on where the text may be divided: the ids of its parts are then those of the
-// whole. 0 for 0, and `bytes` if there is none.
+// whole. 0 for 0, and `bytes` if no such place exists.
 static inline size_t bpe_cut(const BpeClasses* classes, const char* text, size_t bytes, size_t at) {
     while (0 < at && at < bytes && !bpe_may_cut(classes, text, at)) {
         at++;
@@ -419,7 +419,7 @@ static inline int bpe_is_safe_(const BpeClasses* classes, const unsigned char* t
 }
 
 // The last place, whatever follows the text, where it may be divided: the ids of its parts are then those of
-// the whole. 0 if there is none, as may be in a text of fewer than BPE_MAX_PIECE + 8 bytes.
+// the whole. 0 if there is no such place, which is possible in a text of fewer than BPE_MAX_PIECE + 8 bytes.
 static inline size_t bpe_last_cut(const BpeClasses* classes, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;
     for (size_t i = bytes; i-- > 1;) { // nearly all text has a blank close to its end

@@ -1,10 +1,10 @@
 /*
-bpe_train.h -- makes a vocabulary of byte-pair encoding from text.
+bpe_train.h -- trains a byte-pair encoding vocabulary on text.
 
-    The text is cut into pieces by GPT-2's pattern (bpe_split.h); each piece begins as its bytes. Again and
-again the pair of neighbors that occurs most often becomes a token of its own everywhere, leftmost first,
-until the vocabulary is full: 256 bytes, the merges in their order, end-of-text. Of pairs equally frequent the
-one with the lowest left id is taken, then the lowest right id.
+The text is cut into pieces by GPT-2's pattern (bpe_split.h); at first each byte of a piece is a token. Again
+and again the most frequent pair of neighbors is merged into a new token everywhere, leftmost first, until the
+vocabulary is full: 256 bytes, the merges in their order, end-of-text. Among equally frequent pairs the one
+with the lowest left id is taken, then the lowest right id.
 
 The vocabulary depends on the counts of the pieces only: not on the order of the texts, on where they were
 divided, or on the number of threads.
@@ -22,14 +22,14 @@ divided, or on the number of threads.
 How it works. Each different piece is kept once, with its count, and all of them lie in one array of places, a
 place for each byte. A pair is listed with its places at the step that makes the younger of its tokens: all
 its places arise at that step, and later ones only take some away. So its count only falls, and a heap with
-counts that may be too high finds the best pair: if the count on top is no more right, it sinks to where it
-belongs. A step costs as much as its pair has places, and all steps together join no more often than the
+counts that may be too high finds the best pair: if the count on top is outdated, it sinks to its place. The
+cost of a step is proportional to the places of its pair, and all steps together join no more often than the
 different pieces have bytes.
 
 Memory does not grow with the text but with the different pieces in it: for each thread 64 to 128 bytes for
-each that it has seen, and the bytes of those longer than 15. While running at most 20 for each byte of the
-different pieces, 28 for each of them, and 160 for each different pair. 789 MB of documentation and sources
-have 1.1 million different pieces; 50,257 ids then took 577 MB on 2 threads.
+each that it has seen, and the bytes of those longer than 15. The merging itself takes at most 20 for each
+byte of the different pieces, 28 for each of them, and 160 for each different pair. 789 MB of documentation
+and sources have 1.1 million different pieces; 50,257 ids then took 577 MB on 2 threads.
 
 defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_trainer_add_by, bpe_trainer_run,
          bpe_trainer_close
@@ -47,14 +47,14 @@ defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_tr
 extern "C" {
 #endif
 
-// ---- counting pieces
+// ---- counting pieces ----
 
 // A piece of up to 15 bytes is its key (bpe_key_); the key of a longer one is a hash, and its length with all
 // bits set where a short one's length is.
 typedef struct {
     uint64_t key[2];
     uint64_t count; // 0: an empty entry
-    size_t text;    // a longer piece begins here in the bytes of longer pieces
+    size_t text;    // a longer piece starts here in the bytes of longer pieces
 } BpeCount_;
 
 typedef struct {
@@ -82,7 +82,7 @@ void bpe_trainer_open(BpeTrainer* trainer, int threads);
 
 void bpe_trainer_close(BpeTrainer* trainer);
 
-// ---- merging
+// ---- merging ----
 
 void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progress, void* context, Bpe* bpe);
 
@@ -99,7 +99,7 @@ void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progr
 #include "llmc/base/check.h"
 #include "llmc/base/vec.h"
 
-// ---- counting pieces
+// ---- counting pieces ----
 
 enum { BPE_KEY_BYTES_ = 16 }; // a piece shorter than this is its own key
 static const uint64_t BPE_LONG_KEY_ = (uint64_t)0xFF << 56;
@@ -157,7 +157,7 @@ static void bpe_counts_grow_(BpeCounts_* counts) {
     for (size_t i = 0; i < (size_t)1 << counts->bits; i++) {
         const BpeCount_* from = &counts->counts[i];
         if (from->count != 0) {
-            // an empty entry is wanted, and no piece is there twice
+            // an empty entry is wanted, and no piece appears twice
             *bpe_count_entry_(&grown, from->key, bpe_count_hash_(from->key), bpe_count_text_(counts, from)) =
                 *from;
         }
@@ -236,7 +236,7 @@ void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_
     }
 }
 
-// Where part `part` of about equal parts of the text begins.
+// Where part number `part` of the text starts, all parts being about equal.
 static size_t bpe_part_begin_(const BpeClasses* classes, const char* text, size_t bytes, int part,
                               int parts) {
     return bpe_cut(classes, text, bytes, part < parts ? bytes / (size_t)parts * (size_t)part : bytes);
@@ -296,13 +296,13 @@ static void bpe_gather_counts_(BpeTrainer* trainer) {
     }
 }
 
-// ---- merging
+// ---- merging ----
 
 enum { BPE_BORDER_ = -1, BPE_INSIDE_ = -2 };
 
 // A byte of a piece, or the border after a piece.
 typedef struct {
-    int id;         // of the token that begins or ends here; inside of tokens it is not kept up to date, but
+    int id;         // of the token that starts or ends here; inside of tokens it is not kept up to date, but
                     // what was the beginning of a token and is no more has an id that its token never had
     uint32_t piece; // number of the piece
 } BpePlace_;
@@ -636,7 +636,7 @@ void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progr
         }
     }
     CHECK(n == wanted,
-          "a vocabulary of %d ids, of which %d come from merges: the text allows only %d, so at most %d ids; "
+          "a vocabulary of %d ids needs %d merges: the text allows only %d, so at most %d ids; "
           "wanted --train-bpe %d (./tokenize), --tokenizer bpe:%d (train_gpt2), or more text",
           vocab_size, wanted, n, 257 + n, 257 + n, 257 + n);
     bpe_training_close_(&training);

@@ -60,7 +60,7 @@ void tokenizer_open_words(Tokenizer* tokenizer, const char* const* words, int n)
 // A file of bpe_files.h or word_files.h, or a directory: a Hugging Face model.
 void tokenizer_open_file(Tokenizer* tokenizer, const char* path);
 
-// ---- for others
+// ---- for others ----
 
 // The vocabulary as one of GPT-2's kind; NULL: words, or tokens that can only be decoded.
 const Bpe* tokenizer_bpe(const Tokenizer* tokenizer);
@@ -72,7 +72,7 @@ void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int m
 // Whether a directory has files of a tokenizer.
 int tokenizer_is_in(const char* path);
 
-// ---- use
+// ---- use ----
 
 // The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
 const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length);
@@ -201,7 +201,7 @@ void tokenizer_open_file(Tokenizer* tokenizer, const char* path) {
     tokenizer_open_(tokenizer, "gpt2", tokenizer->bpe->vocab_size, tokenizer->bpe->eot);
 }
 
-// ---- for others
+// ---- for others ----
 
 const Bpe* tokenizer_bpe(const Tokenizer* tokenizer) {
     return tokenizer_is_(tokenizer, "words") || tokenizer->decode_only ? NULL : tokenizer->bpe;
@@ -222,7 +222,7 @@ int tokenizer_is_in(const char* path) {
            (bpe_path(file, path, "tokenizer.json") || bpe_path(file, path, "merges.txt"));
 }
 
-// ---- use
+// ---- use ----
 
 const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
     if (!tokenizer_is_(tokenizer, "words")) {
@@ -256,7 +256,7 @@ int tokenizer_longest(const Tokenizer* tokenizer) {
     return longest;
 }
 
-// The longest word that `lead` followed by the text begins with and that is longer than `lead`; -1 for none.
+// The longest word that is a prefix of `lead` followed by the text, and longer than `lead`; -1 for none.
 // Tries every word: texts are prompts, vocabularies hundreds of words.
 static int tokenizer_longest_word_(const Tokenizer* tokenizer, const char* lead, const char* text,
                                    size_t bytes) {

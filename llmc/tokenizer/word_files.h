@@ -6,7 +6,7 @@ The longest word at each place of the text is the next token. Words carry the bl
 a text is also found without it. tokenizers does the same with this description, whose W is all words as one
 regular expression, "longest|...|shortest":
 
-    normalizer       a blank is put before the text, and taken away again where the text begins with a word
+    normalizer       a blank is put before the text, and removed again where the text starts with a word
     pre_tokenizer    Split: cuts out what W matches
     model            WordLevel: the words by their ids, <|endoftext|> last; all else is an error
     decoder          Fuse: the words one after the other
@@ -36,12 +36,12 @@ typedef struct {
 
 void word_list_close(WordList* list);
 
-// ---- writing
+// ---- writing ----
 
 // Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
 void word_list_write_hf(const TokenText* words, int count, const char* directory, int max_T);
 
-// ---- reading
+// ---- reading ----
 
 // Reads the words of a tokenizer.json. Returns 0 if the file is anything else than a list of words; one that
 // would encode text in another way than ours ends the program.
@@ -74,7 +74,7 @@ void word_list_close(WordList* list) {
     memset(list, 0, sizeof(*list));
 }
 
-// ---- writing
+// ---- writing ----
 
 static int word_by_length_(const void* a, const void* b) { // longest first; equals as they stood
     const TokenText *x = *(const TokenText*const*)a, *y = *(const TokenText*const*)b;
@@ -155,7 +155,7 @@ void word_list_write_hf(const TokenText* words, int count, const char* directory
     bpe_write_hf_config(directory, "PreTrainedTokenizerFast", count, max_T);
 }
 
-// ---- reading
+// ---- reading ----
 
 // A file that is being read.
 typedef struct {
@@ -200,7 +200,7 @@ static int word_file_vocab_(WordFile_* f) {
     return more == 0;
 }
 
-// The type of the model comes before its vocabulary; that of others is stepped over.
+// The type of the model comes before its vocabulary; vocabularies of other types are skipped.
 static int word_file_model_(WordFile_* f) {
     const char *key, *type;
     int more = json_take(&f->json, '{') ? 1 : -1;

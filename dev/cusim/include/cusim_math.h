@@ -7,8 +7,7 @@ defines: the functions below
 #ifndef CUSIM_MATH_H
 #define CUSIM_MATH_H
 
-// ---------------------------------------------------------------------------------------------------------------------
-// fp32
+// ---- fp32 ----
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __expf(float x) { return expf(x); }
@@ -35,8 +34,7 @@ inline unsigned __float2uint_rn(float x) { return (unsigned)rintf(x); }
 inline float __int2float_rn(int x) { return (float)x; }
 inline float __uint2float_rn(unsigned x) { return (float)x; }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Bits and integers
+// ---- bits and integers ----
 
 template <class To, class From> inline To cusim_bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "sizes");
@@ -89,9 +87,9 @@ CUSIM_MIN_MAX(double)
 
 inline long long clock64() { return (long long)__builtin_ia32_rdtsc(); }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// 16-bit floating point; __hadd, __hmul, __hmax and conversions are in the toolkit's headers for the host,
-// too
+// ---- 16-bit floating point ----
+
+// __hadd, __hmul, __hmax and conversions are in the toolkit's headers, for the host, too.
 
 inline __half __hfma(__half a, __half b, __half c) {
     return __float2half(fmaf(__half2float(a), __half2float(b), __half2float(c)));

@@ -12,8 +12,7 @@ __nanosleep, __trap
 #ifndef CUSIM_WARP_H
 #define CUSIM_WARP_H
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Blocks
+// ---- blocks ----
 
 inline void __syncthreads(CUSIM_LOC) { cusim_syncthreads(CUSIM_BARRIER_PLAIN, 0, nullptr, CUSIM_L); }
 
@@ -39,8 +38,7 @@ inline void __threadfence_system() { cusim_fence(CUSIM_FENCE_DEVICE); }
 inline void __nanosleep(unsigned) { cusim_yield(); }
 inline void __trap(CUSIM_LOC) { cusim_die("%s:%d: __trap()", CUSIM_L); }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Warps
+// ---- warps ----
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, CUSIM_LOC) {
     cusim_warp_exchange(CUSIM_SYNCWARP, mask, nullptr, 0, CUSIM_L);

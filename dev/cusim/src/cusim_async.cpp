@@ -3,8 +3,7 @@
 // forgotten wait reads garbage. llmc/ptx.cuh wraps the instructions and calls these.
 #include "cusim_internal.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// cp.async
+// ---- cp.async ----
 
 static void copy_with_zeros(char* to, const char* from, int bytes, int source_bytes) {
     memcpy(to, from, (size_t)source_bytes);
@@ -42,8 +41,7 @@ extern "C" void cusim_cp_async_wait(int groups_left) {
     copies.erase(copies.begin(), copies.begin() + (long)done);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// wgmma
+// ---- wgmma ----
 
 extern "C" void cusim_defer(void (*run)(void*, uint64_t, uint64_t), void* data, uint64_t a, uint64_t b) {
     HostScope as_host;
@@ -65,8 +63,9 @@ extern "C" void cusim_defer_wait(int groups_left) {
     deferred.erase(deferred.begin(), deferred.begin() + (long)done);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// mbarrier: 8 bytes of shared memory. A phase ends when all have arrived and all expected bytes have come.
+// ---- mbarrier ----
+
+// 8 bytes of shared memory. A phase ends when all have arrived and all expected bytes have come.
 
 struct Mbarrier {
     int32_t bytes_to_come;
@@ -103,8 +102,7 @@ extern "C" void cusim_mbar_arrive(uint64_t* address, unsigned expected_bytes, co
     mbarrier_perhaps_flip(address);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// cp.async.bulk
+// ---- cp.async.bulk ----
 
 extern "C" void cusim_bulk_g2s(void* to, const void* from, unsigned bytes, uint64_t* barrier) {
     if (((uintptr_t)to | (uintptr_t)from | bytes) % 16) {

@@ -13,8 +13,7 @@ static bool is_same_place(const char* file_a, int line_a, const char* file_b, in
     return line_a == line_b && (file_a == file_b || strcmp(file_a, file_b) == 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Blocks and grids
+// ---- blocks and grids ----
 
 typedef enum { BARRIER_WAIT, BARRIER_ARRIVE } BarrierUse;
 typedef struct {
@@ -51,7 +50,7 @@ static int combine(int kind, int accumulator, bool predicate) {
     }
 }
 
-// The last thread has come: the others can go on.
+// The last thread has come: the others can continue.
 static void barrier_open(Barrier* barrier) {
     barrier->result[barrier->parity] = barrier->accumulator;
     barrier->arrived = 0;
@@ -130,8 +129,7 @@ extern "C" void cusim_fence(int scope) {
     tsan_release(sync);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Warps
+// ---- warps ----
 
 extern "C" unsigned cusim_lane(void) { return engine.current->lane; }
 

@@ -17,8 +17,7 @@ enum {
     CUDA_VERSION_NUMBER = 13000
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Errors
+// ---- errors ----
 
 static cudaError_t last_error = cudaSuccess;
 
@@ -82,8 +81,7 @@ const char* CUDARTAPI cudaGetErrorName(cudaError_t error) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Devices
+// ---- devices ----
 
 static int current_device = 0;
 
@@ -210,8 +208,7 @@ cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribut
     return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Kernels. There are no registers to count: 32 for all.
+// ---- kernels. There are no registers to count: 32 for all ----
 
 cudaError_t CUDARTAPI cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
     memset((void*)attributes, 0, sizeof(*attributes));
@@ -239,8 +236,7 @@ cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int
     return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, dynamic_bytes);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The rest
+// ---- the rest ----
 
 cudaError_t CUDARTAPI cudaProfilerStart(void) { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaProfilerStop(void) { return cudaSuccess; }

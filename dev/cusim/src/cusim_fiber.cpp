@@ -9,8 +9,9 @@ Engine& engine = *new Engine();
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The switch, for x86-64: registers that a call preserves go onto the old stack and come from the new one.
+// ---- the switch, for x86-64 ----
+
+// Registers that a call preserves go onto the old stack and come from the new one.
 // The floating-point control words are not switched: device code does not change them.
 
 __asm__(R"(
@@ -57,7 +58,7 @@ static char* map_stack(size_t bytes) {
     return (char*)memory + GUARD_BYTES;
 }
 
-// A stack that begins in cusim_fiber_start with the fiber in rbx.
+// A stack that starts in cusim_fiber_start with the fiber in rbx.
 Fiber* fiber_new() {
     HostScope as_host;
     Fiber* fiber = new Fiber();
@@ -95,8 +96,7 @@ void fiber_learn_host_stack() {
     engine.host.stack = (char*)bottom;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The life of device threads
+// ---- the life of device threads ----
 
 static void run_current_thread() {
     DeviceThread* thread = engine.current;
@@ -112,7 +112,7 @@ static void run_current_thread() {
     engine.spins = 0;
 }
 
-// The thread on this stack has ended and no other begins on it: where to go.
+// The thread on this stack has ended and no other starts on it: where to go.
 static void leave_fiber(Fiber* self) {
     if (!engine.current->own_fiber) {
         engine.idle_fibers.push_back(self);
@@ -147,8 +147,7 @@ extern "C" void cusim_fiber_main(Fiber* self) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Deadlock
+// ---- deadlock ----
 
 static bool waits_at_same_place(const DeviceThread& a, const DeviceThread& b) {
     return a.state != THREAD_DONE && b.state != THREAD_DONE && a.why == b.why && a.line == b.line &&

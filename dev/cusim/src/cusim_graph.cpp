@@ -44,8 +44,7 @@ static Capture* capture_by_number(unsigned long number) {
     return nullptr;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What a capture forbids
+// ---- what a capture forbids ----
 
 bool capture_spoil(CUstream_st* stream) {
     if (stream->capture) {
@@ -82,8 +81,7 @@ cudaError_t stream_accepts(cudaStream_t handle) {
     return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Capturing
+// ---- capturing ----
 
 void capture_add(CUstream_st* stream, Operation operation) {
     std::vector<Node>& nodes = stream->capture->graph->nodes;
@@ -211,8 +209,7 @@ cudaError_t CUDARTAPI cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptu
 }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Running
+// ---- running ----
 
 // Which of the nodes that could run does.
 static size_t choose(const std::vector<int>& ready) {

@@ -26,7 +26,7 @@ Three traps:
 runtime itself allocates or frees while a device thread runs would look shared between device threads: it is
 done inside a HostScope.
   - Under MemorySanitizer libstdc++'s compiled parts (std::map, iostream, locale) are not instrumented and
-give false reports. Only what is entirely in headers is used: vector, deque, function.
+give false reports. Only header-only parts are used: vector, deque, function.
   - Objects that outlive main are allocated and never freed, so that no destructor runs before the last use.
 */
 #ifndef CUSIM_INTERNAL_H
@@ -73,8 +73,7 @@ static inline void tsan_release(void* at) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// cusim_config.cpp
+// ---- cusim_config.cpp ----
 
 typedef enum { ORDER_UP, ORDER_DOWN, ORDER_RANDOM, ORDER_GREEDY } Order; // greedy: a warp as far as it goes
 typedef enum { STREAMS_EAGER, STREAMS_LAZY, STREAMS_RANDOM } StreamOrder;
@@ -96,14 +95,12 @@ const char* kernel_name(const void* kernel);
 unsigned long environment_number(const char* name, unsigned long otherwise, unsigned long min,
                                  unsigned long max);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The trace (cusim_trace.cpp)
+// ---- the trace (cusim_trace.cpp) ----
 
 void trace_line(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void trace_kernel(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Device threads (cusim_fiber.cpp, cusim_kernel.cpp)
+// ---- device threads (cusim_fiber.cpp, cusim_kernel.cpp) ----
 
 struct Block;
 struct DeviceThread;
@@ -218,7 +215,7 @@ struct ReadyQueue {
     }
 };
 
-// The kernel that runs, and what is kept for the next one.
+// The running kernel, and what the next one reuses.
 struct Engine {
     const void* kernel;
     const std::function<void()>* body; // NULL while no kernel runs
@@ -279,8 +276,7 @@ struct HostScope {
     }
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The scheduler
+// ---- the scheduler ----
 
 // From one stack to another; `thread` is the device thread that runs there, NULL for the host.
 CUSIM_ALWAYS_INLINE void fiber_switch(Fiber* from, Fiber* to, DeviceThread* thread) {
@@ -312,7 +308,7 @@ static inline void thread_wake(DeviceThread* thread) {
     engine.spins = 0;
 }
 
-// The next of the ready threads, of which there is at least one.
+// The next ready thread; there is at least one.
 CUSIM_ALWAYS_INLINE DeviceThread* thread_take_ready() {
     unsigned i = 0;
     if (order_is_random()) {
@@ -355,8 +351,9 @@ CUSIM_ALWAYS_INLINE void thread_begin(DeviceThread* thread, Fiber* fiber) {
     blockIdx = thread->block->index;
 }
 
-// The running thread cannot go on, or need not: another does. Threads that have not begun come first, except
-// that `random` mixes them with those that can go on, and `greedy` begins one only when nobody else can run.
+// The running thread cannot continue, or need not: another does. Threads that have not begun come first,
+// except that `random` mixes them with those that can continue, and `greedy` starts one only when nobody else
+// can run.
 CUSIM_ALWAYS_INLINE void thread_switch_away() {
     DeviceThread* me = engine.current;
     Fiber* my_fiber = me->fiber;
@@ -385,7 +382,7 @@ CUSIM_ALWAYS_INLINE void thread_wait(const char* why, const char* file, int line
     thread_switch_away();
 }
 
-// In random order, sometimes: the thread that completed a barrier does not go on first.
+// In random order, sometimes: the thread that completed a barrier does not continue first.
 CUSIM_ALWAYS_INLINE void thread_perhaps_let_others_go() {
     if (config.order == ORDER_RANDOM && random_below(2)) {
         thread_make_ready(engine.current);
@@ -393,8 +390,7 @@ CUSIM_ALWAYS_INLINE void thread_perhaps_let_others_go() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Kernels, memory, streams
+// ---- kernels, memory, streams ----
 
 void kernel_run(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes, bool cooperative,
                 const std::function<void()>& body);

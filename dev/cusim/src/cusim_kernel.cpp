@@ -5,9 +5,10 @@
 
 enum { DYNAMIC_DEFAULT_BYTES = 48 << 10, STATIC_MAX_BYTES = 48 << 10 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Shared memory. Under a sanitizer, and where blocks run together, each block gets allocations of its own;
-// otherwise one is used again by every block, filled with garbage again.
+// ---- shared memory ----
+
+// Under a sanitizer, and where blocks run together, each block gets allocations of its own;
+// otherwise all blocks reuse one, filled with garbage each time.
 
 static const size_t GARBAGE_MAX_BYTES = (size_t)256 << 20;
 
@@ -97,8 +98,7 @@ static void free_garbage() {
     engine.garbage_bytes = 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A wave: the blocks that run at the same time
+// ---- a wave: the blocks that run at the same time ----
 
 static void warp_reset(Warp* warp, unsigned lanes) {
     warp->present = lanes >= 32 ? ~0u : (1u << lanes) - 1;
@@ -236,8 +236,7 @@ static void run_wave(unsigned long first_block, unsigned blocks, dim3 grid, dim3
     engine.total_threads += engine.count;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A kernel
+// ---- a kernel ----
 
 // The i-th wave to run. In random order i -> i * factor + offset, a permutation if the factor has no divisor
 // in common with the number of waves.
@@ -319,8 +318,7 @@ __attribute__((destructor)) static void print_stats() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Launching
+// ---- launching ----
 
 struct DynamicLimit {
     const void* kernel;

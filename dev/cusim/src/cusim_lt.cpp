@@ -68,8 +68,7 @@ int environment_number(const char* name) {
     return text ? atoi(text) : -1;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Elements
+// ---- elements ----
 
 size_t element_bytes(int type) {
     return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 0;
@@ -117,8 +116,7 @@ float gelu_derivative(float x) {
     return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What is refused
+// ---- refusals ----
 
 bool epilogue_has(const Operation& op, uint32_t bits) { return (op.epilogue & bits) == bits; }
 const uint32_t AUX = 128;
@@ -194,8 +192,7 @@ cublasStatus_t product_open(Product* p, cublasLtMatmulDesc_t op, cublasLtMatrixL
                : CUBLAS_STATUS_SUCCESS;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The product
+// ---- the product ----
 
 typedef float Vec16 __attribute__((vector_size(64), aligned(4)));
 
@@ -240,7 +237,7 @@ struct Packed {
     long padded;                // M as a multiple of 16
 };
 
-// Algorithm i begins its sums at a different k.
+// Algorithm i starts its sums at a different k.
 void pack(Packed* packed, const Product& p, const void* a, const void* b, int algorithm) {
     const bool tf32 = p.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     const long first = p.K * algorithm / LT_ALGORITHMS;
@@ -261,7 +258,7 @@ void pack(Packed* packed, const Product& p, const void* a, const void* b, int al
     }
 }
 
-// The value of one element of d, from that of alpha op(a) op(b) + beta c.
+// The value of one element of d, from its alpha op(a) op(b) + beta c.
 float epilogue(const Product& p, float x, long m, long n) {
     const Operation& op = p.op;
     const size_t aux = (size_t)(n * op.aux_stride + m);
@@ -332,8 +329,7 @@ void run(const Product& p, const void* a, const void* b, const void* c, void* d,
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What cublasLt takes on trust
+// ---- what cublasLt takes on trust ----
 
 bool aligned(const void* p, uint32_t bytes) { return (uintptr_t)p % (bytes ? bytes : 1) == 0; }
 
@@ -356,8 +352,7 @@ template <class T> cublasStatus_t set(T* attribute, const void* value, size_t by
 
 } // namespace
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Entry points
+// ---- entry points ----
 
 extern "C" {
 

@@ -1,5 +1,5 @@
 // cusim_memory.cpp -- device and pinned memory, what a pointer points into, and copies. Device memory is
-// ordinary memory of its own allocation, so that AddressSanitizer sees its ends; it begins full of garbage.
+// ordinary memory of its own allocation, so that AddressSanitizer sees its ends; it starts full of garbage.
 #include "cusim_internal.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ Allocation* allocation_of(const void* pointer) {
     return p < found->data + found->bytes || p == found->data ? found : nullptr;
 }
 
-// Takes the allocation that begins at `pointer` off the list; NULL if there is none of this kind.
+// Takes the allocation that starts at `pointer` off the list; NULL if it has none of this kind.
 static bool allocation_remove(void* pointer, MemoryKind kind) {
     Allocation* found = allocation_of(pointer);
     if (!found || found->data != pointer || found->kind != kind) {
@@ -62,9 +62,10 @@ extern "C" void cusim_check_kernel_pointer(const void* pointer, int argument, co
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// CUSIM_PROTECT: device memory comes from one range of addresses that faults except while work of a stream
-// runs. Nothing of it is used again.
+// ---- CUSIM_PROTECT ----
+
+// Device memory comes from one range of addresses that faults except while work of a stream runs. Freed
+// memory is never reused.
 
 static const size_t ARENA_BYTES = (size_t)16 << 30;
 enum { PAGE_BYTES = 4096 };
@@ -131,8 +132,7 @@ void device_memory_close() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Allocation
+// ---- allocation ----
 
 // Of a dry run, which touches none of it: as much as a GPU has, more than this machine. Never given back.
 static char* address_space(size_t bytes) {
@@ -263,8 +263,7 @@ cudaError_t CUDARTAPI cudaPointerGetAttributes(cudaPointerAttributes* attributes
 }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Copies
+// ---- copies ----
 
 typedef enum { WANT_ANY, WANT_HOST, WANT_DEVICE } Want;
 

@@ -57,8 +57,7 @@ unsigned char* chunk_of(const ncclComm* comm, int rank) {
     return comm->shared->data + (size_t)rank * CHUNK_BYTES;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Ranks wait for each other
+// ---- ranks wait for each other ----
 
 void wait_for_change(std::atomic<unsigned>* at, unsigned value) { // at most 0.1 s
     timespec time = {0, 100000000};
@@ -122,8 +121,7 @@ void compare_calls(const ncclComm* comm) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reductions
+// ---- reductions ----
 
 size_t type_bytes(ncclDataType_t type) {
     switch (type) {
@@ -207,9 +205,9 @@ void reduce(void* to, const ncclComm* comm, size_t first, size_t count, const Ca
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Collectives, chunk by chunk: every rank puts its elements into its chunk, all meet, every rank takes its
-// results.
+// ---- collectives, chunk by chunk ----
+
+// Every rank puts its elements into its chunk, all meet, every rank takes its results.
 
 // Elements [first, first + count) of all are in the chunks.
 void take_results(const ncclComm* comm, char* receive, size_t first, size_t count, const Call& call) {
@@ -295,8 +293,7 @@ ncclResult_t enqueue(ncclComm* comm, const void* send, void* receive, const Call
 
 } // namespace
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The interface
+// ---- the interface ----
 
 extern "C" {
 

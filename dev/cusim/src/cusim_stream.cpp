@@ -27,8 +27,7 @@ CUstream_st* stream_of(cudaStream_t stream) {
     return stream;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The queue
+// ---- the queue ----
 
 void operation_run(const Operation& operation) {
     if (operation.on_device) {
@@ -69,7 +68,7 @@ static void push_wait(CUstream_st* stream, CUstream_st* other, unsigned long unt
     push(stream, {[other, until] { run_until(other, until); }, false});
 }
 
-// Work on the legacy stream comes after that of all streams, and theirs after its, unless they are
+// Work on the legacy stream waits for all streams, and they wait for it, unless they are
 // non-blocking.
 static void push_legacy_waits(CUstream_st* stream) {
     CUstream_st* legacy = legacy_stream();
@@ -107,8 +106,7 @@ void cusim_enqueue(cudaStream_t handle, bool on_device, std::function<void()> wo
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Streams
+// ---- streams ----
 
 extern "C" {
 
@@ -181,8 +179,7 @@ cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest
     return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Events
+// ---- events ----
 
 cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
     *out = new CUevent_st();

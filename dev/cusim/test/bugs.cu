@@ -11,8 +11,7 @@ expression.
 #include "llmc/gpu.cuh"
 #include <cooperative_groups.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Helpers
+// ---- helpers ----
 
 static float* device_floats(const Gpu* gpu, int n, float value) {
     float* host = (float*)malloc((size_t)n * sizeof(float));
@@ -49,8 +48,7 @@ static bool is(double got, double want) {
 
 static double weights(int n) { return (double)n * (n + 1) / 2; }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Accesses to memory
+// ---- accesses to memory ----
 
 template <bool FIXED> __global__ void write_past_global_kernel(float* x, int n) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -177,8 +175,7 @@ template <bool FIXED> static bool use_after_free(const Gpu* gpu) {
     return is(sum, weights(32));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Barriers and races
+// ---- barriers and races ----
 
 template <bool FIXED> __global__ void missing_syncthreads_kernel(float* x) {
     SMEM_ARRAY(float, s, [256]);
@@ -399,8 +396,7 @@ template <bool FIXED> static bool grid_sync_without_cooperative_launch(const Gpu
     return is(weighted_sum(gpu, x, 256), 255 * weights(256));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Asynchronous copies and products
+// ---- asynchronous copies and products ----
 
 // Each thread copies 16 bytes and reads those of another one.
 template <bool WAIT, bool SYNC> __global__ void copy_async_kernel(float* x) {
@@ -487,8 +483,7 @@ template <bool FIXED> static bool missing_mbarrier_wait(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 128 + 32), weights(160));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Streams, graphs, launches
+// ---- streams, graphs, launches ----
 
 static void two_streams(const Gpu* gpu, Gpu* a, Gpu* b) {
     *a = *b = *gpu;
@@ -603,7 +598,7 @@ template <bool FIXED> static bool copy_past_end(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 64), 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ---- the table ----
 
 // clang-format off
 #define BUG(name, noticed_by) {#name, noticed_by, name<false>, name<true>}

@@ -26,8 +26,7 @@ static int fetch(const Gpu* gpu, const int* x) {
     return got;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Memory and copies
+// ---- memory and copies ----
 
 static void test_memory(void) {
     void *a = NULL, *b = NULL, *pinned = NULL;
@@ -78,8 +77,7 @@ static void test_copy_2d(const Gpu* gpu) {
     gpu_free(x);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Streams and events
+// ---- streams and events ----
 
 static void count_call(void* calls) { ++*(int*)calls; }
 
@@ -123,8 +121,7 @@ static void test_legacy_stream(const Gpu* gpu) {
     gpu_free(x);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Capture and graphs
+// ---- capture and graphs ----
 
 typedef struct {
     const Gpu *main, *side;
@@ -237,8 +234,7 @@ static void test_bad_captures(const Gpu* gpu) {
     CUDA_CHECK(cudaStreamDestroy(side.stream));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Queries
+// ---- queries ----
 
 static void test_queries(void) {
     cudaFuncAttributes attributes;
@@ -291,8 +287,7 @@ static void test_launch_limits(const Gpu* gpu) {
     gpu_free(x);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// cublasLt: (2, 3) times (3, 2), column-major
+// ---- cublasLt: (2, 3) times (3, 2), column-major ----
 
 #define LT_OK(call) EXPECT((call) == CUBLAS_STATUS_SUCCESS, "%s", #call)
 

@@ -121,7 +121,7 @@ static void test_rank(ncclUniqueId id, int rank, int ranks) {
     gpu_close(&gpu);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ---- collectives ----
 
 typedef struct {
     float *small, *large; // 256 and 512 elements

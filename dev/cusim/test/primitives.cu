@@ -14,8 +14,7 @@ static void run(const Gpu* gpu, K kernel, dim3 grid, dim3 block, size_t shared_b
     gpu_free(out);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Indices
+// ---- indices ----
 
 // Each of 2*3*2 blocks of 5*4*2 threads counts itself where its linear index says.
 __global__ void indices_kernel(int* out) {
@@ -31,8 +30,7 @@ static void test_indices(const Gpu* gpu) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Warps
+// ---- warps ----
 
 // One column of results for each primitive.
 enum { SHFL, SHFL_8, UP, DOWN, XOR, XOR_OUT, BALLOT, ANY, ALL, MATCH, ADD, MAX, OR, ACTIVE, WARP_COLUMNS };
@@ -106,8 +104,7 @@ static void test_shuffle_types(const Gpu* gpu) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Blocks and grids
+// ---- blocks and grids ----
 
 __global__ void predicates_kernel(int* out) {
     const int i = (int)threadIdx.x;
@@ -219,8 +216,7 @@ static void test_dynamic(const Gpu* gpu) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Atomics and intrinsics
+// ---- atomics and intrinsics ----
 
 struct Sums {
     unsigned long long u64;
@@ -304,8 +300,7 @@ static void test_bits(const Gpu* gpu) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Asynchronous copies. `out` begins with the numbers 0, 1, 2...
+// ---- asynchronous copies. `out` starts with the numbers 0, 1, 2 ----
 
 __global__ void count_kernel(int* out) {
     out[blockIdx.x * blockDim.x + threadIdx.x] = (int)(blockIdx.x * blockDim.x + threadIdx.x);
