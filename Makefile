@@ -12,19 +12,7 @@ OPT    ?= -O3
 OPENMP ?= $(if $(filter Darwin-%,$(PLATFORM)),,-fopenmp)
 WERROR ?=                   # -Werror in `make test` and `make lint`
 OUT    ?= out/quickstart    # directory of `make run`
-NVCC   ?= nvcc              # of CUDA 12 or 13
-ARCH   ?=                   # GPU architecture, sm_90a for example; empty: that of this machine's GPU
-PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights and activations
-USE_CUDNN ?=                # 1: attention by cuDNN 9; wants its headers, those of cudnn-frontend, and NVRTC
-CUDNN_FRONTEND ?= build/cudnn-frontend/include
 PREFIX ?= /usr/local        # of `make install`, under DESTDIR
-KIT    ?=                   # of `make gpu-kit`: what goes in (dev/bench/gpu_kit.sh); empty: everything
-TOY    ?=                   # 1: a kit of the simulated GPU
-
-override PRECISION := $(shell echo '$(strip $(PRECISION))' | tr a-z A-Z)
-ifeq ($(filter BF16 FP16 FP32,$(PRECISION)),)
-$(error PRECISION=$(PRECISION): wanted BF16, FP16 or FP32)
-endif
 
 # Contraction is asked for: a standard mode of the compiler would keep a*b+c from becoming one instruction.
 # No -ffast-math: NaN and infinity must be seen.
@@ -57,49 +45,37 @@ MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
 VECTOR_TESTS = test_vec test_matmul test_attention test_encoder test_layernorm test_gelu test_classifier test_adamw test_bpe test_gpt2
 TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 
-# Without a GPU to ask, the code is compiled for Hopper. Each object carries what it was compiled for in its path.
-GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
-    head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
-GPU_BUILD = build/cuda/$(GPU_ARCH)-$(PRECISION)
-NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(PRECISION) -D_GNU_SOURCE -MMD -MP \
-    -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
-    $(if $(strip $(WERROR)),-Werror all-warnings)
-GPU_LIBS = -lcublasLt $(PACKED_LIBS)
-ifeq ($(strip $(USE_CUDNN)),1)
-ifeq ($(wildcard $(CUDNN_FRONTEND)/cudnn_frontend.h),)
-$(error USE_CUDNN: no cudnn_frontend.h in $(CUDNN_FRONTEND): scripts/install_deps.sh --cudnn, or set CUDNN_FRONTEND)
-endif
-ifneq ($(shell echo '\#include <cudnn.h>' | $(NVCC) -E -x cu - >/dev/null 2>&1 || echo missing),)
-$(error USE_CUDNN: nvcc finds no cudnn.h: install cudnn9-cuda-12 or cudnn9-cuda-13 from NVIDIA's package repository)
-endif
-GPU_BUILD := $(GPU_BUILD)-cudnn
-NVCCFLAGS += -DUSE_CUDNN -isystem $(CUDNN_FRONTEND)
-GPU_LIBS += -lcudnn -lnvrtc
-endif
-GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
-
 # What is built depends on the compiler and its flags, too: the file `flags` of a build has those it was made with, and
 # is out of date where they differ. So a library that was installed since, or another MARCH, takes effect. Warnings
 # change no code.
 FLAGS := $(strip $(CC) $(filter-out -Werror,$(CFLAGS)) $(LDLIBS))
-GPU_FLAGS := $(strip $(NVCC) $(filter-out -Werror all-warnings,$(NVCCFLAGS)) $(GPU_LIBS))
 # `--version` says which commit a program is of; only the programs depend on it. Where git cannot be asked, by root for
 # example, what it said last stays.
-PROGRAMS = $(BUILD)/train_gpt2 $(BUILD)/tokenize $(GPU_BUILD)/train_gpt2
+PROGRAMS = $(BUILD)/train_gpt2 $(BUILD)/tokenize
 COMMIT := $(or $(shell git --git-dir=.git describe --always --dirty 2>/dev/null),$(shell cat $(BUILD)/commit 2>/dev/null))
 $(PROGRAMS): override CFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"')
-$(PROGRAMS): override NVCCFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"')
-STAMPS := $(BUILD)/flags $(GPU_BUILD)/flags $(BUILD)/commit $(GPU_BUILD)/commit
 stale = $(if $(findstring <$(2)>,<$(strip $(shell cat $(1) 2>/dev/null))>),,FORCE)
 $(BUILD)/flags: TEXT = $(FLAGS)
 $(BUILD)/flags: $(call stale,$(BUILD)/flags,$(FLAGS))
-$(GPU_BUILD)/flags: TEXT = $(GPU_FLAGS)
-$(GPU_BUILD)/flags: $(call stale,$(GPU_BUILD)/flags,$(GPU_FLAGS))
-$(BUILD)/commit $(GPU_BUILD)/commit: TEXT = $(COMMIT)
+$(BUILD)/commit: TEXT = $(COMMIT)
 $(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
-$(GPU_BUILD)/commit: $(call stale,$(GPU_BUILD)/commit,$(COMMIT))
 
-.PHONY: help run check test tests lint format bench bench-cpu bench-tokenizer gpu-kit soak clean install uninstall train_gpt2cu sim test-gpu gpu-tests FORCE
+.DEFAULT_GOAL := train_gpt2
+# Only what computes gains by -O3: the trainer, the tokenizer, and the tests of vectors. An OPT of yours is for all.
+$(BUILD)/llmc/base/%.o $(BUILD)/llmc/data/%.o $(BUILD)/llmc/formats/%.o $(BUILD)/llmc/run/%.o: private OPT = -O2
+$(filter-out $(VECTOR_TESTS:%=$(BUILD)/%),$(MODULES:%=$(BUILD)/%)): private OPT = -O1
+
+define LIBRARY_RULES
+$(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
+$(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
+	@rm -f $$@ && $$(AR) rc $$@ $$^
+endef
+$(eval $(call LIBRARY_RULES,$(BUILD)))
+include dev/gpu.mk  # the GPU trainer, its tests and benches; the simulated GPU
+
+.PHONY: train_gpt2cu help run check test tests lint format bench-cpu bench-tokenizer soak clean install uninstall FORCE
 .DELETE_ON_ERROR:
 
 train_gpt2: $(BUILD)/train_gpt2  ## the trainer on the CPU
@@ -111,12 +87,10 @@ train_gpt2cu: $(GPU_BUILD)/train_gpt2  ## the trainer on an NVIDIA GPU; needs nv
 tokenize: $(BUILD)/tokenize  ## turns text, .jsonl or .parquet files into shards of tokens; trains vocabularies
 	@rm -f $@ && cp $< $@
 
-sim: build/sim/$(PRECISION)/train_gpt2cu  ## the GPU trainer on the simulated GPU: build/sim/PRECISION/train_gpt2cu
-
 help:       ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z_0-9.-]*:.*## / { printf "  make %-21s", $$1; at = 28; n = split($$2, word, " "); \
 	    for (i = 1; i <= n; i++) { if (at + 1 + length(word[i]) > 79) { printf "\n%28s", ""; at = 28 } \
-	        printf " %s", word[i]; at += 1 + length(word[i]) } print "" }' Makefile
+	        printf " %s", word[i]; at += 1 + length(word[i]) } print "" }' Makefile dev/gpu.mk
 
 # The GPU trainer where there is a GPU and nvcc.
 RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(shell nvidia-smi -L 2>/dev/null)),cu)
@@ -131,10 +105,6 @@ test:       ## everything that needs no GPU; ends with `N passed, N failed, N sk
 
 tests: $(TESTS)  ## build the test programs of one variant into BUILD
 
-test-gpu: $(GPU_MODULES:%=$(GPU_BUILD)/%) $(GPU_BUILD)/test_gpt2  ## the tests of the GPU trainer, on a GPU
-	@set -e; for test in $^; do $$test; done
-
-gpu-tests: $(GPU_MODULES:%=$(GPU_BUILD)/%)
 print-%:
 	@echo $($*)
 
@@ -147,15 +117,8 @@ format:     ## clang-format all sources in place
 bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
 
-bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on a GPU, against its peak
-	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
-	$(GPU_BUILD)/bench_gpu --model d48 --batch 16
-
 bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE, GPT2_VOCAB=FILE
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
-
-gpu-kit:    ## build/gpu_kit.tar.gz, to measure a GPU on a machine without a compiler
-	@KIT='$(strip $(KIT))' TOY='$(strip $(TOY))' NVCC='$(strip $(NVCC))' dev/bench/gpu_kit.sh
 
 soak:       ## long tests: learning down to the floor, kills, fuzzing, vectors on aarch64, forgotten waits
 	@dev/test/soak.sh
@@ -182,54 +145,12 @@ clean:      ## remove what was built
 
 # Every program is one source file and the headers it includes.
 vpath %.c . dev/test dev/bench dev/data
-$(STAMPS):
+$(BUILD)/flags $(BUILD)/commit $(GPU_BUILD)/flags $(GPU_BUILD)/commit:
 	@mkdir -p $(@D)
 	@printf '%s\n' '$(subst ','\'',$(TEXT))' >$@
 $(BUILD)/train_gpt2 $(BUILD)/tokenize: $(BUILD)/commit
 $(BUILD)/%: %.c $(LIBRARY) Makefile $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
-
-# Only what computes gains by -O3: the trainer, the tokenizer, and the tests of vectors. An OPT of yours is for all.
-$(BUILD)/llmc/base/%.o $(BUILD)/llmc/data/%.o $(BUILD)/llmc/formats/%.o $(BUILD)/llmc/run/%.o: private OPT = -O2
-$(filter-out $(VECTOR_TESTS:%=$(BUILD)/%),$(MODULES:%=$(BUILD)/%)): private OPT = -O1
-
-define LIBRARY_RULES
-$(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
-	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
-$(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
-	@rm -f $$@ && $$(AR) rc $$@ $$^
-endef
-$(foreach build,$(sort $(BUILD) $(GPU_BUILD)),$(eval $(call LIBRARY_RULES,$(build))))
-
-vpath %.cu . dev/test dev/bench
-$(GPU_BUILD)/train_gpt2: $(GPU_BUILD)/commit
-$(GPU_BUILD)/reference.o: dev/test/reference.c Makefile $(GPU_BUILD)/flags
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I. -c $< -o $@
-$(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
-	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
-$(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
-	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
-
-# The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
-# and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
-SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
-SIM_MODES = plain asan tsan msan
-define SIM_RULES
-build/sim/$(1).done: $(SIM_SOURCES) $(if $(filter asan tsan,$(1)),build/sim/plain.done)  # what many link, built once
-	dev/cusim/build.sh dev/test/test_gpu.cu $(1) && touch $$@
-build/sim/$(1)/test_%: dev/test/test_%.cu build/sim/$(1).done
-	dev/cusim/build.sh $$< $(1) $$@
-build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/reference.c
-	CUSIM_FLAGS=-DPRECISION_$$* dev/cusim/build.sh test_gpt2.cu $(1) $$@ dev/test/reference.c
-# sim-MODE: its tests; the whole model's in BF16, and plainly in every precision.
-sim-$(1): $(GPU_MODULES:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP16 FP32))
-endef
-$(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULES,$(mode))))
-build/sim/%/train_gpt2cu: build/sim/plain.done
-	CUSIM_FLAGS=-DPRECISION_$* dev/cusim/build.sh train_gpt2.cu plain $@
 
 -include $(wildcard build/*/*.d build/*/llmc/*/*.d build/sim/*/llmc/*/*.d build/cuda/*/*.d build/cuda/*/llmc/*/*.d build/kit/*/*.d)

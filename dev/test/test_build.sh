@@ -16,8 +16,10 @@ work=$(mktemp -d /tmp/llmc_build_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
-mkdir -p dev/data dev/test dev/bench llmc
+mkdir -p dev/data dev/test dev/bench llmc/base
+echo "#ifdef X_IMPLEMENTATION" >llmc/base/x.h
 cp "$root/Makefile" .
+cp "$root/dev/gpu.mk" dev
 touch train_gpt2.c dev/data/tokenize.c test_gpt2.c dev/test/test_x.c
 
 # Preprocesses zstd.h only where `has_zstd` is; else makes the file behind -o.

@@ -1,0 +1,92 @@
+# gpu.mk -- part of the Makefile: the GPU trainer, its tests and benches, and the simulated GPU.
+
+# ---- settings: make NAME=value ----
+NVCC   ?= nvcc              # of CUDA 12 or 13
+ARCH   ?=                   # GPU architecture, sm_90a for example; empty: that of this machine's GPU
+PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights and activations
+USE_CUDNN ?=                # 1: attention by cuDNN 9; wants its headers, those of cudnn-frontend, and NVRTC
+CUDNN_FRONTEND ?= build/cudnn-frontend/include
+KIT    ?=                   # of `make gpu-kit`: what goes in (dev/bench/gpu_kit.sh); empty: everything
+TOY    ?=                   # 1: a kit of the simulated GPU
+
+override PRECISION := $(shell echo '$(strip $(PRECISION))' | tr a-z A-Z)
+ifeq ($(filter BF16 FP16 FP32,$(PRECISION)),)
+$(error PRECISION=$(PRECISION): wanted BF16, FP16 or FP32)
+endif
+
+# Without a GPU to ask, the code is compiled for Hopper. Each object carries what it was compiled for in its path.
+GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+    head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
+GPU_BUILD = build/cuda/$(GPU_ARCH)-$(PRECISION)
+NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(PRECISION) -D_GNU_SOURCE -MMD -MP \
+    -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
+    $(if $(strip $(WERROR)),-Werror all-warnings)
+GPU_LIBS = -lcublasLt $(PACKED_LIBS)
+ifeq ($(strip $(USE_CUDNN)),1)
+ifeq ($(wildcard $(CUDNN_FRONTEND)/cudnn_frontend.h),)
+$(error USE_CUDNN: no cudnn_frontend.h in $(CUDNN_FRONTEND): scripts/install_deps.sh --cudnn, or set CUDNN_FRONTEND)
+endif
+ifneq ($(shell echo '\#include <cudnn.h>' | $(NVCC) -E -x cu - >/dev/null 2>&1 || echo missing),)
+$(error USE_CUDNN: nvcc finds no cudnn.h: install cudnn9-cuda-12 or cudnn9-cuda-13 from NVIDIA's package repository)
+endif
+GPU_BUILD := $(GPU_BUILD)-cudnn
+NVCCFLAGS += -DUSE_CUDNN -isystem $(CUDNN_FRONTEND)
+GPU_LIBS += -lcudnn -lnvrtc
+endif
+GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
+
+GPU_FLAGS := $(strip $(NVCC) $(filter-out -Werror all-warnings,$(NVCCFLAGS)) $(GPU_LIBS))
+$(GPU_BUILD)/train_gpt2: override NVCCFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"')
+$(GPU_BUILD)/flags: TEXT = $(GPU_FLAGS)
+$(GPU_BUILD)/flags: $(call stale,$(GPU_BUILD)/flags,$(GPU_FLAGS))
+$(GPU_BUILD)/commit: TEXT = $(COMMIT)
+$(GPU_BUILD)/commit: $(call stale,$(GPU_BUILD)/commit,$(COMMIT))
+
+.PHONY: sim bench gpu-kit test-gpu gpu-tests
+
+# ---- targets ----
+
+sim: build/sim/$(PRECISION)/train_gpt2cu  ## the GPU trainer on the simulated GPU: build/sim/PRECISION/train_gpt2cu
+
+test-gpu: $(GPU_MODULES:%=$(GPU_BUILD)/%) $(GPU_BUILD)/test_gpt2  ## the tests of the GPU trainer, on a GPU
+	@set -e; for test in $^; do $$test; done
+gpu-tests: $(GPU_MODULES:%=$(GPU_BUILD)/%)
+
+bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on a GPU, against its peak
+	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
+	$(GPU_BUILD)/bench_gpu --model d48 --batch 16
+
+gpu-kit:    ## build/gpu_kit.tar.gz, to measure a GPU on a machine without a compiler
+	@KIT='$(strip $(KIT))' TOY='$(strip $(TOY))' NVCC='$(strip $(NVCC))' dev/bench/gpu_kit.sh
+
+# ---- rules ----
+
+$(eval $(call LIBRARY_RULES,$(GPU_BUILD)))
+vpath %.cu . dev/test dev/bench
+$(GPU_BUILD)/train_gpt2: $(GPU_BUILD)/commit
+$(GPU_BUILD)/reference.o: dev/test/reference.c Makefile $(GPU_BUILD)/flags
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -I. -c $< -o $@
+$(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
+	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
+$(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
+
+# The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
+# and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
+SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
+SIM_MODES = plain asan tsan msan
+define SIM_RULES
+build/sim/$(1).done: $(SIM_SOURCES) $(if $(filter asan tsan,$(1)),build/sim/plain.done)  # what many link, built once
+	dev/cusim/build.sh dev/test/test_gpu.cu $(1) && touch $$@
+build/sim/$(1)/test_%: dev/test/test_%.cu build/sim/$(1).done
+	dev/cusim/build.sh $$< $(1) $$@
+build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/reference.c
+	CUSIM_FLAGS=-DPRECISION_$$* dev/cusim/build.sh test_gpt2.cu $(1) $$@ dev/test/reference.c
+# sim-MODE: its tests; the whole model's in BF16, and plainly in every precision.
+sim-$(1): $(GPU_MODULES:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP16 FP32))
+endef
+$(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULES,$(mode))))
+build/sim/%/train_gpt2cu: build/sim/plain.done
+	CUSIM_FLAGS=-DPRECISION_$* dev/cusim/build.sh train_gpt2.cu plain $@
