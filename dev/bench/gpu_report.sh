@@ -265,7 +265,7 @@ peak_of() { sed -n 's/.*"peak_mb":[ ]*\([0-9]*\).*/\1/p' "$1" | tail -n 1; }
 
 speed_head() {
     say "" && say "## $1: T=$seq_len, random tokens, median of the steps after the first $warm" && say ""
-    say "| model | system | tokens of an update | ms | p10 to p90 | tok/s | MFU | peak MB | W | MHz |"
+    say "| model | system | tokens of an update | ms | p10 to p90 | tok/s | MFU | peak MiB | W | MHz |"
     say "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 }
 
@@ -403,7 +403,7 @@ item_memory() {
         "recompute 3:--recompute 3" "no master weights:--recompute 0 --master-weights off"
         "accumulation:--recompute 0 --batch 1" "all:--recompute 3 --master-weights off --batch 1")
     say "" && say "## Memory techniques, $main, loss after $memory_steps steps" && say ""
-    say "| model | technique | peak MB | tok/s | loss |"
+    say "| model | technique | peak MiB | tok/s | loss |"
     say "|---|---|---:|---:|---:|"
     for entry in "${memory_models[@]}"; do
         read -r model batch <<<"$entry"

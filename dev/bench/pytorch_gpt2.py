@@ -130,7 +130,7 @@ def measure(args, sdpa, mode):
             losses.append(total)
             clock.mark()
     ms = clock.ms()
-    peak_mb = torch.cuda.max_memory_reserved() / 1e6 if args.device == "cuda" else None
+    peak_mb = torch.cuda.max_memory_reserved() / 2**20 if args.device == "cuda" else None
     return {"ms": ms, "losses": [loss.item() for loss in losses], "peak_mb": peak_mb}
 
 

@@ -197,7 +197,7 @@ static void test_partial(void) {
     log_val(&log, 0, 5);
     EXPECT(count_of(slurp(test_path("partial/log.jsonl")), "\n") == 1, "the line is in the file at once");
     EXPECT(count_of(slurp(test_path("partial/main.log")), "\n") == 1, "the line is in the file at once");
-    log_summary(&log, 0, NAN, NAN, log_peak_mb());
+    log_summary(&log, 0, NAN, NAN, log_peak_mib());
     log_close(&log);
     const char* summary = line_of(slurp(test_path("partial/log.jsonl")), 1);
     EXPECT(json_is(summary, "val_loss", "null,") && !strstr(summary, "floor"), "%s", summary);
@@ -573,14 +573,14 @@ static void test_picture(void) {
 }
 
 static void test_peak(void) {
-    const double before = log_peak_mb();
+    const double before = log_peak_mib();
     const size_t bytes = (size_t)64 << 20;
     volatile char* memory = (volatile char*)malloc(bytes);
     for (size_t i = 0; memory && i < bytes; i += 1024) {
         memory[i] = 1;
     }
     free((void*)memory);
-    EXPECT(before > 0.5 && log_peak_mb() >= before + 40, "%g MiB, then %g MiB", before, log_peak_mb());
+    EXPECT(before > 0.5 && log_peak_mib() >= before + 40, "%g MiB, then %g MiB", before, log_peak_mib());
 }
 
 // ---- errors ----

@@ -13,7 +13,7 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"skip","step":...,"reason":"..."}
     {"kind":"rollback","step":...,"from":...,"reason":"..."}
     {"kind":"stop","step":...,"reason":"..."}
-    {"kind":"summary","steps":...,"val_loss":...,"floor":...,"tok_per_s":...,"peak_mb":...}
+    {"kind":"summary","steps":...,"val_loss":...,"floor":...,"tok_per_s":...,"peak_mb":...}  (in MiB)
 
 tokens counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
 starts of the program; time is Unix time in seconds.
@@ -36,7 +36,7 @@ without it.
 
 defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
          log_train, log_progress, log_val, log_sample, log_save, log_note, log_resumed, log_skip,
-         log_rollback, log_stop, log_summary, log_sync, log_tok_per_s, log_peak_mb, LogFile, LogBin,
+         log_rollback, log_stop, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogFile, LogBin,
          log_duration
 */
 #ifndef LLMC_LOG_H
@@ -180,12 +180,12 @@ void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice)
 double log_tok_per_s(const RunLog* log);
 
 // The peak memory of this process, in MiB.
-double log_peak_mb(void);
+double log_peak_mib(void);
 
 // The last thing to log: the loss curve, and what the run achieved. `steps` updates are done; val_loss is the
-// last one (NAN: never evaluated), floor the entropy of the text (NAN: unknown), peak_mb the peak memory in
-// MiB (log_peak_mb(), or the GPU's).
-void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mb);
+// last one (NAN: never evaluated), floor the entropy of the text (NAN: unknown), peak_mib the peak memory in
+// MiB (log_peak_mib(), or the GPU's).
+void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mib);
 
 #ifdef __cplusplus
 }
@@ -832,7 +832,7 @@ double log_tok_per_s(const RunLog* log) {
     return log->total_ms > 0 ? 1e3 * log->step_tokens * (double)log->timed / log->total_ms : 0;
 }
 
-double log_peak_mb(void) {
+double log_peak_mib(void) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
 #ifdef __APPLE__ // bytes there, KiB elsewhere
@@ -872,7 +872,7 @@ static void log_draw_curve_(RunLog* log, double floor) {
     }
 }
 
-void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mb) {
+void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mib) {
     FILE* screen = log->screen.file;
     log_end_line_(log);
     log_draw_curve_(log, floor);
@@ -890,7 +890,7 @@ void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, doub
     if (log->timed > 0) {
         fprintf(screen, " | %.0f tok/s", log_tok_per_s(log));
     }
-    fprintf(screen, " | peak memory %.0f MiB\n", peak_mb);
+    fprintf(screen, " | peak memory %.0f MiB\n", peak_mib);
     log_flush_screen_(log);
 
     fprintf(log->json.file, "{\"kind\":\"summary\",\"steps\":%lld", (long long)steps);
@@ -900,7 +900,7 @@ void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, doub
     }
     log_number_(log, "tok_per_s", log_tok_per_s(log));
     log_number_(log, "data_s", log->data_wait_s);
-    log_number_(log, "peak_mb", peak_mb);
+    log_number_(log, "peak_mb", peak_mib);
     log_end_(log);
 }
 
