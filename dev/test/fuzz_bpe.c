@@ -1,10 +1,7 @@
 // fuzz_bpe.c -- random files of vocabularies against their readers: no crash, no read out of bounds; what is
-// accepted is written in every format and read back as the same, and decodes what it encodes. By hand:
-//
-//     clang -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -D_GNU_SOURCE -I. \
-//         dev/test/fuzz_bpe.c -o build/fuzz_bpe -lm
-//     build/plain/test_bpe_files --write SMALL.bpe CORPUS    (files to begin with, of a vocabulary of few
-//     merges) build/fuzz_bpe -max_total_time=180 -max_len=16384 -close_fd_mask=2 CORPUS
+// accepted is written in every format and read back as the same, and decodes what it encodes. Run by
+// dev/test/fuzz.sh; more files to start from, of a vocabulary of few merges:
+// build/plain/test_bpe_files --write SMALL.bpe dev/test/corpus/bpe
 //
 // A reader ends the program where a file is none. Here that goes back to the fuzzer instead, which frees what
 // was allocated meanwhile.
