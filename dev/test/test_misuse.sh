@@ -32,7 +32,7 @@ test_two_starts() {
     local i
     for ((i = 0; i < 100; i++)); do cat text.txt; done >big.txt
     in_background "${brief[@]}" --steps 3 --train-data big.txt --tokenizer merges.txt --out two
-    for i in {1..400}; do [ -e two ] && break; sleep 0.01; done
+    for i in {1..3000}; do [ -e two ] && break; sleep 0.01; done
     timeout 5 "$trainer" "${brief[@]}" --steps 3 --train-data big.txt --tokenizer merges.txt --out two >second 2>&1 </dev/null
     # the first may have ended within the ten seconds that the second waits: then it ran after it, and that is fine, too
     wait $process
@@ -124,7 +124,7 @@ stop_after() {
 test_signals() {
     for i in {1..60}; do cat text.txt; done >long.txt
     in_background "${model[@]}" "${text[@]}" --val-data long.txt --steps 4 --eval-batches 0 --sample-every 0 --out stopped
-    for i in {1..200}; do grep -q '^data:' stdout && break; sleep 0.02; done
+    for i in {1..1500}; do grep -q '^data:' stdout && break; sleep 0.02; done
     stop_after 0.1 TERM
     check "SIGTERM in a validation: exit status $status" [ $status = 75 ]
     check "of step 0, which is saved" [ -s stopped/step_00000000/state.json ]
@@ -135,7 +135,7 @@ test_signals() {
     check "and weights" cmp stopped/step_00000004/model.safetensors whole/step_00000004/model.safetensors
 
     in_background "${model[@]}" --steps 1 --samples 100 --sample-tokens 3000 --eval-every 0 --out sampling
-    for i in {1..200}; do grep -q sample: stdout && break; sleep 0.01; done
+    for i in {1..3000}; do grep -q sample: stdout && break; sleep 0.01; done
     stop_after 0 TERM
     check "SIGTERM among samples: exit status $status" [ $status = 75 ]
     good "the rest" --out sampling --resume on
@@ -143,24 +143,24 @@ test_signals() {
     check "has the same samples, each once" cmp <(grep '"sample"' sampling/log.jsonl) <(grep '"sample"' all/log.jsonl)
 
     in_background "${model[@]}" "${text[@]}" --steps 1000000 --eval-every 0 --sample-every 0
-    for i in {1..200}; do grep -q '^step' stdout && break; sleep 0.02; done
+    for i in {1..1500}; do grep -q '^step' stdout && break; sleep 0.02; done
     stop_after 0 TERM
     check "SIGTERM without --out: exit status $status" [ $status = 143 ]
     check "is said" grep -q '^stopped by SIGTERM after step [0-9]*; nothing was saved' stdout
 
     in_background "${model[@]}" --train-data big.txt --tokenizer bpe:600 --steps 100000 --eval-every 0 --sample-every 0 --out early
-    for i in {1..200}; do [ -e early ] && break; sleep 0.02; done
+    for i in {1..1500}; do [ -e early ] && break; sleep 0.02; done
     kill -USR1 $process
     sleep 0.2
     check "SIGUSR1 before the first step is not the end" kill -0 $process
-    for i in {1..300}; do compgen -G 'early/step_*/state.json' >/dev/null && break; sleep 0.05; done
+    for i in {1..1200}; do compgen -G 'early/step_*/state.json' >/dev/null && break; sleep 0.05; done
     check "but a checkpoint" compgen -G 'early/step_*/state.json'
     stop_after 0 HUP
     check "SIGHUP: exit status $status" [ $status = 75 ]
 
     (trap '' INT HUP && exec "$trainer" "${model[@]}" --steps 2000 --eval-every 0 --sample-every 0) >stdout 2>stderr </dev/null &
     process=$!
-    for i in {1..200}; do grep -q '^step' stdout && break; sleep 0.02; done
+    for i in {1..1500}; do grep -q '^step' stdout && break; sleep 0.02; done
     kill -HUP $process
     stop_after 0 INT
     check "signals that were ignored stay so: exit status $status" [ $status = 0 ]
