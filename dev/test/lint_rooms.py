@@ -6,7 +6,7 @@
 
 Checked are: nobody includes a room above its own; of every header that is included, at least one name is used; names
 that end in `_` are used only in their file and its twin (x.h and x.cuh); the list behind `defines:` has the public
-functions and types of the file, all of them and no others.
+functions and types of the file, all of them and no others; the README of each room names every file in it.
 """
 import re
 import sys
@@ -122,6 +122,15 @@ def lint(headers, users):
             yield f"{header.path}: `defines:` lists {name}, which is not there"
 
 
+def lint_readmes(headers):
+    """The model's files are named there with or without their ending: an operation is a pair."""
+    for header in headers.values():
+        readme = header.path.parent / "README.md"
+        names = [header.path.name] + ([header.path.stem] if header.room == "llmc" else [])
+        if not any(f"`{name}`" in readme.read_text() for name in names):
+            yield f"{readme}: lacks {header.path.name}"
+
+
 def graph(headers):
     arrows = {}
     for header in headers.values():
@@ -138,6 +147,7 @@ def main():
     if "--graph" in sys.argv:
         return graph(headers)
     problems = list(lint(headers, [*headers.values(), *(Header(Path(path)) for path in TRAINERS)]))
+    problems += lint_readmes(headers)
     for problem in problems:
         print(problem)
     sys.exit(1 if problems else 0)

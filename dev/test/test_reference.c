@@ -26,7 +26,7 @@ static double loss(const void* arg) {
     return sum;
 }
 
-// Each gradient is that of the loss; a second backward pass adds it once more.
+// Every backward pass computes the gradient of the loss, and a second pass doubles it.
 static void test_operation(Operation op) {
     op.out = ops_doubles(op.out_n), op.dout = doubles(op.out_n);
     op.kept = ops_doubles(op.out_n), op.kept_too = ops_doubles(op.out_n);
