@@ -1,7 +1,8 @@
 /*
 test.h -- the little that every test needs. A test is a program: exit status 0 is success, one line of output.
 
-defines: EXPECT, EXPECT_NEAR, test_done, test_tmpdir, test_path, test_write, test_dies
+defines: EXPECT, EXPECT_NEAR, test_done, test_tmpdir, test_path, test_write, TestFile,
+         test_read, test_dies
 */
 #ifndef DEV_TEST_H
 #define DEV_TEST_H
@@ -100,6 +101,25 @@ static inline const char* test_write(const char* name, const void* data, size_t 
         exit(EXIT_FAILURE);
     }
     return path;
+}
+
+// A file in memory; the caller frees .data, which has room for one byte more.
+typedef struct {
+    unsigned char* data;
+    size_t bytes;
+} TestFile;
+
+static inline TestFile test_read(const char* path) {
+    FILE* file = fopen(path, "rb");
+    const long bytes = file && fseek(file, 0, SEEK_END) == 0 ? ftell(file) : -1;
+    TestFile whole = {(unsigned char*)malloc((size_t)bytes + 1), (size_t)bytes};
+    if (bytes < 0 || !whole.data || fseek(file, 0, SEEK_SET) != 0 ||
+        fread(whole.data, 1, whole.bytes, file) != whole.bytes) {
+        perror(path);
+        exit(EXIT_FAILURE);
+    }
+    fclose(file);
+    return whole;
 }
 
 // Runs body(arg) in a child process. True if it ends with `status` and its stderr contains every one of the

@@ -59,23 +59,7 @@ static uint32_t bits_of(float value) {
     return bits;
 }
 
-// A file in memory; the caller frees .data.
-typedef struct {
-    unsigned char* data;
-    size_t bytes;
-} File;
-
-static File file_read(const char* path) {
-    struct stat info;
-    FILE* file = fopen(path, "rb");
-    CHECK(file && fstat(fileno(file), &info) == 0, "%s: cannot read", path);
-    File whole = {(unsigned char*)check_alloc((size_t)info.st_size + 1, 1, path), (size_t)info.st_size};
-    CHECK(fread(whole.data, 1, whole.bytes, file) == whole.bytes, "%s: cannot read", path);
-    fclose(file);
-    return whole;
-}
-
-static int32_t word_of(File file, int i) {
+static int32_t word_of(TestFile file, int i) {
     int32_t word;
     memcpy(&word, file.data + 4 * i, 4);
     return word;
@@ -126,7 +110,7 @@ static void test_layout(void) {
     const Model model = model_random(TINY);
     const char* path = test_path("layout.bin");
     llmc_bin_write(path, TINY, model.rows, model.memory, MODEL_FP32);
-    const File file = file_read(path);
+    const TestFile file = test_read(path);
     const int32_t header[8] = {20240326, 3, 6, 5, 2, 2, 4, 8};
     EXPECT(memcmp(file.data, header, sizeof(header)) == 0, "header");
     for (int i = 8; i < 256; i++) {
@@ -255,7 +239,7 @@ static void test_fixtures(void) {
     EXPECT(tensor_of(&fp32, 0)[156 * 36] != 0 && tensor_of(&fp32, 0)[157 * 36] == 0, "the padding is zero");
     const char* path = test_path("again.bin"); // and what we write is the same file
     llmc_bin_write(path, cfg, fp32.rows, fp32.memory, MODEL_BF16);
-    const File ours = file_read(path), theirs = file_read(FIXTURES "gpt2_tiny_bf16.bin");
+    const TestFile ours = test_read(path), theirs = test_read(FIXTURES "gpt2_tiny_bf16.bin");
     EXPECT(ours.bytes == theirs.bytes && memcmp(ours.data, theirs.data, ours.bytes) == 0, "byte by byte");
     free(theirs.data);
     free(ours.data);
@@ -279,7 +263,7 @@ static void expect_refused(const char* path, const char* words) {
     EXPECT(test_dies(body_read, path, 1, wanted), "%s", words);
 }
 
-static void expect_header_refused(File good, int word, int32_t value, const char* words) {
+static void expect_header_refused(TestFile good, int word, int32_t value, const char* words) {
     unsigned char* data = (unsigned char*)check_alloc(good.bytes, 1, "copy");
     memcpy(data, good.data, good.bytes);
     memcpy(data + 4 * word, &value, sizeof(value));
@@ -287,7 +271,7 @@ static void expect_header_refused(File good, int word, int32_t value, const char
     free(data);
 }
 
-static void test_bad_headers(File good) {
+static void test_bad_headers(TestFile good) {
     expect_header_refused(good, 0, 20240520, "magic number 20240520|wanted 20240326");
     expect_header_refused(good, 0, __builtin_bswap32(20240326), "magic number|wanted 20240326");
     expect_header_refused(good, 1, 2, "version 2|3 (fp32)|5 (bf16)");
@@ -309,7 +293,7 @@ static void test_bad_headers(File good) {
     expect_header_refused(good, 6, 65536, "bytes|wanted");
 }
 
-static void test_bad_lengths(File good) {
+static void test_bad_lengths(TestFile good) {
     expect_refused(test_path("missing.bin"), "No such file");
     expect_refused(test_path("missing/model.bin"), "No such file");
     expect_refused(test_tmpdir(), "a directory, wanted a file");
@@ -379,7 +363,7 @@ static void test_failing_writes(void) {
     }
     test_write("out/model.bin", "older", 5);
     expect_write_fails(body_write_limited, path, "File too large");
-    const File older = file_read(path);
+    const TestFile older = test_read(path);
     EXPECT(older.bytes == 5 && memcmp(older.data, "older", 5) == 0, "what was there is untouched");
     EXPECT(entries_of(test_path("out")) == 1, "and nothing beside it");
     free(older.data);
@@ -405,7 +389,7 @@ int main(void) {
     test_bf16_rounding();
     test_bf16_exhaustive();
     test_fixtures();
-    const File good = file_read(test_path("layout.bin"));
+    const TestFile good = test_read(test_path("layout.bin"));
     test_bad_headers(good);
     test_bad_lengths(good);
     test_bad_weights();

@@ -15,26 +15,10 @@
 #include "llmc/formats/safetensors.h"
 #include "test.h"
 
-// A file in memory; the caller frees .data.
-typedef struct {
-    unsigned char* data;
-    size_t bytes;
-} File;
-
-static File file_read(const char* path) {
-    struct stat info;
-    FILE* file = fopen(path, "rb");
-    CHECK(file && fstat(fileno(file), &info) == 0, "%s: cannot read", path);
-    File whole = {(unsigned char*)check_alloc((size_t)info.st_size + 1, 1, path), (size_t)info.st_size};
-    CHECK(fread(whole.data, 1, whole.bytes, file) == whole.bytes, "%s: cannot read", path);
-    fclose(file);
-    return whole;
-}
-
 // A file of this header, with ' for ", and n bytes of data.
-static File file_make(const char* header, size_t data_bytes) {
+static TestFile file_make(const char* header, size_t data_bytes) {
     const uint64_t length = strlen(header);
-    File file = {NULL, 8 + length + data_bytes};
+    TestFile file = {NULL, 8 + length + data_bytes};
     file.data = (unsigned char*)check_alloc(file.bytes, 1, "file");
     memcpy(file.data, &length, 8);
     for (size_t i = 0; i < length; i++) {
@@ -223,7 +207,7 @@ static void test_layout(void) {
     safetensors_write_f32(&writer, &b, 1);
     const uint64_t sum = safetensors_writer_commit(&writer);
 
-    const File file = file_read(path);
+    const TestFile file = test_read(path);
     uint64_t header_bytes;
     memcpy(&header_bytes, file.data, 8);
     EXPECT(8 + header_bytes == begin && file.bytes == begin + sizeof(data), "%zu bytes", file.bytes);
@@ -397,7 +381,7 @@ static void test_metadata(void) {
 
 // Odd but right: any order, blanks, escapes, no metadata, no alignment.
 static void test_foreign(void) {
-    const File file =
+    const TestFile file =
         file_make("{ 'z.\\u00e9\\ud83c\\udf0d\\/' :\n{'shape':[ 1 , 2],\t'data_offsets':[1,5],"
                   "'dtype':'I16'},'e':{'dtype':'F32','shape':[0],'data_offsets':[5,5]},"
                   "'__metadata__':{},\r'a':{'data_offsets':[0,1],'dtype':'BOOL','shape':[]}} \n ",
@@ -421,7 +405,7 @@ static void test_foreign(void) {
 static void test_unicode(void) {
     static const char wanted[] = "\x01\x7F\xC2\x80\xDF\xBF\xE0\xA0\x80\xED\x9F\xBF\xEE\x80\x80\xEF\xBF\xBF"
                                  "\xF0\x90\x80\x80\xF4\x8F\xBF\xBF\"\\/\b\f\n\r\t";
-    const File file =
+    const TestFile file =
         file_make("{'__metadata__':{'k':'\\u0001\\u007f\\u0080\\u07FF\\u0800\\ud7ff\\ue000\\uFFfF"
                   "\\ud800\\udc00\\uDBFF\\uDFFF\\\'\\\\\\/\\b\\f\\n\\r\\t'}}",
                   0);
@@ -565,7 +549,7 @@ static void test_bad_headers(void) {
         {"{'__metadata__':{'a':'1'}", 0, "found the end of the text"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const File file = file_make(cases[i].header, cases[i].data_bytes);
+        const TestFile file = file_make(cases[i].header, cases[i].data_bytes);
         expect_refused(test_write("bad.safetensors", file.data, file.bytes), cases[i].words);
         free(file.data);
     }
@@ -597,7 +581,7 @@ static void test_bad_files(void) {
         char header[1024] = "{'";
         memset(header + 2, 'n', length);
         strcpy(header + 2 + length, "':{" ENTRY "}}");
-        const File file = file_make(header, 4);
+        const TestFile file = file_make(header, 4);
         const char* path = test_write("long.safetensors", file.data, file.bytes);
         SafeTensors st;
         if (length == 512) {
@@ -655,7 +639,7 @@ static void read_all(const SafeTensors* st) {
 
 // Every other value of every byte; each of them is refused or harmless. A change of the data is no concern of
 // the header: it is the checksum that sees it.
-static void test_flips(File good) {
+static void test_flips(TestFile good) {
     int accepted = 0, refused = 0;
     for (size_t at = 0; at < good.bytes; at++) {
         for (int flip = 1; flip < 256; flip++) {
@@ -676,7 +660,7 @@ static void test_flips(File good) {
 }
 
 // And every length, in memory and as a file.
-static void test_truncations(File good) {
+static void test_truncations(TestFile good) {
     for (size_t bytes = 0; bytes < good.bytes; bytes++) {
         SafeTensors st;
         EXPECT(!memory_open(&st, good.data, bytes), "%zu bytes", bytes);
@@ -690,11 +674,11 @@ static void test_truncations(File good) {
 }
 
 static void test_damage(void) {
-    const File good = file_make("{'__metadata__':{'format':'pt','\\u00e9':'\\n'},"
-                                "'wte.weight':{'dtype':'F32','shape':[2,1],'data_offsets':[0,8]},"
-                                "'s':{'dtype':'F16','shape':[],'data_offsets':[8,10]},"
-                                "'n':{'dtype':'U8','shape':[0],'data_offsets':[10,10]}}  ",
-                                10);
+    const TestFile good = file_make("{'__metadata__':{'format':'pt','\\u00e9':'\\n'},"
+                                    "'wte.weight':{'dtype':'F32','shape':[2,1],'data_offsets':[0,8]},"
+                                    "'s':{'dtype':'F16','shape':[],'data_offsets':[8,10]},"
+                                    "'n':{'dtype':'U8','shape':[0],'data_offsets':[10,10]}}  ",
+                                    10);
     SafeTensors st;
     EXPECT(memory_open(&st, good.data, good.bytes), "%s", st.error);
     read_all(&st);
@@ -807,7 +791,7 @@ static void body_read_other(const void* path) {
 }
 
 static void test_wrong_dtype(void) {
-    const File file = file_make("{'state':{'dtype':'I64','shape':[1],'data_offsets':[0,8]}}", 8);
+    const TestFile file = file_make("{'state':{'dtype':'I64','shape':[1],'data_offsets':[0,8]}}", 8);
     const char* path = test_write("state.safetensors", file.data, file.bytes);
     EXPECT(test_dies(body_read_integers, path, EXIT_FAILURE,
                      "state.safetensors: tensor state is I64, wanted F32, F16 or BF16"),

@@ -42,17 +42,22 @@ __attribute__((unused)) static int check_is_main_thread_(void) {
 #endif
 }
 
+__attribute__((format(printf, 1, 0), cold, unused)) static void check_print_(const char* format,
+                                                                             va_list args) {
+    fflush(stdout);
+    fputs("error: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+}
+
 // Prints the message and the place (unless file is NULL), and ends the program with status 1. Called through
 // CHECK and CHECK_CALL. In any thread: the others are not in a state that handlers of exit() could clean up
 // after.
 CHECK_DIES_(3) static void check_failed_(const char* file, int line, const char* format, ...) {
     va_list args;
-    fflush(stdout);
-    fputs("error: ", stderr);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    check_print_(format, args);
     va_end(args);
-    fputc('\n', stderr);
     if (file) {
         fprintf(stderr, "    at %s:%d\n", file, line);
     }
@@ -66,12 +71,9 @@ CHECK_DIES_(3) static void check_failed_(const char* file, int line, const char*
 // Ends the program with status 2: the command line itself is wrong, so a place in the source would not help.
 CHECK_DIES_(1) static void die_usage(const char* format, ...) {
     va_list args;
-    fflush(stdout);
-    fputs("error: ", stderr);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    check_print_(format, args);
     va_end(args);
-    fputs("\n", stderr);
     exit(EXIT_USAGE);
 }
 

@@ -257,7 +257,7 @@ static int text_open_file_(TextSource* source) {
     } else if (packed_kind(path) != PACKED_NOT) {
         error_set(source->error, path, "Parquet is already compressed inside, wanted the file unpacked");
     } else {
-        source->is_open = parquet_try_open(&source->parquet, path, source->options.field);
+        source->is_open = parquet_open(&source->parquet, path, source->options.field);
         if (!source->is_open) {
             memcpy(source->error, source->parquet.error, sizeof(source->error));
         }
@@ -331,7 +331,7 @@ static int text_widen_(TextSource* source, size_t* got) {
 
 // The next row of a Parquet file: 1, 0 at its end, -1 after an error.
 static int text_row_(TextSource* source, const char** row, size_t* bytes) {
-    const int more = parquet_try_next(&source->parquet, row, bytes);
+    const int more = parquet_next(&source->parquet, row, bytes);
     if (more < 0) {
         memcpy(source->error, source->parquet.error, sizeof(source->error));
     }
