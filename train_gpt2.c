@@ -12,16 +12,19 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/adamw.h"
 #include "llmc/attention.h"
 #include "llmc/classifier.h"
+#include "llmc/comm.h"
 #include "llmc/encoder.h"
 #include "llmc/gelu.h"
 #include "llmc/gpt2.h"
 #include "llmc/gradient.h"
 #include "llmc/layernorm.h"
 #include "llmc/matmul.h"
+#include "llmc/zero.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/launch.h"
 #include "llmc/run/log.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
@@ -39,8 +42,9 @@ struct GPT2 {
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     RecomputeLevel recompute; // which activations the backward pass computes again
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
+    TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // where a backward pass leaves gradients
     StateRow state_rows[GPT2_STATE_ROWS];
-    size_t parameter_bytes, state_bytes, activation_bytes;
+    size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
 
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
@@ -48,10 +52,11 @@ struct GPT2 {
     GPT2OptimizerState state;
     GPT2Activations acts;
 
+    Comm* comm;
+    Zero zero; // what of it this process updates, and what moves between processes
     MatmulScratch matmul;
     AttentionScratch attention;
     double* norm_partial; // sums of squares of blocks of the gradient
-    double loss;          // of a validation so far
     void* save_copy;      // what a checkpoint is written from; NULL: from the model
 };
 
@@ -64,42 +69,62 @@ static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options
     return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, chunk);
 }
 
+static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
+    return saves_in_background(o) ? checkpoints_bytes(cfg, zero, SAFETENSORS_F32) : 0;
+}
+
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    const size_t params = gpt2_parameter_rows(rows, cfg);
+    TensorRow activations[GPT2_ACTIVATION_ROWS];
+    const ZeroPlan zero = zero_plan(cfg, o->zero, o->rank, o->num_processes);
     plan->name = NULL;
-    plan_add(plan, "parameters", params);
-    plan_add(plan, "gradients", params);
-    plan_add_state(plan, cfg);
+    plan_add(plan, "parameters", zero_full_elements(&zero) * sizeof(float));
+    plan_add(plan, "gradients", (zero_grads_elements(&zero) + zero_buffer_elements(&zero)) * sizeof(float));
+    plan_add_state(plan, cfg, &zero);
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
-    plan_add(plan, "copy to save", saves_in_background(o) ? checkpoints_bytes(cfg, SAFETENSORS_F32) : 0);
+    plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));
+}
+
+// The places of tensors in memory, and the bytes it takes.
+static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
+    model->parameter_bytes =
+        gpt2_sharded_rows_of(model->parameter_rows, model->cfg, sizeof(float), zero->size);
+    gpt2_sharded_rows_of(model->gradient_rows, model->cfg, sizeof(float), zero->size);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->stage == 2; i++) {
+        model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
+    }
+    model->gradient_bytes = zero_grads_elements(zero) * sizeof(float);
+    model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
+    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
 }
 
 // Memory for the model; all parameters are zero. Nothing is allocated after this.
-static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
+static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
+    const ZeroPlan zero = zero_plan(cfg, o->zero, comm->rank, comm->size);
+    const size_t copy_bytes = planned_copy(cfg, &zero, o);
     memset(model, 0, sizeof(*model));
     model->cfg = cfg;
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = (RecomputeLevel)o->recompute;
-    model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, cfg);
-    model->state_bytes = gpt2_state_rows(model->state_rows, cfg);
-    model->activation_bytes = planned_activations(model->activation_rows, cfg, o);
+    model->comm = comm;
+    place_tensors(model, &zero, o);
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
-    model->grads_memory = check_alloc(model->parameter_bytes, 1, "gradients");
+    model->grads_memory = check_alloc(model->gradient_bytes, 1, "gradients");
     model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
     model->acts_memory = check_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
-    tensor_rows_bind(&model->grads, model->parameter_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
+    tensor_rows_bind(&model->grads, model->gradient_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
     gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
+    zero_open_cpu(&model->zero, zero, cfg, model->parameter_rows, (float*)model->params_memory,
+                  (float*)model->grads_memory, comm);
     matmul_open(&model->matmul);
     attention_open(&model->attention, model->T, gpt2_head_size(cfg));
-    model->norm_partial =
-        (double*)check_alloc(model->parameter_bytes / GRADIENT_BLOCK + 1, sizeof(double), "gradient norm");
-    if (saves_in_background(o)) {
-        model->save_copy = check_alloc(checkpoints_bytes(cfg, SAFETENSORS_F32), 1, "copy to save");
+    model->norm_partial = (double*)check_alloc(zero_sharded_elements(&zero) / GRADIENT_BLOCK + 1,
+                                               sizeof(double), "gradient norm");
+    if (copy_bytes) {
+        model->save_copy = check_alloc(copy_bytes, 1, "copy to save");
     }
 }
 
@@ -108,14 +133,11 @@ static void gpt2_close(GPT2* model) {
     free(model->norm_partial);
     attention_close(&model->attention);
     matmul_close(&model->matmul);
+    zero_close_cpu(&model->zero);
     free(model->acts_memory);
     free(model->state_memory);
     free(model->grads_memory);
     free(model->params_memory);
-}
-
-static float* row_tensor(const TensorRow* row, void* memory) {
-    return (float*)((char*)memory + row->offset_bytes);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -206,13 +228,13 @@ static void classifier_losses(GPT2* model, Batch batch) {
     }
 }
 
-// Returns the sum of the losses of a batch, in order, divided by the tokens of a full micro-batch.
+// Returns the sum of the losses of a batch, in order.
 static double batch_loss(const GPT2* model, Batch batch) {
     double sum = 0;
     for (int n = 0; n < batch.B * batch.T; n++) {
         sum += model->acts.losses[n];
     }
-    return sum / (model->B * model->T);
+    return sum;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -253,7 +275,7 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
     const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Parameters d = gpt2_parameters_at_layer(model->grads, model->parameter_rows, l);
+    const GPT2Parameters d = gpt2_parameters_at_layer(model->grads, model->gradient_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     float *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     float* dresidual = a.dresidual;                              // (N, C)
@@ -292,8 +314,9 @@ static void classifier_gradients(GPT2* model, float* dlnf, Batch batch, float dl
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token.
-static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode) {
+// dloss is the gradient of the loss of each token. Each group of gradients is reduced
+// as soon as it is there.
+static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const GPT2Activations a = model->acts;
@@ -304,67 +327,73 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
                            a.lnf_rstd, N, C, GRADIENT_SET, mode);
     for (int l = cfg.L - 1; l >= 0; l--) {
         block_backward(model, l, batch, mode);
+        zero_group_done_cpu(&model->zero, 1 + l, step);
     }
     encoder_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode);
+    zero_group_done_cpu(&model->zero, 0, step);
 }
 
-// The norm of the whole gradient.
-static double gpt2_gradient_norm(GPT2* model) {
-    double sum = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &model->parameter_rows[i];
-        sum += gradient_square_sum_cpu(row_tensor(row, model->grads_memory), tensor_elements(row),
-                                       model->norm_partial);
+// Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
+// Returns the sum of its losses.
+static double gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step) {
+    const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
+    if (batch.B == 0) {
+        zero_idle_cpu(&model->zero, step);
+        return 0;
     }
-    return sqrt(sum);
+    gpt2_forward(model, batch, 0);
+    gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
+    return batch_loss(model, batch);
 }
 
 // The gradient of an update, one micro-batch after another; as run.h says.
-static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale) {
-    const int64_t micro_steps = total_batch / ((int64_t)train->B * train->T);
+static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
+                                    double* losses) {
+    const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
-    BatchGradient gradient = {0, 0, 0, 0};
-    for (int64_t micro = 0; micro < micro_steps; micro++) {
+    BatchGradient gradient = {{0, 0}, 0, 0};
+    const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
+    for (ZeroStep step = first; step.active > 0;
+         step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch batch = dataloader_next(train);
-        gpt2_forward(model, batch, 0);
-        gpt2_backward(model, batch, dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
-        gradient.loss += batch_loss(model, batch) / (double)micro_steps;
+        losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step);
         batch_gradient_add(&gradient, model->cfg, batch);
     }
-    gradient.norm = gpt2_gradient_norm(model);
+    zero_reduce_cpu(&model->zero, first);
+    zero_square_sum_cpu(&model->zero, &gradient.square_sum, model->norm_partial);
     return gradient;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One update of every tensor, each by its rule; `adamw.weight_decay` applies to those that decay.
+// One update of what this process updates, each tensor by its rule; `adamw.weight_decay` applies to those that decay.
 static void gpt2_update(GPT2* model, AdamW adamw) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &model->parameter_rows[i];
-        const GPT2OptimizerState state = gpt2_state_of_parameter(model->state, model->state_rows, i);
-        float *param = row_tensor(row, model->params_memory), *grad = row_tensor(row, model->grads_memory);
+    float* params = (float*)model->params_memory;
+    for (int i = 0; i < model->zero.num_ranges; i++) {
+        const ZeroRange* range = &model->zero.ranges[i];
+        const TensorRow* row = &model->parameter_rows[range->row];
         AdamW opt = adamw;
         opt.weight_decay = row->decay ? adamw.weight_decay : 0.0f;
         switch (row->rule) {
         case RULE_ADAMW:
-            adamw_update_cpu(param, grad, state.m, state.v, tensor_elements(row), opt);
+            adamw_update_cpu(params + range->full, zero_range_gradient_cpu(&model->zero, range),
+                             model->state.m + range->owned, model->state.v + range->owned, range->count, opt);
             break;
         }
     }
+    zero_gather_parameters_cpu(&model->zero);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation and sampling
 
-// Forward: sets or adds to model->loss.
-static void gpt2_evaluate(GPT2* model, Batch batch, GradientMode mode) {
+// Forward: returns the sum of the losses.
+static double gpt2_evaluate(GPT2* model, Batch batch) {
     gpt2_forward(model, batch, 0);
     classifier_losses(model, batch);
-    model->loss = (mode == GRADIENT_SET ? 0 : model->loss) + batch_loss(model, batch);
+    return batch_loss(model, batch);
 }
-
-static double gpt2_read_loss(GPT2* model) { return model->loss; }
 
 // The logits (Vp) of the next token, for the generator. A model that recomputes whole blocks keeps no keys and
 // values, and reads all tokens again.
@@ -384,7 +413,7 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
 }
 
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
-    checkpoint_read(saved, path, model->cfg, model->parameter_rows, model->params_memory,
+    checkpoint_read(saved, path, model->cfg, model->parameter_rows, model->params_memory, &model->zero.plan,
                     model->state_memory);
 }
 
@@ -443,7 +472,6 @@ static const Trainer trainer = {
     .update = gpt2_update,
     .validates_first = setup_validates_first,
     .evaluate = gpt2_evaluate,
-    .read_loss = gpt2_read_loss,
     .next_logits = gpt2_next_logits,
     .first_weights = gpt2_first_weights,
     .read_checkpoint = gpt2_read_checkpoint,

@@ -392,14 +392,16 @@ __device__ inline double sum_by_block_(const float* x, int n) {
     return warp_sum_double_(of_warp[threadIdx.x % 32]);
 }
 
-// Room for the sums of all pieces of GRADIENT_BLOCK elements.
+enum { GRADIENT_PIECE_ = 16384 };
+
+// Room for the sums of all pieces of GRADIENT_PIECE_ elements.
 typedef struct {
     float* partial;
     int count;
 } GradientNorm;
 
 static inline void gradient_norm_open(GradientNorm* norm, AdamWSegments segments) {
-    norm->count = segment_pieces_(segments, GRADIENT_BLOCK).count;
+    norm->count = segment_pieces_(segments, GRADIENT_PIECE_).count;
     norm->partial =
         (float*)gpu_alloc((size_t)norm->count, sizeof(float), "partial sums of the gradient's norm");
 }
@@ -417,8 +419,8 @@ template <class G> __device__ inline float pack_square_sum_(const Pack<G>& g, fl
     return sum;
 }
 
-// A block sums the squares of a piece of GRADIENT_BLOCK elements, in fp32: a thread at most 65, then a tree.
-// fp16 cannot overflow it, 65504^2 * GRADIENT_BLOCK is 7e13. Other types give infinity where gradients exceed
+// A block sums the squares of a piece of GRADIENT_PIECE_ elements, in fp32: a thread at most 65, then a tree.
+// fp16 cannot overflow it, 65504^2 * GRADIENT_PIECE_ is 7e13. Other types give infinity where gradients exceed
 // 1e17, and that is what the caller should see.
 // grid   pieces of 16384 elements      block   256      shared   of block_sum
 // moves  reads n G. Bound by memory.
@@ -461,7 +463,7 @@ __global__ void __launch_bounds__(SUM_THREADS_) sum_kernel_(double* result, cons
 template <class T>
 static inline void gradient_square_sum(double* result, Gradient grads, AdamWSegments segments,
                                        GradientNorm* norm, const Gpu* gpu) {
-    const SegmentPieces_ pieces = segment_pieces_(segments, GRADIENT_BLOCK);
+    const SegmentPieces_ pieces = segment_pieces_(segments, GRADIENT_PIECE_);
     assert(pieces.count <= norm->count && is_aligned_(grads.data));
     if (pieces.count > 0) {
         GRADIENT_DISPATCH(grads, T,

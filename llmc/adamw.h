@@ -20,6 +20,7 @@ defines: AdamW, adamw_update_cpu, adamw_bytes, gradient_square_sum_cpu
 #include <stdint.h>
 
 #include "llmc/base/vec.h"
+#include "llmc/base/wide_sum.h"
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
@@ -45,7 +46,8 @@ static inline void adamw_update_cpu(float* param, const float* grad, float* m, f
     }
 }
 
-#define GRADIENT_BLOCK 16384
+// Gradients are squared and added in fp32 in blocks of this many, which divides shards (GPT2_SHARD_UNIT).
+#define GRADIENT_BLOCK 1024
 static inline double gradient_block_square_sum_(const float* grad, size_t n) {
     Vec sum[4]; // four, so that an addition need not wait for the one before
     for (int j = 0; j < 4; j++) {
@@ -65,20 +67,18 @@ static inline double gradient_block_square_sum_(const float* grad, size_t n) {
     return total;
 }
 
-// Sum of the squares of n gradients. Blocks of fixed size are summed in fp32 lanes, the blocks in double and
-// in order: the same bits for any number of threads. `partial` has room for n / GRADIENT_BLOCK + 1 doubles.
-static inline double gradient_square_sum_cpu(const float* grad, size_t n, double* partial) {
+// Adds the squares of n gradients, in blocks counted from the first one: the same bits for any number of threads, and
+// for arrays cut at multiples of GRADIENT_BLOCK. `partial` has room for n / GRADIENT_BLOCK + 1 doubles.
+static inline void gradient_square_sum_cpu(WideSum* sum, const float* grad, size_t n, double* partial) {
     const size_t blocks = (n + GRADIENT_BLOCK - 1) / GRADIENT_BLOCK;
 #pragma omp parallel for schedule(static)
     for (size_t b = 0; b < blocks; b++) {
         const size_t start = b * GRADIENT_BLOCK, left = n - start;
         partial[b] = gradient_block_square_sum_(grad + start, left < GRADIENT_BLOCK ? left : GRADIENT_BLOCK);
     }
-    double total = 0;
     for (size_t b = 0; b < blocks; b++) {
-        total += partial[b];
+        wide_sum_add(sum, partial[b]);
     }
-    return total;
 }
 
 #endif

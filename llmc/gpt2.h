@@ -16,7 +16,7 @@ positions, GELU in tanh form, the token embedding shared with the classifier.
 
 defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters, GPT2OptimizerState,
          GPT2Activations, TensorRow, UpdateRule, StateRow, gpt2_state_rows, gpt2_state_bind,
-         gpt2_state_of_parameter, gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_bind,
+         gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_bind,
          gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows, gpt2_classifier_chunk,
          gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_activations_at_token, gpt2_model_by_name,
          gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token,
@@ -60,6 +60,8 @@ typedef enum {
     RULE_ADAMW // adamw.h
 } UpdateRule;
 
+typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace; // outside of the blocks; in each of them
+
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
 
 typedef enum {
@@ -77,28 +79,28 @@ typedef enum {
 } RecomputeLevel;
 
 // clang-format off
-// Parameters, in the order of llm.c's model files. `rows` x `cols` for each of `layers`; a vector is one row.
+// Parameters, in the order of llm.c's model files: `rows` x `cols`, ONCE or in each BLOCK; a vector is one row.
 // Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `rule` (RULE_...) is how an
 // update changes it, and `decay` whether weight decay does, too. `in files` says how Hugging Face stores a layer of it, and under
 // which name; GGUF's names come last.
-//  name        layers  rows        cols      init                 decay  rule   in files      Hugging Face name             GGUF name
+//  name        where   rows        cols      init                 decay  rule   in files      Hugging Face name             GGUF name
 #define GPT2_PARAMETERS(X) \
-  X(wte,        1,      cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     ADAMW, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
-  X(wpe,        1,      cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
-  X(ln1w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
-  X(ln1b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
-  X(qkvw,       cfg.L,  QKV,        cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
-  X(qkvb,       cfg.L,  1,          QKV,      INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
-  X(attprojw,   cfg.L,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
-  X(attprojb,   cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
-  X(ln2w,       cfg.L,  1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
-  X(ln2b,       cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
-  X(fcw,        cfg.L,  F,          cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
-  X(fcb,        cfg.L,  1,          F,        INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
-  X(fcprojw,    cfg.L,  cfg.C,      F,        INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
-  X(fcprojb,    cfg.L,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
-  X(lnfw,       1,      1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
-  X(lnfb,       1,      1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
+  X(wte,        ONCE,   cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     ADAMW, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
+  X(wpe,        ONCE,   cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
+  X(ln1w,       BLOCK,  1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
+  X(ln1b,       BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
+  X(qkvw,       BLOCK,  QKV,        cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
+  X(qkvb,       BLOCK,  1,          QKV,      INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
+  X(attprojw,   BLOCK,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
+  X(attprojb,   BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
+  X(ln2w,       BLOCK,  1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
+  X(ln2b,       BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
+  X(fcw,        BLOCK,  F,          cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
+  X(fcb,        BLOCK,  1,          F,        INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
+  X(fcprojw,    BLOCK,  cfg.C,      F,        INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
+  X(fcprojb,    BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
+  X(lnfw,       ONCE,   1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
+  X(lnfb,       ONCE,   1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
 
 // The optimizer's state. For each parameter that `rule` updates there is a tensor with as many layers, each of `rows` x `cols`,
 // where rows and cols are the parameter's. It starts as zero. No value is ever below `least`. Checkpoints use the name, the
@@ -166,9 +168,7 @@ enum {
 };
 #undef GPT2_COUNT_
 
-// One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN elements, so that
-// element i of the parameters belongs to element i of the gradients and of the optimizer's state whatever
-// their types.
+// One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN elements.
 #define TENSOR_ALIGN 128
 typedef struct {
     const char* name;
@@ -179,9 +179,11 @@ typedef struct {
     TensorInit init;                 // parameters only
     int decay;                       // parameters only
     UpdateRule rule;                 // parameters only
+    TensorPlace place;               // parameters only
     TensorInFiles form;              // parameters only
     TensorLife life;                 //
-    size_t offset_bytes;             // in the allocation
+    size_t offset_bytes;             // in the allocation: of layer 0
+    size_t layer_bytes;              // from a layer to the next; 0 if there is one
     size_t member;                   // offset of the pointer in the struct
     uint64_t stream;                 // parameters only: of their first values
 } TensorRow;
@@ -197,6 +199,8 @@ static inline size_t tensor_rows_place_(TensorRow* rows, int count, TensorLife l
         const size_t align = TENSOR_ALIGN * rows[i].element_bytes;
         if (rows[i].life == life) {
             rows[i].offset_bytes = (at + align - 1) / align * align;
+            rows[i].layer_bytes =
+                rows[i].layers > 1 ? tensor_layer_elements(&rows[i]) * rows[i].element_bytes : 0;
             at = rows[i].offset_bytes + array_bytes(tensor_elements(&rows[i]), rows[i].element_bytes);
         }
     }
@@ -212,18 +216,48 @@ static inline size_t tensor_rows_layout_(TensorRow* rows, int count) {
     return (end + align - 1) / align * align;
 }
 
+enum { GPT2_SHARD_UNIT = 1024 }; // elements
+
+// Places the tensors of one group (below) from element `at` on; returns the end of the group.
+static inline size_t gpt2_place_group_(TensorRow rows[GPT2_PARAMETER_ROWS], TensorPlace place, size_t at,
+                                       int shards) {
+    const size_t begin = at, unit = (size_t)shards * GPT2_SHARD_UNIT;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (rows[i].place == place) {
+            rows[i].offset_bytes = array_bytes(at, rows[i].element_bytes);
+            at += (tensor_layer_elements(&rows[i]) + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+        }
+    }
+    return begin + (at - begin + unit - 1) / unit * unit;
+}
+
+// Places all groups; returns the bytes of the allocation.
+static inline size_t gpt2_place_groups_(TensorRow rows[GPT2_PARAMETER_ROWS], int L, int shards) {
+    const size_t bytes = rows[0].element_bytes;
+    const size_t blocks = gpt2_place_group_(rows, PLACE_ONCE, 0, shards);
+    const size_t block = gpt2_place_group_(rows, PLACE_BLOCK, blocks, shards) - blocks;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        rows[i].layer_bytes = rows[i].layers > 1 ? block * bytes : 0;
+    }
+    return array_bytes(blocks + (size_t)L * block, bytes);
+}
+
 // The rows of the parameter table for a configuration, for elements of a given size; returns the bytes of one
-// allocation that holds them all.
-static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
-                                            size_t element_bytes) {
+// allocation that holds them all. In it the parameters lie in groups: what is ONCE, then block 0, block 1, ...
+// All blocks look alike. A group can be cut into `shards` equal parts, each a multiple of GPT2_SHARD_UNIT
+// elements; what is added at its end is zero for ever. Element i belongs to element i of the gradients and of the
+// optimizer's state, whatever their types, if these have the shape of the parameters and as many shards.
+static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
+                                          size_t element_bytes, int shards) {
     const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
     TensorRow* row = rows;
-#define GPT2_ROW_(name_, layers_, rows_, cols_, init_, decay_, rule_, form_, hf_name_, gguf_name_)           \
+#define GPT2_ROW_(name_, place_, rows_, cols_, init_, decay_, rule_, form_, hf_name_, gguf_name_)            \
     row->name = #name_;                                                                                      \
     row->hf_name = hf_name_;                                                                                 \
     row->gguf_name = gguf_name_;                                                                             \
     row->form = form_;                                                                                       \
-    row->layers = layers_;                                                                                   \
+    row->place = PLACE_##place_;                                                                             \
+    row->layers = PLACE_##place_ == PLACE_BLOCK ? cfg.L : 1;                                                 \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
     row->element_bytes = element_bytes;                                                                      \
@@ -236,7 +270,13 @@ static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS],
     row++;
     GPT2_PARAMETERS(GPT2_ROW_)
 #undef GPT2_ROW_
-    return tensor_rows_layout_(rows, GPT2_PARAMETER_ROWS);
+    return gpt2_place_groups_(rows, cfg.L, shards);
+}
+
+// The same in one part, as in copies on the host and in files.
+static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
+                                            size_t element_bytes) {
+    return gpt2_sharded_rows_of(rows, cfg, element_bytes, 1);
 }
 
 // The same, for the parameters themselves.
@@ -254,9 +294,9 @@ typedef struct {
 } StateRow;
 
 // Places the tensors of a row at `at`; returns its end.
-static inline size_t gpt2_state_place_(StateRow* state, size_t at) {
+static inline size_t gpt2_state_place_(StateRow* state, int L, size_t at) {
     state->offset_bytes = at;
-    state->bytes = tensor_rows_layout_(state->tensors, GPT2_PARAMETER_ROWS);
+    state->bytes = gpt2_place_groups_(state->tensors, L, 1);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         state->tensors[i].offset_bytes += at;
     }
@@ -285,7 +325,7 @@ static inline size_t gpt2_state_rows(StateRow states[GPT2_STATE_ROWS], GPT2Confi
         const size_t rows = state->tensors[i].rows, cols = state->tensors[i].cols;                           \
         gpt2_state_shape_(&state->tensors[i], RULE_##rule_, rows_, cols_);                                   \
     }                                                                                                        \
-    at = gpt2_state_place_(state++, at);
+    at = gpt2_state_place_(state++, cfg.L, at);
     GPT2_OPTIMIZER_STATE(GPT2_ROW_)
 #undef GPT2_ROW_
     return at;
@@ -320,6 +360,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->stream = 0;                                                                                         \
     row->decay = 0;                                                                                          \
     row->rule = RULE_ADAMW;                                                                                  \
+    row->place = PLACE_BLOCK;                                                                                \
     row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \
     row->member = offsetof(GPT2Activations, name_);                                                          \
     row++;
@@ -345,27 +386,18 @@ static inline void gpt2_state_bind(GPT2OptimizerState* pointers, const StateRow 
     }
 }
 
-// The same struct, seen from row i of the parameters: .m is of that parameter.
-static inline GPT2OptimizerState gpt2_state_of_parameter(GPT2OptimizerState all,
-                                                         const StateRow states[GPT2_STATE_ROWS], int i) {
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        char* array;
-        memcpy(&array, (char*)&all + states[s].member, sizeof(array));
-        array += states[s].tensors[i].offset_bytes - states[s].offset_bytes;
-        memcpy((char*)&all + states[s].member, &array, sizeof(array));
-    }
-    return all;
+// Layer l of a tensor in `memory`; the one layer if there is only one.
+static inline void* tensor_at_layer(const TensorRow* row, const void* memory, int l) {
+    return (char*)memory + row->offset_bytes + (size_t)l * row->layer_bytes;
 }
 
 // Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with one copy stay.
 static inline void tensor_rows_advance_(void* pointers, const TensorRow* rows, int count, int l) {
     for (int i = 0; i < count; i++) {
-        if (rows[i].layers > 1) {
-            char* tensor;
-            memcpy(&tensor, (char*)pointers + rows[i].member, sizeof(tensor));
-            tensor += l * tensor_layer_elements(&rows[i]) * rows[i].element_bytes;
-            memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
-        }
+        char* tensor;
+        memcpy(&tensor, (char*)pointers + rows[i].member, sizeof(tensor));
+        tensor += (size_t)l * rows[i].layer_bytes;
+        memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
     }
 }
 
@@ -530,13 +562,13 @@ static inline void gpt2_random_weights(const TensorRow rows[GPT2_PARAMETER_ROWS]
                                        GPT2Config cfg, uint64_t seed) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
-        float* tensor = (float*)((char*)memory + row->offset_bytes);
         assert(row->element_bytes == sizeof(float));
         for (int l = 0; l < row->layers; l++) {
+            float* tensor = (float*)tensor_at_layer(row, memory, l);
 #pragma omp parallel for schedule(static)
             for (size_t r = 0; r < row->rows; r++) {
                 for (size_t c = 0; c < row->cols; c++) {
-                    tensor[(l * row->rows + r) * row->cols + c] = gpt2_initial_value(row, cfg, seed, l, r, c);
+                    tensor[r * row->cols + c] = gpt2_initial_value(row, cfg, seed, l, r, c);
                 }
             }
         }

@@ -390,10 +390,7 @@ typedef struct {
 static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int l) {
     RefParameters p;
     const TensorRow* row = m->rows;
-#define REF_TENSOR_(name, ...)                                                                               \
-    p.name = memory + row->offset_bytes / sizeof(Real) +                                                     \
-             (row->layers == 1 ? 0 : (size_t)l * tensor_layer_elements(row));                                \
-    row++;
+#define REF_TENSOR_(name, ...) p.name = (Real*)tensor_at_layer(row++, memory, l);
     GPT2_PARAMETERS(REF_TENSOR_)
 #undef REF_TENSOR_
     return p;

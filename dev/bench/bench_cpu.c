@@ -173,6 +173,7 @@ static void bench_update(Bench* bench) {
     const size_t n = 124439808;
     float *p = random_floats(n), *g = random_floats(n), *m = random_floats(n), *v = random_floats(n);
     double* partial = check_alloc(n / GRADIENT_BLOCK + 1, sizeof(double), "partial");
+    WideSum sum = {0, 0};
     const AdamW opt = {.lr = 1e-4f,
                        .beta1 = 0.9f,
                        .beta2 = 0.95f,
@@ -183,7 +184,7 @@ static void bench_update(Bench* bench) {
     BENCH(bench, "adamw, 124M parameters", adamw_bytes((double)n), bench->bandwidth, "GB/s   ",
           adamw_update_cpu(p, g, m, v, n, opt));
     BENCH(bench, "gradient norm, 124M parameters", 4.0 * (double)n, bench->bandwidth, "GB/s   ",
-          gradient_square_sum_cpu(g, n, partial));
+          gradient_square_sum_cpu(&sum, g, n, partial));
     free(p);
     free(g);
     free(m);

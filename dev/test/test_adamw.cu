@@ -424,7 +424,7 @@ template <class T, class G> static void test_square_sum(size_t start, size_t n, 
 }
 
 template <class T, class G> static void test_square_sums(const Gpu* gpu) {
-    const size_t sizes[] = {0, 1, 31, 33, 768, GRADIENT_BLOCK - 1, GRADIENT_BLOCK + 1};
+    const size_t sizes[] = {0, 1, 31, 33, 768, GRADIENT_PIECE_ - 1, GRADIENT_PIECE_ + 1};
     for (int i = 0; i < 7; i++) {
         test_square_sum<T, G>(i % 2 ? 128 : 0, sizes[i], gpu);
     }
@@ -442,7 +442,7 @@ template <class T, class G> static void test_square_sums(const Gpu* gpu) {
 // The largest fp16 everywhere: 65504^2 n is far beyond fp16 and far below the end of fp32. In bf16 the sums
 // of the blocks are 2^52, 1 and 1: only a double holds them all.
 static void test_square_sum_range(const Gpu* gpu) {
-    const size_t n = 2 * GRADIENT_BLOCK + 1;
+    const size_t n = 2 * GRADIENT_PIECE_ + 1;
     float* grad = ops_floats(n);
     for (size_t i = 0; i < n; i++) {
         grad[i] = 65504;
@@ -451,7 +451,7 @@ static void test_square_sum_range(const Gpu* gpu) {
     EXPECT_NEAR((square_sum<fp16, fp16>(grad, n, one_segment(0, n), gpu)), want, want * 1e-6, "fp16");
     memset(grad, 0, n * sizeof(float));
     grad[0] = 0x1p26f; // 2^52
-    grad[GRADIENT_BLOCK] = grad[2 * GRADIENT_BLOCK] = 1;
+    grad[GRADIENT_PIECE_] = grad[2 * GRADIENT_PIECE_] = 1;
     EXPECT((square_sum<bf16, bf16>(grad, n, one_segment(0, n), gpu) == 0x1p52 + 2),
            "blocks are not summed in double");
     ops_close("square sum range");

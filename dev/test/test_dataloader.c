@@ -11,7 +11,7 @@ enum { V = 50257, EOT = V - 1 };
 
 static DataloaderSettings settings_of(int B, Shuffle shuffle, uint64_t seed) {
     const DataloaderSettings settings = {
-        .B = B, .shuffle = shuffle, .seed = seed, .group = 1, .num_processes = 1};
+        .B = B, .sequences = B, .shuffle = shuffle, .seed = seed, .group = 1, .num_processes = 1};
     return settings;
 }
 
@@ -173,6 +173,20 @@ static uint64_t row_hash(Batch batch, int b, int pad) {
     return xxh64_value(&hash);
 }
 
+// Takes a batch that starts at sequence p down.
+static void trace_batch(Trace* trace, Batch batch, int p) {
+    int counted = 0;
+    for (int i = 0; i < batch.B * batch.T; i++) {
+        counted += batch.targets[i] >= 0;
+    }
+    EXPECT(counted == batch.counted && batch.T <= T, "%d targets of %d", batch.counted, counted);
+    trace->counted += counted;
+    for (int b = 0; b < batch.B; b++) {
+        trace->hash[p + b] = row_hash(batch, b, 1);
+        trace->width[p + b] = batch.T;
+    }
+}
+
 // Takes the sequences of one of n processes with micro-batches of B down.
 static void trace_run(Trace* trace, const DataSources* sources, int B, int n, int rank, int group) {
     DataloaderSettings settings = settings_of(B, SHUFFLE_ON, 5);
@@ -180,18 +194,15 @@ static void trace_run(Trace* trace, const DataSources* sources, int B, int n, in
     settings.rank = rank;
     settings.num_processes = n;
     settings.group = group;
+    settings.sequences = UPDATE;
     dataloader_open(&loader, sources, settings);
-    for (int p = 0; p < STEPS * UPDATE; p += B * n) {
-        const Batch batch = dataloader_next(&loader);
-        int counted = 0;
-        for (int i = 0; i < batch.B * batch.T; i++) {
-            counted += batch.targets[i] >= 0;
-        }
-        EXPECT(counted == batch.counted && batch.T <= T, "%d targets of %d", batch.counted, counted);
-        trace->counted += counted;
-        for (int b = 0; b < B; b++) {
-            trace->hash[p + rank * B + b] = row_hash(batch, b, 1);
-            trace->width[p + rank * B + b] = batch.T;
+    for (int update = 0; update < STEPS; update++) {
+        for (int micro = 0; micro * n * B < UPDATE; micro++) {
+            const int begin = (micro * n + rank) * B, left = begin < UPDATE ? UPDATE - begin : 0;
+            EXPECT(loader.next == (uint64_t)(update * UPDATE + micro * n * B), "next: %d", (int)loader.next);
+            const Batch batch = dataloader_next(&loader);
+            EXPECT(batch.B == (left < B ? left : B), "%d sequences, %d are left", batch.B, left);
+            trace_batch(trace, batch, update * UPDATE + begin);
         }
     }
     dataloader_close(&loader);
@@ -199,13 +210,13 @@ static void trace_run(Trace* trace, const DataSources* sources, int B, int n, in
 
 // The same sequences at the same places, whatever the micro-batch and the number of processes.
 static void test_partitions(const char* list, Packing pack) {
-    static const int parts[][2] = {{1, 1}, {12, 1}, {3, 1}, {1, 3}, {2, 3}, {4, 3}};
-    static Trace traces[6];
+    static const int parts[][2] = {{1, 1}, {12, 1}, {3, 1}, {1, 3}, {2, 3}, {4, 3}, {5, 1}, {7, 2}, {5, 4}};
+    static Trace traces[9];
     DataSources sources;
     memset(traces, 0, sizeof(traces));
     sources_open_files(&sources, list, TOKENS_AUTO, V);
     sources_pack(&sources, pack, T, EOT, DOCUMENT_MASK_ON);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 9; i++) {
         for (int rank = 0; rank < parts[i][1]; rank++) {
             trace_run(&traces[i], &sources, parts[i][0], parts[i][1], rank, 6);
         }

@@ -434,7 +434,7 @@ static void test_loaders(void) {
     EXPECT(train.B == 2 && val.B == 2 && train.settings.group == 8, "groups no larger than an update");
     EXPECT(train.settings.shuffle == SHUFFLE_ON && val.settings.shuffle == SHUFFLE_OFF,
            "validation in order");
-    EXPECT(setup_eval_batches(&run.options, &val) == 20 && val.num_sequences == 80, "");
+    EXPECT(setup_eval_sequences(&run.options, val.num_sequences) == 80 && val.num_sequences == 80, "");
     const Batch batch = dataloader_next(&val);
     EXPECT(batch.T == 16 && batch.counted == 16 + 9 && batch.inputs[0] == 110, "%d", batch.counted);
     dataloader_close(&val);
@@ -502,8 +502,8 @@ static void test_batch(void) {
     expect_batch(TEXT "--seq-len 16 --total-batch 96", 6, 16, 96);       // less than the usual
     expect_batch(TEXT "--seq-len 16 --total-batch 16288", 2, 16, 16288); // 2 x 509 sequences: 2 divides them
     expect_refused(TEXT "--seq-len 16 --total-batch 100", 2, "--total-batch is 100|--seq-len 16");
-    expect_refused(TEXT "--batch 3 --seq-len 16 --total-batch 100", 2, "100|--batch 3|16|48");
-    expect_refused(TEXT "--seq-len 16 --batch 4 --total-batch 32", 2, "32|--batch 4|64");
+    expect_refused(TEXT "--batch 3 --seq-len 16 --total-batch 100", 2, "--total-batch is 100|--seq-len 16");
+    expect_batch(TEXT "--seq-len 16 --batch 4 --total-batch 32", 4, 16, 32);
     expect_refused(TEXT "--seq-len 65 --context 64", 2, "--seq-len is 65|context of 64");
     expect_refused("--seq-len 1025 --model d12 --steps 1", 2, "--seq-len is 1025|1024");
 }
@@ -513,15 +513,12 @@ static void test_eval_batches(void) {
         int eval_batches, B;
         uint64_t sequences;
         int64_t wanted;
-    } cases[] = {{20, 4, 1000, 20}, {20, 4, 40, 10}, {0, 4, 40, 10}, {0, 4, 41, 11}, {20, 4, 1, 1}};
+    } cases[] = {{20, 4, 1000, 80}, {20, 4, 40, 40}, {0, 4, 40, 40}, {0, 4, 41, 41}, {20, 4, 1, 1}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Options options = parse("");
-        Dataloader val;
-        memset(&val, 0, sizeof(val));
-        val.B = cases[i].B;
-        val.num_sequences = cases[i].sequences;
+        options.batch = cases[i].B;
         options.eval_batches = cases[i].eval_batches;
-        EXPECT(setup_eval_batches(&options, &val) == cases[i].wanted, "case %d", (int)i);
+        EXPECT(setup_eval_sequences(&options, cases[i].sequences) == cases[i].wanted, "case %d", (int)i);
     }
 }
 

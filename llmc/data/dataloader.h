@@ -9,8 +9,10 @@ the source's epochs of S rows; with e = j / S and i = j mod S it is
     row permute_e(i / G) G + i mod G   shuffled, PACK_UNIFORM: groups of G rows of about the same length stay
                                        together; the rows of a last, short group end the epoch
 
-Any p is found in O(1), so a run can resume anywhere. A micro-step of n processes takes the next n B
-sequences, process r the B of them from r B on: the order of the sequences depends on neither B nor n.
+Any p is found in O(1), so a run can resume anywhere. An update takes the next S sequences, in micro-batches of B
+and a last one that may be smaller; micro-batch k is that of process k mod n in micro-step k div n. In the last
+micro-step some processes may have none: a batch of no sequences. So the sequences of an update depend on neither B
+nor n.
 
 A batch is T tokens wide. With PACK_DYNAMIC and PACK_UNIFORM that is the length of its longest row, rounded up
 to a multiple of 8, with the others the T that the rows were made for.
@@ -47,12 +49,19 @@ typedef struct {
 } Batch;
 
 typedef struct {
-    int B; // sequences of a batch
+    int B;             // sequences of a batch
+    int64_t sequences; // of an update, S
     Shuffle shuffle;
     uint64_t seed;
     int group; // G, for PACK_UNIFORM alone
     int rank, num_processes;
 } DataloaderSettings;
+
+// A micro-step: of the update that starts at sequence `first`.
+typedef struct {
+    uint64_t first;
+    int64_t micro_step;
+} DataloaderPlace_;
 
 enum {
     DATALOADER_GROUP = 64, // G: a few micro-batches of similar length, and several lengths in an update
@@ -66,7 +75,7 @@ typedef struct {
     int B, T;
     uint64_t
         num_sequences; // an epoch (sources_epoch): a loop over the validation data is ceil(this / B) batches
-    uint64_t next;     // p of the next micro-step
+    uint64_t next;     // p of the next micro-step, of all processes
     double wait_s;     // seconds that dataloader_next has waited so far
 
     int* memory; // of all slots: inputs, targets and starts of each
@@ -74,8 +83,8 @@ typedef struct {
     pthread_t thread;
     pthread_mutex_t mutex; // of all that follows, and of the slots between consumed + 1 and produced
     pthread_cond_t changed;
-    uint64_t consumed, produced; // batches; number k is in slot k % DATALOADER_SLOTS_
-    uint64_t next_to_fill;       // p of the next batch to fill
+    uint64_t consumed, produced;  // batches; number k is in slot k % DATALOADER_SLOTS_
+    DataloaderPlace_ at, to_fill; // of the next batch, and of the next to fill
     int is_filling, stop;
 
     char has_zeros[DATALOADER_SLOTS_]; // by slot: the data could not be read
@@ -89,10 +98,10 @@ typedef struct {
 // closed.
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings);
 
-// The next micro-step starts at sequence p of the run, counted over epochs.
+// The next update starts at sequence p of the run, counted over epochs.
 void dataloader_seek(Dataloader* loader, uint64_t sequence);
 
-// The next B sequences of this process; an epoch may end among them.
+// The next micro-batch of this process: at most B sequences, maybe none; an epoch may end among them.
 Batch dataloader_next(Dataloader* loader);
 
 // NULL, or one line: why the last batch, or an earlier one, has zeros for tokens.
@@ -152,13 +161,13 @@ static int dataloader_length_(const Dataloader* loader, uint64_t p) {
 
 // ---- batches ----
 
-// T of a batch that starts at sequence p.
-static int dataloader_width_(const Dataloader* loader, uint64_t p) {
+// T of a batch of B sequences from p on.
+static int dataloader_width_(const Dataloader* loader, uint64_t p, int B) {
     if (loader->sources->pack != PACK_DYNAMIC && loader->sources->pack != PACK_UNIFORM) {
         return loader->T;
     }
     int longest = 0;
-    for (int b = 0; b < loader->B; b++) {
+    for (int b = 0; b < B; b++) {
         const int length = dataloader_length_(loader, p + (uint64_t)b);
         longest = length > longest ? length : longest;
     }
@@ -173,15 +182,15 @@ typedef struct {
     uint64_t p;
 } DataloaderFilling_;
 
-// Reads this process' part of the micro-step that starts at sequence p into a slot.
+// Reads the sequences of a slot, from p on.
 static void dataloader_read_(void* filling_) {
     const DataloaderFilling_* filling = (const DataloaderFilling_*)filling_;
     const Dataloader* loader = filling->loader;
     Batch* slot = filling->slot;
-    const uint64_t p = filling->p + (uint64_t)loader->settings.rank * (uint64_t)loader->B;
-    slot->T = dataloader_width_(loader, p);
+    const uint64_t p = filling->p;
+    slot->T = dataloader_width_(loader, p, slot->B);
     slot->counted = 0;
-    for (int b = 0; b < loader->B; b++) {
+    for (int b = 0; b < slot->B; b++) {
         const size_t at = (size_t)b * (size_t)slot->T;
         uint64_t row;
         const Rows* rows = dataloader_find_(loader, p + (uint64_t)b, &row);
@@ -192,9 +201,9 @@ static void dataloader_read_(void* filling_) {
 
 // A batch of tokens that every model knows.
 static void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
-    const size_t bytes = (size_t)loader->B * (size_t)loader->T * sizeof(int);
+    const size_t bytes = (size_t)slot->B * (size_t)loader->T * sizeof(int);
     slot->T = loader->T;
-    slot->counted = loader->B * loader->T;
+    slot->counted = slot->B * loader->T;
     loader->has_zeros[slot - loader->slot] = 1;
     memset((int*)slot->inputs, 0, bytes);
     memset((int*)slot->targets, 0, bytes);
@@ -212,8 +221,17 @@ static void dataloader_break_(Dataloader* loader, MappedResult result, const voi
     }
 }
 
-// Fills a slot with the micro-step that starts at sequence p.
-static void dataloader_fill_(Dataloader* loader, Batch* slot, uint64_t p) {
+// The sequence number at which micro-batch k of an update starts, or where the update ends.
+static uint64_t dataloader_begin_(const Dataloader* loader, uint64_t first, int64_t k) {
+    const int64_t sequence = k * loader->B, S = loader->settings.sequences;
+    return first + (uint64_t)(sequence < S ? sequence : S);
+}
+
+// Fills a slot with this process's micro-batch.
+static void dataloader_fill_(Dataloader* loader, Batch* slot, DataloaderPlace_ at) {
+    const int64_t k = at.micro_step * loader->settings.num_processes + loader->settings.rank;
+    const uint64_t p = dataloader_begin_(loader, at.first, k);
+    slot->B = (int)(dataloader_begin_(loader, at.first, k + 1) - p);
     DataloaderFilling_ filling = {loader, slot, p};
     const void* where;
     const MappedResult result =
@@ -226,8 +244,11 @@ static void dataloader_fill_(Dataloader* loader, Batch* slot, uint64_t p) {
     }
 }
 
-static uint64_t dataloader_step_(const Dataloader* loader) {
-    return (uint64_t)loader->B * (uint64_t)loader->settings.num_processes;
+static DataloaderPlace_ dataloader_after_(const Dataloader* loader, DataloaderPlace_ at) {
+    const uint64_t end = at.first + (uint64_t)loader->settings.sequences;
+    const DataloaderPlace_ update = {end, 0}, next = {at.first, at.micro_step + 1};
+    const int64_t k = next.micro_step * loader->settings.num_processes;
+    return dataloader_begin_(loader, at.first, k) == end ? update : next;
 }
 
 // ---- the thread ----
@@ -242,15 +263,15 @@ static void* dataloader_run_(void* loader_) {
         if (loader->stop) {
             break;
         }
-        const uint64_t p = loader->next_to_fill;
+        const DataloaderPlace_ at = loader->to_fill;
         Batch* slot = &loader->slot[loader->produced % DATALOADER_SLOTS_];
         loader->is_filling = 1;
         pthread_mutex_unlock(&loader->mutex);
-        dataloader_fill_(loader, slot, p);
+        dataloader_fill_(loader, slot, at);
         pthread_mutex_lock(&loader->mutex);
         loader->is_filling = 0;
         loader->produced++;
-        loader->next_to_fill += dataloader_step_(loader);
+        loader->to_fill = dataloader_after_(loader, loader->to_fill);
         pthread_cond_broadcast(&loader->changed);
     }
     pthread_mutex_unlock(&loader->mutex);
@@ -275,7 +296,8 @@ static void dataloader_start_(Dataloader* loader) {
 
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings) {
     const int B = settings.B, T = sources->T, arrays = sources->mask == DOCUMENT_MASK_ON ? 3 : 2;
-    assert(B > 0 && T > 0 && settings.rank >= 0 && settings.rank < settings.num_processes);
+    assert(B > 0 && T > 0 && settings.sequences > 0 && settings.rank >= 0 &&
+           settings.rank < settings.num_processes);
     assert(sources->pack != PACK_UNIFORM || settings.group > 0);
     memset(loader, 0, sizeof(*loader));
     loader->sources = sources;
@@ -295,7 +317,7 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
 }
 
 void dataloader_seek(Dataloader* loader, uint64_t sequence) {
-    if (loader->next == sequence) {
+    if (loader->at.first == sequence && loader->at.micro_step == 0) {
         return;
     }
     pthread_mutex_lock(&loader->mutex);
@@ -303,7 +325,9 @@ void dataloader_seek(Dataloader* loader, uint64_t sequence) {
         pthread_cond_wait(&loader->changed, &loader->mutex);
     }
     loader->produced = loader->consumed; // drops the batches that are ready
-    loader->next_to_fill = loader->next = sequence;
+    const DataloaderPlace_ at = {sequence, 0};
+    loader->at = loader->to_fill = at;
+    loader->next = sequence;
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
 }
@@ -320,7 +344,9 @@ Batch dataloader_next(Dataloader* loader) {
     const Batch batch = loader->slot[loader->consumed % DATALOADER_SLOTS_];
     loader->is_broken |= loader->has_zeros[loader->consumed % DATALOADER_SLOTS_];
     loader->consumed++; // frees the slot of the previous batch
-    loader->next += dataloader_step_(loader);
+    loader->at = dataloader_after_(loader, loader->at);
+    loader->next =
+        dataloader_begin_(loader, loader->at.first, loader->at.micro_step * loader->settings.num_processes);
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
     return batch;
@@ -332,7 +358,7 @@ double dataloader_padding(const Dataloader* loader, int batches) {
     double tokens = 0, room = 0;
     for (int i = 0; i < batches; i++) {
         const uint64_t p = (uint64_t)i * (uint64_t)loader->B;
-        room += (double)loader->B * dataloader_width_(loader, p);
+        room += (double)loader->B * dataloader_width_(loader, p, loader->B);
         for (int b = 0; b < loader->B; b++) {
             tokens += dataloader_length_(loader, p + (uint64_t)b);
         }

@@ -354,9 +354,8 @@ void gguf_write(const char* path, const char* name, GPT2Config cfg, const Tensor
     gguf_put_infos_(&w, cfg, rows, dtype);
     gguf_pad_(&w);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const float* tensor = (const float*)((const char*)memory + rows[i].offset_bytes);
         for (int l = 0; l < rows[i].layers; l++) {
-            gguf_put_tensor_(&w, &rows[i], cfg, tensor + (size_t)l * tensor_layer_elements(&rows[i]),
+            gguf_put_tensor_(&w, &rows[i], cfg, (const float*)tensor_at_layer(&rows[i], memory, l),
                              gguf_type_(&rows[i], dtype), buffer);
         }
     }

@@ -349,11 +349,6 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, GPT
     }
 }
 
-static const char* hf_layer_(const TensorRow* row, const void* memory, int l) {
-    return (const char*)memory + row->offset_bytes +
-           (size_t)l * tensor_layer_elements(row) * row->element_bytes;
-}
-
 uint64_t hf_model_write(const char* directory, GPT2Config cfg, const TensorRow* rows, const void* memory,
                         SafeTensorsDtype dtype) {
     char path[PATH_MAX];
@@ -371,7 +366,7 @@ uint64_t hf_model_write(const char* directory, GPT2Config cfg, const TensorRow* 
     safetensors_writer_begin(&writer);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
-            hf_write_layer_(&writer, &rows[i], cfg, hf_layer_(&rows[i], memory, l), chunk);
+            hf_write_layer_(&writer, &rows[i], cfg, (const char*)tensor_at_layer(&rows[i], memory, l), chunk);
         }
     }
     free(chunk);
@@ -495,13 +490,14 @@ void hf_model_read(const char* directory, GPT2Config cfg, const TensorRow* rows,
     safetensors_set_open(&set, directory);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         assert(rows[i].element_bytes == sizeof(float));
-        memset((char*)memory + rows[i].offset_bytes, 0, tensor_elements(&rows[i]) * sizeof(float));
         for (int l = 0; l < rows[i].layers; l++) {
+            float* layer = (float*)tensor_at_layer(&rows[i], memory, l);
             const HfTensor_ tensor = hf_tensor_(&rows[i], cfg, l);
             const SafeTensorsView* view =
                 safetensors_set_require(&set, tensor.name, tensor.ndim, tensor.shape);
             used[num_used++] = view;
-            hf_read_layer_(view, &rows[i], (float*)hf_layer_(&rows[i], memory, l), chunk);
+            memset(layer, 0, tensor_layer_elements(&rows[i]) * sizeof(float)); // padding of the vocabulary
+            hf_read_layer_(view, &rows[i], layer, chunk);
             if (rows[i].init == INIT_VOCAB) {
                 hf_check_classifier_(&set, view);
             }

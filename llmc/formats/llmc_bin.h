@@ -107,9 +107,10 @@ GPT2Config llmc_bin_read_config(const char* path) {
     return llmc_bin_config_(header);
 }
 
-static void llmc_bin_read_tensor_(const char* path, FILE* file, ModelDtype dtype, const TensorRow* row,
-                                  float* tensor) {
-    const size_t count = tensor_elements(row), element_bytes = llmc_bin_element_bytes_(dtype);
+// Layer l of a tensor.
+static void llmc_bin_read_layer_(const char* path, FILE* file, ModelDtype dtype, const TensorRow* row, int l,
+                                 float* tensor) {
+    const size_t count = tensor_layer_elements(row), element_bytes = llmc_bin_element_bytes_(dtype);
     uint16_t chunk[LLMC_BIN_CHUNK_];
     for (size_t at = 0; at < count; at += LLMC_BIN_CHUNK_) {
         const size_t n = count - at < LLMC_BIN_CHUNK_ ? count - at : LLMC_BIN_CHUNK_;
@@ -119,11 +120,9 @@ static void llmc_bin_read_tensor_(const char* path, FILE* file, ModelDtype dtype
             if (dtype == MODEL_BF16) {
                 tensor[at + i] = bf16_to_float(chunk[i]);
             }
-            const size_t layer = (at + i) / tensor_layer_elements(row),
-                         place = (at + i) % tensor_layer_elements(row);
             CHECK(isfinite(tensor[at + i]),
-                  "%s: tensor %s, layer %zu, row %zu, column %zu is %f, wanted a finite number", path,
-                  row->name, layer, place / row->cols, place % row->cols, (double)tensor[at + i]);
+                  "%s: tensor %s, layer %d, row %zu, column %zu is %f, wanted a finite number", path,
+                  row->name, l, (at + i) / row->cols, (at + i) % row->cols, (double)tensor[at + i]);
         }
     }
 }
@@ -139,14 +138,16 @@ void llmc_bin_read(const char* path, const TensorRow* rows, void* memory) {
     int32_t header[LLMC_BIN_HEADER_];
     FILE* file = llmc_bin_open_(path, header);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        llmc_bin_read_tensor_(path, file, header[1] == 5 ? MODEL_BF16 : MODEL_FP32, &rows[i],
-                              (float*)((char*)memory + rows[i].offset_bytes));
+        for (int l = 0; l < rows[i].layers; l++) {
+            llmc_bin_read_layer_(path, file, header[1] == 5 ? MODEL_BF16 : MODEL_FP32, &rows[i], l,
+                                 (float*)tensor_at_layer(&rows[i], memory, l));
+        }
         llmc_bin_clear_padding_(&rows[i], llmc_bin_config_(header), memory);
     }
     fclose(file);
 }
 
-static void llmc_bin_write_tensor_(FileWriter* writer, ModelDtype dtype, const float* tensor, size_t count) {
+static void llmc_bin_write_layer_(FileWriter* writer, ModelDtype dtype, const float* tensor, size_t count) {
     uint16_t chunk[LLMC_BIN_CHUNK_];
     for (size_t at = 0; at < count; at += LLMC_BIN_CHUNK_) {
         const size_t n = count - at < LLMC_BIN_CHUNK_ ? count - at : LLMC_BIN_CHUNK_;
@@ -168,8 +169,10 @@ void llmc_bin_write(const char* path, GPT2Config cfg, const TensorRow* rows, con
     file_open(&writer, path);
     file_put(&writer, header, sizeof(header));
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        llmc_bin_write_tensor_(&writer, dtype, (const float*)((const char*)memory + rows[i].offset_bytes),
-                               tensor_elements(&rows[i]));
+        for (int l = 0; l < rows[i].layers; l++) {
+            llmc_bin_write_layer_(&writer, dtype, (const float*)tensor_at_layer(&rows[i], memory, l),
+                                  tensor_layer_elements(&rows[i]));
+        }
     }
     file_commit(&writer);
 }

@@ -8,12 +8,13 @@ checkpoint.h -- the complete state of a run in a directory, OUT/step_00001000/, 
     state.json                                                the rest, and checksums of all files (state.h)
 
 model.safetensors has fp32 master weights, or 16-bit weights where there are none. Each row of the optimizer's
-state (gpt2.h) is a tensor that is a range of one space: the elements of the parameters in the order of their
-table, without padding. A writer may cut it into n files (metadata begin, end and total); the reader takes any
-that fill the space. A state that has not the shape of the parameters is only read whole.
+state (gpt2.h) is a tensor in one space: the elements of the parameters in the order of their table, without
+padding, `total` of them. Each process writes what it updates into a file of its own, optimizer.<i>of<n>; the metadata
+`ranges`, "0-98304,196608-200000" for example, says which elements it has. The reader takes any files that fill the
+space, so a run can be continued by any number of processes.
 
-A save copies the tensors into memory allocated before the first step; a thread writes them while the run
-continues. A second save waits for the first. The directory is filled under a temporary name, flushed to the
+A save copies the tensors into memory allocated before the first step; a thread of each process writes them while the
+run continues, and when all have written, one of rank 0 completes the directory. A second save waits for the first. The directory is filled under a temporary name, flushed to the
 disk, checked for room before, and renamed; where there is one of this step already, the two change places.
 --keep removes older ones once a newer one is in its place, sparing multiples of --keep-major: renamed first,
 so that no name of a checkpoint ever holds half of one. Any failure is one error that names the file, and
@@ -25,7 +26,7 @@ The next run in the same directory removes what a killed run left behind; two ru
 
 defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpoints_disk_bytes,
          checkpoints_open, checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished,
-         checkpoint_wait, checkpoint_try_check, checkpoint_newest, checkpoint_remove_after, checkpoint_path,
+         checkpoint_wait, checkpoint_try_check, checkpoint_newest, checkpoint_share, checkpoint_remove_after, checkpoint_path,
          checkpoint_read, CheckpointFilter
 */
 #ifndef LLMC_CHECKPOINT_H
@@ -40,7 +41,9 @@ defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpo
 #include "llmc/run/options.h"
 #include "llmc/run/state.h"
 #include "llmc/tokenizer/tokenizer.h"
+#include "llmc/comm.h"
 #include "llmc/gpt2.h"
+#include "llmc/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,6 +53,8 @@ extern "C" {
 typedef struct {
     const char* trainer; // in words: which program, with which precision
     GPT2Config cfg;
+    ZeroPlan zero; // what each process saves
+    Comm* comm;
     SafeTensorsDtype dtype;     // of the parameters in the copy
     int eot;                    // the token that ends documents
     const Tokenizer* tokenizer; // NULL: none that is known
@@ -65,14 +70,19 @@ typedef struct {
     int keep, keep_major; // keep 0 keeps all
     const Options* options;
     CheckpointRun run;
-    TensorRow rows[GPT2_PARAMETER_ROWS];  // of the parameters in the copy
-    StateRow state_rows[GPT2_STATE_ROWS]; // and of the optimizer's state
-    void *params, *optimizer;             // the copy, on the host, laid out by the rows
+    TensorRow rows[GPT2_PARAMETER_ROWS];  // of the parameters in the copy: full arrays
+    StateRow state_rows[GPT2_STATE_ROWS]; // and of the optimizer's state that this process updates:
+    ZeroRange* ranges;                    // these elements of it
+    int num_ranges;
+    void *params, *optimizer; // the copy, on the host, laid out by the rows; params of rank 0 alone
     size_t params_bytes, optimizer_bytes;
     int lock; // checkpoint_lock
 
-    SavedState state; // of the save under way
-    int is_running, is_done;
+    SavedState state;        // of the save under way
+    int is_running;          // a save is under way: the same on all ranks,
+    int writes, completes;   // and so is what threads do: write files; complete the directory
+    int has_thread, is_done; // this process has a thread; it has ended
+    SavedFile written;       // the file of this process
     pthread_t thread;
     int64_t saved_step; // the last one that was saved or resumed, -1: none
     double write_s;     // what the thread took; not to be read while it runs
@@ -104,26 +114,31 @@ typedef int (*CheckpointFilter)(const SavedState* state, const void* context);
 int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, CheckpointFilter filter,
                       const void* context);
 
+// Collective: tells all ranks which checkpoint rank 0 has found and checked, if it has. The others read its state.
+void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* comm);
+
 // Removes the checkpoints that were written after the one with this serial number: after a rollback the run
 // must not be resumed from them.
 void checkpoint_remove_after(const char* out, int64_t serial);
 
-// Reads the tensors of a checkpoint that was checked: the parameters, as fp32, into memory laid out by `rows`, and
-// the optimizer's state into memory laid out by gpt2_state_rows.
+// Reads the tensors of a checkpoint that was checked: the parameters, as fp32, into memory laid out by `rows`, full
+// arrays, and what this process updates of the optimizer's state into memory laid out by zero_state_rows.
 void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg, const TensorRow* rows,
-                     void* params, void* optimizer);
+                     void* params, const ZeroPlan* zero, void* optimizer);
 
 // ---- saving during a run ----
 
-// Bytes of the copy that a save makes; parameters of the given type.
-size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype);
+// Bytes of the copy that a save makes in this process; parameters of the given type.
+size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype);
 
 // Only one run at a time may write into a directory. Returns a descriptor, which has the lock until it is
 // closed. Removes what a killed run left.
 int checkpoint_lock(const char* out);
 
+// What follows is collective: all processes of the run call it in the same order.
+
 // Prepares to save into --out, which exists. The options and what `run` points to must stay. `lock` is that of
-// checkpoint_lock, or -1 to take it now; checkpoints_close releases it. `after` updates are done. There
+// checkpoint_lock, or -1 to take it now; rank 0 has it, no other rank; checkpoints_close releases it. `after` updates are done. There
 // must be room on the disk for at least one checkpoint. Before each save the caller points params and optimizer
 // to what is to be saved, and leaves that as it is until the save has ended.
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, int lock, int64_t after);
@@ -293,49 +308,58 @@ static void checkpoint_recover_(const char* out) {
 
 // ---- writing ----
 
-// Elements of the optimizer's space.
-static int64_t checkpoint_elements_(GPT2Config cfg) { return (int64_t)gpt2_count_parameters(cfg); }
-
-// The elements of a row in files.
-static size_t checkpoint_row_elements_(const TensorRow* row, GPT2Config cfg) {
-    return (size_t)row->layers * gpt2_rows_in_files(row, cfg) * row->cols;
+// The elements of layer l of a row in files.
+static size_t checkpoint_layer_elements_(const TensorRow* row, GPT2Config cfg) {
+    return gpt2_rows_in_files(row, cfg) * row->cols;
 }
 
-// The elements of a row of the optimizer's state.
-static size_t checkpoint_state_elements_(const StateRow* state, GPT2Config cfg) {
+// Processes that write a file of the optimizer's state.
+static int checkpoint_writers_(const ZeroPlan* zero) { return zero->stage == 0 ? 1 : zero->size; }
+
+// The ranges in words, neighbors as one; the caller frees them.
+static char* checkpoint_ranges_text_(const Checkpoints* c) {
+    const size_t room = 48 * ((size_t)c->num_ranges + 1);
+    char* text = (char*)check_alloc(room, 1, "ranges of a checkpoint");
+    size_t used = 0;
+    for (int i = 0; i < c->num_ranges;) {
+        const size_t begin = c->ranges[i].logical;
+        size_t end = begin;
+        for (; i < c->num_ranges && c->ranges[i].logical == end; i++) {
+            end += c->ranges[i].count;
+        }
+        used += (size_t)snprintf(text + used, room - used, "%s%zu-%zu", used ? "," : "", begin, end);
+    }
+    return text;
+}
+
+static size_t checkpoint_own_elements_(const Checkpoints* c) {
     size_t total = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        assert(state->tensors[i].element_bytes == sizeof(float)); // F32 in files
-        total += checkpoint_row_elements_(&state->tensors[i], cfg);
+    for (int i = 0; i < c->num_ranges; i++) {
+        total += c->ranges[i].count;
     }
     return total;
 }
 
-static void checkpoint_write_state_(SafeTensorsWriter* writer, const Checkpoints* c, const StateRow* state) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &state->tensors[i];
-        safetensors_write_raw(writer, (const char*)c->optimizer + row->offset_bytes,
-                              checkpoint_row_elements_(row, c->run.cfg) * row->element_bytes);
-    }
-}
-
+// Writes what this process has of the optimizer's state. Returns the checksum.
 static uint64_t checkpoint_write_optimizer_(const Checkpoints* c, const char* path) {
-    const size_t total = (size_t)checkpoint_elements_(c->run.cfg);
-    char number[32];
+    const size_t elements = checkpoint_own_elements_(c);
+    char number[32], *ranges = checkpoint_ranges_text_(c);
     SafeTensorsWriter writer;
-    snprintf(number, sizeof(number), "%zu", total);
+    snprintf(number, sizeof(number), "%zu", zero_logical_elements(c->rows, c->run.cfg));
     safetensors_writer_open(&writer, path);
-    safetensors_writer_metadata(&writer, "begin", "0");
-    safetensors_writer_metadata(&writer, "end", number);
+    safetensors_writer_metadata(&writer, "ranges", ranges);
     safetensors_writer_metadata(&writer, "total", number);
-    for (int i = 0; i < GPT2_STATE_ROWS; i++) {
-        const size_t elements = checkpoint_state_elements_(&c->state_rows[i], c->run.cfg);
-        safetensors_writer_declare(&writer, c->state_rows[i].name, SAFETENSORS_F32, 1, &elements);
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        safetensors_writer_declare(&writer, c->state_rows[s].name, SAFETENSORS_F32, 1, &elements);
     }
     safetensors_writer_begin(&writer);
-    for (int i = 0; i < GPT2_STATE_ROWS; i++) {
-        checkpoint_write_state_(&writer, c, &c->state_rows[i]);
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        const float* state = (const float*)((const char*)c->optimizer + c->state_rows[s].offset_bytes);
+        for (int i = 0; i < c->num_ranges; i++) {
+            safetensors_write_raw(&writer, state + c->ranges[i].owned, c->ranges[i].count * sizeof(float));
+        }
     }
+    free(ranges);
     return safetensors_writer_commit(&writer);
 }
 
@@ -357,7 +381,7 @@ static void checkpoint_list_file_(SavedState* s, const char* directory, const ch
 }
 
 // Lists the small files that are in a directory so far.
-static void checkpoint_list_files_(SavedState* s, const char* directory) {
+static void checkpoint_list_small_files_(SavedState* s, const char* directory) {
     struct dirent* entry;
     DIR* dir = opendir(directory);
     CHECK(dir, "%s: cannot read: %s", directory, strerror(errno));
@@ -412,10 +436,9 @@ static void checkpoint_put_(const char* part, const char* path, const char* out,
     checkpoint_clear_(part);
 }
 
-// The first element of a row that is not finite; `count` if all are finite.
-static size_t checkpoint_find_infinite_(const TensorRow* row, const void* memory, SafeTensorsDtype dtype,
-                                        size_t count) {
-    const char* data = (const char*)memory + row->offset_bytes;
+// The first of `count` elements that is not finite; `count` if all are finite.
+static size_t checkpoint_find_infinite_(const void* elements, SafeTensorsDtype dtype, size_t count) {
+    const char* data = (const char*)elements;
     const size_t bytes = safetensors_dtype_bytes(dtype);
     const uint32_t exponent = dtype == SAFETENSORS_F32    ? 0x7F800000
                               : dtype == SAFETENSORS_BF16 ? 0x7F80
@@ -434,15 +457,19 @@ static size_t checkpoint_find_infinite_(const TensorRow* row, const void* memory
 // would push a checkpoint that can be read out of --keep.
 static void checkpoint_require_finite_(const Checkpoints* c, const char* path) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t count = checkpoint_row_elements_(&c->rows[i], c->run.cfg);
-        const size_t bad = checkpoint_find_infinite_(&c->rows[i], c->params, c->run.dtype, count);
-        CHECK(bad == count, "%s: not saved: element %zu of %s is not finite: the run has diverged", path, bad,
-              c->rows[i].name);
+        const size_t count = checkpoint_layer_elements_(&c->rows[i], c->run.cfg);
+        for (int l = 0; l < c->rows[i].layers; l++) {
+            const void* layer = tensor_at_layer(&c->rows[i], c->params, l);
+            const size_t bad = checkpoint_find_infinite_(layer, c->run.dtype, count);
+            CHECK(bad == count,
+                  "%s: not saved: element %zu of %s, layer %d, is not finite: the run has diverged", path,
+                  bad, c->rows[i].name, l);
+        }
     }
 }
 
-static void checkpoint_write_files_(Checkpoints* c, const char* directory) {
-    char path[PATH_MAX];
+// The files of rank 0 alone: all but the optimizer's state and state.json.
+static void checkpoint_write_model_(Checkpoints* c, const char* directory) {
     SavedState* s = &c->state;
     hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot);
     if (c->run.tokenizer) {
@@ -451,38 +478,73 @@ static void checkpoint_write_files_(Checkpoints* c, const char* directory) {
     if (c->run.extra) {
         c->run.extra(c->run.extra_context, directory);
     }
-    checkpoint_list_files_(s, directory);
+    checkpoint_list_small_files_(s, directory);
     const uint64_t model = hf_model_write(directory, c->run.cfg, c->rows, c->params, c->run.dtype);
     checkpoint_list_file_(s, directory, "model.safetensors", model);
-    file_join(path, directory, "optimizer.1of1.safetensors");
-    const uint64_t optimizer = checkpoint_write_optimizer_(c, path);
-    checkpoint_list_file_(s, directory, "optimizer.1of1.safetensors", optimizer);
-    file_join(path, directory, "state.json");
-    state_write(path, s, c->options);
-    for (; s->num_files > 0; s->num_files--) {
-        free((char*)s->files[s->num_files - 1].name);
+}
+
+static void checkpoint_optimizer_name_(char name[64], int rank, int writers) {
+    snprintf(name, 64, "optimizer.%dof%d.safetensors", rank + 1, writers);
+}
+
+// Writes the files of this process. `checkpoint` is the name for errors.
+static void checkpoint_write_files_(Checkpoints* c, const char* directory, const char* checkpoint) {
+    char path[PATH_MAX], name[64];
+    struct stat info;
+    if (c->run.zero.rank == 0) {
+        checkpoint_require_finite_(c, checkpoint);
+        checkpoint_write_model_(c, directory);
+    }
+    checkpoint_optimizer_name_(name, c->run.zero.rank, checkpoint_writers_(&c->run.zero));
+    file_join(path, directory, name);
+    c->written.xxh64 = checkpoint_write_optimizer_(c, path);
+    CHECK(stat(path, &info) == 0, "%s: cannot read: %s", path, strerror(errno));
+    c->written.bytes = info.st_size;
+}
+
+// Lists the parts of the optimizer's state, `written` by each process.
+static void checkpoint_list_parts_(Checkpoints* c, const char* directory, const SavedFile* written) {
+    const int writers = checkpoint_writers_(&c->run.zero);
+    char name[64];
+    for (int i = 0; i < writers; i++) {
+        checkpoint_optimizer_name_(name, i, writers);
+        checkpoint_list_file_(&c->state, directory, name, written[i].xxh64);
     }
 }
 
-// The thread: writes the copy.
-static void* checkpoint_write_(void* checkpoints) {
-    Checkpoints* c = (Checkpoints*)checkpoints;
-    const int64_t step = c->state.run.step;
-    const double start_s = time_now_s();
-    char path[PATH_MAX], part[PATH_MAX];
-    checkpoint_path(path, c->out, step, "");
-    checkpoint_path(part, c->out, step, CHECKPOINT_PART_);
-    checkpoint_require_finite_(c, path);
-    checkpoint_clear_(part);
-    CHECK(mkdir(part, 0777) == 0, "%s: cannot make the directory: %s", part, strerror(errno));
-    checkpoint_require_room_(c, part);
-    checkpoint_write_files_(c, part);
-    checkpoint_put_(part, path, c->out, step);
+// After all have written: state.json, and the directory gets its name. In rank 0.
+static void checkpoint_complete_(Checkpoints* c, const char* part, const char* path) {
+    char file[PATH_MAX];
+    SavedState* s = &c->state;
+    file_join(file, part, "state.json");
+    state_write(file, s, c->options);
+    for (; s->num_files > 0; s->num_files--) {
+        free((char*)s->files[s->num_files - 1].name);
+    }
+    checkpoint_put_(part, path, c->out, s->run.step);
     file_sync_directory(path);
     if (c->keep) {
-        checkpoint_thin_(c->out, step, c->keep, c->keep_major);
+        checkpoint_thin_(c->out, s->run.step, c->keep, c->keep_major);
     }
-    c->write_s = time_now_s() - start_s;
+}
+
+// The thread of a save. With one process it does all; with several, first each one's writes, then rank 0's completes.
+static void* checkpoint_work_(void* checkpoints) {
+    Checkpoints* c = (Checkpoints*)checkpoints;
+    const double start_s = time_now_s();
+    char path[PATH_MAX], part[PATH_MAX];
+    checkpoint_path(path, c->out, c->state.run.step, "");
+    checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART_);
+    if (c->writes) {
+        checkpoint_write_files_(c, part, path);
+    }
+    if (c->writes && c->completes) {
+        checkpoint_list_parts_(c, part, &c->written);
+    }
+    if (c->completes) {
+        checkpoint_complete_(c, part, path);
+    }
+    c->write_s += time_now_s() - start_s;
     __atomic_store_n(&c->is_done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -573,6 +635,19 @@ int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, Check
     return found ? 1 : count ? -1 : 0;
 }
 
+void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* comm) {
+    char file[PATH_MAX], error[ERROR_BYTES];
+    comm_broadcast(comm, is_found, sizeof(*is_found));
+    if (!*is_found) {
+        return;
+    }
+    comm_broadcast(comm, path, PATH_MAX);
+    if (comm->rank > 0) {
+        file_join(file, path, "state.json");
+        CHECK(state_try_read(s, file, error), "%s", error);
+    }
+}
+
 void checkpoint_remove_after(const char* out, int64_t serial) {
     CheckpointEntry_* entries;
     const int count = checkpoint_list_(out, &entries);
@@ -584,32 +659,130 @@ void checkpoint_remove_after(const char* out, int64_t serial) {
     free(entries);
 }
 
-// A range of the optimizer's space, in a file.
+// Elements begin ... end-1 of the optimizer's space, in a file from its element `at` on.
 typedef struct {
-    SafeTensors file;
-    size_t begin, end;
+    const SafeTensors* file;
+    size_t begin, end, at;
 } CheckpointSlice_;
+
+// The files of the optimizer's state, and what they have, in the order of the space.
+typedef struct {
+    SafeTensors* files;
+    CheckpointSlice_* slices;
+    size_t num_files, num_slices, total;
+} CheckpointParts_;
+
+// Reads a number at *text and moves behind it.
+static size_t checkpoint_number_(const SafeTensors* file, const char* key, const char** text) {
+    const size_t digits = *text ? strspn(*text, "0123456789") : 0;
+    CHECK(digits > 0 && digits < 19, "%s: %s: \"%.40s\", wanted a number", file->path, key,
+          *text ? *text : "missing");
+    const size_t number = (size_t)strtoull(*text, NULL, 10);
+    *text += digits;
+    return number;
+}
 
 static size_t checkpoint_metadata_(const SafeTensors* file, const char* key) {
     const char* text = safetensors_metadata(file, key);
-    CHECK(text && *text && strspn(text, "0123456789") == strlen(text) && strlen(text) < 19,
-          "%s: %s is %s, wanted a number", file->path, key, text ? text : "missing");
-    return (size_t)strtoull(text, NULL, 10);
+    const size_t number = checkpoint_number_(file, key, &text);
+    CHECK(!*text, "%s: %s: \"%.40s\" after the number", file->path, key, text);
+    return number;
 }
 
-static void checkpoint_open_slice_(CheckpointSlice_* slice, const char* path, size_t total) {
-    safetensors_open(&slice->file, path);
-    slice->begin = checkpoint_metadata_(&slice->file, "begin");
-    slice->end = checkpoint_metadata_(&slice->file, "end");
-    const size_t found = checkpoint_metadata_(&slice->file, "total");
-    CHECK(found == total, "%s: a part of %zu elements, wanted %zu for this model", path, found, total);
-    CHECK(slice->begin <= slice->end && slice->end <= total, "%s: elements %zu to %zu of %zu", path,
-          slice->begin, slice->end, total);
+static void checkpoint_add_slice_(CheckpointParts_* parts, CheckpointSlice_ slice) {
+    CHECK(slice.begin <= slice.end && slice.end <= parts->total, "%s: elements %zu to %zu of %zu",
+          slice.file->path, slice.begin, slice.end, parts->total);
+    parts->slices = (CheckpointSlice_*)check_grow(parts->slices, parts->num_slices, sizeof(CheckpointSlice_),
+                                                  slice.file->path);
+    parts->slices[parts->num_slices++] = slice;
+}
+
+// Adds what a file says it has: `ranges`, or one range from `begin` to `end`, as older programs wrote it.
+static void checkpoint_add_file_(CheckpointParts_* parts, const SafeTensors* file) {
+    CheckpointSlice_ slice = {file, 0, 0, 0};
+    const size_t total = checkpoint_metadata_(file, "total");
+    CHECK(total == parts->total, "%s: a part of %zu elements, wanted %zu for this model", file->path, total,
+          parts->total);
+    const char* text = safetensors_metadata(file, "ranges");
+    if (!text) {
+        slice.begin = checkpoint_metadata_(file, "begin");
+        slice.end = checkpoint_metadata_(file, "end");
+        checkpoint_add_slice_(parts, slice);
+        return;
+    }
+    while (*text) {
+        slice.begin = checkpoint_number_(file, "ranges", &text);
+        CHECK(*text == '-', "%s: ranges: \"%.40s\", wanted -", file->path, text);
+        text++;
+        slice.end = checkpoint_number_(file, "ranges", &text);
+        CHECK(!*text || (*text == ',' && text[1]), "%s: ranges: \"%.40s\", wanted a comma", file->path, text);
+        text += *text == ',';
+        checkpoint_add_slice_(parts, slice);
+        slice.at += slice.end - slice.begin;
+    }
 }
 
 static int checkpoint_by_begin_(const void* a, const void* b) {
     const CheckpointSlice_ *x = (const CheckpointSlice_*)a, *y = (const CheckpointSlice_*)b;
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : (x->end > y->end) - (x->end < y->end);
+}
+
+// Whether a file holds optimizer state: optimizer.<i>of<n>.safetensors.
+static int checkpoint_is_part_(const char* name) {
+    int i, n, end = 0;
+    return sscanf(name, "optimizer.%dof%d.safetensors%n", &i, &n, &end) == 2 && end && !name[end];
+}
+
+// Opens the files; ends the program unless they fill the space.
+static void checkpoint_open_parts_(CheckpointParts_* parts, const SavedState* s, const char* directory,
+                                   size_t total) {
+    char path[PATH_MAX];
+    size_t at = 0;
+    memset(parts, 0, sizeof(*parts));
+    parts->total = total;
+    parts->files = (SafeTensors*)check_alloc((size_t)s->num_files + 1, sizeof(SafeTensors), directory);
+    for (int i = 0; i < s->num_files; i++) {
+        if (checkpoint_is_part_(s->files[i].name)) {
+            SafeTensors* file = &parts->files[parts->num_files++];
+            file_join(path, directory, s->files[i].name);
+            safetensors_open(file, path);
+            checkpoint_add_file_(parts, file);
+        }
+    }
+    qsort(parts->slices, parts->num_slices, sizeof(CheckpointSlice_), checkpoint_by_begin_);
+    for (size_t i = 0; i < parts->num_slices; i++) {
+        CHECK(parts->slices[i].begin == at,
+              "%s: elements from %zu on, wanted those from %zu: the parts do not fit",
+              parts->slices[i].file->path, parts->slices[i].begin, at);
+        at = parts->slices[i].end;
+    }
+    CHECK(at == total, "%s: optimizer state of %zu elements, wanted %zu", directory, at, total);
+}
+
+static void checkpoint_close_parts_(CheckpointParts_* parts) {
+    for (size_t i = 0; i < parts->num_files; i++) {
+        safetensors_close(&parts->files[i]);
+    }
+    free(parts->slices);
+    free(parts->files);
+}
+
+// The elements that a file has.
+static size_t checkpoint_part_elements_(const CheckpointParts_* parts, const SafeTensors* file) {
+    size_t count = 0;
+    for (size_t i = 0; i < parts->num_slices; i++) {
+        count += parts->slices[i].file == file ? parts->slices[i].end - parts->slices[i].begin : 0;
+    }
+    return count;
+}
+
+// Ends the program if a file has not what it says.
+static void checkpoint_check_part_(const CheckpointParts_* parts, const SafeTensors* file,
+                                   const StateRow* state) {
+    const size_t count = checkpoint_part_elements_(parts, file);
+    const SafeTensorsView* view = safetensors_require(file, state->name, 1, &count);
+    CHECK(view->dtype == SAFETENSORS_F32, "%s: tensor %s is %s, wanted F32", file->path, state->name,
+          safetensors_dtype_name(view->dtype));
 }
 
 // Ends the program if no optimizer can have made these values: NaN, or below the least of the state.
@@ -625,86 +798,73 @@ static void checkpoint_check_state_(const char* path, const StateRow* state, con
     }
 }
 
-// The range of a row of the state in a slice of the space, which has `total` elements. A state with another shape
-// than the parameters is never cut.
-static void checkpoint_state_range_(size_t* begin, size_t* end, const CheckpointSlice_* slice,
-                                    const StateRow* state, size_t elements, size_t total) {
-    const int is_whole = slice->begin == 0 && slice->end == total;
-    CHECK(elements == total || is_whole, "%s: a part of the optimizer's state; %s can only be read whole",
-          slice->file.path, state->name);
-    *begin = slice->begin;
-    *end = is_whole ? elements : slice->end;
-}
-
-// Copies what a slice has of one row of the state to its place in memory.
-static void checkpoint_read_slice_(const CheckpointSlice_* slice, const StateRow* state, GPT2Config cfg,
-                                   size_t total, void* optimizer) {
-    size_t begin, end, first = 0; // first: of the tensor, in the row
-    checkpoint_state_range_(&begin, &end, slice, state, checkpoint_state_elements_(state, cfg), total);
-    const size_t count = end - begin;
-    const SafeTensorsView* view = safetensors_require(&slice->file, state->name, 1, &count);
-    CHECK(view->dtype == SAFETENSORS_F32, "%s: tensor %s is %s, wanted F32", slice->file.path, state->name,
-          safetensors_dtype_name(view->dtype));
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t last = first + checkpoint_row_elements_(&state->tensors[i], cfg);
-        const size_t from = begin > first ? begin : first, to = end < last ? end : last;
+// Sets the elements of a range from the slices that have them.
+static void checkpoint_read_range_(const CheckpointParts_* parts, const StateRow* state,
+                                   const ZeroRange* range, float* out) {
+    const size_t begin = range->logical, end = begin + range->count;
+    size_t i = 0;
+    for (size_t step = parts->num_slices; step > 0;
+         step /= 2) { // the first slice that ends after the range begins
+        while (i + step <= parts->num_slices && parts->slices[i + step - 1].end <= begin) {
+            i += step;
+        }
+    }
+    for (; i < parts->num_slices && parts->slices[i].begin < end; i++) {
+        const CheckpointSlice_* slice = &parts->slices[i];
+        const size_t from = begin > slice->begin ? begin : slice->begin,
+                     to = end < slice->end ? end : slice->end, at = slice->at + (from - slice->begin);
         if (from < to) {
-            float* out = (float*)((char*)optimizer + state->tensors[i].offset_bytes) + (from - first);
-            safetensors_read_f32_part(view, from - begin, to - from, out);
-            checkpoint_check_state_(slice->file.path, state, out, from, to - from);
+            safetensors_read_f32_part(safetensors_find(slice->file, state->name), at, to - from,
+                                      out + (from - begin));
+            checkpoint_check_state_(slice->file->path, state, out + (from - begin), at, to - from);
         }
-        first = last;
     }
 }
 
-// Whether a file holds optimizer state: optimizer.<i>of<n>.safetensors.
-static int checkpoint_is_slice_(const char* name) {
-    int i, n, end = 0;
-    return sscanf(name, "optimizer.%dof%d.safetensors%n", &i, &n, &end) == 2 && end && !name[end];
-}
-
-// Reads the optimizer's state from any number of files that fill its space.
+// Reads what this process updates of the optimizer's state.
 static void checkpoint_read_optimizer_(const SavedState* s, const char* directory, GPT2Config cfg,
-                                       void* optimizer) {
-    char path[PATH_MAX];
+                                       const ZeroPlan* zero, void* optimizer) {
+    CheckpointParts_ parts;
     StateRow states[GPT2_STATE_ROWS];
-    gpt2_state_rows(states, cfg);
-    const size_t total = (size_t)checkpoint_elements_(cfg);
-    CheckpointSlice_* slices =
-        (CheckpointSlice_*)check_alloc((size_t)s->num_files + 1, sizeof(CheckpointSlice_), directory);
-    size_t count = 0, at = 0;
-    for (int i = 0; i < s->num_files; i++) {
-        if (checkpoint_is_slice_(s->files[i].name)) {
-            file_join(path, directory, s->files[i].name);
-            checkpoint_open_slice_(&slices[count++], path, total);
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    zero_state_rows(states, zero, cfg);
+    gpt2_sharded_rows_of(rows, cfg, sizeof(float), zero->size);
+    ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), directory);
+    const int num_ranges = zero_ranges(zero, rows, cfg, ranges);
+    checkpoint_open_parts_(&parts, s, directory, zero_logical_elements(rows, cfg));
+    for (int k = 0; k < GPT2_STATE_ROWS; k++) {
+        float* state = (float*)((char*)optimizer + states[k].offset_bytes);
+        for (size_t i = 0; i < parts.num_files; i++) {
+            checkpoint_check_part_(&parts, &parts.files[i], &states[k]);
+        }
+        for (int i = 0; i < num_ranges; i++) {
+            checkpoint_read_range_(&parts, &states[k], &ranges[i], state + ranges[i].owned);
         }
     }
-    qsort(slices, count, sizeof(*slices), checkpoint_by_begin_);
-    for (size_t i = 0; i < count; i++) {
-        CHECK(slices[i].begin == at, "%s: elements from %zu on, wanted those from %zu: the parts do not fit",
-              slices[i].file.path, slices[i].begin, at);
-        for (int k = 0; k < GPT2_STATE_ROWS; k++) {
-            checkpoint_read_slice_(&slices[i], &states[k], cfg, total, optimizer);
-        }
-        at = slices[i].end;
-        safetensors_close(&slices[i].file);
-    }
-    free(slices);
-    CHECK(at == total, "%s: optimizer state of %zu elements, wanted %zu", directory, at, total);
+    checkpoint_close_parts_(&parts);
+    free(ranges);
 }
 
 void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg, const TensorRow* rows,
-                     void* params, void* optimizer) {
+                     void* params, const ZeroPlan* zero, void* optimizer) {
     hf_model_read(directory, cfg, rows, params);
-    checkpoint_read_optimizer_(s, directory, cfg, optimizer);
+    checkpoint_read_optimizer_(s, directory, cfg, zero, optimizer);
 }
 
 // ---- saving during a run ----
 
-size_t checkpoints_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+// Of the two parts of the copy.
+static size_t checkpoint_params_bytes_(const ZeroPlan* zero, SafeTensorsDtype dtype) {
+    return zero->rank == 0 ? zero_full_elements(zero) * safetensors_dtype_bytes(dtype) : 0;
+}
+static size_t checkpoint_optimizer_bytes_(StateRow states[GPT2_STATE_ROWS], GPT2Config cfg,
+                                          const ZeroPlan* zero) {
+    return zero->rank < checkpoint_writers_(zero) ? zero_state_rows(states, zero, cfg) : 0;
+}
+
+size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype) {
     StateRow states[GPT2_STATE_ROWS];
-    return gpt2_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype)) + gpt2_state_rows(states, cfg);
+    return checkpoint_params_bytes_(zero, dtype) + checkpoint_optimizer_bytes_(states, cfg, zero);
 }
 
 // How long a killed run is waited for, which keeps its lock until the system has its memory back.
@@ -741,6 +901,20 @@ void checkpoint_copy_at(Checkpoints* c, void* memory) {
     c->optimizer = (char*)memory + c->params_bytes;
 }
 
+// The largest serial number of a checkpoint in the directory, 0 without one.
+static int64_t checkpoint_last_serial_(const char* out) {
+    CheckpointEntry_* entries;
+    const int count = checkpoint_list_(out, &entries);
+    int64_t serial = 0;
+    for (int i = 0; i < count; i++) {
+        if (entries[i].serial != INT64_MAX && entries[i].serial > serial) {
+            serial = entries[i].serial;
+        }
+    }
+    free(entries);
+    return serial;
+}
+
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, int lock, int64_t after) {
     memset(c, 0, sizeof(*c));
     CHECK(snprintf(c->out, sizeof(c->out), "%s", options->out) < (int)sizeof(c->out) - 64,
@@ -750,39 +924,50 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->options = options;
     c->run = run;
     c->saved_step = -1;
-    c->params_bytes = gpt2_parameter_rows_of(c->rows, run.cfg, safetensors_dtype_bytes(run.dtype));
-    c->optimizer_bytes = gpt2_state_rows(c->state_rows, run.cfg);
+    gpt2_sharded_rows_of(c->rows, run.cfg, safetensors_dtype_bytes(run.dtype), run.zero.size);
+    c->ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(run.cfg), sizeof(ZeroRange), c->out);
+    c->num_ranges = zero_ranges(&run.zero, c->rows, run.cfg, c->ranges);
+    c->params_bytes = checkpoint_params_bytes_(&run.zero, run.dtype);
+    c->optimizer_bytes = checkpoint_optimizer_bytes_(c->state_rows, run.cfg, &run.zero);
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train_tokens;
     c->state.train_data = run.train_data;
     c->state.padded_vocab = run.cfg.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
-    c->lock = lock >= 0 ? lock : checkpoint_lock(c->out);
-    checkpoint_require_room_(c, c->out);
-    checkpoint_require_places_(c, after);
-    CheckpointEntry_* entries;
-    const int count = checkpoint_list_(c->out, &entries);
-    for (int i = 0; i < count; i++) {
-        if (entries[i].serial != INT64_MAX && entries[i].serial > c->state.serial) {
-            c->state.serial = entries[i].serial;
-        }
+    c->lock = lock;
+    if (run.zero.rank == 0) {
+        c->lock = lock >= 0 ? lock : checkpoint_lock(c->out);
+        checkpoint_require_room_(c, c->out);
+        checkpoint_require_places_(c, after);
+        c->state.serial = checkpoint_last_serial_(c->out);
     }
-    free(entries);
+    comm_broadcast(run.comm, &c->state.serial, sizeof(c->state.serial));
 }
 
-int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]) {
-    if (!c->is_running) {
-        return 0;
-    }
-    pthread_join(c->thread, NULL);
-    c->is_running = 0;
-    c->save_s = c->write_s > c->save_s ? c->write_s : c->save_s;
-    checkpoint_path(path, c->out, c->state.run.step, "");
-    return 1;
+// ---- a save, from its start to its end ----
+
+// Starts the thread of this process.
+static void checkpoint_start_thread_(Checkpoints* c) {
+    c->is_done = 0;
+    const int failed = pthread_create(&c->thread, NULL, checkpoint_work_, c);
+    CHECK(!failed, "%s: cannot start a thread to save: %s", c->out, strerror(failed));
+    c->has_thread = 1;
 }
 
-int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]) {
-    return c->is_running && __atomic_load_n(&c->is_done, __ATOMIC_ACQUIRE) && checkpoint_wait(c, path);
+static void checkpoint_join_(Checkpoints* c) {
+    if (c->has_thread) {
+        pthread_join(c->thread, NULL);
+        c->has_thread = 0;
+    }
+}
+
+// Makes the directory for the files of all.
+static void checkpoint_make_part_(Checkpoints* c) {
+    char part[PATH_MAX];
+    checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART_);
+    checkpoint_clear_(part);
+    CHECK(mkdir(part, 0777) == 0, "%s: cannot make the directory: %s", part, strerror(errno));
+    checkpoint_require_room_(c, part);
 }
 
 void checkpoint_start(Checkpoints* c, const RunState* run) {
@@ -790,17 +975,81 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
     c->state.run = *run;
     c->state.serial++;
     c->saved_step = run->step;
-    c->is_done = 0;
-    const int failed = pthread_create(&c->thread, NULL, checkpoint_write_, c);
-    CHECK(!failed, "%s: cannot start a thread to save: %s", c->out, strerror(failed));
-    c->is_running = 1;
+    c->is_running = c->writes = 1;
+    c->completes = c->run.zero.size == 1;
+    c->write_s = 0;
+    if (c->run.zero.rank == 0) {
+        checkpoint_make_part_(c);
+    }
+    comm_barrier(c->run.comm);
+    if (c->run.zero.rank < checkpoint_writers_(&c->run.zero)) {
+        checkpoint_start_thread_(c);
+    }
+}
+
+// All have written. Rank 0 hears what, and completes the checkpoint.
+static void checkpoint_finish_writing_(Checkpoints* c) {
+    const ZeroPlan* zero = &c->run.zero;
+    char part[PATH_MAX];
+    SavedFile* all = (SavedFile*)check_alloc((size_t)zero->size, sizeof(SavedFile), "files of a checkpoint");
+    checkpoint_join_(c);
+    comm_all_gather(c->run.comm, all, &c->written, sizeof(SavedFile));
+    c->writes = 0;
+    c->completes = 1;
+    if (zero->rank == 0) {
+        checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART_);
+        checkpoint_list_parts_(c, part, all);
+        checkpoint_start_thread_(c);
+    }
+    free(all);
+}
+
+// The save has ended on all ranks.
+static int checkpoint_end_(Checkpoints* c, char path[PATH_MAX]) {
+    checkpoint_join_(c);
+    c->is_running = 0;
+    c->save_s = c->write_s > c->save_s ? c->write_s : c->save_s;
+    checkpoint_path(path, c->out, c->state.run.step, "");
+    return 1;
+}
+
+int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]) {
+    if (!c->is_running) {
+        return 0;
+    }
+    if (!c->completes) {
+        checkpoint_finish_writing_(c);
+    }
+    checkpoint_join_(c);
+    comm_barrier(c->run.comm);
+    return checkpoint_end_(c, path);
+}
+
+// Whether no process has a thread that still works.
+static int checkpoint_all_done_(Checkpoints* c) {
+    const int is_busy = c->has_thread && !__atomic_load_n(&c->is_done, __ATOMIC_ACQUIRE);
+    return !comm_any(c->run.comm, is_busy);
+}
+
+int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]) {
+    if (!c->is_running || !checkpoint_all_done_(c)) {
+        return 0;
+    }
+    if (!c->completes) {
+        checkpoint_finish_writing_(c);
+        return 0;
+    }
+    return checkpoint_end_(c, path);
 }
 
 void checkpoints_close(Checkpoints* c) {
     char path[PATH_MAX];
     checkpoint_wait(c, path);
+    free(c->ranges);
     free(c->state.files);
-    close(c->lock);
+    if (c->lock >= 0) {
+        close(c->lock);
+    }
     memset(c, 0, sizeof(*c));
 }
 

@@ -12,6 +12,7 @@ defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_b
 
 #include "llmc/run/options.h"
 #include "llmc/gpt2.h"
+#include "llmc/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,8 +32,8 @@ void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
 // The same, on the host beside a run on another device.
 void plan_add_host(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
 
-// Adds the optimizer's state.
-void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg);
+// Adds the optimizer's state that one process has.
+void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero);
 
 // The memory of the device that the run is on.
 size_t plan_bytes(const PlanMemory* memory);
@@ -75,9 +76,9 @@ void plan_add_host(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) 
     plan_append_(plan, kind);
 }
 
-void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg) {
+void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero) {
     StateRow states[GPT2_STATE_ROWS];
-    gpt2_state_rows(states, cfg);
+    zero_state_rows(states, zero, cfg);
     for (int s = 0; s < GPT2_STATE_ROWS; s++) {
         plan_add(plan, states[s].label, states[s].bytes);
     }

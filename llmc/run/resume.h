@@ -23,6 +23,7 @@ defines: Resume, resume_open, resume_is_here, resume_config, resume_check, resum
 
 #include "llmc/run/options.h"
 #include "llmc/run/state.h"
+#include "llmc/comm.h"
 #include "llmc/gpt2.h"
 
 #ifdef __cplusplus
@@ -37,9 +38,9 @@ typedef struct {
     int is_here; // the checkpoint is in --out: the logs there are those of the run
 } Resume;
 
-// Creates and locks --out, so that nothing changes there; then finds the checkpoint, checks all of it and
-// takes options from it. Call it before any other setup. The options point into its state, which must stay.
-void resume_open(Resume* r, Options* options);
+// Rank 0 creates and locks --out, so that nothing changes there; then it finds the checkpoint and checks all of it. All
+// take options from it. Collective; call it before any other setup. The options point into its state, which must stay.
+void resume_open(Resume* r, Options* options, Comm* comm);
 
 // Whether the run continues one in --out: the same logs, and checkpoints in a row.
 static inline int resume_is_here(const Resume* r) { return r->is_active && r->is_here; }
@@ -121,11 +122,10 @@ static void resume_inherit_(const Resume* r, Options* options) {
     }
 }
 
-void resume_open(Resume* r, Options* options) {
+// Locks --out and finds the checkpoint: rank 0's part.
+static void resume_find_(Resume* r, const Options* options) {
     const char* how = options->resume;
     struct stat info;
-    memset(r, 0, sizeof(*r));
-    r->lock = -1;
     const int is_auto = strcmp(how, "auto") == 0 || strcmp(how, "1") == 0;
     const int is_off = strcmp(how, "off") == 0 || strcmp(how, "0") == 0;
     const int may_be_new = is_auto || is_off || strcmp(how, "on") != 0;
@@ -141,6 +141,15 @@ void resume_open(Resume* r, Options* options) {
     } else {
         resume_named_(r, options);
     }
+}
+
+void resume_open(Resume* r, Options* options, Comm* comm) {
+    memset(r, 0, sizeof(*r));
+    r->lock = -1;
+    if (comm->rank == 0) {
+        resume_find_(r, options);
+    }
+    checkpoint_share(&r->saved, r->path, &r->is_active, comm);
     if (r->is_active) {
         resume_inherit_(r, options);
         r->is_here = options->out[0] && resume_holds_(options->out, r->path);

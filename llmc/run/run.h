@@ -42,12 +42,11 @@ extern "C" {
 
 typedef struct GPT2 GPT2; // each trainer has its own
 
-// The loss and the gradient of the micro-batches of an update, as they were computed.
+// What a process did of an update. A sum of these over all processes is of the whole update.
 typedef struct {
-    double loss;    // mean over micro-batches of: sum of the losses / (B * T), nats
-    double norm;    // of the gradient in memory, times the loss scale
-    double counted; // targets that count
-    double flops;   // floating-point operations
+    WideSum square_sum; // of the part of the gradient that this process has after the reduction, times the loss scale
+    double counted;     // targets that count
+    double flops;       // floating-point operations
 } BatchGradient;
 
 // Adds the work of a micro-batch.
@@ -75,7 +74,8 @@ typedef struct {
     // *plan. Allocates nothing; a plan for another machine needs no device.
     void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options);
     // Allocates everything that training needs; all parameters are zero. Ends the program if it does not fit.
-    void (*open)(GPT2* model, GPT2Config cfg, const Options* options);
+    // `comm` stays. Collective, as all that follows up to copy_out.
+    void (*open)(GPT2* model, GPT2Config cfg, const Options* options, Comm* comm);
     void (*close)(GPT2* model);
     // Prints the end of the line on data and device; `peak` in FLOP/s.
     void (*print_device)(const GPT2* model, double peak);
@@ -88,8 +88,10 @@ typedef struct {
     // The loss scale of a new run; loss_scale_off where gradients need none.
     LossScale (*loss_scale)(void);
     // Forward and backward on the next total_batch tokens of `train`, one micro-batch after another: sets all
-    // gradients. The loss of each token counts loss_scale / total_batch.
-    BatchGradient (*gradients)(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale);
+    // gradients, and losses[m] to the sum of the losses of this process's micro-batch in micro-step m, nats. The loss
+    // of each token counts loss_scale / total_batch.
+    BatchGradient (*gradients)(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
+                               double* losses);
     // One update of all parameters; `adamw.grad_scale` applies to gradients as they are in memory.
     void (*update)(GPT2* model, AdamW adamw);
     // Prints what --gpu-report asks for, after step number `step` (from 1). NULL: nothing.
@@ -98,11 +100,9 @@ typedef struct {
     // ---- between two steps
 
     // Whether to validate before the first update, too; as setup_validates_first. NULL: always.
-    int (*validates_first)(const Options* options, double flops_per_token, int64_t batches);
-    // Forward: sets or adds to the loss, sum of the losses / (B * T) of a full micro-batch, as `mode` says.
-    void (*evaluate)(GPT2* model, Batch batch, GradientMode mode);
-    // Returns that loss. Waits for the device.
-    double (*read_loss)(GPT2* model);
+    int (*validates_first)(const Options* options, double flops_per_token, int64_t sequences);
+    // Forward: returns the sum of the losses, nats. Waits for the device.
+    double (*evaluate)(GPT2* model, Batch batch);
     NextLogits next_logits; // generator.h
 
     // ---- weights and checkpoints
@@ -175,7 +175,8 @@ typedef struct {
     GPT2* model;
     Dataloader loaders[2];
     Dataloader *train, *val; // NULL without data
-    int64_t eval_batches;    // of a validation
+    Comm comm;
+    double *losses, *losses_of_all; // of the micro-batches of an update or validation: of this process, and of all
     Generator generator;
     Session session;
     RunLog log;

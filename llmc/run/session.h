@@ -75,14 +75,14 @@ void session_wait(Session* s, RunLog* log);
 // Whether the run could be saved and its current state is not.
 int session_is_unsaved(const Session* s, const RunState* run);
 
-// Logs why the run ends early.
-void session_stopped(const Session* s, RunLog* log, const RunState* run);
+// Logs why the run ends early: `signal` stopped it, of whichever process, or 0: the time.
+void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal);
 
 // After an update that was skipped or made: whether to roll back, and the reason. Ends the program if the run
 // has diverged and must not roll back, after the save under way.
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]);
 
-// Finds the checkpoint to roll back to; ends the program if there is none, or if it has not helped before.
+// Finds the checkpoint to roll back to; ends the program if there is none, or if it has not helped before. Collective.
 void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved);
 
 #ifdef __cplusplus
@@ -125,9 +125,10 @@ static void session_print_options_(FILE* file, const void* options) {
 
 void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, LogIdentity who) {
     const Options* o = s->options;
-    const int is_here = resume_is_here(resume);
+    const int is_here = resume_is_here(resume), is_writer = o->rank == 0;
     const LogSettings settings = {
-        o->out, is_here ? LOG_CONTINUE : LOG_NEW, run->step, o->steps, o->total_batch, o->eval_every, stdout};
+        is_writer ? o->out : "", is_here ? LOG_CONTINUE : LOG_NEW, run->step, o->steps, o->total_batch,
+        o->eval_every,           is_writer ? stdout : NULL};
     if (run->step >= o->steps && run->stage == STAGE_SAMPLED && setup_asks_for_samples(o)) {
         run->stage = STAGE_VALIDATED;
     }
@@ -198,8 +199,8 @@ int session_is_unsaved(const Session* s, const RunState* run) {
     return s->can_save && run->step != s->checkpoints.saved_step;
 }
 
-void session_stopped(const Session* s, RunLog* log, const RunState* run) {
-    const char* why = signals_stop() ? signals_name(signals_stop()) : "--max-hours";
+void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal) {
+    const char* why = signal ? signals_name(signal) : "--max-hours";
     log_stop(log, run->step, why,
              s->can_save ? "; --resume on continues" : "; nothing was saved: saving needs --out");
 }
@@ -225,15 +226,22 @@ static int session_is_healthy_(const SavedState* saved, const void* session) {
 }
 
 void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
-    const int found = checkpoint_newest(path, saved, s->checkpoints.out, session_is_healthy_, s);
-    CHECK(found > 0, "%s: the run has diverged: %s; there is no checkpoint to roll back to",
-          s->checkpoints.out, reason);
+    Comm* comm = s->checkpoints.run.comm;
+    int found = 1;
+    if (comm->rank == 0) {
+        CHECK(checkpoint_newest(path, saved, s->checkpoints.out, session_is_healthy_, s) > 0,
+              "%s: the run has diverged: %s; there is no checkpoint to roll back to", s->checkpoints.out,
+              reason);
+    }
+    checkpoint_share(saved, path, &found, comm);
     s->tries = saved->run.step == s->rollback_step ? s->tries + 1 : 1;
     s->rollback_step = saved->run.step;
     CHECK(s->tries <= SESSION_TRIES_,
           "%s: the run has diverged: %s; it was rolled back here %d times already", path, reason,
           SESSION_TRIES_);
-    checkpoint_remove_after(s->checkpoints.out, saved->serial);
+    if (comm->rank == 0) {
+        checkpoint_remove_after(s->checkpoints.out, saved->serial);
+    }
     s->checkpoints.saved_step =
         -1; // with other data next it is another state, which may be saved in its place
 }

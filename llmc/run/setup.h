@@ -15,7 +15,7 @@ directory (a checkpoint is one), or the sizes on the command line; options that 
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
 defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data,
-         setup_loaders, setup_print_data, setup_verify_data, setup_training, setup_adamw, setup_eval_batches,
+         setup_loaders, setup_print_data, setup_verify_data, setup_training, setup_adamw, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
          setup_asks_for_samples, setup_validates_first, setup_close, DataKind
 */
@@ -90,8 +90,8 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path);
 
 // ---- the run ----
 
-// Micro-batches of a validation: --eval-batches, but no more than there are.
-int64_t setup_eval_batches(const Options* options, const Dataloader* val);
+// Sequences of a validation, of all processes: those of --eval-batches micro-batches, at most `epoch`.
+int64_t setup_eval_sequences(const Options* options, uint64_t epoch);
 
 // The id that separates documents: the last of every vocabulary.
 int setup_eot(const RunData* data, int V);
@@ -117,16 +117,16 @@ void setup_training(Options* options, int has_weights);
 // The optimizer's settings for update number t (from 1) at `step`, for a gradient of this norm.
 AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm);
 
-// The entropy, in nats per token, of the targets that a validation of `batches` micro-batches looks at; NAN
+// The entropy, in nats per token, of the targets that a validation of `sequences` looks at; NAN
 // if unknown.
-double setup_floor(const RunData* data, const Options* options, int64_t batches);
+double setup_floor(const RunData* data, int64_t sequences);
 
 // The tokenizer that goes with the saved model, or NULL if the data are only token ids.
 const Tokenizer* setup_saved_tokenizer(const RunData* data);
 
 // Whether validation comes before the first step, too: but not if nobody asked for validations and this one
 // would take a CPU long. `flops` are per token, forward and backward.
-int setup_validates_first(const Options* options, double flops, int64_t batches);
+int setup_validates_first(const Options* options, double flops, int64_t sequences);
 
 // Reports bad names of exports before training.
 void setup_check_exports(const Options* options);
@@ -399,8 +399,7 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path) 
 
 // ---- the run ----
 
-// Decides the sizes of batches; after setup_model.
-static void setup_batch_(Options* options) {
+static void setup_seq_len_(Options* options) {
     if (options->seq_len == OPTION_AUTO) {
         options->seq_len = options->context;
     }
@@ -408,26 +407,52 @@ static void setup_batch_(Options* options) {
         die_usage("--seq-len is %d; wanted at most the model's context of %d tokens", options->seq_len,
                   options->context);
     }
-    if (options->batch == OPTION_AUTO) {
-        options->batch = SETUP_BATCH_TOKENS > options->seq_len ? SETUP_BATCH_TOKENS / options->seq_len : 1;
-        while (options->total_batch != OPTION_AUTO && options->batch > 1 &&
-               options->total_batch % ((int64_t)options->batch * options->seq_len)) {
-            options->batch--;
-        }
+}
+
+// A micro-batch that fits into an update without a rest.
+static int setup_auto_batch_(const Options* options) {
+    int batch = SETUP_BATCH_TOKENS > options->seq_len ? SETUP_BATCH_TOKENS / options->seq_len : 1;
+    while (options->total_batch != OPTION_AUTO && batch > 1 &&
+           options->total_batch % ((int64_t)batch * options->seq_len)) {
+        batch--;
     }
-    const int64_t micro = (int64_t)options->batch * options->seq_len;
+    return batch;
+}
+
+// Gives every process a micro-batch, if it can; as many sequences are validated as before.
+static void setup_share_batch_(Options* options) {
+    const int64_t sequences = options->total_batch / options->seq_len;
+    const int64_t share = (sequences + options->num_processes - 1) / options->num_processes;
+    const int whole = options->batch;
+    for (int batch = whole; batch >= share; batch--) {
+        options->batch = whole % batch == 0 ? batch : options->batch;
+    }
+    options->eval_batches *= whole / options->batch;
+}
+
+// Decides the sizes of batches; after setup_model. What an update is does not depend on the number of processes: they
+// share it.
+static void setup_batch_(Options* options) {
+    const int is_auto = options->batch == OPTION_AUTO;
+    setup_seq_len_(options);
+    if (is_auto) {
+        options->batch = setup_auto_batch_(options);
+    }
     if (options->total_batch == OPTION_AUTO) {
-        options->total_batch = micro;
+        options->total_batch = (int64_t)options->batch * options->seq_len;
     }
-    if (options->total_batch % micro) {
-        die_usage("--total-batch is %lld tokens; wanted a multiple of --batch %d x --seq-len %d = %lld",
-                  (long long)options->total_batch, options->batch, options->seq_len, (long long)micro);
+    if (options->total_batch % options->seq_len) {
+        die_usage("--total-batch is %lld tokens; wanted a multiple of --seq-len %d",
+                  (long long)options->total_batch, options->seq_len);
+    }
+    if (is_auto) {
+        setup_share_batch_(options);
     }
 }
 
-int64_t setup_eval_batches(const Options* options, const Dataloader* val) {
-    const int64_t all = (int64_t)((val->num_sequences + (uint64_t)val->B - 1) / (uint64_t)val->B);
-    return options->eval_batches && options->eval_batches < all ? options->eval_batches : all;
+int64_t setup_eval_sequences(const Options* options, uint64_t epoch) {
+    const int64_t most = (int64_t)options->eval_batches * options->batch, all = (int64_t)epoch;
+    return most > 0 && most < all ? most : all;
 }
 
 // Tokens of n batches (at least one), up to a limit, and one more as the last target. The product may be too
@@ -625,14 +650,39 @@ void setup_data(RunData* data, Options* options) {
     }
 }
 
+// The loader of the validation data: a validation is one update.
+static void setup_open_validation_(Dataloader* val, const RunData* data, const Options* options) {
+    const DataloaderSettings in_order = {options->batch,
+                                         setup_eval_sequences(options, sources_epoch(&data->val)),
+                                         SHUFFLE_OFF,
+                                         0,
+                                         0,
+                                         options->rank,
+                                         options->num_processes};
+    dataloader_open(val, &data->val, in_order);
+}
+
+// Says how much of the work of an update would be done by processes that have nothing to do.
+static void setup_print_batches_(const Options* options, int64_t sequences) {
+    const int64_t micro_batches = (sequences + options->batch - 1) / options->batch,
+                  n = options->num_processes;
+    const int64_t rows = (micro_batches + n - 1) / n * n * options->batch;
+    if (rows > sequences) {
+        printf("batches: %lld sequences an update in %lld micro-batches, %.1f %% empty\n",
+               (long long)sequences, (long long)micro_batches,
+               100.0 * (double)(rows - sequences) / (double)rows);
+    }
+}
+
 void setup_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Options* options) {
     const int64_t sequences = options->total_batch / options->seq_len; // of an update
     const int group = sequences < DATALOADER_GROUP ? (int)sequences : DATALOADER_GROUP;
-    const DataloaderSettings settings = {
-        options->batch, (Shuffle)options->shuffle, options->seed, group, 0, 1};
-    const DataloaderSettings in_order = {options->batch, SHUFFLE_OFF, 0, 0, 0, 1};
+    const DataloaderSettings settings = {options->batch,        sequences, (Shuffle)options->shuffle,
+                                         options->seed,         group,     options->rank,
+                                         options->num_processes};
     dataloader_open(train, &data->train, settings);
-    dataloader_open(val, &data->val, in_order);
+    setup_open_validation_(val, data, options);
+    setup_print_batches_(options, sequences);
     sources_print(stdout, &data->train, (uint64_t)options->steps * (uint64_t)sequences);
     if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
         const int batches = 1000;
@@ -742,15 +792,14 @@ AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm) 
     return adamw;
 }
 
-double setup_floor(const RunData* data, const Options* options, int64_t batches) {
+double setup_floor(const RunData* data, int64_t sequences) {
     if (!data->val_nats) {
         return NAN;
     }
     const Rows* rows = &data->val.source[0].rows;
-    const uint64_t wanted = (uint64_t)batches * (uint64_t)options->batch;
     uint64_t targets = 0;
     double sum = 0;
-    for (uint64_t row = 0; row < wanted && row < rows->count; row++) {
+    for (uint64_t row = 0; row < (uint64_t)sequences && row < rows->count; row++) {
         sum += rows_sum_targets(rows, row, data->val_nats, &targets);
     }
     return sum / (double)targets;
@@ -760,9 +809,9 @@ const Tokenizer* setup_saved_tokenizer(const RunData* data) {
     return data->has_tokenizer ? &data->tokenizer : NULL;
 }
 
-int setup_validates_first(const Options* options, double flops, int64_t batches) {
+int setup_validates_first(const Options* options, double flops, int64_t sequences) {
     const double max_flops = 3e12; // ten seconds of two cores
-    const double forward_flops = flops / 3 * (double)batches * options->batch * options->seq_len;
+    const double forward_flops = flops / 3 * (double)sequences * options->seq_len;
     return options->steps == 0 || options_given(options, "eval-every") || forward_flops < max_flops;
 }
 

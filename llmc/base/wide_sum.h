@@ -1,0 +1,31 @@
+/*
+wide_sum.h -- sums of doubles with twice their digits, so that the order of the terms, and how they are cut into parts,
+does not show in the double that comes out.
+
+The rounding error of each addition is known exactly (Knuth's TwoSum) and added up apart: the result is off by about
+n^2 2^-106 of the sum of n terms of one sign. Neumaier, ZAMM 54, 1974.
+
+defines: WideSum, wide_sum_add, wide_sum_value
+*/
+#ifndef LLMC_WIDE_SUM_H
+#define LLMC_WIDE_SUM_H
+
+#include <math.h>
+
+// Starts as zero.
+typedef struct {
+    double high, low; // the rounded sum, and its error
+} WideSum;
+
+static inline void wide_sum_add(WideSum* sum, double x) {
+    const double high = sum->high + x, of_x = high - sum->high;
+    sum->low += (sum->high - (high - of_x)) + (x - of_x);
+    sum->high = high;
+}
+
+// Infinity and NaN in any term survive.
+static inline double wide_sum_value(WideSum sum) {
+    return isfinite(sum.high) ? sum.high + sum.low : sum.high;
+}
+
+#endif

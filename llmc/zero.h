@@ -1,0 +1,320 @@
+/*
+zero.h -- parameters, gradients and optimizer state cut among W processes (ZeRO): who has what, and the CPU's
+version of what moves.
+
+    stage   parameters   gradients              optimizer state   a gradient is reduced
+      0     all          all                    all               in the last micro-step, and sent to all
+      1     all          all                    1/W               in the last micro-step
+      2     all          two groups, and 1/W    1/W               in every micro-step
+
+The parameters lie in groups (gpt2.h): what is outside of the blocks, then block 0, 1, ... Each group is cut into W
+equal shards; process r has shard r of every group. Shard arrays (gradient, optimizer state) hold the shards of
+one process, group after group. With one process a shard is the whole group, and shard arrays look like
+full ones.
+
+Micro-batch k of an update is that of process k mod W in micro-step k div W. A reduction sends piece r of each
+process's gradient to process r, which adds the pieces to its shard in fp32,
+
+    shard[i] = ((shard[i] + piece_0[i]) + piece_1[i]) + ...        shard[i] = 0 before the first micro-step
+
+so in stage 2 the order of additions is that of the micro-batches, whatever W is: the same bits. In stages 0 and
+1 each process adds up its own micro-batches first, and the last bits depend on W.
+
+Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
+
+defines: ZeroPlan, zero_plan, zero_group_begin, zero_group_elements, zero_shard_begin, zero_shard_elements,
+         zero_full_elements, zero_sharded_elements, zero_owned_elements, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
+         ZeroStep, zero_step, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements, zero_buffer_elements,
+         zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_reduce_cpu, zero_square_sum_cpu,
+         zero_range_gradient_cpu, zero_gather_parameters_cpu
+*/
+#ifndef LLMC_ZERO_H
+#define LLMC_ZERO_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/wide_sum.h"
+#include "llmc/adamw.h"
+#include "llmc/comm.h"
+#include "llmc/gpt2.h"
+
+// Counts are elements.
+typedef struct {
+    int stage;
+    int rank, size;     // of this process; processes, W
+    int groups;         // 1 + L
+    size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
+} ZeroPlan;
+
+static inline ZeroPlan zero_plan(GPT2Config cfg, int stage, int rank, int size) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const GPT2Config one = {cfg.max_T, cfg.V, cfg.Vp, 1, cfg.NH, cfg.C},
+                     two = {cfg.max_T, cfg.V, cfg.Vp, 2, cfg.NH, cfg.C};
+    const size_t with_one = gpt2_sharded_rows_of(rows, one, 1, size),
+                 with_two = gpt2_sharded_rows_of(rows, two, 1, size);
+    const size_t block = with_two - with_one;
+    const ZeroPlan plan = {stage, rank, size, 1 + cfg.L, with_one - block, block};
+    assert(0 <= rank && rank < size);
+    return plan;
+}
+
+// Group g in full arrays.
+static inline size_t zero_group_begin(const ZeroPlan* plan, int g) {
+    return g == 0 ? 0 : plan->once + (size_t)(g - 1) * plan->block;
+}
+static inline size_t zero_group_elements(const ZeroPlan* plan, int g) {
+    return g == 0 ? plan->once : plan->block;
+}
+
+// The shard of group g: in shard arrays, and its size.
+static inline size_t zero_shard_begin(const ZeroPlan* plan, int g) {
+    return zero_group_begin(plan, g) / (size_t)plan->size;
+}
+static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
+    return zero_group_elements(plan, g) / (size_t)plan->size;
+}
+
+// Of a full array, of a shard array, and of what this process updates: the arrays of optimizer state.
+static inline size_t zero_full_elements(const ZeroPlan* plan) { return zero_group_begin(plan, plan->groups); }
+static inline size_t zero_sharded_elements(const ZeroPlan* plan) {
+    return zero_full_elements(plan) / (size_t)plan->size;
+}
+static inline size_t zero_owned_elements(const ZeroPlan* plan) {
+    return plan->stage == 0 ? zero_full_elements(plan) : zero_sharded_elements(plan);
+}
+
+// ---- ranges ----
+
+// What this process updates of a layer of a parameter. Files number all elements of the parameters, in the order of
+// their table, without padding: `logical` is the first one's number.
+typedef struct {
+    size_t full;    // in full arrays,
+    size_t owned;   // in the optimizer state's arrays
+    size_t logical; //
+    size_t count;
+    int row, group; // of the table of parameters
+} ZeroRange;
+
+// The elements of a layer of a parameter that files have.
+static inline size_t zero_layer_in_files_(const TensorRow* row, GPT2Config cfg) {
+    return gpt2_rows_in_files(row, cfg) * row->cols;
+}
+
+// Of all parameters, as files number them.
+static inline size_t zero_logical_elements(const TensorRow* rows, GPT2Config cfg) {
+    size_t total = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        total += (size_t)rows[i].layers * zero_layer_in_files_(&rows[i], cfg);
+    }
+    return total;
+}
+
+// The part of `tensor`, which is a layer of a parameter in full arrays, that this process has; its count may be 0.
+static inline ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
+    if (plan->stage == 0) {
+        return tensor;
+    }
+    const size_t shard = zero_shard_elements(plan, tensor.group);
+    const size_t begin = zero_group_begin(plan, tensor.group) + (size_t)plan->rank * shard,
+                 end = begin + shard;
+    const size_t from = tensor.full > begin ? tensor.full : begin;
+    const size_t to = tensor.full + tensor.count < end ? tensor.full + tensor.count : end;
+    const ZeroRange range = {from,
+                             zero_shard_begin(plan, tensor.group) + (from - begin),
+                             tensor.logical + (from - tensor.full),
+                             from < to ? to - from : 0,
+                             tensor.row,
+                             tensor.group};
+    return range;
+}
+
+// At most as many ranges as layers of parameters.
+static inline int zero_max_ranges(GPT2Config cfg) { return GPT2_PARAMETER_ROWS * cfg.L; }
+
+// Sets the ranges that this process updates, in the order of files, and returns their number, at most
+// zero_max_ranges. `rows` are of full arrays, of any type.
+static inline int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, GPT2Config cfg,
+                              ZeroRange* ranges) {
+    int count = 0;
+    size_t logical = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t elements = zero_layer_in_files_(&rows[i], cfg);
+        for (int l = 0; l < rows[i].layers; l++, logical += elements) {
+            const size_t full =
+                (rows[i].offset_bytes + (size_t)l * rows[i].layer_bytes) / rows[i].element_bytes;
+            const ZeroRange tensor = {full,     full, logical,
+                                      elements, i,    rows[i].place == PLACE_BLOCK ? 1 + l : 0};
+            ranges[count] = zero_cut_(plan, tensor);
+            count += ranges[count].count > 0;
+        }
+    }
+    return count;
+}
+
+// The rows of the optimizer's state that this process updates, each an array of zero_owned_elements; returns the bytes of
+// one allocation that holds them all. Tensors have no places of their own: ranges have.
+static inline size_t zero_state_rows(StateRow states[GPT2_STATE_ROWS], const ZeroPlan* plan, GPT2Config cfg) {
+    size_t at = 0;
+    gpt2_state_rows(states, cfg);
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        states[s].offset_bytes = at;
+        states[s].bytes = array_bytes(zero_owned_elements(plan), states[s].tensors[0].element_bytes);
+        at += states[s].bytes;
+    }
+    return at;
+}
+
+// ---- micro-batches ----
+
+// A micro-step of an update: its number, and how many processes have a micro-batch in it: the first ones.
+typedef struct {
+    int64_t micro_step;
+    int active;
+} ZeroStep;
+
+// Micro-step m of an update of `sequences` in micro-batches of B; nobody is active after the last one.
+static inline ZeroStep zero_step(int64_t sequences, int B, int size, int64_t m) {
+    const int64_t batches = (sequences + B - 1) / B - m * size;
+    const ZeroStep step = {m, batches < size ? (int)(batches > 0 ? batches : 0) : size};
+    return step;
+}
+
+// Adds to shard (count), or sets it if `is_first`, the first `active` of the pieces (W, count).
+static inline void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int active,
+                                       int is_first) {
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < count; i++) {
+        float sum = is_first ? 0.0f : shard[i];
+        for (int a = 0; a < active; a++) {
+            sum += pieces[(size_t)a * count + i];
+        }
+        shard[i] = sum;
+    }
+}
+
+// ---- the CPU ----
+
+// What one process of a run on CPUs has, beside the model. All arrays are fp32.
+typedef struct {
+    ZeroPlan plan;
+    Group group;
+    ZeroRange* ranges; // that it updates
+    int num_ranges;
+    float* params; // full arrays, of the model;
+    float* grads;  // in stage 2 only of group 0, and after it of one block at a time
+    float* shard;  // gradient of the update, its shards; with one process in stages 0 and 1: grads
+    float* pieces; // of all processes, of one group's gradient; NULL with one process
+} Zero;
+
+static inline int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
+
+// Elements of the gradients that a backward pass writes to.
+static inline size_t zero_grads_elements(const ZeroPlan* plan) {
+    return plan->stage < 2 ? zero_full_elements(plan) : plan->once + plan->block;
+}
+
+// Elements of further buffers: of the shard, and of the pieces that are received.
+static inline size_t zero_buffer_elements(const ZeroPlan* plan) {
+    const size_t pieces = plan->once > plan->block ? plan->once : plan->block;
+    return (plan->size > 1 || plan->stage == 2 ? zero_sharded_elements(plan) : 0) +
+           (plan->size > 1 ? pieces : 0);
+}
+
+// `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective.
+static inline void zero_open_cpu(Zero* z, ZeroPlan plan, GPT2Config cfg, const TensorRow* rows, float* params,
+                                 float* grads, Comm* comm) {
+    memset(z, 0, sizeof(*z));
+    z->plan = plan;
+    z->params = params;
+    z->grads = z->shard = grads;
+    z->ranges =
+        (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges of parameters");
+    z->num_ranges = zero_ranges(&plan, rows, cfg, z->ranges);
+    group_open(&z->group, comm, 0, plan.rank);
+    if (plan.size > 1 || plan.stage == 2) {
+        z->shard = (float*)check_alloc(zero_sharded_elements(&plan), sizeof(float), "shard of the gradient");
+    }
+    if (plan.size > 1) {
+        const size_t pieces = plan.once > plan.block ? plan.once : plan.block;
+        z->pieces = (float*)check_alloc(pieces, sizeof(float), "pieces of the gradient");
+    }
+}
+
+static inline void zero_close_cpu(Zero* z) {
+    group_close(&z->group);
+    free(z->pieces);
+    if (z->shard != z->grads) {
+        free(z->shard);
+    }
+    free(z->ranges);
+}
+
+// Gradients of group g, as the backward pass left them.
+static inline float* zero_group_grads_(const Zero* z, int g) {
+    return z->grads + (z->plan.stage < 2 || g == 0 ? zero_group_begin(&z->plan, g) : z->plan.once);
+}
+
+// Adds all processes' gradients of group g to the shard.
+static inline void zero_reduce_group_cpu_(Zero* z, int g, int active, int is_first) {
+    const size_t count = zero_shard_elements(&z->plan, g);
+    const float* pieces = zero_group_grads_(z, g);
+    if (!zero_is_alone_(z)) {
+        group_all_to_all_cpu(z->pieces, pieces, count, &z->group);
+        pieces = z->pieces;
+    }
+    zero_add_pieces_cpu(z->shard + zero_shard_begin(&z->plan, g), pieces, count, active, is_first);
+}
+
+// After a backward pass has left the gradients of group g: in stage 2 their reduction. The groups come in the order
+// of the backward pass: the blocks from the last one on, and group 0.
+static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
+    if (z->plan.stage == 2) {
+        zero_reduce_group_cpu_(z, g, step.active, step.micro_step == 0);
+    }
+}
+
+// The part of a process that has no micro-batch in a micro-step.
+static inline void zero_idle_cpu(Zero* z, ZeroStep step) {
+    for (int g = z->plan.groups - 1; g >= 0; g--) {
+        zero_group_done_cpu(z, g, step);
+    }
+}
+
+// After the last micro-step of an update: in stages 0 and 1 the reduction of all groups. `first` is the first
+// micro-step, in which all had a micro-batch who have one at all.
+static inline void zero_reduce_cpu(Zero* z, ZeroStep first) {
+    for (int g = 0; g < z->plan.groups && z->plan.stage < 2 && !zero_is_alone_(z); g++) {
+        zero_reduce_group_cpu_(z, g, first.active, 1);
+        if (z->plan.stage == 0) {
+            group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
+                                 zero_shard_elements(&z->plan, g), &z->group);
+        }
+    }
+}
+
+// Adds the squares of the reduced gradient's shard. `partial` has room for as many doubles as gradient_square_sum_cpu
+// says for a shard array.
+static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
+    gradient_square_sum_cpu(sum, z->shard, zero_sharded_elements(&z->plan), partial);
+}
+
+// The reduced gradient of a range.
+static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
+    return z->plan.stage == 0 ? z->grads + range->full : z->shard + range->owned;
+}
+
+// After the update: sends each process's shards of the parameters to all.
+static inline void zero_gather_parameters_cpu(Zero* z) {
+    for (int g = 0; g < z->plan.groups && z->plan.stage > 0 && !zero_is_alone_(z); g++) {
+        float* group = z->params + zero_group_begin(&z->plan, g);
+        const size_t count = zero_shard_elements(&z->plan, g);
+        group_all_gather_cpu(group, group + (size_t)z->plan.rank * count, count, &z->group);
+    }
+}
+
+#endif
