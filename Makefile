@@ -12,6 +12,7 @@ OPT    ?= -O3
 OPENMP ?= $(if $(filter Darwin-%,$(PLATFORM)),,-fopenmp)
 WERROR ?=                   # -Werror in `make test` and `make lint`
 OUT    ?= out/quickstart    # directory of `make run`
+MPI    ?= mpicc             # MPI's compiler, where it is: for runs of several processes. Empty: without
 PREFIX ?= /usr/local        # of `make install`, under DESTDIR
 
 # Contraction is asked for: a standard mode of the compiler would keep a*b+c from becoming one instruction.
@@ -34,10 +35,17 @@ PACKED_LIBS := $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ISAL),-lisal) $(if $(HAVE_ZSTD
 override CFLAGS += $(PACKED_FLAGS)
 override LDLIBS += $(if $(filter Darwin-%,$(PLATFORM)),,-Wl$(comma)--as-needed) $(PACKED_LIBS)
 
+# What MPI's compiler adds, for Open MPI, MPICH and Intel MPI alike. Only comm_mpi.o sees its header.
+MPI_SAYS := $(if $(strip $(MPI)),$(shell $(strip $(MPI)) -show 2>/dev/null))
+HAVE_MPI := $(if $(MPI_SAYS),$(shell printf '#include <mpi.h>\n' | $(CC) $(filter -I%,$(MPI_SAYS)) -E - >/dev/null 2>&1 && echo 1))
+MPI_FLAGS := $(if $(HAVE_MPI),-DHAVE_MPI $(filter -I% -D%,$(MPI_SAYS)))
+MPI_LIBS := $(if $(HAVE_MPI),$(filter -L% -l% -Wl$(comma)-rpath% -Wl$(comma)/%,$(MPI_SAYS)))
+override LDLIBS += $(MPI_LIBS)
+
 BUILD  ?= build/plain
 # Modules that are not mathematics are compiled once, into libllmc.a: what stands behind #ifdef NAME_IMPLEMENTATION in
 # their headers.
-COMPILED := $(shell grep -l '_IMPLEMENTATION$$' llmc/*/*.h)
+COMPILED := $(shell grep -l '_IMPLEMENTATION$$' llmc/*.h llmc/*/*.h)
 LIBRARY = $(BUILD)/libllmc.a
 HEADERS = $(wildcard llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh)
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
@@ -48,7 +56,7 @@ TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 # What is built depends on the compiler and its flags, too: the file `flags` of a build has those it was made with, and
 # is out of date where they differ. So a library that was installed since, or another MARCH, takes effect. Warnings
 # change no code.
-FLAGS := $(strip $(CC) $(filter-out -Werror,$(CFLAGS)) $(LDLIBS))
+FLAGS := $(strip $(CC) $(filter-out -Werror,$(CFLAGS)) $(MPI_FLAGS) $(LDLIBS))
 # `--version` says which commit a program is of; only the programs depend on it. Where git cannot be asked, by root for
 # example, what it said last stays.
 PROGRAMS = $(BUILD)/train_gpt2 $(BUILD)/tokenize
@@ -66,6 +74,7 @@ $(BUILD)/llmc/base/%.o $(BUILD)/llmc/data/%.o $(BUILD)/llmc/formats/%.o $(BUILD)
 $(filter-out $(VECTOR_TESTS:%=$(BUILD)/%),$(MODULES:%=$(BUILD)/%)): private OPT = -O1
 
 define LIBRARY_RULES
+$(1)/llmc/comm_mpi.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@

@@ -21,7 +21,7 @@ GPU_BUILD = build/cuda/$(GPU_ARCH)-$(PRECISION)
 NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(PRECISION) -D_GNU_SOURCE -MMD -MP \
     -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
     $(if $(strip $(WERROR)),-Werror all-warnings)
-GPU_LIBS = -lcublasLt $(PACKED_LIBS)
+GPU_LIBS = -lcublasLt $(PACKED_LIBS) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS))
 ifeq ($(strip $(USE_CUDNN)),1)
 ifeq ($(wildcard $(CUDNN_FRONTEND)/cudnn_frontend.h),)
 $(error USE_CUDNN: no cudnn_frontend.h in $(CUDNN_FRONTEND): scripts/install_deps.sh --cudnn, or set CUDNN_FRONTEND)
@@ -35,7 +35,7 @@ GPU_LIBS += -lcudnn -lnvrtc
 endif
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
 
-GPU_FLAGS := $(strip $(NVCC) $(filter-out -Werror all-warnings,$(NVCCFLAGS)) $(GPU_LIBS))
+GPU_FLAGS := $(strip $(NVCC) $(filter-out -Werror all-warnings,$(NVCCFLAGS)) $(MPI_FLAGS) $(GPU_LIBS))
 $(GPU_BUILD)/train_gpt2: override NVCCFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"')
 $(GPU_BUILD)/flags: TEXT = $(GPU_FLAGS)
 $(GPU_BUILD)/flags: $(call stale,$(GPU_BUILD)/flags,$(GPU_FLAGS))

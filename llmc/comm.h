@@ -1,8 +1,7 @@
 /*
-comm.h -- who the processes of a run are, small messages between them, bulk data on the CPU, and one end for all.
+comm.h -- who the processes of a run are, and one end for all. Their messages are in comm_mpi.h.
 
-Everything but comm_expect, comm_progress and comm_fail is collective: all ranks call it, in the same order. MPI
-carries it, on a communicator of its own, where the program was built with it (HAVE_MPI). With one process everything
+Everything but comm_expect, comm_progress and comm_fail is collective: all ranks call it, in the same order. With one process everything
 returns at once: no MPI, no thread, no socket.
 
 An error in any rank ends all of them: from comm_expect on, CHECK and die_usage end in comm_fail. A rank that waits
@@ -10,9 +9,8 @@ longer than it should is ended by its watchdog, a thread that only looks at what
 
 Only rank 0 prints: stdout of the others is /dev/null after comm_open. stderr stays.
 
-defines: Comm, CommPlace, CommPhase, comm_expect, comm_open, comm_close, comm_barrier, comm_broadcast,
-         comm_all_gather, comm_agree, comm_progress, comm_fail, Group, group_open, group_close,
-         group_all_to_all_cpu, group_all_gather_cpu
+defines: Comm, CommPlace, CommPhase, comm_expect, comm_open, comm_close, comm_agree, comm_progress,
+         comm_fail
 */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H
@@ -33,7 +31,8 @@ typedef struct {
     int rank, size, local_rank, local_size, node, nodes;
     char host[64];    // this process's machine
     char library[64]; // "Open MPI 4.1.4"; empty with one process
-    void* state;      // private; NULL with one process
+    void* state;      // private, like the next; NULL with one process
+    void* communicator;
 } Comm;
 
 // What a rank is doing: it decides how long a rank may do that without progress. `timeout` or 5 times the longest
@@ -61,14 +60,6 @@ void comm_open(Comm* c, CommPlace place, double timeout_s);
 // Waits for all. After it, the program ends as one process does; without it, exit() ends all ranks.
 void comm_close(Comm* c);
 
-void comm_barrier(Comm* c);
-
-// All ranks get rank 0's data.
-void comm_broadcast(Comm* c, void* data, size_t bytes);
-
-// all (size, bytes), mine (bytes). They do not overlap.
-void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes);
-
 // Ends all ranks unless they have the same hash: "the ranks disagree about `what`: `words` of rank 0 on ranks 0 2 3,
 // ...". Words longer than 95 bytes are cut; "": not printed.
 void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words);
@@ -79,28 +70,391 @@ void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what);
 // Ends all ranks with this status. The message, whole lines, is printed once, with the rank. In any thread.
 __attribute__((noreturn)) void comm_fail(Comm* c, int status, const char* message);
 
-// ---- bulk data on the CPU ----
-
-// An ordered set of ranks.
-typedef struct {
-    int rank, size;
-    void* communicator; // private
-    Comm* comm;
-} Group;
-
-// The ranks with the same color, in the order of their keys; color < 0: a rank in no group, size 0.
-void group_open(Group* g, Comm* c, int color, int key);
-
-void group_close(Group* g);
-
-// Piece j of send goes to rank j; piece i of recv is from rank i. Both (size, count); they do not overlap.
-void group_all_to_all_cpu(float* recv, const float* send, size_t count, Group* g);
-
-// recv (size, count), send (count). In place: send = recv + rank * count.
-void group_all_gather_cpu(float* recv, const float* send, size_t count, Group* g);
-
 #ifdef __cplusplus
 }
 #endif
+
+#ifdef COMM_IMPLEMENTATION
+
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/int.h"
+#include "llmc/comm_mpi.h"
+
+enum {
+    COMM_HOLD_S_ = 2,    // a rank above 0 waits as long before it tells its error: rank 0 may have the same
+    COMM_END_S_ = 5,     // what exit() may take before the watchdog ends the process
+    COMM_TICK_MS_ = 250, // between two looks of the watchdog
+    COMM_WORDS_ = 96,    // of comm_agree, with the zero
+    COMM_LIST_ = 8       // ranks or values that a message names, at most
+};
+
+// What the main thread stores and the watchdog reads, each by itself: no two need to belong together.
+typedef struct {
+    int phase;
+    int64_t step; // -1: before the first
+    const char* what;
+    uint64_t count; // of comm_progress
+} CommNow_;
+
+typedef struct {
+    pid_t pid; // a forked child that calls exit() ends nobody
+    int failing, status;
+    CommNow_ now;
+    double timeout_s;
+    int watch_end; // closed: the watchdog returns
+    int watch_begin;
+    pthread_t watchdog;
+} CommState_;
+
+static inline CommState_* comm_state_(const Comm* c) { return (CommState_*)c->state; }
+
+#define COMM_STORE_(to, value) __atomic_store_n(&(to), value, __ATOMIC_RELAXED)
+#define COMM_LOAD_(from) __atomic_load_n(&(from), __ATOMIC_RELAXED)
+
+// ---- the end ----
+
+// "rank 3 of 8 (node2, pid 4711)"
+static void comm_name_(char* text, size_t room, const Comm* c) {
+    snprintf(text, room, "rank %d of %d (%s, pid %d)", c->rank, c->size, c->host, (int)getpid());
+}
+
+// In one piece, so that lines of several ranks do not mix.
+static void comm_tell_(const char* text) {
+    const ssize_t written = write(STDERR_FILENO, text, strlen(text));
+    (void)written; // there is nowhere else to say it
+}
+
+// Ends all ranks by way of the launcher: MPI_Abort is quicker than the exit of a rank, and less noisy. MPI is for the
+// main thread alone.
+__attribute__((noreturn)) static void comm_end_now_(const Comm* c, int status) {
+    if (c->communicator && check_is_main_thread_()) {
+        comm_mpi_abort(c, status);
+    }
+    _exit(status);
+}
+
+// exit() calls this after what was registered since comm_open, which may be the removal of temporary files, and
+// before the handlers of MPI, which would wait for the others.
+static void comm_at_exit_(void) {
+    const Comm* c = (const Comm*)check_end.context;
+    if (c && c->state && comm_state_(c)->pid == getpid()) {
+        fflush(NULL);
+        comm_end_now_(c, comm_state_(c)->failing ? comm_state_(c)->status : EXIT_FAILURE);
+    }
+}
+
+// Ends all ranks. Those that find the same error wait, and are ended by rank 0's end; SIGTERM is how the launcher
+// does it.
+__attribute__((noreturn)) static void comm_end_(Comm* c, int status, const char* message, const char* rank) {
+    CommState_* s = comm_state_(c);
+    if (__atomic_exchange_n(&s->failing, 1,
+                            __ATOMIC_SEQ_CST)) { // another thread is at it, or a handler of exit()
+        sleep(COMM_END_S_);
+        _exit(status);
+    }
+    COMM_STORE_(s->status, status);
+    if (c->rank > 0) {
+        signal(SIGTERM, SIG_DFL);
+        sleep(COMM_HOLD_S_);
+    }
+    const size_t room = strlen(message) + strlen(rank) + 1;
+    char* text = (char*)malloc(room);
+    if (text) {
+        snprintf(text, room, "%s%s", message, rank);
+    }
+    comm_tell_(text ? text : message);
+    if (check_is_main_thread_()) {
+        exit(status);
+    }
+    fflush(NULL);
+    _exit(status);
+}
+
+void comm_fail(Comm* c, int status, const char* message) {
+    char name[128], rank[160] = "";
+    if (!c->state) {
+        fputs(message, stderr);
+        exit(status);
+    }
+    if (c->rank > 0 || c->communicator) { // before, rank 0's error is probably everybody's
+        comm_name_(name, sizeof(name), c);
+        snprintf(rank, sizeof(rank), "    on %s\n", name);
+    }
+    comm_end_(c, status, message, rank);
+}
+
+static void comm_check_failed_(void* context, int status, const char* message) {
+    comm_fail((Comm*)context, status, message);
+}
+
+// ---- the watchdog ----
+
+typedef struct {
+    uint64_t count;
+    int64_t step;
+    double waited_s, step_s, longest_s; // without progress; in this step; in the longest one
+} CommWatch_;
+
+// How long this rank may be without progress.
+static double comm_limit_s_(const CommState_* s, const CommWatch_* watch, int phase) {
+    const double usual = 5 * watch->longest_s > s->timeout_s ? 5 * watch->longest_s : s->timeout_s;
+    return phase == COMM_SETUP || phase == COMM_SAVE || watch->longest_s == 0 ? 10 * usual : usual;
+}
+
+// One look. Time is counted in looks: a process that was stopped as a whole has not waited.
+static void comm_look_(CommWatch_* watch, const CommState_* s) {
+    const double tick_s = COMM_TICK_MS_ / 1e3;
+    const int phase = COMM_LOAD_(s->now.phase);
+    const int64_t step = COMM_LOAD_(s->now.step);
+    const uint64_t count = COMM_LOAD_(s->now.count);
+    watch->waited_s = count == watch->count && phase != COMM_FIRST ? watch->waited_s + tick_s : 0;
+    watch->count = count;
+    if (step != watch->step) {
+        watch->longest_s = watch->step_s > watch->longest_s ? watch->step_s : watch->longest_s;
+        watch->step_s = 0;
+        watch->step = step;
+    }
+    watch->step_s += phase >= COMM_DATA && phase <= COMM_UPDATE ? tick_s : 0;
+}
+
+// Leaves the others time to say the same: a rank that says nothing is the one that is stuck.
+__attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s) {
+    const CommState_* s = comm_state_(c);
+    const int64_t step = COMM_LOAD_(s->now.step);
+    char name[128], at[48] = "the setup", text[512];
+    comm_name_(name, sizeof(name), c);
+    if (step >= 0) {
+        snprintf(at, sizeof(at), "step %lld", (long long)step);
+    }
+    snprintf(text, sizeof(text), "error: %s has waited %.0f s in %s, %s\n", name, waited_s, at,
+             COMM_LOAD_(s->now.what));
+    comm_tell_(text);
+    sleep(COMM_HOLD_S_);
+    _exit(EXIT_FAILURE);
+}
+
+static void* comm_watch_(void* context) {
+    const Comm* c = (const Comm*)context;
+    const CommState_* s = comm_state_(c);
+    CommWatch_ watch = {0, -1, 0, 0, 0};
+    struct pollfd end = {s->watch_end, POLLIN, 0};
+    double ending_s = 0;
+    while (poll(&end, 1, COMM_TICK_MS_) == 0) {
+        comm_look_(&watch, s);
+        ending_s += COMM_LOAD_(s->failing) ? COMM_TICK_MS_ / 1e3 : 0;
+        if (ending_s > COMM_HOLD_S_ + COMM_END_S_) {
+            _exit(COMM_LOAD_(s->status));
+        }
+        if (watch.waited_s > comm_limit_s_(s, &watch, COMM_LOAD_(s->now.phase)) && !COMM_LOAD_(s->failing)) {
+            comm_stuck_(c, watch.waited_s);
+        }
+    }
+    return NULL;
+}
+
+// Signals are main's.
+static void comm_watch_open_(Comm* c, double timeout_s) {
+    CommState_* s = comm_state_(c);
+    sigset_t all, before;
+    int ends[2];
+    CHECK(pipe(ends) == 0, "no pipe for the watchdog");
+    s->watch_end = ends[0];
+    s->watch_begin = ends[1];
+    s->timeout_s = timeout_s;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    CHECK(pthread_create(&s->watchdog, NULL, comm_watch_, c) == 0, "no thread for the watchdog");
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void comm_watch_close_(Comm* c) {
+    CommState_* s = comm_state_(c);
+    close(s->watch_begin);
+    pthread_join(s->watchdog, NULL);
+    close(s->watch_end);
+}
+
+void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what) {
+    CommState_* s = comm_state_(c);
+    if (s) {
+        COMM_STORE_(s->now.what, what);
+        COMM_STORE_(s->now.step, step);
+        COMM_STORE_(s->now.phase, (int)phase);
+        COMM_STORE_(s->now.count, s->now.count + 1);
+    }
+}
+
+// ---- who is where ----
+
+// LLMC_NODES=n pretends that there are n machines: the ranks are dealt to them in blocks. 0: not given.
+static int comm_pretended_nodes_(const Comm* c) {
+    const char* text = getenv("LLMC_NODES");
+    const int nodes = text ? atoi(text) : 0;
+    if (text && (nodes < 1 || nodes > c->size)) {
+        die_usage("LLMC_NODES=%s; wanted 1 to %d, the number of processes", text, c->size);
+    }
+    return nodes;
+}
+
+// Machines are numbered in the order of their first ranks. hosts (size, sizeof(c->host))
+static int comm_node_of_(const Comm* c, int rank, const char* hosts, int pretended) {
+    if (pretended) {
+        return rank / int_ceil_div(c->size, pretended);
+    }
+    int node = 0, first;
+    for (int r = 0; r <= rank; r++) { // machines up to this rank's
+        const char* host = hosts + (size_t)r * sizeof(c->host);
+        for (first = 0; strcmp(hosts + (size_t)first * sizeof(c->host), host) != 0; first++) {
+        }
+        if (strcmp(host, hosts + (size_t)rank * sizeof(c->host)) == 0) {
+            return node;
+        }
+        node += first == r;
+    }
+    return node;
+}
+
+// Sets node, nodes, and what the launcher has not said of the local rank and size.
+static void comm_find_nodes_(Comm* c, CommPlace place) {
+    const int pretended = comm_pretended_nodes_(c);
+    char* hosts = (char*)check_alloc((size_t)c->size, sizeof(c->host), "host names");
+    comm_all_gather(c, hosts, c->host, sizeof(c->host));
+    int local_rank = 0, local_size = 0;
+    c->node = comm_node_of_(c, c->rank, hosts, pretended);
+    c->nodes = 0;
+    for (int r = 0; r < c->size; r++) {
+        const int node = comm_node_of_(c, r, hosts, pretended);
+        c->nodes = node >= c->nodes ? node + 1 : c->nodes;
+        local_rank += node == c->node && r < c->rank;
+        local_size += node == c->node;
+    }
+    c->local_rank = pretended || place.local_rank < 0 ? local_rank : place.local_rank;
+    c->local_size = pretended || place.local_size < 0 ? local_size : place.local_size;
+    free(hosts);
+}
+
+// ---- opening and closing ----
+
+void comm_expect(Comm* c, CommPlace place) {
+    const CheckEnd alone = {NULL, NULL}, together = {comm_check_failed_, c};
+    memset(c, 0, sizeof(*c));
+    c->rank = place.rank;
+    c->size = place.size;
+    c->local_size = c->nodes = 1;
+    gethostname(c->host, sizeof(c->host) - 1);
+    check_end = alone;
+    if (c->size > 1) {
+        CommState_* s = (CommState_*)check_alloc(1, sizeof(CommState_), "processes");
+        s->pid = getpid();
+        s->now.phase = COMM_SETUP;
+        s->now.step = -1;
+        s->now.what = "joining the others";
+        c->state = s;
+        check_end = together;
+    }
+}
+
+void comm_open(Comm* c, CommPlace place, double timeout_s) {
+    free(c->state); // of comm_expect
+    comm_expect(c, place);
+    if (c->size == 1) {
+        return;
+    }
+    comm_watch_open_(c, timeout_s); // MPI_Init may be what hangs
+    comm_mpi_open(c);
+    atexit(comm_at_exit_);
+    comm_find_nodes_(c, place);
+    if (c->rank > 0) {
+        CHECK(freopen("/dev/null", "w", stdout), "/dev/null: cannot be opened");
+    }
+}
+
+void comm_close(Comm* c) {
+    const CheckEnd alone = {NULL, NULL};
+    if (c->state) {
+        comm_barrier(c);
+        comm_watch_close_(c);
+        comm_mpi_close(c);
+        check_end = alone;
+        free(c->state);
+        c->state = NULL;
+    }
+}
+
+// ---- agreement ----
+
+typedef struct {
+    uint64_t hash;
+    char words[COMM_WORDS_];
+} CommOpinion_;
+
+// Appends "42 on ranks 0 2 3": all that are of the opinion of rank `first`.
+static void comm_print_opinion_(FILE* file, const CommOpinion_* all, int size, int first) {
+    int ranks = 0;
+    for (int r = first; r < size; r++) {
+        ranks += all[r].hash == all[first].hash;
+    }
+    if (*all[first].words) {
+        fprintf(file, "%s on rank%s", all[first].words, ranks > 1 ? "s" : "");
+    } else {
+        fprintf(file, "%016llx on rank%s", (unsigned long long)all[first].hash, ranks > 1 ? "s" : "");
+    }
+    for (int r = first, named = 0; r < size && named <= COMM_LIST_; r++) {
+        if (all[r].hash == all[first].hash) {
+            named < COMM_LIST_ ? fprintf(file, " %d", r) : fprintf(file, " ...");
+            named++;
+        }
+    }
+}
+
+// Every rank ends with the same message, so it needs no rank.
+__attribute__((noreturn)) static void comm_disagree_(Comm* c, const char* what, const CommOpinion_* all) {
+    char text[4096] = "";
+    FILE* file = fmemopen(text, sizeof(text) - 1, "w");
+    CHECK(file, "the ranks disagree about %s", what);
+    fprintf(file, "error: the ranks disagree about %s: ", what);
+    for (int r = 0, values = 0; r < c->size && values < COMM_LIST_; r++) {
+        int first = 0;
+        while (all[first].hash != all[r].hash) {
+            first++;
+        }
+        if (first == r) {
+            fprintf(file, "%s", values++ ? ", " : "");
+            comm_print_opinion_(file, all, c->size, r);
+        }
+    }
+    fprintf(file, "\n");
+    fclose(file);
+    comm_end_(c, EXIT_FAILURE, text, "");
+}
+
+void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words) {
+    if (c->size == 1) {
+        return;
+    }
+    CommOpinion_ mine;
+    memset(&mine, 0, sizeof(mine));
+    mine.hash = hash;
+    snprintf(mine.words, sizeof(mine.words), "%s", words);
+    CommOpinion_* all = (CommOpinion_*)check_alloc((size_t)c->size, sizeof(mine), "comm_agree");
+    comm_all_gather(c, all, &mine, sizeof(mine));
+    for (int r = 1; r < c->size; r++) {
+        if (all[r].hash != all[0].hash) {
+            comm_disagree_(c, what, all);
+        }
+    }
+    free(all);
+}
+
+#endif // COMM_IMPLEMENTATION
 
 #endif

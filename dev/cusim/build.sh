@@ -70,4 +70,4 @@ for c_source in "${@:4}"; do
     objects+=("$object")
 done
 $cxx -x c++ "${common[@]}" "${flags[@]}" "${include[@]}" -c "$source" -o "$out.o"
-$cxx "${flags[@]}" "$out.o" "${objects[@]}" "$library" -o "$out" -lpthread -ldl -lrt $(make -s print-PACKED_LIBS) -rdynamic
+$cxx "${flags[@]}" "$out.o" "${objects[@]}" "$library" -o "$out" -lpthread -ldl -lrt $(make -s print-PACKED_LIBS print-MPI_LIBS) -rdynamic

@@ -10,8 +10,10 @@ action. CHECK_CALL is for calls of libraries, whose failures may be bugs of ours
 Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command line, EXIT_INTERRUPTED (75)
 stopped by a signal after saving.
 
+Where a run has several processes, the failure of one ends all of them: check_end (llmc/comm.h).
+
 defines: CHECK, CHECK_CALL, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes, check_stack,
-         EXIT_USAGE, EXIT_INTERRUPTED, check_grow, check_reserve, die_usage
+         EXIT_USAGE, EXIT_INTERRUPTED, check_grow, check_reserve, die_usage, CheckEnd, check_end
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
@@ -42,48 +44,66 @@ __attribute__((unused)) static int check_is_main_thread_(void) {
 #endif
 }
 
-__attribute__((format(printf, 1, 0), cold, unused)) static void check_print_(const char* format,
-                                                                             va_list args) {
-    fflush(stdout);
-    fputs("error: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
-}
+#ifdef __cplusplus
+extern "C" {
+#endif
 
-// Prints the message and the place (unless file is NULL), and ends the program with status 1. Called through
-// CHECK and CHECK_CALL. In any thread: the others are not in a state that handlers of exit() could clean up
-// after.
-CHECK_DIES_(3) static void check_failed_(const char* file, int line, const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    check_print_(format, args);
-    va_end(args);
-    if (file) {
-        fprintf(stderr, "    at %s:%d\n", file, line);
+// Set where there are other processes: prints the message, ends them and this one.
+typedef struct {
+    void (*end)(void* context, int status, const char* message); // NULL: this process is alone
+    void* context;
+} CheckEnd;
+extern CheckEnd check_end;
+
+#ifdef __cplusplus
+}
+#endif
+
+// Prints "error: " and the message, then `place` if it is not NULL, and ends the program. In any thread: the
+// others are not in a state that handlers of exit() could clean up after, so only main's runs these.
+__attribute__((format(printf, 3, 0), noreturn, cold, unused)) static void
+check_die_(int status, const char* place, const char* format, va_list args) {
+    enum { ROOM = 32 << 10 };
+    char message[ROOM];
+    const int begin = snprintf(message, ROOM, "error: ");
+    const int length = begin + vsnprintf(message + begin, (size_t)(ROOM - 512 - begin), format, args);
+    const int end = length < ROOM - 512 ? length : ROOM - 513; // a message that is too long is cut
+    snprintf(message + end, (size_t)(ROOM - end), "%s%.400s\n", place ? "\n    at " : "", place ? place : "");
+    fflush(stdout);
+    if (check_end.end) {
+        check_end.end(check_end.context, status, message);
     }
+    fputs(message, stderr);
     if (!check_is_main_thread_()) {
         fflush(NULL);
-        _exit(EXIT_FAILURE);
+        _exit(status);
     }
-    exit(EXIT_FAILURE);
+    exit(status);
+}
+
+// With status 1. The place is that of CHECK_CALL, NULL for CHECK.
+CHECK_DIES_(2) static void check_failed_(const char* place, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    check_die_(EXIT_FAILURE, place, format, args);
 }
 
 // Ends the program with status 2: the command line itself is wrong, so a place in the source would not help.
 CHECK_DIES_(1) static void die_usage(const char* format, ...) {
     va_list args;
     va_start(args, format);
-    check_print_(format, args);
-    va_end(args);
-    exit(EXIT_USAGE);
+    check_die_(EXIT_USAGE, NULL, format, args);
 }
 
 // CHECK(condition, format, ...): when the condition is false, says so and exits with status 1.
-#define CHECK(ok, ...) CHECK_AT_(NULL, 0, ok, __VA_ARGS__)
-#define CHECK_CALL(ok, ...) CHECK_AT_(__FILE__, __LINE__, ok, __VA_ARGS__)
-#define CHECK_AT_(file, line, ok, ...)                                                                       \
+#define CHECK(ok, ...) CHECK_AT_(NULL, ok, __VA_ARGS__)
+#define CHECK_CALL(ok, ...) CHECK_AT_(__FILE__ ":" CHECK_TEXT_(__LINE__), ok, __VA_ARGS__)
+#define CHECK_TEXT_(line) CHECK_TEXT_OF_(line)
+#define CHECK_TEXT_OF_(line) #line
+#define CHECK_AT_(place, ok, ...)                                                                            \
     do {                                                                                                     \
         if (!(ok)) {                                                                                         \
-            check_failed_(file, line, __VA_ARGS__);                                                          \
+            check_failed_(place, __VA_ARGS__);                                                               \
         }                                                                                                    \
     } while (0)
 
@@ -166,5 +186,11 @@ static inline void* check_reserve(void* items, size_t* room, size_t wanted, size
     CHECK(grown, "%s: no memory for %zu", what, wanted);
     return grown;
 }
+
+#ifdef CHECK_IMPLEMENTATION
+
+CheckEnd check_end;
+
+#endif // CHECK_IMPLEMENTATION
 
 #endif

@@ -4,12 +4,14 @@ acts on them where it is safe: between two steps, batches, or blocks of text.
 
     SIGTERM, SIGINT, SIGHUP, SIGXCPU    save and stop; a second SIGINT stops at once
     SIGUSR1                             save and continue
+    SIGUSR2                             save and stop: mpirun forwards it to all processes, but kills them two
+                                        seconds after SIGTERM
     SIGPIPE, SIGXFSZ                    ignored: the write that causes them fails with an error
 
 SIGINT and SIGHUP that whoever started the program had ignored (nohup, & in a script) stay ignored.
 
 A handler may only set a flag, and the flag cannot be an argument, nor can what exit() calls take one: these
-three, a guard in mapped.h and a name in text_data.h are the only variables of the program that are neither
+three, a guard in mapped.h, a name in text_data.h and check_end in check.h are the only variables of the program that are neither
 constant nor passed in.
 
 defines: signals_open, signals_stop, signals_take_save, signals_name, signals_end, signals_end_now,
@@ -96,7 +98,7 @@ static void signals_die_(void) {
 }
 
 void signals_open(void) {
-    const int stop_signals[] = {SIGTERM, SIGHUP, SIGXCPU};
+    const int stop_signals[] = {SIGTERM, SIGHUP, SIGXCPU, SIGUSR2};
     atexit(signals_die_);
     signals_open_writes();
     for (size_t i = 0; i < sizeof(stop_signals) / sizeof(stop_signals[0]); i++) {
@@ -119,6 +121,7 @@ const char* signals_name(int signal) {
     return signal == SIGINT    ? "SIGINT"
            : signal == SIGHUP  ? "SIGHUP"
            : signal == SIGXCPU ? "SIGXCPU"
+           : signal == SIGUSR2 ? "SIGUSR2"
                                : "SIGTERM";
 }
 

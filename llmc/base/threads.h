@@ -1,17 +1,21 @@
 /*
 threads.h -- the few questions asked of OpenMP, answered for one thread when it is absent.
 
-defines: threads_max, thread_index, threads_set, threads_wait_briefly
+defines: threads_max, thread_index, threads_set, threads_open, threads_wait_briefly
 */
 #ifndef LLMC_THREADS_H
 #define LLMC_THREADS_H
 
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #ifdef _OPENMP
 #include <omp.h>
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 // Waiting threads burn their core for milliseconds by default, in the belief that all cores are ours. When
 // they are not (a laptop, a shared server), that keeps the very thread waited for from running: a step of
@@ -33,10 +37,37 @@ static inline void threads_wait_briefly(char** argv) {
 static inline int threads_max(void) { return omp_get_max_threads(); }         // of the next parallel region
 static inline int thread_index(void) { return omp_get_thread_num(); }         // 0 ... threads_max() - 1
 static inline void threads_set(int threads) { omp_set_num_threads(threads); } // for the rest of the run
+
+// The cores of this job on this machine: those that the parent may use, which is a launcher that has bound its
+// children, not itself.
+static inline int threads_cores_(void) {
+    int cores = 0;
+#ifdef __linux__
+    cpu_set_t set;
+    cores = sched_getaffinity(getppid(), sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+#endif
+    return cores > omp_get_num_procs() ? cores : omp_get_num_procs();
+}
+
+// --threads of one of `processes` on this machine. 0: those of OMP_NUM_THREADS, else its share of the cores, as
+// far as the launcher lets it use them; a note says if that is less.
+static inline void threads_open(int threads, int processes) {
+    if (threads) {
+        threads_set(threads);
+    } else if (processes > 1 && !getenv("OMP_NUM_THREADS")) {
+        const int cores = threads_cores_(), bound = omp_get_num_procs();
+        const int share = cores > processes ? cores / processes : 1;
+        if (bound < share) {
+            printf("note: bound to %d of %d cores by the launcher; mpirun --bind-to none\n", bound, cores);
+        }
+        threads_set(bound < share ? bound : share);
+    }
+}
 #else
 static inline int threads_max(void) { return 1; }
 static inline int thread_index(void) { return 0; }
 static inline void threads_set(int threads) { (void)threads; }
+static inline void threads_open(int threads, int processes) { (void)threads, (void)processes; }
 static inline void threads_wait_briefly(char** argv) { (void)argv; }
 #endif
 

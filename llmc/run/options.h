@@ -130,6 +130,10 @@ typedef struct {
     int recompute, threads, logits_chunk;
     int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
+    int num_processes, rank, gpus_per_node, init;
+    const char *server, *fs_path;
+    int zero, timeout;
+
     int plan, verify_data, print_config, help, version;
 
     OptionsProgram program;
@@ -229,6 +233,7 @@ int options_given(const Options* options, const char* name);
 #include "llmc/data/tokens.h"
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/llmc_bin.h"
+#include "llmc/run/launch.h"
 #include "llmc/run/schedule.h"
 #endif
 
@@ -394,7 +399,7 @@ const OptionRow OPTION_TABLE[] = {
         "", "activations to recompute instead of storing: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks; "
         "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_,     "0",
-        "threads", "CPU threads; 0: all"},
+        "threads", "CPU threads of a process; 0: its share of the machine's"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
@@ -415,6 +420,24 @@ const OptionRow OPTION_TABLE[] = {
         "", "index of the GPU"},
     {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_,     "0",
         "steps", "between lines on the GPU's temperature, power, clocks and memory; 0: none"},
+
+    {"processes",  "num-processes", "pn", INT_(num_processes),     1,  1048576, AUTO_ | ONCE_,    "auto",
+        "", "how many processes share the run; auto, here and below: what mpirun, srun or torchrun says, else one"},
+    {"processes",  "rank",          "pr", INT_(rank),              0,  1048575, AUTO_ | ONCE_,    "auto",
+        "", "which of them this one is"},
+    {"processes",  "gpus-per-node", "pg", INT_(gpus_per_node),     1,     1024, AUTO_ | ONCE_,    "auto",
+        "processes", "on each machine"},
+    {"processes",  "init",          "pi", CHOICE_(init),           0,        0, ONCE_,            "auto",
+        WORDS_CHOICE(LAUNCH_INIT_WORDS), "how they meet"},
+    {"processes",  "server",        "ps", STRING_(server),         0,        0, ONCE_,            "",
+        "HOST[:PORT]", "of rank 0, for --init tcp"},
+    {"processes",  "fs-path",       "pf", STRING_(fs_path),        0,        0, ONCE_,            "",
+        "DIR", "on a file system that all machines share, for --init fs"},
+    {"processes",  "zero",          "z",  INT_(zero),              0,        3, AUTO_ | ONCE_,    "auto",
+        "", "divide among the processes: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters; "
+        "auto: 2 for several processes"},
+    {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_,            "50",
+        "seconds", "without progress, after which a run of several processes ends; at least 5 times the longest step"},
 
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",
         "off|on", "estimate memory, speed and time, and exit"},
@@ -460,7 +483,9 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
     "  --model DIR --steps 0 --export-gguf model.gguf                      convert\n"                        \
     "Step lines show the mean loss of the update in nats per token, the gradient norm before clipping,\n"    \
     "for both the distance from the mean of 128 updates in standard deviations (z), and MFU, the share\n"    \
-    "of this machine's peak FLOP/s that the model uses.\n"
+    "of this machine's peak FLOP/s that the model uses.\n"                                                   \
+    "SIGTERM and SIGINT save and stop; SIGUSR1 saves; SIGUSR2 saves and stops, for mpirun, which forwards\n" \
+    "it to all processes but kills them two seconds after SIGTERM.\n"
 #endif
 #ifndef OPTION_ARGUMENTS
 #define OPTION_ARGUMENTS "" // what a program takes besides options, for --help
@@ -702,13 +727,6 @@ static const struct {
     const char *alias, *values, *silent, *why; // silent: the value that asks for nothing
 } OPTIONS_WITHOUT_MEANING_[] = {
     {"h", "0|1", "0", "HellaSwag is not evaluated"},
-    {"z", "0|1", "0", "one process has nothing to shard"},
-    {"pn", "1", "1", ""},
-    {"pr", "0", "0", ""},
-    {"pg", "", "", "there is one process"},
-    {"pi", "", "", "there is one process"},
-    {"ps", "", "", "there is one process"},
-    {"pf", "", "", "there is one process"},
 };
 
 // If `arg` is one of them, checks its value and returns 1.
