@@ -13,6 +13,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/attention.h"
 #include "llmc/classifier.h"
 #include "llmc/comm.h"
+#include "llmc/comm_mpi.h"
 #include "llmc/encoder.h"
 #include "llmc/gelu.h"
 #include "llmc/gpt2.h"
@@ -57,7 +58,8 @@ struct GPT2 {
     MatmulScratch matmul;
     AttentionScratch attention;
     double* norm_partial; // sums of squares of blocks of the gradient
-    void* save_copy;      // what a checkpoint is written from; NULL: from the model
+    int saves_copy;       // a checkpoint is written from a copy: else from the model
+    void* save_copy;      // NULL also where this process has nothing to save
 };
 
 // A run that continues after a save writes a copy in the background. One that saves only at its end needs no
@@ -123,6 +125,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     attention_open(&model->attention, model->T, gpt2_head_size(cfg));
     model->norm_partial = (double*)check_alloc(zero_sharded_elements(&zero) / GRADIENT_BLOCK + 1,
                                                sizeof(double), "gradient norm");
+    model->saves_copy = saves_in_background(o);
     if (copy_bytes) {
         model->save_copy = check_alloc(copy_bytes, 1, "copy to save");
     }
@@ -424,14 +427,16 @@ static SafeTensorsDtype saved_dtype(const Options* options) {
 
 // Copies weights and optimizer state, if there is memory for a copy; returns whether there is.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
-    if (!model->save_copy) {
+    if (!model->saves_copy) {
         copy->params = model->params_memory;
         copy->optimizer = model->state_memory;
         return 0;
     }
-    checkpoint_copy_at(copy, model->save_copy);
-    memcpy(copy->params, model->params_memory, copy->params_bytes);
-    memcpy(copy->optimizer, model->state_memory, copy->optimizer_bytes);
+    if (model->save_copy) {
+        checkpoint_copy_at(copy, model->save_copy);
+        memcpy(copy->params, model->params_memory, copy->params_bytes);
+        memcpy(copy->optimizer, model->state_memory, copy->optimizer_bytes);
+    }
     return 1;
 }
 

@@ -7,7 +7,7 @@ returns at once. MPI is used where the program was built with it (HAVE_MPI); wit
 Elements are fp32; there may be more of them than an int can count.
 
 needs:   MPI, for more than one process; this is the only file that knows it
-defines: comm_barrier, comm_broadcast, comm_all_gather, Group, group_open, group_close, group_all_to_all_cpu,
+defines: comm_barrier, comm_broadcast, comm_all_gather, comm_any, Group, group_open, group_close, group_all_to_all_cpu,
          group_all_gather_cpu, comm_mpi_open, comm_mpi_close, comm_mpi_abort
 */
 #ifndef LLMC_COMM_MPI_H
@@ -29,6 +29,9 @@ void comm_broadcast(Comm* c, void* data, size_t bytes);
 
 // all (size, bytes), mine (bytes). They do not overlap.
 void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes);
+
+// The bits that any rank has set in `mine`.
+int comm_any(Comm* c, int mine);
 
 // ---- bulk data on the CPU ----
 
@@ -271,6 +274,17 @@ void group_all_to_all_cpu(float* recv, const float* send, size_t count, Group* g
 
 void group_all_gather_cpu(float* recv, const float* send, size_t count, Group* g) {
     group_exchange_(recv, send, 0, count, g);
+}
+
+int comm_any(Comm* c, int mine) {
+    int* all = (int*)check_alloc((size_t)c->size, sizeof(int), "bits of all ranks");
+    int any = 0;
+    comm_all_gather(c, all, &mine, sizeof(mine));
+    for (int r = 0; r < c->size; r++) {
+        any |= all[r];
+    }
+    free(all);
+    return any;
 }
 
 #endif // COMM_MPI_IMPLEMENTATION

@@ -41,6 +41,7 @@ defines: ZeroPlan, zero_plan, zero_group_begin, zero_group_elements, zero_shard_
 #include "llmc/base/wide_sum.h"
 #include "llmc/adamw.h"
 #include "llmc/comm.h"
+#include "llmc/comm_mpi.h"
 #include "llmc/gpt2.h"
 
 // Counts are elements.

@@ -42,6 +42,7 @@ defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpo
 #include "llmc/run/state.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "llmc/comm.h"
+#include "llmc/comm_mpi.h"
 #include "llmc/gpt2.h"
 #include "llmc/zero.h"
 
@@ -380,13 +381,13 @@ static void checkpoint_list_file_(SavedState* s, const char* directory, const ch
     s->files[s->num_files++] = file;
 }
 
-// Lists the small files that are in a directory so far.
+// Lists the small files that are in a directory so far, but not those that other processes are writing.
 static void checkpoint_list_small_files_(SavedState* s, const char* directory) {
     struct dirent* entry;
     DIR* dir = opendir(directory);
     CHECK(dir, "%s: cannot read: %s", directory, strerror(errno));
     while ((entry = readdir(dir))) {
-        if (entry->d_name[0] != '.') {
+        if (entry->d_name[0] != '.' && strncmp(entry->d_name, "optimizer.", 10) != 0) {
             checkpoint_list_file_(s, directory, entry->d_name, 0);
         }
     }

@@ -30,9 +30,10 @@ defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_prog
 #include "llmc/run/plan.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/state.h"
+#include "llmc/base/wide_sum.h"
 #include "llmc/adamw.h"
+#include "llmc/comm.h"
 #include "llmc/gpt2.h"
-#include "llmc/gradient.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,9 +45,10 @@ typedef struct GPT2 GPT2; // each trainer has its own
 
 // What a process did of an update. A sum of these over all processes is of the whole update.
 typedef struct {
-    WideSum square_sum; // of the part of the gradient that this process has after the reduction, times the loss scale
-    double counted;     // targets that count
-    double flops;       // floating-point operations
+    WideSum
+        square_sum; // of the part of the gradient that this process has after the reduction, times the loss scale
+    double counted; // targets that count
+    double flops;   // floating-point operations
 } BatchGradient;
 
 // Adds the work of a micro-batch.
@@ -147,11 +149,15 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/base/rand.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/threads.h"
+#include "llmc/base/xxh64.h"
 #include "llmc/run/guard.h"
+#include "llmc/run/launch.h"
 #include "llmc/run/log.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/session.h"
 #include "llmc/classifier.h"
+#include "llmc/comm_mpi.h"
+#include "llmc/zero.h"
 
 // ---- the trainer ----
 
@@ -175,8 +181,12 @@ typedef struct {
     GPT2* model;
     Dataloader loaders[2];
     Dataloader *train, *val; // NULL without data
+    int64_t eval_sequences;  // of a validation
     Comm comm;
-    double *losses, *losses_of_all; // of the micro-batches of an update or validation: of this process, and of all
+    double *part, *parts; // what this process, and what all, tell of an update or validation (RUN_LOSSES_)
+    double peak;          // of all processes, FLOP/s
+    double data_wait_s;   // of the one that waited longest, in each step
+    uint64_t agreement;   // hash of the last verdict
     Generator generator;
     Session session;
     RunLog log;
@@ -186,21 +196,114 @@ typedef struct {
     double step_s;       // time of the last step
 } Run_;
 
+static int run_is_first_(const Run_* run) { return run->comm.rank == 0; }
+
 // What a process of a run may ask for; a sum of these.
 enum {
     RUN_SAVE_ = SESSION_SAVE,
     RUN_STOP_ = SESSION_STOP,
-    RUN_SKIP_ = 4,      // this update
-    RUN_ROLL_BACK_ = 8, // to an earlier step
-    RUN_BAD_DATA_ = 16  // end: a file of the data has changed
+    RUN_BAD_DATA_ = 4 // end: a file of the data has changed
 };
 
-// The one place where the processes of a run agree. Whether to save, stop, skip an update, roll back or end is
-// decided by what this returns and by nothing else: all processes call it at the same points, and if one of
-// them asks for something, all do it. Today there is one process.
-static int run_agree_(const Run_* run, int asks) {
-    (void)run;
-    return asks;
+// The one place where the processes of a run agree. Whether to save, stop, or end is decided by what this returns and
+// by nothing else: all processes call it at the same points, and if one of them asks for something, all do it. Verdicts
+// on an update need no agreement: all processes judge the same numbers.
+static int run_agree_(Run_* run, int asks) { return comm_any(&run->comm, asks); }
+
+// The signal that stops the run, of the first process that has one; 0: none.
+static int run_stop_signal_(Run_* run) {
+    const int mine = signals_stop(), size = run->comm.size;
+    int* all = (int*)check_alloc((size_t)size, sizeof(int), "signals");
+    int signal = 0;
+    comm_all_gather(&run->comm, all, &mine, sizeof(mine));
+    for (int r = size - 1; r >= 0; r--) {
+        signal = all[r] ? all[r] : signal;
+    }
+    free(all);
+    return signal;
+}
+
+// The sum over all processes, and the largest.
+static double run_sum_(Run_* run, double mine, double* largest) {
+    double* all = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "numbers of all processes");
+    double sum = 0;
+    *largest = mine;
+    comm_all_gather(&run->comm, all, &mine, sizeof(mine));
+    for (int r = 0; r < run->comm.size; r++) {
+        sum += all[r];
+        *largest = fmax(*largest, all[r]);
+    }
+    free(all);
+    return sum;
+}
+
+// ---- the numbers of an update ----
+
+// What a process tells of its part in an update, or in a validation.
+enum {
+    RUN_HIGH_,      // square sum of its part of the gradient: WideSum
+    RUN_LOW_,       //
+    RUN_COUNTED_,   // targets that count
+    RUN_FLOPS_,     //
+    RUN_WAIT_,      // seconds waited for data
+    RUN_AGREEMENT_, // upper half of the hash of the verdict before
+    RUN_LOSSES_     // sums of losses, one for each micro-step
+};
+
+// The same of all processes together.
+typedef struct {
+    double losses, square_sum; // sums
+    double counted, flops;
+    double wait_s; // of the one that waited longest
+} RunUpdate_;
+
+// Micro-steps of so many sequences.
+static int64_t run_micro_steps_(const Run_* run, int64_t sequences) {
+    const int64_t B = run->options.batch, micro_batches = (sequences + B - 1) / B;
+    return (micro_batches + run->comm.size - 1) / run->comm.size;
+}
+
+// Adds up what all tell: losses in the order of the micro-batches, so that the sum has the same bits for any
+// number of processes. run->part is set.
+static RunUpdate_ run_add_up_(Run_* run, int64_t micro_steps) {
+    const size_t count = RUN_LOSSES_ + (size_t)micro_steps;
+    RunUpdate_ sum = {0, 0, 0, 0, 0};
+    WideSum square_sum = {0, 0};
+    comm_all_gather(&run->comm, run->parts, run->part, count * sizeof(double));
+    for (int r = 0; r < run->comm.size; r++) {
+        const double* part = run->parts + (size_t)r * count;
+        wide_sum_add(&square_sum, part[RUN_HIGH_]);
+        wide_sum_add(&square_sum, part[RUN_LOW_]);
+        sum.counted += part[RUN_COUNTED_];
+        sum.flops += part[RUN_FLOPS_];
+        sum.wait_s = fmax(sum.wait_s, part[RUN_WAIT_]);
+        CHECK(part[RUN_AGREEMENT_] == run->parts[RUN_AGREEMENT_],
+              "step %lld: rank %d judged the step before otherwise than rank 0", (long long)run->state.step,
+              r);
+    }
+    for (size_t i = RUN_LOSSES_; i < count; i++) {
+        for (int r = 0; r < run->comm.size; r++) {
+            sum.losses += run->parts[(size_t)r * count + i];
+        }
+    }
+    sum.square_sum = wide_sum_value(square_sum);
+    return sum;
+}
+
+// The gradient of the next update, from all processes.
+static RunUpdate_ run_gradients_(Run_* run) {
+    const Options* o = &run->options;
+    const int64_t micro_steps = run_micro_steps_(run, o->total_batch / o->seq_len);
+    const double waited_s = run->train->wait_s;
+    const BatchGradient own = run->trainer->gradients(run->model, run->train, o->total_batch,
+                                                      run->state.loss_scale.scale, run->part + RUN_LOSSES_);
+    run->part[RUN_HIGH_] = own.square_sum.high;
+    run->part[RUN_LOW_] = own.square_sum.low;
+    run->part[RUN_COUNTED_] = own.counted;
+    run->part[RUN_FLOPS_] = own.flops;
+    run->part[RUN_WAIT_] = run->train->wait_s - waited_s;
+    run->part[RUN_AGREEMENT_] = (double)(run->agreement >> 32);
+    return run_add_up_(run, micro_steps);
 }
 
 // ---- saving and rolling back ----
@@ -253,7 +356,8 @@ static void run_check_data_(Run_* run, const Dataloader* loader, uint64_t next) 
         run_save_(run);
     }
     session_wait(&run->session, &run->log);
-    CHECK(0, "%s", error);
+    CHECK(!error, "%s", error);
+    comm_barrier(&run->comm); // until the process whose data are bad ends all
 }
 
 // ---- a step ----
@@ -279,16 +383,16 @@ static int run_overflowed_(LossScale* scale, double loss, double norm, char reas
 }
 
 // Schedule, clipping, overflow and outliers.
-static RunVerdict_ run_judge_(Run_* run, const BatchGradient* gradient) {
+static RunVerdict_ run_judge_(Run_* run, const RunUpdate_* update) {
     const Options* o = &run->options;
     RunState* state = &run->state;
     // The loss counts 1 / total_batch for each token; it should count 1 / counted.
-    const double factor = targets_factor((double)o->total_batch, gradient->counted);
+    const double factor = targets_factor((double)o->total_batch, update->counted);
     const double scale = factor / state->loss_scale.scale;
     RunVerdict_ verdict;
     memset(&verdict, 0, sizeof(verdict));
-    verdict.loss = gradient->loss * factor;
-    verdict.norm = gradient->norm * scale;
+    verdict.loss = update->losses / (double)o->total_batch * factor;
+    verdict.norm = sqrt(update->square_sum) * scale;
     verdict.adamw = setup_adamw(o, state->step, state->updates + 1, verdict.norm);
     verdict.adamw.grad_scale *= (float)scale;
     int skip = run_overflowed_(&state->loss_scale, verdict.loss, verdict.norm, verdict.reason);
@@ -297,7 +401,9 @@ static RunVerdict_ run_judge_(Run_* run, const BatchGradient* gradient) {
         skip = guard != UPDATE_DO;
         snprintf(verdict.reason, sizeof(verdict.reason), "%s", guard_reason(guard));
     }
-    verdict.is_made = !run_agree_(run, skip ? RUN_SKIP_ : 0);
+    verdict.is_made = !skip;
+    const float decided[3] = {verdict.adamw.lr, verdict.adamw.grad_scale, (float)verdict.is_made};
+    run->agreement = xxh64(decided, sizeof(decided));
     return verdict;
 }
 
@@ -305,12 +411,12 @@ static RunVerdict_ run_judge_(Run_* run, const BatchGradient* gradient) {
 static void run_log_step_(Run_* run, const RunVerdict_* verdict, double flops) {
     const UpdateGuard* guard = &run->state.guard;
     if (run->trainer->peak_is_measured) { // maybe on a busy machine
-        run->plan.peak = fmax(run->plan.peak, flops / run->step_s);
+        run->peak = fmax(run->peak, flops / run->step_s);
     }
-    log_data_wait(&run->log, run->train->wait_s);
+    log_data_wait(&run->log, run->data_wait_s);
     log_train(&run->log, run->state.step, verdict->loss, guard_shown_z(guard, guard->loss_z), verdict->norm,
               guard_shown_z(guard, guard->norm_z), verdict->adamw.lr, run->step_s * 1e3,
-              flops / run->step_s / run->plan.peak);
+              flops / run->step_s / run->peak);
     if (!verdict->is_made) {
         log_skip(&run->log, run->state.step, verdict->reason);
     }
@@ -327,10 +433,12 @@ static void run_step_(Run_* run) {
         dataloader_seek(run->train, 0);
     }
     const uint64_t first = run->train->next;
-    const BatchGradient gradient =
-        trainer->gradients(run->model, run->train, o->total_batch, state->loss_scale.scale);
+    comm_progress(&run->comm, COMM_DATA, state->step, "the gradient of an update");
+    const RunUpdate_ update = run_gradients_(run);
+    run->data_wait_s += update.wait_s;
     run_check_data_(run, run->train, first);
-    const RunVerdict_ verdict = run_judge_(run, &gradient);
+    const RunVerdict_ verdict = run_judge_(run, &update);
+    comm_progress(&run->comm, COMM_UPDATE, state->step, "the update");
     if (verdict.is_made) {
         trainer->update(run->model, verdict.adamw);
         state->updates++;
@@ -339,9 +447,8 @@ static void run_step_(Run_* run) {
     state->stage = STAGE_UPDATED;
     state->tokens += o->total_batch;
     run->step_s = time_now_s() - start_s;
-    run_log_step_(run, &verdict, gradient.flops);
-    const int is_lost = session_diverged(&run->session, &run->log, state, reason);
-    if (run_agree_(run, is_lost ? RUN_ROLL_BACK_ : 0)) {
+    run_log_step_(run, &verdict, update.flops);
+    if (session_diverged(&run->session, &run->log, state, reason)) {
         run_roll_back_(run, reason);
     }
     if (trainer->report) {
@@ -351,24 +458,24 @@ static void run_step_(Run_* run) {
 
 // ---- between two steps ----
 
-// Sets *loss to the mean over the first micro-batches of the validation data, in order. Returns 0 if a signal
-// stopped it.
+// Sets *loss to the mean over the first sequences of the validation data, in order. Returns 0 if a signal stopped it.
 static int run_evaluate_(Run_* run, double* loss) {
-    const int64_t batches = run->eval_batches;
-    double counted = 0;
+    const int64_t micro_steps = run_micro_steps_(run, run->val->settings.sequences);
+    memset(run->part, 0, RUN_LOSSES_ * sizeof(double));
     dataloader_seek(run->val, 0);
-    for (int64_t i = 0; i < batches; i++) {
+    for (int64_t i = 0; i < micro_steps; i++) {
         if (run_agree_(run, signals_stop() ? RUN_STOP_ : 0)) {
             return 0;
         }
-        log_progress(&run->log, run->state.step, "validating", i, batches);
+        comm_progress(&run->comm, COMM_EVALUATE, run->state.step, "a validation");
+        log_progress(&run->log, run->state.step, "validating", i, micro_steps);
         const Batch batch = dataloader_next(run->val);
-        run->trainer->evaluate(run->model, batch, i == 0 ? GRADIENT_SET : GRADIENT_ADD);
-        counted += batch.counted;
+        run->part[RUN_LOSSES_ + i] = batch.B ? run->trainer->evaluate(run->model, batch) : 0;
+        run->part[RUN_COUNTED_] += batch.counted;
     }
     run_check_data_(run, run->val, run->train->next);
-    const double tokens = (double)batches * run->options.batch * run->options.seq_len;
-    *loss = run->trainer->read_loss(run->model) / (double)batches * targets_factor(tokens, counted);
+    const RunUpdate_ all = run_add_up_(run, micro_steps);
+    *loss = all.counted > 0 ? all.losses / all.counted : 0;
     return 1;
 }
 
@@ -408,18 +515,29 @@ static int run_loop_(Run_* run) {
 
 // ---- opening and closing ----
 
+// The loaders, and room for the numbers of an update or a validation.
+static void run_open_data_(Run_* run) {
+    const Options* o = &run->options;
+    run->train = &run->loaders[0];
+    run->val = &run->loaders[1];
+    setup_loaders(run->train, run->val, &run->data, o);
+    run->eval_sequences = run->val->settings.sequences;
+    const int64_t update = run_micro_steps_(run, o->total_batch / o->seq_len),
+                  validation = run_micro_steps_(run, run->eval_sequences);
+    const size_t count = RUN_LOSSES_ + (size_t)(update > validation ? update : validation);
+    run->part = (double*)check_alloc(count, sizeof(double), "losses");
+    run->parts = (double*)check_alloc(array_bytes((size_t)run->comm.size, count), sizeof(double), "losses");
+}
+
 // The model, its data and the generator of samples.
 static void run_open_model_(Run_* run) {
     const Options* o = &run->options;
     run->model = (GPT2*)check_alloc(1, run->trainer->model_bytes, "model");
-    run->trainer->open(run->model, run->cfg, o);
+    run->trainer->open(run->model, run->cfg, o, &run->comm);
     if (setup_has_data(&run->data)) {
-        run->train = &run->loaders[0];
-        run->val = &run->loaders[1];
-        setup_loaders(run->train, run->val, &run->data, o);
-        run->eval_batches = setup_eval_batches(o, run->val);
+        run_open_data_(run);
     }
-    run->floor = setup_floor(&run->data, o, run->eval_batches);
+    run->floor = setup_floor(&run->data, run->eval_sequences);
     generator_open(&run->generator, run->trainer->next_logits, run->model, run->cfg.V, o->seq_len, &run->data,
                    o);
 }
@@ -431,6 +549,8 @@ static void run_open_session_(Run_* run) {
     memset(&saved, 0, sizeof(saved));
     saved.trainer = trainer->name;
     saved.cfg = run->cfg;
+    saved.zero = zero_plan(run->cfg, run->options.zero, run->comm.rank, run->comm.size);
+    saved.comm = &run->comm;
     saved.dtype = trainer->saved_dtype(&run->options);
     saved.eot = run->generator.eot;
     saved.tokenizer = setup_saved_tokenizer(&run->data);
@@ -460,7 +580,7 @@ static void run_open_state_(Run_* run) {
     run->state = run_state_open(guard_open(o->skip_loss_z, o->skip_grad_z), trainer->loss_scale());
     run->validates_first =
         !trainer->validates_first ||
-        trainer->validates_first(o, gpt2_flops_per_token(run->cfg, o->seq_len), run->eval_batches);
+        trainer->validates_first(o, gpt2_flops_per_token(run->cfg, o->seq_len), run->eval_sequences);
     if (run->resume.is_active) {
         run_restore_(run, run->resume.path, &run->resume.saved);
     } else {
@@ -483,34 +603,80 @@ static void run_close_(Run_* run) {
         dataloader_close(run->train);
     }
     run->trainer->close(run->model);
+    free(run->part);
+    free(run->parts);
     free(run->model);
     log_close(&run->log);
 }
 
+// After the last step.
+static void run_summarize_(Run_* run) {
+    double peak_mib;
+    if (run_is_first_(run)) {
+        run->trainer->export_model(run->model, &run->options, &run->data);
+    }
+    run_sum_(run, run->trainer->peak_mib(), &peak_mib);
+    log_summary(&run->log, run->options.steps, run->state.val_loss, run->floor, peak_mib);
+}
+
 // The run itself. Returns its exit status.
 static int run_train_(Run_* run) {
-    const Trainer* trainer = run->trainer;
+    double largest;
+    run->peak = run_sum_(run, run->plan.peak, &largest);
     plan_print_memory(stdout, run->cfg, run->plan.memory);
     run_open_model_(run);
     run_open_session_(run);
     run_print_facts_(run);
     run_open_state_(run);
     run_open_log_(run);
-    const int is_done = run_loop_(run), is_saved = run->session.can_save;
+    const int is_done = run_loop_(run), is_saved = run->session.can_save, signal = run_stop_signal_(run);
     if (is_done) {
-        trainer->export_model(run->model, &run->options, &run->data);
-        log_summary(&run->log, run->options.steps, run->state.val_loss, run->floor, trainer->peak_mib());
+        run_summarize_(run);
     } else {
-        session_stopped(&run->session, &run->log, &run->state);
+        session_stopped(&run->session, &run->log, &run->state, signal);
     }
     run_close_(run);
-    if (!is_done && !is_saved) {
+    if (is_done || is_saved) {
+        return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
+    }
+    if (run->comm.size == 1) {
         signals_end_now();
     }
-    return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
+    return 128 + signal; // a process that dies by a signal ends the others in the middle of their work
 }
 
 // ---- from the command line to the run ----
+
+// Rank 0 sets the run up before the others: it encodes text and trains vocabularies, which they then find.
+static void run_turn_begins_(Run_* run) {
+    comm_progress(&run->comm, COMM_FIRST, -1, "setting up the run");
+    if (!run_is_first_(run)) {
+        comm_barrier(&run->comm);
+    }
+}
+
+static void run_turn_ends_(Run_* run) {
+    if (run_is_first_(run)) {
+        comm_barrier(&run->comm);
+    }
+    comm_progress(&run->comm, COMM_SETUP, -1, "setting up the run");
+}
+
+// Joins the other processes of the run, if there are any.
+static void run_join_(Run_* run) {
+    Options* o = &run->options;
+    const Launch launch = launch_find(o);
+    o->num_processes = launch.place.size;
+    o->rank = launch.place.rank;
+    o->zero = launch_zero(o, launch.place.size);
+    comm_open(&run->comm, launch.place, o->timeout);
+    const Comm* c = &run->comm;
+    if (c->size > 1) {
+        printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s; zero %d, shards of %d\n", c->size,
+               c->nodes, c->nodes > 1 ? "s" : "", launch.launcher, c->library, c->host, o->zero, c->size);
+    }
+    threads_open(o->threads, c->local_size);
+}
 
 // --plan: what the run would take, without taking it.
 static void run_print_plan_(const Run_* run) {
@@ -523,11 +689,15 @@ static void run_print_plan_(const Run_* run) {
 static int run_dispatch_(Run_* run, const char* program) {
     Options* options = &run->options;
     if (options->verify_data) {
-        return setup_verify_data(options);
+        run_turn_ends_(run);
+        return run_is_first_(run) ? setup_verify_data(options) : EXIT_SUCCESS;
     }
-    setup_check_exports(options);
+    if (run_is_first_(run)) {
+        setup_check_exports(options);
+    }
     setup_data(&run->data, options);
     setup_training(options, run->model_path != NULL);
+    run_turn_ends_(run);
     if (options->print_config) {
         options_print_config(stdout, options);
         return EXIT_SUCCESS;
@@ -552,17 +722,18 @@ int run_program(int argc, char** argv, const Trainer* trainer) {
     memset(&run, 0, sizeof(run));
     run.trainer = trainer;
     run.start_s = time_now_s();
+    comm_expect(&run.comm, launch_expect());
     options_parse(&run.options, argc, argv, trainer->program);
-    if (run.options.threads) {
-        threads_set(run.options.threads);
-    }
-    resume_open(&run.resume, &run.options);
+    run_join_(&run);
+    resume_open(&run.resume, &run.options, &run.comm);
+    run_turn_begins_(&run);
     run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options);
     setup_tokenizer(&run.data, &run.options, run.resume.is_active ? NULL : run.model_path);
     run.cfg = resume_config(&run.resume, setup_model(&run.options, &run.data, run.model_path));
     const int status = run_dispatch_(&run, argv[0]);
     setup_close(&run.data);
     resume_close(&run.resume);
+    comm_close(&run.comm);
     return status;
 }
 
