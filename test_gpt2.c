@@ -13,6 +13,7 @@ documents in a row, padding and shorter batches.
 
 #include "dev/test/resume_test.h"
 #include "dev/test/test.h"
+#include "dev/test/test_element.h"
 #include "llmc/reference.h"
 
 #define FIXTURES "dev/ref/fixtures/"
@@ -27,6 +28,10 @@ typedef struct {
     float loss;
     void* grads; // as the parameters are laid out
 } State;
+
+static float* element(const TensorRow* row, const void* memory, size_t j) {
+    return (float*)test_element(row, memory, j);
+}
 
 static void read_exactly(FILE* file, void* to, size_t bytes, const char* path) {
     CHECK(fread(to, 1, bytes, file) == bytes, "%s: too short", path);
@@ -52,7 +57,10 @@ static State fixture_open(const char* path, const GPT2* model) {
     read_exactly(file, &s.loss, sizeof(float), path);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model->parameter_rows[i];
-        read_exactly(file, row_tensor(row, s.grads), tensor_elements(row) * sizeof(float), path);
+        for (int l = 0; l < row->layers; l++) {
+            read_exactly(file, tensor_at_layer(row, s.grads, l), tensor_layer_elements(row) * sizeof(float),
+                         path);
+        }
     }
     CHECK(fgetc(file) == EOF, "%s: too long", path);
     fclose(file);
@@ -66,9 +74,11 @@ static void fixture_close(State* s) {
     free(s->grads);
 }
 
+static Comm alone = {.size = 1};
+
 static void open_model(GPT2* model, GPT2Config cfg, int B, int T, int recompute) {
-    const Options options = {.batch = B, .seq_len = T, .recompute = recompute};
-    gpt2_open(model, cfg, &options);
+    const Options options = {.batch = B, .seq_len = T, .recompute = recompute, .num_processes = 1};
+    gpt2_open(model, cfg, &options, &alone);
 }
 
 static void open_fixture(GPT2* model, const char* path, int recompute) {
@@ -78,17 +88,29 @@ static void open_fixture(GPT2* model, const char* path, int recompute) {
 
 static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s->T, s->B * s->T}; }
 
-// Forward and backward on the whole batch; the gradients are set, the loss returned.
+static const ZeroStep only = {0, 1}; // micro-step, of one process
+
+// Forward and backward on the whole batch; the gradients are set, the mean loss returned.
 static double pass(GPT2* model, const State* s) {
     gpt2_forward(model, batch_of(s), 0);
-    gpt2_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_SET);
-    return batch_loss(model, batch_of(s));
+    gpt2_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_SET, only);
+    return batch_loss(model, batch_of(s)) / (s->B * s->T);
 }
 
-// After gpt2_forward on the same batch: its loss, without gradients.
-static double loss_of(GPT2* model, Batch batch) {
+// After gpt2_forward on the same batch: the sum of its losses, without gradients.
+static double losses_of(GPT2* model, Batch batch) {
     classifier_losses(model, batch);
     return batch_loss(model, batch);
+}
+
+// The mean, of the whole batch.
+static double loss_of(GPT2* model, const State* s) { return losses_of(model, batch_of(s)) / (s->B * s->T); }
+
+// Of the whole gradient.
+static double norm_of(GPT2* model) {
+    WideSum sum = {0, 0};
+    zero_square_sum_cpu(&model->zero, &sum, model->norm_partial);
+    return sqrt(wide_sum_value(sum));
 }
 
 // The first `count` tokens of the first sequence.
@@ -104,6 +126,17 @@ static double relative_error(const float* a, const float* b, size_t n) {
     return sqrt(difference / (norm > 0 ? norm : 1));
 }
 
+// The largest of a tensor's layers.
+static double tensor_error(const TensorRow* row, const void* a, const void* b) {
+    double largest = 0;
+    for (int l = 0; l < row->layers; l++) {
+        const double error = relative_error((float*)tensor_at_layer(row, a, l),
+                                            (float*)tensor_at_layer(row, b, l), tensor_layer_elements(row));
+        largest = error <= largest ? largest : error; // NaN, too
+    }
+    return largest;
+}
+
 // fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a hundred terms.
 static void test_against_pytorch(void) {
     GPT2 model;
@@ -117,13 +150,11 @@ static void test_against_pytorch(void) {
         EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 2e-6,
                     "logits of token %d", n);
     }
-    EXPECT_NEAR(loss_of(&model, batch_of(&s)), s.loss, 1e-6 * s.loss, "loss without gradients");
+    EXPECT_NEAR(loss_of(&model, &s), s.loss, 1e-6 * s.loss, "loss without gradients");
     EXPECT_NEAR(pass(&model, &s), s.loss, 1e-6 * s.loss, "loss");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.parameter_rows[i];
-        const double error = relative_error(row_tensor(row, model.grads_memory), row_tensor(row, s.grads),
-                                            tensor_elements(row));
-        EXPECT_NEAR(error, 0, 5e-6, "gradient of %s", row->name);
+        EXPECT_NEAR(tensor_error(row, model.grads_memory, s.grads), 0, 5e-6, "gradient of %s", row->name);
     }
     fixture_close(&s);
     gpt2_close(&model);
@@ -132,29 +163,24 @@ static void test_against_pytorch(void) {
 // reference.h with the same sizes and parameters.
 static void reference_of(RefModel* reference, const GPT2* model, int B, int T) {
     ref_gpt2_open(reference, model->cfg, (size_t)B, (size_t)T);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const float* tensor = row_tensor(&model->parameter_rows[i], model->params_memory);
-        Real* wide = reference->params + reference->rows[i].offset_bytes / sizeof(Real);
-        for (size_t j = 0; j < tensor_elements(&reference->rows[i]); j++) {
-            wide[j] = tensor[j];
-        }
+    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) { // laid out alike
+        reference->params[i] = ((const float*)model->params_memory)[i];
     }
 }
 
 // `grads` as the fp32 parameters are laid out; `what` they are.
 static void expect_reference_gradients(const RefModel* reference, const GPT2* model, void* grads,
                                        double tolerance, const char* what) {
+    float* want = check_alloc(model->parameter_bytes, 1, "gradient");
+    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
+        want[i] = (float)reference->grads[i];
+    }
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model->parameter_rows[i];
-        const Real* wide = reference->grads + reference->rows[i].offset_bytes / sizeof(Real);
-        float* want = check_alloc(tensor_elements(row), sizeof(float), "gradient");
-        for (size_t j = 0; j < tensor_elements(row); j++) {
-            want[j] = (float)wide[j];
-        }
-        EXPECT_NEAR(relative_error(row_tensor(row, grads), want, tensor_elements(row)), 0, tolerance,
-                    "gradient of %s, %s and the reference", row->name, what);
-        free(want);
+        EXPECT_NEAR(tensor_error(row, grads, want), 0, tolerance, "gradient of %s, %s and the reference",
+                    row->name, what);
     }
+    free(want);
 }
 
 // PyTorch computed in double and stored fp32: half an epsilon.
@@ -179,8 +205,7 @@ static void test_against_reference(void) {
     const GPT2Config cfg = {17, 131, 201, 3, 3, 33};
     GPT2 model;
     RefModel reference;
-    const Options options = {.batch = B, .seq_len = T, .recompute = RECOMPUTE_NONE};
-    gpt2_open(&model, cfg, &options);
+    open_model(&model, cfg, B, T, RECOMPUTE_NONE);
     float* params = model.params_memory;
     for (size_t i = 0; i < model.parameter_bytes / sizeof(float); i++) {
         params[i] = 0.3f * rand_normal(1, 1, i);
@@ -196,10 +221,10 @@ static void test_against_reference(void) {
     }
     const Batch batch = {tokens, targets, starts, B, T, counted};
     gpt2_forward(&model, batch, 0);
-    gpt2_backward(&model, batch, 1.0f / (float)counted, GRADIENT_SET);
+    gpt2_backward(&model, batch, 1.0f / (float)counted, GRADIENT_SET, only);
     const double loss = ref_gpt2_forward(&reference, tokens, targets, starts);
     ref_gpt2_backward(&reference, tokens, targets, starts);
-    EXPECT_NEAR(batch_loss(&model, batch) * N / counted, loss, 1e-6 * loss, "loss and the reference's");
+    EXPECT_NEAR(batch_loss(&model, batch) / counted, loss, 1e-6 * loss, "loss and the reference's");
     expect_reference_gradients(&reference, &model, model.grads_memory, 5e-6, "the trainer");
     ref_gpt2_close(&reference);
     gpt2_close(&model);
@@ -234,7 +259,7 @@ static void test_adamw_steps(void) {
             continue; // the comment
         }
         EXPECT_NEAR(pass(&model, &s), loss, 2e-6 * loss, "loss at step %d", step);
-        const double our_norm = gpt2_gradient_norm(&model);
+        const double our_norm = norm_of(&model);
         EXPECT_NEAR(our_norm, norm, 1e-5 * norm, "norm at step %d", step);
         gpt2_update(&model, setup_adamw(&options, step - 1, step, our_norm));
         steps++;
@@ -243,11 +268,11 @@ static void test_adamw_steps(void) {
     fclose(file);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) { // parameters moved by up to 1e-2
         const TensorRow* row = &model.parameter_rows[i];
-        const float *ours = row_tensor(row, model.params_memory),
-                    *theirs = row_tensor(row, after.params_memory);
         for (size_t j = 0; j < tensor_elements(row); j++) {
-            if (!is_key_bias(row, j, model.cfg.C) && !(fabsf(ours[j] - theirs[j]) <= 3e-5f)) {
-                EXPECT_NEAR(ours[j], theirs[j], 3e-5, "%s[%zu] after %d steps", row->name, j, steps);
+            const float ours = *element(row, model.params_memory, j),
+                        theirs = *element(row, after.params_memory, j);
+            if (!is_key_bias(row, j, model.cfg.C) && !(fabsf(ours - theirs) <= 3e-5f)) {
+                EXPECT_NEAR(ours, theirs, 3e-5, "%s[%zu] after %d steps", row->name, j, steps);
                 break;
             }
         }
@@ -268,23 +293,24 @@ static void test_finite_differences(void) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.parameter_rows[i];
         const size_t n = tensor_elements(row);
-        float *tensor = row_tensor(row, model.params_memory), *grad = row_tensor(row, model.grads_memory);
-        float* saved = check_alloc(n, sizeof(float), "saved");
-        memcpy(saved, tensor, n * sizeof(float));
+        float* saved = check_alloc(model.parameter_bytes, 1, "saved");
+        memcpy(saved, model.params_memory, model.parameter_bytes);
         double square = 0;
         for (size_t j = 0; j < n; j++) {
-            square += (double)grad[j] * grad[j];
+            square += pow(*element(row, model.grads_memory, j), 2);
         }
         const double h = 5e-3 / sqrt(square); // along the gradient: the slope is its norm
         double loss[2];
         for (int side = 0; side < 2; side++) {
             for (size_t j = 0; j < n; j++) {
-                tensor[j] = saved[j] + (float)((side ? -h : h) * grad[j] / sqrt(square));
+                const float grad = *element(row, model.grads_memory, j);
+                *element(row, model.params_memory, j) =
+                    *element(row, saved, j) + (float)((side ? -h : h) * grad / sqrt(square));
             }
             gpt2_forward(&model, batch_of(&s), 0);
-            loss[side] = loss_of(&model, batch_of(&s));
+            loss[side] = loss_of(&model, &s);
         }
-        memcpy(tensor, saved, n * sizeof(float));
+        memcpy(model.params_memory, saved, model.parameter_bytes);
         EXPECT_NEAR((loss[0] - loss[1]) / (2 * h) / sqrt(square), 1, 2e-3, "slope along the gradient of %s",
                     row->name);
         free(saved);
@@ -334,15 +360,14 @@ static void test_accumulation(void) {
         for (int b = 0; b < s.B; b++) {
             const Batch one = {s.x + b * s.T, s.y + b * s.T, NULL, 1, s.T, s.T};
             gpt2_forward(&model, one, 0);
-            gpt2_backward(&model, one, 1.0f / (float)(s.B * s.T), b == 0 ? GRADIENT_SET : GRADIENT_ADD);
-            sum += batch_loss(&model, one);
+            gpt2_backward(&model, one, 1.0f / (float)(s.B * s.T), b == 0 ? GRADIENT_SET : GRADIENT_ADD, only);
+            sum += batch_loss(&model, one) / (s.B * s.T);
         }
         EXPECT_NEAR(sum, loss, 1e-6 * loss, "accumulated loss");
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
             const TensorRow* row = &model.parameter_rows[i];
-            EXPECT_NEAR(relative_error(row_tensor(row, model.grads_memory),
-                                       row_tensor(row, whole.grads_memory), tensor_elements(row)),
-                        0, 2e-6, "accumulated gradient of %s", row->name);
+            EXPECT_NEAR(tensor_error(row, model.grads_memory, whole.grads_memory), 0, 2e-6,
+                        "accumulated gradient of %s", row->name);
         }
     }
     fixture_close(&s);
@@ -374,23 +399,23 @@ static void test_generation_cache(void) {
 // The sum of losses of a batch, and all gradients for 1 / loss_tokens of it.
 static double batch_gradients(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
     gpt2_forward(model, batch, 0);
-    gpt2_backward(model, batch, (float)(1 / loss_tokens), mode);
-    return batch_loss(model, batch) * model->B * model->T;
+    gpt2_backward(model, batch, (float)(1 / loss_tokens), mode, only);
+    return batch_loss(model, batch);
 }
 
 // Two documents in a row with padding behind them are what they are alone, in a model that does not look at
 // positions. Their lengths are shorter than what the models were opened for.
 static void test_documents(int recompute) {
     enum { FIRST = 12, SECOND = 15, BOTH = FIRST + SECOND, PADDING = 3 };
-    GPT2 row, alone;
+    GPT2 row, single;
     open_fixture(&row, FIXTURES "gpt2_tiny.bin", recompute);
-    open_fixture(&alone, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open_fixture(&single, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &row);
     const int C = row.cfg.C;
     for (int t = 1; t < row.cfg.max_T; t++) {
         memcpy(row.params.wpe + (size_t)t * C, row.params.wpe, (size_t)C * sizeof(float));
     }
-    memcpy(alone.params_memory, row.params_memory, row.parameter_bytes);
+    memcpy(single.params_memory, row.params_memory, row.parameter_bytes);
     int starts[BOTH + PADDING], targets[BOTH + PADDING];
     for (int t = 0; t < BOTH + PADDING; t++) {
         starts[t] = t < FIRST ? 0 : t < BOTH ? FIRST : t;
@@ -400,23 +425,22 @@ static void test_documents(int recompute) {
                 first = {s.x, s.y, NULL, 1, FIRST, FIRST},
                 second = {s.x + FIRST, s.y + FIRST, NULL, 1, SECOND, SECOND};
     const double sum = batch_gradients(&row, packed, BOTH, GRADIENT_SET);
-    EXPECT_NEAR(sum, loss_of(&row, packed) * row.B * row.T, 0, "loss without gradients");
-    double want = batch_gradients(&alone, first, BOTH, GRADIENT_SET);
-    EXPECT_NEAR(relative_error(row.acts.losses, alone.acts.losses, FIRST), 0, 2e-6, "first document");
-    want += batch_gradients(&alone, second, BOTH, GRADIENT_ADD);
-    EXPECT_NEAR(relative_error(row.acts.losses + FIRST, alone.acts.losses, SECOND), 0, 2e-6,
+    EXPECT_NEAR(sum, losses_of(&row, packed), 0, "loss without gradients");
+    double want = batch_gradients(&single, first, BOTH, GRADIENT_SET);
+    EXPECT_NEAR(relative_error(row.acts.losses, single.acts.losses, FIRST), 0, 2e-6, "first document");
+    want += batch_gradients(&single, second, BOTH, GRADIENT_ADD);
+    EXPECT_NEAR(relative_error(row.acts.losses + FIRST, single.acts.losses, SECOND), 0, 2e-6,
                 "second document");
     EXPECT_NEAR(sum, want, 2e-6 * want, "sum of the losses");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* r = &row.parameter_rows[i];
         if (strcmp(r->name, "wpe") != 0) { // the same gradient, but at other positions
-            EXPECT_NEAR(relative_error(row_tensor(r, row.grads_memory), row_tensor(r, alone.grads_memory),
-                                       tensor_elements(r)),
-                        0, 5e-6, "gradient of %s, recompute %d", r->name, recompute);
+            EXPECT_NEAR(tensor_error(r, row.grads_memory, single.grads_memory), 0, 5e-6,
+                        "gradient of %s, recompute %d", r->name, recompute);
         }
     }
     fixture_close(&s);
-    gpt2_close(&alone);
+    gpt2_close(&single);
     gpt2_close(&row);
 }
 
@@ -436,9 +460,8 @@ static void test_shorter_batch(void) {
     EXPECT_NEAR(batch_gradients(&model, batch, max, GRADIENT_SET), want, 2e-6 * want, "loss");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.parameter_rows[i];
-        EXPECT_NEAR(relative_error(row_tensor(row, model.grads_memory), row_tensor(row, exact.grads_memory),
-                                   tensor_elements(row)),
-                    0, 2e-6, "gradient of %s", row->name);
+        EXPECT_NEAR(tensor_error(row, model.grads_memory, exact.grads_memory), 0, 2e-6, "gradient of %s",
+                    row->name);
     }
     fixture_close(&s);
     gpt2_close(&exact);
@@ -459,10 +482,10 @@ static void test_counted_mean(void) {
     const Batch some = {s.x, targets, NULL, s.B, s.T, kept}, two_rows = {s.x, s.y, NULL, 2, s.T, kept};
     const double factor = targets_factor(N, targets_count(targets, N));
     const double sum = batch_gradients(&model, some, N, GRADIENT_SET);
-    const double norm = gpt2_gradient_norm(&model) * factor;
+    const double norm = norm_of(&model) * factor;
     const double want = batch_gradients(&half, two_rows, kept, GRADIENT_SET);
     EXPECT_NEAR(sum / N * factor, want / kept, 1e-6 * want / kept, "mean loss");
-    EXPECT_NEAR(norm, gpt2_gradient_norm(&half), 2e-6 * norm, "norm");
+    EXPECT_NEAR(norm, norm_of(&half), 2e-6 * norm, "norm");
     free(targets);
     fixture_close(&s);
     gpt2_close(&model);

@@ -52,8 +52,19 @@ static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
 }
 
 static CheckpointRun run_of(GPT2Config cfg, SafeTensorsDtype dtype) {
-    const CheckpointRun run = {"test", cfg, dtype, 4, NULL, 1000, 0xABCDEF0123456789, NULL, NULL};
+    static Comm alone = {.size = 1};
+    const CheckpointRun run = {"test", cfg,  zero_plan(cfg, 0, 0, 1), &alone, dtype, 4,
+                               NULL,   1000, 0xABCDEF0123456789,      NULL,   NULL};
     return run;
+}
+
+// One process, which updates everything.
+static ZeroPlan whole(void) { return zero_plan(TINY, 0, 0, 1); }
+
+// Bytes of the copy that a save makes.
+static size_t copy_bytes(SafeTensorsDtype dtype) {
+    const ZeroPlan plan = whole();
+    return checkpoints_bytes(TINY, &plan, dtype);
 }
 
 static RunState state_of(int64_t step) {
@@ -93,7 +104,7 @@ static void save_spoiled(char path[PATH_MAX], const Run* run, int64_t step, floa
                          SafeTensorsDtype dtype, void (*spoil)(Checkpoints*)) {
     Checkpoints c;
     const Options options = options_of(run);
-    void* memory = check_alloc(checkpoints_bytes(TINY, dtype), 1, "copy");
+    void* memory = check_alloc(copy_bytes(dtype), 1, "copy");
     const RunState state = state_of(step);
     checkpoints_open(&c, &options, run_of(TINY, dtype), -1, 0);
     checkpoint_copy_at(&c, memory);
@@ -133,7 +144,8 @@ static float value_in(const char* out, const char* directory) {
     float *params = (float*)check_alloc(bytes, 1, "params"),
           *memory = (float*)check_alloc(2 * state_elements(), sizeof(float), "optimizer");
     const GPT2OptimizerState optimizer = optimizer_at(memory);
-    checkpoint_read(&state, path, TINY, rows, params, memory);
+    const ZeroPlan plan = whole();
+    checkpoint_read(&state, path, TINY, rows, params, &plan, memory);
     const float value = optimizer.m[0] == params[0] + 1 && optimizer.v[0] == params[0] + 2 ? params[0] : -1;
     state_close(&state);
     free(params);
@@ -207,6 +219,16 @@ static void test_save(void) {
     expect_list(&run, "1000 step_123456789012");
 }
 
+// Element e of the first layer, or a later one: a weight as it was written, m and v. The vocabulary's padding is zero.
+static int is_as_written(const float* got, const float* want, const uint16_t* bits, size_t n, size_t e,
+                         int is_padding, SafeTensorsDtype dtype) {
+    const float weight = dtype == SAFETENSORS_F32    ? want[e]
+                         : dtype == SAFETENSORS_BF16 ? bf16_to_float(bits[e])
+                                                     : fp16_to_float(bits[e]);
+    return got[e] == (is_padding ? 0 : weight) && got[n + e] == (is_padding ? 0 : want[n + e]) &&
+           got[2 * n + e] == (is_padding ? 0 : want[2 * n + e]);
+}
+
 // Every bit of weights, m and v, but not the vocabulary's padding, which comes back as zero.
 static void test_tensors(SafeTensorsDtype dtype) {
     char name[64], path[PATH_MAX], error[ERROR_BYTES];
@@ -215,30 +237,25 @@ static void test_tensors(SafeTensorsDtype dtype) {
     save_value(path, &run, 1, 1, dtype);
     SavedState state;
     EXPECT(checkpoint_try_check(&state, path, error), "%s", error);
-    TensorRow rows[GPT2_PARAMETER_ROWS], narrow[GPT2_PARAMETER_ROWS];
+    TensorRow rows[GPT2_PARAMETER_ROWS];
     const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float)), n = bytes / sizeof(float);
-    gpt2_parameter_rows_of(narrow, TINY, safetensors_dtype_bytes(dtype));
     float* got = (float*)check_alloc(3 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(3 * n, sizeof(float), "wanted");
-    checkpoint_read(&state, path, TINY, rows, got, got + n);
+    const ZeroPlan plan = whole();
+    checkpoint_read(&state, path, TINY, rows, got, &plan, got + n);
     fill(want, n, SAFETENSORS_F32, 1);
     fill(want + n, n, SAFETENSORS_F32, 2);
     fill_squares(want + 2 * n, n, 3);
-    uint16_t* bits = (uint16_t*)check_alloc(2 * n, sizeof(uint16_t), "16-bit weights");
+    uint16_t* bits = (uint16_t*)check_alloc(n, sizeof(uint16_t), "16-bit weights");
     fill(bits, dtype == SAFETENSORS_F32 ? 0 : n, dtype, 1);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t first = rows[i].offset_bytes / 4, used = checkpoint_row_elements_(&rows[i], TINY);
-        for (size_t e = 0; e < tensor_elements(&rows[i]); e++) {
-            const uint16_t b = bits[narrow[i].offset_bytes / 2 * (dtype != SAFETENSORS_F32) + e];
-            const float weight = dtype == SAFETENSORS_F32    ? want[first + e]
-                                 : dtype == SAFETENSORS_BF16 ? bf16_to_float(b)
-                                                             : fp16_to_float(b);
-            const int is_padding = e >= used;
-            const int same = got[first + e] == (is_padding ? 0 : weight) &&
-                             got[n + first + e] == (is_padding ? 0 : want[n + first + e]) &&
-                             got[2 * n + first + e] == (is_padding ? 0 : want[2 * n + first + e]);
-            if (!same) {
-                EXPECT(0, "%s, element %zu of %s", name, e, rows[i].name);
+        const size_t used = checkpoint_layer_elements_(&rows[i], TINY);
+        for (size_t k = 0; k < tensor_elements(&rows[i]); k++) {
+            const size_t in_layer = k % tensor_layer_elements(&rows[i]);
+            const int l = (int)(k / tensor_layer_elements(&rows[i]));
+            const size_t e = (size_t)((float*)tensor_at_layer(&rows[i], got, l) - got) + in_layer;
+            if (!is_as_written(got, want, bits, n, e, in_layer >= used, dtype)) {
+                EXPECT(0, "%s, element %zu of %s", name, k, rows[i].name);
                 break;
             }
         }
@@ -291,12 +308,15 @@ static void body_read_slices(const void* slices) {
     const size_t n = gpt2_parameter_rows_of(rows, TINY, sizeof(float)) / sizeof(float);
     float* got = (float*)check_alloc(2 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(n, sizeof(float), "wanted");
-    checkpoint_read_optimizer_(&state, s->directory, TINY, got);
+    const ZeroPlan plan = whole();
+    checkpoint_read_optimizer_(&state, s->directory, TINY, &plan, got);
     fill(want, n, SAFETENSORS_F32, 2);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t first = rows[i].offset_bytes / 4;
-        EXPECT(memcmp(got + first, want + first, 4 * checkpoint_row_elements_(&rows[i], TINY)) == 0,
-               "m of %s", rows[i].name);
+        for (int l = 0; l < rows[i].layers; l++) {
+            EXPECT(memcmp(tensor_at_layer(&rows[i], got, l), tensor_at_layer(&rows[i], want, l),
+                          4 * checkpoint_layer_elements_(&rows[i], TINY)) == 0,
+                   "m of %s, layer %d", rows[i].name, l);
+        }
     }
     free(got);
     free(want);
@@ -466,8 +486,9 @@ static void body_read(const void* path) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float));
     void *params = check_alloc(bytes, 1, "p"), *optimizer = check_alloc(2 * bytes, 1, "optimizer");
+    const ZeroPlan plan = whole();
     CHECK(checkpoint_try_check(&state, (const char*)path, error), "%s", error);
-    checkpoint_read(&state, (const char*)path, TINY, rows, params, optimizer);
+    checkpoint_read(&state, (const char*)path, TINY, rows, params, &plan, optimizer);
 }
 
 // Weights that are not finite are not saved over those that are; an optimizer's state that cannot be is not
@@ -508,7 +529,7 @@ static void test_two_saves(void) {
     const Options options = options_of(&run);
     Checkpoints c;
     char path[PATH_MAX];
-    void* memory = check_alloc(checkpoints_bytes(TINY, SAFETENSORS_F32), 1, "copy");
+    void* memory = check_alloc(copy_bytes(SAFETENSORS_F32), 1, "copy");
     checkpoints_open(&c, &options, run_of(TINY, SAFETENSORS_F32), -1, 0);
     checkpoint_copy_at(&c, memory);
     for (int step = 1; step <= 20; step++) {

@@ -203,8 +203,7 @@ static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe) {
         const int is_matrix = rows[i].form != FILE_VECTOR && strcmp(rows[i].name, "wpe") != 0;
         const uint32_t type = !is_matrix ? 0 : dtype == GGUF_Q8_0 && rows[i].cols % 32 ? 1 : types[dtype];
         for (int l = 0; l < rows[i].layers; l++) {
-            const float* x = (float*)((char*)memory + rows[i].offset_bytes);
-            expect_tensor(&r, &rows[i], cfg, l, x + (size_t)l * tensor_layer_elements(&rows[i]), type, begin);
+            expect_tensor(&r, &rows[i], cfg, l, (float*)tensor_at_layer(&rows[i], memory, l), type, begin);
         }
     }
     EXPECT(r.bytes % 32 == 0, "%zu bytes", r.bytes);

@@ -5,6 +5,7 @@
 #include "llmc/base/float16.h"
 #include "llmc/formats/hf_model.h"
 #include "test.h"
+#include "test_element.h"
 
 static const GPT2Config CFG = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
 static const GPT2Config LARGE = {
@@ -31,12 +32,11 @@ static Model model_random(GPT2Config cfg, SafeTensorsDtype dtype) {
     uint64_t index = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.rows[i];
-        char* tensor = (char*)model.memory + row->offset_bytes;
         for (size_t k = 0; k < row->layers * gpt2_rows_in_files(row, cfg) * row->cols; k++) {
             const float x = rand_normal(1, 2, index++);
             const uint16_t narrow = dtype == SAFETENSORS_BF16 ? bf16_from_float(x) : fp16_from_float(x);
-            memcpy(tensor + k * row->element_bytes, dtype == SAFETENSORS_F32 ? (void*)&x : (void*)&narrow,
-                   row->element_bytes);
+            memcpy(test_element(row, model.memory, k),
+                   dtype == SAFETENSORS_F32 ? (const void*)&x : (const void*)&narrow, row->element_bytes);
         }
     }
     return model;
@@ -74,10 +74,10 @@ static Model read_model(const char* directory, GPT2Config cfg) {
 static void expect_model(const Model* got, const Model* want, SafeTensorsDtype dtype, const char* what) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &want->rows[i];
-        const float* x = (const float*)((const char*)got->memory + got->rows[i].offset_bytes);
         size_t wrong = 0;
         for (size_t k = 0; k < tensor_elements(row); k++) {
-            const char* from = (const char*)want->memory + row->offset_bytes + k * row->element_bytes;
+            const void* from = test_element(row, want->memory, k);
+            const float x = *(const float*)test_element(&got->rows[i], got->memory, k);
             float y = 0;
             uint16_t narrow;
             memcpy(&y, from, dtype == SAFETENSORS_F32 ? 4 : 0);
@@ -85,7 +85,7 @@ static void expect_model(const Model* got, const Model* want, SafeTensorsDtype d
             y = dtype == SAFETENSORS_BF16  ? bf16_to_float(narrow)
                 : dtype == SAFETENSORS_F16 ? fp16_to_float(narrow)
                                            : y;
-            wrong += float_bits(x[k]) != float_bits(y);
+            wrong += float_bits(x) != float_bits(y);
         }
         EXPECT(wrong == 0, "%s: %zu elements of %s", what, wrong, row->name);
     }
@@ -117,7 +117,7 @@ static void test_layout(void) {
     const SafeTensorsView* qkv = safetensors_find(&set.files[0], "transformer.h.1.attn.c_attn.weight");
     EXPECT(qkv && qkv->shape[0] == 4 && qkv->shape[1] == 12, "c_attn");
     const TensorRow* row = &model.rows[4];
-    const float* ours = (const float*)((const char*)model.memory + row->offset_bytes) + 12 * 4; // layer 1
+    const float* ours = (const float*)tensor_at_layer(row, model.memory, 1);
     for (size_t i = 0; qkv && i < 4 * 12; i++) {
         float x;
         memcpy(&x, qkv->data + 4 * i, 4);
@@ -255,11 +255,11 @@ static void test_bad_weights(void) {
                             longer = {.max_T = 7, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
     const char* directory = directory_of("bad");
     Model model = model_random(CFG, SAFETENSORS_F32);
-    float* qkvw = (float*)((char*)model.memory + model.rows[4].offset_bytes);
-    qkvw[12 * 4 + 7 * 4 + 3] = NAN; // layer 1, row 7, column 3
+    float* qkvw = (float*)tensor_at_layer(&model.rows[4], model.memory, 1);
+    qkvw[7 * 4 + 3] = NAN; // layer 1, row 7, column 3
     write_model(&model, directory, SAFETENSORS_F32);
     expect_refused(directory, "model.safetensors|h.1.attn.c_attn.weight|element 43|nan"); // 3 x 12 + 7
-    qkvw[12 * 4 + 7 * 4 + 3] = 0;
+    qkvw[7 * 4 + 3] = 0;
     ((float*)model.memory)[6] = INFINITY;
     write_model(&model, directory, SAFETENSORS_F32);
     expect_refused(directory, "wte.weight|element 6|inf");

@@ -7,6 +7,7 @@
 
 #include "llmc/formats/llmc_bin.h"
 #include "test.h"
+#include "test_element.h"
 
 #define FIXTURES "dev/ref/fixtures/"
 
@@ -30,8 +31,9 @@ static Model model_open(GPT2Config cfg) {
     return model;
 }
 
-static float* tensor_of(const Model* model, int i) {
-    return (float*)((char*)model->memory + model->rows[i].offset_bytes);
+// Element k of tensor i.
+static float* element(const Model* model, int i, size_t k) {
+    return (float*)test_element(&model->rows[i], model->memory, k);
 }
 
 // Fills every tensor with numbers that all differ and need all their bits, but for the vocabulary's padding.
@@ -41,7 +43,7 @@ static Model model_random(GPT2Config cfg) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.rows[i];
         for (size_t k = 0; k < row->layers * gpt2_rows_in_files(row, cfg) * row->cols; k++) {
-            tensor_of(&model, i)[k] = rand_normal(1, 2, index++);
+            *element(&model, i, k) = rand_normal(1, 2, index++);
         }
     }
     return model;
@@ -94,13 +96,13 @@ static void expect_config(GPT2Config got, GPT2Config wanted) {
 // Rows of the vocabulary that have no token are zero, whatever the file says.
 static void test_padding(void) {
     const Model model = model_random(TINY), again = model_open(TINY);
-    tensor_of(&model, 0)[5 * 4] = tensor_of(&model, 0)[8 * 4 - 1] = 1;
+    *element(&model, 0, 5 * 4) = *element(&model, 0, 8 * 4 - 1) = 1;
     llmc_bin_write(test_path("padding.bin"), TINY, model.rows, model.memory, MODEL_FP32);
     llmc_bin_read(test_path("padding.bin"), again.rows, again.memory);
     for (int i = 5 * 4; i < 8 * 4; i++) {
-        EXPECT(tensor_of(&again, 0)[i] == 0, "element %d", i);
+        EXPECT(*element(&again, 0, i) == 0, "element %d", i);
     }
-    EXPECT(tensor_of(&again, 0)[5 * 4 - 1] != 0, "the last token");
+    EXPECT(*element(&again, 0, 5 * 4 - 1) != 0, "the last token");
     free(again.memory);
     free(model.memory);
 }
@@ -119,9 +121,11 @@ static void test_layout(void) {
     EXPECT(file.bytes == 1024 + 4 * model.elements, "%zu bytes", file.bytes);
     size_t at = 1024;
     for (int i = 0; i < GPT2_PARAMETER_ROWS && at < file.bytes; i++) {
-        const size_t bytes = 4 * tensor_elements(&model.rows[i]);
-        EXPECT(memcmp(file.data + at, tensor_of(&model, i), bytes) == 0, "tensor %s", model.rows[i].name);
-        at += bytes;
+        const size_t bytes = 4 * tensor_layer_elements(&model.rows[i]);
+        for (int l = 0; l < model.rows[i].layers; l++, at += bytes) {
+            EXPECT(memcmp(file.data + at, tensor_at_layer(&model.rows[i], model.memory, l), bytes) == 0,
+                   "tensor %s, layer %d", model.rows[i].name, l);
+        }
     }
     free(file.data);
     free(model.memory);
@@ -137,7 +141,7 @@ static void test_round_trip(GPT2Config cfg, ModelDtype dtype) {
     size_t wrong = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (size_t k = 0; k < tensor_elements(&model.rows[i]); k++) {
-            const float wanted = tensor_of(&model, i)[k], got = tensor_of(&back, i)[k];
+            const float wanted = *element(&model, i, k), got = *element(&back, i, k);
             const float error = fabsf(got - wanted);
             wrong += dtype == MODEL_FP32 ? bits_of(got) != bits_of(wanted)
                                          : error > fabsf(wanted) / 256 || (bits_of(got) & 0xFFFF) != 0;
@@ -154,12 +158,12 @@ static void test_special_values(void) {
     const Model model = model_random(TINY), back = model_open(TINY);
     const char* path = test_path("special.bin");
     for (int i = 0; i < 5; i++) {
-        tensor_of(&model, 4)[i] = float_of(special[i]); // negative zero, subnormal and largest numbers
+        *element(&model, 4, i) = float_of(special[i]); // negative zero, subnormal and largest numbers
     }
     llmc_bin_write(path, TINY, model.rows, model.memory, MODEL_FP32);
     llmc_bin_read(path, back.rows, back.memory);
     for (int i = 0; i < 5; i++) {
-        EXPECT(bits_of(tensor_of(&back, 4)[i]) == special[i], "%08x", special[i]);
+        EXPECT(bits_of(*element(&back, 4, i)) == special[i], "%08x", special[i]);
     }
     free(back.memory);
     free(model.memory);
@@ -231,12 +235,12 @@ static void test_fixtures(void) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         size_t wrong = 0;
         for (size_t k = 0; k < tensor_elements(&fp32.rows[i]); k++) {
-            const uint16_t wanted = bf16_from_float(tensor_of(&fp32, i)[k]);
-            wrong += bits_of(tensor_of(&bf16, i)[k]) != (uint32_t)wanted << 16;
+            const uint16_t wanted = bf16_from_float(*element(&fp32, i, k));
+            wrong += bits_of(*element(&bf16, i, k)) != (uint32_t)wanted << 16;
         }
         EXPECT(wrong == 0, "%zu weights of %s", wrong, fp32.rows[i].name);
     }
-    EXPECT(tensor_of(&fp32, 0)[156 * 36] != 0 && tensor_of(&fp32, 0)[157 * 36] == 0, "the padding is zero");
+    EXPECT(*element(&fp32, 0, 156 * 36) != 0 && *element(&fp32, 0, 157 * 36) == 0, "the padding is zero");
     const char* path = test_path("again.bin"); // and what we write is the same file
     llmc_bin_write(path, cfg, fp32.rows, fp32.memory, MODEL_BF16);
     const TestFile ours = test_read(path), theirs = test_read(FIXTURES "gpt2_tiny_bf16.bin");
@@ -307,11 +311,10 @@ static void test_bad_lengths(TestFile good) {
 }
 
 // The place of a weight that is not finite is named.
-static void expect_weight_refused(ModelDtype dtype, int tensor, size_t element, float value,
-                                  const char* words) {
+static void expect_weight_refused(ModelDtype dtype, int tensor, size_t k, float value, const char* words) {
     const Model model = model_random(TINY);
     const char* path = test_path("weight.bin");
-    tensor_of(&model, tensor)[element] = value;
+    *element(&model, tensor, k) = value;
     llmc_bin_write(path, TINY, model.rows, model.memory, dtype);
     expect_refused(path, words);
     free(model.memory);

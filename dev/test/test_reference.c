@@ -140,17 +140,21 @@ static void test_model(void) {
     RefModel model;
     ref_gpt2_open(&model, cfg, B, T);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t n = tensor_elements(&model.rows[i]);
-        memcpy(model.params + model.rows[i].offset_bytes / sizeof(Real), doubles(n), n * sizeof(Real));
+        const size_t n = tensor_layer_elements(&model.rows[i]);
+        for (int l = 0; l < model.rows[i].layers; l++) {
+            memcpy(tensor_at_layer(&model.rows[i], model.params, l), doubles(n), n * sizeof(Real));
+        }
     }
     for (int pass = 0; pass < 2; pass++) {
         model_loss(&model);
         ref_gpt2_backward(&model, tokens, targets, starts);
     }
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t at = model.rows[i].offset_bytes / sizeof(Real);
-        ops_expect_gradient(model.rows[i].name, model_loss, &model, model.params + at, model.grads + at,
-                            tensor_elements(&model.rows[i]));
+        const TensorRow* row = &model.rows[i];
+        for (int l = 0; l < row->layers; l++) {
+            ops_expect_gradient(row->name, model_loss, &model, (Real*)tensor_at_layer(row, model.params, l),
+                                (Real*)tensor_at_layer(row, model.grads, l), tensor_layer_elements(row));
+        }
     }
     ref_gpt2_close(&model);
     ops_close("model");

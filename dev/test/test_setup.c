@@ -32,6 +32,8 @@ static Options parse(const char* line) {
     }
     Options options;
     options_parse(&options, argc, argv, options_program(OPTION_CPU));
+    options.num_processes = 1; // as run.h decides
+    options.rank = 0;
     return options;
 }
 
@@ -320,7 +322,7 @@ static void test_packed_floor(void) {
             }
         }
     }
-    EXPECT_NEAR(setup_floor(&run.data, &run.options, 2), sum / count, 1e-12, "two batches");
+    EXPECT_NEAR(setup_floor(&run.data, 2 * run.options.batch), sum / count, 1e-12, "two batches");
     run_close(&run);
 }
 
@@ -469,13 +471,13 @@ static void test_floor(void) {
     for (int i = 1; i <= 64; i++) { // targets of the first two batches
         sum += run.data.val_nats[i];
     }
-    EXPECT_NEAR(setup_floor(&run.data, &run.options, 2), sum / 64, 1e-12, "two batches");
-    const double all = setup_floor(&run.data, &run.options, 4);
+    EXPECT_NEAR(setup_floor(&run.data, 2 * run.options.batch), sum / 64, 1e-12, "two batches");
+    const double all = setup_floor(&run.data, 4 * run.options.batch);
     EXPECT(all > 0.1 && all < 3, "%g nats per token", all);
-    EXPECT(setup_floor(&run.data, &run.options, 1000) == all, "no more than there is");
+    EXPECT(setup_floor(&run.data, 1000 * run.options.batch) == all, "no more than there is");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16");
-    EXPECT(isnan(setup_floor(&run.data, &run.options, 1)), "unknown for other text");
+    EXPECT(isnan(setup_floor(&run.data, 1)), "unknown for other text");
     run_close(&run);
 }
 

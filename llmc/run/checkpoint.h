@@ -454,19 +454,24 @@ static size_t checkpoint_find_infinite_(const void* elements, SafeTensorsDtype d
     return count;
 }
 
-// Ends the program if a weight is not finite, before a file is written: it could not be read again, and
-// would push a checkpoint that can be read out of --keep.
-static void checkpoint_require_finite_(const Checkpoints* c, const char* path) {
+// Whether all weights are finite; if not, the reason in `error`. Others could not be read again, and would push a
+// checkpoint that can be read out of --keep.
+static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* error) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t count = checkpoint_layer_elements_(&c->rows[i], c->run.cfg);
-        for (int l = 0; l < c->rows[i].layers; l++) {
-            const void* layer = tensor_at_layer(&c->rows[i], c->params, l);
-            const size_t bad = checkpoint_find_infinite_(layer, c->run.dtype, count);
-            CHECK(bad == count,
-                  "%s: not saved: element %zu of %s, layer %d, is not finite: the run has diverged", path,
-                  bad, c->rows[i].name, l);
+        const TensorRow* row = &c->rows[i];
+        const size_t count = checkpoint_layer_elements_(row, c->run.cfg);
+        for (int l = 0; l < row->layers; l++) {
+            const size_t bad =
+                checkpoint_find_infinite_(tensor_at_layer(row, c->params, l), c->run.dtype, count);
+            if (bad < count) {
+                return error_set(
+                    error, path,
+                    "not saved: element %zu of %s, layer %d, is not finite: the run has diverged", bad,
+                    row->name, l);
+            }
         }
     }
+    return 1;
 }
 
 // The files of rank 0 alone: all but the optimizer's state and state.json.
@@ -490,10 +495,13 @@ static void checkpoint_optimizer_name_(char name[64], int rank, int writers) {
 
 // Writes the files of this process. `checkpoint` is the name for errors.
 static void checkpoint_write_files_(Checkpoints* c, const char* directory, const char* checkpoint) {
-    char path[PATH_MAX], name[64];
+    char path[PATH_MAX], name[64], error[ERROR_BYTES];
     struct stat info;
     if (c->run.zero.rank == 0) {
-        checkpoint_require_finite_(c, checkpoint);
+        if (!checkpoint_is_finite_(c, checkpoint, error)) {
+            checkpoint_clear_(directory);
+            CHECK(0, "%s", error);
+        }
         checkpoint_write_model_(c, directory);
     }
     checkpoint_optimizer_name_(name, c->run.zero.rank, checkpoint_writers_(&c->run.zero));

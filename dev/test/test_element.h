@@ -1,0 +1,19 @@
+/*
+test_element.h -- the elements of a tensor, counted over its layers, wherever the layers lie.
+
+defines: test_element
+*/
+#ifndef LLMC_TEST_ELEMENT_H
+#define LLMC_TEST_ELEMENT_H
+
+#include <stddef.h>
+
+#include "llmc/gpt2.h"
+
+// Element k of a tensor in `memory`.
+static inline void* test_element(const TensorRow* row, const void* memory, size_t k) {
+    const size_t layer = tensor_layer_elements(row);
+    return (char*)tensor_at_layer(row, memory, (int)(k / layer)) + k % layer * row->element_bytes;
+}
+
+#endif
