@@ -147,6 +147,12 @@ static void end_exit(Comm* c) {
     }
 }
 
+static void end_kill(Comm* c) {
+    if (c->rank == c->size - 1) {
+        raise(SIGKILL);
+    }
+}
+
 static void end_stuck(Comm* c) {
     if (c->rank == c->size - 1) {
         comm_progress(c, COMM_DATA, 12, "loading data");
@@ -167,11 +173,7 @@ static void end_agree(Comm* c) {
 }
 
 // With something to clean up.
-static void end_files(Comm* c) {
-    test_write("x", "x", 1);
-    comm_barrier(c);
-    CHECK(c->rank != c->size - 1, "%s: is lost", test_tmpdir());
-}
+static void end_files(Comm* c) { CHECK(c->rank != c->size - 1, "%s: is lost", test_write("x", "x", 1)); }
 
 static void end_signal(Comm* c) {
     comm_progress(c, COMM_FIRST, 1, "waiting for SIGUSR2");
@@ -189,14 +191,14 @@ static const struct {
     const char* name;
     void (*run)(Comm* c);
 } MODES[] = {
-    {"fail", end_fail},   {"first", end_first},   {"all", end_all_fail}, {"thread", end_thread},
-    {"exit", end_exit},   {"stuck", end_stuck},   {"slow", end_slow},    {"agree", end_agree},
-    {"files", end_files}, {"signal", end_signal},
+    {"fail", end_fail},   {"first", end_first}, {"all", end_all_fail},  {"thread", end_thread},
+    {"exit", end_exit},   {"kill", end_kill},   {"stuck", end_stuck},   {"slow", end_slow},
+    {"agree", end_agree}, {"files", end_files}, {"signal", end_signal},
 };
 
 static void run_mode(Comm* c, const char* name) {
     comm_progress(c, COMM_FORWARD, 11, "block 1");
-    usleep(600000); // a step that the watchdog sees
+    usleep(600000); // long enough for the watchdog to see a whole step
     for (size_t i = 0; i < sizeof(MODES) / sizeof(MODES[0]); i++) {
         if (strcmp(MODES[i].name, name) == 0) {
             comm_progress(c, COMM_BACKWARD, 12, "reduce of block 7");
