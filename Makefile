@@ -45,7 +45,7 @@ override LDLIBS += $(MPI_LIBS)
 BUILD  ?= build/plain
 # Modules that are not mathematics are compiled once, into libllmc.a: what stands behind #ifdef NAME_IMPLEMENTATION in
 # their headers.
-COMPILED := $(shell grep -l '_IMPLEMENTATION$$' llmc/*.h llmc/*/*.h)
+COMPILED := $(shell grep -sl '_IMPLEMENTATION$$' llmc/*.h llmc/*/*.h)
 LIBRARY = $(BUILD)/libllmc.a
 HEADERS = $(wildcard llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh)
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))

@@ -136,7 +136,7 @@ static void comm_tell_(const char* text) {
 // Ends all ranks by way of the launcher: MPI_Abort is quicker than the exit of a rank, and less noisy. MPI is for the
 // main thread alone.
 __attribute__((noreturn)) static void comm_end_now_(const Comm* c, int status) {
-    if (c->communicator && check_is_main_thread_()) {
+    if (c->communicator && check_is_main_thread()) {
         comm_mpi_abort(c, status);
     }
     _exit(status);
@@ -172,7 +172,7 @@ __attribute__((noreturn)) static void comm_end_(Comm* c, int status, const char*
         snprintf(text, room, "%s%s", message, rank);
     }
     comm_tell_(text ? text : message);
-    if (check_is_main_thread_()) {
+    if (check_is_main_thread()) {
         exit(status);
     }
     fflush(NULL);

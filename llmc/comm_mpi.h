@@ -124,8 +124,8 @@ void comm_mpi_open(Comm* c) {
     comm_mpi_library_(c->library, sizeof(c->library));
     if (rank != c->rank || size != c->size) {
         die_usage(
-            "the launcher says rank %d of %d, MPI says rank %d of %d; wanted the mpirun of %s, which this "
-            "program was built with",
+            "rank %d of %d by the command line or the launcher, rank %d of %d by MPI; wanted the mpirun of "
+            "%s, which this program was built with",
             c->rank, c->size, rank, size, c->library);
     }
     CommMpi_* mpi = (CommMpi_*)check_alloc(1, sizeof(CommMpi_), "communicator");

@@ -14,6 +14,7 @@
 #     fuzz      readers of files against random ones (fuzz.sh), 5 s each
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), misused
 #               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
+#     ranks     several processes under mpirun (test_ranks.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers; and the kit for a
 #               machine with a GPU (test_kit.sh)
@@ -162,6 +163,7 @@ run plain dev/test/test_data.sh build/plain/train_gpt2
 run plain dev/test/test_misuse.sh build/plain/train_gpt2
 run plain dev/test/test_kill.sh build/plain/train_gpt2
 run plain dev/test/test_tokenize.sh build/plain/tokenize
+run plain dev/test/test_ranks.sh build/plain/train_gpt2
 run_tests plain
 run get_data dev/test/test_get_data.sh
 run build dev/test/test_build.sh

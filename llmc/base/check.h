@@ -13,7 +13,8 @@ stopped by a signal after saving.
 Where a run has several processes, the failure of one ends all of them: check_end (llmc/comm.h).
 
 defines: CHECK, CHECK_CALL, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes, check_stack,
-         EXIT_USAGE, EXIT_INTERRUPTED, check_grow, check_reserve, die_usage, CheckEnd, check_end
+         EXIT_USAGE, EXIT_INTERRUPTED, check_is_main_thread, check_grow, check_reserve,
+         die_usage, CheckEndFunction, CheckEnd, check_end
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
@@ -36,7 +37,7 @@ defines: CHECK, CHECK_CALL, error_set, ERROR_BYTES, check_alloc, check_alloc_uns
 #define CHECK_DIES_(n) __attribute__((format(printf, n, n + 1), noreturn, cold, unused))
 
 // Is this the thread that main runs in?
-__attribute__((unused)) static int check_is_main_thread_(void) {
+__attribute__((unused)) static int check_is_main_thread(void) {
 #ifdef __linux__
     return (pid_t)syscall(SYS_gettid) == getpid();
 #else
@@ -48,9 +49,10 @@ __attribute__((unused)) static int check_is_main_thread_(void) {
 extern "C" {
 #endif
 
-// Set where there are other processes: prints the message, ends them and this one.
+// Where there are other processes: prints the message, ends them and this one. Does not return.
+typedef void (*CheckEndFunction)(void* context, int status, const char* message);
 typedef struct {
-    void (*end)(void* context, int status, const char* message); // NULL: this process is alone
+    CheckEndFunction function; // NULL: this process is alone
     void* context;
 } CheckEnd;
 extern CheckEnd check_end;
@@ -70,11 +72,11 @@ check_die_(int status, const char* place, const char* format, va_list args) {
     const int end = length < ROOM - 512 ? length : ROOM - 513; // a message that is too long is cut
     snprintf(message + end, (size_t)(ROOM - end), "%s%.400s\n", place ? "\n    at " : "", place ? place : "");
     fflush(stdout);
-    if (check_end.end) {
-        check_end.end(check_end.context, status, message);
+    if (check_end.function) {
+        check_end.function(check_end.context, status, message);
     }
     fputs(message, stderr);
-    if (!check_is_main_thread_()) {
+    if (!check_is_main_thread()) {
         fflush(NULL);
         _exit(status);
     }
@@ -189,7 +191,7 @@ static inline void* check_reserve(void* items, size_t* room, size_t wanted, size
 
 #ifdef CHECK_IMPLEMENTATION
 
-CheckEnd check_end;
+CheckEnd check_end = {NULL, NULL};
 
 #endif // CHECK_IMPLEMENTATION
 

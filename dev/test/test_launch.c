@@ -1,0 +1,166 @@
+// Which process this is: every row of the table in launch.h, from environments made here, and what is refused.
+#define LAUNCH_IMPLEMENTATION
+
+#include "llmc/base/check.h"
+#include "llmc/run/launch.h"
+#include "llmc/run/options.h"
+
+#include "test.h"
+
+enum { WORDS_MAX = 16 };
+
+// Words separated by blanks, ended by NULL. Lives until the next call but three.
+static char** words_of(const char* text) {
+    static char texts[4][512], *words[4][WORDS_MAX + 1];
+    static int next = 0;
+    char** list = words[next];
+    char* at = texts[next];
+    next = (next + 1) % 4;
+    snprintf(at, sizeof(texts[0]), "%s", text);
+    int count = 0;
+    for (char *save = NULL, *word = strtok_r(at, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+        list[count++] = word;
+    }
+    list[count] = NULL;
+    return list;
+}
+
+typedef struct {
+    const char *command_line, *environment;
+    int trainer;
+} Start;
+
+static Options options_of(const char* command_line, int trainer) {
+    char line[512];
+    Options options;
+    snprintf(line, sizeof(line), "train_gpt2 %s", command_line);
+    char** argv = words_of(line);
+    int argc = 0;
+    while (argv[argc]) {
+        argc++;
+    }
+    options_parse(&options, argc, argv, options_program(trainer));
+    return options;
+}
+
+static Launch find(const char* command_line, const char* environment) {
+    const Options options = options_of(command_line, OPTION_CPU);
+    return launch_find_in(&options, (const char* const*)words_of(environment));
+}
+
+static void refused_body(const void* context) {
+    const Start* start = (const Start*)context;
+    const Options options = options_of(start->command_line, start->trainer);
+    launch_find_in(&options, (const char* const*)words_of(start->environment));
+    launch_zero(&options, 1);
+}
+
+static int refused(const char* command_line, const char* environment, const char* wanted) {
+    const Start start = {command_line, environment, OPTION_CPU};
+    return test_dies(refused_body, &start, EXIT_USAGE, wanted);
+}
+
+static int is(Launch launch, const char* launcher, int rank, int size, int local_rank, int local_size) {
+    const CommPlace place = launch.place;
+    const int ok = strcmp(launch.launcher, launcher) == 0 && place.rank == rank && place.size == size &&
+                   place.local_rank == local_rank && place.local_size == local_size &&
+                   launch.init == (size > 1 ? LAUNCH_MPI : LAUNCH_AUTO);
+    if (!ok) {
+        printf("'%s': rank %d of %d, local %d of %d, init %d\n", launch.launcher, place.rank, place.size,
+               place.local_rank, place.local_size, (int)launch.init);
+    }
+    return ok;
+}
+
+#define OMPI "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 "
+#define OMPI_LOCAL "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4 "
+#define PMI "PMI_RANK=2 PMI_SIZE=3 "
+#define SLURM "SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=1 "
+#define TORCH "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 "
+
+static void test_sources(void) {
+    EXPECT(is(find("", "HOME=/ PATH=/bin"), "", 0, 1, 0, 1));
+    EXPECT(is(find("", OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4));
+    EXPECT(is(find("", OMPI), "mpirun", 5, 8, -1, -1));
+    EXPECT(is(find("", PMI "MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1"), "mpiexec", 2, 3, 0, 1));
+    EXPECT(is(find("", PMI), "mpiexec", 2, 3, -1, -1));
+    EXPECT(is(find("", SLURM "SLURM_STEP_ID=0"), "srun", 3, 4, 1, -1));
+    EXPECT(is(find("", SLURM), "", 0, 1, 0, 1), "a script of sbatch");
+    EXPECT(is(find("", "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1"), "", 0, 1, 0, 1), "one task");
+    EXPECT(is(find("", "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1"), "", 0, 1, 0, 1), "mpirun -n 1");
+    EXPECT(is(find("", "PMI_RANKS=2 XPMI_RANK=2"), "", 0, 1, 0, 1), "other names");
+    EXPECT(is(find("", TORCH SLURM "SLURM_STEP_ID=0 " PMI OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4),
+           "the first");
+    EXPECT(is(find("", TORCH SLURM "SLURM_STEP_ID=0 " PMI), "mpiexec", 2, 3, -1, -1), "the second");
+    EXPECT(is(find("--init mpi", TORCH SLURM "SLURM_STEP_ID=0"), "srun", 3, 4, 1, -1), "the third");
+}
+
+static void test_options(void) {
+    EXPECT(is(find("-pn 1", ""), "", 0, 1, 0, 1));
+    EXPECT(is(find("-pn 1 -pr 0 -pg 8 -pi tcp -ps host:1 -pf /tmp", ""), "", 0, 1, 0, 1),
+           "llm.c's, one process");
+    EXPECT(is(find("-pn 1", OMPI OMPI_LOCAL), "", 0, 1, 0, 1),
+           "runs that have nothing to do with each other");
+    EXPECT(is(find("-pn 8 -pr 6", OMPI OMPI_LOCAL), "mpirun", 6, 8, -1, -1));
+    EXPECT(is(find("-pn 8 -pr 6 -pg 4 -pi mpi", OMPI), "mpirun", 6, 8, 2, 4));
+    EXPECT(is(find("-pn 7 -pr 6 -pg 4", OMPI), "mpirun", 6, 7, 2, 3), "the last machine has fewer");
+    EXPECT(is(find("-pg 4", OMPI), "mpirun", 5, 8, 1, 4));
+    EXPECT(is(find("-pg 2", OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4), "the launcher knows better");
+}
+
+static void test_refused(void) {
+    EXPECT(refused("--num-processes 4", "", "--num-processes 4 without --rank"));
+    EXPECT(refused("--rank 2", "", "--rank 2 without --num-processes"));
+    EXPECT(refused("-pn 4 -pr 4", "", "--rank 4, --num-processes 4; wanted a rank from 0 to 3"));
+    EXPECT(refused("-pn 4 -pr 3", "", "4 processes|wanted mpirun -n 4"));
+    EXPECT(refused("-pn 4 -pr 3", TORCH, "--init tcp, 4 processes|mpirun -n 4"));
+    EXPECT(refused("", TORCH, "--init tcp, 2 processes|mpirun -n 2"));
+    EXPECT(refused("--init tcp", OMPI, "--init tcp, 8 processes"));
+    EXPECT(refused("--init fs", OMPI, "--init fs, 8 processes"));
+    EXPECT(refused("--init mpi", TORCH, "2 processes|wanted mpirun -n 2"));
+    EXPECT(refused("", "OMPI_COMM_WORLD_RANK=5",
+                   "mpirun|OMPI_COMM_WORLD_RANK=5|OMPI_COMM_WORLD_SIZE is not set"));
+    EXPECT(refused("", "OMPI_COMM_WORLD_SIZE=5", "OMPI_COMM_WORLD_RANK is not set|OMPI_COMM_WORLD_SIZE=5"));
+    EXPECT(refused("", "OMPI_COMM_WORLD_RANK=8 OMPI_COMM_WORLD_SIZE=8", "OMPI_COMM_WORLD_RANK=8|SIZE=8"));
+    EXPECT(refused("", "PMI_RANK=two PMI_SIZE=3", "mpiexec|PMI_RANK=two PMI_SIZE=3"));
+    EXPECT(refused("", "PMI_RANK= PMI_SIZE=3", "PMI_RANK="));
+    EXPECT(refused("", "PMI_RANK=-1 PMI_SIZE=3", "PMI_RANK=-1"));
+    EXPECT(refused("", "PMI_RANK=1 PMI_SIZE=99999999999", "PMI_SIZE=99999999999"));
+    EXPECT(refused("", "PMI_RANK=0 PMI_SIZE=0", "PMI_SIZE=0"));
+    EXPECT(refused("", PMI "MPI_LOCALRANKID=x", "MPI_LOCALRANKID=x"));
+    EXPECT(refused("", PMI "MPI_LOCALRANKID=2 MPI_LOCALNRANKS=2", "MPI_LOCALRANKID=2 MPI_LOCALNRANKS=2"));
+    EXPECT(refused("", PMI "MPI_LOCALRANKID=0 MPI_LOCALNRANKS=4", "MPI_LOCALNRANKS=4"));
+    EXPECT(refused("", "SLURM_STEP_ID=0 SLURM_NTASKS=4", "srun|SLURM_PROCID is not set"));
+    EXPECT(refused("", "RANK=1", "torchrun|RANK=1|WORLD_SIZE is not set"));
+    const Start gpu = {"", OMPI, OPTION_GPU};
+    EXPECT(test_dies(refused_body, &gpu, EXIT_USAGE, "8 processes; the GPU trainer runs as one"));
+}
+
+// What is known before the options.
+static void test_expect(void) {
+    unsetenv("OMPI_COMM_WORLD_RANK");
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    EXPECT(launch_expect().size == 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "8", 1);
+    EXPECT(launch_expect().size == 1, "half a source");
+    setenv("OMPI_COMM_WORLD_RANK", "3", 1);
+    EXPECT(launch_expect().size == 8 && launch_expect().rank == 3);
+}
+
+static void test_zero(void) {
+    Options options = options_of("", OPTION_CPU);
+    EXPECT(launch_zero(&options, 1) == 0 && launch_zero(&options, 2) == 2);
+    options = options_of("-z 1", OPTION_CPU);
+    EXPECT(launch_zero(&options, 1) == 1 && launch_zero(&options, 4) == 1);
+    EXPECT(refused("--zero 3", "", "--zero 3|wanted 0, 1 or 2"));
+    EXPECT(refused("--zero 4", "", "--zero is 4; wanted 0 to 3"));
+}
+
+int main(void) {
+    test_sources();
+    test_options();
+    test_refused();
+    test_expect();
+    test_zero();
+    return test_done("test_launch");
+}
