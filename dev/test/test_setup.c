@@ -436,7 +436,7 @@ static void test_loaders(void) {
     EXPECT(train.B == 2 && val.B == 2 && train.settings.group == 8, "groups no larger than an update");
     EXPECT(train.settings.shuffle == SHUFFLE_ON && val.settings.shuffle == SHUFFLE_OFF,
            "validation in order");
-    EXPECT(setup_eval_sequences(&run.options, val.num_sequences) == 80 && val.num_sequences == 80, "");
+    EXPECT(setup_eval_sequences(&run.options, val.num_sequences) == 40 && val.num_sequences == 80, "");
     const Batch batch = dataloader_next(&val);
     EXPECT(batch.T == 16 && batch.counted == 16 + 9 && batch.inputs[0] == 110, "%d", batch.counted);
     dataloader_close(&val);
