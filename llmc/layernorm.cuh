@@ -1,5 +1,5 @@
 /*
-layernorm.cuh -- layernorm.h on the GPU: the same functions on T = float, bf16 or fp16, computed in fp32.
+layernorm.cuh -- layer normalization (layernorm.h) on the GPU, on T = float, bf16 or fp16, computed in fp32.
 
 Results do not depend on the GPU: the rows are divided into groups by N alone, dweight and dbias are summed
 within a group row by row, and over the groups in an order that is fixed.
@@ -11,13 +11,11 @@ layernorm_backward also sets or adds to, as `mode` says,
 This is the gradient of the bias of the linear layer whose result was the last to be added to inp. Without
 data it is left out.
 
-residual_layernorm_forward normalizes the sum as it was stored, rounded to T: it gives the same bits as
-residual_forward and then layernorm_forward.
+The residual sum before a norm is added by the product that ends the branch (matmul_forward_residual).
 
-defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, residual_forward,
-         residual_layernorm_forward, layernorm_backward, layernorm_forward_bytes, residual_forward_bytes,
-         residual_layernorm_forward_bytes, layernorm_backward_bytes, residual_forward_kernel,
-         layernorm_forward_kernel, layernorm_forward_long_kernel, layernorm_backward_long_kernel
+defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, layernorm_backward,
+         layernorm_forward_bytes, layernorm_backward_bytes, layernorm_forward_kernel,
+         layernorm_forward_long_kernel, layernorm_backward_long_kernel
 */
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH
@@ -64,10 +62,6 @@ static inline void layernorm_close(LayernormGpu* scratch) { gpu_free(scratch->pa
 static inline double layernorm_forward_bytes(double N, double C, double element_bytes) {
     return 2 * N * C * element_bytes + 8 * N;
 }
-static inline double residual_forward_bytes(double n, double element_bytes) { return 3 * n * element_bytes; }
-static inline double residual_layernorm_forward_bytes(double N, double C, double element_bytes) {
-    return 4 * N * C * element_bytes + 8 * N;
-}
 static inline double layernorm_backward_bytes(double N, double C, double element_bytes) {
     return 4 * N * C * element_bytes + 8 * N +
            3 * 8 * C * layernorm_groups_((int)N); // partial sums: out and in
@@ -109,40 +103,6 @@ static inline int layernorm_aligned_(const void* a, const void* b, const void* c
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The residual sum
-
-// A thread adds one pack; the last one, or every one if packs = 0, goes element by element.
-// grid   ceil(n / (256 packs))      block   256      shared   none
-// moves  2n in, n out. Bound by memory.
-// order  fixed
-// needs  addresses that are multiples of 16 bytes, if packs = 1
-template <class T>
-__global__ void residual_forward_kernel(T* out, const T* left, const T* right, size_t n, int packs) {
-    const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::SIZE;
-    if (packs && first + Pack<T>::SIZE <= n) {
-        const Pack<T> b = load_pack_once(right + first);
-        Pack<T> sum = load_pack_once(left + first);
-#pragma unroll
-        for (int i = 0; i < Pack<T>::SIZE; i++) {
-            sum[i] = from_float<T>(to_float(sum[i]) + to_float(b[i]));
-        }
-        store_pack(out + first, sum);
-        return;
-    }
-    for (size_t i = first; i < n && i < first + Pack<T>::SIZE; i++) {
-        out[i] = from_float<T>(to_float(left[i]) + to_float(right[i]));
-    }
-}
-
-template <class T>
-static inline void residual_forward(T* out, const T* left, const T* right, size_t n, const Gpu* gpu) {
-    if (n > 0) {
-        launch(residual_forward_kernel<T>, (unsigned)ceil_div(n, (size_t)(256 * Pack<T>::SIZE)), 256, 0, gpu,
-               out, left, right, n, layernorm_aligned_(out, left, right));
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
 // The sum over the threads of a row: a warp, or the whole block.
@@ -163,16 +123,15 @@ template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x
     return layernorm_row_sum_(sum) / C;
 }
 
-// A warp, or a block of up to 1024 threads, normalizes a row of inp, or of left + right, which it then stores
-// as inp; right is NULL where there is no sum, and left is the row. Thread i holds groups i, i + blockDim.x,
-// ... of WIDTH columns in registers.
+// A warp, or a block of up to 1024 threads, normalizes a row. Thread i holds groups i, i + blockDim.x, ... of
+// WIDTH columns in registers.
 // grid   ceil(N / rows)      block   (32, 8 rows), or (threads, 1)      shared   two arrays of block_sum
-// moves  N*C in, N*C out, twice that with the sum; 2N fp32 out; weight and bias stay in L2. Bound by memory.
+// moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L2. Bound by memory.
 // order  fixed
 // needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH>
-__global__ void layernorm_forward_kernel(T* inp, T* out, float* mean, float* rstd, const T* left,
-                                         const T* right, const T* weight, const T* bias, int N, int C) {
+__global__ void layernorm_forward_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
+                                         const T* bias, int N, int C) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N) { // a whole warp: a block of one row is never past N
         return;
@@ -183,16 +142,7 @@ __global__ void layernorm_forward_kernel(T* inp, T* out, float* mean, float* rst
     for (int k = 0; k < LAYERNORM_ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
-            layernorm_load_<WIDTH>(x[k], left + row + c);
-            if (right) {
-                float other[WIDTH];
-                layernorm_load_<WIDTH>(other, right + row + c);
-#pragma unroll
-                for (int i = 0; i < WIDTH; i++) {
-                    x[k][i] += other[i];
-                }
-                layernorm_store_<WIDTH>(inp + row + c, x[k]);
-            }
+            layernorm_load_<WIDTH>(x[k], inp + row + c);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 sum += x[k][i];
@@ -226,26 +176,22 @@ __global__ void layernorm_forward_kernel(T* inp, T* out, float* mean, float* rst
 // moves  as layernorm_forward_kernel, if the rows in work fit into the caches
 // order  fixed
 template <class T>
-__global__ void layernorm_forward_long_kernel(T* inp, T* out, float* mean, float* rstd, const T* left,
-                                              const T* right, const T* weight, const T* bias, int C) {
+__global__ void layernorm_forward_long_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
+                                              const T* bias, int C) {
     const size_t row = (size_t)blockIdx.x * C;
-    const T* read = right ? inp : left; // a thread reads back only what it has written
     float sum = 0, square = 0;
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        if (right) {
-            inp[row + c] = from_float<T>(to_float(left[row + c]) + to_float(right[row + c]));
-        }
-        sum += to_float(read[row + c]);
+        sum += to_float(inp[row + c]);
     }
     const float m = block_sum(sum) / C;
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        const float d = to_float(read[row + c]) - m;
+        const float d = to_float(inp[row + c]) - m;
         square += d * d;
     }
     const float r = 1.0f / sqrtf(block_sum(square) / C + LAYERNORM_EPS);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         out[row + c] =
-            from_float<T>((to_float(read[row + c]) - m) * r * to_float(weight[c]) + to_float(bias[c]));
+            from_float<T>((to_float(inp[row + c]) - m) * r * to_float(weight[c]) + to_float(bias[c]));
     }
     if (threadIdx.x == 0) {
         mean[blockIdx.x] = m;
@@ -255,45 +201,27 @@ __global__ void layernorm_forward_long_kernel(T* inp, T* out, float* mean, float
 
 // A warp per row as long as its registers hold it, then a block per row.
 template <class T, int WIDTH>
-static inline void layernorm_launch_forward_(T* inp, T* out, float* mean, float* rstd, const T* left,
-                                             const T* right, const T* weight, const T* bias, int N, int C,
-                                             const Gpu* gpu) {
+static inline void layernorm_launch_forward_(T* out, float* mean, float* rstd, const T* inp, const T* weight,
+                                             const T* bias, int N, int C, const Gpu* gpu) {
     const int threads = 32 * ceil_div(C, 32 * WIDTH * LAYERNORM_ITEMS);
     if (threads > 1024) {
-        launch(layernorm_forward_long_kernel<T>, N, 1024, 0, gpu, inp, out, mean, rstd, left, right, weight,
-               bias, C);
+        launch(layernorm_forward_long_kernel<T>, N, 1024, 0, gpu, out, mean, rstd, inp, weight, bias, C);
         return;
     }
     const int rows = threads == 32 ? LAYERNORM_ROWS : 1;
-    launch(layernorm_forward_kernel<T, WIDTH>, ceil_div(N, rows), dim3(threads, rows), 0, gpu, inp, out, mean,
-           rstd, left, right, weight, bias, N, C);
-}
-
-// right is NULL: left is inp.
-template <class T>
-static inline void layernorm_forward_any_(T* inp, T* out, float* mean, float* rstd, const T* left,
-                                          const T* right, const T* weight, const T* bias, int N, int C,
-                                          const Gpu* gpu) {
-    if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(inp, out, left) &&
-        layernorm_aligned_(right, weight, bias)) {
-        layernorm_launch_forward_<T, Pack<T>::SIZE>(inp, out, mean, rstd, left, right, weight, bias, N, C,
-                                                    gpu);
-    } else {
-        layernorm_launch_forward_<T, 1>(inp, out, mean, rstd, left, right, weight, bias, N, C, gpu);
-    }
+    launch(layernorm_forward_kernel<T, WIDTH>, ceil_div(N, rows), dim3(threads, rows), 0, gpu, out, mean,
+           rstd, inp, weight, bias, N, C);
 }
 
 template <class T>
 static inline void layernorm_forward(T* out, float* mean, float* rstd, const T* inp, const T* weight,
                                      const T* bias, int N, int C, const Gpu* gpu) {
-    layernorm_forward_any_<T>(NULL, out, mean, rstd, inp, NULL, weight, bias, N, C, gpu);
-}
-
-template <class T>
-static inline void residual_layernorm_forward(T* inp, T* out, float* mean, float* rstd, const T* left,
-                                              const T* right, const T* weight, const T* bias, int N, int C,
-                                              const Gpu* gpu) {
-    layernorm_forward_any_<T>(inp, out, mean, rstd, left, right, weight, bias, N, C, gpu);
+    if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(out, inp, NULL) &&
+        layernorm_aligned_(weight, bias, NULL)) {
+        layernorm_launch_forward_<T, Pack<T>::SIZE>(out, mean, rstd, inp, weight, bias, N, C, gpu);
+    } else {
+        layernorm_launch_forward_<T, 1>(out, mean, rstd, inp, weight, bias, N, C, gpu);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
