@@ -17,8 +17,7 @@ of 8, else products are slow; any size works.
 Plans. The first product of a shape makes a plan: descriptors, and the algorithm that cublasLt's heuristic
 thinks best or, with `autotune`, that measures fastest. The plan is kept, so later products create nothing;
 when there are too many, that of the untuned one which was used longest ago makes room.
-Tuning takes time, waits for the GPU and may allocate: before products are captured in a graph, run each of
-them once, then call matmul_gpu_fix_plans, after which a new shape is an error.
+Tuning takes time, waits for the GPU and may allocate: run each product once before it is captured in a graph.
 
 The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan; a
 measurement does not, so what was measured is kept in files (matmul_plans.h), and is looked up before anything
@@ -31,7 +30,7 @@ MatmulGpu has one workspace: its products must be on one stream.
 
 defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_bytes, matmul_gpu_open,
          matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_load_plans,
-         matmul_gpu_save_plans, matmul_gpu_fix_plans, matmul_gpu_report, matmul_forward,
+         matmul_gpu_save_plans, matmul_gpu_report, matmul_forward,
          matmul_forward_residual, matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu,
          matmul_backward_weight, matmul_backward_bias, matmul_workspace_bytes, matmul_add_bias_kernel
 */
@@ -105,7 +104,7 @@ typedef struct {
     MatmulChoices chosen, cached;              // what was chosen in this run; what the cache holds
     char cache[PATH_MAX];                      // its file, empty: none
     int cache_is_old;                          // `cached` has more than the file
-    int plans_fixed, plans_count;
+    int plans_count;
     uint64_t uses; // of all plans
     MatmulPlan_ plans[MATMUL_PLANS];
 } MatmulGpu;
@@ -265,9 +264,6 @@ static inline void matmul_gpu_close(MatmulGpu* ctx) {
     gpu_free(ctx->bias_sums);
     gpu_free(ctx->workspace);
 }
-
-// From now on a product that has no plan is an error; call it before a stream capture.
-static inline void matmul_gpu_fix_plans(MatmulGpu* ctx) { ctx->plans_fixed = 1; }
 
 // A line for each plan.
 static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
@@ -573,8 +569,6 @@ static inline MatmulPlan_* matmul_plan_(const MatmulKey* key, MatmulOperands_ x,
             return plan;
         }
     }
-    CHECK(!ctx->plans_fixed, "matmul %s: first used after the plans were fixed; run it once before",
-          matmul_name_(key).text);
     MatmulPlan_* plan = matmul_plan_new_(key, ctx);
     plan->key = *key;
     plan->tuned = ctx->settings.autotune;
