@@ -202,6 +202,11 @@ static int run_agree_(const Run_* run, int asks) {
     return asks;
 }
 
+// Whether a signal has asked the run to stop, between two batches of a validation or two tokens of a sample.
+static int run_stops_(const void* run) {
+    return run_agree_((const Run_*)run, signals_stop() ? RUN_STOP_ : 0) != 0;
+}
+
 // ---- saving and rolling back ----
 
 // Copies all that makes up the run, and starts to save the copy; or saves the model itself and waits.
@@ -357,7 +362,7 @@ static int run_evaluate_(Run_* run, double* loss) {
     double counted = 0;
     dataloader_seek(run->val, 0);
     for (int64_t i = 0; i < batches; i++) {
-        if (run_agree_(run, signals_stop() ? RUN_STOP_ : 0)) {
+        if (run_stops_(run)) {
             return 0;
         }
         log_progress(&run->log, run->state.step, "validating", i, batches);
@@ -382,7 +387,7 @@ static void run_evaluate_and_sample_(Run_* run) {
     }
     state->stage = state->stage == STAGE_UPDATED ? (int64_t)STAGE_VALIDATED : state->stage;
     if (session_samples_are_due(&run->session, state) &&
-        !generator_log(&run->generator, &run->log, state->step)) {
+        !generator_log(&run->generator, &run->log, state->step, run_stops_, run)) {
         return;
     }
     state->stage = STAGE_SAMPLED;
