@@ -138,8 +138,8 @@ static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* wh
     void* memory = NULL;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     CHECK(bytes <= free_bytes && cudaMalloc(&memory, bytes ? bytes : 1) == cudaSuccess,
-          "%s: no GPU memory for %.1f MiB; %.1f of %.1f MiB are free", what, (double)bytes / (1 << 20),
-          (double)free_bytes / (1 << 20), (double)total_bytes / (1 << 20));
+          "%s: cannot allocate %.1f MiB of GPU memory; %.1f of %.1f MiB are free", what,
+          (double)bytes / (1 << 20), (double)free_bytes / (1 << 20), (double)total_bytes / (1 << 20));
     const int has_place = gpu_count_(NULL, memory, bytes);
     CHECK(has_place, "%s: more than %d blocks of GPU memory", what, GPU_BLOCKS);
     CUDA_CHECK(cudaMemset(memory, 0, bytes));

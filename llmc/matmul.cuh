@@ -215,7 +215,7 @@ static inline void matmul_gpu_open_cache(MatmulGpu* ctx) {
     if (!matmul_cache_path(ctx->cache, ctx->machine)) {
         ctx->cache[0] = '\0';
     } else if (!matmul_choices_try_read(&ctx->cached, ctx->machine, ctx->cache, error)) {
-        fprintf(stderr, "warning: %s; products are measured again\n", error);
+        fprintf(stderr, "warning: %s; timing the matrix products again\n", error);
     }
 }
 
@@ -224,7 +224,7 @@ static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
     char error[ERROR_BYTES];
     if (ctx->cache[0] && ctx->cache_is_old &&
         !matmul_cache_try_write(&ctx->cached, ctx->machine, ctx->cache, error)) {
-        fprintf(stderr, "warning: %s; the next run measures products again\n", error);
+        fprintf(stderr, "warning: %s; the next run will time the matrix products again\n", error);
         ctx->cache[0] = '\0';
     }
     ctx->cache_is_old = 0;
@@ -271,11 +271,11 @@ static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
         const MatmulPlan_* plan = &ctx->plans[i];
         fprintf(file, "matmul %s: ", matmul_name_(&plan->key).text);
         if (plan->refused) {
-            fprintf(file, "refused by cublasLt, done in steps\n");
+            fprintf(file, "not supported by cublasLt, done in separate steps\n");
         } else if (plan->ms > 0) {
             const double flops = matmul_flops(plan->key.rows, plan->key.depth, plan->key.cols);
             fprintf(file, "algorithm %d of %d, %.3f ms, %.1f TFLOP/s%s\n", plan->chosen + 1, plan->candidates,
-                    plan->ms, flops / plan->ms * 1e-9, plan->kept ? " in an earlier run" : "");
+                    plan->ms, flops / plan->ms * 1e-9, plan->kept ? ", measured in an earlier run" : "");
         } else {
             fprintf(file, "algorithm %d of %d, not measured\n", plan->chosen + 1, plan->candidates);
         }
@@ -553,8 +553,8 @@ static inline MatmulPlan_* matmul_plan_new_(const MatmulKey* key, MatmulGpu* ctx
             oldest = plan;
         }
     }
-    CHECK(oldest, "matmul %s: already %d tuned plans; wanted at most as many shapes with autotune",
-          matmul_name_(key).text, MATMUL_PLANS);
+    CHECK(oldest, "matmul %s: already %d tuned plans, which is the maximum", matmul_name_(key).text,
+          MATMUL_PLANS);
     matmul_plan_close_(oldest);
     memset((void*)oldest, 0, sizeof(*oldest));
     return oldest;
