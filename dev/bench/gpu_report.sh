@@ -246,7 +246,7 @@ row() {
     awk -v s="$system" -v m="$model" -v t="$total" -v ms="$ms" -v lo="$low" -v hi="$high" -v p="$peak" -v w="$watts" \
         -v c="$clock" -v flop="$flop_per_token" -v most="$most_flops" 'BEGIN { speed = t / ms * 1e3
         printf "| %s | %s | %d | %.1f | %.1f to %.1f | %.0f | %s | %s | %s | %s |\n", m, s, t, ms, lo, hi, speed,
-            most ? sprintf("%.1f %%", 100 * speed * flop / most) : "", p, w, c }' | tee -a "$summary"
+            flop * most ? sprintf("%.1f %%", 100 * speed * flop / most) : "", p, w, c }' | tee -a "$summary"
     printf '{"item":"speed","system":"%s","model":"%s","total_batch":%s,"ms":%s,"p10":%s,"p90":%s,"peak_mb":"%s","watts":"%s","mhz":"%s"}\n' \
         "$system" "$model" "$total" "$ms" "$low" "$high" "$peak" "$watts" "$clock" >>"$out/summary.jsonl"
 }
