@@ -719,7 +719,7 @@ static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState
 static void open_save_copy(GPT2* model, size_t bytes) {
     model->is_pinned = cudaMallocHost(&model->save_copy, bytes) == cudaSuccess;
     if (!model->is_pinned) {
-        cudaGetLastError(); // forgotten
+        cudaGetLastError(); // clears the error
         printf(
             "note: cannot pin %.1f MiB of host memory for checkpoints: copying them from the GPU is slower\n",
             (double)bytes / (1 << 20));
@@ -764,7 +764,7 @@ static void gpt2_export(const GPT2* model, const Options* options, const RunData
 static size_t memory_limit(int device) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
-        cudaGetLastError(); // forgotten: a plan needs no GPU
+        cudaGetLastError(); // clears the error: a plan needs no GPU
         return SIZE_MAX;
     }
     return free_memory(device);

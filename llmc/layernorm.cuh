@@ -1,17 +1,17 @@
 /*
 layernorm.cuh -- layer normalization (layernorm.h) on the GPU, on T = float, bf16 or fp16, computed in fp32.
 
-Results do not depend on the GPU: the rows are divided into groups by N alone, dweight and dbias are summed
-within a group row by row, and over the groups in an order that is fixed.
+Results do not depend on the GPU. How rows are split into groups depends only on N. dweight and dbias are
+summed row by row within a group, then over the groups in a fixed order.
 
 layernorm_backward also sets or adds to, as `mode` says,
 
     dinp_sum (C)    the sum over the rows of dinp, as dinp is stored
 
-This is the gradient of the bias of the linear layer whose result was the last to be added to inp. Without
-data it is left out.
+This is the bias gradient of the linear layer whose output was added to inp last. It is skipped if it has no
+data.
 
-The residual sum before a norm is added by the product that ends the branch (matmul_forward_residual).
+There is no residual sum here: the product before a norm adds the residual (matmul_forward_residual).
 
 defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, layernorm_backward,
          layernorm_forward_bytes, layernorm_backward_bytes, layernorm_forward_kernel,
@@ -27,12 +27,12 @@ defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, layer
 #include "llmc/layernorm.h"
 
 #define LAYERNORM_ITEMS 4      // groups of columns that a thread of the forward pass holds in registers
-#define LAYERNORM_ROWS 8       // rows to a block, where one warp is enough for a row
-#define LAYERNORM_GROUP_ROWS 8 // at least: the partial sums stay below a tenth of the traffic
+#define LAYERNORM_ROWS 8       // rows per block, if one warp is enough for a row
+#define LAYERNORM_GROUP_ROWS 8 // at least: keeps the partial sums below a tenth of the traffic
 #define LAYERNORM_BACKWARD_THREADS 512
-#define LAYERNORM_WARPS 16 // to a multiprocessor in the backward pass: 128 registers a thread
+#define LAYERNORM_WARPS 16 // per multiprocessor in the backward pass: 128 registers per thread
 
-// Groups of rows in the backward pass, at most. An H100's 132 multiprocessors hold 5, 4, 3 or 2 blocks each
+// The most groups of rows in the backward pass. An H100's 132 multiprocessors hold 5, 4, 3 or 2 blocks each
 // for rows of 768, 1024, 1280 or 1600 elements of 16 bits: 1980 groups are 3, 3.75, 5 or 7.5 waves of blocks.
 #define LAYERNORM_GROUPS 1980
 
@@ -51,8 +51,7 @@ static inline int layernorm_groups_(int N) { return ceil_div(N, layernorm_group_
 
 // For up to N rows of up to C columns.
 static inline void layernorm_open(LayernormGpu* scratch, int N, int C) {
-    const int most =
-        LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // rows from which on groups become longer, not more
+    const int most = LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // beyond this many rows, groups grow
     scratch->floats = 3 * (size_t)C * (N < most ? layernorm_groups_(N) : LAYERNORM_GROUPS);
     scratch->partial = (float*)gpu_alloc(scratch->floats, sizeof(float), "layernorm: partial sums");
 }
@@ -82,7 +81,7 @@ template <int WIDTH, class T> __device__ inline void layernorm_load_(float* to, 
     }
 }
 
-// Also leaves in `from` what was stored, rounded to T.
+// Also sets `from` to what was stored, rounded to T.
 template <int WIDTH, class T> __device__ inline void layernorm_store_(T* to, float* from) {
     if constexpr (WIDTH == 1) {
         to[0] = from_float<T>(from[0]);
@@ -94,7 +93,7 @@ template <int WIDTH, class T> __device__ inline void layernorm_store_(T* to, flo
             pack[i] = from_float<T>(from[i]);
         }
         store_pack(to, pack);
-        unpack<T>(from, pack); // one element after the other would be slower conversions
+        unpack<T>(from, pack); // faster than one element after the other
     }
 }
 
@@ -108,7 +107,7 @@ static inline int layernorm_aligned_(const void* a, const void* b, const void* c
 // The sum over the threads of a row: a warp, or the whole block.
 __device__ inline float layernorm_row_sum_(float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); }
 
-// The variance of the row whose columns the threads hold in x, columns past C being anything.
+// The variance of the row whose columns the threads hold in x. Columns past C are ignored.
 template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x)[WIDTH], float mean, int C) {
     float sum = 0;
 #pragma unroll
@@ -133,7 +132,7 @@ template <class T, int WIDTH>
 __global__ void layernorm_forward_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
                                          const T* bias, int N, int C) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;
-    if (n >= N) { // a whole warp: a block of one row is never past N
+    if (n >= N) { // whole warps only: a block with one row is never past N
         return;
     }
     const size_t row = (size_t)n * C;
@@ -173,7 +172,7 @@ __global__ void layernorm_forward_kernel(T* out, float* mean, float* rstd, const
 
 // The same for rows that are too long for registers: a block per row, read three times, twice from cache.
 // grid   N      block   1024      shared   two arrays of block_sum
-// moves  as layernorm_forward_kernel, if the rows in work fit into the caches
+// moves  as layernorm_forward_kernel, if the rows being processed fit into the caches
 // order  fixed
 template <class T>
 __global__ void layernorm_forward_long_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
@@ -199,7 +198,7 @@ __global__ void layernorm_forward_long_kernel(T* out, float* mean, float* rstd, 
     }
 }
 
-// A warp per row as long as its registers hold it, then a block per row.
+// A warp per row if its registers can hold one, otherwise a block per row.
 template <class T, int WIDTH>
 static inline void layernorm_launch_forward_(T* out, float* mean, float* rstd, const T* inp, const T* weight,
                                              const T* bias, int N, int C, const Gpu* gpu) {
@@ -227,11 +226,11 @@ static inline void layernorm_forward(T* out, float* mean, float* rstd, const T* 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// What a thread knows of one group of WIDTH columns, over all rows of a block.
+// A thread's state for one group of WIDTH columns, over all rows of a block.
 template <int WIDTH> struct LayernormColumns_ { float weight[WIDTH], dweight[WIDTH], dbias[WIDTH]; };
 
-// A thread's part of a few rows, packs or elements as they are in memory: in registers while the rows before
-// are worked on.
+// A thread's part of the next few rows, as packs or elements just as they are in memory. It is loaded while
+// the rows before are processed.
 template <int ROWS, int ITEMS> struct LayernormRows_ {
     int4 dout[ROWS][ITEMS], inp[ROWS][ITEMS], dinp[ROWS][ITEMS];
     float mean[ROWS], rstd[ROWS];
@@ -247,7 +246,7 @@ template <int WIDTH, class T> __device__ inline int4 layernorm_load_words_(const
     }
 }
 
-// Rows n ... n + ROWS - 1; zeros for those from `end` on, for columns from C on, and for a dinp that is set.
+// Loads rows n ... n + ROWS - 1. Rows from `end` on, columns from C on, and a dinp that is set become zeros.
 template <int WIDTH, class T, int ROWS, int ITEMS>
 __device__ inline void layernorm_load_rows_(LayernormRows_<ROWS, ITEMS>* rows, const T* dinp, const T* dout,
                                             const T* inp, const float* mean, const float* rstd, int n,
@@ -268,8 +267,8 @@ __device__ inline void layernorm_load_rows_(LayernormRows_<ROWS, ITEMS>* rows, c
     }
 }
 
-// Sums VALUES values, a power of 2 up to 32, of every thread over its warp, in halves: after a step a lane
-// has half as many values, of twice as many lanes. Lane i returns the sum of value i / (32 / VALUES).
+// Sums VALUES values of every thread, a power of 2 up to 32, over its warp. Each step leaves a lane half as
+// many values, each summed over twice as many lanes. Lane i returns the sum of value i / (32 / VALUES).
 template <int VALUES> __device__ inline float layernorm_warp_sums_(float* x) {
     const int lane = threadIdx.x % 32;
     int distance = 16;
@@ -290,7 +289,8 @@ template <int VALUES> __device__ inline float layernorm_warp_sums_(float* x) {
 }
 
 // Sums VALUES values of every thread over the block; every thread gets the results. of_warp (warps, VALUES)
-// must not be the array of the call before: then one barrier is enough. WARPS is how many they are, or 0.
+// must not be the array of the previous call: then one barrier is enough. WARPS is the number of warps, or 0
+// if it is not known at compile time.
 template <int VALUES, int WARPS>
 __device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES]) {
     const int lane = threadIdx.x % 32, warps = WARPS ? WARPS : blockDim.x / 32;
@@ -311,8 +311,7 @@ __device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES])
     }
 }
 
-// Takes WIDTH elements of a row into the sums: of g, of g norm, and of the columns; x becomes norm, d becomes
-// g.
+// Adds WIDTH elements of a row to the sums: of g, of g norm, and of the columns. x becomes norm, d becomes g.
 template <int WIDTH>
 __device__ inline void layernorm_backward_take_(float* d, float* x, float* sum, float* dot,
                                                 LayernormColumns_<WIDTH>* columns, float mean, float rstd) {
@@ -327,8 +326,9 @@ __device__ inline void layernorm_backward_take_(float* d, float* x, float* sum, 
     }
 }
 
-// A thread's sums of WIDTH columns of dinp, over the rows of a block: in shared memory, because registers are
-// full, but met by this thread alone. Four at a time, a thread beside the other.
+// A thread's sums of WIDTH columns of dinp over the rows of a block. They are in shared memory because
+// registers are full; no other thread uses them. They are stored in fours, those of neighboring threads side
+// by side.
 template <int WIDTH, int THREADS> struct LayernormSums_ { float4 of[WIDTH == 1 ? 1 : WIDTH / 4][THREADS]; };
 
 template <int WIDTH, int THREADS>
@@ -368,14 +368,14 @@ __device__ inline void layernorm_store_columns_(float* partial, LayernormColumns
     }
 }
 
-// Blocks to a multiprocessor that registers must be left for.
+// How many blocks must fit into the registers of a multiprocessor.
 constexpr int layernorm_backward_blocks_(int warps) { return warps == 0 ? 1 : LAYERNORM_WARPS / warps; }
 
-// A block goes through a group of rows, a few at a time; thread i owns the columns i, i + blockDim.x, ... in
-// groups of WIDTH and sums them over the group in registers. The next rows are asked for before the sums of
-// these are waited for. What is not there is 0, and so is all that it adds. WARPS is the number of warps, or
-// 0 if it is not known here. With ITEMS = 2 (in 16 bits, rows of more than 4096 elements) up to 32 bytes
-// spill.
+// A block processes a group of rows, a few at a time. Thread i owns the columns i, i + blockDim.x, ... in
+// groups of WIDTH and sums them over the rows in registers. The next rows are loaded before the block waits
+// for the sums of these. Rows and columns that do not exist are zeros, which add nothing. WARPS is the number
+// of warps, or 0 if it is not known at compile time. With ITEMS = 2 (in 16 bits, rows of more than 4096
+// elements) up to 32 bytes spill.
 //
 // grid   groups of rows      block   up to 512      shared   double-buffered sums of the warps, C floats
 // moves  3 N*C in, N*C out, 3C fp32 out per group; dinp is not read where it is set. Bound by memory.
@@ -387,7 +387,7 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
     layernorm_backward_kernel(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
                               const float* mean, const float* rstd, int N, int C, int group_rows,
                               GradientMode dinp_mode) {
-    constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS; // rows in work, and as many in flight
+    constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS; // rows being processed, and as many being loaded
     constexpr int THREADS = WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREADS;
     typedef LayernormSums_<WIDTH, THREADS> Sums;
     SMEM_ARRAY(float, of_warp, [2][LAYERNORM_BACKWARD_THREADS / 32][2 * ROWS]);
@@ -456,8 +456,8 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
     }
 }
 
-// The same for rows that are too long for registers: the sums over columns grow in `partial`, and rows are
-// read twice.
+// The same for rows that are too long for registers: column sums accumulate in `partial`, and rows are read
+// twice.
 // grid   groups of rows      block   1024      shared   two arrays of block_sum
 // moves  3 N*C in, N*C out; partial and the second reading of a row mostly come from cache
 // order  fixed: rows of a group in order
@@ -489,7 +489,7 @@ __global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T*
     }
 }
 
-// The kernel for rows of that many packs, or elements: by the widths of GPT-2's models in 16 bits, or of any.
+// The kernel for rows of `items` packs, or elements. The widths of GPT-2's models in 16 bits have their own.
 template <class T, int WIDTH>
 static inline decltype(&layernorm_backward_kernel<T, WIDTH, 1, 0>) layernorm_backward_of_(int items) {
     if constexpr (WIDTH == 8) {
@@ -523,7 +523,7 @@ static inline void layernorm_launch_backward_(T* dinp, float* partial, const T* 
     }
 }
 
-// All gradients of vectors are of the same type. N >= 1.
+// dweight, dbias and dinp_sum have the same type. N >= 1.
 template <class T>
 static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias, Gradient dinp_sum,
                                       const T* dout, const T* inp, const T* weight, const float* mean,
