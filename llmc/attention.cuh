@@ -826,6 +826,26 @@ __device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float
     }
 }
 
+// The warp's queries, which start at row0, meet the keys u0 ... u0+8N-1: adds to dq. `rows` has lse and delta of
+// the queries.
+template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
+__device__ inline void
+attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, KEEP>& q,
+                        const AttentionLeft_<X, M, W, KEEP>& dout, const X* keys, const X* values,
+                        const float2 (&rows)[M][2], int row0, int u0, float scale) {
+    float s[M][N][4], ds[M][N][4];
+    attention_dot_(s, q, keys);
+    if (u0 + 8 * N - 1 > row0) {
+        attention_mask_later_(s, row0, u0);
+    }
+    if (!attention_all_see_<X, MASK, 16 * M, W>(q.rows, u0)) {
+        attention_mask_earlier_<X, W>(s, q.rows, u0);
+    }
+    attention_dot_(ds, dout, values);
+    attention_gradient_of_queries_(s, ds, rows, scale * ATTENTION_LOG2_E);
+    attention_mix_(dq, ds, keys);
+}
+
 // A block owns ROWS queries of one head. The last queries go first, because they see the most keys. Also sets
 // `rows` for the key grads kernel, and its part of `sums`.
 // grid   heads * ceil(T / ROWS)      block   128      shared   q, dout, and 2 x (k, v)
@@ -874,19 +894,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
         for (int i = 0; i < COLS; i += STEP) {
             if (row0 < size.T && u0 + i < row0 + 16 * M &&
                 attention_some_see_<X, MASK, W>(left_q.rows, u0 + i + STEP - 1)) { // some query sees some key
-                const X *k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE,
-                        *v_step = k_step + COLS * STRIDE;
-                float s[M][STEP / 8][4], ds[M][STEP / 8][4];
-                attention_dot_(s, left_q, k_step);
-                if (u0 + i + STEP - 1 > row0) {
-                    attention_mask_later_(s, row0, u0 + i);
-                }
-                if (!attention_all_see_<X, MASK, 16 * M, W>(left_q.rows, u0 + i)) {
-                    attention_mask_earlier_<X, W>(s, left_q.rows, u0 + i);
-                }
-                attention_dot_(ds, left_d, v_step);
-                attention_gradient_of_queries_(s, ds, mine_rows, scale * ATTENTION_LOG2_E);
-                attention_mix_(dq, ds, k_step);
+                const X* k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE;
+                attention_queries_step_<X, MASK, M, STEP / 8, W>(
+                    dq, left_q, left_d, k_step, k_step + COLS * STRIDE, mine_rows, row0, u0 + i, scale);
             }
         }
         attention_wait_();

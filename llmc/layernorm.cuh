@@ -368,6 +368,61 @@ __device__ inline void layernorm_store_columns_(float* partial, LayernormColumns
     }
 }
 
+// Rows that a block is working on: g = dout weight, norm and rstd as in layernorm.h, and dinp as it was.
+template <int SIZE, int ROWS, int ITEMS> struct LayernormWork_ {
+    float g[ROWS][ITEMS][SIZE], norm[ROWS][ITEMS][SIZE], rstd[ROWS];
+    int4 dinp[ROWS][ITEMS];
+};
+
+// Unpacks the rows, and adds them to the sums: of g and g norm for each row, and of the columns.
+template <class T, int WIDTH, int ROWS, int ITEMS>
+__device__ inline void layernorm_take_rows_(LayernormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work, float* sums,
+                                            LayernormColumns_<WIDTH>* columns,
+                                            const LayernormRows_<ROWS, ITEMS>* rows) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        work->rstd[r] = rows->rstd[r];
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            unpack<T>(work->g[r][k], rows->dout[r][k]);
+            unpack<T>(work->norm[r][k], rows->inp[r][k]);
+            work->dinp[r][k] = rows->dinp[r][k];
+            layernorm_backward_take_<WIDTH>(work->g[r][k], work->norm[r][k], &sums[2 * r], &sums[2 * r + 1],
+                                            &columns[k], rows->mean[r], work->rstd[r]);
+        }
+    }
+}
+
+// Sets or adds to dinp of rows n ... n + ROWS - 1, and adds what it stores to the sums of its columns.
+template <class T, int WIDTH, int ROWS, int ITEMS, int THREADS>
+__device__ inline void layernorm_finish_rows_(T* dinp, LayernormSums_<WIDTH, THREADS>* dinp_sums,
+                                              const LayernormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work,
+                                              const float* sums, float part, int n, int end, int C) {
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
+        float dinp_sum[WIDTH] = {};
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const float shift = sums[2 * r] * part, slope = sums[2 * r + 1] * part;
+            if (n + r < end && c < C) {
+                float d[Pack<T>::SIZE];
+                unpack<T>(d, work->dinp[r][k]);
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++) {
+                    d[i] += work->rstd[r] * (work->g[r][k][i] - shift - work->norm[r][k][i] * slope);
+                }
+                layernorm_store_<WIDTH>(dinp + (size_t)(n + r) * C + c, d);
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++) {
+                    dinp_sum[i] += d[i];
+                }
+            }
+        }
+        layernorm_add_to_sums_(&dinp_sums[k], dinp_sum);
+    }
+}
+
 // How many blocks must fit into the registers of a multiprocessor.
 constexpr int layernorm_backward_blocks_(int warps) { return warps == 0 ? 1 : LAYERNORM_WARPS / warps; }
 
@@ -407,45 +462,12 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
     layernorm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, first, end, C, dinp_mode);
 #pragma unroll 1
     for (int n = first, buffer = 0; n < end; n += ROWS, buffer ^= 1) {
-        float g[ROWS][ITEMS][Pack<T>::SIZE], norm[ROWS][ITEMS][Pack<T>::SIZE], s[ROWS], sums[2 * ROWS] = {};
-        int4 before[ROWS][ITEMS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            s[r] = rows.rstd[r];
-#pragma unroll
-            for (int k = 0; k < ITEMS; k++) {
-                unpack<T>(g[r][k], rows.dout[r][k]);
-                unpack<T>(norm[r][k], rows.inp[r][k]);
-                before[r][k] = rows.dinp[r][k];
-                layernorm_backward_take_<WIDTH>(g[r][k], norm[r][k], &sums[2 * r], &sums[2 * r + 1],
-                                                &columns[k], rows.mean[r], s[r]);
-            }
-        }
+        LayernormWork_<Pack<T>::SIZE, ROWS, ITEMS> work;
+        float sums[2 * ROWS] = {};
+        layernorm_take_rows_<T>(&work, sums, columns, &rows);
         layernorm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, n + ROWS, end, C, dinp_mode);
         layernorm_block_sums_<2 * ROWS, WARPS>(sums, of_warp[buffer]);
-#pragma unroll
-        for (int k = 0; k < ITEMS; k++) {
-            const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
-            float dinp_sum[WIDTH] = {};
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                const float shift = sums[2 * r] * part, slope = sums[2 * r + 1] * part;
-                if (n + r < end && c < C) {
-                    float d[Pack<T>::SIZE];
-                    unpack<T>(d, before[r][k]);
-#pragma unroll
-                    for (int i = 0; i < WIDTH; i++) {
-                        d[i] += s[r] * (g[r][k][i] - shift - norm[r][k][i] * slope);
-                    }
-                    layernorm_store_<WIDTH>(dinp + (size_t)(n + r) * C + c, d);
-#pragma unroll
-                    for (int i = 0; i < WIDTH; i++) {
-                        dinp_sum[i] += d[i];
-                    }
-                }
-            }
-            layernorm_add_to_sums_(&dinp_sums[k], dinp_sum);
-        }
+        layernorm_finish_rows_<T>(dinp, dinp_sums, &work, sums, part, n, end, C);
     }
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
