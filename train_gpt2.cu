@@ -181,13 +181,13 @@ static void require_memory(GPT2Config cfg, const Options* options) {
         smaller.logits_chunk = has_more ? least : options->logits_chunk;
         for (smaller.recompute = RECOMPUTE_NONE; smaller.recompute <= RECOMPUTE_BLOCK; smaller.recompute++) {
             CHECK(planned_bytes(cfg, &smaller) > free_bytes,
-                  "the run takes %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
+                  "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
                   (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
                   smaller.recompute, has_more ? " --logits-chunk auto" : "");
         }
     }
     CHECK(0,
-          "the run takes %.1f MiB of GPU memory, %.1f are free: too little even with --batch 1 --recompute 3",
+          "the run needs %.1f MiB of GPU memory, %.1f are free: too little even for --batch 1 --recompute 3",
           (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
 }
 
@@ -706,7 +706,7 @@ static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState
     char error[ERROR_BYTES];
     checkpoint_read(saved, path, model->cfg, rows, values, state);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
-        printf("note: %s; products are measured anew\n", error);
+        printf("note: %s; timing the matrix products again\n", error);
     }
     gpt2_upload(model, values);
     upload(model, model->state_memory, state, model->state_bytes);
@@ -719,9 +719,10 @@ static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState
 static void open_save_copy(GPT2* model, size_t bytes) {
     model->is_pinned = cudaMallocHost(&model->save_copy, bytes) == cudaSuccess;
     if (!model->is_pinned) {
-        cudaGetLastError(); // forgotten
-        printf("note: cannot pin %.1f MiB for the copy to save: copies are slower\n",
-               (double)bytes / (1 << 20));
+        cudaGetLastError(); // clears the error
+        printf(
+            "note: cannot pin %.1f MiB of host memory for checkpoints: copying them from the GPU is slower\n",
+            (double)bytes / (1 << 20));
         model->save_copy = check_alloc(bytes, 1, "copy to save");
     }
 }
@@ -763,7 +764,7 @@ static void gpt2_export(const GPT2* model, const Options* options, const RunData
 static size_t memory_limit(int device) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
-        cudaGetLastError(); // forgotten: a plan needs no GPU
+        cudaGetLastError(); // clears the error: a plan needs no GPU
         return SIZE_MAX;
     }
     return free_memory(device);
@@ -776,7 +777,7 @@ static void choose_recompute(GPT2Config cfg, Options* options, size_t limit) {
         options->recompute++;
     }
     if (limit == SIZE_MAX) {
-        printf("recompute: level 0, as long as it fits: there is no such GPU here to ask\n");
+        printf("recompute: level 0, assuming that it fits: no GPU to check\n");
     } else {
         printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n",
                options->recompute, (double)limit / (1 << 20));
@@ -793,9 +794,9 @@ static void choose_chunk(GPT2Config cfg, Options* options, size_t limit) {
     for (int parts = 2; options->logits_chunk > least && planned_bytes(cfg, options) > limit; parts *= 2) {
         options->logits_chunk = ceil_div(N, parts) > least ? ceil_div(N, parts) : least;
     }
-    printf("logits: of %d tokens at a time, %s\n", options->logits_chunk,
-           options->logits_chunk == N ? "a whole micro-batch"
-                                      : "the largest part of a micro-batch that fits");
+    printf("logits: %d tokens at a time, %s\n", options->logits_chunk,
+           options->logits_chunk == N ? "the whole micro-batch"
+                                      : "the largest chunk that fits into GPU memory");
 }
 
 // Decides what is auto because it depends on the GPU's memory: recomputation first, since it costs more than

@@ -1,35 +1,38 @@
 /*
-attention.cuh -- causal multi-head self-attention on the GPU: flash attention, both passes.
+attention.cuh -- causal multi-head self-attention on the GPU: flash attention, forward and backward.
 
-After FlashAttention-2 (Dao, 2023): a block of four warps owns a tile of rows of one head, in shared memory,
-and streams over the rows that it meets, a tile at a time, the next tile arriving meanwhile. A warp owns M
-times 16 rows of the block. Scores and probabilities exist only in registers, M * 16 x COLS of them in a warp.
+The method is FlashAttention-2 (Dao, 2023). A block of four warps keeps a tile of rows of one head in shared
+memory. It streams the rows that interact with them through shared memory, tile by tile, and loads the next
+tile while it computes. A warp owns 16 M rows of the block's tile. Scores and probabilities exist only in
+registers: 16 M x COLS in a warp.
 
-Tiles that lie in earlier documents as a whole are neither read nor computed.
+Tiles that lie entirely in earlier documents are skipped.
 
     kernel      the block's rows    the stream     products
     forward     queries             keys, values   s = q k^T, out += p v
     query grad  q, dout             keys, values   s = q k^T, dp = dout v^T, dq += ds k
     key grads   keys, values        q, dout        s^T = k q^T, dp^T = v dout^T, dv += p^T dout, dk += ds^T q
 
-The query grad kernel runs first: it owns rows of dout, so delta = sum dout out is a by-product. The backward
-pass computes s and dp twice (7 products instead of 5), so that every sum has one owner: no atomics, one
-order, no fp32 copy of dq. All of it stands on two products of tiles, attention_dot_ and attention_mix_: by
-tensor cores for bf16 and fp16, by plain multiply-adds in the same layout for fp32. In that layout, the one of
-mma_16816's results, element e of part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e
-% 2.
+The query grad kernel runs first. It owns the rows of dout, so it also computes delta = sum dout out. The
+backward pass computes s and dp twice (7 products instead of 5). In return every sum has one owner: no atomics,
+a fixed order, no fp32 copy of dq.
+
+All kernels are built from two products of tiles, attention_dot_ and attention_mix_. bf16 and fp16 use tensor
+cores; fp32 uses multiply-adds in the same layout, that of mma_16816's results: element e of part (m, n) in
+lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
+
+X is the type of the elements: float, bf16 or fp16 (T is the length of the sequences).
 
 attention_backward also sets or adds to, as `mode` says,
 
     dbias (3 C)    the sum over the tokens of dqkv, as dqkv is stored
 
-This is the gradient of the bias of the linear layer that makes qkv. Without data it is left out.
+This is the bias gradient of the linear layer that computes qkv. It is skipped if it has no data.
 
-Heads of up to 128; other than 16, 32, 64, 80, 96 and 128 are filled up with zeros to the next of these in
-shared memory; with documents 32, 64 and 128. Heads of which a row is no multiple of 16 bytes work too, copied
-element by element.
+Heads have up to 128 elements. In shared memory they are padded with zeros to 16, 32, 64, 80, 96 or 128; with
+documents to 32, 64 or 128. If a row of a head is not a multiple of 16 bytes, it is copied element by element.
 
-With USE_CUDNN, attention_cudnn.cuh takes the place of these kernels where it can.
+With USE_CUDNN, attention_cudnn.cuh replaces these kernels where it can.
 
 defines: AttentionGpu, AttentionFlash, attention_gpu_open, attention_gpu_close, attention_note,
          attention_planned_bytes, attention_forward, attention_backward, attention_forward_bytes,
@@ -49,26 +52,27 @@ enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 
 #define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
 
-// Which earlier keys a query sees: all, or those of its document, which `starts` tells. Kernels are compiled
-// for each, because looking at documents takes registers.
+// Which earlier keys a query sees: all, or only those of its document, as given by `starts`. Kernels are
+// compiled for each, because looking at documents takes registers.
 typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS } AttentionMask_;
 
-// What all kernels are told. A block's tile is its index modulo `tiles`, its head the quotient, so that
-// blocks that run together share keys and values in the L2 cache.
+// Arguments of all kernels. A block's tile is its index modulo `tiles`, its head the quotient: blocks that
+// run at the same time share keys and values in the L2 cache.
 typedef struct {
     int T, first, C, NH, HS, tiles;
     int packs; // rows of heads can be read and written 16 bytes at a time
 } AttentionSize_;
 
-// Tiles of each kernel for heads of up to W: chosen by ptxas -v for no spills on sm_80 and sm_90a (CUDA 13;
-// but key grads of W = 96 in 16 bits spill 20 and 16 bytes), so that two blocks fit on a
-// multiprocessor of an A100 (65,536 registers, 164 KiB; fp32 of W = 128: one), and one block in 99 KiB. None
-// is timed yet.
+// Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). Nothing spills on sm_80 and
+// sm_90a, except key grads at W = 96 in 16 bits: 20 and 16 bytes. Two blocks fit on a multiprocessor of an
+// A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one block fits into 99 KiB. Other
+// sizes have not been timed.
 //     M      16-row tiles of a warp                        COLS   rows of a tile of the stream
 //     STEP   columns of scores at a time, at most COLS     KEEP   see AttentionLeft_
 template <class X, int W> struct AttentionTiling_ {
     static constexpr bool HALF = sizeof(X) == 2;
-    static constexpr int STRIDE = W + Pack<X>::SIZE; // an odd number of 16 bytes: rows start in other banks
+    static constexpr int STRIDE =
+        W + Pack<X>::SIZE; // an odd multiple of 16 bytes: no bank conflicts between rows
     static constexpr int FORWARD_M = HALF || W <= 64 ? 2 : 1;
     static constexpr int FORWARD_COLS = HALF && W <= 96 ? 64 : HALF || W <= 64 ? 32 : 16;
     static constexpr int FORWARD_KEEP = HALF && W <= 64 ? W / 16 : 0;
@@ -82,10 +86,10 @@ template <class X, int W> struct AttentionTiling_ {
         (size_t)(16 * ATTENTION_WARPS * FORWARD_M + 4 * FORWARD_COLS) * STRIDE * sizeof(X);
     static constexpr size_t BACKWARD_BYTES =
         (size_t)(2 * 16 * ATTENTION_WARPS * BACKWARD_M + 4 * BACKWARD_COLS) * STRIDE * sizeof(X);
-    static_assert(FORWARD_BYTES <= 99 << 10 && BACKWARD_BYTES <= 99 << 10, "more than some GPUs have");
+    static_assert(FORWARD_BYTES <= 99 << 10 && BACKWARD_BYTES <= 99 << 10, "some GPUs have no more");
 };
 
-// Where the rows of a block's head start in qkv (its q; k and v are C and 2 C further), out, lse and starts.
+// Where the block's head starts in qkv (at its q; k and v come C and 2 C later), out, lse and starts.
 typedef struct {
     size_t in_qkv, in_out, in_lse, in_starts;
 } AttentionHead_;
@@ -103,7 +107,7 @@ __device__ inline AttentionHead_ attention_head_(const AttentionSize_& size) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Between global and shared memory
 
-// `count` elements (0 if negative), then zeros.
+// The first `count` elements (none if negative), then zeros.
 template <class X> __device__ inline Pack<X> attention_gather_(const X* from, int count) {
     Pack<X> pack;
 #pragma unroll
@@ -113,8 +117,8 @@ template <class X> __device__ inline Pack<X> attention_gather_(const X* from, in
     return pack;
 }
 
-// The block starts to copy a tile of ROWS rows of the head; those from `count` on and columns from HS on
-// become 0. A thread keeps its column, so that its next row is one addition away.
+// The block starts to copy a tile of ROWS rows of the head. Rows from `count` on and columns from HS on
+// become 0. A thread stays in its column, so the address of its next row takes one addition.
 template <class X, int ROWS, int W>
 __device__ inline void attention_load_(X* tile, const X* rows, size_t stride, int count,
                                        const AttentionSize_& size) {
@@ -143,7 +147,7 @@ __device__ inline void attention_load_(X* tile, const X* rows, size_t stride, in
     }
 }
 
-// Two tiles one behind the other: rows from `row` on of k and v, or of q and dout.
+// Two tiles, one after the other: k and v, or q and dout, starting at `row`.
 template <class X, int ROWS, int W>
 __device__ inline void attention_load_two_(X* tiles, const X* first, size_t first_stride, const X* second,
                                            size_t second_stride, int row, const AttentionSize_& size) {
@@ -153,8 +157,8 @@ __device__ inline void attention_load_two_(X* tiles, const X* first, size_t firs
                                 second_stride, count, size);
 }
 
-// The stream has room for two pairs of tiles of ROWS rows: where the pair from `row` on, a multiple of ROWS,
-// is.
+// The stream has room for two pairs of tiles of ROWS rows. Returns the place of the pair that starts at
+// `row`, a multiple of ROWS.
 template <class X, int ROWS, int W> __device__ inline X* attention_stage_(X* stream, int row) {
     return stream + row / ROWS % 2 * 2 * ROWS * (W + Pack<X>::SIZE);
 }
@@ -166,7 +170,7 @@ __device__ inline void attention_stream_(X* stream, const X* first, size_t first
                                     second_stride, row, size);
 }
 
-// The first key that a query sees stands behind the elements of its row in shared memory.
+// The first key that a query sees is stored after the elements of its row in shared memory.
 template <class X, int W> __device__ inline int& attention_first_key_(X* row) {
     return *reinterpret_cast<int*>(row + W);
 }
@@ -174,8 +178,8 @@ template <class X, int W> __device__ inline int attention_first_key_(const X* ro
     return *reinterpret_cast<const int*>(row + W);
 }
 
-// The block puts them there for a tile of ROWS queries, those from `row` on; queries past the last token see
-// what that one sees.
+// The block stores it for each of ROWS queries, starting at `row`. Queries past the last token see what that
+// one sees.
 template <class X, AttentionMask_ MASK, int ROWS, int W>
 __device__ inline void attention_load_starts_(X* tile, const int* starts, int row, int T) {
     static_assert(ROWS <= ATTENTION_THREADS, "a thread for every row");
@@ -185,8 +189,8 @@ __device__ inline void attention_load_starts_(X* tile, const int* starts, int ro
     }
 }
 
-// All copies that the block started are there for all of its threads, and all have finished with what they
-// read before.
+// Waits until all copies that the block started have arrived, and all its threads have finished reading the
+// tiles before.
 __device__ inline void attention_wait_(void) {
     cp_async_wait_all();
     __syncthreads();
@@ -209,8 +213,8 @@ __device__ inline void attention_store_pair_(float* to, float low, float high) {
     *reinterpret_cast<float2*>(to) = make_float2(low, high);
 }
 
-// A warp writes its first `count` rows, by way of a tile in shared memory that nobody has read since the last
-// barrier of the block, and no other warp uses any more.
+// A warp writes its first `count` rows through a tile in shared memory. Nobody may have read that tile since
+// the block's last barrier, and no other warp may use it any more.
 template <class X, int M, int W>
 __device__ inline void attention_store_(X* to, size_t stride, int count, const AttentionSize_& size, X* tile,
                                         const float (&acc)[M][W / 8][4]) {
@@ -238,20 +242,20 @@ __device__ inline void attention_store_(X* to, size_t stride, int count, const A
 // ---------------------------------------------------------------------------------------------------------------------
 // Products of tiles, by one warp
 
-// The M * 16 rows of a warp as the left operand of attention_dot_, W wide. The first KEEP groups of 16
-// columns stay in registers, the others are read again at each use.
+// A warp's 16 M rows, W wide, as the left operand of attention_dot_. The first KEEP groups of 16 columns stay
+// in registers; the others are read again at each use.
 template <class X, int M, int W, int KEEP> struct AttentionLeft_ {
     const X* rows; // in shared memory
     unsigned kept[M][KEEP > 0 ? KEEP : 1][4];
 };
 
-// Where a lane's row is for ldmatrix of 16 x 16 elements: matrices 0 and 1 above each other, then 2 and 3.
+// The address that a lane passes to ldmatrix for 16 x 16 elements: matrix 0 above 1, to the right 2 above 3.
 template <class X, int W> __device__ inline const X* attention_16x16_(const X* corner) {
     return corner + threadIdx.x % 16 * (W + Pack<X>::SIZE) + threadIdx.x % 32 / 16 * 8;
 }
 
-// The same for the right operand of attention_dot_: matrices 0 and 1 beside each other, then 2 and 3 below
-// them. mma_16816 wants b in two neighboring registers; in the other order each pair costs two moves.
+// The same for the right operand of attention_dot_: matrix 0 beside 1, below them 2 beside 3. mma_16816 takes
+// b in two adjacent registers; the other order would cost two moves per pair.
 template <class X, int W> __device__ inline const X* attention_right_16x16_(const X* corner) {
     const int lane = threadIdx.x % 32;
     return corner + (lane % 8 + lane / 16 * 8) * (W + Pack<X>::SIZE) + lane / 8 % 2 * 8;
@@ -267,7 +271,7 @@ __device__ inline void attention_left_(AttentionLeft_<X, M, W, KEEP>& left, cons
     }
 }
 
-// Columns 16k ... 16k+15 of rows 16m ... 16m+15; k is known when this is compiled.
+// Columns 16k ... 16k+15 of rows 16m ... 16m+15; k is known at compile time.
 template <class X, int M, int W, int KEEP>
 __device__ inline void attention_left_operand_(unsigned (&a)[4], const AttentionLeft_<X, M, W, KEEP>& left,
                                                int m, int k) {
@@ -281,7 +285,7 @@ __device__ inline void attention_left_operand_(unsigned (&a)[4], const Attention
     }
 }
 
-// s (M * 16, 8 N) = left . right^T, right (8 N, W) in shared memory.
+// s (16 M, 8 N) = left . right^T, with right (8 N, W) in shared memory.
 template <class X, int M, int N, int W, int KEEP>
 __device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<X, M, W, KEEP>& left,
                                       const X* right) {
@@ -341,8 +345,8 @@ __device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<
     }
 }
 
-// acc (M * 16, 8 D) += p . right, p (M * 16, 8 N) in registers and rounded to X, right (8 N, 8 D) in shared
-// memory. A result of one product is laid out as the left operand of the next one wants it.
+// acc (16 M, 8 D) += p . right, with p (16 M, 8 N) in registers and rounded to X, right (8 N, 8 D) in shared
+// memory. The result of one product already has the layout of the next one's left operand.
 template <class X, int M, int N, int D>
 __device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M][N][4], const X* right) {
     constexpr int W = 8 * D;
@@ -366,7 +370,7 @@ __device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M]
     }
 }
 
-// A row of p is spread over four lanes, which hand it around.
+// A row of p is spread over four lanes, which exchange its elements.
 template <int M, int N, int D>
 __device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M][N][4], const float* right) {
     constexpr int W = 8 * D;
@@ -397,8 +401,8 @@ template <int M, int N> __device__ inline void attention_scale_(float (&x)[M][N]
     }
 }
 
-// The sums of 16 columns of ROWS rows: lane t < 4 has columns 8n + 2t + e in sums[n][e]. By a product with a
-// matrix of ones, where there are tensor cores.
+// The sums of 16 columns over ROWS rows: lane t < 4 gets columns 8n + 2t + e in sums[n][e]. On tensor cores
+// it is a product with a matrix of ones.
 template <class X, int ROWS, int W>
 __device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* corner) {
     constexpr int STRIDE = W + Pack<X>::SIZE;
@@ -423,9 +427,9 @@ __device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* c
     }
 }
 
-// The block sums the columns of its tile of ROWS rows, from row `row` of part 0, 1 or 2 (q, k, v) on, which
-// all of its warps have written. Rows from T on are 0 in it. Where it belongs is worked out here: kept from
-// the start of the kernel it would take registers.
+// The block sums the columns of a tile that all its warps have written: ROWS rows of part 0, 1 or 2 (q, k,
+// v), starting at `row`. Rows from T on are 0 in it. The destination is computed here: kept from the start of
+// the kernel, it would take registers.
 template <class X, int ROWS, int W>
 __device__ inline void attention_column_sums_(float* partial, const X* tile, int part, int row,
                                               const AttentionSize_& size) {
@@ -448,8 +452,8 @@ __device__ inline void attention_column_sums_(float* partial, const X* tile, int
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// Of the rows of a warp so far: about the largest score times `scale`, and the lane's share of the sum of
-// p = 2^(s * scale - max).
+// Of each row of a warp so far: about the largest score times `scale`, and the lane's share of the sum of the
+// probabilities 2^(s * scale - max).
 template <int M> struct AttentionSoftmax_ { float max[M][2], sum[M][2]; };
 
 template <int M> __device__ inline void attention_softmax_open_(AttentionSoftmax_<M>& softmax) {
@@ -460,7 +464,7 @@ template <int M> __device__ inline void attention_softmax_open_(AttentionSoftmax
     }
 }
 
-// Scores of queries from row0 on with later keys (keys from u0 on) become -infinity.
+// Scores with keys later than the query become -infinity. Queries start at row0, keys at u0.
 template <int M, int N> __device__ inline void attention_mask_later_(float (&s)[M][N][4], int row0, int u0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -472,7 +476,7 @@ template <int M, int N> __device__ inline void attention_mask_later_(float (&s)[
     }
 }
 
-// Those with keys of earlier documents, too; `queries` are the rows in shared memory.
+// Scores with keys of earlier documents become -infinity. `queries` are the rows in shared memory.
 template <class X, int W, int M, int N>
 __device__ inline void attention_mask_earlier_(float (&s)[M][N][4], const X* queries, int u0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -488,7 +492,7 @@ __device__ inline void attention_mask_earlier_(float (&s)[M][N][4], const X* que
     }
 }
 
-// Do all, or do some of the queries see the key, but for its being later?
+// Whether all, or some, of the queries see the key, as far as documents decide: it may still be later.
 template <class X, AttentionMask_ MASK, int ROWS, int W>
 __device__ inline bool attention_all_see_(const X* queries, int key) {
     return MASK == ATTENTION_CAUSAL ||
@@ -499,7 +503,7 @@ __device__ inline bool attention_some_see_(const X* queries, int key) {
     return MASK == ATTENTION_CAUSAL || attention_first_key_<X, W>(queries) <= key;
 }
 
-// The four lanes that share a row agree on its maximum, or its sum.
+// The maximum, or the sum, over the four lanes that share a row. All four get it.
 __device__ inline float attention_row_max_(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -509,12 +513,12 @@ __device__ inline float attention_row_sum_(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// `max` follows the largest score only when that is further above: probabilities are up to 2^8, which fp16
-// holds as exactly as 1, and sums are scaled in the first tile of a row and hardly ever again.
+// `max` is raised only when the largest score exceeds it by more than this. Probabilities are then up to 2^8,
+// which fp16 holds as precisely as 1. Sums are rescaled in the first tile of a row and hardly ever again.
 #define ATTENTION_SLACK 8.0f
 
-// Rows of which a score is ATTENTION_SLACK above their `max` get a new one, and what was summed up is scaled
-// to it. `largest` is that of a row's scores here.
+// Rows with a score more than ATTENTION_SLACK above `max` get a new `max`, and their sums are rescaled to it.
+// `largest` has the largest score of each row in this tile.
 template <int M, int D>
 __device__ inline void attention_softmax_rescale_(float (&acc)[M][D][4], AttentionSoftmax_<M>& softmax,
                                                   const float (&largest)[M][2]) {
@@ -533,8 +537,8 @@ __device__ inline void attention_softmax_rescale_(float (&acc)[M][D][4], Attenti
     }
 }
 
-// Scores become probabilities relative to `max`, which is finite from the beginning: of keys that are not
-// seen, all probabilities are 0. What a row gets depends on no other row.
+// Scores become probabilities relative to `max`. As `max` is always finite, keys that are not seen get
+// probability 0. The result of a row depends on no other row.
 template <int M, int N, int D>
 __device__ inline void attention_softmax_(float (&s)[M][N][4], float (&acc)[M][D][4],
                                           AttentionSoftmax_<M>& softmax, float scale) {
@@ -563,7 +567,7 @@ __device__ inline void attention_softmax_(float (&s)[M][N][4], float (&acc)[M][D
     }
 }
 
-// out = acc / sum, lse = log of the sum of e^s, for the warp's rows from row0 on.
+// out = acc / sum, lse = log of the sum of e^s, for the warp's rows, which start at row0.
 template <int M, int D>
 __device__ inline void attention_finish_(float (&acc)[M][D][4], float* lse,
                                          const AttentionSoftmax_<M>& softmax, int row0, int T) {
@@ -582,7 +586,8 @@ __device__ inline void attention_finish_(float (&acc)[M][D][4], float* lse,
     }
 }
 
-// The keys u0 ... u0+8N-1, in shared memory with their values behind them, join the warp's rows from row0 on.
+// The warp's queries, which start at row0, attend to the keys u0 ... u0+8N-1. These are in shared memory,
+// followed by their values.
 template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
 __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], AttentionSoftmax_<M>& softmax,
                                                const AttentionLeft_<X, M, W, KEEP>& left, const X* keys,
@@ -599,14 +604,14 @@ __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], Attent
     attention_mix_(acc, s, keys + 8 * N * (W + Pack<X>::SIZE));
 }
 
-// A block owns ROWS queries of one head, the last ones first because they meet the most keys.
+// A block owns ROWS queries of one head. The last queries go first, because they see the most keys.
 // grid   heads * ceil((T - first) / ROWS)      block   128      shared   q, and 2 x (k, v)
-// moves  B*T*3C in, B*T*C out, B*NH*T fp32 out; tiles of a head meet in the L2 cache.
+// moves  B*T*3C in, B*T*C out, B*NH*T fp32 out. Tiles of a head are read again from L2.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
-// order  fixed, and for each row the same whatever `first` is
+// order  fixed; the order of a row does not depend on `first`
 // needs  HS <= W
-// Spills 36 and 28 bytes on sm_120 at W = 80 and 128: tiles are chosen for sm_80 and sm_90a, where it spills
-// nothing.
+// Spills 36 and 28 bytes on sm_120 at W = 80 and 128: tile sizes are chosen for sm_80 and sm_90a, where nothing
+// spills.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_forward_kernel_(X* out, float* lse, const X* qkv, const int* starts, AttentionSize_ size) {
@@ -637,7 +642,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
         if (u0 + COLS < keys) {
             attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
         }
-        // Else the tile is above the diagonal, or of earlier documents, for the whole warp.
+        // Otherwise the whole warp skips the tile: it is above the diagonal, or in earlier documents.
         if (row0 < size.T && u0 < row0 + 16 * M &&
             attention_some_see_<X, MASK, W>(left.rows, u0 + COLS - 1)) {
             const X* tile = attention_stage_<X, COLS, W>(stream, u0);
@@ -653,9 +658,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// Working memory of the backward pass: for every row of every head lse * ATTENTION_LOG2_E and delta, side by
-// side. Rows are T rounded up to ATTENTION_ROW_ALIGN; those beyond T of the last tile hold zeros. And for
-// every tile of rows the sums of its columns of dqkv.
+// Scratch memory of the backward pass. `rows` has (lse * ATTENTION_LOG2_E, delta) of every row of every head;
+// Tp is T rounded up to ATTENTION_ROW_ALIGN, and rows from T on in the last tile are zeros. `sums` has the
+// column sums of every tile of dqkv.
 typedef struct {
     float2* rows; // (B, NH, Tp)
     float* sums;  // (B, tiles, 3, NH, HS)
@@ -671,7 +676,7 @@ static inline size_t attention_sums_(int B, int T, int C) {
     return (size_t)B * (attention_padded_(T) / ATTENTION_ROWS_LEAST) * 3 * C;
 }
 
-// For backward passes of up to B * NH heads of up to T tokens and C channels together. X matters only to
+// For backward passes of up to B * NH heads with up to T tokens, and C channels in total. X only matters for
 // cuDNN's plans.
 template <class X>
 static inline void attention_gpu_open(AttentionFlash* scratch, int B, int T, int C, int NH) {
@@ -686,7 +691,7 @@ static inline void attention_gpu_close(AttentionFlash* scratch) {
     gpu_free(scratch->rows);
 }
 
-// What a run should say about its attention: nothing unusual.
+// A remark on attention for the start of a run. There is none.
 static inline const char* attention_note(const AttentionFlash*) { return ""; }
 
 // A lane's share of the warp's rows of out, rows 8i + lane / 4: the four lanes of a row take its packs in
@@ -696,7 +701,7 @@ template <class X, int M, int W> struct AttentionOut_ {
     Pack<X> packs[2 * M][PACKS];
 };
 
-// From global memory; rows from `count` on and columns from HS on become 0.
+// Loads it from global memory. Rows from `count` on and columns from HS on become 0.
 template <class X, int M, int W>
 __device__ inline void attention_load_out_(AttentionOut_<X, M, W>& mine, const X* out, int count,
                                            const AttentionSize_& size) {
@@ -712,7 +717,7 @@ __device__ inline void attention_load_out_(AttentionOut_<X, M, W>& mine, const X
     }
 }
 
-// (lse * ATTENTION_LOG2_E, delta) of rows 8i + lane / 4, zeros from `count` on; dout is in shared memory.
+// (lse * ATTENTION_LOG2_E, delta) of rows 8i + lane / 4, and zeros from `count` on. dout is in shared memory.
 template <class X, int M, int W>
 __device__ inline void attention_delta_(float2 (&rows)[M][2], const AttentionOut_<X, M, W>& out,
                                         const X* dout, const float* lse, int count) {
@@ -748,14 +753,14 @@ template <int M> __device__ inline void attention_store_rows_(float2* to, const 
     }
 }
 
-// From s and dp of one score to p and ds, but for the factor 1 / sqrt(HS), which the sums get at the end.
+// Turns s and dp of one score into p and ds. The factor 1 / sqrt(HS) of ds is applied to the sums at the end.
 // Where s is -infinity, both become 0.
 __device__ inline void attention_gradient_(float& s, float& dp, float shift, float delta, float scale) {
     s = exp2_approx(s * scale - shift);
     dp = s * (dp - delta);
 }
 
-// The warp's rows are keys, the columns are queries; `rows` is what is known of those.
+// The warp's rows are keys, the columns are queries. `rows` has lse and delta of the queries.
 template <int M, int N>
 __device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&dp)[M][N][4],
                                                    const float2* rows, float scale) {
@@ -772,7 +777,7 @@ __device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&
     }
 }
 
-// Scores of the warp's keys, from u0 on, with earlier queries (those from t0 on) become -infinity.
+// Scores with queries earlier than the key become -infinity. The warp's keys start at u0, queries at t0.
 template <int M, int N>
 __device__ inline void attention_mask_earlier_queries_(float (&s)[M][N][4], int u0, int t0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -785,15 +790,15 @@ __device__ inline void attention_mask_earlier_queries_(float (&s)[M][N][4], int 
     }
 }
 
-// The first key that query t sees; the place of its row in `starts` as an index: a pointer takes one register
-// more.
+// [t] is the first key that query t sees. The row of `starts` is kept as an index: a pointer takes one more
+// register.
 struct AttentionStarts_ {
     const int* starts;
     int row;
     __device__ int operator[](int t) const { return starts[row + t]; }
 };
 
-// Those with queries of later documents, too.
+// Scores with queries of later documents become -infinity.
 template <int M, int N>
 __device__ inline void attention_mask_later_queries_(float (&s)[M][N][4], AttentionStarts_ first_key, int u0,
                                                      int t0, int T) {
@@ -821,11 +826,31 @@ __device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float
     }
 }
 
-// A block owns ROWS queries of one head, the last ones first because they meet the most keys.
-// Sets `rows` for the keys kernel, and its part of `sums`.
+// The warp's queries, which start at row0, meet the keys u0 ... u0+8N-1: adds to dq. `rows` has lse and delta of
+// the queries.
+template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
+__device__ inline void
+attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, KEEP>& q,
+                        const AttentionLeft_<X, M, W, KEEP>& dout, const X* keys, const X* values,
+                        const float2 (&rows)[M][2], int row0, int u0, float scale) {
+    float s[M][N][4], ds[M][N][4];
+    attention_dot_(s, q, keys);
+    if (u0 + 8 * N - 1 > row0) {
+        attention_mask_later_(s, row0, u0);
+    }
+    if (!attention_all_see_<X, MASK, 16 * M, W>(q.rows, u0)) {
+        attention_mask_earlier_<X, W>(s, q.rows, u0);
+    }
+    attention_dot_(ds, dout, values);
+    attention_gradient_of_queries_(s, ds, rows, scale * ATTENTION_LOG2_E);
+    attention_mix_(dq, ds, keys);
+}
+
+// A block owns ROWS queries of one head. The last queries go first, because they see the most keys. Also sets
+// `rows` for the key grads kernel, and its part of `sums`.
 // grid   heads * ceil(T / ROWS)      block   128      shared   q, dout, and 2 x (k, v)
-// moves  B*T*5C in, B*T*C out, B*NH*T fp32 in, 2 * B*NH*T fp32 out, C fp32 out a tile of rows; tiles of a
-// head meet in the L2 cache.
+// moves  B*T*5C in, B*T*C out, B*NH*T fp32 in, 2 * B*NH*T fp32 out, C fp32 out per tile of rows.
+//        Tiles of a head are read again from L2.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: keys in order
 // needs  HS <= W
@@ -851,7 +876,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.C, t0, size);
     attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
     attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
-    AttentionOut_<X, M, W> mine_out; // arrives while the tiles do
+    AttentionOut_<X, M, W> mine_out; // loads while the tiles arrive
     attention_load_out_(mine_out, out + at.in_out + row0 * (size_t)size.C, size.T - row0, size);
     attention_wait_();
     float2 mine_rows[M][2];
@@ -869,19 +894,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
         for (int i = 0; i < COLS; i += STEP) {
             if (row0 < size.T && u0 + i < row0 + 16 * M &&
                 attention_some_see_<X, MASK, W>(left_q.rows, u0 + i + STEP - 1)) { // some query sees some key
-                const X *k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE,
-                        *v_step = k_step + COLS * STRIDE;
-                float s[M][STEP / 8][4], ds[M][STEP / 8][4];
-                attention_dot_(s, left_q, k_step);
-                if (u0 + i + STEP - 1 > row0) {
-                    attention_mask_later_(s, row0, u0 + i);
-                }
-                if (!attention_all_see_<X, MASK, 16 * M, W>(left_q.rows, u0 + i)) {
-                    attention_mask_earlier_<X, W>(s, left_q.rows, u0 + i);
-                }
-                attention_dot_(ds, left_d, v_step);
-                attention_gradient_of_queries_(s, ds, mine_rows, scale * ATTENTION_LOG2_E);
-                attention_mix_(dq, ds, k_step);
+                const X* k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE;
+                attention_queries_step_<X, MASK, M, STEP / 8, W>(
+                    dq, left_q, left_d, k_step, k_step + COLS * STRIDE, mine_rows, row0, u0 + i, scale);
             }
         }
         attention_wait_();
@@ -893,16 +908,16 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_column_sums_<X, ROWS, W>(sums, q_tile, 0, t0, size);
 }
 
-// A block owns ROWS keys of one head and their values, the first ones first: they meet the most queries. Sets
-// its part of `sums`.
+// A block owns ROWS keys of one head and their values. The first keys go first, because the most queries see
+// them. Also sets its part of `sums`.
 // grid   heads * ceil(T / ROWS)      block   128      shared   k, v, and 2 x (q, dout)
-// moves  B*T*4C in, B*T*2C out, 2 * B*NH*T fp32 in, 2 C fp32 out a tile of rows; tiles of a head meet in the
-// L2 cache.
+// moves  B*T*4C in, B*T*2C out, 2 * B*NH*T fp32 in, 2 C fp32 out per tile of rows.
+//        Tiles of a head are read again from L2.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: queries in order
 // needs  HS <= W
-// Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for ldmatrix, which
-// save moves, take a register more than there is.
+// Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for ldmatrix save
+// moves, but take one register more than there are.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_keys_kernel_(X* dqkv, float* sums, const X* dout, const X* qkv, const float2* rows,
@@ -977,7 +992,7 @@ static inline AttentionSize_ attention_size_(int T, int first, int C, int NH) {
     return size;
 }
 
-// Runs the statement with W the width in shared memory of heads of size HS.
+// Runs the statement with W, the width in shared memory of heads of size HS.
 #define ATTENTION_DISPATCH_(HS, ...)                                                                         \
     do {                                                                                                     \
         CHECK((HS) <= 128, "attention: heads of size %d, wanted at most 128", (HS));                         \
@@ -1002,14 +1017,14 @@ static inline AttentionSize_ attention_size_(int T, int first, int C, int NH) {
         }                                                                                                    \
     } while (0)
 
-// Kernels with documents exist for these widths only: each takes seconds to compile, in every program, and at
-// W = 96 one would spill.
+// Kernels with documents exist only for these widths: each takes seconds to compile, and at W = 96 one would
+// spill.
 constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 ? 64 : 128; }
 
-// Blocks for all tiles of `rows` rows of `heads` heads; sets size->tiles.
+// The number of blocks, one for each tile of `rows` rows of each of the `heads` heads. Sets size->tiles.
 static inline unsigned attention_grid_(AttentionSize_* size, size_t heads, int rows) {
     size->tiles = ceil_div(size->T - size->first, rows);
-    CHECK(heads * size->tiles <= INT_MAX, "attention: %zu heads of %d tiles are more than a grid", heads,
+    CHECK(heads * size->tiles <= INT_MAX, "attention: %zu heads of %d tiles do not fit into a grid", heads,
           size->tiles);
     return (unsigned)(heads * size->tiles);
 }
@@ -1045,7 +1060,7 @@ static inline void attention_forward(X* out, float* lse, const X* qkv, const int
                         pass(out, lse, qkv, starts, (size_t)B * NH, size, gpu));
 }
 
-// Returns how many tiles a row of the batch has.
+// Returns the number of tiles of a sequence.
 template <class X, int W, AttentionMask_ MASK>
 static inline int attention_backward_(X* dqkv, AttentionFlash* scratch, const X* dout, const X* qkv,
                                       const X* out, const float* lse, const int* starts, size_t heads,
@@ -1089,12 +1104,12 @@ static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, co
 typedef AttentionCudnn AttentionGpu;
 #else
 typedef AttentionFlash AttentionGpu;
-// GPU memory to plan for, besides what is small.
+// GPU memory to plan for; small allocations do not count.
 static inline size_t attention_planned_bytes(int, int, int, DType) { return 0; }
 #endif
 
-// What each pass moves at least: tiles of a head meet in the L2 cache. Their work is attention_flops
-// (attention.h); the backward pass does 7 / 2 of it here, 5 / 2 of it is useful.
+// The least that each pass moves, if tiles are read again from L2. The work of the forward pass is
+// attention_flops (attention.h); the backward pass does 7 / 2 of it here, of which 5 / 2 are necessary.
 static inline double attention_forward_bytes(double B, double T, double C, double NH, double element_bytes) {
     return B * T * (4 * C * element_bytes + 4 * NH);
 }

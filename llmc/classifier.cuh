@@ -1,15 +1,15 @@
 /*
 classifier.cuh -- classifier.h on the GPU: the same functions on T = float, bf16 or fp16, computed in fp32.
 
-The maximum and the sum of exponentials of a row are found in one pass (Milakov and Gimelshein, "Online
-normalizer calculation for softmax", 2018). The backward pass needs the row a second time: it keeps a copy in
-shared memory if a block can have that much, which saves reading it again; the results are the same.
+The maximum and the sum of exponentials of a row are computed in one pass (Milakov and Gimelshein, "Online
+normalizer calculation for softmax", 2018). The backward pass needs the row twice. If it fits into shared
+memory, the block keeps a copy there instead of reading it again; the results are the same.
 
 Exponentials are powers of 2: exp(x - max) is 2^(x log2(e) + shift), one fused multiply-add before the
-hardware's exp2. The shift is rounded, but it is the same in all terms of a row, and the loss uses it again:
-its rounding cancels. The gradient's scale is one more summand of the shift, which is rounded once more:
-probabilities are wrong by up to half a unit in the last place of the row's largest logit, which no logit is
-known better than.
+hardware's exp2. The shift is rounded, but the error cancels: all terms of a row and the loss use the same
+shift. The gradient's scale is added to the shift, which is then rounded once more. This is as if all logits
+of the row were off by half a unit in the last place of the largest one; they are not known more precisely
+than that.
 
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 
@@ -29,7 +29,7 @@ defines: classifier_loss, classifier_backward, classifier_loss_bytes, classifier
 #define CLASSIFIER_LN2 0.69314718f
 #define CLASSIFIER_THREADS 1024
 #define CLASSIFIER_STATIC_BYTES                                                                              \
-    (2 << 10) // at most: shared memory of block_sum and block_max, and the system's
+    (2 << 10) // bound for the shared memory of block_sum and block_max, and the system's
 
 static inline double classifier_loss_bytes(double N, double V, double element_bytes) {
     return N * V * element_bytes + 8 * N;
@@ -43,12 +43,12 @@ typedef struct {
     float max, shift, sum;
 } ClassifierSum_;
 
-// e to a logit, times 2^shift. Below the smallest normal number it is 0: nothing, where it counts.
+// e^logit times 2^shift. Results below the smallest normal number become 0, which does not matter here.
 __device__ inline float classifier_exp_(float logit, float shift) {
     return exp2_approx(fmaf(logit, CLASSIFIER_LOG2E, shift));
 }
 
-// WIDTH elements of a row. max never is NaN, but the sum is after a NaN.
+// Adds WIDTH elements of a row. A NaN makes the sum NaN, but never max.
 template <int WIDTH> __device__ inline void classifier_take_(ClassifierSum_* s, const float* x) {
     float sum = 0;
 #pragma unroll
@@ -91,7 +91,7 @@ template <int WIDTH, class T> __device__ inline void classifier_store_(T* to, co
     }
 }
 
-// Stores e to the logits x, times 2^shift, but 0 from element `count` on.
+// Stores e^x times 2^shift, and 0 from element `count` on.
 template <int WIDTH, class T>
 __device__ inline void classifier_store_exp_(T* to, const float* x, float shift, int count) {
     Pack<T> pack = {};
@@ -102,9 +102,9 @@ __device__ inline void classifier_store_exp_(T* to, const float* x, float shift,
     classifier_store_<WIDTH>(to, pack);
 }
 
-// A row by the whole block, also copied to `copy` unless that is NULL, but for the tail: the pack that
-// crosses V. The next pack is on its way while one is worked on. It starts from a finite maximum, so that no
-// thread subtracts infinity from itself.
+// Sums up a row with the whole block. Also copies it to `copy` unless that is NULL, except for the tail: the
+// pack that crosses V. The next pack is loaded while one is processed. The maximum starts finite, so that no
+// thread subtracts infinity from infinity.
 template <int WIDTH, class T> __device__ inline ClassifierSum_ classifier_row_(T* copy, const T* row, int V) {
     const int full = V - V % WIDTH, stride = blockDim.x * WIDTH;
     ClassifierSum_ mine = {-FLT_MAX / 2, CLASSIFIER_LOG2E * (FLT_MAX / 2), 0};
@@ -134,13 +134,13 @@ template <int WIDTH, class T> __device__ inline ClassifierSum_ classifier_row_(T
     return all;
 }
 
-// log(sum) - target, without the shift of both.
+// log(sum) - target. The shift, which is in both, cancels.
 __device__ inline float classifier_nats_(const ClassifierSum_* s, float target_logit) {
     return CLASSIFIER_LN2 * (log2f(s->sum) - fmaf(target_logit, CLASSIFIER_LOG2E, s->shift));
 }
 
-// A row becomes e to its logits, times 2^shift, and 0 from V on. A thread reads and writes the elements that
-// it read in classifier_row_; `again` is the row or its copy.
+// Replaces the logits of a row with e^logit times 2^shift, and with 0 from V on. A thread reads and writes
+// the elements that it read in classifier_row_. `again` is the row or its copy.
 template <int WIDTH, class T>
 __device__ inline void classifier_probabilities_(T* row, const T* again, float shift, int V, int Vp) {
     const int full = V - V % WIDTH, stride = blockDim.x * WIDTH;
@@ -168,7 +168,7 @@ __device__ inline void classifier_probabilities_(T* row, const T* again, float s
 // A block per row.
 // grid   N      block   up to 1024      shared   those of block_sum and block_max
 // moves  N*V in, N fp32 out. Bound by memory.
-// order  fixed: by V and T alone
+// order  fixed: depends on V and T only
 // needs  Vp a multiple of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS)
@@ -187,12 +187,12 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     }
 }
 
-// A block per row: one pass for the sum, one that writes the gradient; then the thread that wrote the
-// target's element does so again. The logit of the target is read before the barriers in between.
+// A block per row: one pass for the sum, one that writes the gradient. Then the thread that wrote the
+// target's element corrects it. The target's logit is read first, before it is overwritten.
 //
 // grid   N      block   up to 1024      shared   those of block_sum and block_max; the row, if keep
 // moves  N*Vp in, once more from L2 unless keep; N*Vp out. Bound by memory.
-// order  fixed: by V and T alone
+// order  fixed: depends on V and T only
 // needs  as classifier_loss_kernel; scale > 0
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS)
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     SMEM_DYNAMIC(T, copy);
     T* row = logits + (size_t)blockIdx.x * Vp;
     const int hit = target[blockIdx.x];
-    V = hit == NO_TARGET ? 0 : V; // a row that does not count is nothing but padding
+    V = hit == NO_TARGET ? 0 : V; // a row that does not count is all padding
     const float target_logit = V ? to_float(row[hit]) : 0.0f;
     const ClassifierSum_ s = classifier_row_<WIDTH>(keep ? copy : (T*)NULL, row, V);
     const float shift = s.shift + log2f(scale / s.sum);
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     }
 }
 
-// About four elements or packs to a thread in short rows.
+// About four elements or packs per thread in short rows.
 static inline int classifier_threads_(int items) {
     const int threads = 32 * ceil_div(items, 4 * 32);
     return threads < CLASSIFIER_THREADS ? threads : CLASSIFIER_THREADS;

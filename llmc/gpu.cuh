@@ -9,7 +9,7 @@ memory is an argument of its kernel.
 
 defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
          gpu_close, gpu_alloc, gpu_free, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
-         store_pack, store_pack_once, unpack, to_float, from_float, warp_sum, warp_max, block_sum, block_max,
+         store_pack, unpack, to_float, from_float, warp_sum, warp_max, block_sum, block_max,
          SMEM_ARRAY, SMEM_DYNAMIC, bf16, fp16, DTypeOf
 */
 #ifndef LLMC_GPU_CUH
@@ -138,8 +138,8 @@ static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* wh
     void* memory = NULL;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     CHECK(bytes <= free_bytes && cudaMalloc(&memory, bytes ? bytes : 1) == cudaSuccess,
-          "%s: no GPU memory for %.1f MiB; %.1f of %.1f MiB are free", what, (double)bytes / (1 << 20),
-          (double)free_bytes / (1 << 20), (double)total_bytes / (1 << 20));
+          "%s: cannot allocate %.1f MiB of GPU memory; %.1f of %.1f MiB are free", what,
+          (double)bytes / (1 << 20), (double)free_bytes / (1 << 20), (double)total_bytes / (1 << 20));
     const int has_place = gpu_count_(NULL, memory, bytes);
     CHECK(has_place, "%s: more than %d blocks of GPU memory", what, GPU_BLOCKS);
     CUDA_CHECK(cudaMemset(memory, 0, bytes));
@@ -206,8 +206,8 @@ template <class T> struct alignas(16) Pack {
     __device__ const T& operator[](int i) const { return element[i]; }
 };
 
-// Addresses must be multiples of 16 bytes. The `_once` forms are for data that will not be used again soon:
-// they leave the caches to others.
+// Addresses must be multiples of 16 bytes. load_pack_once is for data that will not be used again soon: it
+// leaves the caches to others.
 template <class T> __device__ inline Pack<T> load_pack(const T* from) {
     Pack<T> pack;
     *reinterpret_cast<int4*>(&pack) = *reinterpret_cast<const int4*>(from);
@@ -220,9 +220,6 @@ template <class T> __device__ inline Pack<T> load_pack_once(const T* from) {
 }
 template <class T> __device__ inline void store_pack(T* to, const Pack<T>& pack) {
     *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(&pack);
-}
-template <class T> __device__ inline void store_pack_once(T* to, const Pack<T>& pack) {
-    __stcs(reinterpret_cast<int4*>(to), *reinterpret_cast<const int4*>(&pack));
 }
 
 // Elements 2i and 2i + 1 of 16 bits, in the bits of a word, as fp32 and back.

@@ -1,23 +1,21 @@
 /*
-layernorm.cuh -- layernorm.h on the GPU: the same functions on T = float, bf16 or fp16, computed in fp32.
+layernorm.cuh -- layer normalization (layernorm.h) on the GPU, on T = float, bf16 or fp16, computed in fp32.
 
-Results do not depend on the GPU: the rows are divided into groups by N alone, dweight and dbias are summed
-within a group row by row, and over the groups in an order that is fixed.
+Results do not depend on the GPU. How rows are split into groups depends only on N. dweight and dbias are
+summed row by row within a group, then over the groups in a fixed order.
 
 layernorm_backward also sets or adds to, as `mode` says,
 
     dinp_sum (C)    the sum over the rows of dinp, as dinp is stored
 
-This is the gradient of the bias of the linear layer whose result was the last to be added to inp. Without
-data it is left out.
+This is the bias gradient of the linear layer whose output was added to inp last. It is skipped if it has no
+data.
 
-residual_layernorm_forward normalizes the sum as it was stored, rounded to T: it gives the same bits as
-residual_forward and then layernorm_forward.
+There is no residual sum here: the product before a norm adds the residual (matmul_forward_residual).
 
-defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, residual_forward,
-         residual_layernorm_forward, layernorm_backward, layernorm_forward_bytes, residual_forward_bytes,
-         residual_layernorm_forward_bytes, layernorm_backward_bytes, residual_forward_kernel,
-         layernorm_forward_kernel, layernorm_forward_long_kernel, layernorm_backward_long_kernel
+defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, layernorm_backward,
+         layernorm_forward_bytes, layernorm_backward_bytes, layernorm_forward_kernel,
+         layernorm_forward_long_kernel, layernorm_backward_long_kernel
 */
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH
@@ -29,12 +27,12 @@ defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, resid
 #include "llmc/layernorm.h"
 
 #define LAYERNORM_ITEMS 4      // groups of columns that a thread of the forward pass holds in registers
-#define LAYERNORM_ROWS 8       // rows to a block, where one warp is enough for a row
-#define LAYERNORM_GROUP_ROWS 8 // at least: the partial sums stay below a tenth of the traffic
+#define LAYERNORM_ROWS 8       // rows per block, if one warp is enough for a row
+#define LAYERNORM_GROUP_ROWS 8 // at least: keeps the partial sums below a tenth of the traffic
 #define LAYERNORM_BACKWARD_THREADS 512
-#define LAYERNORM_WARPS 16 // to a multiprocessor in the backward pass: 128 registers a thread
+#define LAYERNORM_WARPS 16 // per multiprocessor in the backward pass: 128 registers per thread
 
-// Groups of rows in the backward pass, at most. An H100's 132 multiprocessors hold 5, 4, 3 or 2 blocks each
+// The most groups of rows in the backward pass. An H100's 132 multiprocessors hold 5, 4, 3 or 2 blocks each
 // for rows of 768, 1024, 1280 or 1600 elements of 16 bits: 1980 groups are 3, 3.75, 5 or 7.5 waves of blocks.
 #define LAYERNORM_GROUPS 1980
 
@@ -53,8 +51,7 @@ static inline int layernorm_groups_(int N) { return ceil_div(N, layernorm_group_
 
 // For up to N rows of up to C columns.
 static inline void layernorm_open(LayernormGpu* scratch, int N, int C) {
-    const int most =
-        LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // rows from which on groups become longer, not more
+    const int most = LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // beyond this many rows, groups grow
     scratch->floats = 3 * (size_t)C * (N < most ? layernorm_groups_(N) : LAYERNORM_GROUPS);
     scratch->partial = (float*)gpu_alloc(scratch->floats, sizeof(float), "layernorm: partial sums");
 }
@@ -63,10 +60,6 @@ static inline void layernorm_close(LayernormGpu* scratch) { gpu_free(scratch->pa
 
 static inline double layernorm_forward_bytes(double N, double C, double element_bytes) {
     return 2 * N * C * element_bytes + 8 * N;
-}
-static inline double residual_forward_bytes(double n, double element_bytes) { return 3 * n * element_bytes; }
-static inline double residual_layernorm_forward_bytes(double N, double C, double element_bytes) {
-    return 4 * N * C * element_bytes + 8 * N;
 }
 static inline double layernorm_backward_bytes(double N, double C, double element_bytes) {
     return 4 * N * C * element_bytes + 8 * N +
@@ -88,7 +81,7 @@ template <int WIDTH, class T> __device__ inline void layernorm_load_(float* to, 
     }
 }
 
-// Also leaves in `from` what was stored, rounded to T.
+// Also sets `from` to what was stored, rounded to T.
 template <int WIDTH, class T> __device__ inline void layernorm_store_(T* to, float* from) {
     if constexpr (WIDTH == 1) {
         to[0] = from_float<T>(from[0]);
@@ -100,7 +93,7 @@ template <int WIDTH, class T> __device__ inline void layernorm_store_(T* to, flo
             pack[i] = from_float<T>(from[i]);
         }
         store_pack(to, pack);
-        unpack<T>(from, pack); // one element after the other would be slower conversions
+        unpack<T>(from, pack); // faster than one element after the other
     }
 }
 
@@ -109,46 +102,12 @@ static inline int layernorm_aligned_(const void* a, const void* b, const void* c
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The residual sum
-
-// A thread adds one pack; the last one, or every one if packs = 0, goes element by element.
-// grid   ceil(n / (256 packs))      block   256      shared   none
-// moves  2n in, n out. Bound by memory.
-// order  fixed
-// needs  addresses that are multiples of 16 bytes, if packs = 1
-template <class T>
-__global__ void residual_forward_kernel(T* out, const T* left, const T* right, size_t n, int packs) {
-    const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::SIZE;
-    if (packs && first + Pack<T>::SIZE <= n) {
-        const Pack<T> b = load_pack_once(right + first);
-        Pack<T> sum = load_pack_once(left + first);
-#pragma unroll
-        for (int i = 0; i < Pack<T>::SIZE; i++) {
-            sum[i] = from_float<T>(to_float(sum[i]) + to_float(b[i]));
-        }
-        store_pack(out + first, sum);
-        return;
-    }
-    for (size_t i = first; i < n && i < first + Pack<T>::SIZE; i++) {
-        out[i] = from_float<T>(to_float(left[i]) + to_float(right[i]));
-    }
-}
-
-template <class T>
-static inline void residual_forward(T* out, const T* left, const T* right, size_t n, const Gpu* gpu) {
-    if (n > 0) {
-        launch(residual_forward_kernel<T>, (unsigned)ceil_div(n, (size_t)(256 * Pack<T>::SIZE)), 256, 0, gpu,
-               out, left, right, n, layernorm_aligned_(out, left, right));
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
 // The sum over the threads of a row: a warp, or the whole block.
 __device__ inline float layernorm_row_sum_(float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); }
 
-// The variance of the row whose columns the threads hold in x, columns past C being anything.
+// The variance of the row whose columns the threads hold in x. Columns past C are ignored.
 template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x)[WIDTH], float mean, int C) {
     float sum = 0;
 #pragma unroll
@@ -163,18 +122,17 @@ template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x
     return layernorm_row_sum_(sum) / C;
 }
 
-// A warp, or a block of up to 1024 threads, normalizes a row of inp, or of left + right, which it then stores
-// as inp; right is NULL where there is no sum, and left is the row. Thread i holds groups i, i + blockDim.x,
-// ... of WIDTH columns in registers.
+// A warp, or a block of up to 1024 threads, normalizes a row. Thread i holds groups i, i + blockDim.x, ... of
+// WIDTH columns in registers.
 // grid   ceil(N / rows)      block   (32, 8 rows), or (threads, 1)      shared   two arrays of block_sum
-// moves  N*C in, N*C out, twice that with the sum; 2N fp32 out; weight and bias stay in L2. Bound by memory.
+// moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L2. Bound by memory.
 // order  fixed
 // needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH>
-__global__ void layernorm_forward_kernel(T* inp, T* out, float* mean, float* rstd, const T* left,
-                                         const T* right, const T* weight, const T* bias, int N, int C) {
+__global__ void layernorm_forward_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
+                                         const T* bias, int N, int C) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;
-    if (n >= N) { // a whole warp: a block of one row is never past N
+    if (n >= N) { // whole warps only: a block with one row is never past N
         return;
     }
     const size_t row = (size_t)n * C;
@@ -183,16 +141,7 @@ __global__ void layernorm_forward_kernel(T* inp, T* out, float* mean, float* rst
     for (int k = 0; k < LAYERNORM_ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
-            layernorm_load_<WIDTH>(x[k], left + row + c);
-            if (right) {
-                float other[WIDTH];
-                layernorm_load_<WIDTH>(other, right + row + c);
-#pragma unroll
-                for (int i = 0; i < WIDTH; i++) {
-                    x[k][i] += other[i];
-                }
-                layernorm_store_<WIDTH>(inp + row + c, x[k]);
-            }
+            layernorm_load_<WIDTH>(x[k], inp + row + c);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 sum += x[k][i];
@@ -223,29 +172,25 @@ __global__ void layernorm_forward_kernel(T* inp, T* out, float* mean, float* rst
 
 // The same for rows that are too long for registers: a block per row, read three times, twice from cache.
 // grid   N      block   1024      shared   two arrays of block_sum
-// moves  as layernorm_forward_kernel, if the rows in work fit into the caches
+// moves  as layernorm_forward_kernel, if the rows being processed fit into the caches
 // order  fixed
 template <class T>
-__global__ void layernorm_forward_long_kernel(T* inp, T* out, float* mean, float* rstd, const T* left,
-                                              const T* right, const T* weight, const T* bias, int C) {
+__global__ void layernorm_forward_long_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
+                                              const T* bias, int C) {
     const size_t row = (size_t)blockIdx.x * C;
-    const T* read = right ? inp : left; // a thread reads back only what it has written
     float sum = 0, square = 0;
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        if (right) {
-            inp[row + c] = from_float<T>(to_float(left[row + c]) + to_float(right[row + c]));
-        }
-        sum += to_float(read[row + c]);
+        sum += to_float(inp[row + c]);
     }
     const float m = block_sum(sum) / C;
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        const float d = to_float(read[row + c]) - m;
+        const float d = to_float(inp[row + c]) - m;
         square += d * d;
     }
     const float r = 1.0f / sqrtf(block_sum(square) / C + LAYERNORM_EPS);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         out[row + c] =
-            from_float<T>((to_float(read[row + c]) - m) * r * to_float(weight[c]) + to_float(bias[c]));
+            from_float<T>((to_float(inp[row + c]) - m) * r * to_float(weight[c]) + to_float(bias[c]));
     }
     if (threadIdx.x == 0) {
         mean[blockIdx.x] = m;
@@ -253,57 +198,39 @@ __global__ void layernorm_forward_long_kernel(T* inp, T* out, float* mean, float
     }
 }
 
-// A warp per row as long as its registers hold it, then a block per row.
+// A warp per row if its registers can hold one, otherwise a block per row.
 template <class T, int WIDTH>
-static inline void layernorm_launch_forward_(T* inp, T* out, float* mean, float* rstd, const T* left,
-                                             const T* right, const T* weight, const T* bias, int N, int C,
-                                             const Gpu* gpu) {
+static inline void layernorm_launch_forward_(T* out, float* mean, float* rstd, const T* inp, const T* weight,
+                                             const T* bias, int N, int C, const Gpu* gpu) {
     const int threads = 32 * ceil_div(C, 32 * WIDTH * LAYERNORM_ITEMS);
     if (threads > 1024) {
-        launch(layernorm_forward_long_kernel<T>, N, 1024, 0, gpu, inp, out, mean, rstd, left, right, weight,
-               bias, C);
+        launch(layernorm_forward_long_kernel<T>, N, 1024, 0, gpu, out, mean, rstd, inp, weight, bias, C);
         return;
     }
     const int rows = threads == 32 ? LAYERNORM_ROWS : 1;
-    launch(layernorm_forward_kernel<T, WIDTH>, ceil_div(N, rows), dim3(threads, rows), 0, gpu, inp, out, mean,
-           rstd, left, right, weight, bias, N, C);
-}
-
-// right is NULL: left is inp.
-template <class T>
-static inline void layernorm_forward_any_(T* inp, T* out, float* mean, float* rstd, const T* left,
-                                          const T* right, const T* weight, const T* bias, int N, int C,
-                                          const Gpu* gpu) {
-    if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(inp, out, left) &&
-        layernorm_aligned_(right, weight, bias)) {
-        layernorm_launch_forward_<T, Pack<T>::SIZE>(inp, out, mean, rstd, left, right, weight, bias, N, C,
-                                                    gpu);
-    } else {
-        layernorm_launch_forward_<T, 1>(inp, out, mean, rstd, left, right, weight, bias, N, C, gpu);
-    }
+    launch(layernorm_forward_kernel<T, WIDTH>, ceil_div(N, rows), dim3(threads, rows), 0, gpu, out, mean,
+           rstd, inp, weight, bias, N, C);
 }
 
 template <class T>
 static inline void layernorm_forward(T* out, float* mean, float* rstd, const T* inp, const T* weight,
                                      const T* bias, int N, int C, const Gpu* gpu) {
-    layernorm_forward_any_<T>(NULL, out, mean, rstd, inp, NULL, weight, bias, N, C, gpu);
-}
-
-template <class T>
-static inline void residual_layernorm_forward(T* inp, T* out, float* mean, float* rstd, const T* left,
-                                              const T* right, const T* weight, const T* bias, int N, int C,
-                                              const Gpu* gpu) {
-    layernorm_forward_any_<T>(inp, out, mean, rstd, left, right, weight, bias, N, C, gpu);
+    if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(out, inp, NULL) &&
+        layernorm_aligned_(weight, bias, NULL)) {
+        layernorm_launch_forward_<T, Pack<T>::SIZE>(out, mean, rstd, inp, weight, bias, N, C, gpu);
+    } else {
+        layernorm_launch_forward_<T, 1>(out, mean, rstd, inp, weight, bias, N, C, gpu);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// What a thread knows of one group of WIDTH columns, over all rows of a block.
+// A thread's state for one group of WIDTH columns, over all rows of a block.
 template <int WIDTH> struct LayernormColumns_ { float weight[WIDTH], dweight[WIDTH], dbias[WIDTH]; };
 
-// A thread's part of a few rows, packs or elements as they are in memory: in registers while the rows before
-// are worked on.
+// A thread's part of the next few rows, as packs or elements just as they are in memory. It is loaded while
+// the rows before are processed.
 template <int ROWS, int ITEMS> struct LayernormRows_ {
     int4 dout[ROWS][ITEMS], inp[ROWS][ITEMS], dinp[ROWS][ITEMS];
     float mean[ROWS], rstd[ROWS];
@@ -319,7 +246,7 @@ template <int WIDTH, class T> __device__ inline int4 layernorm_load_words_(const
     }
 }
 
-// Rows n ... n + ROWS - 1; zeros for those from `end` on, for columns from C on, and for a dinp that is set.
+// Loads rows n ... n + ROWS - 1. Rows from `end` on, columns from C on, and a dinp that is set become zeros.
 template <int WIDTH, class T, int ROWS, int ITEMS>
 __device__ inline void layernorm_load_rows_(LayernormRows_<ROWS, ITEMS>* rows, const T* dinp, const T* dout,
                                             const T* inp, const float* mean, const float* rstd, int n,
@@ -340,8 +267,8 @@ __device__ inline void layernorm_load_rows_(LayernormRows_<ROWS, ITEMS>* rows, c
     }
 }
 
-// Sums VALUES values, a power of 2 up to 32, of every thread over its warp, in halves: after a step a lane
-// has half as many values, of twice as many lanes. Lane i returns the sum of value i / (32 / VALUES).
+// Sums VALUES values of every thread, a power of 2 up to 32, over its warp. Each step leaves a lane half as
+// many values, each summed over twice as many lanes. Lane i returns the sum of value i / (32 / VALUES).
 template <int VALUES> __device__ inline float layernorm_warp_sums_(float* x) {
     const int lane = threadIdx.x % 32;
     int distance = 16;
@@ -362,7 +289,8 @@ template <int VALUES> __device__ inline float layernorm_warp_sums_(float* x) {
 }
 
 // Sums VALUES values of every thread over the block; every thread gets the results. of_warp (warps, VALUES)
-// must not be the array of the call before: then one barrier is enough. WARPS is how many they are, or 0.
+// must not be the array of the previous call: then one barrier is enough. WARPS is the number of warps, or 0
+// if it is not known at compile time.
 template <int VALUES, int WARPS>
 __device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES]) {
     const int lane = threadIdx.x % 32, warps = WARPS ? WARPS : blockDim.x / 32;
@@ -383,8 +311,7 @@ __device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES])
     }
 }
 
-// Takes WIDTH elements of a row into the sums: of g, of g norm, and of the columns; x becomes norm, d becomes
-// g.
+// Adds WIDTH elements of a row to the sums: of g, of g norm, and of the columns. x becomes norm, d becomes g.
 template <int WIDTH>
 __device__ inline void layernorm_backward_take_(float* d, float* x, float* sum, float* dot,
                                                 LayernormColumns_<WIDTH>* columns, float mean, float rstd) {
@@ -399,8 +326,9 @@ __device__ inline void layernorm_backward_take_(float* d, float* x, float* sum, 
     }
 }
 
-// A thread's sums of WIDTH columns of dinp, over the rows of a block: in shared memory, because registers are
-// full, but met by this thread alone. Four at a time, a thread beside the other.
+// A thread's sums of WIDTH columns of dinp over the rows of a block. They are in shared memory because
+// registers are full; no other thread uses them. They are stored in fours, those of neighboring threads side
+// by side.
 template <int WIDTH, int THREADS> struct LayernormSums_ { float4 of[WIDTH == 1 ? 1 : WIDTH / 4][THREADS]; };
 
 template <int WIDTH, int THREADS>
@@ -440,14 +368,69 @@ __device__ inline void layernorm_store_columns_(float* partial, LayernormColumns
     }
 }
 
-// Blocks to a multiprocessor that registers must be left for.
+// Rows that a block is working on: g = dout weight, norm and rstd as in layernorm.h, and dinp as it was.
+template <int SIZE, int ROWS, int ITEMS> struct LayernormWork_ {
+    float g[ROWS][ITEMS][SIZE], norm[ROWS][ITEMS][SIZE], rstd[ROWS];
+    int4 dinp[ROWS][ITEMS];
+};
+
+// Unpacks the rows, and adds them to the sums: of g and g norm for each row, and of the columns.
+template <class T, int WIDTH, int ROWS, int ITEMS>
+__device__ inline void layernorm_take_rows_(LayernormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work, float* sums,
+                                            LayernormColumns_<WIDTH>* columns,
+                                            const LayernormRows_<ROWS, ITEMS>* rows) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        work->rstd[r] = rows->rstd[r];
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            unpack<T>(work->g[r][k], rows->dout[r][k]);
+            unpack<T>(work->norm[r][k], rows->inp[r][k]);
+            work->dinp[r][k] = rows->dinp[r][k];
+            layernorm_backward_take_<WIDTH>(work->g[r][k], work->norm[r][k], &sums[2 * r], &sums[2 * r + 1],
+                                            &columns[k], rows->mean[r], work->rstd[r]);
+        }
+    }
+}
+
+// Sets or adds to dinp of rows n ... n + ROWS - 1, and adds what it stores to the sums of its columns.
+template <class T, int WIDTH, int ROWS, int ITEMS, int THREADS>
+__device__ inline void layernorm_finish_rows_(T* dinp, LayernormSums_<WIDTH, THREADS>* dinp_sums,
+                                              const LayernormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work,
+                                              const float* sums, float part, int n, int end, int C) {
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
+        float dinp_sum[WIDTH] = {};
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const float shift = sums[2 * r] * part, slope = sums[2 * r + 1] * part;
+            if (n + r < end && c < C) {
+                float d[Pack<T>::SIZE];
+                unpack<T>(d, work->dinp[r][k]);
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++) {
+                    d[i] += work->rstd[r] * (work->g[r][k][i] - shift - work->norm[r][k][i] * slope);
+                }
+                layernorm_store_<WIDTH>(dinp + (size_t)(n + r) * C + c, d);
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++) {
+                    dinp_sum[i] += d[i];
+                }
+            }
+        }
+        layernorm_add_to_sums_(&dinp_sums[k], dinp_sum);
+    }
+}
+
+// How many blocks must fit into the registers of a multiprocessor.
 constexpr int layernorm_backward_blocks_(int warps) { return warps == 0 ? 1 : LAYERNORM_WARPS / warps; }
 
-// A block goes through a group of rows, a few at a time; thread i owns the columns i, i + blockDim.x, ... in
-// groups of WIDTH and sums them over the group in registers. The next rows are asked for before the sums of
-// these are waited for. What is not there is 0, and so is all that it adds. WARPS is the number of warps, or
-// 0 if it is not known here. With ITEMS = 2 (in 16 bits, rows of more than 4096 elements) up to 32 bytes
-// spill.
+// A block processes a group of rows, a few at a time. Thread i owns the columns i, i + blockDim.x, ... in
+// groups of WIDTH and sums them over the rows in registers. The next rows are loaded before the block waits
+// for the sums of these. Rows and columns that do not exist are zeros, which add nothing. WARPS is the number
+// of warps, or 0 if it is not known at compile time. With ITEMS = 2 (in 16 bits, rows of more than 4096
+// elements) up to 32 bytes spill.
 //
 // grid   groups of rows      block   up to 512      shared   double-buffered sums of the warps, C floats
 // moves  3 N*C in, N*C out, 3C fp32 out per group; dinp is not read where it is set. Bound by memory.
@@ -459,7 +442,7 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
     layernorm_backward_kernel(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
                               const float* mean, const float* rstd, int N, int C, int group_rows,
                               GradientMode dinp_mode) {
-    constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS; // rows in work, and as many in flight
+    constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS; // rows being processed, and as many being loaded
     constexpr int THREADS = WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREADS;
     typedef LayernormSums_<WIDTH, THREADS> Sums;
     SMEM_ARRAY(float, of_warp, [2][LAYERNORM_BACKWARD_THREADS / 32][2 * ROWS]);
@@ -479,45 +462,12 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
     layernorm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, first, end, C, dinp_mode);
 #pragma unroll 1
     for (int n = first, buffer = 0; n < end; n += ROWS, buffer ^= 1) {
-        float g[ROWS][ITEMS][Pack<T>::SIZE], norm[ROWS][ITEMS][Pack<T>::SIZE], s[ROWS], sums[2 * ROWS] = {};
-        int4 before[ROWS][ITEMS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            s[r] = rows.rstd[r];
-#pragma unroll
-            for (int k = 0; k < ITEMS; k++) {
-                unpack<T>(g[r][k], rows.dout[r][k]);
-                unpack<T>(norm[r][k], rows.inp[r][k]);
-                before[r][k] = rows.dinp[r][k];
-                layernorm_backward_take_<WIDTH>(g[r][k], norm[r][k], &sums[2 * r], &sums[2 * r + 1],
-                                                &columns[k], rows.mean[r], s[r]);
-            }
-        }
+        LayernormWork_<Pack<T>::SIZE, ROWS, ITEMS> work;
+        float sums[2 * ROWS] = {};
+        layernorm_take_rows_<T>(&work, sums, columns, &rows);
         layernorm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, n + ROWS, end, C, dinp_mode);
         layernorm_block_sums_<2 * ROWS, WARPS>(sums, of_warp[buffer]);
-#pragma unroll
-        for (int k = 0; k < ITEMS; k++) {
-            const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
-            float dinp_sum[WIDTH] = {};
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                const float shift = sums[2 * r] * part, slope = sums[2 * r + 1] * part;
-                if (n + r < end && c < C) {
-                    float d[Pack<T>::SIZE];
-                    unpack<T>(d, before[r][k]);
-#pragma unroll
-                    for (int i = 0; i < WIDTH; i++) {
-                        d[i] += s[r] * (g[r][k][i] - shift - norm[r][k][i] * slope);
-                    }
-                    layernorm_store_<WIDTH>(dinp + (size_t)(n + r) * C + c, d);
-#pragma unroll
-                    for (int i = 0; i < WIDTH; i++) {
-                        dinp_sum[i] += d[i];
-                    }
-                }
-            }
-            layernorm_add_to_sums_(&dinp_sums[k], dinp_sum);
-        }
+        layernorm_finish_rows_<T>(dinp, dinp_sums, &work, sums, part, n, end, C);
     }
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
@@ -528,8 +478,8 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
     }
 }
 
-// The same for rows that are too long for registers: the sums over columns grow in `partial`, and rows are
-// read twice.
+// The same for rows that are too long for registers: column sums accumulate in `partial`, and rows are read
+// twice.
 // grid   groups of rows      block   1024      shared   two arrays of block_sum
 // moves  3 N*C in, N*C out; partial and the second reading of a row mostly come from cache
 // order  fixed: rows of a group in order
@@ -561,7 +511,7 @@ __global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T*
     }
 }
 
-// The kernel for rows of that many packs, or elements: by the widths of GPT-2's models in 16 bits, or of any.
+// The kernel for rows of `items` packs, or elements. The widths of GPT-2's models in 16 bits have their own.
 template <class T, int WIDTH>
 static inline decltype(&layernorm_backward_kernel<T, WIDTH, 1, 0>) layernorm_backward_of_(int items) {
     if constexpr (WIDTH == 8) {
@@ -595,7 +545,7 @@ static inline void layernorm_launch_backward_(T* dinp, float* partial, const T* 
     }
 }
 
-// All gradients of vectors are of the same type. N >= 1.
+// dweight, dbias and dinp_sum have the same type. N >= 1.
 template <class T>
 static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias, Gradient dinp_sum,
                                       const T* dout, const T* inp, const T* weight, const float* mean,

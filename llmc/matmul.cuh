@@ -1,5 +1,5 @@
 /*
-matmul.cuh -- the linear layer on the GPU: matrix products through cublasLt, and what surrounds them.
+matmul.cuh -- the linear layer on the GPU: matrix products by cublasLt, with bias, residual and GELU.
 
 The functions of matmul.h, for T in {float, bf16, fp16}, and three that do more in the same pass over memory:
 
@@ -8,32 +8,31 @@ The functions of matmul.h, for T in {float, bf16, fp16}, and three that do more 
     matmul_backward_input_gelu   dinp = (dout weight) * gelu'(pre)                pre (N, C), dinp is not pre
                                  dbias_c (+)= sum_n dinp_nc                       of the layer before GELU
 
-They set their outputs, but for dbias, which is set or added to as `mode` says, and may have no data. bias may
-be NULL. dweight and dbias are fp32 or T. Sums are fp32 and rounded once, with two exceptions: what cublasLt
-cannot do to the result of a product (bias, GELU) is done by a kernel afterwards, on the rounded result; and
-where it sums up dbias, the sum of one micro-batch is rounded before it is added. C and OC should be multiples
-of 8, else products are slow; any size works.
+They set their outputs, except dbias: it is set or added to, as `mode` says, and may have no data. bias may be
+NULL. dweight and dbias are fp32 or T. Any size works, but products are slow unless C and OC are multiples of
+8. Sums are fp32 and rounded once, with two exceptions. If cublasLt cannot fuse bias or GELU into a product, a
+kernel applies it to the rounded result. And if cublasLt computes dbias, the sum of a micro-batch is rounded
+before it is added.
 
-Plans. The first product of a shape makes a plan: descriptors, and the algorithm that cublasLt's heuristic
-thinks best or, with `autotune`, that measures fastest. The plan is kept, so later products create nothing;
-when there are too many, that of the untuned one which was used longest ago makes room.
-Tuning takes time, waits for the GPU and may allocate: before products are captured in a graph, run each of
-them once, then call matmul_gpu_fix_plans, after which a new shape is an error.
+Plans. The first product of a shape makes a plan: the descriptors and an algorithm, which is the first choice
+of cublasLt's heuristic or, with `autotune`, the fastest one measured. Later products reuse it. If there are
+too many plans, the least recently used untuned one is dropped. Tuning takes time, waits for the GPU and may
+allocate memory: run each product once before it is captured in a graph.
 
-The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan; a
-measurement does not, so what was measured is kept in files (matmul_plans.h), and is looked up before anything
-is measured: first among the choices of this run, which matmul_gpu_load_plans reads from its checkpoint and
-matmul_gpu_save_plans writes, then in the machine's cache. A product has one plan with `autotune` and another
-one without, so the order of products does not matter. Split sums are added in fp32 in a separate step (never
-in place, nor in 16 bits).
+The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan;
+measurements may not. So measured choices are kept in files (matmul_plans.h) and looked up before anything is
+measured: first those of this run, which matmul_gpu_load_plans reads from its checkpoint and
+matmul_gpu_save_plans writes, then those in the machine's cache. A product has separate plans with and without
+`autotune`, so the order of products does not matter. If a sum is split, its parts are added in fp32 in a
+separate step, never in place or in 16 bits.
 
 MatmulGpu has one workspace: its products must be on one stream.
 
 defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_bytes, matmul_gpu_open,
          matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_load_plans,
-         matmul_gpu_save_plans, matmul_gpu_fix_plans, matmul_gpu_report, matmul_forward,
-         matmul_forward_residual, matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu,
-         matmul_backward_weight, matmul_backward_bias, matmul_workspace_bytes, matmul_add_bias_kernel
+         matmul_gpu_save_plans, matmul_gpu_report, matmul_forward, matmul_forward_residual,
+         matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu, matmul_backward_weight,
+         matmul_backward_bias, matmul_workspace_bytes, matmul_add_bias_kernel
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -50,7 +49,7 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
 #define MATMUL_PLANS 256 // a model needs about 20, and as many again for each batch size that generation uses
 #define MATMUL_CANDIDATES 16  // algorithms that autotune measures
 #define MATMUL_ROUNDS 4       // of measurements, after one that loads the kernels; the shortest time counts
-#define MATMUL_HOPELESS 1.25f // times the best time so far: is not measured again
+#define MATMUL_HOPELESS 1.25f // times the best time so far: too slow to measure again
 #define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
 // An algorithm replaces the heuristic's choice if it takes less than this fraction of its time.
 #define MATMUL_WORTHWHILE 0.98f
@@ -65,10 +64,10 @@ typedef enum {
 } GeluFusion;
 
 typedef struct {
-    int tf32; // products of floats from factors rounded to 10 bits, on tensor cores
+    int tf32; // fp32 products on tensor cores, with factors rounded to 10 bits
     GeluFusion gelu_fusion;
-    int bias_fusion; // with GELU_FUSED_BACKWARD: the product sums up the gradient of the bias before GELU,
-                     // too
+    int bias_fusion; // with GELU_FUSED_BACKWARD: the product also sums up the gradient of the bias
+                     // before GELU
     int autotune;
 } MatmulSettings;
 
@@ -86,9 +85,9 @@ typedef struct {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t left, right, out;
     cublasLtMatmulAlgo_t algorithm;
-    int chosen, candidates; // number in the order of the heuristic
+    int chosen, candidates; // index and count in the order of the heuristic
     float ms;               // measured by autotune, else 0
-    int kept;               // measured by an earlier run
+    int kept;               // measured in an earlier run
     uint64_t last_use;
 } MatmulPlan_;
 
@@ -104,8 +103,8 @@ typedef struct {
     char machine[512];                         // what an algorithm depends on besides the product, in words
     MatmulChoices chosen, cached;              // what was chosen in this run; what the cache holds
     char cache[PATH_MAX];                      // its file, empty: none
-    int cache_is_old;                          // `cached` has more than the file
-    int plans_fixed, plans_count;
+    int cache_is_old;                          // `cached` has entries that the file lacks
+    int plans_count;
     uint64_t uses; // of all plans
     MatmulPlan_ plans[MATMUL_PLANS];
 } MatmulGpu;
@@ -156,15 +155,16 @@ static inline MatmulName_ matmul_name_(const MatmulKey* key) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Open and close
 
-// cublasLt's workspace. NVIDIA advises 32 MiB for Hopper, whose kernels split more; but the sums of a split
-// of fc's weight gradient are 9 MiB for GPT-2 124M, so that 32 MiB leave out splits by 4 and more.
+// The size of cublasLt's workspace. NVIDIA advises 32 MiB for Hopper, whose kernels split more. But the sums
+// of one part of fc's weight gradient are 9 MiB for GPT-2 124M, so 32 MiB would rule out splits by 4 and
+// more.
 static inline size_t matmul_workspace_bytes(int major) { return (size_t)(major >= 9 ? 128 : 8) << 20; }
 
-// What it will take on a device, or where there is none on an H100.
+// The size of the workspace on a device; without one, that of an H100.
 static inline size_t matmul_planned_bytes(int device) {
     int major = 9;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
-        cudaGetLastError(); // forgotten
+        cudaGetLastError(); // clears the error
         major = 9;
     }
     return matmul_workspace_bytes(major);
@@ -210,37 +210,38 @@ static inline void matmul_plan_close_(MatmulPlan_* plan) {
     }
 }
 
-// From now on, what is tuned is looked up in the cache of this machine first, and added to it.
+// From now on, tuned products are looked up in this machine's cache before they are measured, and added to
+// it.
 static inline void matmul_gpu_open_cache(MatmulGpu* ctx) {
     char error[ERROR_BYTES];
     if (!matmul_cache_path(ctx->cache, ctx->machine)) {
         ctx->cache[0] = '\0';
     } else if (!matmul_choices_try_read(&ctx->cached, ctx->machine, ctx->cache, error)) {
-        fprintf(stderr, "warning: %s; products are measured again\n", error);
+        fprintf(stderr, "warning: %s; timing the matrix products again\n", error);
     }
 }
 
-// Writes the cache, if there is one and there is something new.
+// Writes the cache, if there is one and it has changed.
 static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
     char error[ERROR_BYTES];
     if (ctx->cache[0] && ctx->cache_is_old &&
         !matmul_cache_try_write(&ctx->cached, ctx->machine, ctx->cache, error)) {
-        fprintf(stderr, "warning: %s; the next run measures products again\n", error);
+        fprintf(stderr, "warning: %s; the next run will time the matrix products again\n", error);
         ctx->cache[0] = '\0';
     }
     ctx->cache_is_old = 0;
 }
 
-// Takes over what was chosen in the run of a checkpoint, before the first product. Returns 0 with the reason
-// in `error` if that is of no use here.
+// Takes over the choices of a checkpoint's run; call it before the first product. Returns 0 with the reason
+// in `error` if they do not apply here.
 static inline int matmul_gpu_load_plans(MatmulGpu* ctx, const char* directory, char* error) {
     char path[PATH_MAX];
     file_join(path, directory, MATMUL_PLANS_FILE);
     return matmul_choices_try_read(&ctx->chosen, ctx->machine, path, error);
 }
 
-// Writes what was chosen in this run, if anything was, into a directory. Any thread may, while products are
-// made in another.
+// Writes the choices of this run, if there are any, into a directory. Any thread may call it, while another
+// one computes products.
 static inline void matmul_gpu_save_plans(const void* matmul, const char* directory) {
     const MatmulGpu* ctx = (const MatmulGpu*)matmul;
     char path[PATH_MAX];
@@ -266,20 +267,17 @@ static inline void matmul_gpu_close(MatmulGpu* ctx) {
     gpu_free(ctx->workspace);
 }
 
-// From now on a product that has no plan is an error; call it before a stream capture.
-static inline void matmul_gpu_fix_plans(MatmulGpu* ctx) { ctx->plans_fixed = 1; }
-
 // A line for each plan.
 static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
     for (int i = 0; i < ctx->plans_count; i++) {
         const MatmulPlan_* plan = &ctx->plans[i];
         fprintf(file, "matmul %s: ", matmul_name_(&plan->key).text);
         if (plan->refused) {
-            fprintf(file, "refused by cublasLt, done in steps\n");
+            fprintf(file, "not supported by cublasLt, done in separate steps\n");
         } else if (plan->ms > 0) {
             const double flops = matmul_flops(plan->key.rows, plan->key.depth, plan->key.cols);
             fprintf(file, "algorithm %d of %d, %.3f ms, %.1f TFLOP/s%s\n", plan->chosen + 1, plan->candidates,
-                    plan->ms, flops / plan->ms * 1e-9, plan->kept ? " in an earlier run" : "");
+                    plan->ms, flops / plan->ms * 1e-9, plan->kept ? ", measured in an earlier run" : "");
         } else {
             fprintf(file, "algorithm %d of %d, not measured\n", plan->chosen + 1, plan->candidates);
         }
@@ -289,10 +287,10 @@ static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Plans
 //
-// cublasLt's matrices are stored by columns. Read that way, a row-major (r, c) matrix is its transpose, (c,
-// r). So we ask for out^T (cols, rows) = right^T (cols, depth) left^T (depth, rows): the right factor comes
-// first, and no matrix is ever moved. The bias, one number for each column of out, is one for each row of
-// out^T: what cublasLt's epilogues take.
+// cublasLt's matrices are column-major. Read that way, a row-major (r, c) matrix is its transpose, (c, r). So
+// we ask for out^T (cols, rows) = right^T (cols, depth) left^T (depth, rows): the right factor comes first,
+// and no matrix is transposed in memory. The bias has one number per column of out, that is per row of out^T,
+// as cublasLt's epilogues want it.
 
 static inline cudaDataType_t matmul_data_type_(int type) {
     return type == DTYPE_FP32 ? CUDA_R_32F : type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
@@ -328,7 +326,7 @@ static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const
     const MatmulName_ name = matmul_name_(key);
     const int32_t first_transposed = key->right_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t second_transposed = key->left_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    // a bias has the type of what is added to it, its gradient that of the weight's gradient
+    // both of a bias and of its gradient
     const int32_t bias_type = matmul_data_type_(key->out_type);
     const uint32_t epilogue = (uint32_t)key->epilogue;
     const int64_t aux_stride = key->cols;
@@ -353,7 +351,7 @@ static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const
     plan->out = matmul_layout_(key->out_type, key->rows, key->cols, name.text);
 }
 
-// Whether cublasLt does not do this to a result; a product with nothing after it is always done.
+// Whether cublasLt does not support this epilogue. It supports every product without one.
 static inline int matmul_refusal_(const MatmulKey* key, cublasStatus_t status) {
     return key->epilogue != CUBLASLT_EPILOGUE_DEFAULT &&
            (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
@@ -400,15 +398,15 @@ static inline cublasStatus_t matmul_launch_(const MatmulPlan_* plan, const cubla
 // ---------------------------------------------------------------------------------------------------------------------
 // Autotune
 
-// Of a candidate: its shortest time so far, and whether it need not be measured again.
+// A candidate's shortest time so far, and whether it is out of the race.
 typedef struct {
     float ms;
     int is_out;
 } MatmulRunner_;
 
-// A run of each candidate, one right behind the other: the GPU has no time to rest between them, so all meet
-// the same clocks. The first run, of the one that leads, only covers the time that launching takes. What does
-// not run is out.
+// Runs each candidate once, back to back: the GPU is never idle in between, so all run at the same clocks. An
+// extra run of the leader comes first; it only hides the time that launches take. A candidate that does not
+// run is out.
 static inline void matmul_round_(MatmulRunner_* runners, int leader, const MatmulPlan_* plan,
                                  const cublasLtMatmulHeuristicResult_t* candidates, int count,
                                  MatmulOperands_ x, const MatmulGpu* ctx) {
@@ -430,8 +428,8 @@ static inline void matmul_round_(MatmulRunner_* runners, int leader, const Matmu
     }
 }
 
-// Measures all candidates and returns the fastest; -1 if none runs. One that is hardly faster than the
-// heuristic's first does not count.
+// Measures all candidates and returns the fastest; -1 if none runs. The heuristic's first choice wins unless
+// another one is clearly faster.
 static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
                                int count, MatmulOperands_ x, const MatmulGpu* ctx) {
     MatmulRunner_ runners[MATMUL_CANDIDATES];
@@ -456,9 +454,9 @@ static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicR
     return isfinite(plan->ms) ? best : -1;
 }
 
-// The fastest candidate, or -1. The product's own output may be written again and again, since the real
-// product then sets all of it, except where it is also what is added to: there the measurements write
-// elsewhere, and if there is no memory for that, the first candidate is taken unmeasured.
+// The fastest candidate, or -1. Measurements write into the product's output, since the real product sets all
+// of it afterwards. If the output is also what is added to, they write elsewhere; if there is no memory for
+// that, the first candidate is taken without measuring.
 static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
                                   int count, MatmulOperands_ x, const MatmulGpu* ctx) {
     const size_t out_bytes = (size_t)plan->key.rows * plan->key.cols * dtype_bytes((DType)plan->key.out_type);
@@ -476,7 +474,7 @@ static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeurist
     return best;
 }
 
-// Takes over what was chosen before, if cublasLt still accepts it.
+// Takes over an earlier choice, if cublasLt still accepts it.
 static inline int matmul_take_(MatmulPlan_* plan, const MatmulChoice* choice, const MatmulGpu* ctx) {
     cublasLtMatmulHeuristicResult_t result;
     static_assert(sizeof(plan->algorithm) == sizeof(choice->algorithm), "an algorithm is kept whole");
@@ -497,7 +495,7 @@ static inline int matmul_take_(MatmulPlan_* plan, const MatmulChoice* choice, co
     return 1;
 }
 
-// Remembers what was chosen for a product, for this run and for others.
+// Remembers the choice for a product, for this run and for others.
 static inline void matmul_remember_(const MatmulPlan_* plan, MatmulGpu* ctx) {
     MatmulChoice choice = {plan->key, plan->chosen, plan->candidates, plan->ms, {0}};
     memcpy(choice.algorithm, (const void*)&plan->algorithm, sizeof(choice.algorithm));
@@ -545,7 +543,7 @@ static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, Matmu
     }
 }
 
-// Room for a plan.
+// Makes room for a plan.
 static inline MatmulPlan_* matmul_plan_new_(const MatmulKey* key, MatmulGpu* ctx) {
     if (ctx->plans_count < MATMUL_PLANS) {
         return &ctx->plans[ctx->plans_count++];
@@ -557,8 +555,8 @@ static inline MatmulPlan_* matmul_plan_new_(const MatmulKey* key, MatmulGpu* ctx
             oldest = plan;
         }
     }
-    CHECK(oldest, "matmul %s: already %d tuned plans; wanted at most as many shapes with autotune",
-          matmul_name_(key).text, MATMUL_PLANS);
+    CHECK(oldest, "matmul %s: already %d tuned plans, which is the maximum", matmul_name_(key).text,
+          MATMUL_PLANS);
     matmul_plan_close_(oldest);
     memset((void*)oldest, 0, sizeof(*oldest));
     return oldest;
@@ -573,8 +571,6 @@ static inline MatmulPlan_* matmul_plan_(const MatmulKey* key, MatmulOperands_ x,
             return plan;
         }
     }
-    CHECK(!ctx->plans_fixed, "matmul %s: first used after the plans were fixed; run it once before",
-          matmul_name_(key).text);
     MatmulPlan_* plan = matmul_plan_new_(key, ctx);
     plan->key = *key;
     plan->tuned = ctx->settings.autotune;
@@ -608,7 +604,7 @@ static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* 
 // ---------------------------------------------------------------------------------------------------------------------
 // Kernels: the bias, where cublasLt does not add it
 
-// WIDTH neighboring elements, one or a pack.
+// WIDTH adjacent elements, one or a pack.
 template <int WIDTH, class T> __device__ inline void matmul_load_(float* to, const T* from) {
     if (WIDTH == 1) {
         to[0] = to_float(from[0]);
@@ -700,8 +696,8 @@ static inline void matmul_forward_residual(T* out, const T* residual, const T* i
     matmul_linear_(out, residual, inp, weight, bias, N, C, OC, ctx);
 }
 
-// Whether cublasLt is asked to apply GELU: it wants rows of `pre` to be multiples of 8 elements. In fp32 its
-// tanh may be an approximation, too coarse for that type.
+// Whether to ask cublasLt to apply GELU. It wants rows of `pre` to be multiples of 8 elements. Not in fp32:
+// its tanh may be an approximation that is too coarse for that type.
 template <class T> static inline int matmul_fuses_(GeluFusion which, int cols, const MatmulGpu* ctx) {
     return (ctx->settings.gelu_fusion & which) && cols % 8 == 0 && DTYPE_OF(T) != DTYPE_FP32;
 }
@@ -737,9 +733,9 @@ static inline void matmul_backward_bias(Gradient dbias, const T* dout, int N, in
     column_sums(dbias, (float*)ctx->workspace, dout, N, OC, mode, ctx->gpu);
 }
 
-// All of matmul_backward_input_gelu in one product: cublasLt's DGELU_BGRAD. It sets the gradient of the bias,
-// in the type of the result; to add, it sets a copy that is added then. Returns 0, and has done nothing, if
-// cublasLt refuses.
+// All of matmul_backward_input_gelu in one product: cublasLt's DGELU_BGRAD. It can only set the gradient of
+// the bias, in the type of the result; to add, it sets scratch memory, which is then added. Returns 0, having
+// done nothing, if cublasLt refuses.
 template <class T>
 static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, const T* weight, const T* pre,
                                         int N, int C, int OC, GradientMode mode, MatmulGpu* ctx) {

@@ -53,8 +53,8 @@ __device__ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
                  : "memory");
 }
 
-// d += a b, for elements of type X, sums in fp32.
-template <class X>
+// d += a b, for elements of type T, sums in fp32.
+template <class T>
 __device__ inline void mma_16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 template <>
 __device__ inline void mma_16816<bf16>(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -114,26 +114,26 @@ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row, CUSIM_LOC) {
 
 // Sixteen elements along k of operand a (row `of`) or b (column `of`), from the registers of the four lanes 4
 // of ...: registers `low` hold k < 8, registers `high` the rest.
-template <class X>
+template <class T>
 inline void ptx_operand_(float (&to)[16], const unsigned char* all, int of, int low, int high) {
     for (int k = 0; k < 16; k++) {
-        X element;
+        T element;
         memcpy((void*)&element, all + 16 * (4 * of + k % 8 / 2) + 4 * (k < 8 ? low : high) + 2 * (k % 2), 2);
         to[k] = to_float(element);
     }
 }
 
-template <class X>
+template <class T>
 inline void mma_16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, CUSIM_LOC) {
     const int g = (int)cusim_lane() / 4, t = (int)cusim_lane() % 4;
     const unsigned b[2] = {b0, b1};
     float rows[2][16], columns[2][16];
     const unsigned char* all = cusim_warp_exchange(CUSIM_MMA, 0xffffffffu, a, sizeof(a), CUSIM_L);
-    ptx_operand_<X>(rows[0], all, g, 0, 2);
-    ptx_operand_<X>(rows[1], all, g, 1, 3);
+    ptx_operand_<T>(rows[0], all, g, 0, 2);
+    ptx_operand_<T>(rows[1], all, g, 1, 3);
     all = cusim_warp_exchange(CUSIM_MMA, 0xffffffffu, b, sizeof(b), CUSIM_L);
-    ptx_operand_<X>(columns[0], all, 2 * t, 0, 1);
-    ptx_operand_<X>(columns[1], all, 2 * t + 1, 0, 1);
+    ptx_operand_<T>(columns[0], all, 2 * t, 0, 1);
+    ptx_operand_<T>(columns[1], all, 2 * t + 1, 0, 1);
     for (int i = 0; i < 4; i++) {
         for (int k = 0; k < 16; k++) {
             d[i] += rows[i / 2][k] * columns[i % 2][k];

@@ -297,13 +297,6 @@ static void bench_rows(Bench* bench) {
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
     measure(bench, "layernorm forward", shape, Work{0, layernorm_forward_bytes(N, C, size)},
             [=] { layernorm_forward(y, mean, rstd, x, weight, bias, N, C, gpu); });
-    if (!bench->list) { // of no step: products add the residual
-        measure(bench, "residual + layernorm forward", shape,
-                Work{0, residual_layernorm_forward_bytes(N, C, size)},
-                [=] { residual_layernorm_forward(sum, y, mean, rstd, x, z, weight, bias, N, C, gpu); });
-        measure(bench, "residual forward", shape, Work{0, residual_forward_bytes((double)n, size)},
-                [=] { residual_forward(sum, x, z, n, gpu); });
-    }
     measure(bench, "layernorm backward", shape, Work{0, layernorm_backward_bytes(N, C, size)}, [=] {
         layernorm_backward(sum, dweight, dbias, dinp_sum, z, x, weight, mean, rstd, N, C, GRADIENT_ADD,
                            GRADIENT_SET, scratch, gpu);

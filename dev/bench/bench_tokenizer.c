@@ -6,7 +6,7 @@ bench_tokenizer.c -- how fast text becomes tokens, and a vocabulary is made.
                                                 --vocabulary FILE, --train V (0: no training),
                                                 --passes N, --ids FILE
 
-The text is in memory, in blocks of 1 MiB that may be encoded alone (bpe_cut), which the threads take in turn;
+The text is in memory, in blocks of 1 MiB that may be encoded alone (bpe_last_cut), which the threads take in turn;
 ids are stored as uint16 (uint32 above 65,536 ids). The first pass is cold: fresh encoders in a fresh process;
 the later ones have seen the whole text. --ids writes the ids of the last pass to a file, to compare them.
 
@@ -98,23 +98,31 @@ typedef struct {
     int threads, id_bytes;
 } Run;
 
+// Where the blocks of a text begin, and at the end its length.
+static size_t* blocks_open(const BpeClasses* classes, Text text, size_t* count) {
+    size_t *begins = NULL, at = 0;
+    for (*count = 0; at < text.length; ++*count) {
+        begins = (size_t*)check_grow(begins, *count, sizeof(size_t), "blocks");
+        begins[*count] = at;
+        const size_t left = text.length - at;
+        const size_t bytes = left > BLOCK_BYTES ? bpe_last_cut(classes, text.bytes + at, BLOCK_BYTES) : left;
+        CHECK(bytes > 0, "no place to divide the text after byte %zu", at);
+        at += bytes;
+    }
+    begins = (size_t*)check_grow(begins, *count, sizeof(size_t), "blocks");
+    begins[*count] = text.length;
+    return begins;
+}
+
 static Run run_open(const Bpe* bpe, Text text, int threads) {
     Run run = {0, NULL, NULL, NULL, NULL, threads, bpe->vocab_size > 65536 ? 4 : 2};
-    const size_t max = text.length / BLOCK_BYTES + 2;
-    run.begins = (size_t*)check_alloc(max, sizeof(size_t), "blocks");
-    run.counts = (size_t*)check_alloc(max, sizeof(size_t), "blocks");
-    run.ids = (char**)check_alloc(max, sizeof(char*), "blocks");
+    run.begins = blocks_open(&bpe->classes, text, &run.num_blocks);
+    run.counts = (size_t*)check_alloc(run.num_blocks, sizeof(size_t), "blocks");
+    run.ids = (char**)check_alloc(run.num_blocks, sizeof(char*), "blocks");
     run.memory = (char**)check_alloc((size_t)threads, sizeof(char*), "threads");
     for (int thread = 0; thread < threads; thread++) { // a quarter of it is touched
         run.memory[thread] = (char*)check_alloc_unset(text.length + 1, (size_t)run.id_bytes, "ids");
     }
-    for (size_t at = 0; at < text.length; run.num_blocks++) {
-        run.begins[run.num_blocks] = at;
-        at = at + BLOCK_BYTES < text.length
-                 ? bpe_cut(&bpe->classes, text.bytes, text.length, at + BLOCK_BYTES)
-                 : text.length;
-    }
-    run.begins[run.num_blocks] = text.length;
     return run;
 }
 
@@ -131,9 +139,7 @@ static void run_close(Run* run) {
 // Returns the end of the ids, which begin at `out`.
 static char* encode_block(BpeEncoder* encoder, Text text, Run* run, size_t block, int* ids, char* out) {
     const size_t begin = run->begins[block];
-    size_t consumed;
-    const size_t n =
-        bpe_encode(encoder, text.bytes + begin, run->begins[block + 1] - begin, BPE_ENDS, ids, &consumed);
+    const size_t n = bpe_encode(encoder, text.bytes + begin, run->begins[block + 1] - begin, ids);
     for (size_t i = 0; i < n && run->id_bytes == 2; i++) {
         ((uint16_t*)out)[i] = (uint16_t)ids[i];
     }
@@ -211,10 +217,9 @@ static void bench_letter(const Bpe* bpe) {
     int* ids = (int*)check_alloc(bytes, sizeof(int), "ids");
     memset(text, 'a', bytes);
     BpeEncoder encoder;
-    size_t consumed;
     const double start_s = time_now_s(), start_cpu_s = cpu_now_s();
     bpe_encoder_open(&encoder, bpe);
-    bpe_encode(&encoder, text, bytes, BPE_ENDS, ids, &consumed);
+    bpe_encode(&encoder, text, bytes, ids);
     printf("letter_ms %.2f\n", (time_now_s() - start_s) * 1e3);
     printf("letter_cpu_ms %.2f\n", (cpu_now_s() - start_cpu_s) * 1e3);
     bpe_encoder_close(&encoder);
@@ -226,10 +231,17 @@ static void bench_train(Text text, int threads, int vocab_size, Bpe* bpe) {
     BpeTrainer trainer;
     bpe_trainer_open(&trainer, threads);
     const double start_s = time_now_s();
-    bpe_trainer_add(&trainer, text.bytes, text.length, BPE_ENDS);
+    size_t num_blocks;
+    size_t* begins = blocks_open(&trainer.classes, text, &num_blocks);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (size_t block = 0; block < num_blocks; block++) {
+        bpe_trainer_add(&trainer, thread_index(), text.bytes + begins[block],
+                        begins[block + 1] - begins[block]);
+    }
     const double counted_s = time_now_s();
     bpe_trainer_run(&trainer, vocab_size, NULL, NULL, bpe);
     printf("train_count_s %.3f\ntrain_merge_s %.3f\n", counted_s - start_s, time_now_s() - counted_s);
+    free(begins);
     bpe_trainer_close(&trainer);
 }
 

@@ -246,7 +246,7 @@ row() {
     awk -v s="$system" -v m="$model" -v t="$total" -v ms="$ms" -v lo="$low" -v hi="$high" -v p="$peak" -v w="$watts" \
         -v c="$clock" -v flop="$flop_per_token" -v most="$most_flops" 'BEGIN { speed = t / ms * 1e3
         printf "| %s | %s | %d | %.1f | %.1f to %.1f | %.0f | %s | %s | %s | %s |\n", m, s, t, ms, lo, hi, speed,
-            most ? sprintf("%.1f %%", 100 * speed * flop / most) : "", p, w, c }' | tee -a "$summary"
+            flop * most ? sprintf("%.1f %%", 100 * speed * flop / most) : "", p, w, c }' | tee -a "$summary"
     printf '{"item":"speed","system":"%s","model":"%s","total_batch":%s,"ms":%s,"p10":%s,"p90":%s,"peak_mb":"%s","watts":"%s","mhz":"%s"}\n' \
         "$system" "$model" "$total" "$ms" "$low" "$high" "$peak" "$watts" "$clock" >>"$out/summary.jsonl"
 }
@@ -256,8 +256,8 @@ set_ceiling() {
     local plan
     # shellcheck disable=SC2046
     plan=$("$(trainer $main)" $(model_options "$1") --train-data "$shard" --seq-len $seq_len --batch 1 --steps 1 --plan 2>/dev/null)
-    flop_per_token=$(sed -n 's/^work: .* tokens of \([^ ]*\) FLOP.*/\1/p' <<<"$plan")
-    most_flops=$(sed -n 's/^speed: .* the peak of \([^ ]*\) GFLOP.*/\1e9/p' <<<"$plan")
+    flop_per_token=$(sed -n 's/^work: .* tokens x \([^ ]*\) FLOP .*/\1/p' <<<"$plan")
+    most_flops=$(sed -n 's/^time: .* at the peak of \([^ ]*\) GFLOP.*/\1e9/p' <<<"$plan")
 }
 peak_of() { sed -n 's/.*"peak_mb":[ ]*\([0-9]*\).*/\1/p' "$1" | tail -n 1; }
 

@@ -41,9 +41,7 @@ typedef struct {
 
 static Ids encode(BpeEncoder* encoder, Text text) {
     Ids out = {(int*)malloc((text.length ? text.length : 1) * sizeof(int)), 0};
-    size_t consumed = 0;
-    out.count = bpe_encode(encoder, text.bytes, text.length, BPE_ENDS, out.ids, &consumed);
-    EXPECT(consumed == text.length, "%zu of %zu bytes", consumed, text.length);
+    out.count = bpe_encode(encoder, text.bytes, text.length, out.ids);
     return out;
 }
 
@@ -51,16 +49,19 @@ static int same_ids(Ids a, Ids b) {
     return a.count == b.count && memcmp(a.ids, b.ids, a.count * sizeof(int)) == 0;
 }
 
-// The text comes in pieces of 1 to `max` bytes, as from a pipe.
+// The text comes in pieces of 1 to `max` bytes, as from a pipe, and is encoded up to the last cut.
 static Ids encode_in_parts(BpeEncoder* encoder, Text text, uint32_t max) {
     Ids out = {(int*)malloc((text.length ? text.length : 1) * sizeof(int)), 0};
-    for (size_t begin = 0, end = 0, consumed; begin < text.length; begin += consumed) {
+    for (size_t begin = 0, end = 0; begin < text.length;) {
         end += 1 + random_below(max);
         end = end < text.length ? end : text.length;
-        const Text part = text_of(text.bytes + begin, end - begin);
-        const BpeMore more = end < text.length ? BPE_CONTINUES : BPE_ENDS;
-        out.count += bpe_encode(encoder, part.bytes, part.length, more, out.ids + out.count, &consumed);
-        free(part.bytes);
+        const Text known = text_of(text.bytes + begin, end - begin);
+        const size_t bytes = end < text.length
+                                 ? bpe_last_cut(&encoder->bpe->classes, known.bytes, known.length)
+                                 : known.length;
+        out.count += bpe_encode(encoder, known.bytes, bytes, out.ids + out.count);
+        begin += bytes;
+        free(known.bytes);
     }
     return out;
 }
@@ -282,36 +283,6 @@ static void test_against_reference(const Bpe* bpe, int rounds) {
     bpe_encoder_close(&encoder);
 }
 
-// A text that is divided where bpe_cut says has the same ids, and every blank after a letter is such a place.
-static void test_cuts(const Bpe* bpe, int rounds) {
-    BpeEncoder encoder;
-    bpe_encoder_open(&encoder, bpe);
-    EXPECT(bpe_cut(&bpe->classes, "ab  c", 5, 0) == 0 && bpe_cut(&bpe->classes, "ab  c", 5, 1) == 2, "");
-    EXPECT(bpe_cut(&bpe->classes, "ab  c", 5, 3) == 5 && bpe_cut(&bpe->classes, "ab  c", 5, 5) == 5, "");
-    EXPECT(bpe_cut(&bpe->classes, "\xC3\xA9\n\xC2\xA0 c", 7, 1) == 2 &&
-               bpe_cut(&bpe->classes, "\xC2\xA0 c", 4, 1) == 4,
-           "");
-    for (int i = 0; i < rounds; i++) {
-        const Text text = random_text(60, i % 2);
-        const size_t cut =
-            bpe_cut(&bpe->classes, text.bytes, text.length, random_below((uint32_t)text.length + 1));
-        const Text before = text_of(text.bytes, cut), after = text_of(text.bytes + cut, text.length - cut);
-        const Ids want = encode(&encoder, text), second = encode(&encoder, after);
-        Ids got = encode(&encoder, before);
-        got.ids = (int*)realloc(got.ids, (text.length + 1) * sizeof(int));
-        memcpy(got.ids + got.count, second.ids, second.count * sizeof(int));
-        got.count += second.count;
-        EXPECT(same_ids(got, want), "text %d of %zu bytes, cut at %zu", i, text.length, cut);
-        free(got.ids);
-        free(second.ids);
-        free(want.ids);
-        free(before.bytes);
-        free(after.bytes);
-        free(text.bytes);
-    }
-    bpe_encoder_close(&encoder);
-}
-
 // Both ways of merging, on pieces that look like tokens put together.
 static void test_merging(const Bpe* bpe, int rounds) {
     BpeMerger_ merger;
@@ -424,48 +395,6 @@ static void test_pairs(void) {
     bpe_close(&bpe);
     bpe = open_byte_pairs(pairs);
     bpe_close(&bpe);
-}
-
-// What a text that continues leaves for later, and how much that is at most.
-static void test_consumed(const Bpe* bpe) {
-    static const struct {
-        const char* text;
-        size_t consumed;
-    } cases[] = {
-        {"", 0},
-        {"the", 0},
-        {"the th", 3},
-        {"the  ", 3},
-        {"the \n", 3},
-        {"the\xC3", 0},
-        {"a'", 1},
-        {"a'l", 0},
-        {"a'le", 2},
-        {"a'll", 4},
-        {"a'll ", 4},
-        {"a'r", 0},
-        {"a's", 3},
-        {"a'sx", 3},
-        {"  a", 1},
-        {"a \xE3\x80", 1},
-        {"a!\xF0\x9F\x98", 1},
-        {"a\x80", 1},
-        {"a\xF5\x80", 1},
-        {"a\xC3\xA9", 0},
-        {"a!\xE2\x80\x99", 1},
-    };
-    BpeEncoder encoder;
-    bpe_encoder_open(&encoder, bpe);
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        int ids[64];
-        size_t consumed = 99;
-        const Text text = text_of(cases[i].text, strlen(cases[i].text));
-        bpe_encode(&encoder, text.bytes, text.length, BPE_CONTINUES, ids, &consumed);
-        EXPECT(consumed == cases[i].consumed, "case %zu: %zu bytes, wanted %zu", i, consumed,
-               cases[i].consumed);
-        free(text.bytes);
-    }
-    bpe_encoder_close(&encoder);
 }
 
 static void open_pairs(const void* pairs) {
@@ -615,10 +544,8 @@ int main(void) {
     test_small();
     Bpe small = open_small();
     test_against_reference(&small, 2000);
-    test_cuts(&small, 3000);
     test_merging(&small, 5000);
     test_many_pieces(&small, 300000);
-    test_consumed(&small);
     test_one_long_piece(&small);
     bpe_close(&small);
     test_merges_in_memory();

@@ -467,14 +467,14 @@ static int print_ids(const char* vocabulary) {
     bpe_open(&bpe, vocabulary);
     bpe_encoder_open(&encoder, &bpe);
     char* text = NULL;
-    size_t bytes = 0, consumed;
+    size_t bytes = 0;
     FILE* all = open_memstream(&text, &bytes);
     for (int c; (c = getchar()) != EOF;) {
         fputc(c, all);
     }
     fclose(all);
     int* ids = (int*)malloc((bytes + 1) * sizeof(int));
-    const size_t count = bpe_encode(&encoder, text, bytes, BPE_ENDS, ids, &consumed);
+    const size_t count = bpe_encode(&encoder, text, bytes, ids);
     for (size_t i = 0; i < count; i++) {
         printf("%d\n", ids[i]);
     }

@@ -1,5 +1,5 @@
 // Tests of llmc/tokenizer/bpe_split.h: pieces longer than BPE_MAX_PIECE are cut off where it says, and however a text
-// is divided (bpe_encode in parts, bpe_last_cut), its ids are those of the whole.
+// is divided (bpe_last_cut), its ids are those of the whole.
 #define BPE_MAX_PIECE 5000
 #define BPE_ENCODE_IMPLEMENTATION
 #include "texts.h"
@@ -12,13 +12,11 @@ typedef struct {
 } Ids;
 
 // Appends the ids of a text, which lies in memory of exactly its size, for the address sanitizer.
-static size_t encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore more, Ids* out) {
-    size_t consumed;
+static void encode(BpeEncoder* encoder, const char* text, size_t bytes, Ids* out) {
     char* copy = (char*)malloc(bytes + 1);
     memcpy(copy + 1, text, bytes);
-    out->count += bpe_encode(encoder, copy + 1, bytes, more, out->ids + out->count, &consumed);
+    out->count += bpe_encode(encoder, copy + 1, bytes, out->ids + out->count);
     free(copy);
-    return consumed;
 }
 
 // The same for bpe_last_cut.
@@ -50,9 +48,9 @@ static void test_runs(BpeEncoder* encoder) {
             whole.count = parts.count = 0;
             const size_t end = 3 * part + extra * n;
             for (size_t at = 0; at < end; at += part) {
-                encode(encoder, text + at, end - at < part ? end - at : part, BPE_ENDS, &parts);
+                encode(encoder, text + at, end - at < part ? end - at : part, &parts);
             }
-            encode(encoder, text, end, BPE_ENDS, &whole);
+            encode(encoder, text, end, &whole);
             expect_same(&whole, &parts, text_units[i], (int)extra);
         }
     }
@@ -86,16 +84,7 @@ static void encode_blocks(BpeEncoder* encoder, const char* text, size_t bytes, s
             }
             known += known < BPE_MAX_PIECE - 100 ? 100 : 0;
         }
-        encode(encoder, text + begin, n, BPE_ENDS, out);
-    }
-}
-
-static void encode_parts(BpeEncoder* encoder, const char* text, size_t bytes, uint64_t* state, Ids* out) {
-    for (size_t begin = 0, end = 0; begin < bytes;) {
-        end += 1 + random_below(state, 4000);
-        end = end < bytes ? end : bytes;
-        EXPECT(end - begin < 2 * BPE_MAX_PIECE + 4000, "%zu bytes are kept", end - begin);
-        begin += encode(encoder, text + begin, end - begin, end < bytes ? BPE_CONTINUES : BPE_ENDS, out);
+        encode(encoder, text + begin, n, out);
     }
 }
 
@@ -108,13 +97,10 @@ static void test_divided(BpeEncoder* encoder) {
         const size_t bytes = round % 3 ? random_runs(&state, text, round % 2)
                                        : random_text(&state, text, random_below(&state, 300), round % 2);
         whole.count = 0;
-        encode(encoder, text, bytes, BPE_ENDS, &whole);
+        encode(encoder, text, bytes, &whole);
         divided.count = 0;
         encode_blocks(encoder, text, bytes, blocks[round % 5], &divided);
         expect_same(&divided, &whole, "blocks", round);
-        divided.count = 0;
-        encode_parts(encoder, text, bytes, &state, &divided);
-        expect_same(&divided, &whole, "parts", round);
     }
 }
 
@@ -127,12 +113,12 @@ static void test_short(BpeEncoder* encoder) {
         char text[64];
         const size_t bytes = random_text(&state, text, 1 + random_below(&state, sizeof(text)), round % 2);
         whole.count = 0;
-        encode(encoder, text, bytes, BPE_ENDS, &whole);
+        encode(encoder, text, bytes, &whole);
         for (size_t known = 1; known <= bytes; known++) {
             const size_t cut = last_cut(encoder, text, known);
             parts.count = 0;
-            encode(encoder, text, cut, BPE_ENDS, &parts);
-            encode(encoder, text + cut, bytes - cut, BPE_ENDS, &parts);
+            encode(encoder, text, cut, &parts);
+            encode(encoder, text + cut, bytes - cut, &parts);
             EXPECT(cut < known, "%zu", cut);
             expect_same(&parts, &whole, "short", round);
             num_cuts += cut > 0;

@@ -160,14 +160,16 @@ static int same_merges(const Bpe* bpe, Merges want, int count) {
     return same;
 }
 
-// The text comes in parts of 1 to `max` bytes, as from a pipe.
+// The text comes in parts of 1 to `max` bytes, as from a pipe, and is counted up to the last cut, by any thread.
 static void add_in_parts(BpeTrainer* trainer, Text text, uint32_t max, Rand* rng) {
     for (size_t begin = 0, end = 0; begin < text.length;) {
         end += 1 + rand_below(rng, max);
         end = end < text.length ? end : text.length;
         const Text part = text_of(text.bytes + begin, end - begin);
-        begin +=
-            bpe_trainer_add(trainer, part.bytes, part.length, end < text.length ? BPE_CONTINUES : BPE_ENDS);
+        const size_t bytes =
+            end < text.length ? bpe_last_cut(&trainer->classes, part.bytes, part.length) : part.length;
+        bpe_trainer_add(trainer, (int)rand_below(rng, (uint32_t)trainer->threads), part.bytes, bytes);
+        begin += bytes;
         free(part.bytes);
     }
 }
@@ -217,7 +219,7 @@ static void test_against_reference(void) {
     }
 }
 
-// ---- on all threads: texts large enough to be divided among them ----
+// ---- on all threads ----
 
 static void test_threads(void) {
     Text texts[2] = {random_text(1, 120000), random_text(2, 60000)};
@@ -227,13 +229,10 @@ static void test_threads(void) {
         Bpe bpe;
         BpeTrainer trainer;
         bpe_trainer_open(&trainer, threads[run]);
-        for (int i = 0; i < 2; i++) { // in either order, and by one thread
+#pragma omp parallel for num_threads(threads[run] > 1 ? 2 : 1)
+        for (int i = 0; i < 2; i++) { // in either order, at the same time if there are two threads
             const Text text = texts[(i + run) % 2];
-            if (run == 2) {
-                bpe_trainer_add_by(&trainer, i + 3, text.bytes, text.length);
-            } else {
-                bpe_trainer_add(&trainer, text.bytes, text.length, BPE_ENDS);
-            }
+            bpe_trainer_add(&trainer, i % threads[run], text.bytes, text.length);
         }
         bpe_trainer_run(&trainer, 1500, NULL, NULL, run == 0 ? &want : &bpe);
         bpe_trainer_close(&trainer);
@@ -252,8 +251,8 @@ static void test_threads(void) {
     BpeEncoder encoder;
     bpe_encoder_open(&encoder, &want);
     int* ids = (int*)malloc(texts[0].length * sizeof(int));
-    size_t consumed, at = 0;
-    const size_t n = bpe_encode(&encoder, texts[0].bytes, texts[0].length, BPE_ENDS, ids, &consumed);
+    size_t at = 0;
+    const size_t n = bpe_encode(&encoder, texts[0].bytes, texts[0].length, ids);
     for (size_t i = 0; i < n; i++) {
         int length;
         const char* token = bpe_token(&want, ids[i], &length);
@@ -275,7 +274,7 @@ static void test_long_pieces(void) {
     Bpe bpe;
     BpeTrainer trainer;
     bpe_trainer_open(&trainer, 2);
-    bpe_trainer_add(&trainer, text.bytes, text.length, BPE_ENDS);
+    bpe_trainer_add(&trainer, 0, text.bytes, text.length);
     bpe_trainer_run(&trainer, 257 + 20, NULL, NULL, &bpe);
     int length;
     bpe_token(&bpe, 256 + 19, &length);
@@ -284,7 +283,7 @@ static void test_long_pieces(void) {
     for (size_t i = 0; i < text.length; i++) {
         text.bytes[i] = (char)('a' + rand_below(&rng, 26));
     }
-    bpe_trainer_add(&trainer, text.bytes, text.length, BPE_ENDS);
+    bpe_trainer_add(&trainer, 0, text.bytes, text.length);
     bpe_trainer_run(&trainer, 257 + 4000, NULL, NULL, &bpe);
     bpe_close(&bpe);
     bpe_trainer_close(&trainer);
@@ -302,7 +301,7 @@ static void test_progress(void) {
     Bpe bpe;
     BpeTrainer trainer;
     bpe_trainer_open(&trainer, 1);
-    bpe_trainer_add(&trainer, "abcd", 4, BPE_ENDS);
+    bpe_trainer_add(&trainer, 0, "abcd", 4);
     bpe_trainer_run(&trainer, 260, count_call, &calls, &bpe);
     EXPECT(calls == 3, "%d", calls);
     bpe_close(&bpe);
@@ -313,7 +312,7 @@ static void train_abc(const void* vocab_size) {
     Bpe bpe;
     BpeTrainer trainer;
     bpe_trainer_open(&trainer, 1);
-    bpe_trainer_add(&trainer, "abc abc", 7, BPE_ENDS);
+    bpe_trainer_add(&trainer, 0, "abc abc", 7);
     bpe_trainer_run(&trainer, *(const int*)vocab_size, NULL, NULL, &bpe);
 }
 
@@ -332,12 +331,12 @@ static int print_merges(const char* path, int vocab_size) {
     const size_t max = (size_t)1 << 20;
     Text text = {(char*)malloc(max), 0};
     BpeTrainer trainer;
-    bpe_trainer_open(&trainer, threads_max());
+    bpe_trainer_open(&trainer, 1);
     for (size_t got = 1; got > 0 || text.length > 0;) { // 1 MiB at a time
         got = fread(text.bytes + text.length, 1, max - text.length, file);
         text.length += got;
-        const size_t used =
-            bpe_trainer_add(&trainer, text.bytes, text.length, got ? BPE_CONTINUES : BPE_ENDS);
+        const size_t used = got ? bpe_last_cut(&trainer.classes, text.bytes, text.length) : text.length;
+        bpe_trainer_add(&trainer, 0, text.bytes, used);
         CHECK(used > 0 || text.length < max, "%s: a piece of more than 1 MiB", path);
         text.length -= used;
         memmove(text.bytes, text.bytes + used, text.length);

@@ -1,6 +1,5 @@
-// test_layernorm.cu -- layer normalization and the residual sum on the GPU against the CPU: every type, every
-// way through the launchers, gradients set and added, of both types, with and without the sum of dinp, the
-// same bits again.
+// test_layernorm.cu -- layer normalization on the GPU against the CPU: every type, every way through the
+// launchers, gradients set and added, of both types, with and without the sum of dinp, the same bits again.
 #include "llmc/layernorm.cuh"
 #include "gpu_ops.h"
 #include "llmc/reference.h"
@@ -20,30 +19,30 @@ static void compare(const float* got, const double* want, const double* magnitud
 
 typedef struct {
     int N, C;
-    float *left, *right, *inp, *weight, *bias, *dout, *held; // on the host, rounded to T
-    float *mean, *rstd;                                      // on the host, as the GPU found them
+    float *inp, *weight, *bias, *dout, *held; // on the host, rounded to T
+    float *mean, *rstd;                       // on the host, as the GPU found them
 } Norm;
 
 // The arrays of one case on the GPU.
 template <class T> struct Device {
-    T *left, *right, *inp, *weight, *bias, *dout, *out;
+    T *inp, *weight, *bias, *dout, *out;
     float *mean, *rstd;
 };
 
 template <class T> static Device<T> device_open(const Norm* l, size_t shift, const Gpu* gpu) {
     const size_t nc = (size_t)l->N * l->C;
-    float* nothing = ops_floats(nc);
-    const Device<T> d = {
-        upload<T>(l->left, nc, shift, gpu),           upload<T>(l->right, nc, shift, gpu),
-        upload<T>(nothing, nc, shift, gpu),           upload<T>(l->weight, l->C, shift, gpu),
-        upload<T>(l->bias, l->C, shift, gpu),         upload<T>(l->dout, nc, shift, gpu),
-        upload<T>(nothing, nc, shift, gpu),           upload<float>(ops_floats(l->N), l->N, 0, gpu),
-        upload<float>(ops_floats(l->N), l->N, 0, gpu)};
+    const Device<T> d = {upload<T>(l->inp, nc, shift, gpu),
+                         upload<T>(l->weight, l->C, shift, gpu),
+                         upload<T>(l->bias, l->C, shift, gpu),
+                         upload<T>(l->dout, nc, shift, gpu),
+                         upload<T>(ops_floats(nc), nc, shift, gpu),
+                         upload<float>(ops_floats(l->N), l->N, 0, gpu),
+                         upload<float>(ops_floats(l->N), l->N, 0, gpu)};
     return d;
 }
 
 template <class T> static void device_close(const Device<T>* d, size_t shift) {
-    T* const arrays[] = {d->left, d->right, d->inp, d->weight, d->bias, d->dout, d->out};
+    T* const arrays[] = {d->inp, d->weight, d->bias, d->dout, d->out};
     for (T* array : arrays) {
         gpu_free(array - shift);
     }
@@ -91,19 +90,22 @@ static void backward_magnitude(const Norm* l, double* dinp_size, double* dweight
     }
 }
 
+// Into memory full of NaN: all must be set.
+template <class T> static void forward(const Norm* l, const Device<T>* d, const Gpu* gpu) {
+    const int N = l->N, C = l->C;
+    CUDA_CHECK(cudaMemsetAsync(d->out, 0xFF, (size_t)N * C * sizeof(T), gpu->stream));
+    CUDA_CHECK(cudaMemsetAsync(d->mean, 0xFF, N * sizeof(float), gpu->stream));
+    CUDA_CHECK(cudaMemsetAsync(d->rstd, 0xFF, N * sizeof(float), gpu->stream));
+    layernorm_forward(d->out, d->mean, d->rstd, d->inp, d->weight, d->bias, N, C, gpu);
+}
+
 template <class T> static void test_forward(Norm* l, const Device<T>* d, const Gpu* gpu) {
     const int N = l->N, C = l->C;
     const size_t nc = (size_t)N * C;
-    residual_forward(d->inp, d->left, d->right, nc, gpu);
-    l->inp = download(d->inp, nc, gpu);
-    for (size_t i = 0; i < nc; i++) {
-        EXPECT(l->inp[i] == to_float(from_float<T>(l->left[i] + l->right[i])),
-               "residual sum, element %zu of %zu", i, nc);
-    }
     double *out = ops_doubles(nc), *mean = ops_doubles(N), *rstd = ops_doubles(N);
     ref_layernorm_forward(out, mean, rstd, ops_widen(l->inp, nc), ops_widen(l->weight, C),
                           ops_widen(l->bias, C), N, C);
-    layernorm_forward(d->out, d->mean, d->rstd, d->inp, d->weight, d->bias, N, C, gpu);
+    forward(l, d, gpu);
     l->mean = download(d->mean, N, gpu);
     l->rstd = download(d->rstd, N, gpu);
     const float* first = download(d->out, nc, gpu);
@@ -113,16 +115,10 @@ template <class T> static void test_forward(Norm* l, const Device<T>* d, const G
     compare<float>(l->rstd, rstd, rstd_size, N, "rstd", N, C);
     compare<T>(first, out, out_size, nc, "out", N, C);
 
-    CUDA_CHECK(cudaMemsetAsync(d->inp, 0xFF, nc * sizeof(T), gpu->stream)); // NaN: all must be set
-    CUDA_CHECK(cudaMemsetAsync(d->out, 0xFF, nc * sizeof(T), gpu->stream));
-    CUDA_CHECK(cudaMemsetAsync(d->mean, 0xFF, N * sizeof(float), gpu->stream));
-    CUDA_CHECK(cudaMemsetAsync(d->rstd, 0xFF, N * sizeof(float), gpu->stream));
-    residual_layernorm_forward(d->inp, d->out, d->mean, d->rstd, d->left, d->right, d->weight, d->bias, N, C,
-                               gpu);
-    EXPECT(ops_same_bits(download(d->inp, nc, gpu), l->inp, nc), "residual sum in one pass, %d x %d", N, C);
-    EXPECT(ops_same_bits(download(d->out, nc, gpu), first, nc), "out in one pass, %d x %d", N, C);
-    EXPECT(ops_same_bits(download(d->mean, N, gpu), l->mean, N), "mean in one pass, %d x %d", N, C);
-    EXPECT(ops_same_bits(download(d->rstd, N, gpu), l->rstd, N), "rstd in one pass, %d x %d", N, C);
+    forward(l, d, gpu);
+    EXPECT(ops_same_bits(download(d->out, nc, gpu), first, nc), "out again, %d x %d", N, C);
+    EXPECT(ops_same_bits(download(d->mean, N, gpu), l->mean, N), "mean again, %d x %d", N, C);
+    EXPECT(ops_same_bits(download(d->rstd, N, gpu), l->rstd, N), "rstd again, %d x %d", N, C);
 }
 
 // The sum of the rows of dinp as it was stored, in double, over what it is added to.
@@ -200,8 +196,6 @@ template <class T> static void test_size(int N, int C, float offset, size_t shif
     Norm l = {N,
               C,
               ops_normal(nc, 1),
-              ops_normal(nc, 1),
-              NULL,
               ops_normal(C, 1),
               ops_normal(C, 1),
               ops_normal(nc, 1),
@@ -209,7 +203,7 @@ template <class T> static void test_size(int N, int C, float offset, size_t shif
               NULL,
               NULL};
     for (size_t i = 0; i < nc; i++) {
-        l.left[i] += offset;
+        l.inp[i] += offset;
     }
     LayernormGpu scratch;
     layernorm_open(&scratch, N, C);
@@ -228,15 +222,13 @@ template <class T> static void test_nan(const Gpu* gpu) {
     Norm l = {N,
               C,
               ops_normal(N * C, 1),
-              ops_normal(N * C, 1),
-              NULL,
               ops_normal(C, 1),
               ops_normal(C, 1),
               ops_normal(N * C, 1),
               ops_normal(N * C, 1),
               NULL,
               NULL};
-    l.left[2 * C + 5] = NAN;
+    l.inp[2 * C + 5] = NAN;
     LayernormGpu scratch;
     layernorm_open(&scratch, N, C);
     const Device<T> d = device_open<T>(&l, 0, gpu);
@@ -244,7 +236,7 @@ template <class T> static void test_nan(const Gpu* gpu) {
     const Gradient dweight = {gpu_alloc(C, 4, "dweight"), DTYPE_FP32},
                    dbias = {gpu_alloc(C, 4, "dbias"), DTYPE_FP32},
                    dinp_sum = {gpu_alloc(C, 4, "dinp_sum"), DTYPE_FP32};
-    residual_layernorm_forward(d.inp, d.out, d.mean, d.rstd, d.left, d.right, d.weight, d.bias, N, C, gpu);
+    layernorm_forward(d.out, d.mean, d.rstd, d.inp, d.weight, d.bias, N, C, gpu);
     layernorm_backward(dinp, dweight, dbias, dinp_sum, d.dout, d.inp, d.weight, d.mean, d.rstd, N, C,
                        GRADIENT_ADD, GRADIENT_SET, &scratch, gpu);
     const float *out = download(d.out, N * C, gpu), *dx = download(dinp, N * C, gpu);

@@ -87,7 +87,7 @@ test_exports() {
     bad 1 "--export-llmc nowhere/x.bin: cannot write into nowhere" "${brief[@]}" --steps 100000 --export-llmc nowhere/x.bin
     bad 1 "--export-gguf .: a directory" "${brief[@]}" --steps 100000 --export-gguf .
     bad 2 "--export-llmc x.bin and --export-gguf x.bin: the same file" "${brief[@]}" --steps 1 --export-llmc x.bin --export-gguf x.bin
-    bad 2 "--export-llmc text.txt: a file that the run reads" "${brief[@]}" "${text[@]}" --steps 1 --export-llmc text.txt
+    bad 2 "--export-llmc text.txt: the run reads this file" "${brief[@]}" "${text[@]}" --steps 1 --export-llmc text.txt
     check "it is there" grep -q '^400 bottles' text.txt
     echo mine >x.bin.part
     good "an export" "${brief[@]}" --steps 1 --export-llmc x.bin
@@ -175,7 +175,7 @@ test_divergence() {
     for every in 0 1; do
         cp -r good "wild_$every"
         train --out "wild_$every" --resume on --override "${wild[@]}" --on-divergence rollback --sample-every $every
-        check_error "wild updates, sampled every $every" 1 "the run has diverged|it was rolled back here 3 times already"
+        check_error "wild updates, sampled every $every" 1 "the run has diverged|it was already rolled back here 3 times"
     done
     check "it went back as often" [ "$(grep -c '"rollback"' wild_0/log.jsonl)" = "$(grep -c '"rollback"' wild_1/log.jsonl)" ]
     check "three times" [ "$(grep -c '"rollback"' wild_1/log.jsonl)" = 3 ]
@@ -197,7 +197,7 @@ test_vocabularies() {
     local own=bpe/step_00000002
     good "its own text" "${text[@]}" --model $own --batch 2 --steps 1 --out own
     check "by its own tokenizer" grep -q '"tokenizer":"bpe/step_00000002"' own/log.jsonl
-    bad 2 "$own has tokens of its own|--train-data|--steps 0" --model $own --steps 1
+    bad 2 "$own has its own tokens|--train-data|--steps 0" --model $own --steps 1
     printf '#version: 0.2\nt h\n' >fewer.txt
     bad 2 "$own has a vocabulary of 260|the tokenizer has 258 tokens|--vocab-size 260" "${text[@]}" --model $own --tokenizer fewer.txt --steps 1
     good "insisting" "${text[@]}" --model $own --tokenizer fewer.txt --vocab-size 260 --batch 2 --steps 1

@@ -88,26 +88,26 @@ static void test_ldmatrix(const Gpu* gpu) {
     gpu_free(out);
 }
 
-template <class X> __device__ unsigned pair(float low, float high) {
-    const X x[2] = {from_float<X>(low), from_float<X>(high)};
+template <class T> __device__ unsigned pair(float low, float high) {
+    const T x[2] = {from_float<T>(low), from_float<T>(high)};
     return *reinterpret_cast<const unsigned*>(x);
 }
 
 // d (16, 8) = c + a (16, 16) b (16, 8), matrices of floats, by one warp.
-template <class X> __global__ void mma_kernel(float* d, const float* c, const float* a, const float* b) {
+template <class T> __global__ void mma_kernel(float* d, const float* c, const float* a, const float* b) {
     const int g = threadIdx.x / 4, t = threadIdx.x % 4;
     unsigned left[4], right[2];
     float sum[4];
     for (int i = 0; i < 4; i++) {
         const float* at = a + 16 * (g + 8 * (i % 2)) + 2 * t + 8 * (i / 2);
-        left[i] = pair<X>(at[0], at[1]);
+        left[i] = pair<T>(at[0], at[1]);
         sum[i] = c[8 * (g + 8 * (i / 2)) + 2 * t + i % 2];
     }
     for (int i = 0; i < 2; i++) {
         const float* at = b + 8 * (2 * t + 8 * i) + g;
-        right[i] = pair<X>(at[0], at[8]);
+        right[i] = pair<T>(at[0], at[8]);
     }
-    mma_16816<X>(sum, left, right[0], right[1]);
+    mma_16816<T>(sum, left, right[0], right[1]);
     for (int i = 0; i < 4; i++) {
         d[8 * (g + 8 * (i / 2)) + 2 * t + i % 2] = sum[i];
     }
@@ -115,11 +115,11 @@ template <class X> __global__ void mma_kernel(float* d, const float* c, const fl
 
 enum { D = 0, C = 128, A = 256, B = 512, ALL = 640 }; // where the four matrices are in one array
 
-template <class X>
+template <class T>
 static void expect_mma(const Gpu* gpu, float* device, const float* host, const char* what) {
     float got[128];
     CUDA_CHECK(cudaMemcpyAsync(device, host, ALL * sizeof(float), cudaMemcpyHostToDevice, gpu->stream));
-    launch(mma_kernel<X>, 1, 32, 0, gpu, device + D, device + C, device + A, device + B);
+    launch(mma_kernel<T>, 1, 32, 0, gpu, device + D, device + C, device + A, device + B);
     CUDA_CHECK(cudaMemcpyAsync(got, device + D, sizeof(got), cudaMemcpyDeviceToHost, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     for (int i = 0; i < 128; i++) {
@@ -127,25 +127,25 @@ static void expect_mma(const Gpu* gpu, float* device, const float* host, const c
         for (int k = 0; k < 16; k++) {
             want += host[A + i / 8 * 16 + k] * host[B + 8 * k + i % 8];
         }
-        EXPECT(got[i] == want, "mma of %s, %s: (%d, %d) is %g, wanted %g", dtype_name(DTYPE_OF(X)), what,
+        EXPECT(got[i] == want, "mma of %s, %s: (%d, %d) is %g, wanted %g", dtype_name(DTYPE_OF(T)), what,
                i / 8, i % 8, got[i], want);
     }
 }
 
 // Small integers, so that all sums are exact. A single 1 in a or b shows where each element of it goes.
-template <class X> static void test_mma(const Gpu* gpu) {
+template <class T> static void test_mma(const Gpu* gpu) {
     float host[ALL];
     float* device = (float*)gpu_alloc(ALL, sizeof(float), "matrices");
     for (int i = 0; i < ALL; i++) {
         host[i] = (float)(i * 37 % 23) - 11;
     }
-    expect_mma<X>(gpu, device, host, "full");
+    expect_mma<T>(gpu, device, host, "full");
     for (int one = A; one < ALL; one += 5) {
         for (int i = 0; i < ALL; i++) {
             host[i] =
                 i >= (one < B ? B : A) && i < (one < B ? ALL : B) ? (float)(i % 128 + 1) : (float)(i == one);
         }
-        expect_mma<X>(gpu, device, host, "one");
+        expect_mma<T>(gpu, device, host, "one");
     }
     gpu_free(device);
 }

@@ -192,10 +192,9 @@ static void test_layout(void) {
                                  "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
                                  "\"b\":{\"dtype\":\"BF16\",\"shape\":[],\"data_offsets\":[8,10]},"
                                  "\"c\":{\"dtype\":\"U8\",\"shape\":[3,0],\"data_offsets\":[10,10]}}";
-    static const unsigned char data[10] = {0, 0, 0x80, 0x3F, 0, 0, 0, 0xC0, 0xC0, 0x3F};
+    static const unsigned char data[10] = {0, 0, 0x80, 0x3F, 0, 0, 0, 0xC0, 0xC0, 0x3F}; // 1, -2; 1.5
     const size_t length = strlen(header), begin = (8 + length + 63) / 64 * 64;
     const size_t shape_a[] = {2}, shape_c[] = {3, 0};
-    const float a[] = {1, -2}, b = 1.5f;
     const char* path = test_path("layout.safetensors");
     SafeTensorsWriter writer;
     safetensors_writer_open(&writer, path);
@@ -203,8 +202,8 @@ static void test_layout(void) {
     safetensors_writer_declare(&writer, "b", SAFETENSORS_BF16, 0, NULL);
     safetensors_writer_declare(&writer, "c", SAFETENSORS_U8, 2, shape_c);
     safetensors_writer_begin(&writer);
-    safetensors_write_f32(&writer, a, 2);
-    safetensors_write_f32(&writer, &b, 1);
+    safetensors_write_raw(&writer, data, 8);
+    safetensors_write_raw(&writer, data + 8, 2);
     const uint64_t sum = safetensors_writer_commit(&writer);
 
     const TestFile file = test_read(path);
@@ -247,7 +246,7 @@ static const Shape SHAPES[] = {
     {2, {3, 5}, 15},
     {3, {7, 0, 2}, 0},
     {8, {1, 2, 1, 3, 1, 2, 1, 1}, 12},
-    {2, {2, 16385}, 32770}, // more than is converted at a time
+    {2, {2, 16385}, 32770},
     {4, {0, 1u << 31, 1u << 31, 1}, 0},
 };
 enum { NUM_SHAPES = sizeof(SHAPES) / sizeof(SHAPES[0]) };
@@ -283,7 +282,6 @@ static void test_round_trip_raw(void) {
     }
     safetensors_writer_commit(&writer);
 
-    unsigned char* back = (unsigned char*)check_alloc(32770 * 8, 1, "data");
     safetensors_open(&st, path);
     EXPECT(st.num_tensors == SAFETENSORS_DTYPES * NUM_SHAPES, "%zu tensors", st.num_tensors);
     for (int k = 0; k < SAFETENSORS_DTYPES * NUM_SHAPES; k++) {
@@ -294,16 +292,23 @@ static void test_round_trip_raw(void) {
         EXPECT(view == safetensors_find(&st, name) && strcmp(view->name, name) == 0, "%s", name);
         EXPECT(view->elements == shape->elements && view->dtype == dtype, "%s", name);
         EXPECT((uintptr_t)view->data % safetensors_dtype_bytes(dtype) == 0, "%s is aligned", name);
-        memset(back, 0, view->bytes);
-        safetensors_read_raw(view, dtype, back);
-        EXPECT(memcmp(back, data, view->bytes) == 0, "%s", name);
+        EXPECT(memcmp(view->data, data, view->bytes) == 0, "%s", name);
     }
     safetensors_close(&st);
-    free(back);
     free(data);
 }
 
-// fp32 into each type and back, in pieces on both sides.
+// The elements of a tensor, rounded to its type.
+static void write_f32(SafeTensorsWriter* writer, SafeTensorsDtype dtype, const float* data, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const uint16_t narrow =
+            dtype == SAFETENSORS_BF16 ? bf16_from_float(data[i]) : fp16_from_float(data[i]);
+        const void* from = dtype == SAFETENSORS_F32 ? (const void*)&data[i] : &narrow;
+        safetensors_write_raw(writer, from, safetensors_dtype_bytes(dtype));
+    }
+}
+
+// fp32 into each type and back, element by element on one side, in pieces on the other.
 static void test_round_trip_f32(void) {
     char error[ERROR_BYTES];
     enum { N = 40003 };
@@ -322,9 +327,7 @@ static void test_round_trip_f32(void) {
     }
     safetensors_writer_begin(&writer);
     for (int i = 0; i < 3; i++) {
-        safetensors_write_f32(&writer, data, 1);
-        safetensors_write_f32(&writer, data + 1, 0);
-        safetensors_write_f32(&writer, data + 1, N - 1);
+        write_f32(&writer, dtypes[i], data, N);
     }
     const uint64_t sum = safetensors_writer_commit(&writer);
     uint64_t again = 0;
@@ -392,7 +395,7 @@ static void test_foreign(void) {
     int16_t values[2];
     EXPECT(st.num_tensors == 3 && st.num_metadata == 0 && z, "%zu tensors", st.num_tensors);
     if (z) {
-        safetensors_read_raw(z, SAFETENSORS_I16, values);
+        memcpy(values, z->data, sizeof(values));
         EXPECT(values[0] == 0x0302 && values[1] == 0x0504, "%x %x", values[0], values[1]);
     }
     EXPECT(safetensors_find(&st, "a") && safetensors_find(&st, "a")->data[0] == 1, "a");
@@ -621,9 +624,8 @@ static void read_all(const SafeTensors* st) {
         total += view->bytes;
         EXPECT(view->data >= st->map + 8 && view->bytes <= (size_t)(st->map + st->map_bytes - view->data),
                "%s", view->name);
-        void* out = malloc(view->bytes + 1);
-        safetensors_read_raw(view, view->dtype, out);
-        free(out);
+        volatile uint64_t sum = xxh64(view->data, view->bytes);
+        (void)sum;
         if (view->dtype <= SAFETENSORS_BF16) {
             float* wide = (float*)malloc(view->elements * 4 + 1);
             safetensors_read_f32(view, wide);
@@ -702,7 +704,7 @@ static const char* write_named(const char* file, const char* const* names, size_
     safetensors_writer_begin(&writer);
     for (size_t i = 0; i < count; i++) {
         const float value = (float)(i + 1);
-        safetensors_write_f32(&writer, &value, 1);
+        safetensors_write_raw(&writer, &value, sizeof(value));
     }
     safetensors_writer_commit(&writer);
     return path;
@@ -783,22 +785,12 @@ static void body_read_integers(const void* path) {
     safetensors_read_f32(safetensors_find(&st, "state"), value);
 }
 
-static void body_read_other(const void* path) {
-    SafeTensors st;
-    float value[2];
-    safetensors_open(&st, (const char*)path);
-    safetensors_read_raw(safetensors_find(&st, "state"), SAFETENSORS_U64, value);
-}
-
 static void test_wrong_dtype(void) {
     const TestFile file = file_make("{'state':{'dtype':'I64','shape':[1],'data_offsets':[0,8]}}", 8);
     const char* path = test_write("state.safetensors", file.data, file.bytes);
     EXPECT(test_dies(body_read_integers, path, EXIT_FAILURE,
                      "state.safetensors: tensor state is I64, wanted F32, F16 or BF16"),
            "as fp32");
-    EXPECT(
-        test_dies(body_read_other, path, EXIT_FAILURE, "state.safetensors: tensor state is I64, wanted U64"),
-        "as U64");
     free(file.data);
 }
 
@@ -922,8 +914,8 @@ static void body_write(const void* path) {
     safetensors_writer_declare(&writer, "a", SAFETENSORS_F32, 1, shape);
     safetensors_writer_declare(&writer, "b", SAFETENSORS_BF16, 1, shape);
     safetensors_writer_begin(&writer);
-    safetensors_write_f32(&writer, data, 300000);
-    safetensors_write_f32(&writer, data, 300000);
+    safetensors_write_raw(&writer, data, 300000 * sizeof(float));
+    safetensors_write_raw(&writer, data, 300000 * sizeof(uint16_t));
     safetensors_writer_commit(&writer);
     free(data);
 }
@@ -999,9 +991,9 @@ static int write_for_reference(const char* path) {
     safetensors_writer_declare(&writer, "u8", SAFETENSORS_U8, 2, shapes[4]);
     safetensors_writer_begin(&writer);
     safetensors_write_raw(&writer, i64, sizeof(i64));
-    safetensors_write_f32(&writer, f32, 5);
-    safetensors_write_f32(&writer, f16, 8);
-    safetensors_write_f32(&writer, bf16, 3);
+    write_f32(&writer, SAFETENSORS_F32, f32, 5);
+    write_f32(&writer, SAFETENSORS_F16, f16, 8);
+    write_f32(&writer, SAFETENSORS_BF16, bf16, 3);
     safetensors_write_raw(&writer, &u16, sizeof(u16));
     printf("%016llx\n", (unsigned long long)safetensors_writer_commit(&writer));
     return EXIT_SUCCESS;

@@ -43,7 +43,7 @@ check "without NVML a run continues" [ $? = 0 ]
 check "and says why there is no report" grep -q 'no GPU report: .*none.so' out.txt
 CUSIM_DEVICES=0 "$gpu" --plan --model d12 --out plan >plan.txt
 check "a plan needs no GPU" [ $? = 0 ]
-check "and chooses a level" grep -q '^recompute: level 0, as long as it fits' plan.txt
+check "and chooses a level" grep -q '^recompute: level 0, assuming that it fits' plan.txt
 check "and speaks of memory" grep -q '^memory: .* = parameters .*; on the host: pinned copy to save [0-9]' plan.txt
 
 
@@ -68,7 +68,7 @@ check "resuming a run there" "$gpu" --resume one/step_00000002 --out three
 check "has the bits of the run" same_model one three
 "$gpu" --resume one/step_00000002 --out four --tf32 off --override >out.txt
 check "a resumed run that needs other products" [ $? = 0 ]
-check "says so in one line" [ "$(grep -c '^note: .*tf32 on; this is .*tf32 off; products are measured anew' out.txt)" = 1 ]
+check "says so in one line" [ "$(grep -c '^note: .*tf32 on; this is .*tf32 off; timing the matrix products again' out.txt)" = 1 ]
 check "a run on its own products again" "$gpu" --resume four/step_00000004 --steps 5 --override --out five
 check "a run with logits of 7 tokens at a time" "$gpu" "${saved[@]}" --logits-chunk 7 --out chunks
 check "has other bits" other_model chunks apart
@@ -92,7 +92,7 @@ check "the cache has the products of both" \
 for file in shared/pretrain.c/products-*.json; do echo '{}' >"$file"; done
 "$gpu" "${saved[@]}" --out damaged >out.txt 2>err.txt
 check "a damaged cache does not stop a run" [ $? = 0 ]
-check "one line says so" [ "$(grep -c '^warning: .*products are measured again$' err.txt) $(wc -l <err.txt)" = "1 1" ]
+check "one line says so" [ "$(grep -c '^warning: .*timing the matrix products again$' err.txt) $(wc -l <err.txt)" = "1 1" ]
 check "it is written anew" cmp damaged/step_00000004/products.json shared/pretrain.c/products-*.json
 XDG_CACHE_HOME=/dev/null "$gpu" "${small[@]}" --channels 32 >out.txt 2>err.txt
 check "a cache that cannot be written does not stop a run" [ $? = 0 ]
@@ -119,7 +119,7 @@ check "keeps what it chose" grep -q '"recompute":1' chosen/step_00000001/state.j
 # How many tokens' logits --plan chooses for rows of as many tokens, with options.
 chunk() {
     CUSIM_MEMORY_MIB=$1 "$gpu" --plan --model d12 --vocab-size 50257 --batch 64 --seq-len "$2" "${@:3}" |
-        sed -n 's/^logits: of \([0-9]*\) tokens at a time, .*/\1/p'
+        sed -n 's/^logits: \([0-9]*\) tokens at a time, .*/\1/p'
 }
 check "more memory, more logits at a time" [ "$(chunk 80000 1024) $(chunk 50000 1024) $(chunk 45000 1024)" = "65536 32768 16384" ]
 check "of a micro-batch that is no power of 2" [ "$(chunk 50000 1023)" = 32736 ]

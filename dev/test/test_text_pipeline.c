@@ -63,11 +63,9 @@ static Sunk encode_whole(const Corpus* corpus, const Bpe* bpe) {
     bpe_encoder_open(&encoder, bpe);
     all.ids = (int*)malloc(NUM_DOCUMENTS * (MAX_BYTES + 1) * sizeof(int));
     for (int i = 0; i < NUM_DOCUMENTS; i++) {
-        size_t consumed;
         if (corpus->bytes[i] > 0) {
             all.ids[all.count++] = bpe->eot;
-            all.count += bpe_encode(&encoder, corpus->text[i], corpus->bytes[i], BPE_ENDS,
-                                    all.ids + all.count, &consumed);
+            all.count += bpe_encode(&encoder, corpus->text[i], corpus->bytes[i], all.ids + all.count);
             all.documents++;
         }
     }

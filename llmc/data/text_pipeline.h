@@ -226,10 +226,10 @@ static void pipeline_encode_(PipelineSlot_* slot, void* tool) {
     const TextBlock* text = &slot->text;
     slot->ids = (int*)check_reserve(slot->ids, &slot->ids_room, text->bytes + text->num_documents,
                                     sizeof(int), "text");
-    size_t count = 0, consumed;
+    size_t count = 0;
     for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
         const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
-        count += bpe_encode(encoder, text->text + begin, end - begin, BPE_ENDS, slot->ids + count, &consumed);
+        count += bpe_encode(encoder, text->text + begin, end - begin, slot->ids + count);
         if (i < text->num_documents) {
             slot->ids[count++] = encoder->bpe->eot;
         }
@@ -267,7 +267,7 @@ static void pipeline_count_(PipelineSlot_* slot, void* tool) {
     const TextBlock* text = &slot->text;
     for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
         const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
-        bpe_trainer_add_by(counter->trainer, counter->thread, text->text + begin, end - begin);
+        bpe_trainer_add(counter->trainer, counter->thread, text->text + begin, end - begin);
         begin = end;
     }
 }

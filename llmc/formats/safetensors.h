@@ -21,11 +21,11 @@ safetensors_find_gpt2 and the functions that require a tensor take either for th
 defines: SAFETENSORS_PREFIX, SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes, SafeTensors,
          SafeTensorsView, safetensors_try_open, safetensors_open, safetensors_close, safetensors_find,
          safetensors_find_gpt2, safetensors_require, safetensors_metadata, safetensors_read_f32,
-         safetensors_read_f32_part, safetensors_read_raw, SafeTensorsSet, safetensors_set_try_open,
-         safetensors_set_open, safetensors_set_close, safetensors_set_find, safetensors_set_require,
-         SafeTensorsWriter, safetensors_writer_open, safetensors_writer_metadata, safetensors_writer_declare,
-         safetensors_writer_begin, safetensors_write_f32, safetensors_write_raw, safetensors_writer_commit,
-         SafeTensorsPair, safetensors_sort
+         safetensors_read_f32_part, SafeTensorsSet, safetensors_set_try_open, safetensors_set_open,
+         safetensors_set_close, safetensors_set_find, safetensors_set_require, SafeTensorsWriter,
+         safetensors_writer_open, safetensors_writer_metadata, safetensors_writer_declare,
+         safetensors_writer_begin, safetensors_write_raw, safetensors_writer_commit, SafeTensorsPair,
+         safetensors_sort
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -131,9 +131,6 @@ void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t
 // Sets out (elements of the view) to all of an F32, F16 or BF16 tensor.
 void safetensors_read_f32(const SafeTensorsView* view, float* out);
 
-// Copies a tensor that must have this dtype.
-void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, void* out);
-
 // ---- a model in one file or in several ----
 
 // Where an index says that a tensor is.
@@ -201,9 +198,6 @@ void safetensors_writer_begin(SafeTensorsWriter* writer);
 // The next bytes of the data, as they are; not beyond the end of a tensor.
 void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t bytes);
 
-// The next `count` elements of an F32, F16 or BF16 tensor, rounded to its type; not beyond its end.
-void safetensors_write_f32(SafeTensorsWriter* writer, const float* data, size_t count);
-
 // After all data: syncs the file and renames it into place. Returns its checksum (file_checksum).
 uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
@@ -228,7 +222,6 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
 #define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation
 #define SAFETENSORS_ALIGN_ 64                       // bytes, of the data in files that we write
-#define SAFETENSORS_CHUNK_ 16384                    // elements converted at a time
 
 #define SAFETENSORS_METADATA_ "__metadata__"
 
@@ -618,14 +611,6 @@ void safetensors_read_f32(const SafeTensorsView* view, float* out) {
     safetensors_read_f32_part(view, 0, view->elements, out);
 }
 
-void safetensors_read_raw(const SafeTensorsView* view, SafeTensorsDtype dtype, void* out) {
-    CHECK(view->dtype == dtype, "%s: tensor %s is %s, wanted %s", view->path, view->name,
-          safetensors_dtype_name(view->dtype), safetensors_dtype_name(dtype));
-    if (view->bytes) {
-        memcpy(out, view->data, view->bytes);
-    }
-}
-
 // ---- a model in one file or in several ----
 
 static int safetensors_by_file_(const void* a, const void* b) {
@@ -909,26 +894,6 @@ void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t b
                           bytes <= writer->tensors[writer->current].bytes - writer->written));
     safetensors_put_(writer, data, bytes);
     writer->written += bytes;
-}
-
-void safetensors_write_f32(SafeTensorsWriter* writer, const float* data, size_t count) {
-    uint16_t chunk[SAFETENSORS_CHUNK_];
-    safetensors_advance_(writer);
-    assert(count == 0 || writer->current < writer->num_tensors);
-    const SafeTensorsDtype dtype = count ? writer->tensors[writer->current].dtype : SAFETENSORS_F32;
-    assert(dtype == SAFETENSORS_F32 || dtype == SAFETENSORS_F16 || dtype == SAFETENSORS_BF16);
-    if (dtype == SAFETENSORS_F32) {
-        safetensors_write_raw(writer, data, array_bytes(count, sizeof(float)));
-        return;
-    }
-    for (size_t at = 0; at < count; at += SAFETENSORS_CHUNK_) {
-        const size_t n = count - at < SAFETENSORS_CHUNK_ ? count - at : SAFETENSORS_CHUNK_;
-        for (size_t i = 0; i < n; i++) {
-            chunk[i] =
-                dtype == SAFETENSORS_BF16 ? bf16_from_float(data[at + i]) : fp16_from_float(data[at + i]);
-        }
-        safetensors_write_raw(writer, chunk, n * sizeof(uint16_t));
-    }
 }
 
 uint64_t safetensors_writer_commit(SafeTensorsWriter* writer) {

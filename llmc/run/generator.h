@@ -5,7 +5,7 @@ The model is a function: given the first `known` tokens, the first `seen` of whi
 call, it returns the logits (V, fp32, on the host) of the token that follows. When the T tokens of its context
 are full, the older half is forgotten and the rest is read again, at its new positions.
 
-defines: NextLogits, Generator, GeneratorEnd, generator_open, generator_close, generator_run, generator_log
+defines: NextLogits, GeneratorStop, Generator, generator_open, generator_close, generator_log
 */
 #ifndef LLMC_GENERATOR_H
 #define LLMC_GENERATOR_H
@@ -26,10 +26,10 @@ extern "C" {
 
 typedef const float* (*NextLogits)(void* model, const int* ids, int known, int seen);
 
-enum { GENERATOR_NUMBER_BYTES = 16 }; // an id as text
+// Whether the run is to stop; asked before each token.
+typedef int (*GeneratorStop)(void* run);
 
-// How a text ended: as it should, because a signal asked the run to stop, or because no token could be drawn.
-typedef enum { GENERATOR_DONE, GENERATOR_STOPPED, GENERATOR_DIVERGED } GeneratorEnd;
+enum { GENERATOR_NUMBER_BYTES = 16 }; // an id as text
 
 typedef struct {
     NextLogits next_logits;
@@ -52,12 +52,9 @@ void generator_open(Generator* g, NextLogits next_logits, void* model, int V, in
 
 void generator_close(Generator* g);
 
-// Sets g->text: the prompt and up to --sample-tokens more, ending with the document.
-GeneratorEnd generator_run(Generator* g);
-
-// As many texts as --samples says, each to the log. Returns 0 if a signal stopped it: the random numbers are
+// As many texts as --samples says, each to the log. Returns 0 if the run is to stop: the random numbers are
 // then where they were before, and all texts are to be sampled again.
-int generator_log(Generator* g, RunLog* log, int64_t step);
+int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, void* run);
 
 #ifdef __cplusplus
 }
@@ -71,7 +68,6 @@ int generator_log(Generator* g, RunLog* log, int64_t step);
 #include <string.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/signals.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 void generator_open(Generator* g, NextLogits next_logits, void* model, int V, int T, const RunData* data,
@@ -115,7 +111,11 @@ static void generator_append_(Generator* g, int id) {
     g->text_bytes += (size_t)length;
 }
 
-GeneratorEnd generator_run(Generator* g) {
+// How a text ended: as it should, because the run is to stop, or because no token could be drawn.
+typedef enum { GENERATOR_DONE_, GENERATOR_STOPPED_, GENERATOR_DIVERGED_ } GeneratorEnd_;
+
+// Sets g->text: the prompt and up to --sample-tokens more, ending with the document.
+static GeneratorEnd_ generator_sample_(Generator* g, GeneratorStop stop, void* run) {
     const Options* o = g->options;
     int known = g->prompt_tokens, seen = 0;
     memcpy(g->ids, g->prompt, (size_t)known * sizeof(int));
@@ -129,12 +129,12 @@ GeneratorEnd generator_run(Generator* g) {
             memmove(g->ids, g->ids + g->T / 2 + 1, (size_t)known * sizeof(int));
             seen = 0;
         }
-        if (signals_stop()) {
-            return GENERATOR_STOPPED;
+        if (stop(run)) {
+            return GENERATOR_STOPPED_;
         }
         const float* logits = g->next_logits(g->model, g->ids, known, seen);
         if (!sampler_can_draw(logits, g->V)) {
-            return GENERATOR_DIVERGED;
+            return GENERATOR_DIVERGED_;
         }
         const int next = sampler_next(logits, g->V, o->temperature, o->top_k, o->top_p,
                                       (float)rand_uniform(&g->rng), &g->sampler);
@@ -145,18 +145,18 @@ GeneratorEnd generator_run(Generator* g) {
         g->ids[known++] = next;
         generator_append_(g, next);
     }
-    return GENERATOR_DONE;
+    return GENERATOR_DONE_;
 }
 
-int generator_log(Generator* g, RunLog* log, int64_t step) {
+int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, void* run) {
     const uint64_t before = g->rng.at;
     for (int i = 0; i < g->options->samples; i++) {
-        const GeneratorEnd end = generator_run(g);
-        if (end == GENERATOR_STOPPED) {
+        const GeneratorEnd_ end = generator_sample_(g, stop, run);
+        if (end == GENERATOR_STOPPED_) {
             rand_seek(&g->rng, before);
             return 0;
         }
-        if (end == GENERATOR_DIVERGED) { // which the next update will find out, too
+        if (end == GENERATOR_DIVERGED_) { // which the next update will find out, too
             log_note(log, "no sample: the model's logits are not finite");
         } else {
             log_sample(log, step, g->text, g->text_bytes);

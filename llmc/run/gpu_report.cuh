@@ -62,7 +62,7 @@ static inline double gpu_peak_flops_per_s(const Gpu* gpu, DType dtype, int tf32)
     int kilohertz = 0;
     if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, gpu->device) != cudaSuccess) {
         kilohertz = 0;
-        cudaGetLastError(); // forgotten: the figure is only for display
+        cudaGetLastError(); // clears the error: the figure is only for display
     }
     const double clocks = 2e3 * kilohertz * gpu->multiprocessors;
     if (dtype == DTYPE_FP32 && !tf32) {

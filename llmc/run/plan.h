@@ -96,7 +96,7 @@ static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
 
 void plan_print_memory(FILE* file, GPT2Config cfg, const PlanMemory* memory) {
     fprintf(file,
-            "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (%d with padding): %.2fM "
+            "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (padded to %d): %.2fM "
             "parameters\nmemory: %.1f MiB",
             cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6,
             plan_mib_(plan_bytes(memory)));
@@ -135,20 +135,22 @@ static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, doubl
                              const char* device) {
     const double flops = gpt2_flops_per_token(cfg, o->seq_len);
     if (o->steps == OPTION_AUTO) {
-        fprintf(file, "work: %.4g FLOP per token; the number of tokens is known once the text is encoded\n",
+        fprintf(file, "work: %.4g FLOP per token; how many tokens is known once the text is encoded\n",
                 flops);
     } else {
         const double tokens = (double)o->total_batch * (double)o->steps;
         const double validations = o->eval_every > 0 ? 1 + floor((double)o->steps / o->eval_every) : 0;
         const double seen = validations * o->eval_batches * o->batch * o->seq_len,
                      all = (tokens + seen / 3) * flops;
-        fprintf(file,
-                "work: %.4g tokens x %.4g FLOP = %.4g FLOP; %.0f validations of %.4g tokens in all, at a "
-                "third of it\n",
-                tokens, flops, tokens * flops, validations, seen);
-        fprintf(file,
-                "time: %.2f hours at the peak of %.0f GFLOP/s of %s; %.2f at 50 %%, which is more usual\n",
-                all / flops_per_s / 3600, flops_per_s * 1e-9, device, 2 * all / flops_per_s / 3600);
+        fprintf(
+            file,
+            "work: %.4g tokens x %.4g FLOP = %.4g FLOP; plus %.0f validations on %.4g tokens in total, at a "
+            "third of the cost per token\n",
+            tokens, flops, tokens * flops, validations, seen);
+        fprintf(
+            file,
+            "time: %.2f hours at the peak of %.0f GFLOP/s (%s); %.2f at 50 %% of it, which is more typical\n",
+            all / flops_per_s / 3600, flops_per_s * 1e-9, device, 2 * all / flops_per_s / 3600);
     }
     fprintf(file, "speed: at most %.0f tok/s\n", flops_per_s / flops);
 }

@@ -306,6 +306,11 @@ static RunUpdate_ run_gradients_(Run_* run) {
     return run_add_up_(run, micro_steps);
 }
 
+// Whether a signal has asked the run to stop, between two batches of a validation or two tokens of a sample.
+static int run_stops_(void* run) {
+    return run_agree_((Run_*)run, signals_stop() ? RUN_STOP_ : 0) != 0;
+}
+
 // ---- saving and rolling back ----
 
 // Copies all that makes up the run, and starts to save the copy; or saves the model itself and waits.
@@ -464,7 +469,7 @@ static int run_evaluate_(Run_* run, double* loss) {
     memset(run->part, 0, RUN_LOSSES_ * sizeof(double));
     dataloader_seek(run->val, 0);
     for (int64_t i = 0; i < micro_steps; i++) {
-        if (run_agree_(run, signals_stop() ? RUN_STOP_ : 0)) {
+        if (run_stops_(run)) {
             return 0;
         }
         comm_progress(&run->comm, COMM_EVALUATE, run->state.step, "a validation");
@@ -490,7 +495,7 @@ static void run_evaluate_and_sample_(Run_* run) {
     }
     state->stage = state->stage == STAGE_UPDATED ? (int64_t)STAGE_VALIDATED : state->stage;
     if (session_samples_are_due(&run->session, state) &&
-        !generator_log(&run->generator, &run->log, state->step)) {
+        !generator_log(&run->generator, &run->log, state->step, run_stops_, run)) {
         return;
     }
     state->stage = STAGE_SAMPLED;

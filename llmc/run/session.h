@@ -136,7 +136,7 @@ void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog
     if (is_here) {
         log_resumed(log, resume->path);
     } else if (s->can_save && s->checkpoints.state.serial > 0) {
-        log_note(log, "note: the directory has checkpoints of an earlier run; starting a new one");
+        log_note(log, "note: --out has checkpoints of an earlier run; starting a new run");
     }
     log_config(log, session_print_options_, o, who);
 }
@@ -237,7 +237,7 @@ void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], Save
     s->tries = saved->run.step == s->rollback_step ? s->tries + 1 : 1;
     s->rollback_step = saved->run.step;
     CHECK(s->tries <= SESSION_TRIES_,
-          "%s: the run has diverged: %s; it was rolled back here %d times already", path, reason,
+          "%s: the run has diverged: %s; it was already rolled back here %d times", path, reason,
           SESSION_TRIES_);
     if (comm->rank == 0) {
         checkpoint_remove_after(s->checkpoints.out, saved->serial);

@@ -206,11 +206,11 @@ static int setup_own_vocabulary_(RunData* data, const Options* options, char* pa
     char* end;
     const long V = strtol(options->tokenizer + strlen("bpe:"), &end, 10);
     if (*end || V < 257 || V > BPE_MAX_VOCAB) {
-        die_usage("--tokenizer %s: wanted bpe: and a number of tokens from 257 to %d", options->tokenizer,
+        die_usage("--tokenizer %s: wanted bpe:N with N tokens, from 257 to %d", options->tokenizer,
                   BPE_MAX_VOCAB);
     }
     if (!options->out[0] || sources_kind(options->train_data) != TOKENS_TEXT) {
-        die_usage("--tokenizer %s: wanted text as --train-data, and --out to keep the vocabulary",
+        die_usage("--tokenizer %s needs text as --train-data, and --out to keep the vocabulary",
                   options->tokenizer);
     }
     file_join(path, options->out, "tokenizer.json");
@@ -281,7 +281,7 @@ static void setup_no_files_(RunData* data, const Options* options) {
     tokenizer_close(&stories.tokenizer);
     free(stories.stories);
     if (options->steps != 0 || !options->model[0]) {
-        die_usage("%s %s has tokens of its own, the built-in stories have words; wanted --train-data%s",
+        die_usage("%s %s has its own tokens, which the built-in stories do not use; wanted --train-data%s",
                   options_given(options, "tokenizer") ? "--tokenizer" : "--model", options->tokenizer,
                   options->model[0] ? ", or --steps 0 to sample from the model" : "");
     }
@@ -307,7 +307,8 @@ void setup_tokenizer(RunData* data, Options* options, const char* model_path) {
             setup_file_tokenizer_(data, options);
         }
         CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
-              data->tokenizer.decode_only ? ", only decoded: " : ": a tokenizer of words knows no others",
+              data->tokenizer.decode_only ? ", only decoded: "
+                                          : ": the tokenizer only knows the words of its list",
               data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
     }
 }
@@ -381,16 +382,15 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path) 
         options->context, options->vocab_size, path ? cfg.Vp : gpt2_padded_vocab(options->vocab_size),
         options->layers,  options->heads,      options->channels};
     if (chosen.C % chosen.NH) {
-        die_usage("--channels %d does not divide into --heads %d", chosen.C, chosen.NH);
+        die_usage("--channels %d is not a multiple of --heads %d", chosen.C, chosen.NH);
     }
     if (data->has_tokenizer && chosen.V < V) {
         die_usage("the vocabulary is %d; wanted at least the %d tokens of the tokenizer (%s)", chosen.V, V,
                   data->tokenizer.kind);
     }
     if (data->has_tokenizer && path && !insists && !setup_fits_(chosen.V, V)) {
-        die_usage("%s has a vocabulary of %d, the tokenizer has %d tokens (%s); wanted the model's own: "
-                  "--tokenizer, "
-                  "or --vocab-size %d to insist",
+        die_usage("%s has a vocabulary of %d, the tokenizer has %d tokens (%s); wanted the model's own "
+                  "--tokenizer, or --vocab-size %d to use this one anyway",
                   path, chosen.V, V, options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind,
                   chosen.V);
     }
@@ -549,7 +549,7 @@ static int setup_encoded_directory_(const Options* options, char* path) {
 static void setup_check_files_(const RunData* data, const Options* options) {
     const int is_text = data->is_encoded || data->kind == DATA_TEXT;
     if (options->separator[0] && !is_text) {
-        die_usage("--separator %s is for text: the documents of --train-data %s are known",
+        die_usage("--separator %s is only for text: --train-data %s is already split into documents",
                   options->separator, options->train_data);
     }
     if (options->val_data[0] && !data->is_encoded &&
@@ -585,7 +585,7 @@ static void setup_rows_(RunData* data, const Options* options) {
     const Packing pack = (Packing)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
     const int eot = setup_eot(data, options->vocab_size);
     if (pack == PACK_UNIFORM && data->train.count > 1) {
-        die_usage("--pack uniform is for one source: sequences of %d sources take turns", data->train.count);
+        die_usage("--pack uniform takes only one source; --train-data has %d", data->train.count);
     }
     sources_pack(&data->train, pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
     sources_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
@@ -832,7 +832,7 @@ static void setup_spare_(const char* option, const char* path, const char* list)
         glob_t files = tokens_list(sources.names[i]);
         for (size_t k = 0; k < files.gl_pathc; k++) {
             if (setup_is_same_file_(path, files.gl_pathv[k])) {
-                die_usage("%s %s: a file that the run reads", option, path);
+                die_usage("%s %s: the run reads this file", option, path);
             }
         }
         globfree(&files);
@@ -855,7 +855,7 @@ static void setup_check_export_(const Options* options, const char* option, cons
     setup_spare_(option, path, options->train_data);
     setup_spare_(option, path, options->val_data);
     if (setup_is_same_file_(path, options->model) || setup_is_same_file_(path, options->tokenizer)) {
-        die_usage("%s %s: a file that the run reads", option, path);
+        die_usage("%s %s: the run reads this file", option, path);
     }
 }
 

@@ -85,14 +85,9 @@ void bpe_encoder_close(BpeEncoder* encoder);
 
 // ---- encoding ----
 
-// Sets ids, which has room for `bytes` of them, to the tokens of the text and returns their number. Sets
-// *consumed to the bytes that they stand for: all of a text that ends; of one that continues only pieces that
-// no following text can change, which is all but the last or the last two. The rest is to come again, with
-// what follows it, at the start of the next text: the ids are then those of the whole, wherever it was
-// divided. Nothing is consumed before the second piece has begun, so the caller's buffer must be able to
-// grow, to twice BPE_MAX_PIECE.
-size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore more, int* ids,
-                  size_t* consumed);
+// Sets ids, which has room for `bytes` of them, to the tokens of the text and returns their number. A text may
+// be encoded in parts that end where bpe_last_cut says.
+size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids);
 
 #ifdef __cplusplus
 }
@@ -329,17 +324,15 @@ static size_t bpe_encode_pieces_(BpeEncoder* encoder, int* ids, size_t count) {
     return count;
 }
 
-size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore more, int* ids,
-                  size_t* consumed) {
+size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids) {
     const unsigned char* at = (const unsigned char*)text;
-    const size_t certain = more == BPE_ENDS ? bytes : bytes - bpe_uncertain(at, bytes);
-    BpeSplitter splitter = bpe_splitter(&encoder->bpe->classes, at, 0, certain);
+    BpeSplitter splitter = bpe_splitter(&encoder->bpe->classes, at, 0, bytes);
     BpePieces_* pieces = encoder->pieces;
     pieces->text = at;
     pieces->bytes = bytes;
     pieces->begin = 0;
     size_t count = 0;
-    while (splitter.at < certain) {
+    while (splitter.at < bytes) {
         pieces->base = splitter.at;
         pieces->count = bpe_split(&splitter, pieces->ends);
         const size_t begin = pieces->begin;
@@ -349,9 +342,9 @@ size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore m
             pieces->begin = cut_off;
             continue;
         }
-        const uint16_t here = (uint16_t)((splitter.at < certain ? splitter.at : certain) - pieces->base);
+        const uint16_t here = (uint16_t)((splitter.at < bytes ? splitter.at : bytes) - pieces->base);
         const int is_cut = pieces->count > 0 && pieces->ends[pieces->count - 1] == here; // by a contraction
-        if (more == BPE_ENDS && splitter.at >= certain && !is_cut) {
+        if (splitter.at >= bytes && !is_cut) {
             pieces->ends[pieces->count++] = here; // the end of the last piece
         }
         bpe_look_up_(encoder);
@@ -360,7 +353,6 @@ size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, BpeMore m
             pieces->begin = pieces->base + pieces->ends[pieces->count - 1];
         }
     }
-    *consumed = pieces->begin;
     return bpe_encode_new_(encoder, ids, count);
 }
 

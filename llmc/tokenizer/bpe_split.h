@@ -12,16 +12,13 @@ only matters for text such as a megabyte of one letter, or of zeros.
 
     bpe_classes_open    which characters are letters, numbers and blanks (unicode_tables.h); read-only
                         afterwards: threads may share it
-    bpe_cut             where a text may be divided so that its parts have the pieces of the whole: the first
-                        such place that is cheap to find
-    bpe_last_cut        the last such place, wherever it is
+    bpe_last_cut        the last place where a text may be divided: its parts have the pieces of the whole
 
 Classes of characters come as bits, 64 bytes at a time, and the pattern's cuts from shifts of these bits
 (gigatoken does so).
 
-defines: BpeClasses, bpe_classes_open, bpe_classes_close, bpe_cut, bpe_last_cut, BpeMore, BPE_ENDS,
-         BPE_CONTINUES, BPE_MAX_PIECE, BpeSplitter, bpe_split, bpe_splitter, bpe_cut_off, bpe_may_cut,
-         bpe_uncertain
+defines: BpeClasses, bpe_classes_open, bpe_classes_close, bpe_last_cut, BPE_MAX_PIECE, BpeSplitter, bpe_split,
+         bpe_splitter, bpe_cut_off
 */
 #ifndef LLMC_BPE_SPLIT_H
 #define LLMC_BPE_SPLIT_H
@@ -375,29 +372,15 @@ static inline int bpe_class_before_(const BpeClasses* classes, const unsigned ch
 
 // Whether a cut before text[at], at > 0, leaves all pieces as they were. A blank after another character
 // always starts a piece, and only blanks depend on what follows them. Blanks that are no ASCII are passed by.
-static inline int bpe_may_cut(const BpeClasses* classes, const char* text, size_t at) {
+static inline int bpe_may_cut_(const BpeClasses* classes, const char* text, size_t at) {
     const unsigned char* bytes = (const unsigned char*)text;
     const int blank = bytes[at] == ' ' || ('\t' <= bytes[at] && bytes[at] <= '\r');
     return blank && bpe_class_before_(classes, bytes, at) != BPE_BLANK_;
 }
 
-// The first place from `at` on where the text may be divided: the ids of its parts are then those of the
-// whole. 0 for 0, and `bytes` if no such place exists.
-static inline size_t bpe_cut(const BpeClasses* classes, const char* text, size_t bytes, size_t at) {
-    while (0 < at && at < bytes && !bpe_may_cut(classes, text, at)) {
-        at++;
-    }
-    return at;
-}
-
-typedef enum {
-    BPE_ENDS,     // the text ends here
-    BPE_CONTINUES // more text follows
-} BpeMore;
-
 // Bytes at the end of a text that continues which may mean something else with what follows: the beginning of
 // a character, and of a contraction.
-static inline size_t bpe_uncertain(const unsigned char* text, size_t bytes) {
+static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
     for (size_t n = 1; n <= 3 && n <= bytes; n++) {
         if (text[bytes - n] >= 0xC0) {
             return (size_t)bpe_length_(text[bytes - n]) > n ? n : 0;
@@ -423,11 +406,11 @@ static inline int bpe_is_safe_(const BpeClasses* classes, const unsigned char* t
 static inline size_t bpe_last_cut(const BpeClasses* classes, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;
     for (size_t i = bytes; i-- > 1;) { // nearly all text has a blank close to its end
-        if (bpe_may_cut(classes, text, i)) {
+        if (bpe_may_cut_(classes, text, i)) {
             return i;
         }
     }
-    const size_t certain = bytes - bpe_uncertain(at, bytes);
+    const size_t certain = bytes - bpe_uncertain_(at, bytes);
     BpeSplitter splitter = bpe_splitter(classes, at, 0, certain);
     size_t begin = 0, last = 0;
     while (splitter.at < certain) {

@@ -10,11 +10,9 @@ The vocabulary depends on the counts of the pieces only: not on the order of the
 divided, or on the number of threads.
 
     bpe_trainer_open        for a number of threads
-    bpe_trainer_add         counts the pieces of a text, on all threads. A text may come in parts: of one that
-                            continues it returns how many bytes it has counted, and the rest is to come again
-                            with what follows it, at the start of the next text
-    bpe_trainer_add_by      counts the pieces of a whole document with what belongs to one thread,
-                            for a caller with threads of its own
+    bpe_trainer_add         counts the pieces of a document, or of a part of one between two of its cuts
+                            (bpe_last_cut). Each thread of the caller has a number; different ones may count
+                            at the same time
     bpe_trainer_run         opens a vocabulary of vocab_size ids; the counts stay, more may be added
                             and it may be run again. `progress`, if not NULL, is called after each merge
     bpe_trainer_close
@@ -31,8 +29,7 @@ each that it has seen, and the bytes of those longer than 15. The merging itself
 byte of the different pieces, 28 for each of them, and 160 for each different pair. 789 MB of documentation
 and sources have 1.1 million different pieces; 50,257 ids then took 577 MB on 2 threads.
 
-defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_trainer_add_by, bpe_trainer_run,
-         bpe_trainer_close
+defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_trainer_run, bpe_trainer_close
 */
 #ifndef LLMC_BPE_TRAIN_H
 #define LLMC_BPE_TRAIN_H
@@ -73,10 +70,7 @@ typedef struct {
 
 typedef void (*BpeTrainProgress)(void* context, int merges, int merges_wanted);
 
-// Counts the pieces of a whole document, or of a part of one between two of its cuts (bpe_cut).
-void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_t bytes);
-
-size_t bpe_trainer_add(BpeTrainer* trainer, const char* text, size_t bytes, BpeMore more);
+void bpe_trainer_add(BpeTrainer* trainer, int thread, const char* text, size_t bytes);
 
 void bpe_trainer_open(BpeTrainer* trainer, int threads);
 
@@ -211,7 +205,7 @@ ALWAYS_INLINE void bpe_count_piece_(BpeCounts_* counts, const unsigned char* pie
     bpe_count_key_(counts, key, hash, 1, piece);
 }
 
-void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_t bytes) {
+void bpe_trainer_add(BpeTrainer* trainer, int thread, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;
     BpeCounts_* counts = &trainer->counts[thread];
     BpeSplitter splitter = bpe_splitter(&trainer->classes, at, 0, bytes);
@@ -234,30 +228,6 @@ void bpe_trainer_add_by(BpeTrainer* trainer, int thread, const char* text, size_
     if (begin < bytes) {
         bpe_count_piece_(counts, at + begin, bytes - begin, bytes - begin);
     }
-}
-
-// Where part number `part` of the text starts, all parts being about equal.
-static size_t bpe_part_begin_(const BpeClasses* classes, const char* text, size_t bytes, int part,
-                              int parts) {
-    return bpe_cut(classes, text, bytes, part < parts ? bytes / (size_t)parts * (size_t)part : bytes);
-}
-
-size_t bpe_trainer_add(BpeTrainer* trainer, const char* text, size_t bytes, BpeMore more) {
-    const size_t worth_a_thread = 1 << 16;
-    size_t end = bytes;
-    if (more == BPE_CONTINUES && bytes > 0) {
-        for (end = bytes - 1; end > 0 && !bpe_may_cut(&trainer->classes, text, end); end--) {
-        }
-    }
-    const size_t wanted = 1 + end / worth_a_thread;
-    const int parts = wanted < (size_t)trainer->threads ? (int)wanted : trainer->threads;
-#pragma omp parallel for schedule(static, 1) num_threads(parts)
-    for (int part = 0; part < parts; part++) {
-        const size_t from = bpe_part_begin_(&trainer->classes, text, end, part, parts);
-        const size_t to = bpe_part_begin_(&trainer->classes, text, end, part + 1, parts);
-        bpe_trainer_add_by(trainer, part, text + from, to - from);
-    }
-    return end;
 }
 
 void bpe_trainer_open(BpeTrainer* trainer, int threads) {

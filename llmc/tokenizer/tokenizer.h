@@ -303,10 +303,9 @@ size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t byt
         return tokenizer_encode_words_(tokenizer, text, bytes, ids);
     }
     if (tokenizer_is_(tokenizer, "gpt2")) {
-        size_t consumed;
         CHECK(tokenizer->encoder, "%s: these tokens can be decoded, but text cannot be encoded with them",
               tokenizer->decode_only);
-        return bpe_encode(tokenizer->encoder, text, bytes, BPE_ENDS, ids, &consumed);
+        return bpe_encode(tokenizer->encoder, text, bytes, ids);
     }
     for (size_t i = 0; i < bytes; i++) {
         ids[i] = (unsigned char)text[i];
