@@ -10,7 +10,7 @@ by nvcc and for the CPU device.
 
 #include <malloc.h>
 
-#include "dev/test/reference.h"
+#include "dev/test/cpu_trainer.h"
 #include "dev/test/resume_test.h"
 #include "dev/test/test.h"
 
@@ -120,20 +120,19 @@ static double model_gradients(GPT2* model, const int* tokens, const int* targets
     return document_gradients(model, tokens, targets, NULL);
 }
 
-static double reference_documents(Reference* reference, const int* tokens, const int* targets,
-                                  const int* starts) {
+static double cpu_documents(CpuTrainer* reference, const int* tokens, const int* targets, const int* starts) {
     double loss = 0;
     for (int i = 0; i < BATCHES; i++) {
         loss +=
-            reference_gradients(reference, tokens + i * N, targets + i * N, starts ? starts + i * N : NULL, T,
-                                BATCHES * N, i == 0 ? GRADIENT_SET : GRADIENT_ADD) /
+            cpu_trainer_gradients(reference, tokens + i * N, targets + i * N, starts ? starts + i * N : NULL,
+                                  T, BATCHES * N, i == 0 ? GRADIENT_SET : GRADIENT_ADD) /
             BATCHES;
     }
     return loss;
 }
 
-static double reference_both(Reference* reference, const int* tokens, const int* targets) {
-    return reference_documents(reference, tokens, targets, NULL);
+static double cpu_both(CpuTrainer* reference, const int* tokens, const int* targets) {
+    return cpu_documents(reference, tokens, targets, NULL);
 }
 
 // The gradients as fp32 on the host, without the loss scale. Free it.
@@ -177,16 +176,16 @@ static void test_against_cpu(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     GPT2* model = model_open(settings, B, weights);
-    Reference* reference = reference_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
     const double loss = model_gradients(model, tokens, targets);
-    EXPECT_NEAR(loss, reference_both(reference, tokens, targets), tolerance(), "loss");
+    EXPECT_NEAR(loss, cpu_both(reference, tokens, targets), tolerance(), "loss");
     float* grads = gradients_on_host(model);
-    expect_tensors("gradient", model, grads, reference_grads(reference), tolerance());
-    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / reference_norm(reference), 1,
+    expect_tensors("gradient", model, grads, cpu_trainer_grads(reference), tolerance());
+    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / cpu_trainer_norm(reference), 1,
                 tolerance(), "norm");
     free(grads);
 
-    const float* want = reference_logits(reference, tokens);
+    const float* want = cpu_trainer_logits(reference, tokens);
     double error = 0, size = 0;
     // one more token each time, with the keys and values of the earlier ones kept
     for (int t = 1; t <= T; t++) {
@@ -198,7 +197,7 @@ static void test_against_cpu(Settings settings, const float* weights) {
         }
     }
     EXPECT_NEAR(sqrt(error / size), 0, tolerance(), "logits, token by token");
-    reference_close(reference);
+    cpu_trainer_close(reference);
     model_close(model);
 }
 
@@ -207,22 +206,22 @@ static void test_adamw_steps(Settings settings, const float* weights, double tol
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     GPT2* model = model_open(settings, B, weights);
-    Reference* reference = reference_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
     for (int t = 1; t <= ADAMW_STEPS; t++) {
         const double loss = model_gradients(model, tokens, targets);
-        const double want = reference_both(reference, tokens, targets), norm = reference_norm(reference);
+        const double want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
         AdamW adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t};
         EXPECT_NEAR(loss / want, 1, tolerance, "loss of step %d", t);
         EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / norm, 1, 4 * tolerance,
                     "norm of step %d", t);
-        reference_update(reference, adamw);
+        cpu_trainer_update(reference, adamw);
         adamw.grad_scale /= loss_scale();
         gpt2_update(model, adamw);
     }
     float* params = gpt2_download(model);
-    expect_tensors("parameter", model, params, reference_params(reference), 4 * tolerance);
+    expect_tensors("parameter", model, params, cpu_trainer_params(reference), 4 * tolerance);
     free(params);
-    reference_close(reference);
+    cpu_trainer_close(reference);
     model_close(model);
 }
 
@@ -360,10 +359,10 @@ static void document_batch(int tokens[BATCHES * N], int targets[BATCHES * N], in
     }
 }
 
-static void expect_like_reference(const char* what, const GPT2* model, Reference* reference) {
+static void expect_like_reference(const char* what, const GPT2* model, CpuTrainer* reference) {
     float* grads = gradients_on_host(model);
-    expect_tensors(what, model, grads, reference_grads(reference), tolerance());
-    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / reference_norm(reference), 1,
+    expect_tensors(what, model, grads, cpu_trainer_grads(reference), tolerance());
+    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / cpu_trainer_norm(reference), 1,
                 tolerance(), "%s: norm", what);
     free(grads);
 }
@@ -374,15 +373,14 @@ static void test_documents(Settings settings, int passes, const float* weights) 
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(settings, B, weights);
-    Reference* reference = reference_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
     for (int pass = 0; pass < passes; pass++) {
         const int* documents = pass == 2 ? NULL : starts;
         EXPECT_NEAR(document_gradients(model, tokens, targets, documents),
-                    reference_documents(reference, tokens, targets, documents), tolerance(), "loss, pass %d",
-                    pass);
+                    cpu_documents(reference, tokens, targets, documents), tolerance(), "loss, pass %d", pass);
         expect_like_reference("gradient with documents", model, reference);
     }
-    reference_close(reference);
+    cpu_trainer_close(reference);
     model_close(model);
 }
 
@@ -392,18 +390,18 @@ static void test_shorter_batch(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(settings, B, weights);
-    Reference* reference = reference_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
     double want = 0;
     for (int micro = 0; micro < 5; micro++) {
         const GradientMode mode = micro == 0 ? GRADIENT_SET : GRADIENT_ADD;
         const Batch batch = {tokens, targets, NULL, B, lengths[micro], B * lengths[micro]};
         gpt2_micro_step(model, gpt2_push(model, batch), loss_scale() / (5 * N), mode);
-        want += reference_gradients(reference, tokens, targets, NULL, lengths[micro], 5 * N, mode);
+        want += cpu_trainer_gradients(reference, tokens, targets, NULL, lengths[micro], 5 * N, mode);
     }
     gpt2_gradient_norm(model);
     EXPECT_NEAR(gpt2_read_result(model).loss, want, 5 * tolerance(), "loss");
     expect_like_reference("gradient of shorter batches", model, reference);
-    reference_close(reference);
+    cpu_trainer_close(reference);
     model_close(model);
 }
 

@@ -78,7 +78,7 @@ verdict_of() {
 # build TEST KIND: $copy/test of the kind plain or tsan.
 build() {
     local c_sources=()
-    grep -q '"dev/test/reference.h"' "$1" && c_sources=(dev/test/reference.c)
+    grep -q '"dev/test/cpu_trainer.h"' "$1" && c_sources=(dev/test/cpu_trainer.c)
     CUSIM_FLAGS=${CUSIM_FLAGS:--DPRECISION_BF16} "$copy/dev/cusim/build.sh" "$1" "$2" test "${c_sources[@]}" >"$copy/output" 2>&1
 }
 
