@@ -5,6 +5,7 @@ by nvcc and for the CPU device.
 
     make test-gpu, or dev/test/run.sh for the CPU device
 */
+#define ATTENTION_WIDEST 32 // no head here is wider; test_attention.cu has the other kernels
 #define TRAIN_GPT2_NO_MAIN
 #include "train_gpt2.cu"
 
