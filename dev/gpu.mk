@@ -64,9 +64,6 @@ gpu-kit:    ## build/gpu_kit.tar.gz, to measure a GPU on a machine without a com
 $(eval $(call LIBRARY_RULES,$(GPU_BUILD)))
 vpath %.cu . dev/test dev/bench
 $(GPU_BUILD)/train_gpt2: $(GPU_BUILD)/commit
-$(GPU_BUILD)/cpu_trainer.o: dev/test/cpu_trainer.c Makefile $(GPU_BUILD)/flags
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I. -c $< -o $@
 $(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
 $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags

@@ -120,9 +120,9 @@ fi
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-cp -aL llmc dev ./*.c ./*.cu "$copy" # -L: through a link in the copy the original would be written
+cp -aL llmc dev Makefile ./*.c ./*.cu "$copy" # -L: through a link in the copy the original would be written
 mkdir -p "$copy/build/sim"
-cp -a build/sim/runtime-st "$copy/build/sim" 2>/dev/null # as old as it is, and used if not too old
+cp -a build/sim/runtime-st build/sim/llmc-plain "$copy/build/sim" 2>/dev/null # as old as they are, and used if not too old
 
 count=0
 bad=0
