@@ -80,6 +80,9 @@ $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	$$(CC) $$(CFLAGS) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
 $(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
 	@rm -f $$@ && $$(AR) rc $$@ $$^
+$(1)/cpu_trainer.o: dev/test/cpu_trainer.c Makefile $(1)/flags
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) -I. -c $$< -o $$@
 endef
 $(eval $(call LIBRARY_RULES,$(BUILD)))
 include dev/gpu.mk  # the GPU trainer, its tests and benches; the simulated GPU
@@ -162,4 +165,4 @@ $(BUILD)/%: %.c $(LIBRARY) Makefile $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
 
--include $(wildcard build/*/*.d build/*/llmc/*/*.d build/sim/*/llmc/*/*.d build/cuda/*/*.d build/cuda/*/llmc/*/*.d build/kit/*/*.d)
+-include $(wildcard build/*/*.d build/*/llmc/*/*.d build/sim/*/*.d build/sim/*/llmc/*/*.d build/cuda/*/*.d build/cuda/*/llmc/*/*.d build/kit/*/*.d)

@@ -5,16 +5,26 @@ by nvcc and for the CPU device.
 
     make test-gpu, or dev/test/run.sh for the CPU device
 */
+#define ATTENTION_WIDEST 32 // no head here is wider; test_attention.cu has the other kernels
 #define TRAIN_GPT2_NO_MAIN
 #include "train_gpt2.cu"
 
 #include <malloc.h>
 
-#include "dev/test/reference.h"
+#include "dev/test/cpu_trainer.h"
 #include "dev/test/resume_test.h"
 #include "dev/test/test.h"
 
-enum { B = 2, T = 13, N = B * T, ADAMW_STEPS = 10, BATCHES = 2 };
+enum { B = 2, T = 13, N = B * T, BATCHES = 2 };
+
+// A sanitizer looks at accesses, not at values. There, all settings run as elsewhere: every level, fusion and
+// type of gradients, graphs that are captured and replayed, documents, short batches, checkpoints; but with
+// fewer of the same steps of the optimizer and generated tokens.
+#ifdef SANITIZED
+enum { ADAMW_STEPS = 2, UPDATES = 2, GENERATED = 3 };
+#else
+enum { ADAMW_STEPS = 10, UPDATES = 3, GENERATED = T };
+#endif
 
 // Odd sizes: V is no multiple of 128, T is below the context, heads have 24 channels, rows are no whole
 // warps.
@@ -120,20 +130,19 @@ static double model_gradients(GPT2* model, const int* tokens, const int* targets
     return document_gradients(model, tokens, targets, NULL);
 }
 
-static double reference_documents(Reference* reference, const int* tokens, const int* targets,
-                                  const int* starts) {
+static double cpu_documents(CpuTrainer* reference, const int* tokens, const int* targets, const int* starts) {
     double loss = 0;
     for (int i = 0; i < BATCHES; i++) {
         loss +=
-            reference_gradients(reference, tokens + i * N, targets + i * N, starts ? starts + i * N : NULL, T,
-                                BATCHES * N, i == 0 ? GRADIENT_SET : GRADIENT_ADD) /
+            cpu_trainer_gradients(reference, tokens + i * N, targets + i * N, starts ? starts + i * N : NULL,
+                                  T, BATCHES * N, i == 0 ? GRADIENT_SET : GRADIENT_ADD) /
             BATCHES;
     }
     return loss;
 }
 
-static double reference_both(Reference* reference, const int* tokens, const int* targets) {
-    return reference_documents(reference, tokens, targets, NULL);
+static double cpu_both(CpuTrainer* reference, const int* tokens, const int* targets) {
+    return cpu_documents(reference, tokens, targets, NULL);
 }
 
 // The gradients as fp32 on the host, without the loss scale. Free it.
@@ -177,19 +186,19 @@ static void test_against_cpu(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     GPT2* model = model_open(settings, B, weights);
-    Reference* reference = reference_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
     const double loss = model_gradients(model, tokens, targets);
-    EXPECT_NEAR(loss, reference_both(reference, tokens, targets), tolerance(), "loss");
+    EXPECT_NEAR(loss, cpu_both(reference, tokens, targets), tolerance(), "loss");
     float* grads = gradients_on_host(model);
-    expect_tensors("gradient", model, grads, reference_grads(reference), tolerance());
-    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / reference_norm(reference), 1,
+    expect_tensors("gradient", model, grads, cpu_trainer_grads(reference), tolerance());
+    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / cpu_trainer_norm(reference), 1,
                 tolerance(), "norm");
     free(grads);
 
-    const float* want = reference_logits(reference, tokens);
+    const float* want = cpu_trainer_logits(reference, tokens);
     double error = 0, size = 0;
     // one more token each time, with the keys and values of the earlier ones kept
-    for (int t = 1; t <= T; t++) {
+    for (int t = 1; t <= GENERATED; t++) {
         const float* got = gpt2_next_logits(model, tokens, t, t - 1);
         for (int v = 0; v < ODD.V; v++) {
             const double w = want[(size_t)(t - 1) * ODD.Vp + v];
@@ -198,84 +207,91 @@ static void test_against_cpu(Settings settings, const float* weights) {
         }
     }
     EXPECT_NEAR(sqrt(error / size), 0, tolerance(), "logits, token by token");
-    reference_close(reference);
+    cpu_trainer_close(reference);
     model_close(model);
 }
 
-// Ten updates: losses and norms at every step, all parameters at the end.
+// Updates: losses and norms at every step, all parameters at the end.
 static void test_adamw_steps(Settings settings, const float* weights, double tolerance) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     GPT2* model = model_open(settings, B, weights);
-    Reference* reference = reference_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
     for (int t = 1; t <= ADAMW_STEPS; t++) {
         const double loss = model_gradients(model, tokens, targets);
-        const double want = reference_both(reference, tokens, targets), norm = reference_norm(reference);
+        const double want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
         AdamW adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t};
         EXPECT_NEAR(loss / want, 1, tolerance, "loss of step %d", t);
         EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / norm, 1, 4 * tolerance,
                     "norm of step %d", t);
-        reference_update(reference, adamw);
+        cpu_trainer_update(reference, adamw);
         adamw.grad_scale /= loss_scale();
         gpt2_update(model, adamw);
     }
     float* params = gpt2_download(model);
-    expect_tensors("parameter", model, params, reference_params(reference), 4 * tolerance);
+    expect_tensors("parameter", model, params, cpu_trainer_params(reference), 4 * tolerance);
     free(params);
-    reference_close(reference);
+    cpu_trainer_close(reference);
     model_close(model);
 }
 
-// The bits of the gradients after one update, so that everything has been through memory once.
-static void* bits_after_update(Settings settings, int batch, const float* weights, size_t* bytes) {
+typedef struct {
+    char* data;
+    size_t bytes;
+} Bits;
+
+// The bits of the gradients after some updates, so that everything has been through memory once.
+static Bits bits_after_updates(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
-    GPT2* model = model_open(settings, batch, weights);
-    for (int t = 1; t <= 3; t++) { // the second and third time as graphs, if at all
+    GPT2* model = model_open(settings, B, weights);
+    for (int t = 1; t <= UPDATES; t++) { // from the second time on as graphs, if at all
         model_gradients(model, tokens, targets);
         const AdamW adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), t};
         gpt2_update(model, adamw);
     }
     model_gradients(model, tokens, targets);
-    *bytes = model->elements * dtype_bytes(model->grad_dtype);
-    char* bits = (char*)check_alloc(*bytes + sizeof(StepResult), 1, "gradients");
-    CUDA_CHECK(cudaMemcpy(bits, model->grads_memory, *bytes, cudaMemcpyDeviceToHost));
-    memcpy(bits + *bytes, &model->result_host->square_sum, sizeof(double));
-    *bytes += sizeof(double);
+    const size_t bytes = model->elements * dtype_bytes(model->grad_dtype);
+    const Bits bits = {(char*)check_alloc(bytes + sizeof(double), 1, "gradients"), bytes + sizeof(double)};
+    CUDA_CHECK(cudaMemcpy(bits.data, model->grads_memory, bytes, cudaMemcpyDeviceToHost));
+    memcpy(bits.data + bytes, &model->result_host->square_sum, sizeof(double));
     model_close(model);
     return bits;
 }
 
-static void expect_same_bits(const char* what, Settings a, Settings b, const float* weights) {
-    size_t bytes, bytes_b;
-    void *bits = bits_after_update(a, B, weights, &bytes),
-         *bits_b = bits_after_update(b, B, weights, &bytes_b);
-    EXPECT(bytes == bytes_b && memcmp(bits, bits_b, bytes) == 0, "%s", what);
-    free(bits_b);
-    free(bits);
+static void expect_same_bits(const char* what, Bits want, Settings settings, const float* weights) {
+    const Bits got = bits_after_updates(settings, weights);
+    EXPECT(got.bytes == want.bytes && memcmp(got.data, want.data, want.bytes) == 0, "%s", what);
+    free(got.data);
 }
 
 static void test_same_bits(const float* weights) {
-    Settings plain = USUAL, other;
-    expect_same_bits("two runs", plain, plain, weights);
-    other = plain;
+    Settings other = USUAL;
+    Bits want = bits_after_updates(USUAL, weights);
+    expect_same_bits("two runs", want, USUAL, weights);
     other.graph = "on";
-    expect_same_bits("graph", plain, other, weights);
-    other = plain;
+    expect_same_bits("graph", want, other, weights);
+    other.graph = "off";
     other.recompute = "3";
-    expect_same_bits("--recompute 3", plain, other, weights);
-    plain.recompute = "1";
+    expect_same_bits("--recompute 3", want, other, weights);
+    free(want.data);
+
+    other.recompute = "1";
+    want = bits_after_updates(other, weights);
     other.recompute = "2";
-    expect_same_bits("--recompute 1 and 2", plain, other, weights);
-    plain.recompute = "0";
-    plain.gelu_fusion = "0";
-    other = plain;
+    expect_same_bits("--recompute 1 and 2", want, other, weights);
+    free(want.data);
+
+    other.recompute = "0";
+    other.gelu_fusion = "0";
+    want = bits_after_updates(other, weights);
     for (int level = 1; level <= 3; level++) {
         static const char* const levels[] = {"0", "1", "2", "3"};
         other.recompute = levels[level];
         other.graph = level == 2 ? "on" : "off";
-        expect_same_bits("--gelu-fusion 0 --recompute 1, 2, 3", plain, other, weights);
+        expect_same_bits("--gelu-fusion 0 --recompute 1, 2, 3", want, other, weights);
     }
+    free(want.data);
 }
 
 static int plans_with(const GPT2* model, int epilogue) {
@@ -360,10 +376,10 @@ static void document_batch(int tokens[BATCHES * N], int targets[BATCHES * N], in
     }
 }
 
-static void expect_like_reference(const char* what, const GPT2* model, Reference* reference) {
+static void expect_like_reference(const char* what, const GPT2* model, CpuTrainer* reference) {
     float* grads = gradients_on_host(model);
-    expect_tensors(what, model, grads, reference_grads(reference), tolerance());
-    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / reference_norm(reference), 1,
+    expect_tensors(what, model, grads, cpu_trainer_grads(reference), tolerance());
+    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / cpu_trainer_norm(reference), 1,
                 tolerance(), "%s: norm", what);
     free(grads);
 }
@@ -374,15 +390,14 @@ static void test_documents(Settings settings, int passes, const float* weights) 
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(settings, B, weights);
-    Reference* reference = reference_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
     for (int pass = 0; pass < passes; pass++) {
         const int* documents = pass == 2 ? NULL : starts;
         EXPECT_NEAR(document_gradients(model, tokens, targets, documents),
-                    reference_documents(reference, tokens, targets, documents), tolerance(), "loss, pass %d",
-                    pass);
+                    cpu_documents(reference, tokens, targets, documents), tolerance(), "loss, pass %d", pass);
         expect_like_reference("gradient with documents", model, reference);
     }
-    reference_close(reference);
+    cpu_trainer_close(reference);
     model_close(model);
 }
 
@@ -392,18 +407,18 @@ static void test_shorter_batch(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(settings, B, weights);
-    Reference* reference = reference_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
     double want = 0;
     for (int micro = 0; micro < 5; micro++) {
         const GradientMode mode = micro == 0 ? GRADIENT_SET : GRADIENT_ADD;
         const Batch batch = {tokens, targets, NULL, B, lengths[micro], B * lengths[micro]};
         gpt2_micro_step(model, gpt2_push(model, batch), loss_scale() / (5 * N), mode);
-        want += reference_gradients(reference, tokens, targets, NULL, lengths[micro], 5 * N, mode);
+        want += cpu_trainer_gradients(reference, tokens, targets, NULL, lengths[micro], 5 * N, mode);
     }
     gpt2_gradient_norm(model);
     EXPECT_NEAR(gpt2_read_result(model).loss, want, 5 * tolerance(), "loss");
     expect_like_reference("gradient of shorter batches", model, reference);
-    reference_close(reference);
+    cpu_trainer_close(reference);
     model_close(model);
 }
 

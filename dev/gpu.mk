@@ -64,11 +64,8 @@ gpu-kit:    ## build/gpu_kit.tar.gz, to measure a GPU on a machine without a com
 $(eval $(call LIBRARY_RULES,$(GPU_BUILD)))
 vpath %.cu . dev/test dev/bench
 $(GPU_BUILD)/train_gpt2: $(GPU_BUILD)/commit
-$(GPU_BUILD)/reference.o: dev/test/reference.c Makefile $(GPU_BUILD)/flags
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I. -c $< -o $@
-$(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/reference.o $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
-	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/reference.o $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
+$(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
+	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
 $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
@@ -82,8 +79,8 @@ build/sim/$(1).done: $(SIM_SOURCES) $(if $(filter asan tsan,$(1)),build/sim/plai
 	dev/cusim/build.sh dev/test/test_gpu.cu $(1) && touch $$@
 build/sim/$(1)/test_%: dev/test/test_%.cu build/sim/$(1).done
 	dev/cusim/build.sh $$< $(1) $$@
-build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/reference.c
-	CUSIM_FLAGS=-DPRECISION_$$* dev/cusim/build.sh test_gpt2.cu $(1) $$@ dev/test/reference.c
+build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/cpu_trainer.c
+	CUSIM_FLAGS=-DPRECISION_$$* dev/cusim/build.sh test_gpt2.cu $(1) $$@ dev/test/cpu_trainer.c
 # sim-MODE: its tests; the whole model's in BF16, and plainly in every precision.
 sim-$(1): $(GPU_MODULES:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP16 FP32))
 endef

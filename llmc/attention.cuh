@@ -48,6 +48,12 @@ defines: AttentionGpu, AttentionFlash, attention_gpu_open, attention_gpu_close, 
 #include "llmc/gpu.cuh"
 #include "llmc/ptx.cuh"
 
+// The widest heads that kernels are compiled for, one of the widths above. What has only small heads compiles
+// faster with less.
+#ifndef ATTENTION_WIDEST
+#define ATTENTION_WIDEST 128
+#endif
+
 enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 
 #define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
@@ -992,29 +998,25 @@ static inline AttentionSize_ attention_size_(int T, int first, int C, int NH) {
     return size;
 }
 
-// Runs the statement with W, the width in shared memory of heads of size HS.
+// Runs the statement if heads of size HS are wider than `below`, and at most WIDTH: with W the width, or the
+// widest that is compiled.
+#define ATTENTION_CASE_(HS, below, WIDTH, ...)                                                               \
+    if ((HS) > below && (HS) <= WIDTH) {                                                                     \
+        constexpr int W = WIDTH < ATTENTION_WIDEST ? WIDTH : ATTENTION_WIDEST;                               \
+        __VA_ARGS__;                                                                                         \
+    }
+
+// Runs the statement with W the width in shared memory of heads of size HS.
 #define ATTENTION_DISPATCH_(HS, ...)                                                                         \
     do {                                                                                                     \
-        CHECK((HS) <= 128, "attention: heads of size %d, wanted at most 128", (HS));                         \
-        if ((HS) <= 16) {                                                                                    \
-            constexpr int W = 16;                                                                            \
-            __VA_ARGS__;                                                                                     \
-        } else if ((HS) <= 32) {                                                                             \
-            constexpr int W = 32;                                                                            \
-            __VA_ARGS__;                                                                                     \
-        } else if ((HS) <= 64) {                                                                             \
-            constexpr int W = 64;                                                                            \
-            __VA_ARGS__;                                                                                     \
-        } else if ((HS) <= 80) {                                                                             \
-            constexpr int W = 80;                                                                            \
-            __VA_ARGS__;                                                                                     \
-        } else if ((HS) <= 96) {                                                                             \
-            constexpr int W = 96;                                                                            \
-            __VA_ARGS__;                                                                                     \
-        } else {                                                                                             \
-            constexpr int W = 128;                                                                           \
-            __VA_ARGS__;                                                                                     \
-        }                                                                                                    \
+        CHECK((HS) <= ATTENTION_WIDEST, "attention: heads of size %d, wanted at most %d", (HS),              \
+              ATTENTION_WIDEST);                                                                             \
+        ATTENTION_CASE_(HS, 0, 16, __VA_ARGS__)                                                              \
+        ATTENTION_CASE_(HS, 16, 32, __VA_ARGS__)                                                             \
+        ATTENTION_CASE_(HS, 32, 64, __VA_ARGS__)                                                             \
+        ATTENTION_CASE_(HS, 64, 80, __VA_ARGS__)                                                             \
+        ATTENTION_CASE_(HS, 80, 96, __VA_ARGS__)                                                             \
+        ATTENTION_CASE_(HS, 96, 128, __VA_ARGS__)                                                            \
     } while (0)
 
 // Kernels with documents exist only for these widths: each takes seconds to compile, and at W = 96 one would

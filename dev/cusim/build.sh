@@ -2,7 +2,9 @@
 # build.sh SOURCE MODE [OUTPUT [C_SOURCE...]] -- compiles a CUDA source for the CPU device. MODE: plain asan tsan msan.
 #
 # The output is build/sim/MODE/NAME unless given. The runtime is compiled when its sources have changed; for asan and
-# tsan without their instrumentation (see cusim_internal.h). Environment: CUSIM_FLAGS are more flags of the compiler
+# tsan without their instrumentation (see cusim_internal.h), as are the C sources, to which results are compared: they
+# have their own tests. SANITIZED is defined for asan, tsan and msan: a test then leaves out what differs in values only.
+# Environment: CUSIM_FLAGS are more flags of the compiler
 # (-g for a debugger; -fsanitize-memory-track-origins for msan to say where memory came from), CUDA_HOME says where the
 # toolkit's headers are.
 set -e
@@ -26,21 +28,27 @@ cc=gcc
 runtime=st
 runtime_cxx=g++
 runtime_flags=(-O2)
+c_mode=plain # of the C sources
+c_cc=gcc
+c_flags="-O2 -march=native"
 case $mode in
 plain) flags=(-O2 -march=native) ;;
-asan) flags=(-O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) ;;
+asan) flags=(-DSANITIZED -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) ;;
 tsan)
     cxx=clang++
     cc=clang
-    flags=(-O1 -fsanitize=thread)
+    flags=(-DSANITIZED -O1 -fsanitize=thread)
     ;;
 msan)
     cxx=clang++
     cc=clang
-    flags=(-O1 -fsanitize=memory -fno-omit-frame-pointer)
+    flags=(-DSANITIZED -O1 -fsanitize=memory -fno-omit-frame-pointer)
     runtime=msan
     runtime_cxx=clang++
-    runtime_flags=(-O1 -fsanitize=memory -fno-omit-frame-pointer)
+    runtime_flags=("${flags[@]}")
+    c_mode=msan
+    c_cc=clang
+    c_flags=${flags[*]}
     ;;
 *)
     echo "build.sh: unknown mode $mode; wanted plain, asan, tsan or msan" >&2
@@ -61,12 +69,15 @@ for runtime_source in "$here"/src/*.cpp; do
     fi
     objects+=("$object")
 done
-# The modules of llmc/ that are compiled once; the trainer's Makefile knows which.
+# The modules of llmc/ that are compiled once, and the C sources; the trainer's Makefile knows how.
+c_build() { # MODE CC FLAGS TARGET...
+    make -s BUILD="build/sim/llmc-$1" CC="$2" OPT="$3 -g1" MARCH= OPENMP= "${@:4}"
+}
 library=build/sim/llmc-$mode/libllmc.a
-make -s BUILD="build/sim/llmc-$mode" CC=$cc OPT="${flags[*]} -g1" MARCH= OPENMP= "$library"
+c_build "$mode" $cc "${flags[*]}" "$library"
 for c_source in "${@:4}"; do
-    object=$out.$(basename "$c_source").o
-    $cc -std=gnu11 "${flags[@]}" -ffp-contract=fast -g1 -w -D_GNU_SOURCE -I. -c "$c_source" -o "$object"
+    object=build/sim/llmc-$c_mode/$(basename "$c_source" .c).o
+    c_build $c_mode $c_cc "$c_flags" "$object"
     objects+=("$object")
 done
 $cxx -x c++ "${common[@]}" "${flags[@]}" "${include[@]}" -c "$source" -o "$out.o"

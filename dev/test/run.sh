@@ -215,11 +215,11 @@ fi
 cuda=${CUDA_HOME:-/usr/local/cuda}
 export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 
-# run_sim MODE PROGRAM: in the orders that show most in this mode; the whole model in all of them once, in BF16.
+# run_sim MODE PROGRAM: in the orders that show most in this mode; the whole model in all of them in BF16, in the other
+# precisions in the one that shows most.
 run_sim() {
     local mode=$1 program=$2 order orders="down random greedy"
-    case $program in */FP16-*/* | */FP32-*/*) orders=down ;; esac
-    run "sim $mode" "$program"
+    case $program in */FP16-*/* | */FP32-*/*) orders=down ;; *) run "sim $mode" "$program" ;; esac
     [ "$mode" = plain ] || return
     for order in $orders; do
         run "sim $order, lazy streams" env CUSIM_ORDER="$order" CUSIM_STREAMS=lazy "$program"
@@ -251,16 +251,7 @@ else
 fi
 if [ $has_sim ]; then
     built sim-plain
-    build sim-tsan sim-tsan
-    run_sims plain
-    built sim-tsan
     build sim-msan sim-msan
-    run_sims tsan
-    built sim-msan
-    build sim-asan sim-asan
-    run_sims msan
-    built sim-asan
-    run_sims asan
     run sim dev/test/test_sim.sh
     run sim dev/test/test_kit.sh
     if command -v python3 >/dev/null; then
@@ -268,7 +259,16 @@ if [ $has_sim ]; then
     else
         skip "roofline: python3 is missing"
     fi
+    run_sims plain
+    built sim-msan # now all that programs of the simulated GPU have in common is built
+    build sim-asan sim-asan
+    run_sims msan
+    built sim-asan
+    build sim-tsan sim-tsan
     run cusim dev/cusim/test/run.sh
+    run_sims asan
+    built sim-tsan
+    run_sims tsan
 fi
 finish
 

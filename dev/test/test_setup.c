@@ -232,7 +232,7 @@ static void test_data(void) {
     run_close(&run);
 
     expect_refused(TEXT "--tokenizer %/tokenizer.bin", 1, "tokenizer.bin|encode");
-    expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|words");
+    expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|its own tokens");
     expect_refused(SHARDS "--tokenizer %/none.bin", 1, "none.bin|tokenizer");
     expect_refused("--val-data %/val.bin --steps 1", 2, "--val-data|--train-data");
     expect_refused(TEXT "--val-data %/val.bin", 2, "--val-data|--train-data|both");
@@ -298,7 +298,7 @@ static void test_pack(void) {
         run_close(&run);
     }
     expect_refused("--train-data %/documents.bin:1,%/train.bin:2 --vocab-size 111 --pack uniform", 2,
-                   "--pack uniform|one source|2 sources");
+                   "--pack uniform|only one source|has 2");
     expect_refused(SHARDS "--pack pad", 1, "train.bin: no token 50256 (end of text)|--pack stream");
 }
 

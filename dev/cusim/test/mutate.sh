@@ -78,7 +78,7 @@ verdict_of() {
 # build TEST KIND: $copy/test of the kind plain or tsan.
 build() {
     local c_sources=()
-    grep -q '"dev/test/reference.h"' "$1" && c_sources=(dev/test/reference.c)
+    grep -q '"dev/test/cpu_trainer.h"' "$1" && c_sources=(dev/test/cpu_trainer.c)
     CUSIM_FLAGS=${CUSIM_FLAGS:--DPRECISION_BF16} "$copy/dev/cusim/build.sh" "$1" "$2" test "${c_sources[@]}" >"$copy/output" 2>&1
 }
 
@@ -120,9 +120,9 @@ fi
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-cp -aL llmc dev ./*.c ./*.cu "$copy" # -L: through a link in the copy the original would be written
+cp -aL llmc dev Makefile ./*.c ./*.cu "$copy" # -L: through a link in the copy the original would be written
 mkdir -p "$copy/build/sim"
-cp -a build/sim/runtime-st "$copy/build/sim" 2>/dev/null # as old as it is, and used if not too old
+cp -a build/sim/runtime-st build/sim/llmc-plain "$copy/build/sim" 2>/dev/null # as old as they are, and used if not too old
 
 count=0
 bad=0

@@ -1,0 +1,51 @@
+// cpu_trainer.c -- see cpu_trainer.h.
+#define TRAIN_GPT2_NO_MAIN
+#include "../../train_gpt2.c"
+
+#include "cpu_trainer.h"
+
+struct CpuTrainer {
+    GPT2 model;
+};
+
+CpuTrainer* cpu_trainer_open(GPT2Config cfg, int B, int T, const float* params) {
+    CpuTrainer* trainer = (CpuTrainer*)check_alloc(1, sizeof(CpuTrainer), "CPU trainer");
+    const Options options = {.batch = B, .seq_len = T, .recompute = RECOMPUTE_NONE};
+    gpt2_open(&trainer->model, cfg, &options);
+    memcpy(trainer->model.params_memory, params, trainer->model.parameter_bytes);
+    return trainer;
+}
+
+void cpu_trainer_close(CpuTrainer* trainer) {
+    gpt2_close(&trainer->model);
+    free(trainer);
+}
+
+double cpu_trainer_gradients(CpuTrainer* trainer, const int* tokens, const int* targets, const int* starts,
+                             int batch_T, double loss_tokens, GradientMode mode) {
+    GPT2* model = &trainer->model;
+    const Batch batch = {tokens,   targets, starts,
+                         model->B, batch_T, targets_count(targets, model->B * batch_T)};
+    gpt2_forward(model, batch, 0);
+    gpt2_backward(model, batch, (float)(1 / loss_tokens), mode);
+    return batch_loss(model, batch);
+}
+
+const float* cpu_trainer_logits(CpuTrainer* trainer, const int* tokens) {
+    GPT2* model = &trainer->model;
+    const int N = model->B * model->T;
+    assert((int)gpt2_classifier_chunk(model->cfg, (size_t)N) == N);
+    const Batch batch = {tokens, NULL, NULL, model->B, model->T, 0};
+    gpt2_forward(model, batch, 0);
+    gpt2_logits(model, 0, N);
+    return model->acts.logits;
+}
+
+double cpu_trainer_norm(CpuTrainer* trainer) { return gpt2_gradient_norm(&trainer->model); }
+void cpu_trainer_update(CpuTrainer* trainer, AdamW adamw) { gpt2_update(&trainer->model, adamw); }
+const float* cpu_trainer_grads(const CpuTrainer* trainer) {
+    return (const float*)trainer->model.grads_memory;
+}
+const float* cpu_trainer_params(const CpuTrainer* trainer) {
+    return (const float*)trainer->model.params_memory;
+}

@@ -1,0 +1,38 @@
+/*
+cpu_trainer.h -- the CPU trainer as a library, for the test of the GPU trainer, which has the same names.
+
+Parameters and gradients are fp32 and lie as the parameter rows of gpt2.h say for elements of 4 bytes.
+
+defines: CpuTrainer, cpu_trainer_open, cpu_trainer_close, cpu_trainer_gradients, cpu_trainer_logits,
+         cpu_trainer_norm, cpu_trainer_update, cpu_trainer_grads, cpu_trainer_params
+*/
+#ifndef DEV_TEST_CPU_TRAINER_H
+#define DEV_TEST_CPU_TRAINER_H
+
+#include "llmc/adamw.h"
+#include "llmc/gpt2.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct CpuTrainer CpuTrainer;
+
+CpuTrainer* cpu_trainer_open(GPT2Config cfg, int B, int T, const float* params);
+void cpu_trainer_close(CpuTrainer* trainer);
+
+// Forward and backward on a batch of up to B x T tokens: sets the gradients or adds to them; each token's
+// loss counts 1 / loss_tokens. `starts` as in attention.h. Returns the sum of the losses divided by B * T.
+double cpu_trainer_gradients(CpuTrainer* trainer, const int* tokens, const int* targets, const int* starts,
+                             int batch_T, double loss_tokens, GradientMode mode);
+const float* cpu_trainer_logits(CpuTrainer* trainer,
+                                const int* tokens); // (B * T, Vp), valid until the next call
+double cpu_trainer_norm(CpuTrainer* trainer);
+void cpu_trainer_update(CpuTrainer* trainer, AdamW adamw);
+const float* cpu_trainer_grads(const CpuTrainer* trainer);
+const float* cpu_trainer_params(const CpuTrainer* trainer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
