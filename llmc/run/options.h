@@ -899,7 +899,8 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text(options, row, buffer);
-        if (strcmp(value, row->fallback) == 0 || !option_applies(options, row)) {
+        const int is_of_launch = row->flags & OPTION_NOT_SAVED && !options->given[i]; // said by the launcher
+        if (strcmp(value, row->fallback) == 0 || !option_applies(options, row) || is_of_launch) {
             continue;
         }
         const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);

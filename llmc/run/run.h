@@ -150,6 +150,7 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/base/signals.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/xxh64.h"
+#include "llmc/run/agree.h"
 #include "llmc/run/guard.h"
 #include "llmc/run/launch.h"
 #include "llmc/run/log.h"
@@ -307,9 +308,7 @@ static RunUpdate_ run_gradients_(Run_* run) {
 }
 
 // Whether a signal has asked the run to stop, between two batches of a validation or two tokens of a sample.
-static int run_stops_(void* run) {
-    return run_agree_((Run_*)run, signals_stop() ? RUN_STOP_ : 0) != 0;
-}
+static int run_stops_(void* run) { return run_agree_((Run_*)run, signals_stop() ? RUN_STOP_ : 0) != 0; }
 
 // ---- saving and rolling back ----
 
@@ -676,6 +675,7 @@ static void run_join_(Run_* run) {
     o->zero = launch_zero(o, launch.place.size);
     comm_open(&run->comm, launch.place, o->timeout);
     const Comm* c = &run->comm;
+    agree_on_program(&run->comm);
     if (c->size > 1) {
         printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s; zero %d, shards of %d\n", c->size,
                c->nodes, c->nodes > 1 ? "s" : "", launch.launcher, c->library, c->host, o->zero, c->size);
@@ -716,6 +716,7 @@ static int run_dispatch_(Run_* run, const char* program) {
     }
     resume_check(&run->resume, options, stdout, run->trainer->name, run->data.train.tokens,
                  run->data.train.fingerprint);
+    agree_on_run(&run->comm, options, run->cfg, &run->data);
     signals_end("setting up the run");
     run->trainer->plan(&run->plan, run->cfg, options);
     return run_train_(run);

@@ -1,0 +1,160 @@
+// test_zero.c -- who has what: every element once, for any number of processes; the order of a reduction.
+#include <stdlib.h>
+
+#include "llmc/zero.h"
+#include "test.h"
+
+// By where it begins.
+static int by_logical(const void* a, const void* b) {
+    const ZeroRange *x = (const ZeroRange*)a, *y = (const ZeroRange*)b;
+    return (x->logical > y->logical) - (x->logical < y->logical);
+}
+
+// Ranges of one process lie in its shard arrays, none on another, each in its own shard of the full arrays.
+static void expect_places(const ZeroPlan* plan, const ZeroRange* ranges, int count, const TensorRow* rows) {
+    for (int i = 0; i < count; i++) {
+        const ZeroRange* r = &ranges[i];
+        const size_t begin = zero_group_begin(plan, r->group), shard = zero_shard_elements(plan, r->group);
+        const size_t in_shard = r->owned - zero_shard_begin(plan, r->group);
+        EXPECT(r->count > 0 && in_shard + r->count <= shard, "range %d of %d", i, count);
+        EXPECT(r->full == begin + (size_t)plan->rank * shard + in_shard, "range %d is at %zu", i, r->full);
+        EXPECT((rows[r->row].place == PLACE_ONCE) == (r->group == 0) && r->group < plan->groups, "group %d",
+               r->group);
+    }
+}
+
+// The ranges of all processes are all elements, each once, wherever they lie in memory.
+static void test_cover(GPT2Config cfg, int stage, int size) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const size_t max = (size_t)zero_max_ranges(cfg);
+    ZeroRange* all = (ZeroRange*)check_alloc((size_t)size * max, sizeof(ZeroRange), "ranges");
+    gpt2_sharded_rows_of(rows, cfg, 2, size);
+    size_t count = 0, at = 0;
+    for (int rank = 0; rank < (stage == 0 ? 1 : size); rank++) {
+        const ZeroPlan plan = zero_plan(cfg, stage, rank, size);
+        const int own = zero_ranges(&plan, rows, cfg, all + count);
+        EXPECT((size_t)own <= max && zero_group_begin(&plan, 1 + cfg.L) == zero_full_elements(&plan),
+               "%d ranges", own);
+        EXPECT(plan.once % ((size_t)size * 1024) == 0 && plan.block % ((size_t)size * 1024) == 0,
+               "the groups");
+        if (stage > 0) {
+            expect_places(&plan, all + count, own, rows);
+        }
+        count += (size_t)own;
+    }
+    qsort(all, count, sizeof(ZeroRange), by_logical);
+    for (size_t i = 0; i < count && all[i].logical == at; i++) {
+        at += all[i].count;
+    }
+    EXPECT(at == zero_logical_elements(rows, cfg) && (double)at == gpt2_count_parameters(cfg),
+           "%d processes, stage %d, %d channels: %zu elements", size, stage, cfg.C, at);
+    free(all);
+}
+
+static void test_covers(void) {
+    static const GPT2Config odd = {7, 131, 201, 3, 3, 33}, one_layer = {8, 5, 128, 1, 1, 1};
+    int count;
+    const GPT2NamedModel* models = gpt2_named_models(&count);
+    for (int size = 1; size <= 70; size++) {
+        test_cover(odd, 2, size);
+        test_cover(one_layer, 1, size);
+    }
+    for (int i = 0; i < count; i++) {
+        const GPT2Config cfg = {models[i].max_T, GPT2_VOCAB,   gpt2_padded_vocab(GPT2_VOCAB),
+                                models[i].L,     models[i].NH, models[i].C};
+        test_cover(cfg, 0, 3);
+        test_cover(cfg, 1, 1);
+        test_cover(cfg, 2, 2 + 7 * i % 69);
+    }
+}
+
+// The same element, in full arrays and in a shard: a tensor of a layer is at the place that its row says.
+static void test_full_places(void) {
+    static const GPT2Config cfg = {7, 131, 201, 3, 3, 33};
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const ZeroPlan plan = zero_plan(cfg, 0, 0, 4);
+    gpt2_sharded_rows_of(rows, cfg, sizeof(float), 4);
+    ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
+    const int count = zero_ranges(&plan, rows, cfg, ranges);
+    EXPECT(count == 4 + 12 * 3, "%d ranges", count);
+    for (int i = 0; i < count; i++) {
+        const int l = ranges[i].group > 0 ? ranges[i].group - 1 : 0;
+        char* memory = NULL;
+        EXPECT((char*)tensor_at_layer(&rows[ranges[i].row], memory, l) - memory ==
+                       (ptrdiff_t)(ranges[i].full * sizeof(float)) &&
+                   ranges[i].owned == ranges[i].full,
+               "range %d", i);
+    }
+    free(ranges);
+}
+
+// Memory of stages 0, 1 and 2.
+static void test_memory(void) {
+    static const GPT2Config cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768};
+    const ZeroPlan all = zero_plan(cfg, 0, 1, 8), one = zero_plan(cfg, 1, 1, 8),
+                   two = zero_plan(cfg, 2, 1, 8);
+    const size_t full = zero_full_elements(&all);
+    StateRow states[GPT2_STATE_ROWS];
+    EXPECT(zero_owned_elements(&all) == full && zero_owned_elements(&one) == full / 8 &&
+               zero_owned_elements(&two) == full / 8,
+           "what is updated");
+    EXPECT(zero_grads_elements(&all) == full && zero_grads_elements(&one) == full &&
+               zero_grads_elements(&two) == two.once + two.block,
+           "gradients");
+    EXPECT(zero_state_rows(states, &two, cfg) == 2 * full / 8 * sizeof(float), "optimizer state");
+    EXPECT((double)full < 1.002 * gpt2_count_parameters(cfg) + 47.0 * 768, "little padding: %zu", full);
+}
+
+// The micro-batches of an update are dealt out in turn.
+static void test_steps(void) {
+    for (int sequences = 1; sequences <= 40; sequences++) {
+        for (int B = 1; B <= 7; B++) {
+            for (int size = 1; size <= 5; size++) {
+                int batches = 0, m = 0;
+                for (; zero_step(sequences, B, size, m).active > 0; m++) {
+                    const ZeroStep step = zero_step(sequences, B, size, m);
+                    EXPECT(step.micro_step == m && step.active <= size, "%d are active", step.active);
+                    batches += step.active;
+                }
+                EXPECT(batches == (sequences + B - 1) / B && m == (batches + size - 1) / size,
+                       "%d sequences by %d, %d processes: %d micro-batches in %d micro-steps", sequences, B,
+                       size, batches, m);
+            }
+        }
+    }
+}
+
+// The sum of micro-batches, added one after another, is the same however many come at a time: what the others
+// left behind in their pieces is not looked at.
+static void test_order(void) {
+    enum { N = 1000, BATCHES = 7 };
+    static float batch[BATCHES][N], pieces[BATCHES * N], want[N], got[N];
+    Rand rng = rand_open(1, 2);
+    for (int k = 0; k < BATCHES; k++) {
+        for (int i = 0; i < N; i++) {
+            batch[k][i] = (float)rand_uniform(&rng) - 0.5f;
+            want[i] += batch[k][i];
+        }
+    }
+    for (int size = 1; size <= BATCHES; size++) {
+        for (int m = 0; m * size < BATCHES; m++) {
+            const ZeroStep step = zero_step(BATCHES, 1, size, m);
+            for (int r = 0; r < size; r++) {
+                for (int i = 0; i < N; i++) {
+                    pieces[r * N + i] = r < step.active ? batch[m * size + r][i] : NAN;
+                }
+            }
+            zero_add_pieces_cpu(got, pieces, N, step.active, m == 0);
+        }
+        EXPECT(memcmp(got, want, sizeof(want)) == 0, "%d processes", size);
+    }
+}
+
+int main(void) {
+    test_covers();
+    test_full_places();
+    test_memory();
+    test_steps();
+    test_order();
+    return test_done("zero");
+}

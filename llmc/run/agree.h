@@ -1,0 +1,104 @@
+/*
+agree.h -- what the processes of a run must have in common, compared before any work: the program, options, model and
+data. A run whose processes differ would train another model in each of them.
+
+defines: agree_on_program, agree_on_run
+*/
+#ifndef LLMC_AGREE_H
+#define LLMC_AGREE_H
+
+#include "llmc/run/options.h"
+#include "llmc/run/setup.h"
+#include "llmc/comm.h"
+#include "llmc/gpt2.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Both are collective, and end all processes with the name of what differs, and the ranks that have each value.
+
+// The file that runs, and the results of the mathematics library.
+void agree_on_program(Comm* comm);
+
+// All options that a checkpoint keeps, the model, and the data. After setup.
+void agree_on_run(Comm* comm, const Options* options, GPT2Config cfg, const RunData* data);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef AGREE_IMPLEMENTATION
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/xxh64.h"
+
+static void agree_on_checksum_(Comm* comm, const char* what, uint64_t checksum) {
+    char words[32];
+    snprintf(words, sizeof(words), "%016llx", (unsigned long long)checksum);
+    comm_agree(comm, what, checksum, words);
+}
+
+static void agree_on_count_(Comm* comm, const char* what, size_t count) {
+    char words[32];
+    snprintf(words, sizeof(words), "%zu", count);
+    comm_agree(comm, what, count, words);
+}
+
+// Other versions of the mathematics library round otherwise.
+static uint64_t agree_mathematics_(void) {
+    double results[96];
+    for (int i = 0; i < 32; i++) {
+        volatile double x = 0.37 + 1.618 * i; // the compiler cannot know the result
+        results[3 * i] = pow(0.95, x);
+        results[3 * i + 1] = exp(-x);
+        results[3 * i + 2] = cos(x);
+    }
+    return xxh64(results, sizeof(results));
+}
+
+void agree_on_program(Comm* comm) {
+    uint64_t checksum = 0;
+    char error[ERROR_BYTES];
+    if (comm->size == 1) {
+        return;
+    }
+    if (!file_checksum("/proc/self/exe", &checksum, error)) {
+        checksum = 0; // where it cannot be read, nothing is compared
+    }
+    agree_on_checksum_(comm, "the program (checksum)", checksum);
+    agree_on_checksum_(comm, "results of the mathematics library (checksum)", agree_mathematics_());
+}
+
+static void agree_on_options_(Comm* comm, const Options* options) {
+    char text[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        if (option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED)) {
+            const char* value = option_text(options, row, text);
+            snprintf(name, sizeof(name), "--%s", row->name);
+            comm_agree(comm, name, xxh64(value, strlen(value)), *value ? value : "''");
+        }
+    }
+}
+
+void agree_on_run(Comm* comm, const Options* options, GPT2Config cfg, const RunData* data) {
+    if (comm->size == 1) {
+        return;
+    }
+    agree_on_options_(comm, options);
+    agree_on_checksum_(comm, "the sizes of the model (checksum)", xxh64(&cfg, sizeof(cfg)));
+    agree_on_count_(comm, "the number of training tokens", data->train.tokens);
+    agree_on_checksum_(comm, "the training data (checksum)", data->train.fingerprint);
+    agree_on_count_(comm, "the number of validation tokens", data->val.tokens);
+    agree_on_checksum_(comm, "the validation data (checksum)", data->val.fingerprint);
+}
+
+#endif // AGREE_IMPLEMENTATION
+
+#endif
