@@ -66,7 +66,6 @@ int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void
 
 #include "llmc/base/check.h"
 #include "llmc/tokenizer/bpe_encode.h"
-#include "llmc/tokenizer/bpe_split.h"
 
 typedef struct {
     TextBlock text;

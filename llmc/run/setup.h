@@ -585,7 +585,7 @@ static void setup_rows_(RunData* data, const Options* options) {
     const Packing pack = (Packing)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
     const int eot = setup_eot(data, options->vocab_size);
     if (pack == PACK_UNIFORM && data->train.count > 1) {
-        die_usage("--pack uniform takes only one source; --train-data has %d", data->train.count);
+        die_usage("--pack uniform needs one source; --train-data has %d sources", data->train.count);
     }
     sources_pack(&data->train, pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
     sources_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);

@@ -102,7 +102,6 @@ size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t byt
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/tokenizer/bpe_files.h"
-#include "llmc/tokenizer/bpe_split.h"
 
 static TokenizerExcerpt tokenizer_excerpt_(const char* text, size_t bytes) {
     const size_t limit = 32, n = bytes < limit ? bytes : limit;
