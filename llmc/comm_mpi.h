@@ -212,7 +212,9 @@ static void group_exchange_chunk_(float* recv, const float* send, size_t send_st
         COMM_MPI_(
             MPI_Isend(send + to * send_stride + begin, part, MPI_FLOAT, to, 0, all, &requests[started++]));
     }
-    COMM_MPI_(MPI_Waitall(started, requests, MPI_STATUSES_IGNORE));
+    for (int i = 0; i < started; i++) {
+        COMM_MPI_(MPI_Wait(&requests[i], MPI_STATUS_IGNORE));
+    }
 }
 
 // Rank j gets (count) from send + j * send_stride.

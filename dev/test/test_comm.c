@@ -180,7 +180,7 @@ static void end_signal(Comm* c) {
     if (c->rank == 0) {
         kill(getppid(), SIGUSR2);
     }
-    while (!signals_stop()) {
+    for (int ms = 0; !signals_stop() && ms < 10000; ms++) {
         usleep(1000);
     }
     comm_close(c);
