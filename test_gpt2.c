@@ -77,7 +77,7 @@ static void fixture_close(State* s) {
 static Comm alone = {.size = 1};
 
 static void open_model(GPT2* model, GPT2Config cfg, int B, int T, int recompute) {
-    const Options options = {.batch = B, .seq_len = T, .recompute = recompute, .num_processes = 1};
+    const Options options = {.batch = B, .seq_len = T, .recompute = recompute, .processes = 1};
     gpt2_open(model, cfg, &options, &alone);
 }
 

@@ -78,7 +78,7 @@ static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* 
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow activations[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = zero_plan(cfg, o->zero, o->rank, o->num_processes);
+    const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
     plan->name = NULL;
     plan_add(plan, "parameters", zero_full_elements(&zero) * sizeof(float));
     plan_add(plan, "gradients", (zero_grads_elements(&zero) + zero_buffer_elements(&zero)) * sizeof(float));

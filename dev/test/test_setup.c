@@ -32,8 +32,8 @@ static Options parse(const char* line) {
     }
     Options options;
     options_parse(&options, argc, argv, options_program(OPTION_CPU));
-    options.num_processes = 1; // as run.h decides
-    options.rank = 0;
+    options.processes = 1; // as run.h decides
+    options.process = 0;
     return options;
 }
 

@@ -137,6 +137,7 @@ typedef struct {
     int plan, verify_data, print_config, help, version;
 
     OptionsProgram program;
+    int process, processes; // which of how many this is, as launch.h found out
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
 
@@ -899,8 +900,7 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text(options, row, buffer);
-        const int is_of_launch = row->flags & OPTION_NOT_SAVED && !options->given[i]; // said by the launcher
-        if (strcmp(value, row->fallback) == 0 || !option_applies(options, row) || is_of_launch) {
+        if (strcmp(value, row->fallback) == 0 || !option_applies(options, row)) {
             continue;
         }
         const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);

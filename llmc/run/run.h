@@ -670,8 +670,8 @@ static void run_turn_ends_(Run_* run) {
 static void run_join_(Run_* run) {
     Options* o = &run->options;
     const Launch launch = launch_find(o);
-    o->num_processes = launch.place.size;
-    o->rank = launch.place.rank;
+    o->processes = launch.place.size;
+    o->process = launch.place.rank;
     o->zero = launch_zero(o, launch.place.size);
     comm_open(&run->comm, launch.place, o->timeout);
     const Comm* c = &run->comm;

@@ -125,7 +125,7 @@ static void session_print_options_(FILE* file, const void* options) {
 
 void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, LogIdentity who) {
     const Options* o = s->options;
-    const int is_here = resume_is_here(resume), is_writer = o->rank == 0;
+    const int is_here = resume_is_here(resume), is_writer = o->process == 0;
     const LogSettings settings = {
         is_writer ? o->out : "", is_here ? LOG_CONTINUE : LOG_NEW, run->step, o->steps, o->total_batch,
         o->eval_every,           is_writer ? stdout : NULL};

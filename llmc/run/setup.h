@@ -422,7 +422,7 @@ static int setup_auto_batch_(const Options* options) {
 // Gives every process a micro-batch, if it can; as many sequences are validated as before.
 static void setup_share_batch_(Options* options) {
     const int64_t sequences = options->total_batch / options->seq_len;
-    const int64_t share = (sequences + options->num_processes - 1) / options->num_processes;
+    const int64_t share = (sequences + options->processes - 1) / options->processes;
     const int whole = options->batch;
     for (int batch = whole; batch >= share; batch--) {
         options->batch = whole % batch == 0 ? batch : options->batch;
@@ -657,15 +657,15 @@ static void setup_open_validation_(Dataloader* val, const RunData* data, const O
                                          SHUFFLE_OFF,
                                          0,
                                          0,
-                                         options->rank,
-                                         options->num_processes};
+                                         options->process,
+                                         options->processes};
     dataloader_open(val, &data->val, in_order);
 }
 
 // Says how much of the work of an update would be done by processes that have nothing to do.
 static void setup_print_batches_(const Options* options, int64_t sequences) {
     const int64_t micro_batches = (sequences + options->batch - 1) / options->batch,
-                  n = options->num_processes;
+                  n = options->processes;
     const int64_t rows = (micro_batches + n - 1) / n * n * options->batch;
     if (rows > sequences) {
         printf("batches: %lld sequences an update in %lld micro-batches, %.1f %% empty\n",
@@ -678,8 +678,8 @@ void setup_loaders(Dataloader* train, Dataloader* val, const RunData* data, cons
     const int64_t sequences = options->total_batch / options->seq_len; // of an update
     const int group = sequences < DATALOADER_GROUP ? (int)sequences : DATALOADER_GROUP;
     const DataloaderSettings settings = {options->batch,        sequences, (Shuffle)options->shuffle,
-                                         options->seed,         group,     options->rank,
-                                         options->num_processes};
+                                         options->seed,         group,     options->process,
+                                         options->processes};
     dataloader_open(train, &data->train, settings);
     setup_open_validation_(val, data, options);
     setup_print_batches_(options, sequences);
