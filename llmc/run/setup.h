@@ -281,9 +281,10 @@ static void setup_no_files_(RunData* data, const Options* options) {
     tokenizer_close(&stories.tokenizer);
     free(stories.stories);
     if (options->steps != 0 || !options->model[0]) {
-        die_usage("%s %s has its own tokens, which the built-in stories do not use; wanted --train-data%s",
-                  options_given(options, "tokenizer") ? "--tokenizer" : "--model", options->tokenizer,
-                  options->model[0] ? ", or --steps 0 to sample from the model" : "");
+        die_usage(
+            "%s %s has its own tokens, but the built-in stories are made of words; wanted --train-data%s",
+            options_given(options, "tokenizer") ? "--tokenizer" : "--model", options->tokenizer,
+            options->model[0] ? ", or --steps 0 to sample from the model" : "");
     }
 }
 
