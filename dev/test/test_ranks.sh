@@ -20,7 +20,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export TMPDIR=$work # mpirun's files, and those of tests
 
-if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$trainer"; then
+if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$test_comm"; then
     echo "skipped: $name: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --mpi)"
     check_done
     exit
