@@ -61,21 +61,30 @@ extern CheckEnd check_end;
 }
 #endif
 
+// The same text as check_die_ prints, for check_end. Apart from it, for the sake of small stacks: a message that
+// is too long is cut.
+__attribute__((format(printf, 3, 0), noinline, cold, unused)) static void
+check_end_all_(int status, const char* place, const char* format, va_list args) {
+    enum { ROOM = 16 << 10, PLACE = 512 };
+    char message[ROOM + PLACE] = "error: ";
+    const int begin = (int)strlen(message);
+    vsnprintf(message + begin, (size_t)(ROOM - begin), format, args);
+    const size_t end = strlen(message);
+    snprintf(message + end, PLACE, "%s%.400s\n", place ? "\n    at " : "", place ? place : "");
+    check_end.function(check_end.context, status, message);
+}
+
 // Prints "error: " and the message, then `place` if it is not NULL, and ends the program. In any thread: the
 // others are not in a state that handlers of exit() could clean up after, so only main's runs these.
 __attribute__((format(printf, 3, 0), noreturn, cold, unused)) static void
 check_die_(int status, const char* place, const char* format, va_list args) {
-    enum { ROOM = 32 << 10 };
-    char message[ROOM];
-    const int begin = snprintf(message, ROOM, "error: ");
-    const int length = begin + vsnprintf(message + begin, (size_t)(ROOM - 512 - begin), format, args);
-    const int end = length < ROOM - 512 ? length : ROOM - 513; // a message that is too long is cut
-    snprintf(message + end, (size_t)(ROOM - end), "%s%.400s\n", place ? "\n    at " : "", place ? place : "");
     fflush(stdout);
     if (check_end.function) {
-        check_end.function(check_end.context, status, message);
+        check_end_all_(status, place, format, args);
     }
-    fputs(message, stderr);
+    fputs("error: ", stderr);
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "%s%s\n", place ? "\n    at " : "", place ? place : "");
     if (!check_is_main_thread()) {
         fflush(NULL);
         _exit(status);
