@@ -114,9 +114,165 @@ test_without_mpi() {
         ./without_mpi
 }
 
+# ---- training ----
+
+# 20 sequences an update: micro-batches of 3, the last one of 2.
+run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 9 --save-every 3 --eval-every 4
+    --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 9)
+
+# trains N OUT OPTIONS...: N ranks, which must succeed and have nothing to complain about.
+trains() {
+    local n=$1 out=$2
+    shift 2
+    ranks "$n" "$trainer" --out "$out" "$@"
+    check "$out: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    check "$out: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
+}
+
+# The losses, norms and rates of all steps, as they were logged.
+logged() { sed -n 's/^{"kind":"\(train\|val\)","step":\([0-9]*\),"loss":\([^,}]*\)\(,"norm":[^,]*,"lr":[^,]*\)\?.*/\1 \2 \3 \4/p' "$1/log.jsonl"; }
+
+same_model() { check "$3: the same weights" cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
+same_log() { check "$3: the same log" [ -n "$(logged "$1")" -a "$(logged "$1")" = "$(logged "$2")" ]; }
+
+# last_loss OUT
+last_loss() { logged "$1" | sed -n 's/^val 9 \([0-9.]*\) *$/\1/p'; }
+
+# near WHAT A B TOLERANCE: relative.
+near() { check "$1: $2 and $3" awk -v a="$2" -v b="$3" -v t="$4" 'BEGIN { d = a > b ? a - b : b - a; exit !(a > 0 && d <= t * a) }'; }
+
+test_same_bits() {
+    local n
+    trains 1 one "${run[@]}" --zero 2
+    cp stdout one.txt
+    check "empty rows are said: $(grep batches: stdout)" \
+        grep -q '^batches: 20 sequences an update in 7 micro-batches, 4.8 % empty$' stdout
+    for n in 2 3 4; do
+        trains $n of_$n "${run[@]}" --zero 2
+        same_model one/step_00000009 of_$n/step_00000009 "$n ranks"
+        same_log one of_$n "$n ranks"
+        check "$n ranks: $(head -n 1 stdout)" grep -q "^processes: $n on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 2, shards of $n$" stdout
+        check "$n ranks: the same sample" [ "$(grep -A 2 '^step 9: sample' stdout)" = "$(grep -A 2 '^step 9: sample' one.txt)" ]
+        check "$n ranks: $(ls of_$n/step_00000009/optimizer.* | wc -l) parts" [ "$(ls of_$n/step_00000009/optimizer.* | wc -l)" = $n ]
+    done
+}
+
+test_stages() {
+    local n zero
+    for zero in 0 1; do
+        trains 1 one_$zero "${run[@]}" --zero $zero
+        trains 3 three_$zero "${run[@]}" --zero $zero
+        near "--zero $zero: the validation loss of 3 ranks" "$(last_loss one_$zero)" "$(last_loss three_$zero)" 1e-6
+        near "--zero $zero and 2" "$(last_loss one_$zero)" "$(last_loss one)" 1e-6
+    done
+    same_model one_0/step_00000009 one_1/step_00000009 "stages 0 and 1 of one process"
+    same_model three_0/step_00000009 three_1/step_00000009 "stages 0 and 1 of 3 ranks"
+    check "stage 0 has one part of the state" [ "$(ls three_0/step_00000009/optimizer.*)" = three_0/step_00000009/optimizer.1of1.safetensors ]
+}
+
+# Saved by 4, continued by 2, then 3 at another stage; by one process.
+test_elastic() {
+    trains 2 elastic_2 --resume of_4/step_00000003
+    same_model one/step_00000009 elastic_2/step_00000009 "4 ranks, then 2"
+    trains 3 elastic_3 --resume elastic_2/step_00000006
+    same_model one/step_00000009 elastic_3/step_00000009 "4 ranks, then 2, then 3"
+    trains 1 elastic_1 --resume of_3/step_00000006 --zero 2
+    same_model one/step_00000009 elastic_1/step_00000009 "3 ranks, then 1"
+    trains 3 elastic_other --resume of_2/step_00000003 --zero 1 --batch 2
+    near "another stage and micro-batch" "$(logged one | grep '^train 9' | cut -d ' ' -f 3)" \
+        "$(logged elastic_other | grep '^train 9' | cut -d ' ' -f 3)" 1e-5
+    trains 3 old --resume "$root/dev/ref/fixtures/checkpoint_1of1"
+}
+
+# A rank that differs from the others, or another run in the same directory.
+test_disagreement() {
+    local run=("${run[@]}" --out other)
+    ranks 1 "$trainer" "${run[@]}" --seed 7 : -n 2 "$trainer" "${run[@]}"
+    check "another seed: exit status $status" [ $status = 1 ]
+    check "another seed: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --seed: 7 on rank 0, 42 on ranks 1 2$' stderr
+    cp "$trainer" other_program && echo >>other_program
+    ranks 2 "$trainer" "${run[@]}" : -n 1 ./other_program "${run[@]}"
+    check "another program: exit status $status" [ $status = 1 ]
+    check "another program: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about the program' stderr
+    ranks 2 "$trainer" "${run[@]}" --zero 3
+    check "--zero 3: exit status $status, $(head -n 1 stderr)" [ $status = 2 -a "$(grep -c '^error: --zero 3' stderr)" = 1 ]
+}
+
+# begins OUT N COMMAND...: in the background, until its first checkpoint is there; sets `process`, that of mpirun.
+begins() {
+    local out=$1 n=$2 i
+    shift 2
+    set -m
+    timeout 120 mpirun --oversubscribe --bind-to none -n "$n" "$@" --out "$out" >stdout 2>stderr </dev/null &
+    process=$!
+    set +m
+    for i in $(seq 300); do
+        [ -z "$(compgen -G "$out/step_*/state.json")" ] || return 0
+        sleep 0.1
+    done
+    check "$out: no checkpoint after 30 s" false
+}
+
+# ended WHAT STATUS: what `begins` has begun ends with this status, within 15 s.
+ended() {
+    local begin=$SECONDS
+    wait $process
+    status=$?
+    check "$1: exit status $status, wanted $2" [ $status = "$2" ]
+    check "$1: took $((SECONDS - begin)) s" [ $((SECONDS - begin)) -le 15 ]
+    check "$1: processes are left" [ -z "$(pgrep -f "^$trainer")" ]
+}
+
+rank_pid() { pgrep -f "^$trainer" | sed -n "$1p"; }
+
+long=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 100000 --save-every 3 --keep 2
+    --eval-every 0 --samples 0)
+
+# continues OUT: the last checkpoint is whole, and another number of ranks goes on from it.
+continues() {
+    ranks 2 "$trainer" --out "$1" --resume on --max-hours 0.0001
+    check "$1 continues: exit status $status, $(grep -m 1 '^error' stderr)" [ $status = 75 ]
+    check "$1 continues: $(grep '^resume: from' stdout)" grep -q "^resume: from $1/step_" stdout
+}
+
+test_signals() {
+    begins term 3 "$trainer" "${long[@]}"
+    kill -TERM "$(rank_pid 2)"
+    ended "SIGTERM to one rank" 75
+    check "SIGTERM to one rank: $(tail -n 1 stdout)" grep -q 'SIGTERM.*--resume on continues' stdout
+    continues term
+    begins usr2 2 "$trainer" "${long[@]}"
+    kill -USR2 "$(pgrep -P $process mpirun || echo $process)"
+    ended "SIGUSR2 to mpirun" 75
+    check "SIGUSR2 to mpirun: $(tail -n 1 stdout)" grep -q 'SIGUSR2.*--resume on continues' stdout
+}
+
+test_failures() {
+    begins killed 3 "$trainer" "${long[@]}"
+    kill -KILL "$(rank_pid 3)"
+    ended "kill -9 of one rank" 137
+    continues killed
+    begins stopped 3 "$trainer" "${long[@]}" --timeout 1
+    kill -STOP "$(rank_pid 2)"
+    ended "kill -STOP of one rank" 1
+    check "kill -STOP of one rank: $(grep -m 1 '^error' stderr)" grep -q '^error: rank [02] of 3 .* has waited [0-9]* s in step' stderr
+    continues stopped
+    ranks 3 bash -c '[ $OMPI_COMM_WORLD_RANK != 1 ] || ulimit -f 12; exec "$0" "$@"' "$trainer" "${long[@]}" --out full
+    check "no room for one rank's file: exit status $status" [ $status = 1 ]
+    check "no room for one rank's file: $(grep -m 1 '^error' stderr)" grep -q '^error: full/step_00000003.part/optimizer.2of3.safetensors: .*File too large' stderr
+    check "and the rank is named: $(grep -m 1 '^    on' stderr)" grep -q '^    on rank 1 of 3' stderr
+    check "and no checkpoint is left" [ -z "$(compgen -G 'full/step_*/state.json')" ]
+}
+
 test_messages
 test_errors
 test_watchdog
 test_signal
 test_without_mpi
+test_same_bits
+test_stages
+test_elastic
+test_disagreement
+test_signals
+test_failures
 check_done

@@ -298,7 +298,7 @@ static void test_pack(void) {
         run_close(&run);
     }
     expect_refused("--train-data %/documents.bin:1,%/train.bin:2 --vocab-size 111 --pack uniform", 2,
-                   "--pack uniform|only one source|has 2");
+                   "--pack uniform|one source|has 2");
     expect_refused(SHARDS "--pack pad", 1, "train.bin: no token 50256 (end of text)|--pack stream");
 }
 

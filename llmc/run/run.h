@@ -314,6 +314,7 @@ static int run_stops_(void* run) { return run_agree_((Run_*)run, signals_stop() 
 
 // Copies all that makes up the run, and starts to save the copy; or saves the model itself and waits.
 static void run_save_(Run_* run) {
+    comm_progress(&run->comm, COMM_SAVE, run->state.step, "a save");
     session_wait(&run->session, &run->log);
     const int is_copy = run->trainer->copy_out(run->model, &run->session.checkpoints);
     run->state.sequence = run->train ? (int64_t)run->train->next : 0;
@@ -510,6 +511,7 @@ static int run_loop_(Run_* run) {
             run_save_(run);
         }
         if (due & RUN_STOP_ || run->state.step >= run->options.steps) {
+            comm_progress(&run->comm, COMM_SAVE, run->state.step, "the last save");
             session_wait(&run->session, &run->log);
             return !(due & RUN_STOP_);
         }
@@ -616,6 +618,7 @@ static void run_close_(Run_* run) {
 // After the last step.
 static void run_summarize_(Run_* run) {
     double peak_mib;
+    comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
     if (run_is_first_(run)) {
         run->trainer->export_model(run->model, &run->options, &run->data);
     }
@@ -653,7 +656,6 @@ static int run_train_(Run_* run) {
 
 // Rank 0 sets the run up before the others: it encodes text and trains vocabularies, which they then find.
 static void run_turn_begins_(Run_* run) {
-    comm_progress(&run->comm, COMM_FIRST, -1, "setting up the run");
     if (!run_is_first_(run)) {
         comm_barrier(&run->comm);
     }
@@ -731,6 +733,7 @@ int run_program(int argc, char** argv, const Trainer* trainer) {
     comm_expect(&run.comm, launch_expect());
     options_parse(&run.options, argc, argv, trainer->program);
     run_join_(&run);
+    comm_progress(&run.comm, COMM_FIRST, -1, "checkpoints and data");
     resume_open(&run.resume, &run.options, &run.comm);
     run_turn_begins_(&run);
     run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options);
