@@ -16,8 +16,9 @@ positions, GELU in tanh form, the token embedding shared with the classifier.
 
 defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters, GPT2OptimizerState,
          GPT2Activations, TensorRow, UpdateRule, StateRow, gpt2_state_rows, gpt2_state_bind,
-         gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_bind,
-         gpt2_parameter_rows, gpt2_parameter_rows_of, gpt2_activation_rows, gpt2_classifier_chunk,
+         gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_bind, gpt2_sharded_rows_of,
+         gpt2_parameter_rows, gpt2_parameter_rows_of, TensorPlace, tensor_at_layer, gpt2_activation_rows,
+         gpt2_classifier_chunk,
          gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_activations_at_token, gpt2_model_by_name,
          gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token,
          gpt2_initial_value, gpt2_rows_in_files, gpt2_random_weights, RecomputeLevel, TensorInit, TensorLife,

@@ -137,7 +137,7 @@ typedef struct {
     int plan, verify_data, print_config, help, version;
 
     OptionsProgram program;
-    int process, processes; // which of how many this is, as launch.h found out
+    int process, processes;      // which of how many this is, as launch.h found out
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
 
@@ -312,7 +312,7 @@ const OptionRow OPTION_TABLE[] = {
     {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | RUN_,     "auto",
         "tokens", "length of a training sequence, at most --context"},
     {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
-        "tokens", "batch of one update; auto: batch x seq-len; a multiple of that accumulates gradients"},
+        "tokens", "batch of one update, a multiple of seq-len; auto: batch x seq-len; more accumulates gradients"},
     {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
         "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
     {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",

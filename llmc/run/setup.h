@@ -653,20 +653,19 @@ void setup_data(RunData* data, Options* options) {
 
 // The loader of the validation data: a validation is one update.
 static void setup_open_validation_(Dataloader* val, const RunData* data, const Options* options) {
-    const DataloaderSettings in_order = {options->batch,
-                                         setup_eval_sequences(options, sources_epoch(&data->val)),
-                                         SHUFFLE_OFF,
-                                         0,
-                                         0,
-                                         options->process,
-                                         options->processes};
+    DataloaderSettings in_order;
+    memset(&in_order, 0, sizeof(in_order));
+    in_order.B = options->batch;
+    in_order.sequences = setup_eval_sequences(options, sources_epoch(&data->val));
+    in_order.shuffle = SHUFFLE_OFF;
+    in_order.rank = options->process;
+    in_order.num_processes = options->processes;
     dataloader_open(val, &data->val, in_order);
 }
 
 // Says how much of the work of an update would be done by processes that have nothing to do.
 static void setup_print_batches_(const Options* options, int64_t sequences) {
-    const int64_t micro_batches = (sequences + options->batch - 1) / options->batch,
-                  n = options->processes;
+    const int64_t micro_batches = (sequences + options->batch - 1) / options->batch, n = options->processes;
     const int64_t rows = (micro_batches + n - 1) / n * n * options->batch;
     if (rows > sequences) {
         printf("batches: %lld sequences an update in %lld micro-batches, %.1f %% empty\n",
@@ -678,8 +677,8 @@ static void setup_print_batches_(const Options* options, int64_t sequences) {
 void setup_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Options* options) {
     const int64_t sequences = options->total_batch / options->seq_len; // of an update
     const int group = sequences < DATALOADER_GROUP ? (int)sequences : DATALOADER_GROUP;
-    const DataloaderSettings settings = {options->batch,        sequences, (Shuffle)options->shuffle,
-                                         options->seed,         group,     options->process,
+    const DataloaderSettings settings = {options->batch,    sequences, (Shuffle)options->shuffle,
+                                         options->seed,     group,     options->process,
                                          options->processes};
     dataloader_open(train, &data->train, settings);
     setup_open_validation_(val, data, options);
