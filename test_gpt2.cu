@@ -14,8 +14,9 @@ by nvcc and for the CPU device.
 #include "dev/test/cpu_trainer.h"
 #include "dev/test/resume_test.h"
 #include "dev/test/test.h"
+#include "dev/test/test_element.h"
 
-enum { B = 2, T = 13, N = B * T, BATCHES = 2 };
+enum { B = 2, T = 13, N = B * T, BATCHES = 2, MICRO_STEPS = 5 }; // of an update at most
 
 // A sanitizer looks at accesses, not at values. There, all settings run as elsewhere: every level, fusion and
 // type of gradients, graphs that are captured and replayed, documents, short batches, checkpoints; but with
@@ -49,11 +50,14 @@ typedef struct {
 static const Settings USUAL = {"0", "2", "on", "off", "model", "on"};
 
 static Options options_of(Settings s, int batch) {
-    char number[16];
+    char number[16], total[16];
     snprintf(number, sizeof(number), "%d", batch);
+    snprintf(total, sizeof(total), "%d", MICRO_STEPS * batch * T);
     // clang-format off
     const char* line[] = {"test",
         "--batch",        number,              "--seq-len",      "13",
+        "--total-batch",  total,               "--zero",         "0",
+        "--num-processes", "1",                "--rank",         "0",
         "--logits-chunk", "6",                 "--tf32",         "off", // the last chunk is a smaller one
         "--autotune",     "off",               "--recompute",    s.recompute,
         "--gelu-fusion",  s.gelu_fusion,       "--bias-fusion",  s.bias_fusion,
@@ -65,21 +69,24 @@ static Options options_of(Settings s, int batch) {
     return options;
 }
 
+// Parameters on the host, fp32, as those of the trainers lie in memory.
+static size_t rows_on_host(TensorRow rows[GPT2_PARAMETER_ROWS]) {
+    return gpt2_parameter_rows_of(rows, ODD, sizeof(float));
+}
+
 // First weights that floatX holds exactly. The vectors, too, are random.
-static float* first_weights(size_t* count) {
+static float* first_weights(void) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t bytes = gpt2_parameter_rows_of(rows, ODD, sizeof(float));
-    float* values = (float*)check_alloc(bytes, 1, "weights");
+    float* values = (float*)check_alloc(rows_on_host(rows), 1, "weights");
     gpt2_random_weights(rows, values, ODD, 7);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        float* tensor = (float*)((char*)values + rows[i].offset_bytes);
         const int vector = rows[i].rows == 1;
         for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
-            const float x = vector ? tensor[j] + 0.1f * rand_normal(3, (uint64_t)i, j) : tensor[j];
-            tensor[j] = to_float(from_float<floatX>(x));
+            float* weight = (float*)test_element(&rows[i], values, j);
+            const float x = vector ? *weight + 0.1f * rand_normal(3, (uint64_t)i, j) : *weight;
+            *weight = to_float(from_float<floatX>(x));
         }
     }
-    *count = bytes / sizeof(float);
     return values;
 }
 
@@ -95,7 +102,9 @@ static void batch_tokens(int tokens[BATCHES * N], int targets[BATCHES * N]) {
 static GPT2* model_open(Settings settings, int batch, const float* weights) {
     GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
     const Options options = options_of(settings, batch);
-    gpt2_open(model, ODD, &options);
+    static Comm alone;
+    alone.size = 1;
+    gpt2_open(model, ODD, &options, &alone);
     float* copy = (float*)check_alloc(model->elements, sizeof(float), "weights");
     memcpy(copy, weights, model->elements * sizeof(float));
     gpt2_upload(model, copy);
@@ -112,18 +121,35 @@ static void model_close(GPT2* model) {
 // Only fp16 has one.
 static float loss_scale(void) { return first_loss_scale().scale; }
 
+// Ends an update of so many micro-steps: returns the sum of its losses.
+static double losses_of_update(GPT2* model, int micro_steps) {
+    double sum = 0;
+    gpt2_square_sum(model);
+    const StepResult* result = gpt2_read_result(model, micro_steps);
+    for (int micro = 0; micro < micro_steps; micro++) {
+        sum += result->losses[micro];
+    }
+    return sum;
+}
+
+// Of the whole gradient of the update, without the loss scale.
+static double norm_of(const GPT2* model) {
+    return sqrt(wide_sum_value(model->result_host->square_sum)) / loss_scale();
+}
+
 // The gradients of both batches, of model->B sequences at a time, into grads_memory, times the loss scale;
 // returns the mean loss. `starts` may be NULL.
 static double document_gradients(GPT2* model, const int* tokens, const int* targets, const int* starts) {
     const int count = model->B * T, micro_steps = BATCHES * N / count;
     const float dloss = loss_scale() / (BATCHES * N);
+    gpt2_clear_result(model);
     for (int micro = 0; micro < micro_steps; micro++) {
         const int at = micro * count;
         const Batch batch = {tokens + at, targets + at, starts ? starts + at : NULL, model->B, T, count};
-        gpt2_micro_step(model, gpt2_push(model, batch), dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        const ZeroStep step = {micro, 1};
+        gpt2_micro_step(model, gpt2_push(model, batch), dloss, step);
     }
-    gpt2_gradient_norm(model);
-    return gpt2_read_result(model).loss / micro_steps;
+    return losses_of_update(model, micro_steps) / (BATCHES * N);
 }
 
 static double model_gradients(GPT2* model, const int* tokens, const int* targets) {
@@ -135,8 +161,8 @@ static double cpu_documents(CpuTrainer* reference, const int* tokens, const int*
     for (int i = 0; i < BATCHES; i++) {
         loss +=
             cpu_trainer_gradients(reference, tokens + i * N, targets + i * N, starts ? starts + i * N : NULL,
-                                  T, BATCHES * N, i == 0 ? GRADIENT_SET : GRADIENT_ADD) /
-            BATCHES;
+                                  B, T, BATCHES * N, i == 0 ? GRADIENT_SET : GRADIENT_ADD) /
+            (BATCHES * N);
     }
     return loss;
 }
@@ -147,10 +173,9 @@ static double cpu_both(CpuTrainer* reference, const int* tokens, const int* targ
 
 // The gradients as fp32 on the host, without the loss scale. Free it.
 static float* gradients_on_host(const GPT2* model) {
-    const size_t bytes = model->elements * dtype_bytes(model->grad_dtype);
     float* values = (float*)check_alloc(model->elements, sizeof(float), "gradients");
-    void* raw = check_alloc(bytes, 1, "gradients");
-    CUDA_CHECK(cudaMemcpy(raw, model->grads_memory, bytes, cudaMemcpyDeviceToHost));
+    void* raw = check_alloc(model->gradient_bytes, 1, "gradients");
+    CUDA_CHECK(cudaMemcpy(raw, model->grads_memory, model->gradient_bytes, cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < model->elements; i++) {
         values[i] =
             (model->grad_dtype == DTYPE_FP32 ? ((float*)raw)[i] : to_float(((floatX*)raw)[i])) / loss_scale();
@@ -166,19 +191,42 @@ static int is_key_bias(const GPT2* model, int row, size_t element) {
     return strcmp(model->parameter_rows[row].name, "qkvb") == 0 && element % (3 * C) / C == 1;
 }
 
-// Each tensor by name, but for key biases.
+// Nothing has written between the tensors. Returns how many elements that are.
+static size_t expect_padding(const char* what, const float* got) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const size_t count = rows_on_host(rows) / sizeof(float);
+    char* is_tensor = (char*)check_alloc(count, 1, "elements");
+    size_t padding = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
+            is_tensor[(float*)test_element(&rows[i], got, j) - got] = 1;
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        EXPECT(is_tensor[i] || got[i] == 0, "%s: padding at %zu is %g", what, i, got[i]);
+        padding += !is_tensor[i];
+    }
+    free(is_tensor);
+    return padding;
+}
+
+// Each tensor by name, but for key biases; and padding.
 static void expect_tensors(const char* what, const GPT2* model, const float* got, const float* want,
                            double tolerance) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    rows_on_host(rows);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         double error = 0, size = 0;
-        for (size_t j = model->segments.start[i]; j < model->segments.end[i]; j++) {
-            const double difference =
-                is_key_bias(model, i, j - model->segments.start[i]) ? 0 : got[j] - want[j];
+        for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
+            const double w = *(const float*)test_element(&rows[i], want, j),
+                         g = *(const float*)test_element(&rows[i], got, j);
+            const double difference = is_key_bias(model, i, j) ? 0 : g - w;
             error += difference * difference;
-            size += want[j] * (double)want[j];
+            size += w * w;
         }
-        EXPECT_NEAR(sqrt(error / size), 0, tolerance, "%s of %s", what, model->parameter_rows[i].name);
+        EXPECT_NEAR(sqrt(error / size), 0, tolerance, "%s of %s", what, rows[i].name);
     }
+    EXPECT(expect_padding(what, got) > 0, "%s: there is no padding to look at", what);
 }
 
 // Loss, logits and gradients.
@@ -191,8 +239,7 @@ static void test_against_cpu(Settings settings, const float* weights) {
     EXPECT_NEAR(loss, cpu_both(reference, tokens, targets), tolerance(), "loss");
     float* grads = gradients_on_host(model);
     expect_tensors("gradient", model, grads, cpu_trainer_grads(reference), tolerance());
-    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / cpu_trainer_norm(reference), 1,
-                tolerance(), "norm");
+    EXPECT_NEAR(norm_of(model) / cpu_trainer_norm(reference), 1, tolerance(), "norm");
     free(grads);
 
     const float* want = cpu_trainer_logits(reference, tokens);
@@ -222,8 +269,7 @@ static void test_adamw_steps(Settings settings, const float* weights, double tol
         const double want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
         AdamW adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t};
         EXPECT_NEAR(loss / want, 1, tolerance, "loss of step %d", t);
-        EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / norm, 1, 4 * tolerance,
-                    "norm of step %d", t);
+        EXPECT_NEAR(norm_of(model) / norm, 1, 4 * tolerance, "norm of step %d", t);
         cpu_trainer_update(reference, adamw);
         adamw.grad_scale /= loss_scale();
         gpt2_update(model, adamw);
@@ -240,7 +286,7 @@ typedef struct {
     size_t bytes;
 } Bits;
 
-// The bits of the gradients after some updates, so that everything has been through memory once.
+// The bits of the gradients, their norm and the losses after some updates, so that everything has been through memory once.
 static Bits bits_after_updates(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
@@ -251,10 +297,10 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
         gpt2_update(model, adamw);
     }
     model_gradients(model, tokens, targets);
-    const size_t bytes = model->elements * dtype_bytes(model->grad_dtype);
-    const Bits bits = {(char*)check_alloc(bytes + sizeof(double), 1, "gradients"), bytes + sizeof(double)};
+    const size_t bytes = model->gradient_bytes, result = result_bytes(BATCHES);
+    const Bits bits = {(char*)check_alloc(bytes + result, 1, "gradients"), bytes + result};
     CUDA_CHECK(cudaMemcpy(bits.data, model->grads_memory, bytes, cudaMemcpyDeviceToHost));
-    memcpy(bits.data + bytes, &model->result_host->square_sum, sizeof(double));
+    memcpy(bits.data + bytes, model->result_host, result);
     model_close(model);
     return bits;
 }
@@ -379,8 +425,7 @@ static void document_batch(int tokens[BATCHES * N], int targets[BATCHES * N], in
 static void expect_like_reference(const char* what, const GPT2* model, CpuTrainer* reference) {
     float* grads = gradients_on_host(model);
     expect_tensors(what, model, grads, cpu_trainer_grads(reference), tolerance());
-    EXPECT_NEAR(sqrt(model->result_host->square_sum) / loss_scale() / cpu_trainer_norm(reference), 1,
-                tolerance(), "%s: norm", what);
+    EXPECT_NEAR(norm_of(model) / cpu_trainer_norm(reference), 1, tolerance(), "%s: norm", what);
     free(grads);
 }
 
@@ -401,23 +446,46 @@ static void test_documents(Settings settings, int passes, const float* weights) 
     model_close(model);
 }
 
-// A micro-step of shorter sequences between full ones, which are graphs: the first one too.
-static void test_shorter_batch(Settings settings, const float* weights) {
-    const int lengths[] = {12, T, T, 1, T};
+// Micro-steps of shorter or fewer sequences between full ones, which are graphs: the first one too.
+static void test_smaller_batch(Settings settings, const float* weights) {
+    const int lengths[MICRO_STEPS] = {12, T, T, 1, T}, rows[MICRO_STEPS] = {B, B, B, B, B - 1};
+    const int loss_tokens = MICRO_STEPS * N;
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(settings, B, weights);
     CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
-    double want = 0;
-    for (int micro = 0; micro < 5; micro++) {
-        const GradientMode mode = micro == 0 ? GRADIENT_SET : GRADIENT_ADD;
-        const Batch batch = {tokens, targets, NULL, B, lengths[micro], B * lengths[micro]};
-        gpt2_micro_step(model, gpt2_push(model, batch), loss_scale() / (5 * N), mode);
-        want += cpu_trainer_gradients(reference, tokens, targets, NULL, lengths[micro], 5 * N, mode);
+    gpt2_clear_result(model);
+    for (int micro = 0; micro < MICRO_STEPS; micro++) {
+        const int length = lengths[micro];
+        const ZeroStep step = {micro, 1};
+        const Batch batch = {tokens, targets, NULL, rows[micro], length, rows[micro] * length};
+        gpt2_micro_step(model, gpt2_push(model, batch), loss_scale() / loss_tokens, step);
     }
-    gpt2_gradient_norm(model);
-    EXPECT_NEAR(gpt2_read_result(model).loss, want, 5 * tolerance(), "loss");
-    expect_like_reference("gradient of shorter batches", model, reference);
+    losses_of_update(model, MICRO_STEPS);
+    for (int micro = 0; micro < MICRO_STEPS; micro++) {
+        const double want =
+            cpu_trainer_gradients(reference, tokens, targets, NULL, rows[micro], lengths[micro], loss_tokens,
+                                  micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        EXPECT_NEAR(model->result_host->losses[micro], want, N * tolerance(), "losses of micro-step %d",
+                    micro);
+    }
+    expect_like_reference("gradient of smaller batches", model, reference);
+    cpu_trainer_close(reference);
+    model_close(model);
+}
+
+// Forward alone, with some targets that do not count, twice: nothing of a validation stays.
+static void test_evaluate(const float* weights) {
+    int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
+    document_batch(tokens, targets, starts);
+    GPT2* model = model_open(USUAL, B, weights);
+    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
+    for (int rows = B; rows > 0; rows--) {
+        const Batch batch = {tokens, targets, starts, rows, T, rows * T};
+        const double want =
+            cpu_trainer_gradients(reference, tokens, targets, starts, rows, T, N, GRADIENT_SET);
+        EXPECT_NEAR(gpt2_evaluate(model, batch), want, N * tolerance(), "validation of %d sequences", rows);
+    }
     cpu_trainer_close(reference);
     model_close(model);
 }
@@ -427,8 +495,7 @@ int main(void) {
     mallopt(M_PERTURB, 0xAA);
     unsetenv("HOME"); // no cache: what a resumed run has in common with the first is in the checkpoint
     unsetenv("XDG_CACHE_HOME");
-    size_t count;
-    float* weights = first_weights(&count);
+    float* weights = first_weights();
     Settings settings = USUAL;
     test_against_cpu(settings, weights);
     settings.gelu_fusion = "0";
@@ -444,7 +511,8 @@ int main(void) {
     settings.graph = "on";
     settings.gradients = "fp32"; // sums of several micro-steps are compared
     test_documents(settings, 3, weights);
-    test_shorter_batch(settings, weights);
+    test_smaller_batch(settings, weights);
+    test_evaluate(weights);
     test_adamw_steps(USUAL, weights, tolerance());
     if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights
         settings = USUAL;

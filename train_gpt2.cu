@@ -16,11 +16,13 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/attention.cuh"
 #include "llmc/batch_queue.cuh"
 #include "llmc/classifier.cuh"
+#include "llmc/comm.h"
 #include "llmc/encoder.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
+#include "llmc/zero.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/gpu_report.cuh"
@@ -36,10 +38,11 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
 
-// Results that the host reads back, on the GPU and in pinned memory.
+// What the host reads back of an update or a validation's batch, on the GPU and in pinned memory.
 typedef struct {
-    double square_sum; // of the gradient
-    float loss;        // sum of batch_loss
+    WideSum square_sum; // of the gradient
+    int64_t count;      // of losses
+    double losses[];    // sum of each micro-step
 } StepResult;
 
 // A micro-step as one CUDA graph. It is captured when the micro-step is done for the second time: the first
@@ -71,8 +74,9 @@ struct GPT2 {
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // the parameters', with elements of grad_dtype
     StateRow state_rows[GPT2_STATE_ROWS];
-    size_t parameter_bytes, state_bytes, activation_bytes;
-    size_t elements; // of all parameters, with alignment: grads and master have as many
+    size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
+    size_t elements; // of all parameters, with padding
+    ZeroPlan zero;   // what of it this process updates: all of it
 
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
@@ -81,16 +85,16 @@ struct GPT2 {
     GPT2OptimizerState state;
     GPT2Activations acts;
 
-    AdamWSegments segments;       // the parameter rows as ranges of elements:
-    AdamWSegments adamw_segments; // all, and those that AdamW updates
     BatchQueue batches;
     MatmulGpu matmul;
     AttentionGpu attention;
     LayernormGpu layernorm;
     EncoderGpu encoder;
+    AdamWPlan adamw;
     GradientNorm norm;
     MicroStepGraph graphs[2]; // of GRADIENT_SET, of GRADIENT_ADD
     StepResult *result, *result_host;
+    int64_t max_losses;    // micro-steps of an update
     floatX* logits_pinned; // (Vp) of one token,
     float* logits_host;    // and the same as fp32
     void* save_copy;       // what a checkpoint is written from: NULL before the first
@@ -98,23 +102,6 @@ struct GPT2 {
     Nvml nvml;             // for --gpu-report
     int has_nvml, has_listed_products;
 };
-
-static void add_segment(AdamWSegments* segments, const TensorRow* row) {
-    const int s = segments->count++;
-    segments->start[s] = row->offset_bytes / row->element_bytes;
-    segments->end[s] = segments->start[s] + tensor_elements(row);
-    segments->decay[s] = row->decay;
-}
-
-static void open_segments(GPT2* model) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &model->parameter_rows[i];
-        add_segment(&model->segments, row);
-        if (row->rule == RULE_ADAMW) {
-            add_segment(&model->adamw_segments, row);
-        }
-    }
-}
 
 // The type of the weights in a checkpoint: of master weights if there are any.
 static SafeTensorsDtype saved_dtype(const Options* o) {
@@ -132,19 +119,23 @@ static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options
     return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, (size_t)planned_chunk(o));
 }
 
+static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) && o->master_weights; }
+
+static DType planned_gradients(const Options* o) { return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX); }
+
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow rows[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    const size_t params = gpt2_parameter_rows(rows, cfg), fp32 = params / sizeof(floatX) * sizeof(float);
+    TensorRow activations[GPT2_ACTIVATION_ROWS];
+    const ZeroPlan zero = zero_plan(cfg, o->zero, o->rank, o->num_processes);
     plan->name = NULL;
-    plan_add(plan, "parameters", params);
-    plan_add(plan, "gradients", o->gradients ? fp32 : params);
-    plan_add(plan, "master weights", sizeof(floatX) < 4 && o->master_weights ? fp32 : 0);
-    plan_add_state(plan, cfg);
+    plan_add(plan, "parameters", zero_full_elements(&zero) * sizeof(floatX));
+    plan_add(plan, "gradients", zero_grads_elements(&zero) * dtype_bytes(planned_gradients(o)));
+    plan_add(plan, "master weights", has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0);
+    plan_add_state(plan, cfg, &zero);
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
     plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
-    plan_add_host(plan, "pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, saved_dtype(o)) : 0);
+    plan_add_host(plan, "pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, &zero, saved_dtype(o)) : 0);
 }
 
 // Of the GPU, with some room for what is not planned.
@@ -213,30 +204,48 @@ static void open_gpu_report(GPT2* model, const Options* options) {
     }
 }
 
-// One allocation for each kind of tensor.
-static void open_tensors(GPT2* model, const Options* o) {
-    model->parameter_bytes = gpt2_parameter_rows(model->parameter_rows, model->cfg);
-    gpt2_parameter_rows_of(model->gradient_rows, model->cfg, dtype_bytes(model->grad_dtype));
-    model->state_bytes = gpt2_state_rows(model->state_rows, model->cfg);
+// The places of tensors in memory, and the bytes it takes.
+static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
+    const size_t element_bytes = dtype_bytes(model->grad_dtype);
+    model->parameter_bytes =
+        gpt2_sharded_rows_of(model->parameter_rows, model->cfg, sizeof(floatX), zero->size);
+    gpt2_sharded_rows_of(model->gradient_rows, model->cfg, element_bytes, zero->size);
+    model->gradient_bytes = zero_grads_elements(zero) * element_bytes;
+    model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
     model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
-    model->elements = model->parameter_bytes / sizeof(floatX);
+    model->elements = zero_full_elements(zero);
+}
+
+// One allocation for each kind of tensor.
+static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
+    place_tensors(model, zero, o);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
-    model->grads_memory = gpu_alloc(model->elements, dtype_bytes(model->grad_dtype), "gradients");
+    model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
     model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
-    if (sizeof(floatX) < sizeof(float) && o->master_weights) {
-        model->master = (float*)gpu_alloc(model->elements, sizeof(float), "master weights");
+    if (has_master(o)) {
+        model->master = (float*)gpu_alloc(zero_owned_elements(zero), sizeof(float), "master weights");
     }
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
     gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
-    open_segments(model);
+}
+
+static size_t result_bytes(int64_t losses) { return sizeof(StepResult) + (size_t)losses * sizeof(double); }
+
+// Room for what an update tells the host.
+static void open_results(GPT2* model, const Options* o) {
+    const int64_t rows = o->total_batch / o->seq_len, micro_steps = (rows + o->batch - 1) / o->batch;
+    model->max_losses = micro_steps > 1 ? micro_steps : 1; // a validation has one, too
+    model->result = (StepResult*)gpu_alloc(1, result_bytes(model->max_losses), "results");
+    CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
 }
 
 // Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
 // allocate memory.
-static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
+static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
     const size_t N = (size_t)o->batch * o->seq_len;
+    const ZeroPlan zero = zero_plan(cfg, o->zero, comm->rank, comm->size);
     require_memory(cfg, o);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;
@@ -247,9 +256,10 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     model->autotune = o->autotune;
     model->use_graph = o->graph;
     model->seed = o->seed;
-    model->grad_dtype = o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
+    model->grad_dtype = planned_gradients(o);
+    model->zero = zero;
     gpu_open(&model->gpu, o->device);
-    open_tensors(model, o);
+    open_tensors(model, &zero, o);
 
     const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
@@ -260,9 +270,9 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o) {
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
-    gradient_norm_open(&model->norm, model->segments);
-    model->result = (StepResult*)gpu_alloc(1, sizeof(StepResult), "results");
-    CUDA_CHECK(cudaMallocHost((void**)&model->result_host, sizeof(StepResult)));
+    adamw_open(&model->adamw, &zero, model->parameter_rows);
+    gradient_norm_open(&model->norm, zero_sharded_elements(&zero));
+    open_results(model, o);
     CUDA_CHECK(cudaMallocHost((void**)&model->logits_pinned, (size_t)cfg.Vp * sizeof(floatX)));
     model->logits_host = (float*)check_alloc((size_t)cfg.Vp, sizeof(float), "logits of a token");
     open_gpu_report(model, o);
@@ -292,6 +302,7 @@ static void gpt2_close(GPT2* model) {
     CUDA_CHECK(cudaFreeHost(model->result_host));
     gpu_free(model->result);
     gradient_norm_close(&model->norm);
+    adamw_close(&model->adamw);
     encoder_close(&model->encoder);
     layernorm_close(&model->layernorm);
     attention_gpu_close(&model->attention);
@@ -305,19 +316,13 @@ static void gpt2_close(GPT2* model) {
     gpu_close(&model->gpu);
 }
 
-// The gradient of layer l of a parameter; of the one layer if there is only one.
-static Gradient gradient_at_layer(const GPT2* model, const TensorRow* row, int l) {
-    const size_t first = row->layers > 1 ? (size_t)l * tensor_layer_elements(row) : 0;
-    const Gradient gradient = {(char*)model->grads_memory + row->offset_bytes + first * row->element_bytes,
-                               model->grad_dtype};
-    return gradient;
-}
-
 // All gradients, seen from layer l: .qkvw is layer l's.
 static GPT2Gradients gradients_at_layer(const GPT2* model, int l) {
     const TensorRow* row = model->gradient_rows;
     GPT2Gradients grads;
-#define GRADIENT_SET_MEMBER(name, ...) grads.name = gradient_at_layer(model, row++, l);
+#define GRADIENT_SET_MEMBER(name, ...)                                                                       \
+    grads.name.data = tensor_at_layer(row++, model->grads_memory, l);                                        \
+    grads.name.dtype = model->grad_dtype;
     GPT2_PARAMETERS(GRADIENT_SET_MEMBER)
 #undef GRADIENT_SET_MEMBER
     return grads;
@@ -410,11 +415,10 @@ static void classifier_losses(GPT2* model, Batch batch) {
     }
 }
 
-// Sets or adds to the result, on the GPU: the sum of the losses of a batch, divided by the tokens of a full
-// micro-batch.
-static void batch_loss(GPT2* model, Batch batch, GradientMode mode) {
-    mean_loss(&model->result->loss, model->acts.losses, batch.B * batch.T, model->B * model->T, mode,
-              &model->gpu);
+// Appends the sum of the losses of a batch to the results, on the GPU.
+static void batch_loss(GPT2* model, Batch batch) {
+    sum_losses(model->result->losses, &model->result->count, model->acts.losses, batch.B * batch.T,
+               &model->gpu);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -527,7 +531,7 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
 static void micro_step_work(GPT2* model, Batch batch, float dloss, GradientMode mode) {
     gpt2_forward(model, batch, 0);
     gpt2_backward(model, batch, dloss, mode);
-    batch_loss(model, batch, mode);
+    batch_loss(model, batch);
 }
 
 // Captures the work as a graph instead of doing it.
@@ -542,8 +546,10 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, Batch batch, float dloss,
     return executable;
 }
 
-// Forward and backward: sets the gradients and the loss, or adds to them.
-static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, GradientMode mode) {
+// Forward and backward on the batch of a micro-step: sets the gradients or adds to them; appends the sum of the
+// losses to the results.
+static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep zero_step) {
+    const GradientMode mode = zero_step.micro_step > 0 ? GRADIENT_ADD : GRADIENT_SET;
     MicroStepGraph* step = &model->graphs[mode];
     const int is_full = batch.B == model->B && batch.T == model->T; // only these repeat, and have a graph
     int* times = &step->times[batch.starts != NULL];
@@ -565,12 +571,18 @@ static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, GradientMode 
 
 // ---- the gradient of an update
 
-// Waits for the GPU: once a step, for its loss and the square sum of the gradient.
-static StepResult gpt2_read_result(GPT2* model) {
-    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, sizeof(StepResult), cudaMemcpyDeviceToHost,
-                               model->gpu.stream));
+// Before the first micro-step of an update, and before a batch of a validation.
+static void gpt2_clear_result(GPT2* model) {
+    CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
+}
+
+// Waits for the GPU: once a step, for the losses of so many micro-steps and the square sum of the gradient.
+static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
+    assert(losses <= model->max_losses);
+    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, result_bytes(losses),
+                               cudaMemcpyDeviceToHost, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    return *model->result_host;
+    return model->result_host;
 }
 
 static Gradient all_gradients(const GPT2* model) {
@@ -579,50 +591,52 @@ static Gradient all_gradients(const GPT2* model) {
 }
 
 // Sets the square sum of the whole gradient in the result, on the GPU.
-static void gpt2_gradient_norm(GPT2* model) {
-    gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), model->segments,
-                                &model->norm, &model->gpu);
+static void gpt2_square_sum(GPT2* model) {
+    gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), &model->norm, &model->gpu);
 }
 
 // The gradient of an update, one micro-batch after another; as run.h says.
-static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale) {
-    const int64_t micro_steps = total_batch / ((int64_t)train->B * train->T);
+static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
+                                    double* losses) {
+    const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
-    BatchGradient gradient = {0, 0, 0, 0};
-    for (int64_t micro = 0; micro < micro_steps; micro++) {
+    BatchGradient gradient = {{0, 0}, 0, 0};
+    ZeroStep step = zero_step(sequences, model->B, model->zero.size, 0);
+    gpt2_clear_result(model);
+    for (; step.active > 0; step = zero_step(sequences, model->B, model->zero.size, step.micro_step + 1)) {
         const Batch batch = gpt2_push(model, dataloader_next(train));
-        gpt2_micro_step(model, batch, dloss, micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
+        gpt2_micro_step(model, batch, dloss, step);
         batch_gradient_add(&gradient, model->cfg, batch);
     }
-    gpt2_gradient_norm(model);
-    const StepResult result = gpt2_read_result(model);
+    gpt2_square_sum(model);
+    const StepResult* result = gpt2_read_result(model, step.micro_step);
     matmul_gpu_keep_cache(&model->matmul);
-    gradient.loss = result.loss / (double)micro_steps;
-    gradient.norm = sqrt(result.square_sum);
+    memcpy(losses, result->losses, (size_t)step.micro_step * sizeof(double));
+    gradient.square_sum = result->square_sum;
     return gradient;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One update of every tensor, each by its rule; `adamw.grad_scale` applies to gradients as they are in memory.
+// One update of what this process updates; `adamw.weight_decay` applies to tensors that decay.
 static void gpt2_update(GPT2* model, AdamW adamw) {
     adamw_update((floatX*)model->params_memory, model->master, all_gradients(model), model->state.m,
-                 model->state.v, model->adamw_segments, adamw, model->seed, &model->gpu);
+                 model->state.v, &model->adamw, adamw, model->seed, &model->gpu);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation and sampling
 
-// Forward: sets or adds to the loss of the result, on the GPU.
-static void gpt2_evaluate(GPT2* model, Batch batch, GradientMode mode) {
+// Forward: returns the sum of the losses.
+static double gpt2_evaluate(GPT2* model, Batch batch) {
     batch = gpt2_push(model, batch);
+    gpt2_clear_result(model);
     gpt2_forward(model, batch, 0);
     classifier_losses(model, batch);
-    batch_loss(model, batch, mode);
+    batch_loss(model, batch);
+    return gpt2_read_result(model, 1)->losses[0];
 }
-
-static double gpt2_read_loss(GPT2* model) { return gpt2_read_result(model).loss; }
 
 // The logits (Vp) of the next token, for the generator. A model that recomputes whole blocks keeps no keys and
 // values, and reads all tokens again.
@@ -654,7 +668,7 @@ static void upload(const GPT2* model, void* to, const void* from, size_t bytes) 
 static void gpt2_upload(GPT2* model, const float* values) {
     if (model->master) {
         upload(model, model->master, values, model->elements * sizeof(float));
-        params_from_master((floatX*)model->params_memory, model->master, model->segments, &model->gpu);
+        params_from_master((floatX*)model->params_memory, model->master, &model->adamw, &model->gpu);
         CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
         return;
     }
@@ -690,7 +704,7 @@ static float* gpt2_download(const GPT2* model) {
 // From the file, or random.
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.size);
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     setup_weights(values, model->cfg, rows, path, seed);
     gpt2_upload(model, values);
@@ -700,11 +714,11 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
 // Sets weights and optimizer state from a checkpoint.
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.size);
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     void* state = check_alloc(model->state_bytes, 1, "copy of the optimizer state");
     char error[ERROR_BYTES];
-    checkpoint_read(saved, path, model->cfg, rows, values, state);
+    checkpoint_read(saved, path, model->cfg, rows, values, &model->zero, state);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
         printf("note: %s; timing the matrix products again\n", error);
     }
@@ -750,7 +764,7 @@ static void save_products(const void* model, const char* directory) {
 static void gpt2_export(const GPT2* model, const Options* options, const RunData* data) {
     if (options->export_llmc[0] || options->export_gguf[0]) {
         TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_parameter_rows_of(rows, model->cfg, sizeof(float));
+        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.size);
         float* values = gpt2_download(model);
         setup_export(model->cfg, rows, values, options, data);
         free(values);
@@ -874,7 +888,6 @@ static const Trainer trainer = {
     report_gpu,                 // report
     NULL,                       // validates_first
     gpt2_evaluate,              // evaluate
-    gpt2_read_loss,             // read_loss
     gpt2_next_logits,           // next_logits
     gpt2_first_weights,         // first_weights
     gpt2_read_checkpoint,       // read_checkpoint

@@ -1,25 +1,26 @@
 /*
 adamw.cuh -- adamw.h on the GPU, for all parameters in one launch; the gradient's norm; master weights;
-stochastic rounding; the mean loss.
+stochastic rounding; the sum of losses.
 
-Parameters (T), gradients (T or fp32), master weights, m and v (fp32) are one allocation each, and all are cut
-alike: element i of one belongs to element i of the others. AdamWSegments lists the tensors in them; what lies
-between segments is padding and is neither read nor written. Arrays begin at multiples of 16 bytes.
+Parameters are a full array, laid out by gpt2_sharded_rows_of. Gradients, master weights, m and v have what this
+process updates of each group (zero.h), group after group: `owned` elements, which is all of them with one process.
+All these arrays are updated over their whole length. What pads them is zero everywhere, and an update of zeros
+leaves zeros. Arrays start at multiples of 16 bytes.
 
-    params    (n)   T      set; without master weights also read
-    master    (n)   fp32   updated; NULL: there are none
-    grads     (n)   T or fp32
-    m, v      (n)   fp32   updated
+    params    (full)    T      set; without master weights also read
+    master    (owned)   fp32   updated; NULL: there are none
+    grads     (owned)   T or fp32
+    m, v      (owned)   fp32   updated
 
 With master weights the parameters are those, rounded to nearest. Without them a 16-bit parameter is updated
 in fp32 and rounded stochastically: up or down with the probabilities that make the result right on average,
-so that updates smaller than half a unit in the last place are not lost for ever. Element i of update t takes
-word i of stream "adamw" + t of `seed` (rand.h): the same on every rank, whatever the launch. A rank that
-holds a part of the model under other indices takes other words, which is as good.
+so that updates smaller than half a unit in the last place are not lost for ever. Element i of group g takes word
+g 2^40 + i of stream "adamw" + t of `seed` (rand.h) in update t: the same whatever the launch and the number of
+shards.
 
-defines: ADAMW_SEGMENTS, AdamWSegments, MasterWeights, round_stochastic, adamw_update, adamw_bytes,
-         params_from_master, master_from_params, GradientNorm, gradient_norm_open, gradient_norm_close,
-         gradient_square_sum, gradient_square_sum_bytes, mean_loss, mean_loss_bytes
+defines: MasterWeights, round_stochastic, AdamWPlan, adamw_open, adamw_close, adamw_update, adamw_bytes,
+         params_from_master, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_square_sum,
+         gradient_square_sum_bytes, sum_losses, sum_losses_bytes
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
@@ -29,18 +30,11 @@ defines: ADAMW_SEGMENTS, AdamWSegments, MasterWeights, round_stochastic, adamw_u
 #include <limits.h>
 
 #include "llmc/base/rand.h"
+#include "llmc/base/wide_sum.h"
 #include "llmc/adamw.h"
+#include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
-#include "llmc/gradient.h"
-
-enum { ADAMW_SEGMENTS = 32 };
-
-// Tensor s is elements start[s] ... end[s]-1; starts are multiples of 8. Weight decay acts where decay[s].
-typedef struct {
-    int count;
-    size_t start[ADAMW_SEGMENTS], end[ADAMW_SEGMENTS];
-    int decay[ADAMW_SEGMENTS];
-} AdamWSegments;
+#include "llmc/zero.h"
 
 typedef enum { MASTER_NONE, MASTER_FP32 } MasterWeights;
 
@@ -106,106 +100,120 @@ __device__ inline RandBlock adamw_rand_block_(uint64_t seed, uint64_t stream, ui
     return block;
 }
 
-// Word j; an array that is indexed at run time would leave the registers.
-__device__ inline uint32_t rand_word_(const RandBlock& block, int j) {
-    const uint32_t* word = block.word;
-    return j < 2 ? (j == 0 ? word[0] : word[1]) : (j == 2 ? word[2] : word[3]);
+// ---- places ----
+
+// A thread block updates a piece: four elements a thread. Groups and their shards are whole pieces.
+enum { ADAMW_PIECE_ = GPT2_SHARD_UNIT, ADAMW_THREADS_ = ADAMW_PIECE_ / 4 };
+
+// Numbers of pieces.
+typedef struct {
+    uint32_t once, block;  // that this process has of group 0, of each other group: part `rank` of `shards`
+    uint32_t rank, shards; // equal parts
+    uint32_t count;        // that it has in all
+} AdamWPieces_;
+
+// What belongs to a layout of parameters: where pieces lie, and which elements decay.
+typedef struct {
+    AdamWPieces_ pieces;
+    uint8_t* decay; // on the GPU: for each TENSOR_ALIGN elements of group 0, and then of any one block
+} AdamWPlan;
+
+enum { ADAMW_DECAYS_ = ADAMW_PIECE_ / TENSOR_ALIGN }; // of a piece: one for each warp
+
+// Which tensors decay. What lies between tensors is zero, and stays it either way.
+static inline void adamw_set_decay_(uint8_t* decay, const TensorRow* rows) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t start = rows[i].offset_bytes / rows[i].element_bytes,
+                     n = tensor_layer_elements(&rows[i]);
+        assert(rows[i].rule == RULE_ADAMW && start % TENSOR_ALIGN == 0);
+        memset(decay + start / TENSOR_ALIGN, rows[i].decay, ceil_div(n, (size_t)TENSOR_ALIGN));
+    }
 }
 
-// ---- segments ----
+// `rows` are the parameters', for zero->size shards.
+static inline void adamw_open(AdamWPlan* plan, const ZeroPlan* zero, const TensorRow* rows) {
+    const int is_whole = zero->stage == 0, shards = is_whole ? 1 : zero->size;
+    const size_t part = (size_t)shards * ADAMW_PIECE_, count = zero_owned_elements(zero) / ADAMW_PIECE_;
+    const size_t decays = (zero->once + zero->block) / TENSOR_ALIGN;
+    CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
+    plan->pieces.once = (uint32_t)(zero->once / part);
+    plan->pieces.block = (uint32_t)(zero->block / part);
+    plan->pieces.rank = is_whole ? 0 : (uint32_t)zero->rank;
+    plan->pieces.shards = (uint32_t)shards;
+    plan->pieces.count = (uint32_t)count;
+    plan->decay = (uint8_t*)gpu_alloc(decays, 1, "weight decay of tensors");
+    uint8_t* decay = (uint8_t*)check_alloc(decays, 1, "weight decay of tensors");
+    adamw_set_decay_(decay, rows);
+    CUDA_CHECK(cudaMemcpy(plan->decay, decay, decays, cudaMemcpyHostToDevice));
+    free(decay);
+}
 
-// Segments are cut into pieces of equal size, one per thread block, so that one launch updates all tensors.
+static inline void adamw_close(AdamWPlan* plan) { gpu_free(plan->decay); }
 
+// Where a piece of the owned arrays lies.
 typedef struct {
-    AdamWSegments segments;
-    int first[ADAMW_SEGMENTS]; // the first piece of each segment; INT_MAX where there is no segment
-    int count, piece_elements; // pieces in all
-} SegmentPieces_;
+    uint32_t full;   // the piece of the parameters
+    uint32_t group;  //
+    uint32_t offset; // pieces before it in its group
+    uint32_t decays; // pieces before it in AdamWPlan.decay
+} AdamWPlace_;
 
-typedef struct {
-    size_t start, end;
-    int segment;
-} Piece_;
-
-static inline SegmentPieces_ segment_pieces_(const AdamWSegments& segments, int piece_elements) {
-    SegmentPieces_ pieces;
-    size_t count = 0;
-    CHECK(0 <= segments.count && segments.count <= ADAMW_SEGMENTS,
-          "%d segments of parameters; wanted at most %d", segments.count, ADAMW_SEGMENTS);
-    memset(&pieces, 0, sizeof(pieces));
-    pieces.segments = segments;
-    pieces.piece_elements = piece_elements;
-    for (int s = 0; s < ADAMW_SEGMENTS; s++) {
-        pieces.first[s] = s < segments.count ? (int)count : INT_MAX;
-        if (s < segments.count) {
-            const size_t start = segments.start[s], end = segments.end[s];
-            CHECK(start % 8 == 0 && start <= end,
-                  "segment %d of the parameters is %zu ... %zu; wanted a start that is a multiple of 8", s,
-                  start, end);
-            count += ceil_div(end - start, (size_t)piece_elements);
-            CHECK(count < INT_MAX, "%zu pieces of parameters are too many for a launch", count);
-        }
-    }
-    pieces.count = (int)count;
-    return pieces;
+__device__ inline AdamWPlace_ adamw_place_(const AdamWPieces_& p, uint32_t piece) {
+    const uint32_t group = piece < p.once ? 0 : 1 + (piece - p.once) / p.block;
+    const uint32_t begin = group == 0 ? 0 : p.once + (group - 1) * p.block; // of the group, in owned arrays
+    const uint32_t offset = p.rank * (group == 0 ? p.once : p.block) + (piece - begin);
+    const AdamWPlace_ place = {begin * p.shards + offset, group, offset,
+                               (group == 0 ? 0 : p.once * p.shards) + offset};
+    return place;
 }
 
 static inline int is_aligned_(const void* array) { return (uintptr_t)array % 16 == 0; }
 
-// Finds this block's piece: the segment is the last one that starts at or before it. All threads look at the
-// same words, which is what constant memory, where kernel arguments are, is good at.
-__device__ inline Piece_ segment_piece_(const SegmentPieces_& pieces) {
-    const int block = (int)blockIdx.x;
-    int s = 0;
-#pragma unroll
-    for (int step = ADAMW_SEGMENTS / 2; step > 0; step /= 2) {
-        if (pieces.first[s + step] <= block) {
-            s += step;
-        }
-    }
-    const size_t start = pieces.segments.start[s] + (size_t)(block - pieces.first[s]) * pieces.piece_elements;
-    const size_t end = pieces.segments.end[s], full_end = start + pieces.piece_elements;
-    const Piece_ piece = {start, full_end < end ? full_end : end, s};
-    return piece;
-}
+// ---- four elements ----
 
 template <size_t BYTES> struct Word_;
-template <> struct Word_<2> { typedef short Type; };
-template <> struct Word_<4> { typedef int Type; };
 template <> struct Word_<8> { typedef int2 Type; };
 template <> struct Word_<16> { typedef int4 Type; };
 
-// N elements in registers, and the type of one access to them.
-template <class X, int N> struct alignas(N * sizeof(X)) Few_ {
-    X element[N];
-    typedef typename Word_<N * sizeof(X)>::Type Word;
+// In registers, and the type of one access to them.
+template <class X> struct alignas(4 * sizeof(X)) Four_ {
+    X element[4];
+    typedef typename Word_<4 * sizeof(X)>::Type Word;
 };
 
-// Elements i ... i+N-1 of x; i is a multiple of N. The data passes once a step: it leaves the caches alone.
-template <int N, class X> __device__ inline Few_<X, N> few_load_(const X* x, size_t i) {
-    typedef typename Few_<X, N>::Word Word;
-    Few_<X, N> few;
-    *reinterpret_cast<Word*>(&few) = __ldcs(reinterpret_cast<const Word*>(x + i));
-    return few;
+// The data passes once a step: it leaves the caches alone.
+template <class X> __device__ inline Four_<X> four_load_(const X* from) {
+    typedef typename Four_<X>::Word Word;
+    Four_<X> four;
+    *reinterpret_cast<Word*>(&four) = __ldcs(reinterpret_cast<const Word*>(from));
+    return four;
 }
 
-template <int N, class X> __device__ inline void few_store_(X* x, const Few_<X, N>& few, size_t i) {
-    typedef typename Few_<X, N>::Word Word;
-    __stcs(reinterpret_cast<Word*>(x + i), *reinterpret_cast<const Word*>(&few));
+template <class X> __device__ inline void four_store_(X* to, const Four_<X>& four) {
+    typedef typename Four_<X>::Word Word;
+    __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(&four));
 }
 
-template <class To, class From, int N> __device__ inline Few_<To, N> few_convert_(const Few_<From, N>& from) {
-    Few_<To, N> to;
+template <class To, class From> __device__ inline Four_<To> four_convert_(const Four_<From>& from) {
+    Four_<To> to;
 #pragma unroll
-    for (int k = 0; k < N; k++) {
+    for (int k = 0; k < 4; k++) {
         to.element[k] = from_float<To>(to_float(from.element[k]));
     }
     return to;
 }
 
-// ---- the update ----
+template <class T>
+__device__ inline Four_<T> four_round_stochastic_(const Four_<float>& x, const RandBlock& random) {
+    Four_<T> rounded;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        rounded.element[k] = round_stochastic<T>(x.element[k], random.word[k]);
+    }
+    return rounded;
+}
 
-enum { ADAMW_THREADS_ = 256, ADAMW_PIECE_ = 4 * ADAMW_THREADS_ };
+// ---- the update ----
 
 // What the update of one element needs of AdamW.
 typedef struct {
@@ -234,83 +242,69 @@ __device__ inline float adamw_element_(float param, float grad, float* m, float*
     return fmaf(keep, param, -(s.step * *m / (sqrtf(*v * s.v_correction) + s.eps)));
 }
 
-template <class T, int N>
-__device__ inline Few_<T, N> few_round_stochastic_(const Few_<float, N>& x, uint64_t seed, uint64_t stream,
-                                                   size_t i) {
-    const RandBlock random = adamw_rand_block_(seed, stream, i / 4); // not computed for T = float, no use
-    Few_<T, N> rounded;
-#pragma unroll
-    for (int k = 0; k < N; k++) {
-        rounded.element[k] = round_stochastic<T>(x.element[k], rand_word_(random, N == 4 ? k : (int)(i % 4)));
-    }
-    return rounded;
-}
-
-template <class T, class G> struct AdamWArrays_ {
+// All that belongs to four elements, by the pointers to them.
+template <class T, class G> struct AdamWFour_ {
     T* params;
-    float* master;
+    float* master; // NULL: there are none
     const G* grads;
     float *m, *v;
 };
 
-// Elements i ... i+N-1. All is loaded before anything is computed.
-template <int N, class T, class G>
-__device__ inline void adamw_few_(const AdamWArrays_<T, G>& a, size_t i, float keep,
-                                  const AdamWScalars_& scalars, uint64_t seed, uint64_t stream) {
-    const Few_<G, N> g = few_load_<N>(a.grads, i);
-    Few_<float, N> m = few_load_<N>(a.m, i), v = few_load_<N>(a.v, i);
-    Few_<float, N> x = a.master ? few_load_<N>(a.master, i) : few_convert_<float>(few_load_<N>(a.params, i));
+// Updates them. All is loaded before anything is computed. `random` is a block of stream `stream`.
+template <class T, class G>
+__device__ inline void adamw_four_(const AdamWFour_<T, G>& a, float keep, const AdamWScalars_& scalars,
+                                   uint64_t seed, uint64_t stream, uint64_t random) {
+    const Four_<G> g = four_load_(a.grads);
+    Four_<float> m = four_load_(a.m), v = four_load_(a.v);
+    Four_<float> x = a.master ? four_load_(a.master) : four_convert_<float>(four_load_(a.params));
 #pragma unroll
-    for (int k = 0; k < N; k++) {
+    for (int k = 0; k < 4; k++) {
         x.element[k] =
             adamw_element_(x.element[k], to_float(g.element[k]), &m.element[k], &v.element[k], keep, scalars);
     }
-    few_store_(a.m, m, i);
-    few_store_(a.v, v, i);
+    four_store_(a.m, m);
+    four_store_(a.v, v);
     if (a.master) {
-        few_store_(a.master, x, i);
-        few_store_(a.params, few_convert_<T>(x), i);
+        four_store_(a.master, x);
+        four_store_(a.params, four_convert_<T>(x));
     } else {
-        few_store_(a.params, few_round_stochastic_<T>(x, seed, stream, i), i);
+        // not computed for T = float, no use
+        four_store_(a.params, four_round_stochastic_<T>(x, adamw_rand_block_(seed, stream, random)));
     }
 }
 
-// A thread updates four elements, a block 1024 of one segment: 16-byte accesses to fp32 data, 8-byte to
-// 16-bit data, coalesced. The last one to three elements of a segment go one by one.
-// grid   pieces of 1024 elements      block   256      shared   none
+// A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte to 16-bit
+// data, coalesced. A warp's elements decay or do not: they are TENSOR_ALIGN.
+// grid   pieces      block   256      shared   none
 // moves  adamw_bytes. Bound by memory: Philox takes some 30 instructions an element, the rest some 50,
 //        together less than half of what an H100 can issue in the time.
 // order  every element on its own
 template <class T, class G>
 __global__ void __launch_bounds__(ADAMW_THREADS_)
-    adamw_kernel_(T* params, float* master, const G* grads, float* m, float* v,
-                  const __grid_constant__ SegmentPieces_ pieces,
-                  const __grid_constant__ AdamWScalars_ scalars, uint64_t seed, uint64_t stream) {
-    const AdamWArrays_<T, G> arrays = {params, master, grads, m, v};
-    const Piece_ piece = segment_piece_(pieces);
-    const float keep = pieces.segments.decay[piece.segment] ? scalars.keep : 1.0f;
-    size_t i = piece.start + 4 * threadIdx.x;
-    if (i + 4 <= piece.end) {
-        adamw_few_<4>(arrays, i, keep, scalars, seed, stream);
-    } else {
-        for (; i < piece.end; i++) {
-            adamw_few_<1>(arrays, i, keep, scalars, seed, stream);
-        }
-    }
+    adamw_kernel_(T* params, float* master, const G* grads, float* m, float* v, const uint8_t* decay,
+                  const __grid_constant__ AdamWPieces_ pieces, const __grid_constant__ AdamWScalars_ scalars,
+                  uint64_t seed, uint64_t stream) {
+    const AdamWPlace_ place = adamw_place_(pieces, blockIdx.x);
+    const size_t owned = (size_t)blockIdx.x * ADAMW_PIECE_ + 4 * threadIdx.x,
+                 full = (size_t)place.full * ADAMW_PIECE_ + 4 * threadIdx.x;
+    const int decays = decay[(size_t)place.decays * ADAMW_DECAYS_ + threadIdx.x / 32];
+    const uint64_t random =
+        ((uint64_t)place.group << 38) + (uint64_t)place.offset * (ADAMW_PIECE_ / 4) + threadIdx.x;
+    const AdamWFour_<T, G> four = {params + full, master ? master + owned : NULL, grads + owned, m + owned,
+                                   v + owned};
+    adamw_four_(four, decays ? scalars.keep : 1.0f, scalars, seed, stream, random);
 }
 
 template <class T>
 static inline void adamw_update(T* params, float* master, Gradient grads, float* m, float* v,
-                                AdamWSegments segments, AdamW opt, uint64_t seed, const Gpu* gpu) {
-    const SegmentPieces_ pieces = segment_pieces_(segments, ADAMW_PIECE_);
+                                const AdamWPlan* plan, AdamW opt, uint64_t seed, const Gpu* gpu) {
     const uint64_t stream = rand_stream("adamw") + (uint64_t)opt.t;
     assert(is_aligned_(params) && is_aligned_(master) && is_aligned_(grads.data) && is_aligned_(m) &&
            is_aligned_(v));
-    if (pieces.count > 0) {
-        GRADIENT_DISPATCH(grads, T,
-                          launch(adamw_kernel_<T, G>, pieces.count, ADAMW_THREADS_, 0, gpu, params, master,
-                                 (const G*)grads.data, m, v, pieces, adamw_scalars_(opt), seed, stream));
-    }
+    GRADIENT_DISPATCH(grads, T,
+                      launch(adamw_kernel_<T, G>, plan->pieces.count, ADAMW_THREADS_, 0, gpu, params, master,
+                             (const G*)grads.data, m, v, plan->decay, plan->pieces, adamw_scalars_(opt), seed,
+                             stream));
 }
 
 // Reads grad, m, v and the parameter or its master; writes m, v, the parameter and its master.
@@ -322,50 +316,145 @@ static inline double adamw_bytes(double n, DType params, DType grads, MasterWeig
 
 // ---- master weights ----
 
-// Converts all segments; a thread takes four elements.
-// grid   pieces of 1024 elements      block   256      shared   none
-// moves  reads n From, writes n To. Bound by memory.
+// A thread converts four elements, a block of threads a piece.
+// grid   pieces      block   256      shared   none
+// moves  reads 4 bytes an element, writes T. Bound by memory.
 // order  every element on its own
-template <class To, class From>
+template <class T>
 __global__ void __launch_bounds__(ADAMW_THREADS_)
-    segments_convert_kernel_(To* to, const From* from, const __grid_constant__ SegmentPieces_ pieces) {
-    const Piece_ piece = segment_piece_(pieces);
-    size_t i = piece.start + 4 * threadIdx.x;
-    if (i + 4 <= piece.end) {
-        few_store_(to, few_convert_<To>(few_load_<4>(from, i)), i);
-    } else {
-        for (; i < piece.end; i++) {
-            to[i] = from_float<To>(to_float(from[i]));
+    params_from_master_kernel_(T* params, const float* master, const __grid_constant__ AdamWPieces_ pieces) {
+    const size_t owned = (size_t)blockIdx.x * ADAMW_PIECE_ + 4 * threadIdx.x,
+                 full = (size_t)adamw_place_(pieces, blockIdx.x).full * ADAMW_PIECE_ + 4 * threadIdx.x;
+    four_store_(params + full, four_convert_<T>(four_load_(master + owned)));
+}
+
+// Sets the parameters that this process owns to the master weights, rounded to nearest.
+template <class T>
+static inline void params_from_master(T* params, const float* master, const AdamWPlan* plan, const Gpu* gpu) {
+    assert(is_aligned_(params) && is_aligned_(master));
+    launch(params_from_master_kernel_<T>, plan->pieces.count, ADAMW_THREADS_, 0, gpu, params, master,
+           plan->pieces);
+}
+
+// ---- the gradient's norm ----
+
+enum { SUM_THREADS_ = 1024, NORM_THREADS_ = 256, NORM_UNITS_ = 16 };
+
+// Room for the sums of so many units of GRADIENT_BLOCK elements.
+typedef struct {
+    WideSum* partial; // each of NORM_UNITS_ units
+    int units;
+} GradientNorm;
+
+// For gradients of n elements, a multiple of GRADIENT_BLOCK.
+static inline void gradient_norm_open(GradientNorm* norm, size_t n) {
+    const size_t units = n / GRADIENT_BLOCK;
+    assert(n % GRADIENT_BLOCK == 0 && units <= INT_MAX);
+    norm->units = (int)units;
+    norm->partial = (WideSum*)gpu_alloc(ceil_div(units, (size_t)NORM_UNITS_), sizeof(WideSum),
+                                        "partial sums of the gradient's norm");
+}
+
+static inline void gradient_norm_close(GradientNorm* norm) {
+    gpu_free(norm->partial);
+    memset(norm, 0, sizeof(*norm));
+}
+
+// The sum of the squares of a unit, by a warp, the same for all lanes: a lane adds up 32, a tree the lanes. fp16
+// cannot overflow it, 65504^2 * 1024 is 4e12. Other types give infinity where gradients exceed 1e17, and that is
+// what the caller should see.
+template <class G> __device__ inline float unit_square_sum_(const G* unit) {
+    constexpr int N = Pack<G>::SIZE;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < GRADIENT_BLOCK; i += 32 * N) {
+        const Pack<G> pack = load_pack_once(unit + i + N * (threadIdx.x % 32));
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            sum = fmaf(to_float(pack[k]), to_float(pack[k]), sum);
         }
     }
+    return warp_sum(sum);
 }
 
-template <class To, class From>
-static inline void segments_convert_(To* to, const From* from, const AdamWSegments& segments,
-                                     const Gpu* gpu) {
-    const SegmentPieces_ pieces = segment_pieces_(segments, ADAMW_PIECE_);
-    assert(is_aligned_(to) && is_aligned_(from));
-    if (pieces.count > 0) {
-        launch(segments_convert_kernel_<To, From>, pieces.count, ADAMW_THREADS_, 0, gpu, to, from, pieces);
+// A warp sums two units in fp32. What they and the warps of a block have is added as WideSum, so it does not show
+// where the array is cut, if at multiples of a unit.
+// grid   units / 16, rounded up      block   256      shared   8 WideSum
+// moves  reads n G. Bound by memory.
+// order  fixed, and the same on every GPU
+template <class G>
+__global__ void __launch_bounds__(NORM_THREADS_)
+    square_sum_kernel_(WideSum* partial, const G* grads, int units) {
+    SMEM_ARRAY(WideSum, of_warp, [NORM_THREADS_ / 32]);
+    const int warp = threadIdx.x / 32, first = blockIdx.x * NORM_UNITS_;
+    WideSum sum = {0, 0};
+#pragma unroll
+    for (int k = warp; k < NORM_UNITS_; k += NORM_THREADS_ / 32) {
+        if (first + k < units) {
+            wide_sum_add(&sum, unit_square_sum_(grads + (size_t)(first + k) * GRADIENT_BLOCK));
+        }
+    }
+    of_warp[warp] = sum; // all lanes have the same
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < NORM_THREADS_ / 32; w++) {
+            wide_sum_merge(&sum, of_warp[w]);
+        }
+        partial[blockIdx.x] = sum;
     }
 }
 
-// Sets the parameters to the master weights, rounded to nearest.
-template <class T>
-static inline void params_from_master(T* params, const float* master, AdamWSegments segments,
-                                      const Gpu* gpu) {
-    segments_convert_(params, master, segments, gpu);
+// Lane 0 gets the sum.
+__device__ inline WideSum warp_wide_sum_(WideSum sum) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        const WideSum other = {__shfl_down_sync(0xffffffffu, sum.high, distance),
+                               __shfl_down_sync(0xffffffffu, sum.low, distance)};
+        wide_sum_merge(&sum, other);
+    }
+    return sum;
 }
 
-template <class T>
-static inline void master_from_params(float* master, const T* params, AdamWSegments segments,
-                                      const Gpu* gpu) {
-    segments_convert_(master, params, segments, gpu);
+// The sum of n sums.
+// grid   1      block   1024      shared   32 WideSum
+// moves  reads n WideSum. Bound by latency.
+// order  fixed
+__global__ void __launch_bounds__(SUM_THREADS_) sum_kernel_(WideSum* result, const WideSum* partial, int n) {
+    SMEM_ARRAY(WideSum, of_warp, [32]);
+    WideSum sum = {0, 0};
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < n; i += SUM_THREADS_) {
+        wide_sum_merge(&sum, partial[i]);
+    }
+    sum = warp_wide_sum_(sum);
+    if (threadIdx.x % 32 == 0) {
+        of_warp[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    sum = warp_wide_sum_(of_warp[threadIdx.x % 32]);
+    if (threadIdx.x == 0) {
+        *result = sum;
+    }
 }
 
-// ---- sums ----
+// Sets result, on the device, to the sum of the squares of the gradients, not yet scaled by grad_scale: as many
+// elements as `norm` was opened for. NaN and infinity in any of them survive. The sum of what several processes
+// have is that of the whole, bit by bit, once they are merged.
+template <class T>
+static inline void gradient_square_sum(WideSum* result, Gradient grads, GradientNorm* norm, const Gpu* gpu) {
+    const int blocks = ceil_div(norm->units, (int)NORM_UNITS_);
+    assert(is_aligned_(grads.data));
+    GRADIENT_DISPATCH(grads, T,
+                      launch(square_sum_kernel_<G>, blocks, NORM_THREADS_, 0, gpu, norm->partial,
+                             (const G*)grads.data, norm->units));
+    launch(sum_kernel_, 1, SUM_THREADS_, 0, gpu, result, norm->partial, blocks);
+}
 
-enum { SUM_THREADS_ = 1024 };
+static inline double gradient_square_sum_bytes(double n, DType grads) {
+    return n * (double)dtype_bytes(grads);
+}
+
+// ---- losses ----
 
 __device__ inline double warp_sum_double_(double x) {
 #pragma unroll
@@ -375,128 +464,37 @@ __device__ inline double warp_sum_double_(double x) {
     return x;
 }
 
-// The sum of x (n) by one block of SUM_THREADS_, the same for all threads: thread t adds up elements t,
-// t + 1024, ..., and a tree the threads. Once in a kernel: the array is not free for a second sum.
-__device__ inline double sum_by_block_(const float* x, int n) {
+// Appends the sum of N losses, in double, to a list of `count`. Thread t adds up losses t, t + 1024, ..., and a tree
+// the threads.
+// grid   1      block   1024      shared   32 doubles
+// moves  reads N fp32. Bound by latency.
+// order  fixed
+__global__ void __launch_bounds__(SUM_THREADS_)
+    sum_losses_kernel_(double* sums, int64_t* count, const float* losses, int N) {
     SMEM_ARRAY(double, of_warp, [32]);
     double sum = 0;
 #pragma unroll 8
-    for (int i = (int)threadIdx.x; i < n; i += SUM_THREADS_) {
-        sum += (double)x[i];
+    for (int i = (int)threadIdx.x; i < N; i += SUM_THREADS_) {
+        sum += (double)losses[i];
     }
     sum = warp_sum_double_(sum);
     if (threadIdx.x % 32 == 0) {
         of_warp[threadIdx.x / 32] = sum;
     }
     __syncthreads();
-    return warp_sum_double_(of_warp[threadIdx.x % 32]);
-}
-
-enum { GRADIENT_PIECE_ = 16384 };
-
-// Room for the sums of all pieces of GRADIENT_PIECE_ elements.
-typedef struct {
-    float* partial;
-    int count;
-} GradientNorm;
-
-static inline void gradient_norm_open(GradientNorm* norm, AdamWSegments segments) {
-    norm->count = segment_pieces_(segments, GRADIENT_PIECE_).count;
-    norm->partial =
-        (float*)gpu_alloc((size_t)norm->count, sizeof(float), "partial sums of the gradient's norm");
-}
-
-static inline void gradient_norm_close(GradientNorm* norm) {
-    gpu_free(norm->partial);
-    memset(norm, 0, sizeof(*norm));
-}
-
-template <class G> __device__ inline float pack_square_sum_(const Pack<G>& g, float sum) {
-#pragma unroll
-    for (int k = 0; k < Pack<G>::SIZE; k++) {
-        sum = fmaf(to_float(g[k]), to_float(g[k]), sum);
-    }
-    return sum;
-}
-
-// A block sums the squares of a piece of GRADIENT_PIECE_ elements, in fp32: a thread at most 65, then a tree.
-// fp16 cannot overflow it, 65504^2 * GRADIENT_PIECE_ is 7e13. Other types give infinity where gradients exceed
-// 1e17, and that is what the caller should see.
-// grid   pieces of 16384 elements      block   256      shared   of block_sum
-// moves  reads n G. Bound by memory.
-// order  fixed, and the same on every GPU
-template <class G>
-__global__ void __launch_bounds__(ADAMW_THREADS_)
-    square_sum_kernel_(float* partial, const G* grads, const __grid_constant__ SegmentPieces_ pieces) {
-    constexpr int N = Pack<G>::SIZE;
-    const Piece_ piece = segment_piece_(pieces);
-    const G* g = grads + piece.start;
-    const int n = (int)(piece.end - piece.start), packed = n / N * N;
-    float sum = 0;
-#pragma unroll 4
-    for (int i = N * (int)threadIdx.x; i < packed; i += N * ADAMW_THREADS_) {
-        sum = pack_square_sum_(load_pack_once(g + i), sum);
-    }
-    const int last = packed + (int)threadIdx.x; // the end that fills no pack
-    if (last < n) {
-        sum = fmaf(to_float(g[last]), to_float(g[last]), sum);
-    }
-    sum = block_sum(sum);
+    sum = warp_sum_double_(of_warp[threadIdx.x % 32]);
     if (threadIdx.x == 0) {
-        partial[blockIdx.x] = sum;
+        sums[(*count)++] = sum;
     }
 }
 
-// The sum of n partial sums, in double.
-// grid   1      block   1024      shared   32 doubles
-// moves  reads n fp32. Bound by latency.
-// order  fixed
-__global__ void __launch_bounds__(SUM_THREADS_) sum_kernel_(double* result, const float* partial, int n) {
-    const double sum = sum_by_block_(partial, n);
-    if (threadIdx.x == 0) {
-        *result = sum;
-    }
+// Appends the sum of the losses (N): sums[(*count)++], both on the device. So one CUDA graph serves all
+// micro-steps. There must be room.
+static inline void sum_losses(double* sums, int64_t* count, const float* losses, int N, const Gpu* gpu) {
+    assert(N > 0);
+    launch(sum_losses_kernel_, 1, SUM_THREADS_, 0, gpu, sums, count, losses, N);
 }
 
-// Sets result, one double on the device, to the sum of the squares of all gradients in the segments, not yet
-// scaled by grad_scale. NaN and infinity in any of them survive.
-template <class T>
-static inline void gradient_square_sum(double* result, Gradient grads, AdamWSegments segments,
-                                       GradientNorm* norm, const Gpu* gpu) {
-    const SegmentPieces_ pieces = segment_pieces_(segments, GRADIENT_PIECE_);
-    assert(pieces.count <= norm->count && is_aligned_(grads.data));
-    if (pieces.count > 0) {
-        GRADIENT_DISPATCH(grads, T,
-                          launch(square_sum_kernel_<G>, pieces.count, ADAMW_THREADS_, 0, gpu, norm->partial,
-                                 (const G*)grads.data, pieces));
-    }
-    launch(sum_kernel_, 1, SUM_THREADS_, 0, gpu, result, norm->partial, pieces.count);
-}
-
-static inline double gradient_square_sum_bytes(double n, DType grads) {
-    return n * (double)dtype_bytes(grads);
-}
-
-// Sets the sum of N losses over `tokens`, or adds it; summed in double.
-// grid   1      block   1024      shared   32 doubles
-// moves  reads N fp32. Bound by latency.
-// order  fixed
-__global__ void __launch_bounds__(SUM_THREADS_)
-    mean_loss_kernel_(float* result, const float* losses, int N, int tokens, GradientMode mode) {
-    const double mean = sum_by_block_(losses, N) / tokens;
-    if (threadIdx.x == 0) {
-        *result = (float)(mode == GRADIENT_ADD ? *result + mean : mean);
-    }
-}
-
-// Sets or adds to result, one float on the device, the sum of the losses (N) divided by `tokens`: their mean,
-// if the losses of all other tokens are 0.
-static inline void mean_loss(float* result, const float* losses, int N, int tokens, GradientMode mode,
-                             const Gpu* gpu) {
-    assert(N > 0 && tokens > 0);
-    launch(mean_loss_kernel_, 1, SUM_THREADS_, 0, gpu, result, losses, N, tokens, mode);
-}
-
-static inline double mean_loss_bytes(double N) { return 4 * N; }
+static inline double sum_losses_bytes(double N) { return 4 * N; }
 
 #endif

@@ -338,9 +338,12 @@ static void bench_tokens(Bench* bench) {
     measure(bench, "classifier backward", shape, Work{0, classifier_backward_bytes(chunk, cfg.Vp, size)},
             [=] { classifier_backward(losses, logits, targets, 1e-3f, chunk, cfg.V, cfg.Vp, gpu); });
     snprintf(shape, sizeof(shape), "%d", N);
-    float* loss = (float*)array_of_bytes(bench, sizeof(float));
-    measure(bench, "mean loss", shape, Work{0, mean_loss_bytes(N)},
-            [=] { mean_loss(loss, losses, N, N, GRADIENT_SET, gpu); });
+    double* sums = (double*)array_of_bytes(bench, sizeof(double));
+    int64_t* count = (int64_t*)array_of_bytes(bench, sizeof(int64_t));
+    measure(bench, "sum of losses", shape, Work{0, sum_losses_bytes(N)}, [=] {
+        CUDA_CHECK(cudaMemsetAsync(count, 0, sizeof(*count), gpu->stream));
+        sum_losses(sums, count, losses, N, gpu);
+    });
     encoder_close(scratch);
     section_close(bench);
 }
@@ -348,36 +351,32 @@ static void bench_tokens(Bench* bench) {
 static void bench_optimizer(Bench* bench) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const size_t n = gpt2_parameter_rows(rows, bench->cfg) / sizeof(floatX);
+    const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
     const Gpu* gpu = &bench->gpu;
     const AdamW opt = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100};
-    AdamWSegments all;
+    AdamWPlan plan_memory, *plan = &plan_memory;
     GradientNorm norm_memory, *norm = &norm_memory;
     char shape[64];
-    memset(&all, 0, sizeof(all));
-    all.count = GPT2_PARAMETER_ROWS;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        all.start[i] = rows[i].offset_bytes / rows[i].element_bytes;
-        all.end[i] = all.start[i] + tensor_elements(&rows[i]);
-        all.decay[i] = rows[i].decay;
-    }
     floatX* params = random_array<floatX>(bench, n, 0.02f);
     const Gradient grads = {random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)};
     float *m = random_array<float>(bench, n, 1e-3f), *v = random_array<float>(bench, n, 0);
     float* master = DTYPE_OF(floatX) == DTYPE_FP32 ? NULL : random_array<float>(bench, n, 0.02f);
-    double* result = (double*)array_of_bytes(bench, sizeof(double));
-    gradient_norm_open(norm, all);
+    WideSum* result = (WideSum*)array_of_bytes(bench, sizeof(WideSum));
+    gradient_norm_open(norm, n);
+    adamw_open(plan, &zero, rows);
     snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
     measure(bench, "gradient norm", shape, Work{0, gradient_square_sum_bytes((double)n, grads.dtype)},
-            [=] { gradient_square_sum<floatX>(result, grads, all, norm, gpu); });
+            [=] { gradient_square_sum<floatX>(result, grads, norm, gpu); });
     measure(
         bench, "AdamW", shape,
         Work{0, adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, master ? MASTER_FP32 : MASTER_NONE)},
-        [=] { adamw_update(params, master, grads, m, v, all, opt, 1, gpu); });
+        [=] { adamw_update(params, master, grads, m, v, plan, opt, 1, gpu); });
     if (master && !bench->list) {
         measure(bench, "AdamW, no master weights", shape,
                 Work{0, adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, MASTER_NONE)},
-                [=] { adamw_update(params, (float*)NULL, grads, m, v, all, opt, 1, gpu); });
+                [=] { adamw_update(params, (float*)NULL, grads, m, v, plan, opt, 1, gpu); });
     }
+    adamw_close(plan);
     gradient_norm_close(norm);
     section_close(bench);
 }

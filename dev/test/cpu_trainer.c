@@ -6,12 +6,14 @@
 
 struct CpuTrainer {
     GPT2 model;
+    Comm comm;
 };
 
 CpuTrainer* cpu_trainer_open(GPT2Config cfg, int B, int T, const float* params) {
     CpuTrainer* trainer = (CpuTrainer*)check_alloc(1, sizeof(CpuTrainer), "CPU trainer");
-    const Options options = {.batch = B, .seq_len = T, .recompute = RECOMPUTE_NONE};
-    gpt2_open(&trainer->model, cfg, &options);
+    const Options options = {.batch = B, .seq_len = T, .recompute = RECOMPUTE_NONE, .num_processes = 1};
+    trainer->comm.size = 1;
+    gpt2_open(&trainer->model, cfg, &options, &trainer->comm);
     memcpy(trainer->model.params_memory, params, trainer->model.parameter_bytes);
     return trainer;
 }
@@ -22,12 +24,13 @@ void cpu_trainer_close(CpuTrainer* trainer) {
 }
 
 double cpu_trainer_gradients(CpuTrainer* trainer, const int* tokens, const int* targets, const int* starts,
-                             int batch_T, double loss_tokens, GradientMode mode) {
+                             int batch_B, int batch_T, double loss_tokens, GradientMode mode) {
     GPT2* model = &trainer->model;
-    const Batch batch = {tokens,   targets, starts,
-                         model->B, batch_T, targets_count(targets, model->B * batch_T)};
+    const Batch batch = {tokens,  targets, starts,
+                         batch_B, batch_T, targets_count(targets, batch_B * batch_T)};
+    const ZeroStep only = {0, 1};
     gpt2_forward(model, batch, 0);
-    gpt2_backward(model, batch, (float)(1 / loss_tokens), mode);
+    gpt2_backward(model, batch, (float)(1 / loss_tokens), mode, only);
     return batch_loss(model, batch);
 }
 
@@ -41,7 +44,12 @@ const float* cpu_trainer_logits(CpuTrainer* trainer, const int* tokens) {
     return model->acts.logits;
 }
 
-double cpu_trainer_norm(CpuTrainer* trainer) { return gpt2_gradient_norm(&trainer->model); }
+double cpu_trainer_norm(CpuTrainer* trainer) {
+    WideSum sum = {0, 0};
+    zero_square_sum_cpu(&trainer->model.zero, &sum, trainer->model.norm_partial);
+    return sqrt(wide_sum_value(sum));
+}
+
 void cpu_trainer_update(CpuTrainer* trainer, AdamW adamw) { gpt2_update(&trainer->model, adamw); }
 const float* cpu_trainer_grads(const CpuTrainer* trainer) {
     return (const float*)trainer->model.grads_memory;

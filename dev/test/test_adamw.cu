@@ -1,5 +1,5 @@
-// test_adamw.cu -- the update against reference.h with and without master weights, stochastic rounding, the
-// gradient's norm, conversions and the mean loss.
+// test_adamw.cu -- the update against reference.h with and without master weights, in one part and in shards,
+// stochastic rounding, the gradient's norm, conversions and sums of losses.
 #include "llmc/adamw.cuh"
 #include "llmc/reference.h"
 #include "ops.h"
@@ -40,77 +40,150 @@ template <class T> static float* rounded(float* x, size_t n) {
     return x;
 }
 
-// ---- segments ----
+// ---- layouts ----
 
-enum { LENGTH = 3584 }; // of the allocations
+// Tensors of less than a row of decays and of several, padding behind most of them and behind the groups.
+static const GPT2Config SMALL = {5, 60, 64, 2, 2, 14};
 
-// One element, awkward sizes, neighbors without padding, nothing, several blocks, the end of the allocation.
-static AdamWSegments awkward_segments(void) {
-    const size_t bounds[][2] = {{0, 1},       {128, 159},   {256, 289},   {384, 1152},
-                                {1152, 1280}, {1280, 1280}, {1280, 3463}, {3464, 3584}};
-    AdamWSegments segments;
-    memset(&segments, 0, sizeof(segments));
-    segments.count = 8;
-    for (int s = 0; s < 8; s++) {
-        segments.start[s] = bounds[s][0];
-        segments.end[s] = bounds[s][1];
-        segments.decay[s] = s % 2;
+// The parameters of SMALL for so many shards; in stage 0 each process updates all of them.
+typedef struct {
+    int stage, size;
+    size_t n; // elements of full arrays
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    ZeroPlan zero; // of rank 0
+} Layout;
+
+static Layout layout_of(int stage, int size) {
+    Layout layout;
+    layout.stage = stage;
+    layout.size = size;
+    gpt2_sharded_rows_of(layout.rows, SMALL, 1, size);
+    layout.zero = zero_plan(SMALL, stage, 0, size);
+    layout.n = zero_full_elements(&layout.zero);
+    return layout;
+}
+
+static Layout whole(void) { return layout_of(0, 1); }
+
+// The parameter that each element belongs to, -1 in padding.
+static int* parameters_of(const Layout* layout) {
+    int* of = (int*)ops_floats(layout->n);
+    for (size_t i = 0; i < layout->n; i++) {
+        of[i] = -1;
     }
-    return segments;
-}
-
-static AdamWSegments one_segment(size_t start, size_t end) {
-    AdamWSegments segments;
-    memset(&segments, 0, sizeof(segments));
-    segments.count = 1;
-    segments.start[0] = start;
-    segments.end[0] = end;
-    segments.decay[0] = 1;
-    return segments;
-}
-
-// The segment of element i, -1 in padding.
-static int segment_of(const AdamWSegments* segments, size_t i) {
-    for (int s = 0; s < segments->count; s++) {
-        if (segments->start[s] <= i && i < segments->end[s]) {
-            return s;
+    for (int r = 0; r < GPT2_PARAMETER_ROWS; r++) {
+        for (int l = 0; l < layout->rows[r].layers; l++) {
+            const size_t start = (size_t)((char*)tensor_at_layer(&layout->rows[r], NULL, l) - (char*)NULL);
+            for (size_t i = 0; i < tensor_layer_elements(&layout->rows[r]); i++) {
+                of[start + i] = r;
+            }
         }
     }
-    return -1;
+    return of;
+}
+
+// Random elements, and padding of zeros.
+static float* random_parameters(const Layout* layout, float sigma) {
+    const int* of = parameters_of(layout);
+    float* x = ops_normal(layout->n, sigma);
+    for (size_t i = 0; i < layout->n; i++) {
+        x[i] = of[i] < 0 ? 0 : x[i];
+    }
+    return x;
+}
+
+// The elements of a full array in another layout. Groups differ only in the padding at their end.
+static float* in_layout(const Layout* to, const float* x, const Layout* from) {
+    float* moved = ops_floats(to->n);
+    memset(moved, 0, to->n * sizeof(float));
+    for (int g = 0; g < to->zero.groups; g++) {
+        const size_t n = zero_group_elements(&to->zero, g), m = zero_group_elements(&from->zero, g);
+        memcpy(moved + zero_group_begin(&to->zero, g), x + zero_group_begin(&from->zero, g),
+               (n < m ? n : m) * sizeof(float));
+    }
+    return moved;
+}
+
+// What a process owns of a full array, group after group; or, the other way, puts it back.
+typedef enum { CUT, PASTE } Direction;
+static void owned_copy(float* owned, float* full, const ZeroPlan* zero, Direction direction) {
+    const int parts = zero->stage == 0 ? 1 : zero->size, part = zero->stage == 0 ? 0 : zero->rank;
+    for (int g = 0; g < zero->groups; g++) {
+        const size_t n = zero_group_elements(zero, g) / (size_t)parts, at = zero_group_begin(zero, g);
+        float *inside = full + at + (size_t)part * n, *outside = owned + at / (size_t)parts;
+        memcpy(direction == CUT ? outside : inside, direction == CUT ? inside : outside, n * sizeof(float));
+    }
+}
+
+// The array of one type on the device that a process owns of x.
+template <class T> static T* upload_owned(const float* x, const ZeroPlan* zero, const Gpu* gpu) {
+    const size_t n = zero_owned_elements(zero);
+    float* owned = ops_floats(n);
+    owned_copy(owned, (float*)x, zero, CUT);
+    return upload<T>(owned, n, gpu);
+}
+
+// Frees `owned`, and puts what was in it into x.
+static void download_owned(float* x, float* owned, const ZeroPlan* zero, const Gpu* gpu) {
+    owned_copy(download(owned, zero_owned_elements(zero), gpu), x, zero, PASTE);
 }
 
 // ---- the update ----
 
 static const AdamW defaults = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.37f, 1};
 
-// The state of an optimizer in host memory, LENGTH floats each.
+// The state of an optimizer in host memory, full arrays.
 typedef struct {
     float *param, *master, *m, *v;
 } State;
 
-static State state_random(void) {
-    State s = {ops_normal(LENGTH, 1), ops_normal(LENGTH, 1), ops_normal(LENGTH, 0.1f),
-               ops_normal(LENGTH, 0.1f)};
-    for (int i = 0; i < LENGTH; i++) {
+static State state_random(const Layout* layout) {
+    State s = {random_parameters(layout, 1), random_parameters(layout, 1), random_parameters(layout, 0.1f),
+               random_parameters(layout, 0.1f)};
+    for (size_t i = 0; i < layout->n; i++) {
         s.v[i] = fabsf(s.v[i]);
     }
     return s;
 }
 
-// One update on the device of a state; the gradients are rounded to G.
+static State state_in_layout(const Layout* to, State s, const Layout* from) {
+    const State moved = {in_layout(to, s.param, from), in_layout(to, s.master, from),
+                         in_layout(to, s.m, from), in_layout(to, s.v, from)};
+    return moved;
+}
+
+// What one process updates, on the device; its results go into `s`. `param` is a full array on the device.
 template <class T, class G>
-static State update(State s, const float* grad, AdamWSegments segments, AdamW opt, uint64_t seed,
-                    MasterWeights with, const Gpu* gpu) {
-    T* param = upload<T>(s.param, LENGTH, gpu);
-    float* master = with == MASTER_FP32 ? upload<float>(s.master, LENGTH, gpu) : NULL;
-    float *m = upload<float>(s.m, LENGTH, gpu), *v = upload<float>(s.v, LENGTH, gpu);
-    G* device_grad = upload<G>(grad, LENGTH, gpu);
+static void update_of_rank(State s, T* param, const float* grad, const ZeroPlan* zero, const TensorRow* rows,
+                           AdamW opt, uint64_t seed, MasterWeights with, const Gpu* gpu) {
+    AdamWPlan plan;
+    adamw_open(&plan, zero, rows);
+    float* master = with == MASTER_FP32 ? upload_owned<float>(s.master, zero, gpu) : NULL;
+    float *m = upload_owned<float>(s.m, zero, gpu), *v = upload_owned<float>(s.v, zero, gpu);
+    G* device_grad = upload_owned<G>(grad, zero, gpu);
     const Gradient gradient = {device_grad, DTYPE_OF(G)};
-    adamw_update(param, master, gradient, m, v, segments, opt, seed, gpu);
+    adamw_update(param, master, gradient, m, v, &plan, opt, seed, gpu);
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     gpu_free(device_grad);
-    const State result = {download(param, LENGTH, gpu), master ? download(master, LENGTH, gpu) : NULL,
-                          download(m, LENGTH, gpu), download(v, LENGTH, gpu)};
+    download_owned(s.m, m, zero, gpu);
+    download_owned(s.v, v, zero, gpu);
+    if (master) {
+        download_owned(s.master, master, zero, gpu);
+    }
+    adamw_close(&plan);
+}
+
+// One update of a state by all processes, one after the other; the gradients are rounded to G.
+template <class T, class G>
+static State update(const Layout* layout, State s, const float* grad, AdamW opt, uint64_t seed,
+                    MasterWeights with, const Gpu* gpu) {
+    State result = state_in_layout(layout, s, layout);
+    T* param = upload<T>(s.param, layout->n, gpu);
+    for (int rank = 0; rank < (layout->stage == 0 ? 1 : layout->size); rank++) {
+        const ZeroPlan zero = zero_plan(SMALL, layout->stage, rank, layout->size);
+        update_of_rank<T, G>(result, param, grad, &zero, layout->rows, opt, seed, with, gpu);
+    }
+    result.param = download(param, layout->n, gpu);
     return result;
 }
 
@@ -119,166 +192,180 @@ typedef struct {
 } Wanted;
 
 // What the reference makes of the same: `weights` are the parameters or the master weights.
-static Wanted reference(State s, const float* weights, const float* grad, const AdamWSegments* segments,
-                        AdamW opt) {
-    const Wanted want = {ops_widen(weights, LENGTH), ops_widen(s.m, LENGTH), ops_widen(s.v, LENGTH)};
-    const double* wide = ops_widen(grad, LENGTH);
-    for (int i = 0; i < segments->count; i++) {
-        const size_t start = segments->start[i], n = segments->end[i] - start;
-        AdamW of_segment = opt;
-        of_segment.weight_decay = segments->decay[i] ? opt.weight_decay : 0;
-        ref_adamw(want.weights + start, wide + start, want.m + start, want.v + start, n, of_segment);
+static Wanted reference(const Layout* layout, State s, const float* weights, const float* grad, AdamW opt) {
+    const Wanted want = {ops_widen(weights, layout->n), ops_widen(s.m, layout->n), ops_widen(s.v, layout->n)};
+    const double* wide = ops_widen(grad, layout->n);
+    const int* of = parameters_of(layout);
+    for (size_t i = 0; i < layout->n; i++) {
+        AdamW of_tensor = opt;
+        of_tensor.weight_decay = of[i] >= 0 && layout->rows[of[i]].decay ? opt.weight_decay : 0;
+        ref_adamw(want.weights + i, wide + i, want.m + i, want.v + i, 1, of_tensor);
     }
     return want;
 }
 
 // The update is computed in fp32, with a handful of roundings of half an epsilon each in m, v and the step, and
 // one in the sum; the step is at most a few lr.
-static void expect_state(const char* what, State got, const float* weights, Wanted want) {
-    double* magnitude = ops_doubles(LENGTH);
-    for (int i = 0; i < LENGTH; i++) {
+static void expect_state(const char* what, const Layout* layout, State got, const float* weights,
+                         Wanted want) {
+    double* magnitude = ops_doubles(layout->n);
+    for (size_t i = 0; i < layout->n; i++) {
         magnitude[i] = fabs(want.weights[i]) + 10 * defaults.lr;
     }
-    EXPECT_NEAR(ops_error(weights, want.weights, magnitude, LENGTH), 0, 2, "%s: weights", what);
-    EXPECT_NEAR(ops_error(got.m, want.m, NULL, LENGTH), 0, 2, "%s: m", what);
-    EXPECT_NEAR(ops_error(got.v, want.v, NULL, LENGTH), 0, 2, "%s: v", what);
+    EXPECT_NEAR(ops_error(weights, want.weights, magnitude, layout->n), 0, 2, "%s: weights", what);
+    EXPECT_NEAR(ops_error(got.m, want.m, NULL, layout->n), 0, 2, "%s: m", what);
+    EXPECT_NEAR(ops_error(got.v, want.v, NULL, layout->n), 0, 2, "%s: v", what);
 }
 
-// Padding as it was, and whether anything else is as it was.
-static void expect_padding(const char* what, const float* got, const float* before,
-                           const AdamWSegments* segments) {
-    int changed = 0;
-    for (size_t i = 0; i < LENGTH; i++) {
-        if (segment_of(segments, i) < 0) {
-            EXPECT(memcmp(&got[i], &before[i], sizeof(float)) == 0, "%s: padding at %zu: %g, was %g", what, i,
-                   got[i], before[i]);
-        } else {
-            changed += got[i] != before[i];
-        }
+// Padding is zero, and most else is not as it was.
+static void expect_padding(const char* what, const Layout* layout, const float* got, const float* before) {
+    const int* of = parameters_of(layout);
+    size_t changed = 0, elements = 0;
+    for (size_t i = 0; i < layout->n; i++) {
+        EXPECT(of[i] >= 0 || float_bits_(got[i]) == 0, "%s: padding at %zu: %g", what, i, got[i]);
+        changed += of[i] >= 0 && got[i] != before[i];
+        elements += of[i] >= 0;
     }
-    EXPECT(changed > LENGTH / 2, "%s: only %d elements changed", what, changed);
+    EXPECT(changed > elements / 2, "%s: only %zu elements changed", what, changed);
 }
 
-// Padding of the gradients is NaN: it may not be read.
-template <class G> static float* random_gradient(const AdamWSegments* segments) {
-    float* grad = rounded<G>(ops_normal(LENGTH, 1), LENGTH);
-    for (size_t i = 0; i < LENGTH; i++) {
-        grad[i] = segment_of(segments, i) < 0 ? NAN : grad[i];
-    }
-    return grad;
+template <class G> static float* random_gradient(const Layout* layout) {
+    return rounded<G>(random_parameters(layout, 1), layout->n);
 }
 
 template <class T, class G> static void test_with_master(const Gpu* gpu) {
-    const AdamWSegments segments = awkward_segments();
+    const Layout layout = whole();
     const char* what = dtype_name(DTYPE_OF(T));
-    const State s = state_random();
-    rounded<T>(s.param, LENGTH);
+    const State s = state_random(&layout);
+    rounded<T>(s.param, layout.n);
     AdamW opt = defaults;
     for (opt.t = 1; opt.t <= 1001; opt.t += 500) {
-        float* grad = random_gradient<G>(&segments);
-        const State got = update<T, G>(s, grad, segments, opt, 1, MASTER_FP32, gpu);
-        expect_state(what, got, got.master, reference(s, s.master, grad, &segments, opt));
-        expect_padding("params", got.param, s.param, &segments);
-        expect_padding("master", got.master, s.master, &segments);
-        expect_padding("m", got.m, s.m, &segments);
-        expect_padding("v", got.v, s.v, &segments);
-        for (size_t i = 0; i < LENGTH; i++) { // rounded to nearest
-            const float want =
-                segment_of(&segments, i) < 0 ? s.param[i] : to_float(from_float<T>(got.master[i]));
+        float* grad = random_gradient<G>(&layout);
+        const State got = update<T, G>(&layout, s, grad, opt, 1, MASTER_FP32, gpu);
+        expect_state(what, &layout, got, got.master, reference(&layout, s, s.master, grad, opt));
+        expect_padding("params", &layout, got.param, s.param);
+        expect_padding("master", &layout, got.master, s.master);
+        expect_padding("m", &layout, got.m, s.m);
+        expect_padding("v", &layout, got.v, s.v);
+        for (size_t i = 0; i < layout.n; i++) { // rounded to nearest
+            const float want = to_float(from_float<T>(got.master[i]));
             EXPECT(got.param[i] == want, "%s: params at %zu: %g, wanted %g", what, i, got.param[i], want);
         }
-        const State again = update<T, G>(s, grad, segments, opt, 2, MASTER_FP32, gpu); // the seed is not used
-        EXPECT(ops_same_bits(got.param, again.param, LENGTH) &&
-                   ops_same_bits(got.master, again.master, LENGTH),
+        const State again = update<T, G>(&layout, s, grad, opt, 2, MASTER_FP32, gpu); // the seed is not used
+        EXPECT(ops_same_bits(got.param, again.param, layout.n) &&
+                   ops_same_bits(got.master, again.master, layout.n),
                "%s: two runs differ", what);
     }
     ops_close("with master weights");
 }
 
+// The word of stochastic rounding of element i of the whole: by its place in its group.
+static uint32_t random_word(const Layout* layout, size_t i, uint64_t seed, int64_t t) {
+    int g = layout->zero.groups - 1;
+    while (i < zero_group_begin(&layout->zero, g)) {
+        g--;
+    }
+    const uint64_t word = ((uint64_t)g << 40) + (i - zero_group_begin(&layout->zero, g));
+    return rand_block(seed, rand_stream("adamw") + (uint64_t)t, word / 4).word[word % 4];
+}
+
 // Without master weights, T rounds what the update in fp32 gives, with the words of rand.h.
 template <class T, class G> static void test_without_master(const Gpu* gpu) {
-    const AdamWSegments segments = awkward_segments();
+    const Layout layout = whole();
     const char* what = dtype_name(DTYPE_OF(T));
     const uint64_t seed = 0x123456789ABCDEF;
-    State s = state_random();
-    rounded<T>(s.param, LENGTH);
+    State s = state_random(&layout);
+    rounded<T>(s.param, layout.n);
     AdamW opt = defaults;
     opt.t = 7;
-    float* grad = random_gradient<G>(&segments);
-    const State exact = update<float, float>(s, grad, segments, opt, seed, MASTER_NONE, gpu);
-    const State got = update<T, G>(s, grad, segments, opt, seed, MASTER_NONE, gpu);
-    expect_state(what, exact, exact.param, reference(s, s.param, grad, &segments, opt));
-    expect_padding("params", got.param, s.param, &segments);
-    EXPECT(ops_same_bits(got.m, exact.m, LENGTH) && ops_same_bits(got.v, exact.v, LENGTH), "%s: moments",
+    float* grad = random_gradient<G>(&layout);
+    const State exact = update<float, float>(&layout, s, grad, opt, seed, MASTER_NONE, gpu);
+    const State got = update<T, G>(&layout, s, grad, opt, seed, MASTER_NONE, gpu);
+    expect_state(what, &layout, exact, exact.param, reference(&layout, s, s.param, grad, opt));
+    expect_padding("params", &layout, got.param, s.param);
+    EXPECT(ops_same_bits(got.m, exact.m, layout.n) && ops_same_bits(got.v, exact.v, layout.n), "%s: moments",
            what);
-    for (size_t i = 0; i < LENGTH; i++) {
-        const uint32_t random = rand_block(seed, rand_stream("adamw") + 7, i / 4).word[i % 4];
+    for (size_t i = 0; i < layout.n; i++) {
+        const uint32_t random = random_word(&layout, i, seed, opt.t);
         const float want = to_float(round_stochastic<T>(exact.param[i], random));
-        EXPECT(segment_of(&segments, i) < 0 || got.param[i] == want, "%s: params at %zu: %.9g, wanted %.9g",
-               what, i, got.param[i], want);
+        EXPECT(got.param[i] == want, "%s: params at %zu: %.9g, wanted %.9g", what, i, got.param[i], want);
     }
     ops_close("without master weights");
 }
 
-// Where an element lies in the launch does not matter; the seed and the number of the update do.
+// Each process updates its shards, or all of them its own copy: the same bits, whatever their number.
+template <class T> static void test_shards(int stage, int size, MasterWeights with, const Gpu* gpu) {
+    const Layout one = whole(), layout = layout_of(stage, size);
+    const State s = state_random(&one);
+    rounded<T>(s.param, one.n);
+    const float* grad = random_gradient<T>(&one);
+    const State want = update<T, T>(&one, s, grad, defaults, 3, with, gpu);
+    const State got = update<T, T>(&layout, state_in_layout(&layout, s, &one), in_layout(&layout, grad, &one),
+                                   defaults, 3, with, gpu);
+    expect_padding("params", &layout, got.param, ops_floats(layout.n));
+    const State back = state_in_layout(&one, got, &layout);
+    EXPECT(ops_same_bits(back.param, want.param, one.n) && ops_same_bits(back.master, want.master, one.n) &&
+               ops_same_bits(back.m, want.m, one.n) && ops_same_bits(back.v, want.v, one.n),
+           "%s, stage %d: %d shards make other bits", dtype_name(DTYPE_OF(T)), stage, size);
+    ops_close("shards");
+}
+
+// The seed and the number of the update matter.
 template <class T> static void test_random_words(const Gpu* gpu) {
-    State s = state_random();
-    const float* grad = ops_normal(LENGTH, 1);
+    const Layout layout = whole();
+    State s = state_random(&layout);
+    const float* grad = random_parameters(&layout, 1);
     AdamW opt = defaults;
-    AdamWSegments parts = one_segment(0, LENGTH);
-    parts.count = 2;
-    parts.end[0] = parts.start[1] = 1352; // not where a block of the whole ends
-    parts.end[1] = LENGTH;
-    parts.decay[1] = 1;
-    const State whole = update<T, float>(s, grad, one_segment(0, LENGTH), opt, 1, MASTER_NONE, gpu);
-    const State cut = update<T, float>(s, grad, parts, opt, 1, MASTER_NONE, gpu);
-    const State other = update<T, float>(s, grad, parts, opt, 2, MASTER_NONE, gpu);
-    EXPECT(ops_same_bits(whole.param, cut.param, LENGTH), "the bits depend on the segments");
-    EXPECT(!ops_same_bits(whole.param, other.param, LENGTH), "the bits do not depend on the seed");
+    const State one = update<T, float>(&layout, s, grad, opt, 1, MASTER_NONE, gpu);
+    const State other = update<T, float>(&layout, s, grad, opt, 2, MASTER_NONE, gpu);
+    EXPECT(!ops_same_bits(one.param, other.param, layout.n), "the bits do not depend on the seed");
     opt.lr = 0; // parameters that T has do not change, whatever is added to the moments
     opt.t = 3;
-    rounded<T>(s.param, LENGTH);
-    const State still = update<T, float>(s, grad, parts, opt, 1, MASTER_NONE, gpu);
-    EXPECT(ops_same_bits(still.param, s.param, LENGTH), "an update of nothing changed parameters");
+    rounded<T>(s.param, layout.n);
+    const State still = update<T, float>(&layout, s, grad, opt, 1, MASTER_NONE, gpu);
+    EXPECT(ops_same_bits(still.param, s.param, layout.n), "an update of nothing changed parameters");
     ops_close("random words");
 }
 
 // Updates of a hundredth of the distance to the next number: rounded to nearest, none would ever happen. The
-// mean over LENGTH elements of 20 updates has a standard deviation of sqrt(20 * 0.01 / LENGTH) distances.
+// mean over n elements of 20 updates has a standard deviation of sqrt(20 * 0.01 / n) distances.
 template <class T> static void test_small_updates(const Gpu* gpu) {
     const double distance = DTYPE_OF(T) == DTYPE_BF16 ? 0x1p-7 : 0x1p-10; // from 1 upwards
-    State s = state_random();
+    const Layout layout = whole();
+    const size_t n = layout.n;
+    State s = state_random(&layout);
     AdamW opt = defaults;
     opt.lr = (float)(distance / 100);
     opt.weight_decay = 0;
     opt.grad_scale = 1;
-    float* grad = ops_floats(LENGTH);
-    for (int i = 0; i < LENGTH; i++) {
+    float* grad = ops_floats(n);
+    for (size_t i = 0; i < n; i++) {
         s.param[i] = 1, s.m[i] = 0, s.v[i] = 0, grad[i] = -1; // each update is lr upwards
     }
     for (opt.t = 1; opt.t <= 20; opt.t++) {
-        s = update<T, float>(s, grad, one_segment(0, LENGTH), opt, 5, MASTER_NONE, gpu);
+        s = update<T, float>(&layout, s, grad, opt, 5, MASTER_NONE, gpu);
     }
     double mean = 0;
-    for (int i = 0; i < LENGTH; i++) {
-        mean += (s.param[i] - 1) / distance / LENGTH;
+    for (size_t i = 0; i < n; i++) {
+        mean += (s.param[i] - 1) / distance / (double)n;
     }
-    EXPECT_NEAR(mean, 20 * 0.01, 5 * sqrt(20 * 0.01 / LENGTH), "%s: way made", dtype_name(DTYPE_OF(T)));
+    EXPECT_NEAR(mean, 20 * 0.01, 5 * sqrt(20 * 0.01 / (double)n), "%s: way made", dtype_name(DTYPE_OF(T)));
     ops_close("small updates");
 }
 
 // A NaN or infinity in a gradient reaches its own element only.
 template <class T> static void test_nonfinite_gradient(const Gpu* gpu, MasterWeights with) {
-    const State s = state_random();
-    float* grad = ops_normal(LENGTH, 1);
+    const Layout layout = whole();
+    const State s = state_random(&layout);
+    float* grad = random_parameters(&layout, 1);
     grad[33] = NAN;
     grad[77] = INFINITY;
-    const State got = update<T, T>(s, grad, one_segment(0, LENGTH), defaults, 1, with, gpu);
-    for (int i = 0; i < LENGTH; i++) {
+    const State got = update<T, T>(&layout, s, grad, defaults, 1, with, gpu);
+    for (size_t i = 0; i < layout.n; i++) {
         const int bad = i == 33 || i == 77;
-        EXPECT((isnan(got.param[i]) != 0) == bad, "%s: params at %d: %g", dtype_name(DTYPE_OF(T)), i,
+        EXPECT((isnan(got.param[i]) != 0) == bad, "%s: params at %zu: %g", dtype_name(DTYPE_OF(T)), i,
                got.param[i]);
-        EXPECT(isfinite(got.m[i]) == !bad && isfinite(got.v[i]) == !bad, "moments at %d: %g %g", i, got.m[i],
+        EXPECT(isfinite(got.m[i]) == !bad && isfinite(got.v[i]) == !bad, "moments at %zu: %g %g", i, got.m[i],
                got.v[i]);
     }
     ops_close("not finite");
@@ -359,163 +446,158 @@ template <class T> static void test_unbiased_everywhere(void) {
 
 // ---- conversions ----
 
-template <class T> static void test_conversions(const Gpu* gpu) {
-    const AdamWSegments segments = awkward_segments();
-    float *x = ops_normal(LENGTH, 1), *before = ops_normal(LENGTH, 0);
-    float* master = upload<float>(x, LENGTH, gpu);
-    T* params = upload<T>(before, LENGTH, gpu);
-    float* back = upload<float>(before, LENGTH, gpu);
-    params_from_master(params, master, segments, gpu);
-    master_from_params(back, params, segments, gpu);
-    const float *got = download(params, LENGTH, gpu), *got_back = download(back, LENGTH, gpu);
-    for (size_t i = 0; i < LENGTH; i++) {
-        const float want = segment_of(&segments, i) < 0 ? before[i] : to_float(from_float<T>(x[i]));
-        EXPECT(got[i] == want && got_back[i] == want, "%s at %zu: %g and %g, wanted %g",
-               dtype_name(DTYPE_OF(T)), i, got[i], got_back[i], want);
+// Each process sets the parameters that it owns.
+template <class T> static void test_conversions(int stage, int size, const Gpu* gpu) {
+    const Layout layout = layout_of(stage, size);
+    float* x = random_parameters(&layout, 1);
+    T* params = upload<T>(ops_floats(layout.n), layout.n, gpu);
+    for (int rank = 0; rank < (stage == 0 ? 1 : size); rank++) {
+        const ZeroPlan zero = zero_plan(SMALL, stage, rank, size);
+        AdamWPlan plan;
+        adamw_open(&plan, &zero, layout.rows);
+        float* master = upload_owned<float>(x, &zero, gpu);
+        params_from_master(params, master, &plan, gpu);
+        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+        gpu_free(master);
+        adamw_close(&plan);
     }
-    EXPECT(ops_same_bits(download(master, LENGTH, gpu), x, LENGTH), "the master weights changed");
+    EXPECT(ops_same_bits(download(params, layout.n, gpu), rounded<T>(x, layout.n), layout.n),
+           "%s, %d shards: not the master weights", dtype_name(DTYPE_OF(T)), size);
     ops_close("conversions");
 }
 
-// ---- sums ----
+// ---- the gradient's norm ----
 
-// T is the type of the weights, G of the gradients.
+// The sum over `parts` equal parts of n gradients, merged. T is the type of the weights, G of the gradients.
 template <class T, class G>
-static double square_sum(const float* grad, size_t n, AdamWSegments segments, const Gpu* gpu) {
+static double square_sum(const float* grad, size_t n, size_t parts, const Gpu* gpu) {
+    const size_t count = n / parts;
+    WideSum sum = {0, 0}, part;
     GradientNorm norm;
-    gradient_norm_open(&norm, segments);
-    const float unset[2] = {NAN, NAN};
-    double* result = (double*)upload<float>(unset, 2, gpu);
+    gradient_norm_open(&norm, count);
+    WideSum* result = (WideSum*)gpu_alloc(1, sizeof(WideSum), "square sum");
+    CUDA_CHECK(cudaMemset(result, 0xFF, sizeof(WideSum)));
     G* device_grad = upload<G>(grad, n, gpu);
-    const Gradient gradient = {device_grad, DTYPE_OF(G)};
-    double sum;
-    gradient_square_sum<T>(result, gradient, segments, &norm, gpu);
-    CUDA_CHECK(cudaMemcpyAsync(&sum, result, sizeof(sum), cudaMemcpyDeviceToHost, gpu->stream));
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (size_t p = 0; p < parts; p++) {
+        const Gradient gradient = {device_grad + p * count, DTYPE_OF(G)};
+        gradient_square_sum<T>(result, gradient, &norm, gpu);
+        CUDA_CHECK(cudaMemcpyAsync(&part, result, sizeof(part), cudaMemcpyDeviceToHost, gpu->stream));
+        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+        wide_sum_merge(&sum, part);
+    }
     gpu_free(result);
     gpu_free(device_grad);
     gradient_norm_close(&norm);
-    return sum;
+    return wide_sum_value(sum);
 }
 
-// A thread adds at most 65 squares in fp32, a tree of 8 levels the threads: fewer than 75 roundings of half
-// an epsilon, which add up like the square root of their number.
-template <class T, class G> static void test_square_sum(size_t start, size_t n, const Gpu* gpu) {
-    const AdamWSegments segments = one_segment(start, start + n);
-    float* grad = rounded<G>(ops_normal(start + n + 8, 0.1f), start + n + 8);
+// A lane adds 32 squares in fp32, a tree of 5 levels the lanes: fewer than 40 roundings of half an epsilon, which
+// add up like the square root of their number.
+template <class T, class G> static void test_square_sum(size_t n, const Gpu* gpu) {
+    float* grad = rounded<G>(ops_normal(n, 0.1f), n);
     double want = 0;
-    for (size_t i = 0; i < start + n + 8; i++) {
-        grad[i] = i < start || i >= start + n ? NAN : grad[i];
-        want += i < start || i >= start + n ? 0 : (double)grad[i] * grad[i];
+    for (size_t i = 0; i < n; i++) {
+        want += (double)grad[i] * grad[i];
     }
-    const double got = square_sum<T, G>(grad, start + n + 8, segments, gpu);
-    EXPECT_NEAR(got, want, want * sqrt(75) / 2 * FLT_EPSILON, "%s, n %zu", dtype_name(DTYPE_OF(G)), n);
-    EXPECT((square_sum<T, G>(grad, start + n + 8, segments, gpu) == got), "two runs differ");
-    if (n > 0) {
-        const float kept = grad[start + n - 1];
-        grad[start + n - 1] = INFINITY;
-        EXPECT((square_sum<T, G>(grad, start + n + 8, segments, gpu) == INFINITY),
-               "an infinity at the end is lost");
-        grad[start + n - 1] = kept;
-        grad[start + n / 2] = NAN;
-        EXPECT((isnan(square_sum<T, G>(grad, start + n + 8, segments, gpu))), "a NaN is lost");
+    const double got = square_sum<T, G>(grad, n, 1, gpu);
+    EXPECT_NEAR(got, want, want * sqrt(40) / 2 * FLT_EPSILON, "%s, n %zu", dtype_name(DTYPE_OF(G)), n);
+    EXPECT((square_sum<T, G>(grad, n, 1, gpu) == got), "two runs differ");
+    for (size_t i = 0; i < n; i++) {
+        grad[i] = 1;
     }
+    EXPECT((square_sum<T, G>(grad, n, 1, gpu) == (double)n), "ones");
+    grad[n - 1] = INFINITY;
+    EXPECT((square_sum<T, G>(grad, n, 1, gpu) == INFINITY), "an infinity at the end is lost");
+    grad[n / 2] = NAN;
+    EXPECT((isnan(square_sum<T, G>(grad, n, 1, gpu))), "a NaN is lost");
     ops_close("square sum");
 }
 
+// Magnitudes from 2^-10 to 2^10: sums of doubles would depend on the cuts.
+template <class T, class G> static void test_cuts(const Gpu* gpu) {
+    const size_t units = 60, n = units * GRADIENT_BLOCK, cuts[] = {2, 3, 5, 12, units};
+    float* grad = ops_normal(n, 1);
+    for (size_t i = 0; i < n; i++) {
+        grad[i] *= ldexpf(1, (int)(i / GRADIENT_BLOCK * 7 % 21) - 10);
+    }
+    const double want = square_sum<T, G>(grad, n, 1, gpu);
+    for (int i = 0; i < 5; i++) {
+        const double got = square_sum<T, G>(grad, n, cuts[i], gpu);
+        EXPECT(got == want, "%s: %.17g in %zu parts, %.17g in one", dtype_name(DTYPE_OF(G)), got, cuts[i],
+               want);
+    }
+    ops_close("cuts");
+}
+
 template <class T, class G> static void test_square_sums(const Gpu* gpu) {
-    const size_t sizes[] = {0, 1, 31, 33, 768, GRADIENT_PIECE_ - 1, GRADIENT_PIECE_ + 1};
+    const size_t units[] = {1, 7, 8, 9, NORM_UNITS_, NORM_UNITS_ + 1, 5 * NORM_UNITS_ + 3};
     for (int i = 0; i < 7; i++) {
-        test_square_sum<T, G>(i % 2 ? 128 : 0, sizes[i], gpu);
+        test_square_sum<T, G>(units[i] * GRADIENT_BLOCK, gpu);
     }
-    const AdamWSegments segments = awkward_segments();
-    float* ones = ops_floats(LENGTH);
-    double want = 0;
-    for (size_t i = 0; i < LENGTH; i++) {
-        ones[i] = segment_of(&segments, i) < 0 ? NAN : 1;
-        want += segment_of(&segments, i) >= 0;
-    }
-    EXPECT((square_sum<T, G>(ones, LENGTH, segments, gpu) == want), "ones in awkward segments");
-    ops_close("square sums");
+    test_cuts<T, G>(gpu);
 }
 
 // The largest fp16 everywhere: 65504^2 n is far beyond fp16 and far below the end of fp32. In bf16 the sums
-// of the blocks are 2^52, 1 and 1: only a double holds them all.
+// of the units are 2^52, 1 and 1: only a double holds them all.
 static void test_square_sum_range(const Gpu* gpu) {
-    const size_t n = 2 * GRADIENT_PIECE_ + 1;
+    const size_t n = (2 * NORM_UNITS_ + 1) * GRADIENT_BLOCK;
     float* grad = ops_floats(n);
     for (size_t i = 0; i < n; i++) {
         grad[i] = 65504;
     }
     const double want = 65504.0 * 65504.0 * (double)n;
-    EXPECT_NEAR((square_sum<fp16, fp16>(grad, n, one_segment(0, n), gpu)), want, want * 1e-6, "fp16");
+    EXPECT_NEAR((square_sum<fp16, fp16>(grad, n, 1, gpu)), want, want * 1e-6, "fp16");
     memset(grad, 0, n * sizeof(float));
     grad[0] = 0x1p26f; // 2^52
-    grad[GRADIENT_PIECE_] = grad[2 * GRADIENT_PIECE_] = 1;
-    EXPECT((square_sum<bf16, bf16>(grad, n, one_segment(0, n), gpu) == 0x1p52 + 2),
-           "blocks are not summed in double");
+    grad[GRADIENT_BLOCK] = grad[n - GRADIENT_BLOCK] = 1;
+    EXPECT((square_sum<bf16, bf16>(grad, n, 1, gpu) == 0x1p52 + 2), "units are not summed in double");
     ops_close("square sum range");
 }
 
-// Summed in double, rounded once to fp32; a sum with what was there is rounded once too.
-static void test_mean_loss(int N, const Gpu* gpu) {
+// ---- losses ----
+
+// Each sum goes behind the ones before.
+static void test_sum_losses(int N, const Gpu* gpu) {
+    double want = 0, sums[4] = {NAN, NAN, NAN, NAN};
+    int64_t count = 1;
     float* losses = ops_normal((size_t)N, 2);
-    double want = 0;
     for (int i = 0; i < N; i++) {
         losses[i] += 10;
-        want += (double)losses[i] / N;
+        want += losses[i];
     }
+    double* device_sums = (double*)gpu_alloc(4, sizeof(double), "sums");
+    int64_t* device_count = (int64_t*)gpu_alloc(1, sizeof(int64_t), "count");
+    CUDA_CHECK(cudaMemcpy(device_sums, sums, sizeof(sums), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(device_count, &count, sizeof(count), cudaMemcpyHostToDevice));
     float* device = upload<float>(losses, (size_t)N, gpu);
-    const float unset[3] = {NAN, 100, NAN};
-    float* result = upload<float>(unset, 3, gpu);
-    mean_loss(result, device, N, N, GRADIENT_SET, gpu);
-    mean_loss(result + 1, device, N, N, GRADIENT_ADD, gpu);
-    mean_loss(result + 2, device, N, 2 * N, GRADIENT_SET, gpu);
-    const float* got = download(result, 3, gpu);
-    EXPECT_NEAR(got[0], want, 10 * FLT_EPSILON, "N %d", N);
-    EXPECT_NEAR(got[1], 100 + want, 110 * FLT_EPSILON, "N %d, added", N);
-    EXPECT(got[0] == 2 * got[2], "N %d: over twice as many tokens: %.9g %.9g", N, got[0], got[2]);
-    gpu_free(device);
-
     losses[N - 1] = NAN;
-    device = upload<float>(losses, (size_t)N, gpu);
-    result = upload<float>(unset, 2, gpu);
-    mean_loss(result, device, N, N, GRADIENT_SET, gpu);
-    EXPECT(isnan(download(result, 2, gpu)[0]), "N %d: a NaN is lost", N);
+    float* device_nan = upload<float>(losses, (size_t)N, gpu);
+    sum_losses(device_sums, device_count, device, N, gpu);
+    sum_losses(device_sums, device_count, device_nan, N, gpu);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    CUDA_CHECK(cudaMemcpy(sums, device_sums, sizeof(sums), cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpy(&count, device_count, sizeof(count), cudaMemcpyDeviceToHost));
+    EXPECT(count == 3 && isnan(sums[0]) && isnan(sums[3]), "N %d: %d sums, or one elsewhere", N, (int)count);
+    EXPECT_NEAR(sums[1], want, want * 1e-14, "N %d", N);
+    EXPECT(isnan(sums[2]), "N %d: a NaN is lost", N);
+    gpu_free(device_nan);
     gpu_free(device);
-    ops_close("mean loss");
+    gpu_free(device_count);
+    gpu_free(device_sums);
+    ops_close("losses");
 }
 
 // ---- limits ----
 
-static void too_many_segments(const void* arg) {
-    AdamWSegments segments = one_segment(0, 8);
-    segments.count = 33;
-    segment_pieces_(segments, *(const int*)arg);
+static void too_many_pieces(const void* zero) {
+    AdamWPlan plan;
+    const Layout layout = whole();
+    adamw_open(&plan, (const ZeroPlan*)zero, layout.rows);
 }
 
-static void odd_start(const void* arg) { segment_pieces_(one_segment(4, 8), *(const int*)arg); }
-
-// All 32 segments are found, the last one too.
-static void test_full_table(const Gpu* gpu) {
-    AdamWSegments segments = one_segment(0, 0);
-    const int piece = 1024;
-    segments.count = ADAMW_SEGMENTS;
-    for (int s = 0; s < ADAMW_SEGMENTS; s++) {
-        segments.start[s] = (size_t)s * 112;
-        segments.end[s] = (size_t)s * 112 + 100;
-        segments.decay[s] = 1;
-    }
-    const State s = state_random();
-    const State got =
-        update<float, float>(s, random_gradient<float>(&segments), segments, defaults, 1, MASTER_NONE, gpu);
-    expect_padding("32 segments", got.param, s.param, &segments);
-    for (int i = 0; i < LENGTH; i++) {
-        EXPECT(segment_of(&segments, (size_t)i) < 0 || got.m[i] != s.m[i], "element %d was left out", i);
-    }
-    EXPECT(test_dies(too_many_segments, &piece, EXIT_FAILURE, "33 segments|32"), "33 segments");
-    EXPECT(test_dies(odd_start, &piece, EXIT_FAILURE, "4 ... 8|multiple of 8"), "a start at 4");
-    ops_close("32 segments");
+static void test_limits(void) {
+    const ZeroPlan zero = {0, 0, 1, 2, 1024, (size_t)INT_MAX * 1024};
+    EXPECT(test_dies(too_many_pieces, &zero, EXIT_FAILURE, "2147483648 pieces"), "2^31 pieces");
 }
 
 static void test_bytes(void) {
@@ -532,7 +614,14 @@ template <class T> static void test_type(const Gpu* gpu) {
     test_without_master<T, T>(gpu);
     test_nonfinite_gradient<T>(gpu, MASTER_NONE);
     test_nonfinite_gradient<T>(gpu, MASTER_FP32);
-    test_conversions<T>(gpu);
+    test_conversions<T>(0, 1, gpu);
+    test_conversions<T>(2, 3, gpu);
+    for (int i = 0; i < 4; i++) {
+        const int sizes[] = {1, 2, 3, 5};
+        test_shards<T>(2, sizes[i], MASTER_NONE, gpu);
+        test_shards<T>(1, sizes[i], MASTER_FP32, gpu);
+    }
+    test_shards<T>(0, 3, MASTER_NONE, gpu);
     test_square_sums<T, float>(gpu);
     test_square_sums<T, T>(gpu);
 }
@@ -553,10 +642,10 @@ int main(void) {
     test_16_bit<bf16>(&gpu);
     test_16_bit<fp16>(&gpu);
     test_square_sum_range(&gpu);
-    test_full_table(&gpu);
+    test_limits();
     const int sizes[] = {1, 31, 33, 768, 1025, 5000};
     for (int i = 0; i < 6; i++) {
-        test_mean_loss(sizes[i], &gpu);
+        test_sum_losses(sizes[i], &gpu);
     }
     test_bytes();
     gpu_close(&gpu);

@@ -5,26 +5,40 @@ does not show in the double that comes out.
 The rounding error of each addition is known exactly (Knuth's TwoSum) and added up apart: the result is off by about
 n^2 2^-106 of the sum of n terms of one sign. Neumaier, ZAMM 54, 1974.
 
-defines: WideSum, wide_sum_add, wide_sum_value
+Also for kernels.
+
+defines: WideSum, wide_sum_add, wide_sum_merge, wide_sum_value
 */
 #ifndef LLMC_WIDE_SUM_H
 #define LLMC_WIDE_SUM_H
 
 #include <math.h>
 
+#ifdef __CUDACC__
+#define WIDE_SUM_FUNCTION_ static inline __host__ __device__
+#else
+#define WIDE_SUM_FUNCTION_ static inline
+#endif
+
 // Starts as zero.
 typedef struct {
     double high, low; // the rounded sum, and its error
 } WideSum;
 
-static inline void wide_sum_add(WideSum* sum, double x) {
+WIDE_SUM_FUNCTION_ void wide_sum_add(WideSum* sum, double x) {
     const double high = sum->high + x, of_x = high - sum->high;
     sum->low += (sum->high - (high - of_x)) + (x - of_x);
     sum->high = high;
 }
 
+// Adds the terms of another sum. The error of one that is not finite says nothing.
+WIDE_SUM_FUNCTION_ void wide_sum_merge(WideSum* sum, WideSum other) {
+    wide_sum_add(sum, other.high);
+    wide_sum_add(sum, isfinite(other.high) ? other.low : 0);
+}
+
 // Infinity and NaN in any term survive.
-static inline double wide_sum_value(WideSum sum) {
+WIDE_SUM_FUNCTION_ double wide_sum_value(WideSum sum) {
     return isfinite(sum.high) ? sum.high + sum.low : sum.high;
 }
 

@@ -273,8 +273,8 @@ static RunUpdate_ run_add_up_(Run_* run, int64_t micro_steps) {
     comm_all_gather(&run->comm, run->parts, run->part, count * sizeof(double));
     for (int r = 0; r < run->comm.size; r++) {
         const double* part = run->parts + (size_t)r * count;
-        wide_sum_add(&square_sum, part[RUN_HIGH_]);
-        wide_sum_add(&square_sum, part[RUN_LOW_]);
+        const WideSum own = {part[RUN_HIGH_], part[RUN_LOW_]};
+        wide_sum_merge(&square_sum, own);
         sum.counted += part[RUN_COUNTED_];
         sum.flops += part[RUN_FLOPS_];
         sum.wait_s = fmax(sum.wait_s, part[RUN_WAIT_]);
