@@ -147,7 +147,7 @@ static double document_gradients(GPT2* model, const int* tokens, const int* targ
         const int at = micro * count;
         const Batch batch = {tokens + at, targets + at, starts ? starts + at : NULL, model->B, T, count};
         const ZeroStep step = {micro, 1};
-        gpt2_micro_step(model, gpt2_push(model, batch), dloss, step);
+        gpt2_micro_step(model, gpt2_push(model, batch), dloss, step, 1);
     }
     return losses_of_update(model, micro_steps) / (BATCHES * N);
 }
@@ -459,7 +459,8 @@ static void test_smaller_batch(Settings settings, const float* weights) {
         const int length = lengths[micro];
         const ZeroStep step = {micro, 1};
         const Batch batch = {tokens, targets, NULL, rows[micro], length, rows[micro] * length};
-        gpt2_micro_step(model, gpt2_push(model, batch), loss_scale() / loss_tokens, step);
+        gpt2_micro_step(model, gpt2_push(model, batch), loss_scale() / loss_tokens, step,
+                        batch.B == model->B && batch.T == T);
     }
     losses_of_update(model, MICRO_STEPS);
     for (int micro = 0; micro < MICRO_STEPS; micro++) {

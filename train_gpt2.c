@@ -79,7 +79,8 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
     plan->name = NULL;
     plan_add(plan, "parameters", zero_full_elements(&zero) * sizeof(float));
-    plan_add(plan, "gradients", (zero_grads_elements(&zero) + zero_buffer_elements(&zero)) * sizeof(float));
+    plan_add(plan, "gradients",
+             (zero_grads_elements(&zero, 1) + zero_buffer_elements(&zero)) * sizeof(float));
     plan_add_state(plan, cfg, &zero);
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));
@@ -93,7 +94,7 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->stage == 2; i++) {
         model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
     }
-    model->gradient_bytes = zero_grads_elements(zero) * sizeof(float);
+    model->gradient_bytes = zero_grads_elements(zero, 1) * sizeof(float);
     model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
     model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
 }
@@ -438,8 +439,10 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     return 1;
 }
 
-static void gpt2_export(const GPT2* model, const Options* options, const RunData* data) {
-    setup_export(model->cfg, model->parameter_rows, model->params_memory, options, data);
+static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
+    if (model->comm->rank == 0) {
+        setup_export(model->cfg, model->parameter_rows, model->params_memory, options, data);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

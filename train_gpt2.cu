@@ -22,7 +22,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
-#include "llmc/zero.h"
+#include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/gpu_report.cuh"
@@ -76,7 +76,8 @@ struct GPT2 {
     StateRow state_rows[GPT2_STATE_ROWS];
     size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
     size_t elements; // of all parameters, with padding
-    ZeroPlan zero;   // what of it this process updates: all of it
+    Comm* comm;
+    ZeroGpu zero; // what of it this process updates, and what moves between processes
 
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
@@ -92,7 +93,7 @@ struct GPT2 {
     EncoderGpu encoder;
     AdamWPlan adamw;
     GradientNorm norm;
-    MicroStepGraph graphs[2]; // of GRADIENT_SET, of GRADIENT_ADD
+    MicroStepGraph graphs[2]; // of the first micro-step of an update, of the others
     StepResult *result, *result_host;
     int64_t max_losses;    // micro-steps of an update
     floatX* logits_pinned; // (Vp) of one token,
@@ -126,10 +127,12 @@ static DType planned_gradients(const Options* o) { return o->gradients ? DTYPE_F
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow activations[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = zero_plan(cfg, o->zero, o->rank, o->num_processes);
+    const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
     plan->name = NULL;
     plan_add(plan, "parameters", zero_full_elements(&zero) * sizeof(floatX));
-    plan_add(plan, "gradients", zero_grads_elements(&zero) * dtype_bytes(planned_gradients(o)));
+    plan_add(plan, "gradients",
+             zero_grads_elements(&zero, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(planned_gradients(o)) +
+                 zero_buffer_bytes(&zero, planned_gradients(o)));
     plan_add(plan, "master weights", has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0);
     plan_add_state(plan, cfg, &zero);
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
@@ -210,7 +213,7 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->parameter_bytes =
         gpt2_sharded_rows_of(model->parameter_rows, model->cfg, sizeof(floatX), zero->size);
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, element_bytes, zero->size);
-    model->gradient_bytes = zero_grads_elements(zero) * element_bytes;
+    model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
     model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
     model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
     model->elements = zero_full_elements(zero);
@@ -257,9 +260,11 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->use_graph = o->graph;
     model->seed = o->seed;
     model->grad_dtype = planned_gradients(o);
-    model->zero = zero;
+    model->comm = comm;
     gpu_open(&model->gpu, o->device);
     open_tensors(model, &zero, o);
+    const Gradient grads = {model->grads_memory, model->grad_dtype};
+    zero_open(&model->zero, zero, grads, comm, &model->gpu);
 
     const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
@@ -308,6 +313,7 @@ static void gpt2_close(GPT2* model) {
     attention_gpu_close(&model->attention);
     matmul_gpu_close(&model->matmul);
     batch_queue_close(&model->batches);
+    zero_close(&model->zero);
     gpu_free(model->acts_memory);
     gpu_free(model->master);
     gpu_free(model->state_memory);
@@ -320,8 +326,9 @@ static void gpt2_close(GPT2* model) {
 static GPT2Gradients gradients_at_layer(const GPT2* model, int l) {
     const TensorRow* row = model->gradient_rows;
     GPT2Gradients grads;
+    const int at = zero_gradient_layer(&model->zero.plan, l);
 #define GRADIENT_SET_MEMBER(name, ...)                                                                       \
-    grads.name.data = tensor_at_layer(row++, model->grads_memory, l);                                        \
+    grads.name.data = tensor_at_layer(row++, model->grads_memory, at);                                       \
     grads.name.dtype = model->grad_dtype;
     GPT2_PARAMETERS(GRADIENT_SET_MEMBER)
 #undef GRADIENT_SET_MEMBER
@@ -485,6 +492,7 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
                        mode, &model->attention, gpu);
     linear_backward(model, dln1, d.qkvw, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
     // dresidual, and the gradient of fcprojb (C) of the block before
+    zero_wait_for_buffer(&model->zero, l - 1, model->cfg.L);
     layernorm_backward(dresidual, d.ln1w, d.ln1b, bias_grad_into(model, l), dln1, residual_into(model, l),
                        p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
 }
@@ -507,8 +515,8 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token.
-static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode) {
+// dloss is the gradient of the loss of each token. Each group of gradients is reduced as soon as it is there.
+static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const GPT2Activations a = model->acts;
@@ -521,40 +529,47 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
                        &model->layernorm, &model->gpu);
     for (int l = cfg.L - 1; l >= 0; l--) {
         block_backward(model, l, batch, mode);
+        zero_group_done<floatX>(&model->zero, 1 + l, step);
     }
     encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
                      &model->gpu);
+    zero_group_done<floatX>(&model->zero, 0, step);
+    zero_join(&model->zero);
 }
 
 // ---- a micro-step
 
-static void micro_step_work(GPT2* model, Batch batch, float dloss, GradientMode mode) {
+static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step) {
+    const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
     gpt2_forward(model, batch, 0);
-    gpt2_backward(model, batch, dloss, mode);
+    gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     batch_loss(model, batch);
 }
 
 // Captures the work as a graph instead of doing it.
-static cudaGraphExec_t micro_step_capture(GPT2* model, Batch batch, float dloss, GradientMode mode) {
+static cudaGraphExec_t micro_step_capture(GPT2* model, Batch batch, float dloss, ZeroStep step) {
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     CUDA_CHECK(cudaStreamBeginCapture(model->gpu.stream, cudaStreamCaptureModeThreadLocal));
-    micro_step_work(model, batch, dloss, mode);
+    micro_step_work(model, batch, dloss, step);
     CUDA_CHECK(cudaStreamEndCapture(model->gpu.stream, &graph));
     CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
     return executable;
 }
 
-// Forward and backward on the batch of a micro-step: sets the gradients or adds to them; appends the sum of the
-// losses to the results.
-static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep zero_step) {
-    const GradientMode mode = zero_step.micro_step > 0 ? GRADIENT_ADD : GRADIENT_SET;
-    MicroStepGraph* step = &model->graphs[mode];
-    const int is_full = batch.B == model->B && batch.T == model->T; // only these repeat, and have a graph
+// Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
+// Appends the sum of its losses to the results. Only what repeats has a graph: the first micro-step, or any later
+// one, with full micro-batches in all processes (is_full).
+static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep zero_step, int is_full) {
+    MicroStepGraph* step = &model->graphs[zero_step.micro_step > 0];
     int* times = &step->times[batch.starts != NULL];
+    if (batch.B == 0) {
+        zero_idle<floatX>(&model->zero, zero_step);
+        return;
+    }
     if (!model->use_graph || !is_full || (*times)++ == 0) {
-        micro_step_work(model, batch, dloss, mode);
+        micro_step_work(model, batch, dloss, zero_step);
         return;
     }
     if (step->graph && (step->dloss != dloss || step->starts != batch.starts)) {
@@ -562,7 +577,7 @@ static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep zero
         step->graph = NULL;
     }
     if (!step->graph) {
-        step->graph = micro_step_capture(model, batch, dloss, mode);
+        step->graph = micro_step_capture(model, batch, dloss, zero_step);
         step->dloss = dloss;
         step->starts = batch.starts;
     }
@@ -585,14 +600,10 @@ static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
     return model->result_host;
 }
 
-static Gradient all_gradients(const GPT2* model) {
-    const Gradient gradients = {model->grads_memory, model->grad_dtype};
-    return gradients;
-}
-
-// Sets the square sum of the whole gradient in the result, on the GPU.
+// Sets the square sum of this process's part of the gradient in the result, on the GPU.
 static void gpt2_square_sum(GPT2* model) {
-    gradient_square_sum<floatX>(&model->result->square_sum, all_gradients(model), &model->norm, &model->gpu);
+    gradient_square_sum<floatX>(&model->result->square_sum, zero_gradient(&model->zero), &model->norm,
+                                &model->gpu);
 }
 
 // The gradient of an update, one micro-batch after another; as run.h says.
@@ -601,17 +612,22 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
     BatchGradient gradient = {{0, 0}, 0, 0};
-    ZeroStep step = zero_step(sequences, model->B, model->zero.size, 0);
+    const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
+    int64_t batches = 0; // of this process
     gpt2_clear_result(model);
-    for (; step.active > 0; step = zero_step(sequences, model->B, model->zero.size, step.micro_step + 1)) {
-        const Batch batch = gpt2_push(model, dataloader_next(train));
-        gpt2_micro_step(model, batch, dloss, step);
+    for (ZeroStep step = first; step.active > 0;
+         step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
+        const Batch next = dataloader_next(train), batch = next.B > 0 ? gpt2_push(model, next) : next;
+        losses[step.micro_step] = 0;
+        batches += batch.B > 0;
+        gpt2_micro_step(model, batch, dloss, step, train->is_full);
         batch_gradient_add(&gradient, model->cfg, batch);
     }
+    zero_reduce<floatX>(&model->zero, first);
     gpt2_square_sum(model);
-    const StepResult* result = gpt2_read_result(model, step.micro_step);
+    const StepResult* result = gpt2_read_result(model, batches);
     matmul_gpu_keep_cache(&model->matmul);
-    memcpy(losses, result->losses, (size_t)step.micro_step * sizeof(double));
+    memcpy(losses, result->losses, (size_t)batches * sizeof(double));
     gradient.square_sum = result->square_sum;
     return gradient;
 }
@@ -621,8 +637,9 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 
 // One update of what this process updates; `adamw.weight_decay` applies to tensors that decay.
 static void gpt2_update(GPT2* model, AdamW adamw) {
-    adamw_update((floatX*)model->params_memory, model->master, all_gradients(model), model->state.m,
-                 model->state.v, &model->adamw, adamw, model->seed, &model->gpu);
+    adamw_update((floatX*)model->params_memory, model->master, zero_update_gradient(&model->zero),
+                 model->state.m, model->state.v, &model->adamw, adamw, model->seed, &model->gpu);
+    zero_gather_parameters(&model->zero, (floatX*)model->params_memory);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -666,9 +683,14 @@ static void upload(const GPT2* model, void* to, const void* from, size_t bytes) 
 
 // Sets the parameters, and the master weights, from fp32 values on the host, laid out by the parameter rows.
 static void gpt2_upload(GPT2* model, const float* values) {
+    const size_t owned = zero_owned_elements(&model->zero.plan);
     if (model->master) {
-        upload(model, model->master, values, model->elements * sizeof(float));
+        float* master = (float*)check_alloc(owned, sizeof(float), "copy of the master weights");
+        zero_copy_owned(&model->zero.plan, master, values);
+        upload(model, model->master, master, owned * sizeof(float));
+        free(master);
         params_from_master((floatX*)model->params_memory, model->master, &model->adamw, &model->gpu);
+        zero_gather_parameters(&model->zero, (floatX*)model->params_memory);
         CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
         return;
     }
@@ -680,31 +702,36 @@ static void gpt2_upload(GPT2* model, const float* values) {
     free(narrow);
 }
 
-// The parameters as fp32 on the host, laid out by the parameter rows: the master weights if there are any. The
-// caller frees them.
-static float* gpt2_download(const GPT2* model) {
-    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
-    if (model->master) {
-        CUDA_CHECK(cudaMemcpyAsync(values, model->master, model->elements * sizeof(float),
-                                   cudaMemcpyDeviceToHost, model->gpu.stream));
-        CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-        return values;
-    }
-    floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-    CUDA_CHECK(cudaMemcpyAsync(narrow, model->params_memory, model->elements * sizeof(floatX),
-                               cudaMemcpyDeviceToHost, model->gpu.stream));
+// Copies from the GPU to the host, and waits.
+static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    for (size_t i = 0; i < model->elements; i++) {
-        values[i] = to_float(narrow[i]);
+}
+
+// The parameters as fp32 on the host of rank 0, laid out by the parameter rows: the master weights if there are any.
+// The caller frees them. NULL in other processes.
+static float* gpt2_download(GPT2* model) {
+    float* values = NULL;
+    if (model->comm->rank == 0) {
+        values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     }
-    free(narrow);
+    if (model->master) {
+        zero_gather_master(&model->zero, values, model->master);
+    } else if (values) {
+        floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
+        download(model, narrow, model->params_memory, model->elements * sizeof(floatX));
+        for (size_t i = 0; i < model->elements; i++) {
+            values[i] = to_float(narrow[i]);
+        }
+        free(narrow);
+    }
     return values;
 }
 
 // From the file, or random.
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.size);
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     setup_weights(values, model->cfg, rows, path, seed);
     gpt2_upload(model, values);
@@ -714,11 +741,11 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
 // Sets weights and optimizer state from a checkpoint.
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.size);
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     void* state = check_alloc(model->state_bytes, 1, "copy of the optimizer state");
     char error[ERROR_BYTES];
-    checkpoint_read(saved, path, model->cfg, rows, values, &model->zero, state);
+    checkpoint_read(saved, path, model->cfg, rows, values, &model->zero.plan, state);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
         printf("note: %s; timing the matrix products again\n", error);
     }
@@ -741,18 +768,19 @@ static void open_save_copy(GPT2* model, size_t bytes) {
     }
 }
 
-// Copies weights and optimizer state to the host.
+// Copies what this process saves to the host: the optimizer's state; the weights to that of rank 0.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
-    if (!model->save_copy) {
-        open_save_copy(model, copy->params_bytes + copy->optimizer_bytes);
+    const size_t bytes = copy->params_bytes + copy->optimizer_bytes;
+    if (!model->save_copy && bytes > 0) {
+        open_save_copy(model, bytes);
     }
     checkpoint_copy_at(copy, model->save_copy);
-    const void* params = model->master ? (const void*)model->master : model->params_memory;
-    const cudaStream_t stream = model->gpu.stream;
-    CUDA_CHECK(cudaMemcpyAsync(copy->params, params, copy->params_bytes, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaMemcpyAsync(copy->optimizer, model->state_memory, copy->optimizer_bytes,
-                               cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
+    if (model->master) {
+        zero_gather_master(&model->zero, copy->params_bytes > 0 ? (float*)copy->params : NULL, model->master);
+    } else {
+        download(model, copy->params, model->params_memory, copy->params_bytes);
+    }
+    download(model, copy->optimizer, model->state_memory, copy->optimizer_bytes);
     return 1;
 }
 
@@ -761,12 +789,15 @@ static void save_products(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const GPT2*)model)->matmul, directory);
 }
 
-static void gpt2_export(const GPT2* model, const Options* options, const RunData* data) {
+// Collective; rank 0 writes.
+static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
     if (options->export_llmc[0] || options->export_gguf[0]) {
         TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.size);
+        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
         float* values = gpt2_download(model);
-        setup_export(model->cfg, rows, values, options, data);
+        if (values) {
+            setup_export(model->cfg, rows, values, options, data);
+        }
         free(values);
     }
 }

@@ -214,9 +214,9 @@ typedef struct {
 
 static inline int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
 
-// Elements of the gradients that a backward pass writes to.
-static inline size_t zero_grads_elements(const ZeroPlan* plan) {
-    return plan->stage < 2 ? zero_full_elements(plan) : plan->once + plan->block;
+// Elements of the gradients that a backward pass writes to; in stage 2 of so many blocks at a time.
+static inline size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
+    return plan->stage < 2 ? zero_full_elements(plan) : plan->once + (size_t)blocks * plan->block;
 }
 
 // Elements of further buffers: of the shard, and of the pieces that are received.

@@ -202,6 +202,8 @@ static void trace_run(Trace* trace, const DataSources* sources, int B, int n, in
             EXPECT(loader.next == (uint64_t)(update * UPDATE + micro * n * B), "next: %d", (int)loader.next);
             const Batch batch = dataloader_next(&loader);
             EXPECT(batch.B == (left < B ? left : B), "%d sequences, %d are left", batch.B, left);
+            EXPECT(!loader.is_full || (batch.B == B && batch.T == T && (micro + 1) * n * B <= UPDATE),
+                   "is_full");
             trace_batch(trace, batch, update * UPDATE + begin);
         }
     }

@@ -98,8 +98,8 @@ static void test_memory(void) {
     EXPECT(zero_owned_elements(&all) == full && zero_owned_elements(&one) == full / 8 &&
                zero_owned_elements(&two) == full / 8,
            "what is updated");
-    EXPECT(zero_grads_elements(&all) == full && zero_grads_elements(&one) == full &&
-               zero_grads_elements(&two) == two.once + two.block,
+    EXPECT(zero_grads_elements(&all, 1) == full && zero_grads_elements(&one, 1) == full &&
+               zero_grads_elements(&two, 1) == two.once + two.block,
            "gradients");
     EXPECT(zero_state_rows(states, &two, cfg) == 2 * full / 8 * sizeof(float), "optimizer state");
     EXPECT((double)full < 1.002 * gpt2_count_parameters(cfg) + 47.0 * 768, "little padding: %zu", full);

@@ -77,6 +77,7 @@ typedef struct {
         num_sequences; // an epoch (sources_epoch): a loop over the validation data is ceil(this / B) batches
     uint64_t next;     // p of the next micro-step, of all processes
     double wait_s;     // seconds that dataloader_next has waited so far
+    int is_full;       // the last batch, of all processes: as many rows and as wide as can be
 
     int* memory; // of all slots: inputs, targets and starts of each
     Batch slot[DATALOADER_SLOTS_];
@@ -87,6 +88,7 @@ typedef struct {
     DataloaderPlace_ at, to_fill; // of the next batch, and of the next to fill
     int is_filling, stop;
 
+    char are_full[DATALOADER_SLOTS_];  // by slot: is_full
     char has_zeros[DATALOADER_SLOTS_]; // by slot: the data could not be read
     int is_broken;                     // such a batch was given
     char error[ERROR_BYTES];           // the thread's before that; once it is set, nothing is read any more
@@ -227,11 +229,26 @@ static uint64_t dataloader_begin_(const Dataloader* loader, uint64_t first, int6
     return first + (uint64_t)(sequence < S ? sequence : S);
 }
 
+// Whether all processes have a full micro-batch in a micro-step.
+static int dataloader_are_full_(const Dataloader* loader, DataloaderPlace_ at) {
+    const int64_t n = loader->settings.num_processes, k = at.micro_step * n;
+    if ((k + n) * loader->B > loader->settings.sequences) {
+        return 0;
+    }
+    for (int r = 0; r < n; r++) {
+        if (dataloader_width_(loader, dataloader_begin_(loader, at.first, k + r), loader->B) < loader->T) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 // Fills a slot with this process's micro-batch.
 static void dataloader_fill_(Dataloader* loader, Batch* slot, DataloaderPlace_ at) {
     const int64_t k = at.micro_step * loader->settings.num_processes + loader->settings.rank;
     const uint64_t p = dataloader_begin_(loader, at.first, k);
     slot->B = (int)(dataloader_begin_(loader, at.first, k + 1) - p);
+    loader->are_full[slot - loader->slot] = (char)dataloader_are_full_(loader, at);
     DataloaderFilling_ filling = {loader, slot, p};
     const void* where;
     const MappedResult result =
@@ -343,6 +360,7 @@ Batch dataloader_next(Dataloader* loader) {
     }
     const Batch batch = loader->slot[loader->consumed % DATALOADER_SLOTS_];
     loader->is_broken |= loader->has_zeros[loader->consumed % DATALOADER_SLOTS_];
+    loader->is_full = loader->are_full[loader->consumed % DATALOADER_SLOTS_];
     loader->consumed++; // frees the slot of the previous batch
     loader->at = dataloader_after_(loader, loader->at);
     loader->next =

@@ -81,8 +81,8 @@ typedef struct {
     void (*close)(GPT2* model);
     // Prints the end of the line on data and device; `peak` in FLOP/s.
     void (*print_device)(const GPT2* model, double peak);
-    // Writes the files that --export-llmc and --export-gguf name. After the last step.
-    void (*export_model)(const GPT2* model, const Options* options, const RunData* data);
+    // Writes the files that --export-llmc and --export-gguf name, in rank 0. After the last step; collective.
+    void (*export_model)(GPT2* model, const Options* options, const RunData* data);
     double (*peak_mib)(void); // the most memory that the device, or the process, ever held
 
     // ---- a step
@@ -619,9 +619,7 @@ static void run_close_(Run_* run) {
 static void run_summarize_(Run_* run) {
     double peak_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
-    if (run_is_first_(run)) {
-        run->trainer->export_model(run->model, &run->options, &run->data);
-    }
+    run->trainer->export_model(run->model, &run->options, &run->data);
     run_sum_(run, run->trainer->peak_mib(), &peak_mib);
     log_summary(&run->log, run->options.steps, run->state.val_loss, run->floor, peak_mib);
 }
