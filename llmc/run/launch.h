@@ -188,11 +188,8 @@ static void launch_set_local_(const Options* options, CommPlace* place) {
 
 // Ends the program where the processes cannot meet. `source` is that of the environment, NULL if there is none.
 static void launch_check_init_(const Options* options, const Launch* launch, const LaunchSource_* source) {
-    if (options->program.trainer == OPTION_GPU) {
-        die_usage("%d processes; the GPU trainer runs as one for now", launch->place.size);
-    }
     if (launch->init != LAUNCH_MPI) {
-        die_usage("--init %s, %d processes; those of the CPU trainer meet through MPI: mpirun -n %d ...",
+        die_usage("--init %s, %d processes; for now they meet through MPI: mpirun -n %d ...",
                   launch->init == LAUNCH_TCP ? "tcp" : "fs", launch->place.size, launch->place.size);
     }
     if (!source || source->init != LAUNCH_MPI) {
@@ -237,9 +234,8 @@ int launch_zero(const Options* options, int size) {
     if (is_cpu && options->zero == 3) {
         die_usage("--zero 3 is for GPUs, whose memory the parameters have to fit; wanted 0, 1 or 2");
     }
-    if (!is_cpu && options->zero) {
-        printf("note: --zero %d: one process has nothing to shard\n", options->zero);
-        return 0;
+    if (options->zero == 3) {
+        die_usage("--zero 3 is not built yet; wanted 0, 1 or 2");
     }
     return options->zero;
 }
