@@ -129,10 +129,10 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     TensorRow activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
     plan->name = NULL;
-    plan_add(plan, "parameters", zero_full_elements(&zero) * sizeof(floatX));
+    plan_add(plan, "parameters", zero_params_elements(&zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX));
     plan_add(plan, "gradients",
              zero_grads_elements(&zero, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(planned_gradients(o)) +
-                 zero_buffer_bytes(&zero, planned_gradients(o)));
+                 zero_buffer_bytes(&zero, DTYPE_OF(floatX), planned_gradients(o)));
     plan_add(plan, "master weights", has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0);
     plan_add_state(plan, cfg, &zero);
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
@@ -210,8 +210,8 @@ static void open_gpu_report(GPT2* model, const Options* options) {
 // The places of tensors in memory, and the bytes it takes.
 static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     const size_t element_bytes = dtype_bytes(model->grad_dtype);
-    model->parameter_bytes =
-        gpt2_sharded_rows_of(model->parameter_rows, model->cfg, sizeof(floatX), zero->size);
+    gpt2_sharded_rows_of(model->parameter_rows, model->cfg, sizeof(floatX), zero->size);
+    model->parameter_bytes = zero_params_elements(zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, element_bytes, zero->size);
     model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
     model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
@@ -264,7 +264,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     gpu_open(&model->gpu, o->device);
     open_tensors(model, &zero, o);
     const Gradient grads = {model->grads_memory, model->grad_dtype};
-    zero_open(&model->zero, zero, grads, comm, &model->gpu);
+    zero_open(&model->zero, zero, model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
 
     const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
@@ -322,6 +322,12 @@ static void gpt2_close(GPT2* model) {
     gpu_close(&model->gpu);
 }
 
+// All parameters, seen from layer l: .qkvw is layer l's.
+static GPT2Parameters parameters_at_layer(const GPT2* model, int l) {
+    return gpt2_parameters_at_layer(model->params, model->parameter_rows,
+                                    zero_parameter_layer(&model->zero.plan, l));
+}
+
 // All gradients, seen from layer l: .qkvw is layer l's.
 static GPT2Gradients gradients_at_layer(const GPT2* model, int l) {
     const TensorRow* row = model->gradient_rows;
@@ -360,7 +366,7 @@ static void block_hidden(GPT2* model, int l, Batch batch, int first) {
     const Gpu* gpu = &model->gpu;
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * (T - first);
     const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Parameters p = parameters_at_layer(model, l);
     const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     const GPT2Activations a = gpt2_activations_at_token(all, model->activation_rows, first);
     const floatX* residual = residual_into(model, l) + (size_t)first * C; // (N, C)
@@ -390,8 +396,10 @@ static void gpt2_forward(GPT2* model, Batch batch, int first) {
     // encoded (N, C)
     encoder_forward(a.encoded, batch.inputs + first, model->params.wte, model->params.wpe, B, T - first,
                     first, C, &model->gpu);
+    zero_forget_parameters(&model->zero);
     for (int l = 0; l < cfg.L; l++) {
-        const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+        zero_parameters(&model->zero, l, 1);
+        const GPT2Parameters p = parameters_at_layer(model, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         block_hidden(model, l, batch, first);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
@@ -436,7 +444,7 @@ static void batch_loss(GPT2* model, Batch batch) {
 static void block_recompute(GPT2* model, int l, Batch batch) {
     const Gpu* gpu = &model->gpu;
     const int C = model->cfg.C, F = gpt2_hidden(model->cfg), N = batch.B * batch.T;
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Parameters p = parameters_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     if (model->recompute == RECOMPUTE_BLOCK) {
         block_hidden(model, l, batch, 0);
@@ -471,7 +479,7 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const Gpu* gpu = &model->gpu;
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
     const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Parameters p = parameters_at_layer(model, l);
     const GPT2Gradients d = gradients_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     floatX *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
@@ -528,6 +536,7 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
                        residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
                        &model->layernorm, &model->gpu);
     for (int l = cfg.L - 1; l >= 0; l--) {
+        zero_parameters(&model->zero, l, -1);
         block_backward(model, l, batch, mode);
         zero_group_done<floatX>(&model->zero, 1 + l, step);
     }
@@ -637,9 +646,10 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 
 // One update of what this process updates; `adamw.weight_decay` applies to tensors that decay.
 static void gpt2_update(GPT2* model, AdamW adamw) {
-    adamw_update((floatX*)model->params_memory, model->master, zero_update_gradient(&model->zero),
-                 model->state.m, model->state.v, &model->adamw, adamw, model->seed, &model->gpu);
-    zero_gather_parameters(&model->zero, (floatX*)model->params_memory);
+    adamw_update((floatX*)zero_update_parameters(&model->zero), model->master,
+                 zero_update_gradient(&model->zero), model->state.m, model->state.v, &model->adamw, adamw,
+                 model->seed, &model->gpu);
+    zero_gather_parameters(&model->zero);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -681,25 +691,30 @@ static void upload(const GPT2* model, void* to, const void* from, size_t bytes) 
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
-// Sets the parameters, and the master weights, from fp32 values on the host, laid out by the parameter rows.
+// Sets the parameters, and the master weights, from fp32 values on the host, laid out by the parameter rows: what this
+// process updates, and then all that it keeps.
 static void gpt2_upload(GPT2* model, const float* values) {
-    const size_t owned = zero_owned_elements(&model->zero.plan);
+    const ZeroPlan* zero = &model->zero.plan;
+    const size_t owned = zero_owned_elements(zero);
+    float* own = (float*)check_alloc(owned, sizeof(float), "copy of the parameters");
+    zero_copy_owned(zero, own, values, DTYPE_FP32);
     if (model->master) {
-        float* master = (float*)check_alloc(owned, sizeof(float), "copy of the master weights");
-        zero_copy_owned(&model->zero.plan, master, values);
-        upload(model, model->master, master, owned * sizeof(float));
-        free(master);
-        params_from_master((floatX*)model->params_memory, model->master, &model->adamw, &model->gpu);
-        zero_gather_parameters(&model->zero, (floatX*)model->params_memory);
-        CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-        return;
+        upload(model, model->master, own, owned * sizeof(float));
+        params_from_master((floatX*)zero_update_parameters(&model->zero), model->master, &model->adamw,
+                           &model->gpu);
+    } else {
+        floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
+        const float* from = zero->stage < 3 ? values : own;
+        const size_t count = zero->stage < 3 ? model->elements : owned;
+        for (size_t i = 0; i < count; i++) {
+            narrow[i] = from_float<floatX>(from[i]);
+        }
+        upload(model, zero_update_parameters(&model->zero), narrow, count * sizeof(floatX));
+        free(narrow);
     }
-    floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-    for (size_t i = 0; i < model->elements; i++) {
-        narrow[i] = from_float<floatX>(values[i]);
-    }
-    upload(model, model->params_memory, narrow, model->elements * sizeof(floatX));
-    free(narrow);
+    zero_gather_parameters(&model->zero);
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    free(own);
 }
 
 // Copies from the GPU to the host, and waits.
@@ -708,23 +723,35 @@ static void download(const GPT2* model, void* to, const void* from, size_t bytes
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
-// The parameters as fp32 on the host of rank 0, laid out by the parameter rows: the master weights if there are any.
-// The caller frees them. NULL in other processes.
+// Copies the weights that are saved, master weights if there are any, to the host: to `full`, laid out by the parameter
+// rows, of rank 0. Collective.
+static void download_weights(GPT2* model, void* full) {
+    if (model->master) {
+        zero_collect(&model->zero, full, model->master, DTYPE_FP32);
+    } else if (model->zero.params_shard) {
+        zero_collect(&model->zero, full, model->zero.params_shard, DTYPE_OF(floatX));
+    } else if (full) {
+        download(model, full, model->params_memory, model->parameter_bytes);
+    }
+}
+
+// The parameters as fp32 on the host of rank 0, laid out by the parameter rows. The caller frees them. NULL in other
+// processes.
 static float* gpt2_download(GPT2* model) {
     float* values = NULL;
     if (model->comm->rank == 0) {
         values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     }
     if (model->master) {
-        zero_gather_master(&model->zero, values, model->master);
-    } else if (values) {
-        floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-        download(model, narrow, model->params_memory, model->elements * sizeof(floatX));
-        for (size_t i = 0; i < model->elements; i++) {
-            values[i] = to_float(narrow[i]);
-        }
-        free(narrow);
+        download_weights(model, values);
+        return values;
     }
+    floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
+    download_weights(model, values ? narrow : NULL);
+    for (size_t i = 0; values && i < model->elements; i++) {
+        values[i] = to_float(narrow[i]);
+    }
+    free(narrow);
     return values;
 }
 
@@ -775,11 +802,7 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
         open_save_copy(model, bytes);
     }
     checkpoint_copy_at(copy, model->save_copy);
-    if (model->master) {
-        zero_gather_master(&model->zero, copy->params_bytes > 0 ? (float*)copy->params : NULL, model->master);
-    } else {
-        download(model, copy->params, model->params_memory, copy->params_bytes);
-    }
+    download_weights(model, copy->params_bytes > 0 ? copy->params : NULL);
     download(model, copy->optimizer, model->state_memory, copy->optimizer_bytes);
     return 1;
 }

@@ -2,20 +2,24 @@
 zero.cuh -- zero.h on GPUs: what moves between processes, and when.
 
 Gradients are reduced on a stream of their own, beside the backward pass. In stage 2 a block leaves its gradients in one
-of two buffers; its reduction reads that buffer while the next block fills the other one. All of a micro-step's
-work joins the main stream at its end, so that a micro-step can be one CUDA graph.
+of two buffers; its reduction reads that buffer while the next block fills the
+other one. In stage 3 a pass collects the parameters of the next block while it computes one, in two buffers as well.
+All of a micro-step's work joins the main stream at its end, so that a micro-step can be one CUDA graph.
 
     grads    stage 0, 1: full arrays                  G   written by the backward pass
              stage 2: group 0, then two blocks        G
     shard    (sharded)                                fp32   the sum of all micro-batches
     pieces   (W, shard of a group)                    G   what the processes send to this one
-    params   full arrays                              T
+    params   stage 0 to 2: full arrays                T      read by the passes
+             stage 3: group 0, then two blocks        T
+    params_shard   stage 3: (sharded)                 T      what the update writes
 
 With one process in stages 0 and 1 nothing moves, and shard is not there.
 
-defines: ZeroGpu, zero_open, zero_close, zero_buffer_bytes, zero_gradient_layer, zero_wait_for_buffer, zero_group_done,
-         zero_idle, zero_join, zero_reduce, zero_gradient, zero_update_gradient, zero_gather_parameters,
-         zero_gather_master, zero_copy_owned
+defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, zero_open, zero_close, zero_buffer_bytes, zero_parameter_layer,
+         zero_forget_parameters, zero_parameters, zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_idle,
+         zero_join, zero_reduce, zero_gradient, zero_update_gradient, zero_update_parameters, zero_gather_parameters,
+         zero_collect, zero_copy_owned
 */
 #ifndef LLMC_ZERO_CUH
 #define LLMC_ZERO_CUH
@@ -34,12 +38,17 @@ enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
 typedef struct {
     ZeroPlan plan;
     GroupGpu group;
-    Gpu main, comm; // the GPU with the main stream, and with that of reductions
+    Gpu main, comm; // the GPU with the main stream, and with that of what moves
+    void* params;   // of the trainer, of type `dtype`
     Gradient grads; // of the trainer
-    float* shard;   // NULL: the gradient stays in grads
-    void* pieces;   // NULL with one process
-    cudaEvent_t ready, done,
-        sent[ZERO_BLOCKS_IN_MEMORY]; // gradients are there; all is reduced; a buffer is free
+    DType dtype;
+    void* params_shard;              // stage 3
+    float* shard;                    // NULL: the gradient stays in grads
+    void* pieces;                    // NULL with one process
+    int held[ZERO_BLOCKS_IN_MEMORY]; // stage 3: the block whose parameters each buffer will have; -1: none
+    cudaEvent_t ready, done;         // gradients, or a buffer, may be read or overwritten; all is reduced
+    cudaEvent_t sent[ZERO_BLOCKS_IN_MEMORY];     // a buffer of gradients may be overwritten
+    cudaEvent_t gathered[ZERO_BLOCKS_IN_MEMORY]; // a buffer has its parameters
 } ZeroGpu;
 
 // ---- memory ----
@@ -53,23 +62,36 @@ static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
     return plan->size == 1 ? 0 : largest > least ? largest : least;
 }
 
-// Bytes of the shard and of the pieces; gradients of the given type.
-static inline size_t zero_buffer_bytes(const ZeroPlan* plan, DType grads) {
-    return (zero_has_shard_(plan) ? zero_sharded_elements(plan) * sizeof(float) : 0) +
+// Bytes of shards and pieces; parameters and gradients of the given types.
+static inline size_t zero_buffer_bytes(const ZeroPlan* plan, DType params, DType grads) {
+    return (plan->stage >= 3 ? zero_sharded_elements(plan) * dtype_bytes(params) : 0) +
+           (zero_has_shard_(plan) ? zero_sharded_elements(plan) * sizeof(float) : 0) +
            zero_pieces_bytes_(plan, grads);
 }
 
-// `grads` are the trainer's, zero-filled. Collective.
-static inline void zero_open(ZeroGpu* z, ZeroPlan plan, Gradient grads, Comm* comm, const Gpu* gpu) {
-    memset((void*)z, 0, sizeof(*z));
-    z->plan = plan;
-    z->grads = grads;
-    z->main = z->comm = *gpu;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&z->comm.stream, cudaStreamNonBlocking));
+static inline void zero_open_events_(ZeroGpu* z) {
     CUDA_CHECK(cudaEventCreateWithFlags(&z->ready, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&z->done, cudaEventDisableTiming));
     for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
         CUDA_CHECK(cudaEventCreateWithFlags(&z->sent[b], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&z->gathered[b], cudaEventDisableTiming));
+    }
+}
+
+// `params`, of type `dtype`, and `grads` are the trainer's, zero-filled. Collective.
+static inline void zero_open(ZeroGpu* z, ZeroPlan plan, void* params, DType dtype, Gradient grads, Comm* comm,
+                             const Gpu* gpu) {
+    memset((void*)z, 0, sizeof(*z));
+    z->plan = plan;
+    z->params = params;
+    z->dtype = dtype;
+    z->grads = grads;
+    z->main = z->comm = *gpu;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&z->comm.stream, cudaStreamNonBlocking));
+    zero_open_events_(z);
+    if (plan.stage >= 3) {
+        z->params_shard =
+            gpu_alloc(zero_sharded_elements(&plan), dtype_bytes(dtype), "shard of the parameters");
     }
     if (zero_has_shard_(&plan)) {
         z->shard = (float*)gpu_alloc(zero_sharded_elements(&plan), sizeof(float), "shard of the gradient");
@@ -85,7 +107,9 @@ static inline void zero_close(ZeroGpu* z) {
     group_gpu_close(&z->group);
     gpu_free(z->pieces);
     gpu_free(z->shard);
+    gpu_free(z->params_shard);
     for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+        CUDA_CHECK(cudaEventDestroy(z->gathered[b]));
         CUDA_CHECK(cudaEventDestroy(z->sent[b]));
     }
     CUDA_CHECK(cudaEventDestroy(z->done));
@@ -93,15 +117,57 @@ static inline void zero_close(ZeroGpu* z) {
     CUDA_CHECK(cudaStreamDestroy(z->comm.stream));
 }
 
+static inline char* zero_element_(void* array, DType dtype, size_t i) {
+    return (char*)array + i * dtype_bytes(dtype);
+}
+
+// ---- parameters ----
+
+// The layer under which the parameters of block l lie in `params`.
+static inline int zero_parameter_layer(const ZeroPlan* plan, int l) {
+    return plan->stage < 3 ? l : l % ZERO_BLOCKS_IN_MEMORY;
+}
+
+// Collects the parameters of block l from all processes, after all that is queued so far.
+static inline void zero_gather_block_(ZeroGpu* z, int l) {
+    const int b = l % ZERO_BLOCKS_IN_MEMORY;
+    void* block = zero_element_(z->params, z->dtype, z->plan.once + (size_t)b * z->plan.block);
+    const void* own = zero_element_(z->params_shard, z->dtype, zero_shard_begin(&z->plan, 1 + l));
+    CUDA_CHECK(cudaEventRecord(z->ready, z->main.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(z->comm.stream, z->ready, 0));
+    group_all_gather(block, own, zero_shard_elements(&z->plan, 1 + l), z->dtype, &z->group, z->comm.stream);
+    CUDA_CHECK(cudaEventRecord(z->gathered[b], z->comm.stream));
+    z->held[b] = l;
+}
+
+// Before a forward pass: the parameters of all blocks may have changed.
+static inline void zero_forget_parameters(ZeroGpu* z) {
+    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+        z->held[b] = -1;
+    }
+}
+
+// Before block l, in a forward pass (direction 1) or a backward pass (-1): waits for its parameters, and starts to
+// collect those of the block after it.
+static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
+    const int next = l + direction, L = z->plan.groups - 1;
+    if (z->plan.stage < 3) {
+        return;
+    }
+    if (z->held[l % ZERO_BLOCKS_IN_MEMORY] != l) {
+        zero_gather_block_(z, l);
+    }
+    CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->gathered[l % ZERO_BLOCKS_IN_MEMORY], 0));
+    if (0 <= next && next < L && z->held[next % ZERO_BLOCKS_IN_MEMORY] != next) {
+        zero_gather_block_(z, next);
+    }
+}
+
 // ---- a micro-step ----
 
 // The layer under which the gradients of block l lie in `grads`.
 static inline int zero_gradient_layer(const ZeroPlan* plan, int l) {
     return plan->stage < 2 ? l : l % ZERO_BLOCKS_IN_MEMORY;
-}
-
-static inline char* zero_element_(void* array, DType dtype, size_t i) {
-    return (char*)array + i * dtype_bytes(dtype);
 }
 
 // Gradients of group g, as the backward pass left them.
@@ -242,57 +308,66 @@ static inline Gradient zero_update_gradient(const ZeroGpu* z) {
     return z->plan.stage == 0 ? z->grads : zero_gradient(z);
 }
 
-// After the update: sends each process's shards of the parameters, T, to all.
-template <class T> static inline void zero_gather_parameters(ZeroGpu* z, T* params) {
-    for (int g = 0; g < z->plan.groups && z->plan.stage > 0; g++) {
-        T* group = params + zero_group_begin(&z->plan, g);
+// Where the update writes parameters: full arrays, or in stage 3 the shards.
+static inline void* zero_update_parameters(const ZeroGpu* z) {
+    return z->params_shard ? z->params_shard : z->params;
+}
+
+// After the update: sends each process's shards of the parameters to all; in stage 3 those of group 0.
+static inline void zero_gather_parameters(ZeroGpu* z) {
+    const int groups = z->plan.stage == 0 ? 0 : z->plan.stage < 3 ? z->plan.groups : 1;
+    for (int g = 0; g < groups; g++) {
         const size_t count = zero_shard_elements(&z->plan, g);
-        group_all_gather(group, group + (size_t)z->plan.rank * count, count, DTYPE_OF(T), &z->group,
-                         z->main.stream);
+        void* group = zero_element_(z->params, z->dtype, zero_group_begin(&z->plan, g));
+        void* own =
+            z->params_shard ? z->params_shard : zero_element_(group, z->dtype, (size_t)z->plan.rank * count);
+        group_all_gather(group, own, count, z->dtype, &z->group, z->main.stream);
     }
 }
 
 // ---- copies of what is divided ----
 
-// Copies what this process updates from a full array to an array of its own, both fp32 on the host.
-static inline void zero_copy_owned(const ZeroPlan* plan, float* owned, const float* full) {
+// Copies what this process updates from a full array to an array of its own, both on the host.
+static inline void zero_copy_owned(const ZeroPlan* plan, void* owned, const void* full, DType type) {
     for (int g = 0; g < plan->groups; g++) {
-        const size_t count = plan->stage == 0 ? zero_group_elements(plan, g) : zero_shard_elements(plan, g);
-        const size_t first = plan->stage == 0 ? 0 : (size_t)plan->rank * count;
-        const size_t at = plan->stage == 0 ? zero_group_begin(plan, g) : zero_shard_begin(plan, g);
-        memcpy(owned + at, full + zero_group_begin(plan, g) + first, count * sizeof(float));
+        const size_t shard = zero_shard_elements(plan, g), begin = zero_group_begin(plan, g);
+        const size_t count = plan->stage == 0 ? zero_group_elements(plan, g) : shard;
+        const size_t from = plan->stage == 0 ? begin : begin + (size_t)plan->rank * shard;
+        const size_t to = plan->stage == 0 ? begin : zero_shard_begin(plan, g);
+        memcpy((char*)owned + to * dtype_bytes(type), (const char*)full + from * dtype_bytes(type),
+               count * dtype_bytes(type));
     }
 }
 
-// Collects `count` elements of each process's shard of group g, from element `at` of the shard on, in `full`, fp32 on
-// the host; NULL: not in this process.
-static inline void zero_gather_chunk_(ZeroGpu* z, float* full, const float* owned, int g, size_t at,
-                                      size_t count) {
+// Collects `count` elements of each process's shard of group g, from element `at` of the shard on, in `full` on the host;
+// NULL: not in this process.
+static inline void zero_collect_chunk_(ZeroGpu* z, void* full, void* owned, DType type, int g, size_t at,
+                                       size_t count) {
     const size_t shard = zero_shard_elements(&z->plan, g);
-    float* all = (float*)z->pieces; // (W, count)
-    group_all_gather(all, owned + zero_shard_begin(&z->plan, g) + at, count, DTYPE_FP32, &z->group,
-                     z->main.stream);
+    const void* own = zero_element_(owned, type, zero_shard_begin(&z->plan, g) + at);
+    group_all_gather(z->pieces, own, count, type, &z->group, z->main.stream); // (W, count)
     for (int r = 0; full && r < z->plan.size; r++) {
-        CUDA_CHECK(cudaMemcpyAsync(full + zero_group_begin(&z->plan, g) + (size_t)r * shard + at,
-                                   all + (size_t)r * count, count * sizeof(float), cudaMemcpyDeviceToHost,
-                                   z->main.stream));
+        CUDA_CHECK(
+            cudaMemcpyAsync(zero_element_(full, type, zero_group_begin(&z->plan, g) + (size_t)r * shard + at),
+                            zero_element_(z->pieces, type, (size_t)r * count), count * dtype_bytes(type),
+                            cudaMemcpyDeviceToHost, z->main.stream));
     }
 }
 
-// Collects an array of what each process updates, fp32 on the GPU, in `full` on the host, of the processes where it
-// is not NULL. Between updates: it passes through the buffer of pieces. Waits for the GPU.
-static inline void zero_gather_master(ZeroGpu* z, float* full, const float* owned) {
+// Collects an array of what each process updates, on the GPU, in `full` on the host, of the processes where that is not
+// NULL. Between updates: it passes through the buffer of pieces. Waits for the GPU.
+static inline void zero_collect(ZeroGpu* z, void* full, void* owned, DType type) {
     const int is_divided = z->plan.stage > 0 && z->plan.size > 1;
-    const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / sizeof(float);
+    const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
     const size_t most = room / (size_t)z->plan.size / GPT2_SHARD_UNIT * GPT2_SHARD_UNIT;
     if (!is_divided && full) {
-        CUDA_CHECK(cudaMemcpyAsync(full, owned, zero_owned_elements(&z->plan) * sizeof(float),
+        CUDA_CHECK(cudaMemcpyAsync(full, owned, zero_owned_elements(&z->plan) * dtype_bytes(type),
                                    cudaMemcpyDeviceToHost, z->main.stream));
     }
     for (int g = 0; is_divided && g < z->plan.groups; g++) {
         const size_t shard = zero_shard_elements(&z->plan, g);
         for (size_t at = 0; at < shard; at += most) {
-            zero_gather_chunk_(z, full, owned, g, at, shard - at < most ? shard - at : most);
+            zero_collect_chunk_(z, full, owned, type, g, at, shard - at < most ? shard - at : most);
         }
     }
     CUDA_CHECK(cudaStreamSynchronize(z->main.stream));

@@ -6,6 +6,8 @@ version of what moves.
       0     all          all                    all               in the last micro-step, and sent to all
       1     all          all                    1/W               in the last micro-step
       2     all          two groups, and 1/W    1/W               in every micro-step
+      3     two groups,  two groups, and 1/W    1/W               in every micro-step; on GPUs
+            and 1/W
 
 The parameters lie in groups (gpt2.h): what is outside of the blocks, then block 0, 1, ... Each group is cut into W
 equal shards; process r has shard r of every group. Shard arrays (gradient, optimizer state) hold the shards of
@@ -23,7 +25,7 @@ so in stage 2 the order of additions is that of the micro-batches, whatever W is
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 
 defines: ZeroPlan, zero_plan, zero_group_begin, zero_group_elements, zero_shard_begin, zero_shard_elements,
-         zero_full_elements, zero_sharded_elements, zero_owned_elements, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
+         zero_params_elements, zero_full_elements, zero_sharded_elements, zero_owned_elements, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
          ZeroStep, zero_step, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements, zero_buffer_elements,
          zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_reduce_cpu, zero_square_sum_cpu,
          zero_range_gradient_cpu, zero_gather_parameters_cpu
@@ -78,6 +80,11 @@ static inline size_t zero_shard_begin(const ZeroPlan* plan, int g) {
 }
 static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
     return zero_group_elements(plan, g) / (size_t)plan->size;
+}
+
+// Of the parameters in memory that a forward pass reads; in stage 3 of so many blocks at a time.
+static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
+    return plan->stage < 3 ? zero_group_begin(plan, plan->groups) : plan->once + (size_t)blocks * plan->block;
 }
 
 // Of a full array, of a shard array, and of what this process updates: the arrays of optimizer state.
