@@ -390,13 +390,14 @@ __global__ void __launch_bounds__(NORM_THREADS_)
     SMEM_ARRAY(WideSum, of_warp, [NORM_THREADS_ / 32]);
     const int warp = threadIdx.x / 32, first = blockIdx.x * NORM_UNITS_;
     WideSum sum = {0, 0};
-#pragma unroll
     for (int k = warp; k < NORM_UNITS_; k += NORM_THREADS_ / 32) {
         if (first + k < units) {
             wide_sum_add(&sum, unit_square_sum_(grads + (size_t)(first + k) * GRADIENT_BLOCK));
         }
     }
-    of_warp[warp] = sum; // all lanes have the same
+    if (threadIdx.x % 32 == 0) {
+        of_warp[warp] = sum;
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
         for (int w = 1; w < NORM_THREADS_ / 32; w++) {

@@ -48,9 +48,9 @@ static const GPT2Config SMALL = {5, 60, 64, 2, 2, 14};
 // The parameters of SMALL for so many shards; in stage 0 each process updates all of them.
 typedef struct {
     int stage, size;
-    size_t n; // elements of full arrays
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    ZeroPlan zero; // of rank 0
+    size_t n;                            // elements of full arrays
+    TensorRow rows[GPT2_PARAMETER_ROWS]; // bytes are elements
+    ZeroPlan zero;                       // of rank 0
 } Layout;
 
 static Layout layout_of(int stage, int size) {
@@ -73,9 +73,8 @@ static int* parameters_of(const Layout* layout) {
     }
     for (int r = 0; r < GPT2_PARAMETER_ROWS; r++) {
         for (int l = 0; l < layout->rows[r].layers; l++) {
-            const size_t start = (size_t)((char*)tensor_at_layer(&layout->rows[r], NULL, l) - (char*)NULL);
             for (size_t i = 0; i < tensor_layer_elements(&layout->rows[r]); i++) {
-                of[start + i] = r;
+                of[layout->rows[r].offset_bytes + (size_t)l * layout->rows[r].layer_bytes + i] = r;
             }
         }
     }

@@ -21,14 +21,15 @@ same_curve() {
              END { exit bad || n < 22 }'
 }
 
-run=(--layers 2 --channels 64 --heads 2 --seq-len 32 --batch 2 --total-batch 128 --steps 20 --eval-every 10
+# 4 sequences in micro-batches of 3
+run=(--layers 2 --channels 64 --heads 2 --seq-len 32 --batch 3 --total-batch 128 --steps 20 --eval-every 10
     --eval-batches 4 --samples 1 --sample-tokens 40 --temperature 0)
 check "the CPU trainer runs" "$cpu" "${run[@]}" --out cpu
 check "the GPU trainer runs" "$gpu" "${run[@]}" --tf32 off --out gpu
 check "the same loss curve on the built-in stories" same_curve
 check "the same sample" diff <(grep '"sample"' cpu/log.jsonl) <(grep '"sample"' gpu/log.jsonl)
 check "the GPU trainer's model continues in the CPU trainer" \
-    "$cpu" --model gpu/step_00000020 --steps 0 --batch 2 --eval-batches 4 --samples 0 --out again
+    "$cpu" --model gpu/step_00000020 --steps 0 --batch 3 --eval-batches 4 --samples 0 --out again
 check "with the loss it had" \
     diff <(losses gpu | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6) <(losses again | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6)
 
