@@ -57,7 +57,6 @@ static Options options_of(Settings s, int batch) {
     const char* line[] = {"test",
         "--batch",        number,              "--seq-len",      "13",
         "--total-batch",  total,               "--zero",         "0",
-        "--num-processes", "1",                "--rank",         "0",
         "--logits-chunk", "6",                 "--tf32",         "off", // the last chunk is a smaller one
         "--autotune",     "off",               "--recompute",    s.recompute,
         "--gelu-fusion",  s.gelu_fusion,       "--bias-fusion",  s.bias_fusion,

@@ -32,8 +32,6 @@ static Options parse(const char* line) {
     }
     Options options;
     options_parse(&options, argc, argv, options_program(OPTION_CPU));
-    options.processes = 1; // as run.h decides
-    options.process = 0;
     return options;
 }
 
