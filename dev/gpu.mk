@@ -6,6 +6,7 @@ ARCH   ?=                   # GPU architecture, sm_90a for example; empty: that 
 PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights and activations
 USE_CUDNN ?=                # 1: attention by cuDNN 9; wants its headers, those of cudnn-frontend, and NVRTC
 CUDNN_FRONTEND ?= build/cudnn-frontend/include
+NCCL   ?= -lnccl            # for several processes, where nvcc has nccl.h. Empty: without
 KIT    ?=                   # of `make gpu-kit`: what goes in (dev/bench/gpu_kit.sh); empty: everything
 TOY    ?=                   # 1: a kit of the simulated GPU
 
@@ -21,7 +22,10 @@ GPU_BUILD = build/cuda/$(GPU_ARCH)-$(PRECISION)
 NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(PRECISION) -D_GNU_SOURCE -MMD -MP \
     -diag-suppress 1675 -Xcompiler "$(strip $(MARCH)) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
     $(if $(strip $(WERROR)),-Werror all-warnings)
-GPU_LIBS = -lcublasLt $(PACKED_LIBS) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS))
+NVCC_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
+HAVE_NCCL := $(if $(and $(strip $(NCCL)),$(NVCC_HOME)),$(shell printf '#include <nccl.h>\n' | $(CC) -I$(NVCC_HOME)/include -E - >/dev/null 2>&1 && echo 1))
+NVCCFLAGS += $(if $(HAVE_NCCL),-DHAVE_NCCL)
+GPU_LIBS = -lcublasLt $(if $(HAVE_NCCL),-L$(NVCC_HOME)/lib $(strip $(NCCL))) $(PACKED_LIBS) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS))
 ifeq ($(strip $(USE_CUDNN)),1)
 ifeq ($(wildcard $(CUDNN_FRONTEND)/cudnn_frontend.h),)
 $(error USE_CUDNN: no cudnn_frontend.h in $(CUDNN_FRONTEND): scripts/install_deps.sh --cudnn, or set CUDNN_FRONTEND)

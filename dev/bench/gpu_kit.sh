@@ -33,7 +33,7 @@ build() {
     local variant=$1 libraries="-L$builds/static -lcublasLt -Xcompiler -static-libgcc,-static-libstdc++" cudnn=
     [ "$variant" = BF16-cudnn ] && cudnn=1 libraries+=" -lcudnn -lnvrtc"
     make -s -j"$(nproc)" "${@:2}" GPU_BUILD="$builds/$variant" PRECISION="${variant%-cudnn}" USE_CUDNN=$cudnn \
-        ARCH="${ARCH:-sm_90a}" MARCH="${MARCH:--march=x86-64-v3}" PACKED_FLAGS= PACKED_LIBS= MPI= GPU_LIBS="$libraries"
+        ARCH="${ARCH:-sm_90a}" MARCH="${MARCH:--march=x86-64-v3}" PACKED_FLAGS= PACKED_LIBS= MPI= NCCL= GPU_LIBS="$libraries"
 }
 
 # simulated VARIANT TARGET...: the same for the simulated GPU; targets are called as in build/kit.

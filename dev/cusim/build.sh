@@ -23,6 +23,8 @@ include=(-I"$here/include" -isystem "${CUDA_HOME:-/usr/local/cuda}/include" -I.)
 # Kernels read 16 bytes of any type at once (-fno-strict-aliasing), and nvcc fuses products and sums.
 common=(-std=c++17 -g1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing
     -ffp-contract=fast -D_GNU_SOURCE ${CUSIM_FLAGS:-})
+# The trainer's several processes, as dev/gpu.mk has it.
+g++ "${include[@]}" -x c++ -E - <<<'#include <nccl.h>' >/dev/null 2>&1 && common+=(-DHAVE_NCCL)
 cxx=g++
 cc=gcc
 runtime=st

@@ -92,7 +92,7 @@ void capture_add(CUstream_st* stream, Operation operation) {
 void capture_record(CUstream_st* stream, CUevent_st* event) {
     event->capture = stream->capture->number;
     event->after = stream->after;
-    event->stream = nullptr;
+    event->point = nullptr;
 }
 
 static void add_dependencies(CUstream_st* stream, const std::vector<int>& nodes) {
@@ -106,10 +106,10 @@ static void add_dependencies(CUstream_st* stream, const std::vector<int>& nodes)
 // Where the event, the stream or both belong to a capture.
 cudaError_t capture_wait(CUstream_st* stream, CUevent_st* event) {
     if (!event->capture) {
-        if (!event->stream) {
+        if (!event->point) {
             return cudaSuccess; // never recorded
         }
-        capture_spoil(stream); // a graph cannot wait for what happens outside
+        capture_spoil(stream); // a graph waits for what happens outside only by cudaEventWaitExternal
         return failed(cudaErrorStreamCaptureIsolation);
     }
     Capture* capture = capture_by_number(event->capture);
@@ -223,30 +223,71 @@ static size_t choose(const std::vector<int>& ready) {
     }
 }
 
-static void graph_run(const std::vector<Node>& nodes) {
-    std::vector<std::vector<int>> before(nodes.size()); // the nodes that wait for this one
-    std::vector<size_t> missing(nodes.size());
+// A launch of a graph.
+struct Launch {
+    std::shared_ptr<const std::vector<Node>> nodes;
+    std::vector<Steps> steps;             // of nodes that may have to wait
+    std::vector<std::vector<int>> before; // the nodes that wait for this one
+    std::vector<size_t> missing;          // how many nodes each one waits for
     std::vector<int> ready;
-    for (size_t i = 0; i < nodes.size(); i++) {
-        missing[i] = nodes[i].after.size();
-        for (int node : nodes[i].after) {
-            before[(size_t)node].push_back((int)i);
+    size_t left; // nodes to run
+};
+
+static std::shared_ptr<Launch> launch_begin(std::shared_ptr<const std::vector<Node>> nodes,
+                                            CUstream_st* stream) {
+    const auto l = std::make_shared<Launch>();
+    l->nodes = std::move(nodes);
+    l->left = l->nodes->size();
+    l->steps.resize(l->left);
+    l->before.resize(l->left);
+    l->missing.resize(l->left);
+    for (size_t i = 0; i < l->left; i++) {
+        const Node& node = (*l->nodes)[i];
+        if (node.operation.begin) {
+            l->steps[i] = node.operation.begin(stream);
         }
-        if (missing[i] == 0) {
-            ready.push_back((int)i);
+        l->missing[i] = node.after.size();
+        for (int other : node.after) {
+            l->before[(size_t)other].push_back((int)i);
+        }
+        if (l->missing[i] == 0) {
+            l->ready.push_back((int)i);
         }
     }
-    while (!ready.empty()) {
-        const size_t chosen = choose(ready);
-        const size_t i = (size_t)ready[chosen];
-        ready.erase(ready.begin() + (long)chosen);
-        operation_run(nodes[i].operation);
-        for (int node : before[i]) {
-            if (--missing[(size_t)node] == 0) {
-                ready.push_back(node);
-            }
+    return l;
+}
+
+// A step of a node that is ready. What is done makes others ready.
+static Step node_step(Launch* l, size_t chosen) {
+    const size_t i = (size_t)l->ready[chosen];
+    if (l->steps[i]) {
+        const Step step = l->steps[i]();
+        if (step != STEP_DONE) {
+            return step;
+        }
+    } else {
+        operation_run((*l->nodes)[i].operation);
+    }
+    l->ready.erase(l->ready.begin() + (long)chosen);
+    for (int node : l->before[i]) {
+        if (--l->missing[(size_t)node] == 0) {
+            l->ready.push_back(node);
         }
     }
+    l->left--;
+    return STEP_MOVED;
+}
+
+// Where the chosen node cannot get on before other processes do, perhaps another one can.
+static Step launch_step(Launch* l) {
+    if (l->left == 0) {
+        return STEP_DONE;
+    }
+    Step step = node_step(l, choose(l->ready));
+    for (size_t i = 0; step == STEP_STUCK && i < l->ready.size(); i++) {
+        step = node_step(l, i);
+    }
+    return step;
 }
 
 extern "C" {
@@ -264,7 +305,9 @@ cudaError_t CUDARTAPI cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cu
 cudaError_t CUDARTAPI cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     const cudaError_t error = stream_accepts(stream);
     if (error == cudaSuccess) {
-        cusim_enqueue(stream, false, [nodes = executable->nodes] { graph_run(*nodes); });
+        enqueue_steps(stream, [nodes = executable->nodes](CUstream_st* on) {
+            return [launch = launch_begin(nodes, on)] { return launch_step(launch.get()); };
+        });
     }
     return error;
 }

@@ -32,6 +32,7 @@ give false reports. Only header-only parts are used: vector, deque, function.
 #ifndef CUSIM_INTERNAL_H
 #define CUSIM_INTERNAL_H
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -411,14 +412,33 @@ size_t device_memory_bytes();
 void device_memory_open(); // CUSIM_PROTECT: around work that may touch device memory
 void device_memory_close();
 
+// How far something has come that may have to wait: for another stream, or for another process.
+typedef enum {
+    STEP_DONE,
+    STEP_MOVED,   // there is more to do
+    STEP_WAITING, // another process is on its way
+    STEP_STUCK    // another process waits itself, maybe for other work of this one
+} Step;
+typedef std::function<Step()> Steps; // called until it says STEP_DONE
+
+struct CUstream_st;
 struct Operation {
     std::function<void()> run;
     bool on_device;
+    std::function<Steps(CUstream_st*)>
+        begin; // instead of `run`: called when the work, or its graph, is put on a stream
 };
 void operation_run(const Operation& operation);
+void enqueue_steps(cudaStream_t stream, std::function<Steps(CUstream_st*)> begin);
+Step stream_advance(CUstream_st* stream); // one step of what is first in its queue; never STEP_DONE
+bool streams_advance_any(const CUstream_st* but);
+
+// Flags for other processes: odd while this one waits for them. A step that waits says so; whatever goes on then ends it.
+std::vector<std::atomic<unsigned>*>& waiting_flags();
+void process_waits(bool waits);
 
 struct Capture;
-struct CUstream_st* stream_of(cudaStream_t stream);
+CUstream_st* stream_of(cudaStream_t stream);
 void stream_drain(cudaStream_t stream);
 // May `stream` be given work? Otherwise the error, and the capture that forbids it is spoiled.
 cudaError_t stream_accepts(cudaStream_t stream);

@@ -1,14 +1,21 @@
-// cusim_nccl.cpp -- NCCL's collectives between processes of one machine, over POSIX shared memory. Sums are
-// made in double, in rank order, and rounded once, so all ranks get the same bits.
+// cusim_nccl.cpp -- NCCL between processes of one machine, over POSIX shared memory. Sums are made in double, in rank
+// order, and rounded once, so all ranks get the same bits.
 //
-// NCCL hangs or corrupts memory when ranks disagree. Here every collective is announced first, and compared:
-// ranks that call different ones are told so, and who does not come in time is named.
+// NCCL hangs or corrupts memory when ranks disagree. Here every collective is announced first, and compared; a receive
+// is compared with its send. Ranks that call different ones are told so, and who does not come in time is named.
+//
+// As on a GPU, work that waits for other ranks holds up its own stream only. It is done in steps: where a rank that is
+// waited for waits itself, other streams of this process get on.
 #if __has_include(<nccl.h>) // else programs that use it do not link
 #include "cusim_internal.h"
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <ctime>
+#include <deque>
+#include <memory>
+#include <string>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -21,24 +28,46 @@
 
 namespace {
 
-enum { MAX_RANKS = 32, CHUNK_BYTES = 1 << 20 };
-typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE } Collective;
-const char* const collective_names[] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Reduce"};
+enum { MAX_RANKS = 32, CHUNK_BYTES = 1 << 20, MAIL_BYTES = 1 << 16 };
+typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, SEND, RECEIVE } Kind;
+const char* const kind_names[] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast",
+                                  "Reduce",    "Send",          "Recv"};
 
 struct Call {
-    Collective collective;
+    Kind kind;
     ncclDataType_t type;
     ncclRedOp_t reduction;
-    int root;
+    int root; // of SEND and RECEIVE: the other rank
     size_t count;
+    bool is_captured;
 };
 
-// What the ranks share. `data` holds a chunk for each rank.
+// On the way from one rank to another, a piece at a time.
+struct Mail {
+    std::atomic<unsigned> posted, taken;
+    Call call;
+    size_t bytes;
+    alignas(64) unsigned char data[MAIL_BYTES];
+};
+
+// What the ranks share. Chunks of all ranks follow, then mail from each to each.
 struct Shared {
-    std::atomic<unsigned> joined, arrived, generation, dead;
-    std::atomic<unsigned> barriers[MAX_RANKS]; // how many each rank has come to
+    std::atomic<unsigned> joined, dead;
+    std::atomic<unsigned> changes;         // whoever waits sleeps on it
+    std::atomic<unsigned> here[MAX_RANKS]; // how many meetings each rank has come to
+    std::atomic<unsigned> host[MAX_RANKS]; // the same of the host, in ncclCommSplit
+    std::atomic<unsigned> waits[MAX_RANKS];
+    std::atomic<unsigned> taken[MAX_RANKS]; // by a process
+    int color[MAX_RANKS], key[MAX_RANKS];
     Call call[MAX_RANKS];
     alignas(64) unsigned char data[1];
+};
+
+// For how long there was nothing to do. A process that computes does not wait.
+struct Patience {
+    double start_s, last_s; // 0: not waiting
+    double seen_s;          // since then, the others' flags have been `seen`
+    unsigned seen[MAX_RANKS];
 };
 
 } // namespace
@@ -47,8 +76,12 @@ struct ncclComm {
     int rank, ranks;
     Shared* shared;
     size_t shared_bytes;
-    unsigned long calls;
-    char name[64];
+    unsigned long issued, done;     // operations of this rank
+    std::deque<CUstream_st*> order; // their streams, from number done + 1 on
+    unsigned splits;
+    bool is_blocking;
+    ncclResult_t error;
+    char name[128];
 };
 
 namespace {
@@ -56,69 +89,105 @@ namespace {
 unsigned char* chunk_of(const ncclComm* comm, int rank) {
     return comm->shared->data + (size_t)rank * CHUNK_BYTES;
 }
+Mail* mail_of(const ncclComm* comm, int from, int to) {
+    return (Mail*)chunk_of(comm, comm->ranks) + from * comm->ranks + to;
+}
 
 // ---- ranks wait for each other ----
 
-void wait_for_change(std::atomic<unsigned>* at, unsigned value) { // at most 0.1 s
-    timespec time = {0, 100000000};
-    syscall(SYS_futex, at, FUTEX_WAIT, value, &time, nullptr, 0);
+void wake_all(Shared* shared) {
+    shared->changes++;
+    syscall(SYS_futex, &shared->changes, FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0);
 }
-void wake_all(std::atomic<unsigned>* at) { syscall(SYS_futex, at, FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0); }
+void sleep_shortly(Shared* shared, unsigned changes) { // at most 2 ms
+    timespec time = {0, 2000000};
+    syscall(SYS_futex, &shared->changes, FUTEX_WAIT, changes, &time, nullptr, 0);
+}
 
-long timeout_s() {
-    static const long seconds = (long)environment_number("CUSIM_NCCL_TIMEOUT", 60, 1, 86400);
+double timeout_s() {
+    static const double seconds = (double)environment_number("CUSIM_NCCL_TIMEOUT", 60, 1, 86400);
     return seconds;
 }
 
-void exit_because_late(ncclComm* comm) {
-    Shared* shared = comm->shared;
-    shared->dead = 1;
-    fprintf(stderr, "CUSIM ERROR: NCCL %s #%lu on rank %d: timed out; ranks not in it:",
-            collective_names[shared->call[comm->rank].collective], comm->calls, comm->rank);
-    for (int r = 0; r < comm->ranks; r++) {
-        if (shared->barriers[r] != shared->barriers[comm->rank]) {
-            fprintf(stderr, " %d", r);
-        }
-    }
-    fprintf(stderr, "\n");
-    _exit(3);
-}
-
-void meet(ncclComm* comm) {
-    Shared* shared = comm->shared;
-    const unsigned generation = shared->generation.load();
-    shared->barriers[comm->rank]++;
-    if (shared->arrived.fetch_add(1) + 1 == (unsigned)comm->ranks) {
-        shared->arrived = 0;
-        shared->generation++;
-        wake_all(&shared->generation);
-        return;
-    }
-    const time_t start = time(nullptr);
-    while (shared->generation.load() == generation) {
-        wait_for_change(&shared->generation, generation);
-        if (shared->dead) {
-            fprintf(stderr, "CUSIM ERROR: rank %d: another rank aborted\n", comm->rank);
-            _exit(3);
-        }
-        if (time(nullptr) - start > timeout_s()) {
-            exit_because_late(comm);
-        }
+void die_with_others(const ncclComm* comm) {
+    if (comm->shared->dead) {
+        fprintf(stderr, "CUSIM ERROR: rank %d: another rank aborted\n", comm->rank);
+        _exit(3);
     }
 }
 
-void compare_calls(const ncclComm* comm) {
-    const Call& mine = comm->shared->call[comm->rank];
+// All of the ranks in `missing` wait, and have done so for a while: not for this one to be woken.
+bool all_wait(const ncclComm* comm, uint32_t missing, Patience* p) {
+    bool same = true;
     for (int r = 0; r < comm->ranks; r++) {
-        const Call& other = comm->shared->call[r];
-        if (mine.collective != other.collective || mine.type != other.type ||
-            mine.reduction != other.reduction || mine.root != other.root || mine.count != other.count) {
-            comm->shared->dead = 1;
-            cusim_die("NCCL call #%lu differs: rank %d %s count %zu type %d, rank %d %s count %zu type %d",
-                      comm->calls, comm->rank, collective_names[mine.collective], mine.count, (int)mine.type,
-                      r, collective_names[other.collective], other.count, (int)other.type);
+        const unsigned flag = comm->shared->waits[r].load();
+        if (missing >> r & 1 && r != comm->rank) {
+            same = same && flag % 2 && flag == p->seen[r];
+        }
+        p->seen[r] = flag;
+    }
+    p->seen_s = same ? p->seen_s : now_s();
+    return now_s() > p->seen_s + 0.05;
+}
+
+// Sleeps a little unless something has changed. True if the time is up.
+bool wait_a_little(const ncclComm* comm, unsigned changes, Patience* p) {
+    if (p->start_s == 0) {
+        p->start_s = p->last_s = p->seen_s = now_s();
+    }
+    process_waits(true);
+    sleep_shortly(comm->shared, changes);
+    die_with_others(comm);
+    const double now = now_s();
+    p->start_s += now > p->last_s + 0.5 ? now - p->last_s : 0;
+    p->last_s = now;
+    return now > p->start_s + timeout_s();
+}
+
+// Waits in the host; the streams get on meanwhile. False if the time is up.
+template <class F> bool host_waits(const ncclComm* comm, F is_reached) {
+    Patience patience = {};
+    for (;;) {
+        const unsigned changes = comm->shared->changes.load();
+        if (is_reached()) {
+            process_waits(false);
+            return true;
+        }
+        if (wait_a_little(comm, changes, &patience)) {
+            return false;
+        }
+        if (patience.last_s > patience.start_s + 0.1) {
+            streams_advance_any(nullptr);
         }
     }
+}
+
+// The ranks that have not come to as many meetings as this one.
+uint32_t late_ranks(const ncclComm* comm, const std::atomic<unsigned>* meetings) {
+    uint32_t late = 0;
+    for (int r = 0; r < comm->ranks; r++) {
+        late |= (uint32_t)((int)(meetings[r].load() - meetings[comm->rank].load()) < 0) << r;
+    }
+    return late;
+}
+void come_to(const ncclComm* comm, std::atomic<unsigned>* meetings) {
+    meetings[comm->rank]++;
+    if (!late_ranks(comm, meetings)) {
+        wake_all(comm->shared);
+    }
+}
+
+std::string ranks_in(uint32_t set) {
+    std::string text;
+    for (int r = 0; r < MAX_RANKS; r++) {
+        text += set >> r & 1 ? " " + std::to_string(r) : "";
+    }
+    return text;
+}
+
+std::string words_of(const Call& call) {
+    return std::string(kind_names[call.kind]) + " count " + std::to_string(call.count) + " type " +
+           std::to_string(call.type) + (call.is_captured ? ", captured" : "");
 }
 
 // ---- reductions ----
@@ -205,6 +274,96 @@ void reduce(void* to, const ncclComm* comm, size_t first, size_t count, const Ca
     }
 }
 
+// ---- faults on request ----
+
+// CUSIM_NCCL_FAULT=rank:call:die|hang|error: in the call of this number, counted from 1 in each communicator.
+// True for `error`: ncclCommGetAsyncError says it from now on, and no data is moved.
+bool fault(ncclComm* comm, unsigned long number) {
+    const char* text = getenv("CUSIM_NCCL_FAULT");
+    int rank = -1;
+    unsigned long call = 0;
+    char what[8] = "";
+    if (!text || !text[0]) {
+        return false;
+    }
+    if (sscanf(text, "%d:%lu:%7s", &rank, &call, what) != 3 ||
+        (strcmp(what, "die") != 0 && strcmp(what, "hang") != 0 && strcmp(what, "error") != 0)) {
+        cusim_die("CUSIM_NCCL_FAULT=%s; wanted rank:call:die, hang or error", text);
+    }
+    if (rank != comm->rank || call != number) {
+        return false;
+    }
+    if (strcmp(what, "die") == 0) {
+        raise(SIGKILL);
+    }
+    while (strcmp(what, "hang") == 0) {
+        pause();
+    }
+    comm->error = ncclRemoteError;
+    return true;
+}
+
+// ---- work, in steps ----
+
+// An operation on a stream. Those of one communicator are done in the order in which they were issued, on whatever
+// streams.
+struct Work {
+    ncclComm* comm = nullptr;
+    unsigned long number = 0; // from 1 on
+    CUstream_st* stream = nullptr;
+    Patience patience = {};
+    bool has_begun = false;
+
+    virtual ~Work() = default;
+    virtual bool move() = 0; // does what can be done; false: nothing can
+    virtual bool is_done() const = 0;
+    virtual uint32_t missing() const = 0; // the ranks it waits for
+    virtual std::string late() const = 0; // what to say of them when the time is up
+};
+
+void issue(Work* work, ncclComm* comm, CUstream_st* stream) {
+    work->comm = comm;
+    work->number = ++comm->issued;
+    work->stream = stream;
+    comm->order.push_back(stream);
+}
+
+void exit_because_late(const Work* work) {
+    work->comm->shared->dead = 1;
+    fprintf(stderr, "CUSIM ERROR: NCCL #%lu on rank %d: %s\n", work->number, work->comm->rank,
+            work->late().c_str());
+    _exit(3);
+}
+
+Step step(Work* work) {
+    ncclComm* comm = work->comm;
+    if (comm->done + 1 < work->number) {
+        CUstream_st* first = comm->order.front();
+        return first == work->stream ? STEP_STUCK
+                                     : stream_advance(first); // the same one: another node of the graph
+    }
+    const unsigned changes = comm->shared->changes.load();
+    device_memory_open();
+    const bool is_first = !work->has_begun;
+    work->has_begun = true;
+    const bool moved = config.dry || (is_first && fault(comm, work->number)) || work->move();
+    const bool is_done = config.dry || comm->error || work->is_done();
+    device_memory_close();
+    if (is_done) {
+        comm->done++;
+        comm->order.pop_front();
+    }
+    if (moved || is_done) {
+        process_waits(false);
+        work->patience = {};
+        return is_done ? STEP_DONE : STEP_MOVED;
+    }
+    if (wait_a_little(comm, changes, &work->patience)) {
+        exit_because_late(work);
+    }
+    return all_wait(comm, work->missing(), &work->patience) ? STEP_STUCK : STEP_WAITING;
+}
+
 // ---- collectives, chunk by chunk ----
 
 // Every rank puts its elements into its chunk, all meet, every rank takes its results.
@@ -212,7 +371,7 @@ void reduce(void* to, const ncclComm* comm, size_t first, size_t count, const Ca
 // Elements [first, first + count) of all are in the chunks.
 void take_results(const ncclComm* comm, char* receive, size_t first, size_t count, const Call& call) {
     const size_t bytes = type_bytes(call.type);
-    switch (call.collective) {
+    switch (call.kind) {
     case ALL_REDUCE:
         reduce(receive + first * bytes, comm, 0, count, call);
         break;
@@ -237,32 +396,193 @@ void take_results(const ncclComm* comm, char* receive, size_t first, size_t coun
     case BROADCAST:
         memcpy(receive + first * bytes, chunk_of(comm, call.root), count * bytes);
         break;
+    default:
+        break;
     }
 }
 
-void run(ncclComm* comm, const void* send, void* receive, const Call& call) {
-    const size_t bytes = type_bytes(call.type);
-    comm->calls++;
-    comm->shared->call[comm->rank] = call;
-    meet(comm);
-    compare_calls(comm);
-    const size_t total = call.collective == REDUCE_SCATTER ? call.count * (size_t)comm->ranks : call.count;
-    const bool sends = call.collective != BROADCAST || comm->rank == call.root;
-    for (size_t first = 0; first < total; first += CHUNK_BYTES / bytes) {
-        const size_t count = std::min(CHUNK_BYTES / bytes, total - first);
-        if (sends) {
-            memcpy(chunk_of(comm, comm->rank), (const char*)send + first * bytes, count * bytes);
+void compare_calls(const ncclComm* comm, unsigned long number) {
+    const Call& mine = comm->shared->call[comm->rank];
+    for (int r = 0; r < comm->ranks; r++) {
+        const Call& other = comm->shared->call[r];
+        if (mine.kind != other.kind || mine.type != other.type || mine.reduction != other.reduction ||
+            mine.root != other.root || mine.count != other.count || mine.is_captured != other.is_captured) {
+            comm->shared->dead = 1;
+            cusim_die("NCCL call #%lu differs: rank %d %s, rank %d %s", number, comm->rank,
+                      words_of(mine).c_str(), r, words_of(other).c_str());
         }
-        meet(comm);
-        take_results(comm, (char*)receive, first, count, call);
-        meet(comm);
+    }
+}
+
+struct Collective : Work {
+    Call call;
+    const char* send;
+    char* receive;
+    enum { ANNOUNCE, COMPARE, GIVE, TAKE, LEAVE, DONE } phase = ANNOUNCE;
+    size_t first = 0, count = 0; // the elements in the chunks
+
+    size_t total() const {
+        return call.kind == REDUCE_SCATTER ? call.count * (size_t)comm->ranks : call.count;
+    }
+    bool is_done() const override { return phase == DONE; }
+    uint32_t missing() const override { return late_ranks(comm, comm->shared->here); }
+    std::string late() const override {
+        return std::string(kind_names[call.kind]) + " timed out; ranks not in it:" + ranks_in(missing());
+    }
+    void give() {
+        const size_t bytes = type_bytes(call.type);
+        count = std::min(CHUNK_BYTES / bytes, total() - first);
+        if (call.kind != BROADCAST || comm->rank == call.root) {
+            memcpy(chunk_of(comm, comm->rank), send + first * bytes, count * bytes);
+        }
+    }
+    bool move() override {
+        Shared* shared = comm->shared;
+        if (phase != ANNOUNCE && phase != GIVE && missing()) {
+            return false;
+        }
+        switch (phase) {
+        case ANNOUNCE:
+            shared->call[comm->rank] = call;
+            break;
+        case COMPARE:
+            compare_calls(comm, number);
+            phase = GIVE; // no meeting in between
+            give();
+            break;
+        case GIVE:
+            give();
+            break;
+        case TAKE:
+            take_results(comm, receive, first, count, call);
+            break;
+        default:
+            first += count;
+            phase = first < total() ? GIVE : DONE;
+            return true;
+        }
+        phase = (decltype(phase))(phase + 1);
+        come_to(comm, shared->here);
+        return true;
+    }
+};
+
+// ---- sends and receives ----
+
+struct Transfer {
+    Call call;
+    char* data;
+    size_t done; // bytes
+};
+
+// The sends and receives of one group, all under way at the same time. Those between two ranks keep their order.
+struct Exchange : Work {
+    std::vector<Transfer> transfers;
+
+    static size_t bytes_of(const Call& call) { return call.count * type_bytes(call.type); }
+    Mail* mail(const Transfer& t) const {
+        return t.call.kind == SEND ? mail_of(comm, comm->rank, t.call.root)
+                                   : mail_of(comm, t.call.root, comm->rank);
+    }
+    // A send ends when all was taken. One that waits for that keeps later ones to the same rank waiting.
+    bool is_finished(const Transfer& t) const {
+        return t.done == bytes_of(t.call) && (t.call.kind == RECEIVE || mail(t)->posted == mail(t)->taken);
+    }
+    bool is_done() const override { return transfers.empty(); }
+    uint32_t missing() const override {
+        uint32_t ranks = 0;
+        for (const Transfer& t : transfers) {
+            ranks |= 1u << t.call.root;
+        }
+        return ranks;
+    }
+    std::string late() const override {
+        const Call& call = transfers[0].call;
+        const bool is_send = call.kind == SEND;
+        return words_of(call) + (is_send ? " to" : " from") + " rank " + std::to_string(call.root) +
+               " timed out, without its " + kind_names[is_send ? RECEIVE : SEND];
+    }
+    bool post(Transfer* t, Mail* mail) const {
+        if (mail->posted != mail->taken) {
+            return false;
+        }
+        mail->call = t->call;
+        mail->bytes = std::min(bytes_of(t->call) - t->done, (size_t)MAIL_BYTES);
+        memcpy(mail->data, t->data + t->done, mail->bytes);
+        t->done += mail->bytes;
+        mail->posted++;
+        wake_all(comm->shared);
+        return true;
+    }
+    bool take(Transfer* t, Mail* mail) const {
+        if (mail->posted == mail->taken) {
+            return false;
+        }
+        const Call &mine = t->call, &other = mail->call;
+        if (mine.count != other.count || mine.type != other.type || mine.is_captured != other.is_captured) {
+            comm->shared->dead = 1;
+            cusim_die("NCCL call #%lu differs: rank %d %s, rank %d %s", number, comm->rank,
+                      words_of(mine).c_str(), mine.root, words_of(other).c_str());
+        }
+        memcpy(t->data + t->done, mail->data, mail->bytes);
+        t->done += mail->bytes;
+        mail->taken++;
+        wake_all(comm->shared);
+        return true;
+    }
+    bool move() override {
+        uint32_t tried[2] = {0, 0}; // ranks: only the first send to each, and the first receive from it
+        bool moved = false;
+        for (Transfer& t : transfers) {
+            uint32_t* ranks = &tried[t.call.kind == SEND];
+            if (!(*ranks >> t.call.root & 1) && t.done < bytes_of(t.call)) {
+                moved |= t.call.kind == SEND ? post(&t, mail(t)) : take(&t, mail(t));
+            }
+            *ranks |= 1u << t.call.root;
+        }
+        const auto end = std::remove_if(transfers.begin(), transfers.end(),
+                                        [this](const Transfer& t) { return is_finished(t); });
+        moved |= end != transfers.end();
+        transfers.erase(end, transfers.end());
+        return moved;
+    }
+};
+
+// ---- putting work on streams ----
+
+bool is_captured(cudaStream_t stream) {
+    cudaStreamCaptureStatus status;
+    cudaStreamIsCapturing(stream, &status);
+    return status == cudaStreamCaptureStatusActive;
+}
+
+// That [pointer, pointer + bytes) is device memory.
+void check_range(const void* pointer, size_t bytes, const char* what) {
+    const Allocation* allocation = pointer ? allocation_of(pointer) : nullptr;
+    if (!allocation) {
+        cusim_die("NCCL %s: %p is not device or pinned memory", what, pointer);
+    }
+    const size_t room = (size_t)(allocation->data + allocation->bytes - (const char*)pointer);
+    if (bytes > room) {
+        cusim_die("NCCL %s: %zu bytes, but only %zu are left of the allocation", what, bytes, room);
+    }
+}
+
+// Ranges that overlap, other than in place.
+void check_overlap(const char* a, size_t a_bytes, const char* b, size_t b_bytes, const char* in_place,
+                   const char* what) {
+    if (a < b + b_bytes && b < a + a_bytes && in_place != a) {
+        cusim_die("NCCL %s: what is sent and what is received overlap", what);
     }
 }
 
 // Within a group, calls wait for its end.
 struct Pending {
+    ncclComm* comm;
     cudaStream_t stream;
-    std::function<void()> work;
+    Call call;
+    const void* send;
+    void* receive;
 };
 int group_depth = 0;
 std::vector<Pending>& pending() {
@@ -270,25 +590,139 @@ std::vector<Pending>& pending() {
     return *list;
 }
 
-ncclResult_t enqueue(ncclComm* comm, const void* send, void* receive, const Call& call, cudaStream_t stream) {
+void enqueue_collective(const Pending& p) {
+    Collective work;
+    work.call = p.call;
+    work.send = (const char*)p.send;
+    work.receive = (char*)p.receive;
+    enqueue_steps(p.stream, [work, comm = p.comm](CUstream_st* stream) {
+        const auto queued = std::make_shared<Collective>(work);
+        issue(queued.get(), comm, stream);
+        return [queued] { return step(queued.get()); };
+    });
+}
+
+// The sends and receives of this communicator in the group.
+void enqueue_exchange(const std::vector<Pending>& group, const Pending& first) {
+    Exchange work;
+    for (const Pending& p : group) {
+        if (p.comm == first.comm && p.call.kind >= SEND) {
+            if (p.stream != first.stream) {
+                cusim_die("NCCL: a group with sends or receives of one communicator on several streams is "
+                          "not supported");
+            }
+            work.transfers.push_back({p.call, (char*)(p.call.kind == SEND ? (void*)p.send : p.receive), 0});
+        }
+    }
+    enqueue_steps(first.stream, [work, comm = first.comm](CUstream_st* stream) {
+        const auto queued = std::make_shared<Exchange>(work);
+        issue(queued.get(), comm, stream);
+        return [queued] { return step(queued.get()); };
+    });
+}
+
+void enqueue_group() {
+    std::vector<Pending> group;
+    std::vector<const ncclComm*> exchanged;
+    group.swap(pending());
+    for (const Pending& p : group) {
+        if (p.call.kind < SEND) {
+            enqueue_collective(p);
+        } else if (std::find(exchanged.begin(), exchanged.end(), p.comm) == exchanged.end()) {
+            exchanged.push_back(p.comm);
+            enqueue_exchange(group, p);
+        }
+    }
+}
+
+void check_buffers(const Pending& p) {
+    const Call& call = p.call;
+    const size_t bytes = call.count * type_bytes(call.type), all = bytes * (size_t)p.comm->ranks;
+    const size_t sent = call.kind == REDUCE_SCATTER ? all : bytes,
+                 received = call.kind == ALL_GATHER ? all : bytes;
+    const bool is_root = p.comm->rank == call.root;
+    const bool sends = call.kind != RECEIVE && (call.kind != BROADCAST || is_root);
+    const bool receives = call.kind != SEND && (call.kind != REDUCE || is_root);
+    const char *send = (const char*)p.send, *receive = (const char*)p.receive;
+    if (sends) {
+        check_range(send, sent, kind_names[call.kind]);
+    }
+    if (receives) {
+        check_range(receive, received, kind_names[call.kind]);
+    }
+    if (sends && receives) {
+        const size_t own = bytes * (size_t)p.comm->rank;
+        const char* in_place = call.kind == ALL_GATHER       ? receive + own
+                               : call.kind == REDUCE_SCATTER ? receive - own
+                                                             : receive;
+        check_overlap(send, sent, receive, received, in_place, kind_names[call.kind]);
+    }
+}
+
+ncclResult_t enqueue(ncclComm* comm, const void* send, void* receive, Call call, cudaStream_t stream) {
     if (call.root < 0 || call.root >= comm->ranks) {
         return ncclInvalidArgument;
+    }
+    if (comm->error || comm->shared->joined.load() < (unsigned)comm->ranks) {
+        return comm->error ? comm->error : ncclInvalidUsage; // not ready
     }
     if (call.count == 0) {
         return ncclSuccess;
     }
-    const bool sends = call.collective != BROADCAST || comm->rank == call.root;
-    const bool receives = call.collective != REDUCE || comm->rank == call.root;
-    const void* self = (const void*)&ncclAllReduce; // a name for the message
-    cusim_check_kernel_pointer(sends ? send : nullptr, 0, self);
-    cusim_check_kernel_pointer(receives ? receive : nullptr, 1, self);
-    auto work = [=] { run(comm, send, receive, call); };
-    if (group_depth) {
-        pending().push_back({stream, work});
-    } else {
-        cusim_enqueue(stream, true, work);
+    if (stream_accepts(stream) != cudaSuccess) {
+        return ncclUnhandledCudaError;
+    }
+    call.is_captured = is_captured(stream);
+    pending().push_back({comm, stream, call, send, receive});
+    check_buffers(pending().back());
+    if (group_depth == 0) {
+        enqueue_group();
     }
     return ncclSuccess;
+}
+
+// ---- communicators ----
+
+// The name of the shared memory lives until all have come.
+ncclResult_t join(ncclComm_t* out, const char* name, int ranks, int rank, bool is_blocking) {
+    ncclComm* comm = new ncclComm();
+    *out = nullptr;
+    comm->rank = rank;
+    comm->ranks = ranks;
+    comm->is_blocking = is_blocking;
+    comm->shared_bytes =
+        sizeof(Shared) + (size_t)ranks * CHUNK_BYTES + (size_t)ranks * (size_t)ranks * sizeof(Mail);
+    snprintf(comm->name, sizeof(comm->name), "%s", name);
+    const int file = shm_open(name, O_RDWR | O_CREAT, 0600);
+    if (file < 0 || ftruncate(file, (off_t)comm->shared_bytes)) {
+        delete comm;
+        return ncclSystemError;
+    }
+    void* memory = mmap(nullptr, comm->shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (memory == MAP_FAILED) {
+        delete comm;
+        return ncclSystemError;
+    }
+    comm->shared = (Shared*)memory;
+    if (comm->shared->taken[rank].exchange(1)) {
+        cusim_die("NCCL: rank %d of %d joins twice", rank, ranks);
+    }
+    waiting_flags().push_back(&comm->shared->waits[rank]);
+    *out = comm;
+    if (comm->shared->joined.fetch_add(1) + 1 == (unsigned)ranks) {
+        shm_unlink(name);
+        wake_all(comm->shared);
+    }
+    if (!is_blocking) {
+        return ncclInProgress;
+    }
+    const bool all = host_waits(comm, [=] { return comm->shared->joined.load() == (unsigned)ranks; });
+    return all ? ncclSuccess : ncclSystemError;
+}
+
+bool is_blocking(const ncclConfig_t* config, bool otherwise) {
+    return !config || config->blocking == NCCL_CONFIG_UNDEF_INT ? otherwise : config->blocking != 0;
 }
 
 } // namespace
@@ -302,12 +736,19 @@ ncclResult_t ncclGetVersion(int* version) {
     return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {
-    return result == ncclSuccess           ? "no error"
-           : result == ncclInvalidArgument ? "invalid argument"
-           : result == ncclSystemError     ? "unhandled system error"
-                                           : "NCCL error";
+    static const char* const words[] = {"no error",
+                                        "unhandled cuda error",
+                                        "unhandled system error",
+                                        "internal error",
+                                        "invalid argument",
+                                        "invalid usage",
+                                        "remote process exited or there was a network error",
+                                        "NCCL operation in progress"};
+    return (unsigned)result < sizeof(words) / sizeof(words[0]) ? words[result] : "unknown result code";
 }
-const char* ncclGetLastError(ncclComm_t) { return ""; }
+const char* ncclGetLastError(ncclComm_t comm) {
+    return comm && comm->error ? "asked for by CUSIM_NCCL_FAULT" : "";
+}
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     timespec time;
@@ -318,48 +759,63 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     return ncclSuccess;
 }
 
-// The id is the name of the shared memory, which lives until all have come.
-ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
-    if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks) {
+// The id is the name of the shared memory.
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
+    const ncclConfig_t wanted = NCCL_CONFIG_INITIALIZER;
+    id.internal[sizeof(id.internal) - 1] = 0;
+    if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks ||
+        strncmp(id.internal, "/cusim-nccl-", 12) != 0 ||
+        (config && (config->magic != wanted.magic || config->size != wanted.size))) {
         return ncclInvalidArgument;
     }
-    ncclComm* comm = new ncclComm();
-    comm->rank = rank;
-    comm->ranks = ranks;
-    comm->shared_bytes = sizeof(Shared) + (size_t)ranks * CHUNK_BYTES;
-    snprintf(comm->name, sizeof(comm->name), "%.*s", (int)sizeof(comm->name) - 1, id.internal);
-    const int file = shm_open(comm->name, O_RDWR | O_CREAT, 0600);
-    if (file < 0 || ftruncate(file, (off_t)comm->shared_bytes)) {
-        return ncclSystemError;
+    return join(out, id.internal, ranks, rank, is_blocking(config, true));
+}
+ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
+    return ncclCommInitRankConfig(out, ranks, id, rank, nullptr);
+}
+
+// All ranks tell their color and key; then each knows who is with it.
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncclConfig_t* config) {
+    Shared* shared = comm->shared;
+    auto all_are_here = [=] { return !late_ranks(comm, shared->host); };
+    int rank = 0, ranks = 0;
+    char name[sizeof(comm->name) + 32];
+    shared->color[comm->rank] = color;
+    shared->key[comm->rank] = key;
+    come_to(comm, shared->host);
+    if (!host_waits(comm, all_are_here)) {
+        cusim_die("NCCL CommSplit on rank %d: timed out; ranks not in it:%s", comm->rank,
+                  ranks_in(late_ranks(comm, shared->host)).c_str());
     }
-    void* memory = mmap(nullptr, comm->shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
-    if (memory == MAP_FAILED) {
-        return ncclSystemError;
-    }
-    comm->shared = (Shared*)memory;
-    comm->shared->joined++;
-    for (const time_t start = time(nullptr); comm->shared->joined.load() < (unsigned)ranks;) {
-        usleep(1000);
-        if (time(nullptr) - start > timeout_s()) {
-            return ncclSystemError;
+    for (int r = 0; r < comm->ranks; r++) {
+        if (shared->color[r] == color) {
+            ranks++;
+            rank += shared->key[r] < key || (shared->key[r] == key && r < comm->rank);
         }
     }
-    meet(comm);
-    if (rank == 0) {
-        shm_unlink(comm->name);
+    snprintf(name, sizeof(name), "%s-%u.%d", comm->name, ++comm->splits, color);
+    come_to(comm, shared->host); // before the next one overwrites the colors
+    if (!host_waits(comm, all_are_here)) {
+        return ncclSystemError;
     }
-    *out = comm;
-    return ncclSuccess;
+    *out = nullptr;
+    return color == NCCL_SPLIT_NOCOLOR ? ncclSuccess
+                                       : join(out, name, ranks, rank, is_blocking(config, comm->is_blocking));
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    std::vector<std::atomic<unsigned>*>& flags = waiting_flags();
     cudaDeviceSynchronize();
+    flags.erase(std::find(flags.begin(), flags.end(), &comm->shared->waits[comm->rank]));
     munmap(comm->shared, comm->shared_bytes);
     delete comm;
     return ncclSuccess;
 }
-ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    cudaDeviceSynchronize();
+    return comm->is_blocking ? ncclSuccess : ncclInProgress; // until ncclCommGetAsyncError is asked
+}
 ncclResult_t ncclCommAbort(ncclComm_t comm) { // the other ranks end in their next collective
     comm->shared->dead = 1;
     return ncclSuccess;
@@ -372,8 +828,9 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
     *rank = comm->rank;
     return ncclSuccess;
 }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
-    *error = ncclSuccess;
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+    const bool is_ready = comm->shared->joined.load() == (unsigned)comm->ranks;
+    *error = is_ready ? comm->error : ncclInProgress;
     return ncclSuccess;
 }
 
@@ -386,34 +843,56 @@ ncclResult_t ncclGroupEnd(void) {
         return ncclInvalidUsage;
     }
     if (--group_depth == 0) {
-        for (const Pending& call : pending()) {
-            cusim_enqueue(call.stream, true, call.work);
-        }
-        pending().clear();
+        enqueue_group();
     }
     return ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
                            ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
-    return enqueue(comm, send, receive, {ALL_REDUCE, type, reduction, 0, count}, stream);
+    return enqueue(comm, send, receive, {ALL_REDUCE, type, reduction, 0, count, false}, stream);
 }
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type,
                                ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
-    return enqueue(comm, send, receive, {REDUCE_SCATTER, type, reduction, 0, count}, stream);
+    return enqueue(comm, send, receive, {REDUCE_SCATTER, type, reduction, 0, count, false}, stream);
 }
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-    return enqueue(comm, send, receive, {ALL_GATHER, type, ncclSum, 0, count}, stream);
+    return enqueue(comm, send, receive, {ALL_GATHER, type, ncclSum, 0, count, false}, stream);
 }
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-    return enqueue(comm, send, receive, {BROADCAST, type, ncclSum, root, count}, stream);
+    return enqueue(comm, send, receive, {BROADCAST, type, ncclSum, root, count, false}, stream);
 }
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
                         ncclRedOp_t reduction, int root, ncclComm_t comm, cudaStream_t stream) {
-    return enqueue(comm, send, receive, {REDUCE, type, reduction, root, count}, stream);
+    return enqueue(comm, send, receive, {REDUCE, type, reduction, root, count, false}, stream);
 }
+ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+    return enqueue(comm, send, nullptr, {SEND, type, ncclSum, peer, count, false}, stream);
+}
+ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+    return enqueue(comm, nullptr, receive, {RECEIVE, type, ncclSum, peer, count, false}, stream);
+}
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
+                          cudaStream_t stream) {
+    const size_t bytes = count * type_bytes(type), all = bytes * (size_t)comm->ranks;
+    check_overlap((const char*)send, all, (const char*)receive, all, nullptr, "AlltoAll");
+    ncclGroupStart();
+    ncclResult_t result = ncclSuccess;
+    for (int r = 0; r < comm->ranks && result == ncclSuccess; r++) {
+        result = ncclSend((const char*)send + (size_t)r * bytes, count, type, r, comm, stream);
+        if (result == ncclSuccess) {
+            result = ncclRecv((char*)receive + (size_t)r * bytes, count, type, r, comm, stream);
+        }
+    }
+    const ncclResult_t end = ncclGroupEnd();
+    return result == ncclSuccess ? end : result;
+}
+#endif
 }
 
 #endif

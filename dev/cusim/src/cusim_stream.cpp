@@ -30,6 +30,7 @@ CUstream_st* stream_of(cudaStream_t stream) {
 // ---- the queue ----
 
 void operation_run(const Operation& operation) {
+    process_waits(false);
     if (operation.on_device) {
         device_memory_open();
     }
@@ -39,33 +40,81 @@ void operation_run(const Operation& operation) {
     }
 }
 
-// Does the work of the stream up to number `until`. Called within itself for another stream where one waits
-// for it.
-static void run_until(CUstream_st* stream, unsigned long until) {
-    while (stream->done < until) {
-        if (stream->queue.empty() || stream->busy) {
-            cusim_die("streams wait for each other in a circle");
-        }
-        const Operation operation = std::move(stream->queue.front());
-        stream->queue.pop_front();
-        stream->busy = true;
-        operation_run(operation);
-        stream->busy = false;
-        stream->done++;
+// A step may be that of another stream, for which this one waits.
+Step stream_advance(CUstream_st* stream) {
+    if (stream->queue.empty() || stream->busy) {
+        cusim_die("streams wait for each other in a circle");
     }
+    stream->busy = true;
+    const Step step = stream->queue.front()();
+    stream->busy = false;
+    if (step != STEP_DONE) {
+        return step;
+    }
+    stream->queue.pop_front();
+    stream->done++;
+    return STEP_MOVED;
 }
 
-static void run_all(CUstream_st* stream) { run_until(stream, stream->pushed); }
+bool streams_advance_any(const CUstream_st* but) {
+    for (size_t i = 0; i < all_streams().size(); i++) {
+        CUstream_st* stream = all_streams()[i];
+        if (stream != but && !stream->busy && !stream->queue.empty() &&
+            stream_advance(stream) == STEP_MOVED) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Does the work of the stream until is_reached(). Other streams get on only where their work is waited for, here or in
+// another process.
+template <class F> static void run_until(CUstream_st* stream, F is_reached) {
+    while (!is_reached()) {
+        if (stream_advance(stream) == STEP_STUCK) {
+            streams_advance_any(stream);
+        }
+    }
+    process_waits(false);
+}
+
+static void run_all(CUstream_st* stream) {
+    const unsigned long until = stream->pushed;
+    run_until(stream, [=] { return stream->done >= until; });
+}
 void stream_drain(cudaStream_t stream) { run_all(stream_of(stream)); }
 
-static void push(CUstream_st* stream, Operation operation) {
-    stream->queue.push_back(std::move(operation));
+// All that can be done now. Other processes get a second: the host of this one need not wait for them.
+static void run_eagerly(CUstream_st* stream) {
+    const double start = now_s();
+    while (stream->done < stream->pushed) {
+        const Step step = stream_advance(stream);
+        if (step == STEP_STUCK || (step == STEP_WAITING && now_s() > start + 1)) {
+            break;
+        }
+    }
+    process_waits(false);
+}
+
+static void push(CUstream_st* stream, Steps steps) {
+    stream->queue.push_back(std::move(steps));
     stream->pushed++;
+}
+
+static void push_operation(CUstream_st* stream, const Operation& operation) {
+    if (operation.begin) {
+        push(stream, operation.begin(stream));
+    } else {
+        push(stream, [operation] {
+            operation_run(operation);
+            return STEP_DONE;
+        });
+    }
 }
 
 // Work on `stream` comes after what `other` has now.
 static void push_wait(CUstream_st* stream, CUstream_st* other, unsigned long until) {
-    push(stream, {[other, until] { run_until(other, until); }, false});
+    push(stream, [other, until] { return other->done >= until ? STEP_DONE : stream_advance(other); });
 }
 
 // Work on the legacy stream waits for all streams, and they wait for it, unless they are
@@ -86,23 +135,49 @@ static void run_some_at_random() {
     while (random_below(2)) {
         CUstream_st* stream = all_streams()[random_below((uint32_t)all_streams().size())];
         if (stream->done < stream->pushed && !stream->busy) {
-            run_until(stream, stream->done + 1);
+            stream_advance(stream);
         }
     }
+    process_waits(false);
 }
 
-void cusim_enqueue(cudaStream_t handle, bool on_device, std::function<void()> work) {
+static void enqueue(cudaStream_t handle, Operation operation) {
     CUstream_st* stream = stream_of(handle);
     if (stream->capture) {
-        capture_add(stream, {std::move(work), on_device});
+        capture_add(stream, std::move(operation));
         return;
     }
     push_legacy_waits(stream);
-    push(stream, {std::move(work), on_device});
+    push_operation(stream, operation);
     if (config.streams == STREAMS_EAGER) {
-        run_all(stream);
+        run_eagerly(stream);
     } else if (config.streams == STREAMS_RANDOM) {
         run_some_at_random();
+    }
+}
+
+void cusim_enqueue(cudaStream_t stream, bool on_device, std::function<void()> work) {
+    enqueue(stream, {std::move(work), on_device, nullptr});
+}
+
+void enqueue_steps(cudaStream_t stream, std::function<Steps(CUstream_st*)> begin) {
+    enqueue(stream, {nullptr, false, std::move(begin)});
+}
+
+// ---- what other processes see ----
+
+std::vector<std::atomic<unsigned>*>& waiting_flags() {
+    static auto* flags = new std::vector<std::atomic<unsigned>*>;
+    return *flags;
+}
+
+void process_waits(bool waits) {
+    static bool is_waiting = false;
+    if (waits != is_waiting) {
+        for (std::atomic<unsigned>* flag : waiting_flags()) {
+            flag->fetch_add(1);
+        }
+        is_waiting = waits;
     }
 }
 
@@ -178,8 +253,34 @@ cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest
     *greatest = -5;
     return cudaSuccess;
 }
+}
 
 // ---- events ----
+
+Operation event_record(CUevent_st* event) {
+    return {nullptr, false, [event](CUstream_st* stream) {
+                const auto point = std::make_shared<Point>(Point{stream, false, 0});
+                event->point = point;
+                return [point] {
+                    point->time_s = now_s();
+                    point->is_reached = true;
+                    return STEP_DONE;
+                };
+            }};
+}
+
+Operation event_wait(CUevent_st* event) {
+    return {nullptr, false, [event](CUstream_st* stream) {
+                const std::shared_ptr<Point> point = event->point;
+                return [point, stream] {
+                    return !point || point->is_reached || point->stream == stream
+                               ? STEP_DONE
+                               : stream_advance(point->stream);
+                };
+            }};
+}
+
+extern "C" {
 
 cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
     *out = new CUevent_st();
@@ -188,38 +289,41 @@ cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags)
 }
 cudaError_t CUDARTAPI cudaEventCreate(cudaEvent_t* out) { return cudaEventCreateWithFlags(out, 0); }
 
-// Queued work may still write its time.
 cudaError_t CUDARTAPI cudaEventDestroy(cudaEvent_t event) {
-    if (event->stream) {
-        run_until(event->stream, event->number);
-    }
     delete event;
     return cudaSuccess;
 }
 
-cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
+// In a capture, an external record is a node: those outside of the graph can wait for it.
+cudaError_t CUDARTAPI cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
     CUstream_st* stream = stream_of(handle);
     const cudaError_t error = stream_accepts(handle);
     if (error != cudaSuccess) {
         return error;
     }
-    if (stream->capture) {
+    const bool is_external = flags & cudaEventRecordExternal;
+    if (is_external && !stream->capture) {
+        return failed(cudaErrorInvalidValue);
+    }
+    if (stream->capture && !is_external) {
         capture_record(stream, event);
         return cudaSuccess;
     }
     event->capture = 0;
-    event->stream = stream;
-    cusim_enqueue(handle, false, [event] { event->time_s = now_s(); });
-    event->number = stream->pushed;
+    enqueue(handle, event_record(event));
     return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
+    return cudaEventRecordWithFlags(event, handle, cudaEventRecordDefault);
 }
 
 cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t event) {
     if (event->capture) {
         return failed(cudaErrorCapturedEvent);
     }
-    if (event->stream) {
-        run_until(event->stream, event->number);
+    if (event->point) {
+        const std::shared_ptr<Point> point = event->point;
+        run_until(point->stream, [&] { return point->is_reached; });
     }
     return cudaSuccess;
 }
@@ -228,29 +332,35 @@ cudaError_t CUDARTAPI cudaEventQuery(cudaEvent_t event) {
     if (event->capture) {
         return failed(cudaErrorCapturedEvent);
     }
-    return !event->stream || event->stream->done >= event->number ? cudaSuccess : cudaErrorNotReady;
+    return !event->point || event->point->is_reached ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t CUDARTAPI cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
-    if (!start->stream || !end->stream || !start->timing || !end->timing) {
+    if (!start->point || !end->point || !start->timing || !end->timing) {
         return failed(cudaErrorInvalidResourceHandle);
     }
     if (cudaEventQuery(start) != cudaSuccess || cudaEventQuery(end) != cudaSuccess) {
         return failed(cudaErrorNotReady);
     }
-    *ms = (float)((end->time_s - start->time_s) * 1e3);
+    *ms = (float)((end->point->time_s - start->point->time_s) * 1e3);
     return cudaSuccess;
 }
 
-cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
+cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags) {
     CUstream_st* stream = stream_of(handle);
+    if (flags & cudaEventWaitExternal) {
+        if (!stream->capture || event->capture) {
+            capture_spoil(stream);
+            return failed(event->capture ? cudaErrorCapturedEvent : cudaErrorInvalidValue);
+        }
+        enqueue(handle, event_wait(event)); // a node
+        return stream_accepts(handle);
+    }
     if (event->capture || stream->capture) {
         return capture_wait(stream, event);
     }
-    if (event->stream && event->stream != stream) {
-        CUstream_st* other = event->stream;
-        const unsigned long until = event->number;
-        cusim_enqueue(handle, false, [other, until] { run_until(other, until); });
+    if (event->point && event->point->stream != stream) {
+        enqueue(handle, event_wait(event));
     }
     return cudaSuccess;
 }
