@@ -390,8 +390,11 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation and sampling
 
-// Forward: returns the sum of the losses.
+// Forward: returns the sum of the losses; the batch may be empty.
 static double gpt2_evaluate(GPT2* model, Batch batch) {
+    if (batch.B == 0) {
+        return 0;
+    }
     gpt2_forward(model, batch, 0);
     classifier_losses(model, batch);
     return batch_loss(model, batch);

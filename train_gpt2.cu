@@ -655,8 +655,12 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation and sampling
 
-// Forward: returns the sum of the losses.
+// Forward: returns the sum of the losses; of an empty batch, too: then only its part of what others do.
 static double gpt2_evaluate(GPT2* model, Batch batch) {
+    if (batch.B == 0) {
+        zero_idle_forward(&model->zero);
+        return 0;
+    }
     batch = gpt2_push(model, batch);
     gpt2_clear_result(model);
     gpt2_forward(model, batch, 0);

@@ -17,7 +17,7 @@ All of a micro-step's work joins the main stream at its end, so that a micro-ste
 With one process in stages 0 and 1 nothing moves, and shard is not there.
 
 defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, zero_open, zero_close, zero_buffer_bytes, zero_parameter_layer,
-         zero_forget_parameters, zero_parameters, zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_idle,
+         zero_forget_parameters, zero_parameters, zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_idle_forward, zero_idle,
          zero_join, zero_reduce, zero_gradient, zero_update_gradient, zero_update_parameters, zero_gather_parameters,
          zero_collect, zero_copy_owned
 */
@@ -252,11 +252,22 @@ static inline void zero_join(ZeroGpu* z) {
     }
 }
 
-// The part of a process that has no micro-batch in a micro-step.
-template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
-    for (int g = z->plan.groups - 1; g >= 0; g--) {
-        zero_group_done<T>(z, g, step);
+// The part of a process that has no micro-batch: in a forward pass,
+static inline void zero_idle_forward(ZeroGpu* z) {
+    zero_forget_parameters(z);
+    for (int l = 0; l < z->plan.groups - 1; l++) {
+        zero_parameters(z, l, 1);
     }
+}
+
+// and in a whole micro-step.
+template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
+    zero_idle_forward(z);
+    for (int l = z->plan.groups - 2; l >= 0; l--) {
+        zero_parameters(z, l, -1);
+        zero_group_done<T>(z, 1 + l, step);
+    }
+    zero_group_done<T>(z, 0, step);
     zero_join(z);
 }
 

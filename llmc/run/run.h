@@ -103,7 +103,7 @@ typedef struct {
 
     // Whether to validate before the first update, too; as setup_validates_first. NULL: always.
     int (*validates_first)(const Options* options, double flops_per_token, int64_t sequences);
-    // Forward: returns the sum of the losses, nats. Waits for the device.
+    // Forward: returns the sum of the losses, nats, of a batch that may be empty. Waits for the device. Collective.
     double (*evaluate)(GPT2* model, Batch batch);
     NextLogits next_logits; // generator.h
 
@@ -475,7 +475,7 @@ static int run_evaluate_(Run_* run, double* loss) {
         comm_progress(&run->comm, COMM_EVALUATE, run->state.step, "a validation");
         log_progress(&run->log, run->state.step, "validating", i, micro_steps);
         const Batch batch = dataloader_next(run->val);
-        run->part[RUN_LOSSES_ + i] = batch.B ? run->trainer->evaluate(run->model, batch) : 0;
+        run->part[RUN_LOSSES_ + i] = run->trainer->evaluate(run->model, batch);
         run->part[RUN_COUNTED_] += batch.counted;
     }
     run_check_data_(run, run->val, run->train->next);
