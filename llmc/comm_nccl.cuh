@@ -49,9 +49,10 @@ static inline int gpu_device_of_rank(const Comm* c, int wanted) {
     int devices = 0;
     CUDA_CHECK(cudaGetDeviceCount(&devices));
     if (wanted < 0 && devices > 1) {
+        CHECK(c->local_size <= devices,
+              "%d processes on %s, which has %d GPUs; wanted one GPU for each process", c->local_size,
+              c->host, devices);
         wanted = c->local_rank;
-        CHECK(wanted < devices, "%d processes on %s, which has %d GPUs; wanted one GPU for each process",
-              c->local_size, c->host, devices);
     }
     return wanted < 0 ? 0 : wanted;
 }
@@ -69,22 +70,25 @@ static inline void group_gpu_copy_(void* recv, const void* send, size_t count, D
 // What tells GPUs apart. With LLMC_NODES the machines are pretended, and so are their GPUs.
 typedef struct {
     int node;
-    char bus_id[20];
+    char bus_id[20], host[64];
 } GpuPlace_;
 
-// NCCL would wait, or end with an error that names no rank.
+// NCCL would wait, or end with an error that names no rank. All ranks find the same.
 static inline void group_gpu_compare_places_(Comm* c) {
     GpuPlace_ mine, *all = (GpuPlace_*)check_alloc((size_t)c->size, sizeof(mine), "places of GPUs");
     int device;
     memset(&mine, 0, sizeof(mine));
     mine.node = c->node;
+    snprintf(mine.host, sizeof(mine.host), "%s", c->host);
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetPCIBusId(mine.bus_id, sizeof(mine.bus_id), device));
     comm_all_gather(c, all, &mine, sizeof(mine));
-    for (int r = 0; r < c->rank; r++) {
-        CHECK(memcmp(&all[r], &mine, sizeof(mine)) != 0,
-              "ranks %d and %d have the same GPU, %s of %s; wanted one GPU for each process", r, c->rank,
-              mine.bus_id, c->host);
+    for (int r = 1; r < c->size; r++) {
+        for (int other = 0; other < r; other++) {
+            CHECK(memcmp(&all[r], &all[other], sizeof(mine)) != 0,
+                  "ranks %d and %d have the same GPU, %s of %s; wanted one GPU for each process", other, r,
+                  all[r].bus_id, all[r].host);
+        }
     }
     free(all);
 }

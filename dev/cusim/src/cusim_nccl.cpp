@@ -614,6 +614,14 @@ void enqueue_exchange(const std::vector<Pending>& group, const Pending& first) {
             work.transfers.push_back({p.call, (char*)(p.call.kind == SEND ? (void*)p.send : p.receive), 0});
         }
     }
+    for (const Transfer& sent : work.transfers) {
+        for (const Transfer& received : work.transfers) {
+            if (sent.call.kind == SEND && received.call.kind == RECEIVE) {
+                check_overlap(sent.data, Exchange::bytes_of(sent.call), received.data,
+                              Exchange::bytes_of(received.call), nullptr, "Send and Recv");
+            }
+        }
+    }
     enqueue_steps(first.stream, [work, comm = first.comm](CUstream_st* stream) {
         const auto queued = std::make_shared<Exchange>(work);
         issue(queued.get(), comm, stream);
@@ -879,8 +887,7 @@ ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
 ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
                           cudaStream_t stream) {
-    const size_t bytes = count * type_bytes(type), all = bytes * (size_t)comm->ranks;
-    check_overlap((const char*)send, all, (const char*)receive, all, nullptr, "AlltoAll");
+    const size_t bytes = count * type_bytes(type);
     ncclGroupStart();
     ncclResult_t result = ncclSuccess;
     for (int r = 0; r < comm->ranks && result == ncclSuccess; r++) {

@@ -234,6 +234,52 @@ static void test_bad_captures(const Gpu* gpu) {
     CUDA_CHECK(cudaStreamDestroy(side.stream));
 }
 
+// Outside: x = 5, then y = x when the graph has recorded `out`. The graph waits for `in`: x += 1, records `out`, x *= 2.
+// Work of the graph behind `out` is not waited for.
+static void test_external_events(const Gpu* gpu) {
+    const Gpu side = gpu_with_stream(gpu);
+    Fork f = fork_open(gpu, &side);
+    cudaEvent_t in = f.fork, out = f.join;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    const char* streams = getenv("CUSIM_STREAMS");
+    const bool is_lazy =
+        streams && strcmp(streams, "lazy") == 0; // nothing is done before somebody waits for it
+    int y = 0;
+    EXPECT_ERROR(cudaEventRecordWithFlags(out, gpu->stream, cudaEventRecordExternal), cudaErrorInvalidValue);
+    EXPECT_ERROR(cudaStreamWaitEvent(gpu->stream, out, cudaEventWaitExternal), cudaErrorInvalidValue);
+    CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal));
+    CUDA_CHECK(cudaStreamWaitEvent(gpu->stream, in, cudaEventWaitExternal));
+    launch(add_kernel, 1, 1, 0, gpu, f.x, 1);
+    CUDA_CHECK(cudaEventRecordWithFlags(out, gpu->stream, cudaEventRecordExternal));
+    launch(times_kernel, 1, 1, 0, gpu, f.x, 2);
+    CUDA_CHECK(cudaStreamEndCapture(gpu->stream, &graph));
+    CUDA_CHECK(cudaEventQuery(out)); // nothing was recorded
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    for (int i = 0; i < 3; i++) {
+        CUDA_CHECK(cudaMemsetAsync(f.x, 0, sizeof(int), side.stream));
+        launch(add_kernel, 1, 1, 0, &side, f.x, 5 + i);
+        CUDA_CHECK(cudaEventRecord(in, side.stream));
+        CUDA_CHECK(cudaGraphLaunch(executable, gpu->stream));
+        CUDA_CHECK(cudaStreamWaitEvent(side.stream, out, 0));
+        CUDA_CHECK(cudaMemcpyAsync(f.y, f.x, sizeof(int), cudaMemcpyDeviceToDevice, side.stream));
+        CUDA_CHECK(cudaEventSynchronize(out));
+        y = fetch(&side, f.y);
+        EXPECT(y == 6 + i || (y == 2 * (6 + i) && !is_lazy), "%d", y);
+        EXPECT(fetch(gpu, f.x) == 2 * (6 + i), "%d", fetch(gpu, f.x));
+    }
+    CUDA_CHECK(cudaGraphExecDestroy(executable));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+
+    CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal));
+    CUDA_CHECK(
+        cudaEventRecord(out, gpu->stream)); // within the capture, so the graph cannot wait for it outside
+    EXPECT_ERROR(cudaStreamWaitEvent(gpu->stream, out, cudaEventWaitExternal), cudaErrorCapturedEvent);
+    EXPECT_ERROR(cudaStreamEndCapture(gpu->stream, &graph), cudaErrorStreamCaptureInvalidated);
+    fork_close(&f);
+    CUDA_CHECK(cudaStreamDestroy(side.stream));
+}
+
 // ---- queries ----
 
 static void test_queries(void) {
@@ -330,6 +376,7 @@ int main(void) {
     test_legacy_stream(&gpu);
     test_fork_and_join(&gpu);
     test_bad_captures(&gpu);
+    test_external_events(&gpu);
     test_queries();
     test_launch_limits(&gpu);
     test_cublaslt(&gpu);

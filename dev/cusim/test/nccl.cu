@@ -104,7 +104,116 @@ static void test_in_place(const Gpu* gpu, ncclComm_t comm, int rank) {
     gpu_free(b);
 }
 
-static void test_rank(ncclUniqueId id, int rank, int ranks) {
+// What rank `from` sends to rank `to`: as much of it as no other pair does.
+static int pair_count(int from, int to) { return 100 * from + 10 * to + (from == 2 ? MORE_THAN_A_CHUNK : 1); }
+
+// Everybody to everybody, uneven, two messages each, that keep their order; then a ring, in a group of two calls.
+static void test_send(const Gpu* gpu, ncclComm_t comm, int rank, int ranks) {
+    const int most = 2 * pair_count(2, 2);
+    float *send = to_device<float>(gpu, rank, most), *receive[3];
+    NCCL_OK(ncclGroupStart());
+    for (int r = 0; r < ranks; r++) {
+        const size_t out = (size_t)pair_count(rank, r), in = (size_t)pair_count(r, rank);
+        receive[r] = to_device<float>(gpu, 0, most);
+        NCCL_OK(ncclRecv(receive[r], in, ncclFloat32, r, comm, gpu->stream));
+        NCCL_OK(ncclRecv(receive[r] + in, 1, ncclFloat32, r, comm, gpu->stream));
+        NCCL_OK(ncclSend(send, out, ncclFloat32, r, comm, gpu->stream));
+        NCCL_OK(ncclSend(send + 7 + r, 1, ncclFloat32, r, comm, gpu->stream));
+    }
+    NCCL_OK(ncclGroupEnd());
+    for (int r = 0; r < ranks; r++) {
+        const int in = pair_count(r, rank);
+        expect_all(
+            gpu, receive[r], in + 1, [=](int i) { return element(r, i < in ? i : 7 + rank); }, "receive");
+        gpu_free(receive[r]);
+    }
+    gpu_free(send);
+}
+
+static void test_all_to_all(const Gpu* gpu, ncclComm_t comm, int rank, int ranks, int n) {
+    float *send = to_device<float>(gpu, rank, n * ranks), *receive = to_device<float>(gpu, 0, n * ranks);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+    NCCL_OK(ncclAlltoAll(send, receive, (size_t)n, ncclFloat32, comm, gpu->stream));
+    expect_all(
+        gpu, receive, n * ranks, [=](int i) { return element(i / n, rank * n + i % n); }, "all-to-all");
+#endif
+    gpu_free(send);
+    gpu_free(receive);
+}
+
+static void wait_until_ready(ncclComm_t comm) {
+    ncclResult_t state = ncclInProgress;
+    while (state == ncclInProgress) {
+        NCCL_OK(ncclCommGetAsyncError(comm, &state));
+    }
+    EXPECT(state == ncclSuccess, "%s", ncclGetErrorString(state));
+}
+
+// A communicator that is opened without waiting. Before all have come it takes no work.
+static void test_nonblocking(const Gpu* gpu, ncclUniqueId id, int rank, int ranks) {
+    ncclComm_t comm;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    EXPECT(ncclCommInitRankConfig(&comm, ranks, id, rank, &config) == ncclInProgress, "rank %d", rank);
+    wait_until_ready(comm);
+    test_all_to_all(gpu, comm, rank, ranks, 5);
+    EXPECT(ncclCommFinalize(comm) == ncclInProgress, "rank %d", rank);
+    wait_until_ready(comm);
+    NCCL_OK(ncclCommDestroy(comm));
+    config.magic = 0;
+    EXPECT(ncclCommInitRankConfig(&comm, ranks, id, rank, &config) == ncclInvalidArgument, "rank %d", rank);
+}
+
+// Ranks 2 and 0, in this order; rank 1 is in no group. Then all.
+static void test_split(const Gpu* gpu, ncclComm_t comm, int rank, int ranks) {
+    ncclComm_t half, all;
+    int count = 0, place = -1;
+    NCCL_OK(ncclCommSplit(comm, rank == 1 ? NCCL_SPLIT_NOCOLOR : 7, -rank, &half, NULL));
+    NCCL_OK(ncclCommSplit(comm, 7, rank, &all, NULL));
+    EXPECT((half == NULL) == (rank == 1), "rank %d", rank);
+    if (half) {
+        NCCL_OK(ncclCommCount(half, &count));
+        NCCL_OK(ncclCommUserRank(half, &place));
+        EXPECT(count == 2 && place == (rank == 0), "%d of %d", place, count);
+        test_all_to_all(gpu, half, place, 2, 3);
+        NCCL_OK(ncclCommDestroy(half));
+    }
+    test_all_to_all(gpu, all, rank, ranks, 3);
+    NCCL_OK(ncclCommDestroy(all));
+}
+
+// Two communicators on two streams, for which the ranks wait in other orders: no GPU minds.
+static void test_two_streams(const Gpu* gpu, ncclComm_t comm, int rank) {
+    ncclComm_t other;
+    Gpu side = *gpu;
+    float *a = to_device<float>(gpu, rank, 8), *b = to_device<float>(gpu, rank, 8);
+    auto sum = [](int i) { return element(0, i) + element(1, i) + element(2, i); };
+    NCCL_OK(ncclCommSplit(comm, 0, rank, &other, NULL));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&side.stream, cudaStreamNonBlocking));
+    if (rank != 1) {
+        NCCL_OK(ncclAllReduce(a, a, 8, ncclFloat32, ncclSum, comm, gpu->stream));
+    }
+    NCCL_OK(ncclAllReduce(b, b, 8, ncclFloat32, ncclSum, other, side.stream));
+    if (rank == 1) {
+        NCCL_OK(ncclAllReduce(a, a, 8, ncclFloat32, ncclSum, comm, gpu->stream));
+    }
+    if (rank == 0) {
+        expect_all(gpu, a, 8, sum, "first");
+    }
+    expect_all(&side, b, 8, sum, "second");
+    expect_all(gpu, a, 8, sum, "first");
+    // And one communicator on two streams: in the order of the calls.
+    NCCL_OK(ncclAllReduce(a, a, 8, ncclFloat32, ncclMax, comm, gpu->stream));
+    NCCL_OK(ncclAllReduce(b, b, 8, ncclFloat32, ncclMax, comm, side.stream));
+    expect_all(rank ? &side : gpu, rank ? b : a, 8, sum, "one communicator");
+    expect_all(rank ? gpu : &side, rank ? a : b, 8, sum, "one communicator");
+    NCCL_OK(ncclCommDestroy(other));
+    CUDA_CHECK(cudaStreamDestroy(side.stream));
+    gpu_free(a);
+    gpu_free(b);
+}
+
+static void test_rank(ncclUniqueId id, ncclUniqueId other_id, int rank, int ranks) {
     ncclComm_t comm;
     Gpu gpu;
     int count = 0;
@@ -117,6 +226,11 @@ static void test_rank(ncclUniqueId id, int rank, int ranks) {
     test_collectives<bf16>(&gpu, comm, rank, ranks, 31);
     test_collectives<fp16>(&gpu, comm, rank, ranks, 1);
     test_in_place(&gpu, comm, rank);
+    test_send(&gpu, comm, rank, ranks);
+    test_all_to_all(&gpu, comm, rank, ranks, MORE_THAN_A_CHUNK);
+    test_nonblocking(&gpu, other_id, rank, ranks);
+    test_split(&gpu, comm, rank, ranks);
+    test_two_streams(&gpu, comm, rank);
     NCCL_OK(ncclCommDestroy(comm));
     gpu_close(&gpu);
 }
@@ -158,9 +272,83 @@ static void orders_differ(const Rank* r) {
         gather(r);
     }
 }
-static void receive_buffer_too_small(const Rank* r) { // only AddressSanitizer can see it
+static void receive_buffer_too_small(const Rank* r) {
     ncclAllGather(r->small, r->large, 257, ncclFloat32, r->comm, r->gpu->stream);
 }
+
+static void send_without_receive(const Rank* r) {
+    ncclGroupStart();
+    ncclSend(r->small, 256, ncclFloat32, 1 - r->rank, r->comm, r->gpu->stream);
+    if (r->rank) {
+        ncclRecv(r->large, 256, ncclFloat32, 0, r->comm, r->gpu->stream);
+    }
+    ncclGroupEnd();
+}
+static void receive_without_send(const Rank* r) {
+    ncclRecv(r->large, 256, ncclFloat32, 1 - r->rank, r->comm, r->gpu->stream);
+}
+static void send_count_differs(const Rank* r) {
+    if (r->rank) {
+        ncclSend(r->small, 255, ncclFloat32, 0, r->comm, r->gpu->stream);
+    } else {
+        ncclRecv(r->large, 256, ncclFloat32, 1, r->comm, r->gpu->stream);
+    }
+}
+static void sends_without_group(const Rank* r) { // each waits for its receive, which comes after it
+    ncclSend(r->small, 256, ncclFloat32, 1 - r->rank, r->comm, r->gpu->stream);
+    ncclRecv(r->large, 256, ncclFloat32, 1 - r->rank, r->comm, r->gpu->stream);
+}
+static void all_to_all_in_place(const Rank* r) {
+    ncclGroupStart();
+    for (int other = 0; other < 2; other++) {
+        ncclSend(r->large + 256 * other, 256, ncclFloat32, other, r->comm, r->gpu->stream);
+        ncclRecv(r->large + 256 * other, 256, ncclFloat32, other, r->comm, r->gpu->stream);
+    }
+    ncclGroupEnd();
+}
+static void gather_overlaps(const Rank* r) { // in place would be rank * 256
+    ncclAllGather(r->large, r->large, 256, ncclFloat32, r->comm, r->gpu->stream);
+}
+static void captured_on_one_rank(const Rank* r) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    if (r->rank) {
+        reduce(r, 256);
+        return;
+    }
+    CUDA_CHECK(cudaStreamBeginCapture(r->gpu->stream, cudaStreamCaptureModeThreadLocal));
+    reduce(r, 256);
+    CUDA_CHECK(cudaStreamEndCapture(r->gpu->stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    CUDA_CHECK(cudaGraphLaunch(executable, r->gpu->stream));
+}
+static void split_on_one_rank(const Rank* r) {
+    ncclComm_t other;
+    if (r->rank) {
+        ncclCommSplit(r->comm, 0, 0, &other, NULL);
+    } else {
+        sleep(3);
+    }
+}
+
+// The second call of rank 1 fails, as CUSIM_NCCL_FAULT says.
+static void fault(const Rank* r, const char* what) {
+    ncclResult_t error = ncclSuccess;
+    setenv("CUSIM_NCCL_FAULT", what, 1);
+    reduce(r, 256);
+    reduce(r, 256);
+    wait_for_all(r->gpu);
+    ncclCommGetAsyncError(r->comm, &error);
+    _exit(error == ncclSuccess ? 0 : 4);
+}
+static void fault_die(const Rank* r) { fault(r, "1:2:die"); }
+static void fault_hang(const Rank* r) {
+    if (r->rank) {
+        alarm(3); // nobody else ends it here
+    }
+    fault(r, "1:2:hang");
+}
+static void fault_error(const Rank* r) { fault(r, "1:2:error"); }
 
 // clang-format off
 static const struct {
@@ -171,7 +359,18 @@ static const struct {
     {"types_differ", "up", types_differ},
     {"rank_missing", "up", rank_missing},
     {"orders_differ", "up", orders_differ},
-    {"receive_buffer_too_small", "asan", receive_buffer_too_small},
+    {"receive_buffer_too_small", "up", receive_buffer_too_small},
+    {"send_without_receive", "up", send_without_receive},
+    {"receive_without_send", "up", receive_without_send},
+    {"send_count_differs", "up", send_count_differs},
+    {"sends_without_group", "up", sends_without_group},
+    {"all_to_all_in_place", "up", all_to_all_in_place},
+    {"gather_overlaps", "up", gather_overlaps},
+    {"captured_on_one_rank", "up", captured_on_one_rank},
+    {"split_on_one_rank", "up", split_on_one_rank},
+    {"fault_die", "up", fault_die},
+    {"fault_hang", "up", fault_hang},
+    {"fault_error", "up", fault_error},
 };
 // clang-format on
 
@@ -207,7 +406,9 @@ template <class F> static bool run_ranks(int ranks, F rank_main) {
 
 int main(int argc, char** argv) {
     if (argc == 1) {
-        const bool ok = run_ranks(3, [](ncclUniqueId id, int rank) { test_rank(id, rank, 3); });
+        ncclUniqueId other;
+        NCCL_OK(ncclGetUniqueId(&other));
+        const bool ok = run_ranks(3, [=](ncclUniqueId id, int rank) { test_rank(id, other, rank, 3); });
         EXPECT(ok, "a rank failed");
         return test_done("nccl");
     }

@@ -1,0 +1,266 @@
+// Data between GPUs. Alone: a group of one, without and with NCCL's communicator. Under mpirun (test_ranks.sh):
+//
+//     test_comm_nccl                 what moves, by rank
+//     test_comm_nccl check           ends by group_gpu_check if NCCL has noticed an error
+//     test_comm_nccl wait            ranks above 0 never call the all-gather that rank 0 waits for
+//     test_comm_nccl device N        every rank takes device N
+#include "llmc/base/check.h"
+#include "llmc/comm.h"
+#include "llmc/comm_mpi.h"
+#include "llmc/comm_nccl.cuh"
+#include "llmc/gpu.cuh"
+#include "llmc/run/launch.h"
+#include "llmc/run/options.h"
+
+#include "test.h"
+
+// What element i of the piece from one rank to another is. Sums of it are exact in 16 bits.
+static float value_of(int from, int to, size_t i) { return (float)((from * 5 + to * 3 + i) % 13); }
+
+// Element i of a tensor as rank `from` fills it: pieces of `count` for ranks 0, 1, ...
+static float filled(int from, size_t count, size_t i) { return value_of(from, (int)(i / count), i % count); }
+
+template <class T, class F> static void fill(T* device, size_t count, const Gpu* gpu, F value) {
+    T* host = (T*)check_alloc(count, sizeof(T), "host");
+    for (size_t i = 0; i < count; i++) {
+        host[i] = from_float<T>(value(i));
+    }
+    CUDA_CHECK(cudaMemcpyAsync(device, host, count * sizeof(T), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    free(host);
+}
+
+template <class T, class F>
+static void expect_all(const T* device, size_t count, const Gpu* gpu, const char* what, F value) {
+    T* host = (T*)check_alloc(count, sizeof(T), "host");
+    CUDA_CHECK(cudaMemcpyAsync(host, device, count * sizeof(T), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; i++) {
+        wrong += !(to_float(host[i]) == value(i));
+    }
+    EXPECT(wrong == 0, "%s of %zu %s: %zu are wrong", what, count, dtype_name(DTYPE_OF(T)), wrong);
+    free(host);
+}
+
+static float sum_of(int size, int to, size_t i) {
+    float sum = 0;
+    for (int r = 0; r < size; r++) {
+        sum += value_of(r, to, i);
+    }
+    return sum;
+}
+
+// ---- each operation ----
+
+template <class T> static void test_operations(const GroupGpu* g, const Gpu* gpu, size_t count) {
+    const size_t all = g->size * count;
+    const int rank = g->rank, size = g->size;
+    const DType type = DTYPE_OF(T);
+    T* send = (T*)gpu_alloc(all, sizeof(T), "send");
+    T* recv = (T*)gpu_alloc(all, sizeof(T), "recv");
+    fill(send, all, gpu, [=](size_t i) { return filled(rank, count, i); });
+    group_all_to_all(recv, send, count, type, g, gpu->stream);
+    expect_all(recv, all, gpu, "all-to-all",
+               [=](size_t i) { return value_of((int)(i / count), rank, i % count); });
+    group_all_gather(recv, send, count, type, g, gpu->stream);
+    expect_all(recv, all, gpu, "all-gather",
+               [=](size_t i) { return value_of((int)(i / count), 0, i % count); });
+    group_reduce_scatter(recv, send, count, type, g, gpu->stream);
+    expect_all(recv, count, gpu, "reduce-scatter", [=](size_t i) { return sum_of(size, rank, i); });
+    expect_all(send, all, gpu, "what was sent", [=](size_t i) { return filled(rank, count, i); });
+    group_reduce_scatter(send + rank * count, send, count, type, g, gpu->stream);
+    group_all_gather(send, send + rank * count, count, type, g, gpu->stream);
+    expect_all(send, all, gpu, "in place",
+               [=](size_t i) { return sum_of(size, (int)(i / count), i % count); });
+    gpu_free(send);
+    gpu_free(recv);
+}
+
+static void test_sizes(const GroupGpu* g, const Gpu* gpu) {
+    const size_t counts[] = {0, 1, 31, 1024, 300001};
+    for (size_t count : counts) {
+        test_operations<float>(g, gpu, count);
+    }
+    test_operations<bf16>(g, gpu, 33);
+    test_operations<fp16>(g, gpu, 70001);
+}
+
+// ---- streams and graphs ----
+
+// Two streams, with work in between on a third.
+typedef struct {
+    const GroupGpu* g;
+    Gpu main, side;
+    cudaEvent_t fork, join;
+    float *a, *b, *c; // (size, COUNT)
+} Streams;
+
+enum { COUNT = 1000 };
+
+static void streams_open(Streams* s, const GroupGpu* g, const Gpu* gpu) {
+    s->g = g;
+    s->main = s->side = *gpu;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&s->main.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&s->side.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&s->fork, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&s->join, cudaEventDisableTiming));
+    s->a = (float*)gpu_alloc(g->size * COUNT, sizeof(float), "a");
+    s->b = (float*)gpu_alloc(g->size * COUNT, sizeof(float), "b");
+    s->c = (float*)gpu_alloc(g->size * COUNT, sizeof(float), "c");
+}
+
+static void streams_close(Streams* s) {
+    CUDA_CHECK(cudaStreamDestroy(s->main.stream));
+    CUDA_CHECK(cudaStreamDestroy(s->side.stream));
+    CUDA_CHECK(cudaEventDestroy(s->fork));
+    CUDA_CHECK(cudaEventDestroy(s->join));
+    gpu_free(s->a);
+    gpu_free(s->b);
+    gpu_free(s->c);
+}
+
+// b = pieces of a, c = sums of them in all ranks, on the side; a = the other way round, after that.
+static void streams_work(Streams* s) {
+    const int rank = s->g->rank;
+    CUDA_CHECK(cudaEventRecord(s->fork, s->main.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(s->side.stream, s->fork, 0));
+    group_all_to_all(s->b, s->a, COUNT, DTYPE_FP32, s->g, s->side.stream);
+    group_reduce_scatter(s->c + rank * COUNT, s->a, COUNT, DTYPE_FP32, s->g, s->side.stream);
+    CUDA_CHECK(cudaEventRecord(s->join, s->side.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(s->main.stream, s->join, 0));
+    group_all_to_all(s->a, s->b, COUNT, DTYPE_FP32, s->g, s->main.stream);
+    group_all_gather(s->c, s->c + rank * COUNT, COUNT, DTYPE_FP32, s->g, s->main.stream);
+}
+
+// What is in a is turned around twice, so it stays.
+static void streams_expect(Streams* s) {
+    const int rank = s->g->rank, size = s->g->size;
+    const size_t all = size * COUNT;
+    expect_all(s->a, all, &s->main, "a", [=](size_t i) { return filled(rank, COUNT, i); });
+    expect_all(s->b, all, &s->main, "b",
+               [=](size_t i) { return value_of((int)(i / COUNT), rank, i % COUNT); });
+    expect_all(s->c, all, &s->main, "c", [=](size_t i) { return sum_of(size, (int)(i / COUNT), i % COUNT); });
+}
+
+static void test_streams(const GroupGpu* g, const Gpu* gpu) {
+    Streams s;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    const int rank = g->rank;
+    streams_open(&s, g, gpu);
+    fill(s.a, g->size * COUNT, gpu, [=](size_t i) { return filled(rank, COUNT, i); });
+    streams_work(&s);
+    streams_expect(&s);
+    CUDA_CHECK(cudaStreamBeginCapture(s.main.stream, cudaStreamCaptureModeThreadLocal));
+    streams_work(&s);
+    CUDA_CHECK(cudaStreamEndCapture(s.main.stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    for (int i = 0; i < 3; i++) {
+        CUDA_CHECK(cudaMemsetAsync(s.b, 0, g->size * COUNT * sizeof(float), s.main.stream));
+        CUDA_CHECK(cudaGraphLaunch(executable, s.main.stream));
+        streams_work(&s);
+    }
+    streams_expect(&s);
+    CUDA_CHECK(cudaGraphExecDestroy(executable));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    streams_close(&s);
+}
+
+static void test_group(const GroupGpu* g, const Gpu* gpu) {
+    test_sizes(g, gpu);
+    test_streams(g, gpu);
+    group_gpu_check(g);
+}
+
+// One process needs no communicator, but NCCL has groups of one.
+static void test_group_of_one(const Comm* c, const Gpu* gpu) {
+#ifdef HAVE_NCCL
+    GroupGpu g = {0, 1, NULL, (Comm*)c, ""};
+    ncclUniqueId id;
+    NCCL_CHECK(ncclGetUniqueId(&id));
+    NCCL_CHECK(ncclCommInitRank(&g.communicator, 1, id, 0));
+    test_group(&g, gpu);
+    group_gpu_close(&g);
+    EXPECT(!g.communicator);
+#endif
+    (void)c, (void)gpu;
+}
+
+// ---- devices ----
+
+static void too_few_devices(const void* c) { gpu_device_of_rank((const Comm*)c, -1); }
+
+static void test_devices(const Comm* c) {
+    Comm other = *c;
+    other.local_rank = 1;
+    other.local_size = 3;
+    EXPECT(gpu_device_of_rank(&other, 5) == 5);
+#ifdef CUSIM
+    setenv("CUSIM_DEVICES", "3", 1);
+    EXPECT(gpu_device_of_rank(&other, -1) == 1);
+    setenv("CUSIM_DEVICES", "1", 1);
+    EXPECT(gpu_device_of_rank(&other, -1) == 0, "the only one that it sees");
+    setenv("CUSIM_DEVICES", "2", 1);
+    EXPECT(test_dies(too_few_devices, &other, EXIT_FAILURE, "3 processes on|has 2 GPUs"));
+    unsetenv("CUSIM_DEVICES");
+#endif
+}
+
+// ---- the ends ----
+
+static void end_check(const GroupGpu* g, const Gpu* gpu) {
+    float* data = (float*)gpu_alloc(g->size, sizeof(float), "data");
+    group_all_gather(data, data + g->rank, 1, DTYPE_FP32, g, gpu->stream);
+    group_all_gather(data, data + g->rank, 1, DTYPE_FP32, g, gpu->stream);
+    comm_progress(g->comm, COMM_UPDATE, 12, "the GPU's work");
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    group_gpu_check(g);
+    comm_barrier(g->comm);
+    gpu_free(data);
+}
+
+static void end_wait(const GroupGpu* g, const Gpu* gpu) {
+    comm_progress(g->comm, COMM_FORWARD, 11, "block 1");
+    usleep(600000); // long enough for the watchdog to see a whole step
+    comm_progress(g->comm, COMM_BACKWARD, 12, "reduce of block 7");
+    if (g->rank == 0) {
+        end_check(g, gpu);
+    }
+    comm_barrier(g->comm);
+}
+
+int main(int argc, char** argv) {
+    Comm comm;
+    Gpu gpu;
+    GroupGpu group;
+    Options options;
+    const char* mode = argc > 1 ? argv[1] : "";
+    char* timeout[] = {argv[0], (char*)"--timeout", (char*)"2"};
+    const int is_wait = strcmp(mode, "wait") == 0, wanted = argc > 2 ? atoi(argv[2]) : -1;
+    comm_expect(&comm, launch_expect());
+    options_parse(&options, is_wait ? 3 : 1, timeout, options_program(OPTION_GPU));
+    const Launch launched = launch_find(&options);
+    comm_open(&comm, launched.place, options.timeout);
+    gpu_open(&gpu, gpu_device_of_rank(&comm, wanted));
+    group_gpu_open(&group, &comm);
+    EXPECT(group.rank == comm.rank && group.size == comm.size && !group.communicator == (comm.size == 1));
+    EXPECT(!*group.library == (comm.size == 1), "%s", group.library);
+    if (is_wait) {
+        end_wait(&group, &gpu);
+    } else if (strcmp(mode, "check") == 0) {
+        end_check(&group, &gpu);
+    } else {
+        test_devices(&comm);
+        test_group(&group, &gpu);
+        if (comm.size == 1) {
+            test_group_of_one(&comm, &gpu);
+        }
+    }
+    group_gpu_close(&group);
+    gpu_close(&gpu);
+    comm_agree(&comm, "the results of test_comm_nccl", test_failures_ > 0,
+               test_failures_ ? "failures" : "ok");
+    comm_close(&comm);
+    return test_done("test_comm_nccl");
+}
