@@ -60,6 +60,7 @@ static Options options_of(Settings s, int batch) {
         "--logits-chunk", "6",                 "--tf32",         "off", // the last chunk is a smaller one
         "--autotune",     "off",               "--recompute",    s.recompute,
         "--gelu-fusion",  s.gelu_fusion,       "--bias-fusion",  s.bias_fusion,
+        "--device",       "0",
         "--graph",        s.graph,             "--gradients",    s.gradients,
         "--master-weights", s.master_weights};
     // clang-format on

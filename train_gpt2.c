@@ -451,7 +451,8 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
 
-static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o) {
+static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
+    (void)comm;
     gpt2_parameter_rows(plan->parameters, cfg);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);

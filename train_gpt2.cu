@@ -129,10 +129,8 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     TensorRow activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
     plan->name = NULL;
-    plan_add(plan, "parameters", zero_params_elements(&zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX));
-    plan_add(plan, "gradients",
-             zero_grads_elements(&zero, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(planned_gradients(o)) +
-                 zero_buffer_bytes(&zero, DTYPE_OF(floatX), planned_gradients(o)));
+    plan_add(plan, "parameters", zero_parameter_bytes(&zero, DTYPE_OF(floatX)));
+    plan_add(plan, "gradients", zero_gradient_bytes(&zero, planned_gradients(o)));
     plan_add(plan, "master weights", has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0);
     plan_add_state(plan, cfg, &zero);
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
@@ -889,7 +887,22 @@ static void choose_memory(GPT2Config cfg, Options* options) {
     }
 }
 
-static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o) {
+// Decides --device auto. Several processes time no products: each would choose algorithms of its own, with other bits.
+static void choose_device(Options* options, const Comm* comm) {
+    if (comm->size > 1 && options->device != OPTION_AUTO) {
+        die_usage("--device %d is for one process; %d take one GPU each", options->device, comm->size);
+    }
+    if (comm->size > 1 && options->autotune) {
+        printf("autotune: off, with several processes\n");
+        options->autotune = 0;
+    }
+    if (options->device == OPTION_AUTO) {
+        options->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
+    }
+}
+
+static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
+    choose_device(o, comm);
     choose_memory(cfg, o);
     gpt2_parameter_rows(plan->parameters, cfg);
     planned_activations(plan->activations, cfg, o);

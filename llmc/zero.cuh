@@ -16,7 +16,7 @@ All of a micro-step's work joins the main stream at its end, so that a micro-ste
 
 With one process in stages 0 and 1 nothing moves, and shard is not there.
 
-defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, zero_open, zero_close, zero_buffer_bytes, zero_parameter_layer,
+defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, zero_open, zero_close, zero_parameter_bytes, zero_gradient_bytes, zero_parameter_layer,
          zero_forget_parameters, zero_parameters, zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_idle_forward, zero_idle,
          zero_join, zero_reduce, zero_gradient, zero_update_gradient, zero_update_parameters, zero_gather_parameters,
          zero_collect, zero_copy_owned
@@ -62,11 +62,15 @@ static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
     return plan->size == 1 ? 0 : largest > least ? largest : least;
 }
 
-// Bytes of shards and pieces; parameters and gradients of the given types.
-static inline size_t zero_buffer_bytes(const ZeroPlan* plan, DType params, DType grads) {
-    return (plan->stage >= 3 ? zero_sharded_elements(plan) * dtype_bytes(params) : 0) +
-           (zero_has_shard_(plan) ? zero_sharded_elements(plan) * sizeof(float) : 0) +
-           zero_pieces_bytes_(plan, grads);
+// Bytes of all parameters in memory, and of all gradients, of the given types.
+static inline size_t zero_parameter_bytes(const ZeroPlan* plan, DType type) {
+    const size_t shard = plan->stage >= 3 ? zero_sharded_elements(plan) : 0;
+    return (zero_params_elements(plan, ZERO_BLOCKS_IN_MEMORY) + shard) * dtype_bytes(type);
+}
+static inline size_t zero_gradient_bytes(const ZeroPlan* plan, DType type) {
+    const size_t shard = zero_has_shard_(plan) ? zero_sharded_elements(plan) * sizeof(float) : 0;
+    return zero_grads_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type) + shard +
+           zero_pieces_bytes_(plan, type);
 }
 
 static inline void zero_open_events_(ZeroGpu* z) {

@@ -417,8 +417,8 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "time cuBLASLt's algorithms once per product, and keep the fastest"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_,             "on",
         "off|on", "replay a micro-step as one CUDA graph"},
-    {"memory, speed", "device",     "",   INT_(device),            0,     1023, GPU_ | ONCE_,     "0",
-        "", "index of the GPU"},
+    {"memory, speed", "device",     "",   INT_(device),            0,     1023, AUTO_ | GPU_ | ONCE_, "auto",
+        "", "index of the GPU; auto: one for each process of a machine"},
     {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_,     "0",
         "steps", "between lines on the GPU's temperature, power, clocks and memory; 0: none"},
 

@@ -39,7 +39,7 @@ void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan*
 size_t plan_bytes(const PlanMemory* memory);
 
 // Two lines: the model, and its memory.
-void plan_print_memory(FILE* file, GPT2Config cfg, const PlanMemory* memory);
+void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory);
 
 // All of it, for --plan. `flops_per_s` is the most that the device, described in words, can do.
 void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TensorRow* parameters,
@@ -94,12 +94,13 @@ size_t plan_bytes(const PlanMemory* memory) {
 
 static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
 
-void plan_print_memory(FILE* file, GPT2Config cfg, const PlanMemory* memory) {
+void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
+    const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
             "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (padded to %d): %.2fM "
-            "parameters\nmemory: %.1f MiB",
+            "parameters\nmemory%s: %.1f MiB",
             cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6,
-            plan_mib_(plan_bytes(memory)));
+            options->processes > 1 ? each : "", plan_mib_(plan_bytes(memory)));
     for (const PlanMemory* kind = memory; kind->name; kind++) {
         const char* before = kind == memory ? " = " : kind->is_host ? "; on the host: " : " + ";
         if (kind->bytes) {
@@ -159,7 +160,7 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Tensor
                 const TensorRow* activations, const PlanMemory* memory, double flops_per_s,
                 const char* device) {
     fputc('\n', file);
-    plan_print_memory(file, cfg, memory);
+    plan_print_memory(file, cfg, options, memory);
     plan_print_disk_(file, cfg, options);
     plan_print_work_(file, cfg, options, flops_per_s, device);
     fprintf(file, "\nparameters   layers x rows x columns (the same for gradients and optimizer state)\n");

@@ -74,7 +74,7 @@ typedef struct {
 
     // First, sets options that are still `auto` because they depend on the device, and prints why. Then sets
     // *plan. Allocates nothing; a plan for another machine needs no device.
-    void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options);
+    void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options, const Comm* comm);
     // Allocates everything that training needs; all parameters are zero. Ends the program if it does not fit.
     // `comm` stays. Collective, as all that follows up to copy_out.
     void (*open)(GPT2* model, GPT2Config cfg, const Options* options, Comm* comm);
@@ -628,7 +628,7 @@ static void run_summarize_(Run_* run) {
 static int run_train_(Run_* run) {
     double largest;
     run->peak = run_sum_(run, run->plan.peak, &largest);
-    plan_print_memory(stdout, run->cfg, run->plan.memory);
+    plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
     run_open_model_(run);
     run_open_session_(run);
     run_print_facts_(run);
@@ -669,10 +669,14 @@ static void run_turn_ends_(Run_* run) {
 // Joins the other processes of the run, if there are any.
 static void run_join_(Run_* run) {
     Options* o = &run->options;
-    const Launch launch = launch_find(o);
+    const int is_only_plan = o->plan && o->num_processes > 1 && o->rank == OPTION_AUTO;
+    const Launch alone = {{0, 1, 0, 1}, LAUNCH_AUTO, ""}, launch = is_only_plan ? alone : launch_find(o);
     o->processes = launch.place.size;
     o->process = launch.place.rank;
-    o->zero = launch_zero(o, launch.place.size);
+    if (is_only_plan) {
+        o->processes = o->num_processes;
+    }
+    o->zero = launch_zero(o, o->processes);
     comm_open(&run->comm, launch.place, o->timeout);
     const Comm* c = &run->comm;
     agree_on_program(&run->comm);
@@ -710,7 +714,7 @@ static int run_dispatch_(Run_* run, const char* program) {
     options_print_banner(stdout, options, program);
     fflush(stdout); // the next steps may take long
     if (options->plan) {
-        run->trainer->plan(&run->plan, run->cfg, options);
+        run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
         run_print_plan_(run);
         return EXIT_SUCCESS;
     }
@@ -718,7 +722,7 @@ static int run_dispatch_(Run_* run, const char* program) {
                  run->data.train.fingerprint);
     agree_on_run(&run->comm, options, run->cfg, &run->data);
     signals_end("setting up the run");
-    run->trainer->plan(&run->plan, run->cfg, options);
+    run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
     return run_train_(run);
 }
 
