@@ -187,7 +187,7 @@ static void launch_set_local_(const Options* options, CommPlace* place) {
 }
 
 // Ends the program where the processes cannot meet. `source` is that of the environment, NULL if there is none.
-static void launch_check_init_(const Options* options, const Launch* launch, const LaunchSource_* source) {
+static void launch_check_init_(const Launch* launch, const LaunchSource_* source) {
     if (launch->init != LAUNCH_MPI) {
         die_usage("--init %s, %d processes; for now they meet through MPI: mpirun -n %d ...",
                   launch->init == LAUNCH_TCP ? "tcp" : "fs", launch->place.size, launch->place.size);
@@ -211,7 +211,7 @@ Launch launch_find_in(const Options* options, const char* const* environment) {
         launch.init = options->init != LAUNCH_AUTO ? (LaunchInit)options->init
                       : source                     ? source->init
                                                    : LAUNCH_MPI;
-        launch_check_init_(options, &launch, source);
+        launch_check_init_(&launch, source);
         launch.launcher = source->launcher;
     }
     return launch;
