@@ -259,6 +259,7 @@ if [ $has_sim ]; then
     else
         skip "roofline: python3 is missing"
     fi
+    run sim dev/test/test_ranks.sh build/sim/FP32/train_gpt2cu
     run_sims plain
     built sim-msan # now all that programs of the simulated GPU have in common is built
     build sim-asan sim-asan

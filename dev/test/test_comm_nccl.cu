@@ -1,9 +1,9 @@
 // Data between GPUs. Alone: a group of one, without and with NCCL's communicator. Under mpirun (test_ranks.sh):
 //
-//     test_comm_nccl                 what moves, by rank
-//     test_comm_nccl check           ends by group_gpu_check if NCCL has noticed an error
-//     test_comm_nccl wait            ranks above 0 never call the all-gather that rank 0 waits for
-//     test_comm_nccl device N        every rank takes device N
+//     test_comm_nccl [device N]                what moves, by rank; every rank takes device N
+//     test_comm_nccl MODE [--option ...]       what may end all of them
+//         check    group_gpu_check, if NCCL has noticed an error
+//         wait     the watchdog: the others do not call the all-gather that rank 0 waits for
 #include "llmc/base/check.h"
 #include "llmc/comm.h"
 #include "llmc/comm_mpi.h"
@@ -211,9 +211,9 @@ static void test_devices(const Comm* c) {
 
 static void end_check(const GroupGpu* g, const Gpu* gpu) {
     float* data = (float*)gpu_alloc(g->size, sizeof(float), "data");
-    group_all_gather(data, data + g->rank, 1, DTYPE_FP32, g, gpu->stream);
-    group_all_gather(data, data + g->rank, 1, DTYPE_FP32, g, gpu->stream);
     comm_progress(g->comm, COMM_UPDATE, 12, "the GPU's work");
+    group_all_gather(data, data + g->rank, 1, DTYPE_FP32, g, gpu->stream);
+    group_all_gather(data, data + g->rank, 1, DTYPE_FP32, g, gpu->stream);
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     group_gpu_check(g);
     comm_barrier(g->comm);
@@ -221,8 +221,6 @@ static void end_check(const GroupGpu* g, const Gpu* gpu) {
 }
 
 static void end_wait(const GroupGpu* g, const Gpu* gpu) {
-    comm_progress(g->comm, COMM_FORWARD, 11, "block 1");
-    usleep(600000); // long enough for the watchdog to see a whole step
     comm_progress(g->comm, COMM_BACKWARD, 12, "reduce of block 7");
     if (g->rank == 0) {
         end_check(g, gpu);
@@ -230,32 +228,47 @@ static void end_wait(const GroupGpu* g, const Gpu* gpu) {
     comm_barrier(g->comm);
 }
 
+static void run_mode(const char* mode, const GroupGpu* g, const Gpu* gpu) {
+    comm_progress(g->comm, COMM_FORWARD, 11, "block 1");
+    usleep(600000); // long enough for the watchdog to see a whole step
+    if (strcmp(mode, "check") == 0) {
+        end_check(g, gpu);
+    } else if (strcmp(mode, "wait") == 0) {
+        end_wait(g, gpu);
+    } else {
+        die_usage("unknown mode %s", mode);
+    }
+}
+
+static void run_tests(const GroupGpu* g, const Gpu* gpu) {
+    const Comm* c = g->comm;
+    EXPECT(g->rank == c->rank && g->size == c->size && !g->communicator == (c->size == 1));
+    EXPECT(!*g->library == (c->size == 1), "%s", g->library);
+    test_devices(c);
+    test_group(g, gpu);
+    if (c->size == 1) {
+        test_group_of_one(c, gpu);
+    }
+}
+
 int main(int argc, char** argv) {
+    const char* mode = argc > 1 && argv[1][0] != '-' ? argv[1] : NULL;
+    const int takes_device = mode && strcmp(mode, "device") == 0, words = !!mode + takes_device;
+    const int device = takes_device && argc > 2 ? atoi(argv[2]) : -1;
     Comm comm;
     Gpu gpu;
     GroupGpu group;
     Options options;
-    const char* mode = argc > 1 ? argv[1] : "";
-    char* timeout[] = {argv[0], (char*)"--timeout", (char*)"2"};
-    const int is_wait = strcmp(mode, "wait") == 0, wanted = argc > 2 ? atoi(argv[2]) : -1;
     comm_expect(&comm, launch_expect());
-    options_parse(&options, is_wait ? 3 : 1, timeout, options_program(OPTION_GPU));
+    options_parse(&options, argc - words, argv + words, options_program(OPTION_GPU));
     const Launch launched = launch_find(&options);
     comm_open(&comm, launched.place, options.timeout);
-    gpu_open(&gpu, gpu_device_of_rank(&comm, wanted));
+    gpu_open(&gpu, gpu_device_of_rank(&comm, device));
     group_gpu_open(&group, &comm);
-    EXPECT(group.rank == comm.rank && group.size == comm.size && !group.communicator == (comm.size == 1));
-    EXPECT(!*group.library == (comm.size == 1), "%s", group.library);
-    if (is_wait) {
-        end_wait(&group, &gpu);
-    } else if (strcmp(mode, "check") == 0) {
-        end_check(&group, &gpu);
+    if (mode && !takes_device) {
+        run_mode(mode, &group, &gpu);
     } else {
-        test_devices(&comm);
-        test_group(&group, &gpu);
-        if (comm.size == 1) {
-            test_group_of_one(&comm, &gpu);
-        }
+        run_tests(&group, &gpu);
     }
     group_gpu_close(&group);
     gpu_close(&gpu);

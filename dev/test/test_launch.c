@@ -89,6 +89,8 @@ static void test_sources(void) {
     EXPECT(is(find("", "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1"), "", 0, 1, 0, 1), "one task");
     EXPECT(is(find("", "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1"), "", 0, 1, 0, 1), "mpirun -n 1");
     EXPECT(is(find("", "PMI_RANKS=2 XPMI_RANK=2"), "", 0, 1, 0, 1), "other names");
+    const Options gpu = options_of("", OPTION_GPU);
+    EXPECT(is(launch_find_in(&gpu, (const char* const*)words_of(OMPI)), "mpirun", 5, 8, -1, -1));
     EXPECT(is(find("", TORCH SLURM "SLURM_STEP_ID=0 " PMI OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4),
            "the first");
     EXPECT(is(find("", TORCH SLURM "SLURM_STEP_ID=0 " PMI), "mpiexec", 2, 3, -1, -1), "the second");
@@ -132,8 +134,8 @@ static void test_refused(void) {
     EXPECT(refused("", PMI "MPI_LOCALRANKID=0 MPI_LOCALNRANKS=4", "MPI_LOCALNRANKS=4"));
     EXPECT(refused("", "SLURM_STEP_ID=0 SLURM_NTASKS=4", "srun|SLURM_PROCID is not set"));
     EXPECT(refused("", "RANK=1", "torchrun|RANK=1|WORLD_SIZE is not set"));
-    const Start gpu = {"", OMPI, OPTION_GPU};
-    EXPECT(test_dies(refused_body, &gpu, EXIT_USAGE, "8 processes; the GPU trainer runs as one"));
+    const Start gpu = {"--init tcp", OMPI, OPTION_GPU};
+    EXPECT(test_dies(refused_body, &gpu, EXIT_USAGE, "--init tcp, 8 processes"));
 }
 
 // What is known before the options.
@@ -153,6 +155,10 @@ static void test_zero(void) {
     options = options_of("-z 1", OPTION_CPU);
     EXPECT(launch_zero(&options, 1) == 1 && launch_zero(&options, 4) == 1);
     EXPECT(refused("--zero 3", "", "--zero 3|wanted 0, 1 or 2"));
+    const Start gpu = {"--zero 3", "", OPTION_GPU};
+    EXPECT(test_dies(refused_body, &gpu, EXIT_USAGE, "--zero 3 is not built yet"));
+    options = options_of("-z 2", OPTION_GPU);
+    EXPECT(launch_zero(&options, 1) == 2 && launch_zero(&options, 4) == 2);
     EXPECT(refused("--zero 4", "", "--zero is 4; wanted 0 to 3"));
 }
 

@@ -2,8 +2,10 @@
 # test_ranks.sh -- runs of several processes under mpirun: messages between them, and one end for all.
 #
 #     dev/test/test_ranks.sh build/plain/train_gpt2
+#     dev/test/test_ranks.sh build/sim/FP32/train_gpt2cu    # on the simulated GPU
 #
-# One line for each check that fails; the last line counts them. Uses test_comm and the library of the same build.
+# One line for each check that fails; the last line counts them. Uses test_comm and the library of the same build; of the
+# simulated GPU build/sim/plain/test_comm_nccl.
 set -u
 export OMP_WAIT_POLICY=passive LC_ALL=C
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -12,6 +14,13 @@ trainer=$(realpath "${1:?usage: test_ranks.sh TRAINER}")
 build=$(dirname "$trainer")
 test_comm=$build/test_comm
 name=ranks
+is_gpu=
+case $trainer in */train_gpt2cu)
+    is_gpu=1
+    test_comm=$PWD/build/sim/plain/test_comm_nccl
+    name="ranks of GPUs"
+    ;;
+esac
 source dev/test/check.sh
 source dev/test/trainer.sh
 root=$PWD
@@ -22,6 +31,12 @@ export TMPDIR=$work # mpirun's files, and those of tests
 
 if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$test_comm"; then
     echo "skipped: $name: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --mpi)"
+    check_done
+    exit
+fi
+
+if [ $is_gpu ] && ! grep -q ncclCommInitRankConfig "$test_comm"; then
+    echo "skipped: $name: the build has no NCCL (libnccl-dev of NVIDIA's package repository)"
     check_done
     exit
 fi
@@ -264,6 +279,54 @@ test_failures() {
     check "and no checkpoint is left" [ -z "$(compgen -G 'full/step_*/state.json')" ]
 }
 
+# ---- GPUs ----
+
+test_gpu_messages() {
+    local n streams
+    for streams in eager lazy random; do
+        for n in 2 3 4; do
+            CUSIM_STREAMS=$streams ranks $n "$test_comm"
+            check "$n GPUs, $streams: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+            check "$n GPUs, $streams: $(cat stdout)" [ "$(cat stdout)" = "test_comm_nccl: ok" ]
+        done
+    done
+}
+
+test_gpu_errors() {
+    ends_all "one GPU for all" 1 "ranks 0 and 1 have the same GPU, 0000:03:00.0 of $(uname -n); wanted one GPU for each process" \
+        "rank 0 of 3" "$test_comm" device 2
+    CUSIM_DEVICES=2 ends_all "too few GPUs" 1 "3 processes on $(uname -n), which has 2 GPUs; wanted one GPU for each process" \
+        "rank 0 of 3" "$test_comm"
+    CUSIM_NCCL_FAULT=1:2:error ends_all "an error of NCCL" 1 "NCCL: remote process exited or there was a network error.*" \
+        "rank 1 of 3" "$test_comm" check
+    CUSIM_NCCL_FAULT=1:2:die ranks 3 "$test_comm" check
+    check "kill -9 in NCCL: exit status $status" [ $status = 137 ]
+}
+
+# stuck_gpus WHAT COMMAND...: all three ranks wait, and say for what.
+stuck_gpus() {
+    local what=$1
+    shift
+    ranks 3 "$@"
+    check "$what: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le 15 ]
+    check "$what: rank 0" grep -q "^error: rank 0 of 3 (.*) has waited [0-9]* s in step 12, the GPU's work" stderr
+    check "$what: processes are left" [ -z "$(pgrep -f "^$test_comm")" ]
+}
+
+test_gpu_watchdog() {
+    stuck_gpus "a collective that others do not call" "$test_comm" wait --timeout 2
+    check "the others: $(grep -c '^error: ' stderr)" \
+        [ "$(grep -c '^error: rank [12] of 3 (.*) has waited [0-9]* s in step 12, reduce of block 7' stderr)" = 2 ]
+    CUSIM_NCCL_FAULT=1:1:hang stuck_gpus "a GPU that hangs" "$test_comm" check --timeout 2
+}
+
+if [ $is_gpu ]; then
+    test_gpu_messages
+    test_gpu_errors
+    test_gpu_watchdog
+    check_done
+    exit
+fi
 test_messages
 test_errors
 test_watchdog
