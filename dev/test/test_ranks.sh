@@ -320,7 +320,70 @@ test_gpu_watchdog() {
     CUSIM_NCCL_FAULT=1:1:hang stuck_gpus "a GPU that hangs" "$test_comm" check --timeout 2
 }
 
+# 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Algorithms of products that are timed may differ.
+gpu_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 6 --samples 1 --sample-tokens 4
+    --sample-every 6 --eval-batches 3 --save-every 3 --eval-every 3 --autotune off)
+
+test_gpu_same_bits() {
+    local n zero
+    trains 1 one "${gpu_run[@]}" --zero 2
+    for zero in 2 3; do
+        for n in 1 2 4; do
+            trains $n z${zero}_$n "${gpu_run[@]}" --zero $zero
+            same_model one/step_00000006 z${zero}_$n/step_00000006 "--zero $zero, $n GPUs"
+            same_log one z${zero}_$n "--zero $zero, $n GPUs"
+        done
+        CUSIM_STREAMS=lazy CUSIM_ORDER=random trains 2 lazy_$zero "${gpu_run[@]}" --zero $zero
+        same_model one/step_00000006 lazy_$zero/step_00000006 "--zero $zero, lazy streams"
+        CUSIM_STREAMS=random trains 3 random_$zero "${gpu_run[@]}" --zero $zero --graph off
+        same_model one/step_00000006 random_$zero/step_00000006 "--zero $zero, streams in any order, no graphs"
+    done
+    check "the first line: $(head -n 1 stdout)" \
+        grep -q "^processes: 3 on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 3$" stdout
+}
+
+test_gpu_stages() {
+    trains 2 z0_2 "${gpu_run[@]}" --zero 0
+    trains 2 z1_2 "${gpu_run[@]}" --zero 1
+    case $trainer in */FP32/*) same_model z0_2/step_00000006 z1_2/step_00000006 "--zero 0 and 1" ;; esac
+    for zero in 0 1; do
+        near "--zero $zero and 2" "$(logged one | sed -n 's/^train 6 \([0-9.]*\).*/\1/p')" \
+            "$(logged z${zero}_2 | sed -n 's/^train 6 \([0-9.]*\).*/\1/p')" "$(case $trainer in */FP32/*) echo 1e-6 ;; *) echo 2e-3 ;; esac)"
+    done
+}
+
+# Saved by 4 GPUs in stage 3, continued by 2 in stage 2, by one; and saved by one, continued by 3.
+test_gpu_elastic() {
+    trains 2 then_2 --resume z3_4/step_00000003 --zero 2
+    same_model one/step_00000006 then_2/step_00000006 "4 GPUs in stage 3, then 2 in stage 2"
+    trains 1 then_1 --resume z2_2/step_00000003 --zero 3
+    same_model one/step_00000006 then_1/step_00000006 "2 GPUs in stage 2, then one in stage 3"
+    trains 3 then_3 --resume one/step_00000003 --zero 3
+    same_model one/step_00000006 then_3/step_00000006 "one GPU, then 3 in stage 3"
+    trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin
+    trains 1 export "${gpu_run[@]}" --zero 2 --export-llmc export.bin
+    check "exported by 2 GPUs and by one" cmp exported.bin export.bin
+}
+
+test_gpu_end() {
+    local long=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 100000 --save-every 2 --keep 2
+        --eval-every 0 --samples 0 --autotune off --zero 3)
+    begins term 2 "$trainer" "${long[@]}"
+    kill -TERM "$(rank_pid 2)"
+    ended "SIGTERM to one rank" 75
+    begins killed 2 "$trainer" "${long[@]}"
+    kill -KILL "$(rank_pid 2)"
+    ended "kill -9 of one rank" 137
+    ranks 2 "$trainer" --device 1 "${long[@]}" --out device
+    check "--device with several processes: exit status $status, $(head -n 1 stderr)" \
+        [ $status = 2 -a "$(grep -c '^error: --device 1 is for one process' stderr)" = 1 ]
+}
+
 if [ $is_gpu ]; then
+    test_gpu_same_bits
+    test_gpu_stages
+    test_gpu_elastic
+    test_gpu_end
     test_gpu_messages
     test_gpu_errors
     test_gpu_watchdog
