@@ -84,12 +84,13 @@ static void run_all(CUstream_st* stream) {
 }
 void stream_drain(cudaStream_t stream) { run_all(stream_of(stream)); }
 
-// All that can be done now. Other processes get a second: the host of this one need not wait for them.
+// All that can be done now. The host need not wait for other processes; but they may come late because they compute,
+// and nothing is done here while the host waits for one of them itself, by MPI.
 static void run_eagerly(CUstream_st* stream) {
     const double start = now_s();
     while (stream->done < stream->pushed) {
         const Step step = stream_advance(stream);
-        if (step == STEP_STUCK || (step == STEP_WAITING && now_s() > start + 1)) {
+        if (step == STEP_STUCK || (step == STEP_WAITING && now_s() > start + 10)) {
             break;
         }
     }
