@@ -955,7 +955,9 @@ int options_parse_arguments(Options* options, int argc, char** argv, OptionsProg
     const char* name = argc > 0 ? argv[0] : "train_gpt2";
     memset(options, 0, sizeof(*options));
     options->program = program;
+#ifndef OPTION_TABLE_FILE
     options->processes = 1; // until launch.h has asked
+#endif
     for (int i = 0; i < OPTION_ROWS; i++) {
         const int legal = option_set(options, &OPTION_TABLE[i], OPTION_TABLE[i].fallback);
         assert(legal);
