@@ -45,9 +45,9 @@ static double tolerance(void) {
 }
 
 typedef struct {
-    const char *recompute, *gelu_fusion, *bias_fusion, *graph, *gradients, *master_weights;
+    const char *recompute, *gelu_fusion, *bias_fusion, *graph, *gradients, *master_weights, *zero;
 } Settings;
-static const Settings USUAL = {"0", "2", "on", "off", "model", "on"};
+static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0"};
 
 static Options options_of(Settings s, int batch) {
     char number[16], total[16];
@@ -56,7 +56,7 @@ static Options options_of(Settings s, int batch) {
     // clang-format off
     const char* line[] = {"test",
         "--batch",        number,              "--seq-len",      "13",
-        "--total-batch",  total,               "--zero",         "0",
+        "--total-batch",  total,               "--zero",         s.zero,
         "--logits-chunk", "6",                 "--tf32",         "off", // the last chunk is a smaller one
         "--autotune",     "off",               "--recompute",    s.recompute,
         "--gelu-fusion",  s.gelu_fusion,       "--bias-fusion",  s.bias_fusion,
@@ -297,9 +297,12 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
         gpt2_update(model, adamw);
     }
     model_gradients(model, tokens, targets);
-    const size_t bytes = model->gradient_bytes, result = result_bytes(BATCHES);
+    const Gradient gradient = zero_gradient(&model->zero);
+    const int is_shard = gradient.data != model->grads_memory;
+    const size_t bytes = is_shard ? model->elements * sizeof(float) : model->gradient_bytes;
+    const size_t result = result_bytes(BATCHES);
     const Bits bits = {(char*)check_alloc(bytes + result, 1, "gradients"), bytes + result};
-    CUDA_CHECK(cudaMemcpy(bits.data, model->grads_memory, bytes, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpy(bits.data, gradient.data, bytes, cudaMemcpyDeviceToHost));
     memcpy(bits.data + bytes, model->result_host, result);
     model_close(model);
     return bits;
@@ -337,6 +340,18 @@ static void test_same_bits(const float* weights) {
         other.graph = level == 2 ? "on" : "off";
         expect_same_bits("--gelu-fusion 0 --recompute 1, 2, 3", want, other, weights);
     }
+    free(want.data);
+
+    other = USUAL;
+    other.zero = "2";
+    want = bits_after_updates(other, weights);
+    other.graph = "on";
+    expect_same_bits("--zero 2 with graphs", want, other, weights);
+    other.zero = "3";
+    expect_same_bits("--zero 3 with graphs", want, other, weights);
+    other.graph = "off";
+    other.recompute = "3";
+    expect_same_bits("--zero 3 --recompute 3", want, other, weights);
     free(want.data);
 }
 
@@ -518,8 +533,12 @@ int main(void) {
     if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights
         settings = USUAL;
         settings.master_weights = "off";
+        settings.zero = "3";
         test_adamw_steps(settings, weights, 2 * tolerance());
     }
+    settings = USUAL;
+    settings.zero = "2";
+    test_adamw_steps(settings, weights, tolerance());
     test_same_bits(weights);
     test_fusion(weights);
     test_micro_batches(weights);
