@@ -360,6 +360,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
         const Batch batch = dataloader_next(train);
         losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step);
         batch_gradient_add(&gradient, model->cfg, batch);
+        comm_alive(model->comm);
     }
     zero_reduce_cpu(&model->zero, first);
     zero_square_sum_cpu(&model->zero, &gradient.square_sum, model->norm_partial);

@@ -629,11 +629,13 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
         batches += batch.B > 0;
         gpt2_micro_step(model, batch, dloss, step, train->is_full);
         batch_gradient_add(&gradient, model->cfg, batch);
+        comm_alive(model->comm);
     }
     zero_reduce<floatX>(&model->zero, first);
     gpt2_square_sum(model);
     const StepResult* result = gpt2_read_result(model, batches);
     matmul_gpu_keep_cache(&model->matmul);
+    group_gpu_check(&model->zero.group);
     memcpy(losses, result->losses, (size_t)batches * sizeof(double));
     gradient.square_sum = result->square_sum;
     return gradient;

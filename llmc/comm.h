@@ -1,15 +1,15 @@
 /*
 comm.h -- who the processes of a run are, and one end for all. Their messages are in comm_mpi.h.
 
-Everything but comm_expect, comm_progress and comm_fail is collective: all ranks call it, in the same order. With one process everything
-returns at once: no MPI, no thread, no socket.
+Everything but comm_expect, comm_progress, comm_alive and comm_fail is collective: all ranks call it, in the same
+order. With one process everything returns at once: no MPI, no thread, no socket.
 
 An error in any rank ends all of them: from comm_expect on, CHECK and die_usage end in comm_fail. A rank that waits
 longer than it should is ended by its watchdog, a thread that only looks at what comm_progress stored.
 
 Only rank 0 prints: stdout of the others is /dev/null after comm_open. stderr stays.
 
-defines: Comm, CommPlace, CommPhase, comm_expect, comm_open, comm_close, comm_agree, comm_progress,
+defines: Comm, CommPlace, CommPhase, comm_expect, comm_open, comm_close, comm_agree, comm_progress, comm_alive,
          comm_fail
 */
 #ifndef LLMC_COMM_H
@@ -66,6 +66,9 @@ void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words);
 
 // For the watchdog: this rank is at something else than before. Cheap. `what` is a constant, "reduce of block 7".
 void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what);
+
+// For the watchdog: this rank gets on with what it is at. Cheap.
+void comm_alive(Comm* c);
 
 // Ends all ranks with this status. The message, whole lines, is printed once, with the rank. In any thread.
 __attribute__((noreturn)) void comm_fail(Comm* c, int status, const char* message);
@@ -285,6 +288,13 @@ void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what) {
         COMM_STORE_(s->now.what, what);
         COMM_STORE_(s->now.step, step);
         COMM_STORE_(s->now.phase, (int)phase);
+        comm_alive(c);
+    }
+}
+
+void comm_alive(Comm* c) {
+    CommState_* s = comm_state_(c);
+    if (s) {
         COMM_STORE_(s->now.count, s->now.count + 1);
     }
 }

@@ -167,6 +167,14 @@ static void end_slow(Comm* c) {
     }
 }
 
+// Longer than the watchdog waits, but all get on.
+static void end_alive(Comm* c) {
+    for (int i = 0; i < 12; i++) {
+        usleep(500000);
+        comm_alive(c);
+    }
+}
+
 static void end_agree(Comm* c) {
     const char* words = c->rank == 1 ? "43" : "42";
     comm_agree(c, "--seed", strtoul(words, NULL, 10), words);
@@ -193,7 +201,7 @@ static const struct {
 } MODES[] = {
     {"fail", end_fail},   {"first", end_first}, {"all", end_all_fail},  {"thread", end_thread},
     {"exit", end_exit},   {"kill", end_kill},   {"stuck", end_stuck},   {"slow", end_slow},
-    {"agree", end_agree}, {"files", end_files}, {"signal", end_signal},
+    {"agree", end_agree}, {"files", end_files}, {"signal", end_signal}, {"alive", end_alive},
 };
 
 static void run_mode(Comm* c, const char* name) {

@@ -112,6 +112,8 @@ test_watchdog() {
     ranks 3 "$test_comm" slow --timeout 2
     check "a slow rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le 15 ]
     check "a slow rank: itself" grep -q "^error: rank 2 of 3 (.*) $line, loading data" stderr
+    ranks 3 "$test_comm" alive --timeout 2
+    check "ranks that get on: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
 }
 
 test_signal() {

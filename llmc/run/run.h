@@ -308,7 +308,10 @@ static RunUpdate_ run_gradients_(Run_* run) {
 }
 
 // Whether a signal has asked the run to stop, between two batches of a validation or two tokens of a sample.
-static int run_stops_(void* run) { return run_agree_((Run_*)run, signals_stop() ? RUN_STOP_ : 0) != 0; }
+static int run_stops_(void* run) {
+    comm_alive(&((Run_*)run)->comm);
+    return run_agree_((Run_*)run, signals_stop() ? RUN_STOP_ : 0) != 0;
+}
 
 // ---- saving and rolling back ----
 
@@ -443,7 +446,7 @@ static void run_step_(Run_* run) {
     run->data_wait_s += update.wait_s;
     run_check_data_(run, run->train, first);
     const RunVerdict_ verdict = run_judge_(run, &update);
-    comm_progress(&run->comm, COMM_UPDATE, state->step, "the update");
+    comm_progress(&run->comm, COMM_UPDATE, state->step, "the update, a validation or samples");
     if (verdict.is_made) {
         trainer->update(run->model, verdict.adamw);
         state->updates++;
