@@ -241,7 +241,7 @@ elif ! command -v clang++ >/dev/null; then
     skip "sim: clang++ is missing (scripts/install_deps.sh)"
 else
     has_sim=1
-    build sim-plain sim-plain build/sim/FP32/train_gpt2cu
+    build sim-plain sim-plain build/sim/FP32/train_gpt2cu build/sim/BF16/train_gpt2cu
 fi
 if command -v nvcc >/dev/null; then
     run nvcc dev/test/nvcc.sh
@@ -256,10 +256,11 @@ if [ $has_sim ]; then
     run sim dev/test/test_kit.sh
     if command -v python3 >/dev/null; then
         run sim dev/test/test_roofline.sh
+        run sim dev/test/test_scaling.sh build/sim/BF16/train_gpt2cu
     else
         skip "roofline: python3 is missing"
     fi
-    run sim dev/test/test_ranks.sh build/sim/FP32/train_gpt2cu
+    run sim dev/test/test_ranks.sh build/sim/BF16/train_gpt2cu
     run_sims plain
     built sim-msan # now all that programs of the simulated GPU have in common is built
     build sim-asan sim-asan

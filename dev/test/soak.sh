@@ -49,7 +49,7 @@ if [ "$(uname -m)" = aarch64 ]; then
     echo "soak: skipped: aarch64: this machine is one"
 elif command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-static >/dev/null; then
     read -ra vector_tests <<<"$(make -s print-VECTOR_TESTS)"
-    make -s BUILD=build/aarch64 CC=aarch64-linux-gnu-gcc MARCH= HAVE_ZLIB= HAVE_ISAL= HAVE_ZSTD= HAVE_SNAPPY= \
+    make -s BUILD=build/aarch64 CC=aarch64-linux-gnu-gcc MARCH= MPI= HAVE_ZLIB= HAVE_ISAL= HAVE_ZSTD= HAVE_SNAPPY= \
         "${vector_tests[@]/#/build/aarch64/}" build/aarch64/train_gpt2
     for test in "${vector_tests[@]}"; do
         run_aarch64 "build/aarch64/$test"
@@ -59,6 +59,7 @@ else
     echo "soak: skipped: aarch64: its compiler or qemu is missing (scripts/install_deps.sh --soak)"
 fi
 if [ -e "${CUDA_HOME:-/usr/local/cuda}/include/cublasLt.h" ] && command -v clang++ >/dev/null; then
+    make -s build/sim/FP32/train_gpt2cu build/sim/plain/test_comm_nccl && dev/test/test_ranks.sh build/sim/FP32/train_gpt2cu || failed=1
     dev/cusim/test/mutate.sh || failed=1
     dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/report" >"$work/log" 2>&1 || { failed=1 && tail -n 40 "$work/log"; }
 else
