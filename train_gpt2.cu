@@ -22,6 +22,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
+#include "llmc/offload.cuh"
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
@@ -81,7 +82,8 @@ struct GPT2 {
 
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
-    float* master; // NULL without master weights
+    float* master;   // NULL without master weights
+    Offload offload; // master and state_memory may be on the host
     GPT2Parameters params;
     GPT2OptimizerState state;
     GPT2Activations acts;
@@ -131,11 +133,19 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     plan->name = NULL;
     plan_add(plan, "parameters", zero_parameter_bytes(&zero, DTYPE_OF(floatX)));
     plan_add(plan, "gradients", zero_gradient_bytes(&zero, planned_gradients(o)));
-    plan_add(plan, "master weights", has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0);
-    plan_add_state(plan, cfg, &zero);
+    const size_t master = has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0;
+    if (!o->offload_optimizer) {
+        plan_add(plan, "master weights", master);
+        plan_add_state(plan, cfg, &zero, 0);
+    }
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
     plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
+    if (o->offload_optimizer) {
+        plan_add(plan, "chunks of state", offload_planned_bytes());
+        plan_add_host(plan, "master weights", master);
+        plan_add_state(plan, cfg, &zero, 1);
+    }
     plan_add_host(plan, "pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, &zero, saved_dtype(o)) : 0);
 }
 
@@ -217,14 +227,38 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->elements = zero_full_elements(zero);
 }
 
+// Zeros on the GPU, or in pinned memory of the host with --offload-optimizer.
+static void* alloc_state(const Options* o, size_t bytes, const char* what) {
+    void* memory;
+    if (!o->offload_optimizer) {
+        return gpu_alloc(bytes, 1, what);
+    }
+    CHECK(cudaMallocHost(&memory, bytes) == cudaSuccess,
+          "no %.1f MiB of pinned memory on the host for %s: --offload-optimizer off, or a higher limit "
+          "(ulimit -l)",
+          (double)bytes / (1 << 20), what);
+    return memset(memory, 0, bytes);
+}
+
+static void free_state(const GPT2* model, void* memory) {
+    if (!model->offload.slots) {
+        gpu_free(memory);
+    } else if (memory) {
+        CUDA_CHECK(cudaFreeHost(memory));
+    }
+}
+
 // One allocation for each kind of tensor.
 static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     place_tensors(model, zero, o);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
-    model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
+    model->state_memory = alloc_state(o, model->state_bytes, "optimizer state");
     if (has_master(o)) {
-        model->master = (float*)gpu_alloc(zero_owned_elements(zero), sizeof(float), "master weights");
+        model->master = (float*)alloc_state(o, zero_owned_elements(zero) * sizeof(float), "master weights");
+    }
+    if (o->offload_optimizer) {
+        offload_open(&model->offload);
     }
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
@@ -291,6 +325,7 @@ static void close_save_copy(GPT2* model) {
 
 static void gpt2_close(GPT2* model) {
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
+    offload_wait(&model->offload);
     for (int mode = 0; mode < 2; mode++) {
         if (model->graphs[mode].graph) {
             CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
@@ -313,8 +348,11 @@ static void gpt2_close(GPT2* model) {
     batch_queue_close(&model->batches);
     zero_close(&model->zero);
     gpu_free(model->acts_memory);
-    gpu_free(model->master);
-    gpu_free(model->state_memory);
+    free_state(model, model->master);
+    free_state(model, model->state_memory);
+    if (model->offload.slots) {
+        offload_close(&model->offload);
+    }
     gpu_free(model->grads_memory);
     gpu_free(model->params_memory);
     gpu_close(&model->gpu);
@@ -646,9 +684,15 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 
 // One update of what this process updates; `adamw.weight_decay` applies to tensors that decay.
 static void gpt2_update(GPT2* model, AdamW adamw) {
-    adamw_update((floatX*)zero_update_parameters(&model->zero), model->master,
-                 zero_update_gradient(&model->zero), model->state.m, model->state.v, &model->adamw, adamw,
-                 model->seed, &model->gpu);
+    floatX* params = (floatX*)zero_update_parameters(&model->zero);
+    const Gradient grads = zero_update_gradient(&model->zero);
+    float *m = model->state.m, *v = model->state.v;
+    if (model->offload.slots) {
+        offload_adamw_update(&model->offload, params, model->master, grads, m, v, &model->adamw, adamw,
+                             model->seed, &model->gpu);
+    } else {
+        adamw_update(params, model->master, grads, m, v, &model->adamw, adamw, model->seed, &model->gpu);
+    }
     zero_gather_parameters(&model->zero);
 }
 
@@ -690,9 +734,9 @@ static const float* gpt2_next_logits(void* model_, const int* ids, int known, in
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
-// Copies from the host to the GPU, and waits.
+// Copies from the host to the GPU, or to what is offloaded, and waits.
 static void upload(const GPT2* model, void* to, const void* from, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
@@ -722,15 +766,16 @@ static void gpt2_upload(GPT2* model, const float* values) {
     free(own);
 }
 
-// Copies from the GPU to the host, and waits.
+// Copies from the GPU, or from what is offloaded, to the host, and waits.
 static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, model->gpu.stream));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
 // Copies the weights that are saved, master weights if there are any, to the host: to `full`, laid out by the parameter
 // rows, of rank 0. Collective.
 static void download_weights(GPT2* model, void* full) {
+    offload_wait(&model->offload);
     if (model->master) {
         zero_collect(&model->zero, full, model->master, DTYPE_FP32);
     } else if (model->zero.params_shard) {

@@ -18,7 +18,8 @@ so that updates smaller than half a unit in the last place are not lost for ever
 g 2^40 + i of stream "adamw" + t of `seed` (rand.h) in update t: the same whatever the launch and the number of
 shards.
 
-defines: MasterWeights, round_stochastic, AdamWPlan, adamw_open, adamw_close, adamw_update, adamw_bytes,
+defines: MasterWeights, round_stochastic, AdamWPlan, adamw_open, adamw_close, adamw_update, adamw_update_part,
+         adamw_bytes,
          params_from_master, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_square_sum,
          gradient_square_sum_bytes, sum_losses, sum_losses_bytes
 */
@@ -276,7 +277,8 @@ __device__ inline void adamw_four_(const AdamWFour_<T, G>& a, float keep, const 
 }
 
 // A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte to 16-bit
-// data, coalesced. A warp's elements decay or do not: they are TENSOR_ALIGN.
+// data, coalesced. A warp's elements decay or do not: they are TENSOR_ALIGN. Master weights, m and v start with piece
+// `first`, all else with piece 0.
 // grid   pieces      block   256      shared   none
 // moves  adamw_bytes. Bound by memory: Philox takes some 30 instructions an element, the rest some 50,
 //        together less than half of what an H100 can issue in the time.
@@ -284,29 +286,41 @@ __device__ inline void adamw_four_(const AdamWFour_<T, G>& a, float keep, const 
 template <class T, class G>
 __global__ void __launch_bounds__(ADAMW_THREADS_)
     adamw_kernel_(T* params, float* master, const G* grads, float* m, float* v, const uint8_t* decay,
-                  const __grid_constant__ AdamWPieces_ pieces, const __grid_constant__ AdamWScalars_ scalars,
-                  uint64_t seed, uint64_t stream) {
-    const AdamWPlace_ place = adamw_place_(pieces, blockIdx.x);
-    const size_t owned = (size_t)blockIdx.x * ADAMW_PIECE_ + 4 * threadIdx.x,
+                  const __grid_constant__ AdamWPieces_ pieces, uint32_t first,
+                  const __grid_constant__ AdamWScalars_ scalars, uint64_t seed, uint64_t stream) {
+    const uint32_t piece = first + blockIdx.x;
+    const AdamWPlace_ place = adamw_place_(pieces, piece);
+    const size_t state = (size_t)blockIdx.x * ADAMW_PIECE_ + 4 * threadIdx.x,
+                 owned = (size_t)piece * ADAMW_PIECE_ + 4 * threadIdx.x,
                  full = (size_t)place.full * ADAMW_PIECE_ + 4 * threadIdx.x;
     const int decays = decay[(size_t)place.decays * ADAMW_DECAYS_ + threadIdx.x / 32];
     const uint64_t random =
         ((uint64_t)place.group << 38) + (uint64_t)place.offset * (ADAMW_PIECE_ / 4) + threadIdx.x;
-    const AdamWFour_<T, G> four = {params + full, master ? master + owned : NULL, grads + owned, m + owned,
-                                   v + owned};
+    const AdamWFour_<T, G> four = {params + full, master ? master + state : NULL, grads + owned, m + state,
+                                   v + state};
     adamw_four_(four, decays ? scalars.keep : 1.0f, scalars, seed, stream, random);
+}
+
+// The update of `count` elements from `first` on, both multiples of GPT2_SHARD_UNIT, of those that this process owns:
+// master, m and v have only these.
+template <class T>
+static inline void adamw_update_part(T* params, float* master, Gradient grads, float* m, float* v,
+                                     const AdamWPlan* plan, size_t first, size_t count, AdamW opt,
+                                     uint64_t seed, const Gpu* gpu) {
+    const uint64_t stream = rand_stream("adamw") + (uint64_t)opt.t;
+    assert(is_aligned_(params) && is_aligned_(master) && is_aligned_(grads.data) && is_aligned_(m) &&
+           is_aligned_(v) && first % ADAMW_PIECE_ == 0 && count % ADAMW_PIECE_ == 0);
+    GRADIENT_DISPATCH(grads, T,
+                      launch(adamw_kernel_<T, G>, (unsigned)(count / ADAMW_PIECE_), ADAMW_THREADS_, 0, gpu,
+                             params, master, (const G*)grads.data, m, v, plan->decay, plan->pieces,
+                             (uint32_t)(first / ADAMW_PIECE_), adamw_scalars_(opt), seed, stream));
 }
 
 template <class T>
 static inline void adamw_update(T* params, float* master, Gradient grads, float* m, float* v,
                                 const AdamWPlan* plan, AdamW opt, uint64_t seed, const Gpu* gpu) {
-    const uint64_t stream = rand_stream("adamw") + (uint64_t)opt.t;
-    assert(is_aligned_(params) && is_aligned_(master) && is_aligned_(grads.data) && is_aligned_(m) &&
-           is_aligned_(v));
-    GRADIENT_DISPATCH(grads, T,
-                      launch(adamw_kernel_<T, G>, plan->pieces.count, ADAMW_THREADS_, 0, gpu, params, master,
-                             (const G*)grads.data, m, v, plan->decay, plan->pieces, adamw_scalars_(opt), seed,
-                             stream));
+    adamw_update_part(params, master, grads, m, v, plan, 0, (size_t)plan->pieces.count * ADAMW_PIECE_, opt,
+                      seed, gpu);
 }
 
 // Reads grad, m, v and the parameter or its master; writes m, v, the parameter and its master.

@@ -359,7 +359,9 @@ static inline void zero_copy_owned(const ZeroPlan* plan, void* owned, const void
 static inline void zero_collect_chunk_(ZeroGpu* z, void* full, void* owned, DType type, int g, size_t at,
                                        size_t count) {
     const size_t shard = zero_shard_elements(&z->plan, g);
-    const void* own = zero_element_(owned, type, zero_shard_begin(&z->plan, g) + at);
+    const void* from = zero_element_(owned, type, zero_shard_begin(&z->plan, g) + at);
+    void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * count);
+    CUDA_CHECK(cudaMemcpyAsync(own, from, count * dtype_bytes(type), cudaMemcpyDefault, z->main.stream));
     group_all_gather(z->pieces, own, count, type, &z->group, z->main.stream); // (W, count)
     for (int r = 0; full && r < z->plan.size; r++) {
         CUDA_CHECK(
@@ -369,7 +371,7 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* full, void* owned, DTyp
     }
 }
 
-// Collects an array of what each process updates, on the GPU, in `full` on the host, of the processes where that is not
+// Collects an array of what each process updates, on the GPU or pinned, in `full` on the host, of the processes where that is not
 // NULL. Between updates: it passes through the buffer of pieces. Waits for the GPU.
 static inline void zero_collect(ZeroGpu* z, void* full, void* owned, DType type) {
     const int is_divided = z->plan.stage > 0 && z->plan.size > 1;
@@ -377,7 +379,7 @@ static inline void zero_collect(ZeroGpu* z, void* full, void* owned, DType type)
     const size_t most = room / (size_t)z->plan.size / GPT2_SHARD_UNIT * GPT2_SHARD_UNIT;
     if (!is_divided && full) {
         CUDA_CHECK(cudaMemcpyAsync(full, owned, zero_owned_elements(&z->plan) * dtype_bytes(type),
-                                   cudaMemcpyDeviceToHost, z->main.stream));
+                                   cudaMemcpyDefault, z->main.stream));
     }
     for (int g = 0; is_divided && g < z->plan.groups; g++) {
         const size_t shard = zero_shard_elements(&z->plan, g);

@@ -344,6 +344,16 @@ test_gpu_same_bits() {
         grep -q "^processes: 3 on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 3$" stdout
 }
 
+# The optimizer's state on the host, also from a checkpoint.
+test_gpu_offload() {
+    CUSIM_STREAMS=random trains 2 offload "${gpu_run[@]}" --zero 3 --offload-optimizer host
+    same_model one/step_00000006 offload/step_00000006 "--offload-optimizer host, 2 GPUs"
+    trains 1 offload_on --resume offload/step_00000003 --zero 2 --offload-optimizer off
+    same_model one/step_00000006 offload_on/step_00000006 "saved with --offload-optimizer host, continued without"
+    trains 1 offload_off --resume one/step_00000003 --zero 2 --offload-optimizer host
+    same_model one/step_00000006 offload_off/step_00000006 "saved without --offload-optimizer host, continued with it"
+}
+
 test_gpu_stages() {
     trains 2 z0_2 "${gpu_run[@]}" --zero 0
     trains 2 z1_2 "${gpu_run[@]}" --zero 1
@@ -383,6 +393,7 @@ test_gpu_end() {
 
 if [ $is_gpu ]; then
     test_gpu_same_bits
+    test_gpu_offload
     test_gpu_stages
     test_gpu_elastic
     test_gpu_end

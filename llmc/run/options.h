@@ -128,6 +128,7 @@ typedef struct {
     int export_gguf_dtype, overfit;
 
     int recompute, threads, logits_chunk;
+    int offload_optimizer;
     int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
     int num_processes, rank, gpus_per_node, init;
@@ -403,6 +404,8 @@ const OptionRow OPTION_TABLE[] = {
         "threads", "CPU threads of a process; 0: its share of the machine's"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
+    {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",
+        "off|host", "keep master weights, m and v in pinned memory of the host; same bits"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
         "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
     {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | RUN_,      "on",

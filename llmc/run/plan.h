@@ -25,15 +25,15 @@ typedef struct {
     int is_host; // on the host, beside a run on another device
 } PlanMemory;
 
-enum { PLAN_KINDS = 8 + GPT2_STATE_ROWS }; // room for a list
+enum { PLAN_KINDS = 9 + GPT2_STATE_ROWS }; // room for a list
 
 // Adds an allocation to the end of a list, which is empty if its first name is NULL.
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
 // The same, on the host beside a run on another device.
 void plan_add_host(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
 
-// Adds the optimizer's state that one process has.
-void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero);
+// Adds the optimizer's state that one process has, on the device or on the host beside it.
+void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero, int is_on_host);
 
 // The memory of the device that the run is on.
 size_t plan_bytes(const PlanMemory* memory);
@@ -76,11 +76,11 @@ void plan_add_host(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) 
     plan_append_(plan, kind);
 }
 
-void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero) {
+void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero, int is_on_host) {
     StateRow states[GPT2_STATE_ROWS];
     zero_state_rows(states, zero, cfg);
     for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        plan_add(plan, states[s].label, states[s].bytes);
+        (is_on_host ? plan_add_host : plan_add)(plan, states[s].label, states[s].bytes);
     }
 }
 
@@ -101,10 +101,16 @@ void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const
             "parameters\nmemory%s: %.1f MiB",
             cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6,
             options->processes > 1 ? each : "", plan_mib_(plan_bytes(memory)));
-    for (const PlanMemory* kind = memory; kind->name; kind++) {
-        const char* before = kind == memory ? " = " : kind->is_host ? "; on the host: " : " + ";
+    int hosts = 0;
+    for (const PlanMemory* kind = memory; kind->name; kind++) { // those on the host come last
+        const char* host = hosts == 0 ? "; on the host: " : " + ";
         if (kind->bytes) {
-            fprintf(file, "%s%s %.1f", before, kind->name, plan_mib_(kind->bytes));
+            fprintf(file, "%s%s %.1f",
+                    kind == memory  ? " = "
+                    : kind->is_host ? host
+                                    : " + ",
+                    kind->name, plan_mib_(kind->bytes));
+            hosts += kind->is_host;
         }
     }
     fputc('\n', file);
