@@ -88,8 +88,8 @@ static inline void offload_adamw_update(Offload* o, T* params, float* master, Gr
     for (size_t first = 0, k = 0; first < owned; first += OFFLOAD_CHUNK, k++) {
         const size_t count = owned - first < OFFLOAD_CHUNK ? owned - first : OFFLOAD_CHUNK;
         const int slot = (int)(k % OFFLOAD_SLOTS_);
-        CUDA_CHECK(
-            cudaStreamWaitEvent(o->in, o->emptied[slot], 0)); // of three chunks before, or the last update
+        // What was in the slot: three chunks before, or in the last update.
+        CUDA_CHECK(cudaStreamWaitEvent(o->in, o->emptied[slot], 0));
         offload_copy_(o, slot, host, first, count, cudaMemcpyHostToDevice);
         CUDA_CHECK(cudaEventRecord(o->filled[slot], o->in));
         CUDA_CHECK(cudaStreamWaitEvent(gpu->stream, o->filled[slot], 0));

@@ -18,7 +18,7 @@ set -u
 cd "$(dirname "$0")/../../.." || exit 1
 export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 
-modes=(${MUTATE_MODES:-up down random greedy tsan})
+modes=(${MUTATE_MODES:-up down random greedy streams tsan})
 waits='__syncthreads|__syncwarp|__threadfence|__threadfence_block|[a-z_0-9]+_wait_'
 waits+='|[a-z_0-9]*(barrier|mbar|bar|copy|async|group|wgmma)[a-z_0-9]*_(wait|sync)[a-z_0-9]*'
 waits+='|cudaStreamWaitEvent|cudaStreamSynchronize|cudaEventSynchronize|cudaDeviceSynchronize'
@@ -59,6 +59,7 @@ test_of() {
 environment_of() {
     case $1 in
     down | random | greedy) echo CUSIM_ORDER="$1" CUSIM_STREAMS=lazy ;;
+    streams) echo CUSIM_STREAMS=random ;;
     *) echo CUSIM_ORDER=up ;;
     esac
 }
