@@ -636,7 +636,7 @@ static void gpt2_clear_result(GPT2* model) {
     CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
 }
 
-// Waits for the GPU: once a step, for the losses of so many micro-steps and the square sum of the gradient.
+// Waits for the GPU, once a step: for the losses of the micro-steps and the square sum of the gradient.
 static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
     assert(losses <= model->max_losses);
     CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, result_bytes(losses),

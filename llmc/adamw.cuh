@@ -356,7 +356,7 @@ static inline void params_from_master(T* params, const float* master, const Adam
 
 enum { SUM_THREADS_ = 1024, NORM_THREADS_ = 256, NORM_UNITS_ = 16 };
 
-// Room for the sums of so many units of GRADIENT_BLOCK elements.
+// Memory for the sum of each unit of GRADIENT_BLOCK elements.
 typedef struct {
     WideSum* partial; // each of NORM_UNITS_ units
     int units;
@@ -455,8 +455,8 @@ __global__ void __launch_bounds__(SUM_THREADS_) sum_kernel_(WideSum* result, con
 }
 
 // Sets result, on the device, to the sum of the squares of the gradients, not yet scaled by grad_scale: as many
-// elements as `norm` was opened for. NaN and infinity in any of them survive. The sum of what several processes
-// have is that of the whole, bit by bit, once they are merged.
+// elements as `norm` was opened for. NaN and infinity in any of them survive. Merging the sums of several processes
+// gives the same bits as one sum over the whole gradient.
 template <class T>
 static inline void gradient_square_sum(WideSum* result, Gradient grads, GradientNorm* norm, const Gpu* gpu) {
     const int blocks = ceil_div(norm->units, (int)NORM_UNITS_);

@@ -82,7 +82,7 @@ static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
     return zero_group_elements(plan, g) / (size_t)plan->size;
 }
 
-// Of the parameters in memory that a forward pass reads; in stage 3 of so many blocks at a time.
+// Of the parameters in memory that a forward pass reads; in stage 3 of `blocks` blocks at a time.
 static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
     return plan->stage < 3 ? zero_group_begin(plan, plan->groups) : plan->once + (size_t)blocks * plan->block;
 }
@@ -221,7 +221,7 @@ typedef struct {
 
 static inline int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
 
-// Elements of the gradients that a backward pass writes to; in stage 2 of so many blocks at a time.
+// Elements of the gradients that a backward pass writes to; from stage 2 on of `blocks` blocks at a time.
 static inline size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
     return plan->stage < 2 ? zero_full_elements(plan) : plan->once + (size_t)blocks * plan->block;
 }

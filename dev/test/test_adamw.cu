@@ -45,7 +45,7 @@ template <class T> static float* rounded(float* x, size_t n) {
 // Tensors of less than a row of decays and of several, padding behind most of them and behind the groups.
 static const GPT2Config SMALL = {5, 60, 64, 2, 2, 14};
 
-// The parameters of SMALL for so many shards; in stage 0 each process updates all of them.
+// The parameters of SMALL, cut into `size` shards; in stage 0 each process updates all of them.
 typedef struct {
     int stage, size;
     size_t n;                            // elements of full arrays

@@ -245,7 +245,7 @@ rank_pid() { pgrep -f "^$trainer" | sed -n "$1p"; }
 long=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 100000 --save-every 3 --keep 2
     --eval-every 0 --samples 0)
 
-# continues OUT: the last checkpoint is whole, and another number of ranks goes on from it.
+# continues OUT: the last checkpoint is complete, and a run with another number of ranks resumes from it.
 continues() {
     ranks 2 "$trainer" --out "$1" --resume on --max-hours 0.0001
     check "$1 continues: exit status $status, $(grep -m 1 '^error' stderr)" [ $status = 75 ]

@@ -186,7 +186,7 @@ static void launch_set_local_(const Options* options, CommPlace* place) {
     }
 }
 
-// Ends the program where the processes cannot meet. `source` is that of the environment, NULL if there is none.
+// Ends the program if the processes have no way to connect. `source` is that of the environment, NULL if there is none.
 static void launch_check_init_(const Launch* launch, const LaunchSource_* source) {
     if (launch->init != LAUNCH_MPI) {
         die_usage("--init %s, %d processes; for now they meet through MPI: mpirun -n %d ...",

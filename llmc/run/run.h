@@ -258,7 +258,7 @@ typedef struct {
     double wait_s; // of the one that waited longest
 } RunUpdate_;
 
-// Micro-steps of so many sequences.
+// The number of micro-steps for an update, or a validation, of `sequences`.
 static int64_t run_micro_steps_(const Run_* run, int64_t sequences) {
     const int64_t B = run->options.batch, micro_batches = (sequences + B - 1) / B;
     return (micro_batches + run->comm.size - 1) / run->comm.size;

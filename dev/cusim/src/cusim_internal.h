@@ -433,7 +433,8 @@ void enqueue_steps(cudaStream_t stream, std::function<Steps(CUstream_st*)> begin
 Step stream_advance(CUstream_st* stream); // one step of what is first in its queue; never STEP_DONE
 bool streams_advance_any(const CUstream_st* but);
 
-// Flags for other processes: odd while this one waits for them. A step that waits says so; whatever goes on then ends it.
+// A counter that other processes read: odd while this process waits for them. The step that waits makes it odd; the next
+// step that makes progress makes it even again.
 std::vector<std::atomic<unsigned>*>& waiting_flags();
 void process_waits(bool waits);
 
