@@ -22,7 +22,6 @@ defines: NCCL_CHECK, gpu_device_of_rank, GroupGpu, group_gpu_open, group_gpu_clo
 
 #include "llmc/base/check.h"
 #include "llmc/comm.h"
-#include "llmc/comm_mpi.h"
 #include "llmc/gpu.cuh"
 
 #ifdef HAVE_NCCL

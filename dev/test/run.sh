@@ -169,7 +169,7 @@ run get_data dev/test/test_get_data.sh
 run build dev/test/test_build.sh
 
 built asan
-build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g1 -fsanitize=thread"
+build tsan build/tsan/test_dataloader build/tsan/test_comm_tcp OPENMP= OPT="-O1 -g1 -fsanitize=thread"
 build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
 run asan dev/test/test_cli.sh build/asan/train_gpt2
 run asan dev/test/test_data.sh build/asan/train_gpt2
@@ -178,6 +178,7 @@ run_tests asan
 
 built tsan
 run tsan build/tsan/test_dataloader
+run tsan build/tsan/test_comm_tcp
 has_avx2=
 has_cpu avx2 && has_cpu fma && has_avx2=1
 if [ $has_avx2 ]; then

@@ -42,7 +42,6 @@ defines: Checkpoints, CheckpointRun, checkpoint_lock, checkpoints_bytes, checkpo
 #include "llmc/run/state.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "llmc/comm.h"
-#include "llmc/comm_mpi.h"
 #include "llmc/gpt2.h"
 #include "llmc/zero.h"
 

@@ -157,7 +157,6 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/run/resume.h"
 #include "llmc/run/session.h"
 #include "llmc/classifier.h"
-#include "llmc/comm_mpi.h"
 #include "llmc/zero.h"
 
 // ---- the trainer ----
@@ -673,14 +672,15 @@ static void run_turn_ends_(Run_* run) {
 static void run_join_(Run_* run) {
     Options* o = &run->options;
     const int is_only_plan = o->plan && o->num_processes > 1 && o->rank == OPTION_AUTO;
-    const Launch alone = {{0, 1, 0, 1}, LAUNCH_AUTO, ""}, launch = is_only_plan ? alone : launch_find(o);
+    const Launch alone = {{0, 1, 0, 1}, LAUNCH_AUTO, "", {"", 0, "", ""}},
+                 launch = is_only_plan ? alone : launch_find(o);
     o->processes = launch.place.size;
     o->process = launch.place.rank;
     if (is_only_plan) {
         o->processes = o->num_processes;
     }
     o->zero = launch_zero(o, o->processes);
-    comm_open(&run->comm, launch.place, o->timeout);
+    comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
     const Comm* c = &run->comm;
     agree_on_program(&run->comm);
     if (c->size > 1) {
