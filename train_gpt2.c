@@ -11,6 +11,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
 #include "llmc/adamw.h"
 #include "llmc/attention.h"
+#include "llmc/checksum.h"
 #include "llmc/classifier.h"
 #include "llmc/comm.h"
 #include "llmc/encoder.h"
@@ -443,6 +444,10 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     return 1;
 }
 
+static uint64_t gpt2_checksum(GPT2* model) {
+    return checksum_words_cpu(model->params_memory, model->parameter_bytes / sizeof(uint64_t));
+}
+
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
     if (model->comm->rank == 0) {
         setup_export(model->cfg, model->parameter_rows, model->params_memory, options, data);
@@ -488,6 +493,7 @@ static const Trainer trainer = {
     .read_checkpoint = gpt2_read_checkpoint,
     .saved_dtype = saved_dtype,
     .copy_out = gpt2_copy_out,
+    .checksum = gpt2_checksum,
 };
 
 #ifndef TRAIN_GPT2_NO_MAIN

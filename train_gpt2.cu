@@ -15,6 +15,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
 #include "llmc/batch_queue.cuh"
+#include "llmc/checksum.cuh"
 #include "llmc/classifier.cuh"
 #include "llmc/comm.h"
 #include "llmc/encoder.cuh"
@@ -41,9 +42,10 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 
 // What the host reads back of an update or a validation's batch, on the GPU and in pinned memory.
 typedef struct {
-    WideSum square_sum; // of the gradient
-    int64_t count;      // of losses
-    double losses[];    // sum of each micro-step
+    WideSum square_sum;          // of the gradient
+    unsigned long long checksum; // of the parameters
+    int64_t count;               // of losses
+    double losses[];             // sum of each micro-step
 } StepResult;
 
 // A micro-step as one CUDA graph. It is captured when the micro-step is done for the second time: the first
@@ -857,6 +859,12 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     return 1;
 }
 
+static uint64_t gpt2_checksum(GPT2* model) {
+    const size_t bytes = zero_replicated_elements(&model->zero.plan) * sizeof(floatX);
+    checksum_words(&model->result->checksum, model->params_memory, bytes / sizeof(uint64_t), &model->gpu);
+    return gpt2_read_result(model, 0)->checksum;
+}
+
 // The algorithms of the products, so that a resumed run has the same ones.
 static void save_products(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const GPT2*)model)->matmul, directory);
@@ -1012,6 +1020,7 @@ static const Trainer trainer = {
     gpt2_read_checkpoint,       // read_checkpoint
     saved_dtype,                // saved_dtype
     gpt2_copy_out,              // copy_out
+    gpt2_checksum,              // checksum
     save_products,              // save_extra
 };
 

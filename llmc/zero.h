@@ -25,7 +25,7 @@ so in stage 2 the order of additions is that of the micro-batches, whatever W is
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 
 defines: ZeroPlan, zero_plan, zero_group_begin, zero_group_elements, zero_shard_begin, zero_shard_elements,
-         zero_params_elements, zero_full_elements, zero_sharded_elements, zero_owned_elements, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
+         zero_params_elements, zero_full_elements, zero_sharded_elements, zero_owned_elements, zero_replicated_elements, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
          ZeroStep, zero_step, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements, zero_buffer_elements,
          zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_reduce_cpu, zero_square_sum_cpu,
          zero_range_gradient_cpu, zero_gather_parameters_cpu
@@ -94,6 +94,11 @@ static inline size_t zero_sharded_elements(const ZeroPlan* plan) {
 }
 static inline size_t zero_owned_elements(const ZeroPlan* plan) {
     return plan->stage == 0 ? zero_full_elements(plan) : zero_sharded_elements(plan);
+}
+
+// Of the parameters that all processes have: the first ones in memory.
+static inline size_t zero_replicated_elements(const ZeroPlan* plan) {
+    return plan->stage < 3 ? zero_full_elements(plan) : plan->once;
 }
 
 // ---- ranges ----

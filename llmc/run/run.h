@@ -118,6 +118,8 @@ typedef struct {
     // Copies weights and optimizer state into memory of the trainer, and points params and optimizer of *copy
     // there. Returns 0 if these point to the model itself: then the save ends before the next step.
     int (*copy_out)(GPT2* model, Checkpoints* copy);
+    // A checksum of the parameters that all processes have.
+    uint64_t (*checksum)(GPT2* model);
     // Writes further small files into a checkpoint, in the thread that saves. NULL: none.
     void (*save_extra)(const void* model, const char* directory);
 } Trainer;
@@ -312,12 +314,25 @@ static int run_stops_(void* run) {
     return run_agree_((Run_*)run, signals_stop() ? RUN_STOP_ : 0) != 0;
 }
 
+// Before a validation and a save: ends the run if a process has other parameters than the others. Of an error in a
+// GPU's memory, for example, or a process that does not compute as the others do.
+static void run_agree_on_parameters_(Run_* run) {
+    char what[80], words[32];
+    if (run->comm.size > 1) {
+        const uint64_t checksum = run->trainer->checksum(run->model);
+        snprintf(what, sizeof(what), "the parameters after step %lld (checksum)", (long long)run->state.step);
+        snprintf(words, sizeof(words), "%016llx", (unsigned long long)checksum);
+        comm_agree(&run->comm, what, checksum, words);
+    }
+}
+
 // ---- saving and rolling back ----
 
 // Copies all that makes up the run, and starts to save the copy; or saves the model itself and waits.
 static void run_save_(Run_* run) {
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "a save");
     session_wait(&run->session, &run->log);
+    run_agree_on_parameters_(run);
     const int is_copy = run->trainer->copy_out(run->model, &run->session.checkpoints);
     run->state.sequence = run->train ? (int64_t)run->train->next : 0;
     run->state.samples_at = (int64_t)run->generator.rng.at;
@@ -469,6 +484,7 @@ static void run_step_(Run_* run) {
 static int run_evaluate_(Run_* run, double* loss) {
     const int64_t micro_steps = run_micro_steps_(run, run->val->settings.sequences);
     memset(run->part, 0, RUN_LOSSES_ * sizeof(double));
+    run_agree_on_parameters_(run);
     dataloader_seek(run->val, 0);
     for (int64_t i = 0; i < micro_steps; i++) {
         if (run_stops_(run)) {
