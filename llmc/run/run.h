@@ -739,7 +739,7 @@ static int run_dispatch_(Run_* run, const char* program) {
     }
     resume_check(&run->resume, options, stdout, run->trainer->name, run->data.train.tokens,
                  run->data.train.fingerprint);
-    agree_on_run(&run->comm, options, run->cfg, &run->data);
+    agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->cfg, &run->data);
     signals_end("setting up the run");
     run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
     return run_train_(run);
