@@ -11,6 +11,7 @@
 #     serial    the trainer without OpenMP
 #     build     what the Makefile builds again, and installs (test_build.sh)
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
+#     scripts   those for several machines, with launchers that only say how they were called (test_multi_node.sh)
 #     fuzz      readers of files against random ones (fuzz.sh), 5 s each
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), misused
 #               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
@@ -166,6 +167,7 @@ run plain dev/test/test_tokenize.sh build/plain/tokenize
 run plain dev/test/test_ranks.sh build/plain/train_gpt2
 run_tests plain
 run get_data dev/test/test_get_data.sh
+run scripts dev/test/test_multi_node.sh
 run build dev/test/test_build.sh
 
 built asan
