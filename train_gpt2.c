@@ -21,6 +21,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/layernorm.h"
 #include "llmc/matmul.h"
 #include "llmc/zero.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
 #include "llmc/data/dataloader.h"
@@ -337,14 +338,16 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
 }
 
 // Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
-// Returns the sum of its losses.
-static double gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step) {
+// Returns the sum of its losses; adds the time of its forward pass.
+static double gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step, double* forward_s) {
+    const double start_s = time_now_s();
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
     if (batch.B == 0) {
         zero_idle_cpu(&model->zero, step);
         return 0;
     }
     gpt2_forward(model, batch, 0);
+    *forward_s += time_now_s() - start_s;
     gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     return batch_loss(model, batch);
 }
@@ -354,17 +357,20 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
-    BatchGradient gradient = {{0, 0}, 0, 0};
+    BatchGradient gradient = {{0, 0}, 0, 0, 0};
+    double forward_s = 0, tokens = 0;
     const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
     for (ZeroStep step = first; step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch batch = dataloader_next(train);
-        losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step);
+        losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step, &forward_s);
         batch_gradient_add(&gradient, model->cfg, batch);
+        tokens += (double)batch.B * batch.T;
         comm_alive(model->comm);
     }
     zero_reduce_cpu(&model->zero, first);
     zero_square_sum_cpu(&model->zero, &gradient.square_sum, model->norm_partial);
+    gradient.pace_s = tokens > 0 ? forward_s / tokens : 0;
     return gradient;
 }
 

@@ -97,6 +97,9 @@ struct GPT2 {
     EncoderGpu encoder;
     AdamWPlan adamw;
     GradientNorm norm;
+    cudaEvent_t
+        forward[2];     // of several processes: the begin and the end of the last micro-step's forward pass,
+    int forward_tokens; // and how many tokens it had; 0: none yet
     MicroStepGraph graphs[2]; // of the first micro-step of an update, of the others
     StepResult *result, *result_host;
     int64_t max_losses;    // micro-steps of an update
@@ -312,6 +315,9 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     adamw_open(&model->adamw, &zero, model->parameter_rows);
     gradient_norm_open(&model->norm, zero_sharded_elements(&zero));
     open_results(model, o);
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaEventCreate(&model->forward[i]));
+    }
     CUDA_CHECK(cudaMallocHost((void**)&model->logits_pinned, (size_t)cfg.Vp * sizeof(floatX)));
     model->logits_host = (float*)check_alloc((size_t)cfg.Vp, sizeof(float), "logits of a token");
     open_gpu_report(model, o);
@@ -332,6 +338,9 @@ static void gpt2_close(GPT2* model) {
         if (model->graphs[mode].graph) {
             CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
         }
+    }
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaEventDestroy(model->forward[i]));
     }
     if (model->has_nvml) {
         nvml_close(&model->nvml);
@@ -586,9 +595,31 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
 
 // ---- a micro-step
 
-static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step) {
+// Takes the time, in stages where a forward pass waits for no other process. `record` is External in a graph, which so
+// sets the event each time it is launched.
+static void micro_step_mark(GPT2* model, int i, unsigned record) {
+    if (model->comm->size > 1 && model->zero.plan.stage < 3) {
+        CUDA_CHECK(cudaEventRecordWithFlags(model->forward[i], model->gpu.stream, record));
+    }
+}
+
+// The time for a token, of the last forward pass; 0: unknown. After the GPU was waited for.
+static double micro_step_pace_s(GPT2* model) {
+    float ms = 0;
+    if (model->comm->size == 1 || model->zero.plan.stage >= 3 || model->forward_tokens == 0) {
+        return 0;
+    }
+    if (cudaEventElapsedTime(&ms, model->forward[0], model->forward[1]) != cudaSuccess) {
+        cudaGetLastError(); // clears the error: it is no reason to end a run
+    }
+    return ms / 1e3 / model->forward_tokens;
+}
+
+static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step, unsigned record) {
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
+    micro_step_mark(model, 0, record);
     gpt2_forward(model, batch, 0);
+    micro_step_mark(model, 1, record);
     gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     batch_loss(model, batch);
 }
@@ -598,7 +629,7 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, Batch batch, float dloss,
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     CUDA_CHECK(cudaStreamBeginCapture(model->gpu.stream, cudaStreamCaptureModeThreadLocal));
-    micro_step_work(model, batch, dloss, step);
+    micro_step_work(model, batch, dloss, step, cudaEventRecordExternal);
     CUDA_CHECK(cudaStreamEndCapture(model->gpu.stream, &graph));
     CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
@@ -615,8 +646,9 @@ static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep zero
         zero_idle<floatX>(&model->zero, zero_step);
         return;
     }
+    model->forward_tokens = batch.B * batch.T;
     if (!model->use_graph || !is_full || (*times)++ == 0) {
-        micro_step_work(model, batch, dloss, zero_step);
+        micro_step_work(model, batch, dloss, zero_step, cudaEventRecordDefault);
         return;
     }
     if (step->graph && (step->dloss != dloss || step->starts != batch.starts)) {
@@ -658,7 +690,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
-    BatchGradient gradient = {{0, 0}, 0, 0};
+    BatchGradient gradient = {{0, 0}, 0, 0, 0};
     const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
     int64_t batches = 0; // of this process
     gpt2_clear_result(model);
@@ -678,6 +710,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     group_gpu_check(&model->zero.group);
     memcpy(losses, result->losses, (size_t)batches * sizeof(double));
     gradient.square_sum = result->square_sum;
+    gradient.pace_s = micro_step_pace_s(model);
     return gradient;
 }
 

@@ -251,6 +251,15 @@ test_drift() {
     differs "another learning rate" "step 5: rank 2 judged the step before otherwise than rank 0" FAULT_COS_FROM=36 "${run[@]}" --eval-every 0
 }
 
+# A rank whose forward passes take long.
+test_slow_rank() {
+    local run=(--layers 1 --channels 32 --heads 2 --seq-len 16 --batch 1 --total-batch 48 --steps 60 --samples 0 --eval-every 0)
+    ranks 2 "$trainer" "${run[@]}" : -n 1 env LD_PRELOAD="$PWD/fault.so" FAULT_LOG_US=100 "$trainer" "${run[@]}"
+    check "a slow rank: exit status $status, $(cat stderr)" [ $status = 0 ]
+    check "a slow rank: $(grep note: stdout)" \
+        [ "$(grep -c "^note: rank 2 ($(uname -n)) computes [0-9]* % slower than the median, and all wait for it" stdout)" = 1 ]
+}
+
 # begins OUT N COMMAND...: in the background, until its first checkpoint is there; sets `process`, that of mpirun.
 begins() {
     local out=$1 n=$2 i
@@ -509,6 +518,7 @@ test_stages
 test_elastic
 test_disagreement
 test_drift
+test_slow_rank
 test_signals
 test_failures
 check_done

@@ -43,12 +43,13 @@ extern "C" {
 
 typedef struct GPT2 GPT2; // each trainer has its own
 
-// What a process did of an update. A sum of these over all processes is of the whole update.
+// What a process did of an update.
 typedef struct {
     WideSum
         square_sum; // of the part of the gradient that this process has after the reduction, times the loss scale
     double counted; // targets that count
     double flops;   // floating-point operations
+    double pace_s;  // time for a token in forward passes that wait for no other process; 0: unknown
 } BatchGradient;
 
 // Adds the work of a micro-batch.
@@ -156,6 +157,7 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/run/guard.h"
 #include "llmc/run/launch.h"
 #include "llmc/run/log.h"
+#include "llmc/run/pace.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/session.h"
 #include "llmc/classifier.h"
@@ -187,6 +189,8 @@ typedef struct {
     Comm comm;
     double *part, *parts; // what this process, and what all, tell of an update or validation (RUN_LOSSES_)
     double peak;          // of all processes, FLOP/s
+    Pace pace;            // which process is slow,
+    double* paces;        // and how long each took
     double data_wait_s;   // of the one that waited longest, in each step
     uint64_t agreement;   // hash of the last verdict
     Generator generator;
@@ -248,6 +252,7 @@ enum {
     RUN_COUNTED_,   // targets that count
     RUN_FLOPS_,     //
     RUN_WAIT_,      // seconds waited for data
+    RUN_PACE_,      // seconds for a token, 0: unknown
     RUN_AGREEMENT_, // upper half of the hash of the verdict before
     RUN_LOSSES_     // sums of losses, one for each micro-step
 };
@@ -292,6 +297,26 @@ static RunUpdate_ run_add_up_(Run_* run, int64_t micro_steps) {
     return sum;
 }
 
+// Names a process that is slow: all of them find it, after run_add_up_.
+static void run_watch_pace_(Run_* run, int64_t micro_steps) {
+    Comm* c = &run->comm;
+    char note[256];
+    double ratio;
+    for (int r = 0; r < c->size; r++) {
+        run->paces[r] = run->parts[(size_t)r * (RUN_LOSSES_ + (size_t)micro_steps) + RUN_PACE_];
+    }
+    const int slow = pace_add(&run->pace, run->paces, &ratio);
+    if (slow >= 0) {
+        char* hosts = (char*)check_alloc((size_t)c->size, sizeof(c->host), "host names");
+        comm_all_gather(c, hosts, c->host, sizeof(c->host));
+        snprintf(note, sizeof(note),
+                 "note: rank %d (%s) computes %.0f %% slower than the median, and all wait for it", slow,
+                 hosts + (size_t)slow * sizeof(c->host), 100 * (ratio - 1));
+        log_note(&run->log, note);
+        free(hosts);
+    }
+}
+
 // The gradient of the next update, from all processes.
 static RunUpdate_ run_gradients_(Run_* run) {
     const Options* o = &run->options;
@@ -304,8 +329,11 @@ static RunUpdate_ run_gradients_(Run_* run) {
     run->part[RUN_COUNTED_] = own.counted;
     run->part[RUN_FLOPS_] = own.flops;
     run->part[RUN_WAIT_] = run->train->wait_s - waited_s;
+    run->part[RUN_PACE_] = own.pace_s;
     run->part[RUN_AGREEMENT_] = (double)(run->agreement >> 32);
-    return run_add_up_(run, micro_steps);
+    const RunUpdate_ update = run_add_up_(run, micro_steps);
+    run_watch_pace_(run, micro_steps);
+    return update;
 }
 
 // Whether a signal has asked the run to stop, between two batches of a validation or two tokens of a sample.
@@ -551,6 +579,8 @@ static void run_open_data_(Run_* run) {
     const size_t count = RUN_LOSSES_ + (size_t)(update > validation ? update : validation);
     run->part = (double*)check_alloc(count, sizeof(double), "losses");
     run->parts = (double*)check_alloc(array_bytes((size_t)run->comm.size, count), sizeof(double), "losses");
+    run->paces = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "paces of processes");
+    pace_open(&run->pace, run->comm.size);
 }
 
 // The model, its data and the generator of samples.
@@ -629,6 +659,8 @@ static void run_close_(Run_* run) {
     run->trainer->close(run->model);
     free(run->part);
     free(run->parts);
+    free(run->paces);
+    pace_close(&run->pace);
     free(run->model);
     log_close(&run->log);
 }
