@@ -68,6 +68,10 @@ void comm_tcp_open(Comm* c, const CommMeeting* meeting, double limit_s);
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 
+#ifndef MSG_NOSIGNAL // then SIGPIPE is ignored by signals.h alone
+#define MSG_NOSIGNAL 0
+#endif
+
 enum {
     COMM_TCP_LINES_ = 2,     // messages, the end
     COMM_TCP_HOSTS_ = 8,     // of a file
@@ -444,37 +448,50 @@ static void comm_tcp_gather_(Comm* c, const CommMeeting* meeting, double limit_s
 
 // ---- joining: the others ----
 
-// Connects a line, or returns -1 with the reason.
-static int comm_tcp_try_(Comm* c, const CommMeeting* m, const CommTcpPlace_* place, const char* host,
-                         int line, double left_s, char reason[COMM_TCP_WORDS_]) {
-    CommTcpPeer_* peer = comm_tcp_(c)->peers;
+static CommTcpHello comm_tcp_hello_(const Comm* c, const CommMeeting* m, uint64_t key, int line) {
     CommTcpHello hello;
-    CommTcpAnswer_ answer;
     memset(&hello, 0, sizeof(hello));
     hello.magic = COMM_TCP_MAGIC;
-    hello.key = place->key;
+    hello.key = key;
     snprintf(hello.job, sizeof(hello.job), "%s", m->job);
     snprintf(hello.host, sizeof(hello.host), "%s", c->host);
     hello.rank = c->rank;
     hello.size = c->size;
     hello.pid = getpid();
     hello.line = line;
-    const int fd = comm_tcp_connect_(host, place->port, reason);
+    return hello;
+}
+
+// Says hello to whoever listens. Returns whether that is rank 0 and lets this one in; else the reason. What another try
+// cannot mend ends the program.
+static int comm_tcp_greet_(int fd, const CommMeeting* m, const CommTcpHello* hello, CommTcpAnswer_* answer,
+                           char reason[COMM_TCP_WORDS_]) {
+    if (!comm_tcp_write_(fd, hello, sizeof(*hello)) || !comm_tcp_read_(fd, answer, sizeof(*answer)) ||
+        answer->magic != COMM_TCP_MAGIC) {
+        snprintf(reason, COMM_TCP_WORDS_, "who listens there is not rank 0");
+        return 0;
+    }
+    answer->words[sizeof(answer->words) - 1] = answer->host[sizeof(answer->host) - 1] = '\0';
+    snprintf(reason, COMM_TCP_WORDS_, "%s", answer->words);
+    CHECK(answer->verdict != COMM_TCP_REFUSED_, "%s", reason);
+    CHECK(answer->verdict == COMM_TCP_WELCOME_ || *m->file, // of whose hosts one may be another machine here
+          "%s", reason);
+    return answer->verdict == COMM_TCP_WELCOME_;
+}
+
+// Connects a line, or returns -1 with the reason.
+static int comm_tcp_try_(Comm* c, const CommMeeting* m, const CommTcpHello* hello, const char* host, int port,
+                         double left_s, char reason[COMM_TCP_WORDS_]) {
+    CommTcpPeer_* peer = comm_tcp_(c)->peers;
+    CommTcpAnswer_ answer;
+    char words[COMM_TCP_WORDS_];
+    const int fd = comm_tcp_connect_(host, port, reason);
     if (fd < 0) {
         return -1;
     }
     comm_tcp_limit_(fd, fmax(0.1, fmin(left_s, COMM_TCP_ANSWER_S_)));
-    if (!comm_tcp_write_(fd, &hello, sizeof(hello)) || !comm_tcp_read_(fd, &answer, sizeof(answer)) ||
-        answer.magic != COMM_TCP_MAGIC) {
-        snprintf(reason, COMM_TCP_WORDS_, "%s:%d: who listens there is not rank 0", host, place->port);
-        close(fd);
-        return -1;
-    }
-    answer.words[sizeof(answer.words) - 1] = answer.host[sizeof(answer.host) - 1] = '\0';
-    if (answer.verdict != COMM_TCP_WELCOME_) {
-        CHECK(answer.verdict != COMM_TCP_REFUSED_, "%s", answer.words);
-        snprintf(reason, COMM_TCP_WORDS_, "%.64s:%d: %s", host, place->port, answer.words);
-        CHECK(*m->file, "%s", reason); // of several hosts in a file, one may be another machine's
+    if (!comm_tcp_greet_(fd, m, hello, &answer, words)) {
+        snprintf(reason, COMM_TCP_WORDS_, "%.64s:%d: %.400s", host, port, words);
         close(fd);
         return -1;
     }
@@ -504,7 +521,9 @@ static int comm_tcp_join_line_(Comm* c, const CommMeeting* m, int line, double l
     for (;;) {
         const int hosts = comm_tcp_find_(m, &place, reason) ? place.num_hosts : 0;
         for (int i = 0; i < hosts; i++) {
-            const int fd = comm_tcp_try_(c, m, &place, place.hosts[i], line, end_s - time_now_s(), reason);
+            const CommTcpHello hello = comm_tcp_hello_(c, m, place.key, line);
+            const int fd =
+                comm_tcp_try_(c, m, &hello, place.hosts[i], place.port, end_s - time_now_s(), reason);
             if (fd >= 0) {
                 return fd;
             }
