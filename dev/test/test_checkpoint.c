@@ -4,7 +4,7 @@
 //
 //     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there; started with faults
 #define CHECKPOINT_LOCK_WAIT_S 0.2
-#define CHECKPOINT_IMPLEMENTATION
+#define CHECKPOINT_DIRECTORY_IMPLEMENTATION
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -12,6 +12,7 @@
 
 #include "llmc/base/float16.h"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/checkpoint_directory.h"
 #include "test.h"
 
 static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
@@ -249,7 +250,7 @@ static void test_tensors(SafeTensorsDtype dtype) {
     uint16_t* bits = (uint16_t*)check_alloc(n, sizeof(uint16_t), "16-bit weights");
     fill(bits, dtype == SAFETENSORS_F32 ? 0 : n, dtype, 1);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t used = checkpoint_layer_elements_(&rows[i], TINY);
+        const size_t used = gpt2_rows_in_files(&rows[i], TINY) * rows[i].cols;
         for (size_t k = 0; k < tensor_elements(&rows[i]); k++) {
             const size_t in_layer = k % tensor_layer_elements(&rows[i]);
             const int l = (int)(k / tensor_layer_elements(&rows[i]));
@@ -309,12 +310,12 @@ static void body_read_slices(const void* slices) {
     float* got = (float*)check_alloc(2 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(n, sizeof(float), "wanted");
     const ZeroPlan plan = whole();
-    checkpoint_read_optimizer_(&state, s->directory, TINY, &plan, got);
+    checkpoint_parts_read(&state, s->directory, TINY, &plan, got);
     fill(want, n, SAFETENSORS_F32, 2);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
             EXPECT(memcmp(tensor_at_layer(&rows[i], got, l), tensor_at_layer(&rows[i], want, l),
-                          4 * checkpoint_layer_elements_(&rows[i], TINY)) == 0,
+                          4 * gpt2_rows_in_files(&rows[i], TINY) * rows[i].cols) == 0,
                    "m of %s, layer %d", rows[i].name, l);
         }
     }
