@@ -14,6 +14,9 @@
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/checkpoint_directory.h"
 #include "test.h"
+#include "whole_model.h"
+
+enum { MODEL_FILE_BYTES = 100000 }; // more than TINY has
 
 static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
 
@@ -65,7 +68,7 @@ static ZeroPlan whole(void) { return zero_plan(TINY, 0, 0, 1); }
 // Bytes of the copy that a save makes.
 static size_t copy_bytes(SafeTensorsDtype dtype) {
     const ZeroPlan plan = whole();
-    return checkpoints_bytes(TINY, &plan, dtype);
+    return checkpoints_bytes(TINY, &plan, dtype, MODEL_FILE_BYTES);
 }
 
 static RunState state_of(int64_t step) {
@@ -132,6 +135,26 @@ static void save(const Run* run, int64_t step) {
     save_value(path, run, step, (float)step, SAFETENSORS_F32);
 }
 
+// Reads m and v into memory that is laid out by the rows of TINY,
+static void read_optimizer(const SavedState* state, const char* directory, float* memory) {
+    const ZeroPlan plan = whole();
+    CheckpointParts parts;
+    checkpoint_parts_open(&parts, state, directory, TINY, &plan);
+    for (int g = 0; g < plan.groups; g++) {
+        checkpoint_parts_read(&parts, 0, g, memory + zero_piece(&plan, g).owned);
+        checkpoint_parts_read(&parts, 1, g, memory + state_elements() + zero_piece(&plan, g).owned);
+    }
+    checkpoint_parts_close(&parts);
+}
+
+// and the weights, too.
+static void read_checkpoint(const SavedState* state, const char* directory, float* params, float* memory) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows_of(rows, TINY, sizeof(float));
+    whole_model_read(directory, TINY, rows, params);
+    read_optimizer(state, directory, memory);
+}
+
 // The first weight in a checkpoint, or NAN if none is valid.
 static float value_in(const char* out, const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
@@ -145,8 +168,7 @@ static float value_in(const char* out, const char* directory) {
     float *params = (float*)check_alloc(bytes, 1, "params"),
           *memory = (float*)check_alloc(2 * state_elements(), sizeof(float), "optimizer");
     const GPT2OptimizerState optimizer = optimizer_at(memory);
-    const ZeroPlan plan = whole();
-    checkpoint_read(&state, path, TINY, rows, params, &plan, memory);
+    read_checkpoint(&state, path, params, memory);
     const float value = optimizer.m[0] == params[0] + 1 && optimizer.v[0] == params[0] + 2 ? params[0] : -1;
     state_close(&state);
     free(params);
@@ -242,8 +264,7 @@ static void test_tensors(SafeTensorsDtype dtype) {
     const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float)), n = bytes / sizeof(float);
     float* got = (float*)check_alloc(3 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(3 * n, sizeof(float), "wanted");
-    const ZeroPlan plan = whole();
-    checkpoint_read(&state, path, TINY, rows, got, &plan, got + n);
+    read_checkpoint(&state, path, got, got + n);
     fill(want, n, SAFETENSORS_F32, 1);
     fill(want + n, n, SAFETENSORS_F32, 2);
     fill_squares(want + 2 * n, n, 3);
@@ -309,8 +330,7 @@ static void body_read_slices(const void* slices) {
     const size_t n = gpt2_parameter_rows_of(rows, TINY, sizeof(float)) / sizeof(float);
     float* got = (float*)check_alloc(2 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(n, sizeof(float), "wanted");
-    const ZeroPlan plan = whole();
-    checkpoint_parts_read(&state, s->directory, TINY, &plan, got);
+    read_optimizer(&state, s->directory, got);
     fill(want, n, SAFETENSORS_F32, 2);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
@@ -487,9 +507,8 @@ static void body_read(const void* path) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float));
     void *params = check_alloc(bytes, 1, "p"), *optimizer = check_alloc(2 * bytes, 1, "optimizer");
-    const ZeroPlan plan = whole();
     CHECK(checkpoint_try_check(&state, (const char*)path, error), "%s", error);
-    checkpoint_read(&state, (const char*)path, TINY, rows, params, &plan, optimizer);
+    read_checkpoint(&state, (const char*)path, params, optimizer);
 }
 
 // Weights that are not finite are not saved over those that are; an optimizer's state that cannot be is not

@@ -5,6 +5,7 @@
 #include "llmc/base/float16.h"
 #include "llmc/formats/hf_model.h"
 #include "test.h"
+#include "whole_model.h"
 #include "test_element.h"
 
 static const GPT2Config CFG = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
@@ -52,7 +53,7 @@ static void write_model(const Model* model, const char* directory, SafeTensorsDt
     uint64_t checksum = 0;
     char file[PATH_MAX], error[ERROR_BYTES];
     hf_config_write(directory, model->cfg, dtype, model->cfg.V - 1);
-    const uint64_t said = hf_model_write(directory, model->cfg, model->rows, model->memory, dtype);
+    const uint64_t said = whole_model_write(directory, model->cfg, model->rows, model->memory, dtype);
     snprintf(file, sizeof(file), "%s/model.safetensors", directory);
     EXPECT(file_checksum(file, &checksum, error) && checksum == said, "the checksum of %s", file);
     struct stat info;
@@ -66,7 +67,7 @@ static Model read_model(const char* directory, GPT2Config cfg) {
            found.L, found.NH, found.C);
     Model model = model_open(cfg, sizeof(float));
     memset(model.memory, 0x55, model.bytes);
-    hf_model_read(directory, cfg, model.rows, model.memory);
+    whole_model_read(directory, cfg, model.rows, model.memory);
     return model;
 }
 
@@ -279,11 +280,11 @@ static void test_bad_weights(void) {
     body_read(directory);
 
     model = model_random(other, SAFETENSORS_F32); // another model's weights beside this config
-    hf_model_write(directory, other, model.rows, model.memory, SAFETENSORS_F32);
+    whole_model_write(directory, other, model.rows, model.memory, SAFETENSORS_F32);
     expect_refused(directory, "unexpected tensors: transformer.h.2.|, ... (12; config.json says 2 layers)");
     free(model.memory);
     model = model_random(longer, SAFETENSORS_F32);
-    hf_model_write(directory, longer, model.rows, model.memory, SAFETENSORS_F32);
+    whole_model_write(directory, longer, model.rows, model.memory, SAFETENSORS_F32);
     expect_refused(directory, "wpe.weight is (7, 4), wanted (6, 4)");
     free(model.memory);
     unlink(test_path("bad/model.safetensors"));

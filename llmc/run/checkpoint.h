@@ -7,7 +7,8 @@ checkpoint.h -- the complete state of a run in a directory, OUT/step_00001000/, 
     products.json                                             GPU trainer only: matmul_plans.h
     state.json                                                the rest, and checksums of all files (state.h)
 
-model.safetensors has fp32 master weights, or 16-bit weights where there are none.
+model.safetensors has fp32 master weights, or 16-bit weights where there are none. Above --model-file-bytes there are
+several files of it, and an index (hf_model.h); the processes share them, so that each copies and writes its own.
 
 A save copies the tensors into memory allocated before the first step; a thread of each process writes them while the
 run continues, and when all have written, one of rank 0 completes the directory (checkpoint_directory.h). A second
@@ -15,8 +16,8 @@ save waits for the first. The disk is checked for room before. --keep removes ol
 in its place, sparing multiples of --keep-major. Any failure is one error that names the file, and leaves the
 existing checkpoints alone. Weights that are not finite are such a failure: they are never saved.
 
-defines: Checkpoints, CheckpointRun, checkpoints_bytes, checkpoints_disk_bytes, checkpoints_open, checkpoint_copy_at,
-         checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait, checkpoint_read
+defines: Checkpoints, CheckpointModel, CheckpointRun, checkpoints_bytes, checkpoints_disk_bytes, checkpoints_open,
+         checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -26,6 +27,7 @@ defines: Checkpoints, CheckpointRun, checkpoints_bytes, checkpoints_disk_bytes, 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/formats/hf_model.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/run/checkpoint_parts.h"
 #include "llmc/run/options.h"
@@ -56,14 +58,23 @@ typedef struct {
     const void* extra_context;
 } CheckpointRun;
 
+// The files of the weights, and those that this process writes.
+typedef struct {
+    HfModelFile* files;
+    int count, most;    // of all; of a process, at most
+    int first, end;     // its own are first ... end - 1,
+    HfModelFile groups; // and these groups of parameters
+} CheckpointModel;
+
 typedef struct {
     char out[PATH_MAX];
     int keep, keep_major; // keep 0 keeps all
     const Options* options;
     CheckpointRun run;
-    TensorRow rows[GPT2_PARAMETER_ROWS]; // of the parameters in the copy: full arrays
-    CheckpointPart part;                 // and of the optimizer's state that this process updates
-    void *params, *optimizer; // the copy, on the host, laid out by the rows; params of rank 0 alone
+    TensorRow rows[GPT2_PARAMETER_ROWS]; // of the parameters: full arrays
+    CheckpointModel model;
+    CheckpointPart part;      // of the optimizer's state
+    void *params, *optimizer; // the copy, on the host: the groups of parameters; the part
     size_t params_bytes, optimizer_bytes;
     int lock; // checkpoint_lock
 
@@ -71,7 +82,7 @@ typedef struct {
     int is_running;          // a save is under way: the same on all ranks,
     int writes, completes;   // and so is what threads do: write files; complete the directory
     int has_thread, is_done; // this process has a thread; it has ended
-    SavedFile written;       // the file of this process
+    uint64_t* written;       // checksums of the files of this process: of the weights (most), of its part
     pthread_t thread;
     int64_t saved_step; // the last one that was saved or resumed, -1: none
     double write_s;     // what the thread took; not to be read while it runs
@@ -83,17 +94,10 @@ typedef struct {
 // Bytes of a checkpoint, at most about.
 double checkpoints_disk_bytes(const Checkpoints* c);
 
-// ---- reading ----
-
-// Reads the tensors of a checkpoint that was checked: the parameters, as fp32, into memory laid out by `rows`, full
-// arrays, and what this process updates of the optimizer's state into memory laid out by zero_state_rows.
-void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg, const TensorRow* rows,
-                     void* params, const ZeroPlan* zero, void* optimizer);
-
 // ---- saving during a run ----
 
-// Bytes of the copy that a save makes in this process; parameters of the given type.
-size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype);
+// Bytes of the copy that a save makes in this process; parameters of the given type, in files of at most max_bytes.
+size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype, int64_t max_bytes);
 
 // What follows is collective: all processes of the run call it in the same order.
 
@@ -136,15 +140,39 @@ void checkpoints_close(Checkpoints* c);
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/xxh64.h"
-#include "llmc/formats/hf_model.h"
 #include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/schedule.h"
 
 // ---- writing ----
 
-// The elements of layer l of a row in files.
-static size_t checkpoint_layer_elements_(const TensorRow* row, GPT2Config cfg) {
-    return gpt2_rows_in_files(row, cfg) * row->cols;
+// Deals the files to the processes, each some in a row.
+static void checkpoint_model_open_(CheckpointModel* m, GPT2Config cfg, const ZeroPlan* zero,
+                                   SafeTensorsDtype dtype, int64_t max_bytes) {
+    memset(m, 0, sizeof(*m));
+    m->files = (HfModelFile*)check_alloc((size_t)gpt2_groups(cfg), sizeof(HfModelFile), "files of a model");
+    m->count = hf_model_files(m->files, cfg, dtype, (size_t)max_bytes);
+    m->most = (m->count + zero->size - 1) / zero->size;
+    m->first = m->count < zero->rank * m->most ? m->count : zero->rank * m->most;
+    m->end = m->count < m->first + m->most ? m->count : m->first + m->most;
+    if (m->first < m->end) {
+        m->groups.first = m->files[m->first].first;
+        m->groups.end = m->files[m->end - 1].end;
+    }
+}
+
+static void checkpoint_model_close_(CheckpointModel* m) { free(m->files); }
+
+// Of this process's groups.
+static size_t checkpoint_params_bytes_(const CheckpointModel* m, const ZeroPlan* zero,
+                                       SafeTensorsDtype dtype) {
+    return (zero_group_begin(zero, m->groups.end) - zero_group_begin(zero, m->groups.first)) *
+           safetensors_dtype_bytes(dtype);
+}
+
+// Group g in the copy.
+static const void* checkpoint_group_(const Checkpoints* c, int g) {
+    return (const char*)c->params +
+           (gpt2_group_offset_bytes(c->rows, g) - gpt2_group_offset_bytes(c->rows, c->model.groups.first));
 }
 
 // Adds a file to the list in state.json; `checksum` was computed while writing, or is 0: read the file
@@ -164,13 +192,18 @@ static void checkpoint_list_file_(SavedState* s, const char* directory, const ch
     s->files[s->num_files++] = file;
 }
 
-// Lists the small files that are in a directory so far, but not those that other processes are writing.
+// Whether a file has tensors: such files are listed when all processes have written.
+static int checkpoint_has_tensors_(const char* name) {
+    return strstr(name, ".safetensors") && !file_ends_in(name, ".json");
+}
+
+// Lists the small files that are in a directory so far.
 static void checkpoint_list_small_files_(SavedState* s, const char* directory) {
     struct dirent* entry;
     DIR* dir = opendir(directory);
     CHECK(dir, "%s: cannot read: %s", directory, strerror(errno));
     while ((entry = readdir(dir))) {
-        if (entry->d_name[0] != '.' && strncmp(entry->d_name, "optimizer.", 10) != 0) {
+        if (entry->d_name[0] != '.' && !checkpoint_has_tensors_(entry->d_name)) {
             checkpoint_list_file_(s, directory, entry->d_name, 0);
         }
     }
@@ -209,66 +242,77 @@ static size_t checkpoint_find_infinite_(const void* elements, SafeTensorsDtype d
     return count;
 }
 
-// Whether all weights are finite; if not, the reason in `error`. Others could not be read again, and would push a
+// Whether all weights of this process's files are finite; if not, the reason in `error`. Others could not be read again, and would push a
 // checkpoint that can be read out of --keep.
 static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* error) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &c->rows[i];
-        const size_t count = checkpoint_layer_elements_(row, c->run.cfg);
-        for (int l = 0; l < row->layers; l++) {
+    for (int g = c->model.groups.first; g < c->model.groups.end; g++) {
+        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+            const TensorRow* row = &c->rows[i];
+            const size_t count = gpt2_rows_in_files(row, c->run.cfg) * row->cols;
+            const void* tensor = tensor_in_group(c->rows, row, g, checkpoint_group_(c, g));
             const size_t bad =
-                checkpoint_find_infinite_(tensor_at_layer(row, c->params, l), c->run.dtype, count);
+                tensor_is_in_group(row, g) ? checkpoint_find_infinite_(tensor, c->run.dtype, count) : count;
             if (bad < count) {
                 return error_set(
                     error, path,
                     "not saved: element %zu of %s, layer %d, is not finite: the run has diverged", bad,
-                    row->name, l);
+                    row->name, gpt2_group_layer(g));
             }
         }
     }
     return 1;
 }
 
-// The files of rank 0 alone: all but the optimizer's state and state.json.
-static void checkpoint_write_model_(Checkpoints* c, const char* directory) {
-    SavedState* s = &c->state;
+// The small files, of rank 0 alone: all but state.json.
+static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
     hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot);
+    if (c->model.count > 1) {
+        hf_model_write_index(directory, c->model.files, c->model.count, c->run.cfg, c->run.dtype);
+    }
     if (c->run.tokenizer) {
         tokenizer_write_hf(c->run.tokenizer, directory, c->run.cfg.max_T);
     }
     if (c->run.extra) {
         c->run.extra(c->run.extra_context, directory);
     }
-    checkpoint_list_small_files_(s, directory);
-    const uint64_t model = hf_model_write(directory, c->run.cfg, c->rows, c->params, c->run.dtype);
-    checkpoint_list_file_(s, directory, "model.safetensors", model);
+    checkpoint_list_small_files_(&c->state, directory);
 }
 
 // Writes the files of this process. `checkpoint` is the name for errors.
 static void checkpoint_write_files_(Checkpoints* c, const char* directory, const char* checkpoint) {
+    const CheckpointModel* m = &c->model;
+    const int writers = checkpoint_part_writers(&c->run.zero);
     char path[PATH_MAX], name[64], error[ERROR_BYTES];
-    struct stat info;
-    if (c->run.zero.rank == 0) {
-        if (!checkpoint_is_finite_(c, checkpoint, error)) {
-            checkpoint_clear(directory);
-            CHECK(0, "%s", error);
-        }
-        checkpoint_write_model_(c, directory);
+    if (!checkpoint_is_finite_(c, checkpoint, error)) {
+        checkpoint_clear(directory);
+        CHECK(0, "%s", error);
     }
-    checkpoint_part_name(name, c->run.zero.rank, checkpoint_part_writers(&c->run.zero));
-    file_join(path, directory, name);
-    c->written.xxh64 = checkpoint_part_write(&c->part, path, c->optimizer);
-    CHECK(stat(path, &info) == 0, "%s: cannot read: %s", path, strerror(errno));
-    c->written.bytes = info.st_size;
+    if (c->run.zero.rank == 0) {
+        checkpoint_write_small_files_(c, directory);
+    }
+    for (int f = m->first; f < m->end; f++) {
+        hf_model_file_name(name, f, m->count);
+        c->written[f - m->first] = hf_model_write(directory, name, m->files[f], c->run.cfg, c->rows,
+                                                  checkpoint_group_(c, m->files[f].first), c->run.dtype);
+    }
+    if (c->run.zero.rank < writers) {
+        checkpoint_part_name(name, c->run.zero.rank, writers);
+        file_join(path, directory, name);
+        c->written[m->most] = checkpoint_part_write(&c->part, path, c->optimizer);
+    }
 }
 
-// Lists the parts of the optimizer's state, `written` by each process.
-static void checkpoint_list_parts_(Checkpoints* c, const char* directory, const SavedFile* written) {
-    const int writers = checkpoint_part_writers(&c->run.zero);
+// Lists the files of weights and state, `written` by each process.
+static void checkpoint_list_written_(Checkpoints* c, const char* directory, const uint64_t* written) {
+    const int most = c->model.most, writers = checkpoint_part_writers(&c->run.zero);
     char name[64];
+    for (int f = 0; f < c->model.count; f++) {
+        hf_model_file_name(name, f, c->model.count);
+        checkpoint_list_file_(&c->state, directory, name, written[f / most * (most + 1) + f % most]);
+    }
     for (int i = 0; i < writers; i++) {
         checkpoint_part_name(name, i, writers);
-        checkpoint_list_file_(&c->state, directory, name, written[i].xxh64);
+        checkpoint_list_file_(&c->state, directory, name, written[i * (most + 1) + most]);
     }
 }
 
@@ -299,7 +343,7 @@ static void* checkpoint_work_(void* checkpoints) {
         checkpoint_write_files_(c, part, path);
     }
     if (c->writes && c->completes) {
-        checkpoint_list_parts_(c, part, &c->written);
+        checkpoint_list_written_(c, part, c->written);
     }
     if (c->completes) {
         checkpoint_complete_(c, part, path);
@@ -309,22 +353,14 @@ static void* checkpoint_work_(void* checkpoints) {
     return NULL;
 }
 
-// ---- reading ----
-
-void checkpoint_read(const SavedState* s, const char* directory, GPT2Config cfg, const TensorRow* rows,
-                     void* params, const ZeroPlan* zero, void* optimizer) {
-    hf_model_read(directory, cfg, rows, params);
-    checkpoint_parts_read(s, directory, cfg, zero, optimizer);
-}
-
 // ---- saving during a run ----
 
-static size_t checkpoint_params_bytes_(const ZeroPlan* zero, SafeTensorsDtype dtype) {
-    return zero->rank == 0 ? zero_full_elements(zero) * safetensors_dtype_bytes(dtype) : 0;
-}
-
-size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype) {
-    return checkpoint_params_bytes_(zero, dtype) + checkpoint_part_bytes(cfg, zero);
+size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype, int64_t max_bytes) {
+    CheckpointModel model;
+    checkpoint_model_open_(&model, cfg, zero, dtype, max_bytes);
+    const size_t params = checkpoint_params_bytes_(&model, zero, dtype);
+    checkpoint_model_close_(&model);
+    return params + checkpoint_part_bytes(cfg, zero);
 }
 
 // Ends the program where a file stands under the name of a checkpoint that steps `after` + 1 to --steps will
@@ -359,7 +395,9 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->saved_step = -1;
     gpt2_sharded_rows_of(c->rows, run.cfg, safetensors_dtype_bytes(run.dtype), run.zero.size);
     checkpoint_part_open(&c->part, run.cfg, &run.zero);
-    c->params_bytes = checkpoint_params_bytes_(&run.zero, run.dtype);
+    checkpoint_model_open_(&c->model, run.cfg, &run.zero, run.dtype, options->model_file_bytes);
+    c->written = (uint64_t*)check_alloc((size_t)c->model.most + 1, sizeof(uint64_t), "checksums of files");
+    c->params_bytes = checkpoint_params_bytes_(&c->model, &run.zero, run.dtype);
     c->optimizer_bytes = checkpoint_part_bytes(run.cfg, &run.zero);
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train_tokens;
@@ -414,7 +452,7 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
         checkpoint_make_part_(c);
     }
     comm_barrier(c->run.comm);
-    if (c->run.zero.rank < checkpoint_part_writers(&c->run.zero)) {
+    if (c->model.first < c->model.end || c->run.zero.rank < checkpoint_part_writers(&c->run.zero)) {
         checkpoint_start_thread_(c);
     }
 }
@@ -423,14 +461,16 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
 static void checkpoint_finish_writing_(Checkpoints* c) {
     const ZeroPlan* zero = &c->run.zero;
     char part[PATH_MAX];
-    SavedFile* all = (SavedFile*)check_alloc((size_t)zero->size, sizeof(SavedFile), "files of a checkpoint");
+    const size_t count = (size_t)c->model.most + 1;
+    uint64_t* all =
+        (uint64_t*)check_alloc((size_t)zero->size * count, sizeof(uint64_t), "checksums of files");
     checkpoint_join_(c);
-    comm_all_gather(c->run.comm, all, &c->written, sizeof(SavedFile));
+    comm_all_gather(c->run.comm, all, c->written, count * sizeof(uint64_t));
     c->writes = 0;
     c->completes = 1;
     if (zero->rank == 0) {
         checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
-        checkpoint_list_parts_(c, part, all);
+        checkpoint_list_written_(c, part, all);
         checkpoint_start_thread_(c);
     }
     free(all);
@@ -477,7 +517,9 @@ int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]) {
 void checkpoints_close(Checkpoints* c) {
     char path[PATH_MAX];
     checkpoint_wait(c, path);
+    free(c->written);
     checkpoint_part_close(&c->part);
+    checkpoint_model_close_(&c->model);
     free(c->state.files);
     if (c->lock >= 0) {
         close(c->lock);

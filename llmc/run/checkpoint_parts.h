@@ -7,7 +7,8 @@ padding, `total` of them. Each process writes what it updates into a file of its
 continued by any number of processes.
 
 defines: CheckpointPart, checkpoint_part_open, checkpoint_part_close, checkpoint_part_writers, checkpoint_part_bytes,
-         checkpoint_part_name, checkpoint_part_write, checkpoint_parts_read
+         checkpoint_part_name, checkpoint_part_write, CheckpointParts, checkpoint_parts_open, checkpoint_parts_read,
+         checkpoint_parts_close
 */
 #ifndef LLMC_CHECKPOINT_PARTS_H
 #define LLMC_CHECKPOINT_PARTS_H
@@ -15,6 +16,7 @@ defines: CheckpointPart, checkpoint_part_open, checkpoint_part_close, checkpoint
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/formats/safetensors.h"
 #include "llmc/run/state.h"
 #include "llmc/gpt2.h"
 #include "llmc/zero.h"
@@ -49,9 +51,29 @@ uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, con
 
 // ---- reading ----
 
-// Reads what this process updates from the files that `s` lists, into memory laid out by zero_state_rows.
-void checkpoint_parts_read(const SavedState* s, const char* directory, GPT2Config cfg, const ZeroPlan* zero,
-                           void* optimizer);
+// Elements begin ... end-1 of the optimizer's space, in a file from its element `at` on.
+typedef struct {
+    const SafeTensors* file;
+    size_t begin, end, at;
+} CheckpointSlice_;
+
+// The files of the optimizer's state, and what they have, in the order of the space.
+typedef struct {
+    SafeTensors* files;
+    CheckpointSlice_* slices;
+    size_t num_files, num_slices;
+    CheckpointPart own; // what this process wants
+    ZeroPlan zero;
+} CheckpointParts;
+
+// Opens the files that `s` lists; ends the program unless they fill the space.
+void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory, GPT2Config cfg,
+                           const ZeroPlan* zero);
+
+// Sets what this process updates of group g (zero_piece), of a row of the state.
+void checkpoint_parts_read(const CheckpointParts* parts, int state, int g, float* piece);
+
+void checkpoint_parts_close(CheckpointParts* parts);
 
 #ifdef __cplusplus
 }
@@ -66,7 +88,6 @@ void checkpoint_parts_read(const SavedState* s, const char* directory, GPT2Confi
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
-#include "llmc/formats/safetensors.h"
 
 void checkpoint_part_open(CheckpointPart* part, GPT2Config cfg, const ZeroPlan* zero) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
@@ -140,19 +161,6 @@ uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, con
 
 // ---- reading ----
 
-// Elements begin ... end-1 of the optimizer's space, in a file from its element `at` on.
-typedef struct {
-    const SafeTensors* file;
-    size_t begin, end, at;
-} CheckpointSlice_;
-
-// The files of the optimizer's state, and what they have, in the order of the space.
-typedef struct {
-    SafeTensors* files;
-    CheckpointSlice_* slices;
-    size_t num_files, num_slices, total;
-} CheckpointParts_;
-
 // Reads a number at *text and moves behind it.
 static size_t checkpoint_number_(const SafeTensors* file, const char* key, const char** text) {
     const size_t digits = *text ? strspn(*text, "0123456789") : 0;
@@ -170,20 +178,20 @@ static size_t checkpoint_metadata_(const SafeTensors* file, const char* key) {
     return number;
 }
 
-static void checkpoint_add_slice_(CheckpointParts_* parts, CheckpointSlice_ slice) {
-    CHECK(slice.begin <= slice.end && slice.end <= parts->total, "%s: elements %zu to %zu of %zu",
-          slice.file->path, slice.begin, slice.end, parts->total);
+static void checkpoint_add_slice_(CheckpointParts* parts, CheckpointSlice_ slice) {
+    CHECK(slice.begin <= slice.end && slice.end <= parts->own.total, "%s: elements %zu to %zu of %zu",
+          slice.file->path, slice.begin, slice.end, parts->own.total);
     parts->slices = (CheckpointSlice_*)check_grow(parts->slices, parts->num_slices, sizeof(CheckpointSlice_),
                                                   slice.file->path);
     parts->slices[parts->num_slices++] = slice;
 }
 
 // Adds what a file says it has: `ranges`, or one range from `begin` to `end`, as older programs wrote it.
-static void checkpoint_add_file_(CheckpointParts_* parts, const SafeTensors* file) {
+static void checkpoint_add_file_(CheckpointParts* parts, const SafeTensors* file) {
     CheckpointSlice_ slice = {file, 0, 0, 0};
     const size_t total = checkpoint_metadata_(file, "total");
-    CHECK(total == parts->total, "%s: a part of %zu elements, wanted %zu for this model", file->path, total,
-          parts->total);
+    CHECK(total == parts->own.total, "%s: a part of %zu elements, wanted %zu for this model", file->path,
+          total, parts->own.total);
     const char* text = safetensors_metadata(file, "ranges");
     if (!text) {
         slice.begin = checkpoint_metadata_(file, "begin");
@@ -214,42 +222,8 @@ static int checkpoint_is_part_(const char* name) {
     return sscanf(name, "optimizer.%dof%d.safetensors%n", &i, &n, &end) == 2 && end && !name[end];
 }
 
-// Opens the files; ends the program unless they fill the space.
-static void checkpoint_open_parts_(CheckpointParts_* parts, const SavedState* s, const char* directory,
-                                   size_t total) {
-    char path[PATH_MAX];
-    size_t at = 0;
-    memset(parts, 0, sizeof(*parts));
-    parts->total = total;
-    parts->files = (SafeTensors*)check_alloc((size_t)s->num_files + 1, sizeof(SafeTensors), directory);
-    for (int i = 0; i < s->num_files; i++) {
-        if (checkpoint_is_part_(s->files[i].name)) {
-            SafeTensors* file = &parts->files[parts->num_files++];
-            file_join(path, directory, s->files[i].name);
-            safetensors_open(file, path);
-            checkpoint_add_file_(parts, file);
-        }
-    }
-    qsort(parts->slices, parts->num_slices, sizeof(CheckpointSlice_), checkpoint_by_begin_);
-    for (size_t i = 0; i < parts->num_slices; i++) {
-        CHECK(parts->slices[i].begin == at,
-              "%s: elements from %zu on, wanted those from %zu: the parts do not fit",
-              parts->slices[i].file->path, parts->slices[i].begin, at);
-        at = parts->slices[i].end;
-    }
-    CHECK(at == total, "%s: optimizer state of %zu elements, wanted %zu", directory, at, total);
-}
-
-static void checkpoint_close_parts_(CheckpointParts_* parts) {
-    for (size_t i = 0; i < parts->num_files; i++) {
-        safetensors_close(&parts->files[i]);
-    }
-    free(parts->slices);
-    free(parts->files);
-}
-
 // The elements that a file has.
-static size_t checkpoint_part_elements_(const CheckpointParts_* parts, const SafeTensors* file) {
+static size_t checkpoint_part_elements_(const CheckpointParts* parts, const SafeTensors* file) {
     size_t count = 0;
     for (size_t i = 0; i < parts->num_slices; i++) {
         count += parts->slices[i].file == file ? parts->slices[i].end - parts->slices[i].begin : 0;
@@ -258,7 +232,7 @@ static size_t checkpoint_part_elements_(const CheckpointParts_* parts, const Saf
 }
 
 // Ends the program if a file has not what it says.
-static void checkpoint_check_part_(const CheckpointParts_* parts, const SafeTensors* file,
+static void checkpoint_check_part_(const CheckpointParts* parts, const SafeTensors* file,
                                    const StateRow* state) {
     const size_t count = checkpoint_part_elements_(parts, file);
     const SafeTensorsView* view = safetensors_require(file, state->name, 1, &count);
@@ -280,7 +254,7 @@ static void checkpoint_check_state_(const char* path, const StateRow* state, con
 }
 
 // Sets the elements of a range from the slices that have them.
-static void checkpoint_read_range_(const CheckpointParts_* parts, const StateRow* state,
+static void checkpoint_read_range_(const CheckpointParts* parts, const StateRow* state,
                                    const ZeroRange* range, float* out) {
     const size_t begin = range->logical, end = begin + range->count;
     size_t i = 0;
@@ -295,30 +269,68 @@ static void checkpoint_read_range_(const CheckpointParts_* parts, const StateRow
         const size_t from = begin > slice->begin ? begin : slice->begin,
                      to = end < slice->end ? end : slice->end, at = slice->at + (from - slice->begin);
         if (from < to) {
-            safetensors_read_f32_part(safetensors_find(slice->file, state->name), at, to - from,
-                                      out + (from - begin));
+            const SafeTensorsView* view = safetensors_find(slice->file, state->name);
+            safetensors_read_f32_part(view, at, to - from, out + (from - begin));
+            safetensors_release(view, at, to - from);
             checkpoint_check_state_(slice->file->path, state, out + (from - begin), at, to - from);
         }
     }
 }
 
-void checkpoint_parts_read(const SavedState* s, const char* directory, GPT2Config cfg, const ZeroPlan* zero,
-                           void* optimizer) {
-    CheckpointPart own;
-    CheckpointParts_ parts;
-    checkpoint_part_open(&own, cfg, zero);
-    checkpoint_open_parts_(&parts, s, directory, own.total);
-    for (int k = 0; k < GPT2_STATE_ROWS; k++) {
-        float* state = (float*)((char*)optimizer + own.states[k].offset_bytes);
-        for (size_t i = 0; i < parts.num_files; i++) {
-            checkpoint_check_part_(&parts, &parts.files[i], &own.states[k]);
-        }
-        for (int i = 0; i < own.num_ranges; i++) {
-            checkpoint_read_range_(&parts, &own.states[k], &own.ranges[i], state + own.ranges[i].owned);
+// The slices fill the space.
+static void checkpoint_check_slices_(CheckpointParts* parts, const char* directory) {
+    size_t at = 0;
+    qsort(parts->slices, parts->num_slices, sizeof(CheckpointSlice_), checkpoint_by_begin_);
+    for (size_t i = 0; i < parts->num_slices; i++) {
+        CHECK(parts->slices[i].begin == at,
+              "%s: elements from %zu on, wanted those from %zu: the parts do not fit",
+              parts->slices[i].file->path, parts->slices[i].begin, at);
+        at = parts->slices[i].end;
+    }
+    CHECK(at == parts->own.total, "%s: optimizer state of %zu elements, wanted %zu", directory, at,
+          parts->own.total);
+}
+
+void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory, GPT2Config cfg,
+                           const ZeroPlan* zero) {
+    char path[PATH_MAX];
+    memset(parts, 0, sizeof(*parts));
+    checkpoint_part_open(&parts->own, cfg, zero);
+    parts->zero = *zero;
+    parts->files = (SafeTensors*)check_alloc((size_t)s->num_files + 1, sizeof(SafeTensors), directory);
+    for (int i = 0; i < s->num_files; i++) {
+        if (checkpoint_is_part_(s->files[i].name)) {
+            SafeTensors* file = &parts->files[parts->num_files++];
+            file_join(path, directory, s->files[i].name);
+            safetensors_open(file, path);
+            checkpoint_add_file_(parts, file);
         }
     }
-    checkpoint_close_parts_(&parts);
-    checkpoint_part_close(&own);
+    checkpoint_check_slices_(parts, directory);
+    for (size_t i = 0; i < parts->num_files; i++) {
+        for (int k = 0; k < GPT2_STATE_ROWS; k++) {
+            checkpoint_check_part_(parts, &parts->files[i], &parts->own.states[k]);
+        }
+    }
+}
+
+void checkpoint_parts_read(const CheckpointParts* parts, int state, int g, float* piece) {
+    const size_t begin = zero_piece(&parts->zero, g).owned;
+    for (int i = 0; i < parts->own.num_ranges; i++) {
+        const ZeroRange* range = &parts->own.ranges[i];
+        if (range->group == g) {
+            checkpoint_read_range_(parts, &parts->own.states[state], range, piece + (range->owned - begin));
+        }
+    }
+}
+
+void checkpoint_parts_close(CheckpointParts* parts) {
+    for (size_t i = 0; i < parts->num_files; i++) {
+        safetensors_close(&parts->files[i]);
+    }
+    free(parts->slices);
+    free(parts->files);
+    checkpoint_part_close(&parts->own);
 }
 
 #endif // CHECKPOINT_PARTS_IMPLEMENTATION
