@@ -72,7 +72,7 @@ static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options
 }
 
 static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
-    return saves_in_background(o) ? checkpoints_bytes(cfg, zero, SAFETENSORS_F32, o->model_file_bytes) : 0;
+    return saves_in_background(o) ? checkpoints_bytes(cfg, zero, SAFETENSORS_F32, o->model_file_gb) : 0;
 }
 
 // Sets the list of the large allocations; it ends with a name of NULL.

@@ -149,7 +149,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         plan_add_state(plan, cfg, &zero, 1);
     }
     plan_add_host(plan, "pinned copy to save",
-                  o->out[0] ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_bytes) : 0);
+                  o->out[0] ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_gb) : 0);
 }
 
 // Of the GPU, with some room for what is not planned.

@@ -16,14 +16,13 @@
 #include "test.h"
 #include "whole_model.h"
 
-enum { MODEL_FILE_BYTES = 100000 }; // more than TINY has
-
 static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
 
 // One run's directory and options.
 typedef struct {
     char out[256];
     int keep, major;
+    float model_file_gb;
 } Run;
 
 static Run run_open(const char* name, int keep, int major) {
@@ -31,6 +30,7 @@ static Run run_open(const char* name, int keep, int major) {
     snprintf(run.out, sizeof(run.out), "%s", test_path(name));
     run.keep = keep;
     run.major = major;
+    run.model_file_gb = 5;
     EXPECT(mkdir(run.out, 0777) == 0, "%s", run.out);
     return run;
 }
@@ -42,6 +42,7 @@ static Options options_of(const Run* run) {
     options.out = run->out;
     options.keep = run->keep;
     options.keep_major = run->major;
+    options.model_file_gb = run->model_file_gb;
     return options;
 }
 
@@ -68,7 +69,7 @@ static ZeroPlan whole(void) { return zero_plan(TINY, 0, 0, 1); }
 // Bytes of the copy that a save makes.
 static size_t copy_bytes(SafeTensorsDtype dtype) {
     const ZeroPlan plan = whole();
-    return checkpoints_bytes(TINY, &plan, dtype, MODEL_FILE_BYTES);
+    return checkpoints_bytes(TINY, &plan, dtype, 5);
 }
 
 static RunState state_of(int64_t step) {
@@ -222,6 +223,10 @@ static void expect_list(const Run* run, const char* wanted) {
 
 #define ALL_FILES "config.json generation_config.json model.safetensors optimizer.1of1.safetensors state.json"
 
+#define CUT_FILES                                                                                            \
+    "config.json generation_config.json model-00001-of-00003.safetensors model-00002-of-00003.safetensors "  \
+    "model-00003-of-00003.safetensors model.safetensors.index.json optimizer.1of1.safetensors state.json"
+
 // ---- saving and reading ----
 
 static void test_save(void) {
@@ -286,6 +291,34 @@ static void test_tensors(SafeTensorsDtype dtype) {
     free(bits);
     free(want);
     free(got);
+}
+
+// The weights in a file for each group, and one file again in the same place.
+static void test_model_files(void) {
+    Run run = run_open("model_files", 0, 0);
+    char path[PATH_MAX], error[ERROR_BYTES];
+    SavedState state;
+    run.model_file_gb = 1e-9f;
+    save_value(path, &run, 1000, 0.5f, SAFETENSORS_F32);
+    EXPECT(strcmp(list_of(path), CUT_FILES) == 0, "it holds \"%s\"", list_of(path));
+    EXPECT(value_in(run.out, "step_00001000") == 0.5f, "the weights");
+    save(&run, 999);
+    for (int f = 2; f <= 4; f++) {
+        char file[PATH_MAX];
+        file_path(file, "%s/model%s", path,
+                  f == 4   ? ".safetensors.index.json"
+                  : f == 3 ? "-00003-of-00003.safetensors"
+                           : "-00002-of-00003.safetensors");
+        EXPECT(truncate(file, f == 2 ? 100 : 0) == 0, "%s", file);
+        EXPECT(!checkpoint_try_check(&state, path, error) && strncmp(error, file, strlen(file)) == 0, "%s",
+               error);
+        save_value(path, &run, 1000, 2, SAFETENSORS_F32);
+    }
+    run.model_file_gb = 5;
+    save_value(path, &run, 1000, 3, SAFETENSORS_F32);
+    EXPECT(strcmp(list_of(path), ALL_FILES) == 0, "it holds \"%s\"", list_of(path));
+    EXPECT(value_in(run.out, "step_00001000") == 3 && value_in(run.out, "step_00000999") == 999,
+           "the weights");
 }
 
 // Files of any number that fill the space of the optimizer's state are as good as one.
@@ -487,6 +520,9 @@ static void test_links(void) {
 }
 
 static void spoil_weight(Checkpoints* c) { ((float*)c->params)[7] = -INFINITY; }
+static void spoil_block(Checkpoints* c) {
+    ((float*)c->params)[gpt2_group_offset_bytes(c->rows, 2) / 4] = NAN;
+}
 static void spoil_half(Checkpoints* c) { ((uint16_t*)c->params)[7] = 0x7F80; } // bf16
 static void spoil_m(Checkpoints* c) { optimizer_of(c).m[0] = NAN; }
 static void spoil_v(Checkpoints* c) { optimizer_of(c).v[0] = -1; }
@@ -494,6 +530,13 @@ static void spoil_v(Checkpoints* c) { optimizer_of(c).v[0] = -1; }
 static void body_save_infinite(const void* run) {
     char path[PATH_MAX];
     save_spoiled(path, (const Run*)run, 30, 30, SAFETENSORS_F32, spoil_weight);
+}
+
+static void body_save_infinite_group(const void* run) {
+    char path[PATH_MAX];
+    Run cut = *(const Run*)run;
+    cut.model_file_gb = 1e-9f;
+    save_spoiled(path, &cut, 30, 30, SAFETENSORS_F32, spoil_block);
 }
 
 static void body_save_infinite_half(const void* run) {
@@ -522,6 +565,9 @@ static void test_not_finite(void) {
            "fp32");
     EXPECT(test_dies(body_save_infinite_half, &run, 1, "error: |step_00000030: not saved|element 7 of wte"),
            "bf16");
+    EXPECT(test_dies(body_save_infinite_group, &run, 1,
+                     "error: |step_00000030: not saved|element 0 of ln1w, layer 1, is not finite"),
+           "of a block");
     expect_list(&run, "20");
     save_spoiled(path, &run, 30, 30, SAFETENSORS_F32, spoil_m);
     EXPECT(test_dies(body_read, path, 1, "error: |optimizer|element 0 of m is nan, wanted a number"), "m");
@@ -830,7 +876,7 @@ static void test_bad_places(void) {
 #define CAN_PRELOAD 1
 #endif
 
-// Saves in another process, in which call number `at` fails (0: none, and *calls is set). Returns its status.
+// Saves in another process, step 2 with a file for each group of weights, in which call number `at` fails (0: none, and *calls is set). Returns its status.
 static int save_with_fault(const Run* run, int step, int at, int* calls) {
     char command[PATH_MAX + 1024];
     snprintf(command, sizeof(command),
@@ -850,7 +896,7 @@ static int save_with_fault(const Run* run, int step, int at, int* calls) {
 
 static void test_faults(void) {
     char command[PATH_MAX];
-    int calls;
+    int calls, calls_of_2;
     snprintf(command, sizeof(command), "cc -shared -fPIC dev/test/fault.c -o %s -ldl 2>/dev/null",
              test_path("fault.so"));
     if (!CAN_PRELOAD) {
@@ -867,9 +913,10 @@ static void test_faults(void) {
     const Run run = run_open("faults", 1, 0);
     save(&run, 1);
     EXPECT(save_with_fault(&run, 1, 0, &calls) == 0 && calls > 30, "%d calls", calls); // it replaces step 1
+    EXPECT(save_with_fault(&run, 2, 0, &calls_of_2) == 0 && calls_of_2 > calls + 10, "%d calls", calls_of_2);
     int failed = 0;
-    for (int at = 1; at <= calls; at++) {
-        for (int step = 1; step <= 2; step++) { // one that replaces, and a new one
+    for (int at = 1; at <= calls_of_2; at++) {
+        for (int step = at <= calls ? 1 : 2; step <= 2; step++) { // one that replaces, and a new one
             save(&run, 1);
             const int status = save_with_fault(&run, step, at, &(int){0});
             size_t bytes;
@@ -884,7 +931,7 @@ static void test_faults(void) {
             EXPECT(status != 0 || newest == step, "call %d: saved, but newest %lld", at, (long long)newest);
         }
     }
-    EXPECT(failed > calls, "%d of %d faults were fatal", failed, 2 * calls);
+    EXPECT(failed > calls, "%d of %d faults were fatal", failed, calls + calls_of_2);
 }
 
 int main(int argc, char** argv) {
@@ -894,6 +941,7 @@ int main(int argc, char** argv) {
         memset(&run, 0, sizeof(run));
         snprintf(run.out, sizeof(run.out), "%s", argv[2]);
         run.keep = 1;
+        run.model_file_gb = atoi(argv[3]) == 2 ? 1e-9f : 5;
         save_value(path, &run, atoi(argv[3]), (float)atof(argv[4]), SAFETENSORS_F32);
         return 0;
     }
@@ -904,6 +952,7 @@ int main(int argc, char** argv) {
     test_tensors(SAFETENSORS_F32);
     test_tensors(SAFETENSORS_BF16);
     test_tensors(SAFETENSORS_F16);
+    test_model_files();
     test_slices();
     test_state();
     test_replace();

@@ -51,7 +51,7 @@ typedef struct {
 
 // Cuts a model into files of at most max_bytes of data, but at least one group, and returns their number. They do not
 // depend on who writes them. `files` has room for gpt2_groups.
-int hf_model_files(HfModelFile* files, GPT2Config cfg, SafeTensorsDtype dtype, size_t max_bytes);
+int hf_model_files(HfModelFile* files, GPT2Config cfg, SafeTensorsDtype dtype, double max_bytes);
 
 // model.safetensors, or the name of file `file` (from 0) of `count`.
 void hf_model_file_name(char name[64], int file, int count);
@@ -396,14 +396,14 @@ static double hf_group_bytes_(const TensorRow* rows, GPT2Config cfg, int g) {
     return bytes;
 }
 
-int hf_model_files(HfModelFile* files, GPT2Config cfg, SafeTensorsDtype dtype, size_t max_bytes) {
+int hf_model_files(HfModelFile* files, GPT2Config cfg, SafeTensorsDtype dtype, double max_bytes) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     int count = 0;
     double bytes = 0; // of the last file
     gpt2_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype));
     for (int g = 0; g < gpt2_groups(cfg); g++) {
         const double more = hf_group_bytes_(rows, cfg, g);
-        if (count == 0 || bytes + more > (double)max_bytes) {
+        if (count == 0 || bytes + more > max_bytes) {
             files[count++].first = g;
             bytes = 0;
         }

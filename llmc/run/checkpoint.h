@@ -7,7 +7,7 @@ checkpoint.h -- the complete state of a run in a directory, OUT/step_00001000/, 
     products.json                                             GPU trainer only: matmul_plans.h
     state.json                                                the rest, and checksums of all files (state.h)
 
-model.safetensors has fp32 master weights, or 16-bit weights where there are none. Above --model-file-bytes there are
+model.safetensors has fp32 master weights, or 16-bit weights where there are none. Above --model-file-gb there are
 several files of it, and an index (hf_model.h); the processes share them, so that each copies and writes its own.
 
 A save copies the tensors into memory allocated before the first step; a thread of each process writes them while the
@@ -96,8 +96,8 @@ double checkpoints_disk_bytes(const Checkpoints* c);
 
 // ---- saving during a run ----
 
-// Bytes of the copy that a save makes in this process; parameters of the given type, in files of at most max_bytes.
-size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype, int64_t max_bytes);
+// Bytes of the copy that a save makes in this process; parameters of the given type, in files of at most max_gb.
+size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype, double max_gb);
 
 // What follows is collective: all processes of the run call it in the same order.
 
@@ -147,10 +147,10 @@ void checkpoints_close(Checkpoints* c);
 
 // Deals the files to the processes, each some in a row.
 static void checkpoint_model_open_(CheckpointModel* m, GPT2Config cfg, const ZeroPlan* zero,
-                                   SafeTensorsDtype dtype, int64_t max_bytes) {
+                                   SafeTensorsDtype dtype, double max_gb) {
     memset(m, 0, sizeof(*m));
     m->files = (HfModelFile*)check_alloc((size_t)gpt2_groups(cfg), sizeof(HfModelFile), "files of a model");
-    m->count = hf_model_files(m->files, cfg, dtype, (size_t)max_bytes);
+    m->count = hf_model_files(m->files, cfg, dtype, 1e9 * max_gb);
     m->most = (m->count + zero->size - 1) / zero->size;
     m->first = m->count < zero->rank * m->most ? m->count : zero->rank * m->most;
     m->end = m->count < m->first + m->most ? m->count : m->first + m->most;
@@ -355,9 +355,9 @@ static void* checkpoint_work_(void* checkpoints) {
 
 // ---- saving during a run ----
 
-size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype, int64_t max_bytes) {
+size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype, double max_gb) {
     CheckpointModel model;
-    checkpoint_model_open_(&model, cfg, zero, dtype, max_bytes);
+    checkpoint_model_open_(&model, cfg, zero, dtype, max_gb);
     const size_t params = checkpoint_params_bytes_(&model, zero, dtype);
     checkpoint_model_close_(&model);
     return params + checkpoint_part_bytes(cfg, zero);
@@ -395,7 +395,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->saved_step = -1;
     gpt2_sharded_rows_of(c->rows, run.cfg, safetensors_dtype_bytes(run.dtype), run.zero.size);
     checkpoint_part_open(&c->part, run.cfg, &run.zero);
-    checkpoint_model_open_(&c->model, run.cfg, &run.zero, run.dtype, options->model_file_bytes);
+    checkpoint_model_open_(&c->model, run.cfg, &run.zero, run.dtype, options->model_file_gb);
     c->written = (uint64_t*)check_alloc((size_t)c->model.most + 1, sizeof(uint64_t), "checksums of files");
     c->params_bytes = checkpoint_params_bytes_(&c->model, &run.zero, run.dtype);
     c->optimizer_bytes = checkpoint_part_bytes(run.cfg, &run.zero);
