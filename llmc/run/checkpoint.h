@@ -139,7 +139,6 @@ void checkpoints_close(Checkpoints* c);
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
-#include "llmc/base/xxh64.h"
 #include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/schedule.h"
 
