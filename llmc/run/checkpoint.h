@@ -241,8 +241,8 @@ static size_t checkpoint_find_infinite_(const void* elements, SafeTensorsDtype d
     return count;
 }
 
-// Whether all weights of this process's files are finite; if not, the reason in `error`. Others could not be read again, and would push a
-// checkpoint that can be read out of --keep.
+// Whether all weights of this process's files are finite; if not, the reason in `error`. Others could not be read
+// again, and would push a checkpoint that can be read out of --keep.
 static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* error) {
     for (int g = c->model.groups.first; g < c->model.groups.end; g++) {
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
@@ -283,7 +283,9 @@ static void checkpoint_write_files_(Checkpoints* c, const char* directory, const
     const int writers = checkpoint_part_writers(&c->run.zero);
     char path[PATH_MAX], name[64], error[ERROR_BYTES];
     if (!checkpoint_is_finite_(c, checkpoint, error)) {
-        checkpoint_clear(directory);
+        if (c->run.zero.size == 1) { // others still write there
+            checkpoint_clear(directory);
+        }
         CHECK(0, "%s", error);
     }
     if (c->run.zero.rank == 0) {

@@ -1,17 +1,17 @@
 /*
-checkpoint_directory.h -- the checkpoints of a run in its directory: which are there, whole and newest; who may write, and what is
-removed.
+checkpoint_directory.h -- the checkpoints of a run in its directory: which are there, whole and newest; who may
+write, and what is removed.
 
     OUT/step_00001000/         a checkpoint, whole
     OUT/step_00001000.part/    one that is being written or removed
     OUT/step_00001000.old/     one whose place another takes, where the two cannot change places at once
 
-A checkpoint is written as .part and renamed; one that goes is renamed first. So no name of a checkpoint ever holds half of one,
-and the next run in the same directory clears what a killed run left. If one of these names is a symbolic link, the link is
-removed, never its target. Two runs at a time are refused.
+A checkpoint is written as .part and renamed; one that goes is renamed first. So no name of a checkpoint ever holds
+half of one, and the next run in the same directory clears what a killed run left. If one of these names is a
+symbolic link, the link is removed, never its target. Two runs at a time are refused.
 
-defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock, checkpoint_clear, checkpoint_put, checkpoint_thin,
-         checkpoint_remove_after, checkpoint_last_serial, checkpoint_try_check, CheckpointFilter, checkpoint_newest,
+defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock, checkpoint_clear, checkpoint_put,
+         checkpoint_thin, checkpoint_remove_after, checkpoint_last_serial, checkpoint_try_check, CheckpointFilter, checkpoint_newest,
          checkpoint_share
 */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H

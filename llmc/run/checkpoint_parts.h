@@ -1,10 +1,10 @@
 /*
 checkpoint_parts.h -- the optimizer's state in a checkpoint: optimizer.<i>of<n>.safetensors.
 
-Each row of the state (gpt2.h) is a tensor in one space: the elements of the parameters in the order of their table, without
-padding, `total` of them. Each process writes what it updates into a file of its own; the metadata `ranges`,
-"0-98304,196608-200000" for example, says which elements it has. The reader takes any files that fill the space, so a run can be
-continued by any number of processes.
+Each row of the state (gpt2.h) is a tensor in one space: the elements of the parameters in the order of their table,
+without padding, `total` of them. Each process writes what it updates into a file of its own; the metadata `ranges`,
+"0-98304,196608-200000" for example, says which elements it has. The reader takes any files that fill the space, so a
+run can be continued by any number of processes.
 
 defines: CheckpointPart, checkpoint_part_open, checkpoint_part_close, checkpoint_part_writers, checkpoint_part_bytes,
          checkpoint_part_name, checkpoint_part_write, CheckpointParts, checkpoint_parts_open, checkpoint_parts_read,
