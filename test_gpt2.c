@@ -83,7 +83,7 @@ static void open_model(GPT2* model, GPT2Config cfg, int B, int T, int recompute)
 
 static void open_fixture(GPT2* model, const char* path, int recompute) {
     open_model(model, llmc_bin_read_config(path), 3, 31, recompute);
-    llmc_bin_read(path, model->parameter_rows, model->params_memory);
+    gpt2_first_weights(model, path, 0);
 }
 
 static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s->T, s->B * s->T}; }
@@ -451,7 +451,7 @@ static void test_shorter_batch(void) {
     const int max = GPT2_CHUNK_LOGITS / cfg.Vp + 1;
     open_model(&model, cfg, 1, max + 1, RECOMPUTE_NONE);
     open_model(&exact, cfg, 1, max, RECOMPUTE_NONE);
-    llmc_bin_read(FIXTURES "gpt2_tiny.bin", model.parameter_rows, model.params_memory);
+    gpt2_first_weights(&model, FIXTURES "gpt2_tiny.bin", 0);
     memcpy(exact.params_memory, model.params_memory, model.parameter_bytes);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     EXPECT(classifier_chunk(&model) < classifier_chunk(&exact), "%d tokens", classifier_chunk(&model));

@@ -78,7 +78,9 @@ static size_t rows_on_host(TensorRow rows[GPT2_PARAMETER_ROWS]) {
 static float* first_weights(void) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     float* values = (float*)check_alloc(rows_on_host(rows), 1, "weights");
-    gpt2_random_weights(rows, values, ODD, 7);
+    for (int g = 0; g < gpt2_groups(ODD); g++) {
+        gpt2_random_group(rows, ODD, 7, g, (char*)values + gpt2_group_offset_bytes(rows, g));
+    }
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const int vector = rows[i].rows == 1;
         for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
@@ -105,11 +107,15 @@ static GPT2* model_open(Settings settings, int batch, const float* weights) {
     static Comm alone;
     alone.size = 1;
     gpt2_open(model, ODD, &options, &alone);
-    float* copy = (float*)check_alloc(model->elements, sizeof(float), "weights");
-    memcpy(copy, weights, model->elements * sizeof(float));
-    gpt2_upload(model, copy);
-    memset(copy, 0xFF, model->elements * sizeof(float)); // NaN: the upload is over when the call returns
-    free(copy);
+    for (int g = 0; g < model->zero.plan.groups; g++) {
+        const size_t elements = zero_group_elements(&model->zero.plan, g);
+        float* group = (float*)check_alloc(elements, sizeof(float), "weights");
+        memcpy(group, weights + zero_group_begin(&model->zero.plan, g), elements * sizeof(float));
+        upload_group(model, g, group);
+        memset(group, 0xFF, elements * sizeof(float)); // NaN: the upload is over when the call returns
+        free(group);
+    }
+    upload_end(model);
     return model;
 }
 

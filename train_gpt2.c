@@ -26,6 +26,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/base/vec.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/checkpoint_parts.h"
 #include "llmc/run/log.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
@@ -34,6 +35,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/run/run.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/state.h"
+#include "llmc/run/weights.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
@@ -72,7 +74,7 @@ static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options
 }
 
 static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
-    return saves_in_background(o) ? checkpoints_bytes(cfg, zero, SAFETENSORS_F32) : 0;
+    return saves_in_background(o) ? checkpoints_bytes(cfg, zero, SAFETENSORS_F32, o->model_file_gb) : 0;
 }
 
 // Sets the list of the large allocations; it ends with a name of NULL.
@@ -421,13 +423,31 @@ static const float* gpt2_next_logits(void* model_, const int* ids, int known, in
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
+static char* group_of_parameters(const GPT2* model, int g) {
+    return (char*)model->params_memory + gpt2_group_offset_bytes(model->parameter_rows, g);
+}
+
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
-    setup_weights(model->params_memory, model->cfg, model->parameter_rows, path, seed);
+    Weights weights;
+    weights_open(&weights, model->cfg, path, seed);
+    for (int g = 0; g < gpt2_groups(model->cfg); g++) {
+        weights_read(&weights, model->parameter_rows, g, group_of_parameters(model, g));
+    }
+    weights_close(&weights);
 }
 
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
-    checkpoint_read(saved, path, model->cfg, model->parameter_rows, model->params_memory, &model->zero.plan,
-                    model->state_memory);
+    const ZeroPlan* zero = &model->zero.plan;
+    CheckpointParts parts;
+    gpt2_first_weights(model, path, 0);
+    checkpoint_parts_open(&parts, saved, path, model->cfg, zero);
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        float* state = (float*)((char*)model->state_memory + model->state_rows[s].offset_bytes);
+        for (int g = 0; g < zero->groups; g++) {
+            checkpoint_parts_read(&parts, s, g, state + zero_piece(zero, g).owned);
+        }
+    }
+    checkpoint_parts_close(&parts);
 }
 
 static SafeTensorsDtype saved_dtype(const Options* options) {
@@ -437,14 +457,15 @@ static SafeTensorsDtype saved_dtype(const Options* options) {
 
 // Copies weights and optimizer state, if there is memory for a copy; returns whether there is.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
+    char* params = group_of_parameters(model, copy->model.groups.first);
     if (!model->saves_copy) {
-        copy->params = model->params_memory;
+        copy->params = params;
         copy->optimizer = model->state_memory;
         return 0;
     }
     if (model->save_copy) {
         checkpoint_copy_at(copy, model->save_copy);
-        memcpy(copy->params, model->params_memory, copy->params_bytes);
+        memcpy(copy->params, params, copy->params_bytes);
         memcpy(copy->optimizer, model->state_memory, copy->optimizer_bytes);
     }
     return 1;

@@ -27,6 +27,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/checkpoint_parts.h"
 #include "llmc/run/gpu_report.cuh"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/nvml.h"
@@ -36,6 +37,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/run/schedule.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/state.h"
+#include "llmc/run/weights.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
@@ -151,7 +153,8 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         plan_add_host(plan, "master weights", master);
         plan_add_state(plan, cfg, &zero, 1);
     }
-    plan_add_host(plan, "pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, &zero, saved_dtype(o)) : 0);
+    plan_add_host(plan, "pinned copy to save",
+                  o->out[0] ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_gb) : 0);
 }
 
 // Of the GPU, with some room for what is not planned.
@@ -775,30 +778,33 @@ static void upload(const GPT2* model, void* to, const void* from, size_t bytes) 
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
-// Sets the parameters, and the master weights, from fp32 values on the host, laid out by the parameter rows: what this
-// process updates, and then all that it keeps.
-static void gpt2_upload(GPT2* model, const float* values) {
+// Sets what this process updates of group g, master weights if there are any, from fp32 values on the host that have
+// this group alone, laid out by the parameter rows.
+static void upload_group(GPT2* model, int g, const float* group) {
     const ZeroPlan* zero = &model->zero.plan;
-    const size_t owned = zero_owned_elements(zero);
-    float* own = (float*)check_alloc(owned, sizeof(float), "copy of the parameters");
-    zero_copy_owned(zero, own, values, DTYPE_FP32);
+    const ZeroPiece piece = zero_piece(zero, g);
+    const float* from = group + (piece.full - zero_group_begin(zero, g));
     if (model->master) {
-        upload(model, model->master, own, owned * sizeof(float));
+        upload(model, model->master + piece.owned, from, piece.count * sizeof(float));
+        return;
+    }
+    floatX* narrow = (floatX*)check_alloc(piece.count, sizeof(floatX), "copy of a group of parameters");
+    for (size_t i = 0; i < piece.count; i++) {
+        narrow[i] = from_float<floatX>(from[i]);
+    }
+    floatX* to = (floatX*)zero_update_parameters(&model->zero) + (zero->stage < 3 ? piece.full : piece.owned);
+    upload(model, to, narrow, piece.count * sizeof(floatX));
+    free(narrow);
+}
+
+// After all groups: sets all parameters that this process keeps.
+static void upload_end(GPT2* model) {
+    if (model->master) {
         params_from_master((floatX*)zero_update_parameters(&model->zero), model->master, &model->adamw,
                            &model->gpu);
-    } else {
-        floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-        const float* from = zero->stage < 3 ? values : own;
-        const size_t count = zero->stage < 3 ? model->elements : owned;
-        for (size_t i = 0; i < count; i++) {
-            narrow[i] = from_float<floatX>(from[i]);
-        }
-        upload(model, zero_update_parameters(&model->zero), narrow, count * sizeof(floatX));
-        free(narrow);
     }
     zero_gather_parameters(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    free(own);
 }
 
 // Copies from the GPU, or from what is offloaded, to the host, and waits.
@@ -807,64 +813,89 @@ static void download(const GPT2* model, void* to, const void* from, size_t bytes
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
-// Copies the weights that are saved, master weights if there are any, to the host: to `full`, laid out by the parameter
-// rows, of rank 0. Collective.
-static void download_weights(GPT2* model, void* full) {
+// Copies the weights that are saved, master weights if there are any, to the host: of the groups first ... end - 1 to
+// `groups`, laid out by the parameter rows; of none if first = end. Collective.
+static void download_weights(GPT2* model, void* groups, int first, int end) {
+    const ZeroPlan* zero = &model->zero.plan;
+    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     offload_wait(&model->offload);
     if (model->master) {
-        zero_collect(&model->zero, full, model->master, DTYPE_FP32);
+        zero_collect(&model->zero, groups, first, end, model->master, DTYPE_FP32);
     } else if (model->zero.params_shard) {
-        zero_collect(&model->zero, full, model->zero.params_shard, DTYPE_OF(floatX));
-    } else if (full) {
-        download(model, full, model->params_memory, model->parameter_bytes);
+        zero_collect(&model->zero, groups, first, end, model->zero.params_shard, DTYPE_OF(floatX));
+    } else {
+        download(model, groups, (floatX*)model->params_memory + begin, count * sizeof(floatX));
     }
 }
 
 // The parameters as fp32 on the host of rank 0, laid out by the parameter rows. The caller frees them. NULL in other
 // processes.
 static float* gpt2_download(GPT2* model) {
-    float* values = NULL;
-    if (model->comm->rank == 0) {
-        values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
+    const int groups = model->comm->rank == 0 ? model->zero.plan.groups : 0;
+    if (!groups) {
+        download_weights(model, NULL, 0, 0);
+        return NULL;
     }
+    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     if (model->master) {
-        download_weights(model, values);
+        download_weights(model, values, 0, groups);
         return values;
     }
     floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-    download_weights(model, values ? narrow : NULL);
-    for (size_t i = 0; values && i < model->elements; i++) {
+    download_weights(model, narrow, 0, groups);
+    for (size_t i = 0; i < model->elements; i++) {
         values[i] = to_float(narrow[i]);
     }
     free(narrow);
     return values;
 }
 
-// From the file, or random.
+// From the file, or random; a group at a time.
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
+    const ZeroPlan* zero = &model->zero.plan;
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
-    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
-    setup_weights(values, model->cfg, rows, path, seed);
-    gpt2_upload(model, values);
+    Weights weights;
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
+    float* group = (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters");
+    weights_open(&weights, model->cfg, path, seed);
+    for (int g = 0; g < zero->groups; g++) {
+        memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
+        weights_read(&weights, rows, g, group);
+        upload_group(model, g, group);
+    }
+    weights_close(&weights);
+    free(group);
+    upload_end(model);
+}
+
+// Sets the optimizer's state of this process, a group at a time.
+static void read_state(GPT2* model, const char* path, const SavedState* saved) {
+    const ZeroPlan* zero = &model->zero.plan;
+    CheckpointParts parts;
+    float* values =
+        (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of the optimizer's state");
+    checkpoint_parts_open(&parts, saved, path, model->cfg, zero);
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        float* state = (float*)((char*)model->state_memory + model->state_rows[s].offset_bytes);
+        for (int g = 0; g < zero->groups; g++) {
+            const ZeroPiece piece = zero_piece(zero, g);
+            memset(values, 0, piece.count * sizeof(float));
+            checkpoint_parts_read(&parts, s, g, values);
+            upload(model, state + piece.owned, values, piece.count * sizeof(float));
+        }
+    }
+    checkpoint_parts_close(&parts);
     free(values);
 }
 
 // Sets weights and optimizer state from a checkpoint.
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
-    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
-    void* state = check_alloc(model->state_bytes, 1, "copy of the optimizer state");
     char error[ERROR_BYTES];
-    checkpoint_read(saved, path, model->cfg, rows, values, &model->zero.plan, state);
+    gpt2_first_weights(model, path, 0);
+    read_state(model, path, saved);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
         printf("note: %s; timing the matrix products again\n", error);
     }
-    gpt2_upload(model, values);
-    upload(model, model->state_memory, state, model->state_bytes);
-    free(state);
-    free(values);
 }
 
 // At the first save: memory for its copy; pinned, so that the copy has the speed of the bus, or pageable if the
@@ -880,14 +911,14 @@ static void open_save_copy(GPT2* model, size_t bytes) {
     }
 }
 
-// Copies what this process saves to the host: the optimizer's state; the weights to that of rank 0.
+// Copies what this process saves to the host: its part of the optimizer's state, and its files' groups of the weights.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     const size_t bytes = copy->params_bytes + copy->optimizer_bytes;
     if (!model->save_copy && bytes > 0) {
         open_save_copy(model, bytes);
     }
     checkpoint_copy_at(copy, model->save_copy);
-    download_weights(model, copy->params_bytes > 0 ? copy->params : NULL);
+    download_weights(model, copy->params, copy->model.groups.first, copy->model.groups.end);
     download(model, copy->optimizer, model->state_memory, copy->optimizer_bytes);
     return 1;
 }

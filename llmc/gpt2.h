@@ -21,7 +21,8 @@ defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters,
          gpt2_classifier_chunk,
          gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_activations_at_token, gpt2_model_by_name,
          gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token,
-         gpt2_initial_value, gpt2_rows_in_files, gpt2_random_weights, RecomputeLevel, TensorInit, TensorLife,
+         gpt2_initial_value, gpt2_rows_in_files, gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_layer,
+         tensor_is_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife,
          tensor_layer_elements, GPT2NamedModel, gpt2_named_models
 */
 #ifndef LLMC_GPT2_H
@@ -392,6 +393,28 @@ static inline void* tensor_at_layer(const TensorRow* row, const void* memory, in
     return (char*)memory + row->offset_bytes + (size_t)l * row->layer_bytes;
 }
 
+// Groups of parameters: 0 is what is ONCE, 1 + l is block l.
+static inline int gpt2_groups(GPT2Config cfg) { return 1 + cfg.L; }
+static inline int gpt2_group_layer(int g) { return g > 0 ? g - 1 : 0; }
+static inline int tensor_is_in_group(const TensorRow* row, int g) {
+    return (row->place == PLACE_BLOCK) == (g > 0);
+}
+
+// Where group g begins in memory laid out by the rows of the parameters.
+static inline size_t gpt2_group_offset_bytes(const TensorRow rows[GPT2_PARAMETER_ROWS], int g) {
+    int i = 0;
+    while (!tensor_is_in_group(&rows[i], g)) {
+        i++;
+    }
+    return rows[i].offset_bytes + (size_t)gpt2_group_layer(g) * rows[i].layer_bytes;
+}
+
+// A parameter of group g, in memory that has only this group.
+static inline void* tensor_in_group(const TensorRow rows[GPT2_PARAMETER_ROWS], const TensorRow* row, int g,
+                                    const void* group) {
+    return (char*)group + (row->offset_bytes - gpt2_group_offset_bytes(rows, g > 0));
+}
+
 // Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with one copy stay.
 static inline void tensor_rows_advance_(void* pointers, const TensorRow* rows, int count, int l) {
     for (int i = 0; i < count; i++) {
@@ -558,19 +581,20 @@ static inline double gpt2_count_state_bytes(GPT2Config cfg) {
     return bytes;
 }
 
-// Sets all parameters of a new model, fp32, that lie in `memory` as the rows say.
-static inline void gpt2_random_weights(const TensorRow rows[GPT2_PARAMETER_ROWS], void* memory,
-                                       GPT2Config cfg, uint64_t seed) {
+// Sets the parameters of group g of a new model, fp32, that lie in `group` as the rows say.
+static inline void gpt2_random_group(const TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg, uint64_t seed,
+                                     int g, void* group) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         assert(row->element_bytes == sizeof(float));
-        for (int l = 0; l < row->layers; l++) {
-            float* tensor = (float*)tensor_at_layer(row, memory, l);
+        if (!tensor_is_in_group(row, g)) {
+            continue;
+        }
+        float* tensor = (float*)tensor_in_group(rows, row, g, group);
 #pragma omp parallel for schedule(static)
-            for (size_t r = 0; r < row->rows; r++) {
-                for (size_t c = 0; c < row->cols; c++) {
-                    tensor[r * row->cols + c] = gpt2_initial_value(row, cfg, seed, l, r, c);
-                }
+        for (size_t r = 0; r < row->rows; r++) {
+            for (size_t c = 0; c < row->cols; c++) {
+                tensor[r * row->cols + c] = gpt2_initial_value(row, cfg, seed, gpt2_group_layer(g), r, c);
             }
         }
     }

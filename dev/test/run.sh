@@ -18,7 +18,7 @@
 #     ranks     several processes under mpirun (test_ranks.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers; and the kit for a
-#               machine with a GPU (test_kit.sh)
+#               machine with a GPU (test_kit.sh), and the measurement of several (test_multi_gpu.sh)
 #     nvcc      the GPU trainer compiled for every supported architecture, and with cuDNN where that is installed
 #
 # `make check` is `run.sh check [TEST]`: the plain variant alone, or one test of it.
@@ -266,6 +266,7 @@ if [ $has_sim ]; then
         skip "roofline: python3 is missing"
     fi
     run sim dev/test/test_ranks.sh build/sim/BF16/train_gpt2cu
+    run sim dev/test/test_multi_gpu.sh
     run_sims plain
     built sim-msan # now all that programs of the simulated GPU have in common is built
     build sim-asan sim-asan

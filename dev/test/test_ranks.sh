@@ -195,11 +195,17 @@ test_stages() {
     check "stage 0 has one part of the state" [ "$(ls three_0/step_00000009/optimizer.*)" = three_0/step_00000009/optimizer.1of1.safetensors ]
 }
 
-# Saved by 4, continued by 2, then 3 at another stage; by one process.
+# in_files CHECKPOINT COUNT: its weights are in so many files, with an index.
+in_files() {
+    check "$1: $(ls "$1" | grep -c '^model')" [ "$(ls "$1" | grep '^model')" = \
+        "$(for f in $(seq "$2"); do printf 'model-%05d-of-%05d.safetensors\n' "$f" "$2"; done; echo model.safetensors.index.json)" ]
+}
+
+# Saved by 4, continued by 2, which write three files of weights, then 3; by one process.
 test_elastic() {
-    trains 2 elastic_2 --resume of_4/step_00000003
-    same_model one/step_00000009 elastic_2/step_00000009 "4 ranks, then 2"
-    trains 3 elastic_3 --resume elastic_2/step_00000006
+    trains 2 elastic_2 --resume of_4/step_00000003 --model-file-gb 0.00006
+    in_files elastic_2/step_00000006 3
+    trains 3 elastic_3 --resume elastic_2/step_00000006 --model-file-gb 5
     same_model one/step_00000009 elastic_3/step_00000009 "4 ranks, then 2, then 3"
     trains 1 elastic_1 --resume of_3/step_00000006 --zero 2
     same_model one/step_00000009 elastic_1/step_00000009 "3 ranks, then 1"
@@ -409,15 +415,16 @@ test_gpu_stages() {
     done
 }
 
-# Saved by 4 GPUs in stage 3, continued by 2 in stage 2, by one; and saved by one, continued by 3.
+# Saved by 4 GPUs in stage 3, continued by 2 in stage 2; saved by one, continued by 3; saved by 2 in stage 3, continued by one.
 test_gpu_elastic() {
     trains 2 then_2 --resume z3_4/step_00000003 --zero 2
     same_model one/step_00000006 then_2/step_00000006 "4 GPUs in stage 3, then 2 in stage 2"
-    trains 1 then_1 --resume z2_2/step_00000003 --zero 3
-    same_model one/step_00000006 then_1/step_00000006 "2 GPUs in stage 2, then one in stage 3"
     trains 3 then_3 --resume one/step_00000003 --zero 3
     same_model one/step_00000006 then_3/step_00000006 "one GPU, then 3 in stage 3"
-    trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin
+    trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin --model-file-gb 0.00006
+    in_files exported/step_00000003 3
+    trains 1 then_1 --resume exported/step_00000003 --zero 2 --model-file-gb 5
+    same_model one/step_00000006 then_1/step_00000006 "2 GPUs in stage 3 and three files, then one in stage 2"
     trains 1 export "${gpu_run[@]}" --zero 2 --export-llmc export.bin
     check "exported by 2 GPUs and by one" cmp exported.bin export.bin
 }

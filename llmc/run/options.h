@@ -119,6 +119,7 @@ typedef struct {
 
     const char* out;
     int save_every, keep, keep_major;
+    float model_file_gb;
     const char* resume;
     int override;
     float max_hours;
@@ -379,6 +380,8 @@ const OptionRow OPTION_TABLE[] = {
         "checkpoints", "keep only the n newest; 0: all"},
     {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
         "steps", "never delete those at multiples of this; 0: none"},
+    {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_,           "5",
+        "GB", "largest file of weights in a checkpoint; larger models have several and an index, as Hugging Face's do"},
     {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_,            "off",
         "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
         "without one; or a certain checkpoint"},

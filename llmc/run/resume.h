@@ -69,7 +69,7 @@ void resume_close(Resume* r);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/run/agree.h"
-#include "llmc/run/checkpoint.h"
+#include "llmc/run/checkpoint_directory.h"
 
 static const char* resume_out_(const Options* options) {
     if (!options->out[0]) {

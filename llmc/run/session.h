@@ -25,6 +25,7 @@ defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, sessi
 #include <stdint.h>
 
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/log.h"
 #include "llmc/run/options.h"
 #include "llmc/run/resume.h"

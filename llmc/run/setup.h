@@ -14,7 +14,7 @@ is refused: its tokens would be different ones. The model is a name, a file of l
 directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
-defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data,
+defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model, setup_data,
          setup_loaders, setup_print_data, setup_verify_data, setup_training, setup_adamw, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
          setup_asks_for_samples, setup_validates_first, setup_close, DataKind
@@ -80,10 +80,6 @@ void setup_tokenizer(RunData* data, Options* options, const char* model_path);
 
 // The file or directory that --model names, or NULL when it names a size, or nothing.
 const char* setup_model_path(const Options* options);
-
-// Initializes the weights of a model, fp32, laid out by `rows`: from the files that setup_model_path found,
-// or at random.
-void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path, uint64_t seed);
 
 // Decides the model. `path` is the model file, or NULL for random weights.
 GPT2Config setup_model(Options* options, const RunData* data, const char* path);
@@ -337,16 +333,6 @@ const char* setup_model_path(const Options* options) {
 // The sizes of the model that setup_model_path found.
 static GPT2Config setup_read_config_(const char* path) {
     return setup_is_directory_(path) ? hf_config_read(path) : llmc_bin_read_config(path);
-}
-
-void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path, uint64_t seed) {
-    if (!path) {
-        gpt2_random_weights(rows, memory, cfg, seed);
-    } else if (setup_is_directory_(path)) {
-        hf_model_read(path, cfg, rows, memory);
-    } else {
-        llmc_bin_read(path, rows, memory);
-    }
 }
 
 // Puts the model's size where the option is "auto"; with a model file the two must agree.
