@@ -12,6 +12,7 @@ documents in a row, padding and shorter batches.
 #include "train_gpt2.c"
 
 #include "dev/test/resume_test.h"
+#include "dev/test/task_oracle.h"
 #include "dev/test/test.h"
 #include "dev/test/test_element.h"
 #include "llmc/reference.h"
@@ -77,7 +78,7 @@ static void fixture_close(State* s) {
 static Comm alone = {.size = 1};
 
 static void open_model(GPT2* model, GPT2Config cfg, int B, int T, int recompute) {
-    const Options options = {.batch = B, .seq_len = T, .recompute = recompute, .processes = 1};
+    const Options options = {.batch = B, .seq_len = T, .steps = 1, .recompute = recompute, .processes = 1};
     gpt2_open(model, cfg, &options, &alone);
 }
 
@@ -99,7 +100,7 @@ static double pass(GPT2* model, const State* s) {
 
 // After gpt2_forward on the same batch: the sum of its losses, without gradients.
 static double losses_of(GPT2* model, Batch batch) {
-    classifier_losses(model, batch);
+    classifier_losses(model, batch, NULL);
     return batch_loss(model, batch);
 }
 
@@ -506,6 +507,7 @@ int main(void) {
     test_shorter_batch();
     test_counted_mean();
     vec_flush_denormals(); // as main does
+    test_task_losses(&trainer, "", 1e-5);
     test_resume(&trainer, "");
     return test_done("test_gpt2");
 }

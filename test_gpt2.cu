@@ -13,6 +13,7 @@ by nvcc and for the CPU device.
 
 #include "dev/test/cpu_trainer.h"
 #include "dev/test/resume_test.h"
+#include "dev/test/task_oracle.h"
 #include "dev/test/test.h"
 #include "dev/test/test_element.h"
 
@@ -550,6 +551,8 @@ int main(void) {
     test_micro_batches(weights);
     free(weights);
     test_levels();
+    test_task_losses(&trainer, "--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",
+                     tolerance());
     test_resume(&trainer, "");
     if (sizeof(floatX) < sizeof(float)) {
         test_resume(&trainer, "--autotune off --master-weights off");

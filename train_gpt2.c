@@ -73,6 +73,16 @@ static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options
     return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, chunk);
 }
 
+// A run that only evaluates keeps the whole model in every process.
+static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
+    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
+                                     : zero_plan(cfg, o->zero, o->process, o->processes);
+}
+
+static size_t planned_gradients(const ZeroPlan* zero, const Options* o) {
+    return options_only_evaluates(o) ? 0 : zero_grads_elements(zero, 1) * sizeof(float);
+}
+
 static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
     return saves_in_background(o) ? checkpoints_bytes(cfg, zero, SAFETENSORS_F32, o->model_file_gb) : 0;
 }
@@ -80,12 +90,13 @@ static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* 
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow activations[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
+    const ZeroPlan zero = planned_zero(cfg, o);
     plan->name = NULL;
     plan_add(plan, "parameters", zero_full_elements(&zero) * sizeof(float));
-    plan_add(plan, "gradients",
-             (zero_grads_elements(&zero, 1) + zero_buffer_elements(&zero)) * sizeof(float));
-    plan_add_state(plan, cfg, &zero, 0);
+    plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_buffer_elements(&zero) * sizeof(float));
+    if (!options_only_evaluates(o)) {
+        plan_add_state(plan, cfg, &zero, 0);
+    }
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));
 }
@@ -98,14 +109,15 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->stage == 2; i++) {
         model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
     }
-    model->gradient_bytes = zero_grads_elements(zero, 1) * sizeof(float);
+    model->gradient_bytes = planned_gradients(zero, o);
     model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
+    model->state_bytes = options_only_evaluates(o) ? 0 : model->state_bytes;
     model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
 }
 
 // Memory for the model; all parameters are zero. Nothing is allocated after this.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
-    const ZeroPlan zero = zero_plan(cfg, o->zero, comm->rank, comm->size);
+    const ZeroPlan zero = planned_zero(cfg, o);
     const size_t copy_bytes = planned_copy(cfg, &zero, o);
     memset(model, 0, sizeof(*model));
     model->cfg = cfg;
@@ -188,14 +200,15 @@ static void block_hidden(GPT2* model, int l, Batch batch, int first) {
 }
 
 // Sets the last hidden state, lnf, of the tokens first ... T-1 of each sequence; N of them.
-static void gpt2_forward(GPT2* model, Batch batch, int first) {
+static void forward_from(GPT2* model, Batch batch, EncoderPositions positions) {
     const GPT2Config cfg = model->cfg;
+    const int first = positions.first;
     const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
     const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
     // encoded (N, C)
     encoder_forward_cpu(a.encoded, batch.inputs + first, model->params.wte, model->params.wpe, B, T - first,
-                        first, C);
+                        positions, C);
     for (int l = 0; l < cfg.L; l++) {
         const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
@@ -208,6 +221,12 @@ static void gpt2_forward(GPT2* model, Batch batch, int first) {
     const float* residual = residual_into(model, cfg.L) + (size_t)first * C; // (N, C)
     layernorm_forward_cpu(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N,
                           C);
+}
+
+// The same; positions count from the start of each sequence.
+static void gpt2_forward(GPT2* model, Batch batch, int first) {
+    const EncoderPositions positions = {first, NULL};
+    forward_from(model, batch, positions);
 }
 
 // Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
@@ -223,14 +242,19 @@ static int classifier_chunk(const GPT2* model) {
     return (int)gpt2_classifier_chunk(model->cfg, (size_t)model->B * (size_t)model->T);
 }
 
-// Sets the losses (N), chunk by chunk, without gradients. After gpt2_forward on the same batch.
-static void classifier_losses(GPT2* model, Batch batch) {
+// Sets the losses (N), chunk by chunk, without gradients; and is_top (N), unless NULL: whether each target was the most
+// likely token. After gpt2_forward on the same batch.
+static void classifier_losses(GPT2* model, Batch batch, int* is_top) {
     const int N = batch.B * batch.T, chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
         classifier_loss_cpu(model->acts.losses + n, model->acts.logits, batch.targets + n, count,
                             model->cfg.V, model->cfg.Vp);
+        if (is_top) {
+            classifier_top_cpu(is_top + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
+                               model->cfg.Vp);
+        }
     }
 }
 
@@ -406,8 +430,19 @@ static double gpt2_evaluate(GPT2* model, Batch batch) {
         return 0;
     }
     gpt2_forward(model, batch, 0);
-    classifier_losses(model, batch);
+    classifier_losses(model, batch, NULL);
     return batch_loss(model, batch);
+}
+
+// Forward, for tasks: sets the loss of each token; positions count from the start of each document.
+static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_top) {
+    GPT2* model = (GPT2*)model_;
+    const EncoderPositions positions = {0, batch.starts};
+    if (batch.B > 0) {
+        forward_from(model, batch, positions);
+        classifier_losses(model, batch, is_top);
+        memcpy(losses, model->acts.losses, (size_t)batch.B * (size_t)batch.T * sizeof(float));
+    }
 }
 
 // The logits (Vp) of the next token, for the generator. A model that recomputes whole blocks keeps no keys and
@@ -515,6 +550,7 @@ static const Trainer trainer = {
     .update = gpt2_update,
     .validates_first = setup_validates_first,
     .evaluate = gpt2_evaluate,
+    .token_losses = gpt2_token_losses,
     .next_logits = gpt2_next_logits,
     .first_weights = gpt2_first_weights,
     .read_checkpoint = gpt2_read_checkpoint,

@@ -105,6 +105,7 @@ struct GPT2 {
     MicroStepGraph graphs[2]; // of the first micro-step of an update, of the others
     StepResult *result, *result_host;
     int64_t max_losses;    // micro-steps of an update
+    int* is_top;           // (N) of the targets of a task, on the GPU
     floatX* logits_pinned; // (Vp) of one token,
     float* logits_host;    // and the same as fp32
     void* save_copy;       // what a checkpoint is written from: NULL before the first
@@ -133,15 +134,22 @@ static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) 
 
 static DType planned_gradients(const Options* o) { return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX); }
 
+// A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
+static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
+    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
+                                     : zero_plan(cfg, o->zero, o->process, o->processes);
+}
+
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow activations[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
+    const int trains = !options_only_evaluates(o);
+    const ZeroPlan zero = planned_zero(cfg, o);
     plan->name = NULL;
     plan_add(plan, "parameters", zero_parameter_bytes(&zero, DTYPE_OF(floatX)));
-    plan_add(plan, "gradients", zero_gradient_bytes(&zero, planned_gradients(o)));
+    plan_add(plan, "gradients", trains ? zero_gradient_bytes(&zero, planned_gradients(o)) : 0);
     const size_t master = has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0;
-    if (!o->offload_optimizer) {
+    if (trains && !o->offload_optimizer) {
         plan_add(plan, "master weights", master);
         plan_add_state(plan, cfg, &zero, 0);
     }
@@ -154,7 +162,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         plan_add_state(plan, cfg, &zero, 1);
     }
     plan_add_host(plan, "pinned copy to save",
-                  o->out[0] ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_gb) : 0);
+                  o->out[0] && trains ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_gb) : 0);
 }
 
 // Of the GPU, with some room for what is not planned.
@@ -231,6 +239,9 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, element_bytes, zero->size);
     model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
     model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
+    if (options_only_evaluates(o)) {
+        model->gradient_bytes = model->state_bytes = 0;
+    }
     model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
     model->elements = zero_full_elements(zero);
 }
@@ -288,7 +299,7 @@ static void open_results(GPT2* model, const Options* o) {
 // allocate memory.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
     const size_t N = (size_t)o->batch * o->seq_len;
-    const ZeroPlan zero = zero_plan(cfg, o->zero, comm->rank, comm->size);
+    const ZeroPlan zero = planned_zero(cfg, o);
     require_memory(cfg, o);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;
@@ -321,6 +332,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     for (int i = 0; i < 2; i++) {
         CUDA_CHECK(cudaEventCreate(&model->forward[i]));
     }
+    model->is_top = (int*)gpu_alloc(N, sizeof(int), "most likely targets");
     CUDA_CHECK(cudaMallocHost((void**)&model->logits_pinned, (size_t)cfg.Vp * sizeof(floatX)));
     model->logits_host = (float*)check_alloc((size_t)cfg.Vp, sizeof(float), "logits of a token");
     open_gpu_report(model, o);
@@ -351,6 +363,7 @@ static void gpt2_close(GPT2* model) {
     close_save_copy(model);
     free(model->logits_host);
     CUDA_CHECK(cudaFreeHost(model->logits_pinned));
+    gpu_free(model->is_top);
     CUDA_CHECK(cudaFreeHost(model->result_host));
     gpu_free(model->result);
     gradient_norm_close(&model->norm);
@@ -436,8 +449,9 @@ static void block_hidden(GPT2* model, int l, Batch batch, int first) {
 }
 
 // Sets the last hidden state, lnf, of the tokens first ... T-1 of each sequence; N of them.
-static void gpt2_forward(GPT2* model, Batch batch, int first) {
+static void forward_from(GPT2* model, Batch batch, EncoderPositions positions) {
     const GPT2Config cfg = model->cfg;
+    const int first = positions.first;
     const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * (T - first);
     assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
     // Only the products of full micro-batches are worth timing.
@@ -445,7 +459,7 @@ static void gpt2_forward(GPT2* model, Batch batch, int first) {
     const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
     // encoded (N, C)
     encoder_forward(a.encoded, batch.inputs + first, model->params.wte, model->params.wpe, B, T - first,
-                    first, C, &model->gpu);
+                    positions, C, &model->gpu);
     zero_forget_parameters(&model->zero);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
@@ -461,6 +475,12 @@ static void gpt2_forward(GPT2* model, Batch batch, int first) {
                       &model->gpu);
 }
 
+// The same; positions count from the start of each sequence.
+static void gpt2_forward(GPT2* model, Batch batch, int first) {
+    const EncoderPositions positions = {first, NULL};
+    forward_from(model, batch, positions);
+}
+
 // Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
 // first + 1, ... of the batch.
 static void gpt2_logits(GPT2* model, int first, int count) {
@@ -469,14 +489,19 @@ static void gpt2_logits(GPT2* model, int first, int count) {
                    (const floatX*)NULL, count, C, model->cfg.Vp, &model->matmul);
 }
 
-// Sets the losses (N), chunk by chunk, without gradients. After gpt2_forward on the same batch.
-static void classifier_losses(GPT2* model, Batch batch) {
+// Sets the losses (N), chunk by chunk, without gradients; and is_top (N), unless NULL: whether each target was the most
+// likely token. After gpt2_forward on the same batch.
+static void classifier_losses(GPT2* model, Batch batch, int* is_top) {
     const int N = batch.B * batch.T, chunk = model->chunk;
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
         classifier_loss(model->acts.losses + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
                         model->cfg.Vp, &model->gpu);
+        if (is_top) {
+            classifier_top(is_top + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
+                           model->cfg.Vp, &model->gpu);
+        }
     }
 }
 
@@ -747,9 +772,35 @@ static double gpt2_evaluate(GPT2* model, Batch batch) {
     batch = gpt2_push(model, batch);
     gpt2_clear_result(model);
     gpt2_forward(model, batch, 0);
-    classifier_losses(model, batch);
+    classifier_losses(model, batch, NULL);
     batch_loss(model, batch);
     return gpt2_read_result(model, 1)->losses[0];
+}
+
+// Copies from the GPU, or from what is offloaded, to the host, and waits.
+static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+}
+
+// Forward, for tasks: sets the loss of each token; positions count from the start of each document. Of an empty batch
+// only its part of what others do.
+static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_top) {
+    GPT2* model = (GPT2*)model_;
+    const size_t N = (size_t)batch.B * batch.T;
+    if (N == 0) {
+        zero_idle_forward(&model->zero);
+    } else {
+        const Batch pushed = gpt2_push(model, batch);
+        const EncoderPositions positions = {0, pushed.starts};
+        forward_from(model, pushed, positions);
+        classifier_losses(model, pushed, is_top ? model->is_top : NULL);
+        download(model, losses, model->acts.losses, N * sizeof(float));
+    }
+    if (N > 0 && is_top) {
+        download(model, is_top, model->is_top, N * sizeof(int));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as the others wait: the next message is MPI's
 }
 
 // The logits (Vp) of the next token, for the generator. A model that recomputes whole blocks keeps no keys and
@@ -1079,6 +1130,7 @@ static const Trainer trainer = {
     report_gpu,                 // report
     NULL,                       // validates_first
     gpt2_evaluate,              // evaluate
+    gpt2_token_losses,          // token_losses
     gpt2_next_logits,           // next_logits
     gpt2_first_weights,         // first_weights
     gpt2_read_checkpoint,       // read_checkpoint

@@ -1,18 +1,20 @@
 /*
 encoder.h -- token and position embeddings: the contract, and the CPU version.
 
-    out[b][t] = wte[tokens[b][t]] + wpe[first + t]
+    out[b][t] = wte[tokens[b][t]] + wpe[first + t - starts[b][t]]
 
     out, dout       (B, T, C)
     tokens          (B, T)      int32, each below V
     wte, dwte       (Vp, C)
     wpe, dwpe       (maxT, C)   first + T <= maxT
+    starts          (B, T)      int32, the place in the sequence where each token's document starts: positions
+                                count from there. NULL: from the start of the sequence
 
-The forward pass sets out. The backward pass (first = 0) ADDS to dwte, which already holds the classifier's
+The forward pass sets out. The backward pass (first = 0, no starts) ADDS to dwte, which already holds the classifier's
 gradient of the shared weight; it sets or adds to dwpe as `mode` says, and setting zeroes the rows of
 positions not in use.
 
-defines: encoder_forward_cpu, encoder_backward_cpu
+defines: EncoderPositions, encoder_forward_cpu, encoder_backward_cpu
 */
 #ifndef LLMC_ENCODER_H
 #define LLMC_ENCODER_H
@@ -21,12 +23,19 @@ defines: encoder_forward_cpu, encoder_backward_cpu
 #include "llmc/base/vec.h"
 #include "llmc/gradient.h"
 
+// How the positions of a batch count.
+typedef struct {
+    int first;
+    const int* starts;
+} EncoderPositions;
+
 static inline void encoder_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,
-                                       int B, int T, int first, int C) {
+                                       int B, int T, EncoderPositions positions, int C) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
         const float* token = wte + (size_t)tokens[n] * C;
-        const float* position = wpe + (size_t)(first + n % T) * C;
+        const int start = positions.starts ? positions.starts[n] : 0;
+        const float* position = wpe + (size_t)(positions.first + n % T - start) * C;
         for (int c = 0; c < C; c++) {
             out[(size_t)n * C + c] = token[c] + position[c];
         }

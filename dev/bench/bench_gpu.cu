@@ -327,8 +327,9 @@ static void bench_tokens(Bench* bench) {
     const Gradient dwpe = {random_array<floatX>(bench, (size_t)cfg.max_T * C, 1), DTYPE_OF(floatX)};
     encoder_open(scratch, N, cfg.Vp, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
-    measure(bench, "encoder forward", shape, Work{0, encoder_forward_bytes(N, C, size)},
-            [=] { encoder_forward(out, tokens, wte, wpe, B, T, 0, C, gpu); });
+    measure(bench, "encoder forward", shape, Work{0, encoder_forward_bytes(N, C, size)}, [=] {
+        encoder_forward(out, tokens, wte, wpe, B, T, EncoderPositions{0, NULL}, C, gpu);
+    });
     measure(bench, "encoder backward", shape, Work{0, encoder_backward_bytes(N, C, cfg.V, size, size)}, [=] {
         encoder_backward(dwte, dwpe, out, tokens, B, T, cfg.max_T, C, GRADIENT_SET, scratch, gpu);
     });

@@ -29,7 +29,7 @@ static void test_forward(const Size* s, const int* tokens, int first, size_t shi
     X *te = upload<X>(wte, te_n, shift, gpu), *pe = upload<X>(wpe, pe_n, shift, gpu);
     X* out = upload<X>(ops_floats(nc), nc, shift, gpu);
     int* ids = upload_ints(tokens, N, gpu);
-    encoder_forward(out, ids, te, pe, s->B, s->T, first, s->C, gpu);
+    encoder_forward(out, ids, te, pe, s->B, s->T, EncoderPositions{first, NULL}, s->C, gpu);
     ref_encoder_forward(want, tokens, ops_widen(wte, te_n), ops_widen(wpe, pe_n) + (size_t)first * s->C, s->B,
                         s->T, s->C);
     const float* got = download(out, nc, gpu);

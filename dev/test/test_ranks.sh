@@ -201,6 +201,27 @@ in_files() {
         "$(for f in $(seq "$2"); do printf 'model-%05d-of-%05d.safetensors\n' "$f" "$2"; done; echo model.safetensors.index.json)" ]
 }
 
+# Tasks and perplexity of any number of ranks, more than there are rows for, too.
+test_tasks() {
+    local n fixtures=$root/dev/ref/fixtures/tasks
+    printf '%b' "$(for n in {1..700}; do printf '\\x%02x\\x00' $((n * n % 251)); done)" >tokens.bin
+    for n in 1 2 3; do
+        trains $n tasks_$n --steps 0 --model "$fixtures/model.bin" --batch 4 --tasks "$fixtures/choices.bin" \
+            --perplexity tokens.bin --stride 40 --data-format nanogpt "$@"
+    done
+    for n in 2 3; do
+        check "$n ranks: the same scores: $(grep -c '"kind":"task"' tasks_$n/log.jsonl)" \
+            cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' tasks_$n/log.jsonl)
+    done
+    check "there are some" [ "$(grep -c '"kind":"task"' tasks_1/log.jsonl)" = 2 ]
+    mkdir -p tasks_of_{0,1} && cp "$fixtures/choices.bin" tasks_of_0 && cp "$fixtures/choices.bin" tasks_of_1
+    printf '\003' | dd of=tasks_of_1/choices.bin bs=1 seek=1030 conv=notrunc status=none # another ending is right
+    ranks 2 bash -c 'cd tasks_of_$OMPI_COMM_WORLD_RANK && exec "$@"' _ "$trainer" --steps 0 --model "$fixtures/model.bin" \
+        --tasks choices.bin "$@"
+    check "other tasks: exit status $status, $(head -n 1 stderr)" [ $status = 1 ]
+    check "other tasks: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about choices: ' stderr
+}
+
 # Saved by 4, continued by 2, which write three files of weights, then 3; by one process.
 test_elastic() {
     trains 2 elastic_2 --resume of_4/step_00000003 --model-file-gb 0.00006
@@ -504,6 +525,7 @@ if [ $is_gpu ]; then
     test_gpu_same_bits
     test_without_mpi_gpu
     test_kill_without_mpi
+    test_tasks --autotune off
     test_gpu_offload
     test_gpu_stages
     test_gpu_elastic
@@ -522,6 +544,7 @@ test_without_mpi
 test_without_launcher
 test_same_bits
 test_stages
+test_tasks
 test_elastic
 test_disagreement
 test_drift

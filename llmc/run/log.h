@@ -7,7 +7,9 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"config","options":{...},"program":...,"trainer":...,"host":...,"device":...,"time":...}
     {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...,
      "tokens":...,"elapsed_s":...,"time":...}
-    {"kind":"val","step":0,"loss":...}
+    {"kind":"val","step":0,"loss":...,"bpb":...}  (bits per byte, if the bytes of the tokens are known)
+    {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,"acc_bytes":...,
+     "acc_bytes_err":...,"loss":...,"ppl":...,"bpb":...,"tokens":...}  (tasks.h; only what the task has)
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
     {"kind":"skip","step":...,"reason":"..."}
@@ -19,7 +21,7 @@ tokens counts all updates so far; elapsed_s is the time of the run, including va
 starts of the program; time is Unix time in seconds.
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<> norm:<>
-and s:<step> tel:<val loss>.
+and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that has one.
 
 Steps count from 1; step 0 is before the first update. Every line reaches its file before the next step, or
 the program ends with the name of the file. A new run leaves the logs of an earlier one in the same place as
@@ -35,7 +37,7 @@ printed. The first and the last step always are. If the screen goes away (| head
 without it.
 
 defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
-         log_train, log_progress, log_val, log_sample, log_save, log_note, log_resumed, log_skip,
+         log_train, log_progress, log_val, log_task, log_sample, log_save, log_note, log_resumed, log_skip,
          log_rollback, log_stop, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogFile, LogBin,
          log_duration
 */
@@ -47,6 +49,8 @@ defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_clo
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+
+#include "llmc/data/tasks.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -65,7 +69,13 @@ typedef struct {
     FILE* screen;              // usually stdout; NULL says nothing, for all ranks but one
 } LogSettings;
 
-typedef enum { LOG_VAL_, LOG_SAMPLE_, LOG_SAVE_, LOG_KINDS_ } LogKind_; // of lines between two updates
+typedef enum {
+    LOG_VAL_,
+    LOG_TASK_,
+    LOG_SAMPLE_,
+    LOG_SAVE_,
+    LOG_KINDS_
+} LogKind_; // of lines between two updates
 
 // What stands on the terminal without a line break.
 typedef enum { LOG_LINE_NONE_, LOG_LINE_STEP_, LOG_LINE_PROGRESS_ } LogLine_;
@@ -151,7 +161,11 @@ void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who);
 // is 0. Shown on a terminal, elsewhere every half minute.
 void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n);
 
-void log_val(RunLog* log, int64_t step, double loss);
+// `bpb` are bits per byte; NAN: unknown.
+void log_val(RunLog* log, int64_t step, double loss, double bpb);
+
+// What the model achieved at a task.
+void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score);
 
 // What the model wrote, `bytes` long.
 void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes);
@@ -283,7 +297,7 @@ static int log_recall_(const LogBin* bins, CurvePoint* points) {
 
 // The kind of a line between two updates, or LOG_KINDS_.
 static LogKind_ log_kind_(const char* kind) {
-    static const char* const kinds[LOG_KINDS_] = {"val", "sample", "save"};
+    static const char* const kinds[LOG_KINDS_] = {"val", "task", "sample", "save"};
     int i = 0;
     while (i < LOG_KINDS_ && strcmp(kind, kinds[i]) != 0) {
         i++;
@@ -684,18 +698,82 @@ static void log_time_val_(RunLog* log) {
     }
 }
 
-void log_val(RunLog* log, int64_t step, double loss) {
+// A number that only some lines have.
+static void log_known_(RunLog* log, const char* key, double value) {
+    if (isfinite(value)) {
+        log_number_(log, key, value);
+    }
+}
+
+void log_val(RunLog* log, int64_t step, double loss, double bpb) {
     log_time_val_(log);
     log_say_step_(log, step);
-    fprintf(log->screen.file, "val loss %.4f\n", loss);
+    fprintf(log->screen.file, "val loss %.4f", loss);
+    if (isfinite(bpb)) {
+        fprintf(log->screen.file, " | %.4f bpb", bpb);
+    }
+    fputc('\n', log->screen.file);
     log_flush_screen_(log);
     if (!log_is_repeated_(log, LOG_VAL_, step)) {
         log_begin_(log, "val", step);
         log_number_(log, "loss", loss);
+        log_known_(log, "bpb", bpb);
         log_end_(log);
         fprintf(log->text.file, "s:%lld tel:%.4f\n", (long long)step, loss);
         log_flush_(&log->text);
         log_remember_(log, log->val, step, loss);
+    }
+}
+
+static void log_share_(RunLog* log, const char* key, const char* error_key, TaskShare share) {
+    log_known_(log, key, share.value);
+    log_known_(log, error_key, share.error);
+}
+
+static void log_write_task_(RunLog* log, int64_t step, const char* name, const TaskScore* score) {
+    log_begin_(log, "task", step);
+    log_string_(log, "name", name, strlen(name));
+    log_share_(log, "acc", "acc_err", score->acc);
+    log_share_(log, "acc_norm", "acc_norm_err", score->acc_norm);
+    log_share_(log, "acc_bytes", "acc_bytes_err", score->acc_bytes);
+    if (score->kind != TASK_CHOICE) {
+        log_number_(log, "loss", score->loss);
+        log_number_(log, "ppl", exp(score->loss));
+        log_known_(log, "bpb", score->bpb);
+    }
+    log_number_(log, "tokens", score->tokens);
+    log_end_(log);
+    if (isfinite(score->acc_norm.value)) {
+        fprintf(log->text.file, "s:%lld eval:%.4f\n", (long long)step, score->acc_norm.value);
+        log_flush_(&log->text);
+    }
+}
+
+// " | acc 0.2859 +- 0.0045"
+static void log_print_share_(FILE* screen, const char* name, TaskShare share) {
+    if (isfinite(share.value)) {
+        fprintf(screen, " | %s %.4f +- %.4f", name, share.value, share.error);
+    }
+}
+
+void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score) {
+    FILE* screen = log->screen.file;
+    const int has_loss = score->kind != TASK_CHOICE, is_repeated = log_is_repeated_(log, LOG_TASK_, step);
+    log_say_step_(log, step);
+    fputs(name, screen);
+    log_print_share_(screen, "acc", score->acc);
+    log_print_share_(screen, "acc_norm", score->acc_norm);
+    log_print_share_(screen, "acc_bytes", score->acc_bytes);
+    if (has_loss) {
+        fprintf(screen, " | loss %.4f | perplexity %.4f", score->loss, exp(score->loss));
+    }
+    if (isfinite(score->bpb)) {
+        fprintf(screen, " | %.4f bpb", score->bpb);
+    }
+    fprintf(screen, " | %.0f tokens\n", score->tokens);
+    log_flush_screen_(log);
+    if (!is_repeated) {
+        log_write_task_(log, step, name, score);
     }
 }
 

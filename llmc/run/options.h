@@ -12,8 +12,8 @@ OPTION_ARGUMENTS, the help text for other arguments, before it includes this fil
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
-defines: Options, DIVERGENCE_WORDS, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse,
-         options_parse_arguments, options_given, options_only_look, options_version, options_print_help,
+defines: Options, DIVERGENCE_WORDS, OnDivergence, OPTION_AUTO, TASKS_HELLASWAG, LLMC_VERSION, options_parse,
+         options_parse_arguments, options_given, options_only_look, options_has_tasks, options_only_evaluates, options_version, options_print_help,
          options_print_banner, options_print_config, options_print_json, OptionType, OptionRow,
          option_applies, option_text, option_set, option_find, OptionsProgram, options_program
 */
@@ -30,6 +30,7 @@ defines: Options, DIVERGENCE_WORDS, OnDivergence, OPTION_AUTO, LLMC_VERSION, opt
 extern "C" {
 #endif
 
+#define TASKS_HELLASWAG "data/hellaswag/hellaswag_val.jsonl" // --hellaswag on
 #define OPTION_AUTO (-1)     // the value of an option that the trainer chooses
 #define OPTION_ROWS_MAX 96   // maximum number of rows
 #define OPTION_NAME_BYTES 32 // the longest name, including the zero
@@ -117,6 +118,11 @@ typedef struct {
     int top_k;
     float top_p;
 
+    const char* tasks;
+    int hellaswag;
+    const char* perplexity;
+    int stride, tasks_every, tasks_max;
+
     const char* out;
     int save_every, keep, keep_major;
     float model_file_gb;
@@ -146,6 +152,16 @@ typedef struct {
 // Whether the program only describes a run, and writes nothing.
 static inline int options_only_look(const Options* options) {
     return options->plan || options->print_config || options->verify_data;
+}
+
+// Whether the run is given something to evaluate the model on, besides its validation data.
+static inline int options_has_tasks(const Options* options) {
+    return options->tasks[0] || options->hellaswag || options->perplexity[0];
+}
+
+// Whether that is all it does: it needs no training data, has no training state and saves nothing.
+static inline int options_only_evaluates(const Options* options) {
+    return options->steps == 0 && options_has_tasks(options);
 }
 #endif
 
@@ -371,6 +387,20 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "sample from the k most likely; 0: from all"},
     {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_,           "1",
         "", "sample from the most likely tokens whose probabilities add up to this"},
+
+    {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, 0,                "",
+        "FILES", "choices and continuations to evaluate the model on: HellaSwag's .jsonl, llm.c's .bin, DCLM's .jsonl; "
+        "with --steps 0 nothing else is done, without training data"},
+    {"tasks",      "hellaswag",     "h",  SWITCH_(hellaswag),      0,        0, 0,                "off",
+        "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
+    {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, 0,                "",
+        "FILES", "text or shards: loss, perplexity and bits per byte of all of it"},
+    {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_,            "auto",
+        "tokens", "scored in each window of --perplexity, the rest of --seq-len is context; auto: all of them"},
+    {"tasks",      "tasks-every",   "",   INT_(tasks_every),       0,    MANY_, AUTO_,            "auto",
+        "steps", "between these evaluations; 0: never; auto: only at the end"},
+    {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, 0,                "0",
+        "examples", "of each file, the first n; 0: all"},
 
     {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_,            "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); empty: no files"},
@@ -727,40 +757,6 @@ __attribute__((noreturn)) static inline void option_refuse_(const OptionRow* row
               row->flags & AUTO_ ? ", or auto" : "");
 }
 
-#ifndef OPTION_TABLE_FILE
-// Options of llm.c's run scripts that have no meaning here: accepted with these values, with a note about the
-// missing feature. `values` are words as of a choice; "": any.
-static const struct {
-    const char *alias, *values, *silent, *why; // silent: the value that asks for nothing
-} OPTIONS_WITHOUT_MEANING_[] = {
-    {"h", "0|1", "0", "HellaSwag is not evaluated"},
-};
-
-// If `arg` is one of them, checks its value and returns 1.
-static inline int option_take_without_meaning_(const char* arg, const char* value) {
-    int word = 0;
-    for (size_t i = 0; i < sizeof(OPTIONS_WITHOUT_MEANING_) / sizeof(OPTIONS_WITHOUT_MEANING_[0]); i++) {
-        const char* values = OPTIONS_WITHOUT_MEANING_[i].values;
-        if (strcmp(arg + 1, OPTIONS_WITHOUT_MEANING_[i].alias) != 0) {
-            continue;
-        }
-        if (!value || (*values && !option_set_word_(&word, values, value))) {
-            die_usage("%s is %s; wanted %s", arg, value ? value : "missing its value",
-                      *values ? values : "a value");
-        }
-        if (strcmp(value, OPTIONS_WITHOUT_MEANING_[i].silent) != 0) {
-            printf("note: %s %s: %s\n", arg, value, OPTIONS_WITHOUT_MEANING_[i].why);
-        }
-        return 1;
-    }
-    return 0;
-}
-#else
-static inline int option_take_without_meaning_(const char* arg, const char* value) {
-    return (void)arg, (void)value, 0;
-}
-#endif
-
 // Takes the option `arg` and its value, which may be the next argument (NULL at the end). Returns how many of
 // the arguments after `arg` it used: 0 or 1.
 static int option_take_(Options* options, const char* arg, const char* next) {
@@ -773,9 +769,6 @@ static int option_take_(Options* options, const char* arg, const char* next) {
     if (strcmp(arg, "-h") == 0 && (!next || option_is_name_(next))) {
         options->help = 1;
         return 0;
-    }
-    if (option_take_without_meaning_(arg, next)) {
-        return 1;
     }
     const size_t length = strcspn(arg, "=");
     const int joined = arg[length] == '=';

@@ -6,7 +6,8 @@ A trainer is a model and a table of functions that work on it (Trainer). All the
     start      options, data, sizes of the model; --verify-data, --print-config, --plan     plan
     open       the model, loaders, generator, checkpoints; weights, or a checkpoint         open, first_weights,
                                                                                             read_checkpoint
-    loop       validation and samples that are due                                          evaluate, next_logits
+    loop       validation, tasks and samples that are due                                   evaluate, token_losses,
+                                                                                            next_logits
                save or stop                                                                 copy_out
                a step: gradient, verdict, update, log; roll back if the run has diverged    gradients, update
     close      export, summary                                                              export_model, close
@@ -24,6 +25,7 @@ defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_prog
 #include "llmc/data/dataloader.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/evaluation.h"
 #include "llmc/run/generator.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
@@ -106,7 +108,8 @@ typedef struct {
     int (*validates_first)(const Options* options, double flops_per_token, int64_t sequences);
     // Forward: returns the sum of the losses, nats, of a batch that may be empty. Waits for the device. Collective.
     double (*evaluate)(GPT2* model, Batch batch);
-    NextLogits next_logits; // generator.h
+    TokenLosses token_losses; // evaluation.h
+    NextLogits next_logits;   // generator.h
 
     // ---- weights and checkpoints
 
@@ -194,6 +197,7 @@ typedef struct {
     double data_wait_s;   // of the one that waited longest, in each step
     uint64_t agreement;   // hash of the last verdict
     Generator generator;
+    Evaluation evaluation;
     Session session;
     RunLog log;
     RunState state;
@@ -253,6 +257,7 @@ enum {
     RUN_FLOPS_,     //
     RUN_WAIT_,      // seconds waited for data
     RUN_PACE_,      // seconds for a token, 0: unknown
+    RUN_BYTES_,     // of text that the targets stand for; of a validation
     RUN_AGREEMENT_, // upper half of the hash of the verdict before
     RUN_LOSSES_     // sums of losses, one for each micro-step
 };
@@ -260,7 +265,7 @@ enum {
 // The same of all processes together.
 typedef struct {
     double losses, square_sum; // sums
-    double counted, flops;
+    double counted, flops, bytes;
     double wait_s; // of the one that waited longest
 } RunUpdate_;
 
@@ -274,7 +279,7 @@ static int64_t run_micro_steps_(const Run_* run, int64_t sequences) {
 // number of processes. run->part is set.
 static RunUpdate_ run_add_up_(Run_* run, int64_t micro_steps) {
     const size_t count = RUN_LOSSES_ + (size_t)micro_steps;
-    RunUpdate_ sum = {0, 0, 0, 0, 0};
+    RunUpdate_ sum = {0, 0, 0, 0, 0, 0};
     WideSum square_sum = {0, 0};
     comm_all_gather(&run->comm, run->parts, run->part, count * sizeof(double));
     for (int r = 0; r < run->comm.size; r++) {
@@ -283,6 +288,7 @@ static RunUpdate_ run_add_up_(Run_* run, int64_t micro_steps) {
         wide_sum_merge(&square_sum, own);
         sum.counted += part[RUN_COUNTED_];
         sum.flops += part[RUN_FLOPS_];
+        sum.bytes += part[RUN_BYTES_];
         sum.wait_s = fmax(sum.wait_s, part[RUN_WAIT_]);
         CHECK(part[RUN_AGREEMENT_] == run->parts[RUN_AGREEMENT_],
               "step %lld: rank %d judged the step before otherwise than rank 0", (long long)run->state.step,
@@ -328,6 +334,7 @@ static RunUpdate_ run_gradients_(Run_* run) {
     run->part[RUN_LOW_] = own.square_sum.low;
     run->part[RUN_COUNTED_] = own.counted;
     run->part[RUN_FLOPS_] = own.flops;
+    run->part[RUN_BYTES_] = 0;
     run->part[RUN_WAIT_] = run->train->wait_s - waited_s;
     run->part[RUN_PACE_] = own.pace_s;
     run->part[RUN_AGREEMENT_] = (double)(run->agreement >> 32);
@@ -508,8 +515,9 @@ static void run_step_(Run_* run) {
 
 // ---- between two steps ----
 
-// Sets *loss to the mean over the first sequences of the validation data, in order. Returns 0 if a signal stopped it.
-static int run_evaluate_(Run_* run, double* loss) {
+// Sets *loss to the mean over the first sequences of the validation data, in order, and *bpb to the same in bits per
+// byte. Returns 0 if a signal stopped it.
+static int run_evaluate_(Run_* run, double* loss, double* bpb) {
     const int64_t micro_steps = run_micro_steps_(run, run->val->settings.sequences);
     memset(run->part, 0, RUN_LOSSES_ * sizeof(double));
     run_agree_on_parameters_(run);
@@ -523,21 +531,35 @@ static int run_evaluate_(Run_* run, double* loss) {
         const Batch batch = dataloader_next(run->val);
         run->part[RUN_LOSSES_ + i] = run->trainer->evaluate(run->model, batch);
         run->part[RUN_COUNTED_] += batch.counted;
+        run->part[RUN_BYTES_] +=
+            setup_target_bytes(&run->data, batch.targets, (size_t)batch.B * (size_t)batch.T);
     }
     run_check_data_(run, run->val, run->train->next);
     const RunUpdate_ all = run_add_up_(run, micro_steps);
     *loss = all.counted > 0 ? all.losses / all.counted : 0;
+    *bpb = all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN;
     return 1;
+}
+
+// Returns 0 if a signal stopped it.
+static int run_tasks_(Run_* run) {
+    const EvaluationRun how = {
+        run->trainer->token_losses, run->model, &run->comm, &run->log, run_stops_, run};
+    return evaluation_log(&run->evaluation, &how, run->state.step);
 }
 
 // All that is due between two updates, besides saving. Returns early when a signal asks the run to stop.
 static void run_evaluate_and_sample_(Run_* run) {
     RunState* state = &run->state;
+    double bpb;
     if (run->val && session_validation_is_due(&run->session, state, run->validates_first)) {
-        if (!run_evaluate_(run, &state->val_loss)) {
+        if (!run_evaluate_(run, &state->val_loss, &bpb)) {
             return;
         }
-        log_val(&run->log, state->step, state->val_loss);
+        log_val(&run->log, state->step, state->val_loss, bpb);
+    }
+    if (session_tasks_are_due(&run->session, state) && !run_tasks_(run)) {
+        return;
     }
     state->stage = state->stage == STAGE_UPDATED ? (int64_t)STAGE_VALIDATED : state->stage;
     if (session_samples_are_due(&run->session, state) &&
@@ -591,6 +613,7 @@ static void run_open_model_(Run_* run) {
     if (setup_has_data(&run->data)) {
         run_open_data_(run);
     }
+    evaluation_start(&run->evaluation, stdout, run->comm.size);
     run->floor = setup_floor(&run->data, run->eval_sequences);
     generator_open(&run->generator, run->trainer->next_logits, run->model, run->cfg.V, o->seq_len, &run->data,
                    o);
@@ -652,6 +675,7 @@ static void run_open_log_(Run_* run) {
 static void run_close_(Run_* run) {
     session_close(&run->session);
     generator_close(&run->generator);
+    evaluation_close(&run->evaluation);
     if (run->train) {
         dataloader_close(run->val);
         dataloader_close(run->train);
@@ -757,6 +781,9 @@ static int run_dispatch_(Run_* run, const char* program) {
     }
     setup_data(&run->data, options);
     setup_training(options, run->model_path != NULL);
+    if (!options_only_look(options)) {
+        evaluation_open(&run->evaluation, &run->data, options, run->cfg.V);
+    }
     run_turn_ends_(run);
     if (options->print_config) {
         options_print_config(stdout, options);
@@ -772,6 +799,7 @@ static int run_dispatch_(Run_* run, const char* program) {
     resume_check(&run->resume, options, stdout, run->trainer->name, run->data.train.tokens,
                  run->data.train.fingerprint);
     agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->cfg, &run->data);
+    evaluation_agree(&run->evaluation, &run->comm);
     signals_end("setting up the run");
     run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
     return run_train_(run);

@@ -2,7 +2,8 @@
 session.h -- one start of the program; a long run may take many. What is due between two updates, when to
 save, when to stop, and where to roll back to.
 
-    due      validation every --eval-every steps and samples every --sample-every, each also at the last step;
+    due      validation every --eval-every steps, tasks every --tasks-every and samples every --sample-every, each
+             also at the last step;
              a resumed run does not repeat what was done at its step
     saves    every --save-every steps and at the last; on SIGUSR1; before it stops
     stops    when a signal asked for it: between two steps, batches of a validation or tokens of a sample;
@@ -14,7 +15,7 @@ save, when to stop, and where to roll back to.
 Without --out nothing is saved; the signal ends the program, after a line that says how far it came.
 
 defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, session_close,
-         session_validation_is_due, session_samples_are_due, session_next, session_report, session_is_unsaved,
+         session_validation_is_due, session_tasks_are_due, session_samples_are_due, session_next, session_report, session_is_unsaved,
          session_wait, session_stopped, session_diverged, session_roll_back
 */
 #ifndef LLMC_SESSION_H
@@ -60,6 +61,9 @@ void session_close(Session* s);
 
 // `validates_first`: before the first update, too.
 int session_validation_is_due(const Session* s, const RunState* run, int validates_first);
+
+// Together with the validation, whether that is due or not.
+int session_tasks_are_due(const Session* s, const RunState* run);
 
 int session_samples_are_due(const Session* s, const RunState* run);
 
@@ -107,7 +111,7 @@ void session_open(Session* s, const Options* options, const Resume* resume, Chec
     memset(s, 0, sizeof(*s));
     s->options = options;
     s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
-    s->can_save = options->out[0] != '\0';
+    s->can_save = options->out[0] && !options_only_evaluates(options);
     if (!s->can_save) {
         return;
     }
@@ -158,6 +162,11 @@ int session_validation_is_due(const Session* s, const RunState* run, int validat
            schedule_due(s->options->eval_every, run->step, s->options->steps);
 }
 
+int session_tasks_are_due(const Session* s, const RunState* run) {
+    return run->stage == STAGE_UPDATED && !session_is_first_(s, run) &&
+           schedule_due(s->options->tasks_every, run->step, s->options->steps);
+}
+
 int session_samples_are_due(const Session* s, const RunState* run) {
     return run->stage == STAGE_VALIDATED && !session_is_first_(s, run) &&
            schedule_due(s->options->sample_every, run->step, s->options->steps);
@@ -203,7 +212,9 @@ int session_is_unsaved(const Session* s, const RunState* run) {
 void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal) {
     const char* why = signal ? signals_name(signal) : "--max-hours";
     log_stop(log, run->step, why,
-             s->can_save ? "; --resume on continues" : "; nothing was saved: saving needs --out");
+             s->can_save                          ? "; --resume on continues"
+             : options_only_evaluates(s->options) ? ""
+                                                  : "; nothing was saved: saving needs --out");
 }
 
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {

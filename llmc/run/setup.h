@@ -8,14 +8,15 @@ setup.h -- from the command line to a run: which data, which tokens, which model
     text, --tokenizer           those of the tokenizer (text_data.h)     the tokenizer's
     .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
     none, --steps 0, --model    those of the model's own tokenizer       the model's
+    none, --steps 0, --tasks    those of --tokenizer, or none            the model's
 
 A --model directory with a tokenizer's files supplies --tokenizer. A vocabulary whose size is not the model's
 is refused: its tokens would be different ones. The model is a name, a file of llm.c's, a Hugging Face
 directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
-defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model, setup_data,
-         setup_loaders, setup_print_data, setup_verify_data, setup_training, setup_adamw, setup_eval_sequences,
+defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model, setup_data, setup_open_text,
+         setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data, setup_training, setup_adamw, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
          setup_asks_for_samples, setup_validates_first, setup_close, DataKind
 */
@@ -95,6 +96,12 @@ int setup_eot(const RunData* data, int V);
 // Opens the data and decides everything about the run that is still "auto"; after setup_model. Of --plan and
 // --print-config the data may stay unknown (data->is_unknown): then --steps stays as it is.
 void setup_data(RunData* data, Options* options);
+
+// Opens files as tokens of the run, which may be text or shards; after setup_data. `data` and `list` stay.
+void setup_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list);
+
+// Bytes of text that these targets stand for: those of end-of-text, and of -1, are 0. 0 without a tokenizer.
+double setup_target_bytes(const RunData* data, const int* targets, size_t count);
 
 // Opens the loaders of training and validation data, and says what they will read; after setup_data. `data`
 // stays where it is until they are closed.
@@ -257,9 +264,22 @@ static void setup_file_tokenizer_(RunData* data, const Options* options) {
     }
 }
 
+// A run that only evaluates: no data, and a tokenizer only if there is one.
+static void setup_no_data_(RunData* data, const Options* options) {
+    data->kind = DATA_NONE;
+    data->has_tokenizer = options->tokenizer[0] != '\0';
+    if (data->has_tokenizer) {
+        tokenizer_open_file(&data->tokenizer, options->tokenizer);
+    }
+}
+
 // Without --train-data: the built-in stories, or no data for a model with other tokens.
 static void setup_no_files_(RunData* data, const Options* options) {
     RunData stories;
+    if (options_only_evaluates(options)) {
+        setup_no_data_(data, options);
+        return;
+    }
     memset(&stories, 0, sizeof(stories));
     setup_stories_tokenizer_(&stories);
     data->kind = DATA_STORIES;
@@ -637,6 +657,34 @@ void setup_data(RunData* data, Options* options) {
     }
 }
 
+void setup_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list) {
+    char directory[PATH_MAX] = "";
+    RunData text = *data;
+    const int is_text = sources_kind(list) == TOKENS_TEXT;
+    const int is_bytes = data->has_tokenizer && strcmp(data->tokenizer.kind, "bytes") == 0;
+    CHECK(!is_text || is_bytes || (data->has_tokenizer && data->tokenizer.encoder),
+          "%s: text, wanted a --tokenizer that encodes any text", list);
+    text.kind = is_bytes ? DATA_TEXT : DATA_SHARDS;
+    text.is_encoded = is_text && (!is_bytes || options->separator[0]);
+    setup_count_files_(list);
+    if (is_text && is_bytes) {
+        text_data_require_plain(list);
+    }
+    if (text.is_encoded) {
+        setup_encoded_directory_(options, directory);
+    }
+    setup_sources_(sources, &text, options, list, directory);
+    text_data_remove_temporary();
+}
+
+double setup_target_bytes(const RunData* data, const int* targets, size_t count) {
+    double bytes = 0;
+    for (size_t i = 0; data->has_tokenizer && i < count; i++) {
+        bytes += targets[i] < 0 ? 0 : tokenizer_bytes(&data->tokenizer, targets[i]);
+    }
+    return bytes;
+}
+
 // The loader of the validation data: a validation is one update.
 static void setup_open_validation_(Dataloader* val, const RunData* data, const Options* options) {
     DataloaderSettings in_order;
@@ -738,9 +786,46 @@ static void setup_times_(Options* options) {
     if (options->sample_every == OPTION_AUTO) { // at the end
         options->sample_every = (int)setup_only_at_end_(options->steps);
     }
+    if (options->tasks_every == OPTION_AUTO) {
+        options->tasks_every = (int)setup_only_at_end_(options->steps);
+    }
+}
+
+// Refuses options of tasks without tasks.
+static void setup_check_tasks_(const Options* options) {
+    static const char* const names[] = {"tasks-every", "tasks-max"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (options_given(options, names[i]) && !options_has_tasks(options)) {
+            die_usage("--%s needs --tasks, --hellaswag or --perplexity", names[i]);
+        }
+    }
+    if (options_given(options, "stride") && !options->perplexity[0]) {
+        die_usage("--stride needs --perplexity");
+    }
+}
+
+// A run that only evaluates: no optimizer, no samples unless they are asked for, and nothing to save.
+static void setup_only_evaluate_(Options* options) {
+    if (strcmp(options->resume, "off") != 0 && strcmp(options->resume, "0") != 0) {
+        die_usage("--resume %s and --steps 0 with tasks: wanted --model with the directory of the checkpoint",
+                  options->resume);
+    }
+    if (options->save_every > 0) {
+        die_usage("--save-every %d and --steps 0 with tasks: there is nothing to save", options->save_every);
+    }
+    options->save_every = 0;
+    options->master_weights = options->offload_optimizer = options->zero = 0;
+    if (!setup_asks_for_samples(options)) {
+        options->sample_every = options->sample_every == OPTION_AUTO ? 0 : options->sample_every;
+        options->recompute = options->recompute == OPTION_AUTO ? 3 : options->recompute;
+    }
 }
 
 void setup_training(Options* options, int has_weights) {
+    setup_check_tasks_(options);
+    if (options_only_evaluates(options)) {
+        setup_only_evaluate_(options);
+    }
     if (options->steps != OPTION_AUTO) {
         setup_times_(options);
     }

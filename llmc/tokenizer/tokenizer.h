@@ -15,7 +15,7 @@ kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_
 
 defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_words, tokenizer_open_file,
          tokenizer_is_in, tokenizer_is_same, tokenizer_bpe, tokenizer_write_hf, tokenizer_decode,
-         tokenizer_longest, tokenizer_encode, tokenizer_close, TokenizerExcerpt
+         tokenizer_bytes, tokenizer_longest, tokenizer_encode, tokenizer_close, TokenizerExcerpt
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -76,6 +76,10 @@ int tokenizer_is_in(const char* path);
 
 // The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
 const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length);
+
+// Bytes of text that a token stands for. 0 of end-of-text, and of an id that the tokenizer does not know: a model may
+// have more.
+int tokenizer_bytes(const Tokenizer* tokenizer, int id);
 
 // Whether two tokenizers have the same tokens under the same ids.
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
@@ -233,6 +237,14 @@ const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
     const TokenText token = id == tokenizer->eot ? end : tokenizer->list.words[id];
     *length = token.length;
     return token.text;
+}
+
+int tokenizer_bytes(const Tokenizer* tokenizer, int id) {
+    int length = 0;
+    if (id != tokenizer->eot && id < tokenizer->vocab_size) {
+        tokenizer_decode(tokenizer, id, &length);
+    }
+    return length;
 }
 
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
