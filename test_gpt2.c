@@ -92,7 +92,7 @@ static const ZeroStep only = {0, 1}; // micro-step, of one process
 
 // Forward and backward on the whole batch; the gradients are set, the mean loss returned.
 static double pass(GPT2* model, const State* s) {
-    gpt2_forward(model, batch_of(s), 0);
+    gpt2_forward(model, batch_of(s));
     gpt2_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_SET, only);
     return batch_loss(model, batch_of(s)) / (s->B * s->T);
 }
@@ -144,7 +144,7 @@ static void test_against_pytorch(void) {
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const int N = s.B * s.T, V = model.cfg.V;
     EXPECT(gpt2_classifier_chunk(model.cfg, (size_t)N) < (size_t)N / 2, "too few chunks for a test");
-    gpt2_forward(&model, batch_of(&s), 0);
+    gpt2_forward(&model, batch_of(&s));
     for (int n = 0; n < N; n++) {
         gpt2_logits(&model, n, 1);
         EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 2e-6,
@@ -220,7 +220,7 @@ static void test_against_reference(void) {
         counted += targets[n] != NO_TARGET;
     }
     const Batch batch = {tokens, targets, starts, B, T, counted};
-    gpt2_forward(&model, batch, 0);
+    gpt2_forward(&model, batch);
     gpt2_backward(&model, batch, 1.0f / (float)counted, GRADIENT_SET, only);
     const double loss = ref_gpt2_forward(&reference, tokens, targets, starts);
     ref_gpt2_backward(&reference, tokens, targets, starts);
@@ -307,7 +307,7 @@ static void test_finite_differences(void) {
                 *element(row, model.params_memory, j) =
                     *element(row, saved, j) + (float)((side ? -h : h) * grad / sqrt(square));
             }
-            gpt2_forward(&model, batch_of(&s), 0);
+            gpt2_forward(&model, batch_of(&s));
             loss[side] = loss_of(&model, &s);
         }
         memcpy(model.params_memory, saved, model.parameter_bytes);
@@ -359,7 +359,7 @@ static void test_accumulation(void) {
         double sum = 0;
         for (int b = 0; b < s.B; b++) {
             const Batch one = {s.x + b * s.T, s.y + b * s.T, NULL, 1, s.T, s.T};
-            gpt2_forward(&model, one, 0);
+            gpt2_forward(&model, one);
             gpt2_backward(&model, one, 1.0f / (float)(s.B * s.T), b == 0 ? GRADIENT_SET : GRADIENT_ADD, only);
             sum += batch_loss(&model, one) / (s.B * s.T);
         }
@@ -382,8 +382,8 @@ static void test_generation_cache(void) {
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
-    gpt2_forward(&whole, beginning(&s, s.T), 0);
-    gpt2_forward(&model, beginning(&s, PROMPT), 0);
+    gpt2_forward(&whole, beginning(&s, s.T));
+    gpt2_forward(&model, beginning(&s, PROMPT));
     for (int known = PROMPT; known < s.T; known++) {
         gpt2_forward(&model, beginning(&s, known + 1), known);
         gpt2_logits(&model, known, 1);
@@ -398,7 +398,7 @@ static void test_generation_cache(void) {
 
 // The sum of losses of a batch, and all gradients for 1 / loss_tokens of it.
 static double batch_gradients(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
-    gpt2_forward(model, batch, 0);
+    gpt2_forward(model, batch);
     gpt2_backward(model, batch, (float)(1 / loss_tokens), mode, only);
     return batch_loss(model, batch);
 }

@@ -131,32 +131,32 @@ static inline dim3 encoder_grid_(int rows, int rows_per_block, int C, int width)
 // order  fixed
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, int WIDTH>
-__global__ void encoder_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe, int N, int T,
-                                       int first, int C) {
+__global__ void encoder_forward_kernel(X* out, const int* tokens, const int* positions, const X* wte,
+                                       const X* wpe, int N, int T, int C) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;
     const int c = (blockIdx.y * 32 + threadIdx.x) * WIDTH;
     if (n < N && c < C) {
         float x[WIDTH];
         encoder_load_<WIDTH>(x, wte + (size_t)tokens[n] * C + c);
-        encoder_add_<WIDTH>(x, wpe + (size_t)(first + n % T) * C + c);
+        encoder_add_<WIDTH>(x, wpe + (size_t)(positions ? positions[n] : n % T) * C + c);
         encoder_store_<WIDTH>(out + (size_t)n * C + c, x);
     }
 }
 
 template <class X, int WIDTH>
-static inline void encoder_launch_forward_(X* out, const int* tokens, const X* wte, const X* wpe, int N,
-                                           int T, int first, int C, const Gpu* gpu) {
+static inline void encoder_launch_forward_(X* out, const int* tokens, const int* positions, const X* wte,
+                                           const X* wpe, int N, int T, int C, const Gpu* gpu) {
     launch(encoder_forward_kernel<X, WIDTH>, encoder_grid_(N, ENCODER_WARPS, C, WIDTH),
-           dim3(32, ENCODER_WARPS), 0, gpu, out, tokens, wte, wpe, N, T, first, C);
+           dim3(32, ENCODER_WARPS), 0, gpu, out, tokens, positions, wte, wpe, N, T, C);
 }
 
 template <class X>
-static inline void encoder_forward(X* out, const int* tokens, const X* wte, const X* wpe, int B, int T,
-                                   int first, int C, const Gpu* gpu) {
+static inline void encoder_forward(X* out, const int* tokens, const int* positions, const X* wte,
+                                   const X* wpe, int B, int T, int C, const Gpu* gpu) {
     if (C % Pack<X>::SIZE == 0 && encoder_aligned_(out, wte, wpe)) {
-        encoder_launch_forward_<X, Pack<X>::SIZE>(out, tokens, wte, wpe, B * T, T, first, C, gpu);
+        encoder_launch_forward_<X, Pack<X>::SIZE>(out, tokens, positions, wte, wpe, B * T, T, C, gpu);
     } else {
-        encoder_launch_forward_<X, 1>(out, tokens, wte, wpe, B * T, T, first, C, gpu);
+        encoder_launch_forward_<X, 1>(out, tokens, positions, wte, wpe, B * T, T, C, gpu);
     }
 }
 

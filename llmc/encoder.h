@@ -1,14 +1,15 @@
 /*
 encoder.h -- token and position embeddings: the contract, and the CPU version.
 
-    out[b][t] = wte[tokens[b][t]] + wpe[first + t]
+    out[b][t] = wte[tokens[b][t]] + wpe[positions[b][t]]
 
     out, dout       (B, T, C)
     tokens          (B, T)      int32, each below V
     wte, dwte       (Vp, C)
-    wpe, dwpe       (maxT, C)   first + T <= maxT
+    positions       (B, T)      int32, each below maxT; NULL, as always in training: t
+    wpe, dwpe       (maxT, C)
 
-The forward pass sets out. The backward pass (first = 0) ADDS to dwte, which already holds the classifier's
+The forward pass sets out. The backward pass ADDS to dwte, which already holds the classifier's
 gradient of the shared weight; it sets or adds to dwpe as `mode` says, and setting zeroes the rows of
 positions not in use.
 
@@ -21,12 +22,12 @@ defines: encoder_forward_cpu, encoder_backward_cpu
 #include "llmc/base/vec.h"
 #include "llmc/gradient.h"
 
-static inline void encoder_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,
-                                       int B, int T, int first, int C) {
+static inline void encoder_forward_cpu(float* out, const int* tokens, const int* positions, const float* wte,
+                                       const float* wpe, int B, int T, int C) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
         const float* token = wte + (size_t)tokens[n] * C;
-        const float* position = wpe + (size_t)(first + n % T) * C;
+        const float* position = wpe + (size_t)(positions ? positions[n] : n % T) * C;
         for (int c = 0; c < C; c++) {
             out[(size_t)n * C + c] = token[c] + position[c];
         }

@@ -6,14 +6,15 @@ A trainer is a model and a table of functions that work on it (Trainer). All the
     start      options, data, sizes of the model; --verify-data, --print-config, --plan     plan
     open       the model, loaders, generator, checkpoints; weights, or a checkpoint         open, first_weights,
                                                                                             read_checkpoint
-    loop       validation and samples that are due                                          evaluate, next_logits
+    loop       validation and samples that are due                                          evaluate, read_text,
+                                                                                            next_tokens
                save or stop                                                                 copy_out
                a step: gradient, verdict, update, log; roll back if the run has diverged    gradients, update
     close      export, summary                                                              export_model, close
 
 The model is opaque here, and nothing depends on the type of its weights.
 
-defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, run_main
+defines: BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, run_main
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
@@ -40,8 +41,6 @@ extern "C" {
 #endif
 
 // ---- the trainer ----
-
-typedef struct GPT2 GPT2; // each trainer has its own
 
 // What a process did of an update. A sum of these over all processes is of the whole update.
 typedef struct {
@@ -105,7 +104,8 @@ typedef struct {
     int (*validates_first)(const Options* options, double flops_per_token, int64_t sequences);
     // Forward: returns the sum of the losses, nats, of a batch that may be empty. Waits for the device. Collective.
     double (*evaluate)(GPT2* model, Batch batch);
-    NextLogits next_logits; // generator.h
+    ReadText read_text; // generator.h
+    NextTokens next_tokens;
 
     // ---- weights and checkpoints
 
@@ -151,6 +151,7 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/base/threads.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/run/agree.h"
+#include "llmc/run/generate.h"
 #include "llmc/run/guard.h"
 #include "llmc/run/launch.h"
 #include "llmc/run/log.h"
@@ -175,6 +176,7 @@ typedef struct {
     RunData data;
     Resume resume;
     const char* model_path; // of the first weights, or the checkpoint to continue from; NULL: random
+    char newest[PATH_MAX];  // checkpoint of the run that --model names
     GPT2Config cfg;
     double start_s; // when the program started, as time_now_s counts
 
@@ -547,8 +549,10 @@ static void run_open_model_(Run_* run) {
         run_open_data_(run);
     }
     run->floor = setup_floor(&run->data, run->eval_sequences);
-    generator_open(&run->generator, run->trainer->next_logits, run->model, run->cfg.V, o->seq_len, &run->data,
-                   o);
+    const Trainer* trainer = run->trainer;
+    const GeneratorModel model = {
+        run->model, trainer->read_text, trainer->next_tokens, run->cfg.V, run->cfg.Vp, o->seq_len, 1};
+    generator_open(&run->generator, model, &run->data, o);
 }
 
 // What it takes to save the run, to stop it and to continue it.
@@ -738,10 +742,13 @@ int run_program(int argc, char** argv, const Trainer* trainer) {
     comm_expect(&run.comm, launch_expect());
     options_parse(&run.options, argc, argv, trainer->program);
     run_join_(&run);
+    if (run.options.generates) {
+        return generate_texts(trainer, &run.options, &run.comm);
+    }
     comm_progress(&run.comm, COMM_FIRST, -1, "checkpoints and data");
     resume_open(&run.resume, &run.options, &run.comm);
     run_turn_begins_(&run);
-    run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options);
+    run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options, run.newest);
     setup_tokenizer(&run.data, &run.options, run.resume.is_active ? NULL : run.model_path);
     run.cfg = resume_config(&run.resume, setup_model(&run.options, &run.data, run.model_path));
     const int status = run_dispatch_(&run, argv[0]);
