@@ -375,25 +375,40 @@ static void test_accumulation(void) {
     gpt2_close(&model);
 }
 
-// One token at a time, over the keys and values already there, gives the logits of the whole sequence.
-static void test_generation_cache(void) {
-    enum { PROMPT = 5 };
-    GPT2 model, whole;
-    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
-    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
-    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
-    gpt2_forward(&whole, beginning(&s, s.T));
-    gpt2_forward(&model, beginning(&s, PROMPT));
-    for (int known = PROMPT; known < s.T; known++) {
-        gpt2_forward(&model, beginning(&s, known + 1), known);
-        gpt2_logits(&model, known, 1);
-        gpt2_logits(&whole, known, 1);
-        EXPECT_NEAR(relative_error(model.acts.logits, whole.acts.logits, model.cfg.V), 0, 2e-6, "token %d",
-                    known);
+// Texts of different lengths, one token at a time over the keys and values already there: the logits of the whole
+// sequence. Both in a model that trains and in one that has only weights, with the same bits for one text or several.
+static void test_texts(void) {
+    enum { TEXTS = 3, STEPS = 9 };
+    const int lengths[TEXTS] = {1, 5, 12};
+    GPT2 whole, texts;
+    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NORMS);
+    open_fixture(&texts, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NEVER);
+    EXPECT(!texts.grads_memory && !texts.state_memory, "generation has gradients");
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &whole);
+    const int V = whole.cfg.V, Vp = whole.cfg.Vp;
+    for (int b = 0; b < TEXTS; b++) {
+        gpt2_read_text(&texts, b, s.x + b * s.T, lengths[b]);
+    }
+    for (int step = 0; step < STEPS; step++) {
+        int ids[TEXTS], positions[TEXTS];
+        for (int b = 0; b < TEXTS; b++) {
+            positions[b] = lengths[b] + step;
+            ids[b] = s.x[b * s.T + positions[b]];
+        }
+        const float* logits = gpt2_next_tokens(&texts, ids, positions, TEXTS);
+        for (int b = 0; b < TEXTS; b++) {
+            const float* want = s.logits + ((size_t)b * s.T + positions[b]) * V;
+            EXPECT_NEAR(relative_error(logits + (size_t)b * Vp, want, V), 0, 1e-5, "text %d, step %d", b,
+                        step);
+        }
+        const float* same = step == 0 ? gpt2_read_text(&whole, 0, s.x, lengths[0]) : NULL;
+        EXPECT(!same || relative_error(same, s.logits, V) < 1e-5, "the prompt");
+        const float* alone = gpt2_next_tokens(&whole, ids, positions, 1);
+        EXPECT(memcmp(alone, logits, (size_t)V * sizeof(float)) == 0, "step %d: other bits alone", step);
     }
     fixture_close(&s);
     gpt2_close(&whole);
-    gpt2_close(&model);
+    gpt2_close(&texts);
 }
 
 // The sum of losses of a batch, and all gradients for 1 / loss_tokens of it.
@@ -499,7 +514,7 @@ int main(void) {
     test_adamw_steps();
     test_finite_differences();
     test_accumulation();
-    test_generation_cache();
+    test_texts();
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         test_documents(recompute);
     }

@@ -84,7 +84,15 @@ typedef struct {
     GPT2* model;
     Generator generator;
     GenerateSpeed_ speed;
-    int64_t prompts; // so far, of --interactive
+    int64_t lines;   // of --interactive so far
+    int *ids, count; // (T + 1) of the prompt
+
+    // --prompts
+    char* file;               // all of it
+    GeneratePrompt_* prompts; // whose texts lie in it,
+    int num_prompts;          // so many
+    FILE* out;                // and where theirs go
+    const char* out_name;
 } Generate_;
 
 // ---- texts ----
@@ -154,32 +162,26 @@ static void generate_print_(Generate_* g, const int* ids, int count, int64_t pro
 }
 
 static void generate_one_(Generate_* g) {
-    const Options* o = g->options;
-    int* ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
-    const int count = setup_prompt(ids, o->seq_len, &g->data, o, g->cfg.V);
-    fputs(o->prompt, stdout);
-    generate_print_(g, ids, count, 0);
+    fputs(g->options->prompt, stdout);
+    generate_print_(g, g->ids, g->count, 0);
     generate_print_speed_(g);
-    free(ids);
 }
 
 // A line of --interactive, without its end.
-static void generate_answer_(Generate_* g, const char* line, size_t bytes, int* ids) {
+static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
     const GenerateSpeed_ none = {0, 0, 0, 0};
     char error[ERROR_BYTES];
-    int count;
-    if (!setup_try_prompt(ids, &count, g->options->seq_len, &g->data, g->cfg.V, line, bytes, error)) {
+    if (!setup_try_prompt(g->ids, &g->count, g->options->seq_len, &g->data, g->cfg.V, line, bytes, error)) {
         fprintf(stderr, "error: %s\n", error);
         return;
     }
     g->speed = none;
-    generate_print_(g, ids, count, g->prompts++);
+    generate_print_(g, g->ids, g->count, g->lines++);
     generate_print_speed_(g);
 }
 
 static void generate_interactive_(Generate_* g) {
     const int is_terminal = isatty(STDIN_FILENO);
-    int* ids = (int*)check_alloc((size_t)g->options->seq_len + 1, sizeof(int), "prompt");
     char* line = NULL;
     size_t room = 0;
     for (;;) {
@@ -188,12 +190,11 @@ static void generate_interactive_(Generate_* g) {
         if (length < 0) {
             break;
         }
-        generate_answer_(g, line, (size_t)length - (line[length - 1] == '\n'), ids);
+        generate_answer_(g, line, (size_t)length - (line[length - 1] == '\n'));
     }
     CHECK(!ferror(stdin), "standard input: cannot read: %s", strerror(errno));
     fputs(is_terminal ? "\n" : "", stderr);
     free(line);
-    free(ids);
 }
 
 // ---- the prompts of a file ----
@@ -217,37 +218,41 @@ static int generate_try_parse_(GeneratePrompt_* prompt, char* line, size_t bytes
                                    found ? "two prompts" : "no prompt");
 }
 
-// Reads the prompts and encodes all of them, so that nothing is refused later. *file holds their texts.
-static GeneratePrompt_* generate_read_(const Generate_* g, char** file, int* count) {
+// Appends the prompt of a line, encoded.
+static void generate_add_(Generate_* g, char* line, size_t bytes, int number) {
+    char place[PATH_MAX + 32], error[ERROR_BYTES];
+    const size_t so_far = (size_t)g->num_prompts;
+    g->prompts = (GeneratePrompt_*)check_grow(g->prompts, so_far, sizeof(GeneratePrompt_), "prompts");
+    GeneratePrompt_* p = &g->prompts[g->num_prompts];
+    memset(p, 0, sizeof(*p));
+    snprintf(place, sizeof(place), "%s:%d", g->options->prompts, number);
+    CHECK(generate_try_parse_(p, line, bytes, place, error), "%s", error);
+    CHECK(setup_try_prompt(g->ids, &p->count, g->options->seq_len, &g->data, g->cfg.V, p->text, p->bytes,
+                           error),
+          "%s: %s", place, error);
+    p->ids = (int*)check_alloc((size_t)p->count, sizeof(int), "prompt");
+    memcpy(p->ids, g->ids, (size_t)p->count * sizeof(int));
+    p->rng = generate_random_(g, g->num_prompts++);
+}
+
+// Reads the prompts and opens --out-texts, so that nothing is refused later.
+static void generate_read_(Generate_* g) {
     const Options* o = g->options;
-    char error[ERROR_BYTES], what[ERROR_BYTES], place[PATH_MAX + 32];
-    GeneratePrompt_* prompts = NULL;
+    char error[ERROR_BYTES];
     size_t bytes;
-    int* ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
-    CHECK(file_try_read(o->prompts, GENERATE_MAX_FILE_, file, &bytes, error), "%s", error);
-    *count = 0;
     int number = 1;
+    CHECK(file_try_read(o->prompts, GENERATE_MAX_FILE_, &g->file, &bytes, error), "%s", error);
     for (size_t at = 0; at < bytes; number++) {
-        const size_t length = strcspn(*file + at, "\n");
-        if (strspn(*file + at, " \t\r") < length) {
-            prompts =
-                (GeneratePrompt_*)check_grow(prompts, (size_t)*count, sizeof(GeneratePrompt_), "prompts");
-            GeneratePrompt_* p = &prompts[*count];
-            memset(p, 0, sizeof(*p));
-            snprintf(place, sizeof(place), "%s:%d", o->prompts, number);
-            CHECK(generate_try_parse_(p, *file + at, length, place, error), "%s", error);
-            CHECK(setup_try_prompt(ids, &p->count, o->seq_len, &g->data, g->cfg.V, p->text, p->bytes, what),
-                  "%s: %s", place, what);
-            p->ids = (int*)check_alloc((size_t)p->count, sizeof(int), "prompt");
-            memcpy(p->ids, ids, (size_t)p->count * sizeof(int));
-            p->rng = generate_random_(g, *count);
-            (*count)++;
+        const size_t length = strcspn(g->file + at, "\n");
+        if (strspn(g->file + at, " \t\r") < length) {
+            generate_add_(g, g->file + at, length, number);
         }
         at += length + 1;
     }
-    CHECK(*count > 0, "%s: no prompts", o->prompts);
-    free(ids);
-    return prompts;
+    CHECK(g->num_prompts > 0, "%s: no prompts", o->prompts);
+    g->out_name = o->out_texts[0] ? o->out_texts : "standard output";
+    g->out = o->out_texts[0] ? fopen(o->out_texts, "w") : stdout;
+    CHECK(g->out, "%s: cannot write: %s", g->out_name, strerror(errno));
 }
 
 static void generate_write_(FILE* file, const GeneratePrompt_* p) {
@@ -279,19 +284,19 @@ static void generate_progress_(int done, int count, double* last_s) {
 }
 
 // Puts new prompts where texts have ended, until all slots are busy or no prompt is left. Returns whether any is busy.
-static int generate_fill_(Generate_* g, GeneratePrompt_* prompts, int count, int* next, int* of_slot) {
+static int generate_fill_(Generate_* g, int* next, int* of_slot) {
     int busy = 0;
     for (int s = 0; s < g->generator.model.slots; s++) {
         GeneratorText* text = &g->generator.texts[s];
         for (;;) {
             if (text->is_used && text->end != GENERATOR_GOES_ON) {
-                generate_take_(&prompts[of_slot[s]], text);
+                generate_take_(&g->prompts[of_slot[s]], text);
             }
-            if (text->is_used || *next == count) {
+            if (text->is_used || *next == g->num_prompts) {
                 break;
             }
             of_slot[s] = (*next)++;
-            GeneratePrompt_* p = &prompts[of_slot[s]];
+            GeneratePrompt_* p = &g->prompts[of_slot[s]];
             generate_begin_(g, s, p->ids, p->count, &p->rng);
         }
         busy |= text->is_used;
@@ -299,40 +304,27 @@ static int generate_fill_(Generate_* g, GeneratePrompt_* prompts, int count, int
     return busy;
 }
 
-static void generate_all_(Generate_* g, GeneratePrompt_* prompts, int count, FILE* file, const char* name) {
+static void generate_all_(Generate_* g) {
     int* of_slot = (int*)check_alloc((size_t)g->generator.model.slots, sizeof(int), "texts");
     int next = 0, written = 0, busy;
     double last_s = time_now_s();
     do {
-        busy = generate_fill_(g, prompts, count, &next, of_slot);
-        for (; written < count && prompts[written].is_done; written++) {
-            generate_write_(file, &prompts[written]);
-            text_stream_close(&prompts[written].out);
-            free(prompts[written].ids);
-            generate_flush_(file, name);
+        busy = generate_fill_(g, &next, of_slot);
+        for (; written < g->num_prompts && g->prompts[written].is_done; written++) {
+            generate_write_(g->out, &g->prompts[written]);
+            text_stream_close(&g->prompts[written].out);
+            free(g->prompts[written].ids);
+            generate_flush_(g->out, g->out_name);
         }
-        generate_progress_(written, count, &last_s);
+        generate_progress_(written, g->num_prompts, &last_s);
         if (busy) {
             generate_advance_(g);
         }
     } while (busy);
     fputs(isatty(STDERR_FILENO) ? "\r" : "", stderr);
-    free(of_slot);
-}
-
-static void generate_file_(Generate_* g) {
-    const Options* o = g->options;
-    const char* name = o->out_texts[0] ? o->out_texts : "standard output";
-    char* text;
-    int count;
-    GeneratePrompt_* prompts = generate_read_(g, &text, &count);
-    FILE* file = o->out_texts[0] ? fopen(o->out_texts, "w") : stdout;
-    CHECK(file, "%s: cannot write: %s", name, strerror(errno));
-    generate_all_(g, prompts, count, file, name);
     generate_print_speed_(g);
-    CHECK(file == stdout || fclose(file) == 0, "%s: cannot write: %s", name, strerror(errno));
-    free(prompts);
-    free(text);
+    CHECK(g->out == stdout || fclose(g->out) == 0, "%s: cannot write: %s", g->out_name, strerror(errno));
+    free(of_slot);
 }
 
 // ---- the whole ----
@@ -359,22 +351,45 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
     }
 }
 
-static void generate_open_(Generate_* g, Options* o, Comm* comm) {
-    TrainerPlan* plan = (TrainerPlan*)check_alloc(1, sizeof(TrainerPlan), "plan");
+// Everything that can be refused. Returns the path of the model.
+static const char* generate_setup_(Generate_* g, Options* o) {
     const char* path = setup_model_path(o, g->newest);
     setup_text_tokenizer(&g->data, o, path);
     g->cfg = setup_model(o, &g->data, path);
     setup_texts(o);
-    g->trainer->plan(plan, g->cfg, o, comm);
+    g->ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
+    if (o->prompts[0]) {
+        generate_read_(g);
+    } else {
+        g->count = setup_prompt(g->ids, o->seq_len, &g->data, o, g->cfg.V);
+    }
+    return path;
+}
+
+static void generate_open_(Generate_* g, Options* o, const char* path, Comm* comm) {
+    const Trainer* t = g->trainer;
+    TrainerPlan* plan = (TrainerPlan*)check_alloc(1, sizeof(TrainerPlan), "plan");
+    t->plan(plan, g->cfg, o, comm);
     fprintf(stderr, "%s\n", path);
     plan_print_memory(stderr, g->cfg, o, plan->memory);
     free(plan);
-    g->model = (GPT2*)check_alloc(1, g->trainer->model_bytes, "model");
-    g->trainer->open(g->model, g->cfg, o, comm);
-    g->trainer->first_weights(g->model, path, o->seed);
-    const GeneratorModel model = {
-        g->model, g->trainer->read_text, g->trainer->next_tokens, g->cfg.V, g->cfg.Vp, o->seq_len, o->batch};
+    g->model = (GPT2*)check_alloc(1, t->model_bytes, "model");
+    t->open(g->model, g->cfg, o, comm);
+    t->first_weights(g->model, path, o->seed);
+    const GeneratorModel model = {g->model,  t->read_text, t->next_tokens, g->cfg.V,
+                                  g->cfg.Vp, o->seq_len,   o->batch};
     generator_open(&g->generator, model, &g->data, o);
+}
+
+static void generate_close_(Generate_* g) {
+    generator_close(&g->generator);
+    g->trainer->close(g->model);
+    free(g->model);
+    free(g->prompts);
+    free(g->file);
+    free(g->ids);
+    setup_close(&g->data);
+    free(g);
 }
 
 int generate_texts(const Trainer* trainer, Options* options, Comm* comm) {
@@ -383,20 +398,16 @@ int generate_texts(const Trainer* trainer, Options* options, Comm* comm) {
     generate_check_options_(options, comm);
     g->trainer = trainer;
     g->options = options;
-    generate_open_(g, options, comm);
+    generate_open_(g, options, generate_setup_(g, options), comm);
     if (options->interactive) {
         generate_interactive_(g);
     } else if (options->prompts[0]) {
-        generate_file_(g);
+        generate_all_(g);
     } else {
         generate_one_(g);
     }
-    generator_close(&g->generator);
-    trainer->close(g->model);
-    free(g->model);
-    setup_close(&g->data);
+    generate_close_(g);
     comm_close(comm);
-    free(g);
     return EXIT_SUCCESS;
 }
 

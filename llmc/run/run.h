@@ -157,6 +157,7 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/run/log.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/session.h"
+#include "llmc/tokenizer/tokenizer.h"
 #include "llmc/classifier.h"
 #include "llmc/comm_mpi.h"
 #include "llmc/zero.h"
@@ -622,6 +623,19 @@ static void run_close_(Run_* run) {
     log_close(&run->log);
 }
 
+// The command that uses what was trained, if it was saved with its tokenizer.
+static void run_print_use_(const Run_* run, const char* program) {
+    char path[PATH_MAX];
+    const Tokenizer* tokenizer = setup_saved_tokenizer(&run->data);
+    if (run->session.can_save && run_is_first_(run) && tokenizer && !tokenizer->decode_only) {
+        checkpoint_path(path, run->options.out, run->state.step, "");
+        if (access(path, F_OK) == 0) {
+            printf("talk to it: %s --model %s --prompt \"%s\"\n", program, run->options.out,
+                   run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
+        }
+    }
+}
+
 // After the last step.
 static void run_summarize_(Run_* run) {
     double peak_mib;
@@ -632,7 +646,7 @@ static void run_summarize_(Run_* run) {
 }
 
 // The run itself. Returns its exit status.
-static int run_train_(Run_* run) {
+static int run_train_(Run_* run, const char* program) {
     double largest;
     run->peak = run_sum_(run, run->plan.peak, &largest);
     plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
@@ -644,6 +658,7 @@ static int run_train_(Run_* run) {
     const int is_done = run_loop_(run), is_saved = run->session.can_save, signal = run_stop_signal_(run);
     if (is_done) {
         run_summarize_(run);
+        run_print_use_(run, program);
     } else {
         session_stopped(&run->session, &run->log, &run->state, signal);
     }
@@ -730,7 +745,7 @@ static int run_dispatch_(Run_* run, const char* program) {
     agree_on_run(&run->comm, options, run->cfg, &run->data);
     signals_end("setting up the run");
     run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
-    return run_train_(run);
+    return run_train_(run, program);
 }
 
 int run_program(int argc, char** argv, const Trainer* trainer) {

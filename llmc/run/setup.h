@@ -992,7 +992,9 @@ int setup_prompt(int* ids, int max, const RunData* data, const Options* options,
     if (text[0] && !data->has_tokenizer) {
         die_usage("--prompt needs --tokenizer: this data is only token ids");
     }
-    if (text[0] && !setup_try_prompt(ids, &count, max, data, V, text, strlen(text), error)) {
+    const int ok = !text[0] || setup_try_prompt(ids, &count, max, data, V, text, strlen(text), error);
+    CHECK(ok || !data->tokenizer.decode_only, "--%s", error); // the file is to blame, not the command line
+    if (!ok) {
         die_usage("--%s", error);
     }
     return count;

@@ -323,8 +323,10 @@ int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t by
 size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
     char error[ERROR_BYTES];
     size_t count;
-    if (!tokenizer_try_encode(tokenizer, text, bytes, ids, &count, error)) {
-        die_usage("--%s", error);
+    const int ok = tokenizer_try_encode(tokenizer, text, bytes, ids, &count, error);
+    CHECK(ok || !tokenizer->decode_only, "%s", error); // the file is to blame, not the command line
+    if (!ok) {
+        die_usage("%s", error);
     }
     return count;
 }
