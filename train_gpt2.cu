@@ -66,6 +66,16 @@ typedef struct {
 } GPT2Gradients;
 #undef GRADIENT_MEMBER
 
+// Tokens on their way to the GPU, and logits on their way back.
+typedef struct {
+    int slots, capacity;   // texts; tokens
+    int *pinned, *tokens;  // (2, capacity) tokens and their positions, on the host; on the GPU
+    floatX* logits_pinned; // (slots, Vp) as they are on the GPU,
+    float* logits;         // and as fp32
+    int steps;             // so far: as a micro-step, the second one is captured
+    cudaGraphExec_t step;  // of all slots
+} TextQueue;
+
 struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
@@ -91,6 +101,10 @@ struct GPT2 {
     GPT2Parameters params;
     GPT2OptimizerState state;
     GPT2Activations acts;
+    TensorRow
+        text_rows[GPT2_ACTIVATION_ROWS]; // generation's activations, in the same memory: between two steps
+    GPT2Activations text;                // training needs none
+    TextQueue texts;
 
     BatchQueue batches;
     MatmulGpu matmul;
@@ -104,13 +118,11 @@ struct GPT2 {
     int forward_tokens; // and how many tokens it had; 0: none yet
     MicroStepGraph graphs[2]; // of the first micro-step of an update, of the others
     StepResult *result, *result_host;
-    int64_t max_losses;    // micro-steps of an update
-    int* is_top;           // (N) of the targets of a task, on the GPU
-    floatX* logits_pinned; // (Vp) of one token,
-    float* logits_host;    // and the same as fp32
-    void* save_copy;       // what a checkpoint is written from: NULL before the first
-    int is_pinned;         // the copy
-    Nvml nvml;             // for --gpu-report
+    int64_t max_losses; // micro-steps of an update
+    int* is_top;        // (N) of the targets of a task, on the GPU
+    void* save_copy;    // what a checkpoint is written from: NULL before the first
+    int is_pinned;      // the copy
+    Nvml nvml;          // for --gpu-report
     int has_nvml, has_listed_products;
 };
 
@@ -126,8 +138,16 @@ static int planned_chunk(const Options* o) {
     return (int)(o->logits_chunk < N ? o->logits_chunk : N);
 }
 
-static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
-    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, (size_t)planned_chunk(o));
+static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
+
+// Of training, or of generation; in training also those of generation, of one text.
+static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Config cfg, const Options* o) {
+    const int texts = planned_texts(o);
+    const size_t text =
+        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, (size_t)texts);
+    const size_t trained =
+        gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, (size_t)planned_chunk(o));
+    return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
 static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) && o->master_weights; }
@@ -142,18 +162,24 @@ static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
 
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow activations[GPT2_ACTIVATION_ROWS];
-    const int trains = !options_only_evaluates(o);
+    TensorRow activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
+    const int trains = !options_only_evaluates(o);
+    const size_t activation_bytes = planned_activations(activations, text, cfg, o);
     plan->name = NULL;
     plan_add(plan, "parameters", zero_parameter_bytes(&zero, DTYPE_OF(floatX)));
+    if (o->recompute == RECOMPUTE_NEVER) {
+        plan_add_text(plan, text, activation_bytes);
+        plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
+        return;
+    }
     plan_add(plan, "gradients", trains ? zero_gradient_bytes(&zero, planned_gradients(o)) : 0);
     const size_t master = has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0;
     if (trains && !o->offload_optimizer) {
         plan_add(plan, "master weights", master);
         plan_add_state(plan, cfg, &zero, 0);
     }
-    plan_add(plan, "activations", planned_activations(activations, cfg, o));
+    plan_add(plan, "activations", activation_bytes);
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
     plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
     if (o->offload_optimizer) {
@@ -191,6 +217,10 @@ static void require_memory(GPT2Config cfg, const Options* options) {
     if (wanted <= free_bytes) {
         return;
     }
+    CHECK(options->recompute != RECOMPUTE_NEVER,
+          "the model and its texts need %.1f MiB of GPU memory, %.1f are free; wanted a smaller --batch or "
+          "--seq-len",
+          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
     Options smaller = *options;
     for (; smaller.batch > 0; smaller.batch /= 2) {
         const int least = least_chunk(cfg, &smaller);
@@ -242,7 +272,7 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     if (options_only_evaluates(o)) {
         model->gradient_bytes = model->state_bytes = 0;
     }
-    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
+    model->activation_bytes = planned_activations(model->activation_rows, model->text_rows, model->cfg, o);
     model->elements = zero_full_elements(zero);
 }
 
@@ -267,10 +297,17 @@ static void free_state(const GPT2* model, void* memory) {
     }
 }
 
-// One allocation for each kind of tensor.
+// One allocation for each kind of tensor that generation needs.
 static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     place_tensors(model, zero, o);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
+    model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
+    tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
+    tensor_rows_bind(&model->text, model->text_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
+}
+
+// And for training.
+static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
     model->state_memory = alloc_state(o, model->state_bytes, "optimizer state");
     if (has_master(o)) {
@@ -279,8 +316,6 @@ static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     if (o->offload_optimizer) {
         offload_open(&model->offload);
     }
-    model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
-    tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
     gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
@@ -295,11 +330,52 @@ static void open_results(GPT2* model, const Options* o) {
     CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
 }
 
+static void open_texts(TextQueue* texts, GPT2Config cfg, const Options* o) {
+    texts->slots = planned_texts(o);
+    texts->capacity = o->seq_len > texts->slots ? o->seq_len : texts->slots;
+    const size_t logits = (size_t)texts->slots * cfg.Vp;
+    texts->tokens = (int*)gpu_alloc(2 * (size_t)texts->capacity, sizeof(int), "tokens of texts");
+    CUDA_CHECK(cudaMallocHost((void**)&texts->pinned, 2 * (size_t)texts->capacity * sizeof(int)));
+    CUDA_CHECK(cudaMallocHost((void**)&texts->logits_pinned, logits * sizeof(floatX)));
+    texts->logits = (float*)check_alloc(logits, sizeof(float), "logits of texts");
+}
+
+static void close_texts(TextQueue* texts) {
+    if (texts->step) {
+        CUDA_CHECK(cudaGraphExecDestroy(texts->step));
+    }
+    free(texts->logits);
+    CUDA_CHECK(cudaFreeHost(texts->logits_pinned));
+    CUDA_CHECK(cudaFreeHost(texts->pinned));
+    gpu_free(texts->tokens);
+}
+
+// What training needs besides.
+static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
+    const GPT2Config cfg = model->cfg;
+    const size_t N = (size_t)o->batch * o->seq_len;
+    batch_queue_open(&model->batches, N, &model->gpu);
+    attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
+    layernorm_open(&model->layernorm, (int)N, cfg.C);
+    encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
+    adamw_open(&model->adamw, zero, model->parameter_rows);
+    gradient_norm_open(&model->norm, zero_sharded_elements(zero));
+    open_results(model, o);
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaEventCreate(&model->forward[i]));
+    }
+    model->is_top = (int*)gpu_alloc(N, sizeof(int), "most likely targets");
+    if (o->autotune) {
+        matmul_gpu_open_cache(&model->matmul);
+    }
+    open_gpu_report(model, o);
+}
+
 // Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
 // allocate memory.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
-    const size_t N = (size_t)o->batch * o->seq_len;
     const ZeroPlan zero = planned_zero(cfg, o);
+    const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     require_memory(cfg, o);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;
@@ -314,28 +390,16 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->comm = comm;
     gpu_open(&model->gpu, o->device);
     open_tensors(model, &zero, o);
+    if (model->recompute != RECOMPUTE_NEVER) {
+        open_training_tensors(model, &zero, o);
+    }
     const Gradient grads = {model->grads_memory, model->grad_dtype};
     zero_open(&model->zero, zero, model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
-
-    const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
-    batch_queue_open(&model->batches, N, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
-    if (o->autotune) {
-        matmul_gpu_open_cache(&model->matmul);
+    open_texts(&model->texts, cfg, o);
+    if (model->recompute != RECOMPUTE_NEVER) {
+        open_training(model, &zero, o);
     }
-    attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
-    layernorm_open(&model->layernorm, (int)N, cfg.C);
-    encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
-    adamw_open(&model->adamw, &zero, model->parameter_rows);
-    gradient_norm_open(&model->norm, zero_sharded_elements(&zero));
-    open_results(model, o);
-    for (int i = 0; i < 2; i++) {
-        CUDA_CHECK(cudaEventCreate(&model->forward[i]));
-    }
-    model->is_top = (int*)gpu_alloc(N, sizeof(int), "most likely targets");
-    CUDA_CHECK(cudaMallocHost((void**)&model->logits_pinned, (size_t)cfg.Vp * sizeof(floatX)));
-    model->logits_host = (float*)check_alloc((size_t)cfg.Vp, sizeof(float), "logits of a token");
-    open_gpu_report(model, o);
 }
 
 static void close_save_copy(GPT2* model) {
@@ -346,8 +410,7 @@ static void close_save_copy(GPT2* model) {
     }
 }
 
-static void gpt2_close(GPT2* model) {
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
+static void close_training(GPT2* model) {
     offload_wait(&model->offload);
     for (int mode = 0; mode < 2; mode++) {
         if (model->graphs[mode].graph) {
@@ -361,8 +424,6 @@ static void gpt2_close(GPT2* model) {
         nvml_close(&model->nvml);
     }
     close_save_copy(model);
-    free(model->logits_host);
-    CUDA_CHECK(cudaFreeHost(model->logits_pinned));
     gpu_free(model->is_top);
     CUDA_CHECK(cudaFreeHost(model->result_host));
     gpu_free(model->result);
@@ -371,16 +432,24 @@ static void gpt2_close(GPT2* model) {
     encoder_close(&model->encoder);
     layernorm_close(&model->layernorm);
     attention_gpu_close(&model->attention);
-    matmul_gpu_close(&model->matmul);
     batch_queue_close(&model->batches);
-    zero_close(&model->zero);
-    gpu_free(model->acts_memory);
     free_state(model, model->master);
     free_state(model, model->state_memory);
     if (model->offload.slots) {
         offload_close(&model->offload);
     }
     gpu_free(model->grads_memory);
+}
+
+static void gpt2_close(GPT2* model) {
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
+    if (model->recompute != RECOMPUTE_NEVER) {
+        close_training(model);
+    }
+    close_texts(&model->texts);
+    matmul_gpu_close(&model->matmul);
+    zero_close(&model->zero);
+    gpu_free(model->acts_memory);
     gpu_free(model->params_memory);
     gpu_close(&model->gpu);
 }
@@ -422,24 +491,20 @@ static floatX* residual_into(const GPT2* model, int l) {
                   : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
-// Block l up to the hidden layer of the MLP, for the tokens first ... T-1 of each sequence; N of them. With
-// first > 0 (only if B = 1) the queries, keys and values of earlier tokens are still in memory. The batch, here
-// and below, is one of gpt2_push.
-static void block_hidden(GPT2* model, int l, Batch batch, int first) {
+// Block l up to the hidden layer of the MLP. The batch, here and below, is one of gpt2_push.
+static void block_hidden(GPT2* model, int l, Batch batch) {
     const Gpu* gpu = &model->gpu;
-    const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * (T - first);
+    const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
     const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = parameters_at_layer(model, l);
-    const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
-    const GPT2Activations a = gpt2_activations_at_token(all, model->activation_rows, first);
-    const floatX* residual = residual_into(model, l) + (size_t)first * C; // (N, C)
+    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const floatX* residual = residual_into(model, l); // (N, C)
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
     // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
     matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
     // atty (B, T, C), att_lse (B, NH, T)
-    attention_forward(all.atty, all.att_lse, all.qkv, batch.starts, B, T, first, C, model->cfg.NH,
-                      &model->attention, gpu);
+    attention_forward(a.atty, a.att_lse, a.qkv, batch.starts, B, T, C, model->cfg.NH, &model->attention, gpu);
     // residual2 (N, C) = residual + atty attprojw^T + attprojb, with attprojw (C, C)
     matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
     // ln2 (N, C)
@@ -448,37 +513,36 @@ static void block_hidden(GPT2* model, int l, Batch batch, int first) {
     matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
 }
 
-// Sets the last hidden state, lnf, of the tokens first ... T-1 of each sequence; N of them.
-static void forward_from(GPT2* model, Batch batch, EncoderPositions positions) {
+// Sets the last hidden state, lnf (N, C).
+static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
     const GPT2Config cfg = model->cfg;
-    const int first = positions.first;
-    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * (T - first);
-    assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
+    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * T;
+    const GPT2Activations a = model->acts;
+    assert(B <= model->B && T <= model->T);
     // Only the products of full micro-batches are worth timing.
-    model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T && first == 0;
-    const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
+    model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T;
     // encoded (N, C)
-    encoder_forward(a.encoded, batch.inputs + first, model->params.wte, model->params.wpe, B, T - first,
-                    positions, C, &model->gpu);
+    encoder_forward(a.encoded, batch.inputs, model->params.wte, model->params.wpe, B, T, positions, C,
+                    &model->gpu);
     zero_forget_parameters(&model->zero);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
         const GPT2Parameters p = parameters_at_layer(model, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
-        block_hidden(model, l, batch, first);
+        block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
         matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F,
                                 C, &model->matmul);
     }
-    const floatX* residual = residual_into(model, cfg.L) + (size_t)first * C; // (N, C)
+    const floatX* residual = residual_into(model, cfg.L); // (N, C)
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N, C,
                       &model->gpu);
 }
 
 // The same; positions count from the start of each sequence.
-static void gpt2_forward(GPT2* model, Batch batch, int first) {
-    const EncoderPositions positions = {first, NULL};
-    forward_from(model, batch, positions);
+static void gpt2_forward(GPT2* model, Batch batch) {
+    const EncoderPositions positions = {NULL, NULL};
+    forward_at(model, batch, positions);
 }
 
 // Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
@@ -522,7 +586,7 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
     const GPT2Parameters p = parameters_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     if (model->recompute == RECOMPUTE_BLOCK) {
-        block_hidden(model, l, batch, 0);
+        block_hidden(model, l, batch);
         return;
     }
     if (model->recompute == RECOMPUTE_NORMS) {
@@ -646,7 +710,7 @@ static double micro_step_pace_s(GPT2* model) {
 static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step, unsigned record) {
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
     micro_step_mark(model, 0, record);
-    gpt2_forward(model, batch, 0);
+    gpt2_forward(model, batch);
     micro_step_mark(model, 1, record);
     gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     batch_loss(model, batch);
@@ -760,7 +824,7 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation and sampling
+// Evaluation
 
 // Forward: returns the sum of the losses; of an empty batch, too: then only its part of what others do.
 static double gpt2_evaluate(GPT2* model, Batch batch) {
@@ -771,7 +835,7 @@ static double gpt2_evaluate(GPT2* model, Batch batch) {
     }
     batch = gpt2_push(model, batch);
     gpt2_clear_result(model);
-    gpt2_forward(model, batch, 0);
+    gpt2_forward(model, batch);
     classifier_losses(model, batch, NULL);
     batch_loss(model, batch);
     return gpt2_read_result(model, 1)->losses[0];
@@ -792,8 +856,8 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
         zero_idle_forward(&model->zero);
     } else {
         const Batch pushed = gpt2_push(model, batch);
-        const EncoderPositions positions = {0, pushed.starts};
-        forward_from(model, pushed, positions);
+        const EncoderPositions positions = {NULL, pushed.starts};
+        forward_at(model, pushed, positions);
         classifier_losses(model, pushed, is_top ? model->is_top : NULL);
         download(model, losses, model->acts.losses, N * sizeof(float));
     }
@@ -803,21 +867,118 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as the others wait: the next message is MPI's
 }
 
-// The logits (Vp) of the next token, for the generator. A model that recomputes whole blocks keeps no keys and
-// values, and reads all tokens again.
-static const float* gpt2_next_logits(void* model_, const int* ids, int known, int seen) {
-    GPT2* model = (GPT2*)model_;
-    const int Vp = model->cfg.Vp;
-    const Batch batch = {ids, NULL, NULL, 1, known, 0};
-    gpt2_forward(model, gpt2_push(model, batch), model->recompute == RECOMPUTE_BLOCK ? 0 : seen);
-    gpt2_logits(model, known - 1, 1);
-    CUDA_CHECK(cudaMemcpyAsync(model->logits_pinned, model->acts.logits, (size_t)Vp * sizeof(floatX),
-                               cudaMemcpyDeviceToHost, model->gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    for (int v = 0; v < Vp; v++) {
-        model->logits_host[v] = to_float(model->logits_pinned[v]);
+// ---------------------------------------------------------------------------------------------------------------------
+// Generation
+
+// Rows of tokens that are read together: the tokens of a text that is new, or one token of each text. On the GPU.
+typedef struct {
+    const int* ids;
+    int count;
+    int text;             // that is read, from its first token on; or
+    const int* positions; // the place of each token in its text: row r is of text r
+} TextRows;
+
+// Stores the keys and values in qkv, and sets atty.
+static void text_attention(GPT2* model, TextRows rows, floatX* kv) {
+    const Gpu* gpu = &model->gpu;
+    const GPT2Activations a = model->text;
+    const int C = model->cfg.C, NH = model->cfg.NH;
+    const AttentionCacheGpu<floatX> cache = {kv, model->T, C, NH};
+    attention_cache_store(cache, a.qkv, rows.positions, rows.text, rows.count, gpu);
+    if (rows.positions) {
+        attention_cached(a.atty, a.qkv, rows.positions, rows.count, cache, gpu);
+    } else {
+        attention_forward(a.atty, a.att_lse, a.qkv, (const int*)NULL, 1, rows.count, C, NH, &model->attention,
+                          gpu);
     }
-    return model->logits_host;
+}
+
+// Block l: turns `residual` (N, C) into that after the block, residual3. They may be the same.
+static void text_block(GPT2* model, int l, TextRows rows, const floatX* residual) {
+    const Gpu* gpu = &model->gpu;
+    const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
+    const GPT2Parameters p = parameters_at_layer(model, l);
+    const GPT2Activations a = gpt2_activations_at_layer(model->text, model->text_rows, l);
+    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
+    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
+    text_attention(model, rows, a.kv);
+    matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
+    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
+    matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
+    matmul_forward_residual(a.residual3, a.residual2, a.fch_gelu, p.fcprojw, p.fcprojb, N, F, C,
+                            &model->matmul);
+}
+
+// Sets the logits (count, Vp) that follow the last `count` rows.
+static void text_forward(GPT2* model, TextRows rows, int count) {
+    const GPT2Config cfg = model->cfg;
+    const GPT2Activations a = model->text;
+    model->matmul.settings.autotune = 0; // so that the bits are the same in each run
+    encoder_forward(a.encoded, rows.ids, model->params.wte, model->params.wpe, 1, rows.count,
+                    EncoderPositions{rows.positions, NULL}, cfg.C, &model->gpu);
+    zero_forget_parameters(&model->zero);
+    for (int l = 0; l < cfg.L; l++) {
+        zero_parameters(&model->zero, l, 1);
+        text_block(model, l, rows, l == 0 ? a.encoded : a.residual3);
+    }
+    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,
+                      rows.count, cfg.C, &model->gpu);
+    matmul_forward(a.logits, a.lnf + (size_t)(rows.count - count) * cfg.C, model->params.wte,
+                   (const floatX*)NULL, count, cfg.C, cfg.Vp, &model->matmul);
+}
+
+// All work of one call: the ints on the host to the GPU, and `count` rows of logits back.
+static void text_work(GPT2* model, TextRows rows, int count) {
+    TextQueue* texts = &model->texts;
+    CUDA_CHECK(cudaMemcpyAsync(texts->tokens, texts->pinned, 2 * (size_t)texts->capacity * sizeof(int),
+                               cudaMemcpyHostToDevice, model->gpu.stream));
+    text_forward(model, rows, count);
+    CUDA_CHECK(cudaMemcpyAsync(texts->logits_pinned, model->text.logits,
+                               (size_t)count * model->cfg.Vp * sizeof(floatX), cudaMemcpyDeviceToHost,
+                               model->gpu.stream));
+}
+
+// Waits for the GPU.
+static const float* text_logits(GPT2* model, int count) {
+    TextQueue* texts = &model->texts;
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    for (size_t i = 0; i < (size_t)count * model->cfg.Vp; i++) {
+        texts->logits[i] = to_float(texts->logits_pinned[i]);
+    }
+    return texts->logits;
+}
+
+// As generator.h says.
+static const float* gpt2_read_text(GPT2* model, int text, const int* ids, int count) {
+    TextQueue* texts = &model->texts;
+    const TextRows rows = {texts->tokens, count, text, NULL};
+    assert(count <= texts->capacity && text < texts->slots);
+    memcpy(texts->pinned, ids, (size_t)count * sizeof(int));
+    text_work(model, rows, 1);
+    return text_logits(model, 1);
+}
+
+// A step of all texts is always the same work: one CUDA graph. A run that trains samples too little for one.
+static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int count) {
+    TextQueue* texts = &model->texts;
+    const TextRows rows = {texts->tokens, count, 0, texts->tokens + texts->capacity};
+    assert(count == texts->slots);
+    memcpy(texts->pinned, ids, (size_t)count * sizeof(int));
+    memcpy(texts->pinned + texts->capacity, positions, (size_t)count * sizeof(int));
+    if (!model->use_graph || model->recompute != RECOMPUTE_NEVER || texts->steps++ == 0) {
+        text_work(model, rows, count);
+        return text_logits(model, count);
+    }
+    if (!texts->step) {
+        cudaGraph_t graph;
+        CUDA_CHECK(cudaStreamBeginCapture(model->gpu.stream, cudaStreamCaptureModeThreadLocal));
+        text_work(model, rows, count);
+        CUDA_CHECK(cudaStreamEndCapture(model->gpu.stream, &graph));
+        CUDA_CHECK(cudaGraphInstantiate(&texts->step, graph, 0));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+    }
+    CUDA_CHECK(cudaGraphLaunch(texts->step, model->gpu.stream));
+    return text_logits(model, count);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -855,12 +1016,6 @@ static void upload_end(GPT2* model) {
                            &model->gpu);
     }
     zero_gather_parameters(&model->zero);
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-}
-
-// Copies from the GPU, or from what is offloaded, to the host, and waits.
-static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
@@ -1075,8 +1230,9 @@ static void choose_device(Options* options, const Comm* comm) {
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
     choose_device(o, comm);
     choose_memory(cfg, o);
+    TensorRow text[GPT2_ACTIVATION_ROWS];
     gpt2_parameter_rows(plan->parameters, cfg);
-    planned_activations(plan->activations, cfg, o);
+    planned_activations(plan->activations, text, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
@@ -1131,7 +1287,8 @@ static const Trainer trainer = {
     NULL,                       // validates_first
     gpt2_evaluate,              // evaluate
     gpt2_token_losses,          // token_losses
-    gpt2_next_logits,           // next_logits
+    gpt2_read_text,             // read_text
+    gpt2_next_tokens,           // next_tokens
     gpt2_first_weights,         // first_weights
     gpt2_read_checkpoint,       // read_checkpoint
     saved_dtype,                // saved_dtype

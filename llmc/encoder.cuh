@@ -138,8 +138,7 @@ __global__ void encoder_forward_kernel(X* out, const int* tokens, const X* wte, 
     if (n < N && c < C) {
         float x[WIDTH];
         encoder_load_<WIDTH>(x, wte + (size_t)tokens[n] * C + c);
-        const int start = positions.starts ? positions.starts[n] : 0;
-        encoder_add_<WIDTH>(x, wpe + (size_t)(positions.first + n % T - start) * C + c);
+        encoder_add_<WIDTH>(x, wpe + (size_t)encoder_position(positions, n, T) * C + c);
         encoder_store_<WIDTH>(out + (size_t)n * C + c, x);
     }
 }

@@ -30,7 +30,7 @@ double cpu_trainer_gradients(CpuTrainer* trainer, const int* tokens, const int* 
     const Batch batch = {tokens,  targets, starts,
                          batch_B, batch_T, targets_count(targets, batch_B * batch_T)};
     const ZeroStep only = {0, 1};
-    gpt2_forward(model, batch, 0);
+    gpt2_forward(model, batch);
     gpt2_backward(model, batch, (float)(1 / loss_tokens), mode, only);
     return batch_loss(model, batch);
 }
@@ -40,7 +40,7 @@ const float* cpu_trainer_logits(CpuTrainer* trainer, const int* tokens) {
     const int N = model->B * model->T;
     assert((int)gpt2_classifier_chunk(model->cfg, (size_t)N) == N);
     const Batch batch = {tokens, NULL, NULL, model->B, model->T, 0};
-    gpt2_forward(model, batch, 0);
+    gpt2_forward(model, batch);
     gpt2_logits(model, 0, N);
     return model->acts.logits;
 }

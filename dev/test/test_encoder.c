@@ -17,7 +17,13 @@ static void test_forward(int B, int T, int C) {
     for (int first = 0; first <= EXTRA; first++) {
         float* out = ops_floats(nc);
         double* want = ops_doubles(nc);
-        encoder_forward_cpu(out, tokens, wte, wpe, B, T, (EncoderPositions){first, NULL}, C);
+        int* positions = check_alloc((size_t)B * T, sizeof(int), "positions");
+        for (int n = 0; n < B * T; n++) {
+            positions[n] = first + n % T;
+        }
+        encoder_forward_cpu(out, tokens, wte, wpe, B, T, (EncoderPositions){first ? positions : NULL, NULL},
+                            C);
+        free(positions);
         ref_encoder_forward(want, tokens, wide_te, wide_pe + (size_t)first * C, B, T, C);
         for (size_t i = 0; i < nc; i++) {
             EXPECT(out[i] == (float)want[i], "out of %d x %d x %d from position %d, element %zu", B, T, C,
@@ -104,7 +110,7 @@ static void test_threads(void) {
     for (int t = 1; t <= 3; t++) {
         threads_set(t);
         out[t] = ops_floats(B * T * C), dwte[t] = ops_copy(held, Vp * C), dwpe[t] = ops_floats(MAX_T * C);
-        encoder_forward_cpu(out[t], tokens, wte, wpe, B, T, (EncoderPositions){0, NULL}, C);
+        encoder_forward_cpu(out[t], tokens, wte, wpe, B, T, (EncoderPositions){NULL, NULL}, C);
         encoder_backward_cpu(dwte[t], dwpe[t], dout, tokens, B, T, MAX_T, C, GRADIENT_SET);
         EXPECT(ops_same_bits(out[t], out[1], B * T * C), "out with %d threads", t);
         EXPECT(ops_same_bits(dwte[t], dwte[1], Vp * C), "dwte with %d threads", t);

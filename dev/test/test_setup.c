@@ -39,7 +39,8 @@ static Options parse(const char* line) {
 static Run run_open(const char* line) {
     Run run;
     run.options = parse(line);
-    run.model_path = setup_model_path(&run.options);
+    static char newest[PATH_MAX];
+    run.model_path = setup_model_path(&run.options, newest);
     setup_tokenizer(&run.data, &run.options, run.model_path);
     run.cfg = setup_model(&run.options, &run.data, run.model_path);
     setup_data(&run.data, &run.options);

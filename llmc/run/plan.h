@@ -1,7 +1,7 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_bytes, plan_print_memory,
+defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_add_text, plan_bytes, plan_print_memory,
          plan_print
 */
 #ifndef LLMC_PLAN_H
@@ -34,6 +34,9 @@ void plan_add_host(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
 
 // Adds the optimizer's state that one process has, on the device or on the host beside it.
 void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero, int is_on_host);
+
+// Adds the activations of generation, `bytes` that are laid out by `rows`.
+void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes);
 
 // The memory of the device that the run is on.
 size_t plan_bytes(const PlanMemory* memory);
@@ -84,6 +87,17 @@ void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan*
     }
 }
 
+void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes) {
+    size_t kv = 0;
+    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+        kv += rows[i].member == offsetof(GPT2Activations, kv)
+                  ? tensor_elements(&rows[i]) * rows[i].element_bytes
+                  : 0;
+    }
+    plan_add(plan, "keys and values", kv);
+    plan_add(plan, "activations", bytes - kv);
+}
+
 size_t plan_bytes(const PlanMemory* memory) {
     size_t total = 0;
     for (const PlanMemory* kind = memory; kind->name; kind++) {
@@ -120,8 +134,10 @@ static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
     static const char* const life_mark[] = {"", "  b", "  c"}; // of TensorLife
     for (int i = 0; i < count; i++) {
         const TensorRow* row = &rows[i];
-        fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows,
-                row->cols, plan_mib_(tensor_elements(row) * row->element_bytes), life_mark[row->life]);
+        if (tensor_elements(row) > 0) {
+            fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows,
+                    row->cols, plan_mib_(tensor_elements(row) * row->element_bytes), life_mark[row->life]);
+        }
     }
 }
 

@@ -7,14 +7,14 @@ A trainer is a model and a table of functions that work on it (Trainer). All the
     open       the model, loaders, generator, checkpoints; weights, or a checkpoint         open, first_weights,
                                                                                             read_checkpoint
     loop       validation, tasks and samples that are due                                   evaluate, token_losses,
-                                                                                            next_logits
+                                                                                            read_text, next_tokens
                save or stop                                                                 copy_out
                a step: gradient, verdict, update, log; roll back if the run has diverged    gradients, update
     close      export, summary                                                              export_model, close
 
 The model is opaque here, and nothing depends on the type of its weights.
 
-defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, run_main
+defines: BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, run_main
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
@@ -42,8 +42,6 @@ extern "C" {
 #endif
 
 // ---- the trainer ----
-
-typedef struct GPT2 GPT2; // each trainer has its own
 
 // What a process did of an update.
 typedef struct {
@@ -109,7 +107,8 @@ typedef struct {
     // Forward: returns the sum of the losses, nats, of a batch that may be empty. Waits for the device. Collective.
     double (*evaluate)(GPT2* model, Batch batch);
     TokenLosses token_losses; // evaluation.h
-    NextLogits next_logits;   // generator.h
+    ReadText read_text;       // generator.h
+    NextTokens next_tokens;
 
     // ---- weights and checkpoints
 
@@ -157,12 +156,14 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/base/threads.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/run/agree.h"
+#include "llmc/run/generate.h"
 #include "llmc/run/guard.h"
 #include "llmc/run/launch.h"
 #include "llmc/run/log.h"
 #include "llmc/run/pace.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/session.h"
+#include "llmc/tokenizer/tokenizer.h"
 #include "llmc/classifier.h"
 #include "llmc/zero.h"
 
@@ -181,6 +182,7 @@ typedef struct {
     RunData data;
     Resume resume;
     const char* model_path; // of the first weights, or the checkpoint to continue from; NULL: random
+    char newest[PATH_MAX];  // checkpoint of the run that --model names
     GPT2Config cfg;
     double start_s; // when the program started, as time_now_s counts
 
@@ -615,8 +617,10 @@ static void run_open_model_(Run_* run) {
     }
     evaluation_start(&run->evaluation, stdout, run->comm.size);
     run->floor = setup_floor(&run->data, run->eval_sequences);
-    generator_open(&run->generator, run->trainer->next_logits, run->model, run->cfg.V, o->seq_len, &run->data,
-                   o);
+    const Trainer* trainer = run->trainer;
+    const GeneratorModel model = {
+        run->model, trainer->read_text, trainer->next_tokens, run->cfg.V, run->cfg.Vp, o->seq_len, 1};
+    generator_open(&run->generator, model, &run->data, o);
 }
 
 // What it takes to save the run, to stop it and to continue it.
@@ -689,6 +693,19 @@ static void run_close_(Run_* run) {
     log_close(&run->log);
 }
 
+// The command that uses what was trained, if it was saved with its tokenizer.
+static void run_print_use_(const Run_* run, const char* program) {
+    char path[PATH_MAX];
+    const Tokenizer* tokenizer = setup_saved_tokenizer(&run->data);
+    if (run->session.can_save && run_is_first_(run) && tokenizer && !tokenizer->decode_only) {
+        checkpoint_path(path, run->options.out, run->state.step, "");
+        if (access(path, F_OK) == 0) {
+            printf("talk to it: %s --model %s --prompt \"%s\"\n", program, run->options.out,
+                   run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
+        }
+    }
+}
+
 // After the last step.
 static void run_summarize_(Run_* run) {
     double peak_mib;
@@ -699,7 +716,7 @@ static void run_summarize_(Run_* run) {
 }
 
 // The run itself. Returns its exit status.
-static int run_train_(Run_* run) {
+static int run_train_(Run_* run, const char* program) {
     double largest;
     run->peak = run_sum_(run, run->plan.peak, &largest);
     plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
@@ -711,6 +728,7 @@ static int run_train_(Run_* run) {
     const int is_done = run_loop_(run), is_saved = run->session.can_save, signal = run_stop_signal_(run);
     if (is_done) {
         run_summarize_(run);
+        run_print_use_(run, program);
     } else {
         session_stopped(&run->session, &run->log, &run->state, signal);
     }
@@ -802,7 +820,7 @@ static int run_dispatch_(Run_* run, const char* program) {
     evaluation_agree(&run->evaluation, &run->comm);
     signals_end("setting up the run");
     run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
-    return run_train_(run);
+    return run_train_(run, program);
 }
 
 int run_program(int argc, char** argv, const Trainer* trainer) {
@@ -814,10 +832,13 @@ int run_program(int argc, char** argv, const Trainer* trainer) {
     comm_expect(&run.comm, launch_expect());
     options_parse(&run.options, argc, argv, trainer->program);
     run_join_(&run);
+    if (run.options.generates) {
+        return generate_texts(trainer, &run.options, &run.comm);
+    }
     comm_progress(&run.comm, COMM_FIRST, -1, "checkpoints and data");
     resume_open(&run.resume, &run.options, &run.comm);
     run_turn_begins_(&run);
-    run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options);
+    run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options, run.newest);
     setup_tokenizer(&run.data, &run.options, run.resume.is_active ? NULL : run.model_path);
     run.cfg = resume_config(&run.resume, setup_model(&run.options, &run.data, run.model_path));
     const int status = run_dispatch_(&run, argv[0]);
