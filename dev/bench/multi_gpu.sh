@@ -25,7 +25,7 @@ command -v mpirun >/dev/null || die "mpirun is missing: scripts/install_deps.sh 
 
 if [ $toy ]; then
     trainer=$PWD/build/sim/BF16/train_gpt2cu bench=$PWD/build/sim/bench_group sizes=(4096 16384)
-    make -s build/sim/BF16/train_gpt2cu && dev/cusim/build.sh dev/bench/bench_group.cu plain "$bench" || exit 1
+    make -s build/sim/BF16/train_gpt2cu build/sim/bench_group || exit 1
     speed_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2)
     tiny_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 2)
     skipped_steps=0
