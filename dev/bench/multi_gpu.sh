@@ -25,10 +25,10 @@ command -v mpirun >/dev/null || die "mpirun is missing: scripts/install_deps.sh 
 
 if [ $toy ]; then
     trainer=$PWD/build/sim/BF16/train_gpt2cu bench=$PWD/build/sim/bench_group sizes=(4096 16384)
-    make -s build/sim/BF16/train_gpt2cu && dev/cusim/build.sh dev/bench/bench_group.cu plain "$bench" || exit 1
-    speed_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 128 --steps 3)
-    tiny_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 2)
-    skipped_steps=1
+    make -s build/sim/BF16/train_gpt2cu build/sim/bench_group || exit 1
+    speed_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2)
+    tiny_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 2)
+    skipped_steps=0
 else
     build=$(make -s print-GPU_BUILD)
     trainer=$PWD/$build/train_gpt2 bench=$PWD/$build/bench_group sizes=()
