@@ -854,7 +854,7 @@ static float* gpt2_download(GPT2* model) {
 // From the file, or random.
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.plan.size);
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     setup_weights(values, model->cfg, rows, path, seed);
     gpt2_upload(model, values);
@@ -864,7 +864,7 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
 // Sets weights and optimizer state from a checkpoint.
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.plan.size);
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     void* state = check_alloc(model->state_bytes, 1, "copy of the optimizer state");
     char error[ERROR_BYTES];
@@ -912,7 +912,7 @@ static void save_products(const void* model, const char* directory) {
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
     if (options->export_llmc[0] || options->export_gguf[0]) {
         TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
+        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.plan.size);
         float* values = gpt2_download(model);
         if (values) {
             setup_export(model->cfg, rows, values, options, data);
