@@ -1144,7 +1144,7 @@ static void save_products(const void* model, const char* directory) {
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
     if (options->export_llmc[0] || options->export_gguf[0]) {
         TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
+        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.plan.size);
         float* values = gpt2_download(model);
         if (values) {
             setup_export(model->cfg, rows, values, options, data);

@@ -496,7 +496,7 @@ test_tasks() {
     bad 2 "--tasks-max|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --tasks-max 3
     bad 2 "--stride|--perplexity" "${tiny[@]}" --stride 3
     bad 2 "--stride is 65|--seq-len 64" "${alone[@]}" "${tokens[@]}" --perplexity text.txt --stride 65
-    bad 2 "--save-every 1|nothing to save" "${alone[@]}" --tasks "$fixtures/choices.bin" --save-every 1 --out never
+    bad 2 "--save-every 1|nothing to save" "${alone[@]}" --tasks "$fixtures/choices.bin" --save-every 1 --out refused
     bad 2 "--resume|--model" --steps 0 --tasks "$fixtures/choices.bin" --out run --resume auto --override
     bad 1 "nowhere.jsonl" "${alone[@]}" "${tokens[@]}" --tasks nowhere.jsonl
     bad 1 "continuations.jsonl|--tokenizer" "${alone[@]}" --tasks "$fixtures/continuations.jsonl"

@@ -121,27 +121,27 @@ static void add_text(Task* task, const char* text) {
 }
 
 static void test_choices(void) {
-    // sums 6 8: the first; per token 2 and 1.6: the second; per byte without the blank 3 and 1.6
-    // sums equal: the first; per token 1.5 and 1
-    // no number: never chosen
-    const TaskResult results[] = {{6, 3}, {8, 5}, {3, 2}, {3, 3}, {NAN, 1}, {5, 1}};
+    const TaskResult results[] = {
+        {6, 3}, {8, 5},   // the sums choose the first; 2 and 1.6 per token the second
+        {3, 2}, {3, 3},   // equal sums: the first; 1.5 and 1 per token
+        {2, 1}, {3, 3},   // the first; 2 and 1
+        {5, 1}, {NAN, 1}, // what is no number is never chosen
+    };
+    static const char* const texts[] = {" ab", "abcde", "ab", "abc", "a", "abc", "a", "a"};
+    static const int gold[] = {0, 1, 1, 1};
     Task task;
     task_open(&task, "choices", TASK_CHOICE, 9);
-    add_text(&task, " ab");
-    add_text(&task, "abcde");
-    task_example(&task, 2, 0);
-    add_text(&task, "ab");
-    add_text(&task, "abc");
-    task_example(&task, 2, 1);
-    add_text(&task, "a");
-    add_text(&task, "a");
-    task_example(&task, 2, 0);
+    for (int i = 0; i < 4; i++) {
+        add_text(&task, texts[2 * i]);
+        add_text(&task, texts[2 * i + 1]);
+        task_example(&task, 2, gold[i]);
+    }
     const TaskScore score = task_score(&task, results);
-    EXPECT_NEAR(score.acc.value, 1.0 / 3, 1e-15, "acc");
-    EXPECT_NEAR(score.acc.error, sqrt(2.0 / 27), 1e-15, "its error");
-    EXPECT_NEAR(score.acc_norm.value, 1.0 / 3, 1e-15, "acc_norm");
+    EXPECT_NEAR(score.acc.value, 0.25, 1e-15, "acc");
+    EXPECT_NEAR(score.acc.error, sqrt(3.0 / 64), 1e-15, "its error");
+    EXPECT_NEAR(score.acc_norm.value, 0.5, 1e-15, "acc_norm");
     EXPECT(task.documents[0].bytes == 2 && task.documents[1].bytes == 5, "the blank before an ending");
-    EXPECT(isnan(score.loss) && isnan(score.bpb) && score.tokens == 15, "%g tokens", score.tokens);
+    EXPECT(isnan(score.loss) && isnan(score.bpb) && score.tokens == 19, "%g tokens", score.tokens);
     task_close(&task);
 }
 
