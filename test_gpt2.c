@@ -376,6 +376,14 @@ static void test_accumulation(void) {
     gpt2_close(&model);
 }
 
+static int largest(const float* x, int n) {
+    int best = 0;
+    for (int i = 1; i < n; i++) {
+        best = x[i] > x[best] ? i : best;
+    }
+    return best;
+}
+
 // Texts of different lengths, one token at a time over the keys and values already there: the logits of the whole
 // sequence. Both in a model that trains and in one that has only weights, with the same bits for one text or several.
 static void test_texts(void) {
@@ -401,6 +409,8 @@ static void test_texts(void) {
             const float* want = s.logits + ((size_t)b * s.T + positions[b]) * V;
             EXPECT_NEAR(relative_error(logits + (size_t)b * Vp, want, V), 0, 1e-5, "text %d, step %d", b,
                         step);
+            EXPECT(largest(logits + (size_t)b * Vp, V) == largest(want, V),
+                   "text %d, step %d: not PyTorch's token", b, step);
         }
         const float* same = step == 0 ? gpt2_read_text(&whole, 0, s.x, lengths[0]) : NULL;
         EXPECT(!same || relative_error(same, s.logits, V) < 1e-5, "the prompt");

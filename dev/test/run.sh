@@ -13,7 +13,8 @@
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
 #     scripts   those for several machines, with launchers that only say how they were called (test_multi_node.sh)
 #     fuzz      readers of files against random ones (fuzz.sh), 5 s each
-#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), misused
+#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), generating
+#               texts (test_generate.sh), misused
 #               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
 #     ranks     several processes under mpirun (test_ranks.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
@@ -160,6 +161,7 @@ built plain
 build asan tests build/asan/train_gpt2 build/asan/tokenize OPT="$sanitizers"
 run lint dev/test/lint.sh
 run plain dev/test/test_cli.sh build/plain/train_gpt2
+run plain dev/test/test_generate.sh build/plain/train_gpt2
 run plain dev/test/test_data.sh build/plain/train_gpt2
 run plain dev/test/test_misuse.sh build/plain/train_gpt2
 run plain dev/test/test_kill.sh build/plain/train_gpt2
@@ -174,6 +176,7 @@ built asan
 build tsan build/tsan/test_dataloader build/tsan/test_comm_tcp OPENMP= OPT="-O1 -g1 -fsanitize=thread"
 build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
 run asan dev/test/test_cli.sh build/asan/train_gpt2
+run asan dev/test/test_generate.sh build/asan/train_gpt2
 run asan dev/test/test_data.sh build/asan/train_gpt2
 run asan dev/test/test_tokenize.sh build/asan/tokenize
 run_tests asan
@@ -258,6 +261,7 @@ if [ $has_sim ]; then
     built sim-plain
     build sim-msan sim-msan
     run sim dev/test/test_sim.sh
+    run sim dev/test/test_generate.sh build/plain/train_gpt2 build/sim/FP32/train_gpt2cu
     run sim dev/test/test_kit.sh
     if command -v python3 >/dev/null; then
         run sim dev/test/test_roofline.sh

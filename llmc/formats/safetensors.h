@@ -622,7 +622,11 @@ void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t
 }
 
 void safetensors_read_f32(const SafeTensorsView* view, float* out) {
-    safetensors_read_f32_part(view, 0, view->elements, out);
+    const size_t most = (size_t)1 << 20; // at a time: more of the file need not be in memory
+    for (size_t at = 0; at < view->elements || at == 0; at += most) {
+        const size_t left = view->elements - at;
+        safetensors_read_f32_part(view, at, left < most ? left : most, out + at);
+    }
 }
 
 void safetensors_release(const SafeTensorsView* view, size_t start, size_t count) {

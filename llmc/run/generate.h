@@ -52,7 +52,6 @@ int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
 #include "llmc/run/plan.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/text_stream.h"
-#include "llmc/tokenizer/tokenizer.h"
 #include "llmc/gpt2.h"
 
 #define GENERATE_MAX_FILE_ ((size_t)1 << 32) // bytes of prompts
