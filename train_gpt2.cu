@@ -102,7 +102,7 @@ struct GPT2 {
     float* logits_host;    // and the same as fp32
     void* save_copy;       // what a checkpoint is written from: NULL before the first
     int is_pinned;         // the copy
-    Nvml nvml;             // for --gpu-report
+    Nvml nvml;             // for the log and --gpu-report
     int has_nvml, has_listed_products;
 };
 
@@ -202,15 +202,12 @@ static GeluFusion gelu_fusion(const Options* o) {
     return (GeluFusion)((forward ? GELU_FUSED_FORWARD : 0) | (backward ? GELU_FUSED_BACKWARD : 0));
 }
 
-// --gpu-report: opens the management library for the GPU of the run, or prints why there will be no report.
-static void open_gpu_report(GPT2* model, const Options* options) {
+// Opens the management library for the GPU of the run, if it is there. --gpu-report wants to know why it is not.
+static void open_sensors(GPT2* model, const Options* options) {
     char bus_id[32];
-    if (options->gpu_report == 0) {
-        return;
-    }
     CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), options->device));
     model->has_nvml = nvml_open(&model->nvml, bus_id);
-    if (!model->has_nvml) {
+    if (!model->has_nvml && options->gpu_report) {
         printf("no GPU report: %s\n", model->nvml.reason);
     }
 }
@@ -312,7 +309,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     open_results(model, o);
     CUDA_CHECK(cudaMallocHost((void**)&model->logits_pinned, (size_t)cfg.Vp * sizeof(floatX)));
     model->logits_host = (float*)check_alloc((size_t)cfg.Vp, sizeof(float), "logits of a token");
-    open_gpu_report(model, o);
+    open_sensors(model, o);
 }
 
 static void close_save_copy(GPT2* model) {
@@ -983,6 +980,10 @@ static void report_gpu(GPT2* model, const Options* options, int64_t step) {
     }
 }
 
+static void read_sensors(const GPT2* model, double* power_w, double* clock_mhz) {
+    nvml_sensors(&model->nvml, power_w, clock_mhz);
+}
+
 // Only fp16 needs a loss scale.
 static LossScale first_loss_scale(void) {
     return DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
@@ -1005,6 +1006,7 @@ static const Trainer trainer = {
     gpt2_gradients,             // gradients
     gpt2_update,                // update
     report_gpu,                 // report
+    read_sensors,               // sensors
     NULL,                       // validates_first
     gpt2_evaluate,              // evaluate
     gpt2_next_logits,           // next_logits

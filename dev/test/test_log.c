@@ -99,17 +99,22 @@ static int count_of(const char* text, const char* word) {
 
 static void print_options(FILE* file, const void* what) { fprintf(file, "{\"lr\":%s}", (const char*)what); }
 
-static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads"};
+static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads", NAN, NULL, NULL};
 
 // A log with its files in the directory `name` and its screen in the file name.screen.
-static RunLog open_log_as(const char* name, LogStart start, int64_t start_step, int64_t steps) {
+static RunLog open_log_for(const char* name, LogStart start, int64_t start_step, int64_t steps,
+                           int tensorboard) {
     RunLog log;
     char screen[300];
     snprintf(screen, sizeof(screen), "%s.screen", test_path(name));
-    const LogSettings settings = {test_path(name), start, start_step,        steps,
-                                  STEP_TOKENS,     0,     fopen(screen, "w")};
+    const LogSettings settings = {test_path(name), start, start_step,         steps,
+                                  STEP_TOKENS,     0,     fopen(screen, "w"), tensorboard};
     log_open(&log, &settings);
     return log;
+}
+
+static RunLog open_log_as(const char* name, LogStart start, int64_t start_step, int64_t steps) {
+    return open_log_for(name, start, start_step, steps, 0);
 }
 
 // Of a new run, or of one that continues after some steps.
@@ -120,7 +125,7 @@ static RunLog open_log(const char* name, int64_t start_step, int64_t steps) {
 // A log of ten steps, in a directory or without files ("").
 static RunLog open_log_in(const char* directory, FILE* screen) {
     RunLog log;
-    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen};
+    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen, 0};
     log_open(&log, &settings);
     return log;
 }
