@@ -14,6 +14,7 @@
 #     fuzz      readers of files against random ones (fuzz.sh), 5 s each
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), misused
 #               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
+#     report    pages, comparisons and TensorBoard's files (test_report.sh)
 #     ranks     several processes under mpirun (test_ranks.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers; and the kit for a
@@ -162,6 +163,7 @@ run plain dev/test/test_cli.sh build/plain/train_gpt2
 run plain dev/test/test_data.sh build/plain/train_gpt2
 run plain dev/test/test_misuse.sh build/plain/train_gpt2
 run plain dev/test/test_kill.sh build/plain/train_gpt2
+run plain dev/test/test_report.sh build/plain/train_gpt2
 run plain dev/test/test_tokenize.sh build/plain/tokenize
 run plain dev/test/test_ranks.sh build/plain/train_gpt2
 run_tests plain
@@ -173,6 +175,7 @@ build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g1 -fsanitize=thread"
 build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
 run asan dev/test/test_cli.sh build/asan/train_gpt2
 run asan dev/test/test_data.sh build/asan/train_gpt2
+run asan dev/test/test_report.sh build/asan/train_gpt2
 run asan dev/test/test_tokenize.sh build/asan/tokenize
 run_tests asan
 
