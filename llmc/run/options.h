@@ -448,11 +448,11 @@ const OptionRow OPTION_TABLE[] = {
         "seconds", "without progress, after which a run of several processes ends; at least 5 times the longest step"},
 
     {"reports",    "report",        "",   STRING_(report),         0,        0, ONCE_,            "",
-        "RUNS", "write a page about runs that exist, and exit: their directories or logs, with commas between"},
+        "RUNS", "write a page about runs that exist, and exit: their directories or logs, with commas between; empty: no"},
     {"reports",    "out-html",      "",   STRING_(out_html),       0,        0, ONCE_,            "",
         "FILE", "that page; empty: report.html in the first run's directory"},
     {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_,            "",
-        "RUNS", "print what runs achieved, a column for each, and exit"},
+        "RUNS", "print what runs achieved, a column for each, and exit; empty: no"},
 
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",
         "off|on", "estimate memory, speed and time, and exit"},

@@ -81,7 +81,6 @@ void plot_text(FILE* file, const char* text, size_t bytes);
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/json.h"
 #include "llmc/base/numbers.h"
 

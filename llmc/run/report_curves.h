@@ -51,7 +51,6 @@ void report_plots(FILE* file, const ReportRuns* runs);
 #include <string.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/numbers.h"
 
 enum {
     REPORT_COLUMNS_ = 1000,     // of the widest curves; each has at most two points

@@ -749,8 +749,8 @@ static int run_dispatch_(Run_* run, const char* program) {
 
 // --report and --compare: about runs that exist, so any other option would do nothing. Returns whether one was given.
 static int run_reports_(const Options* o) {
-    const int report = options_given(o, "report"), compare = options_given(o, "compare");
-    if (options_given(o, "out-html") && !report) {
+    const int report = o->report[0] != '\0', compare = o->compare[0] != '\0';
+    if (o->out_html[0] && !report) {
         die_usage("--out-html %s needs the runs to report on: --report", o->out_html);
     }
     for (int i = 0; i < OPTION_ROWS && (report || compare); i++) {
