@@ -27,6 +27,9 @@ assert not {"script", "link", "img", "iframe", "object"} & set(names), "somethin
 assert not re.search(r"https?://(?!www\.w3\.org/1999/xhtml)|url\(|@import", source), "a link to elsewhere"
 assert not re.search(r'="[^"]*\b(nan|inf)', source), "a number that is not finite"
 
+# <use> takes no style that depends on an ancestor: the curve would become a black shape
+assert not re.search(r"[\w\]] +\.(raw|line|val|skip|rollback)\b", source.split("</style>")[0]), "a curve's style has an ancestor"
+
 plots = [element for element in elements if element.get("class") == "plot"]
 assert len(plots) >= 5, f"{len(plots)} plots"
 for plot in plots:
