@@ -122,7 +122,7 @@ struct GPT2 {
     int* is_top;        // (N) of the targets of a task, on the GPU
     void* save_copy;    // what a checkpoint is written from: NULL before the first
     int is_pinned;      // the copy
-    Nvml nvml;          // for --gpu-report
+    Nvml nvml;          // for the log and --gpu-report
     int has_nvml, has_listed_products;
 };
 
@@ -248,15 +248,12 @@ static GeluFusion gelu_fusion(const Options* o) {
     return (GeluFusion)((forward ? GELU_FUSED_FORWARD : 0) | (backward ? GELU_FUSED_BACKWARD : 0));
 }
 
-// --gpu-report: opens the management library for the GPU of the run, or prints why there will be no report.
-static void open_gpu_report(GPT2* model, const Options* options) {
+// Opens the management library for the GPU of the run, if it is there. --gpu-report wants to know why it is not.
+static void open_sensors(GPT2* model, const Options* options) {
     char bus_id[32];
-    if (options->gpu_report == 0) {
-        return;
-    }
     CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), options->device));
     model->has_nvml = nvml_open(&model->nvml, bus_id);
-    if (!model->has_nvml) {
+    if (!model->has_nvml && options->gpu_report) {
         printf("no GPU report: %s\n", model->nvml.reason);
     }
 }
@@ -368,7 +365,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     if (o->autotune) {
         matmul_gpu_open_cache(&model->matmul);
     }
-    open_gpu_report(model, o);
+    open_sensors(model, o);
 }
 
 // Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
@@ -1262,6 +1259,10 @@ static void report_gpu(GPT2* model, const Options* options, int64_t step) {
     }
 }
 
+static void read_sensors(const GPT2* model, double* power_w, double* clock_mhz) {
+    nvml_sensors(&model->nvml, power_w, clock_mhz);
+}
+
 // Only fp16 needs a loss scale.
 static LossScale first_loss_scale(void) {
     return DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
@@ -1284,6 +1285,7 @@ static const Trainer trainer = {
     gpt2_gradients,             // gradients
     gpt2_update,                // update
     report_gpu,                 // report
+    read_sensors,               // sensors
     NULL,                       // validates_first
     gpt2_evaluate,              // evaluate
     gpt2_token_losses,          // token_losses

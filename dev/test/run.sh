@@ -16,6 +16,7 @@
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), generating
 #               texts (test_generate.sh), misused
 #               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
+#     report    pages, comparisons and TensorBoard's files (test_report.sh)
 #     ranks     several processes under mpirun (test_ranks.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers; and the kit for a
@@ -165,6 +166,7 @@ run plain dev/test/test_generate.sh build/plain/train_gpt2
 run plain dev/test/test_data.sh build/plain/train_gpt2
 run plain dev/test/test_misuse.sh build/plain/train_gpt2
 run plain dev/test/test_kill.sh build/plain/train_gpt2
+run plain dev/test/test_report.sh build/plain/train_gpt2
 run plain dev/test/test_tokenize.sh build/plain/tokenize
 run plain dev/test/test_ranks.sh build/plain/train_gpt2
 run_tests plain
@@ -178,6 +180,7 @@ build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
 run asan dev/test/test_cli.sh build/asan/train_gpt2
 run asan dev/test/test_generate.sh build/asan/train_gpt2
 run asan dev/test/test_data.sh build/asan/train_gpt2
+run asan dev/test/test_report.sh build/asan/train_gpt2
 run asan dev/test/test_tokenize.sh build/asan/tokenize
 run_tests asan
 

@@ -99,17 +99,22 @@ static int count_of(const char* text, const char* word) {
 
 static void print_options(FILE* file, const void* what) { fprintf(file, "{\"lr\":%s}", (const char*)what); }
 
-static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads"};
+static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads", NAN, NULL, NULL};
 
 // A log with its files in the directory `name` and its screen in the file name.screen.
-static RunLog open_log_as(const char* name, LogStart start, int64_t start_step, int64_t steps) {
+static RunLog open_log_for(const char* name, LogStart start, int64_t start_step, int64_t steps,
+                           int tensorboard) {
     RunLog log;
     char screen[300];
     snprintf(screen, sizeof(screen), "%s.screen", test_path(name));
-    const LogSettings settings = {test_path(name), start, start_step,        steps,
-                                  STEP_TOKENS,     0,     fopen(screen, "w")};
+    const LogSettings settings = {test_path(name), start, start_step,         steps,
+                                  STEP_TOKENS,     0,     fopen(screen, "w"), tensorboard};
     log_open(&log, &settings);
     return log;
+}
+
+static RunLog open_log_as(const char* name, LogStart start, int64_t start_step, int64_t steps) {
+    return open_log_for(name, start, start_step, steps, 0);
 }
 
 // Of a new run, or of one that continues after some steps.
@@ -120,12 +125,53 @@ static RunLog open_log(const char* name, int64_t start_step, int64_t steps) {
 // A log of ten steps, in a directory or without files ("").
 static RunLog open_log_in(const char* directory, FILE* screen) {
     RunLog log;
-    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen};
+    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen, 0};
     log_open(&log, &settings);
     return log;
 }
 
 // ---- the files ----
+
+static void print_memory(FILE* file, const void* mib) {
+    fprintf(file, ",\"mem_mb\":{\"weights\":%s}", (const char*)mib);
+}
+
+// Whether a file holds this text. Its other bytes may be zero.
+static int holds(const TestFile* file, const char* text) {
+    return memmem(file->data, file->bytes, text, strlen(text)) != NULL;
+}
+
+// What is known before the first step, what the GPU says, and TensorBoard's tags.
+static void test_board(void) {
+    const LogIdentity known = {"train 1.0", "GPU BF16", "a GPU", 0.875, print_memory, "12.5"};
+    RunLog log = open_log_for("board", LOG_NEW, 0, 10, 1);
+    char path[PATH_MAX];
+    strcpy(path, log.board.path);
+    log_config(&log, print_options, "1", known);
+    log_sensors(&log, 612.5, NAN);
+    log_train(&log, 1, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
+    log_train(&log, 2, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
+    log_val(&log, 2, 3.5);
+    log_sample(&log, 2, "Once", 4);
+    log_skip(&log, 2, "unwanted");
+    log_close(&log);
+    const char* jsonl = slurp(test_path("board/log.jsonl"));
+    EXPECT(strstr(line_of(jsonl, 0), ",\"floor\":0.875,\"mem_mb\":{\"weights\":12.5},\"time\":"), "%s",
+           line_of(jsonl, 0));
+    EXPECT(number_of(line_of(jsonl, 1), "power_w") == 612.5 && !strstr(line_of(jsonl, 1), "clock_mhz"), "%s",
+           line_of(jsonl, 1));
+    EXPECT(!strstr(line_of(jsonl, 2), "power_w"), "measured once: %s", line_of(jsonl, 2));
+    TestFile events = test_read(path);
+    EXPECT(holds(&events, "train/loss") && holds(&events, "val/loss") && holds(&events, "gpu/power_w"), "");
+    EXPECT(holds(&events, "Once") && !holds(&events, "unwanted") && !holds(&events, "floor"), "");
+    free(events.data);
+    log = open_log("board", 0, 10);
+    log_close(&log);
+    struct stat info;
+    EXPECT(stat(test_path("board/tensorboard.1"), &info) == 0 &&
+               stat(test_path("board/tensorboard"), &info) != 0,
+           "a new run leaves the old files aside");
+}
 
 static void test_files(void) {
     const char text[] = "He said \"no\".\n\tThen\0 \x01 \xC3 \xE2\x82\xAC";
@@ -677,6 +723,7 @@ static void test_errors(void) {
 }
 
 int main(void) {
+    test_board();
     test_files();
     test_partial();
     test_task_lines();

@@ -33,7 +33,7 @@ extern "C" {
 
 #define TASKS_HELLASWAG "data/hellaswag/hellaswag_val.jsonl" // --hellaswag on
 #define OPTION_AUTO (-1)     // the value of an option that the trainer chooses
-#define OPTION_ROWS_MAX 96   // maximum number of rows
+#define OPTION_ROWS_MAX 128  // maximum number of rows
 #define OPTION_NAME_BYTES 32 // the longest name, including the zero
 #define OPTION_TEXT_BYTES 64 // the longest number or word, or range, including the zero
 
@@ -146,7 +146,7 @@ typedef struct {
     const char* export_llmc;
     int export_dtype;
     const char* export_gguf;
-    int export_gguf_dtype, overfit;
+    int export_gguf_dtype, tensorboard, overfit;
 
     int recompute, threads, logits_chunk;
     int offload_optimizer;
@@ -155,6 +155,8 @@ typedef struct {
     int num_processes, rank, gpus_per_node, init;
     const char *server, *fs_path;
     int zero, timeout;
+
+    const char *report, *out_html, *compare;
 
     int plan, verify_data, print_config, help, version;
 
@@ -463,6 +465,8 @@ const OptionRow OPTION_TABLE[] = {
         "FILE", "write the final model for llama.cpp; empty: no"},
     {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_,            "f16",
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
+    {"output",     "tensorboard",   "",   SWITCH_(tensorboard),    0,        0, 0,                "off",
+        "off|on", "also log for TensorBoard, in a directory tensorboard in --out"},
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
         "off|on", "train on the first batch only; the loss goes to 0"},
 
@@ -512,6 +516,13 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_,            "50",
         "seconds", "without progress, after which a run of several processes ends; at least 5 times the longest step"},
 
+    {"reports",    "report",        "",   STRING_(report),         0,        0, ONCE_,            "",
+        "RUNS", "write a page about runs that exist, and exit: their directories or logs, with commas between; empty: no"},
+    {"reports",    "out-html",      "",   STRING_(out_html),       0,        0, ONCE_,            "",
+        "FILE", "that page; empty: report.html in the first run's directory"},
+    {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_,            "",
+        "RUNS", "print what runs achieved, a column for each, and exit; empty: no"},
+
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",
         "off|on", "estimate memory, speed and time, and exit"},
     {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_,            "off",
@@ -558,6 +569,7 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
     "  --model out/books --interactive                                     the same, line by line\n"         \
     "  --model DIR --train-data 'more/*.txt' --out out/more                finetune\n"                       \
     "  --model DIR --steps 0 --export-gguf model.gguf                      convert\n"                        \
+    "  --report out/books                                                  a page of plots\n"                \
     "Step lines show the mean loss of the update in nats per token, the gradient norm before clipping,\n"    \
     "for both the distance from the mean of 128 updates in standard deviations (z), and MFU, the share\n"    \
     "of this machine's peak FLOP/s that the model uses.\n"                                                   \

@@ -2,7 +2,7 @@
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
 defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_add_text, plan_bytes, plan_print_memory,
-         plan_print
+         plan_print, plan_print_json
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -43,6 +43,9 @@ size_t plan_bytes(const PlanMemory* memory);
 
 // Two lines: the model, and its memory.
 void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory);
+
+// The memory as members of a JSON object, in MiB, each with a comma before it; `memory` is a list.
+void plan_print_json(FILE* file, const void* memory);
 
 // All of it, for --plan. `flops_per_s` is the most that the device, described in words, can do.
 void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TensorRow* parameters,
@@ -191,6 +194,25 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Tensor
             "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "
             "the classifier's)\n");
     plan_print_rows_(file, activations, GPT2_ACTIVATION_ROWS);
+}
+
+// The kinds of one place, if there are any.
+static void plan_print_json_of_(FILE* file, const PlanMemory* kinds, const char* key, int is_host) {
+    int count = 0;
+    for (; kinds->name; kinds++) {
+        if (kinds->is_host == is_host && kinds->bytes > 0) {
+            if (count == 0) {
+                fprintf(file, ",\"%s\":{", key);
+            }
+            fprintf(file, "%s\"%s\":%.9g", count++ ? "," : "", kinds->name, (double)kinds->bytes / (1 << 20));
+        }
+    }
+    fputs(count ? "}" : "", file);
+}
+
+void plan_print_json(FILE* file, const void* memory) {
+    plan_print_json_of_(file, (const PlanMemory*)memory, "mem_mb", 0);
+    plan_print_json_of_(file, (const PlanMemory*)memory, "host_mem_mb", 1);
 }
 
 #endif // PLAN_IMPLEMENTATION

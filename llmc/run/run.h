@@ -99,6 +99,8 @@ typedef struct {
     void (*update)(GPT2* model, AdamW adamw);
     // Prints what --gpu-report asks for, after step number `step` (from 1). NULL: nothing.
     void (*report)(GPT2* model, const Options* options, int64_t step);
+    // Sets what the device says of itself at this moment; NAN: unknown. NULL: it says nothing.
+    void (*sensors)(const GPT2* model, double* power_w, double* clock_mhz);
 
     // ---- between two steps
 
@@ -156,11 +158,13 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/base/threads.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/run/agree.h"
+#include "llmc/run/compare.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/guard.h"
 #include "llmc/run/launch.h"
 #include "llmc/run/log.h"
 #include "llmc/run/pace.h"
+#include "llmc/run/report.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/session.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -206,6 +210,7 @@ typedef struct {
     int validates_first; // before the first update, too
     double floor;        // of the validation loss: the entropy of the text; NAN: unknown
     double step_s;       // time of the last step
+    double sensed_s;     // when the device was asked last
 } Run_;
 
 static int run_is_first_(const Run_* run) { return run->comm.rank == 0; }
@@ -466,6 +471,17 @@ static RunVerdict_ run_judge_(Run_* run, const RunUpdate_* update) {
     return verdict;
 }
 
+// Once a second: asking may take as long as a step of a small model.
+static void run_sense_(Run_* run) {
+    double power_w, clock_mhz;
+    const double now_s = time_now_s();
+    if (run->trainer->sensors && now_s - run->sensed_s >= 1) {
+        run->sensed_s = now_s;
+        run->trainer->sensors(run->model, &power_w, &clock_mhz);
+        log_sensors(&run->log, power_w, clock_mhz);
+    }
+}
+
 // After step number state.step.
 static void run_log_step_(Run_* run, const RunVerdict_* verdict, double flops) {
     const UpdateGuard* guard = &run->state.guard;
@@ -473,6 +489,7 @@ static void run_log_step_(Run_* run, const RunVerdict_* verdict, double flops) {
         run->peak = fmax(run->peak, flops / run->step_s);
     }
     log_data_wait(&run->log, run->data_wait_s);
+    run_sense_(run);
     log_train(&run->log, run->state.step, verdict->loss, guard_shown_z(guard, guard->loss_z), verdict->norm,
               guard_shown_z(guard, guard->norm_z), verdict->adamw.lr, run->step_s * 1e3,
               flops / run->step_s / run->peak);
@@ -672,7 +689,8 @@ static void run_open_state_(Run_* run) {
 static void run_open_log_(Run_* run) {
     char program[128];
     options_version(program, sizeof(program), &run->options, run->trainer->program_name);
-    const LogIdentity who = {program, run->trainer->name, run->plan.device};
+    const LogIdentity who = {program,    run->trainer->name, run->plan.device,
+                             run->floor, plan_print_json,    run->plan.memory};
     session_begin(&run->session, &run->resume, &run->state, &run->log, who);
 }
 
@@ -823,6 +841,27 @@ static int run_dispatch_(Run_* run, const char* program) {
     return run_train_(run, program);
 }
 
+// --report and --compare: about runs that exist, so any other option would do nothing. Returns whether one was given.
+static int run_reports_(const Options* o) {
+    const int report = o->report[0] != '\0', compare = o->compare[0] != '\0';
+    if (o->out_html[0] && !report) {
+        die_usage("--out-html %s needs the runs to report on: --report", o->out_html);
+    }
+    for (int i = 0; i < OPTION_ROWS && (report || compare); i++) {
+        if (o->given[i] && strcmp(OPTION_TABLE[i].group, "reports") != 0) {
+            die_usage("--%s starts no training, so --%s has no place beside it",
+                      report ? "report" : "compare", OPTION_TABLE[i].name);
+        }
+    }
+    if (compare) {
+        compare_runs(stdout, o->compare);
+    }
+    if (report) {
+        report_write(stdout, o->report, o->out_html);
+    }
+    return report || compare;
+}
+
 int run_program(int argc, char** argv, const Trainer* trainer) {
     Run_ run;
     check_stack();
@@ -831,6 +870,9 @@ int run_program(int argc, char** argv, const Trainer* trainer) {
     run.start_s = time_now_s();
     comm_expect(&run.comm, launch_expect());
     options_parse(&run.options, argc, argv, trainer->program);
+    if (run_reports_(&run.options)) {
+        return EXIT_SUCCESS;
+    }
     run_join_(&run);
     if (run.options.generates) {
         return generate_texts(trainer, &run.options, &run.comm);

@@ -132,8 +132,8 @@ void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog
     const Options* o = s->options;
     const int is_here = resume_is_here(resume), is_writer = o->process == 0;
     const LogSettings settings = {
-        is_writer ? o->out : "", is_here ? LOG_CONTINUE : LOG_NEW, run->step, o->steps, o->total_batch,
-        o->eval_every,           is_writer ? stdout : NULL};
+        is_writer ? o->out : "", is_here ? LOG_CONTINUE : LOG_NEW, run->step,     o->steps, o->total_batch,
+        o->eval_every,           is_writer ? stdout : NULL,        o->tensorboard};
     if (run->step >= o->steps && run->stage == STAGE_SAMPLED && setup_asks_for_samples(o)) {
         run->stage = STAGE_VALIDATED;
     }

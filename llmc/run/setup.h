@@ -884,6 +884,9 @@ void setup_training(Options* options, int has_weights) {
     if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
         die_usage("--on-divergence rollback needs checkpoints: --out and --save-every");
     }
+    if (options->tensorboard && !options->out[0]) {
+        die_usage("--tensorboard on writes into the directory of the run: give --out, too");
+    }
     if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
         options->recompute = 1; // the GPU trainer asks its GPU
     }
