@@ -116,10 +116,10 @@ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row, CUSIM_LOC) {
 // of ...: registers `low` hold k < 8, registers `high` the rest.
 template <class T>
 inline void ptx_operand_(float (&to)[16], const unsigned char* all, int of, int low, int high) {
-    for (int k = 0; k < 16; k++) {
-        T element;
-        memcpy((void*)&element, all + 16 * (4 * of + k % 8 / 2) + 4 * (k < 8 ? low : high) + 2 * (k % 2), 2);
-        to[k] = to_float(element);
+    for (int pair = 0; pair < 8; pair++) {
+        int word;
+        memcpy(&word, all + 16 * (4 * of + pair % 4) + 4 * (pair < 4 ? low : high), sizeof(word));
+        unpack_word_<T>(to + 2 * pair, word);
     }
 }
 
