@@ -22,7 +22,8 @@
 #
 # `make check` is `run.sh check [TEST]`: the plain variant alone, or one test of it.
 #
-# The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed. Environment:
+# At the end it lists what took longest, builds among it. The last line is `N passed, N failed, N skipped`; the exit status
+# is 1 if anything failed. Environment:
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -54,6 +55,7 @@ report() {
     local variant=$1 status=$2 seconds=$3 file=$4 time=
     shift 4
     [ "$seconds" -lt 5 ] || time=" ($seconds s)"
+    echo "$seconds $variant: $*" >>"$tests_dir/times"
     skipped=$((skipped + $(grep -c '^skipped: ' "$file")))
     if [ "$status" = 0 ]; then
         passed=$((passed + 1))
@@ -120,6 +122,7 @@ built() {
         echo "$1: FAILED: the build (make BUILD=build/$1 WERROR=-Werror $(cat "$log.command"))"
     fi
     echo "$1: built in $seconds s"
+    echo "$seconds $1: the build" >>"$tests_dir/times"
 }
 
 # run_tests VARIANT [TEST...]: those named, or all.
@@ -276,5 +279,6 @@ if [ $has_sim ]; then
 fi
 finish
 
+sort -rn "$tests_dir/times" | head -n 15 | awk '{ seconds = $1; $1 = ""; printf "slowest: %4d s %s\n", seconds, $0 }'
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]
