@@ -6,7 +6,7 @@
 #     asan      the same with gcc's address and undefined-behavior sanitizers
 #     tsan      what has threads of its own, with gcc's race detector (OpenMP's it does not understand)
 #     narrow    what uses vectors, for the oldest machine of this kind: 128 bits, no fused multiply-add on x86-64
-#     avx2      the same with 256 bits
+#     avx2      the same with 256 bits, where the plain build has 512
 #     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
 #     build     what the Makefile builds again, and installs (test_build.sh)
@@ -25,7 +25,8 @@
 #
 # `make check` is `run.sh check [TEST]`: the plain variant alone, or one test of it.
 #
-# The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed. Environment:
+# At the end it lists what took longest, builds among it. The last line is `N passed, N failed, N skipped`; the exit status
+# is 1 if anything failed. Environment:
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -57,6 +58,7 @@ report() {
     local variant=$1 status=$2 seconds=$3 file=$4 time=
     shift 4
     [ "$seconds" -lt 5 ] || time=" ($seconds s)"
+    echo "$seconds $variant: $*" >>"$tests_dir/times"
     skipped=$((skipped + $(grep -c '^skipped: ' "$file")))
     if [ "$status" = 0 ]; then
         passed=$((passed + 1))
@@ -123,6 +125,7 @@ built() {
         echo "$1: FAILED: the build (make BUILD=build/$1 WERROR=-Werror $(cat "$log.command"))"
     fi
     echo "$1: built in $seconds s"
+    echo "$seconds $1: the build" >>"$tests_dir/times"
 }
 
 # run_tests VARIANT [TEST...]: those named, or all.
@@ -187,9 +190,12 @@ run_tests asan
 built tsan
 run tsan build/tsan/test_dataloader
 run tsan build/tsan/test_comm_tcp
-has_avx2=
-has_cpu avx2 && has_cpu fma && has_avx2=1
-if [ $has_avx2 ]; then
+has_avx512=
+read -r cc <<<"$(make -s print-CC)"
+read -r march <<<"$(make -s print-MARCH)"
+# shellcheck disable=SC2086 # no option, or one
+$cc $march -dM -E -x c /dev/null | grep -qw __AVX512F__ && has_avx512=1
+if [ $has_avx512 ]; then
     build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell
 fi
 built narrow
@@ -201,9 +207,11 @@ if [ $has_clang ]; then
     links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
     build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp
 fi
-if [ $has_avx2 ]; then
+if [ $has_avx512 ]; then
     built avx2
     run_tests avx2 "${vector_tests[@]}"
+elif has_cpu avx2 && has_cpu fma; then
+    echo "avx2: the plain tests had these vectors"
 else
     skip "avx2: this machine has no AVX2"
 fi
@@ -287,5 +295,6 @@ if [ $has_sim ]; then
 fi
 finish
 
+sort -rn "$tests_dir/times" | head -n 15 | awk '{ seconds = $1; $1 = ""; printf "slowest: %4d s %s\n", seconds, $0 }'
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

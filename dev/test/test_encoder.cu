@@ -138,6 +138,13 @@ static void test_large(const Gpu* gpu) {
     int* tokens = ops_below((size_t)many.B * many.T, many.V);
     test_backward<float, float>(&many, tokens, GRADIENT_SET, 0, gpu);
     ops_close("many positions");
+    for (int V = 1 << 10; V <= (1 << 10) + 1; V++) { // the last that one pass sorts, the first that takes two
+        const Size edge = {1, 50, 50, V, 1};
+        tokens = ops_below((size_t)edge.T, V);
+        tokens[7] = V - 1;
+        test_backward<float, float>(&edge, tokens, GRADIENT_SET, 0, gpu);
+        ops_close("digits of 10 bits, and of 6");
+    }
     tokens = ops_below((size_t)wide.B * wide.T, wide.V);
     tokens[3] = wide.V - 1;
     test_backward<bf16, float>(&wide, tokens, GRADIENT_ADD, 0, gpu);
