@@ -151,7 +151,7 @@ static void test_board(void) {
     log_sensors(&log, 612.5, NAN);
     log_train(&log, 1, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
     log_train(&log, 2, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
-    log_val(&log, 2, 3.5);
+    log_val(&log, 2, 3.5, NAN);
     log_sample(&log, 2, "Once", 4);
     log_skip(&log, 2, "unwanted");
     log_close(&log);
