@@ -104,6 +104,7 @@ struct GPT2 {
     int is_pinned;         // the copy
     Nvml nvml;             // for --gpu-report
     int has_nvml, has_listed_products;
+    int has_products; // gpt2_choose_products is done
 };
 
 // The type of the weights in a checkpoint: of master weights if there are any.
@@ -301,8 +302,11 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
-    if (o->autotune) {
+    if (o->autotune && comm->rank == 0) {
         matmul_gpu_open_cache(&model->matmul);
+    }
+    if (o->autotune && comm->size > 1) {
+        matmul_gpu_share_plans(&model->matmul, comm);
     }
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
@@ -584,6 +588,11 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
 
 // ---- a micro-step
 
+// Before the first micro-step of an update, and before a batch of a validation.
+static void gpt2_clear_result(GPT2* model) {
+    CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
+}
+
 static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step) {
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
     gpt2_forward(model, batch, 0);
@@ -629,12 +638,29 @@ static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep zero
     CUDA_CHECK(cudaGraphLaunch(step->graph, model->gpu.stream));
 }
 
-// ---- the gradient of an update
-
-// Before the first micro-step of an update, and before a batch of a validation.
-static void gpt2_clear_result(GPT2* model) {
-    CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
+// Chooses the algorithms of all products of a full micro-batch, with any tokens. Several processes choose
+// together: later some have no full micro-batch, or none at all, when others have one.
+static void gpt2_choose_products(GPT2* model) {
+    const int N = model->B * model->T, later_ones_add = model->zero.plan.stage < 2;
+    if (!model->autotune || model->comm->size == 1 || model->has_products) {
+        return;
+    }
+    int* tokens = (int*)check_alloc((size_t)N, sizeof(int), "tokens");
+    for (int i = 0; i < N; i++) {
+        tokens[i] = i % model->cfg.V;
+    }
+    const Batch batch = {tokens, tokens, NULL, model->B, model->T, N};
+    for (int micro = 0; micro <= later_ones_add; micro++) {
+        const ZeroStep step = {micro, model->comm->size};
+        gpt2_clear_result(model);
+        micro_step_work(model, gpt2_push(model, batch), 1.0f / (float)N, step);
+    }
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as in gpt2_evaluate
+    model->has_products = 1;
+    free(tokens);
 }
+
+// ---- the gradient of an update
 
 // Waits for the GPU, once a step: for the losses of the micro-steps and the square sum of the gradient.
 static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
@@ -812,6 +838,7 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     setup_weights(values, model->cfg, rows, path, seed);
     gpt2_upload(model, values);
+    gpt2_choose_products(model);
     free(values);
 }
 
@@ -827,6 +854,7 @@ static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState
         printf("note: %s; timing the matrix products again\n", error);
     }
     gpt2_upload(model, values);
+    gpt2_choose_products(model);
     upload(model, model->state_memory, state, model->state_bytes);
     free(state);
     free(values);
@@ -935,14 +963,10 @@ static void choose_memory(GPT2Config cfg, Options* options) {
     }
 }
 
-// Decides --device auto. Several processes time no products: each would choose algorithms of its own, with other bits.
+// Decides --device auto.
 static void choose_device(Options* options, const Comm* comm) {
     if (comm->size > 1 && options->device != OPTION_AUTO) {
         die_usage("--device %d is for one process; %d take one GPU each", options->device, comm->size);
-    }
-    if (comm->size > 1 && options->autotune) {
-        printf("autotune: off, with several processes\n");
-        options->autotune = 0;
     }
     if (options->device == OPTION_AUTO) {
         options->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
