@@ -95,7 +95,7 @@ struct GPT2 {
     EncoderGpu encoder;
     AdamWPlan adamw;
     GradientNorm norm;
-    MicroStepGraph graphs[2]; // of the first micro-step of an update, of the others
+    MicroStepGraph graphs[ZERO_VARIANTS];
     StepResult *result, *result_host;
     int64_t max_losses;    // micro-steps of an update
     floatX* logits_pinned; // (Vp) of one token,
@@ -328,11 +328,12 @@ static void close_save_copy(GPT2* model) {
 }
 
 static void gpt2_close(GPT2* model) {
+    zero_wait_for_parameters(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
     offload_wait(&model->offload);
-    for (int mode = 0; mode < 2; mode++) {
-        if (model->graphs[mode].graph) {
-            CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
+    for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
+        if (model->graphs[variant].graph) {
+            CUDA_CHECK(cudaGraphExecDestroy(model->graphs[variant].graph));
         }
     }
     if (model->has_nvml) {
@@ -433,10 +434,10 @@ static void gpt2_forward(GPT2* model, Batch batch, int first) {
     // Only the products of full micro-batches are worth timing.
     model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T && first == 0;
     const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
+    zero_begin_forward(&model->zero);
     // encoded (N, C)
     encoder_forward(a.encoded, batch.inputs + first, model->params.wte, model->params.wpe, B, T - first,
                     first, C, &model->gpu);
-    zero_forget_parameters(&model->zero);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
         const GPT2Parameters p = parameters_at_layer(model, l);
@@ -540,7 +541,9 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
                        mode, &model->attention, gpu);
     linear_backward(model, dln1, d.qkvw, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
     // dresidual, and the gradient of fcprojb (C) of the block before
-    zero_wait_for_buffer(&model->zero, l - 1, model->cfg.L);
+    if (l > 0) {
+        zero_wait_for_buffer(&model->zero, l - 1);
+    }
     layernorm_backward(dresidual, d.ln1w, d.ln1b, bias_grad_into(model, l), dln1, residual_into(model, l),
                        p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
 }
@@ -551,6 +554,7 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
     const int N = batch.B * batch.T, chunk = model->chunk;
     const Gradient dwte = gradients_at_layer(model, 0).wte;
+    zero_wait_for_buffer(&model->zero, -1);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
@@ -563,7 +567,7 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. Each group of gradients is reduced as soon as it is there.
+// dloss is the gradient of the loss of each token. The gradients of a block are reduced as soon as they are there.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
@@ -582,8 +586,6 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     }
     encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
                      &model->gpu);
-    zero_group_done<floatX>(&model->zero, 0, step);
-    zero_join(&model->zero);
 }
 
 // ---- a micro-step
@@ -595,9 +597,11 @@ static void gpt2_clear_result(GPT2* model) {
 
 static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step) {
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
+    zero_begin(&model->zero, step);
     gpt2_forward(model, batch, 0);
     gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     batch_loss(model, batch);
+    zero_join(&model->zero, step);
 }
 
 // Captures the work as a graph instead of doing it.
@@ -612,37 +616,43 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, Batch batch, float dloss,
     return executable;
 }
 
+// The same as a graph, captured now if there is none for this dloss, or for a batch like this.
+static void micro_step_replay(GPT2* model, Batch batch, float dloss, ZeroStep step) {
+    MicroStepGraph* of = &model->graphs[zero_variant(&model->zero.plan, step)];
+    if (of->graph && (of->dloss != dloss || of->starts != batch.starts)) {
+        CUDA_CHECK(cudaGraphExecDestroy(of->graph));
+        of->graph = NULL;
+    }
+    if (!of->graph) {
+        of->graph = micro_step_capture(model, batch, dloss, step);
+        of->dloss = dloss;
+        of->starts = batch.starts;
+    }
+    CUDA_CHECK(cudaGraphLaunch(of->graph, model->gpu.stream));
+    zero_replayed(&model->zero);
+}
+
 // Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
-// Appends the sum of its losses to the results. Only what repeats has a graph: the first micro-step, or any later
-// one, with full micro-batches in all processes (is_full).
-static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep zero_step, int is_full) {
-    MicroStepGraph* step = &model->graphs[zero_step.micro_step > 0];
-    int* times = &step->times[batch.starts != NULL];
+// Appends the sum of its losses to the results. Only what repeats has a graph: micro-steps of one variant with full
+// micro-batches in all processes (is_full).
+static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step, int is_full) {
+    int* times = &model->graphs[zero_variant(&model->zero.plan, step)].times[batch.starts != NULL];
     if (batch.B == 0) {
-        zero_idle<floatX>(&model->zero, zero_step);
-        return;
+        zero_idle<floatX>(&model->zero, step);
+    } else if (!model->use_graph || !is_full || (*times)++ == 0) {
+        micro_step_work(model, batch, dloss, step);
+    } else {
+        micro_step_replay(model, batch, dloss, step);
     }
-    if (!model->use_graph || !is_full || (*times)++ == 0) {
-        micro_step_work(model, batch, dloss, zero_step);
-        return;
-    }
-    if (step->graph && (step->dloss != dloss || step->starts != batch.starts)) {
-        CUDA_CHECK(cudaGraphExecDestroy(step->graph));
-        step->graph = NULL;
-    }
-    if (!step->graph) {
-        step->graph = micro_step_capture(model, batch, dloss, zero_step);
-        step->dloss = dloss;
-        step->starts = batch.starts;
-    }
-    CUDA_CHECK(cudaGraphLaunch(step->graph, model->gpu.stream));
+    zero_group_done<floatX>(&model->zero, 0, step);
 }
 
 // Chooses the algorithms of all products of a full micro-batch, with any tokens. Several processes choose
 // together: later some have no full micro-batch, or none at all, when others have one.
 static void gpt2_choose_products(GPT2* model) {
-    const int N = model->B * model->T, later_ones_add = model->zero.plan.stage < 2;
-    if (!model->autotune || model->comm->size == 1 || model->has_products) {
+    const int N = model->B * model->T, size = model->comm->size;
+    const int micro_steps = model->zero.plan.stage < 2 ? 2 : 1; // the later ones add to the gradients
+    if (!model->autotune || size == 1 || model->has_products) {
         return;
     }
     int* tokens = (int*)check_alloc((size_t)N, sizeof(int), "tokens");
@@ -650,11 +660,12 @@ static void gpt2_choose_products(GPT2* model) {
         tokens[i] = i % model->cfg.V;
     }
     const Batch batch = {tokens, tokens, NULL, model->B, model->T, N};
-    for (int micro = 0; micro <= later_ones_add; micro++) {
-        const ZeroStep step = {micro, model->comm->size};
+    for (int micro = 0; micro < micro_steps; micro++) {
+        const ZeroStep step = {micro, size, size, micro == micro_steps - 1};
         gpt2_clear_result(model);
-        micro_step_work(model, gpt2_push(model, batch), 1.0f / (float)N, step);
+        gpt2_micro_step(model, gpt2_push(model, batch), 1.0f / (float)N, step, 0);
     }
+    zero_wait_for_gradient(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as in gpt2_evaluate
     model->has_products = 1;
     free(tokens);
@@ -673,6 +684,7 @@ static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
 
 // Sets the square sum of this process's part of the gradient in the result, on the GPU.
 static void gpt2_square_sum(GPT2* model) {
+    zero_wait_for_gradient(&model->zero);
     gradient_square_sum<floatX>(&model->result->square_sum, zero_gradient(&model->zero), &model->norm,
                                 &model->gpu);
 }
@@ -683,10 +695,9 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
     BatchGradient gradient = {{0, 0}, 0, 0};
-    const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
     int64_t batches = 0; // of this process
     gpt2_clear_result(model);
-    for (ZeroStep step = first; step.active > 0;
+    for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch next = dataloader_next(train), batch = next.B > 0 ? gpt2_push(model, next) : next;
         losses[step.micro_step] = 0;
@@ -695,7 +706,6 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
         batch_gradient_add(&gradient, model->cfg, batch);
         comm_alive(model->comm);
     }
-    zero_reduce<floatX>(&model->zero, first);
     gpt2_square_sum(model);
     const StepResult* result = gpt2_read_result(model, batches);
     matmul_gpu_keep_cache(&model->matmul);
@@ -773,6 +783,7 @@ static void gpt2_upload(GPT2* model, const float* values) {
     const size_t owned = zero_owned_elements(zero);
     float* own = (float*)check_alloc(owned, sizeof(float), "copy of the parameters");
     zero_copy_owned(zero, own, values, DTYPE_FP32);
+    zero_wait_for_parameters(&model->zero);
     if (model->master) {
         upload(model, model->master, own, owned * sizeof(float));
         params_from_master((floatX*)zero_update_parameters(&model->zero), model->master, &model->adamw,
@@ -788,7 +799,6 @@ static void gpt2_upload(GPT2* model, const float* values) {
         free(narrow);
     }
     zero_gather_parameters(&model->zero);
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
     free(own);
 }
 
@@ -802,6 +812,7 @@ static void download(const GPT2* model, void* to, const void* from, size_t bytes
 // rows, of rank 0. Collective.
 static void download_weights(GPT2* model, void* full) {
     offload_wait(&model->offload);
+    zero_wait_for_parameters(&model->zero);
     if (model->master) {
         zero_collect(&model->zero, full, model->master, DTYPE_FP32);
     } else if (model->zero.params_shard) {
