@@ -455,6 +455,7 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm*
     gpt2_parameter_rows(plan->parameters, cfg);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
+    plan->gradient_bytes = plan->parameter_bytes = sizeof(float);
     snprintf(plan->device, sizeof(plan->device), "%d threads, %s", threads_max(), VEC_ISA);
     plan->peak = peak_flops_per_s();
 }

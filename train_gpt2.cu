@@ -130,7 +130,7 @@ static DType planned_gradients(const Options* o) { return o->gradients ? DTYPE_F
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow activations[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
+    const ZeroPlan zero = zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
     plan->name = NULL;
     plan_add(plan, "parameters", zero_parameter_bytes(&zero, DTYPE_OF(floatX)));
     plan_add(plan, "gradients", zero_gradient_bytes(&zero, planned_gradients(o)));
@@ -281,7 +281,7 @@ static void open_results(GPT2* model, const Options* o) {
 // allocate memory.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
     const size_t N = (size_t)o->batch * o->seq_len;
-    const ZeroPlan zero = zero_plan(cfg, o->zero, comm->rank, comm->size);
+    const ZeroPlan zero = zero_plan_two_levels(cfg, o->zero, comm->rank, comm->size, o->shards);
     require_memory(cfg, o);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;
@@ -709,7 +709,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     gpt2_square_sum(model);
     const StepResult* result = gpt2_read_result(model, batches);
     matmul_gpu_keep_cache(&model->matmul);
-    group_gpu_check(&model->zero.group);
+    zero_check(&model->zero);
     memcpy(losses, result->losses, (size_t)batches * sizeof(double));
     gradient.square_sum = result->square_sum;
     return gradient;
@@ -780,26 +780,25 @@ static void upload(const GPT2* model, void* to, const void* from, size_t bytes) 
 // process updates, and then all that it keeps.
 static void gpt2_upload(GPT2* model, const float* values) {
     const ZeroPlan* zero = &model->zero.plan;
-    const size_t owned = zero_owned_elements(zero);
-    float* own = (float*)check_alloc(owned, sizeof(float), "copy of the parameters");
-    zero_copy_owned(zero, own, values, DTYPE_FP32);
+    const ZeroCut cut = model->master ? zero_owned_cut(zero) : zero_kept_cut(zero);
+    const size_t count = model->elements / (size_t)cut.parts;
+    float* part = (float*)check_alloc(count, sizeof(float), "copy of the parameters");
+    zero_copy_cut(zero, part, values, DTYPE_FP32, cut);
     zero_wait_for_parameters(&model->zero);
     if (model->master) {
-        upload(model, model->master, own, owned * sizeof(float));
+        upload(model, model->master, part, count * sizeof(float));
         params_from_master((floatX*)zero_update_parameters(&model->zero), model->master, &model->adamw,
                            &model->gpu);
     } else {
-        floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-        const float* from = zero->stage < 3 ? values : own;
-        const size_t count = zero->stage < 3 ? model->elements : owned;
+        floatX* narrow = (floatX*)check_alloc(count, sizeof(floatX), "copy of the parameters");
         for (size_t i = 0; i < count; i++) {
-            narrow[i] = from_float<floatX>(from[i]);
+            narrow[i] = from_float<floatX>(part[i]);
         }
         upload(model, zero_update_parameters(&model->zero), narrow, count * sizeof(floatX));
         free(narrow);
     }
     zero_gather_parameters(&model->zero);
-    free(own);
+    free(part);
 }
 
 // Copies from the GPU, or from what is offloaded, to the host, and waits.
@@ -815,8 +814,8 @@ static void download_weights(GPT2* model, void* full) {
     zero_wait_for_parameters(&model->zero);
     if (model->master) {
         zero_collect(&model->zero, full, model->master, DTYPE_FP32);
-    } else if (model->zero.params_shard) {
-        zero_collect(&model->zero, full, model->zero.params_shard, DTYPE_OF(floatX));
+    } else if (model->zero.params_slices) {
+        zero_collect(&model->zero, full, model->zero.params_slices, DTYPE_OF(floatX));
     } else if (full) {
         download(model, full, model->params_memory, model->parameter_bytes);
     }
@@ -990,6 +989,8 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm*
     gpt2_parameter_rows(plan->parameters, cfg);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
+    plan->gradient_bytes = dtype_bytes(planned_gradients(o));
+    plan->parameter_bytes = sizeof(floatX);
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
 }

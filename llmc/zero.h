@@ -10,9 +10,14 @@ version of what moves.
             and 1/W
 
 The parameters lie in groups (gpt2.h): what is outside of the blocks, then block 0, 1, ... Each group is cut into W
-equal shards; process r has shard r of every group. Shard arrays (gradient, optimizer state) hold the shards of
+equal shards; each process has one of every group. Shard arrays (gradient, optimizer state) hold the shards of
 one process, group after group. With one process a shard is the whole group, and shard arrays look like
 full ones.
+
+Two levels: W processes are `replicas` of `shards` processes each, those of a machine, say. A group is cut into `shards`
+slices, and a slice into a shard for each replica. What moves in every micro-step, slices, stays within a replica, and
+"1/W" means 1/shards for what is kept of parameters and gradients; once an update the sums of the replicas are
+added up, shard by shard, between the processes that have the same slice. With one level a slice is a shard.
 
 Micro-batch k of an update is that of process k mod W in micro-step k div W. A reduction sends piece r of each
 process's gradient to process r, which adds the pieces to its shard in fp32,
@@ -20,13 +25,16 @@ process's gradient to process r, which adds the pieces to its shard in fp32,
     shard[i] = ((shard[i] + piece_0[i]) + piece_1[i]) + ...        shard[i] = 0 before the first micro-step
 
 so in stage 2 the order of additions is that of the micro-batches, whatever W is: the same bits. In stages 0 and
-1 each process adds up its own micro-batches first, and the last bits depend on W.
+1 each process adds up its own micro-batches first, and the last bits depend on W. With two levels each replica adds up
+its own first, and they depend on the number of replicas.
 
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 
-defines: ZeroPlan, zero_plan, zero_group_begin, zero_group_elements, zero_shard_begin, zero_shard_elements,
-         zero_params_elements, zero_full_elements, zero_sharded_elements, zero_owned_elements, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
-         ZeroStep, zero_step, zero_reduces, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements, zero_buffer_elements,
+defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_replicas, ZeroCut, zero_shard_of, zero_owned_cut,
+         zero_kept_cut, zero_group_begin, zero_group_elements, zero_shard_begin, zero_shard_elements,
+         zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
+         zero_sharded_elements, zero_owned_elements, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
+         ZeroStep, zero_step, zero_reduces, ZeroTraffic, zero_traffic, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements, zero_buffer_elements,
          zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu,
          zero_range_gradient_cpu, zero_gather_parameters_cpu
 */
@@ -50,20 +58,50 @@ defines: ZeroPlan, zero_plan, zero_group_begin, zero_group_elements, zero_shard_
 typedef struct {
     int stage;
     int rank, size;     // of this process; processes, W
+    int shards;         // processes of a replica: W with one level
     int groups;         // 1 + L
     size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
 } ZeroPlan;
 
-static inline ZeroPlan zero_plan(GPT2Config cfg, int stage, int rank, int size) {
+// `shards` divides `size`; ranks 0 ... shards - 1 are the first replica.
+static inline ZeroPlan zero_plan_two_levels(GPT2Config cfg, int stage, int rank, int size, int shards) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const GPT2Config one = {cfg.max_T, cfg.V, cfg.Vp, 1, cfg.NH, cfg.C},
                      two = {cfg.max_T, cfg.V, cfg.Vp, 2, cfg.NH, cfg.C};
     const size_t with_one = gpt2_sharded_rows_of(rows, one, 1, size),
                  with_two = gpt2_sharded_rows_of(rows, two, 1, size);
     const size_t block = with_two - with_one;
-    const ZeroPlan plan = {stage, rank, size, 1 + cfg.L, with_one - block, block};
-    assert(0 <= rank && rank < size);
+    const ZeroPlan plan = {stage, rank, size, shards, 1 + cfg.L, with_one - block, block};
+    assert(0 <= rank && rank < size && size % shards == 0);
     return plan;
+}
+
+static inline ZeroPlan zero_plan(GPT2Config cfg, int stage, int rank, int size) {
+    return zero_plan_two_levels(cfg, stage, rank, size, size);
+}
+
+static inline int zero_replicas(const ZeroPlan* plan) { return plan->size / plan->shards; }
+
+// One of equal parts of every group.
+typedef struct {
+    int parts, part;
+} ZeroCut;
+
+// What a process of this rank has the gradient of, once it is reduced.
+static inline ZeroCut zero_shard_of(const ZeroPlan* plan, int rank) {
+    const int slice = rank % plan->shards, replica = rank / plan->shards;
+    const ZeroCut cut = {plan->size, slice * zero_replicas(plan) + replica};
+    return cut;
+}
+
+// What this process updates, and what it keeps of the parameters.
+static inline ZeroCut zero_owned_cut(const ZeroPlan* plan) {
+    const ZeroCut whole = {1, 0};
+    return plan->stage == 0 ? whole : zero_shard_of(plan, plan->rank);
+}
+static inline ZeroCut zero_kept_cut(const ZeroPlan* plan) {
+    const ZeroCut whole = {1, 0}, slice = {plan->shards, plan->rank % plan->shards};
+    return plan->stage < 3 ? whole : slice;
 }
 
 // Group g in full arrays.
@@ -82,18 +120,30 @@ static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
     return zero_group_elements(plan, g) / (size_t)plan->size;
 }
 
+// The slice of group g, in arrays of slices.
+static inline size_t zero_slice_begin(const ZeroPlan* plan, int g) {
+    return zero_group_begin(plan, g) / (size_t)plan->shards;
+}
+static inline size_t zero_slice_elements(const ZeroPlan* plan, int g) {
+    return zero_group_elements(plan, g) / (size_t)plan->shards;
+}
+
 // Of the parameters in memory that a forward pass reads; in stage 3 of `blocks` blocks at a time.
 static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
     return plan->stage < 3 ? zero_group_begin(plan, plan->groups) : plan->once + (size_t)blocks * plan->block;
 }
 
-// Of a full array, of a shard array, and of what this process updates: the arrays of optimizer state.
+// Of a full array, of an array of slices, of a shard array, and of what this process updates: the arrays of optimizer
+// state.
 static inline size_t zero_full_elements(const ZeroPlan* plan) { return zero_group_begin(plan, plan->groups); }
+static inline size_t zero_sliced_elements(const ZeroPlan* plan) {
+    return zero_full_elements(plan) / (size_t)plan->shards;
+}
 static inline size_t zero_sharded_elements(const ZeroPlan* plan) {
     return zero_full_elements(plan) / (size_t)plan->size;
 }
 static inline size_t zero_owned_elements(const ZeroPlan* plan) {
-    return plan->stage == 0 ? zero_full_elements(plan) : zero_sharded_elements(plan);
+    return zero_full_elements(plan) / (size_t)zero_owned_cut(plan).parts;
 }
 
 // ---- ranges ----
@@ -124,16 +174,13 @@ static inline size_t zero_logical_elements(const TensorRow* rows, GPT2Config cfg
 
 // The part of `tensor`, which is a layer of a parameter in full arrays, that this process has; its count may be 0.
 static inline ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
-    if (plan->stage == 0) {
-        return tensor;
-    }
-    const size_t shard = zero_shard_elements(plan, tensor.group);
-    const size_t begin = zero_group_begin(plan, tensor.group) + (size_t)plan->rank * shard,
-                 end = begin + shard;
+    const ZeroCut cut = zero_owned_cut(plan);
+    const size_t part = zero_group_elements(plan, tensor.group) / (size_t)cut.parts;
+    const size_t begin = zero_group_begin(plan, tensor.group) + (size_t)cut.part * part, end = begin + part;
     const size_t from = tensor.full > begin ? tensor.full : begin;
     const size_t to = tensor.full + tensor.count < end ? tensor.full + tensor.count : end;
     const ZeroRange range = {from,
-                             zero_shard_begin(plan, tensor.group) + (from - begin),
+                             zero_group_begin(plan, tensor.group) / (size_t)cut.parts + (from - begin),
                              tensor.logical + (from - tensor.full),
                              from < to ? to - from : 0,
                              tensor.row,
@@ -204,13 +251,46 @@ static inline int zero_reduces(const ZeroPlan* plan, ZeroStep step) {
     return plan->stage >= 2 || (plan->size > 1 && step.is_last);
 }
 
-// How many processes have something to add, and whether it is the first of its update.
+// How many processes of this replica have something to add, and whether it is the first of its update.
 static inline int zero_adds_(const ZeroPlan* plan, ZeroStep step) {
-    return plan->stage >= 2 ? step.active : step.of_update;
+    const int before = plan->rank / plan->shards * plan->shards; // ranks of earlier replicas
+    return zero_busy_((plan->stage >= 2 ? step.active : step.of_update) - before, plan->shards);
 }
 static inline int zero_is_first_(const ZeroPlan* plan, ZeroStep step) {
     return plan->stage < 2 || step.micro_step == 0;
 }
+
+// ---- traffic ----
+
+// What a process sends in an update, and receives, in bytes: to those of its replica, and to those of others.
+typedef struct {
+    double within, between;
+} ZeroTraffic;
+
+// Elements of blocks that stage 3 collects in an update: all in its first forward pass, and in every other pass all but
+// those two with which the pass before it has ended.
+static inline double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps) {
+    const int L = plan->groups - 1, later = L > 2 ? L - 2 : 0;
+    return (double)plan->block * (L + (2.0 * (double)micro_steps - 1) * later);
+}
+
+// Of an update of `sequences` in micro-batches of B. Gradients and parameters have elements of these sizes.
+static inline ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
+                                       size_t parameter_bytes) {
+    const int64_t batches = (sequences + B - 1) / B, micro_steps = (batches + plan->size - 1) / plan->size;
+    const double n = (double)zero_full_elements(plan), slices = (double)zero_sliced_elements(plan);
+    const double reductions = plan->stage < 2 ? 1 : (double)micro_steps;
+    const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
+    const double shared =
+        plan->stage < 3 ? n : (double)plan->once + zero_collected_elements_(plan, micro_steps);
+    const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
+    const ZeroTraffic traffic = {
+        others * (reductions * n * (double)gradient_bytes + shared * (double)shared_bytes),
+        replicas * slices * (double)(sizeof(float) + shared_bytes)};
+    return traffic;
+}
+
+// ---- the sum ----
 
 // Adds to shard (count), or sets it if `is_first`, the first `active` of the pieces (W, count).
 static inline void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int active,
@@ -227,7 +307,7 @@ static inline void zero_add_pieces_cpu(float* shard, const float* pieces, size_t
 
 // ---- the CPU ----
 
-// What one process of a run on CPUs has, beside the model. All arrays are fp32.
+// What one process of a run on CPUs has, beside the model. All arrays are fp32. There is one level.
 typedef struct {
     ZeroPlan plan;
     Group group;

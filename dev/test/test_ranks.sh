@@ -367,6 +367,9 @@ test_gpu_offload() {
     same_model one/step_00000006 offload_off/step_00000006 "saved without --offload-optimizer host, continued with it"
 }
 
+# val_6 OUT: the last validation loss.
+val_6() { logged "$1" | sed -n 's/^val 6 \([0-9.]*\) *$/\1/p'; }
+
 test_gpu_stages() {
     trains 2 z0_2 "${gpu_run[@]}" --zero 0
     trains 2 z1_2 "${gpu_run[@]}" --zero 1
@@ -375,6 +378,31 @@ test_gpu_stages() {
         near "--zero $zero and 2" "$(logged one | sed -n 's/^train 6 \([0-9.]*\).*/\1/p')" \
             "$(logged z${zero}_2 | sed -n 's/^train 6 \([0-9.]*\).*/\1/p')" "$(case $trainer in */FP32/*) echo 1e-6 ;; *) echo 2e-3 ;; esac)"
     done
+}
+
+# Two machines with two GPUs each.
+test_gpu_levels() {
+    local zero streams=eager
+    export LLMC_NODES=2
+    for zero in 0 1 2 3; do
+        CUSIM_STREAMS=$streams trains 4 levels_$zero "${gpu_run[@]}" --zero $zero
+        near "--zero $zero, two levels" "$(val_6 "$([ $zero -lt 2 ] && echo z${zero}_2 || echo one)")" "$(val_6 levels_$zero)" \
+            "$(case $zero-$trainer in [23]-* | *FP32*) echo 1e-5 ;; *) echo 2e-3 ;; esac)"
+        streams=random
+    done
+    check "the first line: $(head -n 1 stdout)" \
+        grep -q "^processes: 4 on 2 machines (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 2, 2 replicas$" stdout
+    check "the traffic: $(grep '^each update' stdout)" \
+        grep -q '^each update: every GPU sends [0-9.]* MiB within its 2, and [0-9.]* MiB to the other replicas$' stdout
+    trains 4 levels_again --resume levels_3/step_00000003 --zero 2
+    same_model levels_3/step_00000006 levels_again/step_00000006 "two levels, from a checkpoint of another stage"
+    trains 4 levels_4 "${gpu_run[@]}" --zero 3 --shard-ranks 4
+    same_model one/step_00000006 levels_4/step_00000006 "--shard-ranks 4"
+    ends_all "--shard-ranks 2 of 3" 2 "--shard-ranks 2, 3 processes; wanted a number that divides these" "rank 0 of 3" \
+        "$trainer" "${gpu_run[@]}" --shard-ranks 2 --out refused
+    unset LLMC_NODES
+    trains 2 levels_2 --resume levels_3/step_00000003 --zero 3
+    near "two levels, then one" "$(val_6 one)" "$(val_6 levels_2)" 1e-5
 }
 
 # Saved by 4 GPUs in stage 3, continued by 2 in stage 2, by one; and saved by one, continued by 3.
@@ -410,6 +438,7 @@ if [ $is_gpu ]; then
     test_gpu_autotune
     test_gpu_offload
     test_gpu_stages
+    test_gpu_levels
     test_gpu_elastic
     test_gpu_end
     test_gpu_messages
