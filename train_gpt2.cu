@@ -784,7 +784,6 @@ static void gpt2_upload(GPT2* model, const float* values) {
     const size_t count = model->elements / (size_t)cut.parts;
     float* part = (float*)check_alloc(count, sizeof(float), "copy of the parameters");
     zero_copy_cut(zero, part, values, DTYPE_FP32, cut);
-    zero_wait_for_parameters(&model->zero);
     if (model->master) {
         upload(model, model->master, part, count * sizeof(float));
         params_from_master((floatX*)zero_update_parameters(&model->zero), model->master, &model->adamw,

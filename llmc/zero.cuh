@@ -256,7 +256,8 @@ static inline void zero_gather_parameters(ZeroGpu* z) {
     z->is_updated = 1;
 }
 
-// Before anything but a pass reads or sets parameters: none are on their way.
+// Before anything but a pass reads parameters: none are on their way. Setting shards needs no wait: a process never
+// receives its own, and what is still on its way is overwritten by the next zero_gather_parameters.
 static inline void zero_wait_for_parameters(ZeroGpu* z) {
     const int groups = zero_gathered_groups_(&z->plan);
     if (groups > 0) {

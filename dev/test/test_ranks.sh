@@ -413,9 +413,20 @@ test_gpu_elastic() {
     same_model one/step_00000006 then_1/step_00000006 "2 GPUs in stage 2, then one in stage 3"
     trains 3 then_3 --resume one/step_00000003 --zero 3
     same_model one/step_00000006 then_3/step_00000006 "one GPU, then 3 in stage 3"
-    trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin
+    CUSIM_STREAMS=lazy trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin
     trains 1 export "${gpu_run[@]}" --zero 2 --export-llmc export.bin
     check "exported by 2 GPUs and by one" cmp exported.bin export.bin
+}
+
+# Saved right after each update, when its parameters are still on their way.
+test_gpu_saves() {
+    local step saves=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 3 --samples 0
+        --eval-every 0 --save-every 1 --keep 0 --master-weights off --zero 2)
+    trains 1 saves_1 "${saves[@]}"
+    CUSIM_STREAMS=lazy trains 2 saves_2 "${saves[@]}" --export-llmc saves_2.bin
+    trains 1 saves_on --resume saves_1/step_00000002 --export-llmc saves_1.bin
+    for step in 1 2 3; do same_model saves_1/step_0000000$step saves_2/step_0000000$step "saved after update $step"; done
+    check "exported by 2 GPUs and by one" cmp saves_1.bin saves_2.bin
 }
 
 test_gpu_end() {
@@ -440,6 +451,7 @@ if [ $is_gpu ]; then
     test_gpu_stages
     test_gpu_levels
     test_gpu_elastic
+    test_gpu_saves
     test_gpu_end
     test_gpu_messages
     test_gpu_errors
