@@ -424,7 +424,7 @@ test_gpu_saves() {
         --eval-every 0 --save-every 1 --keep 0 --master-weights off --zero 2)
     trains 1 saves_1 "${saves[@]}"
     CUSIM_STREAMS=lazy trains 2 saves_2 "${saves[@]}" --export-llmc saves_2.bin
-    trains 1 saves_on --resume saves_1/step_00000002 --export-llmc saves_1.bin
+    trains 1 saves_on --resume saves_1/step_00000002 --zero 2 --export-llmc saves_1.bin
     for step in 1 2 3; do same_model saves_1/step_0000000$step saves_2/step_0000000$step "saved after update $step"; done
     check "exported by 2 GPUs and by one" cmp saves_1.bin saves_2.bin
 }
