@@ -384,10 +384,10 @@ test_gpu_stages() {
 test_gpu_levels() {
     local zero streams=eager
     export LLMC_NODES=2
-    for zero in 0 1 2 3; do
+    for zero in 0 3; do
         CUSIM_STREAMS=$streams trains 4 levels_$zero "${gpu_run[@]}" --zero $zero
-        near "--zero $zero, two levels" "$(val_6 "$([ $zero -lt 2 ] && echo z${zero}_2 || echo one)")" "$(val_6 levels_$zero)" \
-            "$(case $zero-$trainer in [23]-* | *FP32*) echo 1e-5 ;; *) echo 2e-3 ;; esac)"
+        near "--zero $zero, two levels" "$(val_6 "$([ $zero = 0 ] && echo z0_2 || echo one)")" "$(val_6 levels_$zero)" \
+            "$(case $zero-$trainer in 3-* | *FP32*) echo 1e-5 ;; *) echo 2e-3 ;; esac)"
         streams=random
     done
     check "the first line: $(head -n 1 stdout)" \
