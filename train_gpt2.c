@@ -81,7 +81,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     plan_add(plan, "parameters", zero_full_elements(&zero) * sizeof(float));
     plan_add(plan, "gradients",
              (zero_grads_elements(&zero, 1) + zero_buffer_elements(&zero)) * sizeof(float));
-    plan_add_state(plan, cfg, &zero, 0);
+    plan_add_state(plan, cfg, &zero, PLAN_DEVICE);
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));
 }

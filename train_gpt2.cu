@@ -82,8 +82,9 @@ struct GPT2 {
 
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
-    float* master;   // NULL without master weights
-    Offload offload; // master and state_memory may be on the host
+    int has_master; // weights,
+    float* master;  // on the GPU; NULL if there are none, and, like the state, if they are offloaded
+    Offload offload;
     GPT2Parameters params;
     GPT2OptimizerState state;
     GPT2Activations acts;
@@ -126,6 +127,25 @@ static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) 
 
 static DType planned_gradients(const Options* o) { return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX); }
 
+// The optimizer's state and master weights, where they are kept, and what chunks of them pass through.
+static void plan_add_optimizer(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero,
+                               const Options* o) {
+    const PlanPlace place = o->offload_optimizer == OFFLOAD_DISK   ? PLAN_DISK
+                            : o->offload_optimizer == OFFLOAD_HOST ? PLAN_HOST
+                                                                   : PLAN_DEVICE;
+    const double moves = place != PLAN_DEVICE;
+    const PlanMemory master = {
+        "master weights", has_master(o) ? zero_owned_elements(zero) * sizeof(float) : 0, place, moves, moves};
+    plan_add_at(plan, master);
+    plan_add_state(plan, cfg, zero, place);
+    if (place == PLAN_DISK) {
+        const PlanMemory places = {"pinned chunks of state", offload_places_bytes(has_master(o)), PLAN_HOST,
+                                   0, 0};
+        plan_add_at(plan, places);
+    }
+    plan_add(plan, "chunks of state", moves > 0 ? offload_planned_bytes(has_master(o)) : 0);
+}
+
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow activations[GPT2_ACTIVATION_ROWS];
@@ -133,20 +153,13 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     plan->name = NULL;
     plan_add(plan, "parameters", zero_parameter_bytes(&zero, DTYPE_OF(floatX)));
     plan_add(plan, "gradients", zero_gradient_bytes(&zero, planned_gradients(o)));
-    const size_t master = has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0;
-    if (!o->offload_optimizer) {
-        plan_add(plan, "master weights", master);
-        plan_add_state(plan, cfg, &zero, 0);
-    }
+    plan_add_optimizer(plan, cfg, &zero, o);
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
     plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
-    if (o->offload_optimizer) {
-        plan_add(plan, "chunks of state", offload_planned_bytes());
-        plan_add_host(plan, "master weights", master);
-        plan_add_state(plan, cfg, &zero, 1);
-    }
-    plan_add_host(plan, "pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, &zero, saved_dtype(o)) : 0);
+    const PlanMemory copy = {"pinned copy to save",
+                             o->out[0] ? checkpoints_bytes(cfg, &zero, saved_dtype(o)) : 0, PLAN_HOST, 0, 0};
+    plan_add_at(plan, copy);
 }
 
 // Of the GPU, with some room for what is not planned.
@@ -227,24 +240,23 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->elements = zero_full_elements(zero);
 }
 
-// Zeros on the GPU, or in pinned memory of the host with --offload-optimizer.
-static void* alloc_state(const Options* o, size_t bytes, const char* what) {
-    void* memory;
-    if (!o->offload_optimizer) {
-        return gpu_alloc(bytes, 1, what);
+// The optimizer's state and master weights, all zero: on the GPU or offloaded.
+static void open_state(GPT2* model, const ZeroPlan* zero, const Options* o) {
+    const size_t owned = zero_owned_elements(zero);
+    model->has_master = has_master(o);
+    if (o->offload_optimizer) {
+        const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
+        offload_open(&model->offload, owned, model->has_master, directory);
+        if (directory && !scratch_is_direct(model->offload.disk)) {
+            printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
+                   directory);
+        }
+        return;
     }
-    CHECK(cudaMallocHost(&memory, bytes) == cudaSuccess,
-          "no %.1f MiB of pinned memory on the host for %s: --offload-optimizer off, or a higher limit "
-          "(ulimit -l)",
-          (double)bytes / (1 << 20), what);
-    return memset(memory, 0, bytes);
-}
-
-static void free_state(const GPT2* model, void* memory) {
-    if (!model->offload.slots) {
-        gpu_free(memory);
-    } else if (memory) {
-        CUDA_CHECK(cudaFreeHost(memory));
+    model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
+    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
+    if (model->has_master) {
+        model->master = (float*)gpu_alloc(owned, sizeof(float), "master weights");
     }
 }
 
@@ -253,16 +265,9 @@ static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     place_tensors(model, zero, o);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
-    model->state_memory = alloc_state(o, model->state_bytes, "optimizer state");
-    if (has_master(o)) {
-        model->master = (float*)alloc_state(o, zero_owned_elements(zero) * sizeof(float), "master weights");
-    }
-    if (o->offload_optimizer) {
-        offload_open(&model->offload);
-    }
+    open_state(model, zero, o);
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
-    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
 
@@ -325,7 +330,6 @@ static void close_save_copy(GPT2* model) {
 
 static void gpt2_close(GPT2* model) {
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
-    offload_wait(&model->offload);
     for (int mode = 0; mode < 2; mode++) {
         if (model->graphs[mode].graph) {
             CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
@@ -348,11 +352,11 @@ static void gpt2_close(GPT2* model) {
     batch_queue_close(&model->batches);
     zero_close(&model->zero);
     gpu_free(model->acts_memory);
-    free_state(model, model->master);
-    free_state(model, model->state_memory);
     if (model->offload.slots) {
         offload_close(&model->offload);
     }
+    gpu_free(model->master);
+    gpu_free(model->state_memory);
     gpu_free(model->grads_memory);
     gpu_free(model->params_memory);
     gpu_close(&model->gpu);
@@ -684,14 +688,18 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 
 // One update of what this process updates; `adamw.weight_decay` applies to tensors that decay.
 static void gpt2_update(GPT2* model, AdamW adamw) {
-    floatX* params = (floatX*)zero_update_parameters(&model->zero);
-    const Gradient grads = zero_update_gradient(&model->zero);
-    float *m = model->state.m, *v = model->state.v;
+    const AdamWUpdate<floatX> update = {(floatX*)zero_update_parameters(&model->zero),
+                                        model->master,
+                                        zero_update_gradient(&model->zero),
+                                        model->state.m,
+                                        model->state.v,
+                                        &model->adamw,
+                                        adamw,
+                                        model->seed};
     if (model->offload.slots) {
-        offload_adamw_update(&model->offload, params, model->master, grads, m, v, &model->adamw, adamw,
-                             model->seed, &model->gpu);
+        offload_adamw_update(&model->offload, update, &model->gpu);
     } else {
-        adamw_update(params, model->master, grads, m, v, &model->adamw, adamw, model->seed, &model->gpu);
+        adamw_update(update, &model->gpu);
     }
     zero_gather_parameters(&model->zero);
 }
@@ -734,50 +742,71 @@ static const float* gpt2_next_logits(void* model_, const int* ids, int known, in
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
-// Copies from the host to the GPU, or to what is offloaded, and waits.
+// Copies from the host to the GPU, and waits.
 static void upload(const GPT2* model, void* to, const void* from, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
-// Sets the parameters, and the master weights, from fp32 values on the host, laid out by the parameter rows: what this
-// process updates, and then all that it keeps.
+// And back.
+static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, model->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+}
+
+// Sets the optimizer's state from the host, where the state rows lay it out.
+static void upload_state(GPT2* model, const void* state) {
+    if (model->offload.slots) {
+        offload_write(&model->offload, state, 0, model->state_bytes);
+    } else {
+        upload(model, model->state_memory, state, model->state_bytes);
+    }
+}
+
+// The first `bytes` of it: all of it, or nothing.
+static void download_state(GPT2* model, void* state, size_t bytes) {
+    if (model->offload.slots) {
+        offload_read(&model->offload, state, 0, bytes);
+    } else {
+        download(model, state, model->state_memory, bytes);
+    }
+}
+
+// Sets the master weights, if there are any, to `own`: what this process updates.
+static void upload_master(GPT2* model, const float* own, size_t bytes) {
+    if (model->has_master && model->offload.slots) {
+        offload_write(&model->offload, own, offload_state_bytes(&model->offload), bytes);
+    } else if (model->has_master) {
+        upload(model, model->master, own, bytes);
+    }
+}
+
+// Sets the parameters, and the master weights, from fp32 values on the host, laid out by the parameter rows.
 static void gpt2_upload(GPT2* model, const float* values) {
     const ZeroPlan* zero = &model->zero.plan;
-    const size_t owned = zero_owned_elements(zero);
+    const size_t owned = zero_owned_elements(zero), count = zero->stage < 3 ? model->elements : owned;
     float* own = (float*)check_alloc(owned, sizeof(float), "copy of the parameters");
+    floatX* narrow = (floatX*)check_alloc(count, sizeof(floatX), "copy of the parameters");
     zero_copy_owned(zero, own, values, DTYPE_FP32);
-    if (model->master) {
-        upload(model, model->master, own, owned * sizeof(float));
-        params_from_master((floatX*)zero_update_parameters(&model->zero), model->master, &model->adamw,
-                           &model->gpu);
-    } else {
-        floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-        const float* from = zero->stage < 3 ? values : own;
-        const size_t count = zero->stage < 3 ? model->elements : owned;
-        for (size_t i = 0; i < count; i++) {
-            narrow[i] = from_float<floatX>(from[i]);
-        }
-        upload(model, zero_update_parameters(&model->zero), narrow, count * sizeof(floatX));
-        free(narrow);
+    for (size_t i = 0; i < count; i++) {
+        narrow[i] = from_float<floatX>(zero->stage < 3 ? values[i] : own[i]);
     }
+    upload_master(model, own, owned * sizeof(float));
+    upload(model, zero_update_parameters(&model->zero), narrow, count * sizeof(floatX));
     zero_gather_parameters(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    free(narrow);
     free(own);
 }
 
-// Copies from the GPU, or from what is offloaded, to the host, and waits.
-static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-}
-
 // Copies the weights that are saved, master weights if there are any, to the host: to `full`, laid out by the parameter
-// rows, of rank 0. Collective.
-static void download_weights(GPT2* model, void* full) {
-    offload_wait(&model->offload);
-    if (model->master) {
-        zero_collect(&model->zero, full, model->master, DTYPE_FP32);
+// rows, of rank 0. Collective. `room` is for what this process updates of them, as fp32; NULL if that goes nowhere.
+static void download_weights(GPT2* model, void* full, float* room) {
+    if (model->has_master) {
+        float* owned = !model->offload.slots ? model->master
+                       : room                ? offload_master(&model->offload, room)
+                                             : NULL;
+        zero_collect(&model->zero, full, owned, DTYPE_FP32);
     } else if (model->zero.params_shard) {
         zero_collect(&model->zero, full, model->zero.params_shard, DTYPE_OF(floatX));
     } else if (full) {
@@ -792,12 +821,15 @@ static float* gpt2_download(GPT2* model) {
     if (model->comm->rank == 0) {
         values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     }
-    if (model->master) {
-        download_weights(model, values);
+    if (model->has_master) {
+        float* room = (float*)check_alloc(zero_owned_elements(&model->zero.plan), sizeof(float),
+                                          "copy of the parameters");
+        download_weights(model, values, room);
+        free(room);
         return values;
     }
     floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-    download_weights(model, values ? narrow : NULL);
+    download_weights(model, values ? narrow : NULL, NULL);
     for (size_t i = 0; values && i < model->elements; i++) {
         values[i] = to_float(narrow[i]);
     }
@@ -827,7 +859,7 @@ static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState
         printf("note: %s; timing the matrix products again\n", error);
     }
     gpt2_upload(model, values);
-    upload(model, model->state_memory, state, model->state_bytes);
+    upload_state(model, state);
     free(state);
     free(values);
 }
@@ -852,8 +884,9 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
         open_save_copy(model, bytes);
     }
     checkpoint_copy_at(copy, model->save_copy);
-    download_weights(model, copy->params_bytes > 0 ? copy->params : NULL);
-    download(model, copy->optimizer, model->state_memory, copy->optimizer_bytes);
+    float* room = copy->optimizer_bytes > 0 ? (float*)copy->optimizer : NULL; // the state comes later
+    download_weights(model, copy->params_bytes > 0 ? copy->params : NULL, room);
+    download_state(model, copy->optimizer, copy->optimizer_bytes);
     return 1;
 }
 

@@ -1,4 +1,4 @@
-// test_offload.cu -- an update with its state on the host has the bits of one without, chunk by chunk.
+// test_offload.cu -- an update with its state on the host, or on a disk, has the bits of one without, chunk by chunk.
 #define OFFLOAD_CHUNK ((size_t)3072) // many chunks, and a smaller one at the end
 #include "llmc/offload.cuh"
 #include "gpu_ops.h"
@@ -21,34 +21,34 @@ static State state_open(size_t n) {
     return s;
 }
 
-static float* pinned(const float* x, size_t n) {
-    float* memory;
-    CUDA_CHECK(cudaMallocHost((void**)&memory, n * sizeof(float)));
-    memcpy(memory, x, n * sizeof(float));
-    return memory;
-}
-
 static AdamW adamw_of(int update) {
     const AdamW opt = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, update};
     return opt;
 }
 
-// The state after some updates by way of the host. A gradient stays as it is.
+// The state after some updates by way of the host, or of a disk in this directory. A gradient stays as it is.
 template <class T>
-static State by_host(State s, Gradient grads, const AdamWPlan* plan, int has_master, const Gpu* gpu) {
+static State by_host(State s, Gradient grads, const AdamWPlan* plan, int has_master, const char* directory,
+                     const Gpu* gpu) {
+    const size_t bytes = s.n * sizeof(float);
     Offload offload;
-    offload_open(&offload);
-    T* params = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu);
-    float *master = has_master ? pinned(s.master, s.n) : NULL, *m = pinned(s.m, s.n), *v = pinned(s.v, s.n);
-    for (int t = 1; t <= UPDATES; t++) {
-        offload_adamw_update(&offload, params, master, grads, m, v, plan, adamw_of(t), 7, gpu);
+    offload_open(&offload, s.n, has_master, directory);
+    offload_write(&offload, s.m, 0, bytes);
+    offload_write(&offload, s.v, bytes, bytes);
+    if (has_master) {
+        offload_write(&offload, s.master, 2 * bytes, bytes);
     }
-    offload_wait(&offload);
-    const State after = {s.n, download(params, s.n, gpu), has_master ? ops_copy(master, s.n) : s.master,
-                         ops_copy(m, s.n), ops_copy(v, s.n)};
-    CUDA_CHECK(cudaFreeHost(v));
-    CUDA_CHECK(cudaFreeHost(m));
-    CUDA_CHECK(cudaFreeHost(master));
+    State after = {s.n, NULL, ops_floats(s.n), ops_floats(s.n), ops_floats(s.n)};
+    T* params = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu);
+    for (int t = 1; t <= UPDATES; t++) {
+        offload_adamw_update(&offload, AdamWUpdate<T>{params, NULL, grads, NULL, NULL, plan, adamw_of(t), 7},
+                             gpu);
+    }
+    const float* master = has_master ? offload_master(&offload, after.master) : s.master;
+    memcpy(after.master, master, master == after.master ? 0 : bytes);
+    offload_read(&offload, after.m, 0, bytes);
+    offload_read(&offload, after.v, bytes, bytes);
+    after.params = download(params, s.n, gpu);
     gpu_free(params);
     offload_close(&offload);
     return after;
@@ -61,7 +61,7 @@ static State by_gpu(State s, Gradient grads, const AdamWPlan* plan, int has_mast
     float *master = has_master ? upload<float>(s.master, s.n, 0, gpu) : NULL,
           *m = upload<float>(s.m, s.n, 0, gpu), *v = upload<float>(s.v, s.n, 0, gpu);
     for (int t = 1; t <= UPDATES; t++) {
-        adamw_update(params, master, grads, m, v, plan, adamw_of(t), 7, gpu);
+        adamw_update(AdamWUpdate<T>{params, master, grads, m, v, plan, adamw_of(t), 7}, gpu);
     }
     const State after = {s.n, download(params, s.n, gpu), has_master ? download(master, s.n, gpu) : s.master,
                          download(m, s.n, gpu), download(v, s.n, gpu)};
@@ -70,6 +70,13 @@ static State by_gpu(State s, Gradient grads, const AdamWPlan* plan, int has_mast
     gpu_free(master);
     gpu_free(params);
     return after;
+}
+
+static void expect_same_bits(const char* what, const char* where, State got, State want) {
+    EXPECT(ops_same_bits(got.params, want.params, want.n), "%s, %s: parameters", what, where);
+    EXPECT(ops_same_bits(got.master, want.master, want.n), "%s, %s: master weights", what, where);
+    EXPECT(ops_same_bits(got.m, want.m, want.n), "%s, %s: m", what, where);
+    EXPECT(ops_same_bits(got.v, want.v, want.n), "%s, %s: v", what, where);
 }
 
 template <class T>
@@ -84,12 +91,10 @@ static void test_same_bits(const char* what, int stage, int size, int has_master
     const State s = state_open(n);
     float* gradient = upload<float>(ops_normal(n, 1), n, 0, gpu);
     const Gradient grads = {gradient, DTYPE_FP32};
-    const State got = by_host<T>(s, grads, &plan, has_master, gpu),
-                want = by_gpu<T>(s, grads, &plan, has_master, gpu);
-    EXPECT(ops_same_bits(got.params, want.params, n), "%s: parameters", what);
-    EXPECT(ops_same_bits(got.master, want.master, n), "%s: master weights", what);
-    EXPECT(ops_same_bits(got.m, want.m, n) && ops_same_bits(got.v, want.v, n), "%s: m or v", what);
-    EXPECT(!ops_same_bits(got.params, s.params, n) && !ops_same_bits(got.m, s.m, n),
+    const State want = by_gpu<T>(s, grads, &plan, has_master, gpu);
+    expect_same_bits(what, "host", by_host<T>(s, grads, &plan, has_master, NULL, gpu), want);
+    expect_same_bits(what, "disk", by_host<T>(s, grads, &plan, has_master, test_tmpdir(), gpu), want);
+    EXPECT(!ops_same_bits(want.params, s.params, n) && !ops_same_bits(want.m, s.m, n),
            "%s: nothing was updated", what);
     gpu_free(gradient);
     adamw_close(&plan);

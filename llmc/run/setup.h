@@ -754,7 +754,18 @@ static void setup_times_(Options* options) {
     }
 }
 
+// Ends the program if options of offloading contradict each other, or others.
+static void setup_check_offload_(const Options* o) {
+    if (o->offload_optimizer == OFFLOAD_DISK && !o->offload_path[0]) {
+        die_usage("--offload-optimizer disk needs a directory: --offload-path");
+    }
+    if (o->offload_optimizer != OFFLOAD_DISK && o->offload_path[0]) {
+        die_usage("--offload-path %s without --offload-optimizer disk; wanted both", o->offload_path);
+    }
+}
+
 void setup_training(Options* options, int has_weights) {
+    setup_check_offload_(options);
     if (options->steps != OPTION_AUTO) {
         setup_times_(options);
     }
