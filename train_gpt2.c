@@ -66,7 +66,7 @@ static int saves_in_background(const Options* o) { return o->save_every > 0 && o
 
 static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
     const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
-    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, chunk);
+    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, chunk);
 }
 
 static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {

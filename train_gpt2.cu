@@ -85,6 +85,7 @@ struct GPT2 {
     int has_master; // weights,
     float* master;  // on the GPU; NULL if there are none, and, like the state, if they are offloaded
     Offload offload;
+    OffloadResiduals residuals;
     GPT2Parameters params;
     GPT2OptimizerState state;
     GPT2Activations acts;
@@ -120,7 +121,9 @@ static int planned_chunk(const Options* o) {
 }
 
 static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
-    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, (size_t)planned_chunk(o));
+    const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
+    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
+                                (size_t)planned_chunk(o));
 }
 
 static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) && o->master_weights; }
@@ -146,6 +149,24 @@ static void plan_add_optimizer(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
     plan_add(plan, "chunks of state", moves > 0 ? offload_planned_bytes(has_master(o)) : 0);
 }
 
+// Of the residual stream after a block.
+static size_t residual_bytes(GPT2Config cfg, const Options* o) {
+    return (size_t)o->batch * (size_t)o->seq_len * (size_t)cfg.C * sizeof(floatX);
+}
+
+// Micro-batches of an update.
+static int64_t micro_batches(const Options* o) {
+    return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
+}
+
+// What --offload-residuals keeps on the host.
+static void plan_add_residuals(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+    const double moves = ceil((double)micro_batches(o) / o->processes);
+    const size_t layers = o->offload_residuals ? (size_t)offload_residual_layers(cfg.L) : 0;
+    const PlanMemory kind = {"residual stream", layers * residual_bytes(cfg, o), PLAN_HOST, moves, moves};
+    plan_add_at(plan, kind);
+}
+
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow activations[GPT2_ACTIVATION_ROWS];
@@ -154,6 +175,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     plan_add(plan, "parameters", zero_parameter_bytes(&zero, DTYPE_OF(floatX)));
     plan_add(plan, "gradients", zero_gradient_bytes(&zero, planned_gradients(o)));
     plan_add_optimizer(plan, cfg, &zero, o);
+    plan_add_residuals(plan, cfg, o);
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
     plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
@@ -181,6 +203,10 @@ static int least_chunk(GPT2Config cfg, const Options* o) {
     return (int)gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
 }
 
+static int least_recompute(const Options* o) {
+    return o->offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+}
+
 // Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
 // that fits, with the lowest level of recomputation that it needs.
 static void require_memory(GPT2Config cfg, const Options* options) {
@@ -194,7 +220,8 @@ static void require_memory(GPT2Config cfg, const Options* options) {
         smaller.logits_chunk = options->logits_chunk;
         const int has_more = planned_chunk(&smaller) > least;
         smaller.logits_chunk = has_more ? least : options->logits_chunk;
-        for (smaller.recompute = RECOMPUTE_NONE; smaller.recompute <= RECOMPUTE_BLOCK; smaller.recompute++) {
+        for (smaller.recompute = least_recompute(options); smaller.recompute <= RECOMPUTE_BLOCK;
+             smaller.recompute++) {
             CHECK(planned_bytes(cfg, &smaller) > free_bytes,
                   "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
                   (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
@@ -266,6 +293,9 @@ static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
     open_state(model, zero, o);
+    if (o->offload_residuals) {
+        offload_residuals_open(&model->residuals, model->cfg.L, residual_bytes(model->cfg, o));
+    }
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
@@ -275,8 +305,7 @@ static size_t result_bytes(int64_t losses) { return sizeof(StepResult) + (size_t
 
 // Room for what an update tells the host.
 static void open_results(GPT2* model, const Options* o) {
-    const int64_t rows = o->total_batch / o->seq_len, micro_steps = (rows + o->batch - 1) / o->batch;
-    model->max_losses = micro_steps > 1 ? micro_steps : 1; // a validation has one, too
+    model->max_losses = micro_batches(o) > 1 ? micro_batches(o) : 1; // a validation has one, too
     model->result = (StepResult*)gpu_alloc(1, result_bytes(model->max_losses), "results");
     CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
 }
@@ -352,6 +381,7 @@ static void gpt2_close(GPT2* model) {
     batch_queue_close(&model->batches);
     zero_close(&model->zero);
     gpu_free(model->acts_memory);
+    offload_residuals_close(&model->residuals);
     if (model->offload.slots) {
         offload_close(&model->offload);
     }
@@ -443,8 +473,11 @@ static void gpt2_forward(GPT2* model, Batch batch, int first) {
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         block_hidden(model, l, batch, first);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
+        offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu);
         matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F,
                                 C, &model->matmul);
+        offload_residual_out(&model->residuals, l, layer.residual3, (size_t)N * C * sizeof(floatX),
+                             &model->gpu);
     }
     const floatX* residual = residual_into(model, cfg.L) + (size_t)first * C; // (N, C)
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N, C,
@@ -562,6 +595,16 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
     }
 }
 
+// When the backward pass has used the stream that enters block l: fetches what the block after the next one needs into the
+// same memory.
+static void fetch_residual(GPT2* model, int l, Batch batch) {
+    const size_t bytes = (size_t)batch.B * batch.T * model->cfg.C * sizeof(floatX);
+    if (l > OFFLOAD_RESIDUALS) {
+        offload_residual_in(&model->residuals, l - 1 - OFFLOAD_RESIDUALS,
+                            residual_into(model, l - OFFLOAD_RESIDUALS), bytes, &model->gpu);
+    }
+}
+
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
 // dloss is the gradient of the loss of each token. Each group of gradients is reduced as soon as it is there.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
@@ -575,9 +618,12 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     layernorm_backward(a.dresidual, d.lnfw, d.lnfb, bias_grad_into(model, cfg.L), dlnf,
                        residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
                        &model->layernorm, &model->gpu);
+    fetch_residual(model, cfg.L, batch);
     for (int l = cfg.L - 1; l >= 0; l--) {
         zero_parameters(&model->zero, l, -1);
+        offload_residual_wait(&model->residuals, l - 1, &model->gpu);
         block_backward(model, l, batch, mode);
+        fetch_residual(model, l, batch);
         zero_group_done<floatX>(&model->zero, 1 + l, step);
     }
     encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
@@ -923,7 +969,11 @@ static size_t memory_limit(int device) {
 
 // Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
 static void choose_recompute(GPT2Config cfg, Options* options, size_t limit) {
-    options->recompute = RECOMPUTE_NONE;
+    options->recompute = least_recompute(options);
+    if (options->recompute == RECOMPUTE_BLOCK) {
+        printf("recompute: level %d, for --offload-residuals\n", options->recompute);
+        return;
+    }
     while (options->recompute < RECOMPUTE_BLOCK && planned_bytes(cfg, options) > limit) {
         options->recompute++;
     }

@@ -1,6 +1,6 @@
 /*
-offload.cuh -- AdamW with m, v and master weights on the host, in pinned memory or in a file: they pass through the GPU
-in chunks.
+offload.cuh -- what is on the host between its uses. AdamW with m, v and master weights there, in pinned memory or in a
+file: they pass through the GPU in chunks.
 
     m, v, master   (3, owned)   fp32, one after another; without master weights (2, owned)
 
@@ -12,8 +12,15 @@ On a disk the arrays are a file of scratch.h. A chunk then has a place in pinned
 and write the last ones while one is on the GPU. Chunk k always has the same place, so whoever waits for the place has
 waited for that part of the file.
 
-needs:   all sizes are multiples of SCRATCH_UNIT bytes, as those of shards are
-defines: Offload, OFFLOAD_CHUNK, offload_planned_bytes, offload_places_bytes, offload_open, offload_close,
+The residual stream, too, can be in pinned memory between its two uses, where it is all that is kept of a block
+(RECOMPUTE_BLOCK). The blocks take two buffers in turn: after block l computes its part goes out, beside block l + 1, and
+it comes back beside the backward pass of block l + 2. The last two stay. All of a micro-step joins the main stream, so it
+can be one CUDA graph.
+
+needs:   all sizes of the optimizer's state are multiples of SCRATCH_UNIT bytes, as those of shards are
+defines: OffloadResiduals, OFFLOAD_RESIDUALS, offload_residual_layers, offload_residuals_open, offload_residuals_close,
+         offload_residual_out, offload_residual_in, offload_residual_wait,
+         Offload, OFFLOAD_CHUNK, offload_planned_bytes, offload_places_bytes, offload_open, offload_close,
          offload_adamw_update, offload_state_bytes, offload_read, offload_write, offload_master, offload_wait
 */
 #ifndef LLMC_OFFLOAD_CUH
@@ -262,6 +269,85 @@ static inline float* offload_master(Offload* o, float* room) {
     }
     offload_read(o, room, offload_state_bytes(o), o->owned * sizeof(float));
     return room;
+}
+
+// ---- the residual stream ----
+
+enum { OFFLOAD_RESIDUALS = 2 }; // buffers on the GPU
+
+typedef struct {
+    int layers;                                  // that are moved; 0: nothing is offloaded
+    size_t layer_bytes;                          // room for one
+    char* host;                                  // (layers, layer_bytes) pinned
+    cudaStream_t stream;                         // of all copies
+    cudaEvent_t ready, moved[OFFLOAD_RESIDUALS]; // a buffer may be copied; the copy is done
+} OffloadResiduals;
+
+// Of L blocks, those whose part of the stream is moved.
+static inline int offload_residual_layers(int L) { return L > OFFLOAD_RESIDUALS ? L - OFFLOAD_RESIDUALS : 0; }
+
+// For L blocks; the stream after one takes `layer_bytes` at most.
+static inline void offload_residuals_open(OffloadResiduals* r, int L, size_t layer_bytes) {
+    memset((void*)r, 0, sizeof(*r));
+    r->layers = offload_residual_layers(L);
+    r->layer_bytes = layer_bytes;
+    if (r->layers > 0) {
+        r->host = (char*)offload_pinned_((size_t)r->layers * layer_bytes, "the residual stream");
+        CUDA_CHECK(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
+        CUDA_CHECK(cudaEventCreateWithFlags(&r->ready, cudaEventDisableTiming));
+        for (int b = 0; b < OFFLOAD_RESIDUALS; b++) {
+            CUDA_CHECK(cudaEventCreateWithFlags(&r->moved[b], cudaEventDisableTiming));
+        }
+    }
+}
+
+// After all work.
+static inline void offload_residuals_close(OffloadResiduals* r) {
+    if (r->layers > 0) {
+        for (int b = 0; b < OFFLOAD_RESIDUALS; b++) {
+            CUDA_CHECK(cudaEventDestroy(r->moved[b]));
+        }
+        CUDA_CHECK(cudaEventDestroy(r->ready));
+        CUDA_CHECK(cudaStreamDestroy(r->stream));
+        CUDA_CHECK(cudaFreeHost(r->host));
+    }
+}
+
+static inline int offload_residual_moves_(const OffloadResiduals* r, int l) {
+    return 0 <= l && l < r->layers;
+}
+
+// Copies a buffer, after all that is queued so far on the main stream.
+static inline void offload_residual_copy_(OffloadResiduals* r, int l, void* to, const void* from,
+                                          size_t bytes, const Gpu* gpu) {
+    assert(bytes <= r->layer_bytes);
+    CUDA_CHECK(cudaEventRecord(r->ready, gpu->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(r->stream, r->ready, 0));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, r->stream));
+    CUDA_CHECK(cudaEventRecord(r->moved[l % OFFLOAD_RESIDUALS], r->stream));
+}
+
+// After block l has computed `residual`, its part of the stream: starts to copy it out.
+static inline void offload_residual_out(OffloadResiduals* r, int l, const void* residual, size_t bytes,
+                                        const Gpu* gpu) {
+    if (offload_residual_moves_(r, l)) {
+        offload_residual_copy_(r, l, r->host + (size_t)l * r->layer_bytes, residual, bytes, gpu);
+    }
+}
+
+// When its buffer is not used any more: starts to copy that part of the stream back.
+static inline void offload_residual_in(OffloadResiduals* r, int l, void* residual, size_t bytes,
+                                       const Gpu* gpu) {
+    if (offload_residual_moves_(r, l)) {
+        offload_residual_copy_(r, l, residual, r->host + (size_t)l * r->layer_bytes, bytes, gpu);
+    }
+}
+
+// Before its buffer is used again after offload_residual_out, or its contents after offload_residual_in.
+static inline void offload_residual_wait(const OffloadResiduals* r, int l, const Gpu* gpu) {
+    if (offload_residual_moves_(r, l)) {
+        CUDA_CHECK(cudaStreamWaitEvent(gpu->stream, r->moved[l % OFFLOAD_RESIDUALS], 0));
+    }
 }
 
 #endif

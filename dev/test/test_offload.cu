@@ -1,4 +1,5 @@
-// test_offload.cu -- an update with its state on the host, or on a disk, has the bits of one without, chunk by chunk.
+// test_offload.cu -- an update with its state on the host, or on a disk, has the bits of one without, chunk by chunk; and a
+// residual stream that goes out and comes back is the same as before.
 #define OFFLOAD_CHUNK ((size_t)3072) // many chunks, and a smaller one at the end
 #include "llmc/offload.cuh"
 #include "gpu_ops.h"
@@ -101,6 +102,98 @@ static void test_same_bits(const char* what, int stage, int size, int has_master
     ops_close(what);
 }
 
+// ---- the residual stream ----
+
+enum { RESIDUAL = 3000, MICRO_STEPS = 4 }; // elements
+
+__global__ void forward_kernel(float* out, const float* in, int l) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    out[i] = in[i] * 0.75f + (float)(l + 1);
+}
+
+__global__ void backward_kernel(float* sum, const float* residual, int l) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    sum[i] = sum[i] * 0.5f + residual[i] * (float)(l + 1);
+}
+
+// What a pass works on: `copies` of the stream, the first of which is `encoded`.
+typedef struct {
+    int L, copies, count; // elements of a micro-batch
+    float *encoded, *stream, *sum;
+    OffloadResiduals residuals;
+} Passes;
+
+static float* stream_into(const Passes* p, int l) {
+    return l == 0 ? p->encoded : p->stream + (size_t)((l - 1) % p->copies) * RESIDUAL;
+}
+
+static void both_passes(Passes* p, const Gpu* gpu) {
+    const size_t bytes = (size_t)p->count * sizeof(float);
+    const int blocks = p->count / 100;
+    for (int l = 0; l < p->L; l++) {
+        offload_residual_wait(&p->residuals, l - OFFLOAD_RESIDUALS, gpu);
+        launch(forward_kernel, blocks, 100, 0, gpu, stream_into(p, l + 1), stream_into(p, l), l);
+        offload_residual_out(&p->residuals, l, stream_into(p, l + 1), bytes, gpu);
+    }
+    for (int l = p->L; l >= 0; l--) { // block L is what comes after them
+        offload_residual_wait(&p->residuals, l - 1, gpu);
+        launch(backward_kernel, blocks, 100, 0, gpu, p->sum, stream_into(p, l), l);
+        if (l > OFFLOAD_RESIDUALS) {
+            offload_residual_in(&p->residuals, l - 1 - OFFLOAD_RESIDUALS,
+                                stream_into(p, l - OFFLOAD_RESIDUALS), bytes, gpu);
+        }
+    }
+    launch(forward_kernel, blocks, 100, 0, gpu, p->encoded, p->encoded, p->L); // another batch
+}
+
+static void passes_as_graph(Passes* p, const Gpu* gpu) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal));
+    both_passes(p, gpu);
+    CUDA_CHECK(cudaStreamEndCapture(gpu->stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaGraphLaunch(executable, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    CUDA_CHECK(cudaGraphExecDestroy(executable));
+}
+
+// The sum after some micro-steps, the second of fewer elements, the last as a graph.
+static float* sum_of_passes(const float* encoded, int L, int is_offloaded, const Gpu* gpu) {
+    Passes p;
+    memset((void*)&p, 0, sizeof(p));
+    p.L = L;
+    p.copies = is_offloaded ? OFFLOAD_RESIDUALS : L;
+    p.encoded = upload<float>(ops_copy(encoded, RESIDUAL), RESIDUAL, 0, gpu);
+    p.stream = (float*)gpu_alloc((size_t)p.copies * RESIDUAL, sizeof(float), "test");
+    p.sum = (float*)gpu_alloc(RESIDUAL, sizeof(float), "test");
+    if (is_offloaded) {
+        offload_residuals_open(&p.residuals, L, RESIDUAL * sizeof(float));
+    }
+    for (int m = 0; m < MICRO_STEPS; m++) {
+        p.count = m == 1 ? RESIDUAL / 2 : RESIDUAL;
+        (m + 1 < MICRO_STEPS ? both_passes : passes_as_graph)(&p, gpu);
+    }
+    float* sum = download(p.sum, RESIDUAL, gpu);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    offload_residuals_close(&p.residuals);
+    gpu_free(p.sum);
+    gpu_free(p.stream);
+    gpu_free(p.encoded);
+    return sum;
+}
+
+static void test_residuals(const Gpu* gpu) {
+    for (int L = 1; L <= 7; L += L < 3 ? 1 : 2) {
+        const float *encoded = ops_normal(RESIDUAL, 1), *want = sum_of_passes(encoded, L, 0, gpu);
+        EXPECT(ops_same_bits(sum_of_passes(encoded, L, 1, gpu), want, RESIDUAL), "the stream of %d blocks",
+               L);
+        EXPECT(want[0] != 0 && want[0] != want[1], "the sum of %d blocks is %g, %g", L, want[0], want[1]);
+    }
+    ops_close("residuals");
+}
+
 int main(void) {
     Gpu gpu;
     gpu_open(&gpu, 0);
@@ -108,6 +201,7 @@ int main(void) {
     test_same_bits<bf16>("bf16 with master weights", 0, 1, 1, &gpu);
     test_same_bits<bf16>("bf16, rounded stochastically", 0, 1, 0, &gpu);
     test_same_bits<bf16>("a shard of stage 3", 3, 1, 1, &gpu);
+    test_residuals(&gpu);
     gpu_close(&gpu);
     return test_done("offload");
 }

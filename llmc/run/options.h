@@ -139,6 +139,7 @@ typedef struct {
     int recompute, threads, logits_chunk;
     int offload_optimizer;
     const char* offload_path;
+    int offload_residuals;
     int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
     int num_processes, rank, gpus_per_node, init;
@@ -418,6 +419,8 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(OFFLOAD_WORDS), "keep master weights, m and v in pinned memory of the host, or on a disk; same bits"},
     {"memory, speed", "offload-path", "", STRING_(offload_path),   0,        0, GPU_,             "",
         "DIR", "on a fast drive, for --offload-optimizer disk; nothing stays in it"},
+    {"memory, speed", "offload-residuals", "", SWITCH_(offload_residuals), 0, 0, GPU_,            "off",
+        "off|on", "with --recompute 3: keep the residual stream between blocks in pinned memory of the host; same bits"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
         "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
     {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | RUN_,      "on",

@@ -762,6 +762,11 @@ static void setup_check_offload_(const Options* o) {
     if (o->offload_optimizer != OFFLOAD_DISK && o->offload_path[0]) {
         die_usage("--offload-path %s without --offload-optimizer disk; wanted both", o->offload_path);
     }
+    if (o->offload_residuals && o->recompute != RECOMPUTE_BLOCK && o->recompute != OPTION_AUTO) {
+        die_usage("--offload-residuals on, --recompute %d; wanted --recompute %d, which keeps nothing else "
+                  "of a block",
+                  o->recompute, RECOMPUTE_BLOCK);
+    }
 }
 
 void setup_training(Options* options, int has_weights) {
