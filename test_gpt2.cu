@@ -146,7 +146,7 @@ static double document_gradients(GPT2* model, const int* tokens, const int* targ
     for (int micro = 0; micro < micro_steps; micro++) {
         const int at = micro * count;
         const Batch batch = {tokens + at, targets + at, starts ? starts + at : NULL, model->B, T, count};
-        const ZeroStep step = {micro, 1};
+        const ZeroStep step = {micro, 1, 1, micro == micro_steps - 1};
         gpt2_micro_step(model, gpt2_push(model, batch), dloss, step, 1);
     }
     return losses_of_update(model, micro_steps) / (BATCHES * N);
@@ -472,7 +472,7 @@ static void test_smaller_batch(Settings settings, const float* weights) {
     gpt2_clear_result(model);
     for (int micro = 0; micro < MICRO_STEPS; micro++) {
         const int length = lengths[micro];
-        const ZeroStep step = {micro, 1};
+        const ZeroStep step = {micro, 1, 1, micro == MICRO_STEPS - 1};
         const Batch batch = {tokens, targets, NULL, rows[micro], length, rows[micro] * length};
         gpt2_micro_step(model, gpt2_push(model, batch), loss_scale() / loss_tokens, step,
                         batch.B == model->B && batch.T == T);

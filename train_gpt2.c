@@ -354,15 +354,13 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
     BatchGradient gradient = {{0, 0}, 0, 0};
-    const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
-    for (ZeroStep step = first; step.active > 0;
+    for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch batch = dataloader_next(train);
         losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step);
         batch_gradient_add(&gradient, model->cfg, batch);
         comm_alive(model->comm);
     }
-    zero_reduce_cpu(&model->zero, first);
     zero_square_sum_cpu(&model->zero, &gradient.square_sum, model->norm_partial);
     return gradient;
 }

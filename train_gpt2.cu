@@ -97,7 +97,7 @@ struct GPT2 {
     EncoderGpu encoder;
     AdamWPlan adamw;
     GradientNorm norm;
-    MicroStepGraph graphs[2]; // of the first micro-step of an update, of the others
+    MicroStepGraph graphs[ZERO_VARIANTS];
     StepResult *result, *result_host;
     int64_t max_losses;    // micro-steps of an update
     floatX* logits_pinned; // (Vp) of one token,
@@ -106,6 +106,7 @@ struct GPT2 {
     int is_pinned;         // the copy
     Nvml nvml;             // for --gpu-report
     int has_nvml, has_listed_products;
+    int has_products; // gpt2_choose_products is done
 };
 
 // The type of the weights in a checkpoint: of master weights if there are any.
@@ -335,8 +336,11 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
-    if (o->autotune) {
+    if (o->autotune && comm->rank == 0) {
         matmul_gpu_open_cache(&model->matmul);
+    }
+    if (o->autotune && comm->size > 1) {
+        matmul_gpu_share_plans(&model->matmul, comm);
     }
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
@@ -358,10 +362,11 @@ static void close_save_copy(GPT2* model) {
 }
 
 static void gpt2_close(GPT2* model) {
+    zero_wait_for_parameters(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
-    for (int mode = 0; mode < 2; mode++) {
-        if (model->graphs[mode].graph) {
-            CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
+    for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
+        if (model->graphs[variant].graph) {
+            CUDA_CHECK(cudaGraphExecDestroy(model->graphs[variant].graph));
         }
     }
     if (model->has_nvml) {
@@ -463,10 +468,10 @@ static void gpt2_forward(GPT2* model, Batch batch, int first) {
     // Only the products of full micro-batches are worth timing.
     model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T && first == 0;
     const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
+    zero_begin_forward(&model->zero);
     // encoded (N, C)
     encoder_forward(a.encoded, batch.inputs + first, model->params.wte, model->params.wpe, B, T - first,
                     first, C, &model->gpu);
-    zero_forget_parameters(&model->zero);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
         const GPT2Parameters p = parameters_at_layer(model, l);
@@ -573,7 +578,9 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
                        mode, &model->attention, gpu);
     linear_backward(model, dln1, d.qkvw, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
     // dresidual, and the gradient of fcprojb (C) of the block before
-    zero_wait_for_buffer(&model->zero, l - 1, model->cfg.L);
+    if (l > 0) {
+        zero_wait_for_buffer(&model->zero, l - 1);
+    }
     layernorm_backward(dresidual, d.ln1w, d.ln1b, bias_grad_into(model, l), dln1, residual_into(model, l),
                        p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
 }
@@ -584,6 +591,7 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
     const int N = batch.B * batch.T, chunk = model->chunk;
     const Gradient dwte = gradients_at_layer(model, 0).wte;
+    zero_wait_for_buffer(&model->zero, -1);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
@@ -606,7 +614,7 @@ static void fetch_residual(GPT2* model, int l, Batch batch) {
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. Each group of gradients is reduced as soon as it is there.
+// dloss is the gradient of the loss of each token. The gradients of a block are reduced as soon as they are there.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
@@ -628,17 +636,22 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     }
     encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
                      &model->gpu);
-    zero_group_done<floatX>(&model->zero, 0, step);
-    zero_join(&model->zero);
 }
 
 // ---- a micro-step
 
+// Before the first micro-step of an update, and before a batch of a validation.
+static void gpt2_clear_result(GPT2* model) {
+    CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
+}
+
 static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step) {
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
+    zero_begin(&model->zero, step);
     gpt2_forward(model, batch, 0);
     gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     batch_loss(model, batch);
+    zero_join(&model->zero, step);
 }
 
 // Captures the work as a graph instead of doing it.
@@ -653,38 +666,62 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, Batch batch, float dloss,
     return executable;
 }
 
+// The same as a graph, captured now if there is none for this dloss, or for a batch like this.
+static void micro_step_replay(GPT2* model, Batch batch, float dloss, ZeroStep step) {
+    MicroStepGraph* of = &model->graphs[zero_variant(&model->zero.plan, step)];
+    if (of->graph && (of->dloss != dloss || of->starts != batch.starts)) {
+        CUDA_CHECK(cudaGraphExecDestroy(of->graph));
+        of->graph = NULL;
+    }
+    if (!of->graph) {
+        of->graph = micro_step_capture(model, batch, dloss, step);
+        of->dloss = dloss;
+        of->starts = batch.starts;
+    }
+    CUDA_CHECK(cudaGraphLaunch(of->graph, model->gpu.stream));
+    zero_replayed(&model->zero);
+}
+
 // Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
-// Appends the sum of its losses to the results. Only what repeats has a graph: the first micro-step, or any later
-// one, with full micro-batches in all processes (is_full).
-static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep zero_step, int is_full) {
-    MicroStepGraph* step = &model->graphs[zero_step.micro_step > 0];
-    int* times = &step->times[batch.starts != NULL];
+// Appends the sum of its losses to the results. Only what repeats has a graph: micro-steps of one variant with full
+// micro-batches in all processes (is_full).
+static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step, int is_full) {
+    int* times = &model->graphs[zero_variant(&model->zero.plan, step)].times[batch.starts != NULL];
     if (batch.B == 0) {
-        zero_idle<floatX>(&model->zero, zero_step);
+        zero_idle<floatX>(&model->zero, step);
+    } else if (!model->use_graph || !is_full || (*times)++ == 0) {
+        micro_step_work(model, batch, dloss, step);
+    } else {
+        micro_step_replay(model, batch, dloss, step);
+    }
+    zero_group_done<floatX>(&model->zero, 0, step);
+}
+
+// Chooses the algorithms of all products of a full micro-batch, with any tokens. Several processes choose
+// together: later some have no full micro-batch, or none at all, when others have one.
+static void gpt2_choose_products(GPT2* model) {
+    const int N = model->B * model->T, size = model->comm->size;
+    const int micro_steps = model->zero.plan.stage < 2 ? 2 : 1; // the later ones add to the gradients
+    if (!model->autotune || size == 1 || model->has_products) {
         return;
     }
-    if (!model->use_graph || !is_full || (*times)++ == 0) {
-        micro_step_work(model, batch, dloss, zero_step);
-        return;
+    int* tokens = (int*)check_alloc((size_t)N, sizeof(int), "tokens");
+    for (int i = 0; i < N; i++) {
+        tokens[i] = i % model->cfg.V;
     }
-    if (step->graph && (step->dloss != dloss || step->starts != batch.starts)) {
-        CUDA_CHECK(cudaGraphExecDestroy(step->graph));
-        step->graph = NULL;
+    const Batch batch = {tokens, tokens, NULL, model->B, model->T, N};
+    for (int micro = 0; micro < micro_steps; micro++) {
+        const ZeroStep step = {micro, size, size, micro == micro_steps - 1};
+        gpt2_clear_result(model);
+        gpt2_micro_step(model, gpt2_push(model, batch), 1.0f / (float)N, step, 0);
     }
-    if (!step->graph) {
-        step->graph = micro_step_capture(model, batch, dloss, zero_step);
-        step->dloss = dloss;
-        step->starts = batch.starts;
-    }
-    CUDA_CHECK(cudaGraphLaunch(step->graph, model->gpu.stream));
+    zero_wait_for_gradient(&model->zero);
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as in gpt2_evaluate
+    model->has_products = 1;
+    free(tokens);
 }
 
 // ---- the gradient of an update
-
-// Before the first micro-step of an update, and before a batch of a validation.
-static void gpt2_clear_result(GPT2* model) {
-    CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
-}
 
 // Waits for the GPU, once a step: for the losses of the micro-steps and the square sum of the gradient.
 static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
@@ -697,6 +734,7 @@ static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
 
 // Sets the square sum of this process's part of the gradient in the result, on the GPU.
 static void gpt2_square_sum(GPT2* model) {
+    zero_wait_for_gradient(&model->zero);
     gradient_square_sum<floatX>(&model->result->square_sum, zero_gradient(&model->zero), &model->norm,
                                 &model->gpu);
 }
@@ -707,10 +745,9 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
     BatchGradient gradient = {{0, 0}, 0, 0};
-    const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
     int64_t batches = 0; // of this process
     gpt2_clear_result(model);
-    for (ZeroStep step = first; step.active > 0;
+    for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch next = dataloader_next(train), batch = next.B > 0 ? gpt2_push(model, next) : next;
         losses[step.micro_step] = 0;
@@ -719,7 +756,6 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
         batch_gradient_add(&gradient, model->cfg, batch);
         comm_alive(model->comm);
     }
-    zero_reduce<floatX>(&model->zero, first);
     gpt2_square_sum(model);
     const StepResult* result = gpt2_read_result(model, batches);
     matmul_gpu_keep_cache(&model->matmul);
@@ -837,10 +873,10 @@ static void gpt2_upload(GPT2* model, const float* values) {
     for (size_t i = 0; i < count; i++) {
         narrow[i] = from_float<floatX>(zero->stage < 3 ? values[i] : own[i]);
     }
+    zero_wait_for_parameters(&model->zero);
     upload_master(model, own, owned * sizeof(float));
     upload(model, zero_update_parameters(&model->zero), narrow, count * sizeof(floatX));
     zero_gather_parameters(&model->zero);
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
     free(narrow);
     free(own);
 }
@@ -848,6 +884,7 @@ static void gpt2_upload(GPT2* model, const float* values) {
 // Copies the weights that are saved, master weights if there are any, to the host: to `full`, laid out by the parameter
 // rows, of rank 0. Collective. `room` is for what this process updates of them, as fp32; NULL if that goes nowhere.
 static void download_weights(GPT2* model, void* full, float* room) {
+    zero_wait_for_parameters(&model->zero);
     if (model->has_master) {
         float* owned = !model->offload.slots ? model->master
                        : room                ? offload_master(&model->offload, room)
@@ -890,6 +927,7 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     setup_weights(values, model->cfg, rows, path, seed);
     gpt2_upload(model, values);
+    gpt2_choose_products(model);
     free(values);
 }
 
@@ -905,6 +943,7 @@ static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState
         printf("note: %s; timing the matrix products again\n", error);
     }
     gpt2_upload(model, values);
+    gpt2_choose_products(model);
     upload_state(model, state);
     free(state);
     free(values);
@@ -1018,14 +1057,10 @@ static void choose_memory(GPT2Config cfg, Options* options) {
     }
 }
 
-// Decides --device auto. Several processes time no products: each would choose algorithms of its own, with other bits.
+// Decides --device auto.
 static void choose_device(Options* options, const Comm* comm) {
     if (comm->size > 1 && options->device != OPTION_AUTO) {
         die_usage("--device %d is for one process; %d take one GPU each", options->device, comm->size);
-    }
-    if (comm->size > 1 && options->autotune) {
-        printf("autotune: off, with several processes\n");
-        options->autotune = 0;
     }
     if (options->device == OPTION_AUTO) {
         options->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;

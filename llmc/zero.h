@@ -26,8 +26,8 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 
 defines: ZeroPlan, zero_plan, zero_group_begin, zero_group_elements, zero_shard_begin, zero_shard_elements,
          zero_params_elements, zero_full_elements, zero_sharded_elements, zero_owned_elements, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
-         ZeroStep, zero_step, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements, zero_buffer_elements,
-         zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_reduce_cpu, zero_square_sum_cpu,
+         ZeroStep, zero_step, zero_reduces, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements, zero_buffer_elements,
+         zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu,
          zero_range_gradient_cpu, zero_gather_parameters_cpu
 */
 #ifndef LLMC_ZERO_H
@@ -179,17 +179,37 @@ static inline size_t zero_state_rows(StateRow states[GPT2_STATE_ROWS], const Zer
 
 // ---- micro-batches ----
 
-// A micro-step of an update: its number, and how many processes have a micro-batch in it: the first ones.
+// A micro-step of an update: its number, and how many processes have a micro-batch, the first ones: in this micro-step,
+// and in the whole update.
 typedef struct {
     int64_t micro_step;
-    int active;
+    int active, of_update;
+    int is_last;
 } ZeroStep;
+
+// How many of `size` processes get one of `batches`.
+static inline int zero_busy_(int64_t batches, int size) {
+    return batches < size ? (int)(batches > 0 ? batches : 0) : size;
+}
 
 // Micro-step m of an update of `sequences` in micro-batches of B; nobody is active after the last one.
 static inline ZeroStep zero_step(int64_t sequences, int B, int size, int64_t m) {
-    const int64_t batches = (sequences + B - 1) / B - m * size;
-    const ZeroStep step = {m, batches < size ? (int)(batches > 0 ? batches : 0) : size};
+    const int64_t batches = (sequences + B - 1) / B, left = batches - m * size;
+    const ZeroStep step = {m, zero_busy_(left, size), zero_busy_(batches, size), left <= size};
     return step;
+}
+
+// Whether the gradients of a micro-step are reduced: in stages 0 and 1 those of the last one, which are the sum of all.
+static inline int zero_reduces(const ZeroPlan* plan, ZeroStep step) {
+    return plan->stage >= 2 || (plan->size > 1 && step.is_last);
+}
+
+// How many processes have something to add, and whether it is the first of its update.
+static inline int zero_adds_(const ZeroPlan* plan, ZeroStep step) {
+    return plan->stage >= 2 ? step.active : step.of_update;
+}
+static inline int zero_is_first_(const ZeroPlan* plan, ZeroStep step) {
+    return plan->stage < 2 || step.micro_step == 0;
 }
 
 // Adds to shard (count), or sets it if `is_first`, the first `active` of the pieces (W, count).
@@ -268,21 +288,27 @@ static inline float* zero_group_grads_(const Zero* z, int g) {
 }
 
 // Adds all processes' gradients of group g to the shard.
-static inline void zero_reduce_group_cpu_(Zero* z, int g, int active, int is_first) {
+static inline void zero_reduce_group_cpu_(Zero* z, int g, ZeroStep step) {
     const size_t count = zero_shard_elements(&z->plan, g);
     const float* pieces = zero_group_grads_(z, g);
     if (!zero_is_alone_(z)) {
         group_all_to_all_cpu(z->pieces, pieces, count, &z->group);
         pieces = z->pieces;
     }
-    zero_add_pieces_cpu(z->shard + zero_shard_begin(&z->plan, g), pieces, count, active, is_first);
+    zero_add_pieces_cpu(z->shard + zero_shard_begin(&z->plan, g), pieces, count, zero_adds_(&z->plan, step),
+                        zero_is_first_(&z->plan, step));
 }
 
-// After a backward pass has left the gradients of group g: in stage 2 their reduction. The groups come in the order
-// of the backward pass: the blocks from the last one on, and group 0.
+// After a backward pass has left the gradients of group g: their reduction, if this micro-step has one. The groups
+// come in the order of the backward pass: the blocks from the last one on, and group 0.
 static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
-    if (z->plan.stage == 2) {
-        zero_reduce_group_cpu_(z, g, step.active, step.micro_step == 0);
+    if (!zero_reduces(&z->plan, step)) {
+        return;
+    }
+    zero_reduce_group_cpu_(z, g, step);
+    if (z->plan.stage == 0) {
+        group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
+                             zero_shard_elements(&z->plan, g), &z->group);
     }
 }
 
@@ -290,18 +316,6 @@ static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
 static inline void zero_idle_cpu(Zero* z, ZeroStep step) {
     for (int g = z->plan.groups - 1; g >= 0; g--) {
         zero_group_done_cpu(z, g, step);
-    }
-}
-
-// After the last micro-step of an update: in stages 0 and 1 the reduction of all groups. `first` is the first
-// micro-step, in which all had a micro-batch who have one at all.
-static inline void zero_reduce_cpu(Zero* z, ZeroStep first) {
-    for (int g = 0; g < z->plan.groups && z->plan.stage < 2 && !zero_is_alone_(z); g++) {
-        zero_reduce_group_cpu_(z, g, first.active, 1);
-        if (z->plan.stage == 0) {
-            group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
-                                 zero_shard_elements(&z->plan, g), &z->group);
-        }
     }
 }
 

@@ -322,9 +322,10 @@ test_gpu_watchdog() {
     CUSIM_NCCL_FAULT=1:1:hang stuck_gpus "a GPU that hangs" "$test_comm" check --timeout 2
 }
 
-# 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Algorithms of products that are timed may differ.
+# 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Runs with the same cache have the same algorithms of
+# products.
 gpu_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 6 --samples 1 --sample-tokens 4
-    --sample-every 6 --eval-batches 3 --save-every 3 --eval-every 3 --autotune off)
+    --sample-every 6 --eval-batches 3 --save-every 3 --eval-every 3)
 
 test_gpu_same_bits() {
     local n zero
@@ -342,6 +343,18 @@ test_gpu_same_bits() {
     done
     check "the first line: $(head -n 1 stdout)" \
         grep -q "^processes: 3 on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 3$" stdout
+}
+
+# Each process finds another algorithm fastest, and none has a cache: all take rank 0's.
+test_gpu_autotune() {
+    local fast=(env -u XDG_CACHE_HOME -u HOME CUSIM_LT_FAST=2 "$trainer" "${gpu_run[@]}")
+    local other=(env -u XDG_CACHE_HOME -u HOME CUSIM_LT_FAST=1 "$trainer" "${gpu_run[@]}")
+    ranks 1 "${fast[@]}" --zero 2 --out fast
+    ranks 1 "${fast[@]}" --zero 2 --out fast_3 : -n 2 "${other[@]}" --zero 2 --out fast_3
+    check "algorithms of rank 0: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    same_model fast/step_00000006 fast_3/step_00000006 "algorithms of rank 0"
+    ranks 1 "${other[@]}" --zero 2 --out other
+    check "other algorithms have other bits" [ "$(sha1sum <fast/step_00000006/model.safetensors)" != "$(sha1sum <other/step_00000006/model.safetensors)" ]
 }
 
 # The optimizer's state on the host, also from a checkpoint.
@@ -392,7 +405,9 @@ test_gpu_end() {
 }
 
 if [ $is_gpu ]; then
+    export XDG_CACHE_HOME=$work/cache
     test_gpu_same_bits
+    test_gpu_autotune
     test_gpu_offload
     test_gpu_stages
     test_gpu_elastic

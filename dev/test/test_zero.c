@@ -114,6 +114,9 @@ static void test_steps(void) {
                 for (; zero_step(sequences, B, size, m).active > 0; m++) {
                     const ZeroStep step = zero_step(sequences, B, size, m);
                     EXPECT(step.micro_step == m && step.active <= size, "%d are active", step.active);
+                    EXPECT(step.of_update == zero_step(sequences, B, size, 0).active &&
+                               step.is_last == !zero_step(sequences, B, size, m + 1).active,
+                           "%d are active in the update, last %d", step.of_update, step.is_last);
                     batches += step.active;
                 }
                 EXPECT(batches == (sequences + B - 1) / B && m == (batches + size - 1) / size,
