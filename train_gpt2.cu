@@ -160,11 +160,14 @@ static int64_t micro_batches(const Options* o) {
     return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
 }
 
+// And of one process.
+static double micro_steps(const Options* o) { return ceil((double)micro_batches(o) / o->processes); }
+
 // What --offload-residuals keeps on the host.
 static void plan_add_residuals(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    const double moves = ceil((double)micro_batches(o) / o->processes);
     const size_t layers = o->offload_residuals ? (size_t)offload_residual_layers(cfg.L) : 0;
-    const PlanMemory kind = {"residual stream", layers * residual_bytes(cfg, o), PLAN_HOST, moves, moves};
+    const PlanMemory kind = {"residual stream", layers * residual_bytes(cfg, o), PLAN_HOST, micro_steps(o),
+                             micro_steps(o)};
     plan_add_at(plan, kind);
 }
 
@@ -173,8 +176,19 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     TensorRow activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
     plan->name = NULL;
-    plan_add(plan, "parameters", zero_parameter_bytes(&zero, DTYPE_OF(floatX)));
-    plan_add(plan, "gradients", zero_gradient_bytes(&zero, planned_gradients(o)));
+    const size_t params_shard = zero_parameter_shard_bytes(&zero, DTYPE_OF(floatX)),
+                 grads_shard = zero_gradient_shard_bytes(&zero);
+    plan_add(plan, "parameters",
+             zero_parameter_bytes(&zero, DTYPE_OF(floatX)) + (o->offload_params ? 0 : params_shard));
+    plan_add(plan, "gradients",
+             zero_gradient_bytes(&zero, planned_gradients(o)) + (o->offload_params ? 0 : grads_shard));
+    if (o->offload_params) { // both passes read parameters; the norm and the update read gradients, too
+        const double m = micro_steps(o);
+        const PlanMemory params = {"shard of the parameters", params_shard, PLAN_HOST, 2 * m, 1},
+                         grads = {"shard of the gradients", grads_shard, PLAN_HOST, m + 1, m};
+        plan_add_at(plan, params);
+        plan_add_at(plan, grads);
+    }
     plan_add_optimizer(plan, cfg, &zero, o);
     plan_add_residuals(plan, cfg, o);
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
@@ -331,7 +345,8 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     gpu_open(&model->gpu, o->device);
     open_tensors(model, &zero, o);
     const Gradient grads = {model->grads_memory, model->grad_dtype};
-    zero_open(&model->zero, zero, model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
+    zero_open(&model->zero, zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
+              model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
 
     const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     batch_queue_open(&model->batches, N, &model->gpu);
@@ -824,13 +839,13 @@ static const float* gpt2_next_logits(void* model_, const int* ids, int known, in
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
-// Copies from the host to the GPU, and waits.
+// Copies from the host to the GPU, or to pinned memory, and waits.
 static void upload(const GPT2* model, void* to, const void* from, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, model->gpu.stream));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
-// And back.
+// Copies from the GPU to the host, and waits.
 static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));

@@ -69,17 +69,6 @@ static inline size_t offload_places_bytes(int has_master) {
 
 static inline size_t offload_bytes_(const Offload* o) { return (size_t)o->arrays * o->owned * sizeof(float); }
 
-// Zeros.
-static inline void* offload_pinned_(size_t bytes, const char* what) {
-    void* memory = NULL;
-    CHECK(
-        cudaMallocHost(&memory, bytes) == cudaSuccess,
-        "no %.1f MiB of pinned memory on the host for %s; wanted more memory, or a higher limit (ulimit -l)",
-        (double)bytes / (1 << 20), what);
-    memset(memory, 0, bytes);
-    return memory;
-}
-
 static inline void offload_open_streams_(Offload* o) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&o->in, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&o->out, cudaStreamNonBlocking));
@@ -99,7 +88,8 @@ static inline void offload_open(Offload* o, size_t owned, int has_master, const 
     if (directory) {
         o->disk = scratch_open(directory, offload_bytes_(o), what);
     }
-    o->host = (float*)offload_pinned_(directory ? offload_places_bytes(has_master) : offload_bytes_(o), what);
+    o->host =
+        (float*)gpu_alloc_pinned(directory ? offload_places_bytes(has_master) : offload_bytes_(o), 1, what);
     o->slots = (float*)gpu_alloc(offload_planned_bytes(has_master), 1, "chunks of the optimizer's state");
     offload_open_streams_(o);
 }
@@ -292,7 +282,7 @@ static inline void offload_residuals_open(OffloadResiduals* r, int L, size_t lay
     r->layers = offload_residual_layers(L);
     r->layer_bytes = layer_bytes;
     if (r->layers > 0) {
-        r->host = (char*)offload_pinned_((size_t)r->layers * layer_bytes, "the residual stream");
+        r->host = (char*)gpu_alloc_pinned((size_t)r->layers, layer_bytes, "the residual stream");
         CUDA_CHECK(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
         CUDA_CHECK(cudaEventCreateWithFlags(&r->ready, cudaEventDisableTiming));
         for (int b = 0; b < OFFLOAD_RESIDUALS; b++) {

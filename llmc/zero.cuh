@@ -22,9 +22,13 @@ and what it starts it joins.
              stage 3: group 0, then two blocks        T
     params_shard   stage 3: (sharded)                 T      what the update writes
 
+In stage 3 both shards can be in pinned memory of the host (ZERO_SHARDS_ON_HOST). Each group's part of the parameters is
+then copied to the GPU before it is sent to all; the kernels that add to gradients, sum their squares and update reach
+across the bus.
+
 With one process in stages 0 and 1 nothing moves, and shard is not there.
 
-defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes, zero_gradient_bytes,
+defines: ZeroGpu, ZeroShards, zero_parameter_shard_bytes, zero_gradient_shard_bytes, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes, zero_gradient_bytes,
          zero_parameter_layer, zero_begin_forward, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
          zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_variant, zero_begin, zero_join, zero_replayed,
          zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
@@ -44,8 +48,11 @@ defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, z
 
 enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
 
+typedef enum { ZERO_SHARDS_ON_GPU, ZERO_SHARDS_ON_HOST } ZeroShards;
+
 typedef struct {
     ZeroPlan plan;
+    ZeroShards place;
     GroupGpu group;
     Gpu main, comm; // the GPU with the main stream, and with that of what moves
     void* params;   // of the trainer, of type `dtype`
@@ -75,14 +82,20 @@ static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
     return plan->size == 1 ? 0 : largest > least ? largest : least;
 }
 
-// Bytes of all parameters in memory, and of all gradients, of the given types.
+// Bytes of the shards of parameters, of the given type, and of gradients.
+static inline size_t zero_parameter_shard_bytes(const ZeroPlan* plan, DType type) {
+    return plan->stage >= 3 ? zero_sharded_elements(plan) * dtype_bytes(type) : 0;
+}
+static inline size_t zero_gradient_shard_bytes(const ZeroPlan* plan) {
+    return zero_has_shard_(plan) ? zero_sharded_elements(plan) * sizeof(float) : 0;
+}
+
+// And of all other memory of parameters, and of gradients.
 static inline size_t zero_parameter_bytes(const ZeroPlan* plan, DType type) {
-    const size_t shard = plan->stage >= 3 ? zero_sharded_elements(plan) : 0;
-    return (zero_params_elements(plan, ZERO_BLOCKS_IN_MEMORY) + shard) * dtype_bytes(type);
+    return zero_params_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type);
 }
 static inline size_t zero_gradient_bytes(const ZeroPlan* plan, DType type) {
-    const size_t shard = zero_has_shard_(plan) ? zero_sharded_elements(plan) * sizeof(float) : 0;
-    return zero_grads_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type) + shard +
+    return zero_grads_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type) +
            zero_pieces_bytes_(plan, type);
 }
 
@@ -125,11 +138,24 @@ static inline void zero_forget_(ZeroGpu* z) {
     }
 }
 
+static inline void* zero_alloc_shard_(const ZeroGpu* z, size_t bytes, const char* what) {
+    return z->place == ZERO_SHARDS_ON_HOST ? gpu_alloc_pinned(bytes, 1, what) : gpu_alloc(bytes, 1, what);
+}
+
+static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
+    if (z->place == ZERO_SHARDS_ON_HOST) {
+        CUDA_CHECK(cudaFreeHost(shard));
+    } else {
+        gpu_free(shard);
+    }
+}
+
 // `params`, of type `dtype`, and `grads` are the trainer's, zero-filled. Collective.
-static inline void zero_open(ZeroGpu* z, ZeroPlan plan, void* params, DType dtype, Gradient grads, Comm* comm,
-                             const Gpu* gpu) {
+static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards place, void* params, DType dtype,
+                             Gradient grads, Comm* comm, const Gpu* gpu) {
     memset((void*)z, 0, sizeof(*z));
     z->plan = plan;
+    z->place = place;
     z->params = params;
     z->dtype = dtype;
     z->grads = grads;
@@ -139,10 +165,11 @@ static inline void zero_open(ZeroGpu* z, ZeroPlan plan, void* params, DType dtyp
     zero_forget_(z);
     if (plan.stage >= 3) {
         z->params_shard =
-            gpu_alloc(zero_sharded_elements(&plan), dtype_bytes(dtype), "shard of the parameters");
+            zero_alloc_shard_(z, zero_parameter_shard_bytes(&plan, dtype), "the shard of the parameters");
     }
     if (zero_has_shard_(&plan)) {
-        z->shard = (float*)gpu_alloc(zero_sharded_elements(&plan), sizeof(float), "shard of the gradient");
+        z->shard =
+            (float*)zero_alloc_shard_(z, zero_gradient_shard_bytes(&plan), "the shard of the gradient");
     }
     if (plan.size > 1) {
         z->pieces = gpu_alloc(zero_pieces_bytes_(&plan, grads.dtype), 1, "pieces of the gradient");
@@ -154,8 +181,8 @@ static inline void zero_open(ZeroGpu* z, ZeroPlan plan, void* params, DType dtyp
 static inline void zero_close(ZeroGpu* z) {
     group_gpu_close(&z->group);
     gpu_free(z->pieces);
-    gpu_free(z->shard);
-    gpu_free(z->params_shard);
+    zero_free_shard_(z, z->shard);
+    zero_free_shard_(z, z->params_shard);
     zero_close_events_(z);
     CUDA_CHECK(cudaStreamDestroy(z->comm.stream));
 }
@@ -187,6 +214,22 @@ static inline int zero_gathered_groups_(const ZeroPlan* plan) {
     return plan->stage >= 3 ? 1 : plan->stage == 0 || plan->size == 1 ? 0 : plan->groups;
 }
 
+// Collects the parameters of group g, in `group`, from the shards of all processes.
+static inline void zero_gather_group_(ZeroGpu* z, int g, void* group) {
+    const size_t count = zero_shard_elements(&z->plan, g);
+    void* own = zero_element_(group, z->dtype, (size_t)z->plan.rank * count);
+    if (z->params_shard) {
+        void* shard = zero_element_(z->params_shard, z->dtype, zero_shard_begin(&z->plan, g));
+        if (z->place == ZERO_SHARDS_ON_HOST) {
+            CUDA_CHECK(cudaMemcpyAsync(own, shard, count * dtype_bytes(z->dtype), cudaMemcpyHostToDevice,
+                                       z->comm.stream));
+        } else {
+            own = shard;
+        }
+    }
+    group_all_gather(group, own, count, z->dtype, &z->group, z->comm.stream);
+}
+
 // After an update, or after all shards were set: sends each process's shards of the parameters to all.
 static inline void zero_gather_parameters(ZeroGpu* z) {
     const int groups = zero_gathered_groups_(&z->plan);
@@ -195,11 +238,7 @@ static inline void zero_gather_parameters(ZeroGpu* z) {
     }
     zero_fork_(z);
     for (int g = 0; g < groups; g++) {
-        const size_t count = zero_shard_elements(&z->plan, g);
-        void* group = zero_element_(z->params, z->dtype, zero_group_begin(&z->plan, g));
-        void* own =
-            z->params_shard ? z->params_shard : zero_element_(group, z->dtype, (size_t)z->plan.rank * count);
-        group_all_gather(group, own, count, z->dtype, &z->group, z->comm.stream);
+        zero_gather_group_(z, g, zero_element_(z->params, z->dtype, zero_group_begin(&z->plan, g)));
         CUDA_CHECK(cudaEventRecord(z->gathered[g], z->comm.stream));
     }
     zero_forget_(z);
@@ -226,10 +265,9 @@ static inline void zero_fetch_block_(ZeroGpu* z, int l) {
     if (z->held[b] == l) {
         return;
     }
-    void* block = zero_element_(z->params, z->dtype, z->plan.once + (size_t)b * z->plan.block);
-    const void* own = zero_element_(z->params_shard, z->dtype, zero_shard_begin(&z->plan, 1 + l));
     zero_fork_(z);
-    group_all_gather(block, own, zero_shard_elements(&z->plan, 1 + l), z->dtype, &z->group, z->comm.stream);
+    zero_gather_group_(z, 1 + l,
+                       zero_element_(z->params, z->dtype, z->plan.once + (size_t)b * z->plan.block));
     CUDA_CHECK(cudaEventRecord(z->arrived[b], z->comm.stream));
     z->held[b] = l;
     z->is_coming[b] = 1;

@@ -139,7 +139,7 @@ typedef struct {
     int recompute, threads, logits_chunk;
     int offload_optimizer;
     const char* offload_path;
-    int offload_residuals;
+    int offload_residuals, offload_params;
     int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
     int num_processes, rank, gpus_per_node, init;
@@ -421,6 +421,8 @@ const OptionRow OPTION_TABLE[] = {
         "DIR", "on a fast drive, for --offload-optimizer disk; nothing stays in it"},
     {"memory, speed", "offload-residuals", "", SWITCH_(offload_residuals), 0, 0, GPU_,            "off",
         "off|on", "with --recompute 3: keep the residual stream between blocks in pinned memory of the host; same bits"},
+    {"memory, speed", "offload-params", "", SWITCH_(offload_params), 0,      0, GPU_,             "off",
+        "off|on", "with --zero 3: keep this process's part of parameters and gradients in pinned memory of the host; same bits"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
         "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
     {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | RUN_,      "on",

@@ -762,6 +762,9 @@ static void setup_check_offload_(const Options* o) {
     if (o->offload_optimizer != OFFLOAD_DISK && o->offload_path[0]) {
         die_usage("--offload-path %s without --offload-optimizer disk; wanted both", o->offload_path);
     }
+    if (o->offload_params && o->zero != 3) {
+        die_usage("--offload-params on, --zero %d; wanted --zero 3, which divides the parameters", o->zero);
+    }
     if (o->offload_residuals && o->recompute != RECOMPUTE_BLOCK && o->recompute != OPTION_AUTO) {
         die_usage("--offload-residuals on, --recompute %d; wanted --recompute %d, which keeps nothing else "
                   "of a block",
