@@ -1,6 +1,7 @@
 /*
-offload.cuh -- what is on the host between its uses. AdamW with m, v and master weights there, in pinned memory or in a
-file: they pass through the GPU in chunks.
+offload.cuh -- what is on the host between its uses: the optimizer's state and the residual stream.
+
+AdamW with m, v and master weights in pinned memory or in a file: they pass through the GPU in chunks.
 
     m, v, master   (3, owned)   fp32, one after another; without master weights (2, owned)
 
@@ -12,16 +13,16 @@ On a disk the arrays are a file of scratch.h. A chunk then has a place in pinned
 and write the last ones while one is on the GPU. Chunk k always has the same place, so whoever waits for the place has
 waited for that part of the file.
 
-The residual stream, too, can be in pinned memory between its two uses, where it is all that is kept of a block
-(RECOMPUTE_BLOCK). The blocks take two buffers in turn: after block l computes its part goes out, beside block l + 1, and
-it comes back beside the backward pass of block l + 2. The last two stay. All of a micro-step joins the main stream, so it
-can be one CUDA graph.
+Where the residual stream is all that is kept of a block (RECOMPUTE_BLOCK), it can be in pinned memory, too. The blocks
+take two buffers in turn. What block l adds up goes out beside block l + 1, and comes back beside the backward pass of
+block l + 2: it is needed in that of block l + 1. The last two stay. In a micro-step the main stream waits for every copy,
+so that it can be one CUDA graph.
 
 needs:   all sizes of the optimizer's state are multiples of SCRATCH_UNIT bytes, as those of shards are
-defines: OffloadResiduals, OFFLOAD_RESIDUALS, offload_residual_layers, offload_residuals_open, offload_residuals_close,
-         offload_residual_out, offload_residual_in, offload_residual_wait,
-         Offload, OFFLOAD_CHUNK, offload_planned_bytes, offload_places_bytes, offload_open, offload_close,
-         offload_adamw_update, offload_state_bytes, offload_read, offload_write, offload_master, offload_wait
+defines: Offload, OFFLOAD_CHUNK, offload_planned_bytes, offload_places_bytes, offload_open, offload_close,
+         offload_adamw_update, offload_state_bytes, offload_read, offload_write, offload_master, offload_wait,
+         OffloadResiduals, OFFLOAD_RESIDUALS, offload_residual_layers, offload_residuals_open, offload_residuals_close,
+         offload_residual_out, offload_residual_in, offload_residual_wait
 */
 #ifndef LLMC_OFFLOAD_CUH
 #define LLMC_OFFLOAD_CUH
@@ -32,7 +33,6 @@ defines: OffloadResiduals, OFFLOAD_RESIDUALS, offload_residual_layers, offload_r
 #include "llmc/base/scratch.h"
 #include "llmc/adamw.cuh"
 #include "llmc/gpu.cuh"
-#include "llmc/gpt2.h"
 
 #ifndef OFFLOAD_CHUNK
 #define OFFLOAD_CHUNK ((size_t)4 << 20) // elements; a multiple of GPT2_SHARD_UNIT

@@ -28,7 +28,8 @@ across the bus.
 
 With one process in stages 0 and 1 nothing moves, and shard is not there.
 
-defines: ZeroGpu, ZeroShards, zero_parameter_shard_bytes, zero_gradient_shard_bytes, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes, zero_gradient_bytes,
+defines: ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes,
+         zero_gradient_bytes, zero_parameter_shard_bytes, zero_gradient_shard_bytes,
          zero_parameter_layer, zero_begin_forward, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
          zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_variant, zero_begin, zero_join, zero_replayed,
          zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
