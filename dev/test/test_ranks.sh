@@ -360,7 +360,8 @@ test_gpu_autotune() {
 # What is on the host or on a disk between its uses, also from a checkpoint and to one. Of four blocks two parts of the
 # residual stream are moved.
 test_gpu_offload() {
-    local all=(--zero 3 --offload-params on --offload-residuals on --offload-optimizer disk --offload-path nvme)
+    local all=(--zero 3 --offload-params on --offload-residuals on --recompute 3
+        --offload-optimizer disk --offload-path nvme)
     local four=(--layers 4 "${gpu_run[@]:2}")
     local none=(--offload-params off --offload-residuals off --offload-optimizer off --offload-path '')
     CUSIM_STREAMS=random trains 2 offload "${gpu_run[@]}" --zero 3 --offload-optimizer host
