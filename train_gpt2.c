@@ -77,8 +77,8 @@ static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Con
     const int only_texts = o->recompute == RECOMPUTE_NEVER, texts = only_texts ? o->batch : 1;
     const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
     const size_t text =
-        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, (size_t)texts);
-    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, chunk);
+        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, cfg.L, (size_t)texts);
+    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, chunk);
     return only_texts || text > trained ? text : trained;
 }
 
@@ -108,7 +108,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     }
     plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_buffer_elements(&zero) * sizeof(float));
     if (!options_only_evaluates(o)) {
-        plan_add_state(plan, cfg, &zero, 0);
+        plan_add_state(plan, cfg, &zero, PLAN_DEVICE);
     }
     plan_add(plan, "activations", planned_activations(activations, text, cfg, o));
     plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));

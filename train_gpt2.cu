@@ -96,8 +96,10 @@ struct GPT2 {
 
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
-    float* master;   // NULL without master weights
-    Offload offload; // master and state_memory may be on the host
+    int has_master; // weights,
+    float* master;  // on the GPU; NULL if there are none, and, like the state, if they are offloaded
+    Offload offload;
+    OffloadResiduals residuals;
     GPT2Parameters params;
     GPT2OptimizerState state;
     GPT2Activations acts;
@@ -144,10 +146,11 @@ static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NE
 // Of training, or of generation; in training also those of generation, of one text.
 static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Config cfg, const Options* o) {
     const int texts = planned_texts(o);
+    const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
     const size_t text =
-        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, (size_t)texts);
-    const size_t trained =
-        gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, (size_t)planned_chunk(o));
+        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, cfg.L, (size_t)texts);
+    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
+                                                (size_t)planned_chunk(o));
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
@@ -162,6 +165,59 @@ static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
                : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
 }
 
+// The optimizer's state and master weights, where they are kept, and what chunks of them pass through.
+static void plan_add_optimizer(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero,
+                               const Options* o) {
+    const PlanPlace place = o->offload_optimizer == OFFLOAD_DISK   ? PLAN_DISK
+                            : o->offload_optimizer == OFFLOAD_HOST ? PLAN_HOST
+                                                                   : PLAN_DEVICE;
+    const double moves = place != PLAN_DEVICE;
+    const PlanMemory master = {
+        "master weights", has_master(o) ? zero_owned_elements(zero) * sizeof(float) : 0, place, moves, moves};
+    plan_add_at(plan, master);
+    plan_add_state(plan, cfg, zero, place);
+    if (place == PLAN_DISK) {
+        const PlanMemory places = {"pinned chunks of state", offload_places_bytes(has_master(o)), PLAN_HOST,
+                                   0, 0};
+        plan_add_at(plan, places);
+    }
+    plan_add(plan, "chunks of state", moves > 0 ? offload_planned_bytes(has_master(o)) : 0);
+}
+
+// Of the residual stream after a block.
+static size_t residual_bytes(GPT2Config cfg, const Options* o) {
+    return (size_t)o->batch * (size_t)o->seq_len * (size_t)cfg.C * sizeof(floatX);
+}
+
+// Micro-batches of an update.
+static int64_t micro_batches(const Options* o) {
+    return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
+}
+
+// And of one process.
+static double micro_steps(const Options* o) { return ceil((double)micro_batches(o) / o->processes); }
+
+// What --offload-params keeps on the host. Both passes read parameters; the norm and the update read gradients, too.
+static void plan_add_slices(PlanMemory plan[PLAN_KINDS], const ZeroPlan* zero, const Options* o) {
+    const double m = micro_steps(o);
+    const size_t params = zero_parameter_slice_bytes(zero, DTYPE_OF(floatX)),
+                 grads = zero_gradient_slice_bytes(zero);
+    const PlanMemory of_params = {"shard of the parameters", params, PLAN_HOST, 2 * m, 1},
+                     of_grads = {"shard of the gradients", grads, PLAN_HOST, m + 1, m};
+    if (o->offload_params) {
+        plan_add_at(plan, of_params);
+        plan_add_at(plan, of_grads);
+    }
+}
+
+// What --offload-residuals keeps on the host.
+static void plan_add_residuals(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+    const size_t layers = o->offload_residuals ? (size_t)offload_residual_layers(cfg.L) : 0;
+    const PlanMemory kind = {"residual stream", layers * residual_bytes(cfg, o), PLAN_HOST, micro_steps(o),
+                             micro_steps(o)};
+    plan_add_at(plan, kind);
+}
+
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
@@ -169,28 +225,30 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     const int trains = !options_only_evaluates(o);
     const size_t activation_bytes = planned_activations(activations, text, cfg, o);
     plan->name = NULL;
-    plan_add(plan, "parameters", zero_parameter_bytes(&zero, DTYPE_OF(floatX)));
+    const int on_gpu = !o->offload_params; // the slices of both
+    plan_add(plan, "parameters",
+             zero_parameter_bytes(&zero, DTYPE_OF(floatX)) +
+                 (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
     if (o->recompute == RECOMPUTE_NEVER) {
         plan_add_text(plan, text, activation_bytes);
         plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
         return;
     }
-    plan_add(plan, "gradients", trains ? zero_gradient_bytes(&zero, planned_gradients(o)) : 0);
-    const size_t master = has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0;
-    if (trains && !o->offload_optimizer) {
-        plan_add(plan, "master weights", master);
-        plan_add_state(plan, cfg, &zero, 0);
+    if (trains) {
+        plan_add(plan, "gradients",
+                 zero_gradient_bytes(&zero, planned_gradients(o)) +
+                     (on_gpu ? zero_gradient_slice_bytes(&zero) : 0));
+        plan_add_slices(plan, &zero, o);
+        plan_add_optimizer(plan, cfg, &zero, o);
+        plan_add_residuals(plan, cfg, o);
     }
     plan_add(plan, "activations", activation_bytes);
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
     plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
-    if (o->offload_optimizer) {
-        plan_add(plan, "chunks of state", offload_planned_bytes());
-        plan_add_host(plan, "master weights", master);
-        plan_add_state(plan, cfg, &zero, 1);
-    }
-    plan_add_host(plan, "pinned copy to save",
-                  o->out[0] && trains ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_gb) : 0);
+    const size_t copy_bytes =
+        o->out[0] && trains ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_gb) : 0;
+    const PlanMemory copy = {"pinned copy to save", copy_bytes, PLAN_HOST, 0, 0};
+    plan_add_at(plan, copy);
 }
 
 // Of the GPU, with some room for what is not planned.
@@ -212,6 +270,10 @@ static int least_chunk(GPT2Config cfg, const Options* o) {
     return (int)gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
 }
 
+static int least_recompute(const Options* o) {
+    return o->offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+}
+
 // Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
 // that fits, with the lowest level of recomputation that it needs.
 static void require_memory(GPT2Config cfg, const Options* options) {
@@ -229,7 +291,8 @@ static void require_memory(GPT2Config cfg, const Options* options) {
         smaller.logits_chunk = options->logits_chunk;
         const int has_more = planned_chunk(&smaller) > least;
         smaller.logits_chunk = has_more ? least : options->logits_chunk;
-        for (smaller.recompute = RECOMPUTE_NONE; smaller.recompute <= RECOMPUTE_BLOCK; smaller.recompute++) {
+        for (smaller.recompute = least_recompute(options); smaller.recompute <= RECOMPUTE_BLOCK;
+             smaller.recompute++) {
             CHECK(planned_bytes(cfg, &smaller) > free_bytes,
                   "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
                   (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
@@ -275,24 +338,23 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->elements = zero_full_elements(zero);
 }
 
-// Zeros on the GPU, or in pinned memory of the host with --offload-optimizer.
-static void* alloc_state(const Options* o, size_t bytes, const char* what) {
-    void* memory;
-    if (!o->offload_optimizer) {
-        return gpu_alloc(bytes, 1, what);
+// The optimizer's state and master weights, all zero: on the GPU or offloaded.
+static void open_state(GPT2* model, const ZeroPlan* zero, const Options* o) {
+    const size_t owned = zero_owned_elements(zero);
+    model->has_master = has_master(o);
+    if (o->offload_optimizer) {
+        const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
+        offload_open(&model->offload, owned, model->has_master, directory);
+        if (directory && !scratch_is_direct(model->offload.disk)) {
+            printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
+                   directory);
+        }
+        return;
     }
-    CHECK(cudaMallocHost(&memory, bytes) == cudaSuccess,
-          "no %.1f MiB of pinned memory on the host for %s: --offload-optimizer off, or a higher limit "
-          "(ulimit -l)",
-          (double)bytes / (1 << 20), what);
-    return memset(memory, 0, bytes);
-}
-
-static void free_state(const GPT2* model, void* memory) {
-    if (!model->offload.slots) {
-        gpu_free(memory);
-    } else if (memory) {
-        CUDA_CHECK(cudaFreeHost(memory));
+    model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
+    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
+    if (model->has_master) {
+        model->master = (float*)gpu_alloc(owned, sizeof(float), "master weights");
     }
 }
 
@@ -308,14 +370,10 @@ static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
 // And for training.
 static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
-    model->state_memory = alloc_state(o, model->state_bytes, "optimizer state");
-    if (has_master(o)) {
-        model->master = (float*)alloc_state(o, zero_owned_elements(zero) * sizeof(float), "master weights");
+    open_state(model, zero, o);
+    if (o->offload_residuals) {
+        offload_residuals_open(&model->residuals, model->cfg.L, residual_bytes(model->cfg, o));
     }
-    if (o->offload_optimizer) {
-        offload_open(&model->offload);
-    }
-    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
 
@@ -323,8 +381,7 @@ static size_t result_bytes(int64_t losses) { return sizeof(StepResult) + (size_t
 
 // Room for what an update tells the host.
 static void open_results(GPT2* model, const Options* o) {
-    const int64_t rows = o->total_batch / o->seq_len, micro_steps = (rows + o->batch - 1) / o->batch;
-    model->max_losses = micro_steps > 1 ? micro_steps : 1; // a validation has one, too
+    model->max_losses = micro_batches(o) > 1 ? micro_batches(o) : 1; // a validation has one, too
     model->result = (StepResult*)gpu_alloc(1, result_bytes(model->max_losses), "results");
     CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
 }
@@ -396,7 +453,8 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
         open_training_tensors(model, &zero, o);
     }
     const Gradient grads = {model->grads_memory, model->grad_dtype};
-    zero_open(&model->zero, zero, model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
+    zero_open(&model->zero, zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
+              model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
     open_texts(&model->texts, cfg, o);
     if (model->recompute != RECOMPUTE_NEVER) {
@@ -413,7 +471,6 @@ static void close_save_copy(GPT2* model) {
 }
 
 static void close_training(GPT2* model) {
-    offload_wait(&model->offload);
     for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
         if (model->graphs[variant].graph) {
             CUDA_CHECK(cudaGraphExecDestroy(model->graphs[variant].graph));
@@ -435,11 +492,12 @@ static void close_training(GPT2* model) {
     layernorm_close(&model->layernorm);
     attention_gpu_close(&model->attention);
     batch_queue_close(&model->batches);
-    free_state(model, model->master);
-    free_state(model, model->state_memory);
+    offload_residuals_close(&model->residuals);
     if (model->offload.slots) {
         offload_close(&model->offload);
     }
+    gpu_free(model->master);
+    gpu_free(model->state_memory);
     gpu_free(model->grads_memory);
 }
 
@@ -534,8 +592,11 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
+        offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu);
         matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F,
                                 C, &model->matmul);
+        offload_residual_out(&model->residuals, l, layer.residual3, (size_t)N * C * sizeof(floatX),
+                             &model->gpu);
     }
     const floatX* residual = residual_into(model, cfg.L); // (N, C)
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N, C,
@@ -667,6 +728,16 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
     }
 }
 
+// When the backward pass has used the stream that enters block l: fetches what the block after the next one needs into the
+// same memory.
+static void fetch_residual(GPT2* model, int l, Batch batch) {
+    const size_t bytes = (size_t)batch.B * batch.T * model->cfg.C * sizeof(floatX);
+    if (l > OFFLOAD_RESIDUALS) {
+        offload_residual_in(&model->residuals, l - 1 - OFFLOAD_RESIDUALS,
+                            residual_into(model, l - OFFLOAD_RESIDUALS), bytes, &model->gpu);
+    }
+}
+
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
 // dloss is the gradient of the loss of each token. The gradients of a block are reduced as soon as they are there.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
@@ -680,9 +751,12 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     layernorm_backward(a.dresidual, d.lnfw, d.lnfb, bias_grad_into(model, cfg.L), dlnf,
                        residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
                        &model->layernorm, &model->gpu);
+    fetch_residual(model, cfg.L, batch);
     for (int l = cfg.L - 1; l >= 0; l--) {
         zero_parameters(&model->zero, l, -1);
+        offload_residual_wait(&model->residuals, l - 1, &model->gpu);
         block_backward(model, l, batch, mode);
+        fetch_residual(model, l, batch);
         zero_group_done<floatX>(&model->zero, 1 + l, step);
     }
     encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
@@ -852,14 +926,18 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 
 // One update of what this process updates; `adamw.weight_decay` applies to tensors that decay.
 static void gpt2_update(GPT2* model, AdamW adamw) {
-    floatX* params = (floatX*)zero_update_parameters(&model->zero);
-    const Gradient grads = zero_update_gradient(&model->zero);
-    float *m = model->state.m, *v = model->state.v;
+    const AdamWUpdate<floatX> update = {(floatX*)zero_update_parameters(&model->zero),
+                                        model->master,
+                                        zero_update_gradient(&model->zero),
+                                        model->state.m,
+                                        model->state.v,
+                                        &model->adamw,
+                                        adamw,
+                                        model->seed};
     if (model->offload.slots) {
-        offload_adamw_update(&model->offload, params, model->master, grads, m, v, &model->adamw, adamw,
-                             model->seed, &model->gpu);
+        offload_adamw_update(&model->offload, update, &model->gpu);
     } else {
-        adamw_update(params, model->master, grads, m, v, &model->adamw, adamw, model->seed, &model->gpu);
+        adamw_update(update, &model->gpu);
     }
     zero_gather_parameters(&model->zero);
 }
@@ -882,7 +960,7 @@ static double gpt2_evaluate(GPT2* model, Batch batch) {
     return gpt2_read_result(model, 1)->losses[0];
 }
 
-// Copies from the GPU, or from what is offloaded, to the host, and waits.
+// Copies from the GPU to the host, and waits.
 static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
@@ -1025,49 +1103,84 @@ static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* pos
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
-// Copies from the host to the GPU, or to what is offloaded, and waits.
+// Copies from the host to the GPU, or to pinned memory, and waits.
 static void upload(const GPT2* model, void* to, const void* from, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
-// Sets what this process updates of group g, master weights if there are any, from fp32 values on the host that have
-// this group alone, laid out by the parameter rows.
+// Sets `bytes` of the optimizer's state from byte `at` on, where the state rows lay it out.
+static void upload_state(GPT2* model, size_t at, const void* state, size_t bytes) {
+    if (model->offload.slots) {
+        offload_write(&model->offload, state, at, bytes);
+    } else {
+        upload(model, (char*)model->state_memory + at, state, bytes);
+    }
+}
+
+// The first `bytes` of it: all of it, or nothing.
+static void download_state(GPT2* model, void* state, size_t bytes) {
+    if (model->offload.slots) {
+        offload_read(&model->offload, state, 0, bytes);
+    } else {
+        download(model, state, model->state_memory, bytes);
+    }
+}
+
+// Sets `count` master weights, if there are any, from element `at` of this process's on.
+static void upload_master(GPT2* model, size_t at, const float* values, size_t count) {
+    const size_t bytes = count * sizeof(float);
+    if (model->has_master && model->offload.slots) {
+        offload_write(&model->offload, values, offload_state_bytes(&model->offload) + at * sizeof(float),
+                      bytes);
+    } else if (model->has_master) {
+        upload(model, model->master + at, values, bytes);
+    }
+}
+
+// Sets what this process updates of group g, and the master weights of it, from fp32 values on the host that have this
+// group alone, laid out by the parameter rows.
 static void upload_group(GPT2* model, int g, const float* group) {
     const ZeroPlan* zero = &model->zero.plan;
     const ZeroPiece piece = zero_piece(zero, g);
     const float* from = group + (piece.full - zero_group_begin(zero, g));
-    if (model->master) {
-        upload(model, model->master + piece.owned, from, piece.count * sizeof(float));
-        return;
-    }
     floatX* narrow = (floatX*)check_alloc(piece.count, sizeof(floatX), "copy of a group of parameters");
     for (size_t i = 0; i < piece.count; i++) {
         narrow[i] = from_float<floatX>(from[i]);
     }
+    upload_master(model, piece.owned, from, piece.count);
     upload(model, (floatX*)zero_update_parameters(&model->zero) + piece.kept, narrow,
            piece.count * sizeof(floatX));
     free(narrow);
 }
 
 // After all groups: sets all parameters that this process keeps.
-static void upload_end(GPT2* model) {
-    if (model->master) {
-        params_from_master((floatX*)zero_update_parameters(&model->zero), model->master, &model->adamw,
-                           &model->gpu);
+static void upload_end(GPT2* model) { zero_gather_parameters(&model->zero); }
+
+// Copies the master weights of the groups first ... end - 1 to the host. Those of this process pass through `room`, which
+// only a disk needs, and only where they are divided.
+static void download_master(GPT2* model, void* groups, int first, int end, float* room) {
+    const ZeroPlan* zero = &model->zero.plan;
+    Offload* offload = &model->offload;
+    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
+    if (!offload->slots) {
+        zero_collect(&model->zero, groups, first, end, model->master, DTYPE_FP32);
+    } else if (zero_owned_elements(zero) < model->elements) {
+        zero_collect(&model->zero, groups, first, end, offload_master(offload, room), DTYPE_FP32);
+    } else if (count > 0) {
+        offload_read(offload, groups, offload_state_bytes(offload) + begin * sizeof(float),
+                     count * sizeof(float));
     }
-    zero_gather_parameters(&model->zero);
 }
 
 // Copies the weights that are saved, master weights if there are any, to the host: of the groups first ... end - 1 to
-// `groups`, laid out by the parameter rows; of none if first = end. Collective.
-static void download_weights(GPT2* model, void* groups, int first, int end) {
+// `groups`, laid out by the parameter rows; of none if first = end. Collective. `room` is for download_master.
+static void download_weights(GPT2* model, void* groups, int first, int end, float* room) {
     const ZeroPlan* zero = &model->zero.plan;
     const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
-    offload_wait(&model->offload);
     zero_wait_for_parameters(&model->zero);
-    if (model->master) {
-        zero_collect(&model->zero, groups, first, end, model->master, DTYPE_FP32);
+    if (model->has_master) {
+        download_master(model, groups, first, end, room);
     } else if (model->zero.params_slices) {
         zero_collect(&model->zero, groups, first, end, model->zero.params_slices, DTYPE_OF(floatX));
     } else {
@@ -1079,18 +1192,18 @@ static void download_weights(GPT2* model, void* groups, int first, int end) {
 // processes.
 static float* gpt2_download(GPT2* model) {
     const int groups = model->comm->rank == 0 ? model->zero.plan.groups : 0;
-    if (!groups) {
-        download_weights(model, NULL, 0, 0);
-        return NULL;
-    }
-    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
-    if (model->master) {
-        download_weights(model, values, 0, groups);
+    const size_t count = groups ? model->elements : 0;
+    float* values = groups ? (float*)check_alloc(count, sizeof(float), "copy of the parameters") : NULL;
+    if (model->has_master) {
+        float* room = (float*)check_alloc(zero_owned_elements(&model->zero.plan), sizeof(float),
+                                          "copy of the parameters");
+        download_weights(model, values, 0, groups, room);
+        free(room);
         return values;
     }
-    floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-    download_weights(model, narrow, 0, groups);
-    for (size_t i = 0; i < model->elements; i++) {
+    floatX* narrow = groups ? (floatX*)check_alloc(count, sizeof(floatX), "copy of the parameters") : NULL;
+    download_weights(model, narrow, 0, groups, NULL);
+    for (size_t i = 0; i < count; i++) {
         values[i] = to_float(narrow[i]);
     }
     free(narrow);
@@ -1128,12 +1241,12 @@ static void read_state(GPT2* model, const char* path, const SavedState* saved) {
         (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of the optimizer's state");
     checkpoint_parts_open(&parts, saved, path, model->cfg, zero);
     for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        float* state = (float*)((char*)model->state_memory + model->state_rows[s].offset_bytes);
         for (int g = 0; g < zero->groups; g++) {
             const ZeroPiece piece = zero_piece(zero, g);
             memset(values, 0, piece.count * sizeof(float));
             checkpoint_parts_read(&parts, s, g, values);
-            upload(model, state + piece.owned, values, piece.count * sizeof(float));
+            upload_state(model, model->state_rows[s].offset_bytes + piece.owned * sizeof(float), values,
+                         piece.count * sizeof(float));
         }
     }
     checkpoint_parts_close(&parts);
@@ -1171,8 +1284,9 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
         open_save_copy(model, bytes);
     }
     checkpoint_copy_at(copy, model->save_copy);
-    download_weights(model, copy->params, copy->model.groups.first, copy->model.groups.end);
-    download(model, copy->optimizer, model->state_memory, copy->optimizer_bytes);
+    float* room = copy->optimizer_bytes > 0 ? (float*)copy->optimizer : NULL; // the state comes later
+    download_weights(model, copy->params, copy->model.groups.first, copy->model.groups.end, room);
+    download_state(model, copy->optimizer, copy->optimizer_bytes);
     return 1;
 }
 
@@ -1216,7 +1330,11 @@ static size_t memory_limit(int device) {
 
 // Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
 static void choose_recompute(GPT2Config cfg, Options* options, size_t limit) {
-    options->recompute = RECOMPUTE_NONE;
+    options->recompute = least_recompute(options);
+    if (options->recompute == RECOMPUTE_BLOCK) {
+        printf("recompute: level %d, for --offload-residuals\n", options->recompute);
+        return;
+    }
     while (options->recompute < RECOMPUTE_BLOCK && planned_bytes(cfg, options) > limit) {
         options->recompute++;
     }

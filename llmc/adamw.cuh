@@ -18,9 +18,8 @@ so that updates smaller than half a unit in the last place are not lost for ever
 g 2^40 + i of stream "adamw" + t of `seed` (rand.h) in update t: the same whatever the launch and the number of
 shards.
 
-defines: MasterWeights, round_stochastic, AdamWPlan, adamw_open, adamw_close, adamw_update, adamw_update_part,
-         adamw_bytes,
-         params_from_master, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_square_sum,
+defines: MasterWeights, round_stochastic, AdamWPlan, adamw_open, adamw_close, AdamWUpdate, adamw_update,
+         adamw_update_part, adamw_bytes, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_square_sum,
          gradient_square_sum_bytes, sum_losses, sum_losses_bytes
 */
 #ifndef LLMC_ADAMW_CUH
@@ -302,26 +301,34 @@ __global__ void __launch_bounds__(ADAMW_THREADS_)
     adamw_four_(four, decays ? scalars.keep : 1.0f, scalars, seed, stream, random);
 }
 
+// All that an update takes; as above.
+template <class T> struct AdamWUpdate {
+    T* params;
+    float* master; // NULL: there are none
+    Gradient grads;
+    float *m, *v;
+    const AdamWPlan* plan;
+    AdamW opt;
+    uint64_t seed;
+};
+
 // The update of `count` elements from `first` on, both multiples of GPT2_SHARD_UNIT, of those that this process owns:
 // master, m and v have only these.
 template <class T>
-static inline void adamw_update_part(T* params, float* master, Gradient grads, float* m, float* v,
-                                     const AdamWPlan* plan, size_t first, size_t count, AdamW opt,
-                                     uint64_t seed, const Gpu* gpu) {
-    const uint64_t stream = rand_stream("adamw") + (uint64_t)opt.t;
-    assert(is_aligned_(params) && is_aligned_(master) && is_aligned_(grads.data) && is_aligned_(m) &&
-           is_aligned_(v) && first % ADAMW_PIECE_ == 0 && count % ADAMW_PIECE_ == 0);
-    GRADIENT_DISPATCH(grads, T,
+static inline void adamw_update_part(const AdamWUpdate<T>& u, size_t first, size_t count, const Gpu* gpu) {
+    const uint64_t stream = rand_stream("adamw") + (uint64_t)u.opt.t;
+    assert(is_aligned_(u.params) && is_aligned_(u.master) && is_aligned_(u.grads.data) && is_aligned_(u.m) &&
+           is_aligned_(u.v) && first % ADAMW_PIECE_ == 0 && count % ADAMW_PIECE_ == 0);
+    GRADIENT_DISPATCH(u.grads, T,
                       launch(adamw_kernel_<T, G>, (unsigned)(count / ADAMW_PIECE_), ADAMW_THREADS_, 0, gpu,
-                             params, master, (const G*)grads.data, m, v, plan->decay, plan->pieces,
-                             (uint32_t)(first / ADAMW_PIECE_), adamw_scalars_(opt), seed, stream));
+                             u.params, u.master, (const G*)u.grads.data, u.m, u.v, u.plan->decay,
+                             u.plan->pieces, (uint32_t)(first / ADAMW_PIECE_), adamw_scalars_(u.opt), u.seed,
+                             stream));
 }
 
-template <class T>
-static inline void adamw_update(T* params, float* master, Gradient grads, float* m, float* v,
-                                const AdamWPlan* plan, AdamW opt, uint64_t seed, const Gpu* gpu) {
-    adamw_update_part(params, master, grads, m, v, plan, 0, (size_t)plan->pieces.count * ADAMW_PIECE_, opt,
-                      seed, gpu);
+// Of all of them.
+template <class T> static inline void adamw_update(const AdamWUpdate<T>& u, const Gpu* gpu) {
+    adamw_update_part(u, 0, (size_t)u.plan->pieces.count * ADAMW_PIECE_, gpu);
 }
 
 // Reads grad, m, v and the parameter or its master; writes m, v, the parameter and its master.
@@ -329,28 +336,6 @@ static inline double adamw_bytes(double n, DType params, DType grads, MasterWeig
     const size_t moments = 4 * sizeof(float), p = dtype_bytes(params);
     const size_t weights = master == MASTER_FP32 ? 2 * sizeof(float) + p : 2 * p;
     return n * (double)(dtype_bytes(grads) + moments + weights);
-}
-
-// ---- master weights ----
-
-// A thread converts four elements, a block of threads a piece.
-// grid   pieces      block   256      shared   none
-// moves  reads 4 bytes an element, writes T. Bound by memory.
-// order  every element on its own
-template <class T>
-__global__ void __launch_bounds__(ADAMW_THREADS_)
-    params_from_master_kernel_(T* params, const float* master, const __grid_constant__ AdamWPieces_ pieces) {
-    const size_t owned = (size_t)blockIdx.x * ADAMW_PIECE_ + 4 * threadIdx.x,
-                 full = (size_t)adamw_place_(pieces, blockIdx.x).full * ADAMW_PIECE_ + 4 * threadIdx.x;
-    four_store_(params + full, four_convert_<T>(four_load_(master + owned)));
-}
-
-// Sets the parameters that this process owns to the master weights, rounded to nearest.
-template <class T>
-static inline void params_from_master(T* params, const float* master, const AdamWPlan* plan, const Gpu* gpu) {
-    assert(is_aligned_(params) && is_aligned_(master));
-    launch(params_from_master_kernel_<T>, plan->pieces.count, ADAMW_THREADS_, 0, gpu, params, master,
-           plan->pieces);
 }
 
 // ---- the gradient's norm ----

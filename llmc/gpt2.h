@@ -115,7 +115,8 @@ typedef enum {
 
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to
 // the level of recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all
-// layers share one buffer and the backward pass computes it again. Logits exist for `chunk` tokens at a time.
+// layers share one buffer and the backward pass computes it again. Of residual3 there are `residuals` copies: cfg.L, or
+// fewer that the layers take in turn (layer l copy l % residuals). Logits exist for `chunk` tokens at a time.
 // Without a backward pass `trained` is 0, and `cached` the room for keys and values; else it is the other way round.
 // `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only
 // in the classifier.
@@ -134,7 +135,7 @@ typedef enum {
   X(ln2_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
   X(fch,        cfg.L,  N,      NORMS, F,                   floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
   X(fch_gelu,   cfg.L,  N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* and after */ \
-  X(residual3,  cfg.L,  N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
+  X(residual3,  residuals, N,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
   X(lnf,        1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
   X(lnf_mean,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
   X(lnf_rstd,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
@@ -178,7 +179,7 @@ enum {
 typedef struct {
     const char* name;
     const char *hf_name, *gguf_name; // parameters only
-    int layers;                      // copies in memory: 1 when all layers share one
+    int layers;                      // copies in memory: 1 when all layers share one, 2 when they take turns
     size_t rows, cols;               // of one layer
     size_t element_bytes;            //
     TensorInit init;                 // parameters only
@@ -346,11 +347,11 @@ static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
     return (N + parts - 1) / parts;
 }
 
-// The rows of the activation table for micro-batches of B sequences of T tokens, at a level of
-// recomputation; the classifier takes `chunk` tokens at a time. At RECOMPUTE_NEVER: for B texts of up to T tokens,
-// of which one is read at once, and then a token of each at a time.
+// The rows of the activation table for micro-batches of B sequences of T tokens, at a level of recomputation, with
+// `residuals` copies of residual3; the classifier takes `chunk` tokens at a time. At RECOMPUTE_NEVER: for B texts of up to
+// T tokens, of which one is read at once, and then a token of each at a time.
 static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
-                                          int recompute, size_t chunk) {
+                                          int recompute, int residuals, size_t chunk) {
     const int is_trained = recompute != RECOMPUTE_NEVER;
     const size_t BT = (size_t)B * (size_t)T, N = is_trained ? BT : (size_t)(B > T ? B : T);
     const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT;
@@ -421,12 +422,12 @@ static inline void* tensor_in_group(const TensorRow rows[GPT2_PARAMETER_ROWS], c
     return (char*)group + (row->offset_bytes - gpt2_group_offset_bytes(rows, g > 0));
 }
 
-// Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with one copy stay.
+// Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with fewer copies have it in copy l % layers.
 static inline void tensor_rows_advance_(void* pointers, const TensorRow* rows, int count, int l) {
     for (int i = 0; i < count; i++) {
         char* tensor;
         memcpy(&tensor, (char*)pointers + rows[i].member, sizeof(tensor));
-        tensor += (size_t)l * rows[i].layer_bytes;
+        tensor += (size_t)(l % rows[i].layers) * rows[i].layer_bytes;
         memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
     }
 }

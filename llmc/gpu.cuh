@@ -8,7 +8,7 @@ inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and e
 memory is an argument of its kernel.
 
 defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
-         gpu_close, gpu_alloc, gpu_free, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
+         gpu_close, gpu_alloc, gpu_alloc_pinned, gpu_free, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
          store_pack, unpack, to_float, from_float, warp_sum, warp_max, block_sum, block_max,
          SMEM_ARRAY, SMEM_DYNAMIC, bf16, fp16, DTypeOf
 */
@@ -144,6 +144,18 @@ static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* wh
     CHECK(has_place, "%s: more than %d blocks of GPU memory", what, GPU_BLOCKS);
     CUDA_CHECK(cudaMemset(memory, 0, bytes));
     CUDA_CHECK(cudaDeviceSynchronize());
+    return memory;
+}
+
+// Pinned memory of the host, all zero. cudaFreeHost frees it.
+static inline void* gpu_alloc_pinned(size_t count, size_t element_bytes, const char* what) {
+    const size_t bytes = array_bytes(count, element_bytes);
+    void* memory = NULL;
+    CHECK(
+        cudaMallocHost(&memory, bytes) == cudaSuccess,
+        "no %.1f MiB of pinned memory on the host for %s; wanted more memory, or a higher limit (ulimit -l)",
+        (double)bytes / (1 << 20), what);
+    memset(memory, 0, bytes);
     return memory;
 }
 

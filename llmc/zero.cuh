@@ -24,10 +24,15 @@ and what it starts it joins.
              stage 3: group 0, then two blocks        T
     params_slices  stage 3: (sliced)                  T      what the update writes
 
+In stage 3 the slices of parameters and sums can be in pinned memory of the host (ZERO_SHARDS_ON_HOST). The slice of a
+group's parameters is then copied to the GPU before it is sent to the replica; what else reads and writes slices reaches
+across the bus: the kernels that add to gradients, sum their squares and update, and what replicas send to each other.
+
 With one process in stages 0 and 1 nothing moves, and sums and shard are not there.
 
-defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes, zero_gradient_bytes,
-         zero_parameter_layer, zero_begin_forward, zero_forward_waits, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
+defines: ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes,
+         zero_gradient_bytes, zero_parameter_slice_bytes, zero_gradient_slice_bytes, zero_parameter_layer,
+         zero_begin_forward, zero_forward_waits, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
          zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_variant, zero_begin, zero_join, zero_replayed,
          zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
          zero_update_parameters, zero_check, zero_collect
@@ -46,8 +51,11 @@ defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, z
 
 enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
 
+typedef enum { ZERO_SHARDS_ON_GPU, ZERO_SHARDS_ON_HOST } ZeroShards;
+
 typedef struct {
     ZeroPlan plan;
+    ZeroShards place;
     GroupGpu all;             // processes;
     GroupGpu group, replicas; // those of this replica; those with the same slice
     Gpu main, comm;           // the GPU with the main stream, and with that of what moves
@@ -79,16 +87,23 @@ static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
     return plan->size == 1 ? 0 : largest > least ? largest : least;
 }
 
-// Bytes of all parameters in memory, and of all gradients, of the given types.
-static inline size_t zero_parameter_bytes(const ZeroPlan* plan, DType type) {
-    const size_t slices = plan->stage >= 3 ? zero_sliced_elements(plan) : 0;
-    return (zero_params_elements(plan, ZERO_BLOCKS_IN_MEMORY) + slices) * dtype_bytes(type);
+// Bytes of the slices of parameters, of the given type, and of gradients with their shard.
+static inline size_t zero_parameter_slice_bytes(const ZeroPlan* plan, DType type) {
+    return plan->stage >= 3 ? zero_sliced_elements(plan) * dtype_bytes(type) : 0;
 }
-static inline size_t zero_gradient_bytes(const ZeroPlan* plan, DType type) {
+static inline size_t zero_gradient_slice_bytes(const ZeroPlan* plan) {
     const size_t sums = zero_has_shard_(plan) ? zero_sliced_elements(plan) : 0,
                  shard = zero_has_levels_(plan) ? zero_sharded_elements(plan) : 0;
+    return (sums + shard) * sizeof(float);
+}
+
+// And of all other memory of parameters, and of gradients.
+static inline size_t zero_parameter_bytes(const ZeroPlan* plan, DType type) {
+    return zero_params_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type);
+}
+static inline size_t zero_gradient_bytes(const ZeroPlan* plan, DType type) {
     return zero_grads_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type) +
-           (sums + shard) * sizeof(float) + zero_pieces_bytes_(plan, type);
+           zero_pieces_bytes_(plan, type);
 }
 
 static inline void zero_open_event_(cudaEvent_t* event) {
@@ -147,11 +162,24 @@ static inline void zero_close_groups_(ZeroGpu* z) {
     group_gpu_close(&z->all);
 }
 
+static inline void* zero_alloc_shard_(const ZeroGpu* z, size_t bytes, const char* what) {
+    return z->place == ZERO_SHARDS_ON_HOST ? gpu_alloc_pinned(bytes, 1, what) : gpu_alloc(bytes, 1, what);
+}
+
+static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
+    if (z->place == ZERO_SHARDS_ON_HOST) {
+        CUDA_CHECK(cudaFreeHost(shard));
+    } else {
+        gpu_free(shard);
+    }
+}
+
 // `params`, of type `dtype`, and `grads` are the trainer's, zero-filled. Collective.
-static inline void zero_open(ZeroGpu* z, ZeroPlan plan, void* params, DType dtype, Gradient grads, Comm* comm,
-                             const Gpu* gpu) {
+static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards place, void* params, DType dtype,
+                             Gradient grads, Comm* comm, const Gpu* gpu) {
     memset((void*)z, 0, sizeof(*z));
     z->plan = plan;
+    z->place = place;
     z->params = params;
     z->dtype = dtype;
     z->grads = grads;
@@ -161,14 +189,15 @@ static inline void zero_open(ZeroGpu* z, ZeroPlan plan, void* params, DType dtyp
     zero_forget_(z);
     if (plan.stage >= 3) {
         z->params_slices =
-            gpu_alloc(zero_sliced_elements(&plan), dtype_bytes(dtype), "slices of the parameters");
+            zero_alloc_shard_(z, zero_parameter_slice_bytes(&plan, dtype), "the slices of the parameters");
     }
     if (zero_has_shard_(&plan)) {
-        z->sums = z->shard =
-            (float*)gpu_alloc(zero_sliced_elements(&plan), sizeof(float), "slices of the gradient");
+        z->sums = z->shard = (float*)zero_alloc_shard_(z, zero_sliced_elements(&plan) * sizeof(float),
+                                                       "the slices of the gradient");
     }
     if (zero_has_levels_(&plan)) {
-        z->shard = (float*)gpu_alloc(zero_sharded_elements(&plan), sizeof(float), "shard of the gradient");
+        z->shard = (float*)zero_alloc_shard_(z, zero_sharded_elements(&plan) * sizeof(float),
+                                             "the shard of the gradient");
     }
     if (plan.size > 1) {
         z->pieces = gpu_alloc(zero_pieces_bytes_(&plan, grads.dtype), 1, "pieces of the gradient");
@@ -181,10 +210,10 @@ static inline void zero_close(ZeroGpu* z) {
     zero_close_groups_(z);
     gpu_free(z->pieces);
     if (z->shard != z->sums) {
-        gpu_free(z->shard);
+        zero_free_shard_(z, z->shard);
     }
-    gpu_free(z->sums);
-    gpu_free(z->params_slices);
+    zero_free_shard_(z, z->sums);
+    zero_free_shard_(z, z->params_slices);
     zero_close_events_(z);
     CUDA_CHECK(cudaStreamDestroy(z->comm.stream));
 }
@@ -209,6 +238,23 @@ static inline void zero_wait_(cudaStream_t stream, cudaEvent_t event) {
     CUDA_CHECK(cudaStreamWaitEvent(stream, event, is_captured ? cudaEventWaitExternal : 0));
 }
 
+// Where the slice of this process lies in a whole group.
+static inline void* zero_slice_in_(const ZeroGpu* z, void* group, DType type, int g) {
+    return zero_element_(group, type, (size_t)z->group.rank * zero_slice_elements(&z->plan, g));
+}
+
+// Sends the slices of group g to all processes of the replica: to `group`. That of this process lies at `slice`.
+static inline void zero_gather_slices_(ZeroGpu* z, void* group, const void* slice, DType type, int g) {
+    const size_t count = zero_slice_elements(&z->plan, g);
+    if (z->place == ZERO_SHARDS_ON_HOST) {
+        void* own = zero_slice_in_(z, group, type, g);
+        CUDA_CHECK(
+            cudaMemcpyAsync(own, slice, count * dtype_bytes(type), cudaMemcpyHostToDevice, z->comm.stream));
+        slice = own;
+    }
+    group_all_gather(group, slice, count, type, &z->group, z->comm.stream);
+}
+
 // Sends the shards of group g of an array to all processes: within the slice of this process first, which lies at `slice`,
 // then all slices, to `group`; NULL: only within the slice.
 static inline void zero_gather_(ZeroGpu* z, void* group, void* slice, DType type, int g) {
@@ -218,13 +264,8 @@ static inline void zero_gather_(ZeroGpu* z, void* group, void* slice, DType type
         group_all_gather(slice, own, shard, type, &z->replicas, z->comm.stream);
     }
     if (group) {
-        group_all_gather(group, slice, zero_slice_elements(&z->plan, g), type, &z->group, z->comm.stream);
+        zero_gather_slices_(z, group, slice, type, g);
     }
-}
-
-// Where the slice of this process lies in a whole group.
-static inline void* zero_slice_in_(const ZeroGpu* z, void* group, DType type, int g) {
-    return zero_element_(group, type, (size_t)z->group.rank * zero_slice_elements(&z->plan, g));
 }
 
 // ---- parameters ----
@@ -288,7 +329,7 @@ static inline void zero_fetch_block_(ZeroGpu* z, int l) {
     const void* slice = zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, 1 + l));
     zero_fork_(z);
     zero_wait_for_group_(z, 1 + l, z->comm.stream);
-    group_all_gather(block, slice, zero_slice_elements(&z->plan, 1 + l), z->dtype, &z->group, z->comm.stream);
+    zero_gather_slices_(z, block, slice, z->dtype, 1 + l);
     CUDA_CHECK(cudaEventRecord(z->arrived[b], z->comm.stream));
     z->held[b] = l;
     z->is_coming[b] = 1;

@@ -370,11 +370,14 @@ static void bench_optimizer(Bench* bench) {
     measure(
         bench, "AdamW", shape,
         Work{0, adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, master ? MASTER_FP32 : MASTER_NONE)},
-        [=] { adamw_update(params, master, grads, m, v, plan, opt, 1, gpu); });
+        [=] {
+            adamw_update(AdamWUpdate<floatX>{params, master, grads, m, v, plan, opt, 1}, gpu);
+        });
     if (master && !bench->list) {
         measure(bench, "AdamW, no master weights", shape,
-                Work{0, adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, MASTER_NONE)},
-                [=] { adamw_update(params, (float*)NULL, grads, m, v, plan, opt, 1, gpu); });
+                Work{0, adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, MASTER_NONE)}, [=] {
+                    adamw_update(AdamWUpdate<floatX>{params, NULL, grads, m, v, plan, opt, 1}, gpu);
+                });
     }
     adamw_close(plan);
     gradient_norm_close(norm);

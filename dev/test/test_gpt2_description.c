@@ -191,12 +191,12 @@ static void test_parameter_rows(void) {
 
 static void test_activation_rows(void) {
     TensorRow rows[GPT2_ACTIVATION_ROWS];
-    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, B * T);
+    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, B * T);
     EXPECT(may_share(row_called(rows, GPT2_ACTIVATION_ROWS, "logits"),
                      row_called(rows, GPT2_ACTIVATION_ROWS, "fch_gelu")),
            "the logits have memory of their own");
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
-        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, recompute, B * T);
+        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, recompute, TINY.L, B * T);
         expect_layout(rows, GPT2_ACTIVATION_ROWS, bytes);
         expect_tight(rows, GPT2_ACTIVATION_ROWS, bytes);
     }
@@ -204,7 +204,7 @@ static void test_activation_rows(void) {
         const size_t tokens = strcmp(rows[i].name, "kv") == 0 ? 0 : B * T;
         EXPECT(rows[i].rows == tokens, "%s has %zu rows", rows[i].name, rows[i].rows);
     }
-    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, 3);
+    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 3);
     for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
         EXPECT(rows[i].rows == (strcmp(rows[i].name, "logits") == 0 ? 3
                                 : strcmp(rows[i].name, "kv") == 0   ? 0
@@ -272,7 +272,7 @@ static void test_recompute(void) {
     size_t last_bytes = SIZE_MAX;
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
         TensorRow rows[GPT2_ACTIVATION_ROWS];
-        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, level, B * T);
+        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, level, TINY.L, B * T);
         for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
             const int kept = is_word_of(per_block, rows[i].name) && !is_word_of(shared[level], rows[i].name);
             EXPECT(rows[i].layers == (kept ? TINY.L : 1), "level %d: %d copies of %s", level, rows[i].layers,
@@ -287,7 +287,7 @@ static void test_recompute(void) {
 // has no room for what a backward pass needs.
 static void test_never(void) {
     TensorRow rows[GPT2_ACTIVATION_ROWS];
-    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_NEVER, B);
+    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_NEVER, TINY.L, B);
     for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
         const char* name = rows[i].name;
         const int is_cache = strcmp(name, "kv") == 0;
@@ -338,8 +338,8 @@ static void test_state_pointers(void) {
 
 static void test_activation_pointers(int recompute) {
     TensorRow rows[GPT2_ACTIVATION_ROWS];
-    char* memory =
-        (char*)check_alloc(gpt2_activation_rows(rows, TINY, B, T, recompute, B * T), 1, "activations");
+    char* memory = (char*)check_alloc(gpt2_activation_rows(rows, TINY, B, T, recompute, TINY.L, B * T), 1,
+                                      "activations");
     GPT2Activations a;
     tensor_rows_bind(&a, rows, GPT2_ACTIVATION_ROWS, memory);
 #define SAME_(name_, ...)                                                                                    \

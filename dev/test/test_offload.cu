@@ -1,4 +1,5 @@
-// test_offload.cu -- an update with its state on the host has the bits of one without, chunk by chunk.
+// test_offload.cu -- an update with its state on the host, or on a disk, has the bits of one without, chunk by chunk; and a
+// residual stream that goes out and comes back is the same as before.
 #define OFFLOAD_CHUNK ((size_t)3072) // many chunks, and a smaller one at the end
 #include "llmc/offload.cuh"
 #include "gpu_ops.h"
@@ -21,34 +22,35 @@ static State state_open(size_t n) {
     return s;
 }
 
-static float* pinned(const float* x, size_t n) {
-    float* memory;
-    CUDA_CHECK(cudaMallocHost((void**)&memory, n * sizeof(float)));
-    memcpy(memory, x, n * sizeof(float));
-    return memory;
-}
-
 static AdamW adamw_of(int update) {
     const AdamW opt = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, update};
     return opt;
 }
 
-// The state after some updates by way of the host. A gradient stays as it is.
+// The state after some updates by way of the host, or of a disk in this directory. A gradient stays as it is.
 template <class T>
-static State by_host(State s, Gradient grads, const AdamWPlan* plan, int has_master, const Gpu* gpu) {
+static State by_host(State s, Gradient grads, const AdamWPlan* plan, int has_master, const char* directory,
+                     const Gpu* gpu) {
+    const size_t bytes = s.n * sizeof(float);
     Offload offload;
-    offload_open(&offload);
+    offload_open(&offload, s.n, has_master, directory);
+    float* all = ops_floats(3 * s.n); // more than the places hold
+    memcpy(all, s.m, bytes);
+    memcpy(all + s.n, s.v, bytes);
+    memcpy(all + 2 * s.n, s.master, bytes);
+    offload_write(&offload, all, 0, (has_master ? 3 : 2) * bytes);
+    State after = {s.n, NULL, ops_floats(s.n), ops_floats(s.n), ops_floats(s.n)};
     T* params = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu);
-    float *master = has_master ? pinned(s.master, s.n) : NULL, *m = pinned(s.m, s.n), *v = pinned(s.v, s.n);
     for (int t = 1; t <= UPDATES; t++) {
-        offload_adamw_update(&offload, params, master, grads, m, v, plan, adamw_of(t), 7, gpu);
+        offload_adamw_update(&offload, AdamWUpdate<T>{params, NULL, grads, NULL, NULL, plan, adamw_of(t), 7},
+                             gpu);
     }
-    offload_wait(&offload);
-    const State after = {s.n, download(params, s.n, gpu), has_master ? ops_copy(master, s.n) : s.master,
-                         ops_copy(m, s.n), ops_copy(v, s.n)};
-    CUDA_CHECK(cudaFreeHost(v));
-    CUDA_CHECK(cudaFreeHost(m));
-    CUDA_CHECK(cudaFreeHost(master));
+    const float* master = has_master ? offload_master(&offload, after.master) : s.master;
+    memcpy(after.master, master, master == after.master ? 0 : bytes);
+    offload_read(&offload, all, 0, offload_state_bytes(&offload));
+    memcpy(after.m, all, bytes);
+    memcpy(after.v, all + s.n, bytes);
+    after.params = download(params, s.n, gpu);
     gpu_free(params);
     offload_close(&offload);
     return after;
@@ -61,7 +63,7 @@ static State by_gpu(State s, Gradient grads, const AdamWPlan* plan, int has_mast
     float *master = has_master ? upload<float>(s.master, s.n, 0, gpu) : NULL,
           *m = upload<float>(s.m, s.n, 0, gpu), *v = upload<float>(s.v, s.n, 0, gpu);
     for (int t = 1; t <= UPDATES; t++) {
-        adamw_update(params, master, grads, m, v, plan, adamw_of(t), 7, gpu);
+        adamw_update(AdamWUpdate<T>{params, master, grads, m, v, plan, adamw_of(t), 7}, gpu);
     }
     const State after = {s.n, download(params, s.n, gpu), has_master ? download(master, s.n, gpu) : s.master,
                          download(m, s.n, gpu), download(v, s.n, gpu)};
@@ -72,6 +74,13 @@ static State by_gpu(State s, Gradient grads, const AdamWPlan* plan, int has_mast
     return after;
 }
 
+static void expect_same_bits(const char* what, const char* where, State got, State want) {
+    EXPECT(ops_same_bits(got.params, want.params, want.n), "%s, %s: parameters", what, where);
+    EXPECT(ops_same_bits(got.master, want.master, want.n), "%s, %s: master weights", what, where);
+    EXPECT(ops_same_bits(got.m, want.m, want.n), "%s, %s: m", what, where);
+    EXPECT(ops_same_bits(got.v, want.v, want.n), "%s, %s: v", what, where);
+}
+
 template <class T>
 static void test_same_bits(const char* what, int stage, int size, int has_master, const Gpu* gpu) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
@@ -80,20 +89,111 @@ static void test_same_bits(const char* what, int stage, int size, int has_master
     AdamWPlan plan;
     gpt2_sharded_rows_of(rows, SMALL, 1, size);
     adamw_open(&plan, &zero, rows);
-    EXPECT(n > 6 * OFFLOAD_CHUNK && n % OFFLOAD_CHUNK, "%s: %zu elements are no test", what, n);
+    EXPECT(n > 6 * OFFLOAD_CHUNK && n % OFFLOAD_CHUNK && 2 * n > OFFLOAD_PLACES_ * 3 * OFFLOAD_CHUNK,
+           "%s: %zu elements are no test", what, n);
     const State s = state_open(n);
     float* gradient = upload<float>(ops_normal(n, 1), n, 0, gpu);
     const Gradient grads = {gradient, DTYPE_FP32};
-    const State got = by_host<T>(s, grads, &plan, has_master, gpu),
-                want = by_gpu<T>(s, grads, &plan, has_master, gpu);
-    EXPECT(ops_same_bits(got.params, want.params, n), "%s: parameters", what);
-    EXPECT(ops_same_bits(got.master, want.master, n), "%s: master weights", what);
-    EXPECT(ops_same_bits(got.m, want.m, n) && ops_same_bits(got.v, want.v, n), "%s: m or v", what);
-    EXPECT(!ops_same_bits(got.params, s.params, n) && !ops_same_bits(got.m, s.m, n),
+    const State want = by_gpu<T>(s, grads, &plan, has_master, gpu);
+    expect_same_bits(what, "host", by_host<T>(s, grads, &plan, has_master, NULL, gpu), want);
+    expect_same_bits(what, "disk", by_host<T>(s, grads, &plan, has_master, test_tmpdir(), gpu), want);
+    EXPECT(!ops_same_bits(want.params, s.params, n) && !ops_same_bits(want.m, s.m, n),
            "%s: nothing was updated", what);
     gpu_free(gradient);
     adamw_close(&plan);
     ops_close(what);
+}
+
+// ---- the residual stream ----
+
+enum { RESIDUAL = 3000, MICRO_STEPS = 4 }; // elements
+
+__global__ void forward_kernel(float* out, const float* in, int l) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    out[i] = in[i] * 0.75f + (float)(l + 1);
+}
+
+__global__ void backward_kernel(float* sum, const float* residual, int l) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    sum[i] = sum[i] * 0.5f + residual[i] * (float)(l + 1);
+}
+
+// What a pass works on: `copies` of the stream, the first of which is `encoded`.
+typedef struct {
+    int L, copies, count; // elements of a micro-batch
+    float *encoded, *stream, *sum;
+    OffloadResiduals residuals;
+} Passes;
+
+static float* stream_into(const Passes* p, int l) {
+    return l == 0 ? p->encoded : p->stream + (size_t)((l - 1) % p->copies) * RESIDUAL;
+}
+
+static void both_passes(Passes* p, const Gpu* gpu) {
+    const size_t bytes = (size_t)p->count * sizeof(float);
+    const int blocks = p->count / 100;
+    for (int l = 0; l < p->L; l++) {
+        offload_residual_wait(&p->residuals, l - OFFLOAD_RESIDUALS, gpu);
+        launch(forward_kernel, blocks, 100, 0, gpu, stream_into(p, l + 1), stream_into(p, l), l);
+        offload_residual_out(&p->residuals, l, stream_into(p, l + 1), bytes, gpu);
+    }
+    for (int l = p->L; l >= 0; l--) { // block L is what comes after them
+        offload_residual_wait(&p->residuals, l - 1, gpu);
+        launch(backward_kernel, blocks, 100, 0, gpu, p->sum, stream_into(p, l), l);
+        if (l > OFFLOAD_RESIDUALS) {
+            offload_residual_in(&p->residuals, l - 1 - OFFLOAD_RESIDUALS,
+                                stream_into(p, l - OFFLOAD_RESIDUALS), bytes, gpu);
+        }
+    }
+    launch(forward_kernel, blocks, 100, 0, gpu, p->encoded, p->encoded, p->L); // another batch
+}
+
+static void passes_as_graph(Passes* p, const Gpu* gpu) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal));
+    both_passes(p, gpu);
+    CUDA_CHECK(cudaStreamEndCapture(gpu->stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaGraphLaunch(executable, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    CUDA_CHECK(cudaGraphExecDestroy(executable));
+}
+
+// The sum after some micro-steps, the second of fewer elements, the last as a graph.
+static float* sum_of_passes(const float* encoded, int L, int is_offloaded, const Gpu* gpu) {
+    Passes p;
+    memset((void*)&p, 0, sizeof(p));
+    p.L = L;
+    p.copies = is_offloaded ? OFFLOAD_RESIDUALS : L;
+    p.encoded = upload<float>(ops_copy(encoded, RESIDUAL), RESIDUAL, 0, gpu);
+    p.stream = (float*)gpu_alloc((size_t)p.copies * RESIDUAL, sizeof(float), "test");
+    p.sum = (float*)gpu_alloc(RESIDUAL, sizeof(float), "test");
+    if (is_offloaded) {
+        offload_residuals_open(&p.residuals, L, RESIDUAL * sizeof(float));
+    }
+    for (int m = 0; m < MICRO_STEPS; m++) {
+        p.count = m == 1 ? RESIDUAL / 2 : RESIDUAL;
+        (m + 1 < MICRO_STEPS ? both_passes : passes_as_graph)(&p, gpu);
+    }
+    float* sum = download(p.sum, RESIDUAL, gpu);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    offload_residuals_close(&p.residuals);
+    gpu_free(p.sum);
+    gpu_free(p.stream);
+    gpu_free(p.encoded);
+    return sum;
+}
+
+static void test_residuals(const Gpu* gpu) {
+    for (int L = 1; L <= 7; L += L < 3 ? 1 : 2) {
+        const float *encoded = ops_normal(RESIDUAL, 1), *want = sum_of_passes(encoded, L, 0, gpu);
+        EXPECT(ops_same_bits(sum_of_passes(encoded, L, 1, gpu), want, RESIDUAL), "the stream of %d blocks",
+               L);
+        EXPECT(want[0] != 0 && want[0] != want[1], "the sum of %d blocks is %g, %g", L, want[0], want[1]);
+    }
+    ops_close("residuals");
 }
 
 int main(void) {
@@ -103,6 +203,7 @@ int main(void) {
     test_same_bits<bf16>("bf16 with master weights", 0, 1, 1, &gpu);
     test_same_bits<bf16>("bf16, rounded stochastically", 0, 1, 0, &gpu);
     test_same_bits<bf16>("a shard of stage 3", 3, 1, 1, &gpu);
+    test_residuals(&gpu);
     gpu_close(&gpu);
     return test_done("offload");
 }

@@ -429,14 +429,26 @@ test_gpu_autotune() {
     check "other algorithms have other bits" [ "$(sha1sum <fast/step_00000006/model.safetensors)" != "$(sha1sum <other/step_00000006/model.safetensors)" ]
 }
 
-# The optimizer's state on the host, also from a checkpoint.
+# What is on the host or on a disk between its uses, also from a checkpoint and to one. Of four blocks two parts of the
+# residual stream are moved.
 test_gpu_offload() {
+    local all=(--zero 3 --offload-params on --offload-residuals on --recompute 3
+        --offload-optimizer disk --offload-path nvme)
+    local four=(--layers 4 "${gpu_run[@]:2}")
+    local none=(--offload-params off --offload-residuals off --offload-optimizer off --offload-path '')
     CUSIM_STREAMS=random trains 2 offload "${gpu_run[@]}" --zero 3 --offload-optimizer host
     same_model one/step_00000006 offload/step_00000006 "--offload-optimizer host, 2 GPUs"
-    trains 1 offload_on --resume offload/step_00000003 --zero 2 --offload-optimizer off
-    same_model one/step_00000006 offload_on/step_00000006 "saved with --offload-optimizer host, continued without"
     trains 1 offload_off --resume one/step_00000003 --zero 2 --offload-optimizer host
     same_model one/step_00000006 offload_off/step_00000006 "saved without --offload-optimizer host, continued with it"
+    trains 1 four "${four[@]}" --zero 2
+    CUSIM_STREAMS=random CUSIM_ORDER=random trains 2 all "${four[@]}" "${all[@]}"
+    same_model four/step_00000006 all/step_00000006 "all is offloaded, 2 GPUs"
+    same_log four all "all is offloaded, 2 GPUs"
+    CUSIM_STREAMS=lazy trains 1 all_on --resume four/step_00000003 "${all[@]}"
+    same_model four/step_00000006 all_on/step_00000006 "continued with all offloaded"
+    trains 1 all_off --resume all/step_00000003 --zero 2 "${none[@]}"
+    same_model four/step_00000006 all_off/step_00000006 "saved with all offloaded, continued without"
+    check "nothing is left on the disk: $(ls nvme)" [ -z "$(ls nvme)" ]
 }
 
 # val_6 OUT: the last validation loss.
@@ -509,9 +521,11 @@ test_gpu_end() {
     begins term 2 "$trainer" "${gpu_long[@]}"
     kill -TERM "$(rank_pid 2)"
     ended "SIGTERM to one rank" 75
-    begins killed 2 "$trainer" "${gpu_long[@]}"
+    begins killed 2 "$trainer" "${gpu_long[@]}" --offload-optimizer disk --offload-path killed_nvme
+    check "the file has no name: $(ls killed_nvme)" [ -z "$(ls killed_nvme)" ]
     kill -KILL "$(rank_pid 2)"
     ended "kill -9 of one rank" 137
+    check "kill -9 leaves nothing on the disk: $(ls killed_nvme)" [ -z "$(ls killed_nvme)" ]
     ranks 2 "$trainer" --device 1 "${gpu_long[@]}" --out device
     check "--device with several processes: exit status $status, $(head -n 1 stderr)" \
         [ $status = 2 -a "$(grep -c '^error: --device 1 is for one process' stderr)" = 1 ]

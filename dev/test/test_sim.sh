@@ -52,8 +52,30 @@ check "and says why there is no report" grep -q 'no GPU report: .*none.so' out.t
 CUSIM_DEVICES=0 "$gpu" --plan --model d12 --out plan >plan.txt
 check "a plan needs no GPU" [ $? = 0 ]
 check "and chooses a level" grep -q '^recompute: level 0, assuming that it fits' plan.txt
-check "and speaks of memory" grep -q '^memory: .* = parameters .*; on the host: pinned copy to save [0-9]' plan.txt
+check "and speaks of memory" grep -q '^memory: .* = parameters .*; on the host: [0-9.]* MiB = pinned copy to save [0-9]' plan.txt
 
+"$gpu" --plan --model d48 --vocab-size 50257 --recompute 0 --offload-optimizer host >plan.txt
+check "a plan adds up what is on the host" grep -q '; on the host: 11884.5 MiB = AdamW m 5942.2 + v 5942.2$' plan.txt
+check "and says what it costs" grep -q '^offload: 11.6 GiB on the host; an update moves 11.6 GiB to the GPU and 11.6 GiB back: 0.249 s at 50 GB/s' plan.txt
+"$gpu" --plan --model d48 --vocab-size 50257 --offload-optimizer disk --offload-path nowhere --offload-residuals on >plan.txt
+check "and on a disk" grep -q '; on disk: 11884.5 MiB = AdamW m 5942.2 + v 5942.2$' plan.txt
+check "which nobody touches" [ ! -e nowhere ]
+check "and chooses the level that --offload-residuals needs" grep -q '^recompute: level 3, for --offload-residuals$' plan.txt
+
+# refused WORDS OPTIONS...: with status 2, and one line that ends in these words.
+refused() {
+    local words=$1
+    shift
+    "$gpu" --layers 1 --channels 16 --heads 2 "$@" >out.txt 2>err.txt
+    check "refused: $*: status $?, $(cat err.txt)" [ "$(wc -l <err.txt) $(grep -c "^error: .*$words" err.txt)" = "1 1" ]
+}
+refused 'needs a directory: --offload-path$' --offload-optimizer disk
+refused 'without --offload-optimizer disk; wanted both$' --offload-path nowhere
+refused '--recompute 2; wanted --recompute 3, which keeps nothing else of a block$' --offload-residuals on --recompute 2
+refused '--zero 2; wanted --zero 3, which divides the parameters$' --offload-params on --zero 2
+(ulimit -f 12 && "$gpu" --layers 1 --channels 16 --heads 2 --offload-optimizer disk --offload-path full) >out.txt 2>err.txt
+check "no room on the disk: status $?, $(cat err.txt)" \
+    [ "$(wc -l <err.txt) $(grep -c "^error: full: no room for .* of the optimizer's state, .* are free: File too large$" err.txt)" = "1 1" ]
 
 # ---- the same bits, whatever autotune measures: CUSIM_LT_FAST says which algorithm is the fastest
 

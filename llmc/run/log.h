@@ -5,7 +5,7 @@ it is done, its loss curve to curve.svg there.
 log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits):
 
     {"kind":"config","options":{...},"program":...,"trainer":...,"host":...,"device":...,"floor":...,
-     "mem_mb":{"parameters":...},"host_mem_mb":{...},"time":...}
+     "mem_mb":{"parameters":...},"host_mem_mb":{...},"disk_mb":{...},"time":...}
     {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...,
      "power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
     {"kind":"val","step":0,"loss":...,"bpb":...}  (bits per byte, if the bytes of the tokens are known)

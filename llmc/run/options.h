@@ -12,7 +12,7 @@ OPTION_ARGUMENTS, the help text for other arguments, before it includes this fil
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
-defines: Options, DIVERGENCE_WORDS, OnDivergence, OPTION_AUTO, TASKS_HELLASWAG, LLMC_VERSION, options_parse,
+defines: Options, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, OffloadPlace, OPTION_AUTO, TASKS_HELLASWAG, LLMC_VERSION, options_parse,
          options_parse_arguments, options_given, options_only_look, options_has_tasks, options_only_evaluates,
          options_version, options_print_help, options_print_banner, options_print_config, options_print_json, OptionType,
          OptionList, OptionRow, option_applies, option_counts, option_text, option_set, option_find, OptionsProgram,
@@ -96,6 +96,15 @@ enum {
 // clang-format on
 typedef enum { DIVERGENCE_WORDS(WORDS_VALUE) } OnDivergence;
 
+// --offload-optimizer
+// clang-format off
+#define OFFLOAD_WORDS(X) \
+    X(OFFLOAD_OFF, "off") \
+    X(OFFLOAD_HOST, "host") \
+    X(OFFLOAD_DISK, "disk")
+// clang-format on
+typedef enum { OFFLOAD_WORDS(WORDS_VALUE) } OffloadPlace;
+
 #ifdef OPTION_TABLE_FILE
 #include OPTION_TABLE_FILE
 #else
@@ -150,6 +159,8 @@ typedef struct {
 
     int recompute, threads, logits_chunk;
     int offload_optimizer;
+    const char* offload_path;
+    int offload_residuals, offload_params;
     int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
 
     int num_processes, rank, gpus_per_node, init;
@@ -479,7 +490,13 @@ const OptionRow OPTION_TABLE[] = {
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",
-        "off|host", "keep master weights, m and v in pinned memory of the host; same bits"},
+        WORDS_CHOICE(OFFLOAD_WORDS), "keep master weights, m and v in pinned memory of the host, or on a disk; same bits"},
+    {"memory, speed", "offload-path", "", STRING_(offload_path),   0,        0, GPU_,             "",
+        "DIR", "on a fast drive, for --offload-optimizer disk; nothing stays in it"},
+    {"memory, speed", "offload-residuals", "", SWITCH_(offload_residuals), 0, 0, GPU_,            "off",
+        "off|on", "with --recompute 3: keep the residual stream between blocks in pinned memory of the host; same bits"},
+    {"memory, speed", "offload-params", "", SWITCH_(offload_params), 0,      0, GPU_,             "off",
+        "off|on", "with --zero 3: keep this process's part of parameters and gradients in pinned memory of the host; same bits"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
         "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
     {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | RUN_,      "on",

@@ -1,8 +1,8 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_add_text, plan_bytes, plan_print_memory,
-         plan_print_traffic, plan_print, plan_print_json
+defines: PlanPlace, PlanMemory, PLAN_KINDS, plan_add, plan_add_at, plan_add_state, plan_add_text, plan_bytes,
+         plan_print_memory, plan_print_traffic, plan_print, plan_print_json
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -18,22 +18,26 @@ defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_a
 extern "C" {
 #endif
 
+// The device that the run is on; beside it the host, and a disk of the host.
+typedef enum { PLAN_DEVICE, PLAN_HOST, PLAN_DISK } PlanPlace;
+
 // One allocation, by name. A list ends with a name of NULL.
 typedef struct {
     const char* name;
     size_t bytes;
-    int is_host; // on the host, beside a run on another device
+    PlanPlace place;
+    double in, out; // how often an update moves it to the device, and back
 } PlanMemory;
 
-enum { PLAN_KINDS = 9 + GPT2_STATE_ROWS }; // room for a list
+enum { PLAN_KINDS = 14 + GPT2_STATE_ROWS }; // room for a list
 
-// Adds an allocation to the end of a list, which is empty if its first name is NULL.
+// Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
-// The same, on the host beside a run on another device.
-void plan_add_host(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
+// Adds any.
+void plan_add_at(PlanMemory plan[PLAN_KINDS], PlanMemory kind);
 
-// Adds the optimizer's state that one process has, on the device or on the host beside it.
-void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero, int is_on_host);
+// Adds the optimizer's state that one process has. An update moves what is not on the device to it and back.
+void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero, PlanPlace place);
 
 // Adds the activations of generation, `bytes` that are laid out by `rows`.
 void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes);
@@ -66,8 +70,8 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Tensor
 #include <assert.h>
 #include <math.h>
 
-static void plan_append_(PlanMemory plan[PLAN_KINDS], PlanMemory kind) {
-    const PlanMemory end = {NULL, 0, 0};
+void plan_add_at(PlanMemory plan[PLAN_KINDS], PlanMemory kind) {
+    const PlanMemory end = {NULL, 0, PLAN_DEVICE, 0, 0};
     int count = 0;
     while (plan[count].name) {
         count++;
@@ -78,20 +82,17 @@ static void plan_append_(PlanMemory plan[PLAN_KINDS], PlanMemory kind) {
 }
 
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) {
-    const PlanMemory kind = {name, bytes, 0};
-    plan_append_(plan, kind);
+    const PlanMemory kind = {name, bytes, PLAN_DEVICE, 0, 0};
+    plan_add_at(plan, kind);
 }
 
-void plan_add_host(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) {
-    const PlanMemory kind = {name, bytes, 1};
-    plan_append_(plan, kind);
-}
-
-void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero, int is_on_host) {
+void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero, PlanPlace place) {
+    const double moves = place != PLAN_DEVICE;
     StateRow states[GPT2_STATE_ROWS];
     zero_state_rows(states, zero, cfg);
     for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        (is_on_host ? plan_add_host : plan_add)(plan, states[s].label, states[s].bytes);
+        const PlanMemory kind = {states[s].label, states[s].bytes, place, moves, moves};
+        plan_add_at(plan, kind);
     }
 }
 
@@ -106,35 +107,43 @@ void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVA
     plan_add(plan, "activations", bytes - kv);
 }
 
-size_t plan_bytes(const PlanMemory* memory) {
+static size_t plan_bytes_at_(const PlanMemory* memory, PlanPlace place) {
     size_t total = 0;
     for (const PlanMemory* kind = memory; kind->name; kind++) {
-        total += kind->is_host ? 0 : kind->bytes;
+        total += kind->place == place ? kind->bytes : 0;
     }
     return total;
 }
 
+size_t plan_bytes(const PlanMemory* memory) { return plan_bytes_at_(memory, PLAN_DEVICE); }
+
 static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
+
+// What is at a place, in words; nothing if there is nothing.
+static void plan_print_place_(FILE* file, const PlanMemory* memory, PlanPlace place, const char* words) {
+    const size_t total = plan_bytes_at_(memory, place);
+    const char* joint = " = ";
+    if (total) {
+        fprintf(file, "%s%.1f MiB", words, plan_mib_(total));
+    }
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        if (kind->place == place && kind->bytes) {
+            fprintf(file, "%s%s %.1f", joint, kind->name, plan_mib_(kind->bytes));
+            joint = " + ";
+        }
+    }
+}
 
 void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
     const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
             "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (padded to %d): %.2fM "
-            "parameters\nmemory%s: %.1f MiB",
+            "parameters\nmemory%s: ",
             cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6,
-            options->processes > 1 ? each : "", plan_mib_(plan_bytes(memory)));
-    int hosts = 0;
-    for (const PlanMemory* kind = memory; kind->name; kind++) { // those on the host come last
-        const char* host = hosts == 0 ? "; on the host: " : " + ";
-        if (kind->bytes) {
-            fprintf(file, "%s%s %.1f",
-                    kind == memory  ? " = "
-                    : kind->is_host ? host
-                                    : " + ",
-                    kind->name, plan_mib_(kind->bytes));
-            hosts += kind->is_host;
-        }
-    }
+            options->processes > 1 ? each : "");
+    plan_print_place_(file, memory, PLAN_DEVICE, "");
+    plan_print_place_(file, memory, PLAN_HOST, "; on the host: ");
+    plan_print_place_(file, memory, PLAN_DISK, "; on disk: ");
     fputc('\n', file);
 }
 
@@ -162,6 +171,31 @@ static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
             fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows,
                     row->cols, plan_mib_(tensor_elements(row) * row->element_bytes), life_mark[row->life]);
         }
+    }
+}
+
+// What an update moves between a place and the device, and the seconds that takes if nothing hides it.
+static void plan_print_moves_(FILE* file, const PlanMemory* memory, PlanPlace place) {
+    const double bus = 50e9, drive = 6e9,
+                 gib = 1 << 30; // bytes per second: dev/bench/scaling.py assumes the same
+    double bytes = 0, in = 0, out = 0;
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        bytes += kind->place == place && kind->in > 0 ? (double)kind->bytes : 0;
+        in += kind->place == place ? kind->in * (double)kind->bytes : 0;
+        out += kind->place == place ? kind->out * (double)kind->bytes : 0;
+    }
+    if (in > 0 && place == PLAN_HOST) {
+        fprintf(
+            file,
+            "offload: %.1f GiB on the host; an update moves %.1f GiB to the GPU and %.1f GiB back: %.3g s at "
+            "%.0f GB/s each way (PCIe 5 x16), less what the GPU's work hides\n",
+            bytes / gib, in / gib, out / gib, fmax(in, out) / bus, bus * 1e-9);
+    } else if (in > 0) {
+        fprintf(
+            file,
+            "offload: %.1f GiB on disk; an update reads %.1f GiB and writes %.1f GiB: %.3g s at %.0f GB/s, "
+            "if no other process uses the drive\n",
+            bytes / gib, in / gib, out / gib, (in + out) / drive, drive * 1e-9);
     }
 }
 
@@ -207,6 +241,8 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Tensor
                 const char* device) {
     fputc('\n', file);
     plan_print_memory(file, cfg, options, memory);
+    plan_print_moves_(file, memory, PLAN_HOST);
+    plan_print_moves_(file, memory, PLAN_DISK);
     plan_print_disk_(file, cfg, options);
     plan_print_work_(file, cfg, options, flops_per_s, device);
     fprintf(file, "\nparameters   layers x rows x columns (the same for gradients and optimizer state)\n");
@@ -218,10 +254,10 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Tensor
 }
 
 // The kinds of one place, if there are any.
-static void plan_print_json_of_(FILE* file, const PlanMemory* kinds, const char* key, int is_host) {
+static void plan_print_json_of_(FILE* file, const PlanMemory* kinds, const char* key, PlanPlace place) {
     int count = 0;
     for (; kinds->name; kinds++) {
-        if (kinds->is_host == is_host && kinds->bytes > 0) {
+        if (kinds->place == place && kinds->bytes > 0) {
             if (count == 0) {
                 fprintf(file, ",\"%s\":{", key);
             }
@@ -232,8 +268,9 @@ static void plan_print_json_of_(FILE* file, const PlanMemory* kinds, const char*
 }
 
 void plan_print_json(FILE* file, const void* memory) {
-    plan_print_json_of_(file, (const PlanMemory*)memory, "mem_mb", 0);
-    plan_print_json_of_(file, (const PlanMemory*)memory, "host_mem_mb", 1);
+    plan_print_json_of_(file, (const PlanMemory*)memory, "mem_mb", PLAN_DEVICE);
+    plan_print_json_of_(file, (const PlanMemory*)memory, "host_mem_mb", PLAN_HOST);
+    plan_print_json_of_(file, (const PlanMemory*)memory, "disk_mb", PLAN_DISK);
 }
 
 #endif // PLAN_IMPLEMENTATION

@@ -864,14 +864,34 @@ static void setup_only_evaluate_(Options* options) {
     }
     options->save_every = 0;
     options->master_weights = options->offload_optimizer = options->zero = 0;
+    options->offload_params = options->offload_residuals = 0;
     if (!setup_asks_for_samples(options)) {
         options->sample_every = options->sample_every == OPTION_AUTO ? 0 : options->sample_every;
         options->recompute = options->recompute == OPTION_AUTO ? 3 : options->recompute;
     }
 }
 
+// Ends the program if options of offloading contradict each other, or others.
+static void setup_check_offload_(const Options* o) {
+    if (o->offload_optimizer == OFFLOAD_DISK && !o->offload_path[0]) {
+        die_usage("--offload-optimizer disk needs a directory: --offload-path");
+    }
+    if (o->offload_optimizer != OFFLOAD_DISK && o->offload_path[0]) {
+        die_usage("--offload-path %s without --offload-optimizer disk; wanted both", o->offload_path);
+    }
+    if (o->offload_params && o->zero != 3) {
+        die_usage("--offload-params on, --zero %d; wanted --zero 3, which divides the parameters", o->zero);
+    }
+    if (o->offload_residuals && o->recompute != RECOMPUTE_BLOCK && o->recompute != OPTION_AUTO) {
+        die_usage("--offload-residuals on, --recompute %d; wanted --recompute %d, which keeps nothing else "
+                  "of a block",
+                  o->recompute, RECOMPUTE_BLOCK);
+    }
+}
+
 void setup_training(Options* options, int has_weights) {
     setup_check_tasks_(options);
+    setup_check_offload_(options);
     if (options_only_evaluates(options)) {
         setup_only_evaluate_(options);
     }

@@ -21,7 +21,7 @@ export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 modes=(${MUTATE_MODES:-up down random greedy streams tsan})
 waits='__syncthreads|__syncwarp|__threadfence|__threadfence_block|[a-z_0-9]+_wait_'
 waits+='|[a-z_0-9]*(barrier|mbar|bar|copy|async|group|wgmma)[a-z_0-9]*_(wait|sync)[a-z_0-9]*'
-waits+='|cudaStreamWaitEvent|cudaStreamSynchronize|cudaEventSynchronize|cudaDeviceSynchronize'
+waits+='|scratch_wait|cudaStreamWaitEvent|cudaStreamSynchronize|cudaEventSynchronize|cudaDeviceSynchronize'
 
 # mutants FILE: for each wait a line with its line number, column, length and text. Statements that end on their line;
 # not in comments or macros.
