@@ -30,7 +30,7 @@ defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, z
          zero_parameter_layer, zero_begin_forward, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
          zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_variant, zero_begin, zero_join, zero_replayed,
          zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
-         zero_update_parameters, zero_check, zero_collect, zero_copy_cut
+         zero_update_parameters, zero_update_begin, zero_check, zero_collect
 */
 #ifndef LLMC_ZERO_CUH
 #define LLMC_ZERO_CUH
@@ -74,7 +74,7 @@ static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(
 
 // Room for the pieces of the largest group, and for a unit of fp32 of each process.
 static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
-    const size_t largest = (plan->once > plan->block ? plan->once : plan->block) * dtype_bytes(grads);
+    const size_t largest = zero_largest_group(plan) * dtype_bytes(grads);
     const size_t least = (size_t)plan->size * GPT2_SHARD_UNIT * sizeof(float);
     return plan->size == 1 ? 0 : largest > least ? largest : least;
 }
@@ -540,18 +540,6 @@ static inline void zero_check(const ZeroGpu* z) {
 
 // ---- copies of what is divided ----
 
-// Copies a part of each group of a full array to an array of such parts, both on the host.
-static inline void zero_copy_cut(const ZeroPlan* plan, void* parts, const void* full, DType type,
-                                 ZeroCut cut) {
-    for (int g = 0; g < plan->groups; g++) {
-        const size_t count = zero_group_elements(plan, g) / (size_t)cut.parts,
-                     begin = zero_group_begin(plan, g);
-        memcpy((char*)parts + begin / (size_t)cut.parts * dtype_bytes(type),
-               (const char*)full + (begin + (size_t)cut.part * count) * dtype_bytes(type),
-               count * dtype_bytes(type));
-    }
-}
-
 // A part of a shard of group g, of all processes at the same time.
 typedef struct {
     int g;
@@ -565,37 +553,45 @@ static inline size_t zero_shard_in_(const ZeroGpu* z, const void* array, int g) 
                : zero_slice_begin(&z->plan, g) + (size_t)z->replicas.rank * zero_shard_elements(&z->plan, g);
 }
 
-// Collects a chunk of each process's shard in `full` on the host; NULL: not in this process.
-static inline void zero_collect_chunk_(ZeroGpu* z, void* full, void* owned, DType type, ZeroChunk_ chunk) {
+// Where what this process updates of group g begins in zero_update_parameters.
+static inline size_t zero_update_begin(const ZeroGpu* z, int g) {
+    return z->params_slices ? zero_shard_in_(z, z->params_slices, g) : zero_piece(&z->plan, g).full;
+}
+
+// Collects a chunk of each process's shard in `group` on the host; NULL: not in this process.
+static inline void zero_collect_chunk_(ZeroGpu* z, void* group, void* owned, DType type, ZeroChunk_ chunk) {
     const size_t shard = zero_shard_elements(&z->plan, chunk.g), bytes = chunk.count * dtype_bytes(type);
     const void* from = zero_element_(owned, type, zero_shard_in_(z, owned, chunk.g) + chunk.at);
     void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
     CUDA_CHECK(cudaMemcpyAsync(own, from, bytes, cudaMemcpyDefault, z->main.stream));
     group_all_gather(z->pieces, own, chunk.count, type, &z->all, z->main.stream); // (W, count)
-    for (int r = 0; full && r < z->plan.size; r++) {
-        const size_t to =
-            zero_group_begin(&z->plan, chunk.g) + (size_t)zero_shard_of(&z->plan, r).part * shard + chunk.at;
-        CUDA_CHECK(cudaMemcpyAsync(zero_element_(full, type, to),
+    for (int r = 0; group && r < z->plan.size; r++) {
+        const size_t to = (size_t)zero_shard_of(&z->plan, r).part * shard + chunk.at;
+        CUDA_CHECK(cudaMemcpyAsync(zero_element_(group, type, to),
                                    zero_element_(z->pieces, type, (size_t)r * chunk.count), bytes,
                                    cudaMemcpyDeviceToHost, z->main.stream));
     }
 }
 
-// Collects an array of what each process updates, on the GPU or pinned, in `full` on the host, of the processes where that is not
-// NULL. Between updates: it passes through the buffer of pieces. Waits for the GPU.
-static inline void zero_collect(ZeroGpu* z, void* full, void* owned, DType type) {
+// Collects an array of what each process updates, on the GPU or pinned: its groups first ... end - 1 in `groups` on the
+// host; first = end: none in this process. Between updates: it passes through the buffer of pieces. Waits for the GPU.
+static inline void zero_collect(ZeroGpu* z, void* groups, int first, int end, void* owned, DType type) {
     const int is_divided = z->plan.stage > 0 && z->plan.size > 1;
     const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
     const size_t most = room / (size_t)z->plan.size / GPT2_SHARD_UNIT * GPT2_SHARD_UNIT;
-    if (!is_divided && full) {
-        CUDA_CHECK(cudaMemcpyAsync(full, owned, zero_owned_elements(&z->plan) * dtype_bytes(type),
+    const size_t begin = zero_group_begin(&z->plan, first);
+    if (!is_divided && first < end) {
+        const size_t count = zero_group_begin(&z->plan, end) - begin;
+        CUDA_CHECK(cudaMemcpyAsync(groups, zero_element_(owned, type, begin), count * dtype_bytes(type),
                                    cudaMemcpyDefault, z->main.stream));
     }
     for (int g = 0; is_divided && g < z->plan.groups; g++) {
         const size_t shard = zero_shard_elements(&z->plan, g);
+        void* group =
+            first <= g && g < end ? zero_element_(groups, type, zero_group_begin(&z->plan, g) - begin) : NULL;
         for (size_t at = 0; at < shard; at += most) {
             const ZeroChunk_ chunk = {g, at, shard - at < most ? shard - at : most};
-            zero_collect_chunk_(z, full, owned, type, chunk);
+            zero_collect_chunk_(z, group, owned, type, chunk);
         }
     }
     CUDA_CHECK(cudaStreamSynchronize(z->main.stream));
