@@ -47,7 +47,6 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
 #include "llmc/base/xxh64.h"
 #include "llmc/column_sums.cuh"
 #include "llmc/comm.h"
-#include "llmc/comm_mpi.h"
 #include "llmc/gelu.cuh"
 #include "llmc/gpu.cuh"
 #include "llmc/matmul.h"

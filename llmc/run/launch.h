@@ -84,7 +84,6 @@ int launch_shards(const Options* options, Comm* comm);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/xxh64.h"
-#include "llmc/comm_mpi.h"
 
 extern char** environ;
 
