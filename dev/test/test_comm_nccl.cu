@@ -199,7 +199,9 @@ static void test_group_of_one(const Comm* c, const Gpu* gpu) {
 
 // ---- devices ----
 
+#ifdef CUSIM
 static void too_few_devices(const void* c) { gpu_device_of_rank((const Comm*)c, -1); }
+#endif
 
 static void test_devices(const Comm* c) {
     Comm other = *c;

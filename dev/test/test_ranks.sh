@@ -480,6 +480,8 @@ test_gpu_levels() {
         grep -q '^each update: every GPU sends [0-9.]* MiB within its 2, and [0-9.]* MiB to the other replicas$' stdout
     trains 4 levels_again --resume levels_3/step_00000003 --zero 2
     same_model levels_3/step_00000006 levels_again/step_00000006 "two levels, from a checkpoint of another stage"
+    CUSIM_STREAMS=lazy trains 4 levels_off "${gpu_run[@]}" --zero 3 --offload-params on --offload-optimizer disk --offload-path nvme
+    same_model levels_3/step_00000006 levels_off/step_00000006 "two levels, offloaded"
     trains 4 levels_4 "${gpu_run[@]}" --zero 3 --shard-ranks 4
     same_model one/step_00000006 levels_4/step_00000006 "--shard-ranks 4"
     ends_all "--shard-ranks 2 of 3" 2 "--shard-ranks 2, 3 processes; wanted a number that divides these" "rank 0 of 3" \
