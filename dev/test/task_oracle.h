@@ -58,7 +58,7 @@ static inline TaskResult* oracle_results_(const Oracle_* o, const Task* task) {
     static float losses[N];
     TaskResult* results = (TaskResult*)check_alloc(task->num_documents, sizeof(TaskResult), "results");
     for (size_t first = 0; first < task->num_rows; first += ORACLE_B_) {
-        const size_t left = task->num_rows - first, rows = left < ORACLE_B_ ? left : ORACLE_B_;
+        const size_t left = task->num_rows - first, rows = left < ORACLE_B_ ? left : (size_t)ORACLE_B_;
         const Batch batch = {inputs, targets, starts, (int)rows, ORACLE_T_, 0};
         for (size_t b = 0; b < rows; b++) {
             const size_t at = b * ORACLE_T_;
