@@ -12,6 +12,7 @@ documents in a row, padding and shorter batches.
 #include "train_gpt2.c"
 
 #include "dev/test/resume_test.h"
+#include "dev/test/task_oracle.h"
 #include "dev/test/test.h"
 #include "dev/test/test_element.h"
 #include "llmc/reference.h"
@@ -77,13 +78,13 @@ static void fixture_close(State* s) {
 static Comm alone = {.size = 1};
 
 static void open_model(GPT2* model, GPT2Config cfg, int B, int T, int recompute) {
-    const Options options = {.batch = B, .seq_len = T, .recompute = recompute, .processes = 1};
+    const Options options = {.batch = B, .seq_len = T, .steps = 1, .recompute = recompute, .processes = 1};
     gpt2_open(model, cfg, &options, &alone);
 }
 
 static void open_fixture(GPT2* model, const char* path, int recompute) {
     open_model(model, llmc_bin_read_config(path), 3, 31, recompute);
-    llmc_bin_read(path, model->parameter_rows, model->params_memory);
+    gpt2_first_weights(model, path, 0);
 }
 
 static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s->T, s->B * s->T}; }
@@ -92,14 +93,14 @@ static const ZeroStep only = {0, 1}; // micro-step, of one process
 
 // Forward and backward on the whole batch; the gradients are set, the mean loss returned.
 static double pass(GPT2* model, const State* s) {
-    gpt2_forward(model, batch_of(s), 0);
+    gpt2_forward(model, batch_of(s));
     gpt2_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_SET, only);
     return batch_loss(model, batch_of(s)) / (s->B * s->T);
 }
 
 // After gpt2_forward on the same batch: the sum of its losses, without gradients.
 static double losses_of(GPT2* model, Batch batch) {
-    classifier_losses(model, batch);
+    classifier_losses(model, batch, NULL);
     return batch_loss(model, batch);
 }
 
@@ -144,7 +145,7 @@ static void test_against_pytorch(void) {
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const int N = s.B * s.T, V = model.cfg.V;
     EXPECT(gpt2_classifier_chunk(model.cfg, (size_t)N) < (size_t)N / 2, "too few chunks for a test");
-    gpt2_forward(&model, batch_of(&s), 0);
+    gpt2_forward(&model, batch_of(&s));
     for (int n = 0; n < N; n++) {
         gpt2_logits(&model, n, 1);
         EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 2e-6,
@@ -220,7 +221,7 @@ static void test_against_reference(void) {
         counted += targets[n] != NO_TARGET;
     }
     const Batch batch = {tokens, targets, starts, B, T, counted};
-    gpt2_forward(&model, batch, 0);
+    gpt2_forward(&model, batch);
     gpt2_backward(&model, batch, 1.0f / (float)counted, GRADIENT_SET, only);
     const double loss = ref_gpt2_forward(&reference, tokens, targets, starts);
     ref_gpt2_backward(&reference, tokens, targets, starts);
@@ -307,7 +308,7 @@ static void test_finite_differences(void) {
                 *element(row, model.params_memory, j) =
                     *element(row, saved, j) + (float)((side ? -h : h) * grad / sqrt(square));
             }
-            gpt2_forward(&model, batch_of(&s), 0);
+            gpt2_forward(&model, batch_of(&s));
             loss[side] = loss_of(&model, &s);
         }
         memcpy(model.params_memory, saved, model.parameter_bytes);
@@ -359,7 +360,7 @@ static void test_accumulation(void) {
         double sum = 0;
         for (int b = 0; b < s.B; b++) {
             const Batch one = {s.x + b * s.T, s.y + b * s.T, NULL, 1, s.T, s.T};
-            gpt2_forward(&model, one, 0);
+            gpt2_forward(&model, one);
             gpt2_backward(&model, one, 1.0f / (float)(s.B * s.T), b == 0 ? GRADIENT_SET : GRADIENT_ADD, only);
             sum += batch_loss(&model, one) / (s.B * s.T);
         }
@@ -375,30 +376,55 @@ static void test_accumulation(void) {
     gpt2_close(&model);
 }
 
-// One token at a time, over the keys and values already there, gives the logits of the whole sequence.
-static void test_generation_cache(void) {
-    enum { PROMPT = 5 };
-    GPT2 model, whole;
-    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
-    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
-    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
-    gpt2_forward(&whole, beginning(&s, s.T), 0);
-    gpt2_forward(&model, beginning(&s, PROMPT), 0);
-    for (int known = PROMPT; known < s.T; known++) {
-        gpt2_forward(&model, beginning(&s, known + 1), known);
-        gpt2_logits(&model, known, 1);
-        gpt2_logits(&whole, known, 1);
-        EXPECT_NEAR(relative_error(model.acts.logits, whole.acts.logits, model.cfg.V), 0, 2e-6, "token %d",
-                    known);
+static int largest(const float* x, int n) {
+    int best = 0;
+    for (int i = 1; i < n; i++) {
+        best = x[i] > x[best] ? i : best;
+    }
+    return best;
+}
+
+// Texts of different lengths, one token at a time over the keys and values already there: the logits of the whole
+// sequence. Both in a model that trains and in one that has only weights, with the same bits for one text or several.
+static void test_texts(void) {
+    enum { TEXTS = 3, STEPS = 9 };
+    const int lengths[TEXTS] = {1, 5, 12};
+    GPT2 whole, texts;
+    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NORMS);
+    open_fixture(&texts, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NEVER);
+    EXPECT(!texts.grads_memory && !texts.state_memory, "generation has gradients");
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &whole);
+    const int V = whole.cfg.V, Vp = whole.cfg.Vp;
+    for (int b = 0; b < TEXTS; b++) {
+        gpt2_read_text(&texts, b, s.x + b * s.T, lengths[b]);
+    }
+    for (int step = 0; step < STEPS; step++) {
+        int ids[TEXTS], positions[TEXTS];
+        for (int b = 0; b < TEXTS; b++) {
+            positions[b] = lengths[b] + step;
+            ids[b] = s.x[b * s.T + positions[b]];
+        }
+        const float* logits = gpt2_next_tokens(&texts, ids, positions, TEXTS);
+        for (int b = 0; b < TEXTS; b++) {
+            const float* want = s.logits + ((size_t)b * s.T + positions[b]) * V;
+            EXPECT_NEAR(relative_error(logits + (size_t)b * Vp, want, V), 0, 1e-5, "text %d, step %d", b,
+                        step);
+            EXPECT(largest(logits + (size_t)b * Vp, V) == largest(want, V),
+                   "text %d, step %d: not PyTorch's token", b, step);
+        }
+        const float* same = step == 0 ? gpt2_read_text(&whole, 0, s.x, lengths[0]) : NULL;
+        EXPECT(!same || relative_error(same, s.logits, V) < 1e-5, "the prompt");
+        const float* alone = gpt2_next_tokens(&whole, ids, positions, 1);
+        EXPECT(memcmp(alone, logits, (size_t)V * sizeof(float)) == 0, "step %d: other bits alone", step);
     }
     fixture_close(&s);
     gpt2_close(&whole);
-    gpt2_close(&model);
+    gpt2_close(&texts);
 }
 
 // The sum of losses of a batch, and all gradients for 1 / loss_tokens of it.
 static double batch_gradients(GPT2* model, Batch batch, double loss_tokens, GradientMode mode) {
-    gpt2_forward(model, batch, 0);
+    gpt2_forward(model, batch);
     gpt2_backward(model, batch, (float)(1 / loss_tokens), mode, only);
     return batch_loss(model, batch);
 }
@@ -451,7 +477,7 @@ static void test_shorter_batch(void) {
     const int max = GPT2_CHUNK_LOGITS / cfg.Vp + 1;
     open_model(&model, cfg, 1, max + 1, RECOMPUTE_NONE);
     open_model(&exact, cfg, 1, max, RECOMPUTE_NONE);
-    llmc_bin_read(FIXTURES "gpt2_tiny.bin", model.parameter_rows, model.params_memory);
+    gpt2_first_weights(&model, FIXTURES "gpt2_tiny.bin", 0);
     memcpy(exact.params_memory, model.params_memory, model.parameter_bytes);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     EXPECT(classifier_chunk(&model) < classifier_chunk(&exact), "%d tokens", classifier_chunk(&model));
@@ -499,13 +525,14 @@ int main(void) {
     test_adamw_steps();
     test_finite_differences();
     test_accumulation();
-    test_generation_cache();
+    test_texts();
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         test_documents(recompute);
     }
     test_shorter_batch();
     test_counted_mean();
     vec_flush_denormals(); // as main does
+    test_task_losses(&trainer, "", 1e-5);
     test_resume(&trainer, "");
     return test_done("test_gpt2");
 }

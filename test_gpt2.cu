@@ -13,6 +13,7 @@ by nvcc and for the CPU device.
 
 #include "dev/test/cpu_trainer.h"
 #include "dev/test/resume_test.h"
+#include "dev/test/task_oracle.h"
 #include "dev/test/test.h"
 #include "dev/test/test_element.h"
 
@@ -78,7 +79,9 @@ static size_t rows_on_host(TensorRow rows[GPT2_PARAMETER_ROWS]) {
 static float* first_weights(void) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     float* values = (float*)check_alloc(rows_on_host(rows), 1, "weights");
-    gpt2_random_weights(rows, values, ODD, 7);
+    for (int g = 0; g < gpt2_groups(ODD); g++) {
+        gpt2_random_group(rows, ODD, 7, g, (char*)values + gpt2_group_offset_bytes(rows, g));
+    }
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const int vector = rows[i].rows == 1;
         for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
@@ -105,11 +108,15 @@ static GPT2* model_open(Settings settings, int batch, const float* weights) {
     static Comm alone;
     alone.size = 1;
     gpt2_open(model, ODD, &options, &alone);
-    float* copy = (float*)check_alloc(model->elements, sizeof(float), "weights");
-    memcpy(copy, weights, model->elements * sizeof(float));
-    gpt2_upload(model, copy);
-    memset(copy, 0xFF, model->elements * sizeof(float)); // NaN: the upload is over when the call returns
-    free(copy);
+    for (int g = 0; g < model->zero.plan.groups; g++) {
+        const size_t elements = zero_group_elements(&model->zero.plan, g);
+        float* group = (float*)check_alloc(elements, sizeof(float), "weights");
+        memcpy(group, weights + zero_group_begin(&model->zero.plan, g), elements * sizeof(float));
+        upload_group(model, g, group);
+        memset(group, 0xFF, elements * sizeof(float)); // NaN: the upload is over when the call returns
+        free(group);
+    }
+    upload_end(model);
     return model;
 }
 
@@ -245,10 +252,11 @@ static void test_against_cpu(Settings settings, const float* weights) {
     const float* want = cpu_trainer_logits(reference, tokens);
     double error = 0, size = 0;
     // one more token each time, with the keys and values of the earlier ones kept
-    for (int t = 1; t <= GENERATED; t++) {
-        const float* got = gpt2_next_logits(model, tokens, t, t - 1);
+    for (int t = 0; t < GENERATED; t++) {
+        const float* got =
+            t == 0 ? gpt2_read_text(model, 0, tokens, 1) : gpt2_next_tokens(model, tokens + t, &t, 1);
         for (int v = 0; v < ODD.V; v++) {
-            const double w = want[(size_t)(t - 1) * ODD.Vp + v];
+            const double w = want[(size_t)t * ODD.Vp + v];
             error += (got[v] - w) * (got[v] - w);
             size += w * w;
         }
@@ -506,6 +514,53 @@ static void test_evaluate(const float* weights) {
     model_close(model);
 }
 
+// Texts in a model that has only weights, all at their own positions: the reference's logits, and the same bits by a
+// graph.
+static void test_texts(const float* weights) {
+    enum { TEXTS = 3, STEPS = 4 };
+    static float logits[2][STEPS][TEXTS * 128];
+    const int lengths[TEXTS] = {1, 9, 4};
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    Options options = options_of(USUAL, TEXTS);
+    Comm alone = {};
+    alone.size = 1;
+    options.recompute = RECOMPUTE_NEVER;
+    batch_tokens(tokens, targets);
+    for (int graph = 0; graph < 2; graph++) {
+        GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
+        options.graph = graph;
+        gpt2_open(model, ODD, &options, &alone);
+        EXPECT(!model->grads_memory && !model->state_memory && !model->master, "generation has gradients");
+        gpt2_upload(model, weights);
+        for (int b = 0; b < TEXTS; b++) {
+            gpt2_read_text(model, b, tokens + b * T, lengths[b]);
+        }
+        for (int step = 0; step < STEPS; step++) {
+            int ids[TEXTS], positions[TEXTS];
+            for (int b = 0; b < TEXTS; b++) {
+                positions[b] = lengths[b] + step;
+                ids[b] = tokens[b * T + positions[b]];
+            }
+            memcpy(logits[graph][step], gpt2_next_tokens(model, ids, positions, TEXTS), sizeof(logits[0][0]));
+        }
+        EXPECT(!model->texts.step == !graph, "a graph");
+        model_close(model);
+    }
+    EXPECT(memcmp(logits[0], logits[1], sizeof(logits[0])) == 0, "a graph has other bits");
+    CpuTrainer* reference = cpu_trainer_open(ODD, TEXTS, T, weights);
+    const float* want = cpu_trainer_logits(reference, tokens);
+    double error = 0, size = 0;
+    for (int i = 0; i < STEPS * TEXTS * ODD.V; i++) {
+        const int v = i % ODD.V, b = i / ODD.V % TEXTS, step = i / ODD.V / TEXTS;
+        const double w = want[((size_t)b * T + lengths[b] + step) * ODD.Vp + v];
+        const double d = logits[0][step][b * ODD.Vp + v] - w;
+        error += d * d;
+        size += w * w;
+    }
+    EXPECT_NEAR(sqrt(error / size), 0, tolerance(), "logits of texts");
+    cpu_trainer_close(reference);
+}
+
 int main(void) {
     // free overwrites: what an asynchronous copy has yet to read is gone, so a forgotten wait shows.
     mallopt(M_PERTURB, 0xAA);
@@ -529,6 +584,7 @@ int main(void) {
     test_documents(settings, 3, weights);
     test_smaller_batch(settings, weights);
     test_evaluate(weights);
+    test_texts(weights);
     test_adamw_steps(USUAL, weights, tolerance());
     if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights
         settings = USUAL;
@@ -544,6 +600,8 @@ int main(void) {
     test_micro_batches(weights);
     free(weights);
     test_levels();
+    test_task_losses(&trainer, "--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",
+                     tolerance());
     test_resume(&trainer, "");
     if (sizeof(floatX) < sizeof(float)) {
         test_resume(&trainer, "--autotune off --master-weights off");

@@ -11,6 +11,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
 #include "llmc/adamw.h"
 #include "llmc/attention.h"
+#include "llmc/checksum.h"
 #include "llmc/classifier.h"
 #include "llmc/comm.h"
 #include "llmc/encoder.h"
@@ -19,11 +20,14 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/gradient.h"
 #include "llmc/layernorm.h"
 #include "llmc/matmul.h"
+#include "llmc/matvec.h"
 #include "llmc/zero.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/checkpoint_parts.h"
 #include "llmc/run/log.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
@@ -32,6 +36,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/run/run.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/state.h"
+#include "llmc/run/weights.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
@@ -50,6 +55,9 @@ struct GPT2 {
     GPT2Parameters params, grads;
     GPT2OptimizerState state;
     GPT2Activations acts;
+    TensorRow
+        text_rows[GPT2_ACTIVATION_ROWS]; // generation's activations, in the same memory: between two steps
+    GPT2Activations text;                // training needs none
 
     Comm* comm;
     Zero zero; // what of it this process updates, and what moves between processes
@@ -64,25 +72,45 @@ struct GPT2 {
 // memory for a copy; when a signal makes it save, it waits.
 static int saves_in_background(const Options* o) { return o->save_every > 0 && o->save_every < o->steps; }
 
-static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+// Of training, or of generation; in training also those of generation, of one text.
+static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Config cfg, const Options* o) {
+    const int only_texts = o->recompute == RECOMPUTE_NEVER, texts = only_texts ? o->batch : 1;
     const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
-    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, chunk);
+    const size_t text =
+        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, (size_t)texts);
+    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, chunk);
+    return only_texts || text > trained ? text : trained;
+}
+
+// A run that only evaluates keeps the whole model in every process.
+static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
+    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
+                                     : zero_plan(cfg, o->zero, o->process, o->processes);
+}
+
+static size_t planned_gradients(const ZeroPlan* zero, const Options* o) {
+    return options_only_evaluates(o) ? 0 : zero_grads_elements(zero, 1) * sizeof(float);
 }
 
 static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
-    return saves_in_background(o) ? checkpoints_bytes(cfg, zero, SAFETENSORS_F32) : 0;
+    return saves_in_background(o) ? checkpoints_bytes(cfg, zero, SAFETENSORS_F32, o->model_file_gb) : 0;
 }
 
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow activations[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
+    TensorRow activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
+    const ZeroPlan zero = planned_zero(cfg, o);
     plan->name = NULL;
     plan_add(plan, "parameters", zero_full_elements(&zero) * sizeof(float));
-    plan_add(plan, "gradients",
-             (zero_grads_elements(&zero, 1) + zero_buffer_elements(&zero)) * sizeof(float));
-    plan_add_state(plan, cfg, &zero, 0);
-    plan_add(plan, "activations", planned_activations(activations, cfg, o));
+    if (o->recompute == RECOMPUTE_NEVER) {
+        plan_add_text(plan, text, planned_activations(activations, text, cfg, o));
+        return;
+    }
+    plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_buffer_elements(&zero) * sizeof(float));
+    if (!options_only_evaluates(o)) {
+        plan_add_state(plan, cfg, &zero, 0);
+    }
+    plan_add(plan, "activations", planned_activations(activations, text, cfg, o));
     plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));
 }
 
@@ -94,15 +122,33 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->stage == 2; i++) {
         model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
     }
-    model->gradient_bytes = zero_grads_elements(zero, 1) * sizeof(float);
+    model->gradient_bytes = planned_gradients(zero, o);
     model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
-    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
+    model->state_bytes = options_only_evaluates(o) ? 0 : model->state_bytes;
+    model->activation_bytes = planned_activations(model->activation_rows, model->text_rows, model->cfg, o);
+}
+
+// What training needs besides.
+static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
+    const size_t copy_bytes = planned_copy(model->cfg, zero, o);
+    model->grads_memory = check_alloc(model->gradient_bytes, 1, "gradients");
+    model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
+    tensor_rows_bind(&model->grads, model->gradient_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
+    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
+    tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
+    zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
+                  (float*)model->grads_memory, model->comm);
+    model->norm_partial = (double*)check_alloc(zero_sharded_elements(zero) / GRADIENT_BLOCK + 1,
+                                               sizeof(double), "gradient norm");
+    model->saves_copy = saves_in_background(o);
+    if (copy_bytes) {
+        model->save_copy = check_alloc(copy_bytes, 1, "copy to save");
+    }
 }
 
 // Memory for the model; all parameters are zero. Nothing is allocated after this.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
-    const ZeroPlan zero = zero_plan(cfg, o->zero, comm->rank, comm->size);
-    const size_t copy_bytes = planned_copy(cfg, &zero, o);
+    const ZeroPlan zero = planned_zero(cfg, o);
     memset(model, 0, sizeof(*model));
     model->cfg = cfg;
     model->B = o->batch;
@@ -111,22 +157,14 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->comm = comm;
     place_tensors(model, &zero, o);
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
-    model->grads_memory = check_alloc(model->gradient_bytes, 1, "gradients");
-    model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
-    model->acts_memory = check_alloc(model->activation_bytes, 1, "activations");
+    model->acts_memory =
+        check_alloc_unset(model->activation_bytes, 1, "activations"); // a short text touches little
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
-    tensor_rows_bind(&model->grads, model->gradient_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
-    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
-    tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
-    zero_open_cpu(&model->zero, zero, cfg, model->parameter_rows, (float*)model->params_memory,
-                  (float*)model->grads_memory, comm);
+    tensor_rows_bind(&model->text, model->text_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     matmul_open(&model->matmul);
     attention_open(&model->attention, model->T, gpt2_head_size(cfg));
-    model->norm_partial = (double*)check_alloc(zero_sharded_elements(&zero) / GRADIENT_BLOCK + 1,
-                                               sizeof(double), "gradient norm");
-    model->saves_copy = saves_in_background(o);
-    if (copy_bytes) {
-        model->save_copy = check_alloc(copy_bytes, 1, "copy to save");
+    if (model->recompute != RECOMPUTE_NEVER) {
+        open_training(model, &zero, o);
     }
 }
 
@@ -135,7 +173,9 @@ static void gpt2_close(GPT2* model) {
     free(model->norm_partial);
     attention_close(&model->attention);
     matmul_close(&model->matmul);
-    zero_close_cpu(&model->zero);
+    if (model->recompute != RECOMPUTE_NEVER) {
+        zero_close_cpu(&model->zero);
+    }
     free(model->acts_memory);
     free(model->state_memory);
     free(model->grads_memory);
@@ -151,27 +191,25 @@ static float* residual_into(const GPT2* model, int l) {
                   : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
-static AttentionSizes attention_sizes(const GPT2* model, Batch batch, int first) {
-    const AttentionSizes sizes = {batch.B, batch.T, model->cfg.C, model->cfg.NH, first};
+static AttentionSizes attention_sizes(const GPT2* model, Batch batch) {
+    const AttentionSizes sizes = {batch.B, batch.T, model->cfg.C, model->cfg.NH};
     return sizes;
 }
 
-// Block l up to the hidden layer of the MLP, for the tokens first ... T-1 of each sequence; N of them. With
-// first > 0 (only if B = 1) the queries, keys and values of earlier tokens are still in memory.
-static void block_hidden(GPT2* model, int l, Batch batch, int first) {
-    const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * (T - first);
+// Block l up to the hidden layer of the MLP.
+static void block_hidden(GPT2* model, int l, Batch batch) {
+    const int C = model->cfg.C, N = batch.B * batch.T;
     const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
-    const GPT2Activations a = gpt2_activations_at_token(all, model->activation_rows, first);
-    const float* residual = residual_into(model, l) + (size_t)first * C; // (N, C)
-    float* attproj = a.branch;                                           // (N, C)
+    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const float* residual = residual_into(model, l); // (N, C)
+    float* attproj = a.branch;                       // (N, C)
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
     // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
     matmul_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
     // atty (B, T, C), att_lse (B, NH, T)
-    attention_forward_cpu(all.atty, all.att_lse, all.qkv, batch.starts, attention_sizes(model, batch, first),
+    attention_forward_cpu(a.atty, a.att_lse, a.qkv, batch.starts, attention_sizes(model, batch),
                           &model->attention);
     // attproj (N, C) = atty attprojw^T + attprojb, with attprojw (C, C)
     matmul_forward_cpu(attproj, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
@@ -183,27 +221,32 @@ static void block_hidden(GPT2* model, int l, Batch batch, int first) {
     gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);
 }
 
-// Sets the last hidden state, lnf, of the tokens first ... T-1 of each sequence; N of them.
-static void gpt2_forward(GPT2* model, Batch batch, int first) {
+// Sets the last hidden state, lnf (N, C).
+static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
     const GPT2Config cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * (T - first);
-    assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
-    const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
+    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * T;
+    const GPT2Activations a = model->acts;
+    assert(B <= model->B && T <= model->T);
     // encoded (N, C)
-    encoder_forward_cpu(a.encoded, batch.inputs + first, model->params.wte, model->params.wpe, B, T - first,
-                        first, C);
+    encoder_forward_cpu(a.encoded, batch.inputs, model->params.wte, model->params.wpe, B, T, positions, C);
     for (int l = 0; l < cfg.L; l++) {
         const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         float* fcproj = a.branch; // (N, C)
-        block_hidden(model, l, batch, first);
+        block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
         matmul_forward_cpu(fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C, &model->matmul);
         residual_forward_cpu(layer.residual3, layer.residual2, fcproj, (size_t)N * C);
     }
-    const float* residual = residual_into(model, cfg.L) + (size_t)first * C; // (N, C)
+    const float* residual = residual_into(model, cfg.L); // (N, C)
     layernorm_forward_cpu(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N,
                           C);
+}
+
+// The same; positions count from the start of each sequence.
+static void gpt2_forward(GPT2* model, Batch batch) {
+    const EncoderPositions positions = {NULL, NULL};
+    forward_at(model, batch, positions);
 }
 
 // Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
@@ -219,14 +262,19 @@ static int classifier_chunk(const GPT2* model) {
     return (int)gpt2_classifier_chunk(model->cfg, (size_t)model->B * (size_t)model->T);
 }
 
-// Sets the losses (N), chunk by chunk, without gradients. After gpt2_forward on the same batch.
-static void classifier_losses(GPT2* model, Batch batch) {
+// Sets the losses (N), chunk by chunk, without gradients; and is_top (N), unless NULL: whether each target was the most
+// likely token. After gpt2_forward on the same batch.
+static void classifier_losses(GPT2* model, Batch batch, int* is_top) {
     const int N = batch.B * batch.T, chunk = classifier_chunk(model);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
         classifier_loss_cpu(model->acts.losses + n, model->acts.logits, batch.targets + n, count,
                             model->cfg.V, model->cfg.Vp);
+        if (is_top) {
+            classifier_top_cpu(is_top + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
+                               model->cfg.Vp);
+        }
     }
 }
 
@@ -249,7 +297,7 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     if (model->recompute == RECOMPUTE_BLOCK) {
-        block_hidden(model, l, batch, 0);
+        block_hidden(model, l, batch);
         return;
     }
     if (model->recompute == RECOMPUTE_NORMS) {
@@ -293,7 +341,7 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     // attention: dqkv (N, QKV)
     linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C, mode);
     attention_backward_cpu(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts,
-                           attention_sizes(model, batch, 0), &model->attention);
+                           attention_sizes(model, batch), &model->attention);
     linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
     layernorm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, residual_into(model, l), p.ln1w, a.ln1_mean,
                            a.ln1_rstd, N, C, GRADIENT_ADD, mode);
@@ -336,14 +384,16 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
 }
 
 // Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
-// Returns the sum of its losses.
-static double gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step) {
+// Returns the sum of its losses; adds the time of its forward pass.
+static double gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step, double* forward_s) {
+    const double start_s = time_now_s();
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
     if (batch.B == 0) {
         zero_idle_cpu(&model->zero, step);
         return 0;
     }
-    gpt2_forward(model, batch, 0);
+    gpt2_forward(model, batch);
+    *forward_s += time_now_s() - start_s;
     gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     return batch_loss(model, batch);
 }
@@ -353,17 +403,20 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
-    BatchGradient gradient = {{0, 0}, 0, 0};
+    BatchGradient gradient = {{0, 0}, 0, 0, 0};
+    double forward_s = 0, tokens = 0;
     const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
     for (ZeroStep step = first; step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch batch = dataloader_next(train);
-        losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step);
+        losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step, &forward_s);
         batch_gradient_add(&gradient, model->cfg, batch);
+        tokens += (double)batch.B * batch.T;
         comm_alive(model->comm);
     }
     zero_reduce_cpu(&model->zero, first);
     zero_square_sum_cpu(&model->zero, &gradient.square_sum, model->norm_partial);
+    gradient.pace_s = tokens > 0 ? forward_s / tokens : 0;
     return gradient;
 }
 
@@ -389,38 +442,145 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation and sampling
+// Evaluation
 
 // Forward: returns the sum of the losses; the batch may be empty.
 static double gpt2_evaluate(GPT2* model, Batch batch) {
     if (batch.B == 0) {
         return 0;
     }
-    gpt2_forward(model, batch, 0);
-    classifier_losses(model, batch);
+    gpt2_forward(model, batch);
+    classifier_losses(model, batch, NULL);
     return batch_loss(model, batch);
 }
 
-// The logits (Vp) of the next token, for the generator. A model that recomputes whole blocks keeps no keys and
-// values, and reads all tokens again.
-static const float* gpt2_next_logits(void* model_, const int* ids, int known, int seen) {
+// Forward, for tasks: sets the loss of each token; positions count from the start of each document.
+static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_top) {
     GPT2* model = (GPT2*)model_;
-    const Batch batch = {ids, NULL, NULL, 1, known, 0};
-    gpt2_forward(model, batch, model->recompute == RECOMPUTE_BLOCK ? 0 : seen);
-    gpt2_logits(model, known - 1, 1);
-    return model->acts.logits;
+    const EncoderPositions positions = {NULL, batch.starts};
+    if (batch.B > 0) {
+        forward_at(model, batch, positions);
+        classifier_losses(model, batch, is_top);
+        memcpy(losses, model->acts.losses, (size_t)batch.B * (size_t)batch.T * sizeof(float));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Generation
+
+// Rows of tokens that are read together: the tokens of a text that is new, or one token of each text.
+typedef struct {
+    const int* ids;
+    int count;
+    int text;             // that is read, from its first token on; or
+    const int* positions; // the place of each token in its text: row r is of text r
+} TextRows;
+
+// The linear layer: all that reads the weights of a block.
+static void text_linear(GPT2* model, TextRows rows, float* out, const float* inp, const float* weight,
+                        const float* bias, int C, int OC) {
+    if (rows.positions) {
+        matvec_forward_cpu(out, inp, weight, bias, rows.count, C, OC);
+    } else {
+        matmul_forward_cpu(out, inp, weight, bias, rows.count, C, OC, &model->matmul);
+    }
+}
+
+// Stores the keys and values in qkv, and sets atty.
+static void text_attention(GPT2* model, TextRows rows, float* kv) {
+    const GPT2Activations a = model->text;
+    const int C = model->cfg.C, NH = model->cfg.NH;
+    const AttentionCache cache = {kv, model->T, C, NH};
+    if (rows.positions) {
+        for (int r = 0; r < rows.count; r++) {
+            attention_cache_store_cpu(cache, a.qkv + (size_t)r * 3 * C, r, rows.positions[r], 1);
+        }
+        attention_cached_cpu(a.atty, a.qkv, rows.positions, rows.count, cache, &model->attention);
+    } else {
+        const AttentionSizes sizes = {1, rows.count, C, NH};
+        attention_cache_store_cpu(cache, a.qkv, rows.text, 0, rows.count);
+        attention_forward_cpu(a.atty, a.att_lse, a.qkv, NULL, sizes, &model->attention);
+    }
+}
+
+// Block l: turns `residual` (N, C) into that after the block, residual3. They may be the same.
+static void text_block(GPT2* model, int l, TextRows rows, const float* residual) {
+    const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
+    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Activations a = gpt2_activations_at_layer(model->text, model->text_rows, l);
+    layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
+    text_linear(model, rows, a.qkv, a.ln1, p.qkvw, p.qkvb, C, QKV);
+    text_attention(model, rows, a.kv);
+    text_linear(model, rows, a.branch, a.atty, p.attprojw, p.attprojb, C, C);
+    residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, a.branch, p.ln2w,
+                                   p.ln2b, N, C);
+    text_linear(model, rows, a.fch, a.ln2, p.fcw, p.fcb, C, F);
+    gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);
+    text_linear(model, rows, a.branch, a.fch_gelu, p.fcprojw, p.fcprojb, F, C);
+    residual_forward_cpu(a.residual3, a.residual2, a.branch, (size_t)N * C);
+}
+
+// Sets lnf (N, C).
+static void text_forward(GPT2* model, TextRows rows) {
+    const GPT2Activations a = model->text;
+    encoder_forward_cpu(a.encoded, rows.ids, model->params.wte, model->params.wpe, 1, rows.count,
+                        (EncoderPositions){rows.positions, NULL}, model->cfg.C);
+    for (int l = 0; l < model->cfg.L; l++) {
+        text_block(model, l, rows, l == 0 ? a.encoded : a.residual3);
+    }
+    layernorm_forward_cpu(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,
+                          rows.count, model->cfg.C);
+}
+
+// The logits (count, Vp) that follow `count` rows of lnf, the first of them `first`.
+static const float* text_logits(GPT2* model, int first, int count) {
+    const int C = model->cfg.C;
+    matvec_forward_cpu(model->text.logits, model->text.lnf + (size_t)first * C, model->params.wte, NULL,
+                       count, C, model->cfg.Vp);
+    return model->text.logits;
+}
+
+// As generator.h says.
+static const float* gpt2_read_text(GPT2* model, int text, const int* ids, int count) {
+    const TextRows rows = {ids, count, text, NULL};
+    text_forward(model, rows);
+    return text_logits(model, count - 1, 1);
+}
+
+static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int texts) {
+    const TextRows rows = {ids, texts, 0, positions};
+    text_forward(model, rows);
+    return text_logits(model, 0, texts);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
+static char* group_of_parameters(const GPT2* model, int g) {
+    return (char*)model->params_memory + gpt2_group_offset_bytes(model->parameter_rows, g);
+}
+
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
-    setup_weights(model->params_memory, model->cfg, model->parameter_rows, path, seed);
+    Weights weights;
+    weights_open(&weights, model->cfg, path, seed);
+    for (int g = 0; g < gpt2_groups(model->cfg); g++) {
+        weights_read(&weights, model->parameter_rows, g, group_of_parameters(model, g));
+    }
+    weights_close(&weights);
 }
 
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
-    checkpoint_read(saved, path, model->cfg, model->parameter_rows, model->params_memory, &model->zero.plan,
-                    model->state_memory);
+    const ZeroPlan* zero = &model->zero.plan;
+    CheckpointParts parts;
+    gpt2_first_weights(model, path, 0);
+    checkpoint_parts_open(&parts, saved, path, model->cfg, zero);
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        float* state = (float*)((char*)model->state_memory + model->state_rows[s].offset_bytes);
+        for (int g = 0; g < zero->groups; g++) {
+            checkpoint_parts_read(&parts, s, g, state + zero_piece(zero, g).owned);
+        }
+    }
+    checkpoint_parts_close(&parts);
 }
 
 static SafeTensorsDtype saved_dtype(const Options* options) {
@@ -430,17 +590,22 @@ static SafeTensorsDtype saved_dtype(const Options* options) {
 
 // Copies weights and optimizer state, if there is memory for a copy; returns whether there is.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
+    char* params = group_of_parameters(model, copy->model.groups.first);
     if (!model->saves_copy) {
-        copy->params = model->params_memory;
+        copy->params = params;
         copy->optimizer = model->state_memory;
         return 0;
     }
     if (model->save_copy) {
         checkpoint_copy_at(copy, model->save_copy);
-        memcpy(copy->params, model->params_memory, copy->params_bytes);
+        memcpy(copy->params, params, copy->params_bytes);
         memcpy(copy->optimizer, model->state_memory, copy->optimizer_bytes);
     }
     return 1;
+}
+
+static uint64_t gpt2_checksum(GPT2* model) {
+    return checksum_words_cpu(model->params_memory, model->parameter_bytes / sizeof(uint64_t));
 }
 
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
@@ -455,7 +620,8 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
     (void)comm;
     gpt2_parameter_rows(plan->parameters, cfg);
-    planned_activations(plan->activations, cfg, o);
+    TensorRow text[GPT2_ACTIVATION_ROWS];
+    planned_activations(plan->activations, text, cfg, o);
     memory_plan(plan->memory, cfg, o);
     snprintf(plan->device, sizeof(plan->device), "%d threads, %s", threads_max(), VEC_ISA);
     plan->peak = peak_flops_per_s();
@@ -483,11 +649,14 @@ static const Trainer trainer = {
     .update = gpt2_update,
     .validates_first = setup_validates_first,
     .evaluate = gpt2_evaluate,
-    .next_logits = gpt2_next_logits,
+    .token_losses = gpt2_token_losses,
+    .read_text = gpt2_read_text,
+    .next_tokens = gpt2_next_tokens,
     .first_weights = gpt2_first_weights,
     .read_checkpoint = gpt2_read_checkpoint,
     .saved_dtype = saved_dtype,
     .copy_out = gpt2_copy_out,
+    .checksum = gpt2_checksum,
 };
 
 #ifndef TRAIN_GPT2_NO_MAIN

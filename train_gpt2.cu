@@ -15,6 +15,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
 #include "llmc/batch_queue.cuh"
+#include "llmc/checksum.cuh"
 #include "llmc/classifier.cuh"
 #include "llmc/comm.h"
 #include "llmc/encoder.cuh"
@@ -26,6 +27,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/checkpoint_parts.h"
 #include "llmc/run/gpu_report.cuh"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/nvml.h"
@@ -35,15 +37,17 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/run/schedule.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/state.h"
+#include "llmc/run/weights.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
 
 // What the host reads back of an update or a validation's batch, on the GPU and in pinned memory.
 typedef struct {
-    WideSum square_sum; // of the gradient
-    int64_t count;      // of losses
-    double losses[];    // sum of each micro-step
+    WideSum square_sum;          // of the gradient
+    unsigned long long checksum; // of the parameters
+    int64_t count;               // of losses
+    double losses[];             // sum of each micro-step
 } StepResult;
 
 // A micro-step as one CUDA graph. It is captured when the micro-step is done for the second time: the first
@@ -61,6 +65,16 @@ typedef struct {
     GPT2_PARAMETERS(GRADIENT_MEMBER)
 } GPT2Gradients;
 #undef GRADIENT_MEMBER
+
+// Tokens on their way to the GPU, and logits on their way back.
+typedef struct {
+    int slots, capacity;   // texts; tokens
+    int *pinned, *tokens;  // (2, capacity) tokens and their positions, on the host; on the GPU
+    floatX* logits_pinned; // (slots, Vp) as they are on the GPU,
+    float* logits;         // and as fp32
+    int steps;             // so far: as a micro-step, the second one is captured
+    cudaGraphExec_t step;  // of all slots
+} TextQueue;
 
 struct GPT2 {
     GPT2Config cfg;
@@ -87,6 +101,10 @@ struct GPT2 {
     GPT2Parameters params;
     GPT2OptimizerState state;
     GPT2Activations acts;
+    TensorRow
+        text_rows[GPT2_ACTIVATION_ROWS]; // generation's activations, in the same memory: between two steps
+    GPT2Activations text;                // training needs none
+    TextQueue texts;
 
     BatchQueue batches;
     MatmulGpu matmul;
@@ -95,14 +113,16 @@ struct GPT2 {
     EncoderGpu encoder;
     AdamWPlan adamw;
     GradientNorm norm;
+    cudaEvent_t
+        forward[2];     // of several processes: the begin and the end of the last micro-step's forward pass,
+    int forward_tokens; // and how many tokens it had; 0: none yet
     MicroStepGraph graphs[2]; // of the first micro-step of an update, of the others
     StepResult *result, *result_host;
-    int64_t max_losses;    // micro-steps of an update
-    floatX* logits_pinned; // (Vp) of one token,
-    float* logits_host;    // and the same as fp32
-    void* save_copy;       // what a checkpoint is written from: NULL before the first
-    int is_pinned;         // the copy
-    Nvml nvml;             // for --gpu-report
+    int64_t max_losses; // micro-steps of an update
+    int* is_top;        // (N) of the targets of a task, on the GPU
+    void* save_copy;    // what a checkpoint is written from: NULL before the first
+    int is_pinned;      // the copy
+    Nvml nvml;          // for the log and --gpu-report
     int has_nvml, has_listed_products;
 };
 
@@ -118,27 +138,48 @@ static int planned_chunk(const Options* o) {
     return (int)(o->logits_chunk < N ? o->logits_chunk : N);
 }
 
-static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
-    return gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, (size_t)planned_chunk(o));
+static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
+
+// Of training, or of generation; in training also those of generation, of one text.
+static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Config cfg, const Options* o) {
+    const int texts = planned_texts(o);
+    const size_t text =
+        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, (size_t)texts);
+    const size_t trained =
+        gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, (size_t)planned_chunk(o));
+    return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
 static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) && o->master_weights; }
 
 static DType planned_gradients(const Options* o) { return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX); }
 
+// A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
+static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
+    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
+                                     : zero_plan(cfg, o->zero, o->process, o->processes);
+}
+
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow activations[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = zero_plan(cfg, o->zero, o->process, o->processes);
+    TensorRow activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
+    const ZeroPlan zero = planned_zero(cfg, o);
+    const int trains = !options_only_evaluates(o);
+    const size_t activation_bytes = planned_activations(activations, text, cfg, o);
     plan->name = NULL;
     plan_add(plan, "parameters", zero_parameter_bytes(&zero, DTYPE_OF(floatX)));
-    plan_add(plan, "gradients", zero_gradient_bytes(&zero, planned_gradients(o)));
+    if (o->recompute == RECOMPUTE_NEVER) {
+        plan_add_text(plan, text, activation_bytes);
+        plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
+        return;
+    }
+    plan_add(plan, "gradients", trains ? zero_gradient_bytes(&zero, planned_gradients(o)) : 0);
     const size_t master = has_master(o) ? zero_owned_elements(&zero) * sizeof(float) : 0;
-    if (!o->offload_optimizer) {
+    if (trains && !o->offload_optimizer) {
         plan_add(plan, "master weights", master);
         plan_add_state(plan, cfg, &zero, 0);
     }
-    plan_add(plan, "activations", planned_activations(activations, cfg, o));
+    plan_add(plan, "activations", activation_bytes);
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
     plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
     if (o->offload_optimizer) {
@@ -146,7 +187,8 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         plan_add_host(plan, "master weights", master);
         plan_add_state(plan, cfg, &zero, 1);
     }
-    plan_add_host(plan, "pinned copy to save", o->out[0] ? checkpoints_bytes(cfg, &zero, saved_dtype(o)) : 0);
+    plan_add_host(plan, "pinned copy to save",
+                  o->out[0] && trains ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_gb) : 0);
 }
 
 // Of the GPU, with some room for what is not planned.
@@ -175,6 +217,10 @@ static void require_memory(GPT2Config cfg, const Options* options) {
     if (wanted <= free_bytes) {
         return;
     }
+    CHECK(options->recompute != RECOMPUTE_NEVER,
+          "the model and its texts need %.1f MiB of GPU memory, %.1f are free; wanted a smaller --batch or "
+          "--seq-len",
+          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
     Options smaller = *options;
     for (; smaller.batch > 0; smaller.batch /= 2) {
         const int least = least_chunk(cfg, &smaller);
@@ -202,15 +248,12 @@ static GeluFusion gelu_fusion(const Options* o) {
     return (GeluFusion)((forward ? GELU_FUSED_FORWARD : 0) | (backward ? GELU_FUSED_BACKWARD : 0));
 }
 
-// --gpu-report: opens the management library for the GPU of the run, or prints why there will be no report.
-static void open_gpu_report(GPT2* model, const Options* options) {
+// Opens the management library for the GPU of the run, if it is there. --gpu-report wants to know why it is not.
+static void open_sensors(GPT2* model, const Options* options) {
     char bus_id[32];
-    if (options->gpu_report == 0) {
-        return;
-    }
     CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), options->device));
     model->has_nvml = nvml_open(&model->nvml, bus_id);
-    if (!model->has_nvml) {
+    if (!model->has_nvml && options->gpu_report) {
         printf("no GPU report: %s\n", model->nvml.reason);
     }
 }
@@ -223,7 +266,10 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, element_bytes, zero->size);
     model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
     model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
-    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
+    if (options_only_evaluates(o)) {
+        model->gradient_bytes = model->state_bytes = 0;
+    }
+    model->activation_bytes = planned_activations(model->activation_rows, model->text_rows, model->cfg, o);
     model->elements = zero_full_elements(zero);
 }
 
@@ -248,10 +294,17 @@ static void free_state(const GPT2* model, void* memory) {
     }
 }
 
-// One allocation for each kind of tensor.
+// One allocation for each kind of tensor that generation needs.
 static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     place_tensors(model, zero, o);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
+    model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
+    tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
+    tensor_rows_bind(&model->text, model->text_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
+}
+
+// And for training.
+static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
     model->state_memory = alloc_state(o, model->state_bytes, "optimizer state");
     if (has_master(o)) {
@@ -260,8 +313,6 @@ static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     if (o->offload_optimizer) {
         offload_open(&model->offload);
     }
-    model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
-    tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
     gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
@@ -276,11 +327,52 @@ static void open_results(GPT2* model, const Options* o) {
     CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
 }
 
+static void open_texts(TextQueue* texts, GPT2Config cfg, const Options* o) {
+    texts->slots = planned_texts(o);
+    texts->capacity = o->seq_len > texts->slots ? o->seq_len : texts->slots;
+    const size_t logits = (size_t)texts->slots * cfg.Vp;
+    texts->tokens = (int*)gpu_alloc(2 * (size_t)texts->capacity, sizeof(int), "tokens of texts");
+    CUDA_CHECK(cudaMallocHost((void**)&texts->pinned, 2 * (size_t)texts->capacity * sizeof(int)));
+    CUDA_CHECK(cudaMallocHost((void**)&texts->logits_pinned, logits * sizeof(floatX)));
+    texts->logits = (float*)check_alloc(logits, sizeof(float), "logits of texts");
+}
+
+static void close_texts(TextQueue* texts) {
+    if (texts->step) {
+        CUDA_CHECK(cudaGraphExecDestroy(texts->step));
+    }
+    free(texts->logits);
+    CUDA_CHECK(cudaFreeHost(texts->logits_pinned));
+    CUDA_CHECK(cudaFreeHost(texts->pinned));
+    gpu_free(texts->tokens);
+}
+
+// What training needs besides.
+static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
+    const GPT2Config cfg = model->cfg;
+    const size_t N = (size_t)o->batch * o->seq_len;
+    batch_queue_open(&model->batches, N, &model->gpu);
+    attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
+    layernorm_open(&model->layernorm, (int)N, cfg.C);
+    encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
+    adamw_open(&model->adamw, zero, model->parameter_rows);
+    gradient_norm_open(&model->norm, zero_sharded_elements(zero));
+    open_results(model, o);
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaEventCreate(&model->forward[i]));
+    }
+    model->is_top = (int*)gpu_alloc(N, sizeof(int), "most likely targets");
+    if (o->autotune) {
+        matmul_gpu_open_cache(&model->matmul);
+    }
+    open_sensors(model, o);
+}
+
 // Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
 // allocate memory.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
-    const size_t N = (size_t)o->batch * o->seq_len;
-    const ZeroPlan zero = zero_plan(cfg, o->zero, comm->rank, comm->size);
+    const ZeroPlan zero = planned_zero(cfg, o);
+    const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     require_memory(cfg, o);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;
@@ -295,24 +387,16 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->comm = comm;
     gpu_open(&model->gpu, o->device);
     open_tensors(model, &zero, o);
+    if (model->recompute != RECOMPUTE_NEVER) {
+        open_training_tensors(model, &zero, o);
+    }
     const Gradient grads = {model->grads_memory, model->grad_dtype};
     zero_open(&model->zero, zero, model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
-
-    const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
-    batch_queue_open(&model->batches, N, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
-    if (o->autotune) {
-        matmul_gpu_open_cache(&model->matmul);
+    open_texts(&model->texts, cfg, o);
+    if (model->recompute != RECOMPUTE_NEVER) {
+        open_training(model, &zero, o);
     }
-    attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
-    layernorm_open(&model->layernorm, (int)N, cfg.C);
-    encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
-    adamw_open(&model->adamw, &zero, model->parameter_rows);
-    gradient_norm_open(&model->norm, zero_sharded_elements(&zero));
-    open_results(model, o);
-    CUDA_CHECK(cudaMallocHost((void**)&model->logits_pinned, (size_t)cfg.Vp * sizeof(floatX)));
-    model->logits_host = (float*)check_alloc((size_t)cfg.Vp, sizeof(float), "logits of a token");
-    open_gpu_report(model, o);
 }
 
 static void close_save_copy(GPT2* model) {
@@ -323,20 +407,21 @@ static void close_save_copy(GPT2* model) {
     }
 }
 
-static void gpt2_close(GPT2* model) {
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
+static void close_training(GPT2* model) {
     offload_wait(&model->offload);
     for (int mode = 0; mode < 2; mode++) {
         if (model->graphs[mode].graph) {
             CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
         }
     }
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaEventDestroy(model->forward[i]));
+    }
     if (model->has_nvml) {
         nvml_close(&model->nvml);
     }
     close_save_copy(model);
-    free(model->logits_host);
-    CUDA_CHECK(cudaFreeHost(model->logits_pinned));
+    gpu_free(model->is_top);
     CUDA_CHECK(cudaFreeHost(model->result_host));
     gpu_free(model->result);
     gradient_norm_close(&model->norm);
@@ -344,16 +429,24 @@ static void gpt2_close(GPT2* model) {
     encoder_close(&model->encoder);
     layernorm_close(&model->layernorm);
     attention_gpu_close(&model->attention);
-    matmul_gpu_close(&model->matmul);
     batch_queue_close(&model->batches);
-    zero_close(&model->zero);
-    gpu_free(model->acts_memory);
     free_state(model, model->master);
     free_state(model, model->state_memory);
     if (model->offload.slots) {
         offload_close(&model->offload);
     }
     gpu_free(model->grads_memory);
+}
+
+static void gpt2_close(GPT2* model) {
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
+    if (model->recompute != RECOMPUTE_NEVER) {
+        close_training(model);
+    }
+    close_texts(&model->texts);
+    matmul_gpu_close(&model->matmul);
+    zero_close(&model->zero);
+    gpu_free(model->acts_memory);
     gpu_free(model->params_memory);
     gpu_close(&model->gpu);
 }
@@ -395,24 +488,20 @@ static floatX* residual_into(const GPT2* model, int l) {
                   : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
-// Block l up to the hidden layer of the MLP, for the tokens first ... T-1 of each sequence; N of them. With
-// first > 0 (only if B = 1) the queries, keys and values of earlier tokens are still in memory. The batch, here
-// and below, is one of gpt2_push.
-static void block_hidden(GPT2* model, int l, Batch batch, int first) {
+// Block l up to the hidden layer of the MLP. The batch, here and below, is one of gpt2_push.
+static void block_hidden(GPT2* model, int l, Batch batch) {
     const Gpu* gpu = &model->gpu;
-    const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * (T - first);
+    const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
     const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = parameters_at_layer(model, l);
-    const GPT2Activations all = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
-    const GPT2Activations a = gpt2_activations_at_token(all, model->activation_rows, first);
-    const floatX* residual = residual_into(model, l) + (size_t)first * C; // (N, C)
+    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const floatX* residual = residual_into(model, l); // (N, C)
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
     // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
     matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
     // atty (B, T, C), att_lse (B, NH, T)
-    attention_forward(all.atty, all.att_lse, all.qkv, batch.starts, B, T, first, C, model->cfg.NH,
-                      &model->attention, gpu);
+    attention_forward(a.atty, a.att_lse, a.qkv, batch.starts, B, T, C, model->cfg.NH, &model->attention, gpu);
     // residual2 (N, C) = residual + atty attprojw^T + attprojb, with attprojw (C, C)
     matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
     // ln2 (N, C)
@@ -421,30 +510,36 @@ static void block_hidden(GPT2* model, int l, Batch batch, int first) {
     matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
 }
 
-// Sets the last hidden state, lnf, of the tokens first ... T-1 of each sequence; N of them.
-static void gpt2_forward(GPT2* model, Batch batch, int first) {
+// Sets the last hidden state, lnf (N, C).
+static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
     const GPT2Config cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * (T - first);
-    assert(B <= model->B && T <= model->T && (first == 0 || B == 1));
+    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * T;
+    const GPT2Activations a = model->acts;
+    assert(B <= model->B && T <= model->T);
     // Only the products of full micro-batches are worth timing.
-    model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T && first == 0;
-    const GPT2Activations a = gpt2_activations_at_token(model->acts, model->activation_rows, first);
+    model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T;
     // encoded (N, C)
-    encoder_forward(a.encoded, batch.inputs + first, model->params.wte, model->params.wpe, B, T - first,
-                    first, C, &model->gpu);
+    encoder_forward(a.encoded, batch.inputs, model->params.wte, model->params.wpe, B, T, positions, C,
+                    &model->gpu);
     zero_forget_parameters(&model->zero);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
         const GPT2Parameters p = parameters_at_layer(model, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
-        block_hidden(model, l, batch, first);
+        block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
         matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F,
                                 C, &model->matmul);
     }
-    const floatX* residual = residual_into(model, cfg.L) + (size_t)first * C; // (N, C)
+    const floatX* residual = residual_into(model, cfg.L); // (N, C)
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N, C,
                       &model->gpu);
+}
+
+// The same; positions count from the start of each sequence.
+static void gpt2_forward(GPT2* model, Batch batch) {
+    const EncoderPositions positions = {NULL, NULL};
+    forward_at(model, batch, positions);
 }
 
 // Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
@@ -455,14 +550,19 @@ static void gpt2_logits(GPT2* model, int first, int count) {
                    (const floatX*)NULL, count, C, model->cfg.Vp, &model->matmul);
 }
 
-// Sets the losses (N), chunk by chunk, without gradients. After gpt2_forward on the same batch.
-static void classifier_losses(GPT2* model, Batch batch) {
+// Sets the losses (N), chunk by chunk, without gradients; and is_top (N), unless NULL: whether each target was the most
+// likely token. After gpt2_forward on the same batch.
+static void classifier_losses(GPT2* model, Batch batch, int* is_top) {
     const int N = batch.B * batch.T, chunk = model->chunk;
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
         classifier_loss(model->acts.losses + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
                         model->cfg.Vp, &model->gpu);
+        if (is_top) {
+            classifier_top(is_top + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
+                           model->cfg.Vp, &model->gpu);
+        }
     }
 }
 
@@ -483,7 +583,7 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
     const GPT2Parameters p = parameters_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     if (model->recompute == RECOMPUTE_BLOCK) {
-        block_hidden(model, l, batch, 0);
+        block_hidden(model, l, batch);
         return;
     }
     if (model->recompute == RECOMPUTE_NORMS) {
@@ -584,9 +684,31 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
 
 // ---- a micro-step
 
-static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step) {
+// Takes the time, in stages where a forward pass waits for no other process. `record` is External in a graph, which so
+// sets the event each time it is launched.
+static void micro_step_mark(GPT2* model, int i, unsigned record) {
+    if (model->comm->size > 1 && model->zero.plan.stage < 3) {
+        CUDA_CHECK(cudaEventRecordWithFlags(model->forward[i], model->gpu.stream, record));
+    }
+}
+
+// The time for a token, of the last forward pass; 0: unknown. After the GPU was waited for.
+static double micro_step_pace_s(GPT2* model) {
+    float ms = 0;
+    if (model->comm->size == 1 || model->zero.plan.stage >= 3 || model->forward_tokens == 0) {
+        return 0;
+    }
+    if (cudaEventElapsedTime(&ms, model->forward[0], model->forward[1]) != cudaSuccess) {
+        cudaGetLastError(); // clears the error: it is no reason to end a run
+    }
+    return ms / 1e3 / model->forward_tokens;
+}
+
+static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step, unsigned record) {
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
-    gpt2_forward(model, batch, 0);
+    micro_step_mark(model, 0, record);
+    gpt2_forward(model, batch);
+    micro_step_mark(model, 1, record);
     gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     batch_loss(model, batch);
 }
@@ -596,7 +718,7 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, Batch batch, float dloss,
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     CUDA_CHECK(cudaStreamBeginCapture(model->gpu.stream, cudaStreamCaptureModeThreadLocal));
-    micro_step_work(model, batch, dloss, step);
+    micro_step_work(model, batch, dloss, step, cudaEventRecordExternal);
     CUDA_CHECK(cudaStreamEndCapture(model->gpu.stream, &graph));
     CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
@@ -613,8 +735,9 @@ static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep zero
         zero_idle<floatX>(&model->zero, zero_step);
         return;
     }
+    model->forward_tokens = batch.B * batch.T;
     if (!model->use_graph || !is_full || (*times)++ == 0) {
-        micro_step_work(model, batch, dloss, zero_step);
+        micro_step_work(model, batch, dloss, zero_step, cudaEventRecordDefault);
         return;
     }
     if (step->graph && (step->dloss != dloss || step->starts != batch.starts)) {
@@ -656,7 +779,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
-    BatchGradient gradient = {{0, 0}, 0, 0};
+    BatchGradient gradient = {{0, 0}, 0, 0, 0};
     const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
     int64_t batches = 0; // of this process
     gpt2_clear_result(model);
@@ -676,6 +799,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     group_gpu_check(&model->zero.group);
     memcpy(losses, result->losses, (size_t)batches * sizeof(double));
     gradient.square_sum = result->square_sum;
+    gradient.pace_s = micro_step_pace_s(model);
     return gradient;
 }
 
@@ -697,7 +821,7 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation and sampling
+// Evaluation
 
 // Forward: returns the sum of the losses; of an empty batch, too: then only its part of what others do.
 static double gpt2_evaluate(GPT2* model, Batch batch) {
@@ -708,27 +832,150 @@ static double gpt2_evaluate(GPT2* model, Batch batch) {
     }
     batch = gpt2_push(model, batch);
     gpt2_clear_result(model);
-    gpt2_forward(model, batch, 0);
-    classifier_losses(model, batch);
+    gpt2_forward(model, batch);
+    classifier_losses(model, batch, NULL);
     batch_loss(model, batch);
     return gpt2_read_result(model, 1)->losses[0];
 }
 
-// The logits (Vp) of the next token, for the generator. A model that recomputes whole blocks keeps no keys and
-// values, and reads all tokens again.
-static const float* gpt2_next_logits(void* model_, const int* ids, int known, int seen) {
-    GPT2* model = (GPT2*)model_;
-    const int Vp = model->cfg.Vp;
-    const Batch batch = {ids, NULL, NULL, 1, known, 0};
-    gpt2_forward(model, gpt2_push(model, batch), model->recompute == RECOMPUTE_BLOCK ? 0 : seen);
-    gpt2_logits(model, known - 1, 1);
-    CUDA_CHECK(cudaMemcpyAsync(model->logits_pinned, model->acts.logits, (size_t)Vp * sizeof(floatX),
-                               cudaMemcpyDeviceToHost, model->gpu.stream));
+// Copies from the GPU, or from what is offloaded, to the host, and waits.
+static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    for (int v = 0; v < Vp; v++) {
-        model->logits_host[v] = to_float(model->logits_pinned[v]);
+}
+
+// Forward, for tasks: sets the loss of each token; positions count from the start of each document. Of an empty batch
+// only its part of what others do.
+static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_top) {
+    GPT2* model = (GPT2*)model_;
+    const size_t N = (size_t)batch.B * batch.T;
+    if (N == 0) {
+        zero_idle_forward(&model->zero);
+    } else {
+        const Batch pushed = gpt2_push(model, batch);
+        const EncoderPositions positions = {NULL, pushed.starts};
+        forward_at(model, pushed, positions);
+        classifier_losses(model, pushed, is_top ? model->is_top : NULL);
+        download(model, losses, model->acts.losses, N * sizeof(float));
     }
-    return model->logits_host;
+    if (N > 0 && is_top) {
+        download(model, is_top, model->is_top, N * sizeof(int));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as the others wait: the next message is MPI's
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Generation
+
+// Rows of tokens that are read together: the tokens of a text that is new, or one token of each text. On the GPU.
+typedef struct {
+    const int* ids;
+    int count;
+    int text;             // that is read, from its first token on; or
+    const int* positions; // the place of each token in its text: row r is of text r
+} TextRows;
+
+// Stores the keys and values in qkv, and sets atty.
+static void text_attention(GPT2* model, TextRows rows, floatX* kv) {
+    const Gpu* gpu = &model->gpu;
+    const GPT2Activations a = model->text;
+    const int C = model->cfg.C, NH = model->cfg.NH;
+    const AttentionCacheGpu<floatX> cache = {kv, model->T, C, NH};
+    attention_cache_store(cache, a.qkv, rows.positions, rows.text, rows.count, gpu);
+    if (rows.positions) {
+        attention_cached(a.atty, a.qkv, rows.positions, rows.count, cache, gpu);
+    } else {
+        attention_forward(a.atty, a.att_lse, a.qkv, (const int*)NULL, 1, rows.count, C, NH, &model->attention,
+                          gpu);
+    }
+}
+
+// Block l: turns `residual` (N, C) into that after the block, residual3. They may be the same.
+static void text_block(GPT2* model, int l, TextRows rows, const floatX* residual) {
+    const Gpu* gpu = &model->gpu;
+    const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
+    const GPT2Parameters p = parameters_at_layer(model, l);
+    const GPT2Activations a = gpt2_activations_at_layer(model->text, model->text_rows, l);
+    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
+    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
+    text_attention(model, rows, a.kv);
+    matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
+    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
+    matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
+    matmul_forward_residual(a.residual3, a.residual2, a.fch_gelu, p.fcprojw, p.fcprojb, N, F, C,
+                            &model->matmul);
+}
+
+// Sets the logits (count, Vp) that follow the last `count` rows.
+static void text_forward(GPT2* model, TextRows rows, int count) {
+    const GPT2Config cfg = model->cfg;
+    const GPT2Activations a = model->text;
+    model->matmul.settings.autotune = 0; // so that the bits are the same in each run
+    encoder_forward(a.encoded, rows.ids, model->params.wte, model->params.wpe, 1, rows.count,
+                    EncoderPositions{rows.positions, NULL}, cfg.C, &model->gpu);
+    zero_forget_parameters(&model->zero);
+    for (int l = 0; l < cfg.L; l++) {
+        zero_parameters(&model->zero, l, 1);
+        text_block(model, l, rows, l == 0 ? a.encoded : a.residual3);
+    }
+    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,
+                      rows.count, cfg.C, &model->gpu);
+    matmul_forward(a.logits, a.lnf + (size_t)(rows.count - count) * cfg.C, model->params.wte,
+                   (const floatX*)NULL, count, cfg.C, cfg.Vp, &model->matmul);
+}
+
+// All work of one call: the ints on the host to the GPU, and `count` rows of logits back.
+static void text_work(GPT2* model, TextRows rows, int count) {
+    TextQueue* texts = &model->texts;
+    CUDA_CHECK(cudaMemcpyAsync(texts->tokens, texts->pinned, 2 * (size_t)texts->capacity * sizeof(int),
+                               cudaMemcpyHostToDevice, model->gpu.stream));
+    text_forward(model, rows, count);
+    CUDA_CHECK(cudaMemcpyAsync(texts->logits_pinned, model->text.logits,
+                               (size_t)count * model->cfg.Vp * sizeof(floatX), cudaMemcpyDeviceToHost,
+                               model->gpu.stream));
+}
+
+// Waits for the GPU.
+static const float* text_logits(GPT2* model, int count) {
+    TextQueue* texts = &model->texts;
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    for (size_t i = 0; i < (size_t)count * model->cfg.Vp; i++) {
+        texts->logits[i] = to_float(texts->logits_pinned[i]);
+    }
+    return texts->logits;
+}
+
+// As generator.h says.
+static const float* gpt2_read_text(GPT2* model, int text, const int* ids, int count) {
+    TextQueue* texts = &model->texts;
+    const TextRows rows = {texts->tokens, count, text, NULL};
+    assert(count <= texts->capacity && text < texts->slots);
+    memcpy(texts->pinned, ids, (size_t)count * sizeof(int));
+    text_work(model, rows, 1);
+    return text_logits(model, 1);
+}
+
+// A step of all texts is always the same work: one CUDA graph. A run that trains samples too little for one.
+static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int count) {
+    TextQueue* texts = &model->texts;
+    const TextRows rows = {texts->tokens, count, 0, texts->tokens + texts->capacity};
+    assert(count == texts->slots);
+    memcpy(texts->pinned, ids, (size_t)count * sizeof(int));
+    memcpy(texts->pinned + texts->capacity, positions, (size_t)count * sizeof(int));
+    if (!model->use_graph || model->recompute != RECOMPUTE_NEVER || texts->steps++ == 0) {
+        text_work(model, rows, count);
+        return text_logits(model, count);
+    }
+    if (!texts->step) {
+        cudaGraph_t graph;
+        CUDA_CHECK(cudaStreamBeginCapture(model->gpu.stream, cudaStreamCaptureModeThreadLocal));
+        text_work(model, rows, count);
+        CUDA_CHECK(cudaStreamEndCapture(model->gpu.stream, &graph));
+        CUDA_CHECK(cudaGraphInstantiate(&texts->step, graph, 0));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+    }
+    CUDA_CHECK(cudaGraphLaunch(texts->step, model->gpu.stream));
+    return text_logits(model, count);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -740,96 +987,118 @@ static void upload(const GPT2* model, void* to, const void* from, size_t bytes) 
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
-// Sets the parameters, and the master weights, from fp32 values on the host, laid out by the parameter rows: what this
-// process updates, and then all that it keeps.
-static void gpt2_upload(GPT2* model, const float* values) {
+// Sets what this process updates of group g, master weights if there are any, from fp32 values on the host that have
+// this group alone, laid out by the parameter rows.
+static void upload_group(GPT2* model, int g, const float* group) {
     const ZeroPlan* zero = &model->zero.plan;
-    const size_t owned = zero_owned_elements(zero);
-    float* own = (float*)check_alloc(owned, sizeof(float), "copy of the parameters");
-    zero_copy_owned(zero, own, values, DTYPE_FP32);
+    const ZeroPiece piece = zero_piece(zero, g);
+    const float* from = group + (piece.full - zero_group_begin(zero, g));
     if (model->master) {
-        upload(model, model->master, own, owned * sizeof(float));
+        upload(model, model->master + piece.owned, from, piece.count * sizeof(float));
+        return;
+    }
+    floatX* narrow = (floatX*)check_alloc(piece.count, sizeof(floatX), "copy of a group of parameters");
+    for (size_t i = 0; i < piece.count; i++) {
+        narrow[i] = from_float<floatX>(from[i]);
+    }
+    floatX* to = (floatX*)zero_update_parameters(&model->zero) + (zero->stage < 3 ? piece.full : piece.owned);
+    upload(model, to, narrow, piece.count * sizeof(floatX));
+    free(narrow);
+}
+
+// After all groups: sets all parameters that this process keeps.
+static void upload_end(GPT2* model) {
+    if (model->master) {
         params_from_master((floatX*)zero_update_parameters(&model->zero), model->master, &model->adamw,
                            &model->gpu);
-    } else {
-        floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-        const float* from = zero->stage < 3 ? values : own;
-        const size_t count = zero->stage < 3 ? model->elements : owned;
-        for (size_t i = 0; i < count; i++) {
-            narrow[i] = from_float<floatX>(from[i]);
-        }
-        upload(model, zero_update_parameters(&model->zero), narrow, count * sizeof(floatX));
-        free(narrow);
     }
     zero_gather_parameters(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    free(own);
 }
 
-// Copies from the GPU, or from what is offloaded, to the host, and waits.
-static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-}
-
-// Copies the weights that are saved, master weights if there are any, to the host: to `full`, laid out by the parameter
-// rows, of rank 0. Collective.
-static void download_weights(GPT2* model, void* full) {
+// Copies the weights that are saved, master weights if there are any, to the host: of the groups first ... end - 1 to
+// `groups`, laid out by the parameter rows; of none if first = end. Collective.
+static void download_weights(GPT2* model, void* groups, int first, int end) {
+    const ZeroPlan* zero = &model->zero.plan;
+    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     offload_wait(&model->offload);
     if (model->master) {
-        zero_collect(&model->zero, full, model->master, DTYPE_FP32);
+        zero_collect(&model->zero, groups, first, end, model->master, DTYPE_FP32);
     } else if (model->zero.params_shard) {
-        zero_collect(&model->zero, full, model->zero.params_shard, DTYPE_OF(floatX));
-    } else if (full) {
-        download(model, full, model->params_memory, model->parameter_bytes);
+        zero_collect(&model->zero, groups, first, end, model->zero.params_shard, DTYPE_OF(floatX));
+    } else {
+        download(model, groups, (floatX*)model->params_memory + begin, count * sizeof(floatX));
     }
 }
 
 // The parameters as fp32 on the host of rank 0, laid out by the parameter rows. The caller frees them. NULL in other
 // processes.
 static float* gpt2_download(GPT2* model) {
-    float* values = NULL;
-    if (model->comm->rank == 0) {
-        values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
+    const int groups = model->comm->rank == 0 ? model->zero.plan.groups : 0;
+    if (!groups) {
+        download_weights(model, NULL, 0, 0);
+        return NULL;
     }
+    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
     if (model->master) {
-        download_weights(model, values);
+        download_weights(model, values, 0, groups);
         return values;
     }
     floatX* narrow = (floatX*)check_alloc(model->elements, sizeof(floatX), "copy of the parameters");
-    download_weights(model, values ? narrow : NULL);
-    for (size_t i = 0; values && i < model->elements; i++) {
+    download_weights(model, narrow, 0, groups);
+    for (size_t i = 0; i < model->elements; i++) {
         values[i] = to_float(narrow[i]);
     }
     free(narrow);
     return values;
 }
 
-// From the file, or random.
+// From the file, or random; a group at a time.
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
+    const ZeroPlan* zero = &model->zero.plan;
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
-    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
-    setup_weights(values, model->cfg, rows, path, seed);
-    gpt2_upload(model, values);
+    Weights weights;
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
+    float* group = (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters");
+    weights_open(&weights, model->cfg, path, seed);
+    for (int g = 0; g < zero->groups; g++) {
+        memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
+        weights_read(&weights, rows, g, group);
+        upload_group(model, g, group);
+    }
+    weights_close(&weights);
+    free(group);
+    upload_end(model);
+}
+
+// Sets the optimizer's state of this process, a group at a time.
+static void read_state(GPT2* model, const char* path, const SavedState* saved) {
+    const ZeroPlan* zero = &model->zero.plan;
+    CheckpointParts parts;
+    float* values =
+        (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of the optimizer's state");
+    checkpoint_parts_open(&parts, saved, path, model->cfg, zero);
+    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
+        float* state = (float*)((char*)model->state_memory + model->state_rows[s].offset_bytes);
+        for (int g = 0; g < zero->groups; g++) {
+            const ZeroPiece piece = zero_piece(zero, g);
+            memset(values, 0, piece.count * sizeof(float));
+            checkpoint_parts_read(&parts, s, g, values);
+            upload(model, state + piece.owned, values, piece.count * sizeof(float));
+        }
+    }
+    checkpoint_parts_close(&parts);
     free(values);
 }
 
 // Sets weights and optimizer state from a checkpoint.
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
-    float* values = (float*)check_alloc(model->elements, sizeof(float), "copy of the parameters");
-    void* state = check_alloc(model->state_bytes, 1, "copy of the optimizer state");
     char error[ERROR_BYTES];
-    checkpoint_read(saved, path, model->cfg, rows, values, &model->zero.plan, state);
+    gpt2_first_weights(model, path, 0);
+    read_state(model, path, saved);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
         printf("note: %s; timing the matrix products again\n", error);
     }
-    gpt2_upload(model, values);
-    upload(model, model->state_memory, state, model->state_bytes);
-    free(state);
-    free(values);
 }
 
 // At the first save: memory for its copy; pinned, so that the copy has the speed of the bus, or pageable if the
@@ -845,16 +1114,22 @@ static void open_save_copy(GPT2* model, size_t bytes) {
     }
 }
 
-// Copies what this process saves to the host: the optimizer's state; the weights to that of rank 0.
+// Copies what this process saves to the host: its part of the optimizer's state, and its files' groups of the weights.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     const size_t bytes = copy->params_bytes + copy->optimizer_bytes;
     if (!model->save_copy && bytes > 0) {
         open_save_copy(model, bytes);
     }
     checkpoint_copy_at(copy, model->save_copy);
-    download_weights(model, copy->params_bytes > 0 ? copy->params : NULL);
+    download_weights(model, copy->params, copy->model.groups.first, copy->model.groups.end);
     download(model, copy->optimizer, model->state_memory, copy->optimizer_bytes);
     return 1;
+}
+
+static uint64_t gpt2_checksum(GPT2* model) {
+    const size_t bytes = zero_replicated_elements(&model->zero.plan) * sizeof(floatX);
+    checksum_words(&model->result->checksum, model->params_memory, bytes / sizeof(uint64_t), &model->gpu);
+    return gpt2_read_result(model, 0)->checksum;
 }
 
 // The algorithms of the products, so that a resumed run has the same ones.
@@ -866,7 +1141,7 @@ static void save_products(const void* model, const char* directory) {
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
     if (options->export_llmc[0] || options->export_gguf[0]) {
         TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->comm->size);
+        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.plan.size);
         float* values = gpt2_download(model);
         if (values) {
             setup_export(model->cfg, rows, values, options, data);
@@ -952,8 +1227,9 @@ static void choose_device(Options* options, const Comm* comm) {
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
     choose_device(o, comm);
     choose_memory(cfg, o);
+    TensorRow text[GPT2_ACTIVATION_ROWS];
     gpt2_parameter_rows(plan->parameters, cfg);
-    planned_activations(plan->activations, cfg, o);
+    planned_activations(plan->activations, text, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
@@ -983,6 +1259,10 @@ static void report_gpu(GPT2* model, const Options* options, int64_t step) {
     }
 }
 
+static void read_sensors(const GPT2* model, double* power_w, double* clock_mhz) {
+    nvml_sensors(&model->nvml, power_w, clock_mhz);
+}
+
 // Only fp16 needs a loss scale.
 static LossScale first_loss_scale(void) {
     return DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
@@ -1005,13 +1285,17 @@ static const Trainer trainer = {
     gpt2_gradients,             // gradients
     gpt2_update,                // update
     report_gpu,                 // report
+    read_sensors,               // sensors
     NULL,                       // validates_first
     gpt2_evaluate,              // evaluate
-    gpt2_next_logits,           // next_logits
+    gpt2_token_losses,          // token_losses
+    gpt2_read_text,             // read_text
+    gpt2_next_tokens,           // next_tokens
     gpt2_first_weights,         // first_weights
     gpt2_read_checkpoint,       // read_checkpoint
     saved_dtype,                // saved_dtype
     gpt2_copy_out,              // copy_out
+    gpt2_checksum,              // checksum
     save_products,              // save_extra
 };
 

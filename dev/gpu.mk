@@ -89,5 +89,7 @@ build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/cpu_trainer.c
 sim-$(1): $(GPU_MODULES:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP16 FP32))
 endef
 $(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULES,$(mode))))
+build/sim/bench_group: dev/bench/bench_group.cu build/sim/plain.done
+	dev/cusim/build.sh $< plain $@
 build/sim/%/train_gpt2cu: build/sim/plain.done
 	CUSIM_FLAGS=-DPRECISION_$* dev/cusim/build.sh train_gpt2.cu plain $@

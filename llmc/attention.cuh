@@ -34,9 +34,13 @@ documents to 32, 64 or 128. If a row of a head is not a multiple of 16 bytes, it
 
 With USE_CUDNN, attention_cudnn.cuh replaces these kernels where it can.
 
+Generation has a kernel of its own for one query of each text, a block for each head. Positions are read on the GPU, so
+that a step can be one CUDA graph.
+
 defines: AttentionGpu, AttentionFlash, attention_gpu_open, attention_gpu_close, attention_note,
          attention_planned_bytes, attention_forward, attention_backward, attention_forward_bytes,
-         attention_backward_bytes
+         attention_backward_bytes, AttentionCacheGpu, attention_cache_store, attention_cached,
+         attention_cache_store_kernel, attention_cached_kernel
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -65,7 +69,7 @@ typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS } AttentionMask_;
 // Arguments of all kernels. A block's tile is its index modulo `tiles`, its head the quotient: blocks that
 // run at the same time share keys and values in the L2 cache.
 typedef struct {
-    int T, first, C, NH, HS, tiles;
+    int T, C, NH, HS, tiles;
     int packs; // rows of heads can be read and written 16 bytes at a time
 } AttentionSize_;
 
@@ -611,10 +615,10 @@ __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], Attent
 }
 
 // A block owns ROWS queries of one head. The last queries go first, because they see the most keys.
-// grid   heads * ceil((T - first) / ROWS)      block   128      shared   q, and 2 x (k, v)
+// grid   heads * ceil(T / ROWS)      block   128      shared   q, and 2 x (k, v)
 // moves  B*T*3C in, B*T*C out, B*NH*T fp32 out. Tiles of a head are read again from L2.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
-// order  fixed; the order of a row does not depend on `first`
+// order  fixed
 // needs  HS <= W
 // Spills 36 and 28 bytes on sm_120 at W = 80 and 128: tile sizes are chosen for sm_80 and sm_90a, where nothing
 // spills.
@@ -630,7 +634,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
     const size_t stride = 3 * (size_t)size.C;
     const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C;
-    const int t0 = size.first + (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS;
+    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS;
     const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine, keys = min(t0 + ROWS, size.T);
     const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
     const float scale = ATTENTION_LOG2_E / sqrtf((float)size.HS);
@@ -988,10 +992,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 // ---------------------------------------------------------------------------------------------------------------------
 // Launchers
 
-static inline AttentionSize_ attention_size_(int T, int first, int C, int NH) {
+static inline AttentionSize_ attention_size_(int T, int C, int NH) {
     AttentionSize_ size = {};
     size.T = T;
-    size.first = first;
     size.C = C;
     size.NH = NH;
     size.HS = C / NH;
@@ -1025,7 +1028,7 @@ constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 
 
 // The number of blocks, one for each tile of `rows` rows of each of the `heads` heads. Sets size->tiles.
 static inline unsigned attention_grid_(AttentionSize_* size, size_t heads, int rows) {
-    size->tiles = ceil_div(size->T - size->first, rows);
+    size->tiles = ceil_div(size->T, rows);
     CHECK(heads * size->tiles <= INT_MAX, "attention: %zu heads of %d tiles do not fit into a grid", heads,
           size->tiles);
     return (unsigned)(heads * size->tiles);
@@ -1047,13 +1050,10 @@ static inline void attention_forward_(X* out, float* lse, const X* qkv, const in
 }
 
 template <class X>
-static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts, int B, int T,
-                                     int first, int C, int NH, const AttentionFlash*, const Gpu* gpu) {
-    assert(C % NH == 0 && first >= 0);
-    if (first >= T) {
-        return;
-    }
-    AttentionSize_ size = attention_size_(T, first, C, NH);
+static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts, int B, int T, int C,
+                                     int NH, const AttentionFlash*, const Gpu* gpu) {
+    assert(C % NH == 0);
+    AttentionSize_ size = attention_size_(T, C, NH);
     size.packs = attention_packs_<X>(size.HS, out, qkv, NULL, NULL);
     ATTENTION_DISPATCH_(size.HS,
                         const auto pass =
@@ -1088,7 +1088,7 @@ static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, co
     int tiles = 0;
     assert(C % NH == 0 && heads * attention_padded_(T) <= scratch->capacity &&
            attention_sums_(B, T, C) <= scratch->sums_capacity);
-    AttentionSize_ size = attention_size_(T, 0, C, NH);
+    AttentionSize_ size = attention_size_(T, C, NH);
     size.packs = attention_packs_(size.HS, dqkv, dout, qkv, out);
     ATTENTION_DISPATCH_(
         size.HS,
@@ -1117,6 +1117,116 @@ static inline double attention_forward_bytes(double B, double T, double C, doubl
 }
 static inline double attention_backward_bytes(double B, double T, double C, double NH, double element_bytes) {
     return B * T * (12 * C * element_bytes + (4 + 2 * 8) * NH);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Generation
+
+enum { ATTENTION_CACHED_THREADS = 128, ATTENTION_CACHED_WIDEST = 128 };
+
+// As AttentionCache (attention.h), of X.
+template <class X> struct AttentionCacheGpu {
+    X* data; // (B, 2, NH, maxT, HS)
+    int maxT, C, NH;
+};
+
+// The keys of a head of text b; its values are C*maxT elements behind them.
+template <class X>
+__device__ inline X* attention_cache_head_(const AttentionCacheGpu<X>& cache, int b, int h) {
+    return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
+}
+
+// A thread stores an element. Row r is token positions[r] of text r or, without positions, token r of text `text`.
+// grid   ceil(rows * 2C / 256)      block   256      shared   none
+// moves  rows*2C in and out. Bound by launching.
+// order  fixed: no sums.
+template <class X>
+__global__ void attention_cache_store_kernel(AttentionCacheGpu<X> cache, const X* qkv, const int* positions,
+                                             int text, int rows) {
+    const int C = cache.C, HS = C / cache.NH;
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int r = (int)(i / (2 * C)), c = (int)(i % (2 * C)), h = c % C / HS;
+    if (r < rows) {
+        X* keys = attention_cache_head_(cache, positions ? r : text, h);
+        X* to = keys + (c < C ? 0 : (size_t)C * cache.maxT) + (size_t)(positions ? positions[r] : r) * HS;
+        to[c % HS] = qkv[(size_t)r * 3 * C + C + c];
+    }
+}
+
+template <class X>
+static inline void attention_cache_store(AttentionCacheGpu<X> cache, const X* qkv, const int* positions,
+                                         int text, int rows, const Gpu* gpu) {
+    const size_t elements = (size_t)rows * 2 * cache.C;
+    launch(attention_cache_store_kernel<X>, (unsigned)ceil_div(elements, (size_t)256), 256, 0, gpu, cache,
+           qkv, positions, text, rows);
+}
+
+// q . k of HS elements, q being fp32.
+template <class X> __device__ inline float attention_cached_dot_(const float* q, const X* k, int HS) {
+    constexpr int SIZE = Pack<X>::SIZE;
+    float sum = 0.0f, x[SIZE];
+    if (HS % SIZE == 0) { // so each key starts at a multiple of 16 bytes, as the cache does
+        for (int d = 0; d < HS; d += SIZE) {
+            unpack(x, load_pack(k + d));
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) {
+                sum += q[d + i] * x[i];
+            }
+        }
+        return sum;
+    }
+    for (int d = 0; d < HS; d++) {
+        sum += q[d] * to_float(k[d]);
+    }
+    return sum;
+}
+
+// A block computes one head of row r, the query of token positions[r] of text r. For a tile of keys, one of each thread,
+// it finds the scores; then thread d adds up column d of the values.
+// grid   rows * NH      block   128      shared   1 KiB
+// moves  the keys and values of each text up to its position. Bound by memory, if there are texts enough to fill the GPU.
+// order  fixed, and the same for any number of texts
+// needs  HS <= 128
+template <class X>
+__global__ void attention_cached_kernel(X* out, const X* qkv, const int* positions,
+                                        AttentionCacheGpu<X> cache) {
+    SMEM_ARRAY(float, q, [ATTENTION_CACHED_WIDEST]);
+    SMEM_ARRAY(float, p, [ATTENTION_CACHED_THREADS]);
+    const int r = blockIdx.x / cache.NH, h = blockIdx.x % cache.NH, HS = cache.C / cache.NH;
+    const int keys = positions[r] + 1, tid = threadIdx.x;
+    const X *k = attention_cache_head_(cache, r, h), *v = k + (size_t)cache.C * cache.maxT;
+    float max = -INFINITY, sum = 0.0f, acc = 0.0f;
+    if (tid < HS) {
+        q[tid] =
+            to_float(qkv[(size_t)r * 3 * cache.C + h * HS + tid]) * (ATTENTION_LOG2_E / sqrtf((float)HS));
+    }
+    __syncthreads();
+    for (int u0 = 0; u0 < keys; u0 += ATTENTION_CACHED_THREADS) {
+        const int count = min(keys - u0, (int)ATTENTION_CACHED_THREADS);
+        const float s = tid < count ? attention_cached_dot_(q, k + (size_t)(u0 + tid) * HS, HS) : -INFINITY;
+        const float before = max;
+        max = fmaxf(max, block_max(s));
+        const float weight = exp2f(s - max), rescale = exp2f(before - max); // of what is not there: 0
+        p[tid] = weight;
+        sum = sum * rescale + block_sum(weight); // which also makes p visible
+        acc *= rescale;
+        for (int i = 0; i < count && tid < HS; i++) {
+            acc += p[i] * to_float(v[(size_t)(u0 + i) * HS + tid]);
+        }
+        __syncthreads();
+    }
+    if (tid < HS) {
+        out[(size_t)r * cache.C + h * HS + tid] = from_float<X>(acc / sum);
+    }
+}
+
+template <class X>
+static inline void attention_cached(X* out, const X* qkv, const int* positions, int rows,
+                                    AttentionCacheGpu<X> cache, const Gpu* gpu) {
+    CHECK(cache.C / cache.NH <= ATTENTION_CACHED_WIDEST, "attention: heads of size %d, wanted at most %d",
+          cache.C / cache.NH, (int)ATTENTION_CACHED_WIDEST);
+    launch(attention_cached_kernel<X>, (unsigned)(rows * cache.NH), ATTENTION_CACHED_THREADS, 0, gpu, out,
+           qkv, positions, cache);
 }
 
 #endif

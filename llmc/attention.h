@@ -17,15 +17,21 @@ attention.h -- causal multi-head self-attention: the contract, and the CPU versi
                                       NULL: the row is one document
     lse           (B, NH, T)          fp32, kept for the backward pass
 
-Both passes set their outputs. The forward pass computes the tokens `first` <= t < T only (generation reuses
-the earlier rows of qkv as its key-value cache).
+Both passes set their outputs.
 
 As in flash attention (Dao et al., 2022), probabilities exist only for ATTENTION_ROWS queries of one head at a
 time and are computed again, from lse, in the backward pass. Earlier documents than those of the first of
 these queries are skipped. A thread takes a whole head; all products are tiles of matmul.h.
 
+Generation keeps the keys and values of each text, and then computes one token of each at a time:
+
+    cache         (B, 2, NH, maxT, HS)   keys, then values, of B texts of up to maxT tokens
+
+attention_cache_store sets those of some tokens of one text from rows of qkv; attention_cached sets out (R, C) for
+the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, whose keys and values are stored.
+
 defines: AttentionSizes, AttentionScratch, attention_open, attention_close, attention_forward_cpu,
-         attention_backward_cpu, attention_flops
+         attention_backward_cpu, attention_flops, AttentionCache, attention_cache_store_cpu, attention_cached_cpu
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -48,7 +54,6 @@ static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && MATMUL_BLOCK_K % ATTENTI
 typedef struct {
     int B, T;  // sequences, and their tokens
     int C, NH; // channels, in heads of HS = C/NH
-    int first; // token, for the forward pass
 } AttentionSizes;
 
 // One thread's working memory. Tp is T rounded up to MATMUL_BLOCK_K, HSp is HS rounded up to MATMUL_TILE_COLS.
@@ -300,7 +305,7 @@ static inline void attention_forward_cpu(float* out, float* lse, const float* qk
         const AttentionScratch_* s = head.scratch;
         attention_pack_by_key_(s->k_by_key, head.qkv + C, head.stride, T, HS);
         attention_pack_by_dim_(s->v_by_dim, head.qkv + 2 * C, head.stride, T, head.capacity, HS);
-        for (int t = sizes.first; t < T; t += MATMUL_TILE_ROWS) {
+        for (int t = 0; t < T; t += MATMUL_TILE_ROWS) {
             attention_forward_tile_(&head, t, int_min(MATMUL_TILE_ROWS, T - t));
         }
     }
@@ -372,6 +377,114 @@ static inline void attention_backward_cpu(float* dqkv, const float* dout, const 
         for (int t = 0; t < T; t += ATTENTION_ROWS) {
             attention_backward_block_(&head, t, int_min(ATTENTION_ROWS, T - t));
         }
+    }
+}
+
+// ---- generation ----
+
+// What is cached, and how much room there is.
+typedef struct {
+    float* data; // (B, 2, NH, maxT, HS)
+    int maxT, C, NH;
+} AttentionCache;
+
+// The keys of a head of text b; its values are C*maxT elements behind them.
+static inline float* attention_cache_head_(AttentionCache cache, int b, int h) {
+    return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
+}
+
+// The tokens first ... first+count-1 of text b, which are the rows of qkv (count, 3C).
+static inline void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first,
+                                             int count) {
+    const int C = cache.C, HS = C / cache.NH;
+    for (int h = 0; h < cache.NH; h++) {
+        float* keys = attention_cache_head_(cache, b, h) + (size_t)first * HS;
+        float* values = keys + (size_t)C * cache.maxT;
+        for (int t = 0; t < count; t++) {
+            const float* row = qkv + (size_t)t * 3 * C + (size_t)h * HS;
+            memcpy(keys + (size_t)t * HS, row + C, (size_t)HS * sizeof(float));
+            memcpy(values + (size_t)t * HS, row + 2 * C, (size_t)HS * sizeof(float));
+        }
+    }
+}
+
+// scores[u ... u+LANES-1] = scale q . k of LANES keys; from `last` on that of the last key.
+static inline void attention_cached_scores_(float* scores, const float* q, const float* keys, int u, int last,
+                                            int HS, float scale) {
+    Vec sum[LANES];
+    float rest[LANES] = {0}; // of the dimensions that fill no vector
+    for (int i = 0; i < LANES; i++) {
+        const float* k = keys + (size_t)int_min(u + i, last) * HS;
+        int d = 0;
+        sum[i] = vec_all(0.0f);
+        for (; d + LANES <= HS; d += LANES) {
+            sum[i] += vec_load(q + d) * vec_load(k + d);
+        }
+        for (; d < HS; d++) {
+            rest[i] += q[d] * k[d];
+        }
+    }
+    vec_transpose(sum);
+    Vec total = vec_load(rest);
+    for (int i = 0; i < LANES; i++) {
+        total += sum[i];
+    }
+    vec_store(scores + u, total * scale);
+}
+
+// Scores become exp(score - max), and 0 from `keys` on, up to the end of a vector. Returns their sum.
+static inline float attention_cached_softmax_(float* scores, int keys) {
+    Vec max = vec_all(-INFINITY), sum = vec_all(0.0f);
+    for (int u = 0; u < keys; u += LANES) {
+        max = vec_max(vec_load(scores + u), max); // those behind the last key are copies of its score
+    }
+    const float shift = vec_hmax(max);
+    for (int u = 0; u < keys; u += LANES) {
+        const Vec p = vec_select(vec_first(keys - u), vec_exp(vec_load(scores + u) - shift), vec_all(0.0f));
+        vec_store(scores + u, p);
+        sum += p;
+    }
+    return vec_hsum(sum);
+}
+
+// out (HS) = weights (keys) . values (keys, HS) / sum
+static inline void attention_cached_mix_(float* out, const float* weights, const float* values, int keys,
+                                         int HS, float sum) {
+    int d = 0;
+    for (; d + 2 * LANES <= HS; d += 2 * LANES) {
+        Vec low = vec_all(0.0f), high = vec_all(0.0f);
+        for (int u = 0; u < keys; u++) {
+            low += weights[u] * vec_load(values + (size_t)u * HS + d);
+            high += weights[u] * vec_load(values + (size_t)u * HS + d + LANES);
+        }
+        vec_store(out + d, low / sum);
+        vec_store(out + d + LANES, high / sum);
+    }
+    for (; d < HS; d++) {
+        float total = 0;
+        for (int u = 0; u < keys; u++) {
+            total += weights[u] * values[(size_t)u * HS + d];
+        }
+        out[d] = total / sum;
+    }
+}
+
+static inline void attention_cached_cpu(float* out, const float* qkv, const int* positions, int rows,
+                                        AttentionCache cache, AttentionScratch* scratch) {
+    const int C = cache.C, NH = cache.NH, HS = C / NH;
+    assert(cache.maxT <= scratch->T && HS == scratch->HS);
+#pragma omp parallel for schedule(static)
+    for (int i = 0; i < rows * NH; i++) {
+        const int r = i / NH, h = i % NH, keys = positions[r] + 1;
+        const float* q = qkv + (size_t)r * 3 * C + (size_t)h * HS;
+        const float* k = attention_cache_head_(cache, r, h);
+        float* scores = scratch->of_thread[thread_index()].p;
+        for (int u = 0; u < keys; u += LANES) {
+            attention_cached_scores_(scores, q, k, u, keys - 1, HS, 1.0f / sqrtf((float)HS));
+        }
+        const float sum = attention_cached_softmax_(scores, keys);
+        attention_cached_mix_(out + (size_t)r * C + (size_t)h * HS, scores, k + (size_t)C * cache.maxT, keys,
+                              HS, sum);
     }
 }
 

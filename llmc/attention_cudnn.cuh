@@ -2,8 +2,8 @@
 attention_cudnn.cuh -- the attention of attention.cuh done by cuDNN, for bf16 and fp16: `make USE_CUDNN=1`.
 
 The same functions, for AttentionCudnn. Its plans are made when it is opened, for B sequences of exactly T
-tokens, and its workspace allocated. All else goes to the kernels of attention.cuh: other shapes, generation
-(first > 0), documents (starts), fp32, and what cuDNN refuses; attention_note says which it is.
+tokens, and its workspace allocated. All else goes to the kernels of attention.cuh: other shapes, generation,
+documents (starts), fp32, and what cuDNN refuses; attention_note says which it is.
 
 Queries, keys and values are read in place, as (B, NH, T, HS) with the strides of qkv (B, T, 3, NH, HS).
 cuDNN's statistics are our lse, natural logarithms in the same layout (B, NH, T), so each pass can follow
@@ -216,10 +216,10 @@ static inline void attention_cudnn_run_(const AttentionCudnn* a, const CudnnGrap
 }
 
 template <class X>
-static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts, int B, int T,
-                                     int first, int C, int NH, const AttentionCudnn* a, const Gpu* gpu) {
-    if (first > 0 || starts || !attention_cudnn_takes_<X>(a, B, T, C, NH)) {
-        attention_forward(out, lse, qkv, starts, B, T, first, C, NH, &a->flash, gpu);
+static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts, int B, int T, int C,
+                                     int NH, const AttentionCudnn* a, const Gpu* gpu) {
+    if (starts || !attention_cudnn_takes_<X>(a, B, T, C, NH)) {
+        attention_forward(out, lse, qkv, starts, B, T, C, NH, &a->flash, gpu);
         return;
     }
     X* q = const_cast<X*>(qkv); // cuDNN's list of tensors has no const

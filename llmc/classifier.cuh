@@ -13,8 +13,8 @@ than that.
 
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 
-defines: classifier_loss, classifier_backward, classifier_loss_bytes, classifier_backward_bytes,
-         classifier_loss_kernel, classifier_backward_kernel
+defines: classifier_loss, classifier_top, classifier_backward, classifier_loss_bytes, classifier_backward_bytes,
+         classifier_loss_kernel, classifier_top_kernel, classifier_backward_kernel
 */
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH
@@ -187,6 +187,27 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     }
 }
 
+// A block per row; a thread stops at the first logit that beats the target's.
+// grid   N      block   up to 1024      shared   none
+// moves  N*V in, N int32 out. Bound by memory.
+// order  fixed
+template <class T>
+__global__ void __launch_bounds__(CLASSIFIER_THREADS)
+    classifier_top_kernel(int* is_top, const T* logits, const int* target, int V, int Vp) {
+    const T* row = logits + (size_t)blockIdx.x * Vp;
+    const int hit = target[blockIdx.x];
+    int is_beaten = hit == NO_TARGET;
+    const float target_logit = is_beaten ? 0.0f : to_float(row[hit]);
+    for (int v = threadIdx.x; v < V && !is_beaten; v += blockDim.x) {
+        const float logit = to_float(row[v]); // NaN beats
+        is_beaten = !(logit < target_logit || (logit == target_logit && v >= hit));
+    }
+    const int is_any_beaten = __syncthreads_or(is_beaten);
+    if (threadIdx.x == 0) {
+        is_top[blockIdx.x] = !is_any_beaten;
+    }
+}
+
 // A block per row: one pass for the sum, one that writes the gradient. Then the thread that wrote the
 // target's element corrects it. The target's logit is read first, before it is overwritten.
 //
@@ -234,6 +255,12 @@ static inline void classifier_loss(float* loss, const T* logits, const int* targ
     const int width = classifier_width_(logits, Vp);
     launch(width == 1 ? classifier_loss_kernel<T, 1> : classifier_loss_kernel<T, Pack<T>::SIZE>, N,
            classifier_threads_(Vp / width), 0, gpu, loss, logits, target, V, Vp);
+}
+
+template <class T>
+static inline void classifier_top(int* is_top, const T* logits, const int* target, int N, int V, int Vp,
+                                  const Gpu* gpu) {
+    launch(classifier_top_kernel<T>, N, classifier_threads_(Vp), 0, gpu, is_top, logits, target, V, Vp);
 }
 
 template <class T>

@@ -7,16 +7,18 @@ classifier.h -- softmax, cross-entropy and their gradient in one place: the cont
     logits     (N, Vp)   columns past V are padding: never probability, never gradient
     target     (N)       int32, each below V, or NO_TARGET
     loss       (N)       fp32, in nats
+    is_top     (N)       int32, whether the target has the largest logit; of equal ones the first counts. 0 without a
+                         target
 
 classifier_backward sets loss and turns the logits into their gradient in place; probabilities are stored
-nowhere else. classifier_loss only sets loss (validation must not write gradients). `scale` is 1 / (tokens of
+nowhere else. classifier_loss only sets loss (validation must not write gradients), classifier_top is_top. `scale` is 1 / (tokens of
 the whole update).
 
 A row whose target is NO_TARGET, a padded position, does not count: its loss is 0 and so is its gradient,
 whatever the logits are, NaN too. What is computed with `scale` = 1 / (all tokens) is the loss of the counted
 ones times counted / all; targets_factor undoes that.
 
-defines: NO_TARGET, targets_count, targets_factor, classifier_backward_cpu, classifier_loss_cpu
+defines: NO_TARGET, targets_count, targets_factor, classifier_backward_cpu, classifier_loss_cpu, classifier_top_cpu
 */
 #ifndef LLMC_CLASSIFIER_H
 #define LLMC_CLASSIFIER_H
@@ -89,6 +91,20 @@ static inline void classifier_loss_cpu(float* loss, const float* logits, const i
         }
         const float max = classifier_max_(row, V);
         loss[n] = logf(classifier_exp_sum_(NULL, row, max, V)) + (max - row[target[n]]);
+    }
+}
+
+static inline void classifier_top_cpu(int* is_top, const float* logits, const int* target, int N, int V,
+                                      int Vp) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const float* row = logits + (size_t)n * Vp;
+        const int hit = target[n];
+        int is_first = hit != NO_TARGET;
+        for (int v = 0; v < V && is_first; v++) { // false for NaN
+            is_first = row[v] < row[hit] || (row[v] == row[hit] && v >= hit);
+        }
+        is_top[n] = is_first;
     }
 }
 

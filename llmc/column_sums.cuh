@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(32 * COLUMN_SUMS_WARPS)
 
 // The sums over the groups, of up to three vectors beside each other: blocks with blockIdx.y = i make number
 // i, from column i C on. Lane x of every warp has column x; warp y takes groups y, y + 32, ..., then the
-// first warp adds up what the 32 found, in order.
-// grid   ceil(C / 32), vectors      block   (32, 32)      shared   32 x 32 floats
+// first warp adds up what all found, in order.
+// grid   ceil(C / 32), vectors      block   (32, min(groups, 32))      shared   32 x 32 floats
 // moves  C in and out for each vector, C in for each of its groups, mostly from L2. Bound by latency.
 // order  fixed.
 template <class G, class P>
@@ -105,7 +105,8 @@ __global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P
     of_slice[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y == 0 && c < C) {
-        for (int y = 1; y < COLUMN_SUMS_SLICES; y++) {
+#pragma unroll 8
+        for (int y = 1; y < (int)blockDim.y; y++) {
             sum += of_slice[y][threadIdx.x];
         }
         to[c] = from_float<G>(mode == GRADIENT_ADD ? to_float(to[c]) + sum : sum);
@@ -118,13 +119,14 @@ __global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P
 template <class T, class P>
 static inline void column_sums_finish(const Gradient* to, int count, const P* partial, int groups, int stride,
                                       int C, GradientMode mode, const Gpu* gpu) {
+    const int slices = groups < COLUMN_SUMS_SLICES ? groups : COLUMN_SUMS_SLICES;
     const Gradient second = to[count > 1 ? 1 : 0], third = to[count > 2 ? 2 : 0];
     assert(second.dtype == to->dtype && third.dtype == to->dtype && count * C <= stride);
     GRADIENT_DISPATCH(*to, T,
                       launch(column_sums_finish_kernel<G, P>,
-                             dim3((unsigned)ceil_div(C, 32), (unsigned)count), dim3(32, COLUMN_SUMS_SLICES),
-                             0, gpu, (G*)to->data, (G*)second.data, (G*)third.data, partial, groups, stride,
-                             C, mode));
+                             dim3((unsigned)ceil_div(C, 32), (unsigned)count), dim3(32, (unsigned)slices), 0,
+                             gpu, (G*)to->data, (G*)second.data, (G*)third.data, partial, groups, stride, C,
+                             mode));
 }
 
 // partial has room for column_sums_groups(N, C) * C floats.

@@ -1,20 +1,23 @@
 /*
-comm.h -- who the processes of a run are, and one end for all. Their messages are in comm_mpi.h.
+comm.h -- who the processes of a run are, small messages between them, and one end for all.
 
 Everything but comm_expect, comm_progress, comm_alive and comm_fail is collective: all ranks call it, in the same
-order. With one process everything returns at once: no MPI, no thread, no socket.
+order. With one process everything returns at once: no MPI, no thread, no socket. Messages go by MPI where it has
+started the processes (comm_mpi.h), else by TCP (comm_tcp.h).
 
 An error in any rank ends all of them: from comm_expect on, CHECK and die_usage end in comm_fail. A rank that waits
 longer than it should is ended by its watchdog, a thread that only looks at what comm_progress stored.
 
 Only rank 0 prints: stdout of the others is /dev/null after comm_open. stderr stays.
 
-defines: Comm, CommPlace, CommPhase, comm_expect, comm_open, comm_close, comm_agree, comm_progress, comm_alive,
-         comm_fail
+defines: Comm, CommPlace, CommMeeting, CommPhase, comm_expect, comm_open, comm_close, comm_barrier, comm_broadcast,
+         comm_all_gather, comm_any, comm_agree, comm_progress, comm_alive, comm_fail, CommEnded, CommEngine,
+         comm_set_engine
 */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H
 
+#include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,12 +30,22 @@ typedef struct {
     int rank, size, local_rank, local_size;
 } CommPlace;
 
+// Where rank 0 waits for the others. Neither host nor file: MPI joins them.
+typedef struct {
+    char host[256]; // as the others reach it, and
+    int port;
+    char file[PATH_MAX]; // in which rank 0 writes where it waits, on a file system that all see
+    char job[96]; // what the launcher calls the job; processes of another one are refused. "": it has no name
+} CommMeeting;
+
+typedef struct CommEngine CommEngine;
+
 typedef struct {
     int rank, size, local_rank, local_size, node, nodes;
-    char host[64];    // this process's machine
-    char library[64]; // "Open MPI 4.1.4"; empty with one process
-    void* state;      // private, like the next; NULL with one process
-    void* communicator;
+    char host[64];            // this process's machine
+    char library[64];         // "Open MPI 4.1.4"; empty with one process
+    const CommEngine* engine; // private, like the next; NULL with one process
+    void *state, *communicator;
 } Comm;
 
 // What a rank is doing: it decides how long a rank may do that without progress. `timeout` or 5 times the longest
@@ -55,14 +68,30 @@ typedef enum {
 void comm_expect(Comm* c, CommPlace place);
 
 // Joins the others, and starts the watchdog.
-void comm_open(Comm* c, CommPlace place, double timeout_s);
+void comm_open(Comm* c, CommPlace place, const CommMeeting* meeting, double timeout_s);
 
 // Waits for all. After it, the program ends as one process does; without it, exit() ends all ranks.
 void comm_close(Comm* c);
 
+// ---- messages ----
+
+// Returns when all ranks have called it.
+void comm_barrier(Comm* c);
+
+// All ranks get rank 0's data.
+void comm_broadcast(Comm* c, void* data, size_t bytes);
+
+// all (size, bytes), mine (bytes). They do not overlap.
+void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes);
+
+// The bits that any rank has set in `mine`.
+int comm_any(Comm* c, int mine);
+
 // Ends all ranks unless they have the same hash: "the ranks disagree about `what`: `words` of rank 0 on ranks 0 2 3,
 // ...". Words longer than 95 bytes are cut; "": not printed.
 void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words);
+
+// ---- the watchdog and the end ----
 
 // For the watchdog: this rank is at something else than before. Cheap. `what` is a constant, "reduce of block 7".
 void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what);
@@ -73,13 +102,34 @@ void comm_alive(Comm* c);
 // Ends all ranks with this status. The message, whole lines, is printed once, with the rank. In any thread.
 __attribute__((noreturn)) void comm_fail(Comm* c, int status, const char* message);
 
+// ---- for comm_mpi.h and comm_tcp.h ----
+
+// A rank that has ended; status -1: without a word.
+typedef struct {
+    int rank, status, pid;
+    char host[64];
+} CommEnded;
+
+// What carries the messages of more than one process.
+struct CommEngine {
+    void (*broadcast)(Comm* c, void* data, size_t bytes);
+    void (*all_gather)(Comm* c, void* all, const void* mine, size_t bytes);
+    int (*any)(Comm* c, int mine);
+    int (*ended)(const Comm* c, CommEnded* who); // whether another rank has ended; in the watchdog. NULL: the
+                                                 // launcher sees to that
+    void (*abort)(const Comm* c, int status);    // tells all others to end; in any thread
+    void (*close)(Comm* c);                      // after a barrier
+};
+
+// The last thing that joining does.
+void comm_set_engine(Comm* c, const CommEngine* engine);
+
 #ifdef __cplusplus
 }
 #endif
 
 #ifdef COMM_IMPLEMENTATION
 
-#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -91,8 +141,10 @@ __attribute__((noreturn)) void comm_fail(Comm* c, int status, const char* messag
 #include "llmc/base/check.h"
 #include "llmc/base/int.h"
 #include "llmc/comm_mpi.h"
+#include "llmc/comm_tcp.h"
 
 enum {
+    COMM_PATIENCE_ = 10, // in the setup and the like, times the usual limit
     COMM_HOLD_S_ = 2,    // a rank above 0 waits as long before it tells its error: rank 0 may have the same
     COMM_END_S_ = 5,     // what exit() may take before the watchdog ends the process
     COMM_TICK_MS_ = 250, // between two looks of the watchdog
@@ -111,6 +163,8 @@ typedef struct {
 typedef struct {
     pid_t pid; // a forked child that calls exit() ends nobody
     int failing, status;
+    int has_told; // its error
+    int closing;  // the others may end, too
     CommNow_ now;
     double timeout_s;
     int watch_end; // closed: the watchdog returns
@@ -122,6 +176,13 @@ static inline CommState_* comm_state_(const Comm* c) { return (CommState_*)c->st
 
 #define COMM_STORE_(to, value) __atomic_store_n(&(to), value, __ATOMIC_RELAXED)
 #define COMM_LOAD_(from) __atomic_load_n(&(from), __ATOMIC_RELAXED)
+
+// NULL: not joined yet. All that the engine needs is there when it is.
+static const CommEngine* comm_engine_(const Comm* c) { return __atomic_load_n(&c->engine, __ATOMIC_ACQUIRE); }
+
+void comm_set_engine(Comm* c, const CommEngine* engine) {
+    __atomic_store_n(&c->engine, engine, __ATOMIC_RELEASE);
+}
 
 // ---- the end ----
 
@@ -136,6 +197,15 @@ static void comm_tell_(const char* text) {
     (void)written; // there is nowhere else to say it
 }
 
+// In any thread but the main one, whose exit() does it.
+__attribute__((noreturn)) static void comm_abort_(const Comm* c, int status) {
+    const CommEngine* engine = comm_engine_(c);
+    if (engine) {
+        engine->abort(c, status);
+    }
+    _exit(status);
+}
+
 // exit() calls this after what was registered since comm_open, which may be the removal of temporary files, and
 // before the handlers of MPI, which would wait for the others. MPI_Abort ends all ranks sooner than the exit of one
 // does, and with fewer words of the launcher. Without an error of ours it may be MPI that calls exit().
@@ -144,8 +214,8 @@ static void comm_at_exit_(void) {
     const CommState_* s = c ? comm_state_(c) : NULL;
     if (s && s->pid == getpid()) {
         fflush(NULL);
-        if (s->failing && c->communicator) {
-            comm_mpi_abort(c, s->status);
+        if (s->failing && c->engine) {
+            c->engine->abort(c, s->status);
         }
         _exit(s->failing ? s->status : EXIT_FAILURE);
     }
@@ -170,12 +240,13 @@ __attribute__((noreturn)) static void comm_end_(Comm* c, int status, const char*
     if (text) {
         snprintf(text, room, "%s%s", message, rank);
     }
+    COMM_STORE_(s->has_told, 1);
     comm_tell_(text ? text : message);
     if (check_is_main_thread()) {
         exit(status);
     }
     fflush(NULL);
-    _exit(status);
+    comm_abort_(c, status);
 }
 
 void comm_fail(Comm* c, int status, const char* message) {
@@ -184,7 +255,7 @@ void comm_fail(Comm* c, int status, const char* message) {
         fputs(message, stderr);
         exit(status);
     }
-    if (c->rank > 0 || c->communicator) { // before, rank 0's error is probably everybody's
+    if (c->rank > 0 || comm_engine_(c)) { // before, rank 0's error is probably everybody's
         comm_name_(name, sizeof(name), c);
         snprintf(rank, sizeof(rank), "    on %s\n", name);
     }
@@ -206,7 +277,8 @@ typedef struct {
 // How long this rank may be without progress.
 static double comm_limit_s_(const CommState_* s, const CommWatch_* watch, int phase) {
     const double usual = 5 * watch->longest_s > s->timeout_s ? 5 * watch->longest_s : s->timeout_s;
-    return phase == COMM_SETUP || phase == COMM_SAVE || watch->longest_s == 0 ? 10 * usual : usual;
+    return phase == COMM_SETUP || phase == COMM_SAVE || watch->longest_s == 0 ? COMM_PATIENCE_ * usual
+                                                                              : usual;
 }
 
 // One look. Time is counted in looks: a process that was stopped as a whole has not waited.
@@ -225,20 +297,50 @@ static void comm_look_(CommWatch_* watch, const CommState_* s) {
     watch->step_s += phase >= COMM_DATA && phase <= COMM_UPDATE ? tick_s : 0;
 }
 
+// "step 12, reduce of block 7"
+static void comm_where_(char* text, size_t room, const CommState_* s) {
+    const int64_t step = COMM_LOAD_(s->now.step);
+    const char* what = COMM_LOAD_(s->now.what);
+    if (step >= 0) {
+        snprintf(text, room, "step %lld, %s", (long long)step, what);
+    } else {
+        snprintf(text, room, "the setup, %s", what);
+    }
+}
+
 // Leaves the others time to say the same: a rank that says nothing is the one that is stuck.
 __attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s) {
-    const CommState_* s = comm_state_(c);
-    const int64_t step = COMM_LOAD_(s->now.step);
-    char name[128], at[48] = "the setup", text[512];
+    char name[128], where[192], text[512];
     comm_name_(name, sizeof(name), c);
-    if (step >= 0) {
-        snprintf(at, sizeof(at), "step %lld", (long long)step);
-    }
-    snprintf(text, sizeof(text), "error: %s has waited %.0f s in %s, %s\n", name, waited_s, at,
-             COMM_LOAD_(s->now.what));
+    comm_where_(where, sizeof(where), comm_state_(c));
+    snprintf(text, sizeof(text), "error: %s has waited %.0f s in %s\n", name, waited_s, where);
     comm_tell_(text);
     sleep(COMM_HOLD_S_);
-    _exit(EXIT_FAILURE);
+    comm_abort_(c, EXIT_FAILURE);
+}
+
+// Ends as another rank has, which has said why; of one that was killed, who notices it says so.
+__attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnded* who) {
+    char where[192], text[512];
+    if (who->status >= 0) {
+        comm_abort_(c, who->status);
+    }
+    comm_where_(where, sizeof(where), comm_state_(c));
+    snprintf(text, sizeof(text), "error: rank %d of %d (%s, pid %d) has ended; rank %d was in %s\n",
+             who->rank, c->size, who->host, who->pid, c->rank, where);
+    comm_tell_(text);
+    comm_abort_(c, EXIT_FAILURE);
+}
+
+// Looks for ranks that have ended. One that has told its own error ends by itself.
+static void comm_look_for_ends_(const Comm* c) {
+    const CommEngine* engine = comm_engine_(c);
+    const CommState_* s = comm_state_(c);
+    CommEnded who;
+    if (engine && engine->ended && !COMM_LOAD_(s->has_told) && engine->ended(c, &who) &&
+        (who.status >= 0 || !COMM_LOAD_(s->closing))) {
+        comm_follow_(c, &who);
+    }
 }
 
 static void* comm_watch_(void* context) {
@@ -249,9 +351,10 @@ static void* comm_watch_(void* context) {
     double ending_s = 0;
     while (poll(&end, 1, COMM_TICK_MS_) == 0) {
         comm_look_(&watch, s);
+        comm_look_for_ends_(c);
         ending_s += COMM_LOAD_(s->failing) ? COMM_TICK_MS_ / 1e3 : 0;
         if (ending_s > COMM_HOLD_S_ + COMM_END_S_) {
-            _exit(COMM_LOAD_(s->status));
+            comm_abort_(c, COMM_LOAD_(s->status));
         }
         if (watch.waited_s > comm_limit_s_(s, &watch, COMM_LOAD_(s->now.phase)) && !COMM_LOAD_(s->failing)) {
             comm_stuck_(c, watch.waited_s);
@@ -369,14 +472,20 @@ void comm_expect(Comm* c, CommPlace place) {
     }
 }
 
-void comm_open(Comm* c, CommPlace place, double timeout_s) {
+void comm_open(Comm* c, CommPlace place, const CommMeeting* meeting, double timeout_s) {
     free(c->state); // of comm_expect
     comm_expect(c, place);
     if (c->size == 1) {
         return;
     }
     comm_watch_open_(c, timeout_s); // MPI_Init may be what hangs
-    comm_mpi_open(c);
+    if (*meeting->host || *meeting->file) {
+        comm_progress(c, COMM_FIRST, -1, "joining the others"); // which ends in time by itself
+        comm_tcp_open(c, meeting, COMM_PATIENCE_ * timeout_s);
+        comm_progress(c, COMM_SETUP, -1, "joining the others");
+    } else {
+        comm_mpi_open(c);
+    }
     atexit(comm_at_exit_);
     comm_find_nodes_(c, place);
     if (c->rank > 0) {
@@ -387,14 +496,36 @@ void comm_open(Comm* c, CommPlace place, double timeout_s) {
 void comm_close(Comm* c) {
     const CheckEnd alone = {NULL, NULL};
     if (c->state) {
+        COMM_STORE_(comm_state_(c)->closing, 1);
         comm_barrier(c);
         comm_watch_close_(c);
-        comm_mpi_close(c);
+        c->engine->close(c);
+        c->engine = NULL;
         check_end = alone;
         free(c->state);
         c->state = NULL;
     }
 }
+
+// ---- messages ----
+
+void comm_barrier(Comm* c) { comm_any(c, 0); }
+
+void comm_broadcast(Comm* c, void* data, size_t bytes) {
+    if (c->size > 1) {
+        c->engine->broadcast(c, data, bytes);
+    }
+}
+
+void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes) {
+    if (c->size > 1) {
+        c->engine->all_gather(c, all, mine, bytes);
+    } else {
+        memcpy(all, mine, bytes);
+    }
+}
+
+int comm_any(Comm* c, int mine) { return c->size > 1 ? c->engine->any(c, mine) : mine; }
 
 // ---- agreement ----
 

@@ -1,14 +1,13 @@
 /*
-comm_mpi.h -- messages between the processes of a run, by MPI: small ones, and bulk data on the CPU.
+comm_mpi.h -- comm.h by MPI: its messages, and bulk data on the CPU.
 
 Everything is collective: all ranks, of the Comm or of the Group, call it in the same order. With one process it
-returns at once. MPI is used where the program was built with it (HAVE_MPI); without it there is one process.
+returns at once. MPI is used where the program was built with it (HAVE_MPI).
 
 Elements are fp32; there may be more of them than an int can count.
 
 needs:   MPI, for more than one process; this is the only file that knows it
-defines: comm_barrier, comm_broadcast, comm_all_gather, comm_any, Group, group_open, group_close, group_all_to_all_cpu,
-         group_all_gather_cpu, comm_mpi_open, comm_mpi_close, comm_mpi_abort
+defines: comm_mpi_open, Group, group_open, group_close, group_all_to_all_cpu, group_all_gather_cpu
 */
 #ifndef LLMC_COMM_MPI_H
 #define LLMC_COMM_MPI_H
@@ -21,17 +20,8 @@ defines: comm_barrier, comm_broadcast, comm_all_gather, comm_any, Group, group_o
 extern "C" {
 #endif
 
-// Returns when all ranks have called it.
-void comm_barrier(Comm* c);
-
-// All ranks get rank 0's data.
-void comm_broadcast(Comm* c, void* data, size_t bytes);
-
-// all (size, bytes), mine (bytes). They do not overlap.
-void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes);
-
-// The bits that any rank has set in `mine`.
-int comm_any(Comm* c, int mine);
+// Joins the ranks; they must be those that the launcher says. Sets engine, library and communicator.
+void comm_mpi_open(Comm* c);
 
 // ---- bulk data on the CPU ----
 
@@ -52,16 +42,6 @@ void group_all_to_all_cpu(float* recv, const float* send, size_t count, Group* g
 
 // recv (size, count), send (count). In place: send = recv + rank * count.
 void group_all_gather_cpu(float* recv, const float* send, size_t count, Group* g);
-
-// ---- for comm.h ----
-
-// Joins the ranks; they must be those that the launcher says. Sets library and communicator.
-void comm_mpi_open(Comm* c);
-
-void comm_mpi_close(Comm* c);
-
-// Ends all ranks; in the main thread.
-void comm_mpi_abort(const Comm* c, int status);
 
 #ifdef __cplusplus
 }
@@ -113,7 +93,44 @@ static void comm_mpi_library_(char* library, size_t room) {
     }
 }
 
+// In another thread than the main one MPI may not be called; there the launcher notices the end of the process.
+static void comm_mpi_abort_(const Comm* c, int status) {
+    if (check_is_main_thread()) {
+        MPI_Abort(comm_mpi_all_(c), status);
+    }
+}
+
+static void comm_mpi_broadcast_(Comm* c, void* data, size_t bytes) {
+    const size_t most = 1 << 30; // MPI counts in int
+    for (size_t done = 0; done < bytes; done += most) {
+        const size_t part = bytes - done < most ? bytes - done : most;
+        COMM_MPI_(MPI_Bcast((char*)data + done, (int)part, MPI_BYTE, 0, comm_mpi_all_(c)));
+    }
+}
+
+static void comm_mpi_all_gather_(Comm* c, void* all, const void* mine, size_t bytes) {
+    CHECK(bytes <= INT_MAX, "comm_all_gather: %zu bytes; wanted at most %d", bytes, INT_MAX);
+    COMM_MPI_(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, comm_mpi_all_(c)));
+}
+
+static int comm_mpi_any_(Comm* c, int mine) {
+    int any;
+    COMM_MPI_(MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_BOR, comm_mpi_all_(c)));
+    return any;
+}
+
+static void comm_mpi_close_(Comm* c) {
+    CommMpi_* mpi = (CommMpi_*)c->communicator;
+    MPI_Comm_free(&mpi->all);
+    if (!mpi->was_initialized) {
+        MPI_Finalize();
+    }
+    free(mpi);
+}
+
 void comm_mpi_open(Comm* c) {
+    static const CommEngine engine = {comm_mpi_broadcast_, comm_mpi_all_gather_, comm_mpi_any_, NULL,
+                                      comm_mpi_abort_,     comm_mpi_close_};
     int rank, size, provided, was_initialized;
     MPI_Initialized(&was_initialized);
     if (!was_initialized) {
@@ -133,49 +150,7 @@ void comm_mpi_open(Comm* c) {
     COMM_MPI_(MPI_Comm_dup(MPI_COMM_WORLD, &mpi->all));
     MPI_Comm_set_errhandler(mpi->all, MPI_ERRORS_RETURN);
     c->communicator = mpi;
-}
-
-void comm_mpi_close(Comm* c) {
-    CommMpi_* mpi = (CommMpi_*)c->communicator;
-    MPI_Comm_free(&mpi->all);
-    if (!mpi->was_initialized) {
-        MPI_Finalize();
-    }
-    free(mpi);
-    c->communicator = NULL;
-}
-
-void comm_mpi_abort(const Comm* c, int status) { MPI_Abort(comm_mpi_all_(c), status); }
-
-void comm_barrier(Comm* c) {
-    if (c->size > 1) {
-        COMM_MPI_(MPI_Barrier(comm_mpi_all_(c)));
-    }
-}
-
-void comm_broadcast(Comm* c, void* data, size_t bytes) {
-    const size_t most = 1 << 30; // MPI counts in int
-    for (size_t done = 0; c->size > 1 && done < bytes; done += most) {
-        const size_t part = bytes - done < most ? bytes - done : most;
-        COMM_MPI_(MPI_Bcast((char*)data + done, (int)part, MPI_BYTE, 0, comm_mpi_all_(c)));
-    }
-}
-
-void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes) {
-    if (c->size == 1) {
-        memcpy(all, mine, bytes);
-        return;
-    }
-    CHECK(bytes <= INT_MAX, "comm_all_gather: %zu bytes; wanted at most %d", bytes, INT_MAX);
-    COMM_MPI_(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, comm_mpi_all_(c)));
-}
-
-int comm_any(Comm* c, int mine) {
-    int any = mine;
-    if (c->size > 1) {
-        COMM_MPI_(MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_BOR, comm_mpi_all_(c)));
-    }
-    return any;
+    comm_set_engine(c, &engine);
 }
 
 void group_open(Group* g, Comm* c, int color, int key) {
@@ -240,30 +215,12 @@ static void group_exchange_(float* recv, const float* send, size_t send_stride, 
     }
 }
 
-#else // without MPI there is one process
+#else
 
 void comm_mpi_open(Comm* c) {
     die_usage(
         "%d processes, but this program was built without MPI: scripts/install_deps.sh --mpi, and make again",
         c->size);
-}
-
-void comm_mpi_close(Comm* c) { (void)c; }
-
-void comm_mpi_abort(const Comm* c, int status) { (void)c, (void)status; }
-
-void comm_barrier(Comm* c) { (void)c; }
-
-void comm_broadcast(Comm* c, void* data, size_t bytes) { (void)c, (void)data, (void)bytes; }
-
-void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes) {
-    (void)c;
-    memcpy(all, mine, bytes);
-}
-
-int comm_any(Comm* c, int mine) {
-    (void)c;
-    return mine;
 }
 
 void group_open(Group* g, Comm* c, int color, int key) {

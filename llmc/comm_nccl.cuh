@@ -21,8 +21,8 @@ defines: NCCL_CHECK, gpu_device_of_rank, GroupGpu, group_gpu_open, group_gpu_clo
 #define LLMC_COMM_NCCL_CUH
 
 #include "llmc/base/check.h"
+#include "llmc/base/xxh64.h"
 #include "llmc/comm.h"
-#include "llmc/comm_mpi.h"
 #include "llmc/gpu.cuh"
 
 #ifdef HAVE_NCCL
@@ -93,6 +93,15 @@ static inline void group_gpu_compare_places_(Comm* c) {
     free(all);
 }
 
+// Other GPUs round otherwise, and the slowest one sets the pace.
+static inline void group_gpu_compare_models_(Comm* c) {
+    struct cudaDeviceProp properties;
+    int device;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    comm_agree(c, "the model of the GPU", xxh64(properties.name, strlen(properties.name)), properties.name);
+}
+
 // All ranks must have loaded the same version.
 static inline void group_gpu_find_library_(GroupGpu* g) {
     int version;
@@ -111,6 +120,7 @@ static inline void group_gpu_open(GroupGpu* g, Comm* c) {
         ncclUniqueId id;
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         group_gpu_find_library_(g);
+        group_gpu_compare_models_(c);
         group_gpu_compare_places_(c);
         memset(&id, 0, sizeof(id));
         if (c->rank == 0) {

@@ -3,7 +3,8 @@ encoder.cuh -- encoder.h on the GPU: the same functions on X = float, bf16 or fp
 length of the sequences).
 
 The gradient of wte is a sum over all positions that hold the same token. To add in a fixed order without
-floating-point atomics, the positions are sorted by their token, stably (a radix sort, two passes of 10 bits);
+floating-point atomics, the positions are sorted by their token, stably (a radix sort: one pass for up to 1024
+tokens, or two);
 the sorted list is cut into chunks of ENCODER_CHUNK positions; the rows of one token in one chunk are a piece,
 which a warp sums in order of the positions. A token with a single piece is added to dwte at once. Otherwise,
 if the token continues in another chunk, the sums wait in scratch memory, and a second kernel adds them in
@@ -22,18 +23,18 @@ defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backw
 #include "llmc/gpu.cuh"
 
 #define ENCODER_WARPS 8   // to a block of the kernels that give a warp a row
-#define ENCODER_BITS 10   // of a token, that one pass of the sort looks at
-#define ENCODER_PASSES 2  // tokens are below 2^20
+#define ENCODER_BITS 10   // of a token, that one pass of the sort looks at, at most
+#define ENCODER_PASSES 2  // at most: tokens are below 2^20
 #define ENCODER_TILE 1024 // positions to a block of the sort; also 2^ENCODER_BITS: a thread for every digit
 #define ENCODER_CHUNK 128 // sorted positions per block: few enough to be quick, enough for few partial sums
 
 typedef struct {
     int* order[2];  // (N) positions, sorted so far; at the end order[0]
-    int* counts;    // (1024 digits, tiles) of a tile's positions, then where a tile's first goes among its
-                    // digit's
-    int* totals;    // (1024) of all positions
+    int* counts;    // (digits, tiles) of a tile's positions, then where a tile's first goes among its digit's
+    int* totals;    // (digits) of all positions
     float* partial; // (chunks, 2, C) the first piece of a chunk; its last piece
     int N, C;
+    int passes, bits; // of the sort, and of a token in each pass: 2^bits digits
 } EncoderGpu;
 
 // For up to N positions, tokens below V, and C columns.
@@ -50,6 +51,12 @@ static inline void encoder_open(EncoderGpu* scratch, int N, int V, int C) {
         (float*)gpu_alloc(2 * (size_t)ceil_div(N, ENCODER_CHUNK) * C, sizeof(float), "encoder: partial sums");
     scratch->N = N;
     scratch->C = C;
+    int bits = 1;
+    while (V > 1 << bits) {
+        bits++;
+    }
+    scratch->passes = ceil_div(bits, ENCODER_BITS);
+    scratch->bits = ceil_div(bits, scratch->passes);
 }
 
 static inline void encoder_close(EncoderGpu* scratch) {
@@ -132,31 +139,31 @@ static inline dim3 encoder_grid_(int rows, int rows_per_block, int C, int width)
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, int WIDTH>
 __global__ void encoder_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe, int N, int T,
-                                       int first, int C) {
+                                       EncoderPositions positions, int C) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;
     const int c = (blockIdx.y * 32 + threadIdx.x) * WIDTH;
     if (n < N && c < C) {
         float x[WIDTH];
         encoder_load_<WIDTH>(x, wte + (size_t)tokens[n] * C + c);
-        encoder_add_<WIDTH>(x, wpe + (size_t)(first + n % T) * C + c);
+        encoder_add_<WIDTH>(x, wpe + (size_t)encoder_position(positions, n, T) * C + c);
         encoder_store_<WIDTH>(out + (size_t)n * C + c, x);
     }
 }
 
 template <class X, int WIDTH>
 static inline void encoder_launch_forward_(X* out, const int* tokens, const X* wte, const X* wpe, int N,
-                                           int T, int first, int C, const Gpu* gpu) {
+                                           int T, EncoderPositions positions, int C, const Gpu* gpu) {
     launch(encoder_forward_kernel<X, WIDTH>, encoder_grid_(N, ENCODER_WARPS, C, WIDTH),
-           dim3(32, ENCODER_WARPS), 0, gpu, out, tokens, wte, wpe, N, T, first, C);
+           dim3(32, ENCODER_WARPS), 0, gpu, out, tokens, wte, wpe, N, T, positions, C);
 }
 
 template <class X>
 static inline void encoder_forward(X* out, const int* tokens, const X* wte, const X* wpe, int B, int T,
-                                   int first, int C, const Gpu* gpu) {
+                                   EncoderPositions positions, int C, const Gpu* gpu) {
     if (C % Pack<X>::SIZE == 0 && encoder_aligned_(out, wte, wpe)) {
-        encoder_launch_forward_<X, Pack<X>::SIZE>(out, tokens, wte, wpe, B * T, T, first, C, gpu);
+        encoder_launch_forward_<X, Pack<X>::SIZE>(out, tokens, wte, wpe, B * T, T, positions, C, gpu);
     } else {
-        encoder_launch_forward_<X, 1>(out, tokens, wte, wpe, B * T, T, first, C, gpu);
+        encoder_launch_forward_<X, 1>(out, tokens, wte, wpe, B * T, T, positions, C, gpu);
     }
 }
 
@@ -192,27 +199,32 @@ __global__ void encoder_positions_kernel(G* dwpe, const X* dout, int B, int T, i
 
 // ---- backward: sorting the positions by token ----
 
-// The digit of list entry i, and in `position` the entry. The first pass reads no list: entry i is i.
-__device__ inline int encoder_digit_(const int* tokens, const int* list, int i, int shift, int* position) {
+// The digit of list entry i: `bits` bits of its token from bit `shift` on; and in `position` the entry. The first pass
+// reads no list: entry i is i.
+__device__ inline int encoder_digit_(const int* tokens, const int* list, int i, int shift, int bits,
+                                     int* position) {
     *position = list ? list[i] : i;
-    return tokens[*position] >> shift & (ENCODER_TILE - 1);
+    return tokens[*position] >> shift & ((1 << bits) - 1);
 }
 
 // counts[digit][tile] = how many entries of the tile have the digit.
 // grid   tiles      block   1024: a thread per entry, then per digit      shared   1024 ints
-// moves  2N ints in, 1024 out per tile
+// moves  2N ints in, 2^bits out per tile
 // order  free, but the counts do not depend on it
-__global__ void encoder_count_kernel(int* counts, const int* tokens, const int* list, int N, int shift) {
+__global__ void encoder_count_kernel(int* counts, const int* tokens, const int* list, int N, int shift,
+                                     int bits) {
     SMEM_ARRAY(int, count, [ENCODER_TILE]);
     const int i = blockIdx.x * ENCODER_TILE + threadIdx.x;
     count[threadIdx.x] = 0;
     __syncthreads();
     if (i < N) {
         int position;
-        atomicAdd(&count[encoder_digit_(tokens, list, i, shift, &position)], 1);
+        atomicAdd(&count[encoder_digit_(tokens, list, i, shift, bits, &position)], 1);
     }
     __syncthreads();
-    counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x] = count[threadIdx.x];
+    if (threadIdx.x < 1u << bits) {
+        counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x] = count[threadIdx.x];
+    }
 }
 
 // The sum of x over this lane and those below.
@@ -227,11 +239,14 @@ __device__ inline int encoder_warp_scan_(int x) {
 
 // A warp per digit replaces its counts by their sums over the tiles before, and stores the sum over all tiles
 // in totals.
-// grid   1024 / 8      block   256 = 8 digits      shared   none
-// moves  1024 ints per tile in and out, in L2
+// grid   ceil(2^bits / 8)      block   256 = 8 digits      shared   none
+// moves  2^bits ints per tile in and out, in L2
 // order  fixed
-__global__ void encoder_scan_kernel(int* counts, int* totals, int tiles) {
+__global__ void encoder_scan_kernel(int* counts, int* totals, int tiles, int bits) {
     const int digit = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (digit >= 1 << bits) {
+        return;
+    }
     int* row = counts + (size_t)digit * tiles;
     int before = 0;
     for (int first = 0; first < tiles; first += 32) {
@@ -262,10 +277,9 @@ __device__ inline int encoder_block_scan_(int x) {
 }
 
 // The lanes with the same digit as this one, of those that take part; all lanes call it.
-__device__ inline unsigned encoder_peers_(int digit, int is_active) {
+__device__ inline unsigned encoder_peers_(int digit, int bits, int is_active) {
     unsigned peers = __ballot_sync(0xffffffffu, is_active);
-#pragma unroll
-    for (int bit = 0; bit < ENCODER_BITS; bit++) {
+    for (int bit = 0; bit < bits; bit++) {
         const unsigned ones = __ballot_sync(0xffffffffu, digit >> bit & 1);
         peers &= digit >> bit & 1 ? ones : ~ones;
     }
@@ -273,23 +287,28 @@ __device__ inline unsigned encoder_peers_(int digit, int is_active) {
 }
 
 // Puts every entry after all entries with smaller digits and all earlier ones with its own digit. next[d] is
-// where the next entry of digit d goes; the warps of a block update it in turn, so equal digits keep their
-// order.
+// where the next entry of digit d goes; the warps of a block that have entries update it in turn, so equal digits keep
+// their order.
 // grid   tiles      block   1024: a thread per entry, and per digit      shared   1056 ints
 // moves  2N ints in, N out, scattered
 // order  fixed
 __global__ void __launch_bounds__(ENCODER_TILE)
     encoder_scatter_kernel(int* sorted, const int* counts, const int* totals, const int* tokens,
-                           const int* list, int N, int shift) {
+                           const int* list, int N, int shift, int bits) {
     SMEM_ARRAY(int, next, [ENCODER_TILE]);
+    const int entries = min(ENCODER_TILE, N - (int)blockIdx.x * ENCODER_TILE);
     const int i = blockIdx.x * ENCODER_TILE + threadIdx.x, is_active = i < N;
     int position = 0;
-    const int digit = is_active ? encoder_digit_(tokens, list, i, shift, &position) : 0;
-    const unsigned peers = encoder_peers_(digit, is_active), below = peers & ((1u << threadIdx.x % 32) - 1);
-    next[threadIdx.x] =
-        encoder_block_scan_(totals[threadIdx.x]) + counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x];
+    const int digit = is_active ? encoder_digit_(tokens, list, i, shift, bits, &position) : 0;
+    const unsigned peers = encoder_peers_(digit, bits, is_active);
+    const unsigned below = peers & ((1u << threadIdx.x % 32) - 1);
+    const int is_digit = threadIdx.x < 1u << bits;
+    const int before = encoder_block_scan_(is_digit ? totals[threadIdx.x] : 0); // entries with smaller digits
+    if (is_digit) {
+        next[threadIdx.x] = before + counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x];
+    }
     __syncthreads();
-    for (int warp = 0; warp < ENCODER_TILE / 32; warp++) {
+    for (int warp = 0; 32 * warp < entries; warp++) {
         if ((int)threadIdx.x / 32 == warp) {
             const int first = next[digit];
             __syncwarp();
@@ -305,16 +324,17 @@ __global__ void __launch_bounds__(ENCODER_TILE)
 }
 
 static inline void encoder_sort_(EncoderGpu* scratch, const int* tokens, int N, const Gpu* gpu) {
-    const int tiles = ceil_div(N, ENCODER_TILE);
+    const int tiles = ceil_div(N, ENCODER_TILE), bits = scratch->bits;
     const int* list = NULL;
-    for (int pass = 0; pass < ENCODER_PASSES; pass++) {
-        const int shift = pass * ENCODER_BITS;
-        int* sorted = scratch->order[(ENCODER_PASSES - 1 - pass) % 2];
-        launch(encoder_count_kernel, tiles, ENCODER_TILE, 0, gpu, scratch->counts, tokens, list, N, shift);
-        launch(encoder_scan_kernel, ENCODER_TILE / ENCODER_WARPS, 32 * ENCODER_WARPS, 0, gpu, scratch->counts,
-               scratch->totals, tiles);
+    for (int pass = 0; pass < scratch->passes; pass++) {
+        const int shift = pass * bits;
+        int* sorted = scratch->order[(scratch->passes - 1 - pass) % 2];
+        launch(encoder_count_kernel, tiles, ENCODER_TILE, 0, gpu, scratch->counts, tokens, list, N, shift,
+               bits);
+        launch(encoder_scan_kernel, ceil_div(1 << bits, ENCODER_WARPS), 32 * ENCODER_WARPS, 0, gpu,
+               scratch->counts, scratch->totals, tiles, bits);
         launch(encoder_scatter_kernel, tiles, ENCODER_TILE, 0, gpu, sorted, scratch->counts, scratch->totals,
-               tokens, list, N, shift);
+               tokens, list, N, shift, bits);
         list = sorted;
     }
 }

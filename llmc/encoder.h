@@ -1,18 +1,21 @@
 /*
 encoder.h -- token and position embeddings: the contract, and the CPU version.
 
-    out[b][t] = wte[tokens[b][t]] + wpe[first + t]
+    out[b][t] = wte[tokens[b][t]] + wpe[position of (b, t)]
 
     out, dout       (B, T, C)
     tokens          (B, T)      int32, each below V
     wte, dwte       (Vp, C)
-    wpe, dwpe       (maxT, C)   first + T <= maxT
+    wpe, dwpe       (maxT, C)   T <= maxT
 
-The forward pass sets out. The backward pass (first = 0) ADDS to dwte, which already holds the classifier's
+Positions are given (B, T), or t - starts[b][t]: they count from the place where the token's document starts; in training
+neither is there, and the position is t.
+
+The forward pass sets out. The backward pass (positions t) ADDS to dwte, which already holds the classifier's
 gradient of the shared weight; it sets or adds to dwpe as `mode` says, and setting zeroes the rows of
 positions not in use.
 
-defines: encoder_forward_cpu, encoder_backward_cpu
+defines: EncoderPositions, encoder_forward_cpu, encoder_backward_cpu
 */
 #ifndef LLMC_ENCODER_H
 #define LLMC_ENCODER_H
@@ -21,12 +24,25 @@ defines: encoder_forward_cpu, encoder_backward_cpu
 #include "llmc/base/vec.h"
 #include "llmc/gradient.h"
 
+// The positions of a batch: `given`, each below maxT, or counted from `starts`; (B, T), NULL without.
+typedef struct {
+    const int *given, *starts;
+} EncoderPositions;
+
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int
+    encoder_position(EncoderPositions positions, int n, int T) { // of row n of (B, T)
+    return positions.given ? positions.given[n] : n % T - (positions.starts ? positions.starts[n] : 0);
+}
+
 static inline void encoder_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,
-                                       int B, int T, int first, int C) {
+                                       int B, int T, EncoderPositions positions, int C) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
         const float* token = wte + (size_t)tokens[n] * C;
-        const float* position = wpe + (size_t)(first + n % T) * C;
+        const float* position = wpe + (size_t)encoder_position(positions, n, T) * C;
         for (int c = 0; c < C; c++) {
             out[(size_t)n * C + c] = token[c] + position[c];
         }

@@ -19,9 +19,10 @@ defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters,
          gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_bind, gpt2_sharded_rows_of,
          gpt2_parameter_rows, gpt2_parameter_rows_of, TensorPlace, tensor_at_layer, gpt2_activation_rows,
          gpt2_classifier_chunk,
-         gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_activations_at_token, gpt2_model_by_name,
+         gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_model_by_name,
          gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token,
-         gpt2_initial_value, gpt2_rows_in_files, gpt2_random_weights, RecomputeLevel, TensorInit, TensorLife,
+         gpt2_initial_value, gpt2_rows_in_files, gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_layer,
+         tensor_is_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife,
          tensor_layer_elements, GPT2NamedModel, gpt2_named_models
 */
 #ifndef LLMC_GPT2_H
@@ -76,7 +77,8 @@ typedef enum {
     RECOMPUTE_NONE,
     RECOMPUTE_GELU,  // GELU
     RECOMPUTE_NORMS, // and both norms of a block
-    RECOMPUTE_BLOCK  // and the rest of it: only the residual stream between blocks is kept
+    RECOMPUTE_BLOCK, // and the rest of it: only the residual stream between blocks is kept
+    RECOMPUTE_NEVER // generation: no backward pass, so nothing is kept for it; but keys and values of all layers are
 } RecomputeLevel;
 
 // clang-format off
@@ -114,6 +116,7 @@ typedef enum {
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to
 // the level of recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all
 // layers share one buffer and the backward pass computes it again. Logits exist for `chunk` tokens at a time.
+// Without a backward pass `trained` is 0, and `cached` the room for keys and values; else it is the other way round.
 // `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only
 // in the classifier.
 //  name        layers  tokens  kept   cols                 dtype    life
@@ -136,11 +139,12 @@ typedef enum {
   X(lnf_mean,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
   X(lnf_rstd,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
   X(logits,     1,      chunk,  BLOCK, cfg.Vp,              floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
-  X(losses,     1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS)   /* nats, per token */ \
+  X(kv,         cfg.L,  cached, NEVER, 2*cfg.C,       floatX,  LIVE_ALWAYS)  /* of B texts: (B, 2, NH, T, HS) */ \
+  X(losses,     1,      trained, BLOCK, 1,                  float,   LIVE_ALWAYS)   /* nats, per token */ \
   X(branch,     1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* what a block adds to the stream, and its gradient */ \
-  X(dresidual,  1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
-  X(dqkv,       1,      N,      BLOCK, QKV,                 floatX,  LIVE_BLOCK) \
-  X(dfch,       1,      N,      BLOCK, F,                   floatX,  LIVE_BLOCK)
+  X(dresidual,  1,      trained, BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
+  X(dqkv,       1,      trained, BLOCK, QKV,                 floatX,  LIVE_BLOCK) \
+  X(dfch,       1,      trained, BLOCK, F,                   floatX,  LIVE_BLOCK)
 // clang-format on
 
 #define GPT2_MEMBER_(name, ...) floatX* name;
@@ -343,10 +347,13 @@ static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
 }
 
 // The rows of the activation table for micro-batches of B sequences of T tokens, at a level of
-// recomputation; the classifier takes `chunk` tokens at a time.
+// recomputation; the classifier takes `chunk` tokens at a time. At RECOMPUTE_NEVER: for B texts of up to T tokens,
+// of which one is read at once, and then a token of each at a time.
 static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
                                           int recompute, size_t chunk) {
-    const size_t N = (size_t)B * (size_t)T;
+    const int is_trained = recompute != RECOMPUTE_NEVER;
+    const size_t BT = (size_t)B * (size_t)T, N = is_trained ? BT : (size_t)(B > T ? B : T);
+    const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT;
     const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
     TensorRow* row = rows;
 #define GPT2_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                      \
@@ -392,6 +399,28 @@ static inline void* tensor_at_layer(const TensorRow* row, const void* memory, in
     return (char*)memory + row->offset_bytes + (size_t)l * row->layer_bytes;
 }
 
+// Groups of parameters: 0 is what is ONCE, 1 + l is block l.
+static inline int gpt2_groups(GPT2Config cfg) { return 1 + cfg.L; }
+static inline int gpt2_group_layer(int g) { return g > 0 ? g - 1 : 0; }
+static inline int tensor_is_in_group(const TensorRow* row, int g) {
+    return (row->place == PLACE_BLOCK) == (g > 0);
+}
+
+// Where group g begins in memory laid out by the rows of the parameters.
+static inline size_t gpt2_group_offset_bytes(const TensorRow rows[GPT2_PARAMETER_ROWS], int g) {
+    int i = 0;
+    while (!tensor_is_in_group(&rows[i], g)) {
+        i++;
+    }
+    return rows[i].offset_bytes + (size_t)gpt2_group_layer(g) * rows[i].layer_bytes;
+}
+
+// A parameter of group g, in memory that has only this group.
+static inline void* tensor_in_group(const TensorRow rows[GPT2_PARAMETER_ROWS], const TensorRow* row, int g,
+                                    const void* group) {
+    return (char*)group + (row->offset_bytes - gpt2_group_offset_bytes(rows, g > 0));
+}
+
 // Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with one copy stay.
 static inline void tensor_rows_advance_(void* pointers, const TensorRow* rows, int count, int l) {
     for (int i = 0; i < count; i++) {
@@ -409,19 +438,6 @@ static inline GPT2Parameters gpt2_parameters_at_layer(GPT2Parameters all, const 
 }
 static inline GPT2Activations gpt2_activations_at_layer(GPT2Activations all, const TensorRow* rows, int l) {
     tensor_rows_advance_(&all, rows, GPT2_ACTIVATION_ROWS, l);
-    return all;
-}
-
-// The same struct, seen from token `first` of the batch: .qkv is that token's row. Not for att_lse, whose
-// tokens come last.
-static inline GPT2Activations gpt2_activations_at_token(GPT2Activations all, const TensorRow* rows,
-                                                        int first) {
-    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
-        char* tensor;
-        memcpy(&tensor, (char*)&all + rows[i].member, sizeof(tensor));
-        tensor += first * rows[i].cols * rows[i].element_bytes;
-        memcpy((char*)&all + rows[i].member, &tensor, sizeof(tensor));
-    }
     return all;
 }
 
@@ -558,19 +574,20 @@ static inline double gpt2_count_state_bytes(GPT2Config cfg) {
     return bytes;
 }
 
-// Sets all parameters of a new model, fp32, that lie in `memory` as the rows say.
-static inline void gpt2_random_weights(const TensorRow rows[GPT2_PARAMETER_ROWS], void* memory,
-                                       GPT2Config cfg, uint64_t seed) {
+// Sets the parameters of group g of a new model, fp32, that lie in `group` as the rows say.
+static inline void gpt2_random_group(const TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg, uint64_t seed,
+                                     int g, void* group) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         assert(row->element_bytes == sizeof(float));
-        for (int l = 0; l < row->layers; l++) {
-            float* tensor = (float*)tensor_at_layer(row, memory, l);
+        if (!tensor_is_in_group(row, g)) {
+            continue;
+        }
+        float* tensor = (float*)tensor_in_group(rows, row, g, group);
 #pragma omp parallel for schedule(static)
-            for (size_t r = 0; r < row->rows; r++) {
-                for (size_t c = 0; c < row->cols; c++) {
-                    tensor[r * row->cols + c] = gpt2_initial_value(row, cfg, seed, l, r, c);
-                }
+        for (size_t r = 0; r < row->rows; r++) {
+            for (size_t c = 0; c < row->cols; c++) {
+                tensor[r * row->cols + c] = gpt2_initial_value(row, cfg, seed, gpt2_group_layer(g), r, c);
             }
         }
     }

@@ -116,10 +116,12 @@ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row, CUSIM_LOC) {
 // of ...: registers `low` hold k < 8, registers `high` the rest.
 template <class T>
 inline void ptx_operand_(float (&to)[16], const unsigned char* all, int of, int low, int high) {
-    for (int k = 0; k < 16; k++) {
-        T element;
-        memcpy((void*)&element, all + 16 * (4 * of + k % 8 / 2) + 4 * (k < 8 ? low : high) + 2 * (k % 2), 2);
-        to[k] = to_float(element);
+    for (int half = 0; half < 2; half++) {
+        int words[4]; // of two elements
+        for (int i = 0; i < 4; i++) {
+            memcpy(&words[i], all + 16 * (4 * of + i) + 4 * (half ? high : low), sizeof(int));
+        }
+        unpack<T>(to + 8 * half, make_int4(words[0], words[1], words[2], words[3]));
     }
 }
 

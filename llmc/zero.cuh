@@ -19,7 +19,7 @@ With one process in stages 0 and 1 nothing moves, and shard is not there.
 defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, zero_open, zero_close, zero_parameter_bytes, zero_gradient_bytes, zero_parameter_layer,
          zero_forget_parameters, zero_parameters, zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_idle_forward, zero_idle,
          zero_join, zero_reduce, zero_gradient, zero_update_gradient, zero_update_parameters, zero_gather_parameters,
-         zero_collect, zero_copy_owned
+         zero_collect
 */
 #ifndef LLMC_ZERO_CUH
 #define LLMC_ZERO_CUH
@@ -57,7 +57,7 @@ static inline int zero_has_shard_(const ZeroPlan* plan) { return plan->size > 1 
 
 // Room for the pieces of the largest group, and for a unit of fp32 of each process.
 static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
-    const size_t largest = (plan->once > plan->block ? plan->once : plan->block) * dtype_bytes(grads);
+    const size_t largest = zero_largest_group(plan) * dtype_bytes(grads);
     const size_t least = (size_t)plan->size * GPT2_SHARD_UNIT * sizeof(float);
     return plan->size == 1 ? 0 : largest > least ? largest : least;
 }
@@ -342,49 +342,40 @@ static inline void zero_gather_parameters(ZeroGpu* z) {
 
 // ---- copies of what is divided ----
 
-// Copies what this process updates from a full array to an array of its own, both on the host.
-static inline void zero_copy_owned(const ZeroPlan* plan, void* owned, const void* full, DType type) {
-    for (int g = 0; g < plan->groups; g++) {
-        const size_t shard = zero_shard_elements(plan, g), begin = zero_group_begin(plan, g);
-        const size_t count = plan->stage == 0 ? zero_group_elements(plan, g) : shard;
-        const size_t from = plan->stage == 0 ? begin : begin + (size_t)plan->rank * shard;
-        const size_t to = plan->stage == 0 ? begin : zero_shard_begin(plan, g);
-        memcpy((char*)owned + to * dtype_bytes(type), (const char*)full + from * dtype_bytes(type),
-               count * dtype_bytes(type));
-    }
-}
-
-// Collects `count` elements of each process's shard of group g, from element `at` of the shard on, in `full` on the host;
-// NULL: not in this process.
-static inline void zero_collect_chunk_(ZeroGpu* z, void* full, void* owned, DType type, int g, size_t at,
+// Collects `count` elements of each process's shard of group g, from element `at` of the shard on, in `group` on the
+// host; NULL: not in this process.
+static inline void zero_collect_chunk_(ZeroGpu* z, void* group, void* owned, DType type, int g, size_t at,
                                        size_t count) {
     const size_t shard = zero_shard_elements(&z->plan, g);
     const void* from = zero_element_(owned, type, zero_shard_begin(&z->plan, g) + at);
     void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * count);
     CUDA_CHECK(cudaMemcpyAsync(own, from, count * dtype_bytes(type), cudaMemcpyDefault, z->main.stream));
     group_all_gather(z->pieces, own, count, type, &z->group, z->main.stream); // (W, count)
-    for (int r = 0; full && r < z->plan.size; r++) {
-        CUDA_CHECK(
-            cudaMemcpyAsync(zero_element_(full, type, zero_group_begin(&z->plan, g) + (size_t)r * shard + at),
-                            zero_element_(z->pieces, type, (size_t)r * count), count * dtype_bytes(type),
-                            cudaMemcpyDeviceToHost, z->main.stream));
+    for (int r = 0; group && r < z->plan.size; r++) {
+        CUDA_CHECK(cudaMemcpyAsync(zero_element_(group, type, (size_t)r * shard + at),
+                                   zero_element_(z->pieces, type, (size_t)r * count),
+                                   count * dtype_bytes(type), cudaMemcpyDeviceToHost, z->main.stream));
     }
 }
 
-// Collects an array of what each process updates, on the GPU or pinned, in `full` on the host, of the processes where that is not
-// NULL. Between updates: it passes through the buffer of pieces. Waits for the GPU.
-static inline void zero_collect(ZeroGpu* z, void* full, void* owned, DType type) {
+// Collects an array of what each process updates, on the GPU or pinned: its groups first ... end - 1 in `groups` on the
+// host; first = end: none in this process. Between updates: it passes through the buffer of pieces. Waits for the GPU.
+static inline void zero_collect(ZeroGpu* z, void* groups, int first, int end, void* owned, DType type) {
     const int is_divided = z->plan.stage > 0 && z->plan.size > 1;
     const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
     const size_t most = room / (size_t)z->plan.size / GPT2_SHARD_UNIT * GPT2_SHARD_UNIT;
-    if (!is_divided && full) {
-        CUDA_CHECK(cudaMemcpyAsync(full, owned, zero_owned_elements(&z->plan) * dtype_bytes(type),
+    const size_t begin = zero_group_begin(&z->plan, first);
+    if (!is_divided && first < end) {
+        const size_t count = zero_group_begin(&z->plan, end) - begin;
+        CUDA_CHECK(cudaMemcpyAsync(groups, zero_element_(owned, type, begin), count * dtype_bytes(type),
                                    cudaMemcpyDefault, z->main.stream));
     }
     for (int g = 0; is_divided && g < z->plan.groups; g++) {
         const size_t shard = zero_shard_elements(&z->plan, g);
+        void* group =
+            first <= g && g < end ? zero_element_(groups, type, zero_group_begin(&z->plan, g) - begin) : NULL;
         for (size_t at = 0; at < shard; at += most) {
-            zero_collect_chunk_(z, full, owned, type, g, at, shard - at < most ? shard - at : most);
+            zero_collect_chunk_(z, group, owned, type, g, at, shard - at < most ? shard - at : most);
         }
     }
     CUDA_CHECK(cudaStreamSynchronize(z->main.stream));

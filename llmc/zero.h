@@ -25,7 +25,8 @@ so in stage 2 the order of additions is that of the micro-batches, whatever W is
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 
 defines: ZeroPlan, zero_plan, zero_group_begin, zero_group_elements, zero_shard_begin, zero_shard_elements,
-         zero_params_elements, zero_full_elements, zero_sharded_elements, zero_owned_elements, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
+         zero_largest_group, zero_params_elements, zero_full_elements, zero_sharded_elements, zero_owned_elements,
+         zero_replicated_elements, ZeroPiece, zero_piece, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
          ZeroStep, zero_step, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements, zero_buffer_elements,
          zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_reduce_cpu, zero_square_sum_cpu,
          zero_range_gradient_cpu, zero_gather_parameters_cpu
@@ -74,6 +75,10 @@ static inline size_t zero_group_elements(const ZeroPlan* plan, int g) {
     return g == 0 ? plan->once : plan->block;
 }
 
+static inline size_t zero_largest_group(const ZeroPlan* plan) {
+    return plan->once > plan->block ? plan->once : plan->block;
+}
+
 // The shard of group g: in shard arrays, and its size.
 static inline size_t zero_shard_begin(const ZeroPlan* plan, int g) {
     return zero_group_begin(plan, g) / (size_t)plan->size;
@@ -96,7 +101,24 @@ static inline size_t zero_owned_elements(const ZeroPlan* plan) {
     return plan->stage == 0 ? zero_full_elements(plan) : zero_sharded_elements(plan);
 }
 
-// ---- ranges ----
+// Of the parameters that all processes have: the first ones in memory.
+static inline size_t zero_replicated_elements(const ZeroPlan* plan) {
+    return plan->stage < 3 ? zero_full_elements(plan) : plan->once;
+}
+
+// ---- what a process updates ----
+
+// Of a group: where it begins in full arrays and in those of the optimizer's state.
+typedef struct {
+    size_t full, owned, count;
+} ZeroPiece;
+
+static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g) {
+    const size_t begin = zero_group_begin(plan, g), shard = zero_shard_elements(plan, g);
+    const ZeroPiece all = {begin, begin, zero_group_elements(plan, g)},
+                    own = {begin + (size_t)plan->rank * shard, zero_shard_begin(plan, g), shard};
+    return plan->stage == 0 ? all : own;
+}
 
 // What this process updates of a layer of a parameter. Files number all elements of the parameters, in the order of
 // their table, without padding: `logical` is the first one's number.
@@ -124,16 +146,12 @@ static inline size_t zero_logical_elements(const TensorRow* rows, GPT2Config cfg
 
 // The part of `tensor`, which is a layer of a parameter in full arrays, that this process has; its count may be 0.
 static inline ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
-    if (plan->stage == 0) {
-        return tensor;
-    }
-    const size_t shard = zero_shard_elements(plan, tensor.group);
-    const size_t begin = zero_group_begin(plan, tensor.group) + (size_t)plan->rank * shard,
-                 end = begin + shard;
-    const size_t from = tensor.full > begin ? tensor.full : begin;
+    const ZeroPiece piece = zero_piece(plan, tensor.group);
+    const size_t end = piece.full + piece.count;
+    const size_t from = tensor.full > piece.full ? tensor.full : piece.full;
     const size_t to = tensor.full + tensor.count < end ? tensor.full + tensor.count : end;
     const ZeroRange range = {from,
-                             zero_shard_begin(plan, tensor.group) + (from - begin),
+                             piece.owned + (from - piece.full),
                              tensor.logical + (from - tensor.full),
                              from < to ? to - from : 0,
                              tensor.row,
@@ -228,9 +246,8 @@ static inline size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
 
 // Elements of further buffers: of the shard, and of the pieces that are received.
 static inline size_t zero_buffer_elements(const ZeroPlan* plan) {
-    const size_t pieces = plan->once > plan->block ? plan->once : plan->block;
     return (plan->size > 1 || plan->stage == 2 ? zero_sharded_elements(plan) : 0) +
-           (plan->size > 1 ? pieces : 0);
+           (plan->size > 1 ? zero_largest_group(plan) : 0);
 }
 
 // `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective.
@@ -248,8 +265,7 @@ static inline void zero_open_cpu(Zero* z, ZeroPlan plan, GPT2Config cfg, const T
         z->shard = (float*)check_alloc(zero_sharded_elements(&plan), sizeof(float), "shard of the gradient");
     }
     if (plan.size > 1) {
-        const size_t pieces = plan.once > plan.block ? plan.once : plan.block;
-        z->pieces = (float*)check_alloc(pieces, sizeof(float), "pieces of the gradient");
+        z->pieces = (float*)check_alloc(zero_largest_group(&plan), sizeof(float), "pieces of the gradient");
     }
 }
 

@@ -5,10 +5,12 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/install_deps.sh [--python] [--mpi] [--cudnn] [--soak] [--dry-run]
+usage: scripts/install_deps.sh [--python] [--mpi] [--report] [--cudnn] [--soak] [--dry-run]
     (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, ISA-L, zstd, snappy
     --python   also Python, and build/venv with PyTorch (dev/ref/setup.sh; 2 GB to download, 4 GB on disk)
     --mpi      also OpenMPI, for runs of several processes under mpirun
+    --report   also a browser, and build/venv-report with TensorBoard (dev/ref/setup_report.sh): they test --report and
+               --tensorboard
     --cudnn    also the headers of cudnn-frontend, from PyPI with pip, into build/cudnn-frontend: for `make
                USE_CUDNN=1`; cuDNN itself is cudnn9-cuda-12 or cudnn9-cuda-13 in NVIDIA's package repository
     --soak     also a compiler for aarch64 and qemu, for `make soak` on another processor
@@ -18,12 +20,14 @@ END
 
 packages=(gcc g++ make clang clang-format clang-tidy libomp-dev zlib1g-dev libisal-dev libzstd-dev libsnappy-dev)
 python=off
+report=off
 cudnn=off
 dry_run=off
 for option in "$@"; do
     case $option in
     --python) python=on packages+=(python3 python3-venv python3-dev libjemalloc2) ;; # torch.compile: Python.h
     --mpi) packages+=(libopenmpi-dev openmpi-bin) ;;
+    --report) report=on packages+=(chromium fonts-dejavu-core python3 python3-venv) ;;
     --cudnn) cudnn=on packages+=(python3 python3-pip) ;;
     --soak) packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static) ;;
     --dry-run) dry_run=on ;;
@@ -89,5 +93,9 @@ fi
 if [ $python = on ]; then
     echo "dev/ref/setup.sh"
     [ $dry_run = on ] || "${as_user[@]}" "$(dirname "$0")/../dev/ref/setup.sh"
+fi
+if [ $report = on ]; then
+    echo "dev/ref/setup_report.sh"
+    [ $dry_run = on ] || "${as_user[@]}" "$(dirname "$0")/../dev/ref/setup_report.sh"
 fi
 [ $cudnn = off ] || get_cudnn_frontend

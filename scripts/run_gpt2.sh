@@ -6,8 +6,9 @@
 #
 # Total batch and learning rate are those of GPT-3's table 2.1 (Brown et al., 2020) for the size. Environment: BATCH, the
 # micro-batch, for another card (a divisor of the sequences of an update; --plan tells what fits), TRAINER
-# (./train_gpt2cu), DATA (data/fineweb10B), OUT (out/gpt2_SIZE); GPUS, how many of them (1), or HOSTFILE, the machines and
-# their GPUs as mpirun wants them, a line "node1 slots=8" for each: then mpirun starts a process for each GPU.
+# (./train_gpt2cu), DATA (data/fineweb10B), OUT (out/gpt2_SIZE); GPUS of this machine, how many (1): mpirun starts a process
+# for each. LAUNCHER is the command that the trainer is started with, scripts/run_until_done.sh unless set; for several
+# machines scripts/multi_node sets it.
 set -eu
 cd "$(dirname "$0")/.."
 size=${1:?usage: run_gpt2.sh 124M|350M|774M|1558M [OPTION...]}
@@ -20,10 +21,9 @@ case $size in
     *) echo "error: size $size: wanted 124M, 350M, 774M or 1558M" >&2; exit 2 ;;
 esac
 data=${DATA:-data/fineweb10B}
-launcher=()
-[ "${GPUS:-1}" = 1 ] || launcher=(mpirun -n "$GPUS")
-[ -z "${HOSTFILE:-}" ] || launcher=(mpirun --hostfile "$HOSTFILE")
-exec scripts/run_until_done.sh ${launcher[@]+"${launcher[@]}"} "${TRAINER:-./train_gpt2cu}" \
+read -ra launcher <<<"${LAUNCHER:-scripts/run_until_done.sh}"
+[ "${GPUS:-1}" = 1 ] || launcher+=(mpirun -n "$GPUS")
+exec "${launcher[@]}" "${TRAINER:-./train_gpt2cu}" \
     --train-data "$data/fineweb_train_*.bin" --val-data "$data/fineweb_val_*.bin" \
     --model "$1" --seq-len 1024 --batch "${BATCH:-$2}" --total-batch "$3" --steps "$4" \
     --lr "$5" --warmup 700 --weight-decay 0.1 --beta2 0.95 \

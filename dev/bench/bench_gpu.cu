@@ -271,7 +271,7 @@ static void bench_attention(Bench* bench) {
     snprintf(shape, sizeof(shape), "B %d T %d, %d heads of %d", B, T, NH, C / NH);
     measure(bench, "attention forward", shape,
             Work{attention_flops(B, T, C), attention_forward_bytes(B, T, C, NH, sizeof(floatX))},
-            [=] { attention_forward(out, lse, qkv, (const int*)NULL, B, T, 0, C, NH, scratch, gpu); });
+            [=] { attention_forward(out, lse, qkv, (const int*)NULL, B, T, C, NH, scratch, gpu); });
     measure(bench, "attention backward", shape,
             Work{2.5 * attention_flops(B, T, C), attention_backward_bytes(B, T, C, NH, sizeof(floatX))}, [=] {
                 attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, B, T, C, NH,
@@ -328,7 +328,7 @@ static void bench_tokens(Bench* bench) {
     encoder_open(scratch, N, cfg.Vp, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
     measure(bench, "encoder forward", shape, Work{0, encoder_forward_bytes(N, C, size)},
-            [=] { encoder_forward(out, tokens, wte, wpe, B, T, 0, C, gpu); });
+            [=] { encoder_forward(out, tokens, wte, wpe, B, T, EncoderPositions{}, C, gpu); });
     measure(bench, "encoder backward", shape, Work{0, encoder_backward_bytes(N, C, cfg.V, size, size)}, [=] {
         encoder_backward(dwte, dwpe, out, tokens, B, T, cfg.max_T, C, GRADIENT_SET, scratch, gpu);
     });

@@ -4,7 +4,7 @@
     dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/ref/check_checkpoint.py [gpt2.tiktoken]
 
 Trains a small model on random token shards, opens its checkpoint with AutoModelForCausalLM.from_pretrained and compares the
-loss of validation with the trainer's (in bf16, too, where `make sim PRECISION=BF16` has been run); saves that model again (one file, several files, fp32, bf16, fp16, without
+loss of validation with the trainer's (and the tensors with those of a checkpoint whose weights are in two files) (in bf16, too, where `make sim PRECISION=BF16` has been run); saves that model again (one file, several files, fp32, bf16, fp16, without
 "transformer.") and lets the trainer open it; compares the tensors of the GGUF files. With GPT-2's vocabulary, the
 tokenizer of the checkpoint is opened, too; those of bytes and of the built-in stories always. One line at the end; the exit status is the verdict.
 """
@@ -64,6 +64,19 @@ def loss_by_transformers(model, tokens, sequences):
         return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), y.view(-1)).item()
 
 
+def check_files(sizes, model):
+    """A checkpoint with a file of weights for each group has the tensors of one that has a single file, as transformers reads it."""
+    train(*sizes, "--train-data", "tokens.bin", "--val-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 20,
+          "--lr", 0.01, "--eval-batches", 4, "--samples", 0, "--model-file-gb", 0.0002, "--out", "cut")
+    directory = "cut/step_00000020"
+    expect(len(model_files(directory)) == 2 and not os.path.exists(f"{directory}/model.safetensors"), f"{model_files(directory)}")
+    cut = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    ours, theirs = model.state_dict(), cut.state_dict()
+    expect(ours.keys() == theirs.keys(), "names in two files")
+    expect(all(torch.equal(ours[name], theirs[name]) for name in ours), "tensors in two files")
+    check_gguf(directory)
+
+
 def check_bf16(tokens):
     """Without master weights a checkpoint holds the 16-bit weights."""
     if not os.path.exists(SIMULATED):
@@ -99,6 +112,15 @@ def check_imports(model, tokens_file, wanted):
     expect(abs(last_val("again_bare") - wanted) < 1e-5, "names without a prefix")
 
 
+def model_files(directory):
+    """The files of a model: those that the index names, if there is one."""
+    index = f"{directory}/model.safetensors.index.json"
+    if not os.path.exists(index):
+        return [f"{directory}/model.safetensors"]
+    with open(index, encoding="utf-8") as file:
+        return [f"{directory}/{name}" for name in sorted(set(json.load(file)["weight_map"].values()))]
+
+
 def check_gguf(checkpoint):
     try:
         import gguf
@@ -107,7 +129,7 @@ def check_gguf(checkpoint):
         return
     names = {"attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
              "attn_norm": "ln_1", "ffn_norm": "ln_2"}
-    tensors = load_file(f"{checkpoint}/model.safetensors")
+    tensors = {name: x for file in model_files(checkpoint) for name, x in load_file(file).items()}
     for dtype, tolerance in {"f32": 0, "f16": 1e-3, "bf16": 5e-3, "q8_0": 1e-2}.items():
         train("--model", checkpoint, "--train-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 0, "--eval-every", 0, "--samples", 0,
               "--export-gguf", f"{dtype}.gguf", "--export-gguf-dtype", dtype)
@@ -184,6 +206,7 @@ def main():
         loss = loss_by_transformers(model.eval(), tokens, 8)
         expect(abs(loss - last_val("run")) < 1e-5, f"loss {loss}, the trainer's is {last_val('run')}")
         check_bf16(tokens)
+        check_files(sizes, model)
         check_gguf("run/step_00000020")
         check_imports(model, "tokens.bin", loss)
         with open("text.txt", "w", encoding="utf-8") as file:

@@ -11,7 +11,8 @@ struct CpuTrainer {
 
 CpuTrainer* cpu_trainer_open(GPT2Config cfg, int B, int T, const float* params) {
     CpuTrainer* trainer = (CpuTrainer*)check_alloc(1, sizeof(CpuTrainer), "CPU trainer");
-    const Options options = {.batch = B, .seq_len = T, .recompute = RECOMPUTE_NONE, .processes = 1};
+    const Options options = {
+        .batch = B, .seq_len = T, .steps = 1, .recompute = RECOMPUTE_NONE, .processes = 1};
     trainer->comm.size = 1;
     gpt2_open(&trainer->model, cfg, &options, &trainer->comm);
     memcpy(trainer->model.params_memory, params, trainer->model.parameter_bytes);
@@ -29,7 +30,7 @@ double cpu_trainer_gradients(CpuTrainer* trainer, const int* tokens, const int* 
     const Batch batch = {tokens,  targets, starts,
                          batch_B, batch_T, targets_count(targets, batch_B * batch_T)};
     const ZeroStep only = {0, 1};
-    gpt2_forward(model, batch, 0);
+    gpt2_forward(model, batch);
     gpt2_backward(model, batch, (float)(1 / loss_tokens), mode, only);
     return batch_loss(model, batch);
 }
@@ -39,7 +40,7 @@ const float* cpu_trainer_logits(CpuTrainer* trainer, const int* tokens) {
     const int N = model->B * model->T;
     assert((int)gpt2_classifier_chunk(model->cfg, (size_t)N) == N);
     const Batch batch = {tokens, NULL, NULL, model->B, model->T, 0};
-    gpt2_forward(model, batch, 0);
+    gpt2_forward(model, batch);
     gpt2_logits(model, 0, N);
     return model->acts.logits;
 }

@@ -5,7 +5,8 @@
 // before it fails. With FAULT_AT=0 nothing fails, and the number of calls is the only output, on file
 // descriptor 3.
 //
-// Calls number FAULT_NAN_FROM to FAULT_NAN_TO of logf, in losses and in attention, give NaN.
+// Calls number FAULT_NAN_FROM to FAULT_NAN_TO of logf, in losses and in attention, give NaN; each takes FAULT_LOG_US. pow is wrong by 1 % for the
+// exponent FAULT_POW_AT, the update of that number, and cos from call number FAULT_COS_FROM on: learning rates.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -97,5 +98,20 @@ float logf(float x) {
     static long calls = 0;
     const char *from = getenv("FAULT_NAN_FROM"), *to = getenv("FAULT_NAN_TO");
     const long n = __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
+    if (getenv("FAULT_LOG_US")) {
+        usleep((useconds_t)atoi(getenv("FAULT_LOG_US")));
+    }
     return from && to && atol(from) <= n && n <= atol(to) ? NAN : REAL(logf)(x);
+}
+
+double pow(double x, double y) {
+    const char* at = getenv("FAULT_POW_AT");
+    return REAL(pow)(x, y) * (at && atof(at) == y ? 0.99 : 1);
+}
+
+double cos(double x) {
+    static long calls = 0;
+    const char* from = getenv("FAULT_COS_FROM");
+    const long n = __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
+    return REAL(cos)(x) * (from && atol(from) <= n ? 0.99 : 1);
 }

@@ -4,7 +4,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/formats/hf_model.h"
-#include "llmc/run/checkpoint.h"
+#include "llmc/run/state.h"
 
 static void fuzz_expect(int ok) {
     if (!ok) {

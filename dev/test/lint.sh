@@ -76,8 +76,12 @@ lint_cuda_headers() {
 
 # By the shell that the first line names.
 lint_scripts() {
-    local script
-    for script in .ci/* scripts/* dev/*/*.sh; do
+    local script shellcheck=no
+    is_here shellcheck "scripts for clusters, shellcheck" && shellcheck=yes
+    for script in scripts/multi_node/*.sh scripts/multi_node/*.sbatch; do
+        [ $shellcheck = no ] || lint "$script, shellcheck" shellcheck "$script"
+    done
+    for script in .ci/* scripts/* scripts/multi_node/* dev/*/*.sh; do
         case $(head -n 1 "$script" 2>/dev/null) in
         '#!'*bash) lint "$script" bash -n "$script" ;;
         '#!'*sh) lint "$script" sh -n "$script" ;;

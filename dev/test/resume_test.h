@@ -12,7 +12,7 @@ defines: test_resume
 
 #include "llmc/base/check.h"
 #include "llmc/base/xxh64.h"
-#include "llmc/run/checkpoint.h"
+#include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/state.h"
 #include "llmc/run/run.h"
 #include "test.h"

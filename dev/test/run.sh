@@ -6,23 +6,27 @@
 #     asan      the same with gcc's address and undefined-behavior sanitizers
 #     tsan      what has threads of its own, with gcc's race detector (OpenMP's it does not understand)
 #     narrow    what uses vectors, for the oldest machine of this kind: 128 bits, no fused multiply-add on x86-64
-#     avx2      the same with 256 bits
+#     avx2      the same with 256 bits, where the plain build has 512
 #     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
 #     build     what the Makefile builds again, and installs (test_build.sh)
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
+#     scripts   those for several machines, with launchers that only say how they were called (test_multi_node.sh)
 #     fuzz      readers of files against random ones (fuzz.sh), 5 s each
-#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), misused
+#     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), generating
+#               texts (test_generate.sh), misused
 #               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
+#     report    pages, comparisons and TensorBoard's files (test_report.sh)
 #     ranks     several processes under mpirun (test_ranks.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers; and the kit for a
-#               machine with a GPU (test_kit.sh)
+#               machine with a GPU (test_kit.sh), and the measurement of several (test_multi_gpu.sh)
 #     nvcc      the GPU trainer compiled for every supported architecture, and with cuDNN where that is installed
 #
 # `make check` is `run.sh check [TEST]`: the plain variant alone, or one test of it.
 #
-# The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed. Environment:
+# At the end it lists what took longest, builds among it. The last line is `N passed, N failed, N skipped`; the exit status
+# is 1 if anything failed. Environment:
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -54,6 +58,7 @@ report() {
     local variant=$1 status=$2 seconds=$3 file=$4 time=
     shift 4
     [ "$seconds" -lt 5 ] || time=" ($seconds s)"
+    echo "$seconds $variant: $*" >>"$tests_dir/times"
     skipped=$((skipped + $(grep -c '^skipped: ' "$file")))
     if [ "$status" = 0 ]; then
         passed=$((passed + 1))
@@ -120,6 +125,7 @@ built() {
         echo "$1: FAILED: the build (make BUILD=build/$1 WERROR=-Werror $(cat "$log.command"))"
     fi
     echo "$1: built in $seconds s"
+    echo "$seconds $1: the build" >>"$tests_dir/times"
 }
 
 # run_tests VARIANT [TEST...]: those named, or all.
@@ -159,28 +165,37 @@ built plain
 build asan tests build/asan/train_gpt2 build/asan/tokenize OPT="$sanitizers"
 run lint dev/test/lint.sh
 run plain dev/test/test_cli.sh build/plain/train_gpt2
+run plain dev/test/test_generate.sh build/plain/train_gpt2
 run plain dev/test/test_data.sh build/plain/train_gpt2
 run plain dev/test/test_misuse.sh build/plain/train_gpt2
 run plain dev/test/test_kill.sh build/plain/train_gpt2
+run plain dev/test/test_report.sh build/plain/train_gpt2
 run plain dev/test/test_tokenize.sh build/plain/tokenize
 run plain dev/test/test_ranks.sh build/plain/train_gpt2
 run_tests plain
 run get_data dev/test/test_get_data.sh
+run scripts dev/test/test_multi_node.sh
 run build dev/test/test_build.sh
 
 built asan
-build tsan build/tsan/test_dataloader OPENMP= OPT="-O1 -g1 -fsanitize=thread"
+build tsan build/tsan/test_dataloader build/tsan/test_comm_tcp OPENMP= OPT="-O1 -g1 -fsanitize=thread"
 build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
 run asan dev/test/test_cli.sh build/asan/train_gpt2
+run asan dev/test/test_generate.sh build/asan/train_gpt2
 run asan dev/test/test_data.sh build/asan/train_gpt2
+run asan dev/test/test_report.sh build/asan/train_gpt2
 run asan dev/test/test_tokenize.sh build/asan/tokenize
 run_tests asan
 
 built tsan
 run tsan build/tsan/test_dataloader
-has_avx2=
-has_cpu avx2 && has_cpu fma && has_avx2=1
-if [ $has_avx2 ]; then
+run tsan build/tsan/test_comm_tcp
+has_avx512=
+read -r cc <<<"$(make -s print-CC)"
+read -r march <<<"$(make -s print-MARCH)"
+# shellcheck disable=SC2086 # no option, or one
+$cc $march -dM -E -x c /dev/null | grep -qw __AVX512F__ && has_avx512=1
+if [ $has_avx512 ]; then
     build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell
 fi
 built narrow
@@ -192,9 +207,11 @@ if [ $has_clang ]; then
     links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
     build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp
 fi
-if [ $has_avx2 ]; then
+if [ $has_avx512 ]; then
     built avx2
     run_tests avx2 "${vector_tests[@]}"
+elif has_cpu avx2 && has_cpu fma; then
+    echo "avx2: the plain tests had these vectors"
 else
     skip "avx2: this machine has no AVX2"
 fi
@@ -255,6 +272,7 @@ if [ $has_sim ]; then
     built sim-plain
     build sim-msan sim-msan
     run sim dev/test/test_sim.sh
+    run sim dev/test/test_generate.sh build/plain/train_gpt2 build/sim/FP32/train_gpt2cu
     run sim dev/test/test_kit.sh
     if command -v python3 >/dev/null; then
         run sim dev/test/test_roofline.sh
@@ -263,6 +281,7 @@ if [ $has_sim ]; then
         skip "roofline: python3 is missing"
     fi
     run sim dev/test/test_ranks.sh build/sim/BF16/train_gpt2cu
+    run sim dev/test/test_multi_gpu.sh
     run_sims plain
     built sim-msan # now all that programs of the simulated GPU have in common is built
     build sim-asan sim-asan
@@ -276,5 +295,6 @@ if [ $has_sim ]; then
 fi
 finish
 
+sort -rn "$tests_dir/times" | head -n 15 | awk '{ seconds = $1; $1 = ""; printf "slowest: %4d s %s\n", seconds, $0 }'
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

@@ -192,29 +192,39 @@ static void test_causality(void) {
     attention_close(&scratch);
 }
 
-// Generation computes only the tokens from `first` on, and leaves the others alone.
-static void test_first(void) {
-    enum { B = 2, T = 50, NH = 2, HS = 12, C = NH * HS };
+// Texts of different lengths: a query over stored keys and values is the last row of the whole text's attention. Only
+// the text's own room is written.
+static void test_cached(int HS) {
+    enum { TEXTS = 4, MAX_T = 50, NH = 2 };
+    const int lengths[TEXTS] = {1, 16, 33, MAX_T}, C = NH * HS;
+    const size_t room = (size_t)2 * C * MAX_T;
     AttentionScratch scratch;
-    attention_open(&scratch, T, HS);
-    float *qkv = ops_normal(B * T * 3 * C, 1), *dout = ops_normal(B * T * C, 1);
-    const Run full = run(B, T, NH, HS, qkv, dout, &scratch);
-    for (int first = 1; first <= T; first += first < T - 2 ? 7 : 1) {
-        const Run r = run_open(B, T, NH, HS, NULL, qkv, dout);
-        const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH, .first = first};
-        attention_forward_cpu(r.out, r.lse, qkv, NULL, sizes, &scratch);
-        for (int i = 0; i < B * T * C; i++) {
-            const int computed = i / C % T >= first;
-            EXPECT(computed ? r.out[i] == full.out[i] : isnan(r.out[i]),
-                   "first %d: out of token %d is %g, %g in full", first, i / C % T, r.out[i], full.out[i]);
+    attention_open(&scratch, MAX_T, HS);
+    const AttentionCache cache = {ops_floats(TEXTS * room), MAX_T, C, NH};
+    float *last = ops_floats((size_t)TEXTS * 3 * C), *out = ops_floats((size_t)TEXTS * C);
+    int positions[TEXTS];
+    Run want[TEXTS];
+    for (int b = 0; b < TEXTS; b++) {
+        const int T = lengths[b];
+        float *qkv = ops_normal((size_t)T * 3 * C, 1), *dout = ops_normal((size_t)T * C, 1);
+        positions[b] = T - 1;
+        attention_cache_store_cpu(cache, qkv, b, 0, T - 1);
+        attention_cache_store_cpu(cache, qkv + (size_t)(T - 1) * 3 * C, b, T - 1, 1);
+        memcpy(last + b * 3 * C, qkv + (size_t)(T - 1) * 3 * C, (size_t)3 * C * sizeof(float));
+        want[b] = run(1, T, NH, HS, qkv, dout, &scratch);
+    }
+    attention_cached_cpu(out, last, positions, TEXTS, cache, &scratch);
+    for (int b = 0; b < TEXTS; b++) {
+        for (int c = 0; c < C; c++) {
+            EXPECT_NEAR(out[b * C + c], want[b].out[(size_t)positions[b] * C + c], 2e-6,
+                        "text %d, column %d, heads of %d", b, c, HS);
         }
-        for (int i = 0; i < B * NH * T; i++) {
-            const int computed = i % T >= first;
-            EXPECT(computed ? r.lse[i] == full.lse[i] : isnan(r.lse[i]),
-                   "first %d: lse of token %d is %g, %g in full", first, i % T, r.lse[i], full.lse[i]);
+        for (size_t i = 0; i < room; i++) {
+            EXPECT(isnan(cache.data[b * room + i]) == ((int)(i / HS % MAX_T) >= lengths[b]),
+                   "text %d, element %zu", b, i);
         }
     }
-    ops_close("first");
+    ops_close("cached");
     attention_close(&scratch);
 }
 
@@ -269,7 +279,9 @@ int main(int argc, char** argv) {
     test_documents_apart();
     test_huge_scores();
     test_causality();
-    test_first();
+    test_cached(12);
+    test_cached(40);
+    test_cached(5);
     test_scratch();
     test_errors();
     test_threads();

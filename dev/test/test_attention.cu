@@ -80,10 +80,10 @@ typedef struct {
 
 static const float BIAS_ONTO = 3;
 
-// Without dout only the forward pass, for the tokens from `first` on. The gradient of the bias is left out
+// Without dout only the forward pass. The gradient of the bias is left out
 // once, set once and added once.
 template <class X>
-static Results run(const Shape* s, const float* qkv, const float* dout, int first, AttentionGpu* scratch,
+static Results run(const Shape* s, const float* qkv, const float* dout, AttentionGpu* scratch,
                    const Gpu* gpu) {
     const size_t n = outs(s);
     const int C = s->NH * s->HS;
@@ -91,7 +91,7 @@ static Results run(const Shape* s, const float* qkv, const float* dout, int firs
     int* starts = upload_starts(s, gpu);
     float* lse = unset<float>(lses(s), gpu);
     Results r = {};
-    attention_forward(out, lse, qkv_x, starts, s->B, s->T, first, C, s->NH, scratch, gpu);
+    attention_forward(out, lse, qkv_x, starts, s->B, s->T, C, s->NH, scratch, gpu);
     if (dout) {
         float* onto = ops_floats(3 * C);
         for (int c = 0; c < 3 * C; c++) {
@@ -121,7 +121,7 @@ template <class X>
 static Results run_alone(const Shape* s, const float* qkv, const float* dout, const Gpu* gpu) {
     AttentionGpu scratch;
     attention_gpu_open<X>(&scratch, s->B, s->T, s->NH * s->HS, s->NH);
-    const Results r = run<X>(s, qkv, dout, 0, &scratch, gpu);
+    const Results r = run<X>(s, qkv, dout, &scratch, gpu);
     attention_gpu_close(&scratch);
     return r;
 }
@@ -288,29 +288,45 @@ template <class X> static void test_growing_scores(const Gpu* gpu) {
     ops_close("growing scores");
 }
 
-// Generation computes only the tokens from `first` on, to the same bits, and leaves the others alone.
-template <class X> static void test_first(const Gpu* gpu) {
-    const Shape s = {2, 140, 2, 24};
-    const int C = s.NH * s.HS, firsts[] = {1, 63, 64, 139, 140};
-    float* qkv = normal<X>(3 * outs(&s), 1);
-    AttentionGpu scratch; // for fewer tokens: so that generation and full sequences take the same kernels
-    attention_gpu_open<X>(&scratch, 1, 1, C, s.NH);
-    const Results full = run<X>(&s, qkv, NULL, 0, &scratch, gpu);
-    for (int f = 0; f < 5; f++) {
-        const Results r = run<X>(&s, qkv, NULL, firsts[f], &scratch, gpu);
-        for (size_t i = 0; i < outs(&s); i++) {
-            const int t = (int)(i / C % s.T);
-            EXPECT(t >= firsts[f] ? r.out[i] == full.out[i] : isnan(r.out[i]),
-                   "first %d: out of token %d is %g, %g in full", firsts[f], t, r.out[i], full.out[i]);
+// Texts of different lengths: a query over stored keys and values is the last row of the whole text's attention. Only
+// the text's own room is written, and the bits are those of a text alone.
+template <class X> static void test_cached(int HS, const Gpu* gpu) {
+    enum { TEXTS = 3, MAX_T = 150, NH = 2 };
+    const int lengths[TEXTS] = {1, 31, 150}, C = NH * HS;
+    const size_t room = (size_t)2 * C * MAX_T;
+    AttentionCacheGpu<X> cache = {unset<X>(TEXTS * room, gpu), MAX_T, C, NH};
+    float* last = ops_floats(TEXTS * 3 * C);
+    int positions[TEXTS];
+    Results want[TEXTS];
+    for (int b = 0; b < TEXTS; b++) {
+        const Shape s = {1, lengths[b], NH, HS};
+        float* qkv = normal<X>(3 * outs(&s), 1);
+        X* rows = upload<X>(qkv, 3 * outs(&s), gpu);
+        positions[b] = lengths[b] - 1;
+        attention_cache_store(cache, rows, (const int*)NULL, b, lengths[b] - 1 > 0 ? lengths[b] - 1 : 1, gpu);
+        memcpy(last + b * 3 * C, qkv + (size_t)positions[b] * 3 * C, (size_t)3 * C * sizeof(float));
+        want[b] = run_alone<X>(&s, qkv, NULL, gpu);
+    }
+    X *queries = upload<X>(last, TEXTS * 3 * C, gpu), *out = unset<X>(TEXTS * C, gpu);
+    int* places = (int*)gpu_alloc(TEXTS, sizeof(int), "positions");
+    CUDA_CHECK(cudaMemcpyAsync(places, positions, sizeof(positions), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    attention_cache_store(cache, queries, places, 0, TEXTS, gpu);
+    attention_cached(out, queries, places, TEXTS, cache, gpu);
+    const float *got = download(out, TEXTS * C, gpu), *kept = download(cache.data, TEXTS * room, gpu);
+    for (int b = 0; b < TEXTS; b++) {
+        for (int c = 0; c < C; c++) {
+            const float w = want[b].out[(size_t)positions[b] * C + c];
+            EXPECT_NEAR(got[b * C + c], w, 4 * roundoff<X>() + 1e-6, "text %d, column %d, heads of %d, %s", b,
+                        c, HS, dtype_name(DTYPE_OF(X)));
         }
-        for (size_t i = 0; i < lses(&s); i++) {
-            const int t = (int)(i % s.T);
-            EXPECT(t >= firsts[f] ? r.lse[i] == full.lse[i] : isnan(r.lse[i]),
-                   "first %d: lse of token %d is %g, %g in full", firsts[f], t, r.lse[i], full.lse[i]);
+        for (size_t i = 0; i < room; i++) {
+            EXPECT(isnan(kept[b * room + i]) == ((int)(i / HS % MAX_T) >= lengths[b]), "text %d, element %zu",
+                   b, i);
         }
     }
-    attention_gpu_close(&scratch);
-    ops_close("first");
+    gpu_free(places);
+    ops_close("cached");
 }
 
 // Later tokens do not change one bit of a result, and a gradient that enters at a token reaches nothing
@@ -343,9 +359,9 @@ template <class X> static void test_scratch(const Gpu* gpu) {
     AttentionGpu scratch;
     attention_gpu_open<X>(&scratch, longer.B, longer.T, longer.NH * longer.HS, longer.NH);
     const Results alone = run_alone<X>(&s, qkv, dout, gpu), again = run_alone<X>(&s, qkv, dout, gpu);
-    const Results fresh = run<X>(&s, qkv, dout, 0, &scratch, gpu);
-    run<X>(&longer, ops_floats(3 * outs(&longer)), ops_floats(outs(&longer)), 0, &scratch, gpu);
-    const Results used = run<X>(&s, qkv, dout, 0, &scratch, gpu);
+    const Results fresh = run<X>(&s, qkv, dout, &scratch, gpu);
+    run<X>(&longer, ops_floats(3 * outs(&longer)), ops_floats(outs(&longer)), &scratch, gpu);
+    const Results used = run<X>(&s, qkv, dout, &scratch, gpu);
     expect_same(&alone, &again, &s, "a second run");
     expect_same(&fresh, &used, &s, "in scratch memory full of NaN");
     attention_gpu_close(&scratch);
@@ -375,13 +391,16 @@ static const int simulated = 0;
 static void forward_too_large(const void* gpu) {
     AttentionGpu scratch;
     attention_gpu_open<float>(&scratch, 1, 1, 129, 1);
-    attention_forward<float>(NULL, NULL, NULL, NULL, 1, 1, 0, 129, 1, &scratch, (const Gpu*)gpu);
+    attention_forward<float>(NULL, NULL, NULL, NULL, 1, 1, 129, 1, &scratch, (const Gpu*)gpu);
 }
 
 template <class X> static void test_type(const Gpu* gpu) {
     test_sizes<X>(gpu);
     test_huge_scores<X>(gpu);
-    test_first<X>(gpu);
+    const uint64_t others = ops_stream_ + 1; // the random arrays of the tests behind, whatever these two take
+    test_cached<X>(24, gpu);
+    test_cached<X>(5, gpu);
+    ops_stream_ = others;
     test_causality<X>(gpu);
     test_scratch<X>(gpu);
     test_nan<X>(gpu);

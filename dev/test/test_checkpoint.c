@@ -4,7 +4,7 @@
 //
 //     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there; started with faults
 #define CHECKPOINT_LOCK_WAIT_S 0.2
-#define CHECKPOINT_IMPLEMENTATION
+#define CHECKPOINT_DIRECTORY_IMPLEMENTATION
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -12,7 +12,9 @@
 
 #include "llmc/base/float16.h"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/checkpoint_directory.h"
 #include "test.h"
+#include "whole_model.h"
 
 static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
 
@@ -20,6 +22,7 @@ static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, 
 typedef struct {
     char out[256];
     int keep, major;
+    float model_file_gb;
 } Run;
 
 static Run run_open(const char* name, int keep, int major) {
@@ -27,6 +30,7 @@ static Run run_open(const char* name, int keep, int major) {
     snprintf(run.out, sizeof(run.out), "%s", test_path(name));
     run.keep = keep;
     run.major = major;
+    run.model_file_gb = 5;
     EXPECT(mkdir(run.out, 0777) == 0, "%s", run.out);
     return run;
 }
@@ -38,6 +42,7 @@ static Options options_of(const Run* run) {
     options.out = run->out;
     options.keep = run->keep;
     options.keep_major = run->major;
+    options.model_file_gb = run->model_file_gb;
     return options;
 }
 
@@ -64,7 +69,7 @@ static ZeroPlan whole(void) { return zero_plan(TINY, 0, 0, 1); }
 // Bytes of the copy that a save makes.
 static size_t copy_bytes(SafeTensorsDtype dtype) {
     const ZeroPlan plan = whole();
-    return checkpoints_bytes(TINY, &plan, dtype);
+    return checkpoints_bytes(TINY, &plan, dtype, 5);
 }
 
 static RunState state_of(int64_t step) {
@@ -131,6 +136,26 @@ static void save(const Run* run, int64_t step) {
     save_value(path, run, step, (float)step, SAFETENSORS_F32);
 }
 
+// Reads m and v into memory that is laid out by the rows of TINY,
+static void read_optimizer(const SavedState* state, const char* directory, float* memory) {
+    const ZeroPlan plan = whole();
+    CheckpointParts parts;
+    checkpoint_parts_open(&parts, state, directory, TINY, &plan);
+    for (int g = 0; g < plan.groups; g++) {
+        checkpoint_parts_read(&parts, 0, g, memory + zero_piece(&plan, g).owned);
+        checkpoint_parts_read(&parts, 1, g, memory + state_elements() + zero_piece(&plan, g).owned);
+    }
+    checkpoint_parts_close(&parts);
+}
+
+// and the weights, too.
+static void read_checkpoint(const SavedState* state, const char* directory, float* params, float* memory) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows_of(rows, TINY, sizeof(float));
+    whole_model_read(directory, TINY, rows, params);
+    read_optimizer(state, directory, memory);
+}
+
 // The first weight in a checkpoint, or NAN if none is valid.
 static float value_in(const char* out, const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
@@ -144,8 +169,7 @@ static float value_in(const char* out, const char* directory) {
     float *params = (float*)check_alloc(bytes, 1, "params"),
           *memory = (float*)check_alloc(2 * state_elements(), sizeof(float), "optimizer");
     const GPT2OptimizerState optimizer = optimizer_at(memory);
-    const ZeroPlan plan = whole();
-    checkpoint_read(&state, path, TINY, rows, params, &plan, memory);
+    read_checkpoint(&state, path, params, memory);
     const float value = optimizer.m[0] == params[0] + 1 && optimizer.v[0] == params[0] + 2 ? params[0] : -1;
     state_close(&state);
     free(params);
@@ -199,6 +223,10 @@ static void expect_list(const Run* run, const char* wanted) {
 
 #define ALL_FILES "config.json generation_config.json model.safetensors optimizer.1of1.safetensors state.json"
 
+#define CUT_FILES                                                                                            \
+    "config.json generation_config.json model-00001-of-00003.safetensors model-00002-of-00003.safetensors "  \
+    "model-00003-of-00003.safetensors model.safetensors.index.json optimizer.1of1.safetensors state.json"
+
 // ---- saving and reading ----
 
 static void test_save(void) {
@@ -241,15 +269,14 @@ static void test_tensors(SafeTensorsDtype dtype) {
     const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float)), n = bytes / sizeof(float);
     float* got = (float*)check_alloc(3 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(3 * n, sizeof(float), "wanted");
-    const ZeroPlan plan = whole();
-    checkpoint_read(&state, path, TINY, rows, got, &plan, got + n);
+    read_checkpoint(&state, path, got, got + n);
     fill(want, n, SAFETENSORS_F32, 1);
     fill(want + n, n, SAFETENSORS_F32, 2);
     fill_squares(want + 2 * n, n, 3);
     uint16_t* bits = (uint16_t*)check_alloc(n, sizeof(uint16_t), "16-bit weights");
     fill(bits, dtype == SAFETENSORS_F32 ? 0 : n, dtype, 1);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t used = checkpoint_layer_elements_(&rows[i], TINY);
+        const size_t used = gpt2_rows_in_files(&rows[i], TINY) * rows[i].cols;
         for (size_t k = 0; k < tensor_elements(&rows[i]); k++) {
             const size_t in_layer = k % tensor_layer_elements(&rows[i]);
             const int l = (int)(k / tensor_layer_elements(&rows[i]));
@@ -264,6 +291,34 @@ static void test_tensors(SafeTensorsDtype dtype) {
     free(bits);
     free(want);
     free(got);
+}
+
+// The weights in a file for each group, and one file again in the same place.
+static void test_model_files(void) {
+    Run run = run_open("model_files", 0, 0);
+    char path[PATH_MAX], error[ERROR_BYTES];
+    SavedState state;
+    run.model_file_gb = 1e-9f;
+    save_value(path, &run, 1000, 0.5f, SAFETENSORS_F32);
+    EXPECT(strcmp(list_of(path), CUT_FILES) == 0, "it holds \"%s\"", list_of(path));
+    EXPECT(value_in(run.out, "step_00001000") == 0.5f, "the weights");
+    save(&run, 999);
+    for (int f = 2; f <= 4; f++) {
+        char file[PATH_MAX];
+        file_path(file, "%s/model%s", path,
+                  f == 4   ? ".safetensors.index.json"
+                  : f == 3 ? "-00003-of-00003.safetensors"
+                           : "-00002-of-00003.safetensors");
+        EXPECT(truncate(file, f == 2 ? 100 : 0) == 0, "%s", file);
+        EXPECT(!checkpoint_try_check(&state, path, error) && strncmp(error, file, strlen(file)) == 0, "%s",
+               error);
+        save_value(path, &run, 1000, 2, SAFETENSORS_F32);
+    }
+    run.model_file_gb = 5;
+    save_value(path, &run, 1000, 3, SAFETENSORS_F32);
+    EXPECT(strcmp(list_of(path), ALL_FILES) == 0, "it holds \"%s\"", list_of(path));
+    EXPECT(value_in(run.out, "step_00001000") == 3 && value_in(run.out, "step_00000999") == 999,
+           "the weights");
 }
 
 // Files of any number that fill the space of the optimizer's state are as good as one.
@@ -308,13 +363,12 @@ static void body_read_slices(const void* slices) {
     const size_t n = gpt2_parameter_rows_of(rows, TINY, sizeof(float)) / sizeof(float);
     float* got = (float*)check_alloc(2 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(n, sizeof(float), "wanted");
-    const ZeroPlan plan = whole();
-    checkpoint_read_optimizer_(&state, s->directory, TINY, &plan, got);
+    read_optimizer(&state, s->directory, got);
     fill(want, n, SAFETENSORS_F32, 2);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
             EXPECT(memcmp(tensor_at_layer(&rows[i], got, l), tensor_at_layer(&rows[i], want, l),
-                          4 * checkpoint_layer_elements_(&rows[i], TINY)) == 0,
+                          4 * gpt2_rows_in_files(&rows[i], TINY) * rows[i].cols) == 0,
                    "m of %s, layer %d", rows[i].name, l);
         }
     }
@@ -466,6 +520,9 @@ static void test_links(void) {
 }
 
 static void spoil_weight(Checkpoints* c) { ((float*)c->params)[7] = -INFINITY; }
+static void spoil_block(Checkpoints* c) {
+    ((float*)c->params)[gpt2_group_offset_bytes(c->rows, 2) / 4] = NAN;
+}
 static void spoil_half(Checkpoints* c) { ((uint16_t*)c->params)[7] = 0x7F80; } // bf16
 static void spoil_m(Checkpoints* c) { optimizer_of(c).m[0] = NAN; }
 static void spoil_v(Checkpoints* c) { optimizer_of(c).v[0] = -1; }
@@ -473,6 +530,13 @@ static void spoil_v(Checkpoints* c) { optimizer_of(c).v[0] = -1; }
 static void body_save_infinite(const void* run) {
     char path[PATH_MAX];
     save_spoiled(path, (const Run*)run, 30, 30, SAFETENSORS_F32, spoil_weight);
+}
+
+static void body_save_infinite_group(const void* run) {
+    char path[PATH_MAX];
+    Run cut = *(const Run*)run;
+    cut.model_file_gb = 1e-9f;
+    save_spoiled(path, &cut, 30, 30, SAFETENSORS_F32, spoil_block);
 }
 
 static void body_save_infinite_half(const void* run) {
@@ -486,9 +550,8 @@ static void body_read(const void* path) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float));
     void *params = check_alloc(bytes, 1, "p"), *optimizer = check_alloc(2 * bytes, 1, "optimizer");
-    const ZeroPlan plan = whole();
     CHECK(checkpoint_try_check(&state, (const char*)path, error), "%s", error);
-    checkpoint_read(&state, (const char*)path, TINY, rows, params, &plan, optimizer);
+    read_checkpoint(&state, (const char*)path, params, optimizer);
 }
 
 // Weights that are not finite are not saved over those that are; an optimizer's state that cannot be is not
@@ -502,6 +565,9 @@ static void test_not_finite(void) {
            "fp32");
     EXPECT(test_dies(body_save_infinite_half, &run, 1, "error: |step_00000030: not saved|element 7 of wte"),
            "bf16");
+    EXPECT(test_dies(body_save_infinite_group, &run, 1,
+                     "error: |step_00000030: not saved|element 0 of ln1w, layer 1, is not finite"),
+           "of a block");
     expect_list(&run, "20");
     save_spoiled(path, &run, 30, 30, SAFETENSORS_F32, spoil_m);
     EXPECT(test_dies(body_read, path, 1, "error: |optimizer|element 0 of m is nan, wanted a number"), "m");
@@ -810,7 +876,7 @@ static void test_bad_places(void) {
 #define CAN_PRELOAD 1
 #endif
 
-// Saves in another process, in which call number `at` fails (0: none, and *calls is set). Returns its status.
+// Saves in another process, step 2 with a file for each group of weights, in which call number `at` fails (0: none, and *calls is set). Returns its status.
 static int save_with_fault(const Run* run, int step, int at, int* calls) {
     char command[PATH_MAX + 1024];
     snprintf(command, sizeof(command),
@@ -830,7 +896,7 @@ static int save_with_fault(const Run* run, int step, int at, int* calls) {
 
 static void test_faults(void) {
     char command[PATH_MAX];
-    int calls;
+    int calls, calls_of_2;
     snprintf(command, sizeof(command), "cc -shared -fPIC dev/test/fault.c -o %s -ldl 2>/dev/null",
              test_path("fault.so"));
     if (!CAN_PRELOAD) {
@@ -847,9 +913,10 @@ static void test_faults(void) {
     const Run run = run_open("faults", 1, 0);
     save(&run, 1);
     EXPECT(save_with_fault(&run, 1, 0, &calls) == 0 && calls > 30, "%d calls", calls); // it replaces step 1
+    EXPECT(save_with_fault(&run, 2, 0, &calls_of_2) == 0 && calls_of_2 > calls + 10, "%d calls", calls_of_2);
     int failed = 0;
-    for (int at = 1; at <= calls; at++) {
-        for (int step = 1; step <= 2; step++) { // one that replaces, and a new one
+    for (int at = 1; at <= calls_of_2; at++) {
+        for (int step = at <= calls ? 1 : 2; step <= 2; step++) { // one that replaces, and a new one
             save(&run, 1);
             const int status = save_with_fault(&run, step, at, &(int){0});
             size_t bytes;
@@ -864,7 +931,7 @@ static void test_faults(void) {
             EXPECT(status != 0 || newest == step, "call %d: saved, but newest %lld", at, (long long)newest);
         }
     }
-    EXPECT(failed > calls, "%d of %d faults were fatal", failed, 2 * calls);
+    EXPECT(failed > calls, "%d of %d faults were fatal", failed, calls + calls_of_2);
 }
 
 int main(int argc, char** argv) {
@@ -874,6 +941,7 @@ int main(int argc, char** argv) {
         memset(&run, 0, sizeof(run));
         snprintf(run.out, sizeof(run.out), "%s", argv[2]);
         run.keep = 1;
+        run.model_file_gb = atoi(argv[3]) == 2 ? 1e-9f : 5;
         save_value(path, &run, atoi(argv[3]), (float)atof(argv[4]), SAFETENSORS_F32);
         return 0;
     }
@@ -884,6 +952,7 @@ int main(int argc, char** argv) {
     test_tensors(SAFETENSORS_F32);
     test_tensors(SAFETENSORS_BF16);
     test_tensors(SAFETENSORS_F16);
+    test_model_files();
     test_slices();
     test_state();
     test_replace();

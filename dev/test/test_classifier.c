@@ -173,6 +173,23 @@ static void test_threads(void) {
     ops_close("threads");
 }
 
+// The target is the most likely token: among others, among equals, beside padding and NaN.
+static void test_top(void) {
+    enum { N = 8, V = 5, Vp = 7 };
+    const float logits[N * Vp] = {1,  2,  3,  2,  1,         9, 9, // 2 is
+                                  1,  2,  3,  2,  1,         9, 9, // 1 is not
+                                  1,  3,  3,  2,  1,         0, 0, // 1, the first of two
+                                  1,  3,  3,  2,  1,         0, 0, // 2, the second
+                                  1,  3,  4,  2,  NAN,       0, 0, NAN, 3, 4, 2, 1, 0, 0,
+                                  -1, -2, -3, -4, -INFINITY, 0, 0, 7,   7, 7, 7, 7, 7, 7};
+    const int target[N] = {2, 1, 1, 2, 2, 0, 0, NO_TARGET}, want[N] = {1, 0, 1, 0, 0, 0, 1, 0};
+    int is_top[N];
+    classifier_top_cpu(is_top, logits, target, N, V, Vp);
+    for (int n = 0; n < N; n++) {
+        EXPECT(is_top[n] == want[n], "row %d: %d", n, is_top[n]);
+    }
+}
+
 int main(int argc, char** argv) {
     (void)argc;
     threads_wait_briefly(argv);
@@ -180,6 +197,7 @@ int main(int argc, char** argv) {
     test_huge();
     test_nan();
     test_no_target();
+    test_top();
     test_threads();
     return test_done("classifier");
 }

@@ -161,6 +161,38 @@ template <class T> static void test_no_target(int V, int Vp, const Gpu* gpu) {
     ops_close("no target");
 }
 
+// As on the CPU: every target of a few rows with equal logits, a NaN, and one that does not count.
+template <class T> static void test_top(int V, int Vp, const Gpu* gpu) {
+    enum { N = 6 };
+    Case k = case_open(N, V, Vp);
+    int want[N];
+    for (int n = 0; n < N; n++) {
+        float* row = k.logits + (size_t)n * Vp;
+        for (int v = 0; v < V; v++) {
+            row[v] = (float)((v * 7 + n) % 11); // exact in every type
+        }
+        k.target[n] = (V - 1) * n / (N - 1);
+        row[k.target[n]] = n % 2 ? 10.0f : row[k.target[n]];
+    }
+    k.logits[(size_t)4 * Vp + V / 2] = NAN;
+    k.target[5] = NO_TARGET;
+    classifier_top_cpu(want, k.logits, k.target, N, V, Vp);
+    T* logits = upload<T>(k.logits, (size_t)N * Vp, 0, gpu);
+    int* target = upload_ints(k.target, N, gpu);
+    int* is_top = upload_ints(k.target, N, gpu);
+    int got[N];
+    classifier_top(is_top, logits, target, N, V, Vp, gpu);
+    CUDA_CHECK(cudaMemcpyAsync(got, is_top, sizeof(got), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (int n = 0; n < N; n++) {
+        EXPECT(got[n] == want[n], "row %d, V %d: %d, wanted %d", n, V, got[n], want[n]);
+    }
+    gpu_free(is_top);
+    gpu_free(target);
+    gpu_free(logits);
+    ops_close("top");
+}
+
 template <class T> static void test_type(const Gpu* gpu) {
     const int sizes[][3] = {{1, 1, 1},     {3, 1, 8},       {31, 31, 31},    {33, 33, 128},    {2, 768, 768},
                             {2, 769, 777}, {2, 1000, 1024}, {1, 9000, 9001}, {2, 50257, 50304}};
@@ -172,6 +204,9 @@ template <class T> static void test_type(const Gpu* gpu) {
     test_nan<T>(gpu);
     test_no_target<T>(33, 40, gpu);
     test_no_target<T>(769, 777, gpu); // no packs
+    for (const int V : {1, 33, 2500}) {
+        test_top<T>(V, V + 7, gpu);
+    }
 }
 
 int main(void) {

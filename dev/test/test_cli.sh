@@ -240,7 +240,7 @@ test_log() {
     check "the first line is the configuration" grep -q '^{"kind":"config","options":{"train-data":""' <(head -n 1 $log)
     check "the last line is the summary" grep -q '^{"kind":"summary","steps":3,' <(tail -n 1 $log)
     check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"data_ms":V,"tok_per_s":V,"mfu":V,"tokens":V,"elapsed_s":V,"time":V}'
-    check_keys val $log '{"kind":V,"step":V,"loss":V}'
+    check_keys val $log '{"kind":V,"step":V,"loss":V,"bpb":V}'
     check_keys sample $log '{"kind":V,"step":V,"text":V}'
     check_keys save $log '{"kind":V,"step":V,"path":V}'
     check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"tok_per_s":V,"data_s":V,"peak_mb":V}'
@@ -443,6 +443,68 @@ test_models() {
     good "the model in bf16" "${batch[@]}" --eval-batches 2 --model bf16.bin --steps 0 --out reload_3
     check "has about the same loss" near "$(values val loss reload_3/log.jsonl)" "$last" 1e-2
     good "going on from a model" "${batch[@]}" --model model.bin --steps 1 --eval-batches 1
+}
+
+# The tasks of dev/ref/fixtures/tasks, whose losses transformers computed.
+test_tasks() {
+    local fixtures=$root/dev/ref/fixtures/tasks line
+    local alone=(--steps 0 --model "$fixtures/model.bin" --seq-len 64) tokens=(--tokenizer bytes/step_00000001)
+    local choices=$fixtures/hellaswag.jsonl,$fixtures/choices.bin
+    good "bytes" "${model[@]}" "${batch[@]}" "${text[@]}" --steps 1 --out bytes
+    check "have as many bits as bytes" \
+        near "$(values val bpb bytes/log.jsonl | tail -n 1)" "$(awk -v l="$(values val loss bytes/log.jsonl | tail -n 1)" \
+            'BEGIN { print l / log(2) }')" 1e-6
+    good "shards without a tokenizer" "${tiny[@]}" "${shards[@]}" --out shards
+    check_keys val shards/log.jsonl '{"kind":V,"step":V,"loss":V}'
+
+    good "an evaluation" "${alone[@]}" "${tokens[@]}" --tasks "$choices,$fixtures/continuations.jsonl" \
+        --perplexity "$fixtures/text.txt" --stride 24 --out evaluated
+    check "has no gradients and no optimizer" grep -q '^memory: [0-9.]* MiB = parameters [0-9.]* + activations [0-9.]*$' stdout
+    check "says what was cut" grep -q '^task hellaswag: 20 examples, .* too long for a row' stdout
+    check "is all there is" [ "$(kinds_of evaluated/log.jsonl)" = "config task task task task summary " ]
+    check "saves nothing" [ "$(find evaluated -name '*.safetensors' | wc -l)" = 0 ]
+    head -n 3 evaluated/log.jsonl >choices.jsonl
+    check_keys task choices.jsonl \
+        '{"kind":V,"step":V,"name":V,"acc":V,"acc_err":V,"acc_norm":V,"acc_norm_err":V,"acc_bytes":V,"acc_bytes_err":V,"tokens":V}'
+    awk '$1 == "hellaswag.jsonl" {
+            for (k = 0; k < 2; k++) {
+                loss = k ? $4 / $5 : $4
+                if ($3 == 0 || loss < least[k]) { least[k] = loss; best[k] = $3 }
+                right[k] += $3 == 3 && best[k] == $2 % 4
+            }
+        } END { printf "%g\n%g\n", right[0] / 20, right[1] / 20 }' "$fixtures/losses.txt" >wanted
+    check "chooses as transformers does: $(paste -s wanted)" cmp wanted \
+        <(for key in acc acc_norm; do values task $key evaluated/log.jsonl | head -n 1; done)
+    check "llm.c's file is the same" [ "$(grep '"name":"hellaswag"' evaluated/log.jsonl | cut -d , -f 4-)" = \
+        "$(grep '"name":"choices"' evaluated/log.jsonl | cut -d , -f 4-)" ]
+    check "knows what the model would say" grep -q '"name":"continuations","acc":0.5,' evaluated/log.jsonl
+    check "has the loss of the text" near "$(values task loss evaluated/log.jsonl | tail -n 1)" \
+        "$(awk '$1 == "text.txt" { nats += $4; n += $5 } END { print nats / n }' "$fixtures/losses.txt")" 1e-5
+    good "a batch of 1" "${alone[@]}" "${tokens[@]}" --tasks "$choices,$fixtures/continuations.jsonl" \
+        --perplexity "$fixtures/text.txt" --stride 24 --batch 1 --out evaluated_1
+    check "is the same" diff <(grep task evaluated/log.jsonl | tail -n 4) <(grep task evaluated_1/log.jsonl | tail -n 4)
+    good "shards without a tokenizer" "${alone[@]}" --perplexity train_0.bin --tasks "$fixtures/choices.bin" --tasks-max 3
+    check "have a perplexity" grep -q 'train_0.bin | loss [0-9.]* | perplexity [0-9.]* | 399 tokens$' stdout
+    check "of three examples" grep -q '^task choices: 3 examples, 12 endings' stdout
+
+    good "tasks in training" "${model[@]}" --seq-len 64 --batch 2 "${text[@]}" --steps 5 --eval-every 2 --samples 0 \
+        --tasks "$fixtures/continuations.jsonl" --tasks-every 2 --out run
+    check "are done in time" [ "$(steps_of task run/log.jsonl)" = "2 4 5 " ]
+    good "tasks of a finished run" "${model[@]}" --seq-len 64 --batch 2 "${text[@]}" --out run --resume on --steps 5
+    check "are not repeated" [ "$(steps_of task run/log.jsonl)" = "2 4 5 " ]
+
+    bad 2 "--tasks-max|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --tasks-max 3
+    bad 2 "--stride|--perplexity" "${tiny[@]}" --stride 3
+    bad 2 "--stride is 65|--seq-len 64" "${alone[@]}" "${tokens[@]}" --perplexity text.txt --stride 65
+    bad 2 "--save-every 1|nothing to save" "${alone[@]}" --tasks "$fixtures/choices.bin" --save-every 1 --out refused
+    bad 2 "--resume|--model" --steps 0 --tasks "$fixtures/choices.bin" --out run --resume auto --override
+    bad 1 "nowhere.jsonl" "${alone[@]}" "${tokens[@]}" --tasks nowhere.jsonl
+    bad 1 "continuations.jsonl|--tokenizer" "${alone[@]}" --tasks "$fixtures/continuations.jsonl"
+    bad 1 "text.txt|--tokenizer" "${alone[@]}" --perplexity text.txt
+    { cat "$fixtures/schema.jsonl" && echo '{"continuation":"x","gold":0}'; } >schema.jsonl
+    line=schema.jsonl:21
+    bad 1 "$line: found the fields {gold, continuation}, wanted gold, context_options, continuation" "${alone[@]}" \
+        "${tokens[@]}" --tasks schema.jsonl
 }
 
 # An enormous norm weight makes every logit infinite: all updates are skipped, and the run gives up.
@@ -683,6 +745,7 @@ test_accumulation
 test_packing
 test_repeat
 test_models
+test_tasks
 test_not_finite
 test_older_checkpoint
 test_resume

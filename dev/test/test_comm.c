@@ -227,7 +227,7 @@ int main(int argc, char** argv) {
     comm_expect(&comm, launch_expect());
     options_parse(&options, argc - !!mode, argv + !!mode, options_program(OPTION_CPU));
     const Launch launch = launch_find(&options);
-    comm_open(&comm, launch.place, options.timeout);
+    comm_open(&comm, launch.place, &launch.meeting, options.timeout);
     threads_open(options.threads, comm.local_size);
     if (mode) {
         run_mode(&comm, mode);

@@ -6,7 +6,6 @@
 //         wait     the watchdog: the others do not call the all-gather that rank 0 waits for
 #include "llmc/base/check.h"
 #include "llmc/comm.h"
-#include "llmc/comm_mpi.h"
 #include "llmc/comm_nccl.cuh"
 #include "llmc/gpu.cuh"
 #include "llmc/run/launch.h"
@@ -262,7 +261,7 @@ int main(int argc, char** argv) {
     comm_expect(&comm, launch_expect());
     options_parse(&options, argc - words, argv + words, options_program(OPTION_GPU));
     const Launch launched = launch_find(&options);
-    comm_open(&comm, launched.place, options.timeout);
+    comm_open(&comm, launched.place, &launched.meeting, options.timeout);
     gpu_open(&gpu, gpu_device_of_rank(&comm, device));
     group_gpu_open(&group, &comm);
     if (mode && !takes_device) {

@@ -17,7 +17,13 @@ static void test_forward(int B, int T, int C) {
     for (int first = 0; first <= EXTRA; first++) {
         float* out = ops_floats(nc);
         double* want = ops_doubles(nc);
-        encoder_forward_cpu(out, tokens, wte, wpe, B, T, first, C);
+        int* positions = check_alloc((size_t)B * T, sizeof(int), "positions");
+        for (int n = 0; n < B * T; n++) {
+            positions[n] = first + n % T;
+        }
+        encoder_forward_cpu(out, tokens, wte, wpe, B, T, (EncoderPositions){first ? positions : NULL, NULL},
+                            C);
+        free(positions);
         ref_encoder_forward(want, tokens, wide_te, wide_pe + (size_t)first * C, B, T, C);
         for (size_t i = 0; i < nc; i++) {
             EXPECT(out[i] == (float)want[i], "out of %d x %d x %d from position %d, element %zu", B, T, C,
@@ -25,6 +31,24 @@ static void test_forward(int B, int T, int C) {
         }
     }
     ops_close("forward");
+}
+
+// Positions that count from the start of each document, of three tokens.
+static void test_documents(int B, int T, int C) {
+    const size_t nc = (size_t)B * T * C;
+    float *wte = ops_normal((size_t)Vp * C, 1), *wpe = ops_normal((size_t)(T + EXTRA) * C, 1),
+          *out = ops_floats(nc);
+    const int* tokens = ops_below((size_t)B * T, V);
+    int* starts = ops_below((size_t)B * T, 1);
+    for (int n = 0; n < B * T; n++) {
+        starts[n] = n % T / 3 * 3;
+    }
+    encoder_forward_cpu(out, tokens, wte, wpe, B, T, (EncoderPositions){0, starts}, C);
+    for (size_t i = 0; i < nc; i++) {
+        const size_t n = i / (size_t)C, c = i % (size_t)C, position = n % (size_t)T - (size_t)starts[n];
+        EXPECT(out[i] == wte[(size_t)tokens[n] * C + c] + wpe[position * C + c], "documents, element %zu", i);
+    }
+    ops_close("documents");
 }
 
 // A row receives at most B*T terms in turn, with a rounding of half an epsilon of the partial sum each.
@@ -68,6 +92,7 @@ static void test_sizes(void) {
     for (int i = 0; i < 27; i++) {
         const int B = sizes[i / 9] / 10 + 1, T = sizes[i / 3 % 3], C = sizes[i % 3];
         test_forward(B, T, C);
+        test_documents(B, T, C);
         test_backward(B, T, C);
     }
     for (int C = 2 * LANES - 1; C <= 4 * LANES + 1; C++) { // 2 LANES columns are one thread's share
@@ -85,7 +110,7 @@ static void test_threads(void) {
     for (int t = 1; t <= 3; t++) {
         threads_set(t);
         out[t] = ops_floats(B * T * C), dwte[t] = ops_copy(held, Vp * C), dwpe[t] = ops_floats(MAX_T * C);
-        encoder_forward_cpu(out[t], tokens, wte, wpe, B, T, 0, C);
+        encoder_forward_cpu(out[t], tokens, wte, wpe, B, T, (EncoderPositions){NULL, NULL}, C);
         encoder_backward_cpu(dwte[t], dwpe[t], dout, tokens, B, T, MAX_T, C, GRADIENT_SET);
         EXPECT(ops_same_bits(out[t], out[1], B * T * C), "out with %d threads", t);
         EXPECT(ops_same_bits(dwte[t], dwte[1], Vp * C), "dwte with %d threads", t);

@@ -29,7 +29,14 @@ static void test_forward(const Size* s, const int* tokens, int first, size_t shi
     X *te = upload<X>(wte, te_n, shift, gpu), *pe = upload<X>(wpe, pe_n, shift, gpu);
     X* out = upload<X>(ops_floats(nc), nc, shift, gpu);
     int* ids = upload_ints(tokens, N, gpu);
-    encoder_forward(out, ids, te, pe, s->B, s->T, first, s->C, gpu);
+    int* places = (int*)check_alloc(N, sizeof(int), "positions");
+    for (size_t n = 0; n < N; n++) {
+        places[n] = first + (int)(n % s->T);
+    }
+    int* positions = upload_ints(places, N, gpu);
+    encoder_forward(out, ids, te, pe, s->B, s->T, EncoderPositions{first ? positions : NULL, NULL}, s->C,
+                    gpu);
+    free(places);
     ref_encoder_forward(want, tokens, ops_widen(wte, te_n), ops_widen(wpe, pe_n) + (size_t)first * s->C, s->B,
                         s->T, s->C);
     const float* got = download(out, nc, gpu);
@@ -37,6 +44,7 @@ static void test_forward(const Size* s, const int* tokens, int first, size_t shi
         EXPECT(got[i] == to_float(from_float<X>((float)want[i])), "out %zu: %g, wanted %g, %s", i, got[i],
                want[i], dtype_name(DTYPE_OF(X)));
     }
+    gpu_free(positions);
     gpu_free(ids);
     gpu_free(out - shift);
     gpu_free(pe - shift);
@@ -130,6 +138,13 @@ static void test_large(const Gpu* gpu) {
     int* tokens = ops_below((size_t)many.B * many.T, many.V);
     test_backward<float, float>(&many, tokens, GRADIENT_SET, 0, gpu);
     ops_close("many positions");
+    for (int V = 1 << 10; V <= (1 << 10) + 1; V++) { // the last that one pass sorts, the first that takes two
+        const Size edge = {1, 50, 50, V, 1};
+        tokens = ops_below((size_t)edge.T, V);
+        tokens[7] = V - 1;
+        test_backward<float, float>(&edge, tokens, GRADIENT_SET, 0, gpu);
+        ops_close("digits of 10 bits, and of 6");
+    }
     tokens = ops_below((size_t)wide.B * wide.T, wide.V);
     tokens[3] = wide.V - 1;
     test_backward<bf16, float>(&wide, tokens, GRADIENT_ADD, 0, gpu);

@@ -189,7 +189,9 @@ static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe) {
     char error[ERROR_BYTES];
     TensorRow rows[GPT2_PARAMETER_ROWS];
     float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
-    gpt2_random_weights(rows, memory, cfg, 3);
+    for (int g = 0; g < gpt2_groups(cfg); g++) {
+        gpt2_random_group(rows, cfg, 3, g, (char*)memory + gpt2_group_offset_bytes(rows, g));
+    }
     const char* path = test_path("model.gguf");
     gguf_write(path, "out/my run/", cfg, rows, memory, dtype, bpe);
     Reader r = {path, NULL, 0, 0};

@@ -115,8 +115,9 @@ static void expect_layout(const TensorRow* rows, int count, size_t bytes) {
         const TensorRow* row = &rows[i];
         const size_t end =
             row->offset_bytes + (size_t)(row->layers - 1) * row->layer_bytes + layer_bytes(row);
-        EXPECT(layer_bytes(row) > 0 && tensor_elements(row) == row->layers * row->rows * row->cols, "%s",
-               row->name);
+        EXPECT((layer_bytes(row) > 0 || row->rows == 0) &&
+                   tensor_elements(row) == row->layers * row->rows * row->cols,
+               "%s", row->name);
         EXPECT(row->offset_bytes % (TENSOR_ALIGN * row->element_bytes) == 0 && end <= bytes,
                "%s is at %zu ... %zu of %zu", row->name, row->offset_bytes, end, bytes);
         for (int j = 0; j < i; j++) {
@@ -200,11 +201,14 @@ static void test_activation_rows(void) {
         expect_tight(rows, GPT2_ACTIVATION_ROWS, bytes);
     }
     for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
-        EXPECT(rows[i].rows == B * T, "%s has %zu rows", rows[i].name, rows[i].rows);
+        const size_t tokens = strcmp(rows[i].name, "kv") == 0 ? 0 : B * T;
+        EXPECT(rows[i].rows == tokens, "%s has %zu rows", rows[i].name, rows[i].rows);
     }
     gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, 3);
     for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
-        EXPECT(rows[i].rows == (strcmp(rows[i].name, "logits") == 0 ? 3 : B * T),
+        EXPECT(rows[i].rows == (strcmp(rows[i].name, "logits") == 0 ? 3
+                                : strcmp(rows[i].name, "kv") == 0   ? 0
+                                                                    : B * T),
                "%s has %zu rows with chunks of 3", rows[i].name, rows[i].rows);
     }
     EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "logits")->cols == 256, "logits are padded");
@@ -264,7 +268,7 @@ static void test_recompute(void) {
         " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 ln2_mean ln2_rstd fch ",
     };
     static const char* const per_block = " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 "
-                                         "ln2_mean ln2_rstd fch residual3 ";
+                                         "ln2_mean ln2_rstd fch residual3 kv ";
     size_t last_bytes = SIZE_MAX;
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
         TensorRow rows[GPT2_ACTIVATION_ROWS];
@@ -276,6 +280,26 @@ static void test_recompute(void) {
         }
         EXPECT(bytes < last_bytes, "level %d takes less memory than the one before", level);
         last_bytes = bytes;
+    }
+}
+
+// Generation keeps keys and values of all layers, and one block of the rest for as many tokens as it reads at once; it
+// has no room for what a backward pass needs.
+static void test_never(void) {
+    TensorRow rows[GPT2_ACTIVATION_ROWS];
+    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_NEVER, B);
+    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+        const char* name = rows[i].name;
+        const int is_cache = strcmp(name, "kv") == 0;
+        const int is_trained = is_word_of(" losses dresidual dqkv dfch ", name);
+        const size_t tokens = is_cache                      ? B * T
+                              : is_trained                  ? 0
+                              : strcmp(name, "logits") == 0 ? B
+                              : B > T                       ? B
+                                                            : T;
+        EXPECT(rows[i].rows == tokens && rows[i].layers == (is_cache ? TINY.L : 1),
+               "%s: %d layers of %zu tokens", name, rows[i].layers, rows[i].rows);
+        EXPECT(!is_cache || rows[i].cols == 2 * (size_t)TINY.C, "keys and values");
     }
 }
 
@@ -332,14 +356,6 @@ static void test_activation_pointers(int recompute) {
         EXPECT(at.qkv == a.qkv + block * B * T * 108 && at.ln2_rstd == a.ln2_rstd + block * B * T,
                "level %d, layer %d: attention and statistics", recompute, l);
         EXPECT(at.residual3 == a.residual3 + l * B * T * 36, "level %d, layer %d: stream", recompute, l);
-        for (int t = 0; t < T; t += 3) {
-            const GPT2Activations token = gpt2_activations_at_token(at, rows, t);
-            EXPECT(token.qkv == at.qkv + t * 108 && token.fch == at.fch + t * 144, "token %d: wide", t);
-            EXPECT(token.encoded == at.encoded + t * 36 && token.logits == at.logits + t * 256, "token %d",
-                   t);
-            EXPECT(token.ln1_mean == at.ln1_mean + t && token.losses == at.losses + t, "token %d: scalars",
-                   t);
-        }
     }
     free(memory);
 }
@@ -439,6 +455,7 @@ int main(void) {
     test_state_shapes();
     test_activation_rows();
     test_recompute();
+    test_never();
     test_parameter_pointers();
     test_state_pointers();
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {

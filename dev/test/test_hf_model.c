@@ -5,6 +5,7 @@
 #include "llmc/base/float16.h"
 #include "llmc/formats/hf_model.h"
 #include "test.h"
+#include "whole_model.h"
 #include "test_element.h"
 
 static const GPT2Config CFG = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
@@ -52,7 +53,7 @@ static void write_model(const Model* model, const char* directory, SafeTensorsDt
     uint64_t checksum = 0;
     char file[PATH_MAX], error[ERROR_BYTES];
     hf_config_write(directory, model->cfg, dtype, model->cfg.V - 1);
-    const uint64_t said = hf_model_write(directory, model->cfg, model->rows, model->memory, dtype);
+    const uint64_t said = whole_model_write(directory, model->cfg, model->rows, model->memory, dtype);
     snprintf(file, sizeof(file), "%s/model.safetensors", directory);
     EXPECT(file_checksum(file, &checksum, error) && checksum == said, "the checksum of %s", file);
     struct stat info;
@@ -66,7 +67,7 @@ static Model read_model(const char* directory, GPT2Config cfg) {
            found.L, found.NH, found.C);
     Model model = model_open(cfg, sizeof(float));
     memset(model.memory, 0x55, model.bytes);
-    hf_model_read(directory, cfg, model.rows, model.memory);
+    whole_model_read(directory, cfg, model.rows, model.memory);
     return model;
 }
 
@@ -182,6 +183,87 @@ static void test_several_files(void) {
     free(model.memory);
 }
 
+// ---- a model in files of groups ----
+
+// Every cut is between groups; a file has as many as fit, but at least one.
+static void test_cuts(void) {
+    const double once = 2 * CFG.C + (CFG.V + CFG.max_T) * CFG.C, block = 12 * CFG.C * CFG.C + 13 * CFG.C;
+    const struct {
+        double max_bytes;
+        int count, ends[3];
+    } cases[] = {
+        {1e9, 1, {3}},
+        {4 * (once + 2 * block), 1, {3}},
+        {4 * (once + 2 * block) - 1, 2, {2, 3}},
+        {4 * (once + block), 2, {2, 3}},
+        {4 * (once + block) - 1, 3, {1, 2, 3}},
+        {0, 3, {1, 2, 3}},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        HfModelFile files[3];
+        const int count = hf_model_files(files, CFG, SAFETENSORS_F32, cases[i].max_bytes);
+        EXPECT(count == cases[i].count, "%g bytes: %d files", cases[i].max_bytes, count);
+        for (int f = 0; f < count; f++) {
+            EXPECT(files[f].first == (f ? files[f - 1].end : 0) && files[f].end == cases[i].ends[f],
+                   "%g bytes: file %d has groups %d to %d", cases[i].max_bytes, f, files[f].first,
+                   files[f].end);
+        }
+    }
+    HfModelFile files[3];
+    EXPECT(hf_model_files(files, CFG, SAFETENSORS_BF16, 2 * (once + 2 * block)) == 1, "16 bits");
+}
+
+// Writes a model as three processes would: each has only its groups in memory, padded for them.
+static void write_cut(const Model* model, const char* directory) {
+    HfModelFile files[3];
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    char name[64];
+    const size_t bytes = gpt2_sharded_rows_of(rows, CFG, sizeof(float), 3);
+    const int count = hf_model_files(files, CFG, SAFETENSORS_F32, 0);
+    char* padded = (char*)check_alloc(bytes, 1, "model");
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < rows[i].layers; l++) {
+            memcpy(tensor_at_layer(&rows[i], padded, l), tensor_at_layer(&model->rows[i], model->memory, l),
+                   tensor_layer_elements(&rows[i]) * sizeof(float));
+        }
+    }
+    for (int f = 0; f < count; f++) {
+        const size_t begin = gpt2_group_offset_bytes(rows, f),
+                     end = f + 1 < count ? gpt2_group_offset_bytes(rows, f + 1) : bytes;
+        void* group = check_alloc(end - begin, 1, "group");
+        memcpy(group, padded + begin, end - begin);
+        hf_model_file_name(name, f, count);
+        hf_model_write(directory, name, files[f], CFG, rows, group, SAFETENSORS_F32);
+        free(group);
+    }
+    hf_model_write_index(directory, files, count, CFG, SAFETENSORS_F32);
+    hf_config_write(directory, CFG, SAFETENSORS_F32, 4);
+    free(padded);
+}
+
+static void expect_refused(const char* directory, const char* words);
+
+static void test_files_of_groups(void) {
+    const char* directory = directory_of("cut");
+    char command[PATH_MAX];
+    Model model = model_random(CFG, SAFETENSORS_F32);
+    write_cut(&model, directory);
+    Model again = read_model(directory, CFG);
+    expect_model(&again, &model, SAFETENSORS_F32, "three files");
+    EXPECT(truncate(test_path("cut/model-00002-of-00003.safetensors"), 2000) == 0, "truncate");
+    expect_refused(directory,
+                   "cut/model-00002-of-00003.safetensors: tensor transformer.h.0.|truncated or damaged");
+    unlink(test_path("cut/model-00002-of-00003.safetensors"));
+    expect_refused(directory, "cut/model-00002-of-00003.safetensors: cannot read: No such file");
+    snprintf(command, sizeof(command),
+             "cd '%s' && cp model-00003-of-00003.safetensors model-00002-of-00003.safetensors", directory);
+    EXPECT(system(command) == 0, "%s", command);
+    expect_refused(directory, "cut/model.safetensors.index.json: tensor transformer.h.0.|"
+                              " is not in |cut/model-00002-of-00003.safetensors");
+    free(again.memory);
+    free(model.memory);
+}
+
 // ---- refused models ----
 
 static void body_read(const void* directory) {
@@ -279,11 +361,11 @@ static void test_bad_weights(void) {
     body_read(directory);
 
     model = model_random(other, SAFETENSORS_F32); // another model's weights beside this config
-    hf_model_write(directory, other, model.rows, model.memory, SAFETENSORS_F32);
+    whole_model_write(directory, other, model.rows, model.memory, SAFETENSORS_F32);
     expect_refused(directory, "unexpected tensors: transformer.h.2.|, ... (12; config.json says 2 layers)");
     free(model.memory);
     model = model_random(longer, SAFETENSORS_F32);
-    hf_model_write(directory, longer, model.rows, model.memory, SAFETENSORS_F32);
+    whole_model_write(directory, longer, model.rows, model.memory, SAFETENSORS_F32);
     expect_refused(directory, "wpe.weight is (7, 4), wanted (6, 4)");
     free(model.memory);
     unlink(test_path("bad/model.safetensors"));
@@ -350,6 +432,8 @@ int main(void) {
     }
     test_layout();
     test_several_files();
+    test_cuts();
+    test_files_of_groups();
     test_other_configs();
     test_bad_weights();
     test_other_tensors();

@@ -60,11 +60,34 @@ static int refused(const char* command_line, const char* environment, const char
     return test_dies(refused_body, &start, EXIT_USAGE, wanted);
 }
 
+// On a GPU, where processes need no MPI.
+static Launch find_gpu(const char* command_line, const char* environment) {
+    const Options options = options_of(command_line, OPTION_GPU);
+    return launch_find_in(&options, (const char* const*)words_of(environment));
+}
+
+static int refused_gpu(const char* command_line, const char* environment, const char* wanted) {
+    const Start start = {command_line, environment, OPTION_GPU};
+    return test_dies(refused_body, &start, EXIT_USAGE, wanted);
+}
+
+// How and where they meet.
+static int meets(Launch launch, LaunchInit init, const char* host, int port, const char* file,
+                 const char* job) {
+    const CommMeeting* m = &launch.meeting;
+    const int ok = launch.init == init && strcmp(m->host, host) == 0 && m->port == port &&
+                   strcmp(m->file, file) == 0 && strcmp(m->job, job) == 0;
+    if (!ok) {
+        printf("init %d, %s:%d, file '%s', job '%s'\n", (int)launch.init, m->host, m->port, m->file, m->job);
+    }
+    return ok;
+}
+
 static int is(Launch launch, const char* launcher, int rank, int size, int local_rank, int local_size) {
     const CommPlace place = launch.place;
     const int ok = strcmp(launch.launcher, launcher) == 0 && place.rank == rank && place.size == size &&
                    place.local_rank == local_rank && place.local_size == local_size &&
-                   launch.init == (size > 1 ? LAUNCH_MPI : LAUNCH_AUTO);
+                   (launch.init == LAUNCH_AUTO) == (size == 1);
     if (!ok) {
         printf("'%s': rank %d of %d, local %d of %d, init %d\n", launch.launcher, place.rank, place.size,
                place.local_rank, place.local_size, (int)launch.init);
@@ -76,7 +99,9 @@ static int is(Launch launch, const char* launcher, int rank, int size, int local
 #define OMPI_LOCAL "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4 "
 #define PMI "PMI_RANK=2 PMI_SIZE=3 "
 #define SLURM "SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=1 "
-#define TORCH "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 "
+#define STEP SLURM "SLURM_JOB_ID=4711 SLURM_STEP_ID=2 SLURM_STEP_NODELIST=node[07-12,20],other "
+#define TORCH "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=29400 "
+#define ELASTIC TORCH "TORCHELASTIC_RUN_ID=books TORCHELASTIC_RESTART_COUNT=3 "
 
 static void test_sources(void) {
     EXPECT(is(find("", "HOME=/ PATH=/bin"), "", 0, 1, 0, 1));
@@ -84,7 +109,11 @@ static void test_sources(void) {
     EXPECT(is(find("", OMPI), "mpirun", 5, 8, -1, -1));
     EXPECT(is(find("", PMI "MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1"), "mpiexec", 2, 3, 0, 1));
     EXPECT(is(find("", PMI), "mpiexec", 2, 3, -1, -1));
-    EXPECT(is(find("", SLURM "SLURM_STEP_ID=0"), "srun", 3, 4, 1, -1));
+    EXPECT(is(find("", SLURM "SLURM_STEP_ID=0 PMIX_RANK=3"), "srun", 3, 4, 1, -1));
+    EXPECT(is(find_gpu("", STEP), "srun", 3, 4, 1, -1));
+    EXPECT(is(find_gpu("", TORCH), "torchrun", 1, 2, 1, 2));
+    EXPECT(is(find_gpu("", ELASTIC STEP PMI), "torchrun", 1, 2, 1, 2),
+           "srun starts torchrun on each machine");
     EXPECT(is(find("", SLURM), "", 0, 1, 0, 1), "a script of sbatch");
     EXPECT(is(find("", "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1"), "", 0, 1, 0, 1), "one task");
     EXPECT(is(find("", "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1"), "", 0, 1, 0, 1), "mpirun -n 1");
@@ -93,6 +122,9 @@ static void test_sources(void) {
     EXPECT(is(launch_find_in(&gpu, (const char* const*)words_of(OMPI)), "mpirun", 5, 8, -1, -1));
     EXPECT(is(find("", TORCH SLURM "SLURM_STEP_ID=0 " PMI OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4),
            "the first");
+    EXPECT(meets(find("", OMPI), LAUNCH_MPI, "", 0, "", ""));
+    EXPECT(meets(find("", STEP "PMI_FD=3"), LAUNCH_MPI, "", 0, "", ""));
+    EXPECT(meets(find_gpu("", STEP "PMIX_RANK=3"), LAUNCH_MPI, "", 0, "", ""));
     EXPECT(is(find("", TORCH SLURM "SLURM_STEP_ID=0 " PMI), "mpiexec", 2, 3, -1, -1), "the second");
     EXPECT(is(find("--init mpi", TORCH SLURM "SLURM_STEP_ID=0"), "srun", 3, 4, 1, -1), "the third");
 }
@@ -110,15 +142,67 @@ static void test_options(void) {
     EXPECT(is(find("-pg 2", OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4), "the launcher knows better");
 }
 
+static void test_meetings(void) {
+    const Launch step = find_gpu("", STEP), next = find_gpu("", "SLURM_JOB_ID=4712 " STEP);
+    EXPECT(step.meeting.port >= 20000 && step.meeting.port < 30000, "%d", step.meeting.port);
+    EXPECT(meets(step, LAUNCH_TCP, "node07", step.meeting.port, "", "srun 4711.2"));
+    EXPECT(next.meeting.port != step.meeting.port && strcmp(next.meeting.job, "srun 4712.2") == 0);
+    EXPECT(meets(find_gpu("", TORCH), LAUNCH_TCP, "node1", 29401, "", ""));
+    EXPECT(meets(find_gpu("", ELASTIC), LAUNCH_TCP, "node1", 29401, "", "torchrun books.3"));
+    EXPECT(meets(find_gpu("-ps h:7", ELASTIC), LAUNCH_TCP, "h", 7, "", "torchrun books.3"));
+    EXPECT(meets(find_gpu("-ps 10.0.0.1", TORCH), LAUNCH_TCP, "10.0.0.1", 29500, "", ""));
+    EXPECT(meets(find_gpu("-ps [fe80::1]:7", TORCH), LAUNCH_TCP, "fe80::1", 7, "", ""));
+    EXPECT(meets(find_gpu("-ps [fe80::1]", TORCH), LAUNCH_TCP, "fe80::1", 29500, "", ""));
+    EXPECT(meets(find_gpu("-ps fe80::1", TORCH), LAUNCH_TCP, "fe80::1", 29500, "", ""));
+    EXPECT(meets(find_gpu("-pi fs -o out/x", TORCH), LAUNCH_FS, "", 0, "out/x/meeting.txt", ""));
+    EXPECT(meets(find_gpu("-pi fs -pf /tmp", ELASTIC), LAUNCH_FS, "", 0, "/tmp/meeting.txt",
+                 "torchrun books.3"));
+    EXPECT(meets(find_gpu("-pn 8 -pr 6 -pg 4 -pi tcp -ps h:1", ""), LAUNCH_TCP, "h", 1, "", ""), "llm.c's");
+    EXPECT(
+        meets(find_gpu("-pn 8 -pr 6 -pg 4 -pi fs -pf /tmp", ""), LAUNCH_FS, "", 0, "/tmp/meeting.txt", ""));
+    EXPECT(meets(find_gpu("-pn 8 -pr 6 -ps h:1", ""), LAUNCH_TCP, "h", 1, "", ""), "auto, with a server");
+    EXPECT(meets(find_gpu("-pn 8 -pr 6 -o out", ""), LAUNCH_FS, "", 0, "out/meeting.txt", ""),
+           "auto, without");
+    EXPECT(meets(find_gpu("-pi tcp -ps h:1", OMPI), LAUNCH_TCP, "h", 1, "", ""), "mpirun may start them");
+    const char* lists[][2] = {{"a", "a"},         {"a,b", "a"},       {"n[3]", "n3"},
+                              {"n[3-5]x", "n3x"}, {"n[01,3]", "n01"}, {"r[1-2]n[7-9]", "r1n7"},
+                              {"n[7", "n7"},      {"n[", "n"}};
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+        char environment[256];
+        snprintf(environment, sizeof(environment), SLURM "SLURM_STEP_ID=0 SLURM_STEP_NODELIST=%s",
+                 lists[i][0]);
+        const Launch launch = find_gpu("", environment);
+        EXPECT(strcmp(launch.meeting.host, lists[i][1]) == 0, "%s: %s", lists[i][0], launch.meeting.host);
+    }
+}
+
+static void test_refused_meetings(void) {
+    EXPECT(refused_gpu("-pn 4 -pr 1 -pi mpi", "", "4 processes|mpirun -n 4"));
+    EXPECT(refused_gpu("-pi mpi", TORCH, "2 processes|mpirun -n 2"));
+    EXPECT(refused_gpu("-pn 4 -pr 1 -pi tcp", "", "--init tcp wants --server HOST[:PORT]"));
+    EXPECT(refused_gpu("-pn 4 -pr 1 -pi fs", "", "--init fs wants --fs-path DIR"));
+    EXPECT(refused_gpu("-pn 4 -pr 1", "", "--init fs wants --fs-path DIR"), "auto");
+    EXPECT(refused_gpu("-ps h:0", TORCH, "--server h:0; wanted HOST"));
+    EXPECT(refused_gpu("-ps h:65536", TORCH, "--server h:65536; wanted HOST"));
+    EXPECT(refused_gpu("-ps h:x", TORCH, "--server h:x; wanted HOST"));
+    EXPECT(refused_gpu("-ps :7", TORCH, "--server :7; wanted HOST"));
+    EXPECT(refused_gpu("", "RANK=1 WORLD_SIZE=2", "MASTER_ADDR= MASTER_PORT=; wanted"));
+    EXPECT(refused_gpu("", "RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=x", "MASTER_PORT=x"));
+    EXPECT(refused_gpu("", "RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65535", "MASTER_PORT=65535"));
+    EXPECT(refused_gpu("", SLURM "SLURM_STEP_ID=0", "SLURM_STEP_NODELIST is not set"));
+    EXPECT(refused("", STEP, "4 processes of srun|mpirun -n 4 ..., or srun --mpi=pmix"));
+}
+
 static void test_refused(void) {
     EXPECT(refused("--num-processes 4", "", "--num-processes 4 without --rank"));
     EXPECT(refused("--rank 2", "", "--rank 2 without --num-processes"));
     EXPECT(refused("-pn 4 -pr 4", "", "--rank 4, --num-processes 4; wanted a rank from 0 to 3"));
     EXPECT(refused("-pn 4 -pr 3", "", "4 processes|wanted mpirun -n 4"));
-    EXPECT(refused("-pn 4 -pr 3", TORCH, "--init tcp, 4 processes|mpirun -n 4"));
-    EXPECT(refused("", TORCH, "--init tcp, 2 processes|mpirun -n 2"));
-    EXPECT(refused("--init tcp", OMPI, "--init tcp, 8 processes"));
-    EXPECT(refused("--init fs", OMPI, "--init fs, 8 processes"));
+    EXPECT(
+        refused("-pn 4 -pr 3", TORCH, "4 processes of torchrun|--init tcp and fs are for GPUs|mpirun -n 4"));
+    EXPECT(refused("", TORCH, "2 processes of torchrun|--init tcp and fs are for GPUs|mpirun -n 2"));
+    EXPECT(refused("--init tcp", OMPI, "8 processes of mpirun|--init tcp and fs are for GPUs"));
+    EXPECT(refused("--init fs", OMPI, "8 processes of mpirun|--init tcp and fs are for GPUs"));
     EXPECT(refused("--init mpi", TORCH, "2 processes|wanted mpirun -n 2"));
     EXPECT(refused("", "OMPI_COMM_WORLD_RANK=5",
                    "mpirun|OMPI_COMM_WORLD_RANK=5|OMPI_COMM_WORLD_SIZE is not set"));
@@ -134,8 +218,6 @@ static void test_refused(void) {
     EXPECT(refused("", PMI "MPI_LOCALRANKID=0 MPI_LOCALNRANKS=4", "MPI_LOCALNRANKS=4"));
     EXPECT(refused("", "SLURM_STEP_ID=0 SLURM_NTASKS=4", "srun|SLURM_PROCID is not set"));
     EXPECT(refused("", "RANK=1", "torchrun|RANK=1|WORLD_SIZE is not set"));
-    const Start gpu = {"--init tcp", OMPI, OPTION_GPU};
-    EXPECT(test_dies(refused_body, &gpu, EXIT_USAGE, "--init tcp, 8 processes"));
 }
 
 // What is known before the options.
@@ -163,6 +245,8 @@ static void test_zero(void) {
 int main(void) {
     test_sources();
     test_options();
+    test_meetings();
+    test_refused_meetings();
     test_refused();
     test_expect();
     test_zero();

@@ -7,6 +7,7 @@
 
 #include "llmc/formats/llmc_bin.h"
 #include "test.h"
+#include "whole_model.h"
 #include "test_element.h"
 
 #define FIXTURES "dev/ref/fixtures/"
@@ -34,6 +35,10 @@ static Model model_open(GPT2Config cfg) {
 // Element k of tensor i.
 static float* element(const Model* model, int i, size_t k) {
     return (float*)test_element(&model->rows[i], model->memory, k);
+}
+
+static void read_model(const char* path, const Model* model) {
+    whole_model_read(path, llmc_bin_read_config(path), model->rows, model->memory);
 }
 
 // Fills every tensor with numbers that all differ and need all their bits, but for the vocabulary's padding.
@@ -98,7 +103,7 @@ static void test_padding(void) {
     const Model model = model_random(TINY), again = model_open(TINY);
     *element(&model, 0, 5 * 4) = *element(&model, 0, 8 * 4 - 1) = 1;
     llmc_bin_write(test_path("padding.bin"), TINY, model.rows, model.memory, MODEL_FP32);
-    llmc_bin_read(test_path("padding.bin"), again.rows, again.memory);
+    read_model(test_path("padding.bin"), &again);
     for (int i = 5 * 4; i < 8 * 4; i++) {
         EXPECT(*element(&again, 0, i) == 0, "element %d", i);
     }
@@ -137,7 +142,7 @@ static void test_round_trip(GPT2Config cfg, ModelDtype dtype) {
     const char* path = test_path("round_trip.bin");
     llmc_bin_write(path, cfg, model.rows, model.memory, dtype);
     expect_config(llmc_bin_read_config(path), cfg);
-    llmc_bin_read(path, back.rows, back.memory);
+    read_model(path, &back);
     size_t wrong = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (size_t k = 0; k < tensor_elements(&model.rows[i]); k++) {
@@ -161,7 +166,7 @@ static void test_special_values(void) {
         *element(&model, 4, i) = float_of(special[i]); // negative zero, subnormal and largest numbers
     }
     llmc_bin_write(path, TINY, model.rows, model.memory, MODEL_FP32);
-    llmc_bin_read(path, back.rows, back.memory);
+    read_model(path, &back);
     for (int i = 0; i < 5; i++) {
         EXPECT(bits_of(*element(&back, 4, i)) == special[i], "%08x", special[i]);
     }
@@ -230,8 +235,8 @@ static void test_fixtures(void) {
     const Model fp32 = model_open(cfg), bf16 = model_open(cfg);
     expect_config(llmc_bin_read_config(FIXTURES "gpt2_tiny.bin"), cfg);
     expect_config(llmc_bin_read_config(FIXTURES "gpt2_tiny_bf16.bin"), cfg);
-    llmc_bin_read(FIXTURES "gpt2_tiny.bin", fp32.rows, fp32.memory);
-    llmc_bin_read(FIXTURES "gpt2_tiny_bf16.bin", bf16.rows, bf16.memory);
+    read_model(FIXTURES "gpt2_tiny.bin", &fp32);
+    read_model(FIXTURES "gpt2_tiny_bf16.bin", &bf16);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         size_t wrong = 0;
         for (size_t k = 0; k < tensor_elements(&fp32.rows[i]); k++) {
@@ -256,7 +261,7 @@ static void test_fixtures(void) {
 static void body_read(const void* path) {
     const GPT2Config cfg = llmc_bin_read_config((const char*)path);
     const Model model = model_open(cfg);
-    llmc_bin_read((const char*)path, model.rows, model.memory);
+    read_model((const char*)path, &model);
     free(model.memory);
 }
 

@@ -99,17 +99,22 @@ static int count_of(const char* text, const char* word) {
 
 static void print_options(FILE* file, const void* what) { fprintf(file, "{\"lr\":%s}", (const char*)what); }
 
-static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads"};
+static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads", NAN, NULL, NULL};
 
 // A log with its files in the directory `name` and its screen in the file name.screen.
-static RunLog open_log_as(const char* name, LogStart start, int64_t start_step, int64_t steps) {
+static RunLog open_log_for(const char* name, LogStart start, int64_t start_step, int64_t steps,
+                           int tensorboard) {
     RunLog log;
     char screen[300];
     snprintf(screen, sizeof(screen), "%s.screen", test_path(name));
-    const LogSettings settings = {test_path(name), start, start_step,        steps,
-                                  STEP_TOKENS,     0,     fopen(screen, "w")};
+    const LogSettings settings = {test_path(name), start, start_step,         steps,
+                                  STEP_TOKENS,     0,     fopen(screen, "w"), tensorboard};
     log_open(&log, &settings);
     return log;
+}
+
+static RunLog open_log_as(const char* name, LogStart start, int64_t start_step, int64_t steps) {
+    return open_log_for(name, start, start_step, steps, 0);
 }
 
 // Of a new run, or of one that continues after some steps.
@@ -120,18 +125,59 @@ static RunLog open_log(const char* name, int64_t start_step, int64_t steps) {
 // A log of ten steps, in a directory or without files ("").
 static RunLog open_log_in(const char* directory, FILE* screen) {
     RunLog log;
-    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen};
+    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen, 0};
     log_open(&log, &settings);
     return log;
 }
 
 // ---- the files ----
 
+static void print_memory(FILE* file, const void* mib) {
+    fprintf(file, ",\"mem_mb\":{\"weights\":%s}", (const char*)mib);
+}
+
+// Whether a file holds this text. Its other bytes may be zero.
+static int holds(const TestFile* file, const char* text) {
+    return memmem(file->data, file->bytes, text, strlen(text)) != NULL;
+}
+
+// What is known before the first step, what the GPU says, and TensorBoard's tags.
+static void test_board(void) {
+    const LogIdentity known = {"train 1.0", "GPU BF16", "a GPU", 0.875, print_memory, "12.5"};
+    RunLog log = open_log_for("board", LOG_NEW, 0, 10, 1);
+    char path[PATH_MAX];
+    strcpy(path, log.board.path);
+    log_config(&log, print_options, "1", known);
+    log_sensors(&log, 612.5, NAN);
+    log_train(&log, 1, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
+    log_train(&log, 2, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
+    log_val(&log, 2, 3.5, NAN);
+    log_sample(&log, 2, "Once", 4);
+    log_skip(&log, 2, "unwanted");
+    log_close(&log);
+    const char* jsonl = slurp(test_path("board/log.jsonl"));
+    EXPECT(strstr(line_of(jsonl, 0), ",\"floor\":0.875,\"mem_mb\":{\"weights\":12.5},\"time\":"), "%s",
+           line_of(jsonl, 0));
+    EXPECT(number_of(line_of(jsonl, 1), "power_w") == 612.5 && !strstr(line_of(jsonl, 1), "clock_mhz"), "%s",
+           line_of(jsonl, 1));
+    EXPECT(!strstr(line_of(jsonl, 2), "power_w"), "measured once: %s", line_of(jsonl, 2));
+    TestFile events = test_read(path);
+    EXPECT(holds(&events, "train/loss") && holds(&events, "val/loss") && holds(&events, "gpu/power_w"), "");
+    EXPECT(holds(&events, "Once") && !holds(&events, "unwanted") && !holds(&events, "floor"), "");
+    free(events.data);
+    log = open_log("board", 0, 10);
+    log_close(&log);
+    struct stat info;
+    EXPECT(stat(test_path("board/tensorboard.1"), &info) == 0 &&
+               stat(test_path("board/tensorboard"), &info) != 0,
+           "a new run leaves the old files aside");
+}
+
 static void test_files(void) {
     const char text[] = "He said \"no\".\n\tThen\0 \x01 \xC3 \xE2\x82\xAC";
     RunLog log = open_log("files", 0, 1000);
     log_config(&log, print_options, "0.0003", who);
-    log_val(&log, 0, 10.9876543);
+    log_val(&log, 0, 10.9876543, 1.23456789);
     log_data_wait(&log, 0.0125);
     log_train(&log, 1, 4.12345678, 0.12, 0.567812345, -0.31, 3e-4, 812.3, 0.412);
     log_data_wait(&log, 0.5);
@@ -158,6 +204,7 @@ static void test_files(void) {
     EXPECT(json_is(line_of(jsonl, 0), "device", "\"2 threads\",\"time\":"), "config");
     EXPECT(number_of(line_of(jsonl, 1), "step") == 0, "the first evaluation is at step 0");
     EXPECT_NEAR(number_of(line_of(jsonl, 1), "loss"), 10.9876543, 1e-7, "digits of a loss");
+    EXPECT_NEAR(number_of(line_of(jsonl, 1), "bpb"), 1.23456789, 1e-8, "bits per byte");
     const char* train = line_of(jsonl, 2);
     EXPECT(number_of(train, "step") == 1 && number_of(train, "ms") == 812.3, "%s", train);
     EXPECT_NEAR(number_of(train, "loss"), 4.12345678, 1e-8, "digits of a loss");
@@ -189,12 +236,13 @@ static void test_files(void) {
                                                       "s:1 trl:4.1235 lr:0.000300 norm:0.57\n"
                                                       "s:2 trl:nan lr:0.000300 norm:inf\n") == 0,
            "main.log is\n%s", slurp(test_path("files/main.log")));
+    EXPECT(strstr(slurp(test_path("files.screen")), "val loss 10.9877 | 1.2346 bpb\n"), "on the screen");
 }
 
 // Without a floor and an evaluation; and each line is in the file before the next call.
 static void test_partial(void) {
     RunLog log = open_log("partial", 0, 10);
-    log_val(&log, 0, 5);
+    log_val(&log, 0, 5, NAN);
     EXPECT(count_of(slurp(test_path("partial/log.jsonl")), "\n") == 1, "the line is in the file at once");
     EXPECT(count_of(slurp(test_path("partial/main.log")), "\n") == 1, "the line is in the file at once");
     log_summary(&log, 0, NAN, NAN, log_peak_mib());
@@ -210,7 +258,7 @@ static void test_partial(void) {
     EXPECT(count_of(slurp(test_path("partial/main.log.1")), "\n") == 1,
            "those of the earlier run have another name");
     log = open_log("partial", 0, 10);
-    log_val(&log, 0, 6);
+    log_val(&log, 0, 6, NAN);
     log_close(&log);
     EXPECT(access(test_path("partial/log.jsonl.2"), F_OK) != 0, "empty logs are not kept");
     log = open_log("partial", 0, 10);
@@ -222,13 +270,47 @@ static void test_partial(void) {
     log_close(&log); // no directory, no screen: no file, no crash
 }
 
+// Of each kind of task, and one that diverged.
+static void test_task_lines(void) {
+    const TaskShare none = {NAN, NAN}, half = {0.5, 0.1}, third = {0.25, 0.05};
+    const TaskScore choice = {TASK_CHOICE, half, third, none, NAN, NAN, 12},
+                    continuation = {TASK_CONTINUATION, half, none, none, 2, 3, 4},
+                    text = {TASK_TEXT, none, none, none, NAN, NAN, 7};
+    RunLog log = open_log("tasks", 0, 10);
+    log_task(&log, 5, "choice", &choice);
+    log_task(&log, 5, "con\"tinuation", &continuation);
+    log_task(&log, 5, "text", &text);
+    log_close(&log);
+    const char* jsonl = slurp(test_path("tasks/log.jsonl"));
+    EXPECT(
+        strcmp(
+            jsonl,
+            "{\"kind\":\"task\",\"step\":5,\"name\":\"choice\",\"acc\":0.5,\"acc_err\":0.1,"
+            "\"acc_norm\":0.25,\"acc_norm_err\":0.05,\"tokens\":12}\n"
+            "{\"kind\":\"task\",\"step\":5,\"name\":\"con\\\"tinuation\",\"acc\":0.5,\"acc_err\":0.1,"
+            "\"loss\":2,\"ppl\":7.3890561,\"bpb\":3,\"tokens\":4}\n"
+            "{\"kind\":\"task\",\"step\":5,\"name\":\"text\",\"loss\":null,\"ppl\":null,\"tokens\":7}\n") ==
+            0,
+        "log.jsonl is\n%s", jsonl);
+    EXPECT(strcmp(slurp(test_path("tasks/main.log")), "s:5 eval:0.2500\n") == 0, "main.log");
+    const char* screen = slurp(test_path("tasks.screen"));
+    EXPECT(strstr(screen,
+                  "step  5/10 | choice | acc 0.5000 +- 0.1000 | acc_norm 0.2500 +- 0.0500 | 12 tokens\n"),
+           "%s", screen);
+    EXPECT(strstr(screen, "acc 0.5000 +- 0.1000 | loss 2.0000 | perplexity 7.3891 | 3.0000 bpb | 4 tokens\n"),
+           "%s", screen);
+}
+
 // The trainer's loop from update `start` to `end`, ended as by a power failure unless that is the last one.
 static void run_part(RunLog* log, int start, int end) {
     for (int step = start;; step++) {
         if (step % 2 == 0) {
-            log_val(log, step, 5 - 0.1 * step);
+            log_val(log, step, 5 - 0.1 * step, NAN);
         }
         if (step % 4 == 0) {
+            const TaskScore score = {TASK_CHOICE, {0.5, 0}, {0.01 * step, 0}, {NAN, NAN}, NAN, NAN, 1};
+            log_task(log, step, "one", &score);
+            log_task(log, step, "two", &score);
             log_sample(log, step, "s:99 {\"kind\":\"val\",\"step\":99", 28);
             log_save(log, step, "ckpt");
         }
@@ -299,11 +381,11 @@ static void test_resume(void) {
                strcspn(slurp(test_path("torn/log.jsonl")), "\n") + 1,
            "a torn line is cut off: %s", slurp(test_path("torn/log.jsonl")));
     log = open_log("zero", 0, 20); // stopped after the first validation, and resumed
-    log_val(&log, 0, 5);
+    log_val(&log, 0, 5, NAN);
     log_stop(&log, 0, "SIGTERM", "");
     log_close(&log);
     log = open_log_as("zero", LOG_CONTINUE, 0, 20);
-    log_val(&log, 0, 5);
+    log_val(&log, 0, 5, NAN);
     log_close(&log);
     EXPECT(count_of(slurp(test_path("zero/log.jsonl")), "\n") == 1, "step 0 is kept, its stop is not: %s",
            slurp(test_path("zero/log.jsonl")));
@@ -318,7 +400,7 @@ static void test_resume(void) {
     log = open_log("elsewhere", 12, 20); // resumes with no log to continue from
     run_part(&log, 12, 12);
     log_close(&log);
-    EXPECT(count_of(slurp(test_path("elsewhere/log.jsonl")), "\n") == 3, "val, sample, save");
+    EXPECT(count_of(slurp(test_path("elsewhere/log.jsonl")), "\n") == 5, "val, tasks, sample, save");
 }
 
 // ---- the screen ----
@@ -370,7 +452,7 @@ static void test_messages(void) {
         "12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 "
         "123456 next";
     RunLog log = open_log("messages", 0, 50);
-    log_val(&log, 0, 3.25);
+    log_val(&log, 0, 3.25, NAN);
     log_sample(&log, 10, "a\nb\x1b[2J", 7);
     log_sample(&log, 10,
                "\xC2\x9B"
@@ -424,7 +506,7 @@ static void test_terminal(void) {
     const double start = time_now_s();
     train_fast(&log, 1000);
     const int max = 1 + (int)(10 * (time_now_s() - start));
-    log_val(&log, 1000, 3);
+    log_val(&log, 1000, 3, NAN);
     log_close(&log);
     const char* screen = slurp(test_path("terminal.screen"));
     EXPECT(count_of(screen, "\r") <= max + 1, "rewritten %d times", count_of(screen, "\r"));
@@ -436,7 +518,7 @@ static void test_terminal(void) {
     log_train(&log, 2, 4, 0, 1, 0, 1e-3, 0.1, NAN);
     log_train(&log, 3, 4, 0, 1, 0, 1e-3, 0.1, NAN); // too soon to show
     EXPECT(log.open_line == LOG_LINE_STEP_, "the line may be rewritten");
-    log_val(&log, 3, 3);
+    log_val(&log, 3, 3, NAN);
     log_close(&log);
     screen = slurp(test_path("terminal.screen"));
     EXPECT(count_of(screen, "\n") == 3, "step 1, step 3, val:\n%s", screen);
@@ -462,7 +544,7 @@ static void test_terminal(void) {
     log_progress(&log, 0, "validating", 0, 20);
     log.progress_s -= 1;
     log_progress(&log, 0, "validating", 7, 20);
-    log_val(&log, 0, 3);
+    log_val(&log, 0, 3, NAN);
     log_close(&log);
     screen = slurp(test_path("terminal.screen"));
     EXPECT(strcmp(screen, "step    0/2000 | validating 7/20\r\033[Kstep    0/2000 | val loss 3.0000\n") == 0,
@@ -597,7 +679,7 @@ static void write_to_full_screen(const void* unused) {
     (void)unused;
     RunLog log;
     log = open_log_in("", fopen("/dev/full", "w"));
-    log_val(&log, 0, 4);
+    log_val(&log, 0, 4, NAN);
 }
 
 static void test_errors(void) {
@@ -631,8 +713,8 @@ static void test_errors(void) {
         test_dies(write_to_full_screen, NULL, EXIT_FAILURE, "standard output: cannot write: No space left"),
         "standard output on a full disk");
     log = open_log_in(test_path("no_screen"), fopen("/dev/full", "w")); // whose files tell everything
-    log_val(&log, 0, 4);
-    log_val(&log, 1, 4);
+    log_val(&log, 0, 4, NAN);
+    log_val(&log, 1, 4, NAN);
     log_close(&log);
     EXPECT(count_of(slurp(test_path("no_screen/log.jsonl")), "\n") == 2, "a run without a screen");
     EXPECT(mkdir(test_path("fifo"), 0777) == 0 && mkfifo(test_path("fifo/log.jsonl"), 0600) == 0, "a FIFO");
@@ -641,8 +723,10 @@ static void test_errors(void) {
 }
 
 int main(void) {
+    test_board();
     test_files();
     test_partial();
+    test_task_lines();
     test_resume();
     test_rollback();
     test_step_line();

@@ -231,10 +231,8 @@ test_first_steps() {
     good "-h" -h
     check "is --help" grep -q '^usage: train_gpt2' stdout
     check "with examples" grep -q -- '--resume on --steps 9000 --override' stdout
-    good "llm.c's switches" "${brief[@]}" -x 1 -h 1 -z 1 -pn 1 -pr 0
-    check "are accepted, the one without a meaning with a note" [ "$(grep -c '^note: -h 1: ' stdout)" = 1 ]
-    good "llm.c's switches, off" "${brief[@]}" -x 1 -h 0 -z 0
-    check "are not" [ "$(grep -c '^note:' stdout)" = 0 ]
+    good "llm.c's switches" "${brief[@]}" -x 1 -h 0 -z 1 -pn 1 -pr 0
+    bad 1 "--hellaswag on|data/hellaswag/hellaswag_val.jsonl|scripts/get_data.sh hellaswag" "${brief[@]}" -x 1 -h 1
     bad 2 "--zero is 4; wanted 0 to 3" -z 4
     bad 2 "stray argument text.txt|quote a pattern" --train-data text.txt text.txt
     good "a name of Hugging Face's" --model gpt2-xl --plan

@@ -157,6 +157,20 @@ static void test_two_at_once(void) {
     fake_close(&fake);
 }
 
+// Power and clock alone, for the log.
+static void test_sensors(void) {
+    Fake fake = fake_open("sensors.so", "");
+    Nvml nvml;
+    double power_w = 0, clock_mhz = 0;
+    EXPECT(nvml_open(&nvml, SERVER), "%s", nvml.reason);
+    nvml_sensors(&nvml, &power_w, &clock_mhz);
+    EXPECT(fabs(power_w - 611.5) < 1e-9 && clock_mhz == 1755, "%g W, %g MHz", power_w, clock_mhz);
+    nvml_close(&nvml);
+    nvml_sensors(&nvml, &power_w, &clock_mhz);
+    EXPECT(isnan(power_w) && isnan(clock_mhz), "closed: %g W, %g MHz", power_w, clock_mhz);
+    fake_close(&fake);
+}
+
 static void test_throttle(void) {
     static const struct {
         unsigned long long bits;
@@ -232,6 +246,7 @@ int main(void) {
     }
     test_devices();
     test_two_at_once();
+    test_sensors();
     test_throttle();
     test_missing_functions();
     test_room();

@@ -51,7 +51,10 @@ static int refused(const char* words, const char* wanted) {
 static int accepted(const char* words) { return test_dies(parse_body, words, 77, ""); }
 
 static size_t type_bytes(OptionType type) {
-    return type == OPTION_STRING ? sizeof(char*) : type == OPTION_COUNT || type == OPTION_SEED ? 8 : 4;
+    return type == OPTION_STRING                         ? sizeof(char*)
+           : type == OPTION_LIST                         ? sizeof(OptionList)
+           : type == OPTION_COUNT || type == OPTION_SEED ? 8
+                                                         : 4;
 }
 
 static int is_number(const OptionRow* row) {
@@ -88,7 +91,8 @@ static void test_names(void) {
 static void test_every_field_has_one_row(void) {
     size_t end = 0;
     for (int i = 0; i < OPTION_ROWS; i++) {
-        const size_t bytes = type_bytes(OPTION_TABLE[i].type), begin = (end + bytes - 1) / bytes * bytes;
+        const size_t bytes = type_bytes(OPTION_TABLE[i].type), align = bytes < 8 ? bytes : 8;
+        const size_t begin = (end + align - 1) / align * align;
         EXPECT(OPTION_TABLE[i].offset == begin, "--%s is at %zu, wanted %zu", OPTION_TABLE[i].name,
                OPTION_TABLE[i].offset, begin);
         end = OPTION_TABLE[i].offset + bytes;
@@ -107,7 +111,8 @@ static void test_defaults_and_bounds(void) {
         EXPECT(!options_given(&options, row->name), "--%s", row->name);
         if (!is_number(row)) {
             EXPECT(row->min == 0 && row->max == 0 &&
-                       (row->flags & ~(OPTION_CPU | OPTION_GPU | OPTION_CHANGES_RUN | OPTION_NOT_SAVED)) == 0,
+                       (row->flags & ~(OPTION_CPU | OPTION_GPU | OPTION_CHANGES_RUN | OPTION_NOT_SAVED |
+                                       OPTION_TEXTS | OPTION_BOTH)) == 0,
                    "--%s is no number", row->name);
             continue;
         }
@@ -358,7 +363,9 @@ static void test_round_trip(void) {
     for (int trial = 0; trial < 40; trial++) {
         Options options = parsed(trial % 2 ? "--plan|--print-config" : "--schedule|wsd");
         for (int i = 0; i < OPTION_ROWS; i++) {
-            if (rand_below(&rng, 40) < (unsigned)trial) {
+            const OptionRow* row = &OPTION_TABLE[i]; // --prompt may make another kind of command of it
+            if (option_counts(&options, row) && strcmp(row->name, "prompt") != 0 &&
+                rand_below(&rng, 40) < (unsigned)trial) {
                 random_value(&rng, &OPTION_TABLE[i], values[i]);
                 option_set(&options, &OPTION_TABLE[i], values[i]);
             }
@@ -373,11 +380,12 @@ static void test_round_trip(void) {
 }
 
 static void test_banner(void) {
-    Options options = parsed("-b|8|--lr|0.0006|--weight-decay|0.1|--prompt|it's\nhere|--model=-x");
+    Options options = parsed("-b|8|--lr|0.0006|--weight-decay|0.1|--prompt|it's\nhere|--tokenizer=-x");
     options.warmup = 700; // as the trainer resolves it
     char* banner = banner_of(&options, "./a b");
     EXPECT(strcmp(banner,
-                  "'./a b' --model=-x --batch 8 --lr 0.0006 --warmup 700 --prompt 'it'\\''s\nhere'\n") == 0,
+                  "'./a b' --tokenizer=-x --batch 8 --lr 0.0006 --warmup 700 --prompt 'it'\\''s\nhere'\n") ==
+               0,
            "%s", banner);
     free(banner);
     options = parsed("");
@@ -449,12 +457,34 @@ static void test_json(void) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         char key[OPTION_NAME_BYTES + 4];
         snprintf(key, sizeof(key), "\"%s\":", OPTION_TABLE[i].name);
-        EXPECT(!strstr(json, key) == (OPTION_TABLE[i].type == OPTION_FLAG), "%s", key);
+        const int is_left_out =
+            OPTION_TABLE[i].type == OPTION_FLAG || !option_counts(&options, &OPTION_TABLE[i]);
+        EXPECT((strstr(json, key) == NULL) == is_left_out, "%s", key);
     }
     free(json);
 }
 
+// What makes the program generate texts, and which options it refuses then, and else.
+static void test_texts(void) {
+    EXPECT(parsed("--model|./dir|--prompt|x").generates && parsed("--interactive|--model|./dir").generates);
+    EXPECT(parsed("--prompts|x.jsonl").generates, "the rest is refused later");
+    EXPECT(!parsed("--prompt|x").generates && !parsed("--model|d12|--prompt|x").generates,
+           "nothing is trained yet");
+    EXPECT(!parsed("--model|./dir|--prompt|x|--steps|0").generates, "samples of a run");
+    EXPECT(!parsed("--model|./dir|--prompt|x|--train-data|x.txt|--lr|1").generates, "samples of a run");
+    EXPECT(!parsed("").generates && !parsed("--model|./dir").generates);
+    EXPECT(refused("--model|./dir|--prompt|x|--lr|1", "--lr is for training"));
+    EXPECT(refused("--interactive|--train-data|x.txt", "--train-data is for training"));
+    EXPECT(refused("--tokens|5", "--tokens is for generating text"));
+    EXPECT(refused("--steps|5|--stop|x", "--stop is for generating text"));
+    EXPECT(refused("--model|./dir|--prompt|x|--stop|", "--stop is ''"));
+    const Options o = parsed("--model|./dir|--prompt|x|--stop|a|--stop=b c|--tokens|7|--seed|3|--top-k|5");
+    EXPECT(o.stop.count == 2 && strcmp(o.stop.text[0], "a") == 0 && strcmp(o.stop.text[1], "b c") == 0);
+    EXPECT(o.tokens == 7 && o.seed == 3 && o.top_k == 5);
+}
+
 int main(void) {
+    test_texts();
     test_names();
     test_every_field_has_one_row();
     test_defaults_and_bounds();

@@ -131,6 +131,14 @@ test_without_mpi() {
         ./without_mpi
 }
 
+# torchrun's environment, but MPI has not started them.
+test_without_launcher() {
+    RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29400 "$trainer" >stdout 2>stderr
+    status=$?
+    check "torchrun on CPUs: exit status $status, $(cat stderr)" \
+        [ $status = 2 -a "$(grep -c '^error: 2 processes of torchrun; those on CPUs meet through MPI' stderr)" = 1 ]
+}
+
 # ---- training ----
 
 # 20 sequences an update: micro-batches of 3, the last one of 2.
@@ -187,11 +195,38 @@ test_stages() {
     check "stage 0 has one part of the state" [ "$(ls three_0/step_00000009/optimizer.*)" = three_0/step_00000009/optimizer.1of1.safetensors ]
 }
 
-# Saved by 4, continued by 2, then 3 at another stage; by one process.
+# in_files CHECKPOINT COUNT: its weights are in so many files, with an index.
+in_files() {
+    check "$1: $(ls "$1" | grep -c '^model')" [ "$(ls "$1" | grep '^model')" = \
+        "$(for f in $(seq "$2"); do printf 'model-%05d-of-%05d.safetensors\n' "$f" "$2"; done; echo model.safetensors.index.json)" ]
+}
+
+# Tasks and perplexity of any number of ranks, more than there are rows for, too.
+test_tasks() {
+    local n fixtures=$root/dev/ref/fixtures/tasks
+    printf '%b' "$(for n in {1..700}; do printf '\\x%02x\\x00' $((n * n % 251)); done)" >tokens.bin
+    for n in 1 2 3; do
+        trains $n tasks_$n --steps 0 --model "$fixtures/model.bin" --batch 4 --tasks "$fixtures/choices.bin" \
+            --perplexity tokens.bin --stride 40 --data-format nanogpt "$@"
+    done
+    for n in 2 3; do
+        check "$n ranks: the same scores: $(grep -c '"kind":"task"' tasks_$n/log.jsonl)" \
+            cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' tasks_$n/log.jsonl)
+    done
+    check "there are some" [ "$(grep -c '"kind":"task"' tasks_1/log.jsonl)" = 2 ]
+    mkdir -p tasks_of_{0,1} && cp "$fixtures/choices.bin" tasks_of_0 && cp "$fixtures/choices.bin" tasks_of_1
+    printf '\003' | dd of=tasks_of_1/choices.bin bs=1 seek=1030 conv=notrunc status=none # another ending is right
+    ranks 2 bash -c 'cd tasks_of_$OMPI_COMM_WORLD_RANK && exec "$@"' _ "$trainer" --steps 0 --model "$fixtures/model.bin" \
+        --tasks choices.bin "$@"
+    check "other tasks: exit status $status, $(head -n 1 stderr)" [ $status = 1 ]
+    check "other tasks: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about choices: ' stderr
+}
+
+# Saved by 4, continued by 2, which write three files of weights, then 3; by one process.
 test_elastic() {
-    trains 2 elastic_2 --resume of_4/step_00000003
-    same_model one/step_00000009 elastic_2/step_00000009 "4 ranks, then 2"
-    trains 3 elastic_3 --resume elastic_2/step_00000006
+    trains 2 elastic_2 --resume of_4/step_00000003 --model-file-gb 0.00006
+    in_files elastic_2/step_00000006 3
+    trains 3 elastic_3 --resume elastic_2/step_00000006 --model-file-gb 5
     same_model one/step_00000009 elastic_3/step_00000009 "4 ranks, then 2, then 3"
     trains 1 elastic_1 --resume of_3/step_00000006 --zero 2
     same_model one/step_00000009 elastic_1/step_00000009 "3 ranks, then 1"
@@ -211,8 +246,45 @@ test_disagreement() {
     ranks 2 "$trainer" "${run[@]}" : -n 1 ./other_program "${run[@]}"
     check "another program: exit status $status" [ $status = 1 ]
     check "another program: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about the program' stderr
+    ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]}" --zero 1
+    check "another stage: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --zero: 2 on ranks 0 1, 1 on rank 2$' stderr
+    ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]/other/another}"
+    check "another directory: $(head -n 1 stderr)" \
+        grep -q '^error: the ranks disagree about --out, a directory .*: is there on ranks 0 1, is missing on rank 2$' stderr
+    check "and nothing is left there: $(ls -A other)" [ -z "$(compgen -G 'other/.probe*')" ]
     ranks 2 "$trainer" "${run[@]}" --zero 3
     check "--zero 3: exit status $status, $(head -n 1 stderr)" [ $status = 2 -a "$(grep -c '^error: --zero 3' stderr)" = 1 ]
+}
+
+# differs WHAT LINE VARIABLE OPTIONS...: the last of 3 ranks has a fault (fault.c), and all end with LINE.
+differs() {
+    local what=$1 line=$2 fault=$3
+    shift 3
+    ranks 2 "$trainer" "$@" : -n 1 env LD_PRELOAD="$PWD/fault.so" "$fault" "$trainer" "$@"
+    check "$what: exit status $status" [ $status = 1 ]
+    check "$what: $(grep -m 1 '^error' stderr)" grep -q "^error: $line" stderr
+}
+
+# A rank that starts like the others, and goes astray.
+test_drift() {
+    local run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 6 --zero 0 --out drift)
+    "${CC:-cc}" -shared -fPIC "$root/dev/test/fault.c" -o fault.so -ldl
+    differs "other mathematics" "the ranks disagree about results of the mathematics library" FAULT_POW_AT=0.37 "${run[@]}" --eval-every 0
+    differs "other weights at a validation" \
+        "the ranks disagree about the parameters after step 4 (checksum): [0-9a-f]* on ranks 0 1, [0-9a-f]* on rank 2" \
+        FAULT_POW_AT=3 "${run[@]}" --eval-every 4 --eval-batches 1
+    differs "other weights at a save" "the ranks disagree about the parameters after step 6" FAULT_POW_AT=3 "${run[@]}" --eval-every 0
+    check "and it is not saved" [ ! -e drift/step_00000006 ]
+    differs "another learning rate" "step 5: rank 2 judged the step before otherwise than rank 0" FAULT_COS_FROM=36 "${run[@]}" --eval-every 0
+}
+
+# A rank whose forward passes take long.
+test_slow_rank() {
+    local run=(--layers 1 --channels 32 --heads 2 --seq-len 16 --batch 1 --total-batch 48 --steps 60 --samples 0 --eval-every 0)
+    ranks 2 "$trainer" "${run[@]}" : -n 1 env LD_PRELOAD="$PWD/fault.so" FAULT_LOG_US=100 "$trainer" "${run[@]}"
+    check "a slow rank: exit status $status, $(cat stderr)" [ $status = 0 ]
+    check "a slow rank: $(grep note: stdout)" \
+        [ "$(grep -c "^note: rank 2 ($(uname -n)) computes [0-9]* % slower than the median, and all wait for it" stdout)" = 1 ]
 }
 
 # begins OUT N COMMAND...: in the background, until its first checkpoint is there; sets `process`, that of mpirun.
@@ -364,35 +436,96 @@ test_gpu_stages() {
     done
 }
 
-# Saved by 4 GPUs in stage 3, continued by 2 in stage 2, by one; and saved by one, continued by 3.
+# Saved by 4 GPUs in stage 3, continued by 2 in stage 2; saved by one, continued by 3; saved by 2 in stage 3, continued by one.
 test_gpu_elastic() {
     trains 2 then_2 --resume z3_4/step_00000003 --zero 2
     same_model one/step_00000006 then_2/step_00000006 "4 GPUs in stage 3, then 2 in stage 2"
-    trains 1 then_1 --resume z2_2/step_00000003 --zero 3
-    same_model one/step_00000006 then_1/step_00000006 "2 GPUs in stage 2, then one in stage 3"
     trains 3 then_3 --resume one/step_00000003 --zero 3
     same_model one/step_00000006 then_3/step_00000006 "one GPU, then 3 in stage 3"
-    trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin
+    trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin --model-file-gb 0.00006
+    in_files exported/step_00000003 3
+    trains 1 then_1 --resume exported/step_00000003 --zero 2 --model-file-gb 5
+    same_model one/step_00000006 then_1/step_00000006 "2 GPUs in stage 3 and three files, then one in stage 2"
     trains 1 export "${gpu_run[@]}" --zero 2 --export-llmc export.bin
     check "exported by 2 GPUs and by one" cmp exported.bin export.bin
 }
 
+gpu_long=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 100000 --save-every 2 --keep 2
+    --eval-every 0 --samples 0 --autotune off --zero 3)
+
 test_gpu_end() {
-    local long=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 100000 --save-every 2 --keep 2
-        --eval-every 0 --samples 0 --autotune off --zero 3)
-    begins term 2 "$trainer" "${long[@]}"
+    begins term 2 "$trainer" "${gpu_long[@]}"
     kill -TERM "$(rank_pid 2)"
     ended "SIGTERM to one rank" 75
-    begins killed 2 "$trainer" "${long[@]}"
+    begins killed 2 "$trainer" "${gpu_long[@]}"
     kill -KILL "$(rank_pid 2)"
     ended "kill -9 of one rank" 137
-    ranks 2 "$trainer" --device 1 "${long[@]}" --out device
+    ranks 2 "$trainer" --device 1 "${gpu_long[@]}" --out device
     check "--device with several processes: exit status $status, $(head -n 1 stderr)" \
         [ $status = 2 -a "$(grep -c '^error: --device 1 is for one process' stderr)" = 1 ]
 }
 
+# ---- without MPI ----
+
+# starts N COMMAND...: in the background, as torchrun starts ranks; sets `pids`. They write to the files stdout.RANK and
+# stderr.RANK.
+starts() {
+    local n=$1 r
+    shift
+    pids=()
+    for ((r = 0; r < n; r++)); do
+        RANK=$r WORLD_SIZE=$n LOCAL_RANK=$r LOCAL_WORLD_SIZE=$n MASTER_ADDR=localhost MASTER_PORT=$port \
+            timeout 120 "$@" >stdout.$r 2>stderr.$r </dev/null &
+        pids+=($!)
+    done
+    port=$((port + 2))
+}
+port=$((20000 + $$ % 20000))
+
+# all_end: sets `status` of each rank, "0 0 1".
+all_end() {
+    local pid
+    status=
+    for pid in "${pids[@]}"; do
+        { wait "$pid"; } 2>/dev/null # without bash's line on a killed one
+        status+="${status:+ }$?"
+    done
+}
+
+test_without_mpi_gpu() {
+    starts 3 "$trainer" --out tcp "${gpu_run[@]}" --zero 3
+    all_end
+    check "by TCP: exit status $status, $(cat stderr.*)" [ "$status" = "0 0 0" -a ! -s stderr.0 -a ! -s stderr.2 ]
+    check "by TCP: $(head -n 1 stdout.0)" grep -q "^processes: 3 on 1 machine (torchrun, TCP), rank 0 on $(uname -n); zero 3" stdout.0
+    same_model one/step_00000006 tcp/step_00000006 "3 GPUs by TCP"
+    same_log one tcp "3 GPUs by TCP"
+    starts 2 bash -c 'unset WORLD_SIZE; exec "$0" -pn 2 -pr $RANK "$@"' "$trainer" --out fs "${gpu_run[@]}" --zero 2
+    all_end
+    check "by a file: exit status $status, $(cat stderr.*)" [ "$status" = "0 0" ]
+    same_model one/step_00000006 fs/step_00000006 "2 GPUs by a file"
+    check "the file is removed" [ ! -e fs/meeting.txt ]
+}
+
+# A rank is killed: all end by themselves.
+test_kill_without_mpi() {
+    local i
+    starts 2 "$trainer" --out tcp_killed "${gpu_long[@]}"
+    for ((i = 0; i < 300; i++)); do
+        [ -z "$(compgen -G 'tcp_killed/step_*/state.json')" ] || break
+        sleep 0.1
+    done
+    kill -KILL "$(pgrep -P "${pids[1]}")"
+    all_end
+    check "kill -9 of one rank: exit status $status" [ "$status" = "1 137" ]
+    check "kill -9 of one rank: $(cat stderr.0)" grep -q "^error: rank 1 of 2 (.*) has ended; rank 0 was in step [0-9]*, " stderr.0
+    check "kill -9 of one rank: processes are left" [ -z "$(pgrep -f "^$trainer")" ]
+}
+
 if [ $is_gpu ]; then
     test_gpu_same_bits
+    test_without_mpi_gpu
+    test_kill_without_mpi
+    test_tasks --autotune off
     test_gpu_offload
     test_gpu_stages
     test_gpu_elastic
@@ -408,10 +541,14 @@ test_errors
 test_watchdog
 test_signal
 test_without_mpi
+test_without_launcher
 test_same_bits
 test_stages
+test_tasks
 test_elastic
 test_disagreement
+test_drift
+test_slow_rank
 test_signals
 test_failures
 check_done

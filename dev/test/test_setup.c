@@ -6,6 +6,7 @@
 
 #include "llmc/run/setup.h"
 #include "test.h"
+#include "whole_model.h"
 
 // A run as far as main takes it before it asks for memory.
 typedef struct {
@@ -38,7 +39,8 @@ static Options parse(const char* line) {
 static Run run_open(const char* line) {
     Run run;
     run.options = parse(line);
-    run.model_path = setup_model_path(&run.options);
+    static char newest[PATH_MAX];
+    run.model_path = setup_model_path(&run.options, newest);
     setup_tokenizer(&run.data, &run.options, run.model_path);
     run.cfg = setup_model(&run.options, &run.data, run.model_path);
     setup_data(&run.data, &run.options);
@@ -91,7 +93,7 @@ static void write_hf_model(const char* name) {
     void* memory = check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
     EXPECT(mkdir(test_path(name), 0777) == 0, "directory");
     hf_config_write(test_path(name), cfg, SAFETENSORS_F32, 399);
-    hf_model_write(test_path(name), cfg, rows, memory, SAFETENSORS_F32);
+    whole_model_write(test_path(name), cfg, rows, memory, SAFETENSORS_F32);
     free(memory);
 }
 
@@ -176,7 +178,7 @@ static void expect_weights(const char* options, int is_random) {
     Run run = run_open(line);
     float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, run.cfg), 1, "model");
     memory[0] = memory[7] = 1;
-    setup_weights(memory, run.cfg, rows, run.model_path, 42);
+    whole_model_read(run.model_path, run.cfg, rows, memory);
     EXPECT((memory[7] != 0) == is_random && memory[0] != 1, "%s: %g", line, (double)memory[7]);
     free(memory);
     run_close(&run);

@@ -33,6 +33,13 @@ check "the GPU trainer's model continues in the CPU trainer" \
 check "with the loss it had" \
     diff <(losses gpu | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6) <(losses again | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6)
 
+# Shares of 20 examples: the same, since the losses are nearly those of the CPU trainer (test_gpt2.cu).
+tasks=(--steps 0 --model "$top/dev/ref/fixtures/tasks/model.bin" --tasks "$top/dev/ref/fixtures/tasks/choices.bin")
+scores() { grep '^{"kind":"task"' "$1/log.jsonl"; }
+check "tasks on the CPU" "$cpu" "${tasks[@]}" --out cpu_tasks
+check "tasks on the GPU" "$gpu" "${tasks[@]}" --tf32 off --out gpu_tasks
+check "the same scores" [ -n "$(scores cpu_tasks)" -a "$(scores cpu_tasks)" = "$(scores gpu_tasks)" ]
+
 "$gpu" --threads 2 >out.txt 2>err.txt
 check "an option of the CPU trainer is refused" [ $? = 2 ]
 check "by name" grep -q 'threads is an option of the CPU trainer' err.txt

@@ -56,6 +56,10 @@ static void test_words(void) {
         EXPECT(decodes_to(&tokenizer, id, WORDS[id]), "word %d", id);
     }
     EXPECT(decodes_to(&tokenizer, tokenizer.eot, "<|endoftext|>"), "");
+    EXPECT(tokenizer_bytes(&tokenizer, 1) == (int)strlen(WORDS[1]) &&
+               tokenizer_bytes(&tokenizer, tokenizer.eot) == 0 &&
+               tokenizer_bytes(&tokenizer, NUM_WORDS + 1) == 0,
+           "bytes of a word, of end-of-text, of no token");
     tokenizer_close(&tokenizer);
 
     EXPECT(words_give("", (const int[]){0}, 0), "");
@@ -247,6 +251,9 @@ static void test_gpt2(const char* path) {
     EXPECT(tokenizer_encode(&tokenizer, text, strlen(text), ids) == 9, "");
     EXPECT(memcmp(ids, wanted, sizeof(wanted)) == 0, "%d %d %d %d", ids[0], ids[1], ids[2], ids[3]);
     EXPECT(decodes_to(&tokenizer, 24598, "0000000") && decodes_to(&tokenizer, 50256, "<|endoftext|>"), "");
+    EXPECT(tokenizer_bytes(&tokenizer, 262) == 4 && tokenizer_bytes(&tokenizer, tokenizer.eot) == 0 &&
+               tokenizer_bytes(&tokenizer, 50300) == 0,
+           "bytes of a token, of end-of-text, of none");
     EXPECT(tokenizer_longest(&tokenizer) == 128, "%d", tokenizer_longest(&tokenizer));
     tokenizer_close(&tokenizer);
 }

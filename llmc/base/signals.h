@@ -15,7 +15,7 @@ three, a guard in mapped.h, a name in text_data.h and check_end in check.h are t
 constant nor passed in.
 
 defines: signals_open, signals_stop, signals_take_save, signals_name, signals_end, signals_end_now,
-         signals_open_writes
+         signals_open_writes, signals_release
 */
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H
@@ -29,6 +29,9 @@ void signals_open_writes(void);
 
 // From now on the signals above are noticed. Reads and writes that they interrupt are continued.
 void signals_open(void);
+
+// From now on the signals above end the program again, as one that was noticed before does at once.
+void signals_release(void);
 
 // The signal that asked to stop, or 0.
 int signals_stop(void);
@@ -107,6 +110,14 @@ void signals_open(void) {
     signals_install_(SIGUSR1, signals_handle_, SA_RESTART);
     signals_install_(SIGINT, signals_handle_,
                      (int)(SA_RESTART | SA_RESETHAND)); // the second one is the system's
+}
+
+void signals_release(void) {
+    const int noticed[] = {SIGTERM, SIGHUP, SIGXCPU, SIGUSR1, SIGUSR2, SIGINT};
+    for (size_t i = 0; i < sizeof(noticed) / sizeof(noticed[0]); i++) {
+        signals_install_(noticed[i], SIG_DFL, 0);
+    }
+    signals_end_now();
 }
 
 int signals_stop(void) { return signals_stop_; }

@@ -3,6 +3,7 @@ hf_model.h -- GPT-2 as Hugging Face stores it: a directory with config.json and 
 
     config.json          sizes under GPT-2's names: n_layer, n_head, n_embd, n_positions, vocab_size
     model.safetensors    tensors "transformer." + the names in the table of gpt2.h, one for each layer
+    model-00001-of-00002.safetensors, ..., model.safetensors.index.json    the same in several files
 
 Matrices inside the blocks are (in, out) there, the transpose of ours. The vocabulary has no padding there: it
 is left out on writing, and zero after reading. The classifier is the token embedding, as here. A config.json
@@ -10,12 +11,15 @@ may ask for more than GPT-2 has (other activations, scales by layer, a classifie
 compute is refused by name, and so is a tensor that config.json does not account for. Dropout, which belongs
 to training, and heads for other tasks are left out with a note on stderr.
 
-Read are models in one file or in several (model.safetensors.index.json), in fp32, fp16 or bf16, with and
-without "transformer."; into fp32, exactly. A weight that is not finite is an error that names its tensor.
+Read are models in fp32, fp16 or bf16, with and without "transformer."; into fp32, exactly. A weight that is not
+finite is an error that names its tensor. Groups of parameters (gpt2.h) are read one at a time, and a file is written
+from memory that has only its groups.
 
-    memory    as the rows say (gpt2_parameter_rows_of), with elements of the type that the file has
+    rows    of the parameters in memory, in one part or more (gpt2_sharded_rows_of), with elements of the type of the
+            file that is written; fp32 where a model is read
 
-defines: hf_config_read, hf_config_write, hf_model_read, hf_model_write, hf_model_bytes
+defines: hf_config_read, hf_config_write, HfModel, hf_model_open, hf_model_read, hf_model_close, HfModelFile,
+         hf_model_files, hf_model_file_name, hf_model_write, hf_model_write_index, hf_model_bytes
 */
 #ifndef LLMC_HF_MODEL_H
 #define LLMC_HF_MODEL_H
@@ -38,18 +42,47 @@ GPT2Config hf_config_read(const char* directory);
 // starts and ends documents.
 void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot);
 
-// ---- model.safetensors ----
+// ---- writing the weights ----
 
-// Writes directory/model.safetensors, whole or not at all; `dtype` is the dtype in memory. Returns
-// the file's checksum (xxh64).
-uint64_t hf_model_write(const char* directory, GPT2Config cfg, const TensorRow* rows, const void* memory,
-                        SafeTensorsDtype dtype);
+// The groups first ... end - 1.
+typedef struct {
+    int first, end;
+} HfModelFile;
 
-// About the bytes of model.safetensors: the data, and room for its header.
+// Cuts a model into files of at most max_bytes of data, but at least one group, and returns their number. They do not
+// depend on who writes them. `files` has room for gpt2_groups.
+int hf_model_files(HfModelFile* files, GPT2Config cfg, SafeTensorsDtype dtype, double max_bytes);
+
+// model.safetensors, or the name of file `file` (from 0) of `count`.
+void hf_model_file_name(char name[64], int file, int count);
+
+// Writes the file directory/name, whole or not at all. `memory` begins with the file's first group; `dtype` is the
+// dtype in memory. Returns the file's checksum (xxh64).
+uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, GPT2Config cfg,
+                        const TensorRow* rows, const void* memory, SafeTensorsDtype dtype);
+
+// Writes model.safetensors.index.json, which says where each tensor is.
+void hf_model_write_index(const char* directory, const HfModelFile* files, int count, GPT2Config cfg,
+                          SafeTensorsDtype dtype);
+
+// About the bytes of these files: the data, and room for headers and index.
 double hf_model_bytes(GPT2Config cfg, SafeTensorsDtype dtype);
 
-// Reads a directory's model into `memory`: fp32, laid out by `rows` for the directory's own configuration.
-void hf_model_read(const char* directory, GPT2Config cfg, const TensorRow* rows, void* memory);
+// ---- reading the weights ----
+
+typedef struct {
+    SafeTensorsSet set;
+    GPT2Config cfg;
+    float* chunk; // a piece of a matrix
+} HfModel;
+
+// Opens a directory's model, whose configuration `cfg` is. All tensors must be there, and no others.
+void hf_model_open(HfModel* model, const char* directory, GPT2Config cfg);
+
+// Sets the tensors of group g, in memory that has only this group.
+void hf_model_read(HfModel* model, const TensorRow* rows, int g, void* group);
+
+void hf_model_close(HfModel* model);
 
 #ifdef __cplusplus
 }
@@ -284,7 +317,7 @@ void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dty
     hf_write_text_(directory, "generation_config.json", text);
 }
 
-// ---- model.safetensors ----
+// ---- the weights ----
 
 // A layer of a tensor, as the file has it.
 typedef struct {
@@ -349,34 +382,120 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, GPT
     }
 }
 
-uint64_t hf_model_write(const char* directory, GPT2Config cfg, const TensorRow* rows, const void* memory,
-                        SafeTensorsDtype dtype) {
+// ---- writing the weights ----
+
+// Bytes of a group in files.
+static double hf_group_bytes_(const TensorRow* rows, GPT2Config cfg, int g) {
+    double bytes = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (tensor_is_in_group(&rows[i], g)) {
+            bytes +=
+                (double)(gpt2_rows_in_files(&rows[i], cfg) * rows[i].cols) * (double)rows[i].element_bytes;
+        }
+    }
+    return bytes;
+}
+
+int hf_model_files(HfModelFile* files, GPT2Config cfg, SafeTensorsDtype dtype, double max_bytes) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    int count = 0;
+    double bytes = 0; // of the last file
+    gpt2_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype));
+    for (int g = 0; g < gpt2_groups(cfg); g++) {
+        const double more = hf_group_bytes_(rows, cfg, g);
+        if (count == 0 || bytes + more > max_bytes) {
+            files[count++].first = g;
+            bytes = 0;
+        }
+        files[count - 1].end = g + 1;
+        bytes += more;
+    }
+    return count;
+}
+
+void hf_model_file_name(char name[64], int file, int count) {
+    if (count == 1) {
+        snprintf(name, 64, "model.safetensors");
+    } else {
+        snprintf(name, 64, "model-%05d-of-%05d.safetensors", file + 1, count);
+    }
+}
+
+// The group of layer l of a tensor, if the file has it; else -1.
+static int hf_group_in_file_(HfModelFile file, const TensorRow* row, int l) {
+    const int g = row->place == PLACE_BLOCK ? 1 + l : 0;
+    return file.first <= g && g < file.end ? g : -1;
+}
+
+uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, GPT2Config cfg,
+                        const TensorRow* rows, const void* memory, SafeTensorsDtype dtype) {
     char path[PATH_MAX];
     SafeTensorsWriter writer;
     void* chunk = hf_chunk_open_(rows);
     assert(rows[0].element_bytes == safetensors_dtype_bytes(dtype));
-    file_join(path, directory, "model.safetensors");
+    file_join(path, directory, name);
     safetensors_writer_open(&writer, path);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
             const HfTensor_ tensor = hf_tensor_(&rows[i], cfg, l);
-            safetensors_writer_declare(&writer, tensor.name, dtype, tensor.ndim, tensor.shape);
+            if (hf_group_in_file_(file, &rows[i], l) >= 0) {
+                safetensors_writer_declare(&writer, tensor.name, dtype, tensor.ndim, tensor.shape);
+            }
         }
     }
     safetensors_writer_begin(&writer);
+    const size_t first = gpt2_group_offset_bytes(rows, file.first);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
-            hf_write_layer_(&writer, &rows[i], cfg, (const char*)tensor_at_layer(&rows[i], memory, l), chunk);
+            const int g = hf_group_in_file_(file, &rows[i], l);
+            if (g >= 0) {
+                const char* group = (const char*)memory + (gpt2_group_offset_bytes(rows, g) - first);
+                hf_write_layer_(&writer, &rows[i], cfg,
+                                (const char*)tensor_in_group(rows, &rows[i], g, group), chunk);
+            }
         }
     }
     free(chunk);
     return safetensors_writer_commit(&writer);
 }
 
-double hf_model_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
-    const double header = (double)GPT2_PARAMETER_ROWS * cfg.L * 160 + 4096;
-    return gpt2_count_parameters(cfg) * (double)safetensors_dtype_bytes(dtype) + header;
+static double hf_data_bytes_(GPT2Config cfg, SafeTensorsDtype dtype) {
+    return gpt2_count_parameters(cfg) * (double)safetensors_dtype_bytes(dtype);
 }
+
+void hf_model_write_index(const char* directory, const HfModelFile* files, int count, GPT2Config cfg,
+                          SafeTensorsDtype dtype) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    char path[PATH_MAX], name[64];
+    const char* separator = "";
+    FileWriter writer;
+    gpt2_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype));
+    file_join(path, directory, "model.safetensors.index.json");
+    file_open(&writer, path);
+    fprintf(writer.file, "{\n  \"metadata\": {\"total_size\": %.0f},\n  \"weight_map\": {\n",
+            hf_data_bytes_(cfg, dtype));
+    for (int f = 0; f < count; f++) {
+        hf_model_file_name(name, f, count);
+        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+            for (int l = 0; l < rows[i].layers; l++) {
+                if (hf_group_in_file_(files[f], &rows[i], l) >= 0) {
+                    fprintf(writer.file, "%s    \"%s\": \"%s\"", separator, hf_tensor_(&rows[i], cfg, l).name,
+                            name);
+                    separator = ",\n";
+                }
+            }
+        }
+    }
+    fprintf(writer.file, "\n  }\n}\n");
+    file_commit(&writer);
+}
+
+double hf_model_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
+    const double names = (double)GPT2_PARAMETER_ROWS * cfg.L * (160 + 128) + 4096 * (double)gpt2_groups(cfg);
+    return hf_data_bytes_(cfg, dtype) + names;
+}
+
+// ---- reading the weights ----
 
 static void hf_check_finite_(const SafeTensorsView* view, const float* values, size_t first, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -481,32 +600,49 @@ static void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, const Sa
     }
 }
 
-void hf_model_read(const char* directory, GPT2Config cfg, const TensorRow* rows, void* memory) {
-    SafeTensorsSet set;
-    float* chunk = (float*)hf_chunk_open_(rows);
+// The tensor of a layer.
+static const SafeTensorsView* hf_find_(const HfModel* model, const TensorRow* row, int l) {
+    const HfTensor_ tensor = hf_tensor_(row, model->cfg, l);
+    return safetensors_set_require(&model->set, tensor.name, tensor.ndim, tensor.shape);
+}
+
+void hf_model_open(HfModel* model, const char* directory, GPT2Config cfg) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
     const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(GPT2_PARAMETER_ROWS * (size_t)cfg.L,
                                                                         sizeof(*used), "tensors of a model");
     size_t num_used = 0;
-    safetensors_set_open(&set, directory);
+    model->cfg = cfg;
+    gpt2_parameter_rows_of(rows, cfg, sizeof(float));
+    model->chunk = (float*)hf_chunk_open_(rows);
+    safetensors_set_open(&model->set, directory);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        assert(rows[i].element_bytes == sizeof(float));
         for (int l = 0; l < rows[i].layers; l++) {
-            float* layer = (float*)tensor_at_layer(&rows[i], memory, l);
-            const HfTensor_ tensor = hf_tensor_(&rows[i], cfg, l);
-            const SafeTensorsView* view =
-                safetensors_set_require(&set, tensor.name, tensor.ndim, tensor.shape);
-            used[num_used++] = view;
-            memset(layer, 0, tensor_layer_elements(&rows[i]) * sizeof(float)); // padding of the vocabulary
-            hf_read_layer_(view, &rows[i], layer, chunk);
+            used[num_used++] = hf_find_(model, &rows[i], l);
             if (rows[i].init == INIT_VOCAB) {
-                hf_check_classifier_(&set, view);
+                hf_check_classifier_(&model->set, used[num_used - 1]);
             }
         }
     }
-    hf_check_others_(&set, cfg, used, num_used);
-    safetensors_set_close(&set);
+    hf_check_others_(&model->set, cfg, used, num_used);
     free(used);
-    free(chunk);
+}
+
+void hf_model_read(HfModel* model, const TensorRow* rows, int g, void* group) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        assert(rows[i].element_bytes == sizeof(float));
+        if (tensor_is_in_group(&rows[i], g)) {
+            float* tensor = (float*)tensor_in_group(rows, &rows[i], g, group);
+            const SafeTensorsView* view = hf_find_(model, &rows[i], gpt2_group_layer(g));
+            memset(tensor, 0, tensor_layer_elements(&rows[i]) * sizeof(float)); // padding of the vocabulary
+            hf_read_layer_(view, &rows[i], tensor, model->chunk);
+            safetensors_release(view, 0, view->elements);
+        }
+    }
+}
+
+void hf_model_close(HfModel* model) {
+    safetensors_set_close(&model->set);
+    free(model->chunk);
 }
 
 #endif // HF_MODEL_IMPLEMENTATION

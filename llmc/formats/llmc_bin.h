@@ -9,10 +9,13 @@ ties to even, on writing. What a file has in the padding rows of the vocabulary,
 zero, as in a model made here. The header is not trusted: sizes are checked against each other and against the
 file's length before anything is allocated, and a weight that is not finite is an error that names its tensor.
 
-defines: MODEL_DTYPE_WORDS, ModelDtype, llmc_bin_read_config, llmc_bin_read, llmc_bin_write
+defines: MODEL_DTYPE_WORDS, ModelDtype, llmc_bin_read_config, LlmcBin, llmc_bin_open, llmc_bin_read, llmc_bin_close,
+         llmc_bin_write
 */
 #ifndef LLMC_LLMC_BIN_H
 #define LLMC_LLMC_BIN_H
+
+#include <stdio.h>
 
 #include "llmc/base/words.h"
 #include "llmc/gpt2.h"
@@ -28,8 +31,21 @@ typedef enum { MODEL_DTYPE_WORDS(WORDS_VALUE) } ModelDtype;
 // The sizes of the model in a file, checked against its length.
 GPT2Config llmc_bin_read_config(const char* path);
 
-// Reads all parameters into `memory`, laid out by `rows` for the file's own configuration.
-void llmc_bin_read(const char* path, const TensorRow* rows, void* memory);
+// A file that is read a group of parameters at a time.
+typedef struct {
+    const char* path; // the caller's
+    FILE* file;
+    GPT2Config cfg;
+    ModelDtype dtype;
+} LlmcBin;
+
+void llmc_bin_open(LlmcBin* bin, const char* path);
+
+// Sets the tensors of group g (gpt2.h), in memory that has only this group, laid out by `rows` for the file's own
+// configuration.
+void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group);
+
+void llmc_bin_close(LlmcBin* bin);
 
 // Writes all parameters, whole or not at all.
 void llmc_bin_write(const char* path, GPT2Config cfg, const TensorRow* rows, const void* memory,
@@ -45,7 +61,6 @@ void llmc_bin_write(const char* path, GPT2Config cfg, const TensorRow* rows, con
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -108,44 +123,56 @@ GPT2Config llmc_bin_read_config(const char* path) {
 }
 
 // Layer l of a tensor.
-static void llmc_bin_read_layer_(const char* path, FILE* file, ModelDtype dtype, const TensorRow* row, int l,
-                                 float* tensor) {
-    const size_t count = tensor_layer_elements(row), element_bytes = llmc_bin_element_bytes_(dtype);
+static void llmc_bin_read_layer_(const LlmcBin* bin, const TensorRow* row, int l, float* tensor) {
+    const size_t count = tensor_layer_elements(row), element_bytes = llmc_bin_element_bytes_(bin->dtype);
     uint16_t chunk[LLMC_BIN_CHUNK_];
     for (size_t at = 0; at < count; at += LLMC_BIN_CHUNK_) {
         const size_t n = count - at < LLMC_BIN_CHUNK_ ? count - at : LLMC_BIN_CHUNK_;
-        void* to = dtype == MODEL_BF16 ? (void*)chunk : (void*)(tensor + at);
-        CHECK(fread(to, element_bytes, n, file) == n, "%s: cannot read tensor %s", path, row->name);
+        void* to = bin->dtype == MODEL_BF16 ? (void*)chunk : (void*)(tensor + at);
+        CHECK(fread(to, element_bytes, n, bin->file) == n, "%s: cannot read tensor %s", bin->path, row->name);
         for (size_t i = 0; i < n; i++) {
-            if (dtype == MODEL_BF16) {
+            if (bin->dtype == MODEL_BF16) {
                 tensor[at + i] = bf16_to_float(chunk[i]);
             }
             CHECK(isfinite(tensor[at + i]),
-                  "%s: tensor %s, layer %d, row %zu, column %zu is %f, wanted a finite number", path,
+                  "%s: tensor %s, layer %d, row %zu, column %zu is %f, wanted a finite number", bin->path,
                   row->name, l, (at + i) / row->cols, (at + i) % row->cols, (double)tensor[at + i]);
         }
     }
 }
 
 // Zeroes the rows of the vocabulary that have no token.
-static void llmc_bin_clear_padding_(const TensorRow* row, GPT2Config cfg, void* memory) {
+static void llmc_bin_clear_padding_(const TensorRow* row, GPT2Config cfg, float* tensor) {
     const size_t used = gpt2_rows_in_files(row, cfg);
-    float* padding = (float*)((char*)memory + row->offset_bytes) + used * row->cols;
-    memset(padding, 0, (row->rows - used) * row->cols * sizeof(float));
+    memset(tensor + used * row->cols, 0, (row->rows - used) * row->cols * sizeof(float));
 }
 
-void llmc_bin_read(const char* path, const TensorRow* rows, void* memory) {
+void llmc_bin_open(LlmcBin* bin, const char* path) {
     int32_t header[LLMC_BIN_HEADER_];
-    FILE* file = llmc_bin_open_(path, header);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].layers; l++) {
-            llmc_bin_read_layer_(path, file, header[1] == 5 ? MODEL_BF16 : MODEL_FP32, &rows[i], l,
-                                 (float*)tensor_at_layer(&rows[i], memory, l));
-        }
-        llmc_bin_clear_padding_(&rows[i], llmc_bin_config_(header), memory);
-    }
-    fclose(file);
+    bin->path = path;
+    bin->file = llmc_bin_open_(path, header);
+    bin->cfg = llmc_bin_config_(header);
+    bin->dtype = header[1] == 5 ? MODEL_BF16 : MODEL_FP32;
 }
+
+void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group) {
+    size_t before = 0; // elements of the tensors before this one
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &rows[i];
+        if (tensor_is_in_group(row, g)) {
+            const size_t at = before + (size_t)gpt2_group_layer(g) * tensor_layer_elements(row);
+            float* tensor = (float*)tensor_in_group(rows, row, g, group);
+            CHECK(fseeko(bin->file, (off_t)(4 * LLMC_BIN_HEADER_ + at * llmc_bin_element_bytes_(bin->dtype)),
+                         SEEK_SET) == 0,
+                  "%s: cannot read tensor %s: %s", bin->path, row->name, strerror(errno));
+            llmc_bin_read_layer_(bin, row, gpt2_group_layer(g), tensor);
+            llmc_bin_clear_padding_(row, bin->cfg, tensor);
+        }
+        before += tensor_elements(row);
+    }
+}
+
+void llmc_bin_close(LlmcBin* bin) { fclose(bin->file); }
 
 static void llmc_bin_write_layer_(FileWriter* writer, ModelDtype dtype, const float* tensor, size_t count) {
     uint16_t chunk[LLMC_BIN_CHUNK_];

@@ -21,7 +21,7 @@ safetensors_find_gpt2 and the functions that require a tensor take either for th
 defines: SAFETENSORS_PREFIX, SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes, SafeTensors,
          SafeTensorsView, safetensors_try_open, safetensors_open, safetensors_close, safetensors_find,
          safetensors_find_gpt2, safetensors_require, safetensors_metadata, safetensors_read_f32,
-         safetensors_read_f32_part, SafeTensorsSet, safetensors_set_try_open, safetensors_set_open,
+         safetensors_read_f32_part, safetensors_release, SafeTensorsSet, safetensors_set_try_open, safetensors_set_open,
          safetensors_set_close, safetensors_set_find, safetensors_set_require, SafeTensorsWriter,
          safetensors_writer_open, safetensors_writer_metadata, safetensors_writer_declare,
          safetensors_writer_begin, safetensors_write_raw, safetensors_writer_commit, SafeTensorsPair,
@@ -130,6 +130,9 @@ void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t
 
 // Sets out (elements of the view) to all of an F32, F16 or BF16 tensor.
 void safetensors_read_f32(const SafeTensorsView* view, float* out);
+
+// The elements [start, start + count) will not be read again: their pages need no longer be in this process's memory.
+void safetensors_release(const SafeTensorsView* view, size_t start, size_t count);
 
 // ---- a model in one file or in several ----
 
@@ -585,6 +588,16 @@ const char* safetensors_metadata(const SafeTensors* st, const char* key) {
     return pair ? pair->value : NULL;
 }
 
+// Lets the system take back the pages of the mapped file that lie in what was read: it is hardly read twice.
+static void safetensors_release_(const unsigned char* from, size_t bytes) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t begin = ((uintptr_t)from + page - 1) / page * page,
+                    end = ((uintptr_t)from + bytes) / page * page;
+    if (begin < end) {
+        madvise((void*)begin, end - begin, MADV_DONTNEED);
+    }
+}
+
 void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t count, float* out) {
     const SafeTensorsDtype dtype = view->dtype;
     CHECK(dtype == SAFETENSORS_F32 || dtype == SAFETENSORS_F16 || dtype == SAFETENSORS_BF16,
@@ -605,10 +618,24 @@ void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t
         memcpy(&bits, from + 2 * i, 2);
         out[i] = fp16_to_float(bits);
     }
+    safetensors_release_(from, count * safetensors_dtype_bytes(dtype));
 }
 
 void safetensors_read_f32(const SafeTensorsView* view, float* out) {
-    safetensors_read_f32_part(view, 0, view->elements, out);
+    const size_t most = (size_t)1 << 20; // at a time: more of the file need not be in memory
+    for (size_t at = 0; at < view->elements || at == 0; at += most) {
+        const size_t left = view->elements - at;
+        safetensors_read_f32_part(view, at, left < most ? left : most, out + at);
+    }
+}
+
+void safetensors_release(const SafeTensorsView* view, size_t start, size_t count) {
+    const size_t bytes = safetensors_dtype_bytes(view->dtype), page = (size_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t begin = (uintptr_t)(view->data + start * bytes) / page * page,
+                    end = (uintptr_t)(view->data + (start + count) * bytes);
+    if (end > begin) { // advice: where it fails, the pages stay
+        madvise((void*)begin, end - begin, MADV_DONTNEED);
+    }
 }
 
 // ---- a model in one file or in several ----

@@ -2,7 +2,7 @@
 agree.h -- what the processes of a run must have in common, compared before any work: the program, options, model and
 data. A run whose processes differ would train another model in each of them.
 
-defines: agree_on_program, agree_on_run
+defines: agree_on_program, agree_on_run, agree_on_directory
 */
 #ifndef LLMC_AGREE_H
 #define LLMC_AGREE_H
@@ -21,8 +21,13 @@ extern "C" {
 // The file that runs, and the results of the mathematics library.
 void agree_on_program(Comm* comm);
 
-// All options that a checkpoint keeps, the model, and the data. After setup.
-void agree_on_run(Comm* comm, const Options* options, GPT2Config cfg, const RunData* data);
+// All options that a checkpoint keeps, --zero, the checkpoint to continue from (NULL: none), the model, and the data.
+// After setup.
+void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, GPT2Config cfg,
+                  const RunData* data);
+
+// A directory in which rank 0 can write: all processes must see what it writes there.
+void agree_on_directory(Comm* comm, const char* option, const char* directory);
 
 #ifdef __cplusplus
 }
@@ -30,11 +35,14 @@ void agree_on_run(Comm* comm, const Options* options, GPT2Config cfg, const RunD
 
 #ifdef AGREE_IMPLEMENTATION
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/xxh64.h"
 
@@ -79,7 +87,8 @@ static void agree_on_options_(Comm* comm, const Options* options) {
     char text[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
-        if (option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED)) {
+        const int is_compared = !(row->flags & OPTION_NOT_SAVED) || strcmp(row->name, "zero") == 0;
+        if (option_applies(options, row) && is_compared) {
             const char* value = option_text(options, row, text);
             snprintf(name, sizeof(name), "--%s", row->name);
             comm_agree(comm, name, xxh64(value, strlen(value)), *value ? value : "''");
@@ -87,16 +96,51 @@ static void agree_on_options_(Comm* comm, const Options* options) {
     }
 }
 
-void agree_on_run(Comm* comm, const Options* options, GPT2Config cfg, const RunData* data) {
+static void agree_on_checkpoint_(Comm* comm, const char* checkpoint) {
+    char path[PATH_MAX], error[ERROR_BYTES];
+    uint64_t checksum = 0;
+    if (checkpoint) {
+        file_join(path, checkpoint, "state.json");
+        CHECK(file_checksum(path, &checksum, error), "%s", error);
+    }
+    agree_on_checksum_(comm, "state.json of the checkpoint (checksum)", checksum);
+}
+
+void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, GPT2Config cfg,
+                  const RunData* data) {
     if (comm->size == 1) {
         return;
     }
     agree_on_options_(comm, options);
+    agree_on_checkpoint_(comm, checkpoint);
     agree_on_checksum_(comm, "the sizes of the model (checksum)", xxh64(&cfg, sizeof(cfg)));
     agree_on_count_(comm, "the number of training tokens", data->train.tokens);
     agree_on_checksum_(comm, "the training data (checksum)", data->train.fingerprint);
     agree_on_count_(comm, "the number of validation tokens", data->val.tokens);
     agree_on_checksum_(comm, "the validation data (checksum)", data->val.fingerprint);
+}
+
+// The name of the file is new, so that no file system remembers that there is none.
+void agree_on_directory(Comm* comm, const char* option, const char* directory) {
+    char path[PATH_MAX], what[96];
+    int64_t number = (int64_t)(1e6 * time_unix_s());
+    if (comm->size == 1) {
+        return;
+    }
+    comm_broadcast(comm, &number, sizeof(number));
+    file_path(path, "%s/.probe_%" PRId64, directory, number);
+    if (comm->rank == 0) {
+        file_write_text(path, "", 0);
+    }
+    comm_barrier(comm);
+    const int is_there = access(path, F_OK) == 0, is_missing = comm_any(comm, !is_there);
+    if (comm->rank == 0) {
+        unlink(path);
+    }
+    snprintf(what, sizeof(what), "%s, a directory that all machines have to share: a file of rank 0", option);
+    if (is_missing) {
+        comm_agree(comm, what, (uint64_t)is_there, is_there ? "is there" : "is missing");
+    }
 }
 
 #endif // AGREE_IMPLEMENTATION

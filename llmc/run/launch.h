@@ -13,6 +13,15 @@ The first of these that is there:
 
 A source that is incomplete, or whose numbers make no sense, is refused with its names and values.
 
+How the processes meet, --init; auto, and where rank 0 waits (CommMeeting):
+
+    mpi          MPI has started them: mpirun, mpiexec, and srun where it speaks PMI, which its --mpi= decides
+    tcp          else, for srun and torchrun, or with --server. At --server HOST[:PORT], port 29500; srun: the first
+                 machine of the step, a port that follows from the job; torchrun: MASTER_ADDR, MASTER_PORT + 1
+    fs           else. Rank 0 says where it waits in the file meeting.txt in --fs-path, by default --out
+
+tcp and fs are for GPUs, whose data move by NCCL. Processes on CPUs need MPI for theirs.
+
 defines: LAUNCH_INIT_WORDS, LaunchInit, Launch, launch_find, launch_find_in, launch_expect, launch_zero
 */
 #ifndef LLMC_LAUNCH_H
@@ -40,6 +49,7 @@ typedef struct {
     CommPlace place;
     LaunchInit init;      // never LAUNCH_AUTO where there is more than one process
     const char* launcher; // "mpirun"; "" for one process
+    CommMeeting meeting;  // empty for MPI
 } Launch;
 
 // From the options and the environment. Ends the program where they make no sense.
@@ -68,21 +78,28 @@ int launch_zero(const Options* options, int size);
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/xxh64.h"
 
 extern char** environ;
+
+enum { LAUNCH_PORT_ = 29500, LAUNCH_SRUN_PORT_ = 20000, LAUNCH_SRUN_PORTS_ = 10000 };
 
 typedef struct {
     const char *launcher, *names[4]; // of rank, size, local rank, local size
     LaunchInit init;
+    const char* job[2]; // what tells jobs of this launcher apart
 } LaunchSource_;
 
 // clang-format off
 static const LaunchSource_ LAUNCH_SOURCES_[] = {
     {"mpirun",   {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                  "OMPI_COMM_WORLD_LOCAL_SIZE"},                              LAUNCH_MPI},
-    {"mpiexec",  {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, LAUNCH_MPI},
-    {"srun",     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""},       LAUNCH_MPI},
-    {"torchrun", {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},    LAUNCH_TCP},
+                  "OMPI_COMM_WORLD_LOCAL_SIZE"},                              LAUNCH_MPI, {"", ""}},
+    {"mpiexec",  {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, LAUNCH_MPI, {"", ""}},
+    {"srun",     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""},       LAUNCH_TCP,
+                 {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+    {"torchrun", {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},    LAUNCH_TCP,
+                 {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
 };
 // clang-format on
 enum { LAUNCH_SOURCES_COUNT_ = sizeof(LAUNCH_SOURCES_) / sizeof(LAUNCH_SOURCES_[0]) };
@@ -98,9 +115,13 @@ static const char* launch_variable_(const char* const* environment, const char* 
     return NULL;
 }
 
-// Does the source count? Under Slurm a script has its variables, too, outside of any step of several tasks.
+// Does the source count? torchrun may be started by one of the others, and is the one that started this process. Under
+// Slurm a script has its variables, too, outside of any step of several tasks.
 static int launch_is_there_(const LaunchSource_* source, const char* const* environment) {
     const char* size = launch_variable_(environment, source->names[1]);
+    if (launch_variable_(environment, "TORCHELASTIC_RUN_ID") && strcmp(source->launcher, "torchrun") != 0) {
+        return 0;
+    }
     if (strcmp(source->launcher, "srun") == 0) {
         return launch_variable_(environment, "SLURM_STEP_ID") && size && strcmp(size, "1") != 0;
     }
@@ -186,33 +207,147 @@ static void launch_set_local_(const Options* options, CommPlace* place) {
     }
 }
 
-// Ends the program if the processes have no way to connect. `source` is that of the environment, NULL if there is none.
-static void launch_check_init_(const Launch* launch, const LaunchSource_* source) {
-    if (launch->init != LAUNCH_MPI) {
-        die_usage("--init %s, %d processes; for now they meet through MPI: mpirun -n %d ...",
-                  launch->init == LAUNCH_TCP ? "tcp" : "fs", launch->place.size, launch->place.size);
+// ---- how they meet ----
+
+// --init auto. srun speaks PMI where it has set PMI's variables.
+static LaunchInit launch_auto_init_(const Options* options, const LaunchSource_* source,
+                                    const char* const* environment) {
+    if (!source) {
+        return *options->server ? LAUNCH_TCP : LAUNCH_FS;
     }
-    if (!source || source->init != LAUNCH_MPI) {
-        die_usage("%d processes, but no launcher of MPI has started this one; wanted mpirun -n %d ...",
-                  launch->place.size, launch->place.size);
+    return launch_variable_(environment, "PMIX_RANK") || launch_variable_(environment, "PMI_FD")
+               ? LAUNCH_MPI
+               : source->init;
+}
+
+// MPI has to have started processes that meet through it, and those on CPUs have to.
+static void launch_check_init_(const Launch* launch, const LaunchSource_* source, const Options* options) {
+    const int size = launch->place.size, is_srun = source && strcmp(source->launcher, "srun") == 0;
+    if (launch->init == LAUNCH_MPI && !is_srun && (!source || source->init != LAUNCH_MPI)) {
+        die_usage("%d processes, but no launcher of MPI has started this one; wanted mpirun -n %d ...", size,
+                  size);
+    }
+    if (launch->init != LAUNCH_MPI && options->program.trainer == OPTION_CPU) {
+        die_usage("%d processes%s%s; those on CPUs meet through MPI, --init tcp and fs are for GPUs; wanted "
+                  "mpirun -n %d ...%s",
+                  size, source ? " of " : "", source ? source->launcher : "", size,
+                  is_srun ? ", or srun --mpi=pmix" : "");
+    }
+}
+
+// The first machine of "node[07-12,20],other": "node07".
+static void launch_first_host_(char* host, size_t room, const char* list) {
+    size_t used = 0;
+    for (const char* at = list; *at && *at != ',' && used + 1 < room; at++) {
+        if (*at == '[') {
+            const size_t first = strcspn(at + 1, "-,]");
+            used += (size_t)snprintf(host + used, room - used, "%.*s", (int)first, at + 1);
+            at += strcspn(at, "]");
+            used = used < room ? used : room - 1;
+            at -= !*at; // no bracket at the end
+        } else {
+            host[used++] = *at;
+        }
+    }
+    host[used] = '\0';
+}
+
+// --server: "node1", "node1:29501", "[fe80::1]:29501"; an address of IPv6 without a port needs no brackets.
+static void launch_read_server_(CommMeeting* m, const char* server) {
+    const int is_bracketed = *server == '[';
+    const char *host = server + is_bracketed, *colon = strchr(host, ':');
+    size_t length = is_bracketed ? strcspn(host, "]") : strcspn(host, ":");
+    const char* rest = host + length + (is_bracketed && host[length]); // ":29501"
+    if (!is_bracketed && colon && strchr(colon + 1, ':')) {
+        length = strlen(host);
+        rest = "";
+    }
+    m->port = *rest == ':' ? launch_number_(rest + 1) : *rest ? -1 : LAUNCH_PORT_;
+    snprintf(m->host, sizeof(m->host), "%.*s", (int)length, host);
+    if (!*m->host || m->port < 1 || m->port > 65535) {
+        die_usage("--server %s; wanted HOST or HOST:PORT, a port from 1 to 65535", server);
+    }
+}
+
+// torchrun's agent listens at MASTER_PORT itself.
+static void launch_read_master_(CommMeeting* m, const char* const* environment) {
+    const char *address = launch_variable_(environment, "MASTER_ADDR"),
+               *port = launch_variable_(environment, "MASTER_PORT");
+    m->port = launch_number_(port) + 1;
+    snprintf(m->host, sizeof(m->host), "%s", address ? address : "");
+    if (!*m->host || m->port < 2 || m->port > 65535) {
+        die_usage(
+            "torchrun says where rank 0 is: MASTER_ADDR=%s MASTER_PORT=%s; wanted a host and a port below "
+            "65535, or --server HOST:PORT",
+            address ? address : "", port ? port : "");
+    }
+}
+
+// Slurm names no port: one that jobs at the same time do not share.
+static void launch_read_step_(CommMeeting* m, const char* const* environment) {
+    const char* list = launch_variable_(environment, "SLURM_STEP_NODELIST");
+    launch_first_host_(m->host, sizeof(m->host), list ? list : "");
+    m->port = LAUNCH_SRUN_PORT_ + (int)(xxh64(m->job, strlen(m->job)) % LAUNCH_SRUN_PORTS_);
+    if (!*m->host) {
+        die_usage(
+            "srun does not say where rank 0 is: SLURM_STEP_NODELIST is not set; wanted --server HOST:PORT");
+    }
+}
+
+static void launch_read_job_(CommMeeting* m, const LaunchSource_* source, const char* const* environment) {
+    const char* values[2];
+    for (int i = 0; i < 2; i++) {
+        values[i] = source ? launch_variable_(environment, source->job[i]) : NULL;
+    }
+    if (values[0]) {
+        snprintf(m->job, sizeof(m->job), "%s %s.%s", source->launcher, values[0],
+                 values[1] ? values[1] : "0");
+    }
+}
+
+// Where rank 0 waits.
+static void launch_find_meeting_(Launch* launch, const LaunchSource_* source, const Options* options,
+                                 const char* const* environment) {
+    CommMeeting* m = &launch->meeting;
+    launch_read_job_(m, source, environment);
+    if (launch->init == LAUNCH_FS) {
+        const char* directory = *options->fs_path ? options->fs_path : options->out;
+        if (!*directory) {
+            die_usage("--init fs wants --fs-path DIR, or --out: a directory that all machines share");
+        }
+        file_join(m->file, directory, "meeting.txt");
+    } else if (*options->server) {
+        launch_read_server_(m, options->server);
+    } else if (source && strcmp(source->launcher, "torchrun") == 0) {
+        launch_read_master_(m, environment);
+    } else if (source && strcmp(source->launcher, "srun") == 0) {
+        launch_read_step_(m, environment);
+    } else {
+        die_usage("--init tcp wants --server HOST[:PORT], where the others reach rank 0");
     }
 }
 
 Launch launch_find_in(const Options* options, const char* const* environment) {
-    Launch launch = {{0, 1, 0, 1}, LAUNCH_AUTO, ""};
-    CommPlace place = launch.place;
+    Launch launch;
+    CommPlace place = {0, 1, 0, 1};
+    memset(&launch, 0, sizeof(launch));
+    launch.place = place;
+    launch.launcher = "";
     const LaunchSource_* source = launch_read_(environment, &place);
-    if (!launch_read_options_(options, &place) && source && !launch_makes_sense_(place)) {
+    const int has_options = launch_read_options_(options, &place);
+    if (!has_options && source && !launch_makes_sense_(place)) {
         launch_refuse_(source, environment);
     }
     if (place.size > 1) {
         launch_set_local_(options, &place);
         launch.place = place;
+        launch.launcher = source ? source->launcher : "--rank";
         launch.init = options->init != LAUNCH_AUTO ? (LaunchInit)options->init
-                      : source                     ? source->init
-                                                   : LAUNCH_MPI;
-        launch_check_init_(&launch, source);
-        launch.launcher = source->launcher;
+                                                   : launch_auto_init_(options, source, environment);
+        launch_check_init_(&launch, source, options);
+        if (launch.init != LAUNCH_MPI) {
+            launch_find_meeting_(&launch, source, options, environment);
+        }
     }
     return launch;
 }

@@ -4,10 +4,13 @@ it is done, its loss curve to curve.svg there.
 
 log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits):
 
-    {"kind":"config","options":{...},"program":...,"trainer":...,"host":...,"device":...,"time":...}
+    {"kind":"config","options":{...},"program":...,"trainer":...,"host":...,"device":...,"floor":...,
+     "mem_mb":{"parameters":...},"host_mem_mb":{...},"time":...}
     {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...,
-     "tokens":...,"elapsed_s":...,"time":...}
-    {"kind":"val","step":0,"loss":...}
+     "power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
+    {"kind":"val","step":0,"loss":...,"bpb":...}  (bits per byte, if the bytes of the tokens are known)
+    {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,"acc_bytes":...,
+     "acc_bytes_err":...,"loss":...,"ppl":...,"bpb":...,"tokens":...}  (tasks.h; only what the task has)
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
     {"kind":"skip","step":...,"reason":"..."}
@@ -16,14 +19,19 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"summary","steps":...,"val_loss":...,"floor":...,"tok_per_s":...,"peak_mb":...}  (in MiB)
 
 tokens counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
-starts of the program; time is Unix time in seconds.
+starts of the program; time is Unix time in seconds. power_w and clock_mhz are those of a GPU, once a second; floor
+is there where it is known; host_mem_mb where a run on another device has large allocations here. Readers ignore kinds
+and keys that they do not know.
+
+With --tensorboard on, all numbers of the lines of training, validations and tasks also go to tensorboard.h's file, each
+under the tag KIND/KEY (task/NAME/KEY, gpu/power_w, gpu/clock_mhz), and samples as texts.
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<> norm:<>
-and s:<step> tel:<val loss>.
+and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that has one.
 
 Steps count from 1; step 0 is before the first update. Every line reaches its file before the next step, or
 the program ends with the name of the file. A new run leaves the logs of an earlier one in the same place as
-log.jsonl.1, main.log.1 and curve.svg.1, or the next free number. A run that resumes after N updates keeps the
+log.jsonl.1, main.log.1, curve.svg.1 and tensorboard.1, or the next free number. A run that resumes after N updates keeps the
 lines up to step N, cuts off the rest (and the line that says why it stopped), and does not repeat lines about
 step N: the log of an interrupted run equals that of an uninterrupted one, except for one more config line. A
 rollback does the same: it cuts off the lines after the checkpoint and adds one that says from which step it came.
@@ -35,7 +43,7 @@ printed. The first and the last step always are. If the screen goes away (| head
 without it.
 
 defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
-         log_train, log_progress, log_val, log_sample, log_save, log_note, log_resumed, log_skip,
+         log_sensors, log_train, log_progress, log_val, log_task, log_sample, log_save, log_note, log_resumed, log_skip,
          log_rollback, log_stop, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogFile, LogBin,
          log_duration
 */
@@ -47,6 +55,9 @@ defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_clo
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+
+#include "llmc/data/tasks.h"
+#include "llmc/run/tensorboard.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -63,9 +74,16 @@ typedef struct {
     int64_t step_tokens;       // tokens per update
     int eval_every;            // steps between validations, 0: none
     FILE* screen;              // usually stdout; NULL says nothing, for all ranks but one
+    int tensorboard;           // also writes for TensorBoard, if there are files
 } LogSettings;
 
-typedef enum { LOG_VAL_, LOG_SAMPLE_, LOG_SAVE_, LOG_KINDS_ } LogKind_; // of lines between two updates
+typedef enum {
+    LOG_VAL_,
+    LOG_TASK_,
+    LOG_SAMPLE_,
+    LOG_SAVE_,
+    LOG_KINDS_
+} LogKind_; // of lines between two updates
 
 // What stands on the terminal without a line break.
 typedef enum { LOG_LINE_NONE_, LOG_LINE_STEP_, LOG_LINE_PROGRESS_ } LogLine_;
@@ -86,6 +104,8 @@ typedef struct {
     double step_tokens;
     int eval_every;
     LogFile json, text, screen;
+    TensorBoard board;
+    char tag[128]; // of the line: what comes before a key
 
     int is_terminal;          // the screen is one
     char line[256];           // the last step, as printed or to be printed
@@ -103,6 +123,7 @@ typedef struct {
     double total_ms, smooth_ms; // of them, without evaluation and the like: sum, and exponential average
     double first_ms, first_s;   // the first of them, and when it ended
     double data_wait_s, data_s; // waited for data so far, and up to the step before
+    double power_w, clock_mhz;  // for the next line; NAN: not measured
 
     LogBin train[LOG_BINS_], val[LOG_BINS_];
 } RunLog;
@@ -128,6 +149,12 @@ char* log_duration(double seconds, char* text);
 // Before log_train: the time that the run has waited for its data since it began.
 static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
 
+// Before log_train: what the device says of itself; NAN is unknown.
+static inline void log_sensors(RunLog* log, double power_w, double clock_mhz) {
+    log->power_w = power_w;
+    log->clock_mhz = clock_mhz;
+}
+
 // After update number `step`: the mean loss of its batch, the norm of its gradient before clipping, both with
 // their z-scores, the learning rate, the time it took without evaluation and the like, and the model flops
 // utilization as a fraction. Of the scores and the utilization, NAN is unknown.
@@ -139,9 +166,12 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
 // Prints one JSON object, without a newline.
 typedef void (*LogPrint)(FILE* file, const void* what);
 
-// Which program runs where, in words.
+// Which program runs where, in words, and what it found before the first step.
 typedef struct {
     const char *program, *trainer, *device; // the program with its version
+    double floor;                           // as for log_summary
+    LogPrint print_memory;                  // members of an object, each with a comma before it; NULL: none
+    const void* memory;                     // for print_memory
 } LogIdentity;
 
 // The options of the run: print(file, what) prints them. The first thing to log.
@@ -151,7 +181,11 @@ void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who);
 // is 0. Shown on a terminal, elsewhere every half minute.
 void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n);
 
-void log_val(RunLog* log, int64_t step, double loss);
+// `bpb` are bits per byte; NAN: unknown.
+void log_val(RunLog* log, int64_t step, double loss, double bpb);
+
+// What the model achieved at a task.
+void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score);
 
 // What the model wrote, `bytes` long.
 void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes);
@@ -254,6 +288,7 @@ void log_sync(RunLog* log) {
         const int failed = fsync(fileno(files[i]->file)) != 0 && errno != EINVAL; // EINVAL: nothing to flush
         CHECK(!failed, "%s: cannot flush to disk: %s", files[i]->path, strerror(errno));
     }
+    tensorboard_sync(&log->board);
 }
 
 // ---- history ----
@@ -283,7 +318,7 @@ static int log_recall_(const LogBin* bins, CurvePoint* points) {
 
 // The kind of a line between two updates, or LOG_KINDS_.
 static LogKind_ log_kind_(const char* kind) {
-    static const char* const kinds[LOG_KINDS_] = {"val", "sample", "save"};
+    static const char* const kinds[LOG_KINDS_] = {"val", "task", "sample", "save"};
     int i = 0;
     while (i < LOG_KINDS_ && strcmp(kind, kinds[i]) != 0) {
         i++;
@@ -359,15 +394,21 @@ static void log_path_(char path[PATH_MAX], const char* out_dir, const char* name
     file_path(path, "%s/%s%s", out_dir, name, ending);
 }
 
+#define LOG_BOARD_ "tensorboard" // a directory
+
 static int log_is_there_(const char* out_dir, const char* name, int number) {
     char path[PATH_MAX];
     struct stat info;
     log_path_(path, out_dir, name, number);
-    return lstat(path, &info) == 0 && (number > 0 || (S_ISREG(info.st_mode) && info.st_size > 0));
+    if (lstat(path, &info) != 0) {
+        return 0;
+    }
+    return number > 0 || (strcmp(name, LOG_BOARD_) == 0 ? S_ISDIR(info.st_mode)
+                                                        : S_ISREG(info.st_mode) && info.st_size > 0);
 }
 
-enum { LOG_FILES_ = 3 };
-static const char* const LOG_NAMES_[LOG_FILES_] = {"log.jsonl", "main.log", "curve.svg"};
+enum { LOG_FILES_ = 4 };
+static const char* const LOG_NAMES_[LOG_FILES_] = {"log.jsonl", "main.log", "curve.svg", LOG_BOARD_};
 
 static int log_is_taken_(const char* out_dir, int number) {
     int is_taken = 0;
@@ -409,6 +450,7 @@ void log_open(RunLog* log, const LogSettings* o) {
     log->step_tokens = (double)o->step_tokens;
     log->eval_every = o->eval_every;
     log->open_s = time_now_s();
+    log->power_w = log->clock_mhz = NAN;
     if (o->out_dir[0]) {
         file_make_directory(o->out_dir);
         if (o->start == LOG_NEW) {
@@ -416,6 +458,11 @@ void log_open(RunLog* log, const LogSettings* o) {
         }
         log_open_in_(log, &log->json, o, LOG_NAMES_[0]);
         log_open_in_(log, &log->text, o, LOG_NAMES_[1]);
+        if (o->tensorboard) {
+            char path[PATH_MAX];
+            log_path_(path, o->out_dir, LOG_BOARD_, 0);
+            tensorboard_open(&log->board, path, o->start_step);
+        }
     } else {
         log_open_none_(&log->json);
         log_open_none_(&log->text);
@@ -450,6 +497,7 @@ void log_close(RunLog* log) {
     log_flush_screen_(log);
     CHECK(fclose(log->json.file) == 0, "%s: cannot write: %s", log->json.path, strerror(errno));
     CHECK(fclose(log->text.file) == 0, "%s: cannot write: %s", log->text.path, strerror(errno));
+    tensorboard_close(&log->board);
     if (log_has_no_file_(&log->screen)) {
         fclose(log->screen.file);
     }
@@ -458,17 +506,52 @@ void log_close(RunLog* log) {
 
 // ---- pieces of lines ----
 
+// The kinds of lines whose numbers and texts go to TensorBoard, too.
+static int log_is_for_board_(const char* kind) {
+    static const char* const kinds[] = {"train", "val", "task", "sample"};
+    int is_one = 0;
+    for (int i = 0; i < 4; i++) {
+        is_one |= strcmp(kind, kinds[i]) == 0;
+    }
+    return is_one;
+}
+
 static void log_begin_(RunLog* log, const char* kind, int64_t step) {
     fprintf(log->json.file, "{\"kind\":\"%s\",\"step\":%lld", kind, (long long)step);
+    snprintf(log->tag, sizeof(log->tag), "%s", log_is_for_board_(kind) ? kind : "");
+    tensorboard_begin(&log->board, step);
 }
 
 static void log_number_(RunLog* log, const char* key, double value) {
     fprintf(log->json.file, isfinite(value) ? ",\"%s\":%.9g" : ",\"%s\":null", key, value);
+    if (log->tag[0]) {
+        char tag[sizeof(log->tag) + 32];
+        snprintf(tag, sizeof(tag), "%s/%.30s", log->tag, key);
+        tensorboard_scalar(&log->board, tag, value);
+    }
 }
 
+// A number of the GPU, if it was measured.
+static void log_gpu_number_(RunLog* log, const char* key, double* value) {
+    char tag[64];
+    if (isfinite(*value)) {
+        fprintf(log->json.file, ",\"%s\":%.9g", key, *value);
+        snprintf(tag, sizeof(tag), "gpu/%.40s", key);
+        tensorboard_scalar(&log->board, tag, *value);
+    }
+    *value = NAN;
+}
+
+// A name becomes a part of the tags of the numbers that follow.
 static void log_string_(RunLog* log, const char* key, const char* text, size_t bytes) {
     fprintf(log->json.file, ",\"%s\":", key);
     json_print_string(log->json.file, text, bytes);
+    if (log->tag[0] && strcmp(key, "name") == 0) {
+        const size_t used = strlen(log->tag);
+        snprintf(log->tag + used, sizeof(log->tag) - used, "/%.*s", (int)(bytes < 100 ? bytes : 100), text);
+    } else if (log->tag[0] && strcmp(key, "text") == 0) {
+        tensorboard_text(&log->board, log->tag, text, bytes);
+    }
 }
 
 static void log_time_stamp_(RunLog* log) { fprintf(log->json.file, ",\"time\":%.3f", time_unix_s()); }
@@ -476,6 +559,8 @@ static void log_time_stamp_(RunLog* log) { fprintf(log->json.file, ",\"time\":%.
 static void log_end_(RunLog* log) {
     fputs("}\n", log->json.file);
     log_flush_(&log->json);
+    tensorboard_end(&log->board);
+    log->tag[0] = '\0';
 }
 
 // "step   12/1000", as wide at every step. text has room for 64 bytes; returns it.
@@ -630,6 +715,8 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
     log_number_(log, "data_ms", 1e3 * (log->data_wait_s - log->data_s));
     log_number_(log, "tok_per_s", 1e3 * log->step_tokens / ms);
     log_number_(log, "mfu", mfu);
+    log_gpu_number_(log, "power_w", &log->power_w);
+    log_gpu_number_(log, "clock_mhz", &log->clock_mhz);
     fprintf(log->json.file, ",\"tokens\":%.0f", (double)step * log->step_tokens);
     fprintf(log->json.file, ",\"elapsed_s\":%.3f", log->elapsed_s + time_now_s() - log->open_s);
     log_time_stamp_(log);
@@ -654,6 +741,12 @@ void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who) 
     log_string_(log, "trainer", who.trainer, strlen(who.trainer));
     log_string_(log, "host", host, strlen(host));
     log_string_(log, "device", who.device, strlen(who.device));
+    if (isfinite(who.floor)) {
+        log_number_(log, "floor", who.floor);
+    }
+    if (who.print_memory) {
+        who.print_memory(log->json.file, who.memory);
+    }
     log_time_stamp_(log);
     log_end_(log);
 }
@@ -684,18 +777,82 @@ static void log_time_val_(RunLog* log) {
     }
 }
 
-void log_val(RunLog* log, int64_t step, double loss) {
+// A number that only some lines have.
+static void log_known_(RunLog* log, const char* key, double value) {
+    if (isfinite(value)) {
+        log_number_(log, key, value);
+    }
+}
+
+void log_val(RunLog* log, int64_t step, double loss, double bpb) {
     log_time_val_(log);
     log_say_step_(log, step);
-    fprintf(log->screen.file, "val loss %.4f\n", loss);
+    fprintf(log->screen.file, "val loss %.4f", loss);
+    if (isfinite(bpb)) {
+        fprintf(log->screen.file, " | %.4f bpb", bpb);
+    }
+    fputc('\n', log->screen.file);
     log_flush_screen_(log);
     if (!log_is_repeated_(log, LOG_VAL_, step)) {
         log_begin_(log, "val", step);
         log_number_(log, "loss", loss);
+        log_known_(log, "bpb", bpb);
         log_end_(log);
         fprintf(log->text.file, "s:%lld tel:%.4f\n", (long long)step, loss);
         log_flush_(&log->text);
         log_remember_(log, log->val, step, loss);
+    }
+}
+
+static void log_share_(RunLog* log, const char* key, const char* error_key, TaskShare share) {
+    log_known_(log, key, share.value);
+    log_known_(log, error_key, share.error);
+}
+
+static void log_write_task_(RunLog* log, int64_t step, const char* name, const TaskScore* score) {
+    log_begin_(log, "task", step);
+    log_string_(log, "name", name, strlen(name));
+    log_share_(log, "acc", "acc_err", score->acc);
+    log_share_(log, "acc_norm", "acc_norm_err", score->acc_norm);
+    log_share_(log, "acc_bytes", "acc_bytes_err", score->acc_bytes);
+    if (score->kind != TASK_CHOICE) {
+        log_number_(log, "loss", score->loss);
+        log_number_(log, "ppl", exp(score->loss));
+        log_known_(log, "bpb", score->bpb);
+    }
+    log_number_(log, "tokens", score->tokens);
+    log_end_(log);
+    if (isfinite(score->acc_norm.value)) {
+        fprintf(log->text.file, "s:%lld eval:%.4f\n", (long long)step, score->acc_norm.value);
+        log_flush_(&log->text);
+    }
+}
+
+// " | acc 0.2859 +- 0.0045"
+static void log_print_share_(FILE* screen, const char* name, TaskShare share) {
+    if (isfinite(share.value)) {
+        fprintf(screen, " | %s %.4f +- %.4f", name, share.value, share.error);
+    }
+}
+
+void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score) {
+    FILE* screen = log->screen.file;
+    const int has_loss = score->kind != TASK_CHOICE, is_repeated = log_is_repeated_(log, LOG_TASK_, step);
+    log_say_step_(log, step);
+    fputs(name, screen);
+    log_print_share_(screen, "acc", score->acc);
+    log_print_share_(screen, "acc_norm", score->acc_norm);
+    log_print_share_(screen, "acc_bytes", score->acc_bytes);
+    if (has_loss) {
+        fprintf(screen, " | loss %.4f | perplexity %.4f", score->loss, exp(score->loss));
+    }
+    if (isfinite(score->bpb)) {
+        fprintf(screen, " | %.4f bpb", score->bpb);
+    }
+    fprintf(screen, " | %.0f tokens\n", score->tokens);
+    log_flush_screen_(log);
+    if (!is_repeated) {
+        log_write_task_(log, step, name, score);
     }
 }
 
@@ -811,6 +968,7 @@ void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
     log_cut_(log, &log->json);
     log_cut_(log, &log->text);
     log->elapsed_s = elapsed_s;
+    tensorboard_restart(&log->board, to);
     log_begin_(log, "rollback", to);
     fprintf(log->json.file, ",\"from\":%lld", (long long)from);
     log_string_(log, "reason", reason, strlen(reason));

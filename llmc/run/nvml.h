@@ -23,12 +23,13 @@ environment.
 The few types and constants are declared here as NVIDIA's NVML API Reference Guide gives them; the test holds
 them against the toolkit's own header where there is one.
 
-defines: Nvml, nvml_open, nvml_close, nvml_line
+defines: Nvml, nvml_open, nvml_close, nvml_line, nvml_sensors
 */
 #ifndef LLMC_NVML_H
 #define LLMC_NVML_H
 
 #include <dlfcn.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -271,6 +272,16 @@ static inline int nvml_line(const Nvml* nvml, char* text, size_t bytes) {
     }
     nvml_put_throttle_(&line, nvml);
     return line.used > 0;
+}
+
+// Sets the power and the clock of the multiprocessors at this moment; NAN: closed, or the GPU does not tell.
+static inline void nvml_sensors(const Nvml* nvml, double* power_w, double* clock_mhz) {
+    unsigned int power_mw = 0, mhz = 0;
+    const int is_open = nvml->library != NULL;
+    const int has_power = is_open && nvml->power && nvml->power(nvml->device, &power_mw) == 0;
+    const int has_clock = is_open && nvml->clock && nvml->clock(nvml->device, NVML_SM_CLOCK_, &mhz) == 0;
+    *power_w = has_power ? 1e-3 * power_mw : NAN;
+    *clock_mhz = has_clock ? mhz : NAN;
 }
 
 #endif

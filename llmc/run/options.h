@@ -12,10 +12,11 @@ OPTION_ARGUMENTS, the help text for other arguments, before it includes this fil
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
-defines: Options, DIVERGENCE_WORDS, OnDivergence, OPTION_AUTO, LLMC_VERSION, options_parse,
-         options_parse_arguments, options_given, options_only_look, options_version, options_print_help,
-         options_print_banner, options_print_config, options_print_json, OptionType, OptionRow,
-         option_applies, option_text, option_set, option_find, OptionsProgram, options_program
+defines: Options, DIVERGENCE_WORDS, OnDivergence, OPTION_AUTO, TASKS_HELLASWAG, LLMC_VERSION, options_parse,
+         options_parse_arguments, options_given, options_only_look, options_has_tasks, options_only_evaluates,
+         options_version, options_print_help, options_print_banner, options_print_config, options_print_json, OptionType,
+         OptionList, OptionRow, option_applies, option_counts, option_text, option_set, option_find, OptionsProgram,
+         options_program
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -30,8 +31,9 @@ defines: Options, DIVERGENCE_WORDS, OnDivergence, OPTION_AUTO, LLMC_VERSION, opt
 extern "C" {
 #endif
 
+#define TASKS_HELLASWAG "data/hellaswag/hellaswag_val.jsonl" // --hellaswag on
 #define OPTION_AUTO (-1)     // the value of an option that the trainer chooses
-#define OPTION_ROWS_MAX 96   // maximum number of rows
+#define OPTION_ROWS_MAX 128  // maximum number of rows
 #define OPTION_NAME_BYTES 32 // the longest name, including the zero
 #define OPTION_TEXT_BYTES 64 // the longest number or word, or range, including the zero
 
@@ -61,10 +63,17 @@ typedef enum {
     OPTION_SWITCH, // int, 0 or 1, written off or on (or 0 or 1)
     OPTION_CHOICE, // int, the place of the word in the row's list
     OPTION_STRING, // const char *, pointing into argv; never NULL
+    OPTION_LIST,   // OptionList: texts, each pointing into argv; the option may be given several times
     OPTION_FLAG    // int, 1 if given; takes no value: an action, not a setting
 } OptionType;
 
-// Flags of a row.
+enum { OPTION_LIST_MAX = 16 };
+typedef struct {
+    int count;
+    const char* text[OPTION_LIST_MAX];
+} OptionList;
+
+// Flags of a row. An option counts in training runs only, unless OPTION_TEXTS or OPTION_BOTH says otherwise.
 enum {
     AUTO_ = 1,               // may be "auto"
     MINUS_1_ = 2,            // -1 means auto, as in llm.c
@@ -74,6 +83,8 @@ enum {
     OPTION_GPU = 32,         // only the GPU trainer has it
     OPTION_CHANGES_RUN = 64, // defines the run: resuming with another value needs --override
     OPTION_NOT_SAVED = 128,  // for one start of the program; a resumed run does not inherit it
+    OPTION_TEXTS = 256,      // counts where the program only generates texts (options_generate)
+    OPTION_BOTH = 512,       // counts there and in training
 };
 
 // --on-divergence
@@ -117,15 +128,25 @@ typedef struct {
     int top_k;
     float top_p;
 
+    const char* tasks;
+    int hellaswag;
+    const char* perplexity;
+    int stride, tasks_every, tasks_max;
+    int interactive;
+    const char *prompts, *out_texts;
+    int tokens;
+    OptionList stop;
+
     const char* out;
     int save_every, keep, keep_major;
+    float model_file_gb;
     const char* resume;
     int override;
     float max_hours;
     const char* export_llmc;
     int export_dtype;
     const char* export_gguf;
-    int export_gguf_dtype, overfit;
+    int export_gguf_dtype, tensorboard, overfit;
 
     int recompute, threads, logits_chunk;
     int offload_optimizer;
@@ -135,9 +156,12 @@ typedef struct {
     const char *server, *fs_path;
     int zero, timeout;
 
+    const char *report, *out_html, *compare;
+
     int plan, verify_data, print_config, help, version;
 
     OptionsProgram program;
+    int generates;               // texts, instead of training
     int process, processes;      // which of how many this is, as launch.h found out
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
@@ -145,6 +169,16 @@ typedef struct {
 // Whether the program only describes a run, and writes nothing.
 static inline int options_only_look(const Options* options) {
     return options->plan || options->print_config || options->verify_data;
+}
+
+// Whether the run is given something to evaluate the model on, besides its validation data.
+static inline int options_has_tasks(const Options* options) {
+    return options->tasks[0] || options->hellaswag || options->perplexity[0];
+}
+
+// Whether that is all it does: it needs no training data, has no training state and saves nothing.
+static inline int options_only_evaluates(const Options* options) {
+    return options->steps == 0 && options_has_tasks(options);
 }
 #endif
 
@@ -165,6 +199,9 @@ extern const int OPTION_ROWS; // of the table
 
 // Does the row belong to this trainer?
 int option_applies(const Options* options, const OptionRow* row);
+
+// Does the row count in what the program does: training, or generating texts?
+int option_counts(const Options* options, const OptionRow* row);
 
 // ---- values ----
 
@@ -237,6 +274,7 @@ int options_given(const Options* options, const char* name);
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/run/launch.h"
 #include "llmc/run/schedule.h"
+#include "llmc/gpt2.h"
 #endif
 
 // A row's type and offset. A field of another C type does not compile: the comparison is never evaluated.
@@ -249,12 +287,15 @@ int options_given(const Options* options, const char* name);
 #define SWITCH_(field) OPTION_SWITCH, OPTION_AT_(int, field)
 #define CHOICE_(field) OPTION_CHOICE, OPTION_AT_(int, field)
 #define STRING_(field) OPTION_STRING, OPTION_AT_(char* const, field)
+#define LIST_(field) OPTION_LIST, OPTION_AT_(OptionList, field)
 #define FLAG_(field) OPTION_FLAG, OPTION_AT_(int, field)
 // Short names of flags, for the table.
 #define CPU_ OPTION_CPU
 #define GPU_ OPTION_GPU
 #define RUN_ OPTION_CHANGES_RUN
 #define ONCE_ OPTION_NOT_SAVED
+#define TEXTS_ OPTION_TEXTS
+#define BOTH_ OPTION_BOTH
 #define OPTION_UNLIMITED_ 1000000000 // more tokens, steps or files than this is a typo
 #define MANY_ OPTION_UNLIMITED_
 
@@ -272,7 +313,7 @@ const OptionRow OPTION_TABLE[] = {
         "backslash; empty: the built-in stories"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
         "FILES", "validation data, likewise; empty: the last shard, or the last 5 % of the text"},
-    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_,             "",
+    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_,     "",
         "FILE", "encodes text, and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; empty: from the --model directory, "
         "or plain bytes"},
@@ -292,11 +333,12 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "attend only within a document"},
     {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, RUN_,             "on",
         "off|on", "shuffle the training data; a new order in each epoch"},
-    {"data",       "seed",          "",   SEED_(seed),             0,        0, RUN_,             "42",
+    {"data",       "seed",          "",   SEED_(seed),             0,        0, RUN_ | BOTH_,     "42",
         "", "for initial weights, data order and samples"},
 
-    {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_,             "",
-        "SIZE|PATH", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory or an llm.c .bin"},
+    {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_,     "",
+        "SIZE|PATH", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory, the --out of a run "
+        "or an llm.c .bin"},
     {"model",      "layers",        "",   INT_(layers),            1,     1000, AUTO_ | RUN_,     "auto",
         "blocks", "transformer blocks; auto, here and below: from --model"},
     {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_ | RUN_,     "auto",
@@ -308,9 +350,10 @@ const OptionRow OPTION_TABLE[] = {
     {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
         "tokens", "size of the vocabulary"},
 
-    {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_,            "auto",
-        "sequences", "micro-batch: sequences per forward and backward pass"},
-    {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | RUN_,     "auto",
+    {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_ | BOTH_,    "auto",
+        "sequences", "micro-batch: sequences per forward and backward pass; with --prompts: texts at a time, auto: 8 on a "
+        "CPU, 32 on a GPU"},
+    {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | RUN_ | BOTH_, "auto",
         "tokens", "length of a training sequence, at most --context"},
     {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
         "tokens", "batch of one update, a multiple of seq-len; auto: batch x seq-len; more accumulates gradients"},
@@ -362,14 +405,40 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "length of a sample"},
     {"evaluation", "samples",       "",   INT_(samples),           0,      100, 0,                "2",
         "texts", "sampled each time"},
-    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, 0,                "",
-        "TEXT", "start of the samples, after an end-of-text token"},
-    {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, 0,                "1",
+    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, BOTH_,            "",
+        "TEXT", "start of the samples; with --model PATH and without --train-data, --steps or --out: generate the text that "
+        "follows"},
+    {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, BOTH_,            "1",
         "", "sampling temperature; 0: always the most likely token"},
-    {"evaluation", "top-k",         "",   INT_(top_k),             0,    MANY_, 0,                "0",
+    {"evaluation", "top-k",         "",   INT_(top_k),             0,    MANY_, BOTH_,            "0",
         "tokens", "sample from the k most likely; 0: from all"},
-    {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_,           "1",
+    {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_ | BOTH_,   "1",
         "", "sample from the most likely tokens whose probabilities add up to this"},
+
+    {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, 0,                "",
+        "FILES", "choices and continuations to evaluate the model on: HellaSwag's .jsonl, llm.c's .bin, DCLM's .jsonl; "
+        "with --steps 0 nothing else is done, without training data"},
+    {"tasks",      "hellaswag",     "h",  SWITCH_(hellaswag),      0,        0, 0,                "off",
+        "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
+    {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, 0,                "",
+        "FILES", "text or shards: loss, perplexity and bits per byte of all of it"},
+    {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_,            "auto",
+        "tokens", "scored in each window of --perplexity, the rest of --seq-len is context; auto: all of them"},
+    {"tasks",      "tasks-every",   "",   INT_(tasks_every),       0,    MANY_, AUTO_,            "auto",
+        "steps", "between these evaluations; 0: never; auto: only at the end"},
+    {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, 0,                "0",
+        "examples", "of each file, the first n; 0: all"},
+
+    {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_,    "off",
+        "off|on", "read prompts from the terminal, one a line, and answer each; end with Ctrl-D"},
+    {"texts",      "prompts",       "",   STRING_(prompts),        0,        0, TEXTS_ | ONCE_,    "",
+        "FILE.jsonl", "read prompts from a file of JSON lines: {\"prompt\": \"...\"}"},
+    {"texts",      "out-texts",     "",   STRING_(out_texts),      0,        0, TEXTS_ | ONCE_,    "",
+        "FILE", "of --prompts: write the texts there, as JSON lines with prompt, text, tokens and stop"},
+    {"texts",      "tokens",        "",   INT_(tokens),            1,    MANY_, TEXTS_ | ONCE_,    "256",
+        "tokens", "length of a text at most; it ends earlier with its document"},
+    {"texts",      "stop",          "",   LIST_(stop),             0,        0, TEXTS_ | ONCE_,    "",
+        "TEXT", "end a text before this string; may be given several times"},
 
     {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_,            "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); empty: no files"},
@@ -379,6 +448,8 @@ const OptionRow OPTION_TABLE[] = {
         "checkpoints", "keep only the n newest; 0: all"},
     {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
         "steps", "never delete those at multiples of this; 0: none"},
+    {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_,           "5",
+        "GB", "largest file of weights in a checkpoint; larger models have several and an index, as Hugging Face's do"},
     {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_,            "off",
         "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
         "without one; or a certain checkpoint"},
@@ -394,13 +465,15 @@ const OptionRow OPTION_TABLE[] = {
         "FILE", "write the final model for llama.cpp; empty: no"},
     {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_,            "f16",
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
+    {"output",     "tensorboard",   "",   SWITCH_(tensorboard),    0,        0, 0,                "off",
+        "off|on", "also log for TensorBoard, in a directory tensorboard in --out"},
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
         "off|on", "train on the first batch only; the loss goes to 0"},
 
     {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, AUTO_,            "auto",
         "", "activations to recompute instead of storing: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks; "
         "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
-    {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_,     "0",
+    {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_ | BOTH_, "0",
         "threads", "CPU threads of a process; 0: its share of the machine's"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
@@ -410,17 +483,17 @@ const OptionRow OPTION_TABLE[] = {
         "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
     {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | RUN_,      "on",
         "off|on", "keep an fp32 copy of 16-bit weights for the optimizer; off: stochastic rounding"},
-    {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_,      "on",
+    {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_ | BOTH_, "on",
         "off|on", "compute fp32 products on TF32 tensor cores, with 10-bit mantissas"},
-    {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_,             "2",
+    {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_ | BOTH_,     "2",
         "", "fuse GELU into matrix products: 0 no, 1 forward, 2 forward and backward"},
     {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "on",
         "off|on", "with --gelu-fusion 2: fuse the gradient of the bias before GELU into that product, where cuBLASLt can"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
         "off|on", "time cuBLASLt's algorithms once per product, and keep the fastest"},
-    {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_,             "on",
+    {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_ | BOTH_,     "on",
         "off|on", "replay a micro-step as one CUDA graph"},
-    {"memory, speed", "device",     "",   INT_(device),            0,     1023, AUTO_ | GPU_ | ONCE_, "auto",
+    {"memory, speed", "device",     "",   INT_(device),            0,     1023, AUTO_ | GPU_ | ONCE_ | BOTH_, "auto",
         "", "index of the GPU; auto: one for each process of a machine"},
     {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_,     "0",
         "steps", "between lines on the GPU's temperature, power, clocks and memory; 0: none"},
@@ -432,16 +505,23 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",  "gpus-per-node", "pg", INT_(gpus_per_node),     1,     1024, AUTO_ | ONCE_,    "auto",
         "processes", "on each machine"},
     {"processes",  "init",          "pi", CHOICE_(init),           0,        0, ONCE_,            "auto",
-        WORDS_CHOICE(LAUNCH_INIT_WORDS), "how they meet"},
+        WORDS_CHOICE(LAUNCH_INIT_WORDS), "how they meet; auto: as their launcher has it, see dev/doc/processes.md; tcp and fs are for GPUs"},
     {"processes",  "server",        "ps", STRING_(server),         0,        0, ONCE_,            "",
-        "HOST[:PORT]", "of rank 0, for --init tcp"},
+        "HOST[:PORT]", "where the others reach rank 0, for --init tcp; port 29500 unless given"},
     {"processes",  "fs-path",       "pf", STRING_(fs_path),        0,        0, ONCE_,            "",
-        "DIR", "on a file system that all machines share, for --init fs"},
+        "DIR", "on a file system that all machines share, for --init fs; empty: --out"},
     {"processes",  "zero",          "z",  INT_(zero),              0,        3, AUTO_ | ONCE_,    "auto",
         "", "divide among the processes: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters; "
         "auto: 2 for several processes"},
     {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_,            "50",
         "seconds", "without progress, after which a run of several processes ends; at least 5 times the longest step"},
+
+    {"reports",    "report",        "",   STRING_(report),         0,        0, ONCE_,            "",
+        "RUNS", "write a page about runs that exist, and exit: their directories or logs, with commas between; empty: no"},
+    {"reports",    "out-html",      "",   STRING_(out_html),       0,        0, ONCE_,            "",
+        "FILE", "that page; empty: report.html in the first run's directory"},
+    {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_,            "",
+        "RUNS", "print what runs achieved, a column for each, and exit; empty: no"},
 
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",
         "off|on", "estimate memory, speed and time, and exit"},
@@ -449,9 +529,9 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "check every token of every file, and the checksum if FILE.xxh64 exists, and exit"},
     {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_,            "off",
         "off|on", "print every option with its value, and exit"},
-    {"other",      "help",          "",   FLAG_(help),             0,        0, ONCE_,            "off",
+    {"other",      "help",          "",   FLAG_(help),             0,        0, ONCE_ | BOTH_,    "off",
         "off|on", "print this help, and exit"},
-    {"other",      "version",       "",   FLAG_(version),          0,        0, ONCE_,            "off",
+    {"other",      "version",       "",   FLAG_(version),          0,        0, ONCE_ | BOTH_,    "off",
         "off|on", "print the version, and exit"},
 };
 // clang-format on
@@ -467,11 +547,14 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #undef SWITCH_
 #undef CHOICE_
 #undef STRING_
+#undef LIST_
 #undef FLAG_
 #undef CPU_
 #undef GPU_
 #undef RUN_
 #undef ONCE_
+#undef TEXTS_
+#undef BOTH_
 #undef MANY_
 
 #ifdef OPTION_TABLE_FILE
@@ -482,9 +565,11 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
     "  --train-data 'books/*.txt' --tokenizer bpe:4096 --out out/books     your own text\n"                  \
     "  --out out/books --resume on                                         continue after an interruption\n" \
     "  --out out/books --resume on --steps 9000 --override                 train for longer\n"               \
-    "  --model out/books/step_00002000 --steps 0 --prompt 'It was'         sample from a checkpoint\n"       \
+    "  --model out/books --prompt 'It was'                                 generate text\n"                  \
+    "  --model out/books --interactive                                     the same, line by line\n"         \
     "  --model DIR --train-data 'more/*.txt' --out out/more                finetune\n"                       \
     "  --model DIR --steps 0 --export-gguf model.gguf                      convert\n"                        \
+    "  --report out/books                                                  a page of plots\n"                \
     "Step lines show the mean loss of the update in nats per token, the gradient norm before clipping,\n"    \
     "for both the distance from the mean of 128 updates in standard deviations (z), and MFU, the share\n"    \
     "of this machine's peak FLOP/s that the model uses.\n"                                                   \
@@ -498,6 +583,46 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 int option_applies(const Options* options, const OptionRow* row) {
     return !(row->flags & (OPTION_CPU | OPTION_GPU)) || (row->flags & options->program.trainer);
 }
+
+#ifdef OPTION_TABLE_FILE
+int option_counts(const Options* options, const OptionRow* row) { return (void)options, (void)row, 1; }
+static void options_decide_(Options* options) { (void)options; }
+#else
+int option_counts(const Options* options, const OptionRow* row) {
+    return (row->flags & OPTION_BOTH) || !(row->flags & OPTION_TEXTS) == !options->generates;
+}
+
+// Whether the program generates texts: --interactive and --prompts say so; --prompt does with the weights of a
+// model, unless one of the options that every training run could be started with makes it the start of samples.
+static int options_generate_(const Options* options) {
+    static const char* const runs[] = {"train-data",  "out",         "steps",      "epochs",
+                                       "resume",      "overfit",     "plan",       "print-config",
+                                       "verify-data", "export-gguf", "export-llmc"};
+    int is_run = 0;
+    for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
+        is_run |= options_given(options, runs[i]);
+    }
+    const int has_weights = options->model[0] && !gpt2_model_by_name(options->model);
+    return options->interactive || options_given(options, "prompts") ||
+           (options_given(options, "prompt") && has_weights && !is_run);
+}
+
+// Decides what the program does, and refuses options that do not count there.
+static void options_decide_(Options* options) {
+    options->generates = options_generate_(options);
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        if (options->given[i] && !option_counts(options, row)) {
+            die_usage(options->generates
+                          ? "--%s is for training, and this command generates text (--help: texts)"
+                          : "--%s is for generating text: wanted --prompt TEXT, --interactive or --prompts "
+                            "FILE, with "
+                            "--model PATH and without --train-data, --steps or --out",
+                      row->name);
+        }
+    }
+}
+#endif
 
 // ---- values ----
 
@@ -528,6 +653,8 @@ const char* option_text(const Options* options, const OptionRow* row, char buffe
     switch (row->type) {
     case OPTION_STRING:
         return *(const char* const*)field;
+    case OPTION_LIST:
+        return ((const OptionList*)field)->count ? ((const OptionList*)field)->text[0] : "";
     case OPTION_SEED:
         snprintf(buffer, OPTION_TEXT_BYTES, "%" PRIu64, *(const uint64_t*)field);
         return buffer;
@@ -557,6 +684,7 @@ const char* option_text(const Options* options, const OptionRow* row, char buffe
 static const char* option_wanted_(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) {
     switch (row->type) {
     case OPTION_STRING:
+    case OPTION_LIST:
         return *row->unit ? row->unit : "text";
     case OPTION_SEED:
         return "0 to 18446744073709551615";
@@ -638,12 +766,25 @@ static int option_set_word_(int* field, const char* words, const char* text) {
     return 0;
 }
 
+// Appends to a list; 0 if the text is empty. The default, "", is the empty list.
+static int option_add_(Options* options, const OptionRow* row, const char* text) {
+    OptionList* list = (OptionList*)((char*)options + row->offset);
+    if (list->count == OPTION_LIST_MAX) {
+        die_usage("--%s is given more than %d times", row->name, OPTION_LIST_MAX);
+    }
+    list->text[list->count] = text;
+    list->count += text[0] != '\0';
+    return text[0] != '\0';
+}
+
 int option_set(Options* options, const OptionRow* row, const char* text) {
     void* field = (char*)options + row->offset;
     switch (row->type) {
     case OPTION_STRING:
         *(const char**)field = text;
         return 1;
+    case OPTION_LIST:
+        return option_add_(options, row, text) || !options->given[row - OPTION_TABLE];
     case OPTION_SEED:
         return option_set_seed_((uint64_t*)field, text);
     case OPTION_SWITCH:
@@ -724,40 +865,6 @@ __attribute__((noreturn)) static inline void option_refuse_(const OptionRow* row
               row->flags & AUTO_ ? ", or auto" : "");
 }
 
-#ifndef OPTION_TABLE_FILE
-// Options of llm.c's run scripts that have no meaning here: accepted with these values, with a note about the
-// missing feature. `values` are words as of a choice; "": any.
-static const struct {
-    const char *alias, *values, *silent, *why; // silent: the value that asks for nothing
-} OPTIONS_WITHOUT_MEANING_[] = {
-    {"h", "0|1", "0", "HellaSwag is not evaluated"},
-};
-
-// If `arg` is one of them, checks its value and returns 1.
-static inline int option_take_without_meaning_(const char* arg, const char* value) {
-    int word = 0;
-    for (size_t i = 0; i < sizeof(OPTIONS_WITHOUT_MEANING_) / sizeof(OPTIONS_WITHOUT_MEANING_[0]); i++) {
-        const char* values = OPTIONS_WITHOUT_MEANING_[i].values;
-        if (strcmp(arg + 1, OPTIONS_WITHOUT_MEANING_[i].alias) != 0) {
-            continue;
-        }
-        if (!value || (*values && !option_set_word_(&word, values, value))) {
-            die_usage("%s is %s; wanted %s", arg, value ? value : "missing its value",
-                      *values ? values : "a value");
-        }
-        if (strcmp(value, OPTIONS_WITHOUT_MEANING_[i].silent) != 0) {
-            printf("note: %s %s: %s\n", arg, value, OPTIONS_WITHOUT_MEANING_[i].why);
-        }
-        return 1;
-    }
-    return 0;
-}
-#else
-static inline int option_take_without_meaning_(const char* arg, const char* value) {
-    return (void)arg, (void)value, 0;
-}
-#endif
-
 // Takes the option `arg` and its value, which may be the next argument (NULL at the end). Returns how many of
 // the arguments after `arg` it used: 0 or 1.
 static int option_take_(Options* options, const char* arg, const char* next) {
@@ -771,9 +878,6 @@ static int option_take_(Options* options, const char* arg, const char* next) {
         options->help = 1;
         return 0;
     }
-    if (option_take_without_meaning_(arg, next)) {
-        return 1;
-    }
     const size_t length = strcspn(arg, "=");
     const int joined = arg[length] == '=';
     const OptionRow* row = option_find(arg, length);
@@ -786,7 +890,7 @@ static int option_take_(Options* options, const char* arg, const char* next) {
                                           : "CPU trainer (make train_gpt2)");
     }
     char* given = &options->given[row - OPTION_TABLE];
-    if (*given) {
+    if (*given && row->type != OPTION_LIST) {
         die_usage("--%s is given twice", row->name);
     }
     *given = 1;
@@ -903,7 +1007,8 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text(options, row, buffer);
-        if (strcmp(value, row->fallback) == 0 || !option_applies(options, row)) {
+        if (strcmp(value, row->fallback) == 0 || !option_applies(options, row) ||
+            !option_counts(options, row)) {
             continue;
         }
         const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);
@@ -919,7 +1024,7 @@ void options_print_config(FILE* file, const Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
-        if (row->type == OPTION_FLAG || !option_applies(options, row)) {
+        if (row->type == OPTION_FLAG || !option_applies(options, row) || !option_counts(options, row)) {
             continue;
         }
         if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
@@ -935,7 +1040,7 @@ void options_print_json(FILE* file, const Options* options) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text(options, row, buffer);
-        if (row->type == OPTION_FLAG || !option_applies(options, row)) {
+        if (row->type == OPTION_FLAG || !option_applies(options, row) || !option_counts(options, row)) {
             continue;
         }
         fprintf(file, "%s\"%s\":", i ? "," : "{", row->name);
@@ -976,6 +1081,7 @@ int options_parse_arguments(Options* options, int argc, char** argv, OptionsProg
             i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
         }
     }
+    options_decide_(options);
     if (options->help) {
         options_print_help(stdout, options, options_program_name_(name));
         exit(EXIT_SUCCESS);

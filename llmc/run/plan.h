@@ -1,8 +1,8 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_bytes, plan_print_memory,
-         plan_print
+defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_add_text, plan_bytes, plan_print_memory,
+         plan_print, plan_print_json
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -35,11 +35,17 @@ void plan_add_host(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
 // Adds the optimizer's state that one process has, on the device or on the host beside it.
 void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero, int is_on_host);
 
+// Adds the activations of generation, `bytes` that are laid out by `rows`.
+void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes);
+
 // The memory of the device that the run is on.
 size_t plan_bytes(const PlanMemory* memory);
 
 // Two lines: the model, and its memory.
 void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory);
+
+// The memory as members of a JSON object, in MiB, each with a comma before it; `memory` is a list.
+void plan_print_json(FILE* file, const void* memory);
 
 // All of it, for --plan. `flops_per_s` is the most that the device, described in words, can do.
 void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TensorRow* parameters,
@@ -84,6 +90,17 @@ void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan*
     }
 }
 
+void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes) {
+    size_t kv = 0;
+    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+        kv += rows[i].member == offsetof(GPT2Activations, kv)
+                  ? tensor_elements(&rows[i]) * rows[i].element_bytes
+                  : 0;
+    }
+    plan_add(plan, "keys and values", kv);
+    plan_add(plan, "activations", bytes - kv);
+}
+
 size_t plan_bytes(const PlanMemory* memory) {
     size_t total = 0;
     for (const PlanMemory* kind = memory; kind->name; kind++) {
@@ -120,8 +137,10 @@ static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
     static const char* const life_mark[] = {"", "  b", "  c"}; // of TensorLife
     for (int i = 0; i < count; i++) {
         const TensorRow* row = &rows[i];
-        fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows,
-                row->cols, plan_mib_(tensor_elements(row) * row->element_bytes), life_mark[row->life]);
+        if (tensor_elements(row) > 0) {
+            fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows,
+                    row->cols, plan_mib_(tensor_elements(row) * row->element_bytes), life_mark[row->life]);
+        }
     }
 }
 
@@ -175,6 +194,25 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Tensor
             "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "
             "the classifier's)\n");
     plan_print_rows_(file, activations, GPT2_ACTIVATION_ROWS);
+}
+
+// The kinds of one place, if there are any.
+static void plan_print_json_of_(FILE* file, const PlanMemory* kinds, const char* key, int is_host) {
+    int count = 0;
+    for (; kinds->name; kinds++) {
+        if (kinds->is_host == is_host && kinds->bytes > 0) {
+            if (count == 0) {
+                fprintf(file, ",\"%s\":{", key);
+            }
+            fprintf(file, "%s\"%s\":%.9g", count++ ? "," : "", kinds->name, (double)kinds->bytes / (1 << 20));
+        }
+    }
+    fputs(count ? "}" : "", file);
+}
+
+void plan_print_json(FILE* file, const void* memory) {
+    plan_print_json_of_(file, (const PlanMemory*)memory, "mem_mb", 0);
+    plan_print_json_of_(file, (const PlanMemory*)memory, "host_mem_mb", 1);
 }
 
 #endif // PLAN_IMPLEMENTATION

@@ -68,7 +68,8 @@ void resume_close(Resume* r);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
-#include "llmc/run/checkpoint.h"
+#include "llmc/run/agree.h"
+#include "llmc/run/checkpoint_directory.h"
 
 static const char* resume_out_(const Options* options) {
     if (!options->out[0]) {
@@ -148,6 +149,9 @@ void resume_open(Resume* r, Options* options, Comm* comm) {
     r->lock = -1;
     if (comm->rank == 0) {
         resume_find_(r, options);
+    }
+    if (options->out[0] && !options_only_look(options)) {
+        agree_on_directory(comm, "--out", options->out);
     }
     checkpoint_share(&r->saved, r->path, &r->is_active, comm);
     if (r->is_active) {

@@ -6,14 +6,15 @@ A trainer is a model and a table of functions that work on it (Trainer). All the
     start      options, data, sizes of the model; --verify-data, --print-config, --plan     plan
     open       the model, loaders, generator, checkpoints; weights, or a checkpoint         open, first_weights,
                                                                                             read_checkpoint
-    loop       validation and samples that are due                                          evaluate, next_logits
+    loop       validation, tasks and samples that are due                                   evaluate, token_losses,
+                                                                                            read_text, next_tokens
                save or stop                                                                 copy_out
                a step: gradient, verdict, update, log; roll back if the run has diverged    gradients, update
     close      export, summary                                                              export_model, close
 
 The model is opaque here, and nothing depends on the type of its weights.
 
-defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, run_main
+defines: BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, run_main
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
@@ -24,6 +25,7 @@ defines: GPT2, BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_prog
 #include "llmc/data/dataloader.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/evaluation.h"
 #include "llmc/run/generator.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
@@ -41,14 +43,13 @@ extern "C" {
 
 // ---- the trainer ----
 
-typedef struct GPT2 GPT2; // each trainer has its own
-
-// What a process did of an update. A sum of these over all processes is of the whole update.
+// What a process did of an update.
 typedef struct {
     WideSum
         square_sum; // of the part of the gradient that this process has after the reduction, times the loss scale
     double counted; // targets that count
     double flops;   // floating-point operations
+    double pace_s;  // time for a token in forward passes that wait for no other process; 0: unknown
 } BatchGradient;
 
 // Adds the work of a micro-batch.
@@ -98,6 +99,8 @@ typedef struct {
     void (*update)(GPT2* model, AdamW adamw);
     // Prints what --gpu-report asks for, after step number `step` (from 1). NULL: nothing.
     void (*report)(GPT2* model, const Options* options, int64_t step);
+    // Sets what the device says of itself at this moment; NAN: unknown. NULL: it says nothing.
+    void (*sensors)(const GPT2* model, double* power_w, double* clock_mhz);
 
     // ---- between two steps
 
@@ -105,7 +108,9 @@ typedef struct {
     int (*validates_first)(const Options* options, double flops_per_token, int64_t sequences);
     // Forward: returns the sum of the losses, nats, of a batch that may be empty. Waits for the device. Collective.
     double (*evaluate)(GPT2* model, Batch batch);
-    NextLogits next_logits; // generator.h
+    TokenLosses token_losses; // evaluation.h
+    ReadText read_text;       // generator.h
+    NextTokens next_tokens;
 
     // ---- weights and checkpoints
 
@@ -118,6 +123,8 @@ typedef struct {
     // Copies weights and optimizer state into memory of the trainer, and points params and optimizer of *copy
     // there. Returns 0 if these point to the model itself: then the save ends before the next step.
     int (*copy_out)(GPT2* model, Checkpoints* copy);
+    // A checksum of the parameters that all processes have.
+    uint64_t (*checksum)(GPT2* model);
     // Writes further small files into a checkpoint, in the thread that saves. NULL: none.
     void (*save_extra)(const void* model, const char* directory);
 } Trainer;
@@ -151,13 +158,17 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/base/threads.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/run/agree.h"
+#include "llmc/run/compare.h"
+#include "llmc/run/generate.h"
 #include "llmc/run/guard.h"
 #include "llmc/run/launch.h"
 #include "llmc/run/log.h"
+#include "llmc/run/pace.h"
+#include "llmc/run/report.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/session.h"
+#include "llmc/tokenizer/tokenizer.h"
 #include "llmc/classifier.h"
-#include "llmc/comm_mpi.h"
 #include "llmc/zero.h"
 
 // ---- the trainer ----
@@ -175,6 +186,7 @@ typedef struct {
     RunData data;
     Resume resume;
     const char* model_path; // of the first weights, or the checkpoint to continue from; NULL: random
+    char newest[PATH_MAX];  // checkpoint of the run that --model names
     GPT2Config cfg;
     double start_s; // when the program started, as time_now_s counts
 
@@ -186,15 +198,19 @@ typedef struct {
     Comm comm;
     double *part, *parts; // what this process, and what all, tell of an update or validation (RUN_LOSSES_)
     double peak;          // of all processes, FLOP/s
+    Pace pace;            // which process is slow,
+    double* paces;        // and how long each took
     double data_wait_s;   // of the one that waited longest, in each step
     uint64_t agreement;   // hash of the last verdict
     Generator generator;
+    Evaluation evaluation;
     Session session;
     RunLog log;
     RunState state;
     int validates_first; // before the first update, too
     double floor;        // of the validation loss: the entropy of the text; NAN: unknown
     double step_s;       // time of the last step
+    double sensed_s;     // when the device was asked last
 } Run_;
 
 static int run_is_first_(const Run_* run) { return run->comm.rank == 0; }
@@ -247,6 +263,8 @@ enum {
     RUN_COUNTED_,   // targets that count
     RUN_FLOPS_,     //
     RUN_WAIT_,      // seconds waited for data
+    RUN_PACE_,      // seconds for a token, 0: unknown
+    RUN_BYTES_,     // of text that the targets stand for; of a validation
     RUN_AGREEMENT_, // upper half of the hash of the verdict before
     RUN_LOSSES_     // sums of losses, one for each micro-step
 };
@@ -254,7 +272,7 @@ enum {
 // The same of all processes together.
 typedef struct {
     double losses, square_sum; // sums
-    double counted, flops;
+    double counted, flops, bytes;
     double wait_s; // of the one that waited longest
 } RunUpdate_;
 
@@ -268,7 +286,7 @@ static int64_t run_micro_steps_(const Run_* run, int64_t sequences) {
 // number of processes. run->part is set.
 static RunUpdate_ run_add_up_(Run_* run, int64_t micro_steps) {
     const size_t count = RUN_LOSSES_ + (size_t)micro_steps;
-    RunUpdate_ sum = {0, 0, 0, 0, 0};
+    RunUpdate_ sum = {0, 0, 0, 0, 0, 0};
     WideSum square_sum = {0, 0};
     comm_all_gather(&run->comm, run->parts, run->part, count * sizeof(double));
     for (int r = 0; r < run->comm.size; r++) {
@@ -277,6 +295,7 @@ static RunUpdate_ run_add_up_(Run_* run, int64_t micro_steps) {
         wide_sum_merge(&square_sum, own);
         sum.counted += part[RUN_COUNTED_];
         sum.flops += part[RUN_FLOPS_];
+        sum.bytes += part[RUN_BYTES_];
         sum.wait_s = fmax(sum.wait_s, part[RUN_WAIT_]);
         CHECK(part[RUN_AGREEMENT_] == run->parts[RUN_AGREEMENT_],
               "step %lld: rank %d judged the step before otherwise than rank 0", (long long)run->state.step,
@@ -291,6 +310,26 @@ static RunUpdate_ run_add_up_(Run_* run, int64_t micro_steps) {
     return sum;
 }
 
+// Names a process that is slow: all of them find it, after run_add_up_.
+static void run_watch_pace_(Run_* run, int64_t micro_steps) {
+    Comm* c = &run->comm;
+    char note[256];
+    double ratio;
+    for (int r = 0; r < c->size; r++) {
+        run->paces[r] = run->parts[(size_t)r * (RUN_LOSSES_ + (size_t)micro_steps) + RUN_PACE_];
+    }
+    const int slow = pace_add(&run->pace, run->paces, &ratio);
+    if (slow >= 0) {
+        char* hosts = (char*)check_alloc((size_t)c->size, sizeof(c->host), "host names");
+        comm_all_gather(c, hosts, c->host, sizeof(c->host));
+        snprintf(note, sizeof(note),
+                 "note: rank %d (%s) computes %.0f %% slower than the median, and all wait for it", slow,
+                 hosts + (size_t)slow * sizeof(c->host), 100 * (ratio - 1));
+        log_note(&run->log, note);
+        free(hosts);
+    }
+}
+
 // The gradient of the next update, from all processes.
 static RunUpdate_ run_gradients_(Run_* run) {
     const Options* o = &run->options;
@@ -302,9 +341,13 @@ static RunUpdate_ run_gradients_(Run_* run) {
     run->part[RUN_LOW_] = own.square_sum.low;
     run->part[RUN_COUNTED_] = own.counted;
     run->part[RUN_FLOPS_] = own.flops;
+    run->part[RUN_BYTES_] = 0;
     run->part[RUN_WAIT_] = run->train->wait_s - waited_s;
+    run->part[RUN_PACE_] = own.pace_s;
     run->part[RUN_AGREEMENT_] = (double)(run->agreement >> 32);
-    return run_add_up_(run, micro_steps);
+    const RunUpdate_ update = run_add_up_(run, micro_steps);
+    run_watch_pace_(run, micro_steps);
+    return update;
 }
 
 // Whether a signal has asked the run to stop, between two batches of a validation or two tokens of a sample.
@@ -313,12 +356,25 @@ static int run_stops_(void* run) {
     return run_agree_((Run_*)run, signals_stop() ? RUN_STOP_ : 0) != 0;
 }
 
+// Before a validation and a save: ends the run if a process has other parameters than the others. Of an error in a
+// GPU's memory, for example, or a process that does not compute as the others do.
+static void run_agree_on_parameters_(Run_* run) {
+    char what[80], words[32];
+    if (run->comm.size > 1) {
+        const uint64_t checksum = run->trainer->checksum(run->model);
+        snprintf(what, sizeof(what), "the parameters after step %lld (checksum)", (long long)run->state.step);
+        snprintf(words, sizeof(words), "%016llx", (unsigned long long)checksum);
+        comm_agree(&run->comm, what, checksum, words);
+    }
+}
+
 // ---- saving and rolling back ----
 
 // Copies all that makes up the run, and starts to save the copy; or saves the model itself and waits.
 static void run_save_(Run_* run) {
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "a save");
     session_wait(&run->session, &run->log);
+    run_agree_on_parameters_(run);
     const int is_copy = run->trainer->copy_out(run->model, &run->session.checkpoints);
     run->state.sequence = run->train ? (int64_t)run->train->next : 0;
     run->state.samples_at = (int64_t)run->generator.rng.at;
@@ -415,6 +471,17 @@ static RunVerdict_ run_judge_(Run_* run, const RunUpdate_* update) {
     return verdict;
 }
 
+// Once a second: asking may take as long as a step of a small model.
+static void run_sense_(Run_* run) {
+    double power_w, clock_mhz;
+    const double now_s = time_now_s();
+    if (run->trainer->sensors && now_s - run->sensed_s >= 1) {
+        run->sensed_s = now_s;
+        run->trainer->sensors(run->model, &power_w, &clock_mhz);
+        log_sensors(&run->log, power_w, clock_mhz);
+    }
+}
+
 // After step number state.step.
 static void run_log_step_(Run_* run, const RunVerdict_* verdict, double flops) {
     const UpdateGuard* guard = &run->state.guard;
@@ -422,6 +489,7 @@ static void run_log_step_(Run_* run, const RunVerdict_* verdict, double flops) {
         run->peak = fmax(run->peak, flops / run->step_s);
     }
     log_data_wait(&run->log, run->data_wait_s);
+    run_sense_(run);
     log_train(&run->log, run->state.step, verdict->loss, guard_shown_z(guard, guard->loss_z), verdict->norm,
               guard_shown_z(guard, guard->norm_z), verdict->adamw.lr, run->step_s * 1e3,
               flops / run->step_s / run->peak);
@@ -466,10 +534,12 @@ static void run_step_(Run_* run) {
 
 // ---- between two steps ----
 
-// Sets *loss to the mean over the first sequences of the validation data, in order. Returns 0 if a signal stopped it.
-static int run_evaluate_(Run_* run, double* loss) {
+// Sets *loss to the mean over the first sequences of the validation data, in order, and *bpb to the same in bits per
+// byte. Returns 0 if a signal stopped it.
+static int run_evaluate_(Run_* run, double* loss, double* bpb) {
     const int64_t micro_steps = run_micro_steps_(run, run->val->settings.sequences);
     memset(run->part, 0, RUN_LOSSES_ * sizeof(double));
+    run_agree_on_parameters_(run);
     dataloader_seek(run->val, 0);
     for (int64_t i = 0; i < micro_steps; i++) {
         if (run_stops_(run)) {
@@ -480,21 +550,35 @@ static int run_evaluate_(Run_* run, double* loss) {
         const Batch batch = dataloader_next(run->val);
         run->part[RUN_LOSSES_ + i] = run->trainer->evaluate(run->model, batch);
         run->part[RUN_COUNTED_] += batch.counted;
+        run->part[RUN_BYTES_] +=
+            setup_target_bytes(&run->data, batch.targets, (size_t)batch.B * (size_t)batch.T);
     }
     run_check_data_(run, run->val, run->train->next);
     const RunUpdate_ all = run_add_up_(run, micro_steps);
     *loss = all.counted > 0 ? all.losses / all.counted : 0;
+    *bpb = all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN;
     return 1;
+}
+
+// Returns 0 if a signal stopped it.
+static int run_tasks_(Run_* run) {
+    const EvaluationRun how = {
+        run->trainer->token_losses, run->model, &run->comm, &run->log, run_stops_, run};
+    return evaluation_log(&run->evaluation, &how, run->state.step);
 }
 
 // All that is due between two updates, besides saving. Returns early when a signal asks the run to stop.
 static void run_evaluate_and_sample_(Run_* run) {
     RunState* state = &run->state;
+    double bpb;
     if (run->val && session_validation_is_due(&run->session, state, run->validates_first)) {
-        if (!run_evaluate_(run, &state->val_loss)) {
+        if (!run_evaluate_(run, &state->val_loss, &bpb)) {
             return;
         }
-        log_val(&run->log, state->step, state->val_loss);
+        log_val(&run->log, state->step, state->val_loss, bpb);
+    }
+    if (session_tasks_are_due(&run->session, state) && !run_tasks_(run)) {
+        return;
     }
     state->stage = state->stage == STAGE_UPDATED ? (int64_t)STAGE_VALIDATED : state->stage;
     if (session_samples_are_due(&run->session, state) &&
@@ -536,6 +620,8 @@ static void run_open_data_(Run_* run) {
     const size_t count = RUN_LOSSES_ + (size_t)(update > validation ? update : validation);
     run->part = (double*)check_alloc(count, sizeof(double), "losses");
     run->parts = (double*)check_alloc(array_bytes((size_t)run->comm.size, count), sizeof(double), "losses");
+    run->paces = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "paces of processes");
+    pace_open(&run->pace, run->comm.size);
 }
 
 // The model, its data and the generator of samples.
@@ -546,9 +632,12 @@ static void run_open_model_(Run_* run) {
     if (setup_has_data(&run->data)) {
         run_open_data_(run);
     }
+    evaluation_start(&run->evaluation, stdout, run->comm.size);
     run->floor = setup_floor(&run->data, run->eval_sequences);
-    generator_open(&run->generator, run->trainer->next_logits, run->model, run->cfg.V, o->seq_len, &run->data,
-                   o);
+    const Trainer* trainer = run->trainer;
+    const GeneratorModel model = {
+        run->model, trainer->read_text, trainer->next_tokens, run->cfg.V, run->cfg.Vp, o->seq_len, 1};
+    generator_open(&run->generator, model, &run->data, o);
 }
 
 // What it takes to save the run, to stop it and to continue it.
@@ -600,13 +689,15 @@ static void run_open_state_(Run_* run) {
 static void run_open_log_(Run_* run) {
     char program[128];
     options_version(program, sizeof(program), &run->options, run->trainer->program_name);
-    const LogIdentity who = {program, run->trainer->name, run->plan.device};
+    const LogIdentity who = {program,    run->trainer->name, run->plan.device,
+                             run->floor, plan_print_json,    run->plan.memory};
     session_begin(&run->session, &run->resume, &run->state, &run->log, who);
 }
 
 static void run_close_(Run_* run) {
     session_close(&run->session);
     generator_close(&run->generator);
+    evaluation_close(&run->evaluation);
     if (run->train) {
         dataloader_close(run->val);
         dataloader_close(run->train);
@@ -614,8 +705,23 @@ static void run_close_(Run_* run) {
     run->trainer->close(run->model);
     free(run->part);
     free(run->parts);
+    free(run->paces);
+    pace_close(&run->pace);
     free(run->model);
     log_close(&run->log);
+}
+
+// The command that uses what was trained, if it was saved with its tokenizer.
+static void run_print_use_(const Run_* run, const char* program) {
+    char path[PATH_MAX];
+    const Tokenizer* tokenizer = setup_saved_tokenizer(&run->data);
+    if (run->session.can_save && run_is_first_(run) && tokenizer && !tokenizer->decode_only) {
+        checkpoint_path(path, run->options.out, run->state.step, "");
+        if (access(path, F_OK) == 0) {
+            printf("talk to it: %s --model %s --prompt \"%s\"\n", program, run->options.out,
+                   run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
+        }
+    }
 }
 
 // After the last step.
@@ -628,7 +734,7 @@ static void run_summarize_(Run_* run) {
 }
 
 // The run itself. Returns its exit status.
-static int run_train_(Run_* run) {
+static int run_train_(Run_* run, const char* program) {
     double largest;
     run->peak = run_sum_(run, run->plan.peak, &largest);
     plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
@@ -640,6 +746,7 @@ static int run_train_(Run_* run) {
     const int is_done = run_loop_(run), is_saved = run->session.can_save, signal = run_stop_signal_(run);
     if (is_done) {
         run_summarize_(run);
+        run_print_use_(run, program);
     } else {
         session_stopped(&run->session, &run->log, &run->state, signal);
     }
@@ -673,14 +780,15 @@ static void run_turn_ends_(Run_* run) {
 static void run_join_(Run_* run) {
     Options* o = &run->options;
     const int is_only_plan = o->plan && o->num_processes > 1 && o->rank == OPTION_AUTO;
-    const Launch alone = {{0, 1, 0, 1}, LAUNCH_AUTO, ""}, launch = is_only_plan ? alone : launch_find(o);
+    const Launch alone = {{0, 1, 0, 1}, LAUNCH_AUTO, "", {"", 0, "", ""}},
+                 launch = is_only_plan ? alone : launch_find(o);
     o->processes = launch.place.size;
     o->process = launch.place.rank;
     if (is_only_plan) {
         o->processes = o->num_processes;
     }
     o->zero = launch_zero(o, o->processes);
-    comm_open(&run->comm, launch.place, o->timeout);
+    comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
     const Comm* c = &run->comm;
     agree_on_program(&run->comm);
     if (c->size > 1) {
@@ -709,6 +817,9 @@ static int run_dispatch_(Run_* run, const char* program) {
     }
     setup_data(&run->data, options);
     setup_training(options, run->model_path != NULL);
+    if (!options_only_look(options)) {
+        evaluation_open(&run->evaluation, &run->data, options, run->cfg.V);
+    }
     run_turn_ends_(run);
     if (options->print_config) {
         options_print_config(stdout, options);
@@ -723,10 +834,32 @@ static int run_dispatch_(Run_* run, const char* program) {
     }
     resume_check(&run->resume, options, stdout, run->trainer->name, run->data.train.tokens,
                  run->data.train.fingerprint);
-    agree_on_run(&run->comm, options, run->cfg, &run->data);
+    agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->cfg, &run->data);
+    evaluation_agree(&run->evaluation, &run->comm);
     signals_end("setting up the run");
     run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
-    return run_train_(run);
+    return run_train_(run, program);
+}
+
+// --report and --compare: about runs that exist, so any other option would do nothing. Returns whether one was given.
+static int run_reports_(const Options* o) {
+    const int report = o->report[0] != '\0', compare = o->compare[0] != '\0';
+    if (o->out_html[0] && !report) {
+        die_usage("--out-html %s needs the runs to report on: --report", o->out_html);
+    }
+    for (int i = 0; i < OPTION_ROWS && (report || compare); i++) {
+        if (o->given[i] && strcmp(OPTION_TABLE[i].group, "reports") != 0) {
+            die_usage("--%s starts no training, so --%s has no place beside it",
+                      report ? "report" : "compare", OPTION_TABLE[i].name);
+        }
+    }
+    if (compare) {
+        compare_runs(stdout, o->compare);
+    }
+    if (report) {
+        report_write(stdout, o->report, o->out_html);
+    }
+    return report || compare;
 }
 
 int run_program(int argc, char** argv, const Trainer* trainer) {
@@ -737,11 +870,17 @@ int run_program(int argc, char** argv, const Trainer* trainer) {
     run.start_s = time_now_s();
     comm_expect(&run.comm, launch_expect());
     options_parse(&run.options, argc, argv, trainer->program);
+    if (run_reports_(&run.options)) {
+        return EXIT_SUCCESS;
+    }
     run_join_(&run);
+    if (run.options.generates) {
+        return generate_texts(trainer, &run.options, &run.comm);
+    }
     comm_progress(&run.comm, COMM_FIRST, -1, "checkpoints and data");
     resume_open(&run.resume, &run.options, &run.comm);
     run_turn_begins_(&run);
-    run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options);
+    run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options, run.newest);
     setup_tokenizer(&run.data, &run.options, run.resume.is_active ? NULL : run.model_path);
     run.cfg = resume_config(&run.resume, setup_model(&run.options, &run.data, run.model_path));
     const int status = run_dispatch_(&run, argv[0]);

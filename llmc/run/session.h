@@ -2,7 +2,8 @@
 session.h -- one start of the program; a long run may take many. What is due between two updates, when to
 save, when to stop, and where to roll back to.
 
-    due      validation every --eval-every steps and samples every --sample-every, each also at the last step;
+    due      validation every --eval-every steps, tasks every --tasks-every and samples every --sample-every, each
+             also at the last step;
              a resumed run does not repeat what was done at its step
     saves    every --save-every steps and at the last; on SIGUSR1; before it stops
     stops    when a signal asked for it: between two steps, batches of a validation or tokens of a sample;
@@ -14,7 +15,7 @@ save, when to stop, and where to roll back to.
 Without --out nothing is saved; the signal ends the program, after a line that says how far it came.
 
 defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, session_close,
-         session_validation_is_due, session_samples_are_due, session_next, session_report, session_is_unsaved,
+         session_validation_is_due, session_tasks_are_due, session_samples_are_due, session_next, session_report, session_is_unsaved,
          session_wait, session_stopped, session_diverged, session_roll_back
 */
 #ifndef LLMC_SESSION_H
@@ -25,6 +26,7 @@ defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, sessi
 #include <stdint.h>
 
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/log.h"
 #include "llmc/run/options.h"
 #include "llmc/run/resume.h"
@@ -59,6 +61,9 @@ void session_close(Session* s);
 
 // `validates_first`: before the first update, too.
 int session_validation_is_due(const Session* s, const RunState* run, int validates_first);
+
+// Together with the validation, whether that is due or not.
+int session_tasks_are_due(const Session* s, const RunState* run);
 
 int session_samples_are_due(const Session* s, const RunState* run);
 
@@ -106,7 +111,7 @@ void session_open(Session* s, const Options* options, const Resume* resume, Chec
     memset(s, 0, sizeof(*s));
     s->options = options;
     s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
-    s->can_save = options->out[0] != '\0';
+    s->can_save = options->out[0] && !options_only_evaluates(options);
     if (!s->can_save) {
         return;
     }
@@ -127,8 +132,8 @@ void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog
     const Options* o = s->options;
     const int is_here = resume_is_here(resume), is_writer = o->process == 0;
     const LogSettings settings = {
-        is_writer ? o->out : "", is_here ? LOG_CONTINUE : LOG_NEW, run->step, o->steps, o->total_batch,
-        o->eval_every,           is_writer ? stdout : NULL};
+        is_writer ? o->out : "", is_here ? LOG_CONTINUE : LOG_NEW, run->step,     o->steps, o->total_batch,
+        o->eval_every,           is_writer ? stdout : NULL,        o->tensorboard};
     if (run->step >= o->steps && run->stage == STAGE_SAMPLED && setup_asks_for_samples(o)) {
         run->stage = STAGE_VALIDATED;
     }
@@ -155,6 +160,11 @@ static int session_is_first_(const Session* s, const RunState* run) {
 int session_validation_is_due(const Session* s, const RunState* run, int validates_first) {
     return run->stage == STAGE_UPDATED && (validates_first || !session_is_first_(s, run)) &&
            schedule_due(s->options->eval_every, run->step, s->options->steps);
+}
+
+int session_tasks_are_due(const Session* s, const RunState* run) {
+    return run->stage == STAGE_UPDATED && !session_is_first_(s, run) &&
+           schedule_due(s->options->tasks_every, run->step, s->options->steps);
 }
 
 int session_samples_are_due(const Session* s, const RunState* run) {
@@ -202,7 +212,9 @@ int session_is_unsaved(const Session* s, const RunState* run) {
 void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal) {
     const char* why = signal ? signals_name(signal) : "--max-hours";
     log_stop(log, run->step, why,
-             s->can_save ? "; --resume on continues" : "; nothing was saved: saving needs --out");
+             s->can_save                          ? "; --resume on continues"
+             : options_only_evaluates(s->options) ? ""
+                                                  : "; nothing was saved: saving needs --out");
 }
 
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {

@@ -8,20 +8,23 @@ setup.h -- from the command line to a run: which data, which tokens, which model
     text, --tokenizer           those of the tokenizer (text_data.h)     the tokenizer's
     .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
     none, --steps 0, --model    those of the model's own tokenizer       the model's
+    none, --steps 0, --tasks    those of --tokenizer, or none            the model's
 
 A --model directory with a tokenizer's files supplies --tokenizer. A vocabulary whose size is not the model's
 is refused: its tokens would be different ones. The model is a name, a file of llm.c's, a Hugging Face
 directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
-defines: RunData, setup_has_data, setup_tokenizer, setup_model_path, setup_model, setup_weights, setup_data,
-         setup_loaders, setup_print_data, setup_verify_data, setup_training, setup_adamw, setup_eval_sequences,
+defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_try_prompt, setup_model_path,
+         setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
+         setup_training, setup_adamw, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
          setup_asks_for_samples, setup_validates_first, setup_close, DataKind
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
 
+#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -49,6 +52,8 @@ enum {
     SETUP_STORIES_STEPS = 3600,  // about a minute on two cores
     SETUP_STORIES_PAGE = 128,    // tokens: a story that crosses the end of a page is cut there
     SETUP_MAPPED_FILES = 10000,  // of text: Linux lets a program map 65530 (vm.max_map_count)
+    SETUP_TEXTS_CPU = 8,         // at a time, of --prompts
+    SETUP_TEXTS_GPU = 32,        //
     SETUP_STORIES_SEED = 271828, // validation stories: the same whatever the seed of the run
 };
 #define SETUP_MAX_STEPS 1e12                        // of --steps, too
@@ -78,12 +83,12 @@ static inline int setup_has_data(const RunData* data) { return data->kind != DAT
 // known. `model_path` is the path of the model's files, or NULL.
 void setup_tokenizer(RunData* data, Options* options, const char* model_path);
 
-// The file or directory that --model names, or NULL when it names a size, or nothing.
-const char* setup_model_path(const Options* options);
+// The same for generating texts: there are no data.
+void setup_text_tokenizer(RunData* data, Options* options, const char* model_path);
 
-// Initializes the weights of a model, fp32, laid out by `rows`: from the files that setup_model_path found,
-// or at random.
-void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path, uint64_t seed);
+// The file or directory that --model names, or NULL when it names a size, or nothing. Of a run's directory it is the
+// newest checkpoint, whose name is put into `path`.
+const char* setup_model_path(const Options* options, char path[PATH_MAX]);
 
 // Decides the model. `path` is the model file, or NULL for random weights.
 GPT2Config setup_model(Options* options, const RunData* data, const char* path);
@@ -100,6 +105,12 @@ int setup_eot(const RunData* data, int V);
 // --print-config the data may stay unknown (data->is_unknown): then --steps stays as it is.
 void setup_data(RunData* data, Options* options);
 
+// Opens files as tokens of the run, which may be text or shards; after setup_data. `data` and `list` stay.
+void setup_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list);
+
+// Bytes of text that these targets stand for: those of end-of-text, and of -1, are 0. 0 without a tokenizer.
+double setup_target_bytes(const RunData* data, const int* targets, size_t count);
+
 // Opens the loaders of training and validation data, and says what they will read; after setup_data. `data`
 // stays where it is until they are closed.
 void setup_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Options* options);
@@ -109,6 +120,9 @@ void setup_print_data(FILE* file, const RunData* data);
 
 // --verify-data: checks all files and says so. Returns the exit status.
 int setup_verify_data(const Options* options);
+
+// Decides what is still "auto" about generating texts; after setup_model.
+void setup_texts(Options* options);
 
 // The learning rate and all intervals; after setup_data. `has_weights`: the model is already trained. Values
 // that depend on an unknown number of steps stay auto.
@@ -140,6 +154,11 @@ void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, con
 // number.
 int setup_prompt(int* ids, int max, const RunData* data, const Options* options, int V);
 
+// The same for any text of `bytes`. Returns 0 with the reason in `error` if it cannot be encoded or is too long; else sets
+// *count.
+int setup_try_prompt(int* ids, int* count, int max, const RunData* data, int V, const char* text,
+                     size_t bytes, char* error);
+
 // Whether the command line asks for samples, also of a finished run.
 int setup_asks_for_samples(const Options* options);
 
@@ -153,7 +172,6 @@ void setup_close(RunData* data);
 
 #include <errno.h>
 #include <glob.h>
-#include <limits.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -169,7 +187,9 @@ void setup_close(RunData* data);
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
+#include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/schedule.h"
+#include "llmc/run/state.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
@@ -261,9 +281,22 @@ static void setup_file_tokenizer_(RunData* data, const Options* options) {
     }
 }
 
+// A run that only evaluates: no data, and a tokenizer only if there is one.
+static void setup_no_data_(RunData* data, const Options* options) {
+    data->kind = DATA_NONE;
+    data->has_tokenizer = options->tokenizer[0] != '\0';
+    if (data->has_tokenizer) {
+        tokenizer_open_file(&data->tokenizer, options->tokenizer);
+    }
+}
+
 // Without --train-data: the built-in stories, or no data for a model with other tokens.
 static void setup_no_files_(RunData* data, const Options* options) {
     RunData stories;
+    if (options_only_evaluates(options)) {
+        setup_no_data_(data, options);
+        return;
+    }
     memset(&stories, 0, sizeof(stories));
     setup_stories_tokenizer_(&stories);
     data->kind = DATA_STORIES;
@@ -314,12 +347,44 @@ void setup_tokenizer(RunData* data, Options* options, const char* model_path) {
     }
 }
 
+void setup_text_tokenizer(RunData* data, Options* options, const char* model_path) {
+    memset(data, 0, sizeof(*data));
+    data->kind = DATA_NONE;
+    if (!options->tokenizer[0] && tokenizer_is_in(model_path)) {
+        options->tokenizer = model_path;
+    }
+    if (!options->tokenizer[0]) {
+        die_usage("%s has no tokenizer; wanted --tokenizer FILE: the tokenizer.json, merges.txt or .tiktoken "
+                  "that goes with "
+                  "the model",
+                  model_path);
+    }
+    tokenizer_open_file(&data->tokenizer, options->tokenizer);
+    data->has_tokenizer = 1;
+}
+
 static int setup_is_directory_(const char* path) {
     struct stat info;
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-const char* setup_model_path(const Options* options) {
+// Whether `directory` is one of a run, and no model. Sets path to its newest checkpoint.
+static int setup_is_run_(char path[PATH_MAX], const char* directory) {
+    char config[PATH_MAX];
+    SavedState saved;
+    if (!setup_is_directory_(directory)) {
+        return 0;
+    }
+    file_join(config, directory, "config.json");
+    const int found = access(config, F_OK) == 0 ? 0 : checkpoint_newest(path, &saved, directory, NULL, NULL);
+    CHECK(found >= 0, "--model %s: every checkpoint is damaged", directory);
+    if (found) {
+        state_close(&saved);
+    }
+    return found;
+}
+
+const char* setup_model_path(const Options* options, char path[PATH_MAX]) {
     struct stat info;
     if (!options->model[0] || gpt2_model_by_name(options->model)) {
         return NULL;
@@ -331,22 +396,12 @@ const char* setup_model_path(const Options* options) {
                   options->model);
     }
     CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
-    return options->model;
+    return setup_is_run_(path, options->model) ? path : options->model;
 }
 
 // The sizes of the model that setup_model_path found.
 static GPT2Config setup_read_config_(const char* path) {
     return setup_is_directory_(path) ? hf_config_read(path) : llmc_bin_read_config(path);
-}
-
-void setup_weights(void* memory, GPT2Config cfg, const TensorRow* rows, const char* path, uint64_t seed) {
-    if (!path) {
-        gpt2_random_weights(rows, memory, cfg, seed);
-    } else if (setup_is_directory_(path)) {
-        hf_model_read(path, cfg, rows, memory);
-    } else {
-        llmc_bin_read(path, rows, memory);
-    }
 }
 
 // Puts the model's size where the option is "auto"; with a model file the two must agree.
@@ -651,6 +706,34 @@ void setup_data(RunData* data, Options* options) {
     }
 }
 
+void setup_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list) {
+    char directory[PATH_MAX] = "";
+    RunData text = *data;
+    const int is_text = sources_kind(list) == TOKENS_TEXT;
+    const int is_bytes = data->has_tokenizer && strcmp(data->tokenizer.kind, "bytes") == 0;
+    CHECK(!is_text || is_bytes || (data->has_tokenizer && data->tokenizer.encoder),
+          "%s: text, wanted a --tokenizer that encodes any text", list);
+    text.kind = is_bytes ? DATA_TEXT : DATA_SHARDS;
+    text.is_encoded = is_text && (!is_bytes || options->separator[0]);
+    setup_count_files_(list);
+    if (is_text && is_bytes) {
+        text_data_require_plain(list);
+    }
+    if (text.is_encoded) {
+        setup_encoded_directory_(options, directory);
+    }
+    setup_sources_(sources, &text, options, list, directory);
+    text_data_remove_temporary();
+}
+
+double setup_target_bytes(const RunData* data, const int* targets, size_t count) {
+    double bytes = 0;
+    for (size_t i = 0; data->has_tokenizer && i < count; i++) {
+        bytes += targets[i] < 0 ? 0 : tokenizer_bytes(&data->tokenizer, targets[i]);
+    }
+    return bytes;
+}
+
 // The loader of the validation data: a validation is one update.
 static void setup_open_validation_(Dataloader* val, const RunData* data, const Options* options) {
     DataloaderSettings in_order;
@@ -752,9 +835,46 @@ static void setup_times_(Options* options) {
     if (options->sample_every == OPTION_AUTO) { // at the end
         options->sample_every = (int)setup_only_at_end_(options->steps);
     }
+    if (options->tasks_every == OPTION_AUTO) {
+        options->tasks_every = (int)setup_only_at_end_(options->steps);
+    }
+}
+
+// Refuses options of tasks without tasks.
+static void setup_check_tasks_(const Options* options) {
+    static const char* const names[] = {"tasks-every", "tasks-max"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (options_given(options, names[i]) && !options_has_tasks(options)) {
+            die_usage("--%s needs --tasks, --hellaswag or --perplexity", names[i]);
+        }
+    }
+    if (options_given(options, "stride") && !options->perplexity[0]) {
+        die_usage("--stride needs --perplexity");
+    }
+}
+
+// A run that only evaluates: no optimizer, no samples unless they are asked for, and nothing to save.
+static void setup_only_evaluate_(Options* options) {
+    if (strcmp(options->resume, "off") != 0 && strcmp(options->resume, "0") != 0) {
+        die_usage("--resume %s and --steps 0 with tasks: wanted --model with the directory of the checkpoint",
+                  options->resume);
+    }
+    if (options->save_every > 0) {
+        die_usage("--save-every %d and --steps 0 with tasks: there is nothing to save", options->save_every);
+    }
+    options->save_every = 0;
+    options->master_weights = options->offload_optimizer = options->zero = 0;
+    if (!setup_asks_for_samples(options)) {
+        options->sample_every = options->sample_every == OPTION_AUTO ? 0 : options->sample_every;
+        options->recompute = options->recompute == OPTION_AUTO ? 3 : options->recompute;
+    }
 }
 
 void setup_training(Options* options, int has_weights) {
+    setup_check_tasks_(options);
+    if (options_only_evaluates(options)) {
+        setup_only_evaluate_(options);
+    }
     if (options->steps != OPTION_AUTO) {
         setup_times_(options);
     }
@@ -763,6 +883,9 @@ void setup_training(Options* options, int has_weights) {
     }
     if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
         die_usage("--on-divergence rollback needs checkpoints: --out and --save-every");
+    }
+    if (options->tensorboard && !options->out[0]) {
+        die_usage("--tensorboard on writes into the directory of the run: give --out, too");
     }
     if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
         options->recompute = 1; // the GPU trainer asks its GPU
@@ -776,6 +899,16 @@ void setup_training(Options* options, int has_weights) {
     if (options->sample_tokens == OPTION_AUTO) {
         options->sample_tokens = options->seq_len < 256 ? options->seq_len : 256;
     }
+}
+
+void setup_texts(Options* options) {
+    const int many = options->program.trainer == OPTION_GPU ? SETUP_TEXTS_GPU : SETUP_TEXTS_CPU;
+    setup_seq_len_(options);
+    if (options->batch == OPTION_AUTO) {
+        options->batch = options->prompts[0] ? many : 1;
+    }
+    options->recompute = RECOMPUTE_NEVER;
+    options->logits_chunk = options->batch;
 }
 
 AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm) {
@@ -908,24 +1041,38 @@ void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, con
     }
 }
 
-int setup_prompt(int* ids, int max, const RunData* data, const Options* options, int V) {
-    ids[0] = setup_eot(data, V);
-    const size_t bytes = strlen(options->prompt);
-    if (!bytes) {
-        return 1;
+int setup_try_prompt(int* ids, int* count, int max, const RunData* data, int V, const char* text,
+                     size_t bytes, char* error) {
+    size_t tokens;
+    int* encoded = (int*)check_alloc(bytes, sizeof(int), "prompt");
+    int ok = tokenizer_try_encode(&data->tokenizer, text, bytes, encoded, &tokens, error);
+    if (ok && tokens + 1 > (size_t)max) {
+        ok = error_set(error, "prompt", "%zu tokens; wanted at most %d, one less than the sequence length",
+                       tokens, max - 1);
     }
-    if (!data->has_tokenizer) {
+    if (ok) {
+        ids[0] = setup_eot(data, V);
+        memcpy(ids + 1, encoded, tokens * sizeof(int));
+        *count = (int)tokens + 1;
+    }
+    free(encoded);
+    return ok;
+}
+
+int setup_prompt(int* ids, int max, const RunData* data, const Options* options, int V) {
+    char error[ERROR_BYTES];
+    const char* text = options->prompt;
+    int count = 1;
+    ids[0] = setup_eot(data, V);
+    if (text[0] && !data->has_tokenizer) {
         die_usage("--prompt needs --tokenizer: this data is only token ids");
     }
-    int* encoded = (int*)check_alloc(bytes, sizeof(int), "prompt");
-    const size_t count = tokenizer_encode(&data->tokenizer, options->prompt, bytes, encoded);
-    if (count + 1 > (size_t)max) {
-        die_usage("--prompt has %zu tokens; wanted at most %d, one less than the sequence length", count,
-                  max - 1);
+    const int ok = !text[0] || setup_try_prompt(ids, &count, max, data, V, text, strlen(text), error);
+    CHECK(ok || !data->tokenizer.decode_only, "--%s", error); // the file is to blame, not the command line
+    if (!ok) {
+        die_usage("--%s", error);
     }
-    memcpy(ids + 1, encoded, count * sizeof(int));
-    free(encoded);
-    return (int)count + 1;
+    return count;
 }
 
 int setup_asks_for_samples(const Options* options) {

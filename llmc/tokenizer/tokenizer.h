@@ -15,7 +15,7 @@ kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_
 
 defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_words, tokenizer_open_file,
          tokenizer_is_in, tokenizer_is_same, tokenizer_bpe, tokenizer_write_hf, tokenizer_decode,
-         tokenizer_longest, tokenizer_encode, tokenizer_close, TokenizerExcerpt
+         tokenizer_bytes, tokenizer_longest, tokenizer_try_encode, tokenizer_encode, tokenizer_close, TokenizerExcerpt
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -77,14 +77,22 @@ int tokenizer_is_in(const char* path);
 // The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
 const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length);
 
+// Bytes of text that a token stands for. 0 of end-of-text, and of an id that the tokenizer does not know: a model may
+// have more.
+int tokenizer_bytes(const Tokenizer* tokenizer, int id);
+
 // Whether two tokenizers have the same tokens under the same ids.
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
 
 // Bytes of the longest token.
 int tokenizer_longest(const Tokenizer* tokenizer);
 
-// Sets ids (room for `bytes` of them) and returns how many there are. A text that the words cannot say is a
-// usage error: it comes from the command line.
+// Sets ids (room for `bytes` of them) and *count. Returns 0 with the reason in `error` if the words cannot say the text,
+// or the tokens can only be decoded.
+int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids, size_t* count,
+                         char* error);
+
+// The same for a text on the command line, where what cannot be encoded is a usage error. Returns the count.
 size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids);
 
 #ifdef __cplusplus
@@ -95,6 +103,7 @@ size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t byt
 
 #include <assert.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -235,6 +244,14 @@ const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
     return token.text;
 }
 
+int tokenizer_bytes(const Tokenizer* tokenizer, int id) {
+    int length = 0;
+    if (id != tokenizer->eot && id < tokenizer->vocab_size) {
+        tokenizer_decode(tokenizer, id, &length);
+    }
+    return length;
+}
+
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
     int same = a->vocab_size == b->vocab_size && a->eot == b->eot;
     for (int id = 0; same && id < a->vocab_size; id++) {
@@ -273,15 +290,10 @@ static int tokenizer_longest_word_(const Tokenizer* tokenizer, const char* lead,
     return best;
 }
 
-// Ends the program: the vocabulary has no word for the text at `at`.
-static void tokenizer_no_word_(const char* text, size_t bytes, size_t at) {
-    const TokenizerExcerpt found = tokenizer_excerpt_(text + at, bytes - at);
-    die_usage("prompt: no word of the vocabulary at \"%s\" (byte %zu of %zu)", found.text, at, bytes);
-}
-
 // Words carry the blank before them; the first of a text is also found without its blank.
-static size_t tokenizer_encode_words_(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
-    size_t count = 0;
+static int tokenizer_try_encode_words_(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids,
+                                       size_t* count, char* error) {
+    *count = 0;
     for (size_t at = 0; at < bytes;) {
         int added = 0, id = tokenizer_longest_word_(tokenizer, "", text + at, bytes - at);
         if (id < 0 && at == 0) {
@@ -289,27 +301,46 @@ static size_t tokenizer_encode_words_(const Tokenizer* tokenizer, const char* te
             added = 1;
         }
         if (id < 0) {
-            tokenizer_no_word_(text, bytes, at);
+            const TokenizerExcerpt found = tokenizer_excerpt_(text + at, bytes - at);
+            return error_set(error, "prompt", "no word of the vocabulary at \"%s\" (byte %zu of %zu)",
+                             found.text, at, bytes);
         }
-        ids[count++] = id;
+        ids[(*count)++] = id;
         at += (size_t)(tokenizer->list.words[id].length - added);
     }
-    return count;
+    return 1;
 }
 
-size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
+int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids, size_t* count,
+                         char* error) {
     if (tokenizer_is_(tokenizer, "words")) {
-        return tokenizer_encode_words_(tokenizer, text, bytes, ids);
+        return tokenizer_try_encode_words_(tokenizer, text, bytes, ids, count, error);
     }
     if (tokenizer_is_(tokenizer, "gpt2")) {
-        CHECK(tokenizer->encoder, "%s: these tokens can be decoded, but text cannot be encoded with them",
-              tokenizer->decode_only);
-        return bpe_encode(tokenizer->encoder, text, bytes, ids);
+        if (!tokenizer->encoder) {
+            return error_set(error, "prompt",
+                             "%s: these tokens can be decoded, but text cannot be encoded with them",
+                             tokenizer->decode_only);
+        }
+        *count = bpe_encode(tokenizer->encoder, text, bytes, ids);
+        return 1;
     }
     for (size_t i = 0; i < bytes; i++) {
         ids[i] = (unsigned char)text[i];
     }
-    return bytes;
+    *count = bytes;
+    return 1;
+}
+
+size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
+    char error[ERROR_BYTES];
+    size_t count;
+    const int ok = tokenizer_try_encode(tokenizer, text, bytes, ids, &count, error);
+    CHECK(ok || !tokenizer->decode_only, "%s", error); // the file is to blame, not the command line
+    if (!ok) {
+        die_usage("%s", error);
+    }
+    return count;
 }
 
 #endif // TOKENIZER_IMPLEMENTATION

@@ -197,12 +197,36 @@ static void meeting_end(Rendezvous* meeting) {
     meeting->arrived = 0;
     meeting->parity ^= 1;
     for (int i = 0; i < 32; i++) {
-        const int lane = config.order == ORDER_DOWN ? 31 - i : i;
+        const int lane =
+            config.order == ORDER_DOWN ? i : 31 - i; // the last one woken is the first to continue
         if (mask >> lane & 1 && meeting->waiting[lane] != engine.current) {
-            thread_wake(meeting->waiting[lane]);
+            thread_wake_in_warp(meeting->waiting[lane]);
         }
     }
     thread_perhaps_let_others_go();
+}
+
+// A lane's value. No call of memcpy for a size that is not known: it would take longer than the rest, and ThreadSanitizer
+// would see it as an access of the lane.
+static void put_value(unsigned char slot[16], const void* value, unsigned bytes) {
+    switch (bytes) {
+    case 4:
+        memcpy(slot, value, 4);
+        break;
+    case 8:
+        memcpy(slot, value, 8);
+        break;
+    case 16:
+        memcpy(slot, value, 16);
+        break;
+    default:
+        for (unsigned i = 0; i < bytes; i++) {
+            slot[i] = ((const unsigned char*)value)[i];
+        }
+    }
+    if (__msan_unpoison) { // also the bytes behind shorter values, which are copied along with them
+        __msan_unpoison(slot, 16);
+    }
 }
 
 // Only __syncwarp orders memory. Shuffles and votes do not, and a kernel that relies on them for it has a
@@ -215,9 +239,7 @@ extern "C" const unsigned char* cusim_warp_exchange(int op, unsigned mask, const
     meeting_join(meeting, op, file, line);
     const int parity = meeting->parity;
     unsigned char* slot = meeting->values[parity] + 16 * thread->lane;
-    for (unsigned i = 0; i < bytes; i++) {
-        slot[i] = ((const unsigned char*)value)[i];
-    }
+    put_value(slot, value, bytes);
     if (op == CUSIM_SYNCWARP) {
         tsan_release(meeting->sync[parity]);
     }
@@ -230,9 +252,6 @@ extern "C" const unsigned char* cusim_warp_exchange(int op, unsigned mask, const
     }
     if (op == CUSIM_SYNCWARP) {
         tsan_acquire(meeting->sync[parity]);
-    }
-    if (__msan_unpoison) { // the bytes behind shorter values, which are copied along with them
-        __msan_unpoison(meeting->values[parity], sizeof(meeting->values[parity]));
     }
     return meeting->values[parity];
 }

@@ -210,6 +210,7 @@ struct ReadyQueue {
     unsigned size() const { return tail - head; }
     DeviceThread*& at(unsigned i) { return slots[(head + i) & (slots.size() - 1)]; }
     void push(DeviceThread* thread) { slots[tail++ & (slots.size() - 1)] = thread; }
+    void push_front(DeviceThread* thread) { slots[--head & (slots.size() - 1)] = thread; }
     DeviceThread* take(unsigned i) {
         std::swap(at(0), at(i));
         return slots[head++ & (slots.size() - 1)];
@@ -309,19 +310,35 @@ static inline void thread_wake(DeviceThread* thread) {
     engine.spins = 0;
 }
 
+// By another lane of its warp: the warp goes as far as it can before others do. The stacks of 32 lanes fit into the
+// first cache, those of a block do not.
+static inline void thread_wake_in_warp(DeviceThread* thread) {
+    thread->state = THREAD_READY;
+    engine.ready.push_front(thread);
+    engine.spins = 0;
+}
+
+// Can the warp that ran last continue without looking for its lanes?
+CUSIM_ALWAYS_INLINE bool warp_is_first() {
+    return !engine.ready.empty() && engine.ready.at(0)->warp == engine.last_warp;
+}
+
+static inline unsigned greedy_choice() {
+    for (unsigned i = 0; i < engine.ready.size(); i++) {
+        if (engine.ready.at(i)->warp == engine.last_warp) {
+            return i;
+        }
+    }
+    return random_below(engine.ready.size());
+}
+
 // The next ready thread; there is at least one.
 CUSIM_ALWAYS_INLINE DeviceThread* thread_take_ready() {
     unsigned i = 0;
-    if (order_is_random()) {
+    if (config.order == ORDER_RANDOM) {
         i = random_below(engine.ready.size());
-    }
-    if (config.order == ORDER_GREEDY) {
-        for (unsigned k = 0; k < engine.ready.size(); k++) {
-            if (engine.ready.at(k)->warp == engine.last_warp) {
-                i = k;
-                break;
-            }
-        }
+    } else if (config.order == ORDER_GREEDY) {
+        i = greedy_choice();
     }
     DeviceThread* thread = engine.ready.take(i);
     engine.last_warp = thread->warp;
@@ -348,23 +365,34 @@ CUSIM_ALWAYS_INLINE void thread_begin(DeviceThread* thread, Fiber* fiber) {
     thread->state = THREAD_RUNNING;
     thread->fiber = fiber;
     engine.current = thread;
+    engine.last_warp = thread->warp;
     threadIdx = thread->index;
     blockIdx = thread->block->index;
 }
 
-// The running thread cannot continue, or need not: another does. Threads that have not begun come first,
-// except that `random` mixes them with those that can continue, and `greedy` starts one only when nobody else
-// can run.
+// Does a thread that has not begun come before those that can continue? `up` and `down` begin one when the warp that ran
+// last cannot continue, `greedy` only when nobody else can, `random` mixes them.
+CUSIM_ALWAYS_INLINE bool new_thread_comes_first() {
+    switch (config.order) {
+    case ORDER_RANDOM:
+        return engine.ready.empty() || random_below(4);
+    case ORDER_GREEDY:
+        return engine.ready.empty();
+    default:
+        return !warp_is_first();
+    }
+}
+
+// The running thread cannot continue, or need not: another does.
 CUSIM_ALWAYS_INLINE void thread_switch_away() {
     DeviceThread* me = engine.current;
     Fiber* my_fiber = me->fiber;
-    const bool any_new = engine.started < engine.count, any_ready = !engine.ready.empty();
-    if (any_new && (!any_ready || !order_is_random() || (config.order == ORDER_RANDOM && random_below(4)))) {
+    if (engine.started < engine.count && new_thread_comes_first()) {
         DeviceThread* thread = thread_take_new();
         Fiber* fiber = thread_stack(thread);
         thread_begin(thread, fiber);
         fiber_switch(my_fiber, fiber, thread);
-    } else if (any_ready) {
+    } else if (!engine.ready.empty()) {
         DeviceThread* thread = thread_take_ready();
         if (thread != me) {
             fiber_switch(my_fiber, thread->fiber, thread);

@@ -1,0 +1,146 @@
+/*
+bench_group.cu -- what moves between the GPUs of a run (comm_nccl.cuh): time and bandwidth by size.
+
+    mpirun -n 8 build/cuda/<arch>-BF16/bench_group                           from 4 KiB to 256 MiB
+    mpirun -n 8 build/cuda/<arch>-BF16/bench_group 1048576 1048576           of one size, in bytes
+
+A size is that of an array on each GPU: an all-gather receives it, the other two send it. Each line of the table is the
+median of the rounds, on the slowest GPU; a round is many calls, one after the other, between two events. GB/s are what a
+GPU sends, and receives at the same time: (n-1)/n of the array.
+*/
+#include "llmc/comm.h"
+#include "llmc/comm_mpi.h"
+#include "llmc/comm_nccl.cuh"
+#include "llmc/gpu.cuh"
+#include "llmc/run/launch.h"
+#include "llmc/run/options.h"
+
+enum { ROUNDS = 7, CALLS_MOST = 50 };
+static const size_t ROUND_BYTES = (size_t)1 << 30; // that a round moves at least, up to CALLS_MOST calls
+
+typedef enum { ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, OPERATIONS } Operation;
+static const char* const NAMES[OPERATIONS] = {"all-to-all", "all-gather", "reduce-scatter"};
+
+typedef struct {
+    Comm comm;
+    Gpu gpu;
+    GroupGpu group;
+    cudaEvent_t start, stop;
+    void *send, *recv;
+} Bench;
+
+static void call(const Bench* b, Operation operation, size_t count) {
+    switch (operation) {
+    case ALL_TO_ALL:
+        group_all_to_all(b->recv, b->send, count, DTYPE_BF16, &b->group, b->gpu.stream);
+        break;
+    case ALL_GATHER:
+        group_all_gather(b->recv, b->send, count, DTYPE_BF16, &b->group, b->gpu.stream);
+        break;
+    default:
+        group_reduce_scatter(b->recv, b->send, count, DTYPE_BF16, &b->group, b->gpu.stream);
+        break;
+    }
+}
+
+// Milliseconds of a call in this process, over so many.
+static double round_ms(const Bench* b, Operation operation, size_t count, int calls) {
+    float ms;
+    comm_barrier((Comm*)&b->comm);
+    CUDA_CHECK(cudaEventRecord(b->start, b->gpu.stream));
+    for (int i = 0; i < calls; i++) {
+        call(b, operation, count);
+    }
+    CUDA_CHECK(cudaEventRecord(b->stop, b->gpu.stream));
+    CUDA_CHECK(cudaEventSynchronize(b->stop));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, b->start, b->stop));
+    return ms / calls;
+}
+
+static int by_size(const void* a, const void* b) {
+    const double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+
+// The largest of all processes.
+static double slowest(Bench* b, double mine) {
+    double* all = (double*)check_alloc((size_t)b->comm.size, sizeof(double), "times");
+    comm_all_gather(&b->comm, all, &mine, sizeof(mine));
+    for (int r = 0; r < b->comm.size; r++) {
+        mine = all[r] > mine ? all[r] : mine;
+    }
+    free(all);
+    return mine;
+}
+
+// A line of the table.
+static void bench_operation(Bench* b, Operation operation, size_t bytes) {
+    double ms[ROUNDS];
+    const size_t count = bytes / 2 / (size_t)b->comm.size;
+    const int enough = (int)(ROUND_BYTES / bytes) + 1, calls = enough < CALLS_MOST ? enough : CALLS_MOST;
+    comm_progress(&b->comm, COMM_UPDATE, (int64_t)bytes, NAMES[operation]);
+    round_ms(b, operation, count, 1); // opens connections
+    for (int i = 0; i < ROUNDS; i++) {
+        ms[i] = slowest(b, round_ms(b, operation, count, calls));
+    }
+    qsort(ms, ROUNDS, sizeof(ms[0]), by_size);
+    const double moved = 2.0 * (double)count * (b->comm.size - 1);
+    printf("| %s | %.3g | %.1f | %.2f |\n", NAMES[operation], (double)bytes / (1 << 20), 1e3 * ms[ROUNDS / 2],
+           moved / (1e6 * ms[ROUNDS / 2]));
+    fflush(stdout);
+}
+
+static void bench_open(Bench* b, const Options* options, size_t most) {
+    const Launch launched = launch_find(options);
+    comm_open(&b->comm, launched.place, options->timeout);
+    if (b->comm.size < 2) {
+        die_usage("1 process; wanted several, each with a GPU: mpirun -n 8 bench_group");
+    }
+    gpu_open(&b->gpu, gpu_device_of_rank(&b->comm, OPTION_AUTO));
+    group_gpu_open(&b->group, &b->comm);
+    CUDA_CHECK(cudaEventCreate(&b->start));
+    CUDA_CHECK(cudaEventCreate(&b->stop));
+    b->send = gpu_alloc(most, 1, "what is sent"); // zeros: links do not mind
+    b->recv = gpu_alloc(most, 1, "what is received");
+}
+
+static void bench_close(Bench* b) {
+    gpu_free(b->recv);
+    gpu_free(b->send);
+    CUDA_CHECK(cudaEventDestroy(b->stop));
+    CUDA_CHECK(cudaEventDestroy(b->start));
+    group_gpu_close(&b->group);
+    gpu_close(&b->gpu);
+    comm_close(&b->comm);
+}
+
+static size_t bytes_of(const char* text) {
+    char* end;
+    const double bytes = strtod(text, &end);
+    if (*end || !(bytes >= 1024 && bytes <= 1e11)) {
+        die_usage("%s: wanted bytes, from 1024 to 1e11", text);
+    }
+    return (size_t)bytes;
+}
+
+int main(int argc, char** argv) {
+    const int has_sizes = argc > 2 && argv[1][0] != '-';
+    Bench bench;
+    Options options;
+    memset((void*)&bench, 0, sizeof(bench));
+    comm_expect(&bench.comm, launch_expect());
+    const size_t least = has_sizes ? bytes_of(argv[1]) : (size_t)4 << 10,
+                 most = has_sizes ? bytes_of(argv[2]) : (size_t)256 << 20;
+    const OptionsProgram program = {OPTION_GPU, LLMC_VERSION};
+    options_parse(&options, argc - 2 * has_sizes, argv + 2 * has_sizes, program);
+    bench_open(&bench, &options, most);
+    printf("%d x %s, %s, bf16\n\n| operation | MiB | us | GB/s |\n|---|---:|---:|---:|\n", bench.comm.size,
+           bench.gpu.name, bench.group.library);
+    for (int operation = 0; operation < OPERATIONS; operation++) {
+        for (size_t bytes = least; bytes <= most; bytes *= 4) {
+            bench_operation(&bench, (Operation)operation, bytes);
+        }
+    }
+    bench_close(&bench);
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# multi_gpu.sh -- what several GPUs of one machine give: bandwidth between them, speed of training by their number and by
+# --zero, and whether the bits are the same. After the build it takes 8 minutes at most.
+#
+#     dev/bench/multi_gpu.sh                    all GPUs of this machine, GPT-2 124M
+#     GPUS=4 MODEL=d24 BATCH=32 dev/bench/multi_gpu.sh
+#     TOY=1 dev/bench/multi_gpu.sh              two simulated GPUs and a tiny model: shows that the script runs
+#
+# Results: $OUT/multi_gpu.md (OUT: build/multi_gpu), tables that grow while it runs, beside the output of each run.
+# MINUTES is the limit; what does not fit in it is left out, and said. Exit status 1 if a run fails or bits differ.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+unset MAKEFLAGS MFLAGS MAKELEVEL
+
+toy=${TOY:-}
+out=$(realpath -m "${OUT:-build/multi_gpu}")
+gpus=${GPUS:-$([ $toy ] && echo 2 || nvidia-smi -L 2>/dev/null | wc -l)}
+seconds=$((${MINUTES:-8} * 60))
+die() {
+    echo "error: $*" >&2
+    exit 1
+}
+[ "$gpus" -ge 2 ] || die "$gpus GPUs; wanted 2 or more (TOY=1 tries the script on simulated ones)"
+command -v mpirun >/dev/null || die "mpirun is missing: scripts/install_deps.sh --mpi"
+
+if [ $toy ]; then
+    trainer=$PWD/build/sim/BF16/train_gpt2cu bench=$PWD/build/sim/bench_group sizes=(4096 16384)
+    make -s build/sim/BF16/train_gpt2cu build/sim/bench_group || exit 1
+    speed_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2)
+    tiny_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 2)
+    skipped_steps=0
+else
+    build=$(make -s print-GPU_BUILD)
+    trainer=$PWD/$build/train_gpt2 bench=$PWD/$build/bench_group sizes=()
+    make -s "$build/train_gpt2" "$build/bench_group" || exit 1
+    speed_run=(--model "${MODEL:-d12}" --vocab-size 50257 --batch "${BATCH:-32}" --total-batch 524288 --steps 14)
+    tiny_run=(--model d6 --vocab-size 50257 --seq-len 256 --batch 8 --total-batch 20480 --steps 4) # 10 micro-batches
+    skipped_steps=4
+fi
+
+mkdir -p "$out" || exit 1
+rm -rf "$out"/*.log "$out"/run_* "$out/multi_gpu.md"
+begin_s=$SECONDS
+bad=0
+say() { echo "$*" | tee -a "$out/multi_gpu.md"; }
+left_s() { echo $((seconds - SECONDS + begin_s)); }
+
+# ranks NAME N COMMAND...: on N GPUs, with its output in NAME.log. 1: no time is left, or it failed, which is said.
+ranks() {
+    local name=$1 n=$2 left
+    left=$(left_s)
+    [ "$left" -gt 0 ] || return 1
+    timeout -k 5 "$left" mpirun --oversubscribe --bind-to none -n "$n" "${@:3}" </dev/null >"$out/$name.log" 2>&1 && return
+    [ "$(left_s)" -gt 0 ] || return 1
+    bad=$((bad + 1))
+    echo "error: $name: $(grep -m 1 -a '^error' "$out/$name.log" || tail -n 1 "$out/$name.log")" >&2
+    return 1
+}
+
+# The median of tok/s, without the first steps.
+speed() {
+    sed -n 's/.*"kind":"train".*"tok_per_s":\([0-9.e+]*\).*/\1/p' "$1/log.jsonl" | tail -n +$((skipped_steps + 1)) | sort -n |
+        awk '{ x[NR] = $1 } END { if (NR) printf "%.0f", x[int((NR + 1) / 2)] }'
+}
+
+counts=()
+for n in 1 2 4 8 16; do [ "$n" -gt "$gpus" ] || counts+=("$n"); done
+header() {
+    say "| --zero |$(printf ' GPUs: %s |' "${counts[@]}")"
+    say "|---|$(printf -- '---:|%.0s' "${counts[@]}")"
+}
+
+say "# $gpus GPUs, $(date +%Y-%m-%d), commit $(git describe --always --dirty 2>/dev/null || echo unknown)"
+say
+say "## Between the GPUs"
+say
+ranks bandwidth "$gpus" "$bench" "${sizes[@]}" && sed -n '/^[0-9]* x /,$p' "$out/bandwidth.log" | tee -a "$out/multi_gpu.md"
+say
+say "## Tokens per second"
+say
+say "${speed_run[*]}; in brackets the share of as many single GPUs at --zero 0"
+say
+header
+one=
+for zero in 0 1 2 3; do
+    line="| $zero |"
+    for n in "${counts[@]}"; do
+        run=$out/run_speed_${zero}_$n cell="no time"
+        if ranks "speed_${zero}_$n" "$n" "$trainer" "${speed_run[@]}" --zero $zero --eval-every 0 --samples 0 --save-every 0 --out "$run"; then
+            cell=$(speed "$run")
+            one=${one:-$cell}
+            cell+=$(awk -v a="$cell" -v b="$one" -v n="$n" 'BEGIN { printf " (%.0f %%)", 100 * a / b / n }')
+        elif [ "$(left_s)" -gt 0 ]; then
+            cell=failed
+        fi
+        line+=" $cell |"
+    done
+    say "$line"
+done
+say
+say "## The same bits"
+say
+say "${tiny_run[*]}; model.safetensors after the last step, against one GPU at --zero 2"
+say
+header
+for zero in 2 3; do
+    line="| $zero |"
+    for n in "${counts[@]}"; do
+        run=$out/run_bits_${zero}_$n cell="no time"
+        if ranks "bits_${zero}_$n" "$n" "$trainer" "${tiny_run[@]}" --zero $zero --autotune off --eval-every 0 --samples 0 --out "$run"; then
+            cell=same
+            cmp -s "$out"/run_bits_2_1/step_*/model.safetensors "$run"/step_*/model.safetensors || { cell=DIFFERENT; bad=$((bad + 1)); }
+        elif [ "$(left_s)" -gt 0 ]; then
+            cell=failed
+        fi
+        line+=" $cell |"
+    done
+    say "$line"
+done
+rm -rf "$out"/run_*/step_*
+say
+say "$((SECONDS - begin_s)) s; $bad failed"
+[ $bad = 0 ]

@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# test_generate.sh -- generating texts, from the outside: --prompt, --interactive and --prompts.
+#
+#     dev/test/test_generate.sh build/plain/train_gpt2 [build/sim/FP32/train_gpt2cu]
+#
+# With a second trainer, that of the GPU in FP32: it writes the same greedy texts, with and without graphs.
+set -u
+export OMP_WAIT_POLICY=passive LC_ALL=C
+
+root=$PWD
+trainer=$(realpath "${1:?usage: test_generate.sh TRAINER [GPU_TRAINER]}")
+gpu_trainer=${2:+$(realpath "$2")}
+name=test_generate
+source dev/test/check.sh
+source dev/test/trainer.sh
+work=$(mktemp -d /tmp/llmc_generate_XXXXXX)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+tiny=(--layers 2 --channels 32 --heads 2 --seq-len 32 --batch 2 --eval-every 0)
+first_line() { head -n 1 "$1"; }
+
+# A run on the stories, with its tokenizer; one on bytes; and a file of prompts.
+make_files() {
+    runs "a run" "${tiny[@]}" --steps 30 --out run
+    tail -n 1 stdout >last_line
+    for i in {1..60}; do
+        echo "Grüße, $i bottles of beer — on the wall."
+    done >text.txt
+    runs "a run on bytes" "${tiny[@]}" --train-data text.txt --steps 30 --out bytes --export-llmc bytes.bin
+    for prompt in 'One day' '' 'On a sunny evening' 'The dog' 'Mia'; do
+        echo "{\"id\": 7, \"prompt\": \"$prompt\"}"
+    done >prompts.jsonl
+}
+
+test_prompt() {
+    check "the last line: $(cat last_line)" grep -q '^talk to it: .* --model run --prompt "One day"$' last_line
+    good_text "a prompt" --model run --prompt 'One day' --tokens 12
+    check "the text starts with the prompt" grep -q '^One day' stdout
+    check "speed goes to standard error" grep -q 'text: [0-9]* tokens, [0-9.]* tok/s' stderr
+    cp stdout newest
+    good_text "the checkpoint itself" --model run/step_00000030 --prompt 'One day' --tokens 12
+    check "the same text" cmp newest stdout
+    good_text "another seed" --model run --prompt 'One day' --tokens 12 --seed 7
+    check "another text" different newest stdout
+    good_text "llm.c's file" --model bytes.bin --tokenizer bytes/step_00000030 --prompt 'Gr' --tokens 40
+    cp stdout bin
+    good_text "a directory" --model bytes --prompt 'Gr' --tokens 40
+    check "the same model in both forms" cmp bin stdout
+    check "whole characters" iconv -f utf-8 -t utf-8 stdout
+    good_text "longer than the context" --model bytes --prompt 'Gr' --tokens 90
+    good_text "no prompt" --model run --prompt '' --tokens 5
+}
+
+different() { ! cmp -s "$1" "$2"; }
+
+# Standard error has facts, and no complaints.
+good_text() {
+    runs "$@"
+    check "$1: complaint: $(grep -m 1 -E '^(error|warning)' stderr)" [ "$(grep -cE '^(error|warning)' stderr)" = 0 ]
+}
+
+test_interactive() {
+    printf 'One day\nxyzzy\n\nMia' | "$trainer" --model run --interactive --tokens 6 >stdout 2>stderr
+    status=$?
+    check "exit status $status" [ $status = 0 ]
+    check "three answers" [ "$(wc -l <stdout)" = 3 ]
+    check "an unknown word is an error that ends nothing" grep -q '^error: prompt: no word .*xyzzy' stderr
+}
+
+# Texts do not depend on each other.
+test_prompts() {
+    local batch
+    good_text "prompts" --model run --prompts prompts.jsonl --out-texts texts --tokens 60 --stop Mia --stop dog
+    check "nothing on standard output" [ ! -s stdout ]
+    check "a line each" [ "$(grep -cE '^\{"prompt":".*","text":".*","tokens":[0-9]+,"stop":"(end|string|tokens)"\}$' texts)" = 5 ]
+    check "in order" grep -q '"prompt":"Mia"' <(tail -n 1 texts)
+    check "stop strings are cut off" [ "$(grep -cE '"text":"[^"]*(Mia|dog)' texts)" = 0 ]
+    for batch in 1 3 7; do
+        good_text "batch $batch" --model run --prompts prompts.jsonl --tokens 60 --stop Mia --stop dog --batch $batch
+        check "the same texts, $batch at a time" cmp texts stdout
+    done
+    head -n 1 prompts.jsonl >one.jsonl
+    good_text "a prompt alone" --model run --prompts one.jsonl --tokens 60 --stop Mia --stop dog
+    check "the same text alone" [ "$(cat stdout)" = "$(first_line texts)" ]
+    good_text "one thread" --model run --prompts prompts.jsonl --tokens 60 --stop Mia --stop dog --threads 1
+    check "the same texts with one thread" cmp texts stdout
+}
+
+test_misuse() {
+    local model=(--model run --prompt x)
+    echo '{"text": "a"}' >none.jsonl
+    echo '{"prompt": 3}' >number.jsonl
+    printf '\n{"prompt": "One day"}\n{"prompt": "xyzzy"}\n' >word.jsonl
+    : >empty.jsonl
+    bad 2 "--lr is for training" "${model[@]}" --lr 1
+    bad 2 "--sample-tokens is for training" "${model[@]}" --sample-tokens 3
+    bad 2 "--tokens is for generating text|--model" --tokens 3
+    bad 2 "--stop is for generating text" "${tiny[@]}" --steps 1 --stop x
+    bad 2 "only one of them" "${model[@]}" --interactive
+    bad 2 "wanted a trained model" --interactive
+    bad 2 "--model d12|wanted a trained model" --interactive --model d12
+    bad 2 "--out-texts|--prompts" "${model[@]}" --out-texts texts
+    bad 2 "the same file" --model run --prompts prompts.jsonl --out-texts ./prompts.jsonl
+    bad 2 "bytes.bin has no tokenizer|--tokenizer" --model bytes.bin --prompt x
+    bad 2 "no word of the vocabulary|xyzzy" --model run --prompt xyzzy
+    bad 2 "40 tokens|at most 31" --model bytes --prompt 1234567890123456789012345678901234567890
+    bad 2 "at most the model's context" --model run --prompt Mia --seq-len 64
+    bad 2 "--tokens is 0|1 to" --model run --prompt Mia --tokens 0
+    bad 1 "none.jsonl:1|no prompt" --model run --prompts none.jsonl
+    bad 1 "number.jsonl:1" --model run --prompts number.jsonl
+    bad 1 "word.jsonl:3|xyzzy" --model run --prompts word.jsonl
+    bad 1 "empty.jsonl|no prompts" --model run --prompts empty.jsonl
+    bad 1 "gone.jsonl|No such file" --model run --prompts gone.jsonl
+    bad 1 "no/texts|cannot write" --model run --prompts prompts.jsonl --out-texts no/texts
+    bad 1 "gone/run|No such file" --model gone/run --prompt x
+    mkdir nothing
+    bad 1 "nothing/config.json" --model nothing --prompt x --tokenizer run/step_00000030
+}
+
+test_gpu() {
+    local graph greedy=(--model run --prompts prompts.jsonl --tokens 60 --temperature 0 --batch 3)
+    good_text "greedy texts" "${greedy[@]}"
+    cp stdout greedy.jsonl
+    for graph in off on; do
+        "$gpu_trainer" "${greedy[@]}" --graph $graph >stdout 2>stderr
+        check "the GPU's greedy texts, --graph $graph: $(grep -m 1 error stderr)" cmp greedy.jsonl stdout
+    done
+}
+
+make_files
+test_prompt
+test_interactive
+test_prompts
+test_misuse
+[ -z "$gpu_trainer" ] || test_gpu
+check_done

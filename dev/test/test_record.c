@@ -1,0 +1,81 @@
+// test_record.c -- a run is read back as it was logged: each step once, unknown lines left out, the last line only when it
+// is whole; and lines that are none of a log are refused with their place.
+#define RECORD_IMPLEMENTATION
+
+#include "llmc/run/record.h"
+#include "test.h"
+
+#define TRAIN(step, loss)                                                                                    \
+    "{\"kind\":\"train\",\"step\":" #step ",\"loss\":" #loss ",\"tokens\":" #step "00}\n"
+#define VAL(step, loss) "{\"kind\":\"val\",\"step\":" #step ",\"loss\":" #loss "}\n"
+
+static Record read_text(const char* text) {
+    Record record;
+    record_read(&record, test_write("run.jsonl", text, strlen(text)));
+    return record;
+}
+
+static void test_numbers(void) {
+    Record r = read_text(
+        "{\"kind\":\"config\",\"options\":{\"lr\":0.1,\"shuffle\":true,\"batch\":null,\"out\":\"a b\"},"
+        "\"device\":\"d\",\"floor\":0.5,\"mem_mb\":{\"weights\":2.5},\"host_mem_mb\":{\"m\":1}}\n" TRAIN(1, 3)
+            TRAIN(2, null) VAL(2, 2.5) "{\"kind\":\"new\",\"step\":{}}\n" TRAIN(3, 2) VAL(
+                3, 2.75) "{\"kind\":\"sample\",\"step\":3,\"text\":\"a\\u0000b\"}\n{\"kind\":\"train\",\"st");
+    EXPECT(r.num_steps == 3 && r.end == RECORD_UNFINISHED, "%zu", r.num_steps);
+    EXPECT(isnan(r.steps[1].values[RECORD_LOSS]) && r.steps[2].values[RECORD_LOSS] == 2, "");
+    EXPECT(isnan(r.steps[0].values[RECORD_POWER_W]), "");
+    EXPECT(record_best(&r)->step == 2 && record_last(&r, RECORD_VAL)->step == 3, "");
+    EXPECT(record_place(&r, RECORD_TOKENS, 0) == 0 && record_place(&r, RECORD_TOKENS, 2) == 200, "");
+    EXPECT(strcmp(record_option(&r, "shuffle"), "on") == 0 && strcmp(record_option(&r, "batch"), "auto") == 0,
+           "");
+    EXPECT(strcmp(record_option(&r, "lr"), "0.1") == 0 && strcmp(record_option(&r, "out"), "a b") == 0, "");
+    EXPECT(!record_option(&r, "steps") && r.floor == 0.5 && strcmp(r.device, "d") == 0, "");
+    EXPECT(r.num_memory == 2 && r.memory[0].mib == 2.5 && !r.memory[0].is_host && r.memory[1].is_host, "");
+    EXPECT(record_last(&r, RECORD_SAMPLE)->bytes == 3, "");
+    record_close(&r);
+}
+
+// Steps that are done again replace the first ones, with what was said about them.
+static void test_again(void) {
+    Record r = read_text(TRAIN(1, 9) TRAIN(2, 8) VAL(2, 8) TRAIN(3, 7) TRAIN(2, 5) VAL(2, 5) TRAIN(3, 4));
+    EXPECT(r.num_steps == 3 && r.steps[1].values[RECORD_LOSS] == 5, "%zu", r.num_steps);
+    EXPECT(r.num_events == 1 && r.events[0].values[RECORD_VALUE_LOSS] == 5, "%zu", r.num_events);
+    record_close(&r);
+    r = read_text(TRAIN(1, 9) TRAIN(2, 8) TRAIN(
+        3, 70) "{\"kind\":\"skip\",\"step\":3,\"reason\":\"z\"}\n"
+               "{\"kind\":\"rollback\",\"step\":1,\"from\":3,\"reason\":\"r\"}\n" TRAIN(2, 7));
+    EXPECT(r.num_steps == 2 && r.steps[1].values[RECORD_LOSS] == 7, "");
+    EXPECT(r.num_events == 1 && r.events[0].kind == RECORD_ROLLBACK && r.events[0].values[RECORD_FROM] == 3,
+           "");
+    record_close(&r);
+}
+
+static void body_read(const void* text) {
+    Record r = read_text((const char*)text);
+    record_close(&r);
+}
+
+static void test_refused(void) {
+    EXPECT(
+        test_dies(body_read, TRAIN(1, 2) TRAIN(2, "x"), 1, "run.jsonl: byte |found '\"'|(line 2 of the log)"),
+        "");
+    EXPECT(test_dies(body_read, TRAIN(1, 2) "{}\n", 1, "starts with its kind|line 2"), "");
+    EXPECT(test_dies(body_read, "{\"kind\":\"train\",\"step\":0}\n", 1, "a step from 1|line 1"), "");
+    EXPECT(test_dies(body_read, "[1]\n", 1, "found '[', wanted '{'"), "");
+    EXPECT(test_dies(body_read, VAL(0, 2), 1, "no update is logged yet"), "");
+}
+
+static void test_split(void) {
+    static char paths[RECORD_RUNS][PATH_MAX];
+    EXPECT(record_split(paths, "a,b\\,c,d", "report") == 3, "");
+    EXPECT(strcmp(paths[0], "a") == 0 && strcmp(paths[1], "b,c") == 0 && strcmp(paths[2], "d") == 0, "%s",
+           paths[1]);
+}
+
+int main(void) {
+    test_numbers();
+    test_again();
+    test_refused();
+    test_split();
+    return test_done("record");
+}

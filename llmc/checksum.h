@@ -1,0 +1,44 @@
+/*
+checksum.h -- a checksum of an array that does not depend on the order in which it is read: do all processes have the
+same parameters?
+
+    sum over all i of mix(words[i] + (i + 1) K)     modulo 2^64, K odd
+
+mix is a bijection in which each bit of a word changes about half of the bits of the result, so words that differ, or
+have changed places, show. It finds accidents, not attacks. It is the mixer of LXM: Steele and Vigna, OOPSLA 2021.
+
+    words   (count)   8 bytes each, whatever they hold
+
+needs:   nothing
+defines: checksum_word, checksum_words_cpu
+*/
+#ifndef LLMC_CHECKSUM_H
+#define LLMC_CHECKSUM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define CHECKSUM_FUNCTION_ __host__ __device__ static inline
+#else
+#define CHECKSUM_FUNCTION_ static inline
+#endif
+
+// The part of word i in the sum.
+CHECKSUM_FUNCTION_ uint64_t checksum_word(uint64_t word, size_t i) {
+    uint64_t x = word + ((uint64_t)i + 1) * UINT64_C(0xD1B54A32D192ED03);
+    x = (x ^ x >> 32) * UINT64_C(0xDABA0B6EB09322E3);
+    x = (x ^ x >> 32) * UINT64_C(0xDABA0B6EB09322E3);
+    return x ^ x >> 32;
+}
+
+static inline uint64_t checksum_words_cpu(const uint64_t* words, size_t count) {
+    uint64_t sum = 0;
+#pragma omp parallel for schedule(static) reduction(+ : sum)
+    for (size_t i = 0; i < count; i++) {
+        sum += checksum_word(words[i], i);
+    }
+    return sum;
+}
+
+#endif

@@ -1,0 +1,177 @@
+/*
+compare.h -- --compare RUN,RUN,...: runs beside each other, on the terminal.
+
+    what each achieved (facts.h), a column per run
+    the loss of each run's best validation, and after how many tokens and how long the others had it
+    the options that differ
+
+Reads the logs and nothing else.
+
+defines: compare_runs
+*/
+#ifndef LLMC_COMPARE_H
+#define LLMC_COMPARE_H
+
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Prints the comparison of "RUN,RUN,...", two runs or more. Ends the program if there is something wrong with one.
+void compare_runs(FILE* file, const char* runs);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef COMPARE_IMPLEMENTATION
+
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/run/facts.h"
+#include "llmc/run/record.h"
+
+enum { COMPARE_CELL_ = 72, COMPARE_ROWS_ = FACTS_OPTIONS + 64 };
+
+typedef struct {
+    char name[COMPARE_CELL_], cells[RECORD_RUNS][COMPARE_CELL_];
+} CompareRow_;
+
+typedef struct {
+    Record runs[RECORD_RUNS];
+    int count;
+    CompareRow_ rows[COMPARE_ROWS_];
+    int num_rows;
+} Compare_;
+
+// Sets a cell: what a terminal could take for an order is replaced, a long text loses its beginning.
+static void compare_set_(char cell[COMPARE_CELL_], const char* text) {
+    enum { LONGEST = 40 };
+    const size_t length = strlen(text);
+    size_t cut = length > LONGEST ? length - LONGEST + 3 : 0;
+    while (((unsigned char)text[cut] & 0xC0) == 0x80) { // in the middle of a character
+        cut++;
+    }
+    snprintf(cell, COMPARE_CELL_, "%s%s", cut ? "..." : "", text + cut);
+    for (char* c = cell; *c; c++) {
+        *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c;
+    }
+}
+
+static CompareRow_* compare_add_(Compare_* c, const char* name) {
+    CompareRow_* row = &c->rows[c->num_rows++];
+    compare_set_(row->name, name);
+    return row;
+}
+
+static void compare_facts_(Compare_* c) {
+    for (int i = 0; i < FACTS_COUNT; i++) {
+        if (!facts_are_told(&FACTS[i], c->runs, c->count)) {
+            continue;
+        }
+        CompareRow_* row = compare_add_(c, FACTS[i].name);
+        for (int k = 0; k < c->count; k++) {
+            char text[FACT_BYTES] = "";
+            FACTS[i].tell(text, &c->runs[k]);
+            compare_set_(row->cells[k], text[0] ? text : "-");
+        }
+    }
+}
+
+static void compare_targets_(Compare_* c) {
+    for (int i = 0; i < c->count; i++) {
+        const RecordEvent* best = record_best(&c->runs[i]);
+        char name[COMPARE_CELL_];
+        if (!best) {
+            continue;
+        }
+        snprintf(name, sizeof(name), "To %.4f", best->values[RECORD_VALUE_LOSS]);
+        CompareRow_* row = compare_add_(c, name);
+        for (int k = 0; k < c->count; k++) {
+            char text[FACT_BYTES];
+            facts_reach(text, &c->runs[k], best->values[RECORD_VALUE_LOSS]);
+            compare_set_(row->cells[k], text[0] ? text : "-");
+        }
+    }
+}
+
+static void compare_options_(Compare_* c) {
+    FactsOptions options;
+    facts_options(&options, c->runs, c->count);
+    for (int i = 0; i < options.count; i++) {
+        char name[COMPARE_CELL_];
+        if (!options.differs[i]) {
+            continue;
+        }
+        snprintf(name, sizeof(name), "--%.32s", options.name[i]);
+        CompareRow_* row = compare_add_(c, name);
+        for (int k = 0; k < c->count; k++) {
+            const char* value = record_option(&c->runs[k], options.name[i]);
+            compare_set_(row->cells[k], !value ? "-" : *value ? value : "''");
+        }
+    }
+}
+
+// Columns of a text on a terminal.
+static int compare_columns_(const char* text) {
+    int columns = 0;
+    for (; *text; text++) {
+        columns += (*text & 0xC0) != 0x80; // not the second or a later byte of a character
+    }
+    return columns;
+}
+
+static void compare_print_cell_(FILE* file, const char* text, int width, int is_last) {
+    fprintf(file, "%s%*s", text, is_last ? 0 : width - compare_columns_(text) + 2, "");
+}
+
+static void compare_print_(FILE* file, const Compare_* c) {
+    int width[RECORD_RUNS + 1] = {0};
+    for (int i = 0; i < c->num_rows; i++) {
+        const CompareRow_* row = &c->rows[i];
+        const int name = compare_columns_(row->name);
+        width[0] = name > width[0] ? name : width[0];
+        for (int k = 0; k < c->count; k++) {
+            const int cell = compare_columns_(row->cells[k]);
+            width[k + 1] = cell > width[k + 1] ? cell : width[k + 1];
+        }
+    }
+    for (int i = 0; i < c->num_rows; i++) {
+        compare_print_cell_(file, c->rows[i].name, width[0], 0);
+        for (int k = 0; k < c->count; k++) {
+            compare_print_cell_(file, c->rows[i].cells[k], width[k + 1], k + 1 == c->count);
+        }
+        fputc('\n', file);
+    }
+}
+
+void compare_runs(FILE* file, const char* runs) {
+    char paths[RECORD_RUNS][PATH_MAX];
+    Compare_* c = (Compare_*)check_alloc(1, sizeof(Compare_), "comparison");
+    c->count = record_split(paths, runs, "compare");
+    if (c->count < 2) {
+        die_usage("--compare names one run, %s; wanted at least two, with a comma between them", runs);
+    }
+    CompareRow_* head = compare_add_(c, "");
+    for (int i = 0; i < c->count; i++) {
+        record_read(&c->runs[i], paths[i]);
+        compare_set_(head->cells[i], paths[i]);
+    }
+    compare_facts_(c);
+    compare_targets_(c);
+    compare_options_(c);
+    compare_print_(file, c);
+    for (int i = 0; i < c->count; i++) {
+        record_close(&c->runs[i]);
+    }
+    free(c);
+}
+
+#endif // COMPARE_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,415 @@
+/*
+generate.h -- what the program does with a model instead of training it: it continues prompts.
+
+    --prompt TEXT          one text, on standard output as it comes
+    --interactive          each line of standard input is a prompt of its own; its text comes on standard output
+    --prompts FILE.jsonl   one prompt a line, {"prompt": "..."}; their texts, in the same order, become the lines of
+                           --out-texts, or of standard output: {"prompt", "text", "tokens", "stop"}
+
+`stop` is "end" (of the document), "string" (one of --stop) or "tokens" (--tokens of them). Texts do not depend on each
+other: prompt number i has random numbers of its own. Standard output has nothing but text; what is said about it goes to
+standard error.
+
+defines: generate_texts
+*/
+#ifndef LLMC_GENERATE_H
+#define LLMC_GENERATE_H
+
+#include "llmc/run/options.h"
+#include "llmc/run/run.h"
+#include "llmc/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Returns the exit status of the program.
+int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef GENERATE_IMPLEMENTATION
+
+#include <assert.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/base/rand.h"
+#include "llmc/base/signals.h"
+#include "llmc/run/generator.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/setup.h"
+#include "llmc/run/text_stream.h"
+#include "llmc/gpt2.h"
+
+#define GENERATE_MAX_FILE_ ((size_t)1 << 32) // bytes of prompts
+
+// A prompt of --prompts, and what has become of it.
+typedef struct {
+    const char* text; // in the file
+    size_t bytes;
+    int *ids, count;
+    Rand rng;
+    int is_done;
+    TextStream out;
+    int made;
+    GeneratorEnd end;
+} GeneratePrompt_;
+
+// Tokens, and the seconds that they took: of prompts, and of texts.
+typedef struct {
+    int64_t read, made;
+    double read_s, made_s;
+} GenerateSpeed_;
+
+typedef struct {
+    const Trainer* trainer;
+    const Options* options;
+    char newest[PATH_MAX];
+    RunData data;
+    GPT2Config cfg;
+    GPT2* model;
+    Generator generator;
+    GenerateSpeed_ speed;
+    int64_t lines;   // of --interactive so far
+    int *ids, count; // (T + 1) of the prompt
+
+    // --prompts
+    char* file;               // all of it
+    GeneratePrompt_* prompts; // whose texts lie in it,
+    int num_prompts;          // so many
+    FILE* out;                // and where theirs go
+    const char* out_name;
+} Generate_;
+
+// ---- texts ----
+
+static Rand generate_random_(const Generate_* g, int64_t prompt) {
+    return rand_open(g->options->seed, rand_stream("texts") + (uint64_t)prompt);
+}
+
+// The model is good for nothing.
+static void generate_check_(const Generate_* g, const GeneratorText* text) {
+    CHECK(text->end != GENERATOR_DIVERGED, "%s: the model's logits are not finite", g->options->model);
+}
+
+static void generate_begin_(Generate_* g, int slot, const int* ids, int count, Rand* rng) {
+    GeneratorText* text = &g->generator.texts[slot];
+    const double start_s = time_now_s();
+    text_stream_begin(&text->stream);
+    generator_begin(&g->generator, slot, ids, count, g->options->tokens, rng);
+    g->speed.read += count;
+    g->speed.read_s += time_now_s() - start_s;
+    generate_check_(g, text);
+}
+
+// A token for each text that goes on.
+static void generate_advance_(Generate_* g) {
+    Generator* generator = &g->generator;
+    const double start_s = time_now_s();
+    for (int s = 0; s < generator->model.slots; s++) {
+        g->speed.made += generator->texts[s].is_used && generator->texts[s].end == GENERATOR_GOES_ON;
+    }
+    generator_advance(generator);
+    g->speed.made_s += time_now_s() - start_s;
+    for (int s = 0; s < generator->model.slots; s++) {
+        generate_check_(g, &generator->texts[s]);
+    }
+}
+
+static void generate_print_speed_(const Generate_* g) {
+    const GenerateSpeed_* v = &g->speed;
+    fprintf(stderr, "prompt: %lld tokens, %.1f tok/s", (long long)v->read, (double)v->read / v->read_s);
+    if (v->made > 0) {
+        fprintf(stderr, "; text: %lld tokens, %.1f tok/s", (long long)v->made, (double)v->made / v->made_s);
+    }
+    fprintf(stderr, "; peak memory %.0f MiB\n", g->trainer->peak_mib());
+}
+
+// ---- one text at a time ----
+
+static void generate_flush_(FILE* file, const char* name) {
+    CHECK(fflush(file) == 0 && !ferror(file), "%s: cannot write: %s", name, strerror(errno));
+}
+
+// Prints the text that follows a prompt, while it comes.
+static void generate_print_(Generate_* g, const int* ids, int count, int64_t prompt) {
+    GeneratorText* text = &g->generator.texts[0];
+    Rand rng = generate_random_(g, prompt);
+    generate_begin_(g, 0, ids, count, &rng);
+    while (text->end == GENERATOR_GOES_ON) {
+        text_stream_print(&text->stream, stdout, TEXT_GOES_ON);
+        generate_flush_(stdout, "standard output");
+        generate_advance_(g);
+    }
+    text_stream_print(&text->stream, stdout, TEXT_ENDS);
+    fputc('\n', stdout);
+    generate_flush_(stdout, "standard output");
+    text->is_used = 0;
+}
+
+static void generate_one_(Generate_* g) {
+    fputs(g->options->prompt, stdout);
+    generate_print_(g, g->ids, g->count, 0);
+    generate_print_speed_(g);
+}
+
+// A line of --interactive, without its end.
+static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
+    const GenerateSpeed_ none = {0, 0, 0, 0};
+    char error[ERROR_BYTES];
+    if (!setup_try_prompt(g->ids, &g->count, g->options->seq_len, &g->data, g->cfg.V, line, bytes, error)) {
+        fprintf(stderr, "error: %s\n", error);
+        return;
+    }
+    g->speed = none;
+    generate_print_(g, g->ids, g->count, g->lines++);
+    generate_print_speed_(g);
+}
+
+static void generate_interactive_(Generate_* g) {
+    const int is_terminal = isatty(STDIN_FILENO);
+    char* line = NULL;
+    size_t room = 0;
+    for (;;) {
+        fputs(is_terminal ? "> " : "", stderr);
+        const ssize_t length = getline(&line, &room, stdin);
+        if (length < 0) {
+            break;
+        }
+        generate_answer_(g, line, (size_t)length - (line[length - 1] == '\n'));
+    }
+    CHECK(!ferror(stdin), "standard input: cannot read: %s", strerror(errno));
+    fputs(is_terminal ? "\n" : "", stderr);
+    free(line);
+}
+
+// ---- the prompts of a file ----
+
+// Sets the prompt of a line, {"prompt": "..."}; other members are ignored.
+static int generate_try_parse_(GeneratePrompt_* prompt, char* line, size_t bytes, const char* place,
+                               char* error) {
+    JsonReader r = json_reader(place, line, bytes, error);
+    const char* key;
+    size_t length;
+    int more = 0, found = 0, ok = json_take(&r, '{');
+    for (int n = 0; ok && (more = json_text_member(&r, n ? JSON_NEXT : JSON_FIRST, &key, &length)) > 0; n++) {
+        const int is_prompt = length == strlen("prompt") && memcmp(key, "prompt", length) == 0;
+        ok = is_prompt ? json_text(&r, &prompt->text, &prompt->bytes) : json_skip(&r);
+        found += is_prompt;
+    }
+    if (!ok || more < 0 || !json_end(&r)) {
+        return 0;
+    }
+    return found == 1 || error_set(error, place, "%s; wanted one {\"prompt\": \"...\"}",
+                                   found ? "two prompts" : "no prompt");
+}
+
+// Appends the prompt of a line, encoded.
+static void generate_add_(Generate_* g, char* line, size_t bytes, int number) {
+    char place[PATH_MAX + 32], error[ERROR_BYTES];
+    const size_t so_far = (size_t)g->num_prompts;
+    g->prompts = (GeneratePrompt_*)check_grow(g->prompts, so_far, sizeof(GeneratePrompt_), "prompts");
+    GeneratePrompt_* p = &g->prompts[g->num_prompts];
+    memset(p, 0, sizeof(*p));
+    snprintf(place, sizeof(place), "%s:%d", g->options->prompts, number);
+    CHECK(generate_try_parse_(p, line, bytes, place, error), "%s", error);
+    CHECK(setup_try_prompt(g->ids, &p->count, g->options->seq_len, &g->data, g->cfg.V, p->text, p->bytes,
+                           error),
+          "%s: %s", place, error);
+    p->ids = (int*)check_alloc((size_t)p->count, sizeof(int), "prompt");
+    memcpy(p->ids, g->ids, (size_t)p->count * sizeof(int));
+    p->rng = generate_random_(g, g->num_prompts++);
+}
+
+// Reads the prompts and opens --out-texts, so that nothing is refused later.
+static void generate_read_(Generate_* g) {
+    const Options* o = g->options;
+    char error[ERROR_BYTES];
+    size_t bytes;
+    int number = 1;
+    CHECK(file_try_read(o->prompts, GENERATE_MAX_FILE_, &g->file, &bytes, error), "%s", error);
+    for (size_t at = 0; at < bytes; number++) {
+        const size_t length = strcspn(g->file + at, "\n");
+        if (strspn(g->file + at, " \t\r") < length) {
+            generate_add_(g, g->file + at, length, number);
+        }
+        at += length + 1;
+    }
+    CHECK(g->num_prompts > 0, "%s: no prompts", o->prompts);
+    g->out_name = o->out_texts[0] ? o->out_texts : "standard output";
+    g->out = o->out_texts[0] ? fopen(o->out_texts, "w") : stdout;
+    CHECK(g->out, "%s: cannot write: %s", g->out_name, strerror(errno));
+}
+
+static void generate_write_(FILE* file, const GeneratePrompt_* p) {
+    static const char* const ends[] = {"", "end", "string", "tokens"}; // of GeneratorEnd
+    fputs("{\"prompt\":", file);
+    json_print_string(file, p->text, p->bytes);
+    fputs(",\"text\":", file);
+    json_print_string(file, p->out.bytes, p->out.count);
+    fprintf(file, ",\"tokens\":%d,\"stop\":\"%s\"}\n", p->made, ends[p->end]);
+}
+
+// Takes an ended text out of its slot.
+static void generate_take_(GeneratePrompt_* prompt, GeneratorText* text) {
+    prompt->is_done = 1;
+    prompt->made = text->made;
+    prompt->end = text->end;
+    text_stream_add(&prompt->out, text->stream.bytes, text->stream.count);
+    text->is_used = 0;
+}
+
+// How far it is, at most every fifth of a second on a terminal, else every half minute.
+static void generate_progress_(int done, int count, double* last_s) {
+    const int is_terminal = isatty(STDERR_FILENO);
+    const double now_s = time_now_s();
+    if (now_s - *last_s > (is_terminal ? 0.2 : 30)) {
+        fprintf(stderr, "%s%d of %d texts%s", is_terminal ? "\r" : "", done, count, is_terminal ? "" : "\n");
+        *last_s = now_s;
+    }
+}
+
+// Puts new prompts where texts have ended, until all slots are busy or no prompt is left. Returns whether any is busy.
+static int generate_fill_(Generate_* g, int* next, int* of_slot) {
+    int busy = 0;
+    for (int s = 0; s < g->generator.model.slots; s++) {
+        GeneratorText* text = &g->generator.texts[s];
+        for (;;) {
+            if (text->is_used && text->end != GENERATOR_GOES_ON) {
+                generate_take_(&g->prompts[of_slot[s]], text);
+            }
+            if (text->is_used || *next == g->num_prompts) {
+                break;
+            }
+            of_slot[s] = (*next)++;
+            GeneratePrompt_* p = &g->prompts[of_slot[s]];
+            generate_begin_(g, s, p->ids, p->count, &p->rng);
+        }
+        busy |= text->is_used;
+    }
+    return busy;
+}
+
+static void generate_all_(Generate_* g) {
+    int* of_slot = (int*)check_alloc((size_t)g->generator.model.slots, sizeof(int), "texts");
+    int next = 0, written = 0, busy;
+    double last_s = time_now_s();
+    do {
+        busy = generate_fill_(g, &next, of_slot);
+        for (; written < g->num_prompts && g->prompts[written].is_done; written++) {
+            generate_write_(g->out, &g->prompts[written]);
+            text_stream_close(&g->prompts[written].out);
+            free(g->prompts[written].ids);
+            generate_flush_(g->out, g->out_name);
+        }
+        generate_progress_(written, g->num_prompts, &last_s);
+        if (busy) {
+            generate_advance_(g);
+        }
+    } while (busy);
+    fputs(isatty(STDERR_FILENO) ? "\r" : "", stderr);
+    generate_print_speed_(g);
+    CHECK(g->out == stdout || fclose(g->out) == 0, "%s: cannot write: %s", g->out_name, strerror(errno));
+    free(of_slot);
+}
+
+// ---- the whole ----
+
+static void generate_check_options_(const Options* o, const Comm* comm) {
+    struct stat prompts, texts;
+    const int ways = o->interactive + options_given(o, "prompts") + options_given(o, "prompt");
+    if (comm->size > 1) {
+        die_usage("%d processes: text is generated by one", comm->size);
+    }
+    if (ways != 1) {
+        die_usage("--prompt, --interactive, --prompts: wanted only one of them");
+    }
+    if (!o->model[0] || gpt2_model_by_name(o->model)) {
+        die_usage("--model %s: wanted a trained model, a directory or a file",
+                  o->model[0] ? o->model : "is not given");
+    }
+    if (o->out_texts[0] && !o->prompts[0]) {
+        die_usage("--out-texts %s is for the texts of --prompts", o->out_texts);
+    }
+    if (stat(o->out_texts, &texts) == 0 && stat(o->prompts, &prompts) == 0 &&
+        texts.st_dev == prompts.st_dev && texts.st_ino == prompts.st_ino) {
+        die_usage("--out-texts %s: the same file as --prompts", o->out_texts);
+    }
+}
+
+// Everything that can be refused. Returns the path of the model.
+static const char* generate_setup_(Generate_* g, Options* o) {
+    const char* path = setup_model_path(o, g->newest);
+    setup_text_tokenizer(&g->data, o, path);
+    g->cfg = setup_model(o, &g->data, path);
+    setup_texts(o);
+    g->ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
+    if (o->prompts[0]) {
+        generate_read_(g);
+    } else {
+        g->count = setup_prompt(g->ids, o->seq_len, &g->data, o, g->cfg.V);
+    }
+    return path;
+}
+
+static void generate_open_(Generate_* g, Options* o, const char* path, Comm* comm) {
+    const Trainer* t = g->trainer;
+    TrainerPlan* plan = (TrainerPlan*)check_alloc(1, sizeof(TrainerPlan), "plan");
+    t->plan(plan, g->cfg, o, comm);
+    fprintf(stderr, "%s\n", path);
+    plan_print_memory(stderr, g->cfg, o, plan->memory);
+    free(plan);
+    g->model = (GPT2*)check_alloc(1, t->model_bytes, "model");
+    t->open(g->model, g->cfg, o, comm);
+    t->first_weights(g->model, path, o->seed);
+    const GeneratorModel model = {g->model,  t->read_text, t->next_tokens, g->cfg.V,
+                                  g->cfg.Vp, o->seq_len,   o->batch};
+    generator_open(&g->generator, model, &g->data, o);
+}
+
+static void generate_close_(Generate_* g) {
+    generator_close(&g->generator);
+    g->trainer->close(g->model);
+    free(g->model);
+    free(g->prompts);
+    free(g->file);
+    free(g->ids);
+    setup_close(&g->data);
+    free(g);
+}
+
+int generate_texts(const Trainer* trainer, Options* options, Comm* comm) {
+    Generate_* g = (Generate_*)check_alloc(1, sizeof(Generate_), "generation");
+    signals_release();
+    generate_check_options_(options, comm);
+    g->trainer = trainer;
+    g->options = options;
+    generate_open_(g, options, generate_setup_(g, options), comm);
+    if (options->interactive) {
+        generate_interactive_(g);
+    } else if (options->prompts[0]) {
+        generate_all_(g);
+    } else {
+        generate_one_(g);
+    }
+    generate_close_(g);
+    comm_close(comm);
+    return EXIT_SUCCESS;
+}
+
+#endif // GENERATE_IMPLEMENTATION
+
+#endif

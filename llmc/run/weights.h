@@ -1,0 +1,84 @@
+/*
+weights.h -- the weights that a model starts with, one group of parameters (gpt2.h) at a time, so that a process needs
+memory for one: random ones, or those of a Hugging Face directory (a checkpoint is one), or of a file of llm.c's.
+
+defines: Weights, WeightsKind, weights_open, weights_read, weights_close
+*/
+#ifndef LLMC_WEIGHTS_H
+#define LLMC_WEIGHTS_H
+
+#include <stdint.h>
+
+#include "llmc/formats/hf_model.h"
+#include "llmc/formats/llmc_bin.h"
+#include "llmc/gpt2.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { WEIGHTS_RANDOM, WEIGHTS_DIRECTORY, WEIGHTS_FILE } WeightsKind;
+
+typedef struct {
+    WeightsKind kind;
+    GPT2Config cfg;
+    uint64_t seed;
+    HfModel model;
+    LlmcBin bin;
+} Weights;
+
+// The weights in `path`, whose configuration `cfg` is; NULL: random ones, which depend on the seed alone.
+void weights_open(Weights* w, GPT2Config cfg, const char* path, uint64_t seed);
+
+// Sets the tensors of group g, fp32 in memory that has only this group, laid out by `rows`. Not what is between them.
+void weights_read(Weights* w, const TensorRow* rows, int g, void* group);
+
+void weights_close(Weights* w);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef WEIGHTS_IMPLEMENTATION
+
+#include <sys/stat.h>
+
+void weights_open(Weights* w, GPT2Config cfg, const char* path, uint64_t seed) {
+    struct stat info;
+    w->kind = !path                                             ? WEIGHTS_RANDOM
+              : stat(path, &info) == 0 && S_ISDIR(info.st_mode) ? WEIGHTS_DIRECTORY
+                                                                : WEIGHTS_FILE;
+    w->cfg = cfg;
+    w->seed = seed;
+    if (w->kind == WEIGHTS_DIRECTORY) {
+        hf_model_open(&w->model, path, cfg);
+    } else if (w->kind == WEIGHTS_FILE) {
+        llmc_bin_open(&w->bin, path);
+    }
+}
+
+void weights_read(Weights* w, const TensorRow* rows, int g, void* group) {
+    switch (w->kind) {
+    case WEIGHTS_RANDOM:
+        gpt2_random_group(rows, w->cfg, w->seed, g, group);
+        break;
+    case WEIGHTS_DIRECTORY:
+        hf_model_read(&w->model, rows, g, group);
+        break;
+    case WEIGHTS_FILE:
+        llmc_bin_read(&w->bin, rows, g, group);
+        break;
+    }
+}
+
+void weights_close(Weights* w) {
+    if (w->kind == WEIGHTS_DIRECTORY) {
+        hf_model_close(&w->model);
+    } else if (w->kind == WEIGHTS_FILE) {
+        llmc_bin_close(&w->bin);
+    }
+}
+
+#endif // WEIGHTS_IMPLEMENTATION
+
+#endif
