@@ -17,9 +17,10 @@ A kernel does a row of weights times 1 or 4 rows of input. Which one serves is f
 with VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C. A row of the result has the same bits
 whatever other rows are there, and for any number of threads.
 
-defines: QUANTIZED_BLOCK, QuantizedBlock, QuantizedRows, QuantizedProduct, QuantizedKernel, quantized_fits,
-         quantized_encode, quantized_decode, quantized_rows_bytes, quantized_rows_bind, quantized_rows,
-         quantized_kernels, quantized_kernel, quantized_matmul_cpu
+defines: QUANTIZED_BLOCK, QuantizedBlock, QuantizedRows, QuantizedProduct, QuantizedKernel, QuantizedScratch,
+         quantized_fits, quantized_encode, quantized_decode, quantized_rows_bytes, quantized_rows_bind,
+         quantized_rows, quantized_kernels, quantized_kernel, quantized_open, quantized_close,
+         quantized_matmul_cpu, quantized_bytes
 */
 #ifndef LLMC_QUANTIZED_H
 #define LLMC_QUANTIZED_H
@@ -28,8 +29,10 @@ defines: QUANTIZED_BLOCK, QuantizedBlock, QuantizedRows, QuantizedProduct, Quant
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/check.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/int.h"
 #if defined(__x86_64__)
@@ -64,18 +67,26 @@ typedef struct {
     int runs; // on this machine
 } QuantizedKernel;
 
+typedef struct {
+    QuantizedProduct product; // the fastest here
+    void* rows;               // quantized_rows_bytes of the largest input
+} QuantizedScratch;
+
 // ---- encoding ----
 
 static inline int quantized_fits(size_t cols) { return cols % QUANTIZED_BLOCK == 0; }
 
 // The scale of 32 numbers: max |x| / 127; NaN if one of them is not finite.
 static inline float quantized_scale_(const float x[QUANTIZED_BLOCK]) {
-    float largest = 0, finite = 0;
+    uint32_t bits[QUANTIZED_BLOCK], largest = 0; // positive numbers have the order of their bits
+    memcpy(bits, x, sizeof(bits));
     for (int i = 0; i < QUANTIZED_BLOCK; i++) {
-        largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
-        finite += 0 * x[i];
+        const uint32_t magnitude = bits[i] & 0x7fffffff;
+        largest = magnitude > largest ? magnitude : largest;
     }
-    return finite == 0 ? largest / 127 : NAN;
+    float value;
+    memcpy(&value, &largest, sizeof(value));
+    return largest < 0x7f800000 ? value / 127 : NAN;
 }
 
 // Sets q[i] = round(x[i] / scale), ties away from zero; 0 for scales that are 0 or NaN.
@@ -263,16 +274,34 @@ static inline void quantized_chunk_(float* out, QuantizedRows inp, const Quantiz
     }
 }
 
-// Sets out. `scratch` has quantized_rows_bytes(N, C).
+// For inputs of up to N rows of C numbers.
+static inline void quantized_open(QuantizedScratch* scratch, size_t N, size_t C) {
+    scratch->product = quantized_kernel().product;
+    scratch->rows = check_alloc(quantized_rows_bytes(N, C), 1, "inputs in 8 bits");
+}
+
+static inline void quantized_close(QuantizedScratch* scratch) { free(scratch->rows); }
+
+// That a product reads.
+static inline double quantized_bytes(double C, double OC) {
+    return C * OC / QUANTIZED_BLOCK * sizeof(QuantizedBlock);
+}
+
+// Sets out.
 static inline void quantized_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight,
-                                        const float* bias, int N, int C, int OC, void* scratch) {
-    const QuantizedRows rows = quantized_rows_bind(scratch, (size_t)N, (size_t)C);
-    const QuantizedProduct product = quantized_kernel().product;
-    quantized_rows(rows, inp, (size_t)N, (size_t)C);
+                                        const float* bias, int N, int C, int OC,
+                                        const QuantizedScratch* scratch) {
+    const QuantizedRows rows = quantized_rows_bind(scratch->rows, (size_t)N, (size_t)C);
+    const size_t blocks = (size_t)C / QUANTIZED_BLOCK;
+#pragma omp parallel for schedule(static) if (N > 1)
+    for (int n = 0; n < N; n++) {
+        const QuantizedRows row = {rows.q + (size_t)n * C, rows.scales + n * blocks};
+        quantized_rows(row, inp + (size_t)n * C, 1, (size_t)C);
+    }
 #pragma omp parallel for schedule(static)
     for (int o = 0; o < OC; o += QUANTIZED_CHUNK_) {
-        quantized_chunk_(out, rows, weight, bias, N, C / QUANTIZED_BLOCK, OC, o,
-                         int_min(o + QUANTIZED_CHUNK_, OC), product);
+        quantized_chunk_(out, rows, weight, bias, N, (int)blocks, OC, o, int_min(o + QUANTIZED_CHUNK_, OC),
+                         scratch->product);
     }
 }
 

@@ -14,7 +14,12 @@ static QuantizedBlock* encoded(const float* x, size_t rows, size_t cols) {
     return blocks;
 }
 
-static void* scratch_of(size_t N, size_t C) { return ops_floats(quantized_rows_bytes(N, C) / sizeof(float)); }
+// For inputs of up to N rows.
+static QuantizedScratch scratch_of(size_t N, size_t C) {
+    const QuantizedScratch scratch = {quantized_kernel().product,
+                                      ops_floats(quantized_rows_bytes(N, C) / sizeof(float))};
+    return scratch;
+}
 
 static void test_block(void) {
     float x[BLOCK] = {0}, back[BLOCK];
@@ -56,7 +61,8 @@ static void test_error_of_a_block(void) {
 // What the layer shall give: the sums of the rounded factors, exactly.
 static void want(double* out, double* magnitude, const float* inp, const QuantizedBlock* weight,
                  const float* bias, int N, int C, int OC) {
-    const QuantizedRows rows = quantized_rows_bind(scratch_of((size_t)N, (size_t)C), (size_t)N, (size_t)C);
+    const QuantizedRows rows =
+        quantized_rows_bind(scratch_of((size_t)N, (size_t)C).rows, (size_t)N, (size_t)C);
     quantized_rows(rows, inp, (size_t)N, (size_t)C);
     for (int n = 0; n < N; n++) {
         for (int o = 0; o < OC; o++) {
@@ -82,7 +88,8 @@ static void check(QuantizedKernel kernel, int N, int C, int OC) {
     float* out = ops_floats(n);
     double *wanted = ops_doubles(n), *magnitude = ops_doubles(n);
     want(wanted, magnitude, inp, weight, bias, N, C, OC);
-    const QuantizedRows rows = quantized_rows_bind(scratch_of((size_t)N, (size_t)C), (size_t)N, (size_t)C);
+    const QuantizedRows rows =
+        quantized_rows_bind(scratch_of((size_t)N, (size_t)C).rows, (size_t)N, (size_t)C);
     quantized_rows(rows, inp, (size_t)N, (size_t)C);
     quantized_chunk_(out, rows, weight, bias, N, C / BLOCK, OC, 0, OC, kernel.product);
     // A sum of so many terms, each with two roundings.
@@ -115,7 +122,7 @@ static void test_largest(void) {
         x[i] = i % 5 ? -127 : 127;
     }
     const QuantizedBlock* weight = encoded(w, 1, C);
-    const QuantizedRows rows = quantized_rows_bind(scratch_of(1, C), 1, C);
+    const QuantizedRows rows = quantized_rows_bind(scratch_of(1, C).rows, 1, C);
     quantized_rows(rows, x, 1, C);
     double exact = 0;
     for (int i = 0; i < C; i++) {
@@ -136,12 +143,12 @@ static void test_same_bits(void) {
     const float *inp = ops_normal(N * C, 1), *bias = ops_normal(OC, 1);
     const QuantizedBlock* weight = encoded(ops_normal(OC * C, 1), OC, C);
     float *together = ops_floats(N * OC), *alone = ops_floats(OC);
-    void* scratch = scratch_of(N, C);
+    const QuantizedScratch scratch = scratch_of(N, C);
     threads_set(3);
-    quantized_matmul_cpu(together, inp, weight, bias, N, C, OC, scratch);
+    quantized_matmul_cpu(together, inp, weight, bias, N, C, OC, &scratch);
     threads_set(1);
     for (int n = 0; n < N; n++) {
-        quantized_matmul_cpu(alone, inp + n * C, weight, bias, 1, C, OC, scratch);
+        quantized_matmul_cpu(alone, inp + n * C, weight, bias, 1, C, OC, &scratch);
         EXPECT(ops_same_bits(alone, together + n * OC, OC), "row %d", n);
     }
     ops_close("same bits");
@@ -155,7 +162,8 @@ static void test_not_finite(void) {
         float *inp = ops_normal(N * C, 1), *out = ops_floats(N * OC);
         const QuantizedBlock* weight = encoded(ops_normal(OC * C, 1), OC, C);
         inp[C + 40] = bad[i];
-        quantized_matmul_cpu(out, inp, weight, NULL, N, C, OC, scratch_of(N, C));
+        const QuantizedScratch scratch = scratch_of(N, C);
+        quantized_matmul_cpu(out, inp, weight, NULL, N, C, OC, &scratch);
         for (int j = 0; j < N * OC; j++) {
             EXPECT(isnan(out[j]) == (j / OC == 1), "%g in row 1: element %d is %g", (double)bad[i], j,
                    (double)out[j]);
