@@ -1,9 +1,10 @@
 /*
 quantized.cuh -- quantized.h on the GPU: weights in 8 bits, inputs and results of T = float, bf16 or fp16.
 
-    out[n][o] = sum_c inp[n][c] scale[o][c / 32] q[o][c] + bias[o]
+    out[n][o] = add[n][o] + sum_c inp[n][c] scale[o][c / 32] q[o][c] + bias[o]
 
     out     (N, OC)       T
+    add     (N, OC)       T; may be NULL, or out
     inp     (N, C)        T; C a multiple of 32
     weight  q (OC, C)     int8
             scales (OC, C / 32)  fp16
@@ -11,17 +12,18 @@ quantized.cuh -- quantized.h on the GPU: weights in 8 bits, inputs and results o
 
 The blocks of a file are taken apart, so that 16 numbers are one load. Up to QUANTIZED_ROWS rows of input are
 multiplied by a kernel that reads the weights once; the input stays as it is. For more rows quantized_expand
-makes a matrix of T for matmul_forward.
+makes a matrix of T for matmul_forward. quantized_encoder is encoder_forward with a matrix of 8 bits.
 
 defines: QUANTIZED_ROWS, QuantizedGpu, quantized_gpu_bytes, quantized_gpu_bind, quantized_upload,
-         quantized_matmul, quantized_expand, quantized_matmul_bytes, quantized_expand_bytes,
-         quantized_matmul_kernel, quantized_expand_kernel
+         quantized_matmul, quantized_expand, quantized_encoder, quantized_matmul_bytes, quantized_expand_bytes,
+         quantized_matmul_kernel, quantized_expand_kernel, quantized_encoder_kernel
 */
 #ifndef LLMC_QUANTIZED_CUH
 #define LLMC_QUANTIZED_CUH
 
 #include <assert.h>
 
+#include "llmc/encoder.h"
 #include "llmc/gpu.cuh"
 #include "llmc/quantized.h"
 
@@ -75,13 +77,14 @@ __device__ inline void quantized_load_(float to[QUANTIZED_LOAD_], const int8_t* 
 
 // A warp makes one column of the result: a lane takes 16 columns of the weights at a time, for all rows.
 // grid   ceil(OC / 8)      block   256      shared   none
-// moves  1.06 OC*C, N*C in, N*OC out. Bound by memory for few rows.
+// moves  1.06 OC*C, N*C, N*OC of `add` in, N*OC out. Bound by memory for few rows.
 // order  fixed: it follows from C alone, so a row has the same bits whatever N is. fmaf leaves the compiler no
 //        choice.
 // needs  N <= ROWS; inp and weight.q at multiples of 16 bytes
 template <class T, int ROWS>
 __global__ void __launch_bounds__(QUANTIZED_THREADS_)
-    quantized_matmul_kernel(T* out, const T* inp, QuantizedGpu weight, const T* bias, int N, int C, int OC) {
+    quantized_matmul_kernel(T* out, const T* add, const T* inp, QuantizedGpu weight, const T* bias, int N,
+                            int C, int OC) {
     const int lane = (int)threadIdx.x % 32, o = (int)(blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (o >= OC) {
         return;
@@ -110,20 +113,22 @@ __global__ void __launch_bounds__(QUANTIZED_THREADS_)
     for (int r = 0; r < ROWS; r++) {
         const float total = warp_sum(sum[r]);
         if (lane == 0 && r < N) {
-            out[(size_t)r * OC + o] = from_float<T>(total + (bias ? to_float(bias[o]) : 0.0f));
+            const size_t at = (size_t)r * OC + o;
+            const float b = bias ? to_float(bias[o]) : 0.0f, a = add ? to_float(add[at]) : 0.0f;
+            out[at] = from_float<T>(a + (total + b));
         }
     }
 }
 
 // Sets out (N, OC) for N <= QUANTIZED_ROWS rows.
 template <class T>
-static inline void quantized_matmul(T* out, const T* inp, QuantizedGpu weight, const T* bias, int N, int C,
-                                    int OC, const Gpu* gpu) {
+static inline void quantized_matmul(T* out, const T* add, const T* inp, QuantizedGpu weight, const T* bias,
+                                    int N, int C, int OC, const Gpu* gpu) {
     assert(N >= 1 && N <= QUANTIZED_ROWS && C % QUANTIZED_BLOCK == 0);
     const auto kernel = N == 1   ? quantized_matmul_kernel<T, 1>
                         : N <= 4 ? quantized_matmul_kernel<T, 4>
                                  : quantized_matmul_kernel<T, QUANTIZED_ROWS>;
-    launch(kernel, (unsigned)ceil_div(OC, QUANTIZED_THREADS_ / 32), QUANTIZED_THREADS_, 0, gpu, out, inp,
+    launch(kernel, (unsigned)ceil_div(OC, QUANTIZED_THREADS_ / 32), QUANTIZED_THREADS_, 0, gpu, out, add, inp,
            weight, bias, N, C, OC);
 }
 
@@ -157,6 +162,32 @@ static inline void quantized_expand(T* out, QuantizedGpu weight, size_t elements
     const size_t per_block = (size_t)QUANTIZED_THREADS_ * QUANTIZED_LOAD_;
     launch(quantized_expand_kernel<T>, (unsigned)ceil_div(elements, per_block), QUANTIZED_THREADS_, 0, gpu,
            out, weight, elements);
+}
+
+// A thread makes one number.
+// grid   ceil(N*C / 256)      block   256      shared   none
+// moves  N*C of 8 bits and N*C of wpe in, N*C out. Small beside a product.
+// order  fixed: no sums.
+template <class T>
+__global__ void quantized_encoder_kernel(T* out, const int* tokens, QuantizedGpu wte, const T* wpe,
+                                         EncoderPositions positions, int N, int C) {
+    const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int n = (int)(at / C), c = (int)(at % C);
+    if (n < N) {
+        const size_t from = (size_t)tokens[n] * C + c;
+        const float token = to_float(wte.scales[from / QUANTIZED_BLOCK]) * (float)wte.q[from];
+        const float position = to_float(wpe[(size_t)encoder_position(positions, n, N) * C + c]);
+        out[at] = from_float<T>(token + position);
+    }
+}
+
+// Sets out (N, C), N tokens of one sequence or at given positions: row tokens[n] of wte + that of its position of wpe.
+template <class T>
+static inline void quantized_encoder(T* out, const int* tokens, QuantizedGpu wte, const T* wpe, int N,
+                                     EncoderPositions positions, int C, const Gpu* gpu) {
+    const size_t elements = (size_t)N * C;
+    launch(quantized_encoder_kernel<T>, (unsigned)ceil_div(elements, (size_t)QUANTIZED_THREADS_),
+           QUANTIZED_THREADS_, 0, gpu, out, tokens, wte, wpe, positions, N, C);
 }
 
 #endif

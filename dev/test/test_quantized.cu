@@ -30,11 +30,13 @@ template <class T> static void test_size(int N, int C, int OC, const Gpu* gpu) {
     const Weight w = weight_of((size_t)OC, (size_t)C, gpu);
     float *x = ops_normal(rows * (size_t)C, 1), *b = ops_normal((size_t)OC, 1), *nothing = ops_floats(n);
     T *inp = upload<T>(x, rows * (size_t)C, 0, gpu), *bias = upload<T>(b, (size_t)OC, 0, gpu);
-    T* out = upload<T>(nothing, n, 0, gpu);
-    quantized_matmul(out, inp, w.matrix, OC % 2 ? bias : (const T*)NULL, N, C, OC, gpu);
+    float* a = ops_normal(n, 1);
+    T *out = upload<T>(nothing, n, 0, gpu), *add = upload<T>(a, n, 0, gpu);
+    quantized_matmul(out, C % 64 ? add : (const T*)NULL, inp, w.matrix, OC % 2 ? bias : (const T*)NULL, N, C,
+                     OC, gpu);
     const float* got = download(out, n, gpu);
     for (int i = 0; i < N * OC; i++) {
-        double want = OC % 2 ? b[i % OC] : 0, magnitude = fabs(want);
+        double want = (OC % 2 ? b[i % OC] : 0) + (C % 64 ? a[i] : 0.0), magnitude = fabs(want);
         for (int c = 0; c < C; c++) {
             const double product = (double)x[i / OC * C + c] * (double)w.values[i % OC * C + c];
             want += product;
@@ -43,6 +45,7 @@ template <class T> static void test_size(int N, int C, int OC, const Gpu* gpu) {
         EXPECT_NEAR(got[i], want, roundoff<T>() * fabs(want) + (C / 32.0 + 8) * 0x1p-24 * magnitude,
                     "%d x %d x %d, element %d, %s", N, C, OC, i, dtype_name(DTYPE_OF(T)));
     }
+    gpu_free(add);
     gpu_free(out);
     gpu_free(bias);
     gpu_free(inp);
@@ -66,16 +69,43 @@ template <class T> static void test_expand(const Gpu* gpu) {
     ops_close("expand");
 }
 
+// Rows of tokens, at given positions and in a sequence: one rounding.
+template <class T> static void test_encoder(const Gpu* gpu) {
+    enum { V = 11, C = 96, N = 7 };
+    const Weight w = weight_of(V, C, gpu);
+    const int ids[N] = {10, 0, 3, 3, 7, 1, 9}, places[N] = {4, 0, 6, 5, 2, 2, 1};
+    float *p = ops_normal(N * C, 1), *nothing = ops_floats(N * C);
+    T *wpe = upload<T>(p, N * C, 0, gpu), *out = upload<T>(nothing, N * C, 0, gpu);
+    int *tokens = upload_ints(ids, N, gpu), *given = upload_ints(places, N, gpu);
+    for (int is_given = 0; is_given < 2; is_given++) {
+        const EncoderPositions positions = {is_given ? given : NULL, NULL};
+        quantized_encoder(out, tokens, w.matrix, wpe, N, positions, C, gpu);
+        const float* got = download(out, N * C, gpu);
+        for (int i = 0; i < N * C; i++) {
+            const int n = i / C, position = is_given ? places[n] : n;
+            const float want = w.values[ids[n] * C + i % C] + p[position * C + i % C];
+            EXPECT_NEAR(got[i], want, roundoff<T>() * fabs(want), "element %d of %s", i,
+                        dtype_name(DTYPE_OF(T)));
+        }
+    }
+    gpu_free(given);
+    gpu_free(tokens);
+    gpu_free(out);
+    gpu_free(wpe);
+    gpu_free(w.memory);
+    ops_close("encoder");
+}
+
 // A row has the same bits whatever other rows there are.
 template <class T> static void test_same_bits(const Gpu* gpu) {
     enum { N = QUANTIZED_ROWS, C = 544, OC = 9 };
     const Weight w = weight_of(OC, C, gpu);
     float *x = ops_normal(N * C, 1), *nothing = ops_floats(N * OC);
     T *inp = upload<T>(x, N * C, 0, gpu), *out = upload<T>(nothing, N * OC, 0, gpu);
-    quantized_matmul(out, inp, w.matrix, (const T*)NULL, N, C, OC, gpu);
+    quantized_matmul(out, (const T*)NULL, inp, w.matrix, (const T*)NULL, N, C, OC, gpu);
     const float* together = download(out, N * OC, gpu);
     for (int n = 0; n < N; n++) {
-        quantized_matmul(out, inp + n * C, w.matrix, (const T*)NULL, 1, C, OC, gpu);
+        quantized_matmul(out, (const T*)NULL, inp + n * C, w.matrix, (const T*)NULL, 1, C, OC, gpu);
         EXPECT(ops_same_bits(download(out, OC, gpu), together + n * OC, OC), "row %d", n);
     }
     gpu_free(out);
@@ -90,6 +120,7 @@ template <class T> static void test_type(const Gpu* gpu) {
         test_size<T>(sizes[i][0], sizes[i][1], sizes[i][2], gpu);
     }
     test_expand<T>(gpu);
+    test_encoder<T>(gpu);
     test_same_bits<T>(gpu);
 }
 
