@@ -1,5 +1,6 @@
 // test_quantized.c -- weights in 8 bits: what a block holds; every kernel that runs here against exact sums.
 #include "llmc/quantized.h"
+#include "llmc/quantized_model.h"
 #include "llmc/base/threads.h"
 #include "ops.h"
 
@@ -172,6 +173,31 @@ static void test_not_finite(void) {
     }
 }
 
+// 34 bytes for 32 numbers of a matrix, 4 for each other, and less than a block of alignment for each tensor. A GPU
+// wants matrices at multiples of 16 bytes.
+static void test_model_memory(void) {
+    const GPT2Config cfg = {1024, 50257, 50304, 12, 12, 768};
+    TensorRow rows[GPT2_PARAMETER_ROWS], plain[GPT2_PARAMETER_ROWS];
+    const size_t bytes = quantized_parameter_rows(rows, cfg, sizeof(float));
+    size_t exact = 0, end = 0, matrices = 0;
+    gpt2_parameter_rows_of(plain, cfg, sizeof(float));
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t elements = tensor_elements(&plain[i]),
+                     own = tensor_elements(&rows[i]) * rows[i].element_bytes;
+        const int is_matrix = quantized_is_matrix(&rows[i]);
+        EXPECT(own == (is_matrix ? elements / BLOCK * 34 : elements * 4), "%s has %zu bytes", rows[i].name,
+               own);
+        EXPECT(rows[i].offset_bytes >= end && rows[i].offset_bytes % 16 == 0 && rows[i].layer_bytes % 16 == 0,
+               "%s at %zu, after %zu", rows[i].name, rows[i].offset_bytes, end);
+        end = rows[i].offset_bytes + own;
+        exact += own;
+        matrices += is_matrix ? elements : 0;
+    }
+    EXPECT(matrices == (size_t)cfg.Vp * 768 + 12 * (size_t)cfg.L * 768 * 768, "%zu in matrices", matrices);
+    EXPECT(bytes >= end && bytes < exact + (GPT2_PARAMETER_ROWS + 1) * TENSOR_ALIGN * sizeof(QuantizedBlock),
+           "%zu bytes for %zu", bytes, exact);
+}
+
 int main(int argc, char** argv) {
     (void)argc;
     threads_wait_briefly(argv);
@@ -181,5 +207,6 @@ int main(int argc, char** argv) {
     test_largest();
     test_same_bits();
     test_not_finite();
+    test_model_memory();
     return test_done("quantized");
 }
