@@ -102,12 +102,7 @@ static void batch_tokens(int tokens[BATCHES * N], int targets[BATCHES * N]) {
     }
 }
 
-static GPT2* model_open(Settings settings, int batch, const float* weights) {
-    GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
-    const Options options = options_of(settings, batch);
-    static Comm alone;
-    alone.size = 1;
-    gpt2_open(model, ODD, &options, &alone);
+static void upload_all(GPT2* model, const float* weights) {
     for (int g = 0; g < model->zero.plan.groups; g++) {
         const size_t elements = zero_group_elements(&model->zero.plan, g);
         float* group = (float*)check_alloc(elements, sizeof(float), "weights");
@@ -117,6 +112,15 @@ static GPT2* model_open(Settings settings, int batch, const float* weights) {
         free(group);
     }
     upload_end(model);
+}
+
+static GPT2* model_open(Settings settings, int batch, const float* weights) {
+    GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
+    const Options options = options_of(settings, batch);
+    static Comm alone;
+    alone.size = 1;
+    gpt2_open(model, ODD, &options, &alone);
+    upload_all(model, weights);
     return model;
 }
 
@@ -153,7 +157,7 @@ static double document_gradients(GPT2* model, const int* tokens, const int* targ
     for (int micro = 0; micro < micro_steps; micro++) {
         const int at = micro * count;
         const Batch batch = {tokens + at, targets + at, starts ? starts + at : NULL, model->B, T, count};
-        const ZeroStep step = {micro, 1};
+        const ZeroStep step = {micro, 1, 1, micro == micro_steps - 1};
         gpt2_micro_step(model, gpt2_push(model, batch), dloss, step, 1);
     }
     return losses_of_update(model, micro_steps) / (BATCHES * N);
@@ -480,7 +484,7 @@ static void test_smaller_batch(Settings settings, const float* weights) {
     gpt2_clear_result(model);
     for (int micro = 0; micro < MICRO_STEPS; micro++) {
         const int length = lengths[micro];
-        const ZeroStep step = {micro, 1};
+        const ZeroStep step = {micro, 1, 1, micro == MICRO_STEPS - 1};
         const Batch batch = {tokens, targets, NULL, rows[micro], length, rows[micro] * length};
         gpt2_micro_step(model, gpt2_push(model, batch), loss_scale() / loss_tokens, step,
                         batch.B == model->B && batch.T == T);
@@ -573,7 +577,7 @@ static void test_texts(const float* weights) {
     batch_tokens(tokens, targets);
     for (int graph = 0; graph < 2; graph++) {
         GPT2* model = texts_open(ODD, graph, QUANTIZE_OFF);
-        gpt2_upload(model, weights);
+        upload_all(model, weights);
         texts_logits(model, tokens, &logits[graph]);
         EXPECT(!model->texts.step == !graph, "a graph");
         model_close(model);

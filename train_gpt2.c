@@ -452,8 +452,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     const float dloss = (float)(loss_scale / (double)total_batch);
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
     double forward_s = 0, tokens = 0;
-    const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
-    for (ZeroStep step = first; step.active > 0;
+    for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch batch = dataloader_next(train);
         losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step, &forward_s);
@@ -461,7 +460,6 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
         tokens += (double)batch.B * batch.T;
         comm_alive(model->comm);
     }
-    zero_reduce_cpu(&model->zero, first);
     zero_square_sum_cpu(&model->zero, &gradient.square_sum, model->norm_partial);
     gradient.pace_s = tokens > 0 ? forward_s / tokens : 0;
     return gradient;
@@ -709,6 +707,7 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm*
     TensorRow text[GPT2_ACTIVATION_ROWS];
     planned_activations(plan->activations, text, cfg, o);
     memory_plan(plan->memory, cfg, o);
+    plan->gradient_bytes = plan->parameter_bytes = sizeof(float);
     snprintf(plan->device, sizeof(plan->device), "%d threads, %s", threads_max(), VEC_ISA);
     plan->peak = peak_flops_per_s();
 }

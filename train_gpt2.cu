@@ -116,10 +116,10 @@ struct GPT2 {
     EncoderGpu encoder;
     AdamWPlan adamw;
     GradientNorm norm;
+    MicroStepGraph graphs[ZERO_VARIANTS];
     cudaEvent_t
         forward[2];     // of several processes: the begin and the end of the last micro-step's forward pass,
     int forward_tokens; // and how many tokens it had; 0: none yet
-    MicroStepGraph graphs[2]; // of the first micro-step of an update, of the others
     StepResult *result, *result_host;
     int64_t max_losses; // micro-steps of an update
     int* is_top;        // (N) of the targets of a task, on the GPU
@@ -127,6 +127,7 @@ struct GPT2 {
     int is_pinned;      // the copy
     Nvml nvml;          // for the log and --gpu-report
     int has_nvml, has_listed_products;
+    int has_products; // gpt2_choose_products is done
 };
 
 // The type of the weights in a checkpoint: of master weights if there are any.
@@ -164,8 +165,9 @@ static DType planned_gradients(const Options* o) { return o->gradients ? DTYPE_F
 
 // A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
 static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
-                                     : zero_plan(cfg, o->zero, o->process, o->processes);
+    return options_only_evaluates(o)
+               ? zero_plan(cfg, 0, 0, 1)
+               : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
 }
 
 // Sets the list of the large allocations; it ends with a name of NULL.
@@ -380,8 +382,11 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
         CUDA_CHECK(cudaEventCreate(&model->forward[i]));
     }
     model->is_top = (int*)gpu_alloc(N, sizeof(int), "most likely targets");
-    if (o->autotune) {
+    if (o->autotune && model->comm->rank == 0) {
         matmul_gpu_open_cache(&model->matmul);
+    }
+    if (o->autotune && model->comm->size > 1) {
+        matmul_gpu_share_plans(&model->matmul, model->comm);
     }
     open_sensors(model, o);
 }
@@ -427,9 +432,9 @@ static void close_save_copy(GPT2* model) {
 
 static void close_training(GPT2* model) {
     offload_wait(&model->offload);
-    for (int mode = 0; mode < 2; mode++) {
-        if (model->graphs[mode].graph) {
-            CUDA_CHECK(cudaGraphExecDestroy(model->graphs[mode].graph));
+    for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
+        if (model->graphs[variant].graph) {
+            CUDA_CHECK(cudaGraphExecDestroy(model->graphs[variant].graph));
         }
     }
     for (int i = 0; i < 2; i++) {
@@ -457,6 +462,7 @@ static void close_training(GPT2* model) {
 }
 
 static void gpt2_close(GPT2* model) {
+    zero_wait_for_parameters(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
     if (model->recompute != RECOMPUTE_NEVER) {
         close_training(model);
@@ -537,10 +543,10 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
     assert(B <= model->B && T <= model->T);
     // Only the products of full micro-batches are worth timing.
     model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T;
+    zero_begin_forward(&model->zero);
     // encoded (N, C)
     encoder_forward(a.encoded, batch.inputs, model->params.wte, model->params.wpe, B, T, positions, C,
                     &model->gpu);
-    zero_forget_parameters(&model->zero);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
         const GPT2Parameters p = parameters_at_layer(model, l);
@@ -655,7 +661,9 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
                        mode, &model->attention, gpu);
     linear_backward(model, dln1, d.qkvw, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
     // dresidual, and the gradient of fcprojb (C) of the block before
-    zero_wait_for_buffer(&model->zero, l - 1, model->cfg.L);
+    if (l > 0) {
+        zero_wait_for_buffer(&model->zero, l - 1);
+    }
     layernorm_backward(dresidual, d.ln1w, d.ln1b, bias_grad_into(model, l), dln1, residual_into(model, l),
                        p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
 }
@@ -666,6 +674,7 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
     const int N = batch.B * batch.T, chunk = model->chunk;
     const Gradient dwte = gradients_at_layer(model, 0).wte;
+    zero_wait_for_buffer(&model->zero, -1);
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
@@ -678,7 +687,7 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. Each group of gradients is reduced as soon as it is there.
+// dloss is the gradient of the loss of each token. The gradients of a block are reduced as soon as they are there.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
@@ -697,16 +706,24 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     }
     encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
                      &model->gpu);
-    zero_group_done<floatX>(&model->zero, 0, step);
-    zero_join(&model->zero);
 }
 
 // ---- a micro-step
 
-// Takes the time, in stages where a forward pass waits for no other process. `record` is External in a graph, which so
-// sets the event each time it is launched.
-static void micro_step_mark(GPT2* model, int i, unsigned record) {
-    if (model->comm->size > 1 && model->zero.plan.stage < 3) {
+// Before the first micro-step of an update, and before a batch of a validation.
+static void gpt2_clear_result(GPT2* model) {
+    CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
+}
+
+// Takes the time, where a forward pass waits for no other process: they do after an update, and in stage 3. `record` is
+// External in a graph, which so sets the event each time it is launched.
+static int micro_step_is_timed(const GPT2* model, ZeroStep step) {
+    const int stage = model->zero.plan.stage;
+    return model->comm->size > 1 && (stage == 0 || (stage < 3 && step.micro_step > 0));
+}
+
+static void micro_step_mark(GPT2* model, int i, ZeroStep step, unsigned record) {
+    if (micro_step_is_timed(model, step)) {
         CUDA_CHECK(cudaEventRecordWithFlags(model->forward[i], model->gpu.stream, record));
     }
 }
@@ -714,7 +731,7 @@ static void micro_step_mark(GPT2* model, int i, unsigned record) {
 // The time for a token, of the last forward pass; 0: unknown. After the GPU was waited for.
 static double micro_step_pace_s(GPT2* model) {
     float ms = 0;
-    if (model->comm->size == 1 || model->zero.plan.stage >= 3 || model->forward_tokens == 0) {
+    if (model->forward_tokens == 0) {
         return 0;
     }
     if (cudaEventElapsedTime(&ms, model->forward[0], model->forward[1]) != cudaSuccess) {
@@ -725,11 +742,13 @@ static double micro_step_pace_s(GPT2* model) {
 
 static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step, unsigned record) {
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
-    micro_step_mark(model, 0, record);
+    zero_begin(&model->zero, step);
+    micro_step_mark(model, 0, step, record);
     gpt2_forward(model, batch);
-    micro_step_mark(model, 1, record);
+    micro_step_mark(model, 1, step, record);
     gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     batch_loss(model, batch);
+    zero_join(&model->zero, step);
 }
 
 // Captures the work as a graph instead of doing it.
@@ -744,39 +763,65 @@ static cudaGraphExec_t micro_step_capture(GPT2* model, Batch batch, float dloss,
     return executable;
 }
 
+// The same as a graph, captured now if there is none for this dloss, or for a batch like this.
+static void micro_step_replay(GPT2* model, Batch batch, float dloss, ZeroStep step) {
+    MicroStepGraph* of = &model->graphs[zero_variant(&model->zero.plan, step)];
+    if (of->graph && (of->dloss != dloss || of->starts != batch.starts)) {
+        CUDA_CHECK(cudaGraphExecDestroy(of->graph));
+        of->graph = NULL;
+    }
+    if (!of->graph) {
+        of->graph = micro_step_capture(model, batch, dloss, step);
+        of->dloss = dloss;
+        of->starts = batch.starts;
+    }
+    CUDA_CHECK(cudaGraphLaunch(of->graph, model->gpu.stream));
+    zero_replayed(&model->zero);
+}
+
 // Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
-// Appends the sum of its losses to the results. Only what repeats has a graph: the first micro-step, or any later
-// one, with full micro-batches in all processes (is_full).
-static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep zero_step, int is_full) {
-    MicroStepGraph* step = &model->graphs[zero_step.micro_step > 0];
-    int* times = &step->times[batch.starts != NULL];
+// Appends the sum of its losses to the results. Only what repeats has a graph: micro-steps of one variant with full
+// micro-batches in all processes (is_full).
+static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step, int is_full) {
+    int* times = &model->graphs[zero_variant(&model->zero.plan, step)].times[batch.starts != NULL];
+    if (batch.B > 0) {
+        model->forward_tokens = micro_step_is_timed(model, step) ? batch.B * batch.T : 0;
+    }
     if (batch.B == 0) {
-        zero_idle<floatX>(&model->zero, zero_step);
+        zero_idle<floatX>(&model->zero, step);
+    } else if (!model->use_graph || !is_full || (*times)++ == 0) {
+        micro_step_work(model, batch, dloss, step, cudaEventRecordDefault);
+    } else {
+        micro_step_replay(model, batch, dloss, step);
+    }
+    zero_group_done<floatX>(&model->zero, 0, step);
+}
+
+// Chooses the algorithms of all products of a full micro-batch, with any tokens. Several processes choose
+// together: later some have no full micro-batch, or none at all, when others have one.
+static void gpt2_choose_products(GPT2* model) {
+    const int N = model->B * model->T, size = model->comm->size;
+    const int micro_steps = model->zero.plan.stage < 2 ? 2 : 1; // the later ones add to the gradients
+    if (!model->autotune || size == 1 || model->has_products) {
         return;
     }
-    model->forward_tokens = batch.B * batch.T;
-    if (!model->use_graph || !is_full || (*times)++ == 0) {
-        micro_step_work(model, batch, dloss, zero_step, cudaEventRecordDefault);
-        return;
+    int* tokens = (int*)check_alloc((size_t)N, sizeof(int), "tokens");
+    for (int i = 0; i < N; i++) {
+        tokens[i] = i % model->cfg.V;
     }
-    if (step->graph && (step->dloss != dloss || step->starts != batch.starts)) {
-        CUDA_CHECK(cudaGraphExecDestroy(step->graph));
-        step->graph = NULL;
+    const Batch batch = {tokens, tokens, NULL, model->B, model->T, N};
+    for (int micro = 0; micro < micro_steps; micro++) {
+        const ZeroStep step = {micro, size, size, micro == micro_steps - 1};
+        gpt2_clear_result(model);
+        gpt2_micro_step(model, gpt2_push(model, batch), 1.0f / (float)N, step, 0);
     }
-    if (!step->graph) {
-        step->graph = micro_step_capture(model, batch, dloss, zero_step);
-        step->dloss = dloss;
-        step->starts = batch.starts;
-    }
-    CUDA_CHECK(cudaGraphLaunch(step->graph, model->gpu.stream));
+    zero_wait_for_gradient(&model->zero);
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as in gpt2_evaluate
+    model->has_products = 1;
+    free(tokens);
 }
 
 // ---- the gradient of an update
-
-// Before the first micro-step of an update, and before a batch of a validation.
-static void gpt2_clear_result(GPT2* model) {
-    CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
-}
 
 // Waits for the GPU, once a step: for the losses of the micro-steps and the square sum of the gradient.
 static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
@@ -789,6 +834,7 @@ static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
 
 // Sets the square sum of this process's part of the gradient in the result, on the GPU.
 static void gpt2_square_sum(GPT2* model) {
+    zero_wait_for_gradient(&model->zero);
     gradient_square_sum<floatX>(&model->result->square_sum, zero_gradient(&model->zero), &model->norm,
                                 &model->gpu);
 }
@@ -799,10 +845,9 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
-    const ZeroStep first = zero_step(sequences, model->B, model->comm->size, 0);
     int64_t batches = 0; // of this process
     gpt2_clear_result(model);
-    for (ZeroStep step = first; step.active > 0;
+    for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch next = dataloader_next(train), batch = next.B > 0 ? gpt2_push(model, next) : next;
         losses[step.micro_step] = 0;
@@ -811,11 +856,10 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
         batch_gradient_add(&gradient, model->cfg, batch);
         comm_alive(model->comm);
     }
-    zero_reduce<floatX>(&model->zero, first);
     gpt2_square_sum(model);
     const StepResult* result = gpt2_read_result(model, batches);
     matmul_gpu_keep_cache(&model->matmul);
-    group_gpu_check(&model->zero.group);
+    zero_check(&model->zero);
     memcpy(losses, result->losses, (size_t)batches * sizeof(double));
     gradient.square_sum = result->square_sum;
     gradient.pace_s = micro_step_pace_s(model);
@@ -994,8 +1038,8 @@ static void text_forward(GPT2* model, TextRows rows, int count) {
     const GPT2Config cfg = model->cfg;
     const GPT2Activations a = model->text;
     model->matmul.settings.autotune = 0; // so that the bits are the same in each run
+    zero_begin_forward(&model->zero);
     text_encode(model, rows);
-    zero_forget_parameters(&model->zero);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
         text_block(model, l, rows, l == 0 ? a.encoded : a.residual3);
@@ -1117,7 +1161,7 @@ static void upload_group(GPT2* model, int g, const float* group) {
         upload(model, model->master + piece.owned, from, piece.count * sizeof(float));
         return;
     }
-    floatX* to = (floatX*)zero_update_parameters(&model->zero) + (zero->stage < 3 ? piece.full : piece.owned);
+    floatX* to = (floatX*)zero_update_parameters(&model->zero) + zero_update_begin(&model->zero, g);
     upload_narrow(model, to, from, piece.count);
 }
 
@@ -1128,7 +1172,6 @@ static void upload_end(GPT2* model) {
                            &model->gpu);
     }
     zero_gather_parameters(&model->zero);
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
 // Copies the weights that are saved, master weights if there are any, to the host: of the groups first ... end - 1 to
@@ -1137,10 +1180,11 @@ static void download_weights(GPT2* model, void* groups, int first, int end) {
     const ZeroPlan* zero = &model->zero.plan;
     const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     offload_wait(&model->offload);
+    zero_wait_for_parameters(&model->zero);
     if (model->master) {
         zero_collect(&model->zero, groups, first, end, model->master, DTYPE_FP32);
-    } else if (model->zero.params_shard) {
-        zero_collect(&model->zero, groups, first, end, model->zero.params_shard, DTYPE_OF(floatX));
+    } else if (model->zero.params_slices) {
+        zero_collect(&model->zero, groups, first, end, model->zero.params_slices, DTYPE_OF(floatX));
     } else {
         download(model, groups, (floatX*)model->params_memory + begin, count * sizeof(floatX));
     }
@@ -1169,7 +1213,7 @@ static float* gpt2_download(GPT2* model) {
 }
 
 // From the file, or random; a group at a time.
-static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
+static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     const ZeroPlan* zero = &model->zero.plan;
     TensorRow rows[GPT2_PARAMETER_ROWS];
     Weights weights;
@@ -1188,6 +1232,11 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     weights_close(&weights);
     free(group);
     upload_end(model);
+}
+
+static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
+    set_weights(model, path, seed);
+    gpt2_choose_products(model);
 }
 
 // Sets the optimizer's state of this process, a group at a time.
@@ -1213,11 +1262,12 @@ static void read_state(GPT2* model, const char* path, const SavedState* saved) {
 // Sets weights and optimizer state from a checkpoint.
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
     char error[ERROR_BYTES];
-    gpt2_first_weights(model, path, 0);
+    set_weights(model, path, 0);
     read_state(model, path, saved);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
         printf("note: %s; timing the matrix products again\n", error);
     }
+    gpt2_choose_products(model);
 }
 
 // At the first save: memory for its copy; pinned, so that the copy has the speed of the bus, or pageable if the
@@ -1247,6 +1297,7 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
 
 static uint64_t gpt2_checksum(GPT2* model) {
     const size_t bytes = zero_replicated_elements(&model->zero.plan) * sizeof(floatX);
+    zero_wait_for_parameters(&model->zero);
     checksum_words(&model->result->checksum, model->params_memory, bytes / sizeof(uint64_t), &model->gpu);
     return gpt2_read_result(model, 0)->checksum;
 }
@@ -1329,14 +1380,13 @@ static void choose_memory(GPT2Config cfg, Options* options) {
     }
 }
 
-// Decides --device auto. Several processes time no products: each would choose algorithms of its own, with other bits.
+// Decides --device auto.
 static void choose_device(Options* options, const Comm* comm) {
     if (comm->size > 1 && options->device != OPTION_AUTO) {
         die_usage("--device %d is for one process; %d take one GPU each", options->device, comm->size);
     }
-    if (comm->size > 1 && options->autotune) {
-        printf("autotune: off, with several processes\n");
-        options->autotune = 0;
+    if (comm->size > 1 && options_only_evaluates(options)) {
+        options->autotune = 0; // they have batches of their own, and choose nothing together
     }
     if (options->device == OPTION_AUTO) {
         options->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
@@ -1350,6 +1400,8 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm*
     gpt2_parameter_rows(plan->parameters, cfg);
     planned_activations(plan->activations, text, cfg, o);
     memory_plan(plan->memory, cfg, o);
+    plan->gradient_bytes = dtype_bytes(planned_gradients(o));
+    plan->parameter_bytes = sizeof(floatX);
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
 }

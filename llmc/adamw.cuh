@@ -2,7 +2,7 @@
 adamw.cuh -- adamw.h on the GPU, for all parameters in one launch; the gradient's norm; master weights;
 stochastic rounding; the sum of losses.
 
-Parameters are a full array, laid out by gpt2_sharded_rows_of; in stage 3 they are like the other arrays. Gradients, master weights, m and v have what this
+Parameters are a full array, laid out by gpt2_sharded_rows_of; in stage 3 they are what is kept of it: zero_kept_cut. Gradients, master weights, m and v have what this
 process updates of each group (zero.h), group after group: `owned` elements, which is all of them with one process.
 All these arrays are updated over their whole length. What pads them is zero everywhere, and an update of zeros
 leaves zeros. Arrays start at multiples of 16 bytes.
@@ -111,7 +111,7 @@ typedef struct {
     uint32_t once, block;  // that this process has of group 0, of each other group: part `rank` of `shards`
     uint32_t rank, shards; // equal parts
     uint32_t count;        // that it has in all
-    int params_are_owned;  // the array of parameters has the same places as the others: stage 3
+    uint32_t params_rank, params_shards; // the same in what is kept of a group of parameters
 } AdamWPieces_;
 
 // What belongs to a layout of parameters: where pieces lie, and which elements decay.
@@ -134,16 +134,18 @@ static inline void adamw_set_decay_(uint8_t* decay, const TensorRow* rows) {
 
 // `rows` are the parameters', for zero->size shards.
 static inline void adamw_open(AdamWPlan* plan, const ZeroPlan* zero, const TensorRow* rows) {
-    const int is_whole = zero->stage == 0, shards = is_whole ? 1 : zero->size;
-    const size_t part = (size_t)shards * ADAMW_PIECE_, count = zero_owned_elements(zero) / ADAMW_PIECE_;
+    const ZeroCut own = zero_owned_cut(zero), kept = zero_kept_cut(zero);
+    const int params_shards = own.parts / kept.parts;
+    const size_t part = (size_t)own.parts * ADAMW_PIECE_, count = zero_owned_elements(zero) / ADAMW_PIECE_;
     const size_t decays = (zero->once + zero->block) / TENSOR_ALIGN;
     CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
     plan->pieces.once = (uint32_t)(zero->once / part);
     plan->pieces.block = (uint32_t)(zero->block / part);
-    plan->pieces.rank = is_whole ? 0 : (uint32_t)zero->rank;
-    plan->pieces.shards = (uint32_t)shards;
+    plan->pieces.rank = (uint32_t)own.part;
+    plan->pieces.shards = (uint32_t)own.parts;
     plan->pieces.count = (uint32_t)count;
-    plan->pieces.params_are_owned = zero->stage >= 3;
+    plan->pieces.params_rank = (uint32_t)(own.part - kept.part * params_shards);
+    plan->pieces.params_shards = (uint32_t)params_shards;
     plan->decay = (uint8_t*)gpu_alloc(decays, 1, "weight decay of tensors");
     uint8_t* decay = (uint8_t*)check_alloc(decays, 1, "weight decay of tensors");
     adamw_set_decay_(decay, rows);
@@ -164,9 +166,9 @@ typedef struct {
 __device__ inline AdamWPlace_ adamw_place_(const AdamWPieces_& p, uint32_t piece) {
     const uint32_t group = piece < p.once ? 0 : 1 + (piece - p.once) / p.block;
     const uint32_t begin = group == 0 ? 0 : p.once + (group - 1) * p.block; // of the group, in owned arrays
-    const uint32_t offset = p.rank * (group == 0 ? p.once : p.block) + (piece - begin);
-    const AdamWPlace_ place = {p.params_are_owned ? piece : begin * p.shards + offset, group, offset,
-                               (group == 0 ? 0 : p.once * p.shards) + offset};
+    const uint32_t part = group == 0 ? p.once : p.block, offset = p.rank * part + (piece - begin);
+    const AdamWPlace_ place = {begin * p.params_shards + p.params_rank * part + (piece - begin), group,
+                               offset, (group == 0 ? 0 : p.once * p.shards) + offset};
     return place;
 }
 

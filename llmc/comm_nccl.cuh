@@ -14,7 +14,7 @@ With one process there is no communicator and NCCL is not initialized: data is c
 where the program was built with it (HAVE_NCCL); without it there is one process.
 
 needs:   NCCL 2.18, for more than one process
-defines: NCCL_CHECK, gpu_device_of_rank, GroupGpu, group_gpu_open, group_gpu_close, group_gpu_check, group_all_to_all,
+defines: NCCL_CHECK, gpu_device_of_rank, GroupGpu, group_gpu_open, group_gpu_split, group_gpu_close, group_gpu_check, group_all_to_all,
          group_all_gather, group_reduce_scatter
 */
 #ifndef LLMC_COMM_NCCL_CUH
@@ -36,7 +36,7 @@ defines: NCCL_CHECK, gpu_device_of_rank, GroupGpu, group_gpu_open, group_gpu_clo
     } while (0)
 #endif
 
-// An ordered set of ranks, each with its GPU. For now: all ranks of the Comm.
+// An ordered set of ranks, each with its GPU.
 typedef struct {
     int rank, size;
     struct ncclComm* communicator; // NULL with one process
@@ -132,6 +132,16 @@ static inline void group_gpu_open(GroupGpu* g, Comm* c) {
     }
 }
 
+// The ranks of `all` with the same color, in the order of their ranks. `all` stays open as long.
+static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color) {
+    *g = *all;
+    if (all->communicator) {
+        NCCL_CHECK(ncclCommSplit(all->communicator, color, all->rank, &g->communicator, NULL));
+        NCCL_CHECK(ncclCommUserRank(g->communicator, &g->rank));
+        NCCL_CHECK(ncclCommCount(g->communicator, &g->size));
+    }
+}
+
 // Waits for what is queued.
 static inline void group_gpu_close(GroupGpu* g) {
     if (g->communicator) {
@@ -199,6 +209,11 @@ static inline void group_gpu_open(GroupGpu* g, Comm* c) {
                   "package repository, and make again",
                   c->size);
     }
+}
+
+static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color) {
+    (void)color;
+    *g = *all;
 }
 
 static inline void group_gpu_close(GroupGpu* g) { (void)g; }

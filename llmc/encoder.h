@@ -15,7 +15,7 @@ The forward pass sets out. The backward pass (positions t) ADDS to dwte, which a
 gradient of the shared weight; it sets or adds to dwpe as `mode` says, and setting zeroes the rows of
 positions not in use.
 
-defines: EncoderPositions, encoder_forward_cpu, encoder_backward_cpu
+defines: EncoderPositions, encoder_position, encoder_forward_cpu, encoder_backward_cpu
 */
 #ifndef LLMC_ENCODER_H
 #define LLMC_ENCODER_H

@@ -26,11 +26,15 @@ matmul_gpu_save_plans writes, then those in the machine's cache. A product has s
 `autotune`, so the order of products does not matter. If a sum is split, its parts are added in fp32 in a
 separate step, never in place or in 16 bits.
 
+With several processes rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would be other bits, and the
+others would wait for the slowest. A product that is tuned for the first time is then a collective call: all ranks
+have it, in the same order.
+
 MatmulGpu has one workspace: its products must be on one stream.
 
 defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_bytes, matmul_gpu_open,
-         matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_load_plans,
-         matmul_gpu_save_plans, matmul_gpu_report, matmul_forward, matmul_forward_residual,
+         matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_share_plans,
+         matmul_gpu_load_plans, matmul_gpu_save_plans, matmul_gpu_report, matmul_forward, matmul_forward_residual,
          matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu, matmul_backward_weight,
          matmul_backward_bias, matmul_workspace_bytes, matmul_add_bias_kernel
 */
@@ -40,7 +44,9 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
 #include <assert.h>
 #include <cublasLt.h>
 
+#include "llmc/base/xxh64.h"
 #include "llmc/column_sums.cuh"
+#include "llmc/comm.h"
 #include "llmc/gelu.cuh"
 #include "llmc/gpu.cuh"
 #include "llmc/matmul.h"
@@ -104,6 +110,7 @@ typedef struct {
     MatmulChoices chosen, cached;              // what was chosen in this run; what the cache holds
     char cache[PATH_MAX];                      // its file, empty: none
     int cache_is_old;                          // `cached` has entries that the file lacks
+    Comm* comm;                                // whose rank 0 chooses for all; NULL: every process for itself
     int plans_count;
     uint64_t uses; // of all plans
     MatmulPlan_ plans[MATMUL_PLANS];
@@ -230,6 +237,13 @@ static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
         ctx->cache[0] = '\0';
     }
     ctx->cache_is_old = 0;
+}
+
+// From now on rank 0 chooses tuned algorithms for all ranks. Collective: they must have the same GPU and library.
+static inline void matmul_gpu_share_plans(MatmulGpu* ctx, Comm* comm) {
+    comm_agree(comm, "what algorithms of products depend on (--autotune off: each has its own)",
+               xxh64(ctx->machine, strlen(ctx->machine)), ctx->machine);
+    ctx->comm = comm;
 }
 
 // Takes over the choices of a checkpoint's run; call it before the first product. Returns 0 with the reason
@@ -495,10 +509,15 @@ static inline int matmul_take_(MatmulPlan_* plan, const MatmulChoice* choice, co
     return 1;
 }
 
-// Remembers the choice for a product, for this run and for others.
-static inline void matmul_remember_(const MatmulPlan_* plan, MatmulGpu* ctx) {
+static inline MatmulChoice matmul_choice_of_(const MatmulPlan_* plan) {
     MatmulChoice choice = {plan->key, plan->chosen, plan->candidates, plan->ms, {0}};
     memcpy(choice.algorithm, (const void*)&plan->algorithm, sizeof(choice.algorithm));
+    return choice;
+}
+
+// Remembers the choice for a product, for this run and for others.
+static inline void matmul_remember_(const MatmulPlan_* plan, MatmulGpu* ctx) {
+    const MatmulChoice choice = matmul_choice_of_(plan);
     matmul_choices_add(&ctx->chosen, &choice);
     ctx->cache_is_old |= matmul_choices_add(&ctx->cached, &choice);
 }
@@ -528,16 +547,48 @@ static inline void matmul_plan_choose_(MatmulPlan_* plan, MatmulOperands_ x, con
     }
 }
 
+// Takes over an earlier choice, or chooses.
+static inline void matmul_plan_find_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+    if (!matmul_take_(plan, matmul_choices_find(&ctx->chosen, &plan->key), ctx) &&
+        !matmul_take_(plan, matmul_choices_find(&ctx->cached, &plan->key), ctx)) {
+        matmul_plan_choose_(plan, x, ctx);
+    }
+}
+
+// Takes over rank 0's choice, in the other ranks.
+static inline void matmul_plan_follow_(MatmulPlan_* plan, const MatmulChoice* choice, const MatmulGpu* ctx) {
+    const MatmulName_ name = matmul_name_(&plan->key);
+    CHECK(memcmp(&choice->key, &plan->key, sizeof(plan->key)) == 0,
+          "matmul %s: rank 0 times %s; wanted the same product on all ranks", name.text,
+          matmul_name_(&choice->key).text);
+    plan->refused = choice->chosen < 0;
+    if (plan->refused) {
+        matmul_plan_close_(plan);
+    } else {
+        CHECK(matmul_take_(plan, choice, ctx), "matmul %s: cublasLt refuses rank 0's algorithm", name.text);
+    }
+}
+
+// The choice of rank 0, for all. Its GPU may wait for the others', so these finish first what they have begun.
+static inline void matmul_plan_share_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    if (ctx->comm->rank == 0) {
+        matmul_plan_find_(plan, x, ctx);
+    }
+    MatmulChoice choice = matmul_choice_of_(plan);
+    comm_broadcast(ctx->comm, &choice, sizeof(choice));
+    if (ctx->comm->rank > 0) {
+        matmul_plan_follow_(plan, &choice, ctx);
+    }
+}
+
 static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, MatmulGpu* ctx) {
     matmul_plan_open_(plan, x, ctx);
     if (!plan->tuned) {
         matmul_plan_choose_(plan, x, ctx);
         return;
     }
-    if (!matmul_take_(plan, matmul_choices_find(&ctx->chosen, &plan->key), ctx) &&
-        !matmul_take_(plan, matmul_choices_find(&ctx->cached, &plan->key), ctx)) {
-        matmul_plan_choose_(plan, x, ctx);
-    }
+    (ctx->comm ? matmul_plan_share_ : matmul_plan_find_)(plan, x, ctx);
     if (!plan->refused) {
         matmul_remember_(plan, ctx);
     }

@@ -1,25 +1,36 @@
 /*
 zero.cuh -- zero.h on GPUs: what moves between processes, and when.
 
-Gradients are reduced on a stream of their own, beside the backward pass. In stage 2 a block leaves its gradients in one
-of two buffers; its reduction reads that buffer while the next block fills the
-other one. In stage 3 a pass collects the parameters of the next block while it computes one, in two buffers as well.
-All of a micro-step's work joins the main stream at its end, so that a micro-step can be one CUDA graph.
+What moves has a stream of its own:
+
+    a block's gradients are reduced beside the backward pass of the blocks before it. In stages 2 and 3 a block leaves
+        them in one of two buffers, and the next block fills the other one;
+    those of group 0, the last that are there, beside the next micro-step, up to its classifier;
+    the parameters after an update are collected group by group, beside what the next forward pass does with those
+        that have come already; what else reads them waits for all of them;
+    in stage 3 a pass collects the parameters of the next block beside the one that it computes, in two buffers. The two
+        blocks with which a backward pass ends are where the next forward pass begins;
+    with two levels, the sums of the replicas are added up beside the last micro-step, after the replica's own.
+
+A micro-step without the reduction of group 0 can be one CUDA graph: what it waits for from outside is recorded outside,
+and what it starts it joins.
 
     grads    stage 0, 1: full arrays                  G   written by the backward pass
              stage 2: group 0, then two blocks        G
-    shard    (sharded)                                fp32   the sum of all micro-batches
-    pieces   (W, shard of a group)                    G   what the processes send to this one
+    sums     (sliced)                                 fp32   the sum of the replica's micro-batches
+    shard    (sharded)                                fp32   the sum of all; with one level that is `sums`
+    pieces   (shards, slice of a group)               G   what the processes send to this one
     params   stage 0 to 2: full arrays                T      read by the passes
              stage 3: group 0, then two blocks        T
-    params_shard   stage 3: (sharded)                 T      what the update writes
+    params_slices  stage 3: (sliced)                  T      what the update writes
 
-With one process in stages 0 and 1 nothing moves, and shard is not there.
+With one process in stages 0 and 1 nothing moves, and sums and shard are not there.
 
-defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, zero_open, zero_close, zero_parameter_bytes, zero_gradient_bytes, zero_parameter_layer,
-         zero_forget_parameters, zero_parameters, zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_idle_forward, zero_idle,
-         zero_join, zero_reduce, zero_gradient, zero_update_gradient, zero_update_parameters, zero_gather_parameters,
-         zero_collect
+defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes, zero_gradient_bytes,
+         zero_parameter_layer, zero_begin_forward, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
+         zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_variant, zero_begin, zero_join, zero_replayed,
+         zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
+         zero_update_parameters, zero_update_begin, zero_check, zero_collect
 */
 #ifndef LLMC_ZERO_CUH
 #define LLMC_ZERO_CUH
@@ -33,27 +44,33 @@ defines: ZeroGpu, ZERO_BLOCKS_IN_MEMORY, zero_open, zero_close, zero_parameter_b
 #include "llmc/gpu.cuh"
 #include "llmc/zero.h"
 
-enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
+enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
 
 typedef struct {
     ZeroPlan plan;
-    GroupGpu group;
-    Gpu main, comm; // the GPU with the main stream, and with that of what moves
-    void* params;   // of the trainer, of type `dtype`
-    Gradient grads; // of the trainer
+    GroupGpu all;             // processes;
+    GroupGpu group, replicas; // those of this replica; those with the same slice
+    Gpu main, comm;           // the GPU with the main stream, and with that of what moves
+    void* params;             // of the trainer, of type `dtype`
+    Gradient grads;           // of the trainer
     DType dtype;
-    void* params_shard;              // stage 3
-    float* shard;                    // NULL: the gradient stays in grads
-    void* pieces;                    // NULL with one process
-    int held[ZERO_BLOCKS_IN_MEMORY]; // stage 3: the block whose parameters each buffer will have; -1: none
-    cudaEvent_t ready, done;         // gradients, or a buffer, may be read or overwritten; all is reduced
-    cudaEvent_t sent[ZERO_BLOCKS_IN_MEMORY];     // a buffer of gradients may be overwritten
-    cudaEvent_t gathered[ZERO_BLOCKS_IN_MEMORY]; // a buffer has its parameters
+    void* params_slices; // stage 3
+    float *sums, *shard; // NULL: the gradient stays in grads
+    void* pieces;        // NULL with one process
+    // Stage 3: the block whose parameters a buffer has or gets, -1: none; whether the main stream has to wait for them.
+    int held[ZERO_BLOCKS_IN_MEMORY], is_coming[ZERO_BLOCKS_IN_MEMORY];
+    int is_updated;            // since the last forward pass, which has waited for all parameters
+    cudaEvent_t ready, joined; // what the main stream has done so far; what the other one has
+    cudaEvent_t reduced;       // group 0, and with it all groups of the micro-step
+    cudaEvent_t sent[ZERO_BLOCKS_IN_MEMORY];    // a buffer of gradients may be overwritten
+    cudaEvent_t arrived[ZERO_BLOCKS_IN_MEMORY]; // a buffer has its parameters
+    cudaEvent_t* gathered;                      // (groups) a group has the parameters of the last update
 } ZeroGpu;
 
 // ---- memory ----
 
 static inline int zero_has_shard_(const ZeroPlan* plan) { return plan->size > 1 || plan->stage >= 2; }
+static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(plan) > 1; }
 
 // Room for the pieces of the largest group, and for a unit of fp32 of each process.
 static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
@@ -64,22 +81,70 @@ static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
 
 // Bytes of all parameters in memory, and of all gradients, of the given types.
 static inline size_t zero_parameter_bytes(const ZeroPlan* plan, DType type) {
-    const size_t shard = plan->stage >= 3 ? zero_sharded_elements(plan) : 0;
-    return (zero_params_elements(plan, ZERO_BLOCKS_IN_MEMORY) + shard) * dtype_bytes(type);
+    const size_t slices = plan->stage >= 3 ? zero_sliced_elements(plan) : 0;
+    return (zero_params_elements(plan, ZERO_BLOCKS_IN_MEMORY) + slices) * dtype_bytes(type);
 }
 static inline size_t zero_gradient_bytes(const ZeroPlan* plan, DType type) {
-    const size_t shard = zero_has_shard_(plan) ? zero_sharded_elements(plan) * sizeof(float) : 0;
-    return zero_grads_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type) + shard +
-           zero_pieces_bytes_(plan, type);
+    const size_t sums = zero_has_shard_(plan) ? zero_sliced_elements(plan) : 0,
+                 shard = zero_has_levels_(plan) ? zero_sharded_elements(plan) : 0;
+    return zero_grads_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type) +
+           (sums + shard) * sizeof(float) + zero_pieces_bytes_(plan, type);
+}
+
+static inline void zero_open_event_(cudaEvent_t* event) {
+    CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
 static inline void zero_open_events_(ZeroGpu* z) {
-    CUDA_CHECK(cudaEventCreateWithFlags(&z->ready, cudaEventDisableTiming));
-    CUDA_CHECK(cudaEventCreateWithFlags(&z->done, cudaEventDisableTiming));
+    zero_open_event_(&z->ready);
+    zero_open_event_(&z->joined);
+    zero_open_event_(&z->reduced);
     for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
-        CUDA_CHECK(cudaEventCreateWithFlags(&z->sent[b], cudaEventDisableTiming));
-        CUDA_CHECK(cudaEventCreateWithFlags(&z->gathered[b], cudaEventDisableTiming));
+        zero_open_event_(&z->sent[b]);
+        zero_open_event_(&z->arrived[b]);
     }
+    z->gathered = (cudaEvent_t*)check_alloc((size_t)z->plan.groups, sizeof(cudaEvent_t), "events");
+    for (int g = 0; g < z->plan.groups; g++) {
+        zero_open_event_(&z->gathered[g]);
+    }
+}
+
+static inline void zero_close_events_(ZeroGpu* z) {
+    for (int g = 0; g < z->plan.groups; g++) {
+        CUDA_CHECK(cudaEventDestroy(z->gathered[g]));
+    }
+    free(z->gathered);
+    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+        CUDA_CHECK(cudaEventDestroy(z->arrived[b]));
+        CUDA_CHECK(cudaEventDestroy(z->sent[b]));
+    }
+    CUDA_CHECK(cudaEventDestroy(z->reduced));
+    CUDA_CHECK(cudaEventDestroy(z->joined));
+    CUDA_CHECK(cudaEventDestroy(z->ready));
+}
+
+// In stage 3: no buffer has the parameters of any block.
+static inline void zero_forget_(ZeroGpu* z) {
+    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+        z->held[b] = -1;
+    }
+}
+
+static inline void zero_open_groups_(ZeroGpu* z, Comm* comm) {
+    group_gpu_open(&z->all, comm);
+    z->group = z->all;
+    if (zero_has_levels_(&z->plan)) {
+        group_gpu_split(&z->group, &z->all, z->plan.rank / z->plan.shards);
+        group_gpu_split(&z->replicas, &z->all, z->plan.rank % z->plan.shards);
+    }
+}
+
+static inline void zero_close_groups_(ZeroGpu* z) {
+    if (zero_has_levels_(&z->plan)) {
+        group_gpu_close(&z->replicas);
+        group_gpu_close(&z->group);
+    }
+    group_gpu_close(&z->all);
 }
 
 // `params`, of type `dtype`, and `grads` are the trainer's, zero-filled. Collective.
@@ -93,31 +158,34 @@ static inline void zero_open(ZeroGpu* z, ZeroPlan plan, void* params, DType dtyp
     z->main = z->comm = *gpu;
     CUDA_CHECK(cudaStreamCreateWithFlags(&z->comm.stream, cudaStreamNonBlocking));
     zero_open_events_(z);
+    zero_forget_(z);
     if (plan.stage >= 3) {
-        z->params_shard =
-            gpu_alloc(zero_sharded_elements(&plan), dtype_bytes(dtype), "shard of the parameters");
+        z->params_slices =
+            gpu_alloc(zero_sliced_elements(&plan), dtype_bytes(dtype), "slices of the parameters");
     }
     if (zero_has_shard_(&plan)) {
+        z->sums = z->shard =
+            (float*)gpu_alloc(zero_sliced_elements(&plan), sizeof(float), "slices of the gradient");
+    }
+    if (zero_has_levels_(&plan)) {
         z->shard = (float*)gpu_alloc(zero_sharded_elements(&plan), sizeof(float), "shard of the gradient");
     }
     if (plan.size > 1) {
         z->pieces = gpu_alloc(zero_pieces_bytes_(&plan, grads.dtype), 1, "pieces of the gradient");
     }
-    group_gpu_open(&z->group, comm);
+    zero_open_groups_(z, comm);
 }
 
 // After all work on both streams.
 static inline void zero_close(ZeroGpu* z) {
-    group_gpu_close(&z->group);
+    zero_close_groups_(z);
     gpu_free(z->pieces);
-    gpu_free(z->shard);
-    gpu_free(z->params_shard);
-    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
-        CUDA_CHECK(cudaEventDestroy(z->gathered[b]));
-        CUDA_CHECK(cudaEventDestroy(z->sent[b]));
+    if (z->shard != z->sums) {
+        gpu_free(z->shard);
     }
-    CUDA_CHECK(cudaEventDestroy(z->done));
-    CUDA_CHECK(cudaEventDestroy(z->ready));
+    gpu_free(z->sums);
+    gpu_free(z->params_slices);
+    zero_close_events_(z);
     CUDA_CHECK(cudaStreamDestroy(z->comm.stream));
 }
 
@@ -125,46 +193,131 @@ static inline char* zero_element_(void* array, DType dtype, size_t i) {
     return (char*)array + i * dtype_bytes(dtype);
 }
 
+// ---- the two streams ----
+
+// What is queued on the other stream next comes after all that the main stream has been given so far.
+static inline void zero_fork_(ZeroGpu* z) {
+    CUDA_CHECK(cudaEventRecord(z->ready, z->main.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(z->comm.stream, z->ready, 0));
+}
+
+// Waits for an event that is never recorded in a graph, but may be waited for in one.
+static inline void zero_wait_(cudaStream_t stream, cudaEvent_t event) {
+    cudaStreamCaptureStatus status;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+    const int is_captured = status == cudaStreamCaptureStatusActive;
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event, is_captured ? cudaEventWaitExternal : 0));
+}
+
+// Sends the shards of group g of an array to all processes: within the slice of this process first, which lies at `slice`,
+// then all slices, to `group`; NULL: only within the slice.
+static inline void zero_gather_(ZeroGpu* z, void* group, void* slice, DType type, int g) {
+    const size_t shard = zero_shard_elements(&z->plan, g);
+    if (zero_has_levels_(&z->plan)) {
+        const void* own = zero_element_(slice, type, (size_t)z->replicas.rank * shard);
+        group_all_gather(slice, own, shard, type, &z->replicas, z->comm.stream);
+    }
+    if (group) {
+        group_all_gather(group, slice, zero_slice_elements(&z->plan, g), type, &z->group, z->comm.stream);
+    }
+}
+
+// Where the slice of this process lies in a whole group.
+static inline void* zero_slice_in_(const ZeroGpu* z, void* group, DType type, int g) {
+    return zero_element_(group, type, (size_t)z->group.rank * zero_slice_elements(&z->plan, g));
+}
+
 // ---- parameters ----
+
+// Groups that are collected after an update: those of which this process updates a part and keeps more.
+static inline int zero_gathered_groups_(const ZeroPlan* plan) {
+    const int is_alone = plan->stage == 0 || plan->size == 1;
+    return plan->stage >= 3 ? (zero_has_levels_(plan) ? plan->groups : 1) : is_alone ? 0 : plan->groups;
+}
+
+// After an update, or after all shards were set: sends each process's shards of the parameters to all that keep them.
+static inline void zero_gather_parameters(ZeroGpu* z) {
+    const int groups = zero_gathered_groups_(&z->plan);
+    if (groups == 0) {
+        return;
+    }
+    zero_fork_(z);
+    for (int g = 0; g < groups; g++) {
+        void *group = NULL, *slice;
+        if (z->plan.stage < 3 || g == 0) {
+            group = zero_element_(z->params, z->dtype, zero_group_begin(&z->plan, g));
+        }
+        slice = z->params_slices ? zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, g))
+                                 : zero_slice_in_(z, group, z->dtype, g);
+        zero_gather_(z, group, slice, z->dtype, g);
+        CUDA_CHECK(cudaEventRecord(z->gathered[g], z->comm.stream));
+    }
+    zero_forget_(z);
+    z->is_updated = 1;
+}
+
+// Before anything but a pass reads parameters: none are on their way. Setting shards needs no wait: a process never
+// receives its own, and what is still on its way is overwritten by the next zero_gather_parameters.
+static inline void zero_wait_for_parameters(ZeroGpu* z) {
+    const int groups = zero_gathered_groups_(&z->plan);
+    if (groups > 0) {
+        zero_wait_(z->main.stream, z->gathered[groups - 1]);
+    }
+}
 
 // The layer under which the parameters of block l lie in `params`.
 static inline int zero_parameter_layer(const ZeroPlan* plan, int l) {
     return plan->stage < 3 ? l : l % ZERO_BLOCKS_IN_MEMORY;
 }
 
-// Collects the parameters of block l from all processes, after all that is queued so far.
-static inline void zero_gather_block_(ZeroGpu* z, int l) {
-    const int b = l % ZERO_BLOCKS_IN_MEMORY;
-    void* block = zero_element_(z->params, z->dtype, z->plan.once + (size_t)b * z->plan.block);
-    const void* own = zero_element_(z->params_shard, z->dtype, zero_shard_begin(&z->plan, 1 + l));
-    CUDA_CHECK(cudaEventRecord(z->ready, z->main.stream));
-    CUDA_CHECK(cudaStreamWaitEvent(z->comm.stream, z->ready, 0));
-    group_all_gather(block, own, zero_shard_elements(&z->plan, 1 + l), z->dtype, &z->group, z->comm.stream);
-    CUDA_CHECK(cudaEventRecord(z->gathered[b], z->comm.stream));
-    z->held[b] = l;
-}
-
-// Before a forward pass: the parameters of all blocks may have changed.
-static inline void zero_forget_parameters(ZeroGpu* z) {
-    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
-        z->held[b] = -1;
+// Waits for what was collected of a group after the last update, unless a forward pass has done so since.
+static inline void zero_wait_for_group_(ZeroGpu* z, int g, cudaStream_t stream) {
+    if (z->is_updated && g < zero_gathered_groups_(&z->plan)) {
+        zero_wait_(stream, z->gathered[g]);
     }
 }
 
-// Before block l, in a forward pass (direction 1) or a backward pass (-1): waits for its parameters, and starts to
-// collect those of the block after it.
-static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
-    const int next = l + direction, L = z->plan.groups - 1;
-    if (z->plan.stage < 3) {
+// Stage 3: collects the parameters of block l from the replica, after all that is queued so far, unless they are
+// there.
+static inline void zero_fetch_block_(ZeroGpu* z, int l) {
+    const int b = l % ZERO_BLOCKS_IN_MEMORY;
+    if (z->held[b] == l) {
         return;
     }
-    if (z->held[l % ZERO_BLOCKS_IN_MEMORY] != l) {
-        zero_gather_block_(z, l);
+    void* block = zero_element_(z->params, z->dtype, z->plan.once + (size_t)b * z->plan.block);
+    const void* slice = zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, 1 + l));
+    zero_fork_(z);
+    zero_wait_for_group_(z, 1 + l, z->comm.stream);
+    group_all_gather(block, slice, zero_slice_elements(&z->plan, 1 + l), z->dtype, &z->group, z->comm.stream);
+    CUDA_CHECK(cudaEventRecord(z->arrived[b], z->comm.stream));
+    z->held[b] = l;
+    z->is_coming[b] = 1;
+}
+
+// Waits for the parameters of block l, and starts to collect those of block `next`, if there is one.
+static inline void zero_fetch_(ZeroGpu* z, int l, int next) {
+    const int b = l % ZERO_BLOCKS_IN_MEMORY;
+    zero_fetch_block_(z, l);
+    if (z->is_coming[b]) {
+        CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->arrived[b], 0));
+        z->is_coming[b] = 0;
     }
-    CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->gathered[l % ZERO_BLOCKS_IN_MEMORY], 0));
-    if (0 <= next && next < L && z->held[next % ZERO_BLOCKS_IN_MEMORY] != next) {
-        zero_gather_block_(z, next);
+    if (0 <= next && next < z->plan.groups - 1) {
+        zero_fetch_block_(z, next);
     }
+}
+
+// Before a forward pass: waits for the parameters outside of blocks.
+static inline void zero_begin_forward(ZeroGpu* z) { zero_wait_for_group_(z, 0, z->main.stream); }
+
+// Before block l, in a forward pass (direction 1) or a backward pass (-1): waits for its parameters.
+static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
+    if (z->plan.stage >= 3) {
+        zero_fetch_(z, l, l + direction);
+    } else {
+        zero_wait_for_group_(z, 1 + l, z->main.stream);
+    }
+    z->is_updated = z->is_updated && l < z->plan.groups - 2;
 }
 
 // ---- a micro-step ----
@@ -210,72 +363,55 @@ static inline dim3 zero_grid_(size_t count) {
     return dim3((unsigned)(count / (ZERO_THREADS_ * ZERO_PER_THREAD_)));
 }
 
-// Reduces group g on the stream of `gpu`. `sent` is recorded when its gradients may be overwritten; NULL: it is not.
-template <class T>
-static inline void zero_reduce_group_(ZeroGpu* z, int g, ZeroStep step, cudaEvent_t sent, const Gpu* gpu) {
-    const size_t count = zero_shard_elements(&z->plan, g);
-    void* pieces = zero_group_grads_(z, g);
-    if (z->plan.size > 1) {
-        group_all_to_all(z->pieces, pieces, count, z->grads.dtype, &z->group, gpu->stream);
-        pieces = z->pieces;
-    }
-    if (sent && z->plan.size > 1) {
-        CUDA_CHECK(cudaEventRecord(sent, gpu->stream));
-    }
+// Adds the first `active` of the pieces of group g to the sums.
+template <class T> static inline void zero_add_(ZeroGpu* z, int g, const void* pieces, ZeroStep step) {
+    const size_t count = zero_slice_elements(&z->plan, g);
+    float* sums = z->sums + zero_slice_begin(&z->plan, g);
     GRADIENT_DISPATCH(z->grads, T,
-                      launch(zero_add_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, gpu,
-                             z->shard + zero_shard_begin(&z->plan, g), (const G*)pieces, count, step.active,
-                             (int)(step.micro_step == 0)));
-    if (sent && z->plan.size == 1) {
-        CUDA_CHECK(cudaEventRecord(sent, gpu->stream));
+                      launch(zero_add_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, sums,
+                             (const G*)pieces, count, zero_adds_(&z->plan, step),
+                             zero_is_first_(&z->plan, step)));
+}
+
+// Records that the buffer of group g may be overwritten.
+static inline void zero_sent_(ZeroGpu* z, int g) {
+    if (g > 0) {
+        CUDA_CHECK(cudaEventRecord(z->sent[(g - 1) % ZERO_BLOCKS_IN_MEMORY], z->comm.stream));
     }
 }
 
-// Before a kernel that is the first to write to the gradients of block l in a micro-step: what lay there must have
-// been sent.
-static inline void zero_wait_for_buffer(ZeroGpu* z, int l, int L) {
-    if (z->plan.stage >= 2 && l >= 0 && l + ZERO_BLOCKS_IN_MEMORY < L) {
+// Reduces group g within the replica.
+template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, ZeroStep step) {
+    void* grads = zero_group_grads_(z, g);
+    if (z->plan.shards == 1) {
+        zero_add_<T>(z, g, grads, step);
+        zero_sent_(z, g);
+        return;
+    }
+    group_all_to_all(z->pieces, grads, zero_slice_elements(&z->plan, g), z->grads.dtype, &z->group,
+                     z->comm.stream);
+    zero_sent_(z, g);
+    zero_add_<T>(z, g, z->pieces, step);
+}
+
+// Adds up the sums of group g of all replicas.
+static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
+    group_reduce_scatter(z->shard + zero_shard_begin(&z->plan, g), z->sums + zero_slice_begin(&z->plan, g),
+                         zero_shard_elements(&z->plan, g), DTYPE_FP32, &z->replicas, z->comm.stream);
+}
+
+// Before a kernel that is the first to write to the gradients of block l in a micro-step, or to those outside of blocks
+// (-1): what lay there must have been sent.
+static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
+    if (z->plan.stage < 2) {
+        return;
+    }
+    if (l < 0) {
+        zero_wait_(z->main.stream, z->reduced);
+    } else if (l + ZERO_BLOCKS_IN_MEMORY < z->plan.groups - 1) {
         CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->sent[l % ZERO_BLOCKS_IN_MEMORY], 0));
     }
 }
-
-// After a backward pass has left the gradients of group g: in stage 2 their reduction, beside what follows.
-template <class T> static inline void zero_group_done(ZeroGpu* z, int g, ZeroStep step) {
-    if (z->plan.stage >= 2) {
-        CUDA_CHECK(cudaEventRecord(z->ready, z->main.stream));
-        CUDA_CHECK(cudaStreamWaitEvent(z->comm.stream, z->ready, 0));
-        zero_reduce_group_<T>(z, g, step, g == 0 ? NULL : z->sent[(g - 1) % ZERO_BLOCKS_IN_MEMORY], &z->comm);
-    }
-}
-
-// The end of a micro-step: what follows on the main stream comes after all reductions.
-static inline void zero_join(ZeroGpu* z) {
-    if (z->plan.stage >= 2) {
-        CUDA_CHECK(cudaEventRecord(z->done, z->comm.stream));
-        CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->done, 0));
-    }
-}
-
-// The part of a process that has no micro-batch: in a forward pass,
-static inline void zero_idle_forward(ZeroGpu* z) {
-    zero_forget_parameters(z);
-    for (int l = 0; l < z->plan.groups - 1; l++) {
-        zero_parameters(z, l, 1);
-    }
-}
-
-// and in a whole micro-step.
-template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
-    zero_idle_forward(z);
-    for (int l = z->plan.groups - 2; l >= 0; l--) {
-        zero_parameters(z, l, -1);
-        zero_group_done<T>(z, 1 + l, step);
-    }
-    zero_group_done<T>(z, 0, step);
-    zero_join(z);
-}
-
-// ---- an update ----
 
 // Rounds (count) to the type of the gradients.
 // grid   count / 1024      block   256      shared   none
@@ -292,23 +428,90 @@ __global__ void __launch_bounds__(ZERO_THREADS_) zero_round_kernel_(G* to, const
 
 // Sends the sums of stage 0 to all processes.
 template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
+    const DType type = z->grads.dtype;
     const size_t count = zero_shard_elements(&z->plan, g);
-    void* group = zero_group_grads_(z, g);
-    void* own = zero_element_(group, z->grads.dtype, (size_t)z->plan.rank * count);
+    void *group = zero_group_grads_(z, g), *slice = zero_slice_in_(z, group, type, g);
+    void* own = zero_element_(group, type, (size_t)zero_shard_of(&z->plan, z->plan.rank).part * count);
     GRADIENT_DISPATCH(z->grads, T,
-                      launch(zero_round_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, &z->main, (G*)own,
+                      launch(zero_round_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, (G*)own,
                              z->shard + zero_shard_begin(&z->plan, g)));
-    group_all_gather(group, own, count, z->grads.dtype, &z->group, z->main.stream);
+    zero_gather_(z, group, slice, type, g);
 }
 
-// After the last micro-step of an update: in stages 0 and 1 the reduction of all groups. `first` is the first
-// micro-step, in which all had a micro-batch who have one at all.
-template <class T> static inline void zero_reduce(ZeroGpu* z, ZeroStep first) {
-    for (int g = 0; g < z->plan.groups && z->plan.stage < 2 && z->plan.size > 1; g++) {
-        zero_reduce_group_<T>(z, g, first, NULL, &z->main);
-        if (z->plan.stage == 0) {
-            zero_share_group_<T>(z, g);
-        }
+// After a backward pass has left the gradients of group g: their reduction, if this micro-step has one, beside what
+// follows. The groups come in the order of the backward pass, group 0 last; in a graph it does not come.
+template <class T> static inline void zero_group_done(ZeroGpu* z, int g, ZeroStep step) {
+    if (!zero_reduces(&z->plan, step)) {
+        return;
+    }
+    zero_fork_(z);
+    zero_reduce_slices_<T>(z, g, step);
+    if (zero_has_levels_(&z->plan) && step.is_last) {
+        zero_reduce_replicas_(z, g);
+    }
+    if (z->plan.stage == 0) {
+        zero_share_group_<T>(z, g);
+    }
+    if (g == 0) {
+        CUDA_CHECK(cudaEventRecord(z->reduced, z->comm.stream));
+    }
+}
+
+// Which kind of micro-step it is: those of one kind move the same, so that they can share a graph.
+static inline int zero_variant(const ZeroPlan* plan, ZeroStep step) {
+    const int differs = plan->size > 1 && (plan->stage < 2 || zero_has_levels_(plan)); // the last one
+    return (step.micro_step > 0) + 2 * (differs && step.is_last);
+}
+
+// The start of a micro-step. The first one of an update does the same whether a forward pass came before it or not.
+static inline void zero_begin(ZeroGpu* z, ZeroStep step) {
+    if (step.micro_step == 0) {
+        zero_forget_(z);
+        z->is_updated = 1;
+    }
+}
+
+// The end of a micro-step, but for group 0: what follows on the main stream comes after the reductions of the blocks.
+static inline void zero_join(ZeroGpu* z, ZeroStep step) {
+    if (zero_reduces(&z->plan, step)) {
+        CUDA_CHECK(cudaEventRecord(z->joined, z->comm.stream));
+        CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->joined, 0));
+    }
+}
+
+// After a graph has done a micro-step: what this leaves behind.
+static inline void zero_replayed(ZeroGpu* z) {
+    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+        z->held[b] = b < z->plan.groups - 1 ? b : -1;
+    }
+    z->is_updated = 0;
+}
+
+// The part of a process that has no micro-batch: in a forward pass,
+static inline void zero_idle_forward(ZeroGpu* z) {
+    zero_begin_forward(z);
+    for (int l = 0; l < z->plan.groups - 1; l++) {
+        zero_parameters(z, l, 1);
+    }
+}
+
+// and in a whole micro-step, but for group 0.
+template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
+    zero_begin(z, step);
+    zero_idle_forward(z);
+    for (int l = z->plan.groups - 2; l >= 0; l--) {
+        zero_parameters(z, l, -1);
+        zero_group_done<T>(z, 1 + l, step);
+    }
+    zero_join(z, step);
+}
+
+// ---- an update ----
+
+// After the last micro-step: waits for the reduced gradient.
+static inline void zero_wait_for_gradient(ZeroGpu* z) {
+    if (zero_has_shard_(&z->plan)) {
+        zero_wait_(z->main.stream, z->reduced);
     }
 }
 
@@ -323,38 +526,50 @@ static inline Gradient zero_update_gradient(const ZeroGpu* z) {
     return z->plan.stage == 0 ? z->grads : zero_gradient(z);
 }
 
-// Where the update writes parameters: full arrays, or in stage 3 the shards.
+// The parameters that are kept (zero_kept_cut): where the update writes.
 static inline void* zero_update_parameters(const ZeroGpu* z) {
-    return z->params_shard ? z->params_shard : z->params;
+    return z->params_slices ? z->params_slices : z->params;
 }
 
-// After the update: sends each process's shards of the parameters to all; in stage 3 those of group 0.
-static inline void zero_gather_parameters(ZeroGpu* z) {
-    const int groups = z->plan.stage == 0 ? 0 : z->plan.stage < 3 ? z->plan.groups : 1;
-    for (int g = 0; g < groups; g++) {
-        const size_t count = zero_shard_elements(&z->plan, g);
-        void* group = zero_element_(z->params, z->dtype, zero_group_begin(&z->plan, g));
-        void* own =
-            z->params_shard ? z->params_shard : zero_element_(group, z->dtype, (size_t)z->plan.rank * count);
-        group_all_gather(group, own, count, z->dtype, &z->group, z->main.stream);
-    }
+// Ends all processes if NCCL has noticed an error since.
+static inline void zero_check(const ZeroGpu* z) {
+    group_gpu_check(&z->all);
+    group_gpu_check(&z->group);
+    group_gpu_check(&z->replicas);
 }
 
 // ---- copies of what is divided ----
 
-// Collects `count` elements of each process's shard of group g, from element `at` of the shard on, in `group` on the
-// host; NULL: not in this process.
-static inline void zero_collect_chunk_(ZeroGpu* z, void* group, void* owned, DType type, int g, size_t at,
-                                       size_t count) {
-    const size_t shard = zero_shard_elements(&z->plan, g);
-    const void* from = zero_element_(owned, type, zero_shard_begin(&z->plan, g) + at);
-    void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * count);
-    CUDA_CHECK(cudaMemcpyAsync(own, from, count * dtype_bytes(type), cudaMemcpyDefault, z->main.stream));
-    group_all_gather(z->pieces, own, count, type, &z->group, z->main.stream); // (W, count)
+// A part of a shard of group g, of all processes at the same time.
+typedef struct {
+    int g;
+    size_t at, count; // from this element of the shard on
+} ZeroChunk_;
+
+// Where the shard of group g begins in an array of shards, or in the slices of parameters.
+static inline size_t zero_shard_in_(const ZeroGpu* z, const void* array, int g) {
+    return array != z->params_slices
+               ? zero_shard_begin(&z->plan, g)
+               : zero_slice_begin(&z->plan, g) + (size_t)z->replicas.rank * zero_shard_elements(&z->plan, g);
+}
+
+// Where what this process updates of group g begins in zero_update_parameters.
+static inline size_t zero_update_begin(const ZeroGpu* z, int g) {
+    return z->params_slices ? zero_shard_in_(z, z->params_slices, g) : zero_piece(&z->plan, g).full;
+}
+
+// Collects a chunk of each process's shard in `group` on the host; NULL: not in this process.
+static inline void zero_collect_chunk_(ZeroGpu* z, void* group, void* owned, DType type, ZeroChunk_ chunk) {
+    const size_t shard = zero_shard_elements(&z->plan, chunk.g), bytes = chunk.count * dtype_bytes(type);
+    const void* from = zero_element_(owned, type, zero_shard_in_(z, owned, chunk.g) + chunk.at);
+    void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
+    CUDA_CHECK(cudaMemcpyAsync(own, from, bytes, cudaMemcpyDefault, z->main.stream));
+    group_all_gather(z->pieces, own, chunk.count, type, &z->all, z->main.stream); // (W, count)
     for (int r = 0; group && r < z->plan.size; r++) {
-        CUDA_CHECK(cudaMemcpyAsync(zero_element_(group, type, (size_t)r * shard + at),
-                                   zero_element_(z->pieces, type, (size_t)r * count),
-                                   count * dtype_bytes(type), cudaMemcpyDeviceToHost, z->main.stream));
+        const size_t to = (size_t)zero_shard_of(&z->plan, r).part * shard + chunk.at;
+        CUDA_CHECK(cudaMemcpyAsync(zero_element_(group, type, to),
+                                   zero_element_(z->pieces, type, (size_t)r * chunk.count), bytes,
+                                   cudaMemcpyDeviceToHost, z->main.stream));
     }
 }
 
@@ -375,7 +590,8 @@ static inline void zero_collect(ZeroGpu* z, void* groups, int first, int end, vo
         void* group =
             first <= g && g < end ? zero_element_(groups, type, zero_group_begin(&z->plan, g) - begin) : NULL;
         for (size_t at = 0; at < shard; at += most) {
-            zero_collect_chunk_(z, group, owned, type, g, at, shard - at < most ? shard - at : most);
+            const ZeroChunk_ chunk = {g, at, shard - at < most ? shard - at : most};
+            zero_collect_chunk_(z, group, owned, type, chunk);
         }
     }
     CUDA_CHECK(cudaStreamSynchronize(z->main.stream));

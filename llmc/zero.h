@@ -10,9 +10,14 @@ version of what moves.
             and 1/W
 
 The parameters lie in groups (gpt2.h): what is outside of the blocks, then block 0, 1, ... Each group is cut into W
-equal shards; process r has shard r of every group. Shard arrays (gradient, optimizer state) hold the shards of
+equal shards; each process has one of every group. Shard arrays (gradient, optimizer state) hold the shards of
 one process, group after group. With one process a shard is the whole group, and shard arrays look like
 full ones.
+
+Two levels: W processes are `replicas` of `shards` processes each, those of a machine, say. A group is cut into `shards`
+slices, and a slice into a shard for each replica. What moves in every micro-step, slices, stays within a replica, and
+"1/W" means 1/shards for what is kept of parameters and gradients; once an update the sums of the replicas are
+added up, shard by shard, between the processes that have the same slice. With one level a slice is a shard.
 
 Micro-batch k of an update is that of process k mod W in micro-step k div W. A reduction sends piece r of each
 process's gradient to process r, which adds the pieces to its shard in fp32,
@@ -20,15 +25,18 @@ process's gradient to process r, which adds the pieces to its shard in fp32,
     shard[i] = ((shard[i] + piece_0[i]) + piece_1[i]) + ...        shard[i] = 0 before the first micro-step
 
 so in stage 2 the order of additions is that of the micro-batches, whatever W is: the same bits. In stages 0 and
-1 each process adds up its own micro-batches first, and the last bits depend on W.
+1 each process adds up its own micro-batches first, and the last bits depend on W. With two levels each replica adds up
+its own first, and they depend on the number of replicas.
 
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 
-defines: ZeroPlan, zero_plan, zero_group_begin, zero_group_elements, zero_shard_begin, zero_shard_elements,
-         zero_largest_group, zero_params_elements, zero_full_elements, zero_sharded_elements, zero_owned_elements,
-         zero_replicated_elements, ZeroPiece, zero_piece, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements,
-         ZeroStep, zero_step, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements, zero_buffer_elements,
-         zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_reduce_cpu, zero_square_sum_cpu,
+defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_replicas, ZeroCut, zero_shard_of, zero_owned_cut,
+         zero_kept_cut, zero_group_begin, zero_group_elements, zero_largest_group, zero_shard_begin,
+         zero_shard_elements, zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements,
+         zero_sliced_elements, zero_sharded_elements, zero_owned_elements, zero_replicated_elements, ZeroPiece,
+         zero_piece, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements, ZeroStep, zero_step,
+         zero_reduces, ZeroTraffic, zero_traffic, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements,
+         zero_buffer_elements, zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu,
          zero_range_gradient_cpu, zero_gather_parameters_cpu
 */
 #ifndef LLMC_ZERO_H
@@ -51,20 +59,50 @@ defines: ZeroPlan, zero_plan, zero_group_begin, zero_group_elements, zero_shard_
 typedef struct {
     int stage;
     int rank, size;     // of this process; processes, W
+    int shards;         // processes of a replica: W with one level
     int groups;         // 1 + L
     size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
 } ZeroPlan;
 
-static inline ZeroPlan zero_plan(GPT2Config cfg, int stage, int rank, int size) {
+// `shards` divides `size`; ranks 0 ... shards - 1 are the first replica.
+static inline ZeroPlan zero_plan_two_levels(GPT2Config cfg, int stage, int rank, int size, int shards) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const GPT2Config one = {cfg.max_T, cfg.V, cfg.Vp, 1, cfg.NH, cfg.C},
                      two = {cfg.max_T, cfg.V, cfg.Vp, 2, cfg.NH, cfg.C};
     const size_t with_one = gpt2_sharded_rows_of(rows, one, 1, size),
                  with_two = gpt2_sharded_rows_of(rows, two, 1, size);
     const size_t block = with_two - with_one;
-    const ZeroPlan plan = {stage, rank, size, 1 + cfg.L, with_one - block, block};
-    assert(0 <= rank && rank < size);
+    const ZeroPlan plan = {stage, rank, size, shards, 1 + cfg.L, with_one - block, block};
+    assert(0 <= rank && rank < size && size % shards == 0);
     return plan;
+}
+
+static inline ZeroPlan zero_plan(GPT2Config cfg, int stage, int rank, int size) {
+    return zero_plan_two_levels(cfg, stage, rank, size, size);
+}
+
+static inline int zero_replicas(const ZeroPlan* plan) { return plan->size / plan->shards; }
+
+// One of equal parts of every group.
+typedef struct {
+    int parts, part;
+} ZeroCut;
+
+// What a process of this rank has the gradient of, once it is reduced.
+static inline ZeroCut zero_shard_of(const ZeroPlan* plan, int rank) {
+    const int slice = rank % plan->shards, replica = rank / plan->shards;
+    const ZeroCut cut = {plan->size, slice * zero_replicas(plan) + replica};
+    return cut;
+}
+
+// What this process updates, and what it keeps of the parameters.
+static inline ZeroCut zero_owned_cut(const ZeroPlan* plan) {
+    const ZeroCut whole = {1, 0};
+    return plan->stage == 0 ? whole : zero_shard_of(plan, plan->rank);
+}
+static inline ZeroCut zero_kept_cut(const ZeroPlan* plan) {
+    const ZeroCut whole = {1, 0}, slice = {plan->shards, plan->rank % plan->shards};
+    return plan->stage < 3 ? whole : slice;
 }
 
 // Group g in full arrays.
@@ -87,18 +125,30 @@ static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
     return zero_group_elements(plan, g) / (size_t)plan->size;
 }
 
+// The slice of group g, in arrays of slices.
+static inline size_t zero_slice_begin(const ZeroPlan* plan, int g) {
+    return zero_group_begin(plan, g) / (size_t)plan->shards;
+}
+static inline size_t zero_slice_elements(const ZeroPlan* plan, int g) {
+    return zero_group_elements(plan, g) / (size_t)plan->shards;
+}
+
 // Of the parameters in memory that a forward pass reads; in stage 3 of `blocks` blocks at a time.
 static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
     return plan->stage < 3 ? zero_group_begin(plan, plan->groups) : plan->once + (size_t)blocks * plan->block;
 }
 
-// Of a full array, of a shard array, and of what this process updates: the arrays of optimizer state.
+// Of a full array, of an array of slices, of a shard array, and of what this process updates: the arrays of optimizer
+// state.
 static inline size_t zero_full_elements(const ZeroPlan* plan) { return zero_group_begin(plan, plan->groups); }
+static inline size_t zero_sliced_elements(const ZeroPlan* plan) {
+    return zero_full_elements(plan) / (size_t)plan->shards;
+}
 static inline size_t zero_sharded_elements(const ZeroPlan* plan) {
     return zero_full_elements(plan) / (size_t)plan->size;
 }
 static inline size_t zero_owned_elements(const ZeroPlan* plan) {
-    return plan->stage == 0 ? zero_full_elements(plan) : zero_sharded_elements(plan);
+    return zero_full_elements(plan) / (size_t)zero_owned_cut(plan).parts;
 }
 
 // Of the parameters that all processes have: the first ones in memory.
@@ -114,10 +164,10 @@ typedef struct {
 } ZeroPiece;
 
 static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g) {
-    const size_t begin = zero_group_begin(plan, g), shard = zero_shard_elements(plan, g);
-    const ZeroPiece all = {begin, begin, zero_group_elements(plan, g)},
-                    own = {begin + (size_t)plan->rank * shard, zero_shard_begin(plan, g), shard};
-    return plan->stage == 0 ? all : own;
+    const ZeroCut cut = zero_owned_cut(plan);
+    const size_t begin = zero_group_begin(plan, g), count = zero_group_elements(plan, g) / (size_t)cut.parts;
+    const ZeroPiece piece = {begin + (size_t)cut.part * count, begin / (size_t)cut.parts, count};
+    return piece;
 }
 
 // What this process updates of a layer of a parameter. Files number all elements of the parameters, in the order of
@@ -197,18 +247,71 @@ static inline size_t zero_state_rows(StateRow states[GPT2_STATE_ROWS], const Zer
 
 // ---- micro-batches ----
 
-// A micro-step of an update: its number, and how many processes have a micro-batch in it: the first ones.
+// A micro-step of an update: its number, and how many processes have a micro-batch, the first ones: in this micro-step,
+// and in the whole update.
 typedef struct {
     int64_t micro_step;
-    int active;
+    int active, of_update;
+    int is_last;
 } ZeroStep;
+
+// How many of `size` processes get one of `batches`.
+static inline int zero_busy_(int64_t batches, int size) {
+    return batches < size ? (int)(batches > 0 ? batches : 0) : size;
+}
 
 // Micro-step m of an update of `sequences` in micro-batches of B; nobody is active after the last one.
 static inline ZeroStep zero_step(int64_t sequences, int B, int size, int64_t m) {
-    const int64_t batches = (sequences + B - 1) / B - m * size;
-    const ZeroStep step = {m, batches < size ? (int)(batches > 0 ? batches : 0) : size};
+    const int64_t batches = (sequences + B - 1) / B, left = batches - m * size;
+    const ZeroStep step = {m, zero_busy_(left, size), zero_busy_(batches, size), left <= size};
     return step;
 }
+
+// Whether the gradients of a micro-step are reduced: in stages 0 and 1 those of the last one, which are the sum of all.
+static inline int zero_reduces(const ZeroPlan* plan, ZeroStep step) {
+    return plan->stage >= 2 || (plan->size > 1 && step.is_last);
+}
+
+// How many processes of this replica have something to add, and whether it is the first of its update.
+static inline int zero_adds_(const ZeroPlan* plan, ZeroStep step) {
+    const int before = plan->rank / plan->shards * plan->shards; // ranks of earlier replicas
+    return zero_busy_((plan->stage >= 2 ? step.active : step.of_update) - before, plan->shards);
+}
+static inline int zero_is_first_(const ZeroPlan* plan, ZeroStep step) {
+    return plan->stage < 2 || step.micro_step == 0;
+}
+
+// ---- traffic ----
+
+// What a process sends in an update, and receives, in bytes: to those of its replica, and to those of others.
+typedef struct {
+    double within, between;
+} ZeroTraffic;
+
+// Elements of blocks that stage 3 collects in an update: all in its first forward pass, and in every other pass all but
+// those two with which the pass before it has ended.
+static inline double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps) {
+    const int L = plan->groups - 1, later = L > 2 ? L - 2 : 0;
+    return (double)plan->block * (L + (2.0 * (double)micro_steps - 1) * later);
+}
+
+// Of an update of `sequences` in micro-batches of B. Gradients and parameters have elements of these sizes.
+static inline ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
+                                       size_t parameter_bytes) {
+    const int64_t batches = (sequences + B - 1) / B, micro_steps = (batches + plan->size - 1) / plan->size;
+    const double n = (double)zero_full_elements(plan), slices = (double)zero_sliced_elements(plan);
+    const double reductions = plan->stage < 2 ? 1 : (double)micro_steps;
+    const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
+    const double shared =
+        plan->stage < 3 ? n : (double)plan->once + zero_collected_elements_(plan, micro_steps);
+    const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
+    const ZeroTraffic traffic = {
+        others * (reductions * n * (double)gradient_bytes + shared * (double)shared_bytes),
+        replicas * slices * (double)(sizeof(float) + shared_bytes)};
+    return traffic;
+}
+
+// ---- the sum ----
 
 // Adds to shard (count), or sets it if `is_first`, the first `active` of the pieces (W, count).
 static inline void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int active,
@@ -225,7 +328,7 @@ static inline void zero_add_pieces_cpu(float* shard, const float* pieces, size_t
 
 // ---- the CPU ----
 
-// What one process of a run on CPUs has, beside the model. All arrays are fp32.
+// What one process of a run on CPUs has, beside the model. All arrays are fp32. There is one level.
 typedef struct {
     ZeroPlan plan;
     Group group;
@@ -284,21 +387,27 @@ static inline float* zero_group_grads_(const Zero* z, int g) {
 }
 
 // Adds all processes' gradients of group g to the shard.
-static inline void zero_reduce_group_cpu_(Zero* z, int g, int active, int is_first) {
+static inline void zero_reduce_group_cpu_(Zero* z, int g, ZeroStep step) {
     const size_t count = zero_shard_elements(&z->plan, g);
     const float* pieces = zero_group_grads_(z, g);
     if (!zero_is_alone_(z)) {
         group_all_to_all_cpu(z->pieces, pieces, count, &z->group);
         pieces = z->pieces;
     }
-    zero_add_pieces_cpu(z->shard + zero_shard_begin(&z->plan, g), pieces, count, active, is_first);
+    zero_add_pieces_cpu(z->shard + zero_shard_begin(&z->plan, g), pieces, count, zero_adds_(&z->plan, step),
+                        zero_is_first_(&z->plan, step));
 }
 
-// After a backward pass has left the gradients of group g: in stage 2 their reduction. The groups come in the order
-// of the backward pass: the blocks from the last one on, and group 0.
+// After a backward pass has left the gradients of group g: their reduction, if this micro-step has one. The groups
+// come in the order of the backward pass: the blocks from the last one on, and group 0.
 static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
-    if (z->plan.stage == 2) {
-        zero_reduce_group_cpu_(z, g, step.active, step.micro_step == 0);
+    if (!zero_reduces(&z->plan, step)) {
+        return;
+    }
+    zero_reduce_group_cpu_(z, g, step);
+    if (z->plan.stage == 0) {
+        group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
+                             zero_shard_elements(&z->plan, g), &z->group);
     }
 }
 
@@ -306,18 +415,6 @@ static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
 static inline void zero_idle_cpu(Zero* z, ZeroStep step) {
     for (int g = z->plan.groups - 1; g >= 0; g--) {
         zero_group_done_cpu(z, g, step);
-    }
-}
-
-// After the last micro-step of an update: in stages 0 and 1 the reduction of all groups. `first` is the first
-// micro-step, in which all had a micro-batch who have one at all.
-static inline void zero_reduce_cpu(Zero* z, ZeroStep first) {
-    for (int g = 0; g < z->plan.groups && z->plan.stage < 2 && !zero_is_alone_(z); g++) {
-        zero_reduce_group_cpu_(z, g, first.active, 1);
-        if (z->plan.stage == 0) {
-            group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
-                                 zero_shard_elements(&z->plan, g), &z->group);
-        }
     }
 }
 

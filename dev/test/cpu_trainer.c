@@ -29,7 +29,7 @@ double cpu_trainer_gradients(CpuTrainer* trainer, const int* tokens, const int* 
     GPT2* model = &trainer->model;
     const Batch batch = {tokens,  targets, starts,
                          batch_B, batch_T, targets_count(targets, batch_B * batch_T)};
-    const ZeroStep only = {0, 1};
+    const ZeroStep only = {0, 1, 1, 1};
     gpt2_forward(model, batch);
     gpt2_backward(model, batch, (float)(1 / loss_tokens), mode, only);
     return batch_loss(model, batch);

@@ -85,6 +85,16 @@ static void test_sizes(const GroupGpu* g, const Gpu* gpu) {
     test_operations<fp16>(g, gpu, 70001);
 }
 
+// Every second rank, and what these move among themselves.
+static void test_split(const GroupGpu* all, const Gpu* gpu) {
+    GroupGpu half;
+    group_gpu_split(&half, all, all->rank % 2);
+    EXPECT(half.size == (all->size + 1 - all->rank % 2) / 2 && half.rank == all->rank / 2, "rank %d of %d",
+           half.rank, half.size);
+    test_operations<float>(&half, gpu, 1000);
+    group_gpu_close(&half);
+}
+
 // ---- streams and graphs ----
 
 // Two streams, with work in between on a third.
@@ -168,6 +178,7 @@ static void test_streams(const GroupGpu* g, const Gpu* gpu) {
 
 static void test_group(const GroupGpu* g, const Gpu* gpu) {
     test_sizes(g, gpu);
+    test_split(g, gpu);
     test_streams(g, gpu);
     group_gpu_check(g);
 }

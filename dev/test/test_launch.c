@@ -242,6 +242,24 @@ static void test_zero(void) {
     EXPECT(refused("--zero 4", "", "--zero is 4; wanted 0 to 3"));
 }
 
+// The processes of a replica. A mere plan goes by --gpus-per-node.
+static void expect_shards(const char* line, int trainer, int wanted) {
+    Comm alone;
+    Options options = options_of(line, trainer);
+    memset(&alone, 0, sizeof(alone));
+    alone.size = 1;
+    options.processes = 16;
+    EXPECT(launch_shards(&options, &alone) == wanted, "%s: %d", line, launch_shards(&options, &alone));
+}
+
+static void test_shards(void) {
+    expect_shards("", OPTION_GPU, 16);
+    expect_shards("--gpus-per-node 8", OPTION_GPU, 8);
+    expect_shards("--gpus-per-node 5", OPTION_GPU, 16);
+    expect_shards("--gpus-per-node 8 --shard-ranks 4", OPTION_GPU, 4);
+    expect_shards("--gpus-per-node 8", OPTION_CPU, 16);
+}
+
 int main(void) {
     test_sources();
     test_options();
@@ -250,5 +268,6 @@ int main(void) {
     test_refused();
     test_expect();
     test_zero();
+    test_shards();
     return test_done("test_launch");
 }

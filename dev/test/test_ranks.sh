@@ -394,9 +394,10 @@ test_gpu_watchdog() {
     CUSIM_NCCL_FAULT=1:1:hang stuck_gpus "a GPU that hangs" "$test_comm" check --timeout 2
 }
 
-# 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Algorithms of products that are timed may differ.
+# 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Runs with the same cache have the same algorithms of
+# products.
 gpu_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 6 --samples 1 --sample-tokens 4
-    --sample-every 6 --eval-batches 3 --save-every 3 --eval-every 3 --autotune off)
+    --sample-every 6 --eval-batches 3 --save-every 3 --eval-every 3)
 
 test_gpu_same_bits() {
     local n zero
@@ -416,6 +417,18 @@ test_gpu_same_bits() {
         grep -q "^processes: 3 on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 3$" stdout
 }
 
+# Each process finds another algorithm fastest, and none has a cache: all take rank 0's.
+test_gpu_autotune() {
+    local fast=(env -u XDG_CACHE_HOME -u HOME CUSIM_LT_FAST=2 "$trainer" "${gpu_run[@]}")
+    local other=(env -u XDG_CACHE_HOME -u HOME CUSIM_LT_FAST=1 "$trainer" "${gpu_run[@]}")
+    ranks 1 "${fast[@]}" --zero 2 --out fast
+    ranks 1 "${fast[@]}" --zero 2 --out fast_3 : -n 2 "${other[@]}" --zero 2 --out fast_3
+    check "algorithms of rank 0: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    same_model fast/step_00000006 fast_3/step_00000006 "algorithms of rank 0"
+    ranks 1 "${other[@]}" --zero 2 --out other
+    check "other algorithms have other bits" [ "$(sha1sum <fast/step_00000006/model.safetensors)" != "$(sha1sum <other/step_00000006/model.safetensors)" ]
+}
+
 # The optimizer's state on the host, also from a checkpoint.
 test_gpu_offload() {
     CUSIM_STREAMS=random trains 2 offload "${gpu_run[@]}" --zero 3 --offload-optimizer host
@@ -425,6 +438,9 @@ test_gpu_offload() {
     trains 1 offload_off --resume one/step_00000003 --zero 2 --offload-optimizer host
     same_model one/step_00000006 offload_off/step_00000006 "saved without --offload-optimizer host, continued with it"
 }
+
+# val_6 OUT: the last validation loss.
+val_6() { logged "$1" | sed -n 's/^val 6 \([0-9.]*\) *$/\1/p'; }
 
 test_gpu_stages() {
     trains 2 z0_2 "${gpu_run[@]}" --zero 0
@@ -436,18 +452,54 @@ test_gpu_stages() {
     done
 }
 
+# Two machines with two GPUs each.
+test_gpu_levels() {
+    local zero streams=eager
+    export LLMC_NODES=2
+    for zero in 0 3; do
+        CUSIM_STREAMS=$streams trains 4 levels_$zero "${gpu_run[@]}" --zero $zero
+        near "--zero $zero, two levels" "$(val_6 "$([ $zero = 0 ] && echo z0_2 || echo one)")" "$(val_6 levels_$zero)" \
+            "$(case $zero-$trainer in 3-* | *FP32*) echo 1e-5 ;; *) echo 2e-3 ;; esac)"
+        streams=random
+    done
+    check "the first line: $(head -n 1 stdout)" \
+        grep -q "^processes: 4 on 2 machines (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 2, 2 replicas$" stdout
+    check "the traffic: $(grep '^each update' stdout)" \
+        grep -q '^each update: every GPU sends [0-9.]* MiB within its 2, and [0-9.]* MiB to the other replicas$' stdout
+    trains 4 levels_again --resume levels_3/step_00000003 --zero 2
+    same_model levels_3/step_00000006 levels_again/step_00000006 "two levels, from a checkpoint of another stage"
+    trains 4 levels_4 "${gpu_run[@]}" --zero 3 --shard-ranks 4
+    same_model one/step_00000006 levels_4/step_00000006 "--shard-ranks 4"
+    ends_all "--shard-ranks 2 of 3" 2 "--shard-ranks 2, 3 processes; wanted a number that divides these" "rank 0 of 3" \
+        "$trainer" "${gpu_run[@]}" --shard-ranks 2 --out refused
+    unset LLMC_NODES
+    trains 2 levels_2 --resume levels_3/step_00000003 --zero 3
+    near "two levels, then one" "$(val_6 one)" "$(val_6 levels_2)" 1e-5
+}
+
 # Saved by 4 GPUs in stage 3, continued by 2 in stage 2; saved by one, continued by 3; saved by 2 in stage 3, continued by one.
 test_gpu_elastic() {
     trains 2 then_2 --resume z3_4/step_00000003 --zero 2
     same_model one/step_00000006 then_2/step_00000006 "4 GPUs in stage 3, then 2 in stage 2"
     trains 3 then_3 --resume one/step_00000003 --zero 3
     same_model one/step_00000006 then_3/step_00000006 "one GPU, then 3 in stage 3"
-    trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin --model-file-gb 0.00006
+    CUSIM_STREAMS=lazy trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin --model-file-gb 0.00006
     in_files exported/step_00000003 3
     trains 1 then_1 --resume exported/step_00000003 --zero 2 --model-file-gb 5
     same_model one/step_00000006 then_1/step_00000006 "2 GPUs in stage 3 and three files, then one in stage 2"
     trains 1 export "${gpu_run[@]}" --zero 2 --export-llmc export.bin
     check "exported by 2 GPUs and by one" cmp exported.bin export.bin
+}
+
+# Saved right after each update, when its parameters are still on their way.
+test_gpu_saves() {
+    local step saves=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 3 --samples 0
+        --eval-every 0 --save-every 1 --keep 0 --master-weights off --zero 2)
+    trains 1 saves_1 "${saves[@]}"
+    CUSIM_STREAMS=lazy trains 2 saves_2 "${saves[@]}" --export-llmc saves_2.bin
+    trains 1 saves_on --resume saves_1/step_00000002 --zero 2 --export-llmc saves_1.bin
+    for step in 1 2 3; do same_model saves_1/step_0000000$step saves_2/step_0000000$step "saved after update $step"; done
+    check "exported by 2 GPUs and by one" cmp saves_1.bin saves_2.bin
 }
 
 gpu_long=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 100000 --save-every 2 --keep 2
@@ -522,13 +574,17 @@ test_kill_without_mpi() {
 }
 
 if [ $is_gpu ]; then
+    export XDG_CACHE_HOME=$work/cache
     test_gpu_same_bits
+    test_gpu_autotune
     test_without_mpi_gpu
     test_kill_without_mpi
     test_tasks --autotune off
     test_gpu_offload
     test_gpu_stages
+    test_gpu_levels
     test_gpu_elastic
+    test_gpu_saves
     test_gpu_end
     test_gpu_messages
     test_gpu_errors

@@ -17,21 +17,22 @@ static void expect_places(const ZeroPlan* plan, const ZeroRange* ranges, int cou
         const size_t begin = zero_group_begin(plan, r->group), shard = zero_shard_elements(plan, r->group);
         const size_t in_shard = r->owned - zero_shard_begin(plan, r->group);
         EXPECT(r->count > 0 && in_shard + r->count <= shard, "range %d of %d", i, count);
-        EXPECT(r->full == begin + (size_t)plan->rank * shard + in_shard, "range %d is at %zu", i, r->full);
+        EXPECT(r->full == begin + (size_t)zero_owned_cut(plan).part * shard + in_shard, "range %d is at %zu",
+               i, r->full);
         EXPECT((rows[r->row].place == PLACE_ONCE) == (r->group == 0) && r->group < plan->groups, "group %d",
                r->group);
     }
 }
 
 // The ranges of all processes are all elements, each once, wherever they lie in memory.
-static void test_cover(GPT2Config cfg, int stage, int size) {
+static void test_cover(GPT2Config cfg, int stage, int size, int shards) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const size_t max = (size_t)zero_max_ranges(cfg);
     ZeroRange* all = (ZeroRange*)check_alloc((size_t)size * max, sizeof(ZeroRange), "ranges");
     gpt2_sharded_rows_of(rows, cfg, 2, size);
     size_t count = 0, at = 0;
     for (int rank = 0; rank < (stage == 0 ? 1 : size); rank++) {
-        const ZeroPlan plan = zero_plan(cfg, stage, rank, size);
+        const ZeroPlan plan = zero_plan_two_levels(cfg, stage, rank, size, shards);
         const int own = zero_ranges(&plan, rows, cfg, all + count);
         EXPECT((size_t)own <= max && zero_group_begin(&plan, 1 + cfg.L) == zero_full_elements(&plan),
                "%d ranges", own);
@@ -51,20 +52,56 @@ static void test_cover(GPT2Config cfg, int stage, int size) {
     free(all);
 }
 
+// Two levels: each rank has a shard of its own, inside of its slice, and the replicas' parts of a slice are neighbors.
+static void test_levels(GPT2Config cfg, int size, int shards) {
+    char* is_taken = (char*)check_alloc((size_t)size, 1, "shards");
+    const int replicas = size / shards;
+    for (int rank = 0; rank < size; rank++) {
+        const ZeroPlan two = zero_plan_two_levels(cfg, 2, rank, size, shards),
+                       three = zero_plan_two_levels(cfg, 3, rank, size, shards);
+        const ZeroCut own = zero_owned_cut(&two), kept = zero_kept_cut(&three);
+        EXPECT(own.parts == size && kept.parts == shards && own.part / replicas == kept.part &&
+                   own.part % replicas == rank / shards && zero_kept_cut(&two).parts == 1,
+               "rank %d of %d by %d: part %d, slice %d", rank, size, shards, own.part, kept.part);
+        EXPECT(!is_taken[own.part], "part %d is taken", own.part);
+        is_taken[own.part] = 1;
+        EXPECT(zero_slice_elements(&three, 1) == (size_t)replicas * zero_shard_elements(&three, 1) &&
+                   zero_sliced_elements(&three) == (size_t)replicas * zero_sharded_elements(&three),
+               "slices");
+        int added = 0;
+        for (int active = 0; active <= size; active++) { // ranks 0, 1, ... have a micro-batch
+            const ZeroStep step = {0, active, active, 1};
+            const int before = rank / shards * shards, here = active - before;
+            added = zero_adds_(&two, step);
+            EXPECT(added == (here < 0        ? 0
+                             : here > shards ? shards
+                                             : here),
+                   "%d of %d add in rank %d", added, active, rank);
+        }
+    }
+    free(is_taken);
+}
+
 static void test_covers(void) {
     static const GPT2Config odd = {7, 131, 201, 3, 3, 33}, one_layer = {8, 5, 128, 1, 1, 1};
     int count;
     const GPT2NamedModel* models = gpt2_named_models(&count);
     for (int size = 1; size <= 70; size++) {
-        test_cover(odd, 2, size);
-        test_cover(one_layer, 1, size);
+        test_cover(odd, 2, size, size);
+        test_cover(odd, 3, 2 * size, 2);
+        test_cover(one_layer, 1, size, size);
+        for (int shards = 1; shards <= size; shards++) {
+            if (size % shards == 0) {
+                test_levels(odd, size, shards);
+            }
+        }
     }
     for (int i = 0; i < count; i++) {
         const GPT2Config cfg = {models[i].max_T, GPT2_VOCAB,   gpt2_padded_vocab(GPT2_VOCAB),
                                 models[i].L,     models[i].NH, models[i].C};
-        test_cover(cfg, 0, 3);
-        test_cover(cfg, 1, 1);
-        test_cover(cfg, 2, 2 + 7 * i % 69);
+        test_cover(cfg, 0, 3, 3);
+        test_cover(cfg, 1, 1, 1);
+        test_cover(cfg, 2, 2 + 7 * i % 69, 2 + 7 * i % 69);
     }
 }
 
@@ -105,6 +142,25 @@ static void test_memory(void) {
     EXPECT((double)full < 1.002 * gpt2_count_parameters(cfg) + 47.0 * 768, "little padding: %zu", full);
 }
 
+// What an update moves: 16 sequences in micro-batches of 2.
+static void test_traffic(void) {
+    static const GPT2Config cfg = {7, 131, 201, 5, 3, 33};
+    for (int stage = 0; stage <= 3; stage++) {
+        const ZeroPlan one = zero_plan(cfg, stage, 0, 4), two = zero_plan_two_levels(cfg, stage, 0, 4, 2);
+        const double n = (double)zero_full_elements(&one), once = (double)one.once,
+                     blocks = (double)one.block;
+        const ZeroTraffic a = zero_traffic(&one, 16, 2, 4, 2), b = zero_traffic(&two, 16, 2, 4, 2);
+        // two micro-steps; stage 3 collects 5 + 3 + 3 + 3 blocks
+        const double shared[] = {4 * n, 2 * n, 2 * n, 2 * (once + 14 * blocks)};
+        const double bytes = (stage < 2 ? 4 * n : 8 * n) + shared[stage];
+        EXPECT(a.within == 0.75 * bytes && a.between == 0, "stage %d: %g", stage, a.within);
+        EXPECT(b.within == 0.5 * bytes && b.between == 0.5 * (n / 2) * (stage == 0 ? 8 : 6),
+               "stage %d in two levels: %g, %g", stage, b.within, b.between);
+    }
+    const ZeroPlan alone = zero_plan(cfg, 2, 0, 1);
+    EXPECT(zero_traffic(&alone, 16, 2, 4, 2).within == 0, "one process");
+}
+
 // The micro-batches of an update are dealt out in turn.
 static void test_steps(void) {
     for (int sequences = 1; sequences <= 40; sequences++) {
@@ -114,6 +170,9 @@ static void test_steps(void) {
                 for (; zero_step(sequences, B, size, m).active > 0; m++) {
                     const ZeroStep step = zero_step(sequences, B, size, m);
                     EXPECT(step.micro_step == m && step.active <= size, "%d are active", step.active);
+                    EXPECT(step.of_update == zero_step(sequences, B, size, 0).active &&
+                               step.is_last == !zero_step(sequences, B, size, m + 1).active,
+                           "%d are active in the update, last %d", step.of_update, step.is_last);
                     batches += step.active;
                 }
                 EXPECT(batches == (sequences + B - 1) / B && m == (batches + size - 1) / size,
@@ -154,6 +213,7 @@ int main(void) {
     test_covers();
     test_full_places();
     test_memory();
+    test_traffic();
     test_steps();
     test_order();
     return test_done("zero");

@@ -22,7 +22,6 @@ defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock, ch
 
 #include "llmc/run/state.h"
 #include "llmc/comm.h"
-#include "llmc/comm_mpi.h"
 
 #ifdef __cplusplus
 extern "C" {

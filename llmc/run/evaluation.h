@@ -82,7 +82,6 @@ void evaluation_close(Evaluation* e);
 #include "llmc/data/sources.h"
 #include "llmc/data/task_files.h"
 #include "llmc/data/tokens.h"
-#include "llmc/comm_mpi.h"
 
 enum { EVALUATION_GATHERED_ = 4096 }; // documents whose results are exchanged at a time
 

@@ -22,7 +22,7 @@ How the processes meet, --init; auto, and where rank 0 waits (CommMeeting):
 
 tcp and fs are for GPUs, whose data move by NCCL. Processes on CPUs need MPI for theirs.
 
-defines: LAUNCH_INIT_WORDS, LaunchInit, Launch, launch_find, launch_find_in, launch_expect, launch_zero
+defines: LAUNCH_INIT_WORDS, LaunchInit, Launch, launch_find, launch_find_in, launch_expect, launch_zero, launch_shards
 */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H
@@ -64,6 +64,10 @@ CommPlace launch_expect(void);
 
 // --zero, or what auto means: 2 for more than one process.
 int launch_zero(const Options* options, int size);
+
+// --shard-ranks, or what auto means: the processes of a machine, if all machines have equally many, rank after rank;
+// else all. Collective, with options->processes set; a mere plan (comm->size 1) goes by --gpus-per-node.
+int launch_shards(const Options* options, Comm* comm);
 
 #ifdef __cplusplus
 }
@@ -370,6 +374,31 @@ int launch_zero(const Options* options, int size) {
         die_usage("--zero 3 is for GPUs, whose memory the parameters have to fit; wanted 0, 1 or 2");
     }
     return options->zero;
+}
+
+// The processes of a machine, if all have equally many, rank after rank; else all.
+static int launch_on_a_machine_(const Options* options, Comm* comm) {
+    const int size = options->processes, is_only_plan = comm->size < size;
+    int each = is_only_plan ? options->gpus_per_node : comm->local_size;
+    each = each == OPTION_AUTO ? size : each;
+    const int is_regular =
+        size % each == 0 && (is_only_plan || (comm->nodes == size / each && comm->node == comm->rank / each));
+    return comm_any(comm, !is_regular) ? size : each;
+}
+
+int launch_shards(const Options* options, Comm* comm) {
+    const int size = options->processes, each = launch_on_a_machine_(options, comm);
+    if (options->program.trainer == OPTION_CPU) {
+        return size; // one level
+    }
+    if (options->shard_ranks == OPTION_AUTO) {
+        return each;
+    }
+    if (size % options->shard_ranks != 0) {
+        die_usage("--shard-ranks %d, %d processes; wanted a number that divides these", options->shard_ranks,
+                  size);
+    }
+    return options->shard_ranks;
 }
 
 #endif // LAUNCH_IMPLEMENTATION

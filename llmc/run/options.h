@@ -155,7 +155,7 @@ typedef struct {
 
     int num_processes, rank, gpus_per_node, init;
     const char *server, *fs_path;
-    int zero, timeout;
+    int zero, shard_ranks, timeout;
 
     const char *report, *out_html, *compare;
 
@@ -164,6 +164,7 @@ typedef struct {
     OptionsProgram program;
     int generates;               // texts, instead of training
     int process, processes;      // which of how many this is, as launch.h found out
+    int shards;                  // processes of a replica (zero.h), as launch.h found out
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
 } Options;
 
@@ -518,6 +519,8 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",  "zero",          "z",  INT_(zero),              0,        3, AUTO_ | ONCE_,    "auto",
         "", "divide among the processes: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters; "
         "auto: 2 for several processes"},
+    {"processes",  "shard-ranks",   "",   INT_(shard_ranks),       1,  1048576, AUTO_ | GPU_ | ONCE_, "auto",
+        "processes", "which share one copy of what --zero divides; auto: those of a machine, all where machines differ"},
     {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_,            "50",
         "seconds", "without progress, after which a run of several processes ends; at least 5 times the longest step"},
 
@@ -1069,7 +1072,7 @@ int options_parse_arguments(Options* options, int argc, char** argv, OptionsProg
     memset(options, 0, sizeof(*options));
     options->program = program;
 #ifndef OPTION_TABLE_FILE
-    options->processes = 1; // until launch.h has asked
+    options->processes = options->shards = 1; // until launch.h has asked
 #endif
     for (int i = 0; i < OPTION_ROWS; i++) {
         const int legal = option_set(options, &OPTION_TABLE[i], OPTION_TABLE[i].fallback);

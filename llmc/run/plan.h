@@ -2,7 +2,7 @@
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
 defines: PlanMemory, PLAN_KINDS, plan_add, plan_add_host, plan_add_state, plan_add_text, plan_bytes, plan_print_memory,
-         plan_print, plan_print_json
+         plan_print_traffic, plan_print, plan_print_json
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -43,6 +43,11 @@ size_t plan_bytes(const PlanMemory* memory);
 
 // Two lines: the model, and its memory.
 void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory);
+
+// With several processes, a line: what each of them sends in an update. An element of a gradient, and of a parameter, has
+// so many bytes.
+void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* options, size_t gradient_bytes,
+                        size_t parameter_bytes);
 
 // The memory as members of a JSON object, in MiB, each with a comma before it; `memory` is a list.
 void plan_print_json(FILE* file, const void* memory);
@@ -131,6 +136,22 @@ void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const
         }
     }
     fputc('\n', file);
+}
+
+void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* o, size_t gradient_bytes,
+                        size_t parameter_bytes) {
+    const ZeroPlan zero = zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
+    const ZeroTraffic traffic =
+        zero_traffic(&zero, o->total_batch / o->seq_len, o->batch, gradient_bytes, parameter_bytes);
+    if (o->processes > 1) {
+        fprintf(file, "each update: every %s sends %.1f MiB",
+                o->program.trainer == OPTION_GPU ? "GPU" : "process", traffic.within / (1 << 20));
+        if (o->shards < o->processes) {
+            fprintf(file, " within its %d, and %.1f MiB to the other replicas", o->shards,
+                    traffic.between / (1 << 20));
+        }
+        fputc('\n', file);
+    }
 }
 
 static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {

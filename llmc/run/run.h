@@ -58,9 +58,10 @@ void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, Batch batch);
 // What a run takes, and what the device can do.
 typedef struct {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    PlanMemory memory[PLAN_KINDS]; // the large allocations; the list ends with a name of NULL
-    char device[256];              // in words
-    double peak;                   // of the device, FLOP/s
+    PlanMemory memory[PLAN_KINDS];          // the large allocations; the list ends with a name of NULL
+    char device[256];                       // in words
+    double peak;                            // of the device, FLOP/s
+    size_t gradient_bytes, parameter_bytes; // of an element, as processes send them
 } TrainerPlan;
 
 // NULL is allowed only where a comment says so.
@@ -647,7 +648,8 @@ static void run_open_session_(Run_* run) {
     memset(&saved, 0, sizeof(saved));
     saved.trainer = trainer->name;
     saved.cfg = run->cfg;
-    saved.zero = zero_plan(run->cfg, run->options.zero, run->comm.rank, run->comm.size);
+    saved.zero = zero_plan_two_levels(run->cfg, run->options.zero, run->comm.rank, run->comm.size,
+                                      run->options.shards);
     saved.comm = &run->comm;
     saved.dtype = trainer->saved_dtype(&run->options);
     saved.eot = run->generator.eot;
@@ -733,11 +735,16 @@ static void run_summarize_(Run_* run) {
     log_summary(&run->log, run->options.steps, run->state.val_loss, run->floor, peak_mib);
 }
 
+static void run_print_traffic_(const Run_* run) {
+    plan_print_traffic(stdout, run->cfg, &run->options, run->plan.gradient_bytes, run->plan.parameter_bytes);
+}
+
 // The run itself. Returns its exit status.
 static int run_train_(Run_* run, const char* program) {
     double largest;
     run->peak = run_sum_(run, run->plan.peak, &largest);
     plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
+    run_print_traffic_(run);
     run_open_model_(run);
     run_open_session_(run);
     run_print_facts_(run);
@@ -776,6 +783,17 @@ static void run_turn_ends_(Run_* run) {
     comm_progress(&run->comm, COMM_SETUP, -1, "setting up the run");
 }
 
+// Who and where the processes are.
+static void run_print_processes_(const Run_* run, const char* launcher) {
+    const Comm* c = &run->comm;
+    const Options* o = &run->options;
+    if (c->size > 1) {
+        printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s; zero %d, shards of %d", c->size,
+               c->nodes, c->nodes > 1 ? "s" : "", launcher, c->library, c->host, o->zero, o->shards);
+        c->size > o->shards ? printf(", %d replicas\n", c->size / o->shards) : printf("\n");
+    }
+}
+
 // Joins the other processes of the run, if there are any.
 static void run_join_(Run_* run) {
     Options* o = &run->options;
@@ -789,13 +807,10 @@ static void run_join_(Run_* run) {
     }
     o->zero = launch_zero(o, o->processes);
     comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
-    const Comm* c = &run->comm;
     agree_on_program(&run->comm);
-    if (c->size > 1) {
-        printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s; zero %d, shards of %d\n", c->size,
-               c->nodes, c->nodes > 1 ? "s" : "", launch.launcher, c->library, c->host, o->zero, c->size);
-    }
-    threads_open(o->threads, c->local_size);
+    o->shards = launch_shards(o, &run->comm);
+    run_print_processes_(run, launch.launcher);
+    threads_open(o->threads, run->comm.local_size);
 }
 
 // --plan: what the run would take, without taking it.
@@ -803,6 +818,7 @@ static void run_print_plan_(const Run_* run) {
     const TrainerPlan* plan = &run->plan;
     plan_print(stdout, run->cfg, &run->options, plan->parameters, plan->activations, plan->memory, plan->peak,
                plan->device);
+    run_print_traffic_(run);
 }
 
 // After the command line was read: --verify-data, --print-config, --plan, or the run. Returns the exit status.

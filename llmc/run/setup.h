@@ -840,19 +840,19 @@ static void setup_times_(Options* options) {
         options->sample_every = (int)setup_only_at_end_(options->steps);
     }
     if (options->tasks_every == OPTION_AUTO) {
-        options->tasks_every = (int)setup_only_at_end_(options->steps);
+        options->tasks_every = options_has_tasks(options) ? (int)setup_only_at_end_(options->steps) : 0;
     }
 }
 
-// Refuses options of tasks without tasks.
+// Refuses options of tasks without tasks; the values that --print-config prints then are none.
 static void setup_check_tasks_(const Options* options) {
-    static const char* const names[] = {"tasks-every", "tasks-max"};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (options_given(options, names[i]) && !options_has_tasks(options)) {
-            die_usage("--%s needs --tasks, --hellaswag or --perplexity", names[i]);
-        }
+    if (!options_has_tasks(options) && options->tasks_every > 0) {
+        die_usage("--tasks-every needs --tasks, --hellaswag or --perplexity");
     }
-    if (options_given(options, "stride") && !options->perplexity[0]) {
+    if (!options_has_tasks(options) && options->tasks_max > 0) {
+        die_usage("--tasks-max needs --tasks, --hellaswag or --perplexity");
+    }
+    if (options->stride != OPTION_AUTO && !options->perplexity[0]) {
         die_usage("--stride needs --perplexity");
     }
 }
