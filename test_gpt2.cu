@@ -518,51 +518,105 @@ static void test_evaluate(const float* weights) {
     model_close(model);
 }
 
-// Texts in a model that has only weights, all at their own positions: the reference's logits, and the same bits by a
-// graph.
-static void test_texts(const float* weights) {
-    enum { TEXTS = 3, STEPS = 4 };
-    static float logits[2][STEPS][TEXTS * 128];
-    const int lengths[TEXTS] = {1, 9, 4};
-    int tokens[BATCHES * N], targets[BATCHES * N];
+// ---- texts
+
+enum { TEXTS = 3, TEXT_STEPS = 4, TEXT_VP = 128 };
+static const int text_lengths[TEXTS] = {1, 9, 4}; // of the prompts
+typedef struct {
+    float of[TEXT_STEPS][TEXTS * TEXT_VP];
+} TextLogits;
+
+static GPT2* texts_open(GPT2Config cfg, int graph, Quantize quantize) {
+    GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
     Options options = options_of(USUAL, TEXTS);
-    Comm alone = {};
+    static Comm alone;
     alone.size = 1;
     options.recompute = RECOMPUTE_NEVER;
-    batch_tokens(tokens, targets);
-    for (int graph = 0; graph < 2; graph++) {
-        GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
-        options.graph = graph;
-        gpt2_open(model, ODD, &options, &alone);
-        EXPECT(!model->grads_memory && !model->state_memory && !model->master, "generation has gradients");
-        upload_weights(model, weights);
-        for (int b = 0; b < TEXTS; b++) {
-            gpt2_read_text(model, b, tokens + b * T, lengths[b]);
-        }
-        for (int step = 0; step < STEPS; step++) {
-            int ids[TEXTS], positions[TEXTS];
-            for (int b = 0; b < TEXTS; b++) {
-                positions[b] = lengths[b] + step;
-                ids[b] = tokens[b * T + positions[b]];
-            }
-            memcpy(logits[graph][step], gpt2_next_tokens(model, ids, positions, TEXTS), sizeof(logits[0][0]));
-        }
-        EXPECT(!model->texts.step == !graph, "a graph");
-        model_close(model);
+    options.graph = graph;
+    options.quantize = quantize;
+    gpt2_open(model, cfg, &options, &alone);
+    EXPECT(!model->grads_memory && !model->state_memory && !model->master, "generation has gradients");
+    return model;
+}
+
+// Sets the logits of some steps after the prompts, all texts at their own positions.
+static void texts_logits(GPT2* model, const int* tokens, TextLogits* logits) {
+    for (int b = 0; b < TEXTS; b++) {
+        gpt2_read_text(model, b, tokens + b * T, text_lengths[b]);
     }
-    EXPECT(memcmp(logits[0], logits[1], sizeof(logits[0])) == 0, "a graph has other bits");
-    CpuTrainer* reference = cpu_trainer_open(ODD, TEXTS, T, weights);
+    for (int step = 0; step < TEXT_STEPS; step++) {
+        int ids[TEXTS], positions[TEXTS];
+        for (int b = 0; b < TEXTS; b++) {
+            positions[b] = text_lengths[b] + step;
+            ids[b] = tokens[b * T + positions[b]];
+        }
+        memcpy(logits->of[step], gpt2_next_tokens(model, ids, positions, TEXTS), sizeof(logits->of[0]));
+    }
+}
+
+static void expect_reference_logits(const char* what, GPT2Config cfg, const float* weights, const int* tokens,
+                                    const TextLogits* logits) {
+    CpuTrainer* reference = cpu_trainer_open(cfg, TEXTS, T, weights);
     const float* want = cpu_trainer_logits(reference, tokens);
     double error = 0, size = 0;
-    for (int i = 0; i < STEPS * TEXTS * ODD.V; i++) {
-        const int v = i % ODD.V, b = i / ODD.V % TEXTS, step = i / ODD.V / TEXTS;
-        const double w = want[((size_t)b * T + lengths[b] + step) * ODD.Vp + v];
-        const double d = logits[0][step][b * ODD.Vp + v] - w;
+    for (int i = 0; i < TEXT_STEPS * TEXTS * cfg.V; i++) {
+        const int v = i % cfg.V, b = i / cfg.V % TEXTS, step = i / cfg.V / TEXTS;
+        const double w = want[((size_t)b * T + text_lengths[b] + step) * cfg.Vp + v];
+        const double d = logits->of[step][b * cfg.Vp + v] - w;
         error += d * d;
         size += w * w;
     }
-    EXPECT_NEAR(sqrt(error / size), 0, tolerance(), "logits of texts");
+    EXPECT_NEAR(sqrt(error / size), 0, tolerance(), "%s", what);
     cpu_trainer_close(reference);
+}
+
+// In a model that has only weights: the reference's logits, and the same bits by a graph.
+static void test_texts(const float* weights) {
+    static TextLogits logits[2];
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    batch_tokens(tokens, targets);
+    for (int graph = 0; graph < 2; graph++) {
+        GPT2* model = texts_open(ODD, graph, QUANTIZE_OFF);
+        upload_weights(model, weights);
+        texts_logits(model, tokens, &logits[graph]);
+        EXPECT(!model->texts.step == !graph, "a graph");
+        model_close(model);
+    }
+    EXPECT(memcmp(&logits[0], &logits[1], sizeof(logits[0])) == 0, "a graph has other bits");
+    expect_reference_logits("logits of texts", ODD, weights, tokens, &logits[0]);
+}
+
+// Random weights, every 32 of them the numbers of a block.
+static float* quantized_weights(const TensorRow* rows, size_t bytes, GPT2Config cfg) {
+    float* values = (float*)check_alloc(bytes, 1, "weights");
+    for (int g = 0; g < gpt2_groups(cfg); g++) {
+        gpt2_random_group(rows, cfg, 7, g, (char*)values + gpt2_group_offset_bytes(rows, g));
+    }
+    for (size_t i = 0; i < bytes / sizeof(float); i += QUANTIZED_BLOCK) {
+        QuantizedBlock block;
+        quantized_encode(&block, values + i, QUANTIZED_BLOCK);
+        quantized_decode(values + i, &block, QUANTIZED_BLOCK);
+    }
+    return values;
+}
+
+// The same with matrices in 8 bits: logits of the numbers that the blocks stand for. Prompts of more rows than
+// quantized_matmul takes are there, and of fewer.
+static void test_quantized_texts(void) {
+    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64};
+    static TextLogits logits;
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    float* weights = quantized_weights(rows, gpt2_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
+    GPT2* model = texts_open(cfg, 1, QUANTIZE_Q8_0);
+    batch_tokens(tokens, targets);
+    for (int g = 0; g < gpt2_groups(cfg); g++) {
+        upload_quantized_group(model, g, rows, (float*)((char*)weights + gpt2_group_offset_bytes(rows, g)));
+    }
+    texts_logits(model, tokens, &logits);
+    expect_reference_logits("logits of texts in 8 bits", cfg, weights, tokens, &logits);
+    model_close(model);
+    free(weights);
 }
 
 int main(void) {
@@ -589,6 +643,7 @@ int main(void) {
     test_smaller_batch(settings, weights);
     test_evaluate(weights);
     test_texts(weights);
+    test_quantized_texts();
     test_adamw_steps(USUAL, weights, tolerance());
     if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights
         settings = USUAL;

@@ -21,6 +21,8 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/layernorm.h"
 #include "llmc/matmul.h"
 #include "llmc/matvec.h"
+#include "llmc/quantized.h"
+#include "llmc/quantized_model.h"
 #include "llmc/zero.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/threads.h"
@@ -45,6 +47,7 @@ struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     RecomputeLevel recompute; // which activations the backward pass computes again
+    int is_quantized;         // matrices are blocks of 8 bits
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // where a backward pass leaves gradients
     StateRow state_rows[GPT2_STATE_ROWS];
@@ -62,6 +65,7 @@ struct GPT2 {
     Comm* comm;
     Zero zero; // what of it this process updates, and what moves between processes
     MatmulScratch matmul;
+    QuantizedScratch quantized; // if it is
     AttentionScratch attention;
     double* norm_partial; // sums of squares of blocks of the gradient
     int saves_copy;       // a checkpoint is written from a copy: else from the model
@@ -88,6 +92,18 @@ static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
                                      : zero_plan(cfg, o->zero, o->process, o->processes);
 }
 
+static size_t planned_parameters(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg, const ZeroPlan* zero,
+                                 const Options* o) {
+    return o->quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
+                       : gpt2_sharded_rows_of(rows, cfg, sizeof(float), zero->size);
+}
+
+// The most rows that a product has.
+static size_t planned_tokens(const Options* o) {
+    const size_t texts = (size_t)o->batch, tokens = (size_t)o->seq_len;
+    return o->recompute != RECOMPUTE_NEVER ? texts * tokens : texts > tokens ? texts : tokens;
+}
+
 static size_t planned_gradients(const ZeroPlan* zero, const Options* o) {
     return options_only_evaluates(o) ? 0 : zero_grads_elements(zero, 1) * sizeof(float);
 }
@@ -98,10 +114,14 @@ static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* 
 
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
     plan->name = NULL;
-    plan_add(plan, "parameters", zero_full_elements(&zero) * sizeof(float));
+    plan_add(plan, o->quantize ? "parameters in 8 bits" : "parameters",
+             planned_parameters(parameters, cfg, &zero, o));
+    if (o->quantize) {
+        plan_add(plan, "inputs in 8 bits", quantized_rows_bytes(planned_tokens(o), (size_t)gpt2_hidden(cfg)));
+    }
     if (o->recompute == RECOMPUTE_NEVER) {
         plan_add_text(plan, text, planned_activations(activations, text, cfg, o));
         return;
@@ -116,8 +136,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
 
 // The places of tensors in memory, and the bytes it takes.
 static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
-    model->parameter_bytes =
-        gpt2_sharded_rows_of(model->parameter_rows, model->cfg, sizeof(float), zero->size);
+    model->parameter_bytes = planned_parameters(model->parameter_rows, model->cfg, zero, o);
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, sizeof(float), zero->size);
     for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->stage == 2; i++) {
         model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
@@ -154,6 +173,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = (RecomputeLevel)o->recompute;
+    model->is_quantized = o->quantize;
     model->comm = comm;
     place_tensors(model, &zero, o);
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
@@ -162,6 +182,9 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
     tensor_rows_bind(&model->text, model->text_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     matmul_open(&model->matmul);
+    if (model->is_quantized) {
+        quantized_open(&model->quantized, planned_tokens(o), (size_t)gpt2_hidden(cfg));
+    }
     attention_open(&model->attention, model->T, gpt2_head_size(cfg));
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
@@ -172,6 +195,7 @@ static void gpt2_close(GPT2* model) {
     free(model->save_copy);
     free(model->norm_partial);
     attention_close(&model->attention);
+    quantized_close(&model->quantized);
     matmul_close(&model->matmul);
     if (model->recompute != RECOMPUTE_NEVER) {
         zero_close_cpu(&model->zero);
@@ -196,6 +220,29 @@ static AttentionSizes attention_sizes(const GPT2* model, Batch batch) {
     return sizes;
 }
 
+// The linear layer: out (N, OC) = inp (N, C) weight^T + bias, with weight (OC, C); bias may be NULL.
+static void linear_forward(GPT2* model, float* out, const float* inp, const float* weight, const float* bias,
+                           int N, int C, int OC) {
+    if (model->is_quantized) {
+        const QuantizedBlock* blocks = (const QuantizedBlock*)(const void*)weight;
+        quantized_matmul_cpu(out, inp, blocks, bias, N, C, OC, &model->quantized);
+    } else {
+        matmul_forward_cpu(out, inp, weight, bias, N, C, OC, &model->matmul);
+    }
+}
+
+// Sets encoded (B*T, C).
+static void encode_tokens(const GPT2* model, float* encoded, const int* tokens, int B, int T,
+                          EncoderPositions positions) {
+    const float *wte = model->params.wte, *wpe = model->params.wpe;
+    if (model->is_quantized) {
+        const QuantizedBlock* blocks = (const QuantizedBlock*)(const void*)wte;
+        quantized_encoder_cpu(encoded, tokens, blocks, wpe, B, T, positions, model->cfg.C);
+    } else {
+        encoder_forward_cpu(encoded, tokens, wte, wpe, B, T, positions, model->cfg.C);
+    }
+}
+
 // Block l up to the hidden layer of the MLP.
 static void block_hidden(GPT2* model, int l, Batch batch) {
     const int C = model->cfg.C, N = batch.B * batch.T;
@@ -207,17 +254,17 @@ static void block_hidden(GPT2* model, int l, Batch batch) {
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
     // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
-    matmul_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
+    linear_forward(model, a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV);
     // atty (B, T, C), att_lse (B, NH, T)
     attention_forward_cpu(a.atty, a.att_lse, a.qkv, batch.starts, attention_sizes(model, batch),
                           &model->attention);
     // attproj (N, C) = atty attprojw^T + attprojb, with attprojw (C, C)
-    matmul_forward_cpu(attproj, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
+    linear_forward(model, attproj, a.atty, p.attprojw, p.attprojb, N, C, C);
     // residual2 (N, C) = residual + attproj; ln2 (N, C)
     residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, attproj, p.ln2w,
                                    p.ln2b, N, C);
     // fch (N, F) = ln2 fcw^T + fcb, with fcw (F, C); fch_gelu (N, F)
-    matmul_forward_cpu(a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
+    linear_forward(model, a.fch, a.ln2, p.fcw, p.fcb, N, C, F);
     gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);
 }
 
@@ -228,14 +275,14 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
     const GPT2Activations a = model->acts;
     assert(B <= model->B && T <= model->T);
     // encoded (N, C)
-    encoder_forward_cpu(a.encoded, batch.inputs, model->params.wte, model->params.wpe, B, T, positions, C);
+    encode_tokens(model, a.encoded, batch.inputs, B, T, positions);
     for (int l = 0; l < cfg.L; l++) {
         const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         float* fcproj = a.branch; // (N, C)
         block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
-        matmul_forward_cpu(fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C, &model->matmul);
+        linear_forward(model, fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C);
         residual_forward_cpu(layer.residual3, layer.residual2, fcproj, (size_t)N * C);
     }
     const float* residual = residual_into(model, cfg.L); // (N, C)
@@ -253,8 +300,8 @@ static void gpt2_forward(GPT2* model, Batch batch) {
 // first + 1, ... of the batch.
 static void gpt2_logits(GPT2* model, int first, int count) {
     const int C = model->cfg.C;
-    matmul_forward_cpu(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte, NULL,
-                       count, C, model->cfg.Vp, &model->matmul);
+    linear_forward(model, model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte, NULL,
+                   count, C, model->cfg.Vp);
 }
 
 // Tokens that the classifier takes at a time: for the largest batch, and for smaller ones, too.
@@ -474,14 +521,20 @@ typedef struct {
     const int* positions; // the place of each token in its text: row r is of text r
 } TextRows;
 
-// The linear layer: all that reads the weights of a block.
+// The linear layer for a row of each text.
+static void linear_few(GPT2* model, float* out, const float* inp, const float* weight, const float* bias,
+                       int N, int C, int OC) {
+    if (model->is_quantized) {
+        linear_forward(model, out, inp, weight, bias, N, C, OC);
+    } else {
+        matvec_forward_cpu(out, inp, weight, bias, N, C, OC);
+    }
+}
+
+// All that reads the weights of a block.
 static void text_linear(GPT2* model, TextRows rows, float* out, const float* inp, const float* weight,
                         const float* bias, int C, int OC) {
-    if (rows.positions) {
-        matvec_forward_cpu(out, inp, weight, bias, rows.count, C, OC);
-    } else {
-        matmul_forward_cpu(out, inp, weight, bias, rows.count, C, OC, &model->matmul);
-    }
+    (rows.positions ? linear_few : linear_forward)(model, out, inp, weight, bias, rows.count, C, OC);
 }
 
 // Stores the keys and values in qkv, and sets atty.
@@ -521,8 +574,7 @@ static void text_block(GPT2* model, int l, TextRows rows, const float* residual)
 // Sets lnf (N, C).
 static void text_forward(GPT2* model, TextRows rows) {
     const GPT2Activations a = model->text;
-    encoder_forward_cpu(a.encoded, rows.ids, model->params.wte, model->params.wpe, 1, rows.count,
-                        (EncoderPositions){rows.positions, NULL}, model->cfg.C);
+    encode_tokens(model, a.encoded, rows.ids, 1, rows.count, (EncoderPositions){rows.positions, NULL});
     for (int l = 0; l < model->cfg.L; l++) {
         text_block(model, l, rows, l == 0 ? a.encoded : a.residual3);
     }
@@ -533,8 +585,8 @@ static void text_forward(GPT2* model, TextRows rows) {
 // The logits (count, Vp) that follow `count` rows of lnf, the first of them `first`.
 static const float* text_logits(GPT2* model, int first, int count) {
     const int C = model->cfg.C;
-    matvec_forward_cpu(model->text.logits, model->text.lnf + (size_t)first * C, model->params.wte, NULL,
-                       count, C, model->cfg.Vp);
+    linear_few(model, model->text.logits, model->text.lnf + (size_t)first * C, model->params.wte, NULL, count,
+               C, model->cfg.Vp);
     return model->text.logits;
 }
 
@@ -558,11 +610,44 @@ static char* group_of_parameters(const GPT2* model, int g) {
     return (char*)model->params_memory + gpt2_group_offset_bytes(model->parameter_rows, g);
 }
 
+// Sets the parameters of group g from fp32 values laid out by `rows`, in memory that has only this group.
+static void quantize_group(GPT2* model, int g, const TensorRow* rows, const float* group) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t elements = tensor_layer_elements(&rows[i]);
+        void* to = tensor_at_layer(&model->parameter_rows[i], model->params_memory, gpt2_group_layer(g));
+        if (!tensor_is_in_group(&rows[i], g)) {
+            continue;
+        }
+        const float* from = (const float*)tensor_in_group(rows, &rows[i], g, group);
+        if (quantized_is_matrix(&rows[i])) {
+            quantized_encode_matrix((QuantizedBlock*)to, from, elements);
+        } else {
+            memcpy(to, from, elements * sizeof(float));
+        }
+    }
+}
+
+// Reads group g; only this one is in memory in fp32.
+static void read_quantized(GPT2* model, Weights* weights, int g) {
+    const ZeroPlan whole = zero_plan(model->cfg, 0, 0, 1);
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows(rows, model->cfg);
+    float* group =
+        (float*)check_alloc(zero_group_elements(&whole, g), sizeof(float), "a group of parameters");
+    weights_read(weights, rows, g, group);
+    quantize_group(model, g, rows, group);
+    free(group);
+}
+
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     Weights weights;
     weights_open(&weights, model->cfg, path, seed);
     for (int g = 0; g < gpt2_groups(model->cfg); g++) {
-        weights_read(&weights, model->parameter_rows, g, group_of_parameters(model, g));
+        if (model->is_quantized) {
+            read_quantized(model, &weights, g);
+        } else {
+            weights_read(&weights, model->parameter_rows, g, group_of_parameters(model, g));
+        }
     }
     weights_close(&weights);
 }
@@ -617,7 +702,8 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
     (void)comm;
-    gpt2_parameter_rows(plan->parameters, cfg);
+    const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
+    planned_parameters(plan->parameters, cfg, &whole, o);
     TensorRow text[GPT2_ACTIVATION_ROWS];
     planned_activations(plan->activations, text, cfg, o);
     memory_plan(plan->memory, cfg, o);

@@ -24,6 +24,8 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
+#include "llmc/quantized.cuh"
+#include "llmc/quantized_model.h"
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
@@ -107,6 +109,7 @@ struct GPT2 {
         text_rows[GPT2_ACTIVATION_ROWS]; // generation's activations, in the same memory: between two steps
     GPT2Activations text;                // training needs none
     TextQueue texts;
+    floatX* expanded; // with --quantize, whose matrices are in 8 bits: room for one as floatX; else NULL
 
     BatchQueue batches;
     MatmulGpu matmul;
@@ -152,6 +155,11 @@ static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Con
     const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
                                                 (size_t)planned_chunk(o));
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
+}
+
+// Room for the largest matrix of a block, with --quantize.
+static size_t planned_expanded(GPT2Config cfg, const Options* o) {
+    return o->quantize ? (size_t)gpt2_hidden(cfg) * cfg.C * sizeof(floatX) : 0;
 }
 
 static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) && o->master_weights; }
@@ -220,16 +228,21 @@ static void plan_add_residuals(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
 
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
     const int trains = !options_only_evaluates(o);
     const size_t activation_bytes = planned_activations(activations, text, cfg, o);
     plan->name = NULL;
     const int on_gpu = !o->offload_params; // the slices of both
-    plan_add(plan, "parameters",
-             zero_parameter_bytes(&zero, DTYPE_OF(floatX)) +
-                 (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
+    if (o->quantize) {
+        plan_add(plan, "parameters in 8 bits", quantized_parameter_rows(parameters, cfg, sizeof(floatX)));
+    } else {
+        plan_add(plan, "parameters",
+                 zero_parameter_bytes(&zero, DTYPE_OF(floatX)) +
+                     (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
+    }
     if (o->recompute == RECOMPUTE_NEVER) {
+        plan_add(plan, "expanded matrix", planned_expanded(cfg, o));
         plan_add_text(plan, text, activation_bytes);
         plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
         return;
@@ -327,7 +340,9 @@ static void open_sensors(GPT2* model, const Options* options) {
 static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     const size_t element_bytes = dtype_bytes(model->grad_dtype);
     gpt2_sharded_rows_of(model->parameter_rows, model->cfg, sizeof(floatX), zero->size);
-    model->parameter_bytes = zero_params_elements(zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
+    model->parameter_bytes = o->quantize
+                                 ? quantized_parameter_rows(model->parameter_rows, model->cfg, sizeof(floatX))
+                                 : zero_params_elements(zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, element_bytes, zero->size);
     model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
     model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
@@ -365,6 +380,9 @@ static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
     tensor_rows_bind(&model->text, model->text_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
+    if (o->quantize) {
+        model->expanded = (floatX*)gpu_alloc(planned_expanded(model->cfg, o), 1, "expanded matrix");
+    }
 }
 
 // And for training.
@@ -510,6 +528,7 @@ static void gpt2_close(GPT2* model) {
     close_texts(&model->texts);
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
+    gpu_free(model->expanded);
     gpu_free(model->acts_memory);
     gpu_free(model->params_memory);
     gpu_close(&model->gpu);
@@ -997,6 +1016,71 @@ typedef struct {
     const int* positions; // the place of each token in its text: row r is of text r
 } TextRows;
 
+typedef struct {
+    const floatX *weight, *bias; // (OC, C), or its blocks; (OC), or NULL
+    int C, OC;
+} TextLinear;
+
+static QuantizedGpu text_blocks(TextLinear layer) {
+    return quantized_gpu_bind(layer.weight, (size_t)layer.OC * layer.C);
+}
+
+// Sets out (N, OC) = add + inp weight^T + bias; add (N, OC) may be NULL. Few rows read blocks as they are; for more, the
+// usual product reads them expanded.
+static void text_linear(GPT2* model, floatX* out, const floatX* add, const floatX* inp, TextLinear layer,
+                        int N) {
+    const int C = layer.C, OC = layer.OC;
+    const floatX* weight = layer.weight;
+    if (model->expanded && N <= QUANTIZED_ROWS) {
+        quantized_matmul(out, add, inp, text_blocks(layer), layer.bias, N, C, OC, &model->gpu);
+        return;
+    }
+    if (model->expanded) {
+        quantized_expand(model->expanded, text_blocks(layer), (size_t)OC * C, &model->gpu);
+        weight = model->expanded;
+    }
+    if (add) {
+        matmul_forward_residual(out, add, inp, weight, layer.bias, N, C, OC, &model->matmul);
+    } else {
+        matmul_forward(out, inp, weight, layer.bias, N, C, OC, &model->matmul);
+    }
+}
+
+// The same, and GELU.
+static void text_linear_gelu(GPT2* model, floatX* out, floatX* pre, const floatX* inp, TextLinear layer,
+                             int N) {
+    if (model->expanded) {
+        text_linear(model, pre, NULL, inp, layer, N);
+        gelu_forward(out, pre, (size_t)N * layer.OC, &model->gpu);
+    } else {
+        matmul_forward_gelu(out, pre, inp, layer.weight, layer.bias, N, layer.C, layer.OC, &model->matmul);
+    }
+}
+
+// Sets encoded (N, C).
+static void text_encode(GPT2* model, TextRows rows) {
+    const GPT2Parameters p = model->params;
+    const int C = model->cfg.C;
+    const EncoderPositions positions = {rows.positions, NULL};
+    floatX* encoded = model->text.encoded;
+    if (model->expanded) {
+        const QuantizedGpu wte = quantized_gpu_bind(p.wte, (size_t)model->cfg.Vp * C);
+        quantized_encoder(encoded, rows.ids, wte, p.wpe, rows.count, positions, C, &model->gpu);
+    } else {
+        encoder_forward(encoded, rows.ids, p.wte, p.wpe, 1, rows.count, positions, C, &model->gpu);
+    }
+}
+
+// Sets the logits (count, Vp) of rows of lnf. Blocks of wte are never expanded: it is larger than what is to be saved.
+static void text_classify(GPT2* model, const floatX* lnf, int count) {
+    const int C = model->cfg.C, Vp = model->cfg.Vp, most = model->expanded ? QUANTIZED_ROWS : count;
+    const TextLinear layer = {model->params.wte, NULL, C, Vp};
+    for (int n = 0; n < count; n += most) {
+        const int rows = count - n < most ? count - n : most;
+        text_linear(model, model->text.logits + (size_t)n * Vp, NULL, lnf + (size_t)n * C, layer, rows);
+    }
+}
+
 // Stores the keys and values in qkv, and sets atty.
 static void text_attention(GPT2* model, TextRows rows, floatX* kv) {
     const Gpu* gpu = &model->gpu;
@@ -1019,13 +1103,12 @@ static void text_block(GPT2* model, int l, TextRows rows, const floatX* residual
     const GPT2Parameters p = parameters_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->text, model->text_rows, l);
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
-    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
+    text_linear(model, a.qkv, NULL, a.ln1, TextLinear{p.qkvw, p.qkvb, C, QKV}, N);
     text_attention(model, rows, a.kv);
-    matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
+    text_linear(model, a.residual2, residual, a.atty, TextLinear{p.attprojw, p.attprojb, C, C}, N);
     layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
-    matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
-    matmul_forward_residual(a.residual3, a.residual2, a.fch_gelu, p.fcprojw, p.fcprojb, N, F, C,
-                            &model->matmul);
+    text_linear_gelu(model, a.fch_gelu, a.fch, a.ln2, TextLinear{p.fcw, p.fcb, C, F}, N);
+    text_linear(model, a.residual3, a.residual2, a.fch_gelu, TextLinear{p.fcprojw, p.fcprojb, F, C}, N);
 }
 
 // Sets the logits (count, Vp) that follow the last `count` rows.
@@ -1034,16 +1117,14 @@ static void text_forward(GPT2* model, TextRows rows, int count) {
     const GPT2Activations a = model->text;
     model->matmul.settings.autotune = 0; // so that the bits are the same in each run
     zero_begin_forward(&model->zero);
-    encoder_forward(a.encoded, rows.ids, model->params.wte, model->params.wpe, 1, rows.count,
-                    EncoderPositions{rows.positions, NULL}, cfg.C, &model->gpu);
+    text_encode(model, rows);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
         text_block(model, l, rows, l == 0 ? a.encoded : a.residual3);
     }
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,
                       rows.count, cfg.C, &model->gpu);
-    matmul_forward(a.logits, a.lnf + (size_t)(rows.count - count) * cfg.C, model->params.wte,
-                   (const floatX*)NULL, count, cfg.C, cfg.Vp, &model->matmul);
+    text_classify(model, a.lnf + (size_t)(rows.count - count) * cfg.C, count);
 }
 
 // All work of one call: the ints on the host to the GPU, and `count` rows of logits back.
@@ -1138,20 +1219,53 @@ static void upload_master(GPT2* model, size_t at, const float* values, size_t co
     }
 }
 
+// Sets weights from fp32 values on the host.
+static void upload_narrow(const GPT2* model, floatX* to, const float* from, size_t count) {
+    floatX* narrow = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    for (size_t i = 0; i < count; i++) {
+        narrow[i] = from_float<floatX>(from[i]);
+    }
+    upload(model, to, narrow, count * sizeof(floatX));
+    free(narrow);
+}
+
+// Sets a matrix that is in 8 bits.
+static void upload_quantized(const GPT2* model, void* to, const float* from, size_t elements) {
+    const size_t blocks = elements / QUANTIZED_BLOCK, bytes = quantized_gpu_bytes(elements);
+    QuantizedBlock* matrix = (QuantizedBlock*)check_alloc(blocks, sizeof(QuantizedBlock), "matrix in 8 bits");
+    void* staging = check_alloc(bytes, 1, "matrix in 8 bits");
+    quantized_encode_matrix(matrix, from, elements);
+    quantized_upload(to, staging, matrix, elements, &model->gpu);
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    free(staging);
+    free(matrix);
+}
+
+// Sets the parameters of group g with --quantize; `rows` are those of `group`, as in upload_group.
+static void upload_quantized_group(GPT2* model, int g, const TensorRow* rows, const float* group) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t elements = tensor_layer_elements(&rows[i]);
+        void* to = tensor_at_layer(&model->parameter_rows[i], model->params_memory, gpt2_group_layer(g));
+        if (!tensor_is_in_group(&rows[i], g)) {
+            continue;
+        }
+        const float* from = (const float*)tensor_in_group(rows, &rows[i], g, group);
+        if (quantized_is_matrix(&rows[i])) {
+            upload_quantized(model, to, from, elements);
+        } else {
+            upload_narrow(model, (floatX*)to, from, elements);
+        }
+    }
+}
+
 // Sets what this process updates of group g, and the master weights of it, from fp32 values on the host that have this
 // group alone, laid out by the parameter rows.
 static void upload_group(GPT2* model, int g, const float* group) {
     const ZeroPlan* zero = &model->zero.plan;
     const ZeroPiece piece = zero_piece(zero, g);
     const float* from = group + (piece.full - zero_group_begin(zero, g));
-    floatX* narrow = (floatX*)check_alloc(piece.count, sizeof(floatX), "copy of a group of parameters");
-    for (size_t i = 0; i < piece.count; i++) {
-        narrow[i] = from_float<floatX>(from[i]);
-    }
     upload_master(model, piece.owned, from, piece.count);
-    upload(model, (floatX*)zero_update_parameters(&model->zero) + piece.kept, narrow,
-           piece.count * sizeof(floatX));
-    free(narrow);
+    upload_narrow(model, (floatX*)zero_update_parameters(&model->zero) + piece.kept, from, piece.count);
 }
 
 // After all groups: sets all parameters that this process keeps.
@@ -1221,7 +1335,11 @@ static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     for (int g = 0; g < zero->groups; g++) {
         memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
         weights_read(&weights, rows, g, group);
-        upload_group(model, g, group);
+        if (model->expanded) {
+            upload_quantized_group(model, g, rows, group);
+        } else {
+            upload_group(model, g, group);
+        }
     }
     weights_close(&weights);
     free(group);

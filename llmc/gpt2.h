@@ -16,7 +16,7 @@ positions, GELU in tanh form, the token embedding shared with the classifier.
 
 defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters, GPT2OptimizerState,
          GPT2Activations, TensorRow, UpdateRule, StateRow, gpt2_state_rows, gpt2_state_bind,
-         gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_bind, gpt2_sharded_rows_of,
+         gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_layout, tensor_rows_bind, gpt2_sharded_rows_of,
          gpt2_parameter_rows, gpt2_parameter_rows_of, TensorPlace, tensor_at_layer, gpt2_activation_rows,
          gpt2_classifier_chunk,
          gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_model_by_name,
@@ -214,7 +214,7 @@ static inline size_t tensor_rows_place_(TensorRow* rows, int count, TensorLife l
 }
 
 // Fills in the offsets; returns the bytes of the whole allocation.
-static inline size_t tensor_rows_layout_(TensorRow* rows, int count) {
+static inline size_t tensor_rows_layout(TensorRow* rows, int count) {
     const size_t always = tensor_rows_place_(rows, count, LIVE_ALWAYS, 0);
     const size_t block = tensor_rows_place_(rows, count, LIVE_BLOCK, always);
     const size_t classifier = tensor_rows_place_(rows, count, LIVE_CLASSIFIER, always);
@@ -375,7 +375,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row++;
     GPT2_ACTIVATIONS(GPT2_ROW_)
 #undef GPT2_ROW_
-    return tensor_rows_layout_(rows, GPT2_ACTIVATION_ROWS);
+    return tensor_rows_layout(rows, GPT2_ACTIVATION_ROWS);
 }
 
 // Points every member of `pointers` (a GPT2Parameters or GPT2Activations) at its tensor in `memory`.

@@ -15,6 +15,7 @@ the bytes they must move.
 #include "llmc/gelu.h"
 #include "llmc/layernorm.h"
 #include "llmc/matmul.h"
+#include "llmc/quantized.h"
 #include "llmc/run/peak.h"
 #include "llmc/base/rand.h"
 
@@ -109,6 +110,29 @@ static void bench_matmul(Bench* bench, int N, int in, int out) {
     free(dweight);
     free(y);
     free(bias);
+}
+
+// A step of generation with all matrices of 124M as one, so that none stays in a cache: bound by reading them.
+static void bench_quantized(Bench* bench, int N) {
+    enum { ROWS = VP + 12 * 12 * C };
+    QuantizedScratch scratch;
+    float *inp = random_floats((size_t)N * C), *out = random_floats((size_t)N * ROWS),
+          *row = random_floats(C);
+    const size_t blocks = C / QUANTIZED_BLOCK;
+    QuantizedBlock* weight = check_alloc(ROWS * blocks, sizeof(QuantizedBlock), "weights in 8 bits");
+    for (size_t o = 0; o < ROWS; o++) {
+        quantized_encode(weight + o * blocks, row, C);
+    }
+    quantized_open(&scratch, (size_t)N, C);
+    char name[64];
+    snprintf(name, sizeof(name), "8 bits          %4d x %4d -> %d", N, C, ROWS);
+    BENCH(bench, name, quantized_bytes(C, ROWS), bench->bandwidth, "GB/s   ",
+          quantized_matmul_cpu(out, inp, weight, NULL, N, C, ROWS, &scratch));
+    quantized_close(&scratch);
+    free(weight);
+    free(row);
+    free(out);
+    free(inp);
 }
 
 static void bench_attention(Bench* bench, int B, int T) {
@@ -209,6 +233,8 @@ int main(int argc, char** argv) {
             bench_matmul(&bench, N, shapes[i][0], shapes[i][1]);
         }
     }
+    bench_quantized(&bench, 1);
+    bench_quantized(&bench, 8);
     bench_attention(&bench, 4, 64);
     bench_attention(&bench, 1, 1024);
     bench_rows(&bench, 1024);

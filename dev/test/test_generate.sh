@@ -126,6 +126,65 @@ test_gpu() {
         "$gpu_trainer" "${greedy[@]}" --graph $graph >stdout 2>stderr
         check "the GPU's greedy texts, --graph $graph: $(grep -m 1 error stderr)" cmp greedy.jsonl stdout
     done
+    test_gpu_quantized
+}
+
+# The CPU rounds inputs of products, too, so a text may change where two tokens are almost as likely. 9 texts at a time
+# are more than a kernel of few rows takes.
+test_gpu_quantized() {
+    local batch greedy=(--model run --prompts prompts.jsonl --tokens 12 --temperature 0 --quantize q8_0)
+    good_text "greedy texts in 8 bits" "${greedy[@]}"
+    cp stdout greedy.jsonl
+    for batch in 1 9; do
+        "$gpu_trainer" "${greedy[@]}" --batch $batch >stdout 2>stderr
+        check "the GPU's memory in 8 bits: $(head -n 1 stderr)" grep -q 'parameters in 8 bits .* + expanded matrix' stderr
+        check "the GPU's greedy texts in 8 bits, $batch at a time" \
+            [ "$(grep -cxFf greedy.jsonl stdout)" -ge 4 ]
+    done
+    "$gpu_trainer" --model bytes --steps 0 --perplexity text.txt --quantize q8_0 >stdout 2>stderr
+    status=$?
+    check_error "tasks on a GPU in 8 bits" 2 "only generates text"
+}
+
+# The loss that is printed for a text.
+loss_of() { sed -n 's/.* | loss \([0-9.]*\) | perplexity .*/\1/p' stdout; }
+
+# Matrices in 8 bits: hardly another loss, less memory, and texts that depend on nothing else either.
+test_quantized() {
+    local q=(--quantize q8_0) loss prompts=(--model run --prompts prompts.jsonl --tokens 60) batch
+    runs "a model that has learned" --layers 2 --channels 64 --heads 2 --seq-len 64 --batch 8 --eval-every 0 --samples 0 \
+        --train-data "$root/README.md" --steps 150 --lr 0.005 --out learned
+    runs "its loss" --model learned --steps 0 --perplexity "$root/README.md" --plan
+    check "memory in fp32" grep -q '= parameters 0\.5 + activations' stdout
+    runs "its loss" --model learned --steps 0 --perplexity "$root/README.md"
+    loss=$(loss_of)
+    check "loss $loss after learning" awk "BEGIN { exit !($loss > 0.5 && $loss < 3) }"
+    runs "in 8 bits" --model learned --steps 0 --perplexity "$root/README.md" "${q[@]}"
+    check "memory in 8 bits: $(grep memory: stdout)" grep -q '= parameters in 8 bits 0\.2 + inputs in 8 bits 0\.3 +' stdout
+    check "loss $(loss_of) in 8 bits, $loss in fp32" \
+        awk "BEGIN { d = $(loss_of) / $loss - 1; exit !(d < 0.001 && d > -0.001) }"
+    check "the plan has blocks" grep -q 'wte .* 384 x 2 ' <("$trainer" --model learned --steps 0 --plan \
+        --perplexity "$root/README.md" "${q[@]}")
+    good_text "texts in 8 bits" "${prompts[@]}" "${q[@]}"
+    cp stdout quantized
+    for batch in 1 3 7; do
+        good_text "batch $batch in 8 bits" "${prompts[@]}" "${q[@]}" --batch $batch --threads $((batch / 2 + 1))
+        check "the same texts in 8 bits, $batch at a time" cmp quantized stdout
+    done
+    good_text "llm.c's file in 8 bits" --model bytes.bin --tokenizer bytes/step_00000030 --prompt 'Gr' --tokens 40 "${q[@]}"
+    cp stdout bin
+    good_text "a directory in 8 bits" --model bytes --prompt 'Gr' --tokens 40 "${q[@]}"
+    check "the same model in both forms, in 8 bits" cmp bin stdout
+}
+
+test_quantized_misuse() {
+    local q=(--quantize q8_0)
+    runs "48 channels" --layers 1 --channels 48 --heads 2 --seq-len 32 --batch 2 --eval-every 0 --steps 1 --out odd
+    bad 2 "48 channels|multiple of 32|--quantize off works" --model odd --prompt x "${q[@]}"
+    bad 2 "training needs --quantize off" "${tiny[@]}" --steps 1 "${q[@]}"
+    bad 2 "training needs --quantize off" --model run --steps 0 "${q[@]}"
+    bad 2 "no weights to export" --model bytes --steps 0 --perplexity text.txt --export-llmc x.bin "${q[@]}"
+    bad 2 "--quantize is q4|wanted off" --model run --prompt x --quantize q4
 }
 
 make_files
@@ -133,5 +192,7 @@ test_prompt
 test_interactive
 test_prompts
 test_misuse
+test_quantized
+test_quantized_misuse
 [ -z "$gpu_trainer" ] || test_gpu
 check_done

@@ -8,8 +8,7 @@ gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relative
                       of the vocabulary
 
 Little endian. Matrices have the type asked for; vectors and position embeddings stay fp32, as their readers
-want them. Q8_0 is blocks of 32 numbers of a row with one scale: d = max |x| / 127 in fp16, q = round(x / d)
-in int8; matrices whose rows are no whole blocks are fp16 instead.
+want them. Q8_0 is quantized.h's blocks; matrices whose rows are no whole blocks are fp16 instead.
 
 Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
 its tokens are only numbers there, and llama.cpp cannot read or print text with them.
@@ -56,9 +55,10 @@ void gguf_write(const char* path, const char* name, GPT2Config cfg, const Tensor
 #include "llmc/base/file.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/json.h"
+#include "llmc/quantized.h"
 #include "llmc/tokenizer/bpe_files.h"
 
-enum { GGUF_ALIGN_ = 32, GGUF_BLOCK_ = 32, GGUF_BLOCK_BYTES_ = 34 };
+enum { GGUF_ALIGN_ = 32 };
 enum {
     GGUF_U32_ = 4,
     GGUF_I32_ = 5,
@@ -254,7 +254,7 @@ static uint32_t gguf_type_(const TensorRow* row, GgufDtype dtype) {
     if (row->form == FILE_VECTOR || strcmp(row->name, "wpe") == 0 || dtype == GGUF_F32) {
         return GGUF_TYPE_F32_;
     }
-    if (dtype == GGUF_Q8_0 && row->cols % GGUF_BLOCK_ == 0) {
+    if (dtype == GGUF_Q8_0 && quantized_fits(row->cols)) {
         return GGUF_TYPE_Q8_0_;
     }
     return dtype == GGUF_BF16 ? GGUF_TYPE_BF16_ : GGUF_TYPE_F16_;
@@ -263,7 +263,7 @@ static uint32_t gguf_type_(const TensorRow* row, GgufDtype dtype) {
 // Bytes of a row of `cols` numbers.
 static size_t gguf_row_bytes_(uint32_t type, size_t cols) {
     return type == GGUF_TYPE_F32_    ? 4 * cols
-           : type == GGUF_TYPE_Q8_0_ ? cols / GGUF_BLOCK_ * GGUF_BLOCK_BYTES_
+           : type == GGUF_TYPE_Q8_0_ ? cols / QUANTIZED_BLOCK * sizeof(QuantizedBlock)
                                      : 2 * cols;
 }
 
@@ -294,26 +294,13 @@ static void gguf_put_infos_(GgufWriter_* w, GPT2Config cfg, const TensorRow* row
     }
 }
 
-// One block of Q8_0.
-static void gguf_quantize_(unsigned char out[GGUF_BLOCK_BYTES_], const float* x) {
-    float largest = 0;
-    for (int i = 0; i < GGUF_BLOCK_; i++) {
-        largest = fmaxf(largest, fabsf(x[i]));
-    }
-    const float d = largest / 127, inverse = d > 0 ? 1 / d : 0;
-    const uint16_t scale = fp16_from_float(d);
-    memcpy(out, &scale, sizeof(scale));
-    for (int i = 0; i < GGUF_BLOCK_; i++) {
-        out[2 + i] = (unsigned char)(signed char)roundf(x[i] * inverse);
-    }
-}
-
 // Converts a row of `cols` numbers into out.
 static void gguf_convert_(unsigned char* out, const float* x, size_t cols, uint32_t type) {
-    for (size_t i = 0; type == GGUF_TYPE_Q8_0_ && i < cols; i += GGUF_BLOCK_) {
-        gguf_quantize_(out + i / GGUF_BLOCK_ * GGUF_BLOCK_BYTES_, x + i);
+    if (type == GGUF_TYPE_Q8_0_) {
+        quantized_encode((QuantizedBlock*)(void*)out, x, cols);
+        return;
     }
-    for (size_t i = 0; type != GGUF_TYPE_Q8_0_ && i < cols; i++) {
+    for (size_t i = 0; i < cols; i++) {
         const uint16_t bits = type == GGUF_TYPE_BF16_ ? bf16_from_float(x[i]) : fp16_from_float(x[i]);
         memcpy(out + 2 * i, &bits, sizeof(bits));
     }

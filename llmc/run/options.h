@@ -145,6 +145,7 @@ typedef struct {
     const char *prompts, *out_texts;
     int tokens;
     OptionList stop;
+    int quantize;
 
     const char* out;
     int save_every, keep, keep_major;
@@ -287,6 +288,7 @@ int options_given(const Options* options, const char* name);
 #include "llmc/run/launch.h"
 #include "llmc/run/schedule.h"
 #include "llmc/gpt2.h"
+#include "llmc/quantized_model.h"
 #endif
 
 // A row's type and offset. A field of another C type does not compile: the comparison is never evaluated.
@@ -451,6 +453,9 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "length of a text at most; it ends earlier with its document"},
     {"texts",      "stop",          "",   LIST_(stop),             0,        0, TEXTS_ | ONCE_,    "",
         "TEXT", "end a text before this string; may be given several times"},
+    {"texts",      "quantize",      "",   CHOICE_(quantize),       0,        0, ONCE_ | BOTH_,    "off",
+        WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the model's matrices in 8 bits, as in GGUF; for generating text, and on a CPU for "
+        "tasks with --steps 0"},
 
     {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_,            "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); empty: no files"},

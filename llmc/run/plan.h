@@ -245,7 +245,8 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Tensor
     plan_print_moves_(file, memory, PLAN_DISK);
     plan_print_disk_(file, cfg, options);
     plan_print_work_(file, cfg, options, flops_per_s, device);
-    fprintf(file, "\nparameters   layers x rows x columns (the same for gradients and optimizer state)\n");
+    fprintf(file, "\nparameters   layers x rows x columns (%s)\n",
+            options->quantize ? "of matrices: blocks of 32" : "the same for gradients and optimizer state");
     plan_print_rows_(file, parameters, GPT2_PARAMETER_ROWS);
     fprintf(file,
             "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "

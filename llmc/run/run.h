@@ -828,6 +828,7 @@ static int run_dispatch_(Run_* run, const char* program) {
         run_turn_ends_(run);
         return run_is_first_(run) ? setup_verify_data(options) : EXIT_SUCCESS;
     }
+    setup_check_quantize(options, run->cfg);
     if (run_is_first_(run)) {
         setup_check_exports(options);
     }

@@ -15,7 +15,7 @@ is refused: its tokens would be different ones. The model is a name, a file of l
 directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
-defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_try_prompt, setup_model_path,
+defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_try_prompt, setup_model_path,
          setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
          setup_training, setup_adamw, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
@@ -124,6 +124,9 @@ int setup_verify_data(const Options* options);
 // Decides what is still "auto" about generating texts; after setup_model.
 void setup_texts(Options* options);
 
+// Refuses --quantize where the run cannot use it, and for a model whose rows are no whole blocks.
+void setup_check_quantize(const Options* options, GPT2Config cfg);
+
 // The learning rate and all intervals; after setup_data. `has_weights`: the model is already trained. Values
 // that depend on an unknown number of steps stay auto.
 void setup_training(Options* options, int has_weights);
@@ -193,6 +196,7 @@ void setup_close(RunData* data);
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/quantized_model.h"
 
 // ---- vocabulary and model ----
 
@@ -929,6 +933,28 @@ void setup_texts(Options* options) {
     }
     options->recompute = RECOMPUTE_NEVER;
     options->logits_chunk = options->batch;
+}
+
+void setup_check_quantize(const Options* options, GPT2Config cfg) {
+    if (options->quantize == QUANTIZE_OFF) {
+        return;
+    }
+    if (!options->generates && !options_only_evaluates(options)) {
+        die_usage("--quantize q8_0 is for generating text, and for tasks with --steps 0; training needs "
+                  "--quantize off");
+    }
+    if (!options->generates && options->program.trainer == OPTION_GPU) {
+        die_usage(
+            "--quantize q8_0 with tasks: train_gpt2cu only generates text with it; train_gpt2 has both");
+    }
+    if (options->export_llmc[0] || options->export_gguf[0]) {
+        die_usage(
+            "--quantize q8_0 has no weights to export; wanted off (--export-gguf-dtype q8_0 exports 8 bits)");
+    }
+    if (!quantized_fits((size_t)cfg.C)) {
+        die_usage("--quantize q8_0: the model has %d channels, wanted a multiple of %d; --quantize off works",
+                  cfg.C, QUANTIZED_BLOCK);
+    }
 }
 
 AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm) {

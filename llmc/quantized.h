@@ -1,0 +1,308 @@
+/*
+quantized.h -- weights in 8 bits, and the linear layer with them. Inference only.
+
+    out[n][o] = sum_c inp[n][c] weight[o][c] + bias[o]
+
+    out     (N, OC)       fp32
+    inp     (N, C)        fp32; C a multiple of QUANTIZED_BLOCK
+    weight  (OC, C / 32)  blocks
+    bias    (OC)          fp32; may be NULL
+
+A block is GGUF's Q8_0: 32 numbers of a row with one scale, w = scale q, scale = max |w| / 127 in fp16,
+q = round(w / scale): 34 bytes, 1.06 a number. The input is rounded to 8 bits in the same way, with scales in
+fp32. Products of 8 bits are summed over a block in integers, exactly; blocks are added up in fp32, in their
+order.
+
+A kernel does a row of weights times 1 or 4 rows of input. Which one serves is found when the program runs:
+with VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C. A row of the result has the same bits
+whatever other rows are there, and for any number of threads.
+
+defines: QUANTIZED_BLOCK, QuantizedBlock, QuantizedRows, QuantizedProduct, QuantizedKernel, QuantizedScratch,
+         quantized_fits, quantized_encode, quantized_decode, quantized_rows_bytes, quantized_rows_bind,
+         quantized_rows, quantized_kernels, quantized_kernel, quantized_open, quantized_close,
+         quantized_matmul_cpu, quantized_bytes
+*/
+#ifndef LLMC_QUANTIZED_H
+#define LLMC_QUANTIZED_H
+
+#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/float16.h"
+#include "llmc/base/int.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
+
+enum { QUANTIZED_BLOCK = 32, QUANTIZED_TILE = 4, QUANTIZED_CHUNK_ = 32 };
+
+typedef struct {
+    uint16_t scale; // fp16
+    int8_t q[QUANTIZED_BLOCK];
+} QuantizedBlock;
+static_assert(sizeof(QuantizedBlock) == 34, "the block of the file format has no padding");
+
+// Rows of input in 8 bits.
+typedef struct {
+    int8_t* q;     // (N, C)
+    float* scales; // (N, C / QUANTIZED_BLOCK)
+} QuantizedRows;
+
+// Sets sums[0 ... rows): a row of `blocks` blocks of weights times rows of input that lie `blocks` apart, 1 or
+// QUANTIZED_TILE of them.
+typedef void (*QuantizedProduct)(float* sums, const QuantizedBlock* weight, const int8_t* q,
+                                 const float* scales, int rows, int blocks);
+
+typedef struct {
+    const char* name; // of the instructions
+    QuantizedProduct product;
+    int runs; // on this machine
+} QuantizedKernel;
+
+typedef struct {
+    QuantizedProduct product; // the fastest here
+    void* rows;               // quantized_rows_bytes of the largest input
+} QuantizedScratch;
+
+// ---- encoding ----
+
+static inline int quantized_fits(size_t cols) { return cols % QUANTIZED_BLOCK == 0; }
+
+// The scale of 32 numbers: max |x| / 127; NaN if one of them is not finite.
+static inline float quantized_scale_(const float x[QUANTIZED_BLOCK]) {
+    uint32_t bits[QUANTIZED_BLOCK], largest = 0; // positive numbers have the order of their bits
+    memcpy(bits, x, sizeof(bits));
+    for (int i = 0; i < QUANTIZED_BLOCK; i++) {
+        const uint32_t magnitude = bits[i] & 0x7fffffff;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    float value;
+    memcpy(&value, &largest, sizeof(value));
+    return largest < 0x7f800000 ? value / 127 : NAN;
+}
+
+// Sets q[i] = round(x[i] / scale), ties away from zero; 0 for scales that are 0 or NaN.
+static inline void quantized_round_(int8_t q[QUANTIZED_BLOCK], const float x[QUANTIZED_BLOCK], float scale) {
+    const float inverse = scale > 0 ? 1 / scale : 0;
+    for (int i = 0; i < QUANTIZED_BLOCK; i++) {
+        const float value = scale > 0 ? x[i] * inverse : 0;
+        const int whole = (int)value;
+        const float rest = value - (float)whole; // exact
+        q[i] = (int8_t)(whole + (rest >= 0.5f) - (rest <= -0.5f));
+    }
+}
+
+// Encodes a row of `cols` numbers.
+static inline void quantized_encode(QuantizedBlock* out, const float* x, size_t cols) {
+    for (size_t b = 0; b < cols / QUANTIZED_BLOCK; b++) {
+        const float scale = quantized_scale_(x + b * QUANTIZED_BLOCK);
+        out[b].scale = fp16_from_float(scale);
+        quantized_round_(out[b].q, x + b * QUANTIZED_BLOCK, scale);
+    }
+}
+
+static inline void quantized_decode(float* out, const QuantizedBlock* weight, size_t cols) {
+    for (size_t b = 0; b < cols / QUANTIZED_BLOCK; b++) {
+        const float scale = fp16_to_float(weight[b].scale);
+        for (int i = 0; i < QUANTIZED_BLOCK; i++) {
+            out[b * QUANTIZED_BLOCK + i] = scale * weight[b].q[i];
+        }
+    }
+}
+
+// Memory for N rows of C numbers, and its parts.
+static inline size_t quantized_rows_bytes(size_t N, size_t C) {
+    return N * C + N * C / QUANTIZED_BLOCK * sizeof(float);
+}
+static inline QuantizedRows quantized_rows_bind(void* memory, size_t N, size_t C) {
+    float* scales = (float*)memory;
+    return (QuantizedRows){(int8_t*)(scales + N * C / QUANTIZED_BLOCK), scales};
+}
+
+// Encodes inp (N, C).
+static inline void quantized_rows(QuantizedRows rows, const float* inp, size_t N, size_t C) {
+    for (size_t b = 0; b < N * C / QUANTIZED_BLOCK; b++) {
+        rows.scales[b] = quantized_scale_(inp + b * QUANTIZED_BLOCK);
+        quantized_round_(rows.q + b * QUANTIZED_BLOCK, inp + b * QUANTIZED_BLOCK, rows.scales[b]);
+    }
+}
+
+// ---- kernels ----
+
+static inline void quantized_product_plain_(float* sums, const QuantizedBlock* weight, const int8_t* q,
+                                            const float* scales, int rows, int blocks) {
+    for (int r = 0; r < rows; r++) {
+        const int8_t* x = q + (size_t)r * blocks * QUANTIZED_BLOCK;
+        sums[r] = 0;
+        for (int b = 0; b < blocks; b++) {
+            int32_t sum = 0;
+            for (int i = 0; i < QUANTIZED_BLOCK; i++) {
+                sum += weight[b].q[i] * x[b * QUANTIZED_BLOCK + i];
+            }
+            sums[r] += (float)sum * (fp16_to_float(weight[b].scale) * scales[r * blocks + b]);
+        }
+    }
+}
+
+#if defined(__x86_64__)
+static inline __attribute__((target("avx2"))) float quantized_hsum_(__m256 v) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+// The instructions multiply unsigned by signed numbers: |w| times x with the sign of w. DOT(magnitudes, signed)
+// gives 8 sums of four products each; AVX2 makes them of pairs in 16 bits, where |w|, |x| <= 127 fit.
+#define QUANTIZED_X86_(name, targets, DOT)                                                                   \
+    static inline __attribute__((target(targets))) void name##rows_(                                         \
+        float* sums, const QuantizedBlock* weight, const int8_t* q, const float* scales, const int rows,     \
+        int blocks) {                                                                                        \
+        __m256 sum[QUANTIZED_TILE];                                                                          \
+        for (int r = 0; r < rows; r++) {                                                                     \
+            sum[r] = _mm256_setzero_ps();                                                                    \
+        }                                                                                                    \
+        for (int b = 0; b < blocks; b++) {                                                                   \
+            const __m256i w = _mm256_loadu_si256((const __m256i*)weight[b].q);                               \
+            const __m256i magnitude = _mm256_sign_epi8(w, w);                                                \
+            const __m256 scale = _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(weight[b].scale)));    \
+            for (int r = 0; r < rows; r++) {                                                                 \
+                const size_t at = (size_t)r * blocks + b;                                                    \
+                const __m256i x = _mm256_loadu_si256((const __m256i*)(q + at * QUANTIZED_BLOCK));            \
+                const __m256 dot = _mm256_cvtepi32_ps(DOT(magnitude, _mm256_sign_epi8(x, w)));               \
+                sum[r] =                                                                                     \
+                    _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, _mm256_broadcast_ss(scales + at)), sum[r]);    \
+            }                                                                                                \
+        }                                                                                                    \
+        for (int r = 0; r < rows; r++) {                                                                     \
+            sums[r] = quantized_hsum_(sum[r]);                                                               \
+        }                                                                                                    \
+    }                                                                                                        \
+    static inline __attribute__((target(targets))) void name(float* sums, const QuantizedBlock* weight,      \
+                                                             const int8_t* q, const float* scales, int rows, \
+                                                             int blocks) {                                   \
+        if (rows == 1) {                                                                                     \
+            name##rows_(sums, weight, q, scales, 1, blocks);                                                 \
+        } else {                                                                                             \
+            name##rows_(sums, weight, q, scales, QUANTIZED_TILE, blocks);                                    \
+        }                                                                                                    \
+    }
+#define QUANTIZED_DOT_AVX2_(a, b) _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1))
+#define QUANTIZED_DOT_VNNI512_(a, b) _mm256_dpbusd_epi32(_mm256_setzero_si256(), a, b)
+#define QUANTIZED_DOT_VNNI_(a, b) _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), a, b)
+QUANTIZED_X86_(quantized_product_avx2_, "avx2,fma,f16c", QUANTIZED_DOT_AVX2_)
+QUANTIZED_X86_(quantized_product_vnni512_, "avx2,fma,f16c,avx512vnni,avx512vl", QUANTIZED_DOT_VNNI512_)
+QUANTIZED_X86_(quantized_product_vnni_, "avx2,fma,f16c,avxvnni", QUANTIZED_DOT_VNNI_)
+#elif defined(__ARM_FEATURE_DOTPROD)
+static inline void quantized_product_neon_(float* sums, const QuantizedBlock* weight, const int8_t* q,
+                                           const float* scales, int rows, int blocks) {
+    for (int r = 0; r < rows; r++) {
+        float32x4_t sum = vdupq_n_f32(0);
+        for (int b = 0; b < blocks; b++) {
+            const size_t at = (size_t)r * blocks + b;
+            const int8_t *w = weight[b].q, *x = q + at * QUANTIZED_BLOCK;
+            const int32x4_t low = vdotq_s32(vdupq_n_s32(0), vld1q_s8(w), vld1q_s8(x));
+            const int32x4_t dot = vdotq_s32(low, vld1q_s8(w + 16), vld1q_s8(x + 16));
+            sum = vfmaq_n_f32(sum, vcvtq_f32_s32(dot), fp16_to_float(weight[b].scale) * scales[at]);
+        }
+        sums[r] = vaddvq_f32(sum);
+    }
+}
+#endif
+
+#if defined(__x86_64__)
+// AVX-VNNI, which not all compilers have a name for when they are asked.
+static inline int quantized_has_vnni_(void) {
+    unsigned eax = 0, ebx, ecx, edx;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax >> 4 & 1;
+}
+#endif
+
+enum { QUANTIZED_KERNELS = 4 };
+
+// All kernels of this kind of processor, the fastest first; returns how many.
+static inline int quantized_kernels(QuantizedKernel kernels[QUANTIZED_KERNELS]) {
+    int n = 0;
+#if defined(__x86_64__)
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const int vnni512 = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
+    kernels[n++] = (QuantizedKernel){"AVX-512 VNNI", quantized_product_vnni512_, vnni512};
+    kernels[n++] = (QuantizedKernel){"AVX-VNNI", quantized_product_vnni_, avx2 && quantized_has_vnni_()};
+    kernels[n++] = (QuantizedKernel){"AVX2", quantized_product_avx2_, avx2};
+#elif defined(__ARM_FEATURE_DOTPROD)
+    kernels[n++] = (QuantizedKernel){"NEON dot products", quantized_product_neon_, 1};
+#endif
+    kernels[n++] = (QuantizedKernel){"plain C", quantized_product_plain_, 1};
+    return n;
+}
+
+// The fastest that runs here.
+static inline QuantizedKernel quantized_kernel(void) {
+    QuantizedKernel kernels[QUANTIZED_KERNELS];
+    quantized_kernels(kernels);
+    int k = 0;
+    while (!kernels[k].runs) {
+        k++;
+    }
+    return kernels[k];
+}
+
+// ---- the layer ----
+
+// Rows [o0, o1) of the weights with all rows of the input.
+static inline void quantized_chunk_(float* out, QuantizedRows inp, const QuantizedBlock* weight,
+                                    const float* bias, int N, int blocks, int OC, int o0, int o1,
+                                    QuantizedProduct product) {
+    for (int n = 0, rows; n < N; n += rows) {
+        rows = N - n >= QUANTIZED_TILE ? QUANTIZED_TILE : 1;
+        const size_t at = (size_t)n * blocks;
+        for (int o = o0; o < o1; o++) {
+            float sums[QUANTIZED_TILE];
+            product(sums, weight + (size_t)o * blocks, inp.q + at * QUANTIZED_BLOCK, inp.scales + at, rows,
+                    blocks);
+            for (int r = 0; r < rows; r++) {
+                out[(size_t)(n + r) * OC + o] = sums[r] + (bias ? bias[o] : 0);
+            }
+        }
+    }
+}
+
+// For inputs of up to N rows of C numbers.
+static inline void quantized_open(QuantizedScratch* scratch, size_t N, size_t C) {
+    scratch->product = quantized_kernel().product;
+    scratch->rows = check_alloc(quantized_rows_bytes(N, C), 1, "inputs in 8 bits");
+}
+
+static inline void quantized_close(QuantizedScratch* scratch) { free(scratch->rows); }
+
+// That a product reads.
+static inline double quantized_bytes(double C, double OC) {
+    return C * OC / QUANTIZED_BLOCK * sizeof(QuantizedBlock);
+}
+
+// Sets out.
+static inline void quantized_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight,
+                                        const float* bias, int N, int C, int OC,
+                                        const QuantizedScratch* scratch) {
+    const QuantizedRows rows = quantized_rows_bind(scratch->rows, (size_t)N, (size_t)C);
+    const size_t blocks = (size_t)C / QUANTIZED_BLOCK;
+#pragma omp parallel for schedule(static) if (N > 1)
+    for (int n = 0; n < N; n++) {
+        const QuantizedRows row = {rows.q + (size_t)n * C, rows.scales + n * blocks};
+        quantized_rows(row, inp + (size_t)n * C, 1, (size_t)C);
+    }
+#pragma omp parallel for schedule(static)
+    for (int o = 0; o < OC; o += QUANTIZED_CHUNK_) {
+        quantized_chunk_(out, rows, weight, bias, N, (int)blocks, OC, o, int_min(o + QUANTIZED_CHUNK_, OC),
+                         scratch->product);
+    }
+}
+
+#endif

@@ -1,0 +1,77 @@
+/*
+quantized_model.h -- a model whose matrices are in 8 bits (quantized.h), for --quantize. Inference only.
+
+    wte, qkvw, attprojw, fcw, fcprojw     blocks: a tensor of (rows, cols / 32) elements of 34 bytes
+    all others                            as they are without
+
+The rows of the parameters say so, and members of GPT2Parameters point to the blocks. On a GPU a layer of a
+matrix takes as many bytes, as quantized.cuh lays them out. C must be a multiple of 32; then so are 3C and 4C.
+
+    encoded[n] = wte[tokens[n]] + wpe[position of n]
+
+    encoded (N, C)   tokens (N)   wte (Vp, C / 32) blocks   wpe (maxT, C)
+
+defines: QUANTIZE_WORDS, Quantize, quantized_is_matrix, quantized_parameter_rows, quantized_encode_matrix,
+         quantized_encoder_cpu
+*/
+#ifndef LLMC_QUANTIZED_MODEL_H
+#define LLMC_QUANTIZED_MODEL_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "llmc/base/words.h"
+#include "llmc/encoder.h"
+#include "llmc/gpt2.h"
+#include "llmc/quantized.h"
+
+// --quantize
+// clang-format off
+#define QUANTIZE_WORDS(X) X(QUANTIZE_OFF, "off") X(QUANTIZE_Q8_0, "q8_0")
+// clang-format on
+typedef enum { QUANTIZE_WORDS(WORDS_VALUE) } Quantize;
+
+// The operands of products. wpe is only added.
+static inline int quantized_is_matrix(const TensorRow* row) {
+    return row->form == FILE_CONV1D || strcmp(row->name, "wte") == 0;
+}
+
+// The rows of the parameters, and their bytes; elements of what stays have `element_bytes`.
+static inline size_t quantized_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
+                                              size_t element_bytes) {
+    assert(quantized_fits((size_t)cfg.C));
+    gpt2_parameter_rows_of(rows, cfg, element_bytes);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (quantized_is_matrix(&rows[i])) {
+            rows[i].cols /= QUANTIZED_BLOCK;
+            rows[i].element_bytes = sizeof(QuantizedBlock);
+        }
+    }
+    return tensor_rows_layout(rows, GPT2_PARAMETER_ROWS);
+}
+
+// Encodes a matrix of `elements` numbers, whose rows are multiples of a block.
+static inline void quantized_encode_matrix(QuantizedBlock* out, const float* x, size_t elements) {
+#pragma omp parallel for schedule(static)
+    for (size_t b = 0; b < elements / QUANTIZED_BLOCK; b++) {
+        quantized_encode(out + b, x + b * QUANTIZED_BLOCK, QUANTIZED_BLOCK);
+    }
+}
+
+// As encoder_forward_cpu, with blocks of wte.
+static inline void quantized_encoder_cpu(float* encoded, const int* tokens, const QuantizedBlock* wte,
+                                         const float* wpe, int B, int T, EncoderPositions positions, int C) {
+    const size_t cols = (size_t)C, blocks = cols / QUANTIZED_BLOCK;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < B * T; n++) {
+        float* out = encoded + (size_t)n * cols;
+        const float* position = wpe + (size_t)encoder_position(positions, n, T) * cols;
+        quantized_decode(out, wte + (size_t)tokens[n] * blocks, cols);
+        for (size_t c = 0; c < cols; c++) {
+            out[c] += position[c];
+        }
+    }
+}
+
+#endif
