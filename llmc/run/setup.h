@@ -196,7 +196,7 @@ void setup_close(RunData* data);
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
-#include "llmc/quantized_model.h"
+#include "llmc/quantized.h"
 
 // ---- vocabulary and model ----
 
@@ -936,7 +936,7 @@ void setup_texts(Options* options) {
 }
 
 void setup_check_quantize(const Options* options, GPT2Config cfg) {
-    if (options->quantize == QUANTIZE_OFF) {
+    if (!options->quantize) {
         return;
     }
     if (!options->generates && !options_only_evaluates(options)) {
