@@ -89,7 +89,7 @@ static void open_fixture(GPT2* model, const char* path, int recompute) {
 
 static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s->T, s->B * s->T}; }
 
-static const ZeroStep only = {0, 1}; // micro-step, of one process
+static const ZeroStep only = {0, 1, 1, 1}; // micro-step, of one process
 
 // Forward and backward on the whole batch; the gradients are set, the mean loss returned.
 static double pass(GPT2* model, const State* s) {
