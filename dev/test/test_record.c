@@ -18,9 +18,9 @@ static Record read_text(const char* text) {
 static void test_numbers(void) {
     Record r = read_text(
         "{\"kind\":\"config\",\"options\":{\"lr\":0.1,\"shuffle\":true,\"batch\":null,\"out\":\"a b\"},"
-        "\"device\":\"d\",\"floor\":0.5,\"mem_mb\":{\"weights\":2.5},\"host_mem_mb\":{\"m\":1}}\n" TRAIN(1, 3)
-            TRAIN(2, null) VAL(2, 2.5) "{\"kind\":\"new\",\"step\":{}}\n" TRAIN(3, 2) VAL(
-                3, 2.75) "{\"kind\":\"sample\",\"step\":3,\"text\":\"a\\u0000b\"}\n{\"kind\":\"train\",\"st");
+        "\"device\":\"d\",\"floor\":0.5,\"mem_mb\":{\"weights\":2.5},\"host_mem_mb\":{\"m\":1},\"disk_mb\":{"
+        "\"m\":7}}\n" TRAIN(1, 3) TRAIN(2, null) VAL(2, 2.5) "{\"kind\":\"new\",\"step\":{}}\n" TRAIN(3, 2)
+            VAL(3, 2.75) "{\"kind\":\"sample\",\"step\":3,\"text\":\"a\\u0000b\"}\n{\"kind\":\"train\",\"st");
     EXPECT(r.num_steps == 3 && r.end == RECORD_UNFINISHED, "%zu", r.num_steps);
     EXPECT(isnan(r.steps[1].values[RECORD_LOSS]) && r.steps[2].values[RECORD_LOSS] == 2, "");
     EXPECT(isnan(r.steps[0].values[RECORD_POWER_W]), "");
@@ -30,7 +30,10 @@ static void test_numbers(void) {
            "");
     EXPECT(strcmp(record_option(&r, "lr"), "0.1") == 0 && strcmp(record_option(&r, "out"), "a b") == 0, "");
     EXPECT(!record_option(&r, "steps") && r.floor == 0.5 && strcmp(r.device, "d") == 0, "");
-    EXPECT(r.num_memory == 2 && r.memory[0].mib == 2.5 && !r.memory[0].is_host && r.memory[1].is_host, "");
+    EXPECT(r.num_memory == 3 && r.memory[0].mib == 2.5 && r.memory[0].place == RECORD_ON_DEVICE &&
+               r.memory[1].place == RECORD_ON_HOST && r.memory[2].place == RECORD_ON_DISK &&
+               r.memory[2].mib == 7,
+           "");
     EXPECT(record_last(&r, RECORD_SAMPLE)->bytes == 3, "");
     record_close(&r);
 }

@@ -100,6 +100,7 @@ test_long_runs() {
     has one.html "GPU power"
     has one.html "riddles"
     has one.html "copies, on the host"
+    has one.html "together, on the host"
     has one.html "&lt;b&gt;&amp;"
     # what was done again counts once, even where the log has both
     mkdir once twice

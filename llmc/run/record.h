@@ -8,7 +8,7 @@ Each step is there once. The log itself drops what a resumed or rolled-back run 
 later lines count.
 
 defines: RECORD_SERIES, RecordSeries, RecordStep, RECORD_VALUES, RecordValue, RECORD_KINDS, RecordKind, RecordEvent,
-         RecordOption, RecordMemory, RecordEnd, Record, record_read, record_close, record_split, record_first,
+         RecordOption, RecordPlace, RecordMemory, RecordEnd, Record, record_read, record_close, record_split, record_first,
          record_last, record_best, record_place, record_option, record_names_file, record_tok_per_s,
          RECORD_RUNS
 */
@@ -82,10 +82,13 @@ typedef struct {
     int is_text;
 } RecordOption;
 
+// Where memory is: where the model is computed, beside it, or in files.
+typedef enum { RECORD_ON_DEVICE, RECORD_ON_HOST, RECORD_ON_DISK, RECORD_PLACES } RecordPlace;
+
 typedef struct {
     char* name;
     double mib;
-    int is_host; // on the host, beside the device
+    RecordPlace place;
 } RecordMemory;
 
 typedef enum { RECORD_UNFINISHED, RECORD_STOPPED, RECORD_FINISHED } RecordEnd;
@@ -328,14 +331,14 @@ static int record_options_(Record* r, JsonReader* json) {
     return more == 0;
 }
 
-static int record_memory_(Record* r, JsonReader* json, int is_host) {
+static int record_memory_(Record* r, JsonReader* json, RecordPlace place) {
     const char* key;
     int more, n = 0;
     if (!json_take(json, '{')) {
         return 0;
     }
     for (; (more = json_member(json, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
-        RecordMemory kind = {NULL, 0, is_host};
+        RecordMemory kind = {NULL, 0, place};
         char* name = record_copy_(key, strlen(key));
         if (!record_number_(json, &kind.mib)) {
             free(name);
@@ -351,6 +354,7 @@ static int record_memory_(Record* r, JsonReader* json, int is_host) {
 // A start of the program: it tells everything anew.
 static int record_config_(Record* r, JsonReader* json) {
     static const char* const texts[] = {"program", "trainer", "host", "device"};
+    static const char* const places[RECORD_PLACES] = {"mem_mb", "host_mem_mb", "disk_mb"};
     char** const members[] = {&r->program, &r->trainer, &r->host, &r->device};
     const RecordEvent start = {RECORD_START, record_now_(r), {0}, record_copy_("", 0), 0};
     const char *key, *text;
@@ -359,14 +363,14 @@ static int record_config_(Record* r, JsonReader* json) {
     record_add_event_(r, start);
     record_forget_memory_(r);
     while (ok && (more = json_member(json, JSON_NEXT, &key)) > 0) {
-        const int which = record_find_(texts, 4, key);
+        const int which = record_find_(texts, 4, key), place = record_find_(places, RECORD_PLACES, key);
         if (which < 4) {
             ok = json_text(json, &text, &bytes);
             if (ok) {
                 record_set_(members[which], text, bytes);
             }
-        } else if (strcmp(key, "mem_mb") == 0 || strcmp(key, "host_mem_mb") == 0) {
-            ok = record_memory_(r, json, key[0] == 'h');
+        } else if (place < RECORD_PLACES) {
+            ok = record_memory_(r, json, (RecordPlace)place);
         } else {
             ok = strcmp(key, "options") == 0 ? record_options_(r, json)
                  : strcmp(key, "floor") == 0 ? record_number_(json, &r->floor)

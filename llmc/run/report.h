@@ -210,21 +210,34 @@ static void report_facts_of_many_(FILE* file, const ReportRuns* r) {
 
 // ---- memory ----
 
-static double report_mib_(const Record* run, const char* name) {
+static const char* const report_places_[RECORD_PLACES] = {"", ", on the host", ", on disk"};
+
+static double report_mib_(const Record* run, const RecordMemory* kind) {
     for (size_t i = 0; i < run->num_memory; i++) {
-        if (strcmp(run->memory[i].name, name) == 0) {
+        if (strcmp(run->memory[i].name, kind->name) == 0 && run->memory[i].place == kind->place) {
             return run->memory[i].mib;
         }
     }
     return NAN;
 }
 
-static double report_total_mib_(const Record* run) {
-    double sum = 0;
+// Of all kinds at a place; NaN if there are none.
+static double report_total_mib_(const Record* run, RecordPlace place) {
+    double sum = NAN;
     for (size_t i = 0; i < run->num_memory; i++) {
-        sum += run->memory[i].mib;
+        if (run->memory[i].place == place) {
+            sum = run->memory[i].mib + (isfinite(sum) ? sum : 0);
+        }
     }
     return sum;
+}
+
+static double report_most_mib_(const ReportRuns* r, RecordPlace place) { // of the totals
+    double most = 0;
+    for (int i = 0; i < r->count; i++) {
+        most = fmax(most, report_total_mib_(&r->runs[i], place));
+    }
+    return most;
 }
 
 // A number with a bar below it, a part of the largest total.
@@ -240,43 +253,56 @@ static void report_mib_cell_(FILE* file, double mib, double most, int color) {
 // Whether an earlier run, or an earlier kind of this run, has this name.
 static int report_is_new_kind_(const ReportRuns* r, int run, size_t kind) {
     for (int i = 0; i < run; i++) {
-        if (isfinite(report_mib_(&r->runs[i], r->runs[run].memory[kind].name))) {
+        if (isfinite(report_mib_(&r->runs[i], &r->runs[run].memory[kind]))) {
             return 0;
         }
     }
     return 1;
 }
 
+static void report_total_(FILE* file, const ReportRuns* r, RecordPlace place, double most) {
+    fprintf(file, "<tr class=\"total\"><th scope=\"row\">together%s</th>", report_places_[place]);
+    for (int i = 0; i < r->count; i++) {
+        report_mib_cell_(file, report_total_mib_(&r->runs[i], place), most, i);
+    }
+    fputs("</tr>\n", file);
+}
+
+// The kinds of memory at a place, and what they are together; bars are parts of `most`.
+static void report_place_(FILE* file, const ReportRuns* r, RecordPlace place, double most) {
+    for (int i = 0; i < r->count; i++) {
+        for (size_t k = 0; k < r->runs[i].num_memory; k++) {
+            const RecordMemory* kind = &r->runs[i].memory[k];
+            char name[256];
+            if (kind->place != place || !report_is_new_kind_(r, i, k)) {
+                continue;
+            }
+            snprintf(name, sizeof(name), "%.200s%s", kind->name, report_places_[place]);
+            report_row_head_(file, name);
+            for (int j = 0; j < r->count; j++) {
+                report_mib_cell_(file, report_mib_(&r->runs[j], kind), most, j);
+            }
+            fputs("</tr>\n", file);
+        }
+    }
+    report_total_(file, r, place, most);
+}
+
 static void report_memory_(FILE* file, const ReportRuns* r) {
     double most = 0;
-    for (int i = 0; i < r->count; i++) {
-        most = fmax(most, report_total_mib_(&r->runs[i]));
+    for (int place = 0; place < RECORD_PLACES; place++) {
+        most = fmax(most, report_most_mib_(r, (RecordPlace)place));
     }
     if (most <= 0) {
         return;
     }
     fputs("<h2>Memory by kind, in MiB</h2>\n", file);
     report_open_table_(file, r, "number", "Memory by kind");
-    for (int i = 0; i < r->count; i++) {
-        for (size_t k = 0; k < r->runs[i].num_memory; k++) {
-            const RecordMemory* kind = &r->runs[i].memory[k];
-            char name[256];
-            if (!report_is_new_kind_(r, i, k)) {
-                continue;
-            }
-            snprintf(name, sizeof(name), "%.200s%s", kind->name, kind->is_host ? ", on the host" : "");
-            report_row_head_(file, name);
-            for (int j = 0; j < r->count; j++) {
-                report_mib_cell_(file, report_mib_(&r->runs[j], kind->name), most, j);
-            }
-            fputs("</tr>\n", file);
+    for (int place = 0; place < RECORD_PLACES; place++) {
+        if (report_most_mib_(r, (RecordPlace)place) > 0) {
+            report_place_(file, r, (RecordPlace)place, most);
         }
     }
-    fputs("<tr class=\"total\"><th scope=\"row\">together</th>", file);
-    for (int i = 0; i < r->count; i++) {
-        report_mib_cell_(file, report_total_mib_(&r->runs[i]), most, i);
-    }
-    fputs("</tr>\n", file);
     report_close_table_(file);
 }
 
