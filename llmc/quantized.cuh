@@ -10,7 +10,7 @@ quantized.cuh -- quantized.h on the GPU: weights in 8 bits, inputs and results o
             scales (OC, C / 32)  fp16
     bias    (OC)          T; may be NULL
 
-The blocks of a file are taken apart, so that 16 numbers are one load. Up to QUANTIZED_ROWS rows of input are
+The blocks of a file are taken apart, so that a pack of numbers is one load. Up to QUANTIZED_ROWS rows of input are
 multiplied by a kernel that reads the weights once; the input stays as it is. For more rows quantized_expand
 makes a matrix of T for matmul_forward. quantized_encoder is encoder_forward with a matrix of 8 bits.
 
@@ -65,17 +65,19 @@ static inline double quantized_expand_bytes(double elements, double element_byte
     return elements * (1 + 2.0 / QUANTIZED_BLOCK + element_bytes);
 }
 
-// Sixteen numbers of 8 bits.
-__device__ inline void quantized_load_(float to[QUANTIZED_LOAD_], const int8_t* from) {
-    const int4 words = *(const int4*)from;
-    const int word[4] = {words.x, words.y, words.z, words.w};
+// COUNT numbers of 8 bits, 4, 8 or 16, that lie at a multiple of as many bytes.
+template <int COUNT> __device__ inline void quantized_load_(float to[COUNT], const int8_t* from) {
+    struct alignas(COUNT) {
+        int word[COUNT / 4];
+    } words;
+    memcpy(&words, __builtin_assume_aligned(from, COUNT), sizeof(words));
 #pragma unroll
-    for (int i = 0; i < QUANTIZED_LOAD_; i++) {
-        to[i] = (float)(int8_t)(word[i / 4] >> 8 * (i % 4));
+    for (int i = 0; i < COUNT; i++) {
+        to[i] = (float)(int8_t)(words.word[i / 4] >> 8 * (i % 4));
     }
 }
 
-// A warp makes one column of the result: a lane takes 16 columns of the weights at a time, for all rows.
+// A warp makes one column of the result: a lane takes a pack of columns at a time, for all rows.
 // grid   ceil(OC / 8)      block   256      shared   none
 // moves  1.06 OC*C, N*C, N*OC of `add` in, N*OC out. Bound by memory for few rows.
 // order  fixed: it follows from C alone, so a row has the same bits whatever N is. fmaf leaves the compiler no
@@ -89,22 +91,19 @@ __global__ void __launch_bounds__(QUANTIZED_THREADS_)
     if (o >= OC) {
         return;
     }
-    float sum[ROWS] = {}, w[QUANTIZED_LOAD_];
-    for (int c = lane * QUANTIZED_LOAD_; c < C; c += 32 * QUANTIZED_LOAD_) {
+    constexpr int SIZE = Pack<T>::SIZE;
+    float sum[ROWS] = {}, w[SIZE];
+    for (int c = lane * SIZE; c < C; c += 32 * SIZE) {
         const size_t at = (size_t)o * C + c;
         const float scale = to_float(weight.scales[at / QUANTIZED_BLOCK]);
-        quantized_load_(w, weight.q + at);
+        quantized_load_<SIZE>(w, weight.q + at);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const T* x = inp + (size_t)min(r, N - 1) * C + c;
+            const Pack<T> x = load_pack(inp + (size_t)min(r, N - 1) * C + c);
             float dot = 0;
 #pragma unroll
-            for (int i = 0; i < QUANTIZED_LOAD_; i += Pack<T>::SIZE) {
-                const Pack<T> pack = load_pack(x + i);
-#pragma unroll
-                for (int j = 0; j < Pack<T>::SIZE; j++) {
-                    dot = fmaf(w[i + j], to_float(pack[j]), dot);
-                }
+            for (int i = 0; i < SIZE; i++) {
+                dot = fmaf(w[i], to_float(x[i]), dot);
             }
             sum[r] = fmaf(scale, dot, sum[r]);
         }
@@ -144,7 +143,7 @@ template <class T> __global__ void quantized_expand_kernel(T* out, QuantizedGpu 
     }
     const float scale = to_float(weight.scales[at / QUANTIZED_BLOCK]);
     float w[QUANTIZED_LOAD_];
-    quantized_load_(w, weight.q + at);
+    quantized_load_<QUANTIZED_LOAD_>(w, weight.q + at);
 #pragma unroll
     for (int i = 0; i < QUANTIZED_LOAD_; i += Pack<T>::SIZE) {
         Pack<T> pack;
