@@ -68,7 +68,7 @@ test_links() {
 test_logs() {
     good "a run" "${brief[@]}" "${text[@]}" --steps 6 --out logs
     cp logs/log.jsonl before
-    bad 2 "--prompt has" "${brief[@]}" "${text[@]}" --steps 6 --out logs --prompt "longer than the context of this model"
+    bad 2 "--prompt: 37 tokens; wanted at most 15" "${brief[@]}" "${text[@]}" --steps 6 --out logs --prompt "longer than the context of this model"
     check "a refused start leaves the log" cmp before logs/log.jsonl
     bad 1 "step_00000004: a file" "${brief[@]}" "${text[@]}" --steps 4 --out "$(touch logs/step_00000004 && echo logs)"
     check "so does another one" cmp before logs/log.jsonl
