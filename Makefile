@@ -10,6 +10,7 @@ OPT    ?= -O3
 # Empty: one thread. Apple's clang comes without OpenMP; with Homebrew's libomp:
 # OPENMP="-Xpreprocessor -fopenmp -I$(brew --prefix libomp)/include" LDLIBS="-L$(brew --prefix libomp)/lib -lomp"
 OPENMP ?= $(if $(filter Darwin-%,$(PLATFORM)),,-fopenmp)
+V      ?=                   # 1: show the compilers' commands
 WERROR ?=                   # -Werror in `make test` and `make lint`
 OUT    ?= out/quickstart    # directory of `make run`
 MPI    ?= mpicc             # MPI's compiler, where it is: for runs of several processes. Empty: without
@@ -23,6 +24,8 @@ override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-m
 override LDLIBS += -lm
 
 comma := ,
+# Before a compiler's command: says what is made, instead of the command, which V=1 shows.
+said = $(if $(strip $(V)),,@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,echo "  $(firstword $(1))  $@";))
 
 # Libraries for compressed data, where they are: GZIP (ISA-L unpacks .gz faster than zlib), ZSTD and SNAPPY. Without one, what it
 # would read is refused by name.
@@ -77,12 +80,12 @@ define LIBRARY_RULES
 $(1)/llmc/comm_mpi.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
+	$$(call said,$$(CC))$$(CC) $$(CFLAGS) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
 $(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
 	@rm -f $$@ && $$(AR) rc $$@ $$^
 $(1)/cpu_trainer.o: dev/test/cpu_trainer.c Makefile $(1)/flags
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) -I. -c $$< -o $$@
+	$$(call said,$$(CC))$$(CC) $$(CFLAGS) -I. -c $$< -o $$@
 endef
 $(eval $(call LIBRARY_RULES,$(BUILD)))
 include dev/gpu.mk  # the GPU trainer, its tests and benches; the simulated GPU
@@ -163,6 +166,6 @@ $(BUILD)/flags $(BUILD)/commit $(GPU_BUILD)/flags $(GPU_BUILD)/commit:
 $(BUILD)/train_gpt2 $(BUILD)/tokenize: $(BUILD)/commit
 $(BUILD)/%: %.c $(LIBRARY) Makefile $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
+	$(call said,$(CC))$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
 
 -include $(wildcard build/*/*.d build/*/llmc/*/*.d build/sim/*/*.d build/sim/*/llmc/*/*.d build/cuda/*/*.d build/cuda/*/llmc/*/*.d build/kit/*/*.d)

@@ -69,10 +69,10 @@ $(eval $(call LIBRARY_RULES,$(GPU_BUILD)))
 vpath %.cu . dev/test dev/bench
 $(GPU_BUILD)/train_gpt2: $(GPU_BUILD)/commit
 $(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
-	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
+	$(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
 $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
+	$(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
 
 # The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
 # and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
