@@ -72,7 +72,7 @@ check "a library is found" has "^- libkit_fake.so: $dir/cuda/lib64"
 check "one of a wheel is, too" has "^- libkit_wheel.so: $wheel"
 check "and their program runs" has '^| test_ptx | passed |'
 check "what is nowhere is said" has '^- libkit_gone.so is nowhere on this machine'
-check "a failing test has its error" has '^| test_gpu | FAILED | 0 | exit status 3: error: planted |'
+check "a failing test has its error" has '^| test_gpu | FAILED | [0-9]* | exit status 3: error: planted |'
 check "the other tests still run, and their results are in the archive" has '^| test_matmul | passed |'
 report --part A --only first --minutes 0
 check "no time is no failure" [ $? = 0 ]
