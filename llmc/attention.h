@@ -408,7 +408,7 @@ static inline void attention_cache_store_cpu(AttentionCache cache, const float* 
     }
 }
 
-// scores[u ... u+LANES-1] = scale q . k of LANES keys; from `last` on that of the last key.
+// scores[u ... u+LANES-1] = scale q . k of LANES keys; lanes from `last` on repeat the last key's.
 static inline void attention_cached_scores_(float* scores, const float* q, const float* keys, int u, int last,
                                             int HS, float scale) {
     Vec sum[LANES];

@@ -12,7 +12,7 @@ defines: checksum_words
 
 enum { CHECKSUM_THREADS_ = 256, CHECKSUM_BLOCKS_ = 4 }; // threads of a block; blocks for each multiprocessor
 
-// Adds to *sum. Each thread takes every so many'th word, each warp adds once.
+// Adds to *sum. A thread steps through the words by the size of the grid; each warp adds once.
 // grid   4 for each multiprocessor      block   256      shared   none
 // moves  reads 8 bytes a word. Bound by memory.
 // order  none; integers give the same sum in any

@@ -43,7 +43,7 @@ static void call(const Bench* b, Operation operation, size_t count) {
     }
 }
 
-// Milliseconds of a call in this process, over so many.
+// Milliseconds of one call in this process: the mean of `calls`.
 static double round_ms(const Bench* b, Operation operation, size_t count, int calls) {
     float ms;
     comm_barrier((Comm*)&b->comm);

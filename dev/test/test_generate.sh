@@ -3,7 +3,7 @@
 #
 #     dev/test/test_generate.sh build/plain/train_gpt2 [build/sim/FP32/train_gpt2cu]
 #
-# With a second trainer, that of the GPU in FP32: it writes the same greedy texts, with and without graphs.
+# A second trainer, the GPU's in FP32, has to write the same greedy texts, with and without graphs.
 set -u
 export OMP_WAIT_POLICY=passive LC_ALL=C
 

@@ -195,7 +195,7 @@ test_stages() {
     check "stage 0 has one part of the state" [ "$(ls three_0/step_00000009/optimizer.*)" = three_0/step_00000009/optimizer.1of1.safetensors ]
 }
 
-# in_files CHECKPOINT COUNT: its weights are in so many files, with an index.
+# in_files CHECKPOINT COUNT: its weights are in COUNT files, with an index.
 in_files() {
     check "$1: $(ls "$1" | grep -c '^model')" [ "$(ls "$1" | grep '^model')" = \
         "$(for f in $(seq "$2"); do printf 'model-%05d-of-%05d.safetensors\n' "$f" "$2"; done; echo model.safetensors.index.json)" ]

@@ -89,7 +89,7 @@ typedef struct {
     // --prompts
     char* file;               // all of it
     GeneratePrompt_* prompts; // whose texts lie in it,
-    int num_prompts;          // so many
+    int num_prompts;
     FILE* out;                // and where theirs go
     const char* out_name;
 } Generate_;
@@ -115,7 +115,7 @@ static void generate_begin_(Generate_* g, int slot, const int* ids, int count, R
     generate_check_(g, text);
 }
 
-// A token for each text that goes on.
+// A token for each unfinished text.
 static void generate_advance_(Generate_* g) {
     Generator* generator = &g->generator;
     const double start_s = time_now_s();

@@ -48,8 +48,8 @@ size_t plan_bytes(const PlanMemory* memory);
 // Two lines: the model, and its memory.
 void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory);
 
-// With several processes, a line: what each of them sends in an update. An element of a gradient, and of a parameter, has
-// so many bytes.
+// With several processes, a line: what each of them sends in an update. The last two are the bytes of an element of a
+// gradient and of a parameter.
 void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* options, size_t gradient_bytes,
                         size_t parameter_bytes);
 
