@@ -90,7 +90,7 @@ typedef struct {
     char* file;               // all of it
     GeneratePrompt_* prompts; // whose texts lie in it,
     int num_prompts;
-    FILE* out;                // and where theirs go
+    FILE* out; // and where theirs go
     const char* out_name;
 } Generate_;
 
