@@ -107,7 +107,7 @@ for zero in 2 3; do
     line="| $zero |"
     for n in "${counts[@]}"; do
         run=$out/run_bits_${zero}_$n cell="no time"
-        if ranks "bits_${zero}_$n" "$n" "$trainer" "${tiny_run[@]}" --zero $zero --autotune off --eval-every 0 --samples 0 --out "$run"; then
+        if ranks "bits_${zero}_$n" "$n" "$trainer" "${tiny_run[@]}" --zero $zero --eval-every 0 --samples 0 --out "$run"; then
             cell=same
             cmp -s "$out"/run_bits_2_1/step_*/model.safetensors "$run"/step_*/model.safetensors || { cell=DIFFERENT; bad=$((bad + 1)); }
         elif [ "$(left_s)" -gt 0 ]; then
