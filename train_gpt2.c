@@ -15,6 +15,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/classifier.h"
 #include "llmc/comm.h"
 #include "llmc/encoder.h"
+#include "llmc/freeze.h"
 #include "llmc/gelu.h"
 #include "llmc/gpt2.h"
 #include "llmc/gradient.h"
@@ -47,6 +48,7 @@ struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     RecomputeLevel recompute; // which activations the backward pass computes again
+    Freeze freeze;            // which parameters stay as they are
     int is_quantized;         // matrices are blocks of 8 bits
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // where a backward pass leaves gradients
@@ -88,8 +90,11 @@ static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Con
 
 // A run that only evaluates keeps the whole model in every process.
 static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
-                                     : zero_plan(cfg, o->zero, o->process, o->processes);
+    const Freeze freeze = freeze_of(cfg, o->freeze);
+    ZeroPlan plan = options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
+                                              : zero_plan(cfg, o->zero, o->process, o->processes);
+    plan.first_block = freeze.first_block;
+    return plan;
 }
 
 static size_t planned_parameters(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg, const ZeroPlan* zero,
@@ -173,6 +178,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = (RecomputeLevel)o->recompute;
+    model->freeze = freeze_of(cfg, o->freeze);
     model->is_quantized = o->quantize;
     model->comm = comm;
     place_tensors(model, &zero, o);
@@ -356,11 +362,36 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
     }
 }
 
-// A linear layer: dinp (N, C) is set; dweight (OC, C) and dbias (OC), or NULL without a bias, are set or added
-// to. dout is (N, OC), inp (N, C), weight (OC, C).
+// All gradients, seen from layer l: .qkvw is layer l's. Those of frozen parameters are NULL.
+static GPT2Parameters gradients_at_layer(const GPT2* model, int l) {
+    const TensorRow* rows = model->gradient_rows;
+    GPT2Parameters d = gpt2_parameters_at_layer(model->grads, rows, l);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (freeze_has(&model->freeze, i, l)) {
+            memset((char*)&d + rows[i].member, 0, sizeof(float*));
+        }
+    }
+    return d;
+}
+
+// With ZeRO 2 a block's gradients are left where those of another one were, of which this one may have frozen some.
+static void clear_frozen_gradients(GPT2* model, int l) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS && model->zero.plan.stage >= 2; i++) {
+        const TensorRow* row = &model->gradient_rows[i];
+        if (row->place == PLACE_BLOCK && freeze_has(&model->freeze, i, l)) {
+            memset(tensor_at_layer(row, model->grads_memory, l), 0,
+                   tensor_layer_elements(row) * sizeof(float));
+        }
+    }
+}
+
+// A linear layer: dinp (N, C) is set; dweight (OC, C) and dbias (OC), each or NULL, are set or added to. dout is (N, OC),
+// inp (N, C), weight (OC, C).
 static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbias, const float* dout,
                             const float* inp, const float* weight, int N, int C, int OC, GradientMode mode) {
-    matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->matmul);
+    if (dweight) {
+        matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->matmul);
+    }
     if (dbias) {
         matmul_backward_bias_cpu(dbias, dout, N, OC, mode);
     }
@@ -372,11 +403,12 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
     const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Parameters d = gpt2_parameters_at_layer(model->grads, model->gradient_rows, l);
+    const GPT2Parameters d = gradients_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     float *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     float* dresidual = a.dresidual;                              // (N, C)
     block_recompute(model, l, batch);
+    clear_frozen_gradients(model, l);
 
     // the MLP: dfch (N, F)
     linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, p.fcprojw, N, F, C, mode);
@@ -399,30 +431,31 @@ static void classifier_gradients(GPT2* model, float* dlnf, Batch batch, float dl
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
     const int N = batch.B * batch.T, chunk = classifier_chunk(model);
+    float* dwte = gradients_at_layer(model, 0).wte;
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
         gpt2_logits(model, n, count);
         float* dlogits = a.logits; // (count, Vp), in place
         classifier_backward_cpu(a.losses + n, dlogits, batch.targets + n, dloss, count, V, Vp);
-        linear_backward(model, dlnf + at, model->grads.wte, NULL, dlogits, a.lnf + at, model->params.wte,
-                        count, C, Vp, n == 0 ? mode : GRADIENT_ADD);
+        linear_backward(model, dlnf + at, dwte, NULL, dlogits, a.lnf + at, model->params.wte, count, C, Vp,
+                        n == 0 ? mode : GRADIENT_ADD);
     }
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. Each group of gradients is reduced
-// as soon as it is there.
+// dloss is the gradient of the loss of each token. Each group of gradients is reduced as soon as it is there. The pass
+// ends where everything below is frozen.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const GPT2Activations a = model->acts;
-    const GPT2Parameters p = model->params, d = model->grads;
+    const GPT2Parameters p = model->params, d = gradients_at_layer(model, 0);
     float* dlnf = a.branch; // (N, C)
     classifier_gradients(model, dlnf, batch, dloss, mode);
     layernorm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
                            a.lnf_rstd, N, C, GRADIENT_SET, mode);
-    for (int l = cfg.L - 1; l >= 0; l--) {
+    for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         block_backward(model, l, batch, mode);
         zero_group_done_cpu(&model->zero, 1 + l, step);
     }
@@ -456,7 +489,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch batch = dataloader_next(train);
         losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step, &forward_s);
-        batch_gradient_add(&gradient, model->cfg, batch);
+        batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
         tokens += (double)batch.B * batch.T;
         comm_alive(model->comm);
     }
@@ -475,6 +508,9 @@ static void gpt2_update(GPT2* model, AdamW adamw) {
         const ZeroRange* range = &model->zero.ranges[i];
         const TensorRow* row = &model->parameter_rows[range->row];
         AdamW opt = adamw;
+        if (freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group))) {
+            continue;
+        }
         opt.weight_decay = row->decay ? adamw.weight_decay : 0.0f;
         switch (row->rule) {
         case RULE_ADAMW:

@@ -45,6 +45,8 @@ typedef struct {
     int L, NH, C;
 } GPT2Config;
 
+enum { GPT2_MAX_LAYERS = 1000 };
+
 static inline int gpt2_hidden(GPT2Config cfg) { return 4 * cfg.C; }
 static inline int gpt2_qkv_size(GPT2Config cfg) { return 3 * cfg.C; }
 static inline int gpt2_head_size(GPT2Config cfg) { return cfg.C / cfg.NH; }
@@ -496,7 +498,7 @@ static inline const GPT2NamedModel* gpt2_model_by_name(const char* name) {
 static inline int gpt2_check_config(GPT2Config cfg, const char* path, char* error) {
     static const char* const names[6] = {"context", "vocabulary", "layers",
                                          "heads",   "channels",   "padded vocabulary"};
-    static const int max[6] = {1 << 20, 10000000, 1000, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
+    static const int max[6] = {1 << 20, 10000000, GPT2_MAX_LAYERS, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
     const int sizes[6] = {cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
     for (int i = 0; i < 6; i++) {
         if (sizes[i] < 1 || sizes[i] > max[i]) {

@@ -121,6 +121,7 @@ typedef struct {
     int64_t total_batch, steps;
     float epochs;
 
+    const char* freeze;
     int optimizer;
     float lr;
     int warmup;
@@ -376,6 +377,9 @@ const OptionRow OPTION_TABLE[] = {
     {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",
         "epochs", "length of the run in epochs; 0: use --steps"},
 
+    {"optimizer",  "freeze",        "",   STRING_(freeze),         0,        0, RUN_,             "",
+        "LIST", "parameters to leave as they are: names as wte, wpe, '*b', ln1?, or embeddings, blocks, attention, mlp, "
+        "norms; with [2] or [0-5] in these blocks only; empty: none"},
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, RUN_,             "adamw",
         "adamw", "update rule"},
     {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_,  "auto",

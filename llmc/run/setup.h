@@ -15,7 +15,7 @@ is refused: its tokens would be different ones. The model is a name, a file of l
 directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
-defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_try_prompt, setup_model_path,
+defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_check_freeze, setup_try_prompt, setup_model_path,
          setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
          setup_training, setup_adamw, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
@@ -127,6 +127,9 @@ void setup_texts(Options* options);
 // Refuses --quantize where the run cannot use it, and for a model whose rows are no whole blocks.
 void setup_check_quantize(const Options* options, GPT2Config cfg);
 
+// The same for --freeze, whose list needs the model; after the processes have met.
+void setup_check_freeze(const Options* options, GPT2Config cfg);
+
 // The learning rate and all intervals; after setup_data. `has_weights`: the model is already trained. Values
 // that depend on an unknown number of steps stay auto.
 void setup_training(Options* options, int has_weights);
@@ -196,6 +199,7 @@ void setup_close(RunData* data);
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/freeze.h"
 #include "llmc/quantized.h"
 
 // ---- vocabulary and model ----
@@ -954,6 +958,22 @@ void setup_check_quantize(const Options* options, GPT2Config cfg) {
     if (!quantized_fits((size_t)cfg.C)) {
         die_usage("--quantize q8_0: the model has %d channels, wanted a multiple of %d; --quantize off works",
                   cfg.C, QUANTIZED_BLOCK);
+    }
+}
+
+void setup_check_freeze(const Options* o, GPT2Config cfg) {
+    char error[ERROR_BYTES];
+    Freeze freeze;
+    if (!freeze_parse(&freeze, cfg, o->freeze, error)) {
+        die_usage("%s", error);
+    }
+    if (freeze.first_block > 0 && o->zero == 3) {
+        die_usage("--freeze %s, --zero 3; wanted --zero 2, since the backward pass ends at block %d",
+                  o->freeze, freeze.first_block);
+    }
+    if (freeze.first_block > 0 && o->offload_residuals) {
+        die_usage("--freeze %s, --offload-residuals on; wanted off, since the backward pass ends at block %d",
+                  o->freeze, freeze.first_block);
     }
 }
 
