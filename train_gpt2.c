@@ -353,9 +353,12 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
         block_hidden(model, l, batch);
         return;
     }
-    if (model->recompute == RECOMPUTE_NORMS) {
+    if (model->recompute >= RECOMPUTE_NORMS) {
         layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual_into(model, l), p.ln1w, p.ln1b, N, C);
         layernorm_forward_cpu(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C);
+    }
+    if (model->recompute == RECOMPUTE_MLP) {
+        linear_forward(model, a.fch, a.ln2, p.fcw, p.fcb, N, C, F);
     }
     if (model->recompute >= RECOMPUTE_GELU) {
         gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);

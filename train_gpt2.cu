@@ -682,11 +682,13 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
         block_hidden(model, l, batch);
         return;
     }
-    if (model->recompute == RECOMPUTE_NORMS) {
+    if (model->recompute >= RECOMPUTE_NORMS) {
         layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual_into(model, l), p.ln1w, p.ln1b, N, C, gpu);
         layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
     }
-    if (model->recompute >= RECOMPUTE_GELU) {
+    if (model->recompute == RECOMPUTE_MLP) {
+        matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
+    } else if (model->recompute >= RECOMPUTE_GELU) {
         gelu_forward(a.fch_gelu, a.fch, (size_t)N * F, gpu);
     }
 }

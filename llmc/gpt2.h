@@ -18,7 +18,7 @@ defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters,
          GPT2Activations, TensorRow, UpdateRule, StateRow, gpt2_state_rows, gpt2_state_bind,
          gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_layout, tensor_rows_bind, gpt2_sharded_rows_of,
          gpt2_parameter_rows, gpt2_parameter_rows_of, TensorPlace, tensor_at_layer, gpt2_activation_rows,
-         gpt2_classifier_chunk,
+         gpt2_recompute_word, gpt2_classifier_chunk,
          gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_model_by_name,
          gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token,
          gpt2_initial_value, gpt2_rows_in_files, gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_layer,
@@ -34,6 +34,7 @@ defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters,
 
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
+#include "llmc/base/words.h"
 
 #ifndef floatX
 #define floatX float
@@ -74,16 +75,19 @@ typedef enum {
     FILE_CONV1D  // (cols, rows): GPT-2's code computes x W, ours x W^T
 } TensorInFiles;
 
-// Levels of --recompute: what the backward pass computes again instead of keeping it, each with all before.
+// clang-format off
+// Levels of --recompute and their words: what the backward pass computes again instead of keeping it, each with all before.
+#define RECOMPUTE_WORDS(X) \
+    X(RECOMPUTE_NONE, "0") \
+    X(RECOMPUTE_GELU, "1")  /* GELU */ \
+    X(RECOMPUTE_NORMS, "2") /* and both norms of a block */ \
+    X(RECOMPUTE_MLP, "mlp") /* and the product before GELU */ \
+    X(RECOMPUTE_BLOCK, "3") /* and the rest of it: only the residual stream between blocks is kept */
 typedef enum {
-    RECOMPUTE_NONE,
-    RECOMPUTE_GELU,  // GELU
-    RECOMPUTE_NORMS, // and both norms of a block
-    RECOMPUTE_BLOCK, // and the rest of it: only the residual stream between blocks is kept
+    RECOMPUTE_WORDS(WORDS_VALUE)
     RECOMPUTE_NEVER // generation: no backward pass, so nothing is kept for it; but keys and values of all layers are
 } RecomputeLevel;
 
-// clang-format off
 // Parameters, in the order of llm.c's model files: `rows` x `cols`, ONCE or in each BLOCK; a vector is one row.
 // Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `rule` (RULE_...) is how an
 // update changes it, and `decay` whether weight decay does, too. `in files` says how Hugging Face stores a layer of it, and under
@@ -126,15 +130,15 @@ typedef enum {
 #define GPT2_ACTIVATIONS(X) \
   X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
   X(ln1,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(ln1_mean,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(ln1_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(qkv,        cfg.L,  N,      NORMS, QKV,                 floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
-  X(atty,       cfg.L,  N,      NORMS, cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
-  X(att_lse,    cfg.L,  N,      NORMS, cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
-  X(residual2,  cfg.L,  N,      NORMS, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
+  X(ln1_mean,   cfg.L,  N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(ln1_rstd,   cfg.L,  N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(qkv,        cfg.L,  N,      MLP,   QKV,                 floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
+  X(atty,       cfg.L,  N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
+  X(att_lse,    cfg.L,  N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(residual2,  cfg.L,  N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
   X(ln2,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(ln2_mean,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(ln2_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
+  X(ln2_mean,   cfg.L,  N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(ln2_rstd,   cfg.L,  N,      MLP,   1,                   float,   LIVE_ALWAYS) \
   X(fch,        cfg.L,  N,      NORMS, F,                   floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
   X(fch_gelu,   cfg.L,  N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* and after */ \
   X(residual3,  residuals, N,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
@@ -337,6 +341,12 @@ static inline size_t gpt2_state_rows(StateRow states[GPT2_STATE_ROWS], GPT2Confi
     GPT2_OPTIMIZER_STATE(GPT2_ROW_)
 #undef GPT2_ROW_
     return at;
+}
+
+static inline const char* gpt2_recompute_word(int level) {
+    static const char* const words[] = {RECOMPUTE_WORDS(WORDS_NAME)};
+    assert(0 <= level && level < RECOMPUTE_NEVER);
+    return words[level];
 }
 
 // Tokens that the classifier takes at a time, out of N: equal parts of about this many logits at most (64 MiB

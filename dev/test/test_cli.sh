@@ -346,7 +346,7 @@ test_same_numbers() {
     good "all threads" "${model[@]}" "${batch[@]}" "${run[@]}" --out threads_all
     export OMP_WAIT_POLICY=passive
     check "1 and all threads" same_numbers threads_1 threads_all
-    for level in 1 2 3; do
+    for level in 1 2 mlp 3; do
         good "recompute $level" "${model[@]}" "${batch[@]}" "${run[@]}" --recompute $level --out recompute_$level
         check "recompute $level" same_numbers threads_1 recompute_$level
         check "recompute $level: samples" [ "$(samples_of recompute_$level)" = "$(samples_of threads_1)" ]

@@ -261,10 +261,11 @@ static int is_word_of(const char* list, const char* word) {
 
 // Which tensors are one for all layers at each level, exactly; each level shares what the last one did.
 static void test_recompute(void) {
-    static const char* const shared[4] = {
+    static const char* const shared[5] = {
         " ",
         " fch_gelu ",
         " fch_gelu ln1 ln2 ",
+        " fch_gelu ln1 ln2 fch ",
         " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 ln2_mean ln2_rstd fch ",
     };
     static const char* const per_block = " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 "
@@ -349,10 +350,11 @@ static void test_activation_pointers(int recompute) {
     for (int l = 0; l < TINY.L; l++) {
         const GPT2Activations at = gpt2_activations_at_layer(a, rows, l);
         const int gelu = recompute >= RECOMPUTE_GELU ? 0 : l, norm = recompute >= RECOMPUTE_NORMS ? 0 : l,
-                  block = recompute >= RECOMPUTE_BLOCK ? 0 : l;
+                  mlp = recompute >= RECOMPUTE_MLP ? 0 : l, block = recompute >= RECOMPUTE_BLOCK ? 0 : l;
         EXPECT(at.encoded == a.encoded && at.logits == a.logits && at.dqkv == a.dqkv, "one for all");
         EXPECT(at.fch_gelu == a.fch_gelu + gelu * B * T * 144, "level %d, layer %d: GELU", recompute, l);
         EXPECT(at.ln1 == a.ln1 + norm * B * T * 36, "level %d, layer %d: norm", recompute, l);
+        EXPECT(at.fch == a.fch + mlp * B * T * 144, "level %d, layer %d: before GELU", recompute, l);
         EXPECT(at.qkv == a.qkv + block * B * T * 108 && at.ln2_rstd == a.ln2_rstd + block * B * T,
                "level %d, layer %d: attention and statistics", recompute, l);
         EXPECT(at.residual3 == a.residual3 + l * B * T * 36, "level %d, layer %d: stream", recompute, l);

@@ -875,7 +875,7 @@ static void setup_only_evaluate_(Options* options) {
     options->offload_params = options->offload_residuals = 0;
     if (!setup_asks_for_samples(options)) {
         options->sample_every = options->sample_every == OPTION_AUTO ? 0 : options->sample_every;
-        options->recompute = options->recompute == OPTION_AUTO ? 3 : options->recompute;
+        options->recompute = options->recompute == OPTION_AUTO ? RECOMPUTE_BLOCK : options->recompute;
     }
 }
 
@@ -891,9 +891,9 @@ static void setup_check_offload_(const Options* o) {
         die_usage("--offload-params on, --zero %d; wanted --zero 3, which divides the parameters", o->zero);
     }
     if (o->offload_residuals && o->recompute != RECOMPUTE_BLOCK && o->recompute != OPTION_AUTO) {
-        die_usage("--offload-residuals on, --recompute %d; wanted --recompute %d, which keeps nothing else "
+        die_usage("--offload-residuals on, --recompute %s; wanted --recompute %s, which keeps nothing else "
                   "of a block",
-                  o->recompute, RECOMPUTE_BLOCK);
+                  gpt2_recompute_word(o->recompute), gpt2_recompute_word(RECOMPUTE_BLOCK));
     }
 }
 
@@ -916,7 +916,7 @@ void setup_training(Options* options, int has_weights) {
         die_usage("--tensorboard on writes into the directory of the run: give --out, too");
     }
     if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
-        options->recompute = 1; // the GPU trainer asks its GPU
+        options->recompute = RECOMPUTE_GELU; // the GPU trainer asks its GPU
     }
     if (options->lr == OPTION_AUTO) {
         options->lr = setup_lr_(options->channels, options->total_batch) * (has_weights ? 0.1f : 1.0f);
