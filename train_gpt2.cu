@@ -26,6 +26,8 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/offload.cuh"
 #include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
+#include "llmc/text_model.cuh"
+#include "llmc/text_rows.h"
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
@@ -68,16 +70,6 @@ typedef struct {
 } GPT2Gradients;
 #undef GRADIENT_MEMBER
 
-// Tokens on their way to the GPU, and logits on their way back.
-typedef struct {
-    int slots, capacity;   // texts; tokens
-    int *pinned, *tokens;  // (2, capacity) tokens and their positions, on the host; on the GPU
-    floatX* logits_pinned; // (slots, Vp) as they are on the GPU,
-    float* logits;         // and as fp32
-    int steps;             // so far: as a micro-step, the second one is captured
-    cudaGraphExec_t step;  // of all slots
-} TextQueue;
-
 struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
@@ -105,11 +97,7 @@ struct GPT2 {
     GPT2Parameters params;
     GPT2OptimizerState state;
     GPT2Activations acts;
-    TensorRow
-        text_rows[GPT2_ACTIVATION_ROWS]; // generation's activations, in the same memory: between two steps
-    GPT2Activations text;                // training needs none
-    TextQueue texts;
-    floatX* expanded; // with --quantize, whose matrices are in 8 bits: room for one as floatX; else NULL
+    TextModelGpu texts; // generation: its activations are in the same memory
 
     BatchQueue batches;
     MatmulGpu matmul;
@@ -144,22 +132,17 @@ static int planned_chunk(const Options* o) {
     return (int)(o->logits_chunk < N ? o->logits_chunk : N);
 }
 
+// A run that trains also samples, one text at a time.
 static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
 
-// Of training, or of generation; in training also those of generation, of one text.
-static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Config cfg, const Options* o) {
-    const int texts = planned_texts(o);
+// Of training, or of generation. In a run that trains, both use the same memory, in turns.
+static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    TensorRow texts[GPT2_ACTIVATION_ROWS];
     const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
-    const size_t text =
-        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, cfg.L, (size_t)texts);
+    const size_t text = text_activation_rows(texts, cfg, planned_texts(o), o->seq_len);
     const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
                                                 (size_t)planned_chunk(o));
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
-}
-
-// Room for the largest matrix of a block, with --quantize.
-static size_t planned_expanded(GPT2Config cfg, const Options* o) {
-    return o->quantize ? (size_t)gpt2_hidden(cfg) * cfg.C * sizeof(floatX) : 0;
 }
 
 static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) && o->master_weights; }
@@ -228,10 +211,9 @@ static void plan_add_residuals(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
 
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
     const int trains = !options_only_evaluates(o);
-    const size_t activation_bytes = planned_activations(activations, text, cfg, o);
     plan->name = NULL;
     const int on_gpu = !o->offload_params; // the slices of both
     if (o->quantize) {
@@ -242,8 +224,9 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
                      (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
     }
     if (o->recompute == RECOMPUTE_NEVER) {
-        plan_add(plan, "expanded matrix", planned_expanded(cfg, o));
-        plan_add_text(plan, text, activation_bytes);
+        const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
+        plan_add(plan, "expanded matrix", o->quantize ? text_model_expanded_bytes(cfg) : 0);
+        plan_add_text(plan, activations, bytes);
         plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
         return;
     }
@@ -255,7 +238,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         plan_add_optimizer(plan, cfg, &zero, o);
         plan_add_residuals(plan, cfg, o);
     }
-    plan_add(plan, "activations", activation_bytes);
+    plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
     plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
     const size_t copy_bytes =
@@ -349,7 +332,7 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     if (options_only_evaluates(o)) {
         model->gradient_bytes = model->state_bytes = 0;
     }
-    model->activation_bytes = planned_activations(model->activation_rows, model->text_rows, model->cfg, o);
+    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
     model->elements = zero_full_elements(zero);
 }
 
@@ -379,10 +362,6 @@ static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
-    tensor_rows_bind(&model->text, model->text_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
-    if (o->quantize) {
-        model->expanded = (floatX*)gpu_alloc(planned_expanded(model->cfg, o), 1, "expanded matrix");
-    }
 }
 
 // And for training.
@@ -404,24 +383,21 @@ static void open_results(GPT2* model, const Options* o) {
     CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
 }
 
-static void open_texts(TextQueue* texts, GPT2Config cfg, const Options* o) {
-    texts->slots = planned_texts(o);
-    texts->capacity = o->seq_len > texts->slots ? o->seq_len : texts->slots;
-    const size_t logits = (size_t)texts->slots * cfg.Vp;
-    texts->tokens = (int*)gpu_alloc(2 * (size_t)texts->capacity, sizeof(int), "tokens of texts");
-    CUDA_CHECK(cudaMallocHost((void**)&texts->pinned, 2 * (size_t)texts->capacity * sizeof(int)));
-    CUDA_CHECK(cudaMallocHost((void**)&texts->logits_pinned, logits * sizeof(floatX)));
-    texts->logits = (float*)check_alloc(logits, sizeof(float), "logits of texts");
-}
-
-static void close_texts(TextQueue* texts) {
-    if (texts->step) {
-        CUDA_CHECK(cudaGraphExecDestroy(texts->step));
-    }
-    free(texts->logits);
-    CUDA_CHECK(cudaFreeHost(texts->logits_pinned));
-    CUDA_CHECK(cudaFreeHost(texts->pinned));
-    gpu_free(texts->tokens);
+// A run that trains samples too little for a graph.
+static void open_texts(GPT2* model, const Options* o) {
+    TextModelGpu* texts = &model->texts;
+    texts->cfg = model->cfg;
+    texts->texts = planned_texts(o);
+    texts->T = model->T;
+    texts->is_quantized = o->quantize;
+    texts->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
+    texts->params = model->params;
+    texts->parameter_rows = model->parameter_rows;
+    texts->zero = &model->zero;
+    texts->matmul = &model->matmul;
+    texts->attention = &model->attention;
+    texts->gpu = &model->gpu;
+    text_model_open(texts, model->acts_memory);
 }
 
 // What training needs besides.
@@ -474,7 +450,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     zero_open(&model->zero, zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
               model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
-    open_texts(&model->texts, cfg, o);
+    open_texts(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
     }
@@ -525,10 +501,9 @@ static void gpt2_close(GPT2* model) {
     if (model->recompute != RECOMPUTE_NEVER) {
         close_training(model);
     }
-    close_texts(&model->texts);
+    text_model_close(&model->texts);
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
-    gpu_free(model->expanded);
     gpu_free(model->acts_memory);
     gpu_free(model->params_memory);
     gpu_close(&model->gpu);
@@ -1008,177 +983,13 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
 // ---------------------------------------------------------------------------------------------------------------------
 // Generation
 
-// Rows of tokens that are read together: the tokens of a text that is new, or one token of each text. On the GPU.
-typedef struct {
-    const int* ids;
-    int count;
-    int text;             // that is read, from its first token on; or
-    const int* positions; // the place of each token in its text: row r is of text r
-} TextRows;
-
-typedef struct {
-    const floatX *weight, *bias; // (OC, C), or its blocks; (OC), or NULL
-    int C, OC;
-} TextLinear;
-
-static QuantizedGpu text_blocks(TextLinear layer) {
-    return quantized_gpu_bind(layer.weight, (size_t)layer.OC * layer.C);
-}
-
-// Sets out (N, OC) = add + inp weight^T + bias; add (N, OC) may be NULL. Few rows read blocks as they are; for more, the
-// usual product reads them expanded.
-static void text_linear(GPT2* model, floatX* out, const floatX* add, const floatX* inp, TextLinear layer,
-                        int N) {
-    const int C = layer.C, OC = layer.OC;
-    const floatX* weight = layer.weight;
-    if (model->expanded && N <= QUANTIZED_ROWS) {
-        quantized_matmul(out, add, inp, text_blocks(layer), layer.bias, N, C, OC, &model->gpu);
-        return;
-    }
-    if (model->expanded) {
-        quantized_expand(model->expanded, text_blocks(layer), (size_t)OC * C, &model->gpu);
-        weight = model->expanded;
-    }
-    if (add) {
-        matmul_forward_residual(out, add, inp, weight, layer.bias, N, C, OC, &model->matmul);
-    } else {
-        matmul_forward(out, inp, weight, layer.bias, N, C, OC, &model->matmul);
-    }
-}
-
-// The same, and GELU.
-static void text_linear_gelu(GPT2* model, floatX* out, floatX* pre, const floatX* inp, TextLinear layer,
-                             int N) {
-    if (model->expanded) {
-        text_linear(model, pre, NULL, inp, layer, N);
-        gelu_forward(out, pre, (size_t)N * layer.OC, &model->gpu);
-    } else {
-        matmul_forward_gelu(out, pre, inp, layer.weight, layer.bias, N, layer.C, layer.OC, &model->matmul);
-    }
-}
-
-// Sets encoded (N, C).
-static void text_encode(GPT2* model, TextRows rows) {
-    const GPT2Parameters p = model->params;
-    const int C = model->cfg.C;
-    const EncoderPositions positions = {rows.positions, NULL};
-    floatX* encoded = model->text.encoded;
-    if (model->expanded) {
-        const QuantizedGpu wte = quantized_gpu_bind(p.wte, (size_t)model->cfg.Vp * C);
-        quantized_encoder(encoded, rows.ids, wte, p.wpe, rows.count, positions, C, &model->gpu);
-    } else {
-        encoder_forward(encoded, rows.ids, p.wte, p.wpe, 1, rows.count, positions, C, &model->gpu);
-    }
-}
-
-// Sets the logits (count, Vp) of rows of lnf. Blocks of wte are never expanded: it is larger than what is to be saved.
-static void text_classify(GPT2* model, const floatX* lnf, int count) {
-    const int C = model->cfg.C, Vp = model->cfg.Vp, most = model->expanded ? QUANTIZED_ROWS : count;
-    const TextLinear layer = {model->params.wte, NULL, C, Vp};
-    for (int n = 0; n < count; n += most) {
-        const int rows = count - n < most ? count - n : most;
-        text_linear(model, model->text.logits + (size_t)n * Vp, NULL, lnf + (size_t)n * C, layer, rows);
-    }
-}
-
-// Stores the keys and values in qkv, and sets atty.
-static void text_attention(GPT2* model, TextRows rows, floatX* kv) {
-    const Gpu* gpu = &model->gpu;
-    const GPT2Activations a = model->text;
-    const int C = model->cfg.C, NH = model->cfg.NH;
-    const AttentionCacheGpu<floatX> cache = {kv, model->T, C, NH};
-    attention_cache_store(cache, a.qkv, rows.positions, rows.text, rows.count, gpu);
-    if (rows.positions) {
-        attention_cached(a.atty, a.qkv, rows.positions, rows.count, cache, gpu);
-    } else {
-        attention_forward(a.atty, a.att_lse, a.qkv, (const int*)NULL, 1, rows.count, C, NH, &model->attention,
-                          gpu);
-    }
-}
-
-// Block l: turns `residual` (N, C) into that after the block, residual3. They may be the same.
-static void text_block(GPT2* model, int l, TextRows rows, const floatX* residual) {
-    const Gpu* gpu = &model->gpu;
-    const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p = parameters_at_layer(model, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->text, model->text_rows, l);
-    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
-    text_linear(model, a.qkv, NULL, a.ln1, TextLinear{p.qkvw, p.qkvb, C, QKV}, N);
-    text_attention(model, rows, a.kv);
-    text_linear(model, a.residual2, residual, a.atty, TextLinear{p.attprojw, p.attprojb, C, C}, N);
-    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
-    text_linear_gelu(model, a.fch_gelu, a.fch, a.ln2, TextLinear{p.fcw, p.fcb, C, F}, N);
-    text_linear(model, a.residual3, a.residual2, a.fch_gelu, TextLinear{p.fcprojw, p.fcprojb, F, C}, N);
-}
-
-// Sets the logits (count, Vp) that follow the last `count` rows.
-static void text_forward(GPT2* model, TextRows rows, int count) {
-    const GPT2Config cfg = model->cfg;
-    const GPT2Activations a = model->text;
-    model->matmul.settings.autotune = 0; // so that the bits are the same in each run
-    zero_begin_forward(&model->zero);
-    text_encode(model, rows);
-    for (int l = 0; l < cfg.L; l++) {
-        zero_parameters(&model->zero, l, 1);
-        text_block(model, l, rows, l == 0 ? a.encoded : a.residual3);
-    }
-    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,
-                      rows.count, cfg.C, &model->gpu);
-    text_classify(model, a.lnf + (size_t)(rows.count - count) * cfg.C, count);
-}
-
-// All work of one call: the ints on the host to the GPU, and `count` rows of logits back.
-static void text_work(GPT2* model, TextRows rows, int count) {
-    TextQueue* texts = &model->texts;
-    CUDA_CHECK(cudaMemcpyAsync(texts->tokens, texts->pinned, 2 * (size_t)texts->capacity * sizeof(int),
-                               cudaMemcpyHostToDevice, model->gpu.stream));
-    text_forward(model, rows, count);
-    CUDA_CHECK(cudaMemcpyAsync(texts->logits_pinned, model->text.logits,
-                               (size_t)count * model->cfg.Vp * sizeof(floatX), cudaMemcpyDeviceToHost,
-                               model->gpu.stream));
-}
-
-// Waits for the GPU.
-static const float* text_logits(GPT2* model, int count) {
-    TextQueue* texts = &model->texts;
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    for (size_t i = 0; i < (size_t)count * model->cfg.Vp; i++) {
-        texts->logits[i] = to_float(texts->logits_pinned[i]);
-    }
-    return texts->logits;
-}
-
 // As generator.h says.
 static const float* gpt2_read_text(GPT2* model, int text, const int* ids, int count) {
-    TextQueue* texts = &model->texts;
-    const TextRows rows = {texts->tokens, count, text, NULL};
-    assert(count <= texts->capacity && text < texts->slots);
-    memcpy(texts->pinned, ids, (size_t)count * sizeof(int));
-    text_work(model, rows, 1);
-    return text_logits(model, 1);
+    return text_model_read(&model->texts, text, ids, count);
 }
 
-// A step of all texts is always the same work: one CUDA graph. A run that trains samples too little for one.
-static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int count) {
-    TextQueue* texts = &model->texts;
-    const TextRows rows = {texts->tokens, count, 0, texts->tokens + texts->capacity};
-    assert(count == texts->slots);
-    memcpy(texts->pinned, ids, (size_t)count * sizeof(int));
-    memcpy(texts->pinned + texts->capacity, positions, (size_t)count * sizeof(int));
-    if (!model->use_graph || model->recompute != RECOMPUTE_NEVER || texts->steps++ == 0) {
-        text_work(model, rows, count);
-        return text_logits(model, count);
-    }
-    if (!texts->step) {
-        cudaGraph_t graph;
-        CUDA_CHECK(cudaStreamBeginCapture(model->gpu.stream, cudaStreamCaptureModeThreadLocal));
-        text_work(model, rows, count);
-        CUDA_CHECK(cudaStreamEndCapture(model->gpu.stream, &graph));
-        CUDA_CHECK(cudaGraphInstantiate(&texts->step, graph, 0));
-        CUDA_CHECK(cudaGraphDestroy(graph));
-    }
-    CUDA_CHECK(cudaGraphLaunch(texts->step, model->gpu.stream));
-    return text_logits(model, count);
+static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int texts) {
+    return text_model_next(&model->texts, ids, positions, texts);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1335,7 +1146,7 @@ static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     for (int g = 0; g < zero->groups; g++) {
         memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
         weights_read(&weights, rows, g, group);
-        if (model->expanded) {
+        if (model->texts.is_quantized) {
             upload_quantized_group(model, g, rows, group);
         } else {
             upload_group(model, g, group);
@@ -1514,9 +1325,8 @@ static void choose_device(Options* options, const Comm* comm) {
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
     choose_device(o, comm);
     choose_memory(cfg, o);
-    TensorRow text[GPT2_ACTIVATION_ROWS];
     gpt2_parameter_rows(plan->parameters, cfg);
-    planned_activations(plan->activations, text, cfg, o);
+    planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = dtype_bytes(planned_gradients(o));
     plan->parameter_bytes = sizeof(floatX);
