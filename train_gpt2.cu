@@ -27,16 +27,15 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
 #include "llmc/text_model.cuh"
-#include "llmc/text_rows.h"
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/checkpoint_parts.h"
 #include "llmc/run/gpu_report.cuh"
 #include "llmc/run/loss_scale.h"
+#include "llmc/run/memory_plan.cuh"
 #include "llmc/run/nvml.h"
 #include "llmc/run/options.h"
-#include "llmc/run/plan.h"
 #include "llmc/run/run.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/setup.h"
@@ -120,186 +119,6 @@ struct GPT2 {
     int has_products; // gpt2_choose_products is done
 };
 
-// The type of the weights in a checkpoint: of master weights if there are any.
-static SafeTensorsDtype saved_dtype(const Options* o) {
-    const int is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || o->master_weights;
-    return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
-}
-
-// The tokens of a classifier's chunk: also of a batch that is smaller than a micro-batch.
-static int planned_chunk(const Options* o) {
-    const int64_t N = (int64_t)o->batch * o->seq_len;
-    return (int)(o->logits_chunk < N ? o->logits_chunk : N);
-}
-
-// A run that trains also samples, one text at a time.
-static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
-
-// Of training, or of generation. In a run that trains, both use the same memory, in turns.
-static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
-    TensorRow texts[GPT2_ACTIVATION_ROWS];
-    const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
-    const size_t text = text_activation_rows(texts, cfg, planned_texts(o), o->seq_len);
-    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
-                                                (size_t)planned_chunk(o));
-    return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
-}
-
-static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) && o->master_weights; }
-
-static DType planned_gradients(const Options* o) { return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX); }
-
-// A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
-static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o)
-               ? zero_plan(cfg, 0, 0, 1)
-               : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
-}
-
-// The optimizer's state and master weights, where they are kept, and what chunks of them pass through.
-static void plan_add_optimizer(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero,
-                               const Options* o) {
-    const PlanPlace place = o->offload_optimizer == OFFLOAD_DISK   ? PLAN_DISK
-                            : o->offload_optimizer == OFFLOAD_HOST ? PLAN_HOST
-                                                                   : PLAN_DEVICE;
-    const double moves = place != PLAN_DEVICE;
-    const PlanMemory master = {
-        "master weights", has_master(o) ? zero_owned_elements(zero) * sizeof(float) : 0, place, moves, moves};
-    plan_add_at(plan, master);
-    plan_add_state(plan, cfg, zero, place);
-    if (place == PLAN_DISK) {
-        const PlanMemory places = {"pinned chunks of state", offload_places_bytes(has_master(o)), PLAN_HOST,
-                                   0, 0};
-        plan_add_at(plan, places);
-    }
-    plan_add(plan, "chunks of state", moves > 0 ? offload_planned_bytes(has_master(o)) : 0);
-}
-
-// Of the residual stream after a block.
-static size_t residual_bytes(GPT2Config cfg, const Options* o) {
-    return (size_t)o->batch * (size_t)o->seq_len * (size_t)cfg.C * sizeof(floatX);
-}
-
-// Micro-batches of an update.
-static int64_t micro_batches(const Options* o) {
-    return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
-}
-
-// And of one process.
-static double micro_steps(const Options* o) { return ceil((double)micro_batches(o) / o->processes); }
-
-// What --offload-params keeps on the host. Both passes read parameters; the norm and the update read gradients, too.
-static void plan_add_slices(PlanMemory plan[PLAN_KINDS], const ZeroPlan* zero, const Options* o) {
-    const double m = micro_steps(o);
-    const size_t params = zero_parameter_slice_bytes(zero, DTYPE_OF(floatX)),
-                 grads = zero_gradient_slice_bytes(zero);
-    const PlanMemory of_params = {"shard of the parameters", params, PLAN_HOST, 2 * m, 1},
-                     of_grads = {"shard of the gradients", grads, PLAN_HOST, m + 1, m};
-    if (o->offload_params) {
-        plan_add_at(plan, of_params);
-        plan_add_at(plan, of_grads);
-    }
-}
-
-// What --offload-residuals keeps on the host.
-static void plan_add_residuals(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    const size_t layers = o->offload_residuals ? (size_t)offload_residual_layers(cfg.L) : 0;
-    const PlanMemory kind = {"residual stream", layers * residual_bytes(cfg, o), PLAN_HOST, micro_steps(o),
-                             micro_steps(o)};
-    plan_add_at(plan, kind);
-}
-
-// Sets the list of the large allocations; it ends with a name of NULL.
-static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = planned_zero(cfg, o);
-    const int trains = !options_only_evaluates(o);
-    plan->name = NULL;
-    const int on_gpu = !o->offload_params; // the slices of both
-    if (o->quantize) {
-        plan_add(plan, "parameters in 8 bits", quantized_parameter_rows(parameters, cfg, sizeof(floatX)));
-    } else {
-        plan_add(plan, "parameters",
-                 zero_parameter_bytes(&zero, DTYPE_OF(floatX)) +
-                     (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
-    }
-    if (o->recompute == RECOMPUTE_NEVER) {
-        const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
-        plan_add(plan, "expanded matrix", o->quantize ? text_model_expanded_bytes(cfg) : 0);
-        plan_add_text(plan, activations, bytes);
-        plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
-        return;
-    }
-    if (trains) {
-        plan_add(plan, "gradients",
-                 zero_gradient_bytes(&zero, planned_gradients(o)) +
-                     (on_gpu ? zero_gradient_slice_bytes(&zero) : 0));
-        plan_add_slices(plan, &zero, o);
-        plan_add_optimizer(plan, cfg, &zero, o);
-        plan_add_residuals(plan, cfg, o);
-    }
-    plan_add(plan, "activations", planned_activations(activations, cfg, o));
-    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
-    plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
-    const size_t copy_bytes =
-        o->out[0] && trains ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_gb) : 0;
-    const PlanMemory copy = {"pinned copy to save", copy_bytes, PLAN_HOST, 0, 0};
-    plan_add_at(plan, copy);
-}
-
-// Of the GPU, with some room for what is not planned.
-static size_t planned_bytes(GPT2Config cfg, const Options* options) {
-    PlanMemory memory[PLAN_KINDS];
-    memory_plan(memory, cfg, options);
-    return plan_bytes(memory) + plan_bytes(memory) / 50;
-}
-
-static size_t free_memory(int device) {
-    size_t free_bytes = 0, total_bytes = 0;
-    CUDA_CHECK(cudaSetDevice(device));
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    return free_bytes;
-}
-
-// The least that --logits-chunk auto chooses: smaller chunks save little memory.
-static int least_chunk(GPT2Config cfg, const Options* o) {
-    return (int)gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
-}
-
-static int least_recompute(const Options* o) {
-    return o->offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
-}
-
-// Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
-// that fits, with the lowest level of recomputation that it needs.
-static void require_memory(GPT2Config cfg, const Options* options) {
-    const size_t free_bytes = free_memory(options->device), wanted = planned_bytes(cfg, options);
-    if (wanted <= free_bytes) {
-        return;
-    }
-    CHECK(options->recompute != RECOMPUTE_NEVER,
-          "the model and its texts need %.1f MiB of GPU memory, %.1f are free; wanted a smaller --batch or "
-          "--seq-len",
-          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
-    Options smaller = *options;
-    for (; smaller.batch > 0; smaller.batch /= 2) {
-        const int least = least_chunk(cfg, &smaller);
-        smaller.logits_chunk = options->logits_chunk;
-        const int has_more = planned_chunk(&smaller) > least;
-        smaller.logits_chunk = has_more ? least : options->logits_chunk;
-        for (smaller.recompute = least_recompute(options); smaller.recompute <= RECOMPUTE_BLOCK;
-             smaller.recompute++) {
-            CHECK(planned_bytes(cfg, &smaller) > free_bytes,
-                  "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
-                  (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
-                  smaller.recompute, has_more ? " --logits-chunk auto" : "");
-        }
-    }
-    CHECK(0,
-          "the run needs %.1f MiB of GPU memory, %.1f are free: too little even for --batch 1 --recompute 3",
-          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
-}
-
 // GELU inside a forward product takes values before they are rounded; computed again, it takes rounded ones.
 // So the levels that compute GELU alone again keep it out of the forward products. Its derivative is always
 // taken at rounded values.
@@ -339,7 +158,7 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
 // The optimizer's state and master weights, all zero: on the GPU or offloaded.
 static void open_state(GPT2* model, const ZeroPlan* zero, const Options* o) {
     const size_t owned = zero_owned_elements(zero);
-    model->has_master = has_master(o);
+    model->has_master = planned_master(o);
     if (o->offload_optimizer) {
         const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
         offload_open(&model->offload, owned, model->has_master, directory);
@@ -369,7 +188,7 @@ static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Optio
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
     open_state(model, zero, o);
     if (o->offload_residuals) {
-        offload_residuals_open(&model->residuals, model->cfg.L, residual_bytes(model->cfg, o));
+        offload_residuals_open(&model->residuals, model->cfg.L, planned_residual_bytes(model->cfg, o));
     }
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
@@ -378,7 +197,8 @@ static size_t result_bytes(int64_t losses) { return sizeof(StepResult) + (size_t
 
 // Room for what an update tells the host.
 static void open_results(GPT2* model, const Options* o) {
-    model->max_losses = micro_batches(o) > 1 ? micro_batches(o) : 1; // a validation has one, too
+    model->max_losses =
+        planned_micro_batches(o) > 1 ? planned_micro_batches(o) : 1; // a validation has one, too
     model->result = (StepResult*)gpu_alloc(1, result_bytes(model->max_losses), "results");
     CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
 }
@@ -429,7 +249,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
     const ZeroPlan zero = planned_zero(cfg, o);
     const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
-    require_memory(cfg, o);
+    memory_require(cfg, o);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;
     model->B = o->batch;
@@ -439,7 +259,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->autotune = o->autotune;
     model->use_graph = o->graph;
     model->seed = o->seed;
-    model->grad_dtype = planned_gradients(o);
+    model->grad_dtype = planned_gradient_dtype(o);
     model->comm = comm;
     gpu_open(&model->gpu, o->device);
     open_tensors(model, &zero, o);
@@ -1247,67 +1067,6 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
 
-// What a run on the GPU can take; without such a GPU there is no limit.
-static size_t memory_limit(int device) {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
-        cudaGetLastError(); // clears the error: a plan needs no GPU
-        return SIZE_MAX;
-    }
-    return free_memory(device);
-}
-
-// Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
-static void choose_recompute(GPT2Config cfg, Options* options, size_t limit) {
-    options->recompute = least_recompute(options);
-    if (options->recompute == RECOMPUTE_BLOCK) {
-        printf("recompute: level %d, for --offload-residuals\n", options->recompute);
-        return;
-    }
-    while (options->recompute < RECOMPUTE_BLOCK && planned_bytes(cfg, options) > limit) {
-        options->recompute++;
-    }
-    if (limit == SIZE_MAX) {
-        printf("recompute: level 0, assuming that it fits: no GPU to check\n");
-    } else {
-        printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n",
-               options->recompute, (double)limit / (1 << 20));
-    }
-}
-
-// Decides --logits-chunk auto and prints it: all tokens of a micro-batch, half of them, a quarter ... With
-// fewer chunks, fewer products read and write the gradient of the embedding, and round it.
-static void choose_chunk(GPT2Config cfg, Options* options, size_t limit) {
-    const int least = least_chunk(cfg, options);
-    options->logits_chunk = INT_MAX;
-    const int N = planned_chunk(options);
-    options->logits_chunk = N;
-    for (int parts = 2; options->logits_chunk > least && planned_bytes(cfg, options) > limit; parts *= 2) {
-        options->logits_chunk = ceil_div(N, parts) > least ? ceil_div(N, parts) : least;
-    }
-    printf("logits: %d tokens at a time, %s\n", options->logits_chunk,
-           options->logits_chunk == N ? "the whole micro-batch"
-                                      : "the largest chunk that fits into GPU memory");
-}
-
-// Decides what is auto because it depends on the GPU's memory: recomputation first, since it costs more than
-// chunks do.
-static void choose_memory(GPT2Config cfg, Options* options) {
-    const int recompute_is_auto = options->recompute == OPTION_AUTO,
-              chunk_is_auto = options->logits_chunk == OPTION_AUTO;
-    if (!recompute_is_auto && !chunk_is_auto) {
-        return;
-    }
-    const size_t limit = memory_limit(options->device);
-    options->logits_chunk = chunk_is_auto ? least_chunk(cfg, options) : options->logits_chunk;
-    if (recompute_is_auto) {
-        choose_recompute(cfg, options, limit);
-    }
-    if (chunk_is_auto) {
-        choose_chunk(cfg, options, limit);
-    }
-}
-
 // Decides --device auto. Processes that only evaluate have nothing in common: each would choose products of its own.
 static void choose_device(Options* options, const Comm* comm) {
     if (comm->size > 1 && options->device != OPTION_AUTO) {
@@ -1324,11 +1083,11 @@ static void choose_device(Options* options, const Comm* comm) {
 
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
     choose_device(o, comm);
-    choose_memory(cfg, o);
+    memory_choose(cfg, o);
     gpt2_parameter_rows(plan->parameters, cfg);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
-    plan->gradient_bytes = dtype_bytes(planned_gradients(o));
+    plan->gradient_bytes = dtype_bytes(planned_gradient_dtype(o));
     plan->parameter_bytes = sizeof(floatX);
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
@@ -1392,7 +1151,7 @@ static const Trainer trainer = {
     gpt2_next_tokens,           // next_tokens
     gpt2_first_weights,         // first_weights
     gpt2_read_checkpoint,       // read_checkpoint
-    saved_dtype,                // saved_dtype
+    planned_saved_dtype,        // saved_dtype
     gpt2_copy_out,              // copy_out
     gpt2_checksum,              // checksum
     save_products,              // save_extra
