@@ -671,7 +671,7 @@ static const char* option_word_(const char* words, int index, size_t* length) {
 static double option_number_(const Options* options, const OptionRow* row) {
     const void* field = (const char*)options + row->offset;
     return row->type == OPTION_COUNT   ? (double)*(const int64_t*)field
-           : row->type == OPTION_FLOAT ? *(const float*)field
+           : row->type == OPTION_FLOAT ? (double)*(const float*)field
                                        : *(const int*)field;
 }
 
