@@ -81,10 +81,12 @@ static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NE
 
 // Of training, or of generation. In a run that trains, both use the same memory, in turns.
 static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    const Freeze freeze = freeze_of(cfg, o->freeze);
     TensorRow texts[GPT2_ACTIVATION_ROWS];
     const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
     const size_t text = text_activation_rows(texts, cfg, planned_texts(o), o->seq_len);
-    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, chunk);
+    const size_t trained =
+        gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, freeze.first_block, chunk);
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
@@ -223,10 +225,12 @@ static void gpt2_close(GPT2* model) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// The residual stream that enters block l, (N, C).
+// The residual stream that enters block l, (N, C). The blocks that the backward pass does not come to keep none: all of them
+// leave it where they found it.
 static float* residual_into(const GPT2* model, int l) {
-    return l == 0 ? model->acts.encoded
-                  : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
+    return l <= model->freeze.first_block
+               ? model->acts.encoded
+               : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
 static AttentionSizes attention_sizes(const GPT2* model, Batch batch) {
@@ -274,7 +278,7 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
         block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
         linear_forward_cpu(fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C, &model->linear);
-        residual_forward_cpu(layer.residual3, layer.residual2, fcproj, (size_t)N * C);
+        residual_forward_cpu(residual_into(model, l + 1), layer.residual2, fcproj, (size_t)N * C);
     }
     const float* residual = residual_into(model, cfg.L); // (N, C)
     layernorm_forward_cpu(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N,

@@ -367,10 +367,12 @@ static Batch gpt2_push(GPT2* model, Batch batch) {
     return batch;
 }
 
-// The residual stream that enters block l, (N, C).
+// The residual stream that enters block l, (N, C). The blocks that the backward pass does not come to keep none: all of them
+// leave it where they found it.
 static floatX* residual_into(const GPT2* model, int l) {
-    return l == 0 ? model->acts.encoded
-                  : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
+    return l <= model->freeze.first_block
+               ? model->acts.encoded
+               : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
 // Block l up to the hidden layer of the MLP. The batch, here and below, is one of gpt2_push.
@@ -411,13 +413,13 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
         zero_parameters(&model->zero, l, 1);
         const GPT2Parameters p = parameters_at_layer(model, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
+        floatX* residual = residual_into(model, l + 1);
         block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
         offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu);
-        matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F,
-                                C, &model->matmul);
-        offload_residual_out(&model->residuals, l, layer.residual3, (size_t)N * C * sizeof(floatX),
-                             &model->gpu);
+        matmul_forward_residual(residual, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C,
+                                &model->matmul);
+        offload_residual_out(&model->residuals, l, residual, (size_t)N * C * sizeof(floatX), &model->gpu);
     }
     const floatX* residual = residual_into(model, cfg.L); // (N, C)
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N, C,

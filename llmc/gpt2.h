@@ -122,25 +122,26 @@ typedef enum {
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to
 // the level of recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all
 // layers share one buffer and the backward pass computes it again. Of residual3 there are `residuals` copies: cfg.L, or
-// fewer that the layers take in turn (layer l copy l % residuals). Logits exist for `chunk` tokens at a time.
+// fewer that the layers take in turn (layer l copy l % residuals). Blocks below `first_block` are not kept: all have copy 0,
+// and `blocks` are kept. Logits exist for `chunk` tokens at a time.
 // Without a backward pass `trained` is 0, and `cached` the room for keys and values; else it is the other way round.
 // `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only
 // in the classifier.
 //  name        layers  tokens  kept   cols                 dtype    life
 #define GPT2_ACTIVATIONS(X) \
   X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
-  X(ln1,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(ln1_mean,   cfg.L,  N,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(ln1_rstd,   cfg.L,  N,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(qkv,        cfg.L,  N,      MLP,   QKV,                 floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
-  X(atty,       cfg.L,  N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
-  X(att_lse,    cfg.L,  N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
-  X(residual2,  cfg.L,  N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
-  X(ln2,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(ln2_mean,   cfg.L,  N,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(ln2_rstd,   cfg.L,  N,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(fch,        cfg.L,  N,      NORMS, F,                   floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
-  X(fch_gelu,   cfg.L,  N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* and after */ \
+  X(ln1,        blocks, N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(ln1_mean,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(ln1_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(qkv,        blocks, N,      MLP,   QKV,                 floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
+  X(atty,       blocks, N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
+  X(att_lse,    blocks, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(residual2,  blocks, N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
+  X(ln2,        blocks, N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(ln2_mean,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(ln2_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(fch,        blocks, N,      NORMS, F,                   floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
+  X(fch_gelu,   blocks, N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* and after */ \
   X(residual3,  residuals, N,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
   X(lnf,        1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
   X(lnf_mean,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
@@ -186,6 +187,7 @@ typedef struct {
     const char* name;
     const char *hf_name, *gguf_name; // parameters only
     int layers;                      // copies in memory: 1 when all layers share one, 2 when they take turns
+    int first_layer;                 // that has copy 0, with those below it: they are not kept
     size_t rows, cols;               // of one layer
     size_t element_bytes;            //
     TensorInit init;                 // parameters only
@@ -270,6 +272,7 @@ static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], G
     row->form = form_;                                                                                       \
     row->place = PLACE_##place_;                                                                             \
     row->layers = PLACE_##place_ == PLACE_BLOCK ? cfg.L : 1;                                                 \
+    row->first_layer = 0;                                                                                    \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
     row->element_bytes = element_bytes;                                                                      \
@@ -360,11 +363,14 @@ static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
 }
 
 // The rows of the activation table for micro-batches of B sequences of T tokens, at a level of recomputation, with
-// `residuals` copies of residual3; the classifier takes `chunk` tokens at a time. At RECOMPUTE_NEVER: for B texts of up to
-// T tokens, of which one is read at once, and then a token of each at a time.
+// `residuals` copies of residual3, or fewer if fewer blocks are kept: those from `first_block` on. The classifier takes
+// `chunk` tokens at a time. At RECOMPUTE_NEVER: for B texts of up to T tokens, of which one is read at once, and then a
+// token of each at a time.
 static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
-                                          int recompute, int residuals, size_t chunk) {
+                                          int recompute, int residuals, int first_block, size_t chunk) {
     const int is_trained = recompute != RECOMPUTE_NEVER;
+    const int blocks = first_block < cfg.L ? cfg.L - first_block : 1;
+    residuals = residuals < blocks ? residuals : blocks;
     const size_t BT = (size_t)B * (size_t)T, N = is_trained ? BT : (size_t)(B > T ? B : T);
     const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT;
     const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
@@ -374,6 +380,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->hf_name = row->gguf_name = NULL;                                                                    \
     row->form = FILE_TABLE;                                                                                  \
     row->layers = recompute > RECOMPUTE_##kept_ ? 1 : layers_;                                               \
+    row->first_layer = first_block;                                                                          \
     row->rows = tokens_;                                                                                     \
     row->cols = (size_t)(cols_);                                                                             \
     row->element_bytes = sizeof(dtype_);                                                                     \
@@ -434,12 +441,14 @@ static inline void* tensor_in_group(const TensorRow rows[GPT2_PARAMETER_ROWS], c
     return (char*)group + (row->offset_bytes - gpt2_group_offset_bytes(rows, g > 0));
 }
 
-// Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with fewer copies have it in copy l % layers.
+// Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with fewer copies have it in copy l % layers, counted
+// from first_layer.
 static inline void tensor_rows_advance_(void* pointers, const TensorRow* rows, int count, int l) {
     for (int i = 0; i < count; i++) {
         char* tensor;
         memcpy(&tensor, (char*)pointers + rows[i].member, sizeof(tensor));
-        tensor += (size_t)(l % rows[i].layers) * rows[i].layer_bytes;
+        const int kept = l > rows[i].first_layer ? l - rows[i].first_layer : 0;
+        tensor += (size_t)(kept % rows[i].layers) * rows[i].layer_bytes;
         memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
     }
 }

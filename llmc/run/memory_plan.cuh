@@ -50,11 +50,12 @@ static inline int planned_texts(const Options* o) { return o->recompute == RECOM
 
 // Of training, or of generation. In a run that trains, both use the same memory, in turns.
 static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    const Freeze freeze = freeze_of(cfg, o->freeze);
     TensorRow texts[GPT2_ACTIVATION_ROWS];
     const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
     const size_t text = text_activation_rows(texts, cfg, planned_texts(o), o->seq_len);
     const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
-                                                (size_t)planned_chunk(o));
+                                                freeze.first_block, (size_t)planned_chunk(o));
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
