@@ -214,9 +214,7 @@ template <class T> static inline void adamw_update(const AdamWUpdate<T>& u, cons
 
 // Reads grad, m, v and the parameter or its master; writes m, v, the parameter and its master.
 static inline double adamw_bytes(double n, DType params, DType grads, MasterWeights master) {
-    const size_t moments = 4 * sizeof(float), p = dtype_bytes(params);
-    const size_t weights = master == MASTER_FP32 ? 2 * sizeof(float) + p : 2 * p;
-    return n * (double)(dtype_bytes(grads) + moments + weights);
+    return n * (double)(dtype_bytes(grads) + 4 * sizeof(float)) + weights_bytes(n, params, master);
 }
 
 // ---- the gradient's norm ----

@@ -18,7 +18,7 @@ stream "adamw" + t of `seed` (rand.h) in update t: the same whatever the launch 
 
 defines: MasterWeights, master_bytes, round_stochastic, float_bits, bits_float, SplitFloat, split_float, split_join,
          rand_block_gpu, Elements, elements_load, elements_store, elements_convert, RoundingWords, rounding_words,
-         Weights, weights_load, weights_store
+         Weights, weights_from, weights_load, weights_store, weights_bytes
 */
 #ifndef LLMC_UPDATE_CUH
 #define LLMC_UPDATE_CUH
@@ -31,7 +31,7 @@ defines: MasterWeights, master_bytes, round_stochastic, float_bits, bits_float, 
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterWeights;
 
 // Of a parameter.
-static inline size_t master_bytes(MasterWeights master) {
+__host__ __device__ inline size_t master_bytes(MasterWeights master) {
     return master == MASTER_FP32 ? sizeof(float) : master == MASTER_SPLIT ? sizeof(uint16_t) : 0;
 }
 
@@ -191,6 +191,12 @@ template <class T> struct Weights {
     MasterWeights kind;
 };
 
+// The part of it from element `begin` on.
+template <class T> __host__ __device__ inline Weights<T> weights_from(const Weights<T>& w, size_t begin) {
+    const Weights<T> part = {w.params + begin, (char*)w.master + begin * master_bytes(w.kind), w.kind};
+    return part;
+}
+
 // Elements i ... i+W-1. W is 4, i a multiple of it and the tensor aligned to four elements, or W is 1.
 template <int W, class T> __device__ inline Elements<float, W> weights_load(const Weights<T>& w, size_t i) {
     if (w.kind == MASTER_FP32) {
@@ -240,6 +246,12 @@ __device__ inline void weights_store(const Weights<T>& w, size_t i, const Elemen
     }
     elements_store((float*)w.master + i, x);
     elements_store(w.params + i, elements_convert<T>(x));
+}
+
+// An update reads and writes so much of n weights.
+static inline double weights_bytes(double n, DType params, MasterWeights master) {
+    const size_t p = dtype_bytes(params);
+    return n * (double)(master == MASTER_FP32 ? 2 * sizeof(float) + p : 2 * (p + master_bytes(master)));
 }
 
 #endif
