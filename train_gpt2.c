@@ -527,7 +527,7 @@ static void quantize_group(GPT2* model, int g, const TensorRow* rows, const floa
 }
 
 // Reads group g; only this one is in memory in fp32.
-static void read_quantized(GPT2* model, Weights* weights, int g) {
+static void read_quantized(GPT2* model, FirstWeights* weights, int g) {
     const ZeroPlan whole = zero_plan(model->cfg, 0, 0, 1);
     TensorRow rows[GPT2_PARAMETER_ROWS];
     gpt2_parameter_rows(rows, model->cfg);
@@ -539,7 +539,7 @@ static void read_quantized(GPT2* model, Weights* weights, int g) {
 }
 
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
-    Weights weights;
+    FirstWeights weights;
     weights_open(&weights, model->cfg, path, seed);
     for (int g = 0; g < gpt2_groups(model->cfg); g++) {
         if (model->linear.is_quantized) {

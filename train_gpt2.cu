@@ -6,7 +6,7 @@ llmc/run/run.h.
 
     make train_gpt2cu PRECISION=BF16|FP16|FP32 && ./train_gpt2cu         ./train_gpt2cu --help lists the rest
 
-Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
+FirstWeights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
 optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C
 channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
@@ -958,7 +958,7 @@ static float* gpt2_download(GPT2* model) {
 static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     const ZeroPlan* zero = &model->zero.plan;
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    Weights weights;
+    FirstWeights weights;
     gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
     float* group = (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters");
     weights_open(&weights, model->cfg, path, seed);

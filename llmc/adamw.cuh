@@ -1,16 +1,13 @@
 /*
-adamw.cuh -- adamw.h on the GPU: four elements of it, for the kernel of all rules (optimizer.cuh); stochastic rounding; the
-gradient's norm; the sum of losses.
+adamw.cuh -- adamw.h on the GPU: four elements of it, for the kernel of all rules (optimizer.cuh); the gradient's norm; the
+sum of losses.
 
-    x        4      fp32   in registers, set
-    g        4      T or fp32
-    m, v     4      fp32   updated, at multiples of 16 bytes
+    x       4   fp32   in registers, set
+    g       4   T or fp32
+    m, v    4   fp32   updated, at multiples of 16 bytes
 
-A 16-bit parameter without a master is updated in fp32 and rounded stochastically: up or down with the probabilities that
-make the result right on average, so that updates smaller than half a unit in the last place are not lost for ever.
-
-defines: round_stochastic, UpdateScalars_, UpdateRates_, GradientNorm, gradient_norm_open, gradient_norm_close,
-         gradient_square_sum, gradient_square_sum_bytes, sum_losses, sum_losses_bytes
+defines: UpdateScalars_, UpdateRates_, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_square_sum,
+         gradient_square_sum_bytes, sum_losses, sum_losses_bytes
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
@@ -19,120 +16,14 @@ defines: round_stochastic, UpdateScalars_, UpdateRates_, GradientNorm, gradient_
 #include <float.h>
 #include <limits.h>
 
-#include "llmc/base/rand.h"
 #include "llmc/base/wide_sum.h"
 #include "llmc/adamw.h"
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
+#include "llmc/update.cuh"
 #include "llmc/zero.h"
 
-// ---- stochastic rounding ----
-
-__host__ __device__ inline uint32_t float_bits_(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    return bits;
-}
-__host__ __device__ inline float bits_float_(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof(x));
-    return x;
-}
-
-// x rounded to one of the two neighbors in T, with `random` uniform: on average exactly x, to 2^-32 of the
-// distance of the neighbors. What T has is kept, NaN and infinity too; a finite x stays finite.
-template <class T> __host__ __device__ inline T round_stochastic(float x, uint32_t random);
-
-template <> __host__ __device__ inline float round_stochastic<float>(float x, uint32_t random) {
-    (void)random;
-    return x;
-}
-
-// bf16 is the upper half of a float: a random lower half is added, carries or not, and is cut off.
-template <> __host__ __device__ inline bf16 round_stochastic<bf16>(float x, uint32_t random) {
-    const uint32_t sign = float_bits_(x) & 0x80000000u, magnitude = float_bits_(x) ^ sign,
-                   largest = 0x7F7F0000u;
-    const uint32_t sum = (magnitude + (random >> 16)) & 0xFFFF0000u, rounded = sum < largest ? sum : largest;
-    return from_float<bf16>(magnitude < 0x7F800000u ? bits_float_(sign | rounded) : x);
-}
-
-// The neighbors of x in fp16 are multiples of `unit`: 2^-10 of the power of two below |x|, at least 2^-24.
-// All steps are exact: products with powers of two, and fewer than 2048 units.
-template <> __host__ __device__ inline fp16 round_stochastic<fp16>(float x, uint32_t random) {
-    const uint32_t exponent = float_bits_(fabsf(x)) >> 23, e = exponent > 113 ? exponent : 113; // 113: 2^-14
-    if (exponent == 255) {
-        return from_float<fp16>(x);
-    }
-    const float unit = bits_float_((e - 10) << 23), per_unit = bits_float_((264 - e) << 23);
-    const float units = fabsf(x) * per_unit, whole = floorf(units);
-    const float up = random < (uint32_t)((units - whole) * 0x1p32f) ? 1.0f : 0.0f;
-    return from_float<fp16>(copysignf(fminf((whole + up) * unit, 65504.0f), x));
-}
-
-// rand_block of rand.h, on the device.
-__device__ inline RandBlock adamw_rand_block_(uint64_t seed, uint64_t stream, uint64_t counter) {
-    uint32_t x0 = (uint32_t)counter, x1 = (uint32_t)(counter >> 32);
-    uint32_t x2 = (uint32_t)stream, x3 = (uint32_t)(stream >> 32);
-    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        const uint64_t even = (uint64_t)0xD2511F53u * x0, odd = (uint64_t)0xCD9E8D57u * x2;
-        x0 = (uint32_t)(odd >> 32) ^ x1 ^ key0;
-        x1 = (uint32_t)odd;
-        x2 = (uint32_t)(even >> 32) ^ x3 ^ key1;
-        x3 = (uint32_t)even;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    const RandBlock block = {{x0, x1, x2, x3}};
-    return block;
-}
-
 static inline int is_aligned_(const void* array) { return (uintptr_t)array % 16 == 0; }
-
-// ---- four elements ----
-
-template <size_t BYTES> struct Word_;
-template <> struct Word_<8> { typedef int2 Type; };
-template <> struct Word_<16> { typedef int4 Type; };
-
-// In registers, and the type of one access to them.
-template <class X> struct alignas(4 * sizeof(X)) Four_ {
-    X element[4];
-    typedef typename Word_<4 * sizeof(X)>::Type Word;
-};
-
-// The data passes once a step: it leaves the caches alone.
-template <class X> __device__ inline Four_<X> four_load_(const X* from) {
-    typedef typename Four_<X>::Word Word;
-    Four_<X> four;
-    *reinterpret_cast<Word*>(&four) = __ldcs(reinterpret_cast<const Word*>(from));
-    return four;
-}
-
-template <class X> __device__ inline void four_store_(X* to, const Four_<X>& four) {
-    typedef typename Four_<X>::Word Word;
-    __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(&four));
-}
-
-template <class To, class From> __device__ inline Four_<To> four_convert_(const Four_<From>& from) {
-    Four_<To> to;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        to.element[k] = from_float<To>(to_float(from.element[k]));
-    }
-    return to;
-}
-
-template <class T>
-__device__ inline Four_<T> four_round_stochastic_(const Four_<float>& x, const RandBlock& random) {
-    Four_<T> rounded;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        rounded.element[k] = round_stochastic<T>(x.element[k], random.word[k]);
-    }
-    return rounded;
-}
 
 // ---- the update ----
 
@@ -159,16 +50,15 @@ __device__ inline float adamw_element_(float param, float grad, float* m, float*
 
 // Updates four parameters x and their moments.
 template <class G>
-__device__ inline void adamw_four_(Four_<float>* x, const Four_<G>& g, float* m_at, float* v_at,
+__device__ inline void adamw_four_(Elements<float, 4>* x, const Elements<G, 4>& g, float* m_at, float* v_at,
                                    UpdateRates_ rates, const UpdateScalars_& s) {
-    Four_<float> m = four_load_(m_at), v = four_load_(v_at);
+    Elements<float, 4> m = elements_load<4>(m_at), v = elements_load<4>(v_at);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        x->element[k] =
-            adamw_element_(x->element[k], to_float(g.element[k]), &m.element[k], &v.element[k], rates, s);
+        (*x)[k] = adamw_element_((*x)[k], to_float(g[k]), &m[k], &v[k], rates, s);
     }
-    four_store_(m_at, m);
-    four_store_(v_at, v);
+    elements_store(m_at, m);
+    elements_store(v_at, v);
 }
 
 // ---- the gradient's norm ----

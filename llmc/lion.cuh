@@ -12,6 +12,7 @@ defines: lion_four_
 
 #include "llmc/adamw.cuh"
 #include "llmc/lion.h"
+#include "llmc/update.cuh"
 
 // The new parameter. Where the direction is NaN it is 0, as on the CPU.
 __device__ inline float lion_element_(float param, float grad, float* m, UpdateRates_ rates,
@@ -25,14 +26,14 @@ __device__ inline float lion_element_(float param, float grad, float* m, UpdateR
 
 // Updates four parameters x and their means.
 template <class G>
-__device__ inline void lion_four_(Four_<float>* x, const Four_<G>& g, float* m_at, UpdateRates_ rates,
-                                  const UpdateScalars_& s) {
-    Four_<float> m = four_load_(m_at);
+__device__ inline void lion_four_(Elements<float, 4>* x, const Elements<G, 4>& g, float* m_at,
+                                  UpdateRates_ rates, const UpdateScalars_& s) {
+    Elements<float, 4> m = elements_load<4>(m_at);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        x->element[k] = lion_element_(x->element[k], to_float(g.element[k]), &m.element[k], rates, s);
+        (*x)[k] = lion_element_((*x)[k], to_float(g[k]), &m[k], rates, s);
     }
-    four_store_(m_at, m);
+    elements_store(m_at, m);
 }
 
 #endif

@@ -10,9 +10,7 @@ with one process. The slots lie as optimizer.h says. All is updated with its pad
     grads     (owned)   T or fp32
     slots               updated
 
-With master weights the parameters are those, rounded to nearest. Without them a 16-bit parameter is updated
-in fp32 and rounded stochastically (adamw.cuh). Element i of group g takes word g 2^40 + i of stream "adamw" + t of
-`seed` (rand.h) in update t: the same whatever the launch and the number of shards.
+How weights are read and rounded: update.cuh.
 
 defines: OptimizerPlan, optimizer_open, optimizer_close, OptimizerUpdate, optimizer_update, optimizer_update_part,
          optimizer_bytes
@@ -23,13 +21,13 @@ defines: OptimizerPlan, optimizer_open, optimizer_close, OptimizerUpdate, optimi
 #include <assert.h>
 #include <limits.h>
 
-#include "llmc/base/rand.h"
 #include "llmc/adamw.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
 #include "llmc/lion.cuh"
 #include "llmc/optimizer.h"
 #include "llmc/sgd.cuh"
+#include "llmc/update.cuh"
 #include "llmc/zero.h"
 
 // ---- places ----
@@ -111,8 +109,7 @@ __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t pi
 
 // All arrays, or four elements of them.
 template <class T, class G> struct UpdateArrays_ {
-    T* params;
-    float* master; // NULL: there are none
+    Weights<T> weights;
     const G* grads;
     float *m, *v; // NULL: no rule has them
 };
@@ -138,13 +135,12 @@ static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update
     return n;
 }
 
-// Updates four elements. All is loaded before anything is computed. `random` is a block of stream `stream`.
+// Updates four elements. All is loaded before anything is computed.
 template <class T, class G, UpdateRule RULE>
 __device__ inline void update_four_(const UpdateArrays_<T, G>& a, UpdateRates_ rates,
-                                    const UpdateScalars_& scalars, uint64_t seed, uint64_t stream,
-                                    uint64_t random) {
-    const Four_<G> g = four_load_(a.grads);
-    Four_<float> x = a.master ? four_load_(a.master) : four_convert_<float>(four_load_(a.params));
+                                    const UpdateScalars_& scalars, const RoundingWords& words) {
+    const Elements<G, 4> g = elements_load<4>(a.grads);
+    Elements<float, 4> x = weights_load<4>(a.weights, 0);
     if (RULE == RULE_ADAMW) {
         adamw_four_(&x, g, a.m, a.v, rates, scalars);
     } else if (RULE == RULE_LION) {
@@ -152,13 +148,7 @@ __device__ inline void update_four_(const UpdateArrays_<T, G>& a, UpdateRates_ r
     } else {
         sgd_four_(&x, g, a.m, rates, scalars);
     }
-    if (a.master) {
-        four_store_(a.master, x);
-        four_store_(a.params, four_convert_<T>(x));
-    } else {
-        // not computed for T = float, no use
-        four_store_(a.params, four_round_stochastic_<T>(x, adamw_rand_block_(seed, stream, random)));
-    }
+    weights_store(a.weights, 0, x, words);
 }
 
 // A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte to 16-bit
@@ -177,11 +167,15 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     const size_t owned = (size_t)piece * UPDATE_PIECE_ + 4 * threadIdx.x,
                  full = (size_t)place.full * UPDATE_PIECE_ + 4 * threadIdx.x;
     const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32];
-    const uint64_t random =
-        ((uint64_t)place.group << 38) + (uint64_t)place.offset * (UPDATE_PIECE_ / 4) + threadIdx.x;
-    const UpdateArrays_<T, G> four = {a.params + full, a.master ? a.master + owned : NULL, a.grads + owned,
-                                      a.m ? a.m + owned : NULL, a.v ? a.v + owned : NULL};
-    update_four_<T, G, RULE>(four, numbers.rates[row], numbers.scalars, seed, stream, random);
+    const RoundingWords words = {seed, stream,
+                                 ((uint64_t)place.group << 40) + (uint64_t)place.offset * UPDATE_PIECE_ +
+                                     4 * threadIdx.x};
+    const Weights<T> weights = {a.weights.params + full,
+                                (char*)a.weights.master + owned * master_bytes(a.weights.kind),
+                                a.weights.kind};
+    const UpdateArrays_<T, G> four = {weights, a.grads + owned, a.m ? a.m + owned : NULL,
+                                      a.v ? a.v + owned : NULL};
+    update_four_<T, G, RULE>(four, numbers.rates[row], numbers.scalars, words);
 }
 
 // ---- the update ----
@@ -199,8 +193,9 @@ template <class T> struct OptimizerUpdate {
 template <class T, class G, UpdateRule RULE>
 static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                   const Gpu* gpu) {
-    const UpdateArrays_<T, G> arrays = {u.params, (float*)u.slots[STATE_MASTER], (const G*)u.grads.data,
-                                        (float*)u.slots[STATE_M], (float*)u.slots[STATE_V]};
+    const Weights<T> weights = {u.params, u.slots[STATE_MASTER], u.plan->state->optimizer.master};
+    const UpdateArrays_<T, G> arrays = {weights, (const G*)u.grads.data, (float*)u.slots[STATE_M],
+                                        (float*)u.slots[STATE_V]};
     const uint64_t stream = rand_stream("adamw") + (uint64_t)u.update.adamw.t;
     launch(update_kernel_<T, G, RULE>, count, UPDATE_THREADS_, 0, gpu, arrays, u.plan->rows, u.plan->pieces,
            first, update_numbers_(u.plan->state, u.update), u.seed, stream);

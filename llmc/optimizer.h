@@ -48,8 +48,8 @@ typedef enum {
     RULE_SGD    // sgd.h
 } UpdateRule;
 
-// What a GPU keeps beside 16-bit weights.
-typedef enum { MASTER_NONE, MASTER_FP32 } MasterWeights;
+// What a GPU keeps beside 16-bit weights (update.cuh).
+typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterWeights;
 
 typedef struct {
     OptimizerName name;

@@ -12,23 +12,24 @@ defines: sgd_four_
 
 #include "llmc/adamw.cuh"
 #include "llmc/sgd.h"
+#include "llmc/update.cuh"
 
 // Updates four parameters x, and their sums if there are any.
 template <class G>
-__device__ inline void sgd_four_(Four_<float>* x, const Four_<G>& g, float* m_at, UpdateRates_ rates,
-                                 const UpdateScalars_& s) {
-    Four_<float> m;
+__device__ inline void sgd_four_(Elements<float, 4>* x, const Elements<G, 4>& g, float* m_at,
+                                 UpdateRates_ rates, const UpdateScalars_& s) {
+    Elements<float, 4> m;
     if (m_at) {
-        m = four_load_(m_at);
+        m = elements_load<4>(m_at);
     }
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        const float scaled = to_float(g.element[k]) * s.grad_scale;
-        m.element[k] = m_at ? fmaf(s.momentum, m.element[k], scaled) : scaled;
-        x->element[k] = fmaf(rates.keep, x->element[k], -(rates.step * m.element[k]));
+        const float scaled = to_float(g[k]) * s.grad_scale;
+        m[k] = m_at ? fmaf(s.momentum, m[k], scaled) : scaled;
+        (*x)[k] = fmaf(rates.keep, (*x)[k], -(rates.step * m[k]));
     }
     if (m_at) {
-        four_store_(m_at, m);
+        elements_store(m_at, m);
     }
 }
 
