@@ -262,7 +262,7 @@ static void test_adamw_steps(void) {
         EXPECT_NEAR(pass(&model, &s), loss, 2e-6 * loss, "loss at step %d", step);
         const double our_norm = norm_of(&model);
         EXPECT_NEAR(our_norm, norm, 1e-5 * norm, "norm at step %d", step);
-        gpt2_update(&model, setup_adamw(&options, step - 1, step, our_norm));
+        gpt2_update(&model, setup_update(&options, step - 1, step, our_norm));
         steps++;
     }
     EXPECT(steps == ADAMW_STEPS, "%d steps", steps);
@@ -518,34 +518,30 @@ static void expect_range(GPT2* model, const GPT2* whole, const ZeroRange* range,
 
 // An update leaves frozen parameters as they are, and changes every other tensor.
 static void expect_update(GPT2* model, const GPT2* whole, const char* list) {
-    const AdamW adamw = {.lr = 0.1f,
-                         .beta1 = 0.9f,
-                         .beta2 = 0.95f,
-                         .eps = 1e-8f,
-                         .weight_decay = 0.1f,
-                         .grad_scale = 1.0f,
-                         .t = 1};
+    const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1};
+    const Update update = {adamw, 0.9f};
     const float *now = model->params_memory, *before = whole->params_memory;
-    gpt2_update(model, adamw);
+    gpt2_update(model, update);
     for (int r = 0; r < model->zero.num_ranges; r++) {
         const ZeroRange* range = &model->zero.ranges[r];
         const int is_frozen = freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group));
         const int is_same =
             memcmp(now + range->full, before + range->full, range->count * sizeof(float)) == 0;
-        EXPECT(is_same == is_frozen, "%s: %s, group %d", list, model->parameter_rows[range->row].name,
+        EXPECT(is_same == is_frozen, "%s, %s: %s, group %d", list,
+               optimizer_word(model->state.optimizer.name), model->parameter_rows[range->row].name,
                range->group);
     }
 }
 
-static void open_frozen(GPT2* model, const char* list, int zero, int recompute) {
-    const Options options = {.batch = 3,
-                             .seq_len = 31,
-                             .steps = 1,
-                             .recompute = recompute,
-                             .processes = 1,
-                             .freeze = list,
-                             .zero = zero};
-    gpt2_open(model, llmc_bin_read_config(FIXTURES "gpt2_tiny.bin"), &options, &alone);
+static void open_frozen(GPT2* model, const char* list, Options options) {
+    const GPT2Config cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
+    options.batch = 3;
+    options.seq_len = 31;
+    options.steps = options.processes = 1;
+    options.layers = cfg.L;
+    options.freeze = list;
+    options.sgd_momentum = 0.9f;
+    gpt2_open(model, cfg, &options, &alone);
     gpt2_first_weights(model, FIXTURES "gpt2_tiny.bin", 0);
 }
 
@@ -560,10 +556,10 @@ static void accumulate(GPT2* model, const State* s) {
 }
 
 // Gradients of what is trained are those of the whole model; the norm sees no others.
-static void test_freeze(const char* list, int zero, int recompute) {
+static void test_freeze(const char* list, Options options) {
     GPT2 model, whole;
-    open_frozen(&model, list, zero, recompute);
-    open_frozen(&whole, "", zero, RECOMPUTE_NONE);
+    open_frozen(&model, list, options);
+    open_frozen(&whole, "", options);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &whole);
     double square_sum = 0;
     accumulate(&model, &s);
@@ -586,7 +582,7 @@ static void test_freeze(const char* list, int zero, int recompute) {
 // The backward pass does not come to a block below which all is frozen: a NaN there is not read.
 static void test_backward_ends(void) {
     GPT2 model;
-    open_frozen(&model, "embeddings,blocks[0]", 0, RECOMPUTE_NONE);
+    open_frozen(&model, "embeddings,blocks[0]", (Options){.recompute = RECOMPUTE_NONE});
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     gpt2_forward(&model, batch_of(&s));
     gpt2_parameters_at_layer(model.params, model.parameter_rows, 0).fcprojw[0] = NAN;
@@ -635,8 +631,9 @@ int main(void) {
         "embeddings",       "wpe,*b", "blocks", "embeddings,blocks[0]", "attention[0],mlp[1],wte",
         "embeddings,blocks"};
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
-        test_freeze(lists[i], 0, RECOMPUTE_NONE);
-        test_freeze(lists[i], 2, RECOMPUTE_BLOCK);
+        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_ADAMW, .recompute = RECOMPUTE_NONE});
+        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_LION, .recompute = RECOMPUTE_MLP});
+        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_SGD, .zero = 2, .recompute = RECOMPUTE_BLOCK});
     }
     test_backward_ends();
     test_shorter_batch();

@@ -28,6 +28,7 @@ defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_has_classifier, fre
 
 typedef struct {
     int first_block; // the lowest one that the backward pass comes to; L: none
+    unsigned rows;   // bit i: row i of the parameters is frozen in all blocks
     // Of each row of the parameters and each block; what is outside of the blocks is alike in all of them.
     unsigned char is_frozen[GPT2_PARAMETER_ROWS][GPT2_MAX_LAYERS];
 } Freeze;
@@ -77,18 +78,18 @@ static inline int freeze_read_blocks_(FreezeItem_* item, const char* text) {
     return end && strcmp(end, "]") == 0;
 }
 
-static inline int freeze_read_item_(FreezeItem_* item, const char* text, size_t length, GPT2Config cfg,
+static inline int freeze_read_item_(FreezeItem_* item, const char* text, size_t length, int L,
                                     char* error) {
     memset(item, 0, sizeof(*item));
-    item->last = cfg.L - 1;
+    item->last = L - 1;
     snprintf(item->text, sizeof(item->text), "%.*s", (int)length, text);
     const size_t name = strcspn(item->text, "[");
     memcpy(item->name, item->text, name);
     if (item->text[name] &&
-        (!freeze_read_blocks_(item, item->text + name) || item->last >= cfg.L || item->first > item->last)) {
+        (!freeze_read_blocks_(item, item->text + name) || item->last >= L || item->first > item->last)) {
         return error_set(error, "--freeze",
                          "%s is not NAME[BLOCK] or NAME[FIRST-LAST] with blocks of 0 to %d", item->text,
-                         cfg.L - 1);
+                         L - 1);
     }
     return 1;
 }
@@ -167,53 +168,63 @@ static inline int freeze_has_member_(const Freeze* freeze, const TensorRow* rows
 }
 
 // The lowest block that the backward pass comes to.
-static inline int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, GPT2Config cfg) {
+static inline int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int L) {
     int l = 0;
     if (!freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wte)) ||
         !freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wpe))) {
         return 0;
     }
-    while (l < cfg.L && freeze_has_all_(freeze, rows, PLACE_BLOCK, l)) {
+    while (l < L && freeze_has_all_(freeze, rows, PLACE_BLOCK, l)) {
         l++;
     }
     return l;
 }
 
-// Sets `freeze` from a list; empty or NULL: nothing is frozen. Returns 0 and the reason in `error` if the list means
+// The names and places of the parameters, in a model of any size with L blocks.
+static inline void freeze_table_(TensorRow rows[GPT2_PARAMETER_ROWS], int L) {
+    const GPT2Config any = {1, 1, 1, L, 1, 1};
+    gpt2_parameter_rows(rows, any);
+}
+
+// Sets `freeze` from a list for a model of L blocks; empty or NULL: nothing is frozen. Returns 0 and the reason in `error` if the list means
 // nothing, or leaves nothing to train.
-static inline int freeze_parse(Freeze* freeze, GPT2Config cfg, const char* list, char* error) {
+static inline int freeze_parse(Freeze* freeze, int L, const char* list, char* error) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     memset(freeze, 0, sizeof(*freeze));
-    gpt2_parameter_rows(rows, cfg);
+    freeze_table_(rows, L);
     for (const char* text = list; text && *list; text = *text ? text + 1 : NULL) {
         const size_t length = strcspn(text, ",");
         FreezeItem_ item;
-        if (!freeze_read_item_(&item, text, length, cfg, error) || !freeze_add_(freeze, &item, rows, error)) {
+        if (!freeze_read_item_(&item, text, length, L, error) || !freeze_add_(freeze, &item, rows, error)) {
             return 0;
         }
         text += length;
     }
-    freeze->first_block = freeze_first_block_(freeze, rows, cfg);
-    if (freeze->first_block == cfg.L && freeze_has_all_(freeze, rows, PLACE_ONCE, 0)) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const int is_whole = list && *list && memchr(freeze->is_frozen[i], 0, (size_t)L) == NULL;
+        freeze->rows |= (unsigned)is_whole << i;
+    }
+    freeze->first_block = freeze_first_block_(freeze, rows, L);
+    if (freeze->first_block == L && freeze_has_all_(freeze, rows, PLACE_ONCE, 0)) {
         return error_set(error, "--freeze", "%s leaves nothing to train", list);
     }
     return 1;
 }
 
 // The same for a list that was read before.
-static inline Freeze freeze_of(GPT2Config cfg, const char* list) {
+static inline Freeze freeze_of(int L, const char* list) {
     char error[ERROR_BYTES];
     Freeze freeze;
-    CHECK(freeze_parse(&freeze, cfg, list, error), "%s", error);
+    CHECK(freeze_parse(&freeze, L, list, error), "%s", error);
     return freeze;
 }
 
 // ---- what it means ----
 
 // Whether the weight of the classifier is frozen.
-static inline int freeze_has_classifier(const Freeze* freeze, GPT2Config cfg) {
+static inline int freeze_has_classifier(const Freeze* freeze) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows(rows, cfg);
+    freeze_table_(rows, 1);
     return freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wte));
 }
 

@@ -221,7 +221,7 @@ static void expect_padding(const char* what, const Layout* layout, const float* 
     const int* of = parameters_of(layout);
     size_t changed = 0, elements = 0;
     for (size_t i = 0; i < layout->n; i++) {
-        EXPECT(of[i] >= 0 || float_bits_(got[i]) == 0, "%s: padding at %zu: %g", what, i, got[i]);
+        EXPECT(of[i] >= 0 || float_bits(got[i]) == 0, "%s: padding at %zu: %g", what, i, got[i]);
         changed += of[i] >= 0 && got[i] != before[i];
         elements += of[i] >= 0;
     }
@@ -385,7 +385,7 @@ template <class T> static void test_representable(void) {
         const float x = to_float(from_bits<T>((uint16_t)bits));
         for (int r = 0; r < 5; r++) {
             const float got = to_float(round_stochastic<T>(x, random[r]));
-            EXPECT(isnan(x) ? isnan(got) : float_bits_(got) == float_bits_(x), "%s: %.9g became %.9g",
+            EXPECT(isnan(x) ? isnan(got) : float_bits(got) == float_bits(x), "%s: %.9g became %.9g",
                    dtype_name(DTYPE_OF(T)), x, got);
         }
     }

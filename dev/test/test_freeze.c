@@ -8,7 +8,7 @@ static const GPT2Config CFG = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3
 static Freeze freeze_read(const char* list) {
     char error[ERROR_BYTES] = "";
     Freeze freeze;
-    EXPECT(freeze_parse(&freeze, CFG, list, error), "%s", error);
+    EXPECT(freeze_parse(&freeze, CFG.L, list, error), "%s", error);
     return freeze;
 }
 
@@ -70,7 +70,7 @@ static void test_refusals(void) {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char error[ERROR_BYTES] = "";
         Freeze freeze;
-        EXPECT(!freeze_parse(&freeze, CFG, cases[i][0], error), "%s", cases[i][0]);
+        EXPECT(!freeze_parse(&freeze, CFG.L, cases[i][0], error), "%s", cases[i][0]);
         EXPECT(strstr(error, cases[i][1]), "%s: %s", cases[i][0], error);
     }
 }
@@ -109,7 +109,8 @@ static void test_work(void) {
     EXPECT(freeze_flops_per_token(&mlp, CFG, T) == all - 2 * (8 * C * C + 5 * C), "without one MLP");
     EXPECT(freeze_count(&none, CFG) == 0, "none");
     EXPECT(freeze_count(&low, CFG) == CFG.V * C + wpe + 2 * block, "%.0f frozen", freeze_count(&low, CFG));
-    EXPECT(freeze_has_classifier(&low, CFG) && !freeze_has_classifier(&mlp, CFG), "classifier");
+    EXPECT(none.rows == 0 && embeddings.rows == 3 && low.rows == 3 && mlp.rows == 0, "rows without state");
+    EXPECT(freeze_has_classifier(&low) && !freeze_has_classifier(&mlp), "classifier");
 }
 
 int main(void) {
