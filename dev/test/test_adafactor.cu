@@ -132,7 +132,8 @@ static void test_model(const Model* model, int has_m, int scale, MasterWeights k
     snprintf(what, sizeof(what), "%s, gradient %s, master %d, m %d, scale %d, width %d",
              dtype_name(DTYPE_OF(T)), dtype_name(DTYPE_OF(G)), kind, has_m, scale, model->tensors[0].cols);
     const State got = updated<T, G>(model, s, grad, opt, has_m, kind, gpu);
-    const State exact = kind == MASTER_NONE ? updated<float, float>(model, s, grad, opt, has_m, kind, gpu) : got;
+    const State exact =
+        kind == MASTER_NONE ? updated<float, float>(model, s, grad, opt, has_m, kind, gpu) : got;
     expect_state(what, model, got, expected(model, s, grad, opt, has_m), exact.param);
     for (int i = 0; i < model->count && kind == MASTER_NONE; i++) {
         const AdafactorTensor* t = &model->tensors[i];
