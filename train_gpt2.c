@@ -509,32 +509,27 @@ static char* group_of_parameters(const GPT2* model, int g) {
     return (char*)model->params_memory + gpt2_group_offset_bytes(model->parameter_rows, g);
 }
 
-// Sets the parameters of group g from fp32 values laid out by `rows`, in memory that has only this group.
-static void quantize_group(GPT2* model, int g, const TensorRow* rows, const float* group) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t elements = tensor_layer_elements(&rows[i]);
-        void* to = tensor_at_layer(&model->parameter_rows[i], model->params_memory, gpt2_group_layer(g));
-        if (!tensor_is_in_group(&rows[i], g)) {
-            continue;
-        }
-        const float* from = (const float*)tensor_in_group(rows, &rows[i], g, group);
-        if (quantized_is_matrix(&rows[i])) {
-            quantized_encode_matrix((QuantizedBlock*)to, from, elements);
-        } else {
-            memcpy(to, from, elements * sizeof(float));
-        }
-    }
+static void set_blocks(const void* model, void* to, const float* from, size_t elements) {
+    (void)model;
+    quantized_encode_matrix((QuantizedBlock*)to, from, elements);
+}
+
+static void set_floats(const void* model, void* to, const float* from, size_t elements) {
+    (void)model;
+    memcpy(to, from, elements * sizeof(float));
 }
 
 // Reads group g; only this one is in memory in fp32.
 static void read_quantized(GPT2* model, FirstWeights* weights, int g) {
+    const QuantizedParameters to = {model, model->parameter_rows, model->params_memory, set_blocks,
+                                    set_floats};
     const ZeroPlan whole = zero_plan(model->cfg, 0, 0, 1);
     TensorRow rows[GPT2_PARAMETER_ROWS];
     gpt2_parameter_rows(rows, model->cfg);
     float* group =
         (float*)check_alloc(zero_group_elements(&whole, g), sizeof(float), "a group of parameters");
     weights_read(weights, rows, g, group);
-    quantize_group(model, g, rows, group);
+    quantized_set_group(to, g, rows, group);
     free(group);
 }
 

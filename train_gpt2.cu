@@ -864,32 +864,27 @@ static void upload_narrow(const GPT2* model, floatX* to, const float* from, size
 }
 
 // Sets a matrix that is in 8 bits.
-static void upload_quantized(const GPT2* model, void* to, const float* from, size_t elements) {
+static void upload_blocks(const void* model, void* to, const float* from, size_t elements) {
+    const Gpu* gpu = &((const GPT2*)model)->gpu;
     const size_t blocks = elements / QUANTIZED_BLOCK, bytes = quantized_gpu_bytes(elements);
     QuantizedBlock* matrix = (QuantizedBlock*)check_alloc(blocks, sizeof(QuantizedBlock), "matrix in 8 bits");
     void* staging = check_alloc(bytes, 1, "matrix in 8 bits");
     quantized_encode_matrix(matrix, from, elements);
-    quantized_upload(to, staging, matrix, elements, &model->gpu);
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    quantized_upload(to, staging, matrix, elements, gpu);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     free(staging);
     free(matrix);
 }
 
+static void upload_floats(const void* model, void* to, const float* from, size_t elements) {
+    upload_narrow((const GPT2*)model, (floatX*)to, from, elements);
+}
+
 // Sets the parameters of group g with --quantize; `rows` are those of `group`, as in upload_group.
 static void upload_quantized_group(GPT2* model, int g, const TensorRow* rows, const float* group) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t elements = tensor_layer_elements(&rows[i]);
-        void* to = tensor_at_layer(&model->parameter_rows[i], model->params_memory, gpt2_group_layer(g));
-        if (!tensor_is_in_group(&rows[i], g)) {
-            continue;
-        }
-        const float* from = (const float*)tensor_in_group(rows, &rows[i], g, group);
-        if (quantized_is_matrix(&rows[i])) {
-            upload_quantized(model, to, from, elements);
-        } else {
-            upload_narrow(model, (floatX*)to, from, elements);
-        }
-    }
+    const QuantizedParameters to = {model, model->parameter_rows, model->params_memory, upload_blocks,
+                                    upload_floats};
+    quantized_set_group(to, g, rows, group);
 }
 
 // Sets what this process updates of group g, and the master weights of it, from fp32 values on the host that have this
