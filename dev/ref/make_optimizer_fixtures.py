@@ -6,8 +6,8 @@ Parameters and gradients are a formula that dev/test/test_optimizers.c has, too;
 are done in float64 (bitsandbytes' Lion: in float32), and some of the final parameters kept.
 
 Little endian. 256 float32: the values of bitsandbytes' signed code; 256 of the unsigned one; int32: the number of cases.
-A case: 32 bytes of name; int32 rows, cols, parts, block, count; float32 lr, beta1, beta2, eps, weight_decay, grad_scale;
-uint16 index (count); float32 param (count); with block > 0 also uint8 codes of m (count) and of v (count).
+A case: 32 bytes of name; int32 rows, cols, parts, block, count; float32 lr, beta1, beta2, eps, weight_decay,
+grad_scale; uint16 index (count); float32 param (count); with block > 0 also uint8 codes of m (count) and of v (count).
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 import transformers
 
 OUT = Path(__file__).parent / "fixtures" / "optimizers" / "updates.bin"
-SHAPES = [(64, 130), (130, 64), (1, 37), (33, 384), (1, 1), (1, 31), (33, 1), (31, 33), (25, 41)]
+SHAPES = [(64, 130), (130, 64), (1, 37), (33, 384), (1, 1), (1, 31), (33, 1), (31, 33), (41, 25)]
 UPDATES, KEPT = 20, 150  # of each case
 OPTIONS = ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_scale")
 
@@ -53,7 +53,7 @@ def gradient(shape, t):
 # ---- by other libraries ----
 
 def optimize(param, options, make, decay_first=False, vectors=False, dtype=torch.float64):
-    """The final parameters. decay_first: the library has no decoupled decay, so it is done here; vectors: one row is one."""
+    """The final parameters. decay_first: the library's decay is not decoupled, it is done here; vectors: one row is one."""
     p = torch.nn.Parameter(torch.tensor(param[0] if vectors and len(param) == 1 else param, dtype=dtype))
     optimizer = make(p)
     for t in range(1, UPDATES + 1):
@@ -65,7 +65,8 @@ def optimize(param, options, make, decay_first=False, vectors=False, dtype=torch
 
 
 def adamw(param, o):
-    return optimize(param, o, lambda p: torch.optim.AdamW([p], o["lr"], (o["beta1"], o["beta2"]), o["eps"], o["weight_decay"]))
+    return optimize(param, o, lambda p: torch.optim.AdamW(
+        [p], o["lr"], (o["beta1"], o["beta2"]), o["eps"], o["weight_decay"]))
 
 
 def lion(param, o):
@@ -161,7 +162,8 @@ def adamw8bit(param, o, block):
         g = gradient(param.shape, t).reshape(-1) * o["grad_scale"]
         new = b1 * state[0] + (1 - b1) * g, b2 * state[1] + (1 - b2) * g * g
         terms = b1 * np.abs(state[0]) + (1 - b1) * np.abs(g), new[1]
-        p = (1 - lr * o["weight_decay"]) * p - lr * new[0] / (1 - b1**t) / (np.sqrt(new[1] / (1 - b2**t)) + o["eps"])
+        step = new[0] / (1 - b1**t) / (np.sqrt(new[1] / (1 - b2**t)) + o["eps"])
+        p = (1 - lr * o["weight_decay"]) * p - lr * step
         for k in (0, 1):
             for at in range(0, n, block):
                 part = slice(at, at + block)
@@ -222,7 +224,8 @@ def main():
             param, codes, doubtful = adamw8bit(first, ADAM, block)
             print(f"adamw8bit {shape}, blocks of {block}: {doubtful.mean():.4f} of the elements are left out")
             assert doubtful.sum() <= 0.01 * doubtful.size + 1
-            cases.append(case_bytes("adamw8bit", shape, ADAM, param, kept_elements(~doubtful), 1, block, codes))
+            kept = kept_elements(~doubtful)
+            cases.append(case_bytes("adamw8bit", shape, ADAM, param, kept, 1, block, codes))
     cases.append(muon_parts((33, 384)))
     books = [bitsandbytes.functional.create_dynamic_map(signed).numpy().tobytes() for signed in (True, False)]
     OUT.parent.mkdir(exist_ok=True)

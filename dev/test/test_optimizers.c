@@ -311,7 +311,10 @@ static void test_zero_gradient(void) {
     }
 }
 
-static void test_schedule(void) {
+static void test_rates(void) {
+    const Adafactor opt = {.lr = 0.5f, .rate = ADAFACTOR_RELATIVE, .t = 100};
+    EXPECT_NEAR(adafactor_rate(opt, 3), 0.3, 1e-7, "1/sqrt(t) of the parameter");
+    EXPECT_NEAR(adafactor_rate(opt, 1e-5), 1e-4, 1e-10, "a small parameter");
     EXPECT_NEAR(muon_momentum(1), 0.85, 1e-7, "first update");
     EXPECT_NEAR(muon_momentum(151), 0.90, 1e-7, "halfway");
     EXPECT_NEAR(muon_momentum(301), 0.95, 1e-7, "after 300 updates");
@@ -325,6 +328,6 @@ int main(int argc, char** argv) {
     test_code();
     test_block_states();
     test_zero_gradient();
-    test_schedule();
+    test_rates();
     return test_done("optimizers");
 }
