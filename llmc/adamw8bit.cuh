@@ -91,26 +91,15 @@ __device__ inline float adamw8bit_largest_(const Elements<float, 4>& x) {
     return bits_float((uint32_t)largest);
 }
 
-// x / scale is x * lift * factor. Below 2^-100 an inverse would not be finite.
-typedef struct {
-    float lift, factor;
-} Code8Inverse_;
-
-__device__ inline Code8Inverse_ code8_inverse_(float scale) {
-    const float lift = scale < 0x1p-100f ? 0x1p100f : 1.0f;
-    const Code8Inverse_ inverse = {lift, scale > 0 ? 1.0f / (scale * lift) : 0.0f};
-    return inverse;
-}
-
 // Encodes the moments of elements i ... i+3, with the scales of their block. All lanes of the warp call it.
 __device__ inline void adamw8bit_store(const AdamW8bitState& state, size_t i, const AdamW8bitFour& four) {
     const float m_scale = adamw8bit_largest_(four.m), v_scale = adamw8bit_largest_(four.v);
-    const Code8Inverse_ of_m = code8_inverse_(m_scale), of_v = code8_inverse_(v_scale);
+    const float of_m = code8_inverse(m_scale), of_v = code8_inverse(v_scale);
     Elements<uint8_t, 4> m, v;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        m[k] = (uint8_t)code8_encode_signed(four.m[k] * of_m.lift * of_m.factor);
-        v[k] = (uint8_t)code8_encode_unsigned(four.v[k] * of_v.lift * of_v.factor);
+        m[k] = (uint8_t)code8_encode(four.m[k] * of_m, CODE8_SIGNED);
+        v[k] = (uint8_t)code8_encode(four.v[k] * of_v, CODE8_UNSIGNED);
     }
     elements_store(state.m + i, m);
     elements_store(state.v + i, v);
