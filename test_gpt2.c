@@ -262,7 +262,7 @@ static void test_adamw_steps(void) {
         EXPECT_NEAR(pass(&model, &s), loss, 2e-6 * loss, "loss at step %d", step);
         const double our_norm = norm_of(&model);
         EXPECT_NEAR(our_norm, norm, 1e-5 * norm, "norm at step %d", step);
-        gpt2_update(&model, setup_adamw(&options, step - 1, step, our_norm));
+        gpt2_update(&model, setup_update(&options, step - 1, step, our_norm));
         steps++;
     }
     EXPECT(steps == ADAMW_STEPS, "%d steps", steps);

@@ -16,7 +16,7 @@ Stochastic rounding goes up or down with the probabilities that make the result 
 smaller than half a unit in the last place are not lost for ever. Element i of group g (gpt2.h) takes word g 2^40 + i of
 stream "adamw" + t of `seed` (rand.h) in update t: the same whatever the launch and the number of shards.
 
-defines: MasterWeights, master_bytes, round_stochastic, float_bits, bits_float, SplitFloat, split_float, split_join,
+defines: master_bytes, round_stochastic, SplitFloat, split_float, split_join,
          rand_block_gpu, Elements, elements_load, elements_store, elements_convert, RoundingWords, rounding_words,
          Weights, weights_from, weights_load, weights_store, weights_bytes
 */
@@ -25,10 +25,10 @@ defines: MasterWeights, master_bytes, round_stochastic, float_bits, bits_float, 
 
 #include <string.h>
 
+#include "llmc/base/float16.h"
 #include "llmc/base/rand.h"
 #include "llmc/gpu.cuh"
-
-typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterWeights;
+#include "llmc/optimizer.h"
 
 // Of a parameter.
 __host__ __device__ inline size_t master_bytes(MasterWeights master) {
@@ -36,17 +36,6 @@ __host__ __device__ inline size_t master_bytes(MasterWeights master) {
 }
 
 // ---- stochastic rounding ----
-
-__host__ __device__ inline uint32_t float_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    return bits;
-}
-__host__ __device__ inline float bits_float(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof(x));
-    return x;
-}
 
 // x rounded to one of the two neighbors in T, with `random` uniform: on average exactly x, to 2^-32 of the
 // distance of the neighbors. What T has is kept, NaN and infinity too; a finite x stays finite.
@@ -62,7 +51,7 @@ template <> __host__ __device__ inline bf16 round_stochastic<bf16>(float x, uint
     const uint32_t sign = float_bits(x) & 0x80000000u, magnitude = float_bits(x) ^ sign,
                    largest = 0x7F7F0000u;
     const uint32_t sum = (magnitude + (random >> 16)) & 0xFFFF0000u, rounded = sum < largest ? sum : largest;
-    return from_float<bf16>(magnitude < 0x7F800000u ? bits_float(sign | rounded) : x);
+    return from_float<bf16>(magnitude < 0x7F800000u ? float_of_bits(sign | rounded) : x);
 }
 
 // The neighbors of x in fp16 are multiples of `unit`: 2^-10 of the power of two below |x|, at least 2^-24.
@@ -72,7 +61,7 @@ template <> __host__ __device__ inline fp16 round_stochastic<fp16>(float x, uint
     if (exponent == 255) {
         return from_float<fp16>(x);
     }
-    const float unit = bits_float((e - 10) << 23), per_unit = bits_float((264 - e) << 23);
+    const float unit = float_of_bits((e - 10) << 23), per_unit = float_of_bits((264 - e) << 23);
     const float units = fabsf(x) * per_unit, whole = floorf(units);
     const float up = random < (uint32_t)((units - whole) * 0x1p32f) ? 1.0f : 0.0f;
     return from_float<fp16>(copysignf(fminf((whole + up) * unit, 65504.0f), x));
@@ -116,7 +105,7 @@ __host__ __device__ inline SplitFloat split_float(float x) {
 
 __host__ __device__ inline float split_join(bf16 upper, uint16_t lower) {
     const uint32_t rounded_up = lower >> 15;
-    return bits_float(((float_bits(to_float(upper)) >> 16) - rounded_up) << 16 | lower);
+    return float_of_bits(((float_bits(to_float(upper)) >> 16) - rounded_up) << 16 | lower);
 }
 
 // ---- elements, W at a time ----

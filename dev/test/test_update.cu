@@ -3,7 +3,7 @@
 #include "llmc/update.cuh"
 #include "gpu_ops.h"
 
-static float from_bits(uint32_t bits) { return bits_float(bits); }
+static float from_bits(uint32_t bits) { return float_of_bits(bits); }
 
 // Both halves give the number back, and the upper one is the nearest bf16, away from zero at ties.
 static void test_split_of(uint32_t bits) {
