@@ -245,7 +245,7 @@ __device__ inline float adafactor_store_rows_(float* row_sums, const float (&sum
 //        Bound by memory.
 // order  fixed
 template <class T, class G, int W>
-__global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
+__global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
     adafactor_sums_kernel_(AdafactorTile_* tiles, float* col_parts, float* row_sums, const G* grads,
                            T* params, void* master, MasterWeights kind, const AdafactorPlace_* places,
                            const int* places_of_tiles, const __grid_constant__ AdafactorLaunch_ step) {

@@ -88,7 +88,7 @@ __device__ inline float adamw8bit_largest_(const Elements<float, 4>& x) {
     for (int distance = ADAMW8BIT_LANES_ / 2; distance > 0; distance /= 2) {
         largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
     }
-    return bits_float((uint32_t)largest);
+    return float_of_bits((uint32_t)largest);
 }
 
 // Encodes the moments of elements i ... i+3, with the scales of their block. All lanes of the warp call it.
