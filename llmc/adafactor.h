@@ -37,6 +37,8 @@ defines: AdafactorRate, Adafactor, AdafactorMatrix, adafactor_bytes, adafactor_s
 #include <stdint.h>
 #include <string.h>
 
+#include "llmc/base/host_device.h"
+
 typedef enum { ADAFACTOR_FIXED, ADAFACTOR_RELATIVE } AdafactorRate;
 
 typedef struct {
@@ -70,9 +72,9 @@ static inline float adafactor_beta2(Adafactor opt) {
 }
 
 // What u is multiplied by, for a parameter with this root of its mean square.
-static inline float adafactor_rate(Adafactor opt, double rms) {
+HOST_DEVICE float adafactor_rate(Adafactor opt, double rms) {
     return opt.rate == ADAFACTOR_FIXED ? opt.lr
-                                       : (float)(fmin(opt.lr, 1 / sqrt((double)opt.t)) * fmax(1e-3, rms));
+                                       : (float)(fmin((double)opt.lr, 1 / sqrt((double)opt.t)) * fmax(1e-3, rms));
 }
 
 // ---- a matrix ----
