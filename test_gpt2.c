@@ -641,5 +641,8 @@ int main(void) {
     vec_flush_denormals(); // as main does
     test_task_losses(&trainer, "", 1e-5);
     test_resume(&trainer, "");
+    test_resume(&trainer, "--optimizer lion");
+    test_resume(&trainer, "--optimizer sgd --lr 0.1");
+    test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
     return test_done("test_gpt2");
 }

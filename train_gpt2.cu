@@ -874,7 +874,10 @@ static void download_state(GPT2* model, char* state) {
     }
 }
 
-static int has_master(const GPT2* model) { return model->state.slots[STATE_MASTER].bytes > 0; }
+// Generation has none.
+static int has_master(const GPT2* model) {
+    return model->state.slots[STATE_MASTER].bytes > 0 && (model->state_memory || model->offload.slots);
+}
 
 // Sets `count` master weights, if there are any, from element `at` of this process's on.
 static void upload_master(GPT2* model, size_t at, const float* values, size_t count) {

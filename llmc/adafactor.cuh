@@ -11,11 +11,11 @@ which have the same layout, and in each array of state. A tensor of one row is a
 
 Launches: sums of the gradient's squares; column sums; the root mean square of the update; the update. They need sums over
 the whole tensor in between, so the gradient is read three times. The vectors take one more launch, a block each. A thread
-block has a tile: up to ADAFACTOR_ROWS rows of a matrix.
+block has a tile: a band of up to ADAFACTOR_BAND rows of a matrix.
 
 needs:   tensors start at multiples of four elements in every array
 defines: AdafactorTensor, AdafactorPlan, adafactor_planned_bytes, adafactor_open, adafactor_close, AdafactorUpdate,
-         adafactor_update, adafactor_bytes, ADAFACTOR_ROWS
+         adafactor_update, adafactor_bytes
 */
 #ifndef LLMC_ADAFACTOR_CUH
 #define LLMC_ADAFACTOR_CUH
@@ -26,8 +26,7 @@ defines: AdafactorTensor, AdafactorPlan, adafactor_planned_bytes, adafactor_open
 #include "llmc/gpu.cuh"
 #include "llmc/update.cuh"
 
-#define ADAFACTOR_ROWS 64 // of a tile
-enum { ADAFACTOR_WARPS_ = 8, ADAFACTOR_ROWS_OF_WARP_ = ADAFACTOR_ROWS / ADAFACTOR_WARPS_ };
+enum { ADAFACTOR_WARPS_ = 8, ADAFACTOR_ROWS_OF_WARP_ = ADAFACTOR_BAND / ADAFACTOR_WARPS_ };
 
 // A tensor of one layer, by its places in elements.
 typedef struct {
@@ -64,7 +63,7 @@ typedef struct {
 // ---- open and close ----
 
 static inline int adafactor_tiles_(const AdafactorTensor* t) {
-    return t->rows == 1 ? 0 : ceil_div(t->rows, (int)ADAFACTOR_ROWS);
+    return t->rows == 1 ? 0 : ceil_div(t->rows, (int)ADAFACTOR_BAND);
 }
 
 // What adafactor_open sets except memory, and the number of partial column sums.
@@ -136,11 +135,11 @@ static inline void adafactor_close(AdafactorPlan* plan) {
 
 // ---- what the kernels share ----
 
-// Of one update; of a tensor's own rate and decay: below.
+// What all kernels of an update get. A tensor has a rate and a decay of its own: adafactor_rates_.
 typedef struct {
     Adafactor opt;
     float beta2;
-} AdafactorStep_;
+} AdafactorLaunch_;
 
 // The rows of a tile that a warp has: first, first + 8, ... below end.
 typedef struct {
@@ -148,10 +147,15 @@ typedef struct {
 } AdafactorRows_;
 
 __device__ inline AdafactorRows_ adafactor_rows_(const AdafactorPlace_& place) {
-    const int first = ((int)blockIdx.x - place.first_tile) * ADAFACTOR_ROWS;
+    const int first = ((int)blockIdx.x - place.first_tile) * ADAFACTOR_BAND;
     const AdafactorRows_ rows = {first + (int)threadIdx.x / 32,
-                                 min(first + (int)ADAFACTOR_ROWS, place.tensor.rows)};
+                                 min(first + (int)ADAFACTOR_BAND, place.tensor.rows)};
     return rows;
+}
+
+// A mean of rows or columns, or one square, after the next gradient.
+__device__ inline float adafactor_mean_(float before, float squares, float beta2) {
+    return fmaf(beta2, before, (1.0f - beta2) * (squares + ADAFACTOR_EPS));
 }
 
 // W elements of the gradient, scaled.
@@ -220,14 +224,14 @@ __device__ inline void adafactor_store_columns_(float* col_parts, float (&of_war
 
 // The new row sums of a warp's rows; returns their sum, in lane 0.
 __device__ inline float adafactor_store_rows_(float* row_sums, const float (&sums)[ADAFACTOR_ROWS_OF_WARP_],
-                                              AdafactorRows_ rows, int cols, const AdafactorStep_& step) {
+                                              AdafactorRows_ rows, int cols, const AdafactorLaunch_& step) {
     float total = 0;
 #pragma unroll
     for (int k = 0; k < ADAFACTOR_ROWS_OF_WARP_; k++) {
         const int row = rows.first + k * ADAFACTOR_WARPS_;
         const float sum = warp_sum(sums[k]);
         if (row < rows.end && threadIdx.x % 32 == 0) {
-            row_sums[row] = adafactor_mean(row_sums[row], sum / (float)cols, step.beta2);
+            row_sums[row] = adafactor_mean_(row_sums[row], sum / (float)cols, step.beta2);
             total += row_sums[row];
         }
     }
@@ -241,10 +245,10 @@ __device__ inline float adafactor_store_rows_(float* row_sums, const float (&sum
 //        Bound by memory.
 // order  fixed
 template <class T, class G, int W>
-__global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
+__global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
     adafactor_sums_kernel_(AdafactorTile_* tiles, float* col_parts, float* row_sums, const G* grads,
                            T* params, void* master, MasterWeights kind, const AdafactorPlace_* places,
-                           const int* places_of_tiles, const __grid_constant__ AdafactorStep_ step) {
+                           const int* places_of_tiles, const __grid_constant__ AdafactorLaunch_ step) {
     SMEM_ARRAY(float, of_warp, [ADAFACTOR_WARPS_][W][32]);
     const AdafactorPlace_& place = places[places_of_tiles[blockIdx.x]];
     const AdafactorTensor& t = place.tensor;
@@ -266,7 +270,7 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
                     of_rows[k] += g[e] * g[e];
                     of_cols[e] += g[e] * g[e];
                 }
-                if (step.opt.scale) {
+                if (step.opt.rate == ADAFACTOR_RELATIVE) {
                     const Elements<float, W> x = weights_load<W>(weights, i);
 #pragma unroll
                     for (int e = 0; e < W; e++) {
@@ -291,7 +295,7 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
 // order  fixed
 static __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
     adafactor_columns_kernel_(float* col_sums, const float* col_parts, const AdafactorPlace_* places,
-                              const __grid_constant__ AdafactorStep_ step) {
+                              const __grid_constant__ AdafactorLaunch_ step) {
     SMEM_ARRAY(float, of_warp, [ADAFACTOR_WARPS_][32]);
     const AdafactorPlace_& place = places[blockIdx.y];
     const int cols = place.tensor.cols, col = (int)(blockIdx.x * 32 + threadIdx.x);
@@ -309,7 +313,7 @@ static __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
             sum += of_warp[w][threadIdx.x];
         }
         float* to = col_sums + place.tensor.col_sums + col;
-        *to = adafactor_mean(*to, sum / (float)place.tensor.rows, step.beta2);
+        *to = adafactor_mean_(*to, sum / (float)place.tensor.rows, step.beta2);
     }
 }
 
@@ -350,7 +354,7 @@ template <class G, int W>
 __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
     adafactor_rms_kernel_(AdafactorTile_* tiles, const G* grads, const float* row_sums, const float* col_sums,
                           const AdafactorPlace_* places, const int* places_of_tiles,
-                          const __grid_constant__ AdafactorStep_ step) {
+                          const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorPlace_& place = places[places_of_tiles[blockIdx.x]];
     const float mean = adafactor_sum_(tiles, &AdafactorTile_::row_sums, place) / (float)place.tensor.rows;
     float sum = 0;
@@ -370,34 +374,36 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
 // Of one tensor, what all its elements share.
 typedef struct {
     float clip; // factor of the update
-    float step; // learning rate
-    float keep;
-} AdafactorRate_;
+    float rate, keep;
+} AdafactorRates_;
 
 // From the means of the squares of the update and of the weights.
-__device__ inline AdafactorRate_ adafactor_rate_(const AdafactorTensor& t, float updates, float squares,
-                                                 const AdafactorStep_& step) {
-    const float lr = adafactor_lr(step.opt) * t.rate;
-    const AdafactorRate_ rate = {adafactor_clip(updates), lr * adafactor_scale(step.opt, squares),
-                                 t.decay ? 1.0f - lr * step.opt.weight_decay : 1.0f};
-    return rate;
+__device__ inline AdafactorRates_ adafactor_rates_(const AdafactorTensor& t, float updates, float squares,
+                                                   const AdafactorLaunch_& step) {
+    Adafactor own = step.opt;
+    own.lr *= t.rate;
+    const AdafactorRates_ rates = {1.0f / fmaxf(1.0f, sqrtf(updates) / own.clip),
+                                   adafactor_rate(own, sqrtf(squares)),
+                                   t.decay ? 1.0f - own.lr * own.weight_decay : 1.0f};
+    return rates;
 }
 
 // W elements: weights and m start with the tensor's.
 template <class T, int W>
 __device__ inline void adafactor_apply_(const Weights<T>& weights, float* m, size_t i, Elements<float, W> u,
-                                        const AdafactorRate_& rate, float beta1, const RoundingWords& words) {
+                                        const AdafactorRates_& rates, float beta1,
+                                        const RoundingWords& words) {
     Elements<float, W> x = weights_load<W>(weights, i), mean;
     if (m) {
         mean = elements_load<W>(m + i);
     }
 #pragma unroll
     for (int e = 0; e < W; e++) {
-        u[e] *= rate.clip;
+        u[e] *= rates.clip;
         if (m) {
             u[e] = mean[e] = fmaf(beta1, mean[e], (1.0f - beta1) * u[e]);
         }
-        x[e] = fmaf(rate.keep, x[e], -(rate.step * u[e]));
+        x[e] = fmaf(rates.keep, x[e], -(rates.rate * u[e]));
     }
     if (m) {
         elements_store(m + i, mean);
@@ -414,20 +420,22 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
     adafactor_kernel_(T* params, void* master, MasterWeights kind, const G* grads, const float* row_sums,
                       const float* col_sums, float* m, const AdafactorTile_* tiles,
                       const AdafactorPlace_* places, const int* places_of_tiles, uint64_t seed,
-                      uint64_t stream, const __grid_constant__ AdafactorStep_ step) {
+                      uint64_t stream, const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorPlace_& place = places[places_of_tiles[blockIdx.x]];
     const AdafactorTensor& t = place.tensor;
     const float n = (float)t.rows * (float)t.cols;
     const float mean = adafactor_sum_(tiles, &AdafactorTile_::row_sums, place) / (float)t.rows;
     const float updates = adafactor_sum_(tiles, &AdafactorTile_::updates, place) / n;
-    const float squares = step.opt.scale ? adafactor_sum_(tiles, &AdafactorTile_::squares, place) / n : 0.0f;
-    const AdafactorRate_ rate = adafactor_rate_(t, updates, squares, step);
+    const float squares = step.opt.rate == ADAFACTOR_RELATIVE
+                              ? adafactor_sum_(tiles, &AdafactorTile_::squares, place) / n
+                              : 0.0f;
+    const AdafactorRates_ rates = adafactor_rates_(t, updates, squares, step);
     const Weights<T> all = {params, master, kind}, weights = weights_from(all, t.at);
     const RoundingWords words = {seed, stream, t.first_word};
     float* mean_of_updates = m ? m + t.m : NULL;
     adafactor_each_<W>(place, grads, row_sums, col_sums, mean, step.opt.grad_scale,
                        [&](size_t i, const Elements<float, W>& u) {
-                           adafactor_apply_(weights, mean_of_updates, i, u, rate, step.opt.beta1, words);
+                           adafactor_apply_(weights, mean_of_updates, i, u, rates, step.opt.beta1, words);
                        });
 }
 
@@ -439,7 +447,7 @@ template <class T, class G>
 __global__ void __launch_bounds__(256)
     adafactor_vectors_kernel_(T* params, void* master, MasterWeights kind, const G* grads, float* v, float* m,
                               const AdafactorPlace_* places, uint64_t seed, uint64_t stream,
-                              const __grid_constant__ AdafactorStep_ step) {
+                              const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorTensor& t = places[blockIdx.x].tensor;
     const Weights<T> all = {params, master, kind}, weights = weights_from(all, t.at);
     const RoundingWords words = {seed, stream, t.first_word};
@@ -447,18 +455,18 @@ __global__ void __launch_bounds__(256)
     for (int i = (int)threadIdx.x; i < t.cols; i += 256) {
         const float g = to_float(grads[t.at + i]) * step.opt.grad_scale;
         const float x = weights_load<1>(weights, i)[0];
-        mean_of_squares[i] = adafactor_mean(mean_of_squares[i], g * g, step.beta2);
+        mean_of_squares[i] = adafactor_mean_(mean_of_squares[i], g * g, step.beta2);
         const float u = g * adafactor_inverse_root_(mean_of_squares[i]);
         updates += u * u;
         squares += x * x;
     }
     updates = block_sum(updates) / (float)t.cols;
     squares = block_sum(squares) / (float)t.cols;
-    const AdafactorRate_ rate = adafactor_rate_(t, updates, squares, step);
+    const AdafactorRates_ rates = adafactor_rates_(t, updates, squares, step);
     for (int i = (int)threadIdx.x; i < t.cols; i += 256) {
         Elements<float, 1> u;
         u[0] = to_float(grads[t.at + i]) * step.opt.grad_scale * adafactor_inverse_root_(mean_of_squares[i]);
-        adafactor_apply_(weights, m ? m + t.m : NULL, i, u, rate, step.opt.beta1, words);
+        adafactor_apply_(weights, m ? m + t.m : NULL, i, u, rates, step.opt.beta1, words);
     }
 }
 
@@ -473,7 +481,7 @@ template <class T> struct AdafactorUpdate {
 };
 
 template <class T, class G, int W>
-static inline void adafactor_update_matrices_(const AdafactorUpdate<T>& u, const AdafactorStep_& step,
+static inline void adafactor_update_matrices_(const AdafactorUpdate<T>& u, const AdafactorLaunch_& step,
                                               uint64_t stream, const Gpu* gpu) {
     const AdafactorPlan* p = u.plan;
     const G* grads = (const G*)u.grads.data;
@@ -492,7 +500,7 @@ static inline void adafactor_update_matrices_(const AdafactorUpdate<T>& u, const
 template <class T, class G>
 static inline void adafactor_update_(const AdafactorUpdate<T>& u, const Gpu* gpu) {
     const AdafactorPlan* p = u.plan;
-    const AdafactorStep_ step = {u.opt, adafactor_beta2(u.opt)};
+    const AdafactorLaunch_ step = {u.opt, adafactor_beta2(u.opt)};
     const RoundingWords words = rounding_words(u.seed, u.opt.t, 0, 0);
     if (p->matrices && p->width == 4) {
         adafactor_update_matrices_<T, G, 4>(u, step, words.stream, gpu);
@@ -511,7 +519,7 @@ template <class T> static inline void adafactor_update(const AdafactorUpdate<T>&
     GRADIENT_DISPATCH(u.grads, T, adafactor_update_<T, G>(u, gpu));
 }
 
-// Of n elements of matrices: the gradient three times, the weights, and m.
+// Of n elements of matrices: the gradient three times, the weights, and m; with a fixed rate.
 static inline double adafactor_bytes(double n, DType params, DType grads, MasterWeights master, int has_m) {
     return n * (double)(3 * dtype_bytes(grads) + (has_m ? 2 * sizeof(float) : 0)) +
            weights_bytes(n, params, master);

@@ -161,6 +161,11 @@ static inline RoundingWords rounding_words(uint64_t seed, int64_t t, int group, 
     return words;
 }
 
+// Without an index, which would put the words into memory.
+__device__ inline uint32_t rounding_word_(const RandBlock& random, int i) {
+    return i < 2 ? (i == 0 ? random.word[0] : random.word[1]) : (i == 2 ? random.word[2] : random.word[3]);
+}
+
 template <class T, int W>
 __device__ inline Elements<T, W> weights_round_(const Elements<float, W>& x, const RoundingWords& words,
                                                 size_t i) {
@@ -168,7 +173,8 @@ __device__ inline Elements<T, W> weights_round_(const Elements<float, W>& x, con
     Elements<T, W> rounded;
 #pragma unroll
     for (int k = 0; k < W; k++) {
-        rounded[k] = round_stochastic<T>(x[k], random.word[W == 4 ? k : i % 4]);
+        rounded[k] =
+            round_stochastic<T>(x[k], W == 4 ? random.word[k] : rounding_word_(random, (int)(i % 4)));
     }
     return rounded;
 }

@@ -4,7 +4,7 @@
 #include "gpu_ops.h"
 #include "rule_test.h"
 
-static const Adafactor defaults = {0.01f, 0.9f, 0.1f, 0.37f, 1.0f, 0, 3};
+static const Adafactor defaults = {0.01f, 0.9f, 1.0f, 1.0f, 0.1f, 0.37f, ADAFACTOR_FIXED, 3};
 
 enum { MOST_TENSORS = 8 };
 
@@ -69,7 +69,7 @@ static State state_copy(const Model* model, State s) {
 // What the CPU makes of the state.
 static State expected(const Model* model, State s, const float* grad, Adafactor opt, int has_m) {
     State want = state_copy(model, s);
-    float* scratch = ops_floats(1 << 16);
+    double* scratch = ops_doubles(1 << 16);
     for (int i = 0; i < model->count; i++) {
         const AdafactorTensor* t = &model->tensors[i];
         Adafactor own = opt;
@@ -79,8 +79,10 @@ static State expected(const Model* model, State s, const float* grad, Adafactor 
         if (t->rows == 1) {
             adafactor_vector_cpu(param, grad + t->at, want.v + t->v, m, t->cols, own);
         } else {
-            adafactor_update_cpu(param, grad + t->at, want.row_sums + t->row_sums,
-                                 want.col_sums + t->col_sums, m, t->rows, t->cols, own, scratch);
+            const AdafactorMatrix x = {
+                param,           grad + t->at,   want.row_sums + t->row_sums, want.col_sums + t->col_sums, m,
+                (size_t)t->rows, (size_t)t->cols};
+            adafactor_update_cpu(x, own, scratch);
         }
     }
     return want;
@@ -122,17 +124,19 @@ static void expect_state(const char* what, const Model* model, State got, State 
 }
 
 template <class T, class G>
-static void test_model(const Model* model, int has_m, int scale, MasterWeights kind, const Gpu* gpu) {
+static void test_model(const Model* model, int has_m, AdafactorRate rate, MasterWeights kind,
+                       const Gpu* gpu) {
     char what[100];
     State s = state_random(model);
     Adafactor opt = defaults;
-    opt.scale = scale;
+    opt.rate = rate;
     rule_prepare<T>(s.param, model->n, kind);
     float* grad = rule_round<G>(rule_spread(model->n, 1), model->n);
-    snprintf(what, sizeof(what), "%s, gradient %s, master %d, m %d, scale %d, width %d",
-             dtype_name(DTYPE_OF(T)), dtype_name(DTYPE_OF(G)), kind, has_m, scale, model->tensors[0].cols);
+    snprintf(what, sizeof(what), "%s, gradient %s, master %d, m %d, rate %d, width %d",
+             dtype_name(DTYPE_OF(T)), dtype_name(DTYPE_OF(G)), kind, has_m, rate, model->tensors[0].cols);
     const State got = updated<T, G>(model, s, grad, opt, has_m, kind, gpu);
-    const State exact = kind == MASTER_NONE ? updated<float, float>(model, s, grad, opt, has_m, kind, gpu) : got;
+    const State exact =
+        kind == MASTER_NONE ? updated<float, float>(model, s, grad, opt, has_m, kind, gpu) : got;
     expect_state(what, model, got, expected(model, s, grad, opt, has_m), exact.param);
     for (int i = 0; i < model->count && kind == MASTER_NONE; i++) {
         const AdafactorTensor* t = &model->tensors[i];
@@ -148,12 +152,12 @@ static void test_model(const Model* model, int has_m, int scale, MasterWeights k
 template <class T, class G> static void test_types(const Gpu* gpu) {
     const Model small = model_of(SMALL, 7), wide = model_of(WIDE, 5), vectors = model_of(VECTORS, 2);
     for (int kind = MASTER_NONE; kind <= (DTYPE_OF(T) == DTYPE_BF16 ? MASTER_SPLIT : MASTER_FP32); kind++) {
-        test_model<T, G>(&small, kind == MASTER_FP32, 0, (MasterWeights)kind, gpu);
-        test_model<T, G>(&wide, kind != MASTER_FP32, 0, (MasterWeights)kind, gpu);
-        test_model<T, G>(&wide, 0, 1, (MasterWeights)kind, gpu);
+        test_model<T, G>(&small, kind == MASTER_FP32, ADAFACTOR_FIXED, (MasterWeights)kind, gpu);
+        test_model<T, G>(&wide, kind != MASTER_FP32, ADAFACTOR_FIXED, (MasterWeights)kind, gpu);
+        test_model<T, G>(&wide, 0, ADAFACTOR_RELATIVE, (MasterWeights)kind, gpu);
     }
-    test_model<T, G>(&small, 1, 1, MASTER_NONE, gpu);
-    test_model<T, G>(&vectors, 1, 1, MASTER_NONE, gpu);
+    test_model<T, G>(&small, 1, ADAFACTOR_RELATIVE, MASTER_NONE, gpu);
+    test_model<T, G>(&vectors, 1, ADAFACTOR_RELATIVE, MASTER_NONE, gpu);
 }
 
 // The first update forgets what was before; gradients that are all zero change nothing but by decay.

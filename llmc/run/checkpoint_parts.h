@@ -9,8 +9,8 @@ order. The reader takes any files that fill the space, so a run can be continued
 State of another optimizer than the run's is not read: then all starts as zeros.
 
 defines: CheckpointPart, checkpoint_part_open, checkpoint_part_close, checkpoint_part_writers, checkpoint_part_bytes,
-         checkpoint_part_name, checkpoint_part_write, CheckpointParts, checkpoint_parts_open, checkpoint_parts_read,
-         checkpoint_parts_close
+         checkpoint_part_name, checkpoint_part_write, CheckpointParts, checkpoint_state_fits, checkpoint_parts_open,
+         checkpoint_parts_read, checkpoint_parts_close
 */
 #ifndef LLMC_CHECKPOINT_PARTS_H
 #define LLMC_CHECKPOINT_PARTS_H
@@ -75,8 +75,10 @@ typedef struct {
     CheckpointPart own;                          // what this process wants
 } CheckpointParts;
 
-// Opens the files that `s` lists; ends the program unless they fill the space. Says so if the state is that of another
-// optimizer.
+// Whether a saved state is that of this optimizer, with the same slots; else all of it starts as zeros.
+int checkpoint_state_fits(const SavedState* s, Optimizer optimizer);
+
+// Opens the files that `s` lists; ends the program unless they fill the space.
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
                            Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero);
 
@@ -394,8 +396,7 @@ static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, 
     }
 }
 
-// Whether a saved state is that of this optimizer, and has as many slots.
-static int checkpoint_is_same_optimizer_(Optimizer optimizer, const SavedState* s) {
+int checkpoint_state_fits(const SavedState* s, Optimizer optimizer) {
     const char *name = state_option(s, "optimizer"), *momentum = state_option(s, "sgd-momentum");
     const int has_momentum = momentum && strtof(momentum, NULL) > 0;
     return !name || (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
@@ -406,11 +407,8 @@ void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const ch
                            Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero) {
     memset(parts, 0, sizeof(*parts));
     checkpoint_part_open(&parts->own, optimizer, cfg, zero);
-    parts->is_new = !checkpoint_is_same_optimizer_(optimizer, s);
-    if (parts->is_new) {
-        printf("note: %s has the state of another optimizer (%s): that of %s starts as zeros\n", directory,
-               state_option(s, "optimizer"), optimizer_word(optimizer.name));
-    } else {
+    parts->is_new = !checkpoint_state_fits(s, optimizer);
+    if (!parts->is_new) {
         checkpoint_open_files_(parts, s, directory);
     }
 }
