@@ -180,9 +180,9 @@ static inline int freeze_first_block_(const Freeze* freeze, const TensorRow* row
     return l;
 }
 
-// The names and places of the parameters, in a model of any size with L blocks.
-static inline void freeze_table_(TensorRow rows[GPT2_PARAMETER_ROWS], int L) {
-    const GPT2Config any = {1, 1, 1, L, 1, 1};
+// The names and places of the parameters, which are those of all models.
+static inline void freeze_table_(TensorRow rows[GPT2_PARAMETER_ROWS]) {
+    const GPT2Config any = {1, 1, 1, 1, 1, 1};
     gpt2_parameter_rows(rows, any);
 }
 
@@ -191,7 +191,7 @@ static inline void freeze_table_(TensorRow rows[GPT2_PARAMETER_ROWS], int L) {
 static inline int freeze_parse(Freeze* freeze, int L, const char* list, char* error) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     memset(freeze, 0, sizeof(*freeze));
-    freeze_table_(rows, L);
+    freeze_table_(rows);
     for (const char* text = list; text && *list; text = *text ? text + 1 : NULL) {
         const size_t length = strcspn(text, ",");
         FreezeItem_ item;
@@ -224,7 +224,7 @@ static inline Freeze freeze_of(int L, const char* list) {
 // Whether the weight of the classifier is frozen.
 static inline int freeze_has_classifier(const Freeze* freeze) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    freeze_table_(rows, 1);
+    freeze_table_(rows);
     return freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wte));
 }
 
