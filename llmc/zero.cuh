@@ -541,7 +541,8 @@ static inline void zero_idle_forward(ZeroGpu* z) {
     }
 }
 
-// and in a whole micro-step, but for group 0.
+// and in a whole micro-step, but for group 0. It is the last one of its update, so what follows waits for its reductions by
+// zero_wait_for_gradient.
 template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
     zero_begin(z, step);
     zero_idle_forward(z);
@@ -549,7 +550,6 @@ template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
         zero_parameters(z, l, -1);
         zero_group_done<T>(z, 1 + l, step);
     }
-    zero_join(z, step);
 }
 
 // ---- an update ----
