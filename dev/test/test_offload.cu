@@ -38,9 +38,12 @@ static State by_host(State s, Gradient grads, const AdamWPlan* plan, int has_mas
     memcpy(all, s.m, bytes);
     memcpy(all + s.n, s.v, bytes);
     memcpy(all + 2 * s.n, s.master, bytes);
-    offload_write(&offload, all, 0, (has_master ? 3 : 2) * bytes);
     State after = {s.n, NULL, ops_floats(s.n), ops_floats(s.n), ops_floats(s.n)};
-    T* params = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu);
+    T *params = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu),
+      *other = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu);
+    // what an update wrote is overwritten, as by a rollback
+    offload_adamw_update(&offload, AdamWUpdate<T>{other, NULL, grads, NULL, NULL, plan, adamw_of(1), 7}, gpu);
+    offload_write(&offload, all, 0, (has_master ? 3 : 2) * bytes);
     for (int t = 1; t <= UPDATES; t++) {
         offload_adamw_update(&offload, AdamWUpdate<T>{params, NULL, grads, NULL, NULL, plan, adamw_of(t), 7},
                              gpu);
@@ -50,9 +53,12 @@ static State by_host(State s, Gradient grads, const AdamWPlan* plan, int has_mas
     offload_read(&offload, all, 0, offload_state_bytes(&offload));
     memcpy(after.m, all, bytes);
     memcpy(after.v, all + s.n, bytes);
-    after.params = download(params, s.n, gpu);
-    gpu_free(params);
+    // closed while an update is still written
+    offload_adamw_update(&offload, AdamWUpdate<T>{other, NULL, grads, NULL, NULL, plan, adamw_of(1), 7}, gpu);
     offload_close(&offload);
+    after.params = download(params, s.n, gpu);
+    gpu_free(other);
+    gpu_free(params);
     return after;
 }
 
