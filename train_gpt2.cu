@@ -897,57 +897,67 @@ static void upload_group(GPT2* model, int g, const float* group) {
 // After all groups: sets all parameters that this process keeps.
 static void upload_end(GPT2* model) { zero_gather_parameters(&model->zero); }
 
-// Copies the master weights of the groups first ... end - 1 to the host. Those of this process pass through `room`, which
-// only a disk needs, and only where they are divided.
-static void download_master(GPT2* model, void* groups, int first, int end, float* room) {
-    const ZeroPlan* zero = &model->zero.plan;
+// Copies the master weights of group g to `group` on the host; NULL: not in this process. Offloaded, those of this process
+// pass through `room`, where they are divided.
+static void download_master(GPT2* model, int g, void* group, float* room) {
+    const ZeroPiece piece = zero_piece(&model->zero.plan, g);
     Offload* offload = &model->offload;
-    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     if (!offload->slots) {
-        zero_collect(&model->zero, groups, first, end, model->master, DTYPE_FP32);
-    } else if (zero_owned_elements(zero) < model->elements) {
-        zero_collect(&model->zero, groups, first, end, offload_master(offload, room), DTYPE_FP32);
-    } else if (count > 0) {
-        offload_read(offload, groups, offload_state_bytes(offload) + begin * sizeof(float),
-                     count * sizeof(float));
+        zero_collect(&model->zero, group, g, model->master + piece.owned, DTYPE_FP32);
+        return;
+    }
+    const int is_divided = zero_is_divided(&model->zero.plan);
+    void* mine = is_divided ? room : group;
+    if (mine) {
+        offload_read(offload, mine, offload_state_bytes(offload) + piece.owned * sizeof(float),
+                     piece.count * sizeof(float));
+    }
+    if (is_divided) {
+        zero_collect(&model->zero, group, g, mine, DTYPE_FP32);
     }
 }
 
-// Copies the weights that are saved, master weights if there are any, to the host: of the groups first ... end - 1 to
-// `groups`, laid out by the parameter rows; of none if first = end. Collective. `room` is for download_master.
-static void download_weights(GPT2* model, void* groups, int first, int end, float* room) {
+// Copies the weights of group g that are saved, master weights if there are any, to `group` on the host; NULL: not in this
+// process. Collective. `room` is for download_master.
+static void download_group(GPT2* model, int g, void* group, float* room) {
     const ZeroPlan* zero = &model->zero.plan;
-    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     zero_wait_for_parameters(&model->zero);
     if (model->has_master) {
-        download_master(model, groups, first, end, room);
+        download_master(model, g, group, room);
     } else if (model->zero.params_slices) {
-        zero_collect(&model->zero, groups, first, end, model->zero.params_slices, DTYPE_OF(floatX));
-    } else {
-        download(model, groups, (floatX*)model->params_memory + begin, count * sizeof(floatX));
+        zero_collect(&model->zero, group, g, (floatX*)model->zero.params_slices + zero_piece(zero, g).kept,
+                     DTYPE_OF(floatX));
+    } else if (group) {
+        download(model, group, (floatX*)model->params_memory + zero_group_begin(zero, g),
+                 zero_group_elements(zero, g) * sizeof(floatX));
     }
 }
 
-// The parameters as fp32 on the host of rank 0, laid out by the parameter rows. The caller frees them. NULL in other
-// processes.
-static float* gpt2_download(GPT2* model) {
-    const int groups = model->comm->rank == 0 ? model->zero.plan.groups : 0;
-    const size_t count = groups ? model->elements : 0;
-    float* values = groups ? (float*)check_alloc(count, sizeof(float), "copy of the parameters") : NULL;
+// Of the groups first ... end - 1, laid out by the parameter rows; of none in this process if first = end.
+static void download_groups(GPT2* model, void* groups, int first, int end, float* room) {
+    const ZeroPlan* zero = &model->zero.plan;
+    const size_t begin = zero_group_begin(zero, first),
+                 element_bytes = model->has_master ? sizeof(float) : sizeof(floatX);
+    for (int g = 0; g < zero->groups; g++) {
+        const int is_wanted = first <= g && g < end;
+        char* group = is_wanted ? (char*)groups + (zero_group_begin(zero, g) - begin) * element_bytes : NULL;
+        download_group(model, g, group, room);
+    }
+}
+
+// The same of one group as fp32.
+static void gpt2_download(GPT2* model, int g, float* group) {
+    const size_t count = zero_group_elements(&model->zero.plan, g);
+    void* room = check_alloc(count, sizeof(float), "copy of a group of parameters");
     if (model->has_master) {
-        float* room = (float*)check_alloc(zero_owned_elements(&model->zero.plan), sizeof(float),
-                                          "copy of the parameters");
-        download_weights(model, values, 0, groups, room);
-        free(room);
-        return values;
+        download_group(model, g, group, (float*)room);
+    } else {
+        download_group(model, g, group ? room : NULL, NULL);
     }
-    floatX* narrow = groups ? (floatX*)check_alloc(count, sizeof(floatX), "copy of the parameters") : NULL;
-    download_weights(model, narrow, 0, groups, NULL);
-    for (size_t i = 0; i < count; i++) {
-        values[i] = to_float(narrow[i]);
+    for (size_t i = 0; group && !model->has_master && i < count; i++) {
+        group[i] = to_float(((floatX*)room)[i]);
     }
-    free(narrow);
-    return values;
+    free(room);
 }
 
 // From the file, or random; a group at a time.
@@ -1029,7 +1039,7 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     }
     checkpoint_copy_at(copy, model->save_copy);
     float* room = copy->optimizer_bytes > 0 ? (float*)copy->optimizer : NULL; // the state comes later
-    download_weights(model, copy->params, copy->model.groups.first, copy->model.groups.end, room);
+    download_groups(model, copy->params, copy->model.groups.first, copy->model.groups.end, room);
     download_state(model, copy->optimizer, copy->optimizer_bytes);
     return 1;
 }
@@ -1046,17 +1056,32 @@ static void save_products(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const GPT2*)model)->matmul, directory);
 }
 
-// Collective; rank 0 writes.
+// Collective; rank 0 writes, a group at a time.
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
-    if (options->export_llmc[0] || options->export_gguf[0]) {
-        TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.plan.size);
-        float* values = gpt2_download(model);
-        if (values) {
-            setup_export(model->cfg, rows, values, options, data);
-        }
-        free(values);
+    const ZeroPlan* zero = &model->zero.plan;
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    SetupExport files;
+    if (!setup_exports(options)) {
+        return;
     }
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
+    const int is_first = model->comm->rank == 0;
+    float* group = is_first
+                       ? (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters")
+                       : NULL;
+    if (is_first) {
+        setup_export_open(&files, model->cfg, options, data);
+    }
+    for (int g = 0; g < zero->groups; g++) {
+        gpt2_download(model, g, group);
+        if (is_first) {
+            setup_export_group(&files, rows, g, group);
+        }
+    }
+    if (is_first) {
+        setup_export_close(&files);
+    }
+    free(group);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

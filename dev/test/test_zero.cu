@@ -308,20 +308,18 @@ static void expect_on_gpu(const char* what, const Toy<T>* toy, const T* got, con
     free(host);
 }
 
-// An array of what each rank updates is whole in the last rank: the first three groups, then all others.
+// Each group of an array of what each rank updates is whole in the last rank.
 template <class T, class A>
-static void toy_expect_collected(const char* what, Toy<T>* toy, A* owned, const float* want) {
+static void toy_expect_collected(const char* what, Toy<T>* toy, const A* owned, const float* want) {
     const ZeroPlan* plan = &toy->zero.plan;
-    const int is_last = plan->rank == plan->size - 1;
-    A* all = (A*)check_alloc((1 + BLOCKS) * toy->N, sizeof(A), "collected");
-    for (int first = 0, end = 3; first < 1 + BLOCKS; first = end, end = 1 + BLOCKS) {
-        zero_collect(&toy->zero, all + first * toy->N, is_last ? first : 0, is_last ? end : 0, owned,
-                     DTYPE_OF(A));
-        if (is_last) {
-            expect_values(what, all + first * toy->N, want + first * toy->N, (end - first) * toy->N);
-        }
+    A* group = plan->rank == plan->size - 1 ? (A*)check_alloc(toy->N, sizeof(A), "collected") : NULL;
+    for (int g = 0; g < 1 + BLOCKS; g++) {
+        const ZeroPiece piece = zero_piece(plan, g);
+        const size_t at = (const void*)owned == toy->zero.params_slices ? piece.kept : piece.owned;
+        zero_collect(&toy->zero, group, g, owned + at, DTYPE_OF(A));
+        expect_values(what, group, want + g * toy->N, group ? toy->N : 0);
     }
-    free(all);
+    free(group);
 }
 
 template <class T> static void toy_expect(const char* what, Toy<T>* toy, const Loop* want) {
