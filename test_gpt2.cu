@@ -47,8 +47,9 @@ static double tolerance(void) {
 
 typedef struct {
     const char *recompute, *gelu_fusion, *bias_fusion, *graph, *gradients, *master_weights, *zero;
+    const char* freeze; // NULL: nothing
 } Settings;
-static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0"};
+static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL};
 
 static Options options_of(Settings s, int batch) {
     char number[16], total[16];
@@ -67,6 +68,8 @@ static Options options_of(Settings s, int batch) {
     // clang-format on
     Options options;
     options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line, options_program(OPTION_GPU));
+    options.layers = ODD.L;
+    options.freeze = s.freeze ? s.freeze : "";
     return options;
 }
 
@@ -377,6 +380,61 @@ static void test_same_bits(const float* weights) {
     free(want.data);
 }
 
+// The gradient of this model's update, on the host, as fp32.
+static float* gradient_on_host(GPT2* model) {
+    const Gradient gradient = zero_update_gradient(&model->zero);
+    const size_t bytes = model->elements * dtype_bytes(gradient.dtype);
+    char* raw = (char*)check_alloc(bytes, 1, "gradient");
+    float* values = (float*)check_alloc(model->elements, sizeof(float), "gradient");
+    zero_wait_for_gradient(&model->zero);
+    download(model, raw, gradient.data, bytes);
+    for (size_t i = 0; i < model->elements; i++) {
+        values[i] = gradient.dtype == DTYPE_FP32 ? ((float*)raw)[i] : to_float(((floatX*)raw)[i]);
+    }
+    free(raw);
+    return values;
+}
+
+// Gradients of what is trained have the bits of the whole model's; an update changes these, and nothing else.
+static void test_freeze(Settings settings, const char* list, const float* weights) {
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    batch_tokens(tokens, targets);
+    GPT2* whole = model_open(settings, B, weights);
+    settings.freeze = list;
+    GPT2* model = model_open(settings, B, weights);
+    model_gradients(whole, tokens, targets);
+    model_gradients(model, tokens, targets);
+    float *want = gradient_on_host(whole), *got = gradient_on_host(model),
+          *before = parameters_on_host(model);
+    const Update update = {{1e-1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), 1}, 0};
+    gpt2_update(model, update);
+    float* after = parameters_on_host(model);
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    rows_on_host(rows);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < rows[i].layers; l++) {
+            const int is_frozen = freeze_has(&model->freeze, i, l);
+            const size_t at = (rows[i].offset_bytes + (size_t)l * rows[i].layer_bytes) / sizeof(float),
+                         count = tensor_layer_elements(&rows[i]);
+            size_t different = 0, changed = 0;
+            for (size_t k = at; k < at + count; k++) {
+                different += got[k] != (is_frozen ? 0 : want[k]);
+                changed += after[k] != before[k];
+            }
+            EXPECT(different == 0, "--freeze %s: %zu gradients of %s, layer %d", list, different,
+                   rows[i].name, l);
+            EXPECT((changed > 0) == !is_frozen, "--freeze %s: %zu of %s, layer %d, have changed", list,
+                   changed, rows[i].name, l);
+        }
+    }
+    free(after);
+    free(before);
+    free(got);
+    free(want);
+    model_close(model);
+    model_close(whole);
+}
+
 static int plans_with(const GPT2* model, int epilogue) {
     int count = 0;
     for (int i = 0; i < model->matmul.plans_count; i++) {
@@ -666,6 +724,11 @@ int main(void) {
     settings = USUAL;
     settings.zero = "2";
     test_adamw_steps(settings, weights, tolerance());
+    test_freeze(USUAL, "embeddings,blocks[0]", weights);
+    test_freeze(USUAL, "wte,*b[1-2],fcprojw", weights);
+    settings.graph = "on";
+    settings.recompute = "3";
+    test_freeze(settings, "attention[0],mlp[1],wpe,blocks[2]", weights);
     test_same_bits(weights);
     test_fusion(weights);
     test_micro_batches(weights);

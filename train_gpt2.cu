@@ -224,6 +224,9 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
     optimizer_open(&model->optimizer, zero, &model->state);
+    if (o->freeze && o->freeze[0]) {
+        optimizer_freeze(&model->optimizer, &model->freeze, cfg.L);
+    }
     gradient_norm_open(&model->norm, zero_sharded_elements(zero));
     open_results(model, o);
     for (int i = 0; i < 2; i++) {

@@ -56,7 +56,8 @@ typedef struct {
     OptimizerName name;
     int has_momentum; // of SGD
     MasterWeights master;
-    unsigned frozen; // bit i: row i of the parameters is not updated in any block
+    unsigned frozen;       // bit i: row i of the parameters is not updated in any block
+    int has_state_of_them; // all the same, as on GPUs, whose arrays of state have all parameters
 } Optimizer;
 
 static inline const char* optimizer_word(OptimizerName name) {
@@ -191,7 +192,7 @@ static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, 
     s->optimizer = optimizer;
     gpt2_sharded_rows_of(s->rows, cfg, 1, zero->size);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const int is_frozen = (optimizer.frozen >> i) & 1;
+        const int is_frozen = !optimizer.has_state_of_them && (optimizer.frozen >> i) & 1;
         s->rule[i] = is_frozen ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->span[i] = state_span_(s, zero, i);
     }

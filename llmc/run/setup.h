@@ -1009,8 +1009,9 @@ void setup_check_freeze(const Options* o, GPT2Config cfg) {
 
 Optimizer setup_optimizer(const Options* options) {
     const Freeze freeze = freeze_of(options->layers, options->freeze);
-    const Optimizer optimizer = {(OptimizerName)options->optimizer, options->sgd_momentum > 0, MASTER_NONE,
-                                 freeze.rows};
+    Optimizer optimizer = {(OptimizerName)options->optimizer, options->sgd_momentum > 0, MASTER_NONE, 0, 0};
+    optimizer.frozen = freeze.rows;
+    optimizer.has_state_of_them = options->program.trainer == OPTION_GPU;
     return optimizer;
 }
 
