@@ -3,10 +3,10 @@ bench_cpu.c -- every CPU operation at the shapes of GPT-2 124M, as a share of wh
 
     make bench-cpu
 
-The ceilings are measured in the same program: fp32 multiply-adds in registers on all threads, and memory
-bandwidth as the best of a copy and a triad over arrays far larger than the caches. Each line gives the median
-of the repetitions and their range (10th to 90th percentile); operations bound by memory are given in GB/s of
-the bytes they must move.
+The ceilings are measured in the same program: fp32 multiply-adds in registers on all threads; memory bandwidth as the
+best of a copy and a triad over arrays far larger than the caches; and for what only reads, that of a sum of such an
+array. Each line gives the median of the repetitions and their range (10th to 90th percentile); operations bound by
+memory are given in GB/s of the bytes they must move.
 */
 #include "llmc/adafactor.h"
 #include "llmc/adamw.h"
@@ -19,15 +19,17 @@ the bytes they must move.
 #include "llmc/lion.h"
 #include "llmc/matmul.h"
 #include "llmc/muon.h"
+#include "llmc/matvec.h"
 #include "llmc/quantized.h"
 #include "llmc/run/peak.h"
 #include "llmc/base/rand.h"
 #include "llmc/sgd.h"
 
 enum { C = 768, NH = 12, VP = 50304, V = 50257, MOST = 101 };
+enum { MATRICES = VP + 12 * 12 * C }; // all matrices of 124M as one, (MATRICES, C)
 
 typedef struct {
-    double peak, bandwidth; // FLOP/s, bytes/s
+    double peak, bandwidth, read_bandwidth; // FLOP/s, bytes/s
     MatmulScratch matmul;
 } Bench;
 
@@ -95,6 +97,35 @@ static double measure_bandwidth(void) {
     return best;
 }
 
+// Every thread reads four places far apart: one place gives three quarters of that.
+static double measure_read_bandwidth(void) {
+    enum { STREAMS = 4 };
+    const size_t n = (size_t)48 << 20, run = n / STREAMS;
+    float *a = random_floats(n), total = 0;
+    double best = 0;
+    for (int repeat = 0; repeat < 20; repeat++) {
+        const double start_s = time_now_s();
+#pragma omp parallel reduction(+ : total)
+        {
+            Vec sum[STREAMS];
+            for (int s = 0; s < STREAMS; s++) {
+                sum[s] = vec_all(0.0f);
+            }
+#pragma omp for schedule(static)
+            for (size_t i = 0; i < run; i += LANES) {
+                for (int s = 0; s < STREAMS; s++) {
+                    sum[s] += vec_load(a + s * run + i);
+                }
+            }
+            total += vec_hsum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        }
+        const double rate = 4.0 * (double)n / (time_now_s() - start_s);
+        best = total == total && rate > best ? rate : best; // the sum keeps the work alive
+    }
+    free(a);
+    return best;
+}
+
 static void bench_matmul(Bench* bench, int N, int in, int out) {
     float *inp = random_floats((size_t)N * in), *weight = random_floats((size_t)out * in),
           *dweight = random_floats((size_t)out * in);
@@ -117,22 +148,33 @@ static void bench_matmul(Bench* bench, int N, int in, int out) {
     free(bias);
 }
 
-// A step of generation with all matrices of 124M as one, so that none stays in a cache: bound by reading them.
+// A step of generation with all matrices of 124M, so that none stays in a cache: bound by reading them.
+static void bench_matvec(Bench* bench, int N) {
+    float *inp = random_floats((size_t)N * C), *out = random_floats((size_t)N * MATRICES),
+          *weight = random_floats((size_t)MATRICES * C);
+    char name[64];
+    snprintf(name, sizeof(name), "matvec          %4d x %4d -> %d", N, C, MATRICES);
+    BENCH(bench, name, matvec_bytes(C, MATRICES), bench->read_bandwidth, "GB/s   ",
+          matvec_forward_cpu(out, inp, weight, NULL, N, C, MATRICES));
+    free(weight);
+    free(out);
+    free(inp);
+}
+
 static void bench_quantized(Bench* bench, int N) {
-    enum { ROWS = VP + 12 * 12 * C };
     QuantizedScratch scratch;
-    float *inp = random_floats((size_t)N * C), *out = random_floats((size_t)N * ROWS),
+    float *inp = random_floats((size_t)N * C), *out = random_floats((size_t)N * MATRICES),
           *row = random_floats(C);
     const size_t blocks = C / QUANTIZED_BLOCK;
-    QuantizedBlock* weight = check_alloc(ROWS * blocks, sizeof(QuantizedBlock), "weights in 8 bits");
-    for (size_t o = 0; o < ROWS; o++) {
+    QuantizedBlock* weight = check_alloc(MATRICES * blocks, sizeof(QuantizedBlock), "weights in 8 bits");
+    for (size_t o = 0; o < MATRICES; o++) {
         quantized_encode(weight + o * blocks, row, C);
     }
     quantized_open(&scratch, (size_t)N, C);
     char name[64];
-    snprintf(name, sizeof(name), "8 bits          %4d x %4d -> %d", N, C, ROWS);
-    BENCH(bench, name, quantized_bytes(C, ROWS), bench->bandwidth, "GB/s   ",
-          quantized_matmul_cpu(out, inp, weight, NULL, N, C, ROWS, &scratch));
+    snprintf(name, sizeof(name), "8 bits          %4d x %4d -> %d", N, C, MATRICES);
+    BENCH(bench, name, quantized_bytes(C, MATRICES), bench->read_bandwidth, "GB/s   ",
+          quantized_matmul_cpu(out, inp, weight, NULL, N, C, MATRICES, &scratch));
     quantized_close(&scratch);
     free(weight);
     free(row);
@@ -264,7 +306,7 @@ static void bench_update(Bench* bench) {
                        .t = 1};
     BENCH(bench, "adamw, 124M parameters", adamw_bytes((double)n), bench->bandwidth, "GB/s   ",
           adamw_update_cpu(p, g, m, v, n, opt));
-    BENCH(bench, "gradient norm, 124M parameters", 4.0 * (double)n, bench->bandwidth, "GB/s   ",
+    BENCH(bench, "gradient norm, 124M parameters", 4.0 * (double)n, bench->read_bandwidth, "GB/s   ",
           gradient_square_sum_cpu(&sum, g, n, partial));
     bench_other_rules(bench, p, g, m, n);
     free(p);
@@ -281,8 +323,9 @@ int main(int argc, char** argv) {
     matmul_open(&bench.matmul);
     bench.peak = peak_flops_per_s();
     bench.bandwidth = measure_bandwidth();
-    printf("%d threads, %s: peak %.1f GFLOP/s fp32, %.1f GB/s memory\n", threads_max(), VEC_ISA,
-           bench.peak * 1e-9, bench.bandwidth * 1e-9);
+    bench.read_bandwidth = measure_read_bandwidth();
+    printf("%d threads, %s: peak %.1f GFLOP/s fp32, %.1f GB/s memory, %.1f GB/s reading\n", threads_max(),
+           VEC_ISA, bench.peak * 1e-9, bench.bandwidth * 1e-9, bench.read_bandwidth * 1e-9);
     printf("%-38s %9s     (%8s - %8s)  %7s %s  %s\n", "operation", "median", "10 %", "90 %", "", "       ",
            "share of the ceiling");
     const int shapes[5][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, VP}};
@@ -291,6 +334,8 @@ int main(int argc, char** argv) {
             bench_matmul(&bench, N, shapes[i][0], shapes[i][1]);
         }
     }
+    bench_matvec(&bench, 1);
+    bench_matvec(&bench, 8);
     bench_quantized(&bench, 1);
     bench_quantized(&bench, 8);
     bench_attention(&bench, 4, 64);
