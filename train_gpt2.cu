@@ -6,7 +6,7 @@ llmc/run/run.h.
 
     make train_gpt2cu PRECISION=BF16|FP16|FP32 && ./train_gpt2cu         ./train_gpt2cu --help lists the rest
 
-Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
+FirstWeights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
 optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C
 channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
@@ -24,17 +24,19 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
+#include "llmc/optimizer.cuh"
 #include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
+#include "llmc/text_model.cuh"
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/checkpoint_parts.h"
 #include "llmc/run/gpu_report.cuh"
 #include "llmc/run/loss_scale.h"
+#include "llmc/run/memory_plan.cuh"
 #include "llmc/run/nvml.h"
 #include "llmc/run/options.h"
-#include "llmc/run/plan.h"
 #include "llmc/run/run.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/setup.h"
@@ -68,16 +70,6 @@ typedef struct {
 } GPT2Gradients;
 #undef GRADIENT_MEMBER
 
-// Tokens on their way to the GPU, and logits on their way back.
-typedef struct {
-    int slots, capacity;   // texts; tokens
-    int *pinned, *tokens;  // (2, capacity) tokens and their positions, on the host; on the GPU
-    floatX* logits_pinned; // (slots, Vp) as they are on the GPU,
-    float* logits;         // and as fp32
-    int steps;             // so far: as a micro-step, the second one is captured
-    cudaGraphExec_t step;  // of all slots
-} TextQueue;
-
 struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
@@ -90,7 +82,7 @@ struct GPT2 {
     Gpu gpu;
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // the parameters', with elements of grad_dtype
-    StateRow state_rows[GPT2_STATE_ROWS];
+    OptimizerState state;                         // where it lies in state_memory, or how it is offloaded
     size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
     size_t elements; // of all parameters, with padding
     Comm* comm;
@@ -98,25 +90,18 @@ struct GPT2 {
 
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
-    int has_master; // weights,
-    float* master;  // on the GPU; NULL if there are none, and, like the state, if they are offloaded
     Offload offload;
     OffloadResiduals residuals;
     GPT2Parameters params;
-    GPT2OptimizerState state;
     GPT2Activations acts;
-    TensorRow
-        text_rows[GPT2_ACTIVATION_ROWS]; // generation's activations, in the same memory: between two steps
-    GPT2Activations text;                // training needs none
-    TextQueue texts;
-    floatX* expanded; // with --quantize, whose matrices are in 8 bits: room for one as floatX; else NULL
+    TextModelGpu texts; // generation: its activations are in the same memory
 
     BatchQueue batches;
     MatmulGpu matmul;
     AttentionGpu attention;
     LayernormGpu layernorm;
     EncoderGpu encoder;
-    AdamWPlan adamw;
+    OptimizerPlan optimizer;
     GradientNorm norm;
     cudaEvent_t
         forward[2]; // of several processes: the begin and the end of the last forward pass that waited for
@@ -131,191 +116,6 @@ struct GPT2 {
     int has_nvml, has_listed_products;
     int has_products; // gpt2_choose_products is done
 };
-
-// The type of the weights in a checkpoint: of master weights if there are any.
-static SafeTensorsDtype saved_dtype(const Options* o) {
-    const int is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || o->master_weights;
-    return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
-}
-
-// The tokens of a classifier's chunk: also of a batch that is smaller than a micro-batch.
-static int planned_chunk(const Options* o) {
-    const int64_t N = (int64_t)o->batch * o->seq_len;
-    return (int)(o->logits_chunk < N ? o->logits_chunk : N);
-}
-
-static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
-
-// Of training, or of generation; in training also those of generation, of one text.
-static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Config cfg, const Options* o) {
-    const int texts = planned_texts(o);
-    const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
-    const size_t text =
-        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, cfg.L, (size_t)texts);
-    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
-                                                (size_t)planned_chunk(o));
-    return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
-}
-
-// Room for the largest matrix of a block, with --quantize.
-static size_t planned_expanded(GPT2Config cfg, const Options* o) {
-    return o->quantize ? (size_t)gpt2_hidden(cfg) * cfg.C * sizeof(floatX) : 0;
-}
-
-static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) && o->master_weights; }
-
-static DType planned_gradients(const Options* o) { return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX); }
-
-// A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
-static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o)
-               ? zero_plan(cfg, 0, 0, 1)
-               : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
-}
-
-// The optimizer's state and master weights, where they are kept, and what chunks of them pass through.
-static void plan_add_optimizer(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero,
-                               const Options* o) {
-    const PlanPlace place = o->offload_optimizer == OFFLOAD_DISK   ? PLAN_DISK
-                            : o->offload_optimizer == OFFLOAD_HOST ? PLAN_HOST
-                                                                   : PLAN_DEVICE;
-    const double moves = place != PLAN_DEVICE;
-    const PlanMemory master = {
-        "master weights", has_master(o) ? zero_owned_elements(zero) * sizeof(float) : 0, place, moves, moves};
-    plan_add_at(plan, master);
-    plan_add_state(plan, cfg, zero, place);
-    if (place == PLAN_DISK) {
-        const PlanMemory places = {"pinned chunks of state", offload_places_bytes(has_master(o)), PLAN_HOST,
-                                   0, 0};
-        plan_add_at(plan, places);
-    }
-    plan_add(plan, "chunks of state", moves > 0 ? offload_planned_bytes(has_master(o)) : 0);
-}
-
-// Of the residual stream after a block.
-static size_t residual_bytes(GPT2Config cfg, const Options* o) {
-    return (size_t)o->batch * (size_t)o->seq_len * (size_t)cfg.C * sizeof(floatX);
-}
-
-// Micro-batches of an update.
-static int64_t micro_batches(const Options* o) {
-    return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
-}
-
-// And of one process.
-static double micro_steps(const Options* o) { return ceil((double)micro_batches(o) / o->processes); }
-
-// What --offload-params keeps on the host. Both passes read parameters; the norm and the update read gradients, too.
-static void plan_add_slices(PlanMemory plan[PLAN_KINDS], const ZeroPlan* zero, const Options* o) {
-    const double m = micro_steps(o);
-    const size_t params = zero_parameter_slice_bytes(zero, DTYPE_OF(floatX)),
-                 grads = zero_gradient_slice_bytes(zero);
-    const PlanMemory of_params = {"shard of the parameters", params, PLAN_HOST, 2 * m, 1},
-                     of_grads = {"shard of the gradients", grads, PLAN_HOST, m + 1, m};
-    if (o->offload_params) {
-        plan_add_at(plan, of_params);
-        plan_add_at(plan, of_grads);
-    }
-}
-
-// What --offload-residuals keeps on the host.
-static void plan_add_residuals(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    const size_t layers = o->offload_residuals ? (size_t)offload_residual_layers(cfg.L) : 0;
-    const PlanMemory kind = {"residual stream", layers * residual_bytes(cfg, o), PLAN_HOST, micro_steps(o),
-                             micro_steps(o)};
-    plan_add_at(plan, kind);
-}
-
-// Sets the list of the large allocations; it ends with a name of NULL.
-static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = planned_zero(cfg, o);
-    const int trains = !options_only_evaluates(o);
-    const size_t activation_bytes = planned_activations(activations, text, cfg, o);
-    plan->name = NULL;
-    const int on_gpu = !o->offload_params; // the slices of both
-    if (o->quantize) {
-        plan_add(plan, "parameters in 8 bits", quantized_parameter_rows(parameters, cfg, sizeof(floatX)));
-    } else {
-        plan_add(plan, "parameters",
-                 zero_parameter_bytes(&zero, DTYPE_OF(floatX)) +
-                     (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
-    }
-    if (o->recompute == RECOMPUTE_NEVER) {
-        plan_add(plan, "expanded matrix", planned_expanded(cfg, o));
-        plan_add_text(plan, text, activation_bytes);
-        plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
-        return;
-    }
-    if (trains) {
-        plan_add(plan, "gradients",
-                 zero_gradient_bytes(&zero, planned_gradients(o)) +
-                     (on_gpu ? zero_gradient_slice_bytes(&zero) : 0));
-        plan_add_slices(plan, &zero, o);
-        plan_add_optimizer(plan, cfg, &zero, o);
-        plan_add_residuals(plan, cfg, o);
-    }
-    plan_add(plan, "activations", activation_bytes);
-    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
-    plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
-    const size_t copy_bytes =
-        o->out[0] && trains ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_gb) : 0;
-    const PlanMemory copy = {"pinned copy to save", copy_bytes, PLAN_HOST, 0, 0};
-    plan_add_at(plan, copy);
-}
-
-// Of the GPU, with some room for what is not planned.
-static size_t planned_bytes(GPT2Config cfg, const Options* options) {
-    PlanMemory memory[PLAN_KINDS];
-    memory_plan(memory, cfg, options);
-    return plan_bytes(memory) + plan_bytes(memory) / 50;
-}
-
-static size_t free_memory(int device) {
-    size_t free_bytes = 0, total_bytes = 0;
-    CUDA_CHECK(cudaSetDevice(device));
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    return free_bytes;
-}
-
-// The least that --logits-chunk auto chooses: smaller chunks save little memory.
-static int least_chunk(GPT2Config cfg, const Options* o) {
-    return (int)gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
-}
-
-static int least_recompute(const Options* o) {
-    return o->offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
-}
-
-// Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
-// that fits, with the lowest level of recomputation that it needs.
-static void require_memory(GPT2Config cfg, const Options* options) {
-    const size_t free_bytes = free_memory(options->device), wanted = planned_bytes(cfg, options);
-    if (wanted <= free_bytes) {
-        return;
-    }
-    CHECK(options->recompute != RECOMPUTE_NEVER,
-          "the model and its texts need %.1f MiB of GPU memory, %.1f are free; wanted a smaller --batch or "
-          "--seq-len",
-          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
-    Options smaller = *options;
-    for (; smaller.batch > 0; smaller.batch /= 2) {
-        const int least = least_chunk(cfg, &smaller);
-        smaller.logits_chunk = options->logits_chunk;
-        const int has_more = planned_chunk(&smaller) > least;
-        smaller.logits_chunk = has_more ? least : options->logits_chunk;
-        for (smaller.recompute = least_recompute(options); smaller.recompute <= RECOMPUTE_BLOCK;
-             smaller.recompute++) {
-            CHECK(planned_bytes(cfg, &smaller) > free_bytes,
-                  "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
-                  (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
-                  smaller.recompute, has_more ? " --logits-chunk auto" : "");
-        }
-    }
-    CHECK(0,
-          "the run needs %.1f MiB of GPU memory, %.1f are free: too little even for --batch 1 --recompute 3",
-          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
-}
 
 // GELU inside a forward product takes values before they are rounded; computed again, it takes rounded ones.
 // So the levels that compute GELU alone again keep it out of the forward products. Its derivative is always
@@ -345,31 +145,26 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
                                  : zero_params_elements(zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, element_bytes, zero->size);
     model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
-    model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
+    planned_state(&model->state, model->cfg, zero, o);
+    model->state_bytes = model->state.bytes;
     if (options_only_evaluates(o)) {
         model->gradient_bytes = model->state_bytes = 0;
     }
-    model->activation_bytes = planned_activations(model->activation_rows, model->text_rows, model->cfg, o);
+    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
     model->elements = zero_full_elements(zero);
 }
 
 // The optimizer's state and master weights, all zero: on the GPU or offloaded.
 static void open_state(GPT2* model, const ZeroPlan* zero, const Options* o) {
-    const size_t owned = zero_owned_elements(zero);
-    model->has_master = has_master(o);
-    if (o->offload_optimizer) {
-        const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
-        offload_open(&model->offload, owned, model->has_master, directory);
-        if (directory && !scratch_is_direct(model->offload.disk)) {
-            printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
-                   directory);
-        }
+    const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
+    if (!o->offload_optimizer) {
+        model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
         return;
     }
-    model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
-    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
-    if (model->has_master) {
-        model->master = (float*)gpu_alloc(owned, sizeof(float), "master weights");
+    offload_open(&model->offload, &model->state, zero, directory);
+    if (directory && !scratch_is_direct(model->offload.disk)) {
+        printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
+               directory);
     }
 }
 
@@ -379,10 +174,6 @@ static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
-    tensor_rows_bind(&model->text, model->text_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
-    if (o->quantize) {
-        model->expanded = (floatX*)gpu_alloc(planned_expanded(model->cfg, o), 1, "expanded matrix");
-    }
 }
 
 // And for training.
@@ -390,7 +181,7 @@ static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Optio
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
     open_state(model, zero, o);
     if (o->offload_residuals) {
-        offload_residuals_open(&model->residuals, model->cfg.L, residual_bytes(model->cfg, o));
+        offload_residuals_open(&model->residuals, model->cfg.L, planned_residual_bytes(model->cfg, o));
     }
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
@@ -399,29 +190,27 @@ static size_t result_bytes(int64_t losses) { return sizeof(StepResult) + (size_t
 
 // Room for what an update tells the host.
 static void open_results(GPT2* model, const Options* o) {
-    model->max_losses = micro_batches(o) > 1 ? micro_batches(o) : 1; // a validation has one, too
+    model->max_losses =
+        planned_micro_batches(o) > 1 ? planned_micro_batches(o) : 1; // a validation has one, too
     model->result = (StepResult*)gpu_alloc(1, result_bytes(model->max_losses), "results");
     CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
 }
 
-static void open_texts(TextQueue* texts, GPT2Config cfg, const Options* o) {
-    texts->slots = planned_texts(o);
-    texts->capacity = o->seq_len > texts->slots ? o->seq_len : texts->slots;
-    const size_t logits = (size_t)texts->slots * cfg.Vp;
-    texts->tokens = (int*)gpu_alloc(2 * (size_t)texts->capacity, sizeof(int), "tokens of texts");
-    CUDA_CHECK(cudaMallocHost((void**)&texts->pinned, 2 * (size_t)texts->capacity * sizeof(int)));
-    CUDA_CHECK(cudaMallocHost((void**)&texts->logits_pinned, logits * sizeof(floatX)));
-    texts->logits = (float*)check_alloc(logits, sizeof(float), "logits of texts");
-}
-
-static void close_texts(TextQueue* texts) {
-    if (texts->step) {
-        CUDA_CHECK(cudaGraphExecDestroy(texts->step));
-    }
-    free(texts->logits);
-    CUDA_CHECK(cudaFreeHost(texts->logits_pinned));
-    CUDA_CHECK(cudaFreeHost(texts->pinned));
-    gpu_free(texts->tokens);
+// A run that trains samples too little for a graph.
+static void open_texts(GPT2* model, const Options* o) {
+    TextModelGpu* texts = &model->texts;
+    texts->cfg = model->cfg;
+    texts->texts = planned_texts(o);
+    texts->T = model->T;
+    texts->is_quantized = o->quantize;
+    texts->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
+    texts->params = model->params;
+    texts->parameter_rows = model->parameter_rows;
+    texts->zero = &model->zero;
+    texts->matmul = &model->matmul;
+    texts->attention = &model->attention;
+    texts->gpu = &model->gpu;
+    text_model_open(texts, model->acts_memory);
 }
 
 // What training needs besides.
@@ -432,7 +221,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
-    adamw_open(&model->adamw, zero, model->parameter_rows);
+    optimizer_open(&model->optimizer, zero, &model->state);
     gradient_norm_open(&model->norm, zero_sharded_elements(zero));
     open_results(model, o);
     for (int i = 0; i < 2; i++) {
@@ -453,7 +242,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
     const ZeroPlan zero = planned_zero(cfg, o);
     const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
-    require_memory(cfg, o);
+    memory_require(cfg, o);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;
     model->B = o->batch;
@@ -463,7 +252,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->autotune = o->autotune;
     model->use_graph = o->graph;
     model->seed = o->seed;
-    model->grad_dtype = planned_gradients(o);
+    model->grad_dtype = planned_gradient_dtype(o);
     model->comm = comm;
     gpu_open(&model->gpu, o->device);
     open_tensors(model, &zero, o);
@@ -474,7 +263,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     zero_open(&model->zero, zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
               model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
-    open_texts(&model->texts, cfg, o);
+    open_texts(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
     }
@@ -505,7 +294,7 @@ static void close_training(GPT2* model) {
     CUDA_CHECK(cudaFreeHost(model->result_host));
     gpu_free(model->result);
     gradient_norm_close(&model->norm);
-    adamw_close(&model->adamw);
+    optimizer_close(&model->optimizer);
     encoder_close(&model->encoder);
     layernorm_close(&model->layernorm);
     attention_gpu_close(&model->attention);
@@ -514,7 +303,6 @@ static void close_training(GPT2* model) {
     if (model->offload.slots) {
         offload_close(&model->offload);
     }
-    gpu_free(model->master);
     gpu_free(model->state_memory);
     gpu_free(model->grads_memory);
 }
@@ -525,10 +313,9 @@ static void gpt2_close(GPT2* model) {
     if (model->recompute != RECOMPUTE_NEVER) {
         close_training(model);
     }
-    close_texts(&model->texts);
+    text_model_close(&model->texts);
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
-    gpu_free(model->expanded);
     gpu_free(model->acts_memory);
     gpu_free(model->params_memory);
     gpu_close(&model->gpu);
@@ -943,20 +730,27 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One update of what this process updates; `adamw.weight_decay` applies to tensors that decay.
-static void gpt2_update(GPT2* model, AdamW adamw) {
-    const AdamWUpdate<floatX> update = {(floatX*)zero_update_parameters(&model->zero),
-                                        model->master,
-                                        zero_update_gradient(&model->zero),
-                                        model->state.m,
-                                        model->state.v,
-                                        &model->adamw,
-                                        adamw,
-                                        model->seed};
+// The array of a slot on the GPU; NULL if nothing has it.
+static void* state_slot(const GPT2* model, int slot) {
+    const StateSlot* s = &model->state.slots[slot];
+    return s->bytes ? (char*)model->state_memory + s->offset_bytes : NULL;
+}
+
+// One update of what this process updates.
+static void gpt2_update(GPT2* model, Update update) {
+    OptimizerUpdate<floatX> u = {(floatX*)zero_update_parameters(&model->zero),
+                                 zero_update_gradient(&model->zero),
+                                 {NULL},
+                                 &model->optimizer,
+                                 update,
+                                 model->seed};
     if (model->offload.slots) {
-        offload_adamw_update(&model->offload, update, &model->gpu);
+        offload_update(&model->offload, u, &model->gpu);
     } else {
-        adamw_update(update, &model->gpu);
+        for (int slot = 0; slot < STATE_SLOTS; slot++) {
+            u.slots[slot] = state_slot(model, slot);
+        }
+        optimizer_update(u, &model->gpu);
     }
     zero_gather_parameters(&model->zero);
 }
@@ -1008,177 +802,13 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
 // ---------------------------------------------------------------------------------------------------------------------
 // Generation
 
-// Rows of tokens that are read together: the tokens of a text that is new, or one token of each text. On the GPU.
-typedef struct {
-    const int* ids;
-    int count;
-    int text;             // that is read, from its first token on; or
-    const int* positions; // the place of each token in its text: row r is of text r
-} TextRows;
-
-typedef struct {
-    const floatX *weight, *bias; // (OC, C), or its blocks; (OC), or NULL
-    int C, OC;
-} TextLinear;
-
-static QuantizedGpu text_blocks(TextLinear layer) {
-    return quantized_gpu_bind(layer.weight, (size_t)layer.OC * layer.C);
-}
-
-// Sets out (N, OC) = add + inp weight^T + bias; add (N, OC) may be NULL. Few rows read blocks as they are; for more, the
-// usual product reads them expanded.
-static void text_linear(GPT2* model, floatX* out, const floatX* add, const floatX* inp, TextLinear layer,
-                        int N) {
-    const int C = layer.C, OC = layer.OC;
-    const floatX* weight = layer.weight;
-    if (model->expanded && N <= QUANTIZED_ROWS) {
-        quantized_matmul(out, add, inp, text_blocks(layer), layer.bias, N, C, OC, &model->gpu);
-        return;
-    }
-    if (model->expanded) {
-        quantized_expand(model->expanded, text_blocks(layer), (size_t)OC * C, &model->gpu);
-        weight = model->expanded;
-    }
-    if (add) {
-        matmul_forward_residual(out, add, inp, weight, layer.bias, N, C, OC, &model->matmul);
-    } else {
-        matmul_forward(out, inp, weight, layer.bias, N, C, OC, &model->matmul);
-    }
-}
-
-// The same, and GELU.
-static void text_linear_gelu(GPT2* model, floatX* out, floatX* pre, const floatX* inp, TextLinear layer,
-                             int N) {
-    if (model->expanded) {
-        text_linear(model, pre, NULL, inp, layer, N);
-        gelu_forward(out, pre, (size_t)N * layer.OC, &model->gpu);
-    } else {
-        matmul_forward_gelu(out, pre, inp, layer.weight, layer.bias, N, layer.C, layer.OC, &model->matmul);
-    }
-}
-
-// Sets encoded (N, C).
-static void text_encode(GPT2* model, TextRows rows) {
-    const GPT2Parameters p = model->params;
-    const int C = model->cfg.C;
-    const EncoderPositions positions = {rows.positions, NULL};
-    floatX* encoded = model->text.encoded;
-    if (model->expanded) {
-        const QuantizedGpu wte = quantized_gpu_bind(p.wte, (size_t)model->cfg.Vp * C);
-        quantized_encoder(encoded, rows.ids, wte, p.wpe, rows.count, positions, C, &model->gpu);
-    } else {
-        encoder_forward(encoded, rows.ids, p.wte, p.wpe, 1, rows.count, positions, C, &model->gpu);
-    }
-}
-
-// Sets the logits (count, Vp) of rows of lnf. Blocks of wte are never expanded: it is larger than what is to be saved.
-static void text_classify(GPT2* model, const floatX* lnf, int count) {
-    const int C = model->cfg.C, Vp = model->cfg.Vp, most = model->expanded ? QUANTIZED_ROWS : count;
-    const TextLinear layer = {model->params.wte, NULL, C, Vp};
-    for (int n = 0; n < count; n += most) {
-        const int rows = count - n < most ? count - n : most;
-        text_linear(model, model->text.logits + (size_t)n * Vp, NULL, lnf + (size_t)n * C, layer, rows);
-    }
-}
-
-// Stores the keys and values in qkv, and sets atty.
-static void text_attention(GPT2* model, TextRows rows, floatX* kv) {
-    const Gpu* gpu = &model->gpu;
-    const GPT2Activations a = model->text;
-    const int C = model->cfg.C, NH = model->cfg.NH;
-    const AttentionCacheGpu<floatX> cache = {kv, model->T, C, NH};
-    attention_cache_store(cache, a.qkv, rows.positions, rows.text, rows.count, gpu);
-    if (rows.positions) {
-        attention_cached(a.atty, a.qkv, rows.positions, rows.count, cache, gpu);
-    } else {
-        attention_forward(a.atty, a.att_lse, a.qkv, (const int*)NULL, 1, rows.count, C, NH, &model->attention,
-                          gpu);
-    }
-}
-
-// Block l: turns `residual` (N, C) into that after the block, residual3. They may be the same.
-static void text_block(GPT2* model, int l, TextRows rows, const floatX* residual) {
-    const Gpu* gpu = &model->gpu;
-    const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p = parameters_at_layer(model, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->text, model->text_rows, l);
-    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
-    text_linear(model, a.qkv, NULL, a.ln1, TextLinear{p.qkvw, p.qkvb, C, QKV}, N);
-    text_attention(model, rows, a.kv);
-    text_linear(model, a.residual2, residual, a.atty, TextLinear{p.attprojw, p.attprojb, C, C}, N);
-    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
-    text_linear_gelu(model, a.fch_gelu, a.fch, a.ln2, TextLinear{p.fcw, p.fcb, C, F}, N);
-    text_linear(model, a.residual3, a.residual2, a.fch_gelu, TextLinear{p.fcprojw, p.fcprojb, F, C}, N);
-}
-
-// Sets the logits (count, Vp) that follow the last `count` rows.
-static void text_forward(GPT2* model, TextRows rows, int count) {
-    const GPT2Config cfg = model->cfg;
-    const GPT2Activations a = model->text;
-    model->matmul.settings.autotune = 0; // so that the bits are the same in each run
-    zero_begin_forward(&model->zero);
-    text_encode(model, rows);
-    for (int l = 0; l < cfg.L; l++) {
-        zero_parameters(&model->zero, l, 1);
-        text_block(model, l, rows, l == 0 ? a.encoded : a.residual3);
-    }
-    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,
-                      rows.count, cfg.C, &model->gpu);
-    text_classify(model, a.lnf + (size_t)(rows.count - count) * cfg.C, count);
-}
-
-// All work of one call: the ints on the host to the GPU, and `count` rows of logits back.
-static void text_work(GPT2* model, TextRows rows, int count) {
-    TextQueue* texts = &model->texts;
-    CUDA_CHECK(cudaMemcpyAsync(texts->tokens, texts->pinned, 2 * (size_t)texts->capacity * sizeof(int),
-                               cudaMemcpyHostToDevice, model->gpu.stream));
-    text_forward(model, rows, count);
-    CUDA_CHECK(cudaMemcpyAsync(texts->logits_pinned, model->text.logits,
-                               (size_t)count * model->cfg.Vp * sizeof(floatX), cudaMemcpyDeviceToHost,
-                               model->gpu.stream));
-}
-
-// Waits for the GPU.
-static const float* text_logits(GPT2* model, int count) {
-    TextQueue* texts = &model->texts;
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    for (size_t i = 0; i < (size_t)count * model->cfg.Vp; i++) {
-        texts->logits[i] = to_float(texts->logits_pinned[i]);
-    }
-    return texts->logits;
-}
-
 // As generator.h says.
 static const float* gpt2_read_text(GPT2* model, int text, const int* ids, int count) {
-    TextQueue* texts = &model->texts;
-    const TextRows rows = {texts->tokens, count, text, NULL};
-    assert(count <= texts->capacity && text < texts->slots);
-    memcpy(texts->pinned, ids, (size_t)count * sizeof(int));
-    text_work(model, rows, 1);
-    return text_logits(model, 1);
+    return text_model_read(&model->texts, text, ids, count);
 }
 
-// A step of all texts is always the same work: one CUDA graph. A run that trains samples too little for one.
-static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int count) {
-    TextQueue* texts = &model->texts;
-    const TextRows rows = {texts->tokens, count, 0, texts->tokens + texts->capacity};
-    assert(count == texts->slots);
-    memcpy(texts->pinned, ids, (size_t)count * sizeof(int));
-    memcpy(texts->pinned + texts->capacity, positions, (size_t)count * sizeof(int));
-    if (!model->use_graph || model->recompute != RECOMPUTE_NEVER || texts->steps++ == 0) {
-        text_work(model, rows, count);
-        return text_logits(model, count);
-    }
-    if (!texts->step) {
-        cudaGraph_t graph;
-        CUDA_CHECK(cudaStreamBeginCapture(model->gpu.stream, cudaStreamCaptureModeThreadLocal));
-        text_work(model, rows, count);
-        CUDA_CHECK(cudaStreamEndCapture(model->gpu.stream, &graph));
-        CUDA_CHECK(cudaGraphInstantiate(&texts->step, graph, 0));
-        CUDA_CHECK(cudaGraphDestroy(graph));
-    }
-    CUDA_CHECK(cudaGraphLaunch(texts->step, model->gpu.stream));
-    return text_logits(model, count);
+static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int texts) {
+    return text_model_next(&model->texts, ids, positions, texts);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1190,32 +820,36 @@ static void upload(const GPT2* model, void* to, const void* from, size_t bytes) 
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
-// Sets `bytes` of the optimizer's state from byte `at` on, where the state rows lay it out.
-static void upload_state(GPT2* model, size_t at, const void* state, size_t bytes) {
+// Sets `bytes` of the array of a slot from byte `at` on.
+static void upload_state(GPT2* model, int slot, size_t at, const void* state, size_t bytes) {
     if (model->offload.slots) {
-        offload_write(&model->offload, state, at, bytes);
-    } else {
-        upload(model, (char*)model->state_memory + at, state, bytes);
+        offload_write(&model->offload, state, slot, at, bytes);
+    } else if (bytes > 0) {
+        upload(model, (char*)state_slot(model, slot) + at, state, bytes);
     }
 }
 
-// The first `bytes` of it: all of it, or nothing.
-static void download_state(GPT2* model, void* state, size_t bytes) {
-    if (model->offload.slots) {
-        offload_read(&model->offload, state, 0, bytes);
-    } else {
-        download(model, state, model->state_memory, bytes);
+// The slots that are saved.
+static void download_state(GPT2* model, char* state) {
+    for (int i = 0; i < STATE_SLOTS; i++) {
+        const StateSlot* slot = &model->state.slots[i];
+        if (slot->name && slot->bytes > 0 && model->offload.slots) {
+            offload_read(&model->offload, state + slot->offset_bytes, i, 0, slot->bytes);
+        } else if (slot->name && slot->bytes > 0) {
+            download(model, state + slot->offset_bytes, state_slot(model, i), slot->bytes);
+        }
     }
+}
+
+// Generation has none.
+static int has_master(const GPT2* model) {
+    return model->state.slots[STATE_MASTER].bytes > 0 && (model->state_memory || model->offload.slots);
 }
 
 // Sets `count` master weights, if there are any, from element `at` of this process's on.
 static void upload_master(GPT2* model, size_t at, const float* values, size_t count) {
-    const size_t bytes = count * sizeof(float);
-    if (model->has_master && model->offload.slots) {
-        offload_write(&model->offload, values, offload_state_bytes(&model->offload) + at * sizeof(float),
-                      bytes);
-    } else if (model->has_master) {
-        upload(model, model->master + at, values, bytes);
+    if (has_master(model)) {
+        upload_state(model, STATE_MASTER, at * sizeof(float), values, count * sizeof(float));
     }
 }
 
@@ -1230,32 +864,27 @@ static void upload_narrow(const GPT2* model, floatX* to, const float* from, size
 }
 
 // Sets a matrix that is in 8 bits.
-static void upload_quantized(const GPT2* model, void* to, const float* from, size_t elements) {
+static void upload_blocks(const void* model, void* to, const float* from, size_t elements) {
+    const Gpu* gpu = &((const GPT2*)model)->gpu;
     const size_t blocks = elements / QUANTIZED_BLOCK, bytes = quantized_gpu_bytes(elements);
     QuantizedBlock* matrix = (QuantizedBlock*)check_alloc(blocks, sizeof(QuantizedBlock), "matrix in 8 bits");
     void* staging = check_alloc(bytes, 1, "matrix in 8 bits");
     quantized_encode_matrix(matrix, from, elements);
-    quantized_upload(to, staging, matrix, elements, &model->gpu);
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    quantized_upload(to, staging, matrix, elements, gpu);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     free(staging);
     free(matrix);
 }
 
+static void upload_floats(const void* model, void* to, const float* from, size_t elements) {
+    upload_narrow((const GPT2*)model, (floatX*)to, from, elements);
+}
+
 // Sets the parameters of group g with --quantize; `rows` are those of `group`, as in upload_group.
 static void upload_quantized_group(GPT2* model, int g, const TensorRow* rows, const float* group) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t elements = tensor_layer_elements(&rows[i]);
-        void* to = tensor_at_layer(&model->parameter_rows[i], model->params_memory, gpt2_group_layer(g));
-        if (!tensor_is_in_group(&rows[i], g)) {
-            continue;
-        }
-        const float* from = (const float*)tensor_in_group(rows, &rows[i], g, group);
-        if (quantized_is_matrix(&rows[i])) {
-            upload_quantized(model, to, from, elements);
-        } else {
-            upload_narrow(model, (floatX*)to, from, elements);
-        }
-    }
+    const QuantizedParameters to = {model, model->parameter_rows, model->params_memory, upload_blocks,
+                                    upload_floats};
+    quantized_set_group(to, g, rows, group);
 }
 
 // Sets what this process updates of group g, and the master weights of it, from fp32 values on the host that have this
@@ -1271,71 +900,82 @@ static void upload_group(GPT2* model, int g, const float* group) {
 // After all groups: sets all parameters that this process keeps.
 static void upload_end(GPT2* model) { zero_gather_parameters(&model->zero); }
 
-// Copies the master weights of the groups first ... end - 1 to the host. Those of this process pass through `room`, which
-// only a disk needs, and only where they are divided.
-static void download_master(GPT2* model, void* groups, int first, int end, float* room) {
-    const ZeroPlan* zero = &model->zero.plan;
+// Copies the master weights of group g to `group` on the host; NULL: not in this process.
+static void download_master(GPT2* model, int g, void* group) {
+    const ZeroPiece piece = zero_piece(&model->zero.plan, g);
+    const int is_divided = zero_is_divided(&model->zero.plan);
     Offload* offload = &model->offload;
-    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     if (!offload->slots) {
-        zero_collect(&model->zero, groups, first, end, model->master, DTYPE_FP32);
-    } else if (zero_owned_elements(zero) < model->elements) {
-        zero_collect(&model->zero, groups, first, end, offload_master(offload, room), DTYPE_FP32);
-    } else if (count > 0) {
-        offload_read(offload, groups, offload_state_bytes(offload) + begin * sizeof(float),
-                     count * sizeof(float));
+        zero_collect(&model->zero, group, g, (float*)state_slot(model, STATE_MASTER) + piece.owned,
+                     DTYPE_FP32);
+        return;
     }
+    void* room = is_divided ? check_alloc(piece.count, sizeof(float), "copy of master weights") : NULL;
+    void* mine = is_divided ? room : group;
+    if (mine) {
+        offload_read(offload, mine, STATE_MASTER, piece.owned * sizeof(float), piece.count * sizeof(float));
+    }
+    if (is_divided) {
+        zero_collect(&model->zero, group, g, mine, DTYPE_FP32);
+    }
+    free(room);
 }
 
-// Copies the weights that are saved, master weights if there are any, to the host: of the groups first ... end - 1 to
-// `groups`, laid out by the parameter rows; of none if first = end. Collective. `room` is for download_master.
-static void download_weights(GPT2* model, void* groups, int first, int end, float* room) {
+// Copies the weights of group g that are saved, master weights if there are any, to `group` on the host; NULL: not in this
+// process. Collective.
+static void download_group(GPT2* model, int g, void* group) {
     const ZeroPlan* zero = &model->zero.plan;
-    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     zero_wait_for_parameters(&model->zero);
-    if (model->has_master) {
-        download_master(model, groups, first, end, room);
+    if (has_master(model)) {
+        download_master(model, g, group);
     } else if (model->zero.params_slices) {
-        zero_collect(&model->zero, groups, first, end, model->zero.params_slices, DTYPE_OF(floatX));
-    } else {
-        download(model, groups, (floatX*)model->params_memory + begin, count * sizeof(floatX));
+        zero_collect(&model->zero, group, g, (floatX*)model->zero.params_slices + zero_piece(zero, g).kept,
+                     DTYPE_OF(floatX));
+    } else if (group) {
+        download(model, group, (floatX*)model->params_memory + zero_group_begin(zero, g),
+                 zero_group_elements(zero, g) * sizeof(floatX));
     }
 }
 
-// The parameters as fp32 on the host of rank 0, laid out by the parameter rows. The caller frees them. NULL in other
-// processes.
-static float* gpt2_download(GPT2* model) {
-    const int groups = model->comm->rank == 0 ? model->zero.plan.groups : 0;
-    const size_t count = groups ? model->elements : 0;
-    float* values = groups ? (float*)check_alloc(count, sizeof(float), "copy of the parameters") : NULL;
-    if (model->has_master) {
-        float* room = (float*)check_alloc(zero_owned_elements(&model->zero.plan), sizeof(float),
-                                          "copy of the parameters");
-        download_weights(model, values, 0, groups, room);
-        free(room);
-        return values;
+// Of the groups first ... end - 1, laid out by the parameter rows; of none in this process if first = end.
+static void download_groups(GPT2* model, void* groups, int first, int end) {
+    const ZeroPlan* zero = &model->zero.plan;
+    const size_t begin = zero_group_begin(zero, first),
+                 element_bytes = has_master(model) ? sizeof(float) : sizeof(floatX);
+    for (int g = 0; g < zero->groups; g++) {
+        const int is_wanted = first <= g && g < end;
+        char* group = is_wanted ? (char*)groups + (zero_group_begin(zero, g) - begin) * element_bytes : NULL;
+        download_group(model, g, group);
     }
-    floatX* narrow = groups ? (floatX*)check_alloc(count, sizeof(floatX), "copy of the parameters") : NULL;
-    download_weights(model, narrow, 0, groups, NULL);
-    for (size_t i = 0; i < count; i++) {
-        values[i] = to_float(narrow[i]);
+}
+
+// The same of one group as fp32.
+static void gpt2_download(GPT2* model, int g, float* group) {
+    if (has_master(model)) {
+        download_group(model, g, group);
+        return;
     }
-    free(narrow);
-    return values;
+    const size_t count = zero_group_elements(&model->zero.plan, g);
+    floatX* room = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    download_group(model, g, group ? room : NULL);
+    for (size_t i = 0; group && i < count; i++) {
+        group[i] = to_float(room[i]);
+    }
+    free(room);
 }
 
 // From the file, or random; a group at a time.
 static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     const ZeroPlan* zero = &model->zero.plan;
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    Weights weights;
+    FirstWeights weights;
     gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
     float* group = (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters");
     weights_open(&weights, model->cfg, path, seed);
     for (int g = 0; g < zero->groups; g++) {
         memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
         weights_read(&weights, rows, g, group);
-        if (model->expanded) {
+        if (model->texts.is_quantized) {
             upload_quantized_group(model, g, rows, group);
         } else {
             upload_group(model, g, group);
@@ -1351,24 +991,22 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     gpt2_choose_products(model);
 }
 
-// Sets the optimizer's state of this process, a group at a time.
+// Sets the optimizer's state of this process, a group of a slot at a time.
 static void read_state(GPT2* model, const char* path, const SavedState* saved) {
     const ZeroPlan* zero = &model->zero.plan;
     CheckpointParts parts;
-    float* values =
-        (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of the optimizer's state");
-    checkpoint_parts_open(&parts, saved, path, model->cfg, zero);
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        for (int g = 0; g < zero->groups; g++) {
-            const ZeroPiece piece = zero_piece(zero, g);
-            memset(values, 0, piece.count * sizeof(float));
-            checkpoint_parts_read(&parts, s, g, values);
-            upload_state(model, model->state_rows[s].offset_bytes + piece.owned * sizeof(float), values,
-                         piece.count * sizeof(float));
+    void* group = check_alloc(zero_largest_group(zero), sizeof(float), "a group of the optimizer's state");
+    checkpoint_parts_open(&parts, saved, path, model->state.optimizer, model->cfg, zero);
+    for (int i = 0; i < STATE_SLOTS; i++) {
+        const StateSlot* slot = &model->state.slots[i];
+        for (int g = 0; g < zero->groups && slot->name; g++) {
+            checkpoint_parts_read(&parts, i, g, group);
+            upload_state(model, i, state_group_begin(slot, g) * slot->element_bytes, group,
+                         state_group_elements(slot, g) * slot->element_bytes);
         }
     }
     checkpoint_parts_close(&parts);
-    free(values);
+    free(group);
 }
 
 // Sets weights and optimizer state from a checkpoint.
@@ -1402,9 +1040,10 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
         open_save_copy(model, bytes);
     }
     checkpoint_copy_at(copy, model->save_copy);
-    float* room = copy->optimizer_bytes > 0 ? (float*)copy->optimizer : NULL; // the state comes later
-    download_weights(model, copy->params, copy->model.groups.first, copy->model.groups.end, room);
-    download_state(model, copy->optimizer, copy->optimizer_bytes);
+    download_groups(model, copy->params, copy->model.groups.first, copy->model.groups.end);
+    if (copy->optimizer_bytes > 0) {
+        download_state(model, (char*)copy->optimizer);
+    }
     return 1;
 }
 
@@ -1420,82 +1059,36 @@ static void save_products(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const GPT2*)model)->matmul, directory);
 }
 
-// Collective; rank 0 writes.
+// Collective; rank 0 writes, a group at a time.
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
-    if (options->export_llmc[0] || options->export_gguf[0]) {
-        TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.plan.size);
-        float* values = gpt2_download(model);
-        if (values) {
-            setup_export(model->cfg, rows, values, options, data);
-        }
-        free(values);
+    const ZeroPlan* zero = &model->zero.plan;
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    SetupExport files;
+    if (!setup_exports(options)) {
+        return;
     }
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
+    const int is_first = model->comm->rank == 0;
+    float* group = is_first
+                       ? (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters")
+                       : NULL;
+    if (is_first) {
+        setup_export_open(&files, model->cfg, options, data);
+    }
+    for (int g = 0; g < zero->groups; g++) {
+        gpt2_download(model, g, group);
+        if (is_first) {
+            setup_export_group(&files, rows, g, group);
+        }
+    }
+    if (is_first) {
+        setup_export_close(&files);
+    }
+    free(group);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
-
-// What a run on the GPU can take; without such a GPU there is no limit.
-static size_t memory_limit(int device) {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
-        cudaGetLastError(); // clears the error: a plan needs no GPU
-        return SIZE_MAX;
-    }
-    return free_memory(device);
-}
-
-// Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
-static void choose_recompute(GPT2Config cfg, Options* options, size_t limit) {
-    options->recompute = least_recompute(options);
-    if (options->recompute == RECOMPUTE_BLOCK) {
-        printf("recompute: level %d, for --offload-residuals\n", options->recompute);
-        return;
-    }
-    while (options->recompute < RECOMPUTE_BLOCK && planned_bytes(cfg, options) > limit) {
-        options->recompute++;
-    }
-    if (limit == SIZE_MAX) {
-        printf("recompute: level 0, assuming that it fits: no GPU to check\n");
-    } else {
-        printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n",
-               options->recompute, (double)limit / (1 << 20));
-    }
-}
-
-// Decides --logits-chunk auto and prints it: all tokens of a micro-batch, half of them, a quarter ... With
-// fewer chunks, fewer products read and write the gradient of the embedding, and round it.
-static void choose_chunk(GPT2Config cfg, Options* options, size_t limit) {
-    const int least = least_chunk(cfg, options);
-    options->logits_chunk = INT_MAX;
-    const int N = planned_chunk(options);
-    options->logits_chunk = N;
-    for (int parts = 2; options->logits_chunk > least && planned_bytes(cfg, options) > limit; parts *= 2) {
-        options->logits_chunk = ceil_div(N, parts) > least ? ceil_div(N, parts) : least;
-    }
-    printf("logits: %d tokens at a time, %s\n", options->logits_chunk,
-           options->logits_chunk == N ? "the whole micro-batch"
-                                      : "the largest chunk that fits into GPU memory");
-}
-
-// Decides what is auto because it depends on the GPU's memory: recomputation first, since it costs more than
-// chunks do.
-static void choose_memory(GPT2Config cfg, Options* options) {
-    const int recompute_is_auto = options->recompute == OPTION_AUTO,
-              chunk_is_auto = options->logits_chunk == OPTION_AUTO;
-    if (!recompute_is_auto && !chunk_is_auto) {
-        return;
-    }
-    const size_t limit = memory_limit(options->device);
-    options->logits_chunk = chunk_is_auto ? least_chunk(cfg, options) : options->logits_chunk;
-    if (recompute_is_auto) {
-        choose_recompute(cfg, options, limit);
-    }
-    if (chunk_is_auto) {
-        choose_chunk(cfg, options, limit);
-    }
-}
 
 // Decides --device auto. Processes that only evaluate have nothing in common: each would choose products of its own.
 static void choose_device(Options* options, const Comm* comm) {
@@ -1513,12 +1106,11 @@ static void choose_device(Options* options, const Comm* comm) {
 
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
     choose_device(o, comm);
-    choose_memory(cfg, o);
-    TensorRow text[GPT2_ACTIVATION_ROWS];
+    memory_choose(cfg, o);
     gpt2_parameter_rows(plan->parameters, cfg);
-    planned_activations(plan->activations, text, cfg, o);
+    planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
-    plan->gradient_bytes = dtype_bytes(planned_gradients(o));
+    plan->gradient_bytes = dtype_bytes(planned_gradient_dtype(o));
     plan->parameter_bytes = sizeof(floatX);
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
@@ -1582,7 +1174,7 @@ static const Trainer trainer = {
     gpt2_next_tokens,           // next_tokens
     gpt2_first_weights,         // first_weights
     gpt2_read_checkpoint,       // read_checkpoint
-    saved_dtype,                // saved_dtype
+    planned_saved_dtype,        // saved_dtype
     gpt2_copy_out,              // copy_out
     gpt2_checksum,              // checksum
     save_products,              // save_extra
