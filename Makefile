@@ -135,7 +135,7 @@ bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound op
 bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE, GPT2_VOCAB=FILE
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
-soak:       ## long tests: learning down to the floor, kills, fuzzing, vectors on aarch64, forgotten waits
+soak:       ## long tests: learning down to the floor, kills, generated texts, fuzzing, ranks, offloading, forgotten waits
 	@dev/test/soak.sh
 
 # One line per source: call COMMAND,compiler and flags,file. clangd reads CUDA sources for the host.
