@@ -176,15 +176,17 @@ typedef struct {
                 sum[r][0] = first ? P##load(row) : P##zero();                                                \
                 sum[r][1] = first ? P##load(row + P##LANES) : P##zero();                                     \
             }                                                                                                \
-            for (int p = 0; p < steps * BF16_STEP / 2; p++) {                                                \
-                const uint32_t* a = left + p / (BF16_STEP / 2) * BF16_STEP_PAIRS + i * (BF16_STEP / 2) +     \
-                                    p % (BF16_STEP / 2);                                                     \
-                const P##Pairs low = P##load_pairs(right + p * BF16_TILE + j);                               \
-                const P##Pairs high = P##load_pairs(right + p * BF16_TILE + j + P##LANES);                   \
-                _Pragma("GCC unroll 16") for (int r = 0; r < (ROWS); r++) {                                  \
-                    const P##Pairs factor = P##all_pairs(a[r * (BF16_STEP / 2)]);                            \
-                    sum[r][0] = P##dot(sum[r][0], factor, low);                                              \
-                    sum[r][1] = P##dot(sum[r][1], factor, high);                                             \
+            for (int s = 0; s < steps; s++) {                                                                \
+                const uint32_t* a = left + s * BF16_STEP_PAIRS + i * BF16_STEP / 2;                          \
+                const uint32_t* b = right + s * BF16_STEP_PAIRS + j;                                         \
+                for (int p = 0; p < BF16_STEP / 2; p++) {                                                    \
+                    const P##Pairs low = P##load_pairs(b + p * BF16_TILE);                                   \
+                    const P##Pairs high = P##load_pairs(b + p * BF16_TILE + P##LANES);                       \
+                    _Pragma("GCC unroll 16") for (int r = 0; r < (ROWS); r++) {                              \
+                        const P##Pairs factor = P##all_pairs(a[r * (BF16_STEP / 2) + p]);                    \
+                        sum[r][0] = P##dot(sum[r][0], factor, low);                                          \
+                        sum[r][1] = P##dot(sum[r][1], factor, high);                                         \
+                    }                                                                                        \
                 }                                                                                            \
             }                                                                                                \
             _Pragma("GCC unroll 16") for (int r = 0; r < (ROWS); r++) {                                      \
@@ -238,8 +240,17 @@ typedef VecBits bf16_vec_Pairs;
 #define bf16_vec_load vec_load
 #define bf16_vec_store vec_store
 #define bf16_vec_load_pairs vec_load_bits
-#define bf16_vec_all_pairs vec_all_bits
 ALWAYS_INLINE Vec bf16_vec_zero(void) { return vec_all(0.0f); }
+// As floats, lest a compiler expands each pair before it is in a vector.
+ALWAYS_INLINE VecBits bf16_vec_all_pairs(uint32_t pair) {
+    float x;
+    Vec v = {0};
+    memcpy(&x, &pair, sizeof(x));
+    for (int i = 0; i < LANES; i++) {
+        v[i] = x;
+    }
+    return (VecBits)v;
+}
 ALWAYS_INLINE Vec bf16_vec_dot(Vec sum, VecBits a, VecBits b) {
     sum += (Vec)(a & 0xffff0000) * (Vec)(b & 0xffff0000);
     sum += (Vec)(a << 16) * (Vec)(b << 16);
