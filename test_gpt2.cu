@@ -579,7 +579,7 @@ static void test_texts(const float* weights) {
         GPT2* model = texts_open(ODD, graph, QUANTIZE_OFF);
         upload_weights(model, weights);
         texts_logits(model, tokens, &logits[graph]);
-        EXPECT(!model->texts.step == !graph, "a graph");
+        EXPECT(!model->texts.queue.step == !graph, "a graph");
         model_close(model);
     }
     EXPECT(memcmp(&logits[0], &logits[1], sizeof(logits[0])) == 0, "a graph has other bits");

@@ -19,10 +19,12 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/gpt2.h"
 #include "llmc/gradient.h"
 #include "llmc/layernorm.h"
+#include "llmc/linear.h"
 #include "llmc/matmul.h"
-#include "llmc/matvec.h"
 #include "llmc/quantized.h"
 #include "llmc/quantized_model.h"
+#include "llmc/text_model.h"
+#include "llmc/text_rows.h"
 #include "llmc/zero.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/threads.h"
@@ -47,7 +49,6 @@ struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     RecomputeLevel recompute; // which activations the backward pass computes again
-    int is_quantized;         // matrices are blocks of 8 bits
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // where a backward pass leaves gradients
     StateRow state_rows[GPT2_STATE_ROWS];
@@ -58,14 +59,11 @@ struct GPT2 {
     GPT2Parameters params, grads;
     GPT2OptimizerState state;
     GPT2Activations acts;
-    TensorRow
-        text_rows[GPT2_ACTIVATION_ROWS]; // generation's activations, in the same memory: between two steps
-    GPT2Activations text;                // training needs none
+    TextModel texts; // generation: its activations are in the same memory
 
     Comm* comm;
     Zero zero; // what of it this process updates, and what moves between processes
-    MatmulScratch matmul;
-    QuantizedScratch quantized; // if it is
+    Linear linear;
     AttentionScratch attention;
     double* norm_partial; // sums of squares of blocks of the gradient
     int saves_copy;       // a checkpoint is written from a copy: else from the model
@@ -76,14 +74,16 @@ struct GPT2 {
 // memory for a copy; when a signal makes it save, it waits.
 static int saves_in_background(const Options* o) { return o->save_every > 0 && o->save_every < o->steps; }
 
-// Of training, or of generation; in training also those of generation, of one text.
-static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Config cfg, const Options* o) {
-    const int only_texts = o->recompute == RECOMPUTE_NEVER, texts = only_texts ? o->batch : 1;
+// A run that trains also samples, one text at a time.
+static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
+
+// Of training, or of generation. In a run that trains, both use the same memory, in turns.
+static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    TensorRow texts[GPT2_ACTIVATION_ROWS];
     const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
-    const size_t text =
-        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, cfg.L, (size_t)texts);
+    const size_t text = text_activation_rows(texts, cfg, planned_texts(o), o->seq_len);
     const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, chunk);
-    return only_texts || text > trained ? text : trained;
+    return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
 // A run that only evaluates keeps the whole model in every process.
@@ -114,7 +114,7 @@ static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* 
 
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
     plan->name = NULL;
     plan_add(plan, o->quantize ? "parameters in 8 bits" : "parameters",
@@ -123,14 +123,15 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         plan_add(plan, "inputs in 8 bits", quantized_rows_bytes(planned_tokens(o), (size_t)gpt2_hidden(cfg)));
     }
     if (o->recompute == RECOMPUTE_NEVER) {
-        plan_add_text(plan, text, planned_activations(activations, text, cfg, o));
+        const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
+        plan_add_text(plan, activations, bytes);
         return;
     }
     plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_buffer_elements(&zero) * sizeof(float));
     if (!options_only_evaluates(o)) {
         plan_add_state(plan, cfg, &zero, PLAN_DEVICE);
     }
-    plan_add(plan, "activations", planned_activations(activations, text, cfg, o));
+    plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));
 }
 
@@ -144,7 +145,7 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->gradient_bytes = planned_gradients(zero, o);
     model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
     model->state_bytes = options_only_evaluates(o) ? 0 : model->state_bytes;
-    model->activation_bytes = planned_activations(model->activation_rows, model->text_rows, model->cfg, o);
+    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
 }
 
 // What training needs besides.
@@ -165,6 +166,18 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     }
 }
 
+static void open_texts(GPT2* model, const Options* o) {
+    TextModel* texts = &model->texts;
+    texts->cfg = model->cfg;
+    texts->texts = planned_texts(o);
+    texts->T = model->T;
+    texts->params = model->params;
+    texts->parameter_rows = model->parameter_rows;
+    texts->linear = &model->linear;
+    texts->attention = &model->attention;
+    text_model_open_cpu(texts, model->acts_memory);
+}
+
 // Memory for the model; all parameters are zero. Nothing is allocated after this.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
     const ZeroPlan zero = planned_zero(cfg, o);
@@ -173,19 +186,15 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = (RecomputeLevel)o->recompute;
-    model->is_quantized = o->quantize;
     model->comm = comm;
     place_tensors(model, &zero, o);
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
     model->acts_memory =
         check_alloc_unset(model->activation_bytes, 1, "activations"); // a short text touches little
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
-    tensor_rows_bind(&model->text, model->text_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
-    matmul_open(&model->matmul);
-    if (model->is_quantized) {
-        quantized_open(&model->quantized, planned_tokens(o), (size_t)gpt2_hidden(cfg));
-    }
+    linear_open(&model->linear, o->quantize, planned_tokens(o), (size_t)gpt2_hidden(cfg));
     attention_open(&model->attention, model->T, gpt2_head_size(cfg));
+    open_texts(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
     }
@@ -195,8 +204,7 @@ static void gpt2_close(GPT2* model) {
     free(model->save_copy);
     free(model->norm_partial);
     attention_close(&model->attention);
-    quantized_close(&model->quantized);
-    matmul_close(&model->matmul);
+    linear_close(&model->linear);
     if (model->recompute != RECOMPUTE_NEVER) {
         zero_close_cpu(&model->zero);
     }
@@ -220,29 +228,6 @@ static AttentionSizes attention_sizes(const GPT2* model, Batch batch) {
     return sizes;
 }
 
-// The linear layer: out (N, OC) = inp (N, C) weight^T + bias, with weight (OC, C); bias may be NULL.
-static void linear_forward(GPT2* model, float* out, const float* inp, const float* weight, const float* bias,
-                           int N, int C, int OC) {
-    if (model->is_quantized) {
-        const QuantizedBlock* blocks = (const QuantizedBlock*)(const void*)weight;
-        quantized_matmul_cpu(out, inp, blocks, bias, N, C, OC, &model->quantized);
-    } else {
-        matmul_forward_cpu(out, inp, weight, bias, N, C, OC, &model->matmul);
-    }
-}
-
-// Sets encoded (B*T, C).
-static void encode_tokens(const GPT2* model, float* encoded, const int* tokens, int B, int T,
-                          EncoderPositions positions) {
-    const float *wte = model->params.wte, *wpe = model->params.wpe;
-    if (model->is_quantized) {
-        const QuantizedBlock* blocks = (const QuantizedBlock*)(const void*)wte;
-        quantized_encoder_cpu(encoded, tokens, blocks, wpe, B, T, positions, model->cfg.C);
-    } else {
-        encoder_forward_cpu(encoded, tokens, wte, wpe, B, T, positions, model->cfg.C);
-    }
-}
-
 // Block l up to the hidden layer of the MLP.
 static void block_hidden(GPT2* model, int l, Batch batch) {
     const int C = model->cfg.C, N = batch.B * batch.T;
@@ -254,17 +239,17 @@ static void block_hidden(GPT2* model, int l, Batch batch) {
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
     // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
-    linear_forward(model, a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV);
+    linear_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->linear);
     // atty (B, T, C), att_lse (B, NH, T)
     attention_forward_cpu(a.atty, a.att_lse, a.qkv, batch.starts, attention_sizes(model, batch),
                           &model->attention);
     // attproj (N, C) = atty attprojw^T + attprojb, with attprojw (C, C)
-    linear_forward(model, attproj, a.atty, p.attprojw, p.attprojb, N, C, C);
+    linear_forward_cpu(attproj, a.atty, p.attprojw, p.attprojb, N, C, C, &model->linear);
     // residual2 (N, C) = residual + attproj; ln2 (N, C)
     residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, attproj, p.ln2w,
                                    p.ln2b, N, C);
     // fch (N, F) = ln2 fcw^T + fcb, with fcw (F, C); fch_gelu (N, F)
-    linear_forward(model, a.fch, a.ln2, p.fcw, p.fcb, N, C, F);
+    linear_forward_cpu(a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->linear);
     gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);
 }
 
@@ -275,14 +260,14 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
     const GPT2Activations a = model->acts;
     assert(B <= model->B && T <= model->T);
     // encoded (N, C)
-    encode_tokens(model, a.encoded, batch.inputs, B, T, positions);
+    linear_encoder_cpu(a.encoded, batch.inputs, model->params, B, T, positions, C, &model->linear);
     for (int l = 0; l < cfg.L; l++) {
         const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         float* fcproj = a.branch; // (N, C)
         block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
-        linear_forward(model, fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C);
+        linear_forward_cpu(fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C, &model->linear);
         residual_forward_cpu(layer.residual3, layer.residual2, fcproj, (size_t)N * C);
     }
     const float* residual = residual_into(model, cfg.L); // (N, C)
@@ -300,8 +285,8 @@ static void gpt2_forward(GPT2* model, Batch batch) {
 // first + 1, ... of the batch.
 static void gpt2_logits(GPT2* model, int first, int count) {
     const int C = model->cfg.C;
-    linear_forward(model, model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte, NULL,
-                   count, C, model->cfg.Vp);
+    linear_forward_cpu(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte, NULL,
+                       count, C, model->cfg.Vp, &model->linear);
 }
 
 // Tokens that the classifier takes at a time: for the largest batch, and for smaller ones, too.
@@ -360,11 +345,11 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
 // to. dout is (N, OC), inp (N, C), weight (OC, C).
 static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbias, const float* dout,
                             const float* inp, const float* weight, int N, int C, int OC, GradientMode mode) {
-    matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->matmul);
+    matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->linear.matmul);
     if (dbias) {
         matmul_backward_bias_cpu(dbias, dout, N, OC, mode);
     }
-    matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, &model->matmul);
+    matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, &model->linear.matmul);
 }
 
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
@@ -513,94 +498,13 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
 // ---------------------------------------------------------------------------------------------------------------------
 // Generation
 
-// Rows of tokens that are read together: the tokens of a text that is new, or one token of each text.
-typedef struct {
-    const int* ids;
-    int count;
-    int text;             // that is read, from its first token on; or
-    const int* positions; // the place of each token in its text: row r is of text r
-} TextRows;
-
-// The linear layer for a row of each text.
-static void linear_few(GPT2* model, float* out, const float* inp, const float* weight, const float* bias,
-                       int N, int C, int OC) {
-    if (model->is_quantized) {
-        linear_forward(model, out, inp, weight, bias, N, C, OC);
-    } else {
-        matvec_forward_cpu(out, inp, weight, bias, N, C, OC);
-    }
-}
-
-// All that reads the weights of a block.
-static void text_linear(GPT2* model, TextRows rows, float* out, const float* inp, const float* weight,
-                        const float* bias, int C, int OC) {
-    (rows.positions ? linear_few : linear_forward)(model, out, inp, weight, bias, rows.count, C, OC);
-}
-
-// Stores the keys and values in qkv, and sets atty.
-static void text_attention(GPT2* model, TextRows rows, float* kv) {
-    const GPT2Activations a = model->text;
-    const int C = model->cfg.C, NH = model->cfg.NH;
-    const AttentionCache cache = {kv, model->T, C, NH};
-    if (rows.positions) {
-        for (int r = 0; r < rows.count; r++) {
-            attention_cache_store_cpu(cache, a.qkv + (size_t)r * 3 * C, r, rows.positions[r], 1);
-        }
-        attention_cached_cpu(a.atty, a.qkv, rows.positions, rows.count, cache, &model->attention);
-    } else {
-        const AttentionSizes sizes = {1, rows.count, C, NH};
-        attention_cache_store_cpu(cache, a.qkv, rows.text, 0, rows.count);
-        attention_forward_cpu(a.atty, a.att_lse, a.qkv, NULL, sizes, &model->attention);
-    }
-}
-
-// Block l: turns `residual` (N, C) into that after the block, residual3. They may be the same.
-static void text_block(GPT2* model, int l, TextRows rows, const float* residual) {
-    const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->text, model->text_rows, l);
-    layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
-    text_linear(model, rows, a.qkv, a.ln1, p.qkvw, p.qkvb, C, QKV);
-    text_attention(model, rows, a.kv);
-    text_linear(model, rows, a.branch, a.atty, p.attprojw, p.attprojb, C, C);
-    residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, a.branch, p.ln2w,
-                                   p.ln2b, N, C);
-    text_linear(model, rows, a.fch, a.ln2, p.fcw, p.fcb, C, F);
-    gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);
-    text_linear(model, rows, a.branch, a.fch_gelu, p.fcprojw, p.fcprojb, F, C);
-    residual_forward_cpu(a.residual3, a.residual2, a.branch, (size_t)N * C);
-}
-
-// Sets lnf (N, C).
-static void text_forward(GPT2* model, TextRows rows) {
-    const GPT2Activations a = model->text;
-    encode_tokens(model, a.encoded, rows.ids, 1, rows.count, (EncoderPositions){rows.positions, NULL});
-    for (int l = 0; l < model->cfg.L; l++) {
-        text_block(model, l, rows, l == 0 ? a.encoded : a.residual3);
-    }
-    layernorm_forward_cpu(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,
-                          rows.count, model->cfg.C);
-}
-
-// The logits (count, Vp) that follow `count` rows of lnf, the first of them `first`.
-static const float* text_logits(GPT2* model, int first, int count) {
-    const int C = model->cfg.C;
-    linear_few(model, model->text.logits, model->text.lnf + (size_t)first * C, model->params.wte, NULL, count,
-               C, model->cfg.Vp);
-    return model->text.logits;
-}
-
 // As generator.h says.
 static const float* gpt2_read_text(GPT2* model, int text, const int* ids, int count) {
-    const TextRows rows = {ids, count, text, NULL};
-    text_forward(model, rows);
-    return text_logits(model, count - 1, 1);
+    return text_model_read_cpu(&model->texts, text, ids, count);
 }
 
 static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int texts) {
-    const TextRows rows = {ids, texts, 0, positions};
-    text_forward(model, rows);
-    return text_logits(model, 0, texts);
+    return text_model_next_cpu(&model->texts, ids, positions, texts);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -610,32 +514,27 @@ static char* group_of_parameters(const GPT2* model, int g) {
     return (char*)model->params_memory + gpt2_group_offset_bytes(model->parameter_rows, g);
 }
 
-// Sets the parameters of group g from fp32 values laid out by `rows`, in memory that has only this group.
-static void quantize_group(GPT2* model, int g, const TensorRow* rows, const float* group) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t elements = tensor_layer_elements(&rows[i]);
-        void* to = tensor_at_layer(&model->parameter_rows[i], model->params_memory, gpt2_group_layer(g));
-        if (!tensor_is_in_group(&rows[i], g)) {
-            continue;
-        }
-        const float* from = (const float*)tensor_in_group(rows, &rows[i], g, group);
-        if (quantized_is_matrix(&rows[i])) {
-            quantized_encode_matrix((QuantizedBlock*)to, from, elements);
-        } else {
-            memcpy(to, from, elements * sizeof(float));
-        }
-    }
+static void set_blocks(const void* model, void* to, const float* from, size_t elements) {
+    (void)model;
+    quantized_encode_matrix((QuantizedBlock*)to, from, elements);
+}
+
+static void set_floats(const void* model, void* to, const float* from, size_t elements) {
+    (void)model;
+    memcpy(to, from, elements * sizeof(float));
 }
 
 // Reads group g; only this one is in memory in fp32.
 static void read_quantized(GPT2* model, Weights* weights, int g) {
+    const QuantizedParameters to = {model, model->parameter_rows, model->params_memory, set_blocks,
+                                    set_floats};
     const ZeroPlan whole = zero_plan(model->cfg, 0, 0, 1);
     TensorRow rows[GPT2_PARAMETER_ROWS];
     gpt2_parameter_rows(rows, model->cfg);
     float* group =
         (float*)check_alloc(zero_group_elements(&whole, g), sizeof(float), "a group of parameters");
     weights_read(weights, rows, g, group);
-    quantize_group(model, g, rows, group);
+    quantized_set_group(to, g, rows, group);
     free(group);
 }
 
@@ -643,7 +542,7 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     Weights weights;
     weights_open(&weights, model->cfg, path, seed);
     for (int g = 0; g < gpt2_groups(model->cfg); g++) {
-        if (model->is_quantized) {
+        if (model->linear.is_quantized) {
             read_quantized(model, &weights, g);
         } else {
             weights_read(&weights, model->parameter_rows, g, group_of_parameters(model, g));
@@ -704,8 +603,7 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm*
     (void)comm;
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     planned_parameters(plan->parameters, cfg, &whole, o);
-    TensorRow text[GPT2_ACTIVATION_ROWS];
-    planned_activations(plan->activations, text, cfg, o);
+    planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = plan->parameter_bytes = sizeof(float);
     snprintf(plan->device, sizeof(plan->device), "%d threads, %s", threads_max(), VEC_ISA);

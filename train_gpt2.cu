@@ -26,15 +26,16 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/offload.cuh"
 #include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
+#include "llmc/text_model.cuh"
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/checkpoint_parts.h"
 #include "llmc/run/gpu_report.cuh"
 #include "llmc/run/loss_scale.h"
+#include "llmc/run/memory_plan.cuh"
 #include "llmc/run/nvml.h"
 #include "llmc/run/options.h"
-#include "llmc/run/plan.h"
 #include "llmc/run/run.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/setup.h"
@@ -68,16 +69,6 @@ typedef struct {
 } GPT2Gradients;
 #undef GRADIENT_MEMBER
 
-// Tokens on their way to the GPU, and logits on their way back.
-typedef struct {
-    int slots, capacity;   // texts; tokens
-    int *pinned, *tokens;  // (2, capacity) tokens and their positions, on the host; on the GPU
-    floatX* logits_pinned; // (slots, Vp) as they are on the GPU,
-    float* logits;         // and as fp32
-    int steps;             // so far: as a micro-step, the second one is captured
-    cudaGraphExec_t step;  // of all slots
-} TextQueue;
-
 struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
@@ -105,11 +96,7 @@ struct GPT2 {
     GPT2Parameters params;
     GPT2OptimizerState state;
     GPT2Activations acts;
-    TensorRow
-        text_rows[GPT2_ACTIVATION_ROWS]; // generation's activations, in the same memory: between two steps
-    GPT2Activations text;                // training needs none
-    TextQueue texts;
-    floatX* expanded; // with --quantize, whose matrices are in 8 bits: room for one as floatX; else NULL
+    TextModelGpu texts; // generation: its activations are in the same memory
 
     BatchQueue batches;
     MatmulGpu matmul;
@@ -131,191 +118,6 @@ struct GPT2 {
     int has_nvml, has_listed_products;
     int has_products; // gpt2_choose_products is done
 };
-
-// The type of the weights in a checkpoint: of master weights if there are any.
-static SafeTensorsDtype saved_dtype(const Options* o) {
-    const int is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || o->master_weights;
-    return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
-}
-
-// The tokens of a classifier's chunk: also of a batch that is smaller than a micro-batch.
-static int planned_chunk(const Options* o) {
-    const int64_t N = (int64_t)o->batch * o->seq_len;
-    return (int)(o->logits_chunk < N ? o->logits_chunk : N);
-}
-
-static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
-
-// Of training, or of generation; in training also those of generation, of one text.
-static size_t planned_activations(TensorRow* rows, TensorRow* text_rows, GPT2Config cfg, const Options* o) {
-    const int texts = planned_texts(o);
-    const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
-    const size_t text =
-        gpt2_activation_rows(text_rows, cfg, texts, o->seq_len, RECOMPUTE_NEVER, cfg.L, (size_t)texts);
-    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
-                                                (size_t)planned_chunk(o));
-    return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
-}
-
-// Room for the largest matrix of a block, with --quantize.
-static size_t planned_expanded(GPT2Config cfg, const Options* o) {
-    return o->quantize ? (size_t)gpt2_hidden(cfg) * cfg.C * sizeof(floatX) : 0;
-}
-
-static int has_master(const Options* o) { return sizeof(floatX) < sizeof(float) && o->master_weights; }
-
-static DType planned_gradients(const Options* o) { return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX); }
-
-// A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
-static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o)
-               ? zero_plan(cfg, 0, 0, 1)
-               : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
-}
-
-// The optimizer's state and master weights, where they are kept, and what chunks of them pass through.
-static void plan_add_optimizer(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero,
-                               const Options* o) {
-    const PlanPlace place = o->offload_optimizer == OFFLOAD_DISK   ? PLAN_DISK
-                            : o->offload_optimizer == OFFLOAD_HOST ? PLAN_HOST
-                                                                   : PLAN_DEVICE;
-    const double moves = place != PLAN_DEVICE;
-    const PlanMemory master = {
-        "master weights", has_master(o) ? zero_owned_elements(zero) * sizeof(float) : 0, place, moves, moves};
-    plan_add_at(plan, master);
-    plan_add_state(plan, cfg, zero, place);
-    if (place == PLAN_DISK) {
-        const PlanMemory places = {"pinned chunks of state", offload_places_bytes(has_master(o)), PLAN_HOST,
-                                   0, 0};
-        plan_add_at(plan, places);
-    }
-    plan_add(plan, "chunks of state", moves > 0 ? offload_planned_bytes(has_master(o)) : 0);
-}
-
-// Of the residual stream after a block.
-static size_t residual_bytes(GPT2Config cfg, const Options* o) {
-    return (size_t)o->batch * (size_t)o->seq_len * (size_t)cfg.C * sizeof(floatX);
-}
-
-// Micro-batches of an update.
-static int64_t micro_batches(const Options* o) {
-    return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
-}
-
-// And of one process.
-static double micro_steps(const Options* o) { return ceil((double)micro_batches(o) / o->processes); }
-
-// What --offload-params keeps on the host. Both passes read parameters; the norm and the update read gradients, too.
-static void plan_add_slices(PlanMemory plan[PLAN_KINDS], const ZeroPlan* zero, const Options* o) {
-    const double m = micro_steps(o);
-    const size_t params = zero_parameter_slice_bytes(zero, DTYPE_OF(floatX)),
-                 grads = zero_gradient_slice_bytes(zero);
-    const PlanMemory of_params = {"shard of the parameters", params, PLAN_HOST, 2 * m, 1},
-                     of_grads = {"shard of the gradients", grads, PLAN_HOST, m + 1, m};
-    if (o->offload_params) {
-        plan_add_at(plan, of_params);
-        plan_add_at(plan, of_grads);
-    }
-}
-
-// What --offload-residuals keeps on the host.
-static void plan_add_residuals(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    const size_t layers = o->offload_residuals ? (size_t)offload_residual_layers(cfg.L) : 0;
-    const PlanMemory kind = {"residual stream", layers * residual_bytes(cfg, o), PLAN_HOST, micro_steps(o),
-                             micro_steps(o)};
-    plan_add_at(plan, kind);
-}
-
-// Sets the list of the large allocations; it ends with a name of NULL.
-static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS], text[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = planned_zero(cfg, o);
-    const int trains = !options_only_evaluates(o);
-    const size_t activation_bytes = planned_activations(activations, text, cfg, o);
-    plan->name = NULL;
-    const int on_gpu = !o->offload_params; // the slices of both
-    if (o->quantize) {
-        plan_add(plan, "parameters in 8 bits", quantized_parameter_rows(parameters, cfg, sizeof(floatX)));
-    } else {
-        plan_add(plan, "parameters",
-                 zero_parameter_bytes(&zero, DTYPE_OF(floatX)) +
-                     (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
-    }
-    if (o->recompute == RECOMPUTE_NEVER) {
-        plan_add(plan, "expanded matrix", planned_expanded(cfg, o));
-        plan_add_text(plan, text, activation_bytes);
-        plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
-        return;
-    }
-    if (trains) {
-        plan_add(plan, "gradients",
-                 zero_gradient_bytes(&zero, planned_gradients(o)) +
-                     (on_gpu ? zero_gradient_slice_bytes(&zero) : 0));
-        plan_add_slices(plan, &zero, o);
-        plan_add_optimizer(plan, cfg, &zero, o);
-        plan_add_residuals(plan, cfg, o);
-    }
-    plan_add(plan, "activations", activation_bytes);
-    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
-    plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
-    const size_t copy_bytes =
-        o->out[0] && trains ? checkpoints_bytes(cfg, &zero, saved_dtype(o), o->model_file_gb) : 0;
-    const PlanMemory copy = {"pinned copy to save", copy_bytes, PLAN_HOST, 0, 0};
-    plan_add_at(plan, copy);
-}
-
-// Of the GPU, with some room for what is not planned.
-static size_t planned_bytes(GPT2Config cfg, const Options* options) {
-    PlanMemory memory[PLAN_KINDS];
-    memory_plan(memory, cfg, options);
-    return plan_bytes(memory) + plan_bytes(memory) / 50;
-}
-
-static size_t free_memory(int device) {
-    size_t free_bytes = 0, total_bytes = 0;
-    CUDA_CHECK(cudaSetDevice(device));
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    return free_bytes;
-}
-
-// The least that --logits-chunk auto chooses: smaller chunks save little memory.
-static int least_chunk(GPT2Config cfg, const Options* o) {
-    return (int)gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
-}
-
-static int least_recompute(const Options* o) {
-    return o->offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
-}
-
-// Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
-// that fits, with the lowest level of recomputation that it needs.
-static void require_memory(GPT2Config cfg, const Options* options) {
-    const size_t free_bytes = free_memory(options->device), wanted = planned_bytes(cfg, options);
-    if (wanted <= free_bytes) {
-        return;
-    }
-    CHECK(options->recompute != RECOMPUTE_NEVER,
-          "the model and its texts need %.1f MiB of GPU memory, %.1f are free; wanted a smaller --batch or "
-          "--seq-len",
-          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
-    Options smaller = *options;
-    for (; smaller.batch > 0; smaller.batch /= 2) {
-        const int least = least_chunk(cfg, &smaller);
-        smaller.logits_chunk = options->logits_chunk;
-        const int has_more = planned_chunk(&smaller) > least;
-        smaller.logits_chunk = has_more ? least : options->logits_chunk;
-        for (smaller.recompute = least_recompute(options); smaller.recompute <= RECOMPUTE_BLOCK;
-             smaller.recompute++) {
-            CHECK(planned_bytes(cfg, &smaller) > free_bytes,
-                  "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
-                  (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
-                  smaller.recompute, has_more ? " --logits-chunk auto" : "");
-        }
-    }
-    CHECK(0,
-          "the run needs %.1f MiB of GPU memory, %.1f are free: too little even for --batch 1 --recompute 3",
-          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
-}
 
 // GELU inside a forward product takes values before they are rounded; computed again, it takes rounded ones.
 // So the levels that compute GELU alone again keep it out of the forward products. Its derivative is always
@@ -349,14 +151,14 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     if (options_only_evaluates(o)) {
         model->gradient_bytes = model->state_bytes = 0;
     }
-    model->activation_bytes = planned_activations(model->activation_rows, model->text_rows, model->cfg, o);
+    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
     model->elements = zero_full_elements(zero);
 }
 
 // The optimizer's state and master weights, all zero: on the GPU or offloaded.
 static void open_state(GPT2* model, const ZeroPlan* zero, const Options* o) {
     const size_t owned = zero_owned_elements(zero);
-    model->has_master = has_master(o);
+    model->has_master = planned_master(o);
     if (o->offload_optimizer) {
         const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
         offload_open(&model->offload, owned, model->has_master, directory);
@@ -379,10 +181,6 @@ static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
-    tensor_rows_bind(&model->text, model->text_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
-    if (o->quantize) {
-        model->expanded = (floatX*)gpu_alloc(planned_expanded(model->cfg, o), 1, "expanded matrix");
-    }
 }
 
 // And for training.
@@ -390,7 +188,7 @@ static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Optio
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
     open_state(model, zero, o);
     if (o->offload_residuals) {
-        offload_residuals_open(&model->residuals, model->cfg.L, residual_bytes(model->cfg, o));
+        offload_residuals_open(&model->residuals, model->cfg.L, planned_residual_bytes(model->cfg, o));
     }
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
@@ -399,29 +197,27 @@ static size_t result_bytes(int64_t losses) { return sizeof(StepResult) + (size_t
 
 // Room for what an update tells the host.
 static void open_results(GPT2* model, const Options* o) {
-    model->max_losses = micro_batches(o) > 1 ? micro_batches(o) : 1; // a validation has one, too
+    model->max_losses =
+        planned_micro_batches(o) > 1 ? planned_micro_batches(o) : 1; // a validation has one, too
     model->result = (StepResult*)gpu_alloc(1, result_bytes(model->max_losses), "results");
     CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
 }
 
-static void open_texts(TextQueue* texts, GPT2Config cfg, const Options* o) {
-    texts->slots = planned_texts(o);
-    texts->capacity = o->seq_len > texts->slots ? o->seq_len : texts->slots;
-    const size_t logits = (size_t)texts->slots * cfg.Vp;
-    texts->tokens = (int*)gpu_alloc(2 * (size_t)texts->capacity, sizeof(int), "tokens of texts");
-    CUDA_CHECK(cudaMallocHost((void**)&texts->pinned, 2 * (size_t)texts->capacity * sizeof(int)));
-    CUDA_CHECK(cudaMallocHost((void**)&texts->logits_pinned, logits * sizeof(floatX)));
-    texts->logits = (float*)check_alloc(logits, sizeof(float), "logits of texts");
-}
-
-static void close_texts(TextQueue* texts) {
-    if (texts->step) {
-        CUDA_CHECK(cudaGraphExecDestroy(texts->step));
-    }
-    free(texts->logits);
-    CUDA_CHECK(cudaFreeHost(texts->logits_pinned));
-    CUDA_CHECK(cudaFreeHost(texts->pinned));
-    gpu_free(texts->tokens);
+// A run that trains samples too little for a graph.
+static void open_texts(GPT2* model, const Options* o) {
+    TextModelGpu* texts = &model->texts;
+    texts->cfg = model->cfg;
+    texts->texts = planned_texts(o);
+    texts->T = model->T;
+    texts->is_quantized = o->quantize;
+    texts->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
+    texts->params = model->params;
+    texts->parameter_rows = model->parameter_rows;
+    texts->zero = &model->zero;
+    texts->matmul = &model->matmul;
+    texts->attention = &model->attention;
+    texts->gpu = &model->gpu;
+    text_model_open(texts, model->acts_memory);
 }
 
 // What training needs besides.
@@ -453,7 +249,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
     const ZeroPlan zero = planned_zero(cfg, o);
     const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
-    require_memory(cfg, o);
+    memory_require(cfg, o);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;
     model->B = o->batch;
@@ -463,7 +259,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->autotune = o->autotune;
     model->use_graph = o->graph;
     model->seed = o->seed;
-    model->grad_dtype = planned_gradients(o);
+    model->grad_dtype = planned_gradient_dtype(o);
     model->comm = comm;
     gpu_open(&model->gpu, o->device);
     open_tensors(model, &zero, o);
@@ -474,7 +270,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     zero_open(&model->zero, zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
               model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
-    open_texts(&model->texts, cfg, o);
+    open_texts(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
     }
@@ -525,10 +321,9 @@ static void gpt2_close(GPT2* model) {
     if (model->recompute != RECOMPUTE_NEVER) {
         close_training(model);
     }
-    close_texts(&model->texts);
+    text_model_close(&model->texts);
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
-    gpu_free(model->expanded);
     gpu_free(model->acts_memory);
     gpu_free(model->params_memory);
     gpu_close(&model->gpu);
@@ -1008,177 +803,13 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
 // ---------------------------------------------------------------------------------------------------------------------
 // Generation
 
-// Rows of tokens that are read together: the tokens of a text that is new, or one token of each text. On the GPU.
-typedef struct {
-    const int* ids;
-    int count;
-    int text;             // that is read, from its first token on; or
-    const int* positions; // the place of each token in its text: row r is of text r
-} TextRows;
-
-typedef struct {
-    const floatX *weight, *bias; // (OC, C), or its blocks; (OC), or NULL
-    int C, OC;
-} TextLinear;
-
-static QuantizedGpu text_blocks(TextLinear layer) {
-    return quantized_gpu_bind(layer.weight, (size_t)layer.OC * layer.C);
-}
-
-// Sets out (N, OC) = add + inp weight^T + bias; add (N, OC) may be NULL. Few rows read blocks as they are; for more, the
-// usual product reads them expanded.
-static void text_linear(GPT2* model, floatX* out, const floatX* add, const floatX* inp, TextLinear layer,
-                        int N) {
-    const int C = layer.C, OC = layer.OC;
-    const floatX* weight = layer.weight;
-    if (model->expanded && N <= QUANTIZED_ROWS) {
-        quantized_matmul(out, add, inp, text_blocks(layer), layer.bias, N, C, OC, &model->gpu);
-        return;
-    }
-    if (model->expanded) {
-        quantized_expand(model->expanded, text_blocks(layer), (size_t)OC * C, &model->gpu);
-        weight = model->expanded;
-    }
-    if (add) {
-        matmul_forward_residual(out, add, inp, weight, layer.bias, N, C, OC, &model->matmul);
-    } else {
-        matmul_forward(out, inp, weight, layer.bias, N, C, OC, &model->matmul);
-    }
-}
-
-// The same, and GELU.
-static void text_linear_gelu(GPT2* model, floatX* out, floatX* pre, const floatX* inp, TextLinear layer,
-                             int N) {
-    if (model->expanded) {
-        text_linear(model, pre, NULL, inp, layer, N);
-        gelu_forward(out, pre, (size_t)N * layer.OC, &model->gpu);
-    } else {
-        matmul_forward_gelu(out, pre, inp, layer.weight, layer.bias, N, layer.C, layer.OC, &model->matmul);
-    }
-}
-
-// Sets encoded (N, C).
-static void text_encode(GPT2* model, TextRows rows) {
-    const GPT2Parameters p = model->params;
-    const int C = model->cfg.C;
-    const EncoderPositions positions = {rows.positions, NULL};
-    floatX* encoded = model->text.encoded;
-    if (model->expanded) {
-        const QuantizedGpu wte = quantized_gpu_bind(p.wte, (size_t)model->cfg.Vp * C);
-        quantized_encoder(encoded, rows.ids, wte, p.wpe, rows.count, positions, C, &model->gpu);
-    } else {
-        encoder_forward(encoded, rows.ids, p.wte, p.wpe, 1, rows.count, positions, C, &model->gpu);
-    }
-}
-
-// Sets the logits (count, Vp) of rows of lnf. Blocks of wte are never expanded: it is larger than what is to be saved.
-static void text_classify(GPT2* model, const floatX* lnf, int count) {
-    const int C = model->cfg.C, Vp = model->cfg.Vp, most = model->expanded ? QUANTIZED_ROWS : count;
-    const TextLinear layer = {model->params.wte, NULL, C, Vp};
-    for (int n = 0; n < count; n += most) {
-        const int rows = count - n < most ? count - n : most;
-        text_linear(model, model->text.logits + (size_t)n * Vp, NULL, lnf + (size_t)n * C, layer, rows);
-    }
-}
-
-// Stores the keys and values in qkv, and sets atty.
-static void text_attention(GPT2* model, TextRows rows, floatX* kv) {
-    const Gpu* gpu = &model->gpu;
-    const GPT2Activations a = model->text;
-    const int C = model->cfg.C, NH = model->cfg.NH;
-    const AttentionCacheGpu<floatX> cache = {kv, model->T, C, NH};
-    attention_cache_store(cache, a.qkv, rows.positions, rows.text, rows.count, gpu);
-    if (rows.positions) {
-        attention_cached(a.atty, a.qkv, rows.positions, rows.count, cache, gpu);
-    } else {
-        attention_forward(a.atty, a.att_lse, a.qkv, (const int*)NULL, 1, rows.count, C, NH, &model->attention,
-                          gpu);
-    }
-}
-
-// Block l: turns `residual` (N, C) into that after the block, residual3. They may be the same.
-static void text_block(GPT2* model, int l, TextRows rows, const floatX* residual) {
-    const Gpu* gpu = &model->gpu;
-    const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p = parameters_at_layer(model, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->text, model->text_rows, l);
-    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
-    text_linear(model, a.qkv, NULL, a.ln1, TextLinear{p.qkvw, p.qkvb, C, QKV}, N);
-    text_attention(model, rows, a.kv);
-    text_linear(model, a.residual2, residual, a.atty, TextLinear{p.attprojw, p.attprojb, C, C}, N);
-    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
-    text_linear_gelu(model, a.fch_gelu, a.fch, a.ln2, TextLinear{p.fcw, p.fcb, C, F}, N);
-    text_linear(model, a.residual3, a.residual2, a.fch_gelu, TextLinear{p.fcprojw, p.fcprojb, F, C}, N);
-}
-
-// Sets the logits (count, Vp) that follow the last `count` rows.
-static void text_forward(GPT2* model, TextRows rows, int count) {
-    const GPT2Config cfg = model->cfg;
-    const GPT2Activations a = model->text;
-    model->matmul.settings.autotune = 0; // so that the bits are the same in each run
-    zero_begin_forward(&model->zero);
-    text_encode(model, rows);
-    for (int l = 0; l < cfg.L; l++) {
-        zero_parameters(&model->zero, l, 1);
-        text_block(model, l, rows, l == 0 ? a.encoded : a.residual3);
-    }
-    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,
-                      rows.count, cfg.C, &model->gpu);
-    text_classify(model, a.lnf + (size_t)(rows.count - count) * cfg.C, count);
-}
-
-// All work of one call: the ints on the host to the GPU, and `count` rows of logits back.
-static void text_work(GPT2* model, TextRows rows, int count) {
-    TextQueue* texts = &model->texts;
-    CUDA_CHECK(cudaMemcpyAsync(texts->tokens, texts->pinned, 2 * (size_t)texts->capacity * sizeof(int),
-                               cudaMemcpyHostToDevice, model->gpu.stream));
-    text_forward(model, rows, count);
-    CUDA_CHECK(cudaMemcpyAsync(texts->logits_pinned, model->text.logits,
-                               (size_t)count * model->cfg.Vp * sizeof(floatX), cudaMemcpyDeviceToHost,
-                               model->gpu.stream));
-}
-
-// Waits for the GPU.
-static const float* text_logits(GPT2* model, int count) {
-    TextQueue* texts = &model->texts;
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    for (size_t i = 0; i < (size_t)count * model->cfg.Vp; i++) {
-        texts->logits[i] = to_float(texts->logits_pinned[i]);
-    }
-    return texts->logits;
-}
-
 // As generator.h says.
 static const float* gpt2_read_text(GPT2* model, int text, const int* ids, int count) {
-    TextQueue* texts = &model->texts;
-    const TextRows rows = {texts->tokens, count, text, NULL};
-    assert(count <= texts->capacity && text < texts->slots);
-    memcpy(texts->pinned, ids, (size_t)count * sizeof(int));
-    text_work(model, rows, 1);
-    return text_logits(model, 1);
+    return text_model_read(&model->texts, text, ids, count);
 }
 
-// A step of all texts is always the same work: one CUDA graph. A run that trains samples too little for one.
-static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int count) {
-    TextQueue* texts = &model->texts;
-    const TextRows rows = {texts->tokens, count, 0, texts->tokens + texts->capacity};
-    assert(count == texts->slots);
-    memcpy(texts->pinned, ids, (size_t)count * sizeof(int));
-    memcpy(texts->pinned + texts->capacity, positions, (size_t)count * sizeof(int));
-    if (!model->use_graph || model->recompute != RECOMPUTE_NEVER || texts->steps++ == 0) {
-        text_work(model, rows, count);
-        return text_logits(model, count);
-    }
-    if (!texts->step) {
-        cudaGraph_t graph;
-        CUDA_CHECK(cudaStreamBeginCapture(model->gpu.stream, cudaStreamCaptureModeThreadLocal));
-        text_work(model, rows, count);
-        CUDA_CHECK(cudaStreamEndCapture(model->gpu.stream, &graph));
-        CUDA_CHECK(cudaGraphInstantiate(&texts->step, graph, 0));
-        CUDA_CHECK(cudaGraphDestroy(graph));
-    }
-    CUDA_CHECK(cudaGraphLaunch(texts->step, model->gpu.stream));
-    return text_logits(model, count);
+static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int texts) {
+    return text_model_next(&model->texts, ids, positions, texts);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1230,32 +861,27 @@ static void upload_narrow(const GPT2* model, floatX* to, const float* from, size
 }
 
 // Sets a matrix that is in 8 bits.
-static void upload_quantized(const GPT2* model, void* to, const float* from, size_t elements) {
+static void upload_blocks(const void* model, void* to, const float* from, size_t elements) {
+    const Gpu* gpu = &((const GPT2*)model)->gpu;
     const size_t blocks = elements / QUANTIZED_BLOCK, bytes = quantized_gpu_bytes(elements);
     QuantizedBlock* matrix = (QuantizedBlock*)check_alloc(blocks, sizeof(QuantizedBlock), "matrix in 8 bits");
     void* staging = check_alloc(bytes, 1, "matrix in 8 bits");
     quantized_encode_matrix(matrix, from, elements);
-    quantized_upload(to, staging, matrix, elements, &model->gpu);
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+    quantized_upload(to, staging, matrix, elements, gpu);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     free(staging);
     free(matrix);
 }
 
+static void upload_floats(const void* model, void* to, const float* from, size_t elements) {
+    upload_narrow((const GPT2*)model, (floatX*)to, from, elements);
+}
+
 // Sets the parameters of group g with --quantize; `rows` are those of `group`, as in upload_group.
 static void upload_quantized_group(GPT2* model, int g, const TensorRow* rows, const float* group) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t elements = tensor_layer_elements(&rows[i]);
-        void* to = tensor_at_layer(&model->parameter_rows[i], model->params_memory, gpt2_group_layer(g));
-        if (!tensor_is_in_group(&rows[i], g)) {
-            continue;
-        }
-        const float* from = (const float*)tensor_in_group(rows, &rows[i], g, group);
-        if (quantized_is_matrix(&rows[i])) {
-            upload_quantized(model, to, from, elements);
-        } else {
-            upload_narrow(model, (floatX*)to, from, elements);
-        }
-    }
+    const QuantizedParameters to = {model, model->parameter_rows, model->params_memory, upload_blocks,
+                                    upload_floats};
+    quantized_set_group(to, g, rows, group);
 }
 
 // Sets what this process updates of group g, and the master weights of it, from fp32 values on the host that have this
@@ -1335,7 +961,7 @@ static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     for (int g = 0; g < zero->groups; g++) {
         memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
         weights_read(&weights, rows, g, group);
-        if (model->expanded) {
+        if (model->texts.is_quantized) {
             upload_quantized_group(model, g, rows, group);
         } else {
             upload_group(model, g, group);
@@ -1436,67 +1062,6 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
 
-// What a run on the GPU can take; without such a GPU there is no limit.
-static size_t memory_limit(int device) {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
-        cudaGetLastError(); // clears the error: a plan needs no GPU
-        return SIZE_MAX;
-    }
-    return free_memory(device);
-}
-
-// Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
-static void choose_recompute(GPT2Config cfg, Options* options, size_t limit) {
-    options->recompute = least_recompute(options);
-    if (options->recompute == RECOMPUTE_BLOCK) {
-        printf("recompute: level %d, for --offload-residuals\n", options->recompute);
-        return;
-    }
-    while (options->recompute < RECOMPUTE_BLOCK && planned_bytes(cfg, options) > limit) {
-        options->recompute++;
-    }
-    if (limit == SIZE_MAX) {
-        printf("recompute: level 0, assuming that it fits: no GPU to check\n");
-    } else {
-        printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n",
-               options->recompute, (double)limit / (1 << 20));
-    }
-}
-
-// Decides --logits-chunk auto and prints it: all tokens of a micro-batch, half of them, a quarter ... With
-// fewer chunks, fewer products read and write the gradient of the embedding, and round it.
-static void choose_chunk(GPT2Config cfg, Options* options, size_t limit) {
-    const int least = least_chunk(cfg, options);
-    options->logits_chunk = INT_MAX;
-    const int N = planned_chunk(options);
-    options->logits_chunk = N;
-    for (int parts = 2; options->logits_chunk > least && planned_bytes(cfg, options) > limit; parts *= 2) {
-        options->logits_chunk = ceil_div(N, parts) > least ? ceil_div(N, parts) : least;
-    }
-    printf("logits: %d tokens at a time, %s\n", options->logits_chunk,
-           options->logits_chunk == N ? "the whole micro-batch"
-                                      : "the largest chunk that fits into GPU memory");
-}
-
-// Decides what is auto because it depends on the GPU's memory: recomputation first, since it costs more than
-// chunks do.
-static void choose_memory(GPT2Config cfg, Options* options) {
-    const int recompute_is_auto = options->recompute == OPTION_AUTO,
-              chunk_is_auto = options->logits_chunk == OPTION_AUTO;
-    if (!recompute_is_auto && !chunk_is_auto) {
-        return;
-    }
-    const size_t limit = memory_limit(options->device);
-    options->logits_chunk = chunk_is_auto ? least_chunk(cfg, options) : options->logits_chunk;
-    if (recompute_is_auto) {
-        choose_recompute(cfg, options, limit);
-    }
-    if (chunk_is_auto) {
-        choose_chunk(cfg, options, limit);
-    }
-}
-
 // Decides --device auto. Processes that only evaluate have nothing in common: each would choose products of its own.
 static void choose_device(Options* options, const Comm* comm) {
     if (comm->size > 1 && options->device != OPTION_AUTO) {
@@ -1513,12 +1078,11 @@ static void choose_device(Options* options, const Comm* comm) {
 
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
     choose_device(o, comm);
-    choose_memory(cfg, o);
-    TensorRow text[GPT2_ACTIVATION_ROWS];
+    memory_choose(cfg, o);
     gpt2_parameter_rows(plan->parameters, cfg);
-    planned_activations(plan->activations, text, cfg, o);
+    planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
-    plan->gradient_bytes = dtype_bytes(planned_gradients(o));
+    plan->gradient_bytes = dtype_bytes(planned_gradient_dtype(o));
     plan->parameter_bytes = sizeof(floatX);
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
@@ -1582,7 +1146,7 @@ static const Trainer trainer = {
     gpt2_next_tokens,           // next_tokens
     gpt2_first_weights,         // first_weights
     gpt2_read_checkpoint,       // read_checkpoint
-    saved_dtype,                // saved_dtype
+    planned_saved_dtype,        // saved_dtype
     gpt2_copy_out,              // copy_out
     gpt2_checksum,              // checksum
     save_products,              // save_extra

@@ -12,7 +12,7 @@ matrix takes as many bytes, as quantized.cuh lays them out. C must be a multiple
     encoded (N, C)   tokens (N)   wte (Vp, C / 32) blocks   wpe (maxT, C)
 
 defines: QUANTIZE_WORDS, Quantize, quantized_is_matrix, quantized_parameter_rows, quantized_encode_matrix,
-         quantized_encoder_cpu
+         QuantizedSet, QuantizedParameters, quantized_set_group, quantized_encoder_cpu
 */
 #ifndef LLMC_QUANTIZED_MODEL_H
 #define LLMC_QUANTIZED_MODEL_H
@@ -56,6 +56,30 @@ static inline void quantized_encode_matrix(QuantizedBlock* out, const float* x, 
 #pragma omp parallel for schedule(static)
     for (size_t b = 0; b < elements / QUANTIZED_BLOCK; b++) {
         quantized_encode(out + b, x + b * QUANTIZED_BLOCK, QUANTIZED_BLOCK);
+    }
+}
+
+// Sets a tensor of a model, or a layer of it, at its place `to`, from `elements` numbers.
+typedef void (*QuantizedSet)(const void* model, void* to, const float* from, size_t elements);
+
+// The parameters of a model, laid out by `rows`, and how they are set.
+typedef struct {
+    const void* model;
+    const TensorRow* rows;
+    void* memory;
+    QuantizedSet set_blocks, set_floats;
+} QuantizedParameters;
+
+// Sets group g from fp32 values in memory that has only this group, laid out by `rows`.
+static inline void quantized_set_group(QuantizedParameters to, int g, const TensorRow* rows,
+                                       const float* group) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (tensor_is_in_group(&rows[i], g)) {
+            const QuantizedSet set = quantized_is_matrix(&rows[i]) ? to.set_blocks : to.set_floats;
+            const float* from = (const float*)tensor_in_group(rows, &rows[i], g, group);
+            set(to.model, tensor_at_layer(&to.rows[i], to.memory, gpt2_group_layer(g)), from,
+                tensor_layer_elements(&rows[i]));
+        }
     }
 }
 

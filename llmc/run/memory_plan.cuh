@@ -1,0 +1,283 @@
+/*
+memory_plan.cuh -- the memory of a run on the GPU, before anything is allocated: how much each kind takes and where,
+what the options leave open because it depends on memory, and whether the run fits.
+
+    memory_plan       the large allocations, for --plan, the log and memory_require
+    memory_choose     decides --recompute auto and --logits-chunk auto, and prints why
+    memory_require    ends the program with what would fit
+
+Each planned_... is one fact that the model is opened with.
+
+defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_master, planned_gradient_dtype,
+         planned_zero, planned_residual_bytes, planned_micro_batches, memory_plan, memory_choose, memory_require
+*/
+#ifndef LLMC_MEMORY_PLAN_CUH
+#define LLMC_MEMORY_PLAN_CUH
+
+#include <limits.h>
+#include <math.h>
+
+#include "llmc/precision.cuh"
+
+#include "llmc/attention.cuh"
+#include "llmc/gpt2.h"
+#include "llmc/gpu.cuh"
+#include "llmc/matmul.cuh"
+#include "llmc/offload.cuh"
+#include "llmc/quantized_model.h"
+#include "llmc/text_model.cuh"
+#include "llmc/text_rows.h"
+#include "llmc/zero.cuh"
+#include "llmc/run/checkpoint.h"
+#include "llmc/run/options.h"
+#include "llmc/run/plan.h"
+
+// The type of the weights in a checkpoint: of master weights if there are any.
+static inline SafeTensorsDtype planned_saved_dtype(const Options* o) {
+    const int is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || o->master_weights;
+    return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
+}
+
+// The tokens of a classifier's chunk: also of a batch that is smaller than a micro-batch.
+static inline int planned_chunk(const Options* o) {
+    const int64_t N = (int64_t)o->batch * o->seq_len;
+    return (int)(o->logits_chunk < N ? o->logits_chunk : N);
+}
+
+// A run that trains also samples, one text at a time.
+static inline int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
+
+// Of training, or of generation. In a run that trains, both use the same memory, in turns.
+static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    TensorRow texts[GPT2_ACTIVATION_ROWS];
+    const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
+    const size_t text = text_activation_rows(texts, cfg, planned_texts(o), o->seq_len);
+    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
+                                                (size_t)planned_chunk(o));
+    return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
+}
+
+static inline int planned_master(const Options* o) {
+    return sizeof(floatX) < sizeof(float) && o->master_weights;
+}
+
+static inline DType planned_gradient_dtype(const Options* o) {
+    return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
+}
+
+// A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
+static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
+    return options_only_evaluates(o)
+               ? zero_plan(cfg, 0, 0, 1)
+               : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
+}
+
+// The optimizer's state and master weights, where they are kept, and what chunks of them pass through.
+static inline void memory_add_optimizer_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero,
+                                         const Options* o) {
+    const PlanPlace place = o->offload_optimizer == OFFLOAD_DISK   ? PLAN_DISK
+                            : o->offload_optimizer == OFFLOAD_HOST ? PLAN_HOST
+                                                                   : PLAN_DEVICE;
+    const double moves = place != PLAN_DEVICE;
+    const PlanMemory master = {"master weights",
+                               planned_master(o) ? zero_owned_elements(zero) * sizeof(float) : 0, place,
+                               moves, moves};
+    plan_add_at(plan, master);
+    plan_add_state(plan, cfg, zero, place);
+    if (place == PLAN_DISK) {
+        const PlanMemory places = {"pinned chunks of state", offload_places_bytes(planned_master(o)),
+                                   PLAN_HOST, 0, 0};
+        plan_add_at(plan, places);
+    }
+    plan_add(plan, "chunks of state", moves > 0 ? offload_planned_bytes(planned_master(o)) : 0);
+}
+
+// Of the residual stream after a block.
+static inline size_t planned_residual_bytes(GPT2Config cfg, const Options* o) {
+    return (size_t)o->batch * (size_t)o->seq_len * (size_t)cfg.C * sizeof(floatX);
+}
+
+// Micro-batches of an update.
+static inline int64_t planned_micro_batches(const Options* o) {
+    return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
+}
+
+// And of one process.
+static inline double memory_micro_steps_(const Options* o) {
+    return ceil((double)planned_micro_batches(o) / o->processes);
+}
+
+// What --offload-params keeps on the host. Both passes read parameters; the norm and the update read gradients, too.
+static inline void memory_add_slices_(PlanMemory plan[PLAN_KINDS], const ZeroPlan* zero, const Options* o) {
+    const double m = memory_micro_steps_(o);
+    const size_t params = zero_parameter_slice_bytes(zero, DTYPE_OF(floatX)),
+                 grads = zero_gradient_slice_bytes(zero);
+    const PlanMemory of_params = {"shard of the parameters", params, PLAN_HOST, 2 * m, 1},
+                     of_grads = {"shard of the gradients", grads, PLAN_HOST, m + 1, m};
+    if (o->offload_params) {
+        plan_add_at(plan, of_params);
+        plan_add_at(plan, of_grads);
+    }
+}
+
+// What --offload-residuals keeps on the host.
+static inline void memory_add_residuals_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+    const size_t layers = o->offload_residuals ? (size_t)offload_residual_layers(cfg.L) : 0;
+    const PlanMemory kind = {"residual stream", layers * planned_residual_bytes(cfg, o), PLAN_HOST,
+                             memory_micro_steps_(o), memory_micro_steps_(o)};
+    plan_add_at(plan, kind);
+}
+
+// Sets the list of the large allocations; it ends with a name of NULL.
+static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    const ZeroPlan zero = planned_zero(cfg, o);
+    const int trains = !options_only_evaluates(o);
+    plan->name = NULL;
+    const int on_gpu = !o->offload_params; // the slices of both
+    if (o->quantize) {
+        plan_add(plan, "parameters in 8 bits", quantized_parameter_rows(parameters, cfg, sizeof(floatX)));
+    } else {
+        plan_add(plan, "parameters",
+                 zero_parameter_bytes(&zero, DTYPE_OF(floatX)) +
+                     (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
+    }
+    if (o->recompute == RECOMPUTE_NEVER) {
+        const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
+        plan_add(plan, "expanded matrix", o->quantize ? text_model_expanded_bytes(cfg) : 0);
+        plan_add_text(plan, activations, bytes);
+        plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
+        return;
+    }
+    if (trains) {
+        plan_add(plan, "gradients",
+                 zero_gradient_bytes(&zero, planned_gradient_dtype(o)) +
+                     (on_gpu ? zero_gradient_slice_bytes(&zero) : 0));
+        memory_add_slices_(plan, &zero, o);
+        memory_add_optimizer_(plan, cfg, &zero, o);
+        memory_add_residuals_(plan, cfg, o);
+    }
+    plan_add(plan, "activations", planned_activations(activations, cfg, o));
+    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
+    plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
+    const size_t copy_bytes =
+        o->out[0] && trains ? checkpoints_bytes(cfg, &zero, planned_saved_dtype(o), o->model_file_gb) : 0;
+    const PlanMemory copy = {"pinned copy to save", copy_bytes, PLAN_HOST, 0, 0};
+    plan_add_at(plan, copy);
+}
+
+// Of the GPU, with some room for what is not planned.
+static inline size_t memory_bytes_(GPT2Config cfg, const Options* options) {
+    PlanMemory memory[PLAN_KINDS];
+    memory_plan(memory, cfg, options);
+    return plan_bytes(memory) + plan_bytes(memory) / 50;
+}
+
+static inline size_t memory_free_(int device) {
+    size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return free_bytes;
+}
+
+// The least that --logits-chunk auto chooses: smaller chunks save little memory.
+static inline int memory_least_chunk_(GPT2Config cfg, const Options* o) {
+    return (int)gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
+}
+
+static inline int memory_least_recompute_(const Options* o) {
+    return o->offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+}
+
+// Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
+// that fits, with the lowest level of recomputation that it needs.
+static inline void memory_require(GPT2Config cfg, const Options* options) {
+    const size_t free_bytes = memory_free_(options->device), wanted = memory_bytes_(cfg, options);
+    if (wanted <= free_bytes) {
+        return;
+    }
+    CHECK(options->recompute != RECOMPUTE_NEVER,
+          "the model and its texts need %.1f MiB of GPU memory, %.1f are free; wanted a smaller --batch or "
+          "--seq-len",
+          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
+    Options smaller = *options;
+    for (; smaller.batch > 0; smaller.batch /= 2) {
+        const int least = memory_least_chunk_(cfg, &smaller);
+        smaller.logits_chunk = options->logits_chunk;
+        const int has_more = planned_chunk(&smaller) > least;
+        smaller.logits_chunk = has_more ? least : options->logits_chunk;
+        for (smaller.recompute = memory_least_recompute_(options); smaller.recompute <= RECOMPUTE_BLOCK;
+             smaller.recompute++) {
+            CHECK(memory_bytes_(cfg, &smaller) > free_bytes,
+                  "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
+                  (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
+                  smaller.recompute, has_more ? " --logits-chunk auto" : "");
+        }
+    }
+    CHECK(0,
+          "the run needs %.1f MiB of GPU memory, %.1f are free: too little even for --batch 1 --recompute 3",
+          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
+}
+
+// What a run on the GPU can take; without such a GPU there is no limit.
+static inline size_t memory_limit_(int device) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
+        cudaGetLastError(); // clears the error: a plan needs no GPU
+        return SIZE_MAX;
+    }
+    return memory_free_(device);
+}
+
+// Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
+static inline void memory_choose_recompute_(GPT2Config cfg, Options* options, size_t limit) {
+    options->recompute = memory_least_recompute_(options);
+    if (options->recompute == RECOMPUTE_BLOCK) {
+        printf("recompute: level %d, for --offload-residuals\n", options->recompute);
+        return;
+    }
+    while (options->recompute < RECOMPUTE_BLOCK && memory_bytes_(cfg, options) > limit) {
+        options->recompute++;
+    }
+    if (limit == SIZE_MAX) {
+        printf("recompute: level 0, assuming that it fits: no GPU to check\n");
+    } else {
+        printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n",
+               options->recompute, (double)limit / (1 << 20));
+    }
+}
+
+// Decides --logits-chunk auto and prints it: all tokens of a micro-batch, half of them, a quarter ... With
+// fewer chunks, fewer products read and write the gradient of the embedding, and round it.
+static inline void memory_choose_chunk_(GPT2Config cfg, Options* options, size_t limit) {
+    const int least = memory_least_chunk_(cfg, options);
+    options->logits_chunk = INT_MAX;
+    const int N = planned_chunk(options);
+    options->logits_chunk = N;
+    for (int parts = 2; options->logits_chunk > least && memory_bytes_(cfg, options) > limit; parts *= 2) {
+        options->logits_chunk = ceil_div(N, parts) > least ? ceil_div(N, parts) : least;
+    }
+    printf("logits: %d tokens at a time, %s\n", options->logits_chunk,
+           options->logits_chunk == N ? "the whole micro-batch"
+                                      : "the largest chunk that fits into GPU memory");
+}
+
+// Decides what is auto because it depends on the GPU's memory: recomputation first, since it costs more than
+// chunks do.
+static inline void memory_choose(GPT2Config cfg, Options* options) {
+    const int recompute_is_auto = options->recompute == OPTION_AUTO,
+              chunk_is_auto = options->logits_chunk == OPTION_AUTO;
+    if (!recompute_is_auto && !chunk_is_auto) {
+        return;
+    }
+    const size_t limit = memory_limit_(options->device);
+    options->logits_chunk = chunk_is_auto ? memory_least_chunk_(cfg, options) : options->logits_chunk;
+    if (recompute_is_auto) {
+        memory_choose_recompute_(cfg, options, limit);
+    }
+    if (chunk_is_auto) {
+        memory_choose_chunk_(cfg, options, limit);
+    }
+}
+
+#endif
