@@ -6,7 +6,8 @@ A thread takes a whole head, and ATTENTION_BF16_ROWS queries of it at a time. Pr
 32 queries; for dk and dv, which sum over queries, they are kept as bf16, transposed, until the block of queries is done.
 
 defines: AttentionBf16Scratch, attention_bf16_open, attention_bf16_close, attention_bf16_forward_cpu,
-         attention_bf16_backward_cpu
+         attention_bf16_backward_cpu, Attention, attention_either_open, attention_either_close,
+         attention_either_forward_cpu, attention_either_backward_cpu
 */
 #ifndef LLMC_ATTENTION_BF16_H
 #define LLMC_ATTENTION_BF16_H
@@ -308,6 +309,49 @@ static inline void attention_bf16_backward_cpu(float* dqkv, const float* dout, c
             }
         }
         scratch->kernel.end();
+    }
+}
+
+// ---- either ----
+
+// Attention with factors in fp32 or in bf16. One token of each text at a time (attention_cached_cpu) is always fp32.
+typedef struct {
+    int is_bf16;
+    AttentionScratch fp32;
+    AttentionBf16Scratch bf16;
+} Attention;
+
+static inline void attention_either_open(Attention* a, int is_bf16, int T, int HS) {
+    a->is_bf16 = is_bf16;
+    attention_open(&a->fp32, T, HS);
+    if (is_bf16) {
+        attention_bf16_open(&a->bf16, bf16_kernel(), T, HS);
+    }
+}
+
+static inline void attention_either_close(Attention* a) {
+    if (a->is_bf16) {
+        attention_bf16_close(&a->bf16);
+    }
+    attention_close(&a->fp32);
+}
+
+static inline void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
+                                                AttentionSizes sizes, Attention* a) {
+    if (a->is_bf16) {
+        attention_bf16_forward_cpu(out, lse, qkv, starts, sizes, &a->bf16);
+    } else {
+        attention_forward_cpu(out, lse, qkv, starts, sizes, &a->fp32);
+    }
+}
+
+static inline void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv,
+                                                 const float* out, const float* lse, const int* starts,
+                                                 AttentionSizes sizes, Attention* a) {
+    if (a->is_bf16) {
+        attention_bf16_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->bf16);
+    } else {
+        attention_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->fp32);
     }
 }
 

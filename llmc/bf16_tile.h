@@ -16,7 +16,7 @@ instructions, whatever the program is built for, and chosen when the program run
 their sums; one kernel always gives the same bits.
 
 needs:   packed data at multiples of 64 bytes: a row of a tile that straddles two cache lines is several times slower
-defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_pack_left, bf16_pack_right, Bf16Product, Bf16Kernel,
+defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_round_row, bf16_pack_left, bf16_pack_right, Bf16Product, Bf16Kernel,
          Bf16Out, bf16_tile, BF16_KERNELS, bf16_kernels, bf16_kernel, BF16_LANES_KERNEL, BF16_TILES_KERNEL
 */
 #ifndef LLMC_BF16_TILE_H
@@ -26,6 +26,7 @@ defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_pack_left, bf16
 #include <stdint.h>
 #include <string.h>
 
+#include "llmc/base/float16.h"
 #include "llmc/base/int.h"
 #include "llmc/base/vec.h"
 #include "llmc/gradient.h"
@@ -61,6 +62,17 @@ ALWAYS_INLINE VecBits bf16_round_(Vec x) {
 
 ALWAYS_INLINE VecBits bf16_pairs_(Vec even, Vec odd) {
     return bf16_round_(even) >> 16 | (bf16_round_(odd) & 0xffff0000);
+}
+
+// Sets out to x rounded to bf16, as fp32, in an array with room for an even number of them; what that adds is zero.
+static inline void bf16_round_row(float* out, const float* x, int n) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vec_store(out + i, (Vec)(bf16_round_(vec_load(x + i)) & 0xffff0000));
+    }
+    for (; i < n + n % 2; i++) {
+        out[i] = i < n ? bf16_to_float(bf16_from_float(x[i])) : 0;
+    }
 }
 
 // Lines are rows of the left factor, columns of the right one. A part of a factor: value k of line i is from[i *
