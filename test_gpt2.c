@@ -273,7 +273,7 @@ static void test_adamw_steps(void) {
         EXPECT_NEAR(pass(&model, &s), loss, 2e-6 * loss, "loss at step %d", step);
         const double our_norm = norm_of(&model);
         EXPECT_NEAR(our_norm, norm, 1e-5 * norm, "norm at step %d", step);
-        gpt2_update(&model, setup_adamw(&options, step - 1, step, our_norm));
+        gpt2_update(&model, setup_update(&options, step - 1, step, our_norm));
         steps++;
     }
     EXPECT(steps == ADAMW_STEPS, "%d steps", steps);
@@ -483,9 +483,9 @@ static void test_bf16_packs_again(void) {
     open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_bf16(&fresh, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
-    const AdamW opt = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = 1};
+    const Options options = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .steps = 1};
     const double before = pass(&model, &s);
-    gpt2_update(&model, opt);
+    gpt2_update(&model, setup_update(&options, 0, 1, norm_of(&model)));
     memcpy(fresh.params_memory, model.params_memory, model.parameter_bytes);
     linear_pack(&fresh.linear);
     const double after = pass(&model, &s);
@@ -615,5 +615,8 @@ int main(void) {
     test_task_losses(&trainer, "", 1e-5);
     test_resume(&trainer, "");
     test_resume(&trainer, "--products bf16");
+    test_resume(&trainer, "--optimizer lion");
+    test_resume(&trainer, "--optimizer sgd --lr 0.1");
+    test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
     return test_done("test_gpt2");
 }

@@ -174,41 +174,41 @@ typedef struct {
     int runs;            // on this machine
 } Bf16Kernel;
 
-// A kernel with vectors of P##LANES results: ROWS x 2 of them stay in registers while k runs. P##dot(sum, a, b) adds the
+// A kernel with vectors of P##LANES_ results: ROWS x 2 of them stay in registers while k runs. P##dot_(sum, a, b) adds the
 // products of two pairs to each lane.
 #define BF16_LANES_KERNEL(name, attributes, P, ROWS)                                                         \
     static inline attributes void name(float* out, size_t stride, const float* first, size_t first_stride,   \
                                        const uint32_t* left, const uint32_t* right, int steps) {             \
-        for (int tile = 0; tile < BF16_TILE / (ROWS)*BF16_TILE / (2 * P##LANES); tile++) {                   \
+        for (int tile = 0; tile < BF16_TILE / (ROWS)*BF16_TILE / (2 * P##LANES_); tile++) {                  \
             const int i = tile % (BF16_TILE / (ROWS)) * (ROWS);                                              \
-            const int j = tile / (BF16_TILE / (ROWS)) * 2 * P##LANES;                                        \
-            P##Sums sum[ROWS][2];                                                                            \
+            const int j = tile / (BF16_TILE / (ROWS)) * 2 * P##LANES_;                                       \
+            P##Sums_ sum[ROWS][2];                                                                           \
             _Pragma("GCC unroll 16") for (int r = 0; r < (ROWS); r++) {                                      \
                 const float* row = first + (i + r) * first_stride + j;                                       \
-                sum[r][0] = first ? P##load(row) : P##zero();                                                \
-                sum[r][1] = first ? P##load(row + P##LANES) : P##zero();                                     \
+                sum[r][0] = first ? P##load_(row) : P##zero_();                                              \
+                sum[r][1] = first ? P##load_(row + P##LANES_) : P##zero_();                                  \
             }                                                                                                \
             for (int s = 0; s < steps; s++) {                                                                \
                 const uint32_t* a = left + s * BF16_STEP_PAIRS + i * BF16_STEP / 2;                          \
                 const uint32_t* b = right + s * BF16_STEP_PAIRS + j;                                         \
                 for (int p = 0; p < BF16_STEP / 2; p++) {                                                    \
-                    const P##Pairs low = P##load_pairs(b + p * BF16_TILE);                                   \
-                    const P##Pairs high = P##load_pairs(b + p * BF16_TILE + P##LANES);                       \
+                    const P##Pairs_ low = P##load_pairs_(b + p * BF16_TILE);                                 \
+                    const P##Pairs_ high = P##load_pairs_(b + p * BF16_TILE + P##LANES_);                    \
                     _Pragma("GCC unroll 16") for (int r = 0; r < (ROWS); r++) {                              \
-                        const P##Pairs factor = P##all_pairs(a[r * (BF16_STEP / 2) + p]);                    \
-                        sum[r][0] = P##dot(sum[r][0], factor, low);                                          \
-                        sum[r][1] = P##dot(sum[r][1], factor, high);                                         \
+                        const P##Pairs_ factor = P##all_pairs_(a[r * (BF16_STEP / 2) + p]);                  \
+                        sum[r][0] = P##dot_(sum[r][0], factor, low);                                         \
+                        sum[r][1] = P##dot_(sum[r][1], factor, high);                                        \
                     }                                                                                        \
                 }                                                                                            \
             }                                                                                                \
             _Pragma("GCC unroll 16") for (int r = 0; r < (ROWS); r++) {                                      \
-                P##store(out + (i + r) * stride + j, sum[r][0]);                                             \
-                P##store(out + (i + r) * stride + j + P##LANES, sum[r][1]);                                  \
+                P##store_(out + (i + r) * stride + j, sum[r][0]);                                            \
+                P##store_(out + (i + r) * stride + j + P##LANES_, sum[r][1]);                                \
             }                                                                                                \
         }                                                                                                    \
     }
 
-// A kernel with tiles of 16 rows of 64 bytes: four of results, two of each factor. P##dot(0, 4, 6) adds the product of
+// A kernel with tiles of 16 rows of 64 bytes: four of results, two of each factor. P##dot_(0, 4, 6) adds the product of
 // tiles 4 and 6 to tile 0.
 #define BF16_TILES_KERNEL(name, attributes, P)                                                               \
     static inline attributes void name(float* out, size_t stride, const float* first, size_t first_stride,   \
@@ -216,45 +216,45 @@ typedef struct {
         enum { HALF = BF16_TILE / 2, LEFT_BYTES = 2 * BF16_STEP, RIGHT_BYTES = 4 * BF16_TILE };              \
         const size_t bytes = stride * sizeof(float), first_bytes = first_stride * sizeof(float);             \
         if (first) {                                                                                         \
-            P##load(0, first, first_bytes);                                                                  \
-            P##load(1, first + HALF, first_bytes);                                                           \
-            P##load(2, first + HALF * first_stride, first_bytes);                                            \
-            P##load(3, first + HALF * first_stride + HALF, first_bytes);                                     \
+            P##load_(0, first, first_bytes);                                                                 \
+            P##load_(1, first + HALF, first_bytes);                                                          \
+            P##load_(2, first + HALF * first_stride, first_bytes);                                           \
+            P##load_(3, first + HALF * first_stride + HALF, first_bytes);                                    \
         } else {                                                                                             \
-            P##zero(0);                                                                                      \
-            P##zero(1);                                                                                      \
-            P##zero(2);                                                                                      \
-            P##zero(3);                                                                                      \
+            P##zero_(0);                                                                                     \
+            P##zero_(1);                                                                                     \
+            P##zero_(2);                                                                                     \
+            P##zero_(3);                                                                                     \
         }                                                                                                    \
         for (int s = 0; s < steps; s++) {                                                                    \
             const uint32_t *a = left + s * BF16_STEP_PAIRS, *b = right + s * BF16_STEP_PAIRS;                \
-            P##load(4, a, LEFT_BYTES);                                                                       \
-            P##load(6, b, RIGHT_BYTES);                                                                      \
-            P##load(7, b + HALF, RIGHT_BYTES);                                                               \
-            P##load(5, a + BF16_STEP_PAIRS / 2, LEFT_BYTES);                                                 \
-            P##dot(0, 4, 6);                                                                                 \
-            P##dot(1, 4, 7);                                                                                 \
-            P##dot(2, 5, 6);                                                                                 \
-            P##dot(3, 5, 7);                                                                                 \
+            P##load_(4, a, LEFT_BYTES);                                                                      \
+            P##load_(6, b, RIGHT_BYTES);                                                                     \
+            P##load_(7, b + HALF, RIGHT_BYTES);                                                              \
+            P##load_(5, a + BF16_STEP_PAIRS / 2, LEFT_BYTES);                                                \
+            P##dot_(0, 4, 6);                                                                                \
+            P##dot_(1, 4, 7);                                                                                \
+            P##dot_(2, 5, 6);                                                                                \
+            P##dot_(3, 5, 7);                                                                                \
         }                                                                                                    \
-        P##store(0, out, bytes);                                                                             \
-        P##store(1, out + HALF, bytes);                                                                      \
-        P##store(2, out + HALF * stride, bytes);                                                             \
-        P##store(3, out + HALF * stride + HALF, bytes);                                                      \
+        P##store_(0, out, bytes);                                                                            \
+        P##store_(1, out + HALF, bytes);                                                                     \
+        P##store_(2, out + HALF * stride, bytes);                                                            \
+        P##store_(3, out + HALF * stride + HALF, bytes);                                                     \
     }
 
 static inline void bf16_nothing_(void) {}
 
 // Any machine: the pairs expanded to fp32. In each pair the odd values are multiplied first, as vdpbf16ps does.
-typedef Vec bf16_vec_Sums;
-typedef VecBits bf16_vec_Pairs;
-#define bf16_vec_LANES LANES
-#define bf16_vec_load vec_load
-#define bf16_vec_store vec_store
-#define bf16_vec_load_pairs vec_load_bits
-ALWAYS_INLINE Vec bf16_vec_zero(void) { return vec_all(0.0f); }
+typedef Vec bf16_vec_Sums_;
+typedef VecBits bf16_vec_Pairs_;
+#define bf16_vec_LANES_ LANES
+#define bf16_vec_load_ vec_load
+#define bf16_vec_store_ vec_store
+#define bf16_vec_load_pairs_ vec_load_bits
+ALWAYS_INLINE Vec bf16_vec_zero_(void) { return vec_all(0.0f); }
 // As floats, lest a compiler expands each pair before it is in a vector.
-ALWAYS_INLINE VecBits bf16_vec_all_pairs(uint32_t pair) {
+ALWAYS_INLINE VecBits bf16_vec_all_pairs_(uint32_t pair) {
     float x;
     Vec v = {0};
     memcpy(&x, &pair, sizeof(x));
@@ -263,7 +263,7 @@ ALWAYS_INLINE VecBits bf16_vec_all_pairs(uint32_t pair) {
     }
     return (VecBits)v;
 }
-ALWAYS_INLINE Vec bf16_vec_dot(Vec sum, VecBits a, VecBits b) {
+ALWAYS_INLINE Vec bf16_vec_dot_(Vec sum, VecBits a, VecBits b) {
     sum += (Vec)(a & 0xffff0000) * (Vec)(b & 0xffff0000);
     sum += (Vec)(a << 16) * (Vec)(b << 16);
     return sum;
@@ -273,15 +273,15 @@ BF16_LANES_KERNEL(bf16_product_vec_, , bf16_vec_, VEC_REGISTERS / 4)
 // AVX-512 and AMX; the compilers know them since gcc 11 and clang 12.
 #if defined(__x86_64__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define BF16_AVX512_ __attribute__((target("avx512f,avx512bf16")))
-typedef __m512 bf16_avx512_Sums;
-typedef __m512i bf16_avx512_Pairs;
-#define bf16_avx512_LANES 16
-#define bf16_avx512_load _mm512_loadu_ps
-#define bf16_avx512_store _mm512_storeu_ps
-#define bf16_avx512_zero _mm512_setzero_ps
-#define bf16_avx512_load_pairs _mm512_load_si512
-#define bf16_avx512_all_pairs(x) _mm512_set1_epi32((int)(x))
-#define bf16_avx512_dot(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
+typedef __m512 bf16_avx512_Sums_;
+typedef __m512i bf16_avx512_Pairs_;
+#define bf16_avx512_LANES_ 16
+#define bf16_avx512_load_ _mm512_loadu_ps
+#define bf16_avx512_store_ _mm512_storeu_ps
+#define bf16_avx512_zero_ _mm512_setzero_ps
+#define bf16_avx512_load_pairs_ _mm512_load_si512
+#define bf16_avx512_all_pairs_(x) _mm512_set1_epi32((int)(x))
+#define bf16_avx512_dot_(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
 BF16_LANES_KERNEL(bf16_product_avx512_, BF16_AVX512_, bf16_avx512_, 8)
 
 // Subleaf 1 of leaf 7; the compilers' own question does not know all of it.
@@ -293,10 +293,10 @@ static inline int bf16_has_avx512_(void) {
 #endif
 #if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define BF16_AMX_ __attribute__((target("amx-tile,amx-bf16")))
-#define bf16_amx_load _tile_loadd
-#define bf16_amx_store _tile_stored
-#define bf16_amx_zero _tile_zero
-#define bf16_amx_dot _tile_dpbf16ps
+#define bf16_amx_load_ _tile_loadd
+#define bf16_amx_store_ _tile_stored
+#define bf16_amx_zero_ _tile_zero
+#define bf16_amx_dot_ _tile_dpbf16ps
 BF16_TILES_KERNEL(bf16_product_amx_, BF16_AMX_, bf16_amx_)
 
 // All tiles have 16 rows of 64 bytes. Constant, since gcc does not tell the optimizer that the instruction reads it.
@@ -329,15 +329,15 @@ static inline int bf16_has_amx_(void) {
 
 #if defined(__aarch64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 16)
 #define BF16_NEON_ __attribute__((target("arch=armv8.2-a+bf16")))
-typedef float32x4_t bf16_neon_Sums;
-typedef uint32x4_t bf16_neon_Pairs;
-#define bf16_neon_LANES 4
-#define bf16_neon_load vld1q_f32
-#define bf16_neon_store vst1q_f32
-#define bf16_neon_zero() vdupq_n_f32(0)
-#define bf16_neon_load_pairs vld1q_u32
-#define bf16_neon_all_pairs vdupq_n_u32
-#define bf16_neon_dot(sum, a, b) vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b))
+typedef float32x4_t bf16_neon_Sums_;
+typedef uint32x4_t bf16_neon_Pairs_;
+#define bf16_neon_LANES_ 4
+#define bf16_neon_load_ vld1q_f32
+#define bf16_neon_store_ vst1q_f32
+#define bf16_neon_zero_() vdupq_n_f32(0)
+#define bf16_neon_load_pairs_ vld1q_u32
+#define bf16_neon_all_pairs_ vdupq_n_u32
+#define bf16_neon_dot_(sum, a, b) vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b))
 BF16_LANES_KERNEL(bf16_product_neon_, BF16_NEON_, bf16_neon_, 8)
 
 static inline int bf16_has_neon_(void) { return getauxval(AT_HWCAP2) >> 14 & 1; } // HWCAP2_BF16

@@ -11,6 +11,7 @@ the right factor in its L1 cache while the rows of the left one pass by. Every r
 does not depend on the threads.
 
 defines: MatmulBf16Scratch, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs, matmul_bf16_pack, MatmulBf16,
+         matmul_bf16_forward_weight, matmul_bf16_backward_weight,
          matmul_bf16_product_cpu, matmul_bf16_forward_cpu, matmul_bf16_backward_input_cpu,
          matmul_bf16_backward_weight_cpu
 */

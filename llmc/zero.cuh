@@ -609,7 +609,7 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* group, void* owned, DTy
     }
 }
 
-// Collects an array of what each process updates, on the GPU or pinned: its groups first ... end - 1 in `groups` on the
+// Collects an array of what each process updates, on the GPU or the host: its groups first ... end - 1 in `groups` on the
 // host; first = end: none in this process. Between updates: it passes through the buffer of pieces. Waits for the GPU.
 static inline void zero_collect(ZeroGpu* z, void* groups, int first, int end, void* owned, DType type) {
     const int is_divided = z->plan.stage > 0 && z->plan.size > 1;

@@ -29,36 +29,36 @@ static inline float model_multiply_add_(float sum, uint32_t a, uint32_t b, int o
 
 // ---- vdpbf16ps ----
 
-enum { model_LANES = 16 };
+enum { model_LANES_ = 16 };
 typedef struct {
-    float lane[model_LANES];
-} model_Sums;
+    float lane[model_LANES_];
+} model_Sums_;
 typedef struct {
-    uint32_t lane[model_LANES];
-} model_Pairs;
+    uint32_t lane[model_LANES_];
+} model_Pairs_;
 
-static inline model_Sums model_load(const float* p) {
-    model_Sums v;
+static inline model_Sums_ model_load_(const float* p) {
+    model_Sums_ v;
     memcpy(&v, p, sizeof(v));
     return v;
 }
-static inline model_Sums model_zero(void) { return (model_Sums){{0}}; }
-static inline void model_store(float* p, model_Sums v) { memcpy(p, &v, sizeof(v)); }
-static inline model_Pairs model_load_pairs(const uint32_t* p) {
-    model_Pairs v;
+static inline model_Sums_ model_zero_(void) { return (model_Sums_){{0}}; }
+static inline void model_store_(float* p, model_Sums_ v) { memcpy(p, &v, sizeof(v)); }
+static inline model_Pairs_ model_load_pairs_(const uint32_t* p) {
+    model_Pairs_ v;
     EXPECT((uintptr_t)p % 64 == 0, "pairs straddle a cache line");
     memcpy(&v, p, sizeof(v));
     return v;
 }
-static inline model_Pairs model_all_pairs(uint32_t x) {
-    model_Pairs v;
-    for (int i = 0; i < model_LANES; i++) {
+static inline model_Pairs_ model_all_pairs_(uint32_t x) {
+    model_Pairs_ v;
+    for (int i = 0; i < model_LANES_; i++) {
         v.lane[i] = x;
     }
     return v;
 }
-static inline model_Sums model_dot(model_Sums sum, model_Pairs a, model_Pairs b) {
-    for (int i = 0; i < model_LANES; i++) {
+static inline model_Sums_ model_dot_(model_Sums_ sum, model_Pairs_ a, model_Pairs_ b) {
+    for (int i = 0; i < model_LANES_; i++) {
         sum.lane[i] = model_multiply_add_(sum.lane[i], a.lane[i], b.lane[i], 1);
         sum.lane[i] = model_multiply_add_(sum.lane[i], a.lane[i], b.lane[i], 0);
     }
@@ -85,18 +85,18 @@ static inline void model_amx_begin_(void) {
     model_tiles_.is_configured = 1;
 }
 static inline void model_amx_end_(void) { model_tiles_.is_configured = 0; }
-static inline void model_amx_zero(int t) { memset(model_tile_at_(t), 0, sizeof(model_tiles_.tile[t])); }
-static inline void model_amx_load(int t, const void* base, size_t stride) {
+static inline void model_amx_zero_(int t) { memset(model_tile_at_(t), 0, sizeof(model_tiles_.tile[t])); }
+static inline void model_amx_load_(int t, const void* base, size_t stride) {
     for (int r = 0; r < 16; r++) {
         memcpy(model_tile_at_(t)[r], (const char*)base + r * stride, 64);
     }
 }
-static inline void model_amx_store(int t, void* base, size_t stride) {
+static inline void model_amx_store_(int t, void* base, size_t stride) {
     for (int r = 0; r < 16; r++) {
         memcpy((char*)base + r * stride, model_tile_at_(t)[r], 64);
     }
 }
-static inline void model_amx_dot(int to, int left, int right) {
+static inline void model_amx_dot_(int to, int left, int right) {
     for (int m = 0; m < 16; m++) {
         float sum[2][16] = {{0}};
         for (int k = 0; k < 16; k++) {

@@ -10,7 +10,7 @@ defines: whole_model_read, whole_model_write
 
 // The weights in a directory or a file, fp32.
 static inline void whole_model_read(const char* path, GPT2Config cfg, const TensorRow* rows, void* memory) {
-    Weights weights;
+    FirstWeights weights;
     weights_open(&weights, cfg, path, 0);
     for (int g = 0; g < gpt2_groups(cfg); g++) {
         weights_read(&weights, rows, g, (char*)memory + gpt2_group_offset_bytes(rows, g));

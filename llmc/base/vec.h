@@ -6,7 +6,7 @@ number of floats in a vector (16, 8 or 4), and the number of registers. + - * / 
 vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
 
 defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_all, vec_select,
-         vec_first, vec_max, vec_hsum, vec_hmax, vec_exp, vec_transpose, vec_even, vec_odd, VecBits, vec_load_bits,
+         vec_first, vec_max, vec_hsum, vec_hmax, vec_exp, vec_transpose, vec_even, vec_odd, vec_load_bits,
          vec_store_bits, vec_all_bits, ALWAYS_INLINE
 */
 #ifndef LLMC_VEC_H

@@ -8,7 +8,7 @@ what the options leave open because it depends on memory, and whether the run fi
 
 Each planned_... is one fact that the model is opened with.
 
-defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_master, planned_gradient_dtype,
+defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_state, planned_gradient_dtype,
          planned_zero, planned_residual_bytes, planned_micro_batches, memory_plan, memory_choose, memory_require
 */
 #ifndef LLMC_MEMORY_PLAN_CUH
@@ -24,6 +24,7 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 #include "llmc/gpu.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
+#include "llmc/optimizer.h"
 #include "llmc/quantized_model.h"
 #include "llmc/text_model.cuh"
 #include "llmc/text_rows.h"
@@ -31,6 +32,7 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/setup.h"
 
 // The type of the weights in a checkpoint: of master weights if there are any.
 static inline SafeTensorsDtype planned_saved_dtype(const Options* o) {
@@ -57,8 +59,12 @@ static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const 
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
-static inline int planned_master(const Options* o) {
-    return sizeof(floatX) < sizeof(float) && o->master_weights;
+// The optimizer's state of a process, with the master weights.
+static inline void planned_state(OptimizerState* state, GPT2Config cfg, const ZeroPlan* zero,
+                                 const Options* o) {
+    Optimizer optimizer = setup_optimizer(o);
+    optimizer.master = sizeof(floatX) < sizeof(float) && o->master_weights ? MASTER_FP32 : MASTER_NONE;
+    optimizer_state_open(state, optimizer, zero, cfg);
 }
 
 static inline DType planned_gradient_dtype(const Options* o) {
@@ -72,24 +78,31 @@ static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
                : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
 }
 
-// The optimizer's state and master weights, where they are kept, and what chunks of them pass through.
+// What chunks of the optimizer's state pass through.
+static inline void memory_add_chunks_(PlanMemory plan[PLAN_KINDS], const OptimizerState* state,
+                                      const ZeroPlan* zero, PlanPlace place) {
+    OffloadLayout layout;
+    offload_layout_open(&layout, state, zero);
+    const PlanMemory places = {"pinned chunks of state", offload_places_bytes(&layout), PLAN_HOST, 0, 0};
+    if (place == PLAN_DISK) {
+        plan_add_at(plan, places);
+    }
+    plan_add(plan, "chunks of state", offload_planned_bytes(&layout));
+    offload_layout_close(&layout);
+}
+
+// The optimizer's state and master weights, where they are kept.
 static inline void memory_add_optimizer_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero,
                                          const Options* o) {
     const PlanPlace place = o->offload_optimizer == OFFLOAD_DISK   ? PLAN_DISK
                             : o->offload_optimizer == OFFLOAD_HOST ? PLAN_HOST
                                                                    : PLAN_DEVICE;
-    const double moves = place != PLAN_DEVICE;
-    const PlanMemory master = {"master weights",
-                               planned_master(o) ? zero_owned_elements(zero) * sizeof(float) : 0, place,
-                               moves, moves};
-    plan_add_at(plan, master);
-    plan_add_state(plan, cfg, zero, place);
-    if (place == PLAN_DISK) {
-        const PlanMemory places = {"pinned chunks of state", offload_places_bytes(planned_master(o)),
-                                   PLAN_HOST, 0, 0};
-        plan_add_at(plan, places);
+    OptimizerState state;
+    planned_state(&state, cfg, zero, o);
+    plan_add_state(plan, &state, place);
+    if (place != PLAN_DEVICE) {
+        memory_add_chunks_(plan, &state, zero, place);
     }
-    plan_add(plan, "chunks of state", moves > 0 ? offload_planned_bytes(planned_master(o)) : 0);
 }
 
 // Of the residual stream after a block.
@@ -161,7 +174,9 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
     plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
     const size_t copy_bytes =
-        o->out[0] && trains ? checkpoints_bytes(cfg, &zero, planned_saved_dtype(o), o->model_file_gb) : 0;
+        o->out[0] && trains
+            ? checkpoints_bytes(cfg, setup_optimizer(o), &zero, planned_saved_dtype(o), o->model_file_gb)
+            : 0;
     const PlanMemory copy = {"pinned copy to save", copy_bytes, PLAN_HOST, 0, 0};
     plan_add_at(plan, copy);
 }

@@ -17,7 +17,7 @@ must agree with files. Everything is checked here, before any memory for the mod
 
 defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_products, setup_try_prompt, setup_model_path,
          setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
-         setup_training, setup_adamw, setup_eval_sequences,
+         setup_training, setup_optimizer, setup_update, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
          setup_asks_for_samples, setup_validates_first, setup_close, DataKind
 */
@@ -33,8 +33,8 @@ defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_t
 #include "llmc/data/stories.h"
 #include "llmc/run/options.h"
 #include "llmc/tokenizer/tokenizer.h"
-#include "llmc/adamw.h"
 #include "llmc/gpt2.h"
+#include "llmc/optimizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -134,8 +134,11 @@ void setup_products(Options* options);
 // that depend on an unknown number of steps stay auto.
 void setup_training(Options* options, int has_weights);
 
-// The optimizer's settings for update number t (from 1) at `step`, for a gradient of this norm.
-AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm);
+// The optimizer of the run; a GPU's choice of master weights is not in it.
+Optimizer setup_optimizer(const Options* options);
+
+// Its settings for update number t (from 1) at `step`, for a gradient of this norm.
+Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
 
 // The entropy, in nats per token, of the targets that a validation of `sequences` looks at; NAN
 // if unknown.
@@ -898,6 +901,23 @@ static void setup_check_offload_(const Options* o) {
     }
 }
 
+// The rate, the decay and beta2 that go with the optimizer. SGD divides by nothing: a gradient that is clipped to a norm of
+// 1 needs 400 times AdamW's rate, and a decay of the usual size times that rate would be far too much. Lion's beta2 is its
+// authors'.
+static void setup_update_auto_(Options* options, int has_weights) {
+    const int is_sgd = options->optimizer == OPTIMIZER_SGD;
+    if (options->lr == OPTION_AUTO) {
+        options->lr = setup_lr_(options->channels, options->total_batch) * (has_weights ? 0.1f : 1.0f) *
+                      (is_sgd ? 400.0f : 1.0f);
+    }
+    if (options->weight_decay == OPTION_AUTO) {
+        options->weight_decay = is_sgd ? 0.0f : 0.1f;
+    }
+    if (options->beta2 == OPTION_AUTO) {
+        options->beta2 = options->optimizer == OPTIMIZER_LION ? 0.99f : setup_beta2_(options->total_batch);
+    }
+}
+
 void setup_training(Options* options, int has_weights) {
     setup_check_tasks_(options);
     setup_check_offload_(options);
@@ -919,12 +939,7 @@ void setup_training(Options* options, int has_weights) {
     if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
         options->recompute = 1; // the GPU trainer asks its GPU
     }
-    if (options->lr == OPTION_AUTO) {
-        options->lr = setup_lr_(options->channels, options->total_batch) * (has_weights ? 0.1f : 1.0f);
-    }
-    if (options->beta2 == OPTION_AUTO) {
-        options->beta2 = setup_beta2_(options->total_batch);
-    }
+    setup_update_auto_(options, has_weights);
     if (options->sample_tokens == OPTION_AUTO) {
         options->sample_tokens = options->seq_len < 256 ? options->seq_len : 256;
     }
@@ -941,8 +956,9 @@ void setup_texts(Options* options) {
 }
 
 void setup_products(Options* options) {
+    const Products best = !options->quantize && bf16_kernel().is_hardware ? PRODUCTS_BF16 : PRODUCTS_FP32;
     if (options->products == PRODUCTS_AUTO) {
-        options->products = !options->quantize && bf16_kernel().is_hardware ? PRODUCTS_BF16 : PRODUCTS_FP32;
+        options->products = best;
     }
     if (options->products == PRODUCTS_BF16 && options->quantize) {
         die_usage("--products bf16 with --quantize q8_0, whose products are those of 8 bits; wanted one of "
@@ -972,7 +988,12 @@ void setup_check_quantize(const Options* options, GPT2Config cfg) {
     }
 }
 
-AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm) {
+Optimizer setup_optimizer(const Options* options) {
+    const Optimizer optimizer = {(OptimizerName)options->optimizer, options->sgd_momentum > 0, MASTER_NONE};
+    return optimizer;
+}
+
+Update setup_update(const Options* options, int64_t step, int64_t t, double norm) {
     const AdamW adamw = {
         schedule_lr((Schedule)options->schedule, step, options->steps, options->warmup, options->lr,
                     options->final_lr_frac),
@@ -983,7 +1004,8 @@ AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm) 
         options->grad_clip > 0 && norm > options->grad_clip ? (float)(options->grad_clip / norm) : 1.0f,
         t,
     };
-    return adamw;
+    const Update update = {adamw, options->sgd_momentum};
+    return update;
 }
 
 double setup_floor(const RunData* data, int64_t sequences) {

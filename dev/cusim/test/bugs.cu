@@ -10,6 +10,7 @@ expression.
 */
 #include "llmc/gpu.cuh"
 #include <cooperative_groups.h>
+#include <cublasLt.h>
 
 // ---- helpers ----
 
@@ -598,6 +599,24 @@ template <bool FIXED> static bool copy_past_end(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 64), 0);
 }
 
+// A product that overwrites one of its factors.
+template <bool FIXED> static bool product_in_its_factor(const Gpu* gpu) {
+    float* x = device_floats(gpu, 32, 2);
+    const float one = 1, zero = 0;
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t layout;
+    cublasLtCreate(&handle);
+    cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatrixLayoutCreate(&layout, CUDA_R_32F, 1, 1, 1);
+    cublasLtMatmul(handle, product, &one, x, layout, x, layout, &zero, x + FIXED, layout, x + FIXED, layout,
+                   NULL, NULL, 0, gpu->stream);
+    cublasLtMatrixLayoutDestroy(layout);
+    cublasLtMatmulDescDestroy(product);
+    cublasLtDestroy(handle);
+    return is(weighted_sum(gpu, x, 32), 2 * weights(32) + 2 * 2);
+}
+
 // ---- the table ----
 
 // clang-format off
@@ -644,6 +663,7 @@ static const struct {
     BUG(allocation_while_capturing, "up"),
     BUG(block_too_large, "up"),
     BUG(copy_past_end, "up"),
+    BUG(product_in_its_factor, "up"),
 };
 // clang-format on
 enum { BUGS = sizeof(bugs) / sizeof(bugs[0]) };
