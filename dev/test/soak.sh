@@ -5,7 +5,7 @@
 #     make soak      the first about a quarter of an hour on two cores
 #
 # The built-in stories have a known entropy. The default run must end within 15 % of it, ten times the steps within 3 %, and
-# neither below it by more than the sampling error of 20,000 tokens. A run that is killed 200 times at random moments must end with
+# neither below it by more than the sampling error of 20,000 tokens. With products in bf16 it must end where fp32 does. A run that is killed 200 times at random moments must end with
 # the bits of one that is not. Then every fuzz target runs for a minute (fuzz.sh).
 # What uses vectors is compiled for aarch64 and run by qemu (scripts/install_deps.sh --soak).
 # Each wait in the GPU trainer and its kernels, taken out, must make a test fail (dev/cusim/test/mutate.sh).
@@ -31,6 +31,29 @@ expect_near_floor() {
         failed=1
     fi
 }
+# expect_same_learning OPTION...: in a run with these options, bf16 ends within half a percent of fp32's validation loss.
+expect_same_learning() {
+    local kind
+    for kind in fp32 bf16; do
+        ./train_gpt2 --products $kind "$@" --samples 0 --out "$work/learning_$kind" >"$work/log"
+    done
+    if ! tail -qn 1 "$work"/learning_{fp32,bf16}/log.jsonl | sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' |
+        awk -v run="$*" '{ loss[NR] = $1 } END {
+            printf "soak: %s: val loss %.4f in fp32, %.4f in bf16\n", run, loss[1], loss[2]
+            d = loss[2] / loss[1] - 1
+            exit !(NR == 2 && loss[1] > 0 && d * d <= 0.005 ^ 2)
+        }'; then
+        failed=1
+    fi
+    rm -rf "$work"/learning_*
+}
+expect_same_learning --steps 300
+if [ -n "${TINY_TEXT:-}" ] && [ -n "${GPT2_VOCAB:-}" ]; then
+    expect_same_learning --train-data "$TINY_TEXT" --tokenizer "$GPT2_VOCAB" --layers 4 --channels 128 --heads 4 \
+        --seq-len 64 --batch 8 --steps 280
+else
+    echo "soak: skipped: bf16 on a text: TINY_TEXT or GPT2_VOCAB is not set"
+fi
 expect_near_floor 3600 1.15
 expect_near_floor 36000 1.03
 dev/test/fuzz.sh 60 || failed=1
