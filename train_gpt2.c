@@ -601,9 +601,15 @@ static uint64_t gpt2_checksum(GPT2* model) {
 }
 
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
-    if (model->comm->rank == 0) {
-        setup_export(model->cfg, model->parameter_rows, model->params_memory, options, data);
+    SetupExport files;
+    if (model->comm->rank > 0 || !setup_exports(options)) {
+        return;
     }
+    setup_export_open(&files, model->cfg, options, data);
+    for (int g = 0; g < model->zero.plan.groups; g++) {
+        setup_export_group(&files, model->parameter_rows, g, group_of_parameters(model, g));
+    }
+    setup_export_close(&files);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

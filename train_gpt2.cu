@@ -900,56 +900,68 @@ static void upload_group(GPT2* model, int g, const float* group) {
 // After all groups: sets all parameters that this process keeps.
 static void upload_end(GPT2* model) { zero_gather_parameters(&model->zero); }
 
-// Copies the master weights of the groups first ... end - 1 to the host.
-static void download_master(GPT2* model, void* groups, int first, int end) {
-    const ZeroPlan* zero = &model->zero.plan;
+// Copies the master weights of group g to `group` on the host; NULL: not in this process.
+static void download_master(GPT2* model, int g, void* group) {
+    const ZeroPiece piece = zero_piece(&model->zero.plan, g);
+    const int is_divided = zero_is_divided(&model->zero.plan);
     Offload* offload = &model->offload;
-    const size_t owned = zero_owned_elements(zero);
-    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     if (!offload->slots) {
-        zero_collect(&model->zero, groups, first, end, state_slot(model, STATE_MASTER), DTYPE_FP32);
-    } else if (owned < model->elements) {
-        float* own = (float*)check_alloc(owned, sizeof(float), "copy of the master weights");
-        offload_read(offload, own, STATE_MASTER, 0, owned * sizeof(float));
-        zero_collect(&model->zero, groups, first, end, own, DTYPE_FP32);
-        free(own);
-    } else if (count > 0) {
-        offload_read(offload, groups, STATE_MASTER, begin * sizeof(float), count * sizeof(float));
+        zero_collect(&model->zero, group, g, (float*)state_slot(model, STATE_MASTER) + piece.owned,
+                     DTYPE_FP32);
+        return;
     }
+    void* room = is_divided ? check_alloc(piece.count, sizeof(float), "copy of master weights") : NULL;
+    void* mine = is_divided ? room : group;
+    if (mine) {
+        offload_read(offload, mine, STATE_MASTER, piece.owned * sizeof(float), piece.count * sizeof(float));
+    }
+    if (is_divided) {
+        zero_collect(&model->zero, group, g, mine, DTYPE_FP32);
+    }
+    free(room);
 }
 
-// Copies the weights that are saved, master weights if there are any, to the host: of the groups first ... end - 1 to
-// `groups`, laid out by the parameter rows; of none if first = end. Collective.
-static void download_weights(GPT2* model, void* groups, int first, int end) {
+// Copies the weights of group g that are saved, master weights if there are any, to `group` on the host; NULL: not in this
+// process. Collective.
+static void download_group(GPT2* model, int g, void* group) {
     const ZeroPlan* zero = &model->zero.plan;
-    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     zero_wait_for_parameters(&model->zero);
     if (has_master(model)) {
-        download_master(model, groups, first, end);
+        download_master(model, g, group);
     } else if (model->zero.params_slices) {
-        zero_collect(&model->zero, groups, first, end, model->zero.params_slices, DTYPE_OF(floatX));
-    } else {
-        download(model, groups, (floatX*)model->params_memory + begin, count * sizeof(floatX));
+        zero_collect(&model->zero, group, g, (floatX*)model->zero.params_slices + zero_piece(zero, g).kept,
+                     DTYPE_OF(floatX));
+    } else if (group) {
+        download(model, group, (floatX*)model->params_memory + zero_group_begin(zero, g),
+                 zero_group_elements(zero, g) * sizeof(floatX));
     }
 }
 
-// The parameters as fp32 on the host of rank 0, laid out by the parameter rows. The caller frees them. NULL in other
-// processes.
-static float* gpt2_download(GPT2* model) {
-    const int groups = model->comm->rank == 0 ? model->zero.plan.groups : 0;
-    const size_t count = groups ? model->elements : 0;
-    float* values = groups ? (float*)check_alloc(count, sizeof(float), "copy of the parameters") : NULL;
+// Of the groups first ... end - 1, laid out by the parameter rows; of none in this process if first = end.
+static void download_groups(GPT2* model, void* groups, int first, int end) {
+    const ZeroPlan* zero = &model->zero.plan;
+    const size_t begin = zero_group_begin(zero, first),
+                 element_bytes = has_master(model) ? sizeof(float) : sizeof(floatX);
+    for (int g = 0; g < zero->groups; g++) {
+        const int is_wanted = first <= g && g < end;
+        char* group = is_wanted ? (char*)groups + (zero_group_begin(zero, g) - begin) * element_bytes : NULL;
+        download_group(model, g, group);
+    }
+}
+
+// The same of one group as fp32.
+static void gpt2_download(GPT2* model, int g, float* group) {
     if (has_master(model)) {
-        download_weights(model, values, 0, groups);
-        return values;
+        download_group(model, g, group);
+        return;
     }
-    floatX* narrow = groups ? (floatX*)check_alloc(count, sizeof(floatX), "copy of the parameters") : NULL;
-    download_weights(model, narrow, 0, groups);
-    for (size_t i = 0; i < count; i++) {
-        values[i] = to_float(narrow[i]);
+    const size_t count = zero_group_elements(&model->zero.plan, g);
+    floatX* room = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    download_group(model, g, group ? room : NULL);
+    for (size_t i = 0; group && i < count; i++) {
+        group[i] = to_float(room[i]);
     }
-    free(narrow);
-    return values;
+    free(room);
 }
 
 // From the file, or random; a group at a time.
@@ -1028,7 +1040,7 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
         open_save_copy(model, bytes);
     }
     checkpoint_copy_at(copy, model->save_copy);
-    download_weights(model, copy->params, copy->model.groups.first, copy->model.groups.end);
+    download_groups(model, copy->params, copy->model.groups.first, copy->model.groups.end);
     if (copy->optimizer_bytes > 0) {
         download_state(model, (char*)copy->optimizer);
     }
@@ -1047,17 +1059,32 @@ static void save_products(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const GPT2*)model)->matmul, directory);
 }
 
-// Collective; rank 0 writes.
+// Collective; rank 0 writes, a group at a time.
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
-    if (options->export_llmc[0] || options->export_gguf[0]) {
-        TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.plan.size);
-        float* values = gpt2_download(model);
-        if (values) {
-            setup_export(model->cfg, rows, values, options, data);
-        }
-        free(values);
+    const ZeroPlan* zero = &model->zero.plan;
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    SetupExport files;
+    if (!setup_exports(options)) {
+        return;
     }
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
+    const int is_first = model->comm->rank == 0;
+    float* group = is_first
+                       ? (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters")
+                       : NULL;
+    if (is_first) {
+        setup_export_open(&files, model->cfg, options, data);
+    }
+    for (int g = 0; g < zero->groups; g++) {
+        gpt2_download(model, g, group);
+        if (is_first) {
+            setup_export_group(&files, rows, g, group);
+        }
+    }
+    if (is_first) {
+        setup_export_close(&files);
+    }
+    free(group);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
