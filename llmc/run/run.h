@@ -833,6 +833,7 @@ static int run_dispatch_(Run_* run, const char* program) {
     }
     setup_check_quantize(options, run->cfg);
     setup_check_freeze(options, run->cfg);
+    setup_products(options);
     if (run_is_first_(run)) {
         setup_check_exports(options);
     }
