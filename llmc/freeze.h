@@ -78,8 +78,7 @@ static inline int freeze_read_blocks_(FreezeItem_* item, const char* text) {
     return end && strcmp(end, "]") == 0;
 }
 
-static inline int freeze_read_item_(FreezeItem_* item, const char* text, size_t length, int L,
-                                    char* error) {
+static inline int freeze_read_item_(FreezeItem_* item, const char* text, size_t length, int L, char* error) {
     memset(item, 0, sizeof(*item));
     item->last = L - 1;
     snprintf(item->text, sizeof(item->text), "%.*s", (int)length, text);
