@@ -161,6 +161,8 @@ static void open_state(GPT2* model, const ZeroPlan* zero, const Options* o) {
         model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
         return;
     }
+    CHECK(model->state_bytes > 0, "--offload-optimizer: --optimizer %s has no state here; wanted off",
+          optimizer_word(model->state.optimizer.name));
     offload_open(&model->offload, &model->state, zero, directory);
     if (directory && !scratch_is_direct(model->offload.disk)) {
         printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
@@ -221,7 +223,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
-    optimizer_open(&model->optimizer, zero, &model->state);
+    optimizer_open<floatX>(&model->optimizer, zero, &model->state);
     gradient_norm_open(&model->norm, zero_sharded_elements(zero));
     open_results(model, o);
     for (int i = 0; i < 2; i++) {
@@ -743,7 +745,8 @@ static void gpt2_update(GPT2* model, Update update) {
                                  {NULL},
                                  &model->optimizer,
                                  update,
-                                 model->seed};
+                                 model->seed,
+                                 &model->matmul};
     if (model->offload.slots) {
         offload_update(&model->offload, u, &model->gpu);
     } else {
@@ -841,16 +844,9 @@ static void download_state(GPT2* model, char* state) {
     }
 }
 
-// Generation has none.
-static int has_master(const GPT2* model) {
-    return model->state.slots[STATE_MASTER].bytes > 0 && (model->state_memory || model->offload.slots);
-}
-
-// Sets `count` master weights, if there are any, from element `at` of this process's on.
-static void upload_master(GPT2* model, size_t at, const float* values, size_t count) {
-    if (has_master(model)) {
-        upload_state(model, STATE_MASTER, at * sizeof(float), values, count * sizeof(float));
-    }
+// What is kept beside the weights; generation keeps nothing.
+static MasterWeights master_of(const GPT2* model) {
+    return model->state_memory || model->offload.slots ? model->state.optimizer.master : MASTER_NONE;
 }
 
 // Sets weights from fp32 values on the host.
@@ -887,49 +883,107 @@ static void upload_quantized_group(GPT2* model, int g, const TensorRow* rows, co
     quantized_set_group(to, g, rows, group);
 }
 
+// The same with split master weights, which begin with element `at` of this process's.
+static void upload_split(GPT2* model, floatX* to, size_t at, const float* from, size_t count) {
+    uint16_t* upper = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
+    uint16_t* lower = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
+    for (size_t i = 0; i < count; i++) {
+        const SplitFloat split = split_float(from[i]);
+        memcpy(upper + i, &split.upper, sizeof(uint16_t));
+        lower[i] = split.lower;
+    }
+    upload(model, to, upper, count * sizeof(uint16_t));
+    upload_state(model, STATE_LOWER, at * sizeof(uint16_t), lower, count * sizeof(uint16_t));
+    free(lower);
+    free(upper);
+}
+
 // Sets what this process updates of group g, and the master weights of it, from fp32 values on the host that have this
 // group alone, laid out by the parameter rows.
 static void upload_group(GPT2* model, int g, const float* group) {
     const ZeroPlan* zero = &model->zero.plan;
     const ZeroPiece piece = zero_piece(zero, g);
     const float* from = group + (piece.full - zero_group_begin(zero, g));
-    upload_master(model, piece.owned, from, piece.count);
-    upload_narrow(model, (floatX*)zero_update_parameters(&model->zero) + piece.kept, from, piece.count);
+    floatX* to = (floatX*)zero_update_parameters(&model->zero) + piece.kept;
+    if (master_of(model) == MASTER_SPLIT) {
+        upload_split(model, to, piece.owned, from, piece.count);
+        return;
+    }
+    if (master_of(model) == MASTER_FP32) {
+        upload_state(model, STATE_MASTER, piece.owned * sizeof(float), from, piece.count * sizeof(float));
+    }
+    upload_narrow(model, to, from, piece.count);
 }
 
 // After all groups: sets all parameters that this process keeps.
 static void upload_end(GPT2* model) { zero_gather_parameters(&model->zero); }
 
-// Copies the master weights of the groups first ... end - 1 to the host.
-static void download_master(GPT2* model, void* groups, int first, int end) {
+// Groups first ... end - 1 of an array on the host, laid out by the parameter rows; none if first = end.
+typedef struct {
+    void* data;
+    int first, end;
+} Groups;
+
+static size_t groups_elements(const GPT2* model, Groups to) {
+    return zero_group_begin(&model->zero.plan, to.end) - zero_group_begin(&model->zero.plan, to.first);
+}
+
+// Copies a slot that all parameters have, of elements as large as `type`, to the host. Collective.
+static void download_slot(GPT2* model, Groups to, int slot, DType type) {
     const ZeroPlan* zero = &model->zero.plan;
     Offload* offload = &model->offload;
-    const size_t owned = zero_owned_elements(zero);
-    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
+    const size_t owned = zero_owned_elements(zero), bytes = dtype_bytes(type);
     if (!offload->slots) {
-        zero_collect(&model->zero, groups, first, end, state_slot(model, STATE_MASTER), DTYPE_FP32);
+        zero_collect(&model->zero, to.data, to.first, to.end, state_slot(model, slot), type);
     } else if (owned < model->elements) {
-        float* own = (float*)check_alloc(owned, sizeof(float), "copy of the master weights");
-        offload_read(offload, own, STATE_MASTER, 0, owned * sizeof(float));
-        zero_collect(&model->zero, groups, first, end, own, DTYPE_FP32);
+        void* own = check_alloc(owned, bytes, "copy of the master weights");
+        offload_read(offload, own, slot, 0, owned * bytes);
+        zero_collect(&model->zero, to.data, to.first, to.end, own, type);
         free(own);
-    } else if (count > 0) {
-        offload_read(offload, groups, STATE_MASTER, begin * sizeof(float), count * sizeof(float));
+    } else if (to.first < to.end) {
+        offload_read(offload, to.data, slot, zero_group_begin(zero, to.first) * bytes,
+                     groups_elements(model, to) * bytes);
     }
 }
 
-// Copies the weights that are saved, master weights if there are any, to the host: of the groups first ... end - 1 to
-// `groups`, laid out by the parameter rows; of none if first = end. Collective.
-static void download_weights(GPT2* model, void* groups, int first, int end) {
-    const ZeroPlan* zero = &model->zero.plan;
-    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
-    zero_wait_for_parameters(&model->zero);
-    if (has_master(model)) {
-        download_master(model, groups, first, end);
-    } else if (model->zero.params_slices) {
-        zero_collect(&model->zero, groups, first, end, model->zero.params_slices, DTYPE_OF(floatX));
+// The weights as the passes read them.
+static void download_narrow(GPT2* model, Groups to) {
+    const size_t begin = zero_group_begin(&model->zero.plan, to.first);
+    if (model->zero.params_slices) {
+        zero_collect(&model->zero, to.data, to.first, to.end, model->zero.params_slices, DTYPE_OF(floatX));
     } else {
-        download(model, groups, (floatX*)model->params_memory + begin, count * sizeof(floatX));
+        download(model, to.data, (floatX*)model->params_memory + begin,
+                 groups_elements(model, to) * sizeof(floatX));
+    }
+}
+
+// Both halves of split master weights, as fp32.
+static void download_split(GPT2* model, Groups to) {
+    const size_t count = groups_elements(model, to);
+    Groups upper = to, lower = to;
+    upper.data = check_alloc(count + 1, sizeof(floatX), "copy of the parameters");
+    lower.data = check_alloc(count + 1, sizeof(uint16_t), "copy of the parameters");
+    download_narrow(model, upper);
+    download_slot(model, lower, STATE_LOWER, DTYPE_BF16); // two bytes each
+    for (size_t i = 0; i < count; i++) {
+        bf16 half;
+        memcpy((void*)&half, (floatX*)upper.data + i, sizeof(half));
+        ((float*)to.data)[i] = split_join(half, ((uint16_t*)lower.data)[i]);
+    }
+    free(lower.data);
+    free(upper.data);
+}
+
+// Copies the weights that are saved, master weights if there are any, to the host. Collective.
+static void download_weights(GPT2* model, void* groups, int first, int end) {
+    const Groups to = {groups, first, end};
+    zero_wait_for_parameters(&model->zero);
+    if (master_of(model) == MASTER_FP32) {
+        download_slot(model, to, STATE_MASTER, DTYPE_FP32);
+    } else if (master_of(model) == MASTER_SPLIT) {
+        download_split(model, to);
+    } else {
+        download_narrow(model, to);
     }
 }
 
@@ -939,7 +993,7 @@ static float* gpt2_download(GPT2* model) {
     const int groups = model->comm->rank == 0 ? model->zero.plan.groups : 0;
     const size_t count = groups ? model->elements : 0;
     float* values = groups ? (float*)check_alloc(count, sizeof(float), "copy of the parameters") : NULL;
-    if (has_master(model)) {
+    if (master_of(model) != MASTER_NONE) {
         download_weights(model, values, 0, groups);
         return values;
     }

@@ -61,7 +61,7 @@ static State by_host(State s, Gradient grads, const OptimizerPlan* plan, const Z
     move_slots(&offload, &s, 0);
     T* params = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu);
     for (int t = 1; t <= UPDATES; t++) {
-        offload_update(&offload, OptimizerUpdate<T>{params, grads, {NULL}, plan, update_of(t), 7}, gpu);
+        offload_update(&offload, OptimizerUpdate<T>{params, grads, {NULL}, plan, update_of(t), 7, NULL}, gpu);
     }
     State after = {s.n, NULL, ops_copy(s.master, s.n), ops_copy(s.m, s.n), ops_copy(s.v, s.n)};
     move_slots(&offload, &after, 1);
@@ -73,7 +73,8 @@ static State by_host(State s, Gradient grads, const OptimizerPlan* plan, const Z
 
 // And with all of it on the GPU.
 template <class T> static State by_gpu(State s, Gradient grads, const OptimizerPlan* plan, const Gpu* gpu) {
-    OptimizerUpdate<T> u = {upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu), grads, {NULL}, plan, {}, 7};
+    OptimizerUpdate<T> u = {
+        upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu), grads, {NULL}, plan, {}, 7, NULL};
     for (int i = 0; i < 3; i++) {
         if (plan->state->slots[SLOTS[i]].bytes) {
             u.slots[SLOTS[i]] = upload<float>(array_of(&s, SLOTS[i]), s.n, 0, gpu);
@@ -108,7 +109,7 @@ static void test_same_bits(const char* what, Optimizer optimizer, int stage, int
     OptimizerState state;
     OptimizerPlan plan;
     optimizer_state_open(&state, optimizer, &zero, SMALL);
-    optimizer_open(&plan, &zero, &state);
+    optimizer_open<T>(&plan, &zero, &state);
     EXPECT(n > 6 * OFFLOAD_CHUNK && n % OFFLOAD_CHUNK, "%s: %zu elements are no test", what, n);
     const State s = state_open(n);
     float* gradient = upload<float>(ops_normal(n, 1), n, 0, gpu);
@@ -218,8 +219,9 @@ static void test_residuals(const Gpu* gpu) {
 int main(void) {
     Gpu gpu;
     gpu_open(&gpu, 0);
-    const Optimizer adamw = {OPTIMIZER_ADAMW, 0, MASTER_NONE}, master = {OPTIMIZER_ADAMW, 0, MASTER_FP32},
-                    lion = {OPTIMIZER_LION, 0, MASTER_FP32};
+    const Optimizer adamw = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE),
+                    master = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_FP32),
+                    lion = optimizer_of(OPTIMIZER_LION, 0, MASTER_FP32);
     test_same_bits<float>("fp32", adamw, 0, 1, &gpu);
     test_same_bits<bf16>("bf16 with master weights", master, 0, 1, &gpu);
     test_same_bits<bf16>("bf16, rounded stochastically", adamw, 0, 1, &gpu);

@@ -7,11 +7,6 @@
 
 static const GPT2Config ODD = {7, 131, 201, 3, 3, 33};
 
-static Optimizer optimizer_of(OptimizerName name, int has_momentum) {
-    const Optimizer optimizer = {name, has_momentum, MASTER_NONE};
-    return optimizer;
-}
-
 static const char* const WORDS[] = {OPTIMIZER_WORDS(WORDS_NAME)};
 enum { OPTIMIZERS = sizeof(WORDS) / sizeof(WORDS[0]) };
 
@@ -25,7 +20,7 @@ static void test_slots(void) {
         {OPTIMIZER_ADAMW, 0, 8}, {OPTIMIZER_LION, 0, 4}, {OPTIMIZER_SGD, 1, 4}, {OPTIMIZER_SGD, 0, 0}};
     const ZeroPlan whole = zero_plan(ODD, 0, 0, 1);
     for (int i = 0; i < 4; i++) {
-        const Optimizer optimizer = optimizer_of(wanted[i].name, wanted[i].has_momentum);
+        const Optimizer optimizer = optimizer_of(wanted[i].name, wanted[i].has_momentum, MASTER_NONE);
         OptimizerState state;
         optimizer_state_open(&state, optimizer, &whole, ODD);
         EXPECT((double)state.bytes == wanted[i].bytes * (double)zero_full_elements(&whole) &&
@@ -36,7 +31,7 @@ static void test_slots(void) {
                optimizer_saved_bytes(optimizer, ODD));
     }
     OptimizerState with;
-    Optimizer master = optimizer_of(OPTIMIZER_ADAMW, 0);
+    Optimizer master = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE);
     master.master = MASTER_FP32;
     optimizer_state_open(&with, master, &whole, ODD);
     EXPECT(with.bytes == with.saved_bytes + zero_full_elements(&whole) * sizeof(float),
@@ -63,7 +58,7 @@ static void mark(char* taken, const OptimizerState* state, int slot, const ZeroR
 static void test_places(OptimizerName name, int stage, int size, int rank) {
     const ZeroPlan zero = zero_plan(ODD, stage, rank, size);
     OptimizerState state;
-    optimizer_state_open(&state, optimizer_of(name, 1), &zero, ODD);
+    optimizer_state_open(&state, optimizer_of(name, 1, MASTER_NONE), &zero, ODD);
     ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(ODD), sizeof(ZeroRange), "ranges");
     const int count = zero_ranges(&zero, state.rows, ODD, ranges);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -192,11 +187,11 @@ static void test_elastic(Optimizer optimizer) {
 // Another optimizer, or another number of slots, starts with zeros.
 static void test_other(void) {
     Saved saved;
-    save(&saved, optimizer_of(OPTIMIZER_ADAMW, 1), 0, 1);
-    EXPECT(load(&saved, optimizer_of(OPTIMIZER_LION, 1), 0, 1, 0) == 0, "lion has adamw's m");
-    EXPECT(load(&saved, optimizer_of(OPTIMIZER_ADAMW, 0), 0, 1, 0) > 0, "adamw has not its own");
-    save(&saved, optimizer_of(OPTIMIZER_SGD, 0), 0, 1);
-    EXPECT(load(&saved, optimizer_of(OPTIMIZER_SGD, 1), 0, 1, 0) == 0, "momentum from nowhere");
+    save(&saved, optimizer_of(OPTIMIZER_ADAMW, 1, MASTER_NONE), 0, 1);
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_LION, 1, MASTER_NONE), 0, 1, 0) == 0, "lion has adamw's m");
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), 0, 1, 0) > 0, "adamw has not its own");
+    save(&saved, optimizer_of(OPTIMIZER_SGD, 0, MASTER_NONE), 0, 1);
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE), 0, 1, 0) == 0, "momentum from nowhere");
 }
 
 int main(void) {
@@ -207,9 +202,9 @@ int main(void) {
             test_places((OptimizerName)name, 2, size, size / 2);
         }
     }
-    test_elastic(optimizer_of(OPTIMIZER_ADAMW, 0));
-    test_elastic(optimizer_of(OPTIMIZER_LION, 0));
-    test_elastic(optimizer_of(OPTIMIZER_SGD, 0));
+    test_elastic(optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE));
+    test_elastic(optimizer_of(OPTIMIZER_LION, 0, MASTER_NONE));
+    test_elastic(optimizer_of(OPTIMIZER_SGD, 0, MASTER_NONE));
     test_other();
     return test_done("optimizer");
 }

@@ -56,8 +56,7 @@ typedef struct {
 
 static Layout layout_of(OptimizerName name, int stage, int size) {
     Layout layout;
-    layout.optimizer.name = name;
-    layout.optimizer.has_momentum = 1;
+    layout.optimizer = optimizer_of(name, 1, MASTER_NONE);
     layout.stage = stage;
     layout.size = size;
     gpt2_sharded_rows_of(layout.rows, SMALL, 1, size);
@@ -176,12 +175,12 @@ static void update_of_rank(State s, T* param, const float* grad, const ZeroPlan*
     OptimizerState state;
     OptimizerPlan plan;
     optimizer_state_open(&state, optimizer, zero, SMALL);
-    optimizer_open(&plan, zero, &state);
+    optimizer_open<T>(&plan, zero, &state);
     float *m = upload_slot(&state, STATE_M, s.m, zero, gpu),
           *v = upload_slot(&state, STATE_V, s.v, zero, gpu),
           *master = upload_slot(&state, STATE_MASTER, s.master, zero, gpu);
     G* device_grad = upload_owned<G>(grad, zero, gpu);
-    OptimizerUpdate<T> u = {param, {device_grad, DTYPE_OF(G)}, {NULL}, &plan, by, seed};
+    OptimizerUpdate<T> u = {param, {device_grad, DTYPE_OF(G)}, {NULL}, &plan, by, seed, NULL};
     u.slots[STATE_M] = m;
     u.slots[STATE_V] = v;
     u.slots[STATE_MASTER] = master;
@@ -328,7 +327,7 @@ static State cpu_update(const Layout* layout, State s, const float* grad, Update
             const Lion opt = {a.lr, a.beta1, a.beta2, decay, a.grad_scale};
             lion_update_cpu(after[decays].param, grad, after[decays].m, layout->n, opt);
         } else {
-            const Sgd opt = {a.lr, by.sgd_momentum, decay, a.grad_scale};
+            const Sgd opt = {a.lr, by.momentum, decay, a.grad_scale};
             float* m = layout->optimizer.has_momentum ? after[decays].m : NULL;
             sgd_update_cpu(after[decays].param, grad, m, layout->n, opt);
         }
@@ -538,7 +537,7 @@ static void too_many_pieces(const void* zero) {
     OptimizerPlan plan;
     OptimizerState state;
     memset(&state, 0, sizeof(state));
-    optimizer_open(&plan, (const ZeroPlan*)zero, &state);
+    optimizer_open<float>(&plan, (const ZeroPlan*)zero, &state);
 }
 
 static void test_limits(void) {
@@ -548,7 +547,7 @@ static void test_limits(void) {
 
 // Bytes of an update, of each parameter.
 static double bytes_of(OptimizerName name, MasterWeights master, DType params, DType grads) {
-    const Optimizer optimizer = {name, 0, master};
+    const Optimizer optimizer = optimizer_of(name, 0, master);
     const ZeroPlan zero = zero_plan(SMALL, 0, 0, 1);
     OptimizerState state;
     optimizer_state_open(&state, optimizer, &zero, SMALL);
