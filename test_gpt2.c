@@ -78,7 +78,13 @@ static void fixture_close(State* s) {
 static Comm alone = {.size = 1};
 
 static void open_model(GPT2* model, GPT2Config cfg, int B, int T, int recompute) {
-    const Options options = {.batch = B, .seq_len = T, .steps = 1, .recompute = recompute, .processes = 1};
+    const Options options = {.batch = B,
+                             .seq_len = T,
+                             .steps = 1,
+                             .recompute = recompute,
+                             .processes = 1,
+                             .embedding_lr_scale = 1,
+                             .vector_lr_scale = 1};
     gpt2_open(model, cfg, &options, &alone);
 }
 
@@ -535,6 +541,8 @@ int main(void) {
     test_task_losses(&trainer, "", 1e-5);
     test_resume(&trainer, "");
     test_resume(&trainer, "--optimizer lion");
+    test_resume(&trainer, "--optimizer adafactor");
+    test_resume(&trainer, "--optimizer muon");
     test_resume(&trainer, "--optimizer sgd --lr 0.1");
     test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
     return test_done("test_gpt2");
