@@ -918,92 +918,94 @@ static void upload_group(GPT2* model, int g, const float* group) {
 // After all groups: sets all parameters that this process keeps.
 static void upload_end(GPT2* model) { zero_gather_parameters(&model->zero); }
 
-// Groups first ... end - 1 of an array on the host, laid out by the parameter rows; none if first = end.
-typedef struct {
-    void* data;
-    int first, end;
-} Groups;
-
-static size_t groups_elements(const GPT2* model, Groups to) {
-    return zero_group_begin(&model->zero.plan, to.end) - zero_group_begin(&model->zero.plan, to.first);
-}
-
-// Copies a slot that all parameters have, of elements as large as `type`, to the host. Collective.
-static void download_slot(GPT2* model, Groups to, int slot, DType type) {
-    const ZeroPlan* zero = &model->zero.plan;
+// Copies group g of a slot that all parameters have, of elements as large as `type`, to `group` on the host; NULL: not in
+// this process. Collective.
+static void download_slot(GPT2* model, int g, void* group, int slot, DType type) {
+    const ZeroPiece piece = zero_piece(&model->zero.plan, g);
+    const int is_divided = zero_is_divided(&model->zero.plan);
+    const size_t bytes = dtype_bytes(type);
     Offload* offload = &model->offload;
-    const size_t owned = zero_owned_elements(zero), bytes = dtype_bytes(type);
     if (!offload->slots) {
-        zero_collect(&model->zero, to.data, to.first, to.end, state_slot(model, slot), type);
-    } else if (owned < model->elements) {
-        void* own = check_alloc(owned, bytes, "copy of the master weights");
-        offload_read(offload, own, slot, 0, owned * bytes);
-        zero_collect(&model->zero, to.data, to.first, to.end, own, type);
-        free(own);
-    } else if (to.first < to.end) {
-        offload_read(offload, to.data, slot, zero_group_begin(zero, to.first) * bytes,
-                     groups_elements(model, to) * bytes);
+        zero_collect(&model->zero, group, g, (char*)state_slot(model, slot) + piece.owned * bytes, type);
+        return;
     }
+    void* room = is_divided ? check_alloc(piece.count, bytes, "copy of master weights") : NULL;
+    void* mine = is_divided ? room : group;
+    if (mine) {
+        offload_read(offload, mine, slot, piece.owned * bytes, piece.count * bytes);
+    }
+    if (is_divided) {
+        zero_collect(&model->zero, group, g, mine, type);
+    }
+    free(room);
 }
 
 // The weights as the passes read them.
-static void download_narrow(GPT2* model, Groups to) {
-    const size_t begin = zero_group_begin(&model->zero.plan, to.first);
+static void download_narrow(GPT2* model, int g, void* group) {
+    const ZeroPlan* zero = &model->zero.plan;
     if (model->zero.params_slices) {
-        zero_collect(&model->zero, to.data, to.first, to.end, model->zero.params_slices, DTYPE_OF(floatX));
-    } else {
-        download(model, to.data, (floatX*)model->params_memory + begin,
-                 groups_elements(model, to) * sizeof(floatX));
+        zero_collect(&model->zero, group, g, (floatX*)model->zero.params_slices + zero_piece(zero, g).kept,
+                     DTYPE_OF(floatX));
+    } else if (group) {
+        download(model, group, (floatX*)model->params_memory + zero_group_begin(zero, g),
+                 zero_group_elements(zero, g) * sizeof(floatX));
     }
 }
 
 // Both halves of split master weights, as fp32.
-static void download_split(GPT2* model, Groups to) {
-    const size_t count = groups_elements(model, to);
-    Groups upper = to, lower = to;
-    upper.data = check_alloc(count + 1, sizeof(floatX), "copy of the parameters");
-    lower.data = check_alloc(count + 1, sizeof(uint16_t), "copy of the parameters");
-    download_narrow(model, upper);
-    download_slot(model, lower, STATE_LOWER, DTYPE_BF16); // two bytes each
-    for (size_t i = 0; i < count; i++) {
+static void download_split(GPT2* model, int g, float* group) {
+    const size_t count = zero_group_elements(&model->zero.plan, g);
+    floatX* upper = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    uint16_t* lower = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
+    download_narrow(model, g, group ? upper : NULL);
+    download_slot(model, g, group ? lower : NULL, STATE_LOWER, DTYPE_BF16); // two bytes each
+    for (size_t i = 0; group && i < count; i++) {
         bf16 half;
-        memcpy((void*)&half, (floatX*)upper.data + i, sizeof(half));
-        ((float*)to.data)[i] = split_join(half, ((uint16_t*)lower.data)[i]);
+        memcpy((void*)&half, upper + i, sizeof(half));
+        group[i] = split_join(half, lower[i]);
     }
-    free(lower.data);
-    free(upper.data);
+    free(lower);
+    free(upper);
 }
 
-// Copies the weights that are saved, master weights if there are any, to the host. Collective.
-static void download_weights(GPT2* model, void* groups, int first, int end) {
-    const Groups to = {groups, first, end};
+// Copies the weights of group g that are saved, master weights if there are any, to `group` on the host; NULL: not in this
+// process. Collective.
+static void download_group(GPT2* model, int g, void* group) {
     zero_wait_for_parameters(&model->zero);
     if (master_of(model) == MASTER_FP32) {
-        download_slot(model, to, STATE_MASTER, DTYPE_FP32);
+        download_slot(model, g, group, STATE_MASTER, DTYPE_FP32);
     } else if (master_of(model) == MASTER_SPLIT) {
-        download_split(model, to);
+        download_split(model, g, (float*)group);
     } else {
-        download_narrow(model, to);
+        download_narrow(model, g, group);
     }
 }
 
-// The parameters as fp32 on the host of rank 0, laid out by the parameter rows. The caller frees them. NULL in other
-// processes.
-static float* gpt2_download(GPT2* model) {
-    const int groups = model->comm->rank == 0 ? model->zero.plan.groups : 0;
-    const size_t count = groups ? model->elements : 0;
-    float* values = groups ? (float*)check_alloc(count, sizeof(float), "copy of the parameters") : NULL;
+// Of the groups first ... end - 1, laid out by the parameter rows; of none in this process if first = end.
+static void download_groups(GPT2* model, void* groups, int first, int end) {
+    const ZeroPlan* zero = &model->zero.plan;
+    const size_t begin = zero_group_begin(zero, first),
+                 element_bytes = master_of(model) != MASTER_NONE ? sizeof(float) : sizeof(floatX);
+    for (int g = 0; g < zero->groups; g++) {
+        const int is_wanted = first <= g && g < end;
+        char* group = is_wanted ? (char*)groups + (zero_group_begin(zero, g) - begin) * element_bytes : NULL;
+        download_group(model, g, group);
+    }
+}
+
+// The same of one group as fp32.
+static void gpt2_download(GPT2* model, int g, float* group) {
     if (master_of(model) != MASTER_NONE) {
-        download_weights(model, values, 0, groups);
-        return values;
+        download_group(model, g, group);
+        return;
     }
-    floatX* narrow = groups ? (floatX*)check_alloc(count, sizeof(floatX), "copy of the parameters") : NULL;
-    download_weights(model, narrow, 0, groups);
-    for (size_t i = 0; i < count; i++) {
-        values[i] = to_float(narrow[i]);
+    const size_t count = zero_group_elements(&model->zero.plan, g);
+    floatX* room = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    download_group(model, g, group ? room : NULL);
+    for (size_t i = 0; group && i < count; i++) {
+        group[i] = to_float(room[i]);
     }
-    free(narrow);
-    return values;
+    free(room);
 }
 
 // From the file, or random; a group at a time.
@@ -1082,7 +1084,7 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
         open_save_copy(model, bytes);
     }
     checkpoint_copy_at(copy, model->save_copy);
-    download_weights(model, copy->params, copy->model.groups.first, copy->model.groups.end);
+    download_groups(model, copy->params, copy->model.groups.first, copy->model.groups.end);
     if (copy->optimizer_bytes > 0) {
         download_state(model, (char*)copy->optimizer);
     }
@@ -1101,17 +1103,32 @@ static void save_products(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const GPT2*)model)->matmul, directory);
 }
 
-// Collective; rank 0 writes.
+// Collective; rank 0 writes, a group at a time.
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
-    if (options->export_llmc[0] || options->export_gguf[0]) {
-        TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.plan.size);
-        float* values = gpt2_download(model);
-        if (values) {
-            setup_export(model->cfg, rows, values, options, data);
-        }
-        free(values);
+    const ZeroPlan* zero = &model->zero.plan;
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    SetupExport files;
+    if (!setup_exports(options)) {
+        return;
     }
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
+    const int is_first = model->comm->rank == 0;
+    float* group = is_first
+                       ? (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters")
+                       : NULL;
+    if (is_first) {
+        setup_export_open(&files, model->cfg, options, data);
+    }
+    for (int g = 0; g < zero->groups; g++) {
+        gpt2_download(model, g, group);
+        if (is_first) {
+            setup_export_group(&files, rows, g, group);
+        }
+    }
+    if (is_first) {
+        setup_export_close(&files);
+    }
+    free(group);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -490,6 +490,7 @@ static void test_tuned_apart(const Gpu* gpu) {
            "%d plans, %d choices", ctx.plans_count, ctx.chosen.count);
     EXPECT(!simulated || (ctx.plans[0].chosen == 0 && ctx.plans[1].chosen == 2), "algorithms %d and %d",
            ctx.plans[0].chosen, ctx.plans[1].chosen);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     matmul_gpu_close(&ctx);
     gpu_free(memory);
     unsetenv("CUSIM_LT_FAST");

@@ -65,17 +65,23 @@ template <class T>
 static State by_host(const State* s, Gradient grads, const OptimizerPlan* plan, const ZeroPlan* zero,
                      const char* directory, const Gpu* gpu) {
     Offload offload;
+    T *params = upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu),
+      *other = upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu);
     offload_open(&offload, plan->state, zero, directory);
+    // what an update wrote is overwritten, as by a rollback
+    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7, NULL}, gpu);
     move_slots(&offload, s, 0);
-    T* params = upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu);
     for (int t = 1; t <= UPDATES; t++) {
         offload_update(&offload, OptimizerUpdate<T>{params, grads, {NULL}, plan, update_of(t), 7, NULL}, gpu);
     }
     State after = state_open(plan->state, s->n);
     move_slots(&offload, &after, 1);
-    after.params = download(params, s->n, gpu);
-    gpu_free(params);
+    // closed while an update is still written
+    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7, NULL}, gpu);
     offload_close(&offload);
+    after.params = download(params, s->n, gpu);
+    gpu_free(other);
+    gpu_free(params);
     return after;
 }
 

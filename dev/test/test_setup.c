@@ -82,7 +82,7 @@ static void write_model(const char* name) {
     const GPT2Config cfg = {.max_T = 32, .V = 400, .Vp = 416, .L = 2, .NH = 2, .C = 8};
     TensorRow rows[GPT2_PARAMETER_ROWS];
     void* memory = check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
-    llmc_bin_write(test_path(name), cfg, rows, memory, MODEL_FP32);
+    whole_model_write_bin(test_path(name), cfg, rows, memory, MODEL_FP32);
     free(memory);
 }
 

@@ -15,10 +15,11 @@ is refused: its tokens would be different ones. The model is a name, a file of l
 directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
-defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_try_prompt, setup_model_path,
+defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_products, setup_try_prompt, setup_model_path,
          setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
          setup_training, setup_check_optimizer, setup_optimizer, setup_update, setup_eval_sequences,
-         setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
+         setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, SetupExport, setup_exports, setup_export_open,
+         setup_export_group, setup_export_close, setup_prompt,
          setup_asks_for_samples, setup_validates_first, setup_close, DataKind
 */
 #ifndef LLMC_SETUP_H
@@ -31,6 +32,8 @@ defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_t
 #include "llmc/data/dataloader.h"
 #include "llmc/data/sources.h"
 #include "llmc/data/stories.h"
+#include "llmc/formats/gguf.h"
+#include "llmc/formats/llmc_bin.h"
 #include "llmc/run/options.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "llmc/gpt2.h"
@@ -127,6 +130,9 @@ void setup_texts(Options* options);
 // Refuses --quantize where the run cannot use it, and for a model whose rows are no whole blocks.
 void setup_check_quantize(const Options* options, GPT2Config cfg);
 
+// Decides --products auto, and refuses bf16 where matrices are in 8 bits.
+void setup_products(Options* options);
+
 // The learning rate and all intervals; after setup_data. `has_weights`: the model is already trained. Values
 // that depend on an unknown number of steps stay auto.
 void setup_training(Options* options, int has_weights);
@@ -154,10 +160,24 @@ int setup_validates_first(const Options* options, double flops, int64_t sequence
 // Reports bad names of exports before training.
 void setup_check_exports(const Options* options);
 
-// Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
-// --export-gguf name.
-void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, const Options* options,
-                  const RunData* data);
+// The final model on its way into the files that --export-llmc and --export-gguf name, a group of parameters (gpt2.h)
+// at a time.
+typedef struct {
+    const Options* options;
+    const RunData* data;
+    LlmcBinWriter llmc;
+    GgufWriter gguf;
+} SetupExport;
+
+int setup_exports(const Options* options); // whether there is such a file
+
+void setup_export_open(SetupExport* files, GPT2Config cfg, const Options* options, const RunData* data);
+
+// Writes group g, fp32 in memory that has only this group, laid out by `rows`.
+void setup_export_group(SetupExport* files, const TensorRow* rows, int g, const void* group);
+
+// After all groups.
+void setup_export_close(SetupExport* files);
 
 // The tokens that samples start with: end-of-text, then --prompt. `ids` has room for max + 1; returns their
 // number.
@@ -193,15 +213,15 @@ void setup_close(RunData* data);
 #include "llmc/data/pack.h"
 #include "llmc/data/text_data.h"
 #include "llmc/data/tokens.h"
-#include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_model.h"
-#include "llmc/formats/llmc_bin.h"
 #include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/state.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/bf16_tile.h"
+#include "llmc/linear.h"
 #include "llmc/quantized.h"
 
 // ---- vocabulary and model ----
@@ -953,6 +973,17 @@ void setup_texts(Options* options) {
     options->logits_chunk = options->batch;
 }
 
+void setup_products(Options* options) {
+    const Products best = !options->quantize && bf16_kernel().is_hardware ? PRODUCTS_BF16 : PRODUCTS_FP32;
+    if (options->products == PRODUCTS_AUTO) {
+        options->products = best;
+    }
+    if (options->products == PRODUCTS_BF16 && options->quantize) {
+        die_usage("--products bf16 with --quantize q8_0, whose products are those of 8 bits; wanted one of "
+                  "the two");
+    }
+}
+
 void setup_check_quantize(const Options* options, GPT2Config cfg) {
     if (!options->quantize) {
         return;
@@ -1137,30 +1168,55 @@ static void setup_export_tokenizer_(const char* file, const Tokenizer* tokenizer
     }
 }
 
-static void setup_export_gguf_(GPT2Config cfg, const TensorRow* rows, const void* memory,
-                               const Options* options, const RunData* data) {
-    const Bpe* bpe = data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
-    gguf_write(options->export_gguf, options->out[0] ? options->out : options->export_gguf, cfg, rows, memory,
-               (GgufDtype)options->export_gguf_dtype, bpe);
-    if (!bpe) {
+int setup_exports(const Options* options) { return options->export_llmc[0] || options->export_gguf[0]; }
+
+// The tokenizer that a GGUF file can have; NULL: none.
+static const Bpe* setup_export_bpe_(const RunData* data) {
+    return data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
+}
+
+void setup_export_open(SetupExport* files, GPT2Config cfg, const Options* options, const RunData* data) {
+    files->options = options;
+    files->data = data;
+    if (options->export_llmc[0]) {
+        llmc_bin_create(&files->llmc, options->export_llmc, cfg, (ModelDtype)options->export_dtype);
+    }
+    if (options->export_gguf[0]) {
+        gguf_create(&files->gguf, options->export_gguf, options->out[0] ? options->out : options->export_gguf,
+                    cfg, (GgufDtype)options->export_gguf_dtype, setup_export_bpe_(data));
+    }
+}
+
+void setup_export_group(SetupExport* files, const TensorRow* rows, int g, const void* group) {
+    if (files->options->export_llmc[0]) {
+        llmc_bin_put(&files->llmc, rows, g, group);
+    }
+    if (files->options->export_gguf[0]) {
+        gguf_put(&files->gguf, rows, g, group);
+    }
+}
+
+static void setup_export_close_gguf_(SetupExport* files) {
+    const RunData* data = files->data;
+    gguf_commit(&files->gguf);
+    if (!setup_export_bpe_(data)) {
         fprintf(stderr, "warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it\n",
-                options->export_gguf,
+                files->options->export_gguf,
                 !data->has_tokenizer          ? "the data are only token ids"
                 : data->tokenizer.decode_only ? "no merges make these tokens"
                                               : "it knows no words");
     }
 }
 
-void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, const Options* options,
-                  const RunData* data) {
-    if (options->export_llmc[0]) {
-        llmc_bin_write(options->export_llmc, cfg, rows, memory, (ModelDtype)options->export_dtype);
-        if (data->has_tokenizer) {
-            setup_export_tokenizer_(options->export_llmc, &data->tokenizer);
+void setup_export_close(SetupExport* files) {
+    if (files->options->export_llmc[0]) {
+        llmc_bin_commit(&files->llmc);
+        if (files->data->has_tokenizer) {
+            setup_export_tokenizer_(files->options->export_llmc, &files->data->tokenizer);
         }
     }
-    if (options->export_gguf[0]) {
-        setup_export_gguf_(cfg, rows, memory, options, data);
+    if (files->options->export_gguf[0]) {
+        setup_export_close_gguf_(files);
     }
 }
 

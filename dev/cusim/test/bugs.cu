@@ -521,9 +521,33 @@ template <bool FIXED> static bool missing_stream_synchronize(const Gpu* gpu) {
         CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     }
     const float got = pinned[0];
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     gpu_free(x);
     CUDA_CHECK(cudaFreeHost(pinned));
     return is(got, 5);
+}
+
+// No manual promises that these wait for work that is queued.
+template <bool FIXED> static bool freed_while_queued(const Gpu* gpu) {
+    float* x = device_floats(gpu, 32, 0);
+    launch(fill_kernel, 1, 32, 0, gpu, x, 5.0f);
+    if (FIXED) {
+        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    }
+    gpu_free(x);
+    return true;
+}
+
+template <bool FIXED> static bool stream_destroyed_while_queued(const Gpu* gpu) {
+    float* x = device_floats(gpu, 32, 0);
+    Gpu other = *gpu;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
+    launch(fill_kernel, 1, 32, 0, &other, x, 5.0f);
+    if (FIXED) {
+        CUDA_CHECK(cudaStreamSynchronize(other.stream));
+    }
+    CUDA_CHECK(cudaStreamDestroy(other.stream));
+    return is(weighted_sum(gpu, x, 32), 5 * weights(32));
 }
 
 // An asynchronous copy may read pageable memory late, too.
@@ -658,6 +682,8 @@ static const struct {
     BUG(missing_mbarrier_wait, "up"),
     BUG(missing_event_wait, "lazy"),
     BUG(missing_stream_synchronize, "lazy"),
+    BUG(freed_while_queued, "lazy"),
+    BUG(stream_destroyed_while_queued, "lazy"),
     BUG(pageable_reused_too_early, "lazy"),
     BUG(missing_wait_in_graph, "lazy"),
     BUG(allocation_while_capturing, "up"),
