@@ -112,22 +112,32 @@ static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* 
     return saves_in_background(o) ? checkpoints_bytes(cfg, zero, SAFETENSORS_F32, o->model_file_gb) : 0;
 }
 
-// Sets the list of the large allocations; it ends with a name of NULL.
+// Partial sums of the gradient's norm.
+static size_t planned_norm(const ZeroPlan* zero) {
+    return (zero_sharded_elements(zero) / GRADIENT_BLOCK + 1) * sizeof(double);
+}
+
+// What operations need for themselves.
+static size_t planned_scratch(GPT2Config cfg, const Options* o) {
+    return linear_scratch_bytes(o->quantize, planned_tokens(o), (size_t)gpt2_hidden(cfg)) +
+           attention_scratch_bytes(o->seq_len, gpt2_head_size(cfg));
+}
+
+// Sets the list of all that gpt2_open allocates, to the byte; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
     plan->name = NULL;
     plan_add(plan, o->quantize ? "parameters in 8 bits" : "parameters",
              planned_parameters(parameters, cfg, &zero, o));
-    if (o->quantize) {
-        plan_add(plan, "inputs in 8 bits", quantized_rows_bytes(planned_tokens(o), (size_t)gpt2_hidden(cfg)));
-    }
+    plan_add(plan, "scratch",
+             planned_scratch(cfg, o) + (o->recompute == RECOMPUTE_NEVER ? 0 : planned_norm(&zero)));
     if (o->recompute == RECOMPUTE_NEVER) {
         const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
         plan_add_text(plan, activations, bytes);
         return;
     }
-    plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_buffer_elements(&zero) * sizeof(float));
+    plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_bytes_cpu(&zero, cfg));
     if (!options_only_evaluates(o)) {
         plan_add_state(plan, cfg, &zero, PLAN_DEVICE);
     }
@@ -158,8 +168,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
                   (float*)model->grads_memory, model->comm);
-    model->norm_partial = (double*)check_alloc(zero_sharded_elements(zero) / GRADIENT_BLOCK + 1,
-                                               sizeof(double), "gradient norm");
+    model->norm_partial = (double*)check_alloc(planned_norm(zero), 1, "gradient norm");
     model->saves_copy = saves_in_background(o);
     if (copy_bytes) {
         model->save_copy = check_alloc(copy_bytes, 1, "copy to save");

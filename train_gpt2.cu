@@ -26,6 +26,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/offload.cuh"
 #include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
+#include "llmc/step_result.cuh"
 #include "llmc/text_model.cuh"
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
@@ -44,14 +45,6 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
-
-// What the host reads back of an update or a validation's batch, on the GPU and in pinned memory.
-typedef struct {
-    WideSum square_sum;          // of the gradient
-    unsigned long long checksum; // of the parameters
-    int64_t count;               // of losses
-    double losses[];             // sum of each micro-step
-} StepResult;
 
 // A micro-step as one CUDA graph. It is captured when the micro-step is done for the second time: the first
 // time chooses algorithms and loads kernels.
@@ -193,14 +186,11 @@ static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Optio
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
 
-static size_t result_bytes(int64_t losses) { return sizeof(StepResult) + (size_t)losses * sizeof(double); }
-
 // Room for what an update tells the host.
 static void open_results(GPT2* model, const Options* o) {
-    model->max_losses =
-        planned_micro_batches(o) > 1 ? planned_micro_batches(o) : 1; // a validation has one, too
-    model->result = (StepResult*)gpu_alloc(1, result_bytes(model->max_losses), "results");
-    CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
+    model->max_losses = planned_losses(o);
+    model->result = (StepResult*)gpu_alloc(1, step_result_bytes(model->max_losses), "results");
+    model->result_host = (StepResult*)gpu_alloc_pinned(1, step_result_bytes(model->max_losses), "results");
 }
 
 // A run that trains samples too little for a graph.
@@ -298,7 +288,7 @@ static void close_training(GPT2* model) {
     }
     close_save_copy(model);
     gpu_free(model->is_top);
-    CUDA_CHECK(cudaFreeHost(model->result_host));
+    gpu_free_pinned(model->result_host);
     gpu_free(model->result);
     gradient_norm_close(&model->norm);
     adamw_close(&model->adamw);
@@ -694,7 +684,7 @@ static void gpt2_choose_products(GPT2* model) {
 // Waits for the GPU, once a step: for the losses of the micro-steps and the square sum of the gradient.
 static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
     assert(losses <= model->max_losses);
-    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, result_bytes(losses),
+    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, step_result_bytes(losses),
                                cudaMemcpyDeviceToHost, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
     return model->result_host;

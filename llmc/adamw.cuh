@@ -131,11 +131,16 @@ static inline void adamw_set_decay_(uint8_t* decay, const TensorRow* rows) {
     }
 }
 
+// What adamw_open allocates.
+static inline size_t adamw_planned_bytes(const ZeroPlan* zero) {
+    return (zero->once + zero->block) / TENSOR_ALIGN;
+}
+
 // `rows` are the parameters', for zero->size shards.
 static inline void adamw_open(AdamWPlan* plan, const ZeroPlan* zero, const TensorRow* rows) {
     const ZeroCut own = zero_owned_cut(zero), in_kept = zero_owned_in_kept(zero);
     const size_t part = (size_t)own.parts * ADAMW_PIECE_, count = zero_owned_elements(zero) / ADAMW_PIECE_;
-    const size_t decays = (zero->once + zero->block) / TENSOR_ALIGN;
+    const size_t decays = adamw_planned_bytes(zero);
     CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
     plan->pieces.once = (uint32_t)(zero->once / part);
     plan->pieces.block = (uint32_t)(zero->block / part);
@@ -348,13 +353,18 @@ typedef struct {
     int units;
 } GradientNorm;
 
+// What gradient_norm_open allocates.
+static inline size_t gradient_norm_planned_bytes(size_t n) {
+    return ceil_div(n / GRADIENT_BLOCK, (size_t)NORM_UNITS_) * sizeof(WideSum);
+}
+
 // For gradients of n elements, a multiple of GRADIENT_BLOCK.
 static inline void gradient_norm_open(GradientNorm* norm, size_t n) {
     const size_t units = n / GRADIENT_BLOCK;
     assert(n % GRADIENT_BLOCK == 0 && units <= INT_MAX);
     norm->units = (int)units;
-    norm->partial = (WideSum*)gpu_alloc(ceil_div(units, (size_t)NORM_UNITS_), sizeof(WideSum),
-                                        "partial sums of the gradient's norm");
+    norm->partial =
+        (WideSum*)gpu_alloc(gradient_norm_planned_bytes(n), 1, "partial sums of the gradient's norm");
 }
 
 static inline void gradient_norm_close(GradientNorm* norm) {

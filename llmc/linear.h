@@ -9,7 +9,7 @@ linear.h -- the layers that read a model's matrices, which are floats, or with -
 
 They set their output. Pointers to matrices in 8 bits are those of GPT2Parameters (quantized_model.h).
 
-defines: Linear, linear_open, linear_close, linear_forward_cpu, linear_encoder_cpu
+defines: Linear, linear_scratch_bytes, linear_open, linear_close, linear_forward_cpu, linear_encoder_cpu
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -25,6 +25,11 @@ typedef struct {
     MatmulScratch matmul;
     QuantizedScratch quantized; // if they are
 } Linear;
+
+// What linear_open allocates.
+static inline size_t linear_scratch_bytes(int is_quantized, size_t N, size_t C) {
+    return matmul_scratch_bytes() + (is_quantized ? quantized_rows_bytes(N, C) : 0);
+}
 
 // For inputs of up to N rows and C columns.
 static inline void linear_open(Linear* linear, int is_quantized, size_t N, size_t C) {

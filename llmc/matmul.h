@@ -65,9 +65,12 @@ static inline size_t matmul_scratch_floats_(void) {
 }
 
 // For as many threads as the next parallel region would have.
+static inline size_t matmul_scratch_bytes(void) {
+    return (size_t)threads_max() * matmul_scratch_floats_() * sizeof(float);
+}
+
 static inline void matmul_open(MatmulScratch* scratch) {
-    scratch->memory =
-        (float*)check_alloc(threads_max() * matmul_scratch_floats_(), sizeof(float), "matmul: packed blocks");
+    scratch->memory = (float*)check_alloc(matmul_scratch_bytes(), 1, "matmul: packed blocks");
 }
 
 static inline void matmul_close(MatmulScratch* scratch) { free(scratch->memory); }

@@ -9,7 +9,7 @@ what the options leave open because it depends on memory, and whether the run fi
 Each planned_... is one fact that the model is opened with.
 
 defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_master, planned_gradient_dtype,
-         planned_zero, planned_residual_bytes, planned_micro_batches, memory_plan, memory_choose, memory_require
+         planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses, memory_plan, memory_choose, memory_require
 */
 #ifndef LLMC_MEMORY_PLAN_CUH
 #define LLMC_MEMORY_PLAN_CUH
@@ -19,12 +19,17 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 
 #include "llmc/precision.cuh"
 
+#include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
+#include "llmc/batch_queue.cuh"
+#include "llmc/encoder.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
+#include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
 #include "llmc/quantized_model.h"
+#include "llmc/step_result.cuh"
 #include "llmc/text_model.cuh"
 #include "llmc/text_rows.h"
 #include "llmc/zero.cuh"
@@ -102,6 +107,11 @@ static inline int64_t planned_micro_batches(const Options* o) {
     return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
 }
 
+// Room for losses: a validation has one, too.
+static inline int64_t planned_losses(const Options* o) {
+    return planned_micro_batches(o) > 1 ? planned_micro_batches(o) : 1;
+}
+
 // And of one process.
 static inline double memory_micro_steps_(const Options* o) {
     return ceil((double)planned_micro_batches(o) / o->processes);
@@ -128,7 +138,33 @@ static inline void memory_add_residuals_(PlanMemory plan[PLAN_KINDS], GPT2Config
     plan_add_at(plan, kind);
 }
 
-// Sets the list of the large allocations; it ends with a name of NULL.
+// What the operations of training need for themselves, and room for batches and results.
+static inline size_t memory_scratch_(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
+    const size_t N = (size_t)o->batch * o->seq_len;
+    return attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
+           layernorm_planned_bytes((int)N, cfg.C) + encoder_planned_bytes((int)N, cfg.C) +
+           adamw_planned_bytes(zero) + gradient_norm_planned_bytes(zero_sharded_elements(zero)) +
+           batch_queue_planned_bytes(N) + step_result_bytes(planned_losses(o)) + N * sizeof(int);
+}
+
+// What passes between the GPU and the host on its way.
+static inline size_t memory_staging_(GPT2Config cfg, const Options* o) {
+    const size_t N = (size_t)o->batch * o->seq_len,
+                 trained = batch_queue_pinned_bytes(N) + step_result_bytes(planned_losses(o));
+    return text_model_host_bytes(cfg, planned_texts(o), o->seq_len) +
+           (o->recompute == RECOMPUTE_NEVER ? 0 : trained);
+}
+
+// Products, generation, and what all runs have on the host.
+static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+    const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
+    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device, o->bias_fusion));
+    plan_add(plan, "texts", text_model_planned_bytes(cfg, planned_texts(o), o->seq_len, o->quantize));
+    plan_add_at(plan, staging);
+}
+
+// Sets the list of all that gpt2_open allocates, to the byte, and the copy of the first save; it ends with a name of
+// NULL. Only cuDNN's workspace, where it is used, is an upper bound.
 static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
@@ -144,9 +180,8 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
     }
     if (o->recompute == RECOMPUTE_NEVER) {
         const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
-        plan_add(plan, "expanded matrix", o->quantize ? text_model_expanded_bytes(cfg) : 0);
         plan_add_text(plan, activations, bytes);
-        plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
+        memory_add_common_(plan, cfg, o);
         return;
     }
     if (trains) {
@@ -158,19 +193,19 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
         memory_add_residuals_(plan, cfg, o);
     }
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
-    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
-    plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
+    plan_add(plan, "scratch", memory_scratch_(cfg, &zero, o));
+    memory_add_common_(plan, cfg, o);
     const size_t copy_bytes =
         o->out[0] && trains ? checkpoints_bytes(cfg, &zero, planned_saved_dtype(o), o->model_file_gb) : 0;
     const PlanMemory copy = {"pinned copy to save", copy_bytes, PLAN_HOST, 0, 0};
     plan_add_at(plan, copy);
 }
 
-// Of the GPU, with some room for what is not planned.
+// Of the GPU.
 static inline size_t memory_bytes_(GPT2Config cfg, const Options* options) {
     PlanMemory memory[PLAN_KINDS];
     memory_plan(memory, cfg, options);
-    return plan_bytes(memory) + plan_bytes(memory) / 50;
+    return plan_bytes(memory);
 }
 
 static inline size_t memory_free_(int device) {

@@ -1,7 +1,7 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanPlace, PlanMemory, PLAN_KINDS, plan_add, plan_add_at, plan_add_state, plan_add_text, plan_bytes,
+defines: PlanPlace, PlanMemory, PLAN_KINDS, plan_add, plan_add_at, plan_add_state, plan_add_text, plan_bytes_at, plan_bytes,
          plan_print_memory, plan_print_traffic, plan_print, plan_print_json
 */
 #ifndef LLMC_PLAN_H
@@ -29,7 +29,7 @@ typedef struct {
     double in, out; // how often an update moves it to the device, and back
 } PlanMemory;
 
-enum { PLAN_KINDS = 14 + GPT2_STATE_ROWS }; // room for a list
+enum { PLAN_KINDS = 20 + GPT2_STATE_ROWS }; // room for a list
 
 // Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
@@ -42,7 +42,8 @@ void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan*
 // Adds the activations of generation, `bytes` that are laid out by `rows`.
 void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes);
 
-// The memory of the device that the run is on.
+// The memory at a place, and of the device that the run is on.
+size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place);
 size_t plan_bytes(const PlanMemory* memory);
 
 // Two lines: the model, and its memory.
@@ -107,7 +108,7 @@ void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVA
     plan_add(plan, "activations", bytes - kv);
 }
 
-static size_t plan_bytes_at_(const PlanMemory* memory, PlanPlace place) {
+size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place) {
     size_t total = 0;
     for (const PlanMemory* kind = memory; kind->name; kind++) {
         total += kind->place == place ? kind->bytes : 0;
@@ -115,13 +116,13 @@ static size_t plan_bytes_at_(const PlanMemory* memory, PlanPlace place) {
     return total;
 }
 
-size_t plan_bytes(const PlanMemory* memory) { return plan_bytes_at_(memory, PLAN_DEVICE); }
+size_t plan_bytes(const PlanMemory* memory) { return plan_bytes_at(memory, PLAN_DEVICE); }
 
 static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
 
 // What is at a place, in words; nothing if there is nothing.
 static void plan_print_place_(FILE* file, const PlanMemory* memory, PlanPlace place, const char* words) {
-    const size_t total = plan_bytes_at_(memory, place);
+    const size_t total = plan_bytes_at(memory, place);
     const char* joint = " = ";
     if (total) {
         fprintf(file, "%s%.1f MiB", words, plan_mib_(total));
