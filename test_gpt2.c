@@ -263,7 +263,7 @@ static void test_adamw_steps(void) {
         EXPECT_NEAR(pass(&model, &s), loss, 2e-6 * loss, "loss at step %d", step);
         const double our_norm = norm_of(&model);
         EXPECT_NEAR(our_norm, norm, 1e-5 * norm, "norm at step %d", step);
-        gpt2_update(&model, setup_adamw(&options, step - 1, step, our_norm));
+        gpt2_update(&model, setup_update(&options, step - 1, step, our_norm));
         steps++;
     }
     EXPECT(steps == ADAMW_STEPS, "%d steps", steps);
@@ -557,5 +557,8 @@ int main(void) {
     vec_flush_denormals(); // as main does
     test_task_losses(&trainer, "", 1e-5);
     test_resume(&trainer, "");
+    test_resume(&trainer, "--optimizer lion");
+    test_resume(&trainer, "--optimizer sgd --lr 0.1");
+    test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
     return test_done("test_gpt2");
 }

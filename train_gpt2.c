@@ -9,7 +9,6 @@ trainers share is llmc/run/run.h.
 Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, F hidden units of
 the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
-#include "llmc/adamw.h"
 #include "llmc/attention.h"
 #include "llmc/checksum.h"
 #include "llmc/classifier.h"
@@ -21,6 +20,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/layernorm.h"
 #include "llmc/linear.h"
 #include "llmc/matmul.h"
+#include "llmc/optimizer.h"
 #include "llmc/quantized.h"
 #include "llmc/quantized_model.h"
 #include "llmc/text_model.h"
@@ -51,13 +51,12 @@ struct GPT2 {
     RecomputeLevel recompute; // which activations the backward pass computes again
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // where a backward pass leaves gradients
-    StateRow state_rows[GPT2_STATE_ROWS];
+    OptimizerState state;                         // where it lies in state_memory
     size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
 
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
     GPT2Parameters params, grads;
-    GPT2OptimizerState state;
     GPT2Activations acts;
     TextModel texts; // generation: its activations are in the same memory
 
@@ -109,7 +108,9 @@ static size_t planned_gradients(const ZeroPlan* zero, const Options* o) {
 }
 
 static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
-    return saves_in_background(o) ? checkpoints_bytes(cfg, zero, SAFETENSORS_F32, o->model_file_gb) : 0;
+    return saves_in_background(o)
+               ? checkpoints_bytes(cfg, setup_optimizer(o), zero, SAFETENSORS_F32, o->model_file_gb)
+               : 0;
 }
 
 // Partial sums of the gradient's norm.
@@ -139,7 +140,9 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     }
     plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_bytes_cpu(&zero, cfg));
     if (!options_only_evaluates(o)) {
-        plan_add_state(plan, cfg, &zero, PLAN_DEVICE);
+        OptimizerState state;
+        optimizer_state_open(&state, setup_optimizer(o), &zero, cfg);
+        plan_add_state(plan, &state, PLAN_DEVICE);
     }
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));
@@ -153,8 +156,8 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
         model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
     }
     model->gradient_bytes = planned_gradients(zero, o);
-    model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
-    model->state_bytes = options_only_evaluates(o) ? 0 : model->state_bytes;
+    optimizer_state_open(&model->state, setup_optimizer(o), zero, model->cfg);
+    model->state_bytes = options_only_evaluates(o) ? 0 : model->state.bytes;
     model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
 }
 
@@ -164,7 +167,6 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->grads_memory = check_alloc(model->gradient_bytes, 1, "gradients");
     model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
     tensor_rows_bind(&model->grads, model->gradient_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
-    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
                   (float*)model->grads_memory, model->comm);
@@ -462,20 +464,13 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One update of what this process updates, each tensor by its rule; `adamw.weight_decay` applies to those that decay.
-static void gpt2_update(GPT2* model, AdamW adamw) {
+// One update of what this process updates, each tensor by its rule.
+static void gpt2_update(GPT2* model, Update update) {
     float* params = (float*)model->params_memory;
     for (int i = 0; i < model->zero.num_ranges; i++) {
         const ZeroRange* range = &model->zero.ranges[i];
-        const TensorRow* row = &model->parameter_rows[range->row];
-        AdamW opt = adamw;
-        opt.weight_decay = row->decay ? adamw.weight_decay : 0.0f;
-        switch (row->rule) {
-        case RULE_ADAMW:
-            adamw_update_cpu(params + range->full, zero_range_gradient_cpu(&model->zero, range),
-                             model->state.m + range->owned, model->state.v + range->owned, range->count, opt);
-            break;
-        }
+        optimizer_update_cpu(&model->state, range, params + range->full,
+                             zero_range_gradient_cpu(&model->zero, range), model->state_memory, update);
     }
     zero_gather_parameters_cpu(&model->zero);
 }
@@ -534,7 +529,7 @@ static void set_floats(const void* model, void* to, const float* from, size_t el
 }
 
 // Reads group g; only this one is in memory in fp32.
-static void read_quantized(GPT2* model, Weights* weights, int g) {
+static void read_quantized(GPT2* model, FirstWeights* weights, int g) {
     const QuantizedParameters to = {model, model->parameter_rows, model->params_memory, set_blocks,
                                     set_floats};
     const ZeroPlan whole = zero_plan(model->cfg, 0, 0, 1);
@@ -548,7 +543,7 @@ static void read_quantized(GPT2* model, Weights* weights, int g) {
 }
 
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
-    Weights weights;
+    FirstWeights weights;
     weights_open(&weights, model->cfg, path, seed);
     for (int g = 0; g < gpt2_groups(model->cfg); g++) {
         if (model->linear.is_quantized) {
@@ -564,11 +559,12 @@ static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState
     const ZeroPlan* zero = &model->zero.plan;
     CheckpointParts parts;
     gpt2_first_weights(model, path, 0);
-    checkpoint_parts_open(&parts, saved, path, model->cfg, zero);
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        float* state = (float*)((char*)model->state_memory + model->state_rows[s].offset_bytes);
+    checkpoint_parts_open(&parts, saved, path, model->state.optimizer, model->cfg, zero);
+    for (int i = 0; i < STATE_SLOTS; i++) {
+        const StateSlot* slot = &model->state.slots[i];
+        char* array = (char*)model->state_memory + slot->offset_bytes;
         for (int g = 0; g < zero->groups; g++) {
-            checkpoint_parts_read(&parts, s, g, state + zero_piece(zero, g).owned);
+            checkpoint_parts_read(&parts, i, g, array + state_group_begin(slot, g) * slot->element_bytes);
         }
     }
     checkpoint_parts_close(&parts);
@@ -600,9 +596,15 @@ static uint64_t gpt2_checksum(GPT2* model) {
 }
 
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
-    if (model->comm->rank == 0) {
-        setup_export(model->cfg, model->parameter_rows, model->params_memory, options, data);
+    SetupExport files;
+    if (model->comm->rank > 0 || !setup_exports(options)) {
+        return;
     }
+    setup_export_open(&files, model->cfg, options, data);
+    for (int g = 0; g < model->zero.plan.groups; g++) {
+        setup_export_group(&files, model->parameter_rows, g, group_of_parameters(model, g));
+    }
+    setup_export_close(&files);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

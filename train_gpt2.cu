@@ -6,7 +6,7 @@ llmc/run/run.h.
 
     make train_gpt2cu PRECISION=BF16|FP16|FP32 && ./train_gpt2cu         ./train_gpt2cu --help lists the rest
 
-Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
+FirstWeights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
 optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C
 channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
@@ -24,6 +24,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
+#include "llmc/optimizer.cuh"
 #include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
 #include "llmc/step_result.cuh"
@@ -74,7 +75,7 @@ struct GPT2 {
     Gpu gpu;
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // the parameters', with elements of grad_dtype
-    StateRow state_rows[GPT2_STATE_ROWS];
+    OptimizerState state;                         // where it lies in state_memory, or how it is offloaded
     size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
     size_t elements; // of all parameters, with padding
     Comm* comm;
@@ -82,12 +83,9 @@ struct GPT2 {
 
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
-    int has_master; // weights,
-    float* master;  // on the GPU; NULL if there are none, and, like the state, if they are offloaded
     Offload offload;
     OffloadResiduals residuals;
     GPT2Parameters params;
-    GPT2OptimizerState state;
     GPT2Activations acts;
     TextModelGpu texts; // generation: its activations are in the same memory
 
@@ -96,7 +94,7 @@ struct GPT2 {
     AttentionGpu attention;
     LayernormGpu layernorm;
     EncoderGpu encoder;
-    AdamWPlan adamw;
+    OptimizerPlan optimizer;
     GradientNorm norm;
     cudaEvent_t
         forward[2]; // of several processes: the begin and the end of the last forward pass that waited for
@@ -140,7 +138,8 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
                                  : zero_params_elements(zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, element_bytes, zero->size);
     model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
-    model->state_bytes = zero_state_rows(model->state_rows, zero, model->cfg);
+    planned_state(&model->state, model->cfg, zero, o);
+    model->state_bytes = model->state.bytes;
     if (options_only_evaluates(o)) {
         model->gradient_bytes = model->state_bytes = 0;
     }
@@ -150,21 +149,15 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
 
 // The optimizer's state and master weights, all zero: on the GPU or offloaded.
 static void open_state(GPT2* model, const ZeroPlan* zero, const Options* o) {
-    const size_t owned = zero_owned_elements(zero);
-    model->has_master = planned_master(o);
-    if (o->offload_optimizer) {
-        const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
-        offload_open(&model->offload, owned, model->has_master, directory);
-        if (directory && !scratch_is_direct(model->offload.disk)) {
-            printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
-                   directory);
-        }
+    const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
+    if (!o->offload_optimizer) {
+        model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
         return;
     }
-    model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
-    gpt2_state_bind(&model->state, model->state_rows, model->state_memory);
-    if (model->has_master) {
-        model->master = (float*)gpu_alloc(owned, sizeof(float), "master weights");
+    offload_open(&model->offload, &model->state, zero, directory);
+    if (directory && !scratch_is_direct(model->offload.disk)) {
+        printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
+               directory);
     }
 }
 
@@ -218,7 +211,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
-    adamw_open(&model->adamw, zero, model->parameter_rows);
+    optimizer_open(&model->optimizer, zero, &model->state);
     gradient_norm_open(&model->norm, zero_sharded_elements(zero));
     open_results(model, o);
     for (int i = 0; i < 2; i++) {
@@ -291,7 +284,7 @@ static void close_training(GPT2* model) {
     gpu_free_pinned(model->result_host);
     gpu_free(model->result);
     gradient_norm_close(&model->norm);
-    adamw_close(&model->adamw);
+    optimizer_close(&model->optimizer);
     encoder_close(&model->encoder);
     layernorm_close(&model->layernorm);
     attention_gpu_close(&model->attention);
@@ -300,7 +293,6 @@ static void close_training(GPT2* model) {
     if (model->offload.slots) {
         offload_close(&model->offload);
     }
-    gpu_free(model->master);
     gpu_free(model->state_memory);
     gpu_free(model->grads_memory);
 }
@@ -728,20 +720,27 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One update of what this process updates; `adamw.weight_decay` applies to tensors that decay.
-static void gpt2_update(GPT2* model, AdamW adamw) {
-    const AdamWUpdate<floatX> update = {(floatX*)zero_update_parameters(&model->zero),
-                                        model->master,
-                                        zero_update_gradient(&model->zero),
-                                        model->state.m,
-                                        model->state.v,
-                                        &model->adamw,
-                                        adamw,
-                                        model->seed};
+// The array of a slot on the GPU; NULL if nothing has it.
+static void* state_slot(const GPT2* model, int slot) {
+    const StateSlot* s = &model->state.slots[slot];
+    return s->bytes ? (char*)model->state_memory + s->offset_bytes : NULL;
+}
+
+// One update of what this process updates.
+static void gpt2_update(GPT2* model, Update update) {
+    OptimizerUpdate<floatX> u = {(floatX*)zero_update_parameters(&model->zero),
+                                 zero_update_gradient(&model->zero),
+                                 {NULL},
+                                 &model->optimizer,
+                                 update,
+                                 model->seed};
     if (model->offload.slots) {
-        offload_adamw_update(&model->offload, update, &model->gpu);
+        offload_update(&model->offload, u, &model->gpu);
     } else {
-        adamw_update(update, &model->gpu);
+        for (int slot = 0; slot < STATE_SLOTS; slot++) {
+            u.slots[slot] = state_slot(model, slot);
+        }
+        optimizer_update(u, &model->gpu);
     }
     zero_gather_parameters(&model->zero);
 }
@@ -811,32 +810,36 @@ static void upload(const GPT2* model, void* to, const void* from, size_t bytes) 
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
-// Sets `bytes` of the optimizer's state from byte `at` on, where the state rows lay it out.
-static void upload_state(GPT2* model, size_t at, const void* state, size_t bytes) {
+// Sets `bytes` of the array of a slot from byte `at` on.
+static void upload_state(GPT2* model, int slot, size_t at, const void* state, size_t bytes) {
     if (model->offload.slots) {
-        offload_write(&model->offload, state, at, bytes);
-    } else {
-        upload(model, (char*)model->state_memory + at, state, bytes);
+        offload_write(&model->offload, state, slot, at, bytes);
+    } else if (bytes > 0) {
+        upload(model, (char*)state_slot(model, slot) + at, state, bytes);
     }
 }
 
-// The first `bytes` of it: all of it, or nothing.
-static void download_state(GPT2* model, void* state, size_t bytes) {
-    if (model->offload.slots) {
-        offload_read(&model->offload, state, 0, bytes);
-    } else {
-        download(model, state, model->state_memory, bytes);
+// The slots that are saved.
+static void download_state(GPT2* model, char* state) {
+    for (int i = 0; i < STATE_SLOTS; i++) {
+        const StateSlot* slot = &model->state.slots[i];
+        if (slot->name && slot->bytes > 0 && model->offload.slots) {
+            offload_read(&model->offload, state + slot->offset_bytes, i, 0, slot->bytes);
+        } else if (slot->name && slot->bytes > 0) {
+            download(model, state + slot->offset_bytes, state_slot(model, i), slot->bytes);
+        }
     }
+}
+
+// Generation has none.
+static int has_master(const GPT2* model) {
+    return model->state.slots[STATE_MASTER].bytes > 0 && (model->state_memory || model->offload.slots);
 }
 
 // Sets `count` master weights, if there are any, from element `at` of this process's on.
 static void upload_master(GPT2* model, size_t at, const float* values, size_t count) {
-    const size_t bytes = count * sizeof(float);
-    if (model->has_master && model->offload.slots) {
-        offload_write(&model->offload, values, offload_state_bytes(&model->offload) + at * sizeof(float),
-                      bytes);
-    } else if (model->has_master) {
-        upload(model, model->master + at, values, bytes);
+    if (has_master(model)) {
+        upload_state(model, STATE_MASTER, at * sizeof(float), values, count * sizeof(float));
     }
 }
 
@@ -887,64 +890,75 @@ static void upload_group(GPT2* model, int g, const float* group) {
 // After all groups: sets all parameters that this process keeps.
 static void upload_end(GPT2* model) { zero_gather_parameters(&model->zero); }
 
-// Copies the master weights of the groups first ... end - 1 to the host. Those of this process pass through `room`, which
-// only a disk needs, and only where they are divided.
-static void download_master(GPT2* model, void* groups, int first, int end, float* room) {
-    const ZeroPlan* zero = &model->zero.plan;
+// Copies the master weights of group g to `group` on the host; NULL: not in this process.
+static void download_master(GPT2* model, int g, void* group) {
+    const ZeroPiece piece = zero_piece(&model->zero.plan, g);
+    const int is_divided = zero_is_divided(&model->zero.plan);
     Offload* offload = &model->offload;
-    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     if (!offload->slots) {
-        zero_collect(&model->zero, groups, first, end, model->master, DTYPE_FP32);
-    } else if (zero_owned_elements(zero) < model->elements) {
-        zero_collect(&model->zero, groups, first, end, offload_master(offload, room), DTYPE_FP32);
-    } else if (count > 0) {
-        offload_read(offload, groups, offload_state_bytes(offload) + begin * sizeof(float),
-                     count * sizeof(float));
+        zero_collect(&model->zero, group, g, (float*)state_slot(model, STATE_MASTER) + piece.owned,
+                     DTYPE_FP32);
+        return;
     }
+    void* room = is_divided ? check_alloc(piece.count, sizeof(float), "copy of master weights") : NULL;
+    void* mine = is_divided ? room : group;
+    if (mine) {
+        offload_read(offload, mine, STATE_MASTER, piece.owned * sizeof(float), piece.count * sizeof(float));
+    }
+    if (is_divided) {
+        zero_collect(&model->zero, group, g, mine, DTYPE_FP32);
+    }
+    free(room);
 }
 
-// Copies the weights that are saved, master weights if there are any, to the host: of the groups first ... end - 1 to
-// `groups`, laid out by the parameter rows; of none if first = end. Collective. `room` is for download_master.
-static void download_weights(GPT2* model, void* groups, int first, int end, float* room) {
+// Copies the weights of group g that are saved, master weights if there are any, to `group` on the host; NULL: not in this
+// process. Collective.
+static void download_group(GPT2* model, int g, void* group) {
     const ZeroPlan* zero = &model->zero.plan;
-    const size_t begin = zero_group_begin(zero, first), count = zero_group_begin(zero, end) - begin;
     zero_wait_for_parameters(&model->zero);
-    if (model->has_master) {
-        download_master(model, groups, first, end, room);
+    if (has_master(model)) {
+        download_master(model, g, group);
     } else if (model->zero.params_slices) {
-        zero_collect(&model->zero, groups, first, end, model->zero.params_slices, DTYPE_OF(floatX));
-    } else {
-        download(model, groups, (floatX*)model->params_memory + begin, count * sizeof(floatX));
+        zero_collect(&model->zero, group, g, (floatX*)model->zero.params_slices + zero_piece(zero, g).kept,
+                     DTYPE_OF(floatX));
+    } else if (group) {
+        download(model, group, (floatX*)model->params_memory + zero_group_begin(zero, g),
+                 zero_group_elements(zero, g) * sizeof(floatX));
     }
 }
 
-// The parameters as fp32 on the host of rank 0, laid out by the parameter rows. The caller frees them. NULL in other
-// processes.
-static float* gpt2_download(GPT2* model) {
-    const int groups = model->comm->rank == 0 ? model->zero.plan.groups : 0;
-    const size_t count = groups ? model->elements : 0;
-    float* values = groups ? (float*)check_alloc(count, sizeof(float), "copy of the parameters") : NULL;
-    if (model->has_master) {
-        float* room = (float*)check_alloc(zero_owned_elements(&model->zero.plan), sizeof(float),
-                                          "copy of the parameters");
-        download_weights(model, values, 0, groups, room);
-        free(room);
-        return values;
+// Of the groups first ... end - 1, laid out by the parameter rows; of none in this process if first = end.
+static void download_groups(GPT2* model, void* groups, int first, int end) {
+    const ZeroPlan* zero = &model->zero.plan;
+    const size_t begin = zero_group_begin(zero, first),
+                 element_bytes = has_master(model) ? sizeof(float) : sizeof(floatX);
+    for (int g = 0; g < zero->groups; g++) {
+        const int is_wanted = first <= g && g < end;
+        char* group = is_wanted ? (char*)groups + (zero_group_begin(zero, g) - begin) * element_bytes : NULL;
+        download_group(model, g, group);
     }
-    floatX* narrow = groups ? (floatX*)check_alloc(count, sizeof(floatX), "copy of the parameters") : NULL;
-    download_weights(model, narrow, 0, groups, NULL);
-    for (size_t i = 0; i < count; i++) {
-        values[i] = to_float(narrow[i]);
+}
+
+// The same of one group as fp32.
+static void gpt2_download(GPT2* model, int g, float* group) {
+    if (has_master(model)) {
+        download_group(model, g, group);
+        return;
     }
-    free(narrow);
-    return values;
+    const size_t count = zero_group_elements(&model->zero.plan, g);
+    floatX* room = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    download_group(model, g, group ? room : NULL);
+    for (size_t i = 0; group && i < count; i++) {
+        group[i] = to_float(room[i]);
+    }
+    free(room);
 }
 
 // From the file, or random; a group at a time.
 static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     const ZeroPlan* zero = &model->zero.plan;
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    Weights weights;
+    FirstWeights weights;
     gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
     float* group = (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters");
     weights_open(&weights, model->cfg, path, seed);
@@ -967,24 +981,22 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
     gpt2_choose_products(model);
 }
 
-// Sets the optimizer's state of this process, a group at a time.
+// Sets the optimizer's state of this process, a group of a slot at a time.
 static void read_state(GPT2* model, const char* path, const SavedState* saved) {
     const ZeroPlan* zero = &model->zero.plan;
     CheckpointParts parts;
-    float* values =
-        (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of the optimizer's state");
-    checkpoint_parts_open(&parts, saved, path, model->cfg, zero);
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        for (int g = 0; g < zero->groups; g++) {
-            const ZeroPiece piece = zero_piece(zero, g);
-            memset(values, 0, piece.count * sizeof(float));
-            checkpoint_parts_read(&parts, s, g, values);
-            upload_state(model, model->state_rows[s].offset_bytes + piece.owned * sizeof(float), values,
-                         piece.count * sizeof(float));
+    void* group = check_alloc(zero_largest_group(zero), sizeof(float), "a group of the optimizer's state");
+    checkpoint_parts_open(&parts, saved, path, model->state.optimizer, model->cfg, zero);
+    for (int i = 0; i < STATE_SLOTS; i++) {
+        const StateSlot* slot = &model->state.slots[i];
+        for (int g = 0; g < zero->groups && slot->name; g++) {
+            checkpoint_parts_read(&parts, i, g, group);
+            upload_state(model, i, state_group_begin(slot, g) * slot->element_bytes, group,
+                         state_group_elements(slot, g) * slot->element_bytes);
         }
     }
     checkpoint_parts_close(&parts);
-    free(values);
+    free(group);
 }
 
 // Sets weights and optimizer state from a checkpoint.
@@ -1018,9 +1030,10 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
         open_save_copy(model, bytes);
     }
     checkpoint_copy_at(copy, model->save_copy);
-    float* room = copy->optimizer_bytes > 0 ? (float*)copy->optimizer : NULL; // the state comes later
-    download_weights(model, copy->params, copy->model.groups.first, copy->model.groups.end, room);
-    download_state(model, copy->optimizer, copy->optimizer_bytes);
+    download_groups(model, copy->params, copy->model.groups.first, copy->model.groups.end);
+    if (copy->optimizer_bytes > 0) {
+        download_state(model, (char*)copy->optimizer);
+    }
     return 1;
 }
 
@@ -1036,17 +1049,32 @@ static void save_products(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const GPT2*)model)->matmul, directory);
 }
 
-// Collective; rank 0 writes.
+// Collective; rank 0 writes, a group at a time.
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
-    if (options->export_llmc[0] || options->export_gguf[0]) {
-        TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), model->zero.plan.size);
-        float* values = gpt2_download(model);
-        if (values) {
-            setup_export(model->cfg, rows, values, options, data);
-        }
-        free(values);
+    const ZeroPlan* zero = &model->zero.plan;
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    SetupExport files;
+    if (!setup_exports(options)) {
+        return;
     }
+    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
+    const int is_first = model->comm->rank == 0;
+    float* group = is_first
+                       ? (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters")
+                       : NULL;
+    if (is_first) {
+        setup_export_open(&files, model->cfg, options, data);
+    }
+    for (int g = 0; g < zero->groups; g++) {
+        gpt2_download(model, g, group);
+        if (is_first) {
+            setup_export_group(&files, rows, g, group);
+        }
+    }
+    if (is_first) {
+        setup_export_close(&files);
+    }
+    free(group);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ adamw.h -- the AdamW update and the gradient's norm: the contract, and the CPU v
 Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. 28 bytes move per parameter: memory
 bound.
 
-defines: AdamW, adamw_update_cpu, adamw_bytes, gradient_square_sum_cpu
+defines: AdamW, AdamWStep, adamw_step, adamw_element, adamw_update_cpu, adamw_bytes, gradient_square_sum_cpu
 */
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H
@@ -19,6 +19,7 @@ defines: AdamW, adamw_update_cpu, adamw_bytes, gradient_square_sum_cpu
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/base/host_device.h"
 #include "llmc/base/vec.h"
 #include "llmc/base/wide_sum.h"
 
@@ -30,19 +31,34 @@ typedef struct {
 
 static inline double adamw_bytes(double n) { return 28 * n; } // read param, grad, m, v; write param, m, v
 
+// What is the same for all elements of an update.
+typedef struct {
+    AdamW opt;
+    float m_correction, v_correction, keep;
+} AdamWStep;
+
+static inline AdamWStep adamw_step(AdamW opt) {
+    const AdamWStep step = {opt, (float)(1 / (1 - pow(opt.beta1, (double)opt.t))),
+                            (float)(1 / (1 - pow(opt.beta2, (double)opt.t))),
+                            1.0f - opt.lr * opt.weight_decay};
+    return step;
+}
+
+// Updates one element.
+HOST_DEVICE void adamw_element(float* param, float grad, float* m, float* v, AdamWStep step) {
+    const float g = grad * step.opt.grad_scale;
+    *m = step.opt.beta1 * *m + (1.0f - step.opt.beta1) * g;
+    *v = step.opt.beta2 * *v + (1.0f - step.opt.beta2) * g * g;
+    *param = step.keep * *param -
+             step.opt.lr * (*m * step.m_correction) / (sqrtf(*v * step.v_correction) + step.opt.eps);
+}
+
 static inline void adamw_update_cpu(float* param, const float* grad, float* m, float* v, size_t n,
                                     AdamW opt) {
-    const float m_correction = (float)(1 / (1 - pow(opt.beta1, (double)opt.t)));
-    const float v_correction = (float)(1 / (1 - pow(opt.beta2, (double)opt.t)));
-    const float beta1 = opt.beta1, beta2 = opt.beta2, keep = 1.0f - opt.lr * opt.weight_decay;
+    const AdamWStep step = adamw_step(opt);
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
-        const float g = grad[i] * opt.grad_scale;
-        const float mi = beta1 * m[i] + (1.0f - beta1) * g;
-        const float vi = beta2 * v[i] + (1.0f - beta2) * g * g;
-        m[i] = mi;
-        v[i] = vi;
-        param[i] = keep * param[i] - opt.lr * (mi * m_correction) / (sqrtf(vi * v_correction) + opt.eps);
+        adamw_element(param + i, grad[i], m + i, v + i, step);
     }
 }
 

@@ -9,7 +9,6 @@ have changed places, show. It finds accidents, not attacks. It is the mixer of L
 
     words   (count)   8 bytes each, whatever they hold
 
-needs:   nothing
 defines: checksum_word, checksum_words_cpu
 */
 #ifndef LLMC_CHECKSUM_H
@@ -18,14 +17,10 @@ defines: checksum_word, checksum_words_cpu
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __CUDACC__
-#define CHECKSUM_FUNCTION_ __host__ __device__ static inline
-#else
-#define CHECKSUM_FUNCTION_ static inline
-#endif
+#include "llmc/base/host_device.h"
 
 // The part of word i in the sum.
-CHECKSUM_FUNCTION_ uint64_t checksum_word(uint64_t word, size_t i) {
+HOST_DEVICE uint64_t checksum_word(uint64_t word, size_t i) {
     uint64_t x = word + ((uint64_t)i + 1) * UINT64_C(0xD1B54A32D192ED03);
     x = (x ^ x >> 32) * UINT64_C(0xDABA0B6EB09322E3);
     x = (x ^ x >> 32) * UINT64_C(0xDABA0B6EB09322E3);

@@ -20,6 +20,7 @@ defines: EncoderPositions, encoder_position, encoder_forward_cpu, encoder_backwa
 #ifndef LLMC_ENCODER_H
 #define LLMC_ENCODER_H
 
+#include "llmc/base/host_device.h"
 #include "llmc/base/int.h"
 #include "llmc/base/vec.h"
 #include "llmc/gradient.h"
@@ -29,11 +30,7 @@ typedef struct {
     const int *given, *starts;
 } EncoderPositions;
 
-#ifdef __CUDACC__
-__host__ __device__
-#endif
-    static inline int
-    encoder_position(EncoderPositions positions, int n, int T) { // of row n of (B, T)
+HOST_DEVICE int encoder_position(EncoderPositions positions, int n, int T) { // of row n of (B, T)
     return positions.given ? positions.given[n] : n % T - (positions.starts ? positions.starts[n] : 0);
 }
 

@@ -2,9 +2,9 @@
 gpt2.h -- the description of the model: its sizes, its names, and every tensor it has, each in one row of a
 table.
 
-Parameters, the optimizer's state and activations are three lists (X-macros). The structs of pointers, the
-memory, the initialization, the update, the decay, the files, the tests and the memory report are loops over
-their rows; nothing else in the program lists the tensors.
+Parameters and activations are two lists (X-macros). The structs of pointers, the memory, the initialization, the update,
+the decay, the optimizer's state (optimizer.h), the files, the tests and the memory report are loops over their rows;
+nothing else in the program lists the tensors.
 
     B  sequences in a micro-batch     T   tokens of a sequence     N = B*T
     C  channels                       NH  heads                    HS = their size, C/NH
@@ -14,9 +14,8 @@ their rows; nothing else in the program lists the tensors.
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks, learned
 positions, GELU in tanh form, the token embedding shared with the classifier.
 
-defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters, GPT2OptimizerState,
-         GPT2Activations, TensorRow, UpdateRule, StateRow, gpt2_state_rows, gpt2_state_bind,
-         gpt2_count_state_bytes, TensorInFiles, tensor_elements, tensor_rows_layout, tensor_rows_bind, gpt2_sharded_rows_of,
+defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters, GPT2Activations, TensorRow,
+         TensorKind, TensorInFiles, tensor_elements, tensor_rows_layout, tensor_rows_bind, gpt2_sharded_rows_of,
          gpt2_parameter_rows, gpt2_parameter_rows_of, TensorPlace, tensor_at_layer, gpt2_activation_rows,
          gpt2_classifier_chunk,
          gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_model_by_name,
@@ -57,10 +56,13 @@ typedef enum {
     INIT_NORMAL_SCALED // N(0, std / sqrt(2L)): projections into the residual stream, which adds up 2L of them
 } TensorInit;
 
-// How an update changes a parameter.
+// What a parameter is: optimizers have rules for each kind (optimizer.h).
 typedef enum {
-    RULE_ADAMW // adamw.h
-} UpdateRule;
+    KIND_MATRIX,    // of a product
+    KIND_EMBEDDING, // a table of rows; wte is the classifier's matrix, too
+    KIND_VECTOR,    // a bias, or of a norm
+    TENSOR_KINDS
+} TensorKind;
 
 typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace; // outside of the blocks; in each of them
 
@@ -83,35 +85,27 @@ typedef enum {
 
 // clang-format off
 // Parameters, in the order of llm.c's model files: `rows` x `cols`, ONCE or in each BLOCK; a vector is one row.
-// Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `rule` (RULE_...) is how an
-// update changes it, and `decay` whether weight decay does, too. `in files` says how Hugging Face stores a layer of it, and under
-// which name; GGUF's names come last.
-//  name        where   rows        cols      init                 decay  rule   in files      Hugging Face name             GGUF name
+// Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `kind` (KIND_...) decides
+// how an update changes it, and `decay` whether weight decay does, too. `in files` says how Hugging Face stores a layer of it, and
+// under which name; GGUF's names come last.
+//  name        where   rows        cols      init                 decay  kind       in files      Hugging Face name             GGUF name
 #define GPT2_PARAMETERS(X) \
-  X(wte,        ONCE,   cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     ADAMW, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
-  X(wpe,        ONCE,   cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
-  X(ln1w,       BLOCK,  1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
-  X(ln1b,       BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
-  X(qkvw,       BLOCK,  QKV,        cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
-  X(qkvb,       BLOCK,  1,          QKV,      INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
-  X(attprojw,   BLOCK,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
-  X(attprojb,   BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
-  X(ln2w,       BLOCK,  1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
-  X(ln2b,       BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
-  X(fcw,        BLOCK,  F,          cfg.C,    INIT_NORMAL,         1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
-  X(fcb,        BLOCK,  1,          F,        INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
-  X(fcprojw,    BLOCK,  cfg.C,      F,        INIT_NORMAL_SCALED,  1,     ADAMW, FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
-  X(fcprojb,    BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
-  X(lnfw,       ONCE,   1,          cfg.C,    INIT_ONE,            0,     ADAMW, FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
-  X(lnfb,       ONCE,   1,          cfg.C,    INIT_ZERO,           0,     ADAMW, FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
-
-// The optimizer's state. For each parameter that `rule` updates there is a tensor with as many layers, each of `rows` x `cols`,
-// where rows and cols are the parameter's. It starts as zero. No value is ever below `least`. Checkpoints use the name, the
-// memory report the last column. In memory each line is one array, one after the other.
-//  name  rule   dtype  rows  cols  least      in the report
-#define GPT2_OPTIMIZER_STATE(X) \
-  X(m,    ADAMW, float, rows, cols, -INFINITY, "AdamW m")  /* mean of the gradient */ \
-  X(v,    ADAMW, float, rows, cols, 0,         "v")        /* mean of its square */
+  X(wte,        ONCE,   cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     EMBEDDING, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
+  X(wpe,        ONCE,   cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     EMBEDDING, FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
+  X(ln1w,       BLOCK,  1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
+  X(ln1b,       BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
+  X(qkvw,       BLOCK,  QKV,        cfg.C,    INIT_NORMAL,         1,     MATRIX,    FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
+  X(qkvb,       BLOCK,  1,          QKV,      INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
+  X(attprojw,   BLOCK,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     MATRIX,    FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
+  X(attprojb,   BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
+  X(ln2w,       BLOCK,  1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
+  X(ln2b,       BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
+  X(fcw,        BLOCK,  F,          cfg.C,    INIT_NORMAL,         1,     MATRIX,    FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
+  X(fcb,        BLOCK,  1,          F,        INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
+  X(fcprojw,    BLOCK,  cfg.C,      F,        INIT_NORMAL_SCALED,  1,     MATRIX,    FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
+  X(fcprojb,    BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
+  X(lnfw,       ONCE,   1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
+  X(lnfb,       ONCE,   1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
 
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to
 // the level of recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all
@@ -154,12 +148,6 @@ typedef struct {
 } GPT2Parameters;
 #undef GPT2_MEMBER_
 
-#define GPT2_MEMBER_(name, rule, dtype, ...) dtype* name;
-typedef struct {
-    GPT2_OPTIMIZER_STATE(GPT2_MEMBER_)
-} GPT2OptimizerState;
-#undef GPT2_MEMBER_
-
 #define GPT2_MEMBER_(name, layers, tokens, kept, cols, dtype, life) dtype* name;
 typedef struct {
     GPT2_ACTIVATIONS(GPT2_MEMBER_)
@@ -169,7 +157,6 @@ typedef struct {
 #define GPT2_COUNT_(...) +1
 enum {
     GPT2_PARAMETER_ROWS = 0 GPT2_PARAMETERS(GPT2_COUNT_),
-    GPT2_STATE_ROWS = 0 GPT2_OPTIMIZER_STATE(GPT2_COUNT_),
     GPT2_ACTIVATION_ROWS = 0 GPT2_ACTIVATIONS(GPT2_COUNT_)
 };
 #undef GPT2_COUNT_
@@ -184,7 +171,7 @@ typedef struct {
     size_t element_bytes;            //
     TensorInit init;                 // parameters only
     int decay;                       // parameters only
-    UpdateRule rule;                 // parameters only
+    TensorKind kind;                 // parameters only
     TensorPlace place;               // parameters only
     TensorInFiles form;              // parameters only
     TensorLife life;                 //
@@ -257,7 +244,7 @@ static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], G
                                           size_t element_bytes, int shards) {
     const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
     TensorRow* row = rows;
-#define GPT2_ROW_(name_, place_, rows_, cols_, init_, decay_, rule_, form_, hf_name_, gguf_name_)            \
+#define GPT2_ROW_(name_, place_, rows_, cols_, init_, decay_, kind_, form_, hf_name_, gguf_name_)            \
     row->name = #name_;                                                                                      \
     row->hf_name = hf_name_;                                                                                 \
     row->gguf_name = gguf_name_;                                                                             \
@@ -270,7 +257,7 @@ static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], G
     row->init = init_;                                                                                       \
     row->stream = rand_stream(#name_);                                                                       \
     row->decay = decay_;                                                                                     \
-    row->rule = RULE_##rule_;                                                                                \
+    row->kind = KIND_##kind_;                                                                                \
     row->life = LIVE_ALWAYS;                                                                                 \
     row->member = offsetof(GPT2Parameters, name_);                                                           \
     row++;
@@ -288,53 +275,6 @@ static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS],
 // The same, for the parameters themselves.
 static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg) {
     return gpt2_parameter_rows_of(rows, cfg, sizeof(floatX));
-}
-
-// One row of the optimizer's state: an array, and in it the tensors of all parameters.
-typedef struct {
-    const char *name, *label;               // in checkpoints; in the memory report
-    float least;                            // no value is below it
-    size_t offset_bytes, bytes;             // of the array, in the allocation of all state
-    TensorRow tensors[GPT2_PARAMETER_ROWS]; // at their places in the same allocation; no layers: not `rule`'s
-    size_t member;                          // offset of the pointer in GPT2OptimizerState
-} StateRow;
-
-// Places the tensors of a row at `at`; returns its end.
-static inline size_t gpt2_state_place_(StateRow* state, int L, size_t at) {
-    state->offset_bytes = at;
-    state->bytes = gpt2_place_groups_(state->tensors, L, 1);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        state->tensors[i].offset_bytes += at;
-    }
-    return at + state->bytes;
-}
-
-// Gives a tensor the shape of a state, for a parameter that `rule` updates.
-static inline void gpt2_state_shape_(TensorRow* tensor, UpdateRule rule, size_t rows, size_t cols) {
-    tensor->layers = tensor->rule == rule ? tensor->layers : 0;
-    tensor->rows = rows;
-    tensor->cols = cols;
-}
-
-// The rows of the optimizer's state; returns the bytes of one allocation that holds all of it. Where a state has
-// the shape of the parameters, element i of its array belongs to element i of the parameters.
-static inline size_t gpt2_state_rows(StateRow states[GPT2_STATE_ROWS], GPT2Config cfg) {
-    StateRow* state = states;
-    size_t at = 0;
-#define GPT2_ROW_(name_, rule_, dtype_, rows_, cols_, least_, label_)                                        \
-    state->name = #name_;                                                                                    \
-    state->label = label_;                                                                                   \
-    state->least = least_;                                                                                   \
-    state->member = offsetof(GPT2OptimizerState, name_);                                                     \
-    gpt2_parameter_rows_of(state->tensors, cfg, sizeof(dtype_));                                             \
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {                                                          \
-        const size_t rows = state->tensors[i].rows, cols = state->tensors[i].cols;                           \
-        gpt2_state_shape_(&state->tensors[i], RULE_##rule_, rows_, cols_);                                   \
-    }                                                                                                        \
-    at = gpt2_state_place_(state++, cfg.L, at);
-    GPT2_OPTIMIZER_STATE(GPT2_ROW_)
-#undef GPT2_ROW_
-    return at;
 }
 
 // Tokens that the classifier takes at a time, out of N: equal parts of about this many logits at most (64 MiB
@@ -368,7 +308,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->init = INIT_ZERO;                                                                                   \
     row->stream = 0;                                                                                         \
     row->decay = 0;                                                                                          \
-    row->rule = RULE_ADAMW;                                                                                  \
+    row->kind = KIND_MATRIX;                                                                                 \
     row->place = PLACE_BLOCK;                                                                                \
     row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \
     row->member = offsetof(GPT2Activations, name_);                                                          \
@@ -383,15 +323,6 @@ static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int c
     for (int i = 0; i < count; i++) {
         char* tensor = (char*)memory + rows[i].offset_bytes;
         memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
-    }
-}
-
-// Points every member at its array in `memory`.
-static inline void gpt2_state_bind(GPT2OptimizerState* pointers, const StateRow states[GPT2_STATE_ROWS],
-                                   void* memory) {
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        char* array = (char*)memory + states[s].offset_bytes;
-        memcpy((char*)pointers + states[s].member, &array, sizeof(array));
     }
 }
 
@@ -558,21 +489,6 @@ static inline float gpt2_initial_value(const TensorRow* row, GPT2Config cfg, uin
 // padding.
 static inline size_t gpt2_rows_in_files(const TensorRow* row, GPT2Config cfg) {
     return row->init == INIT_VOCAB && row->rows > (size_t)cfg.V ? (size_t)cfg.V : row->rows;
-}
-
-// Bytes of the optimizer's state in files.
-static inline double gpt2_count_state_bytes(GPT2Config cfg) {
-    StateRow states[GPT2_STATE_ROWS];
-    double bytes = 0;
-    gpt2_state_rows(states, cfg);
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-            const TensorRow* row = &states[s].tensors[i];
-            bytes += (double)row->layers * (double)(gpt2_rows_in_files(row, cfg) * row->cols) *
-                     (double)row->element_bytes;
-        }
-    }
-    return bytes;
 }
 
 // Sets the parameters of group g of a new model, fp32, that lie in `group` as the rows say.

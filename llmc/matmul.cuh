@@ -1,12 +1,16 @@
 /*
 matmul.cuh -- the linear layer on the GPU: matrix products by cublasLt, with bias, residual and GELU.
 
-The functions of matmul.h, for T in {float, bf16, fp16}, and three that do more in the same pass over memory:
+The functions of matmul.h, for T in {float, bf16, fp16}, three that do more in the same pass over memory:
 
     matmul_forward_residual      out  = residual + inp weight^T + bias            out is not residual
     matmul_forward_gelu          pre  = inp weight^T + bias,  out = gelu(pre)     pre, out (N, OC)
     matmul_backward_input_gelu   dinp = (dout weight) * gelu'(pre)                pre (N, C), dinp is not pre
                                  dbias_c (+)= sum_n dinp_nc                       of the layer before GELU
+
+and one for many small products (Muon):
+
+    matmul_batch                 out_i = scale left_i right_i + add_scale add_i       i < batch
 
 They set their outputs, except dbias: it is set or added to, as `mode` says, and may have no data. bias may be
 NULL. dweight and dbias are fp32 or T. Any size works, but products are slow unless C and OC are multiples of
@@ -36,7 +40,7 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
          matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_share_plans,
          matmul_gpu_load_plans, matmul_gpu_save_plans, matmul_gpu_report, matmul_forward, matmul_forward_residual,
          matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu, matmul_backward_weight,
-         matmul_backward_bias, matmul_workspace_bytes, matmul_add_bias_kernel
+         matmul_backward_bias, MatmulBatch, matmul_batch, matmul_workspace_bytes, matmul_add_bias_kernel
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -80,8 +84,9 @@ typedef struct {
 typedef struct {
     void* out;
     const void *add, *left, *right;
-    const void* bias; // input of BIAS, output of DGELU_BGRAD
-    void* aux;        // values before GELU: output of GELU_AUX, input of DGELU and DGELU_BGRAD
+    const void* bias;    // input of BIAS, output of DGELU_BGRAD
+    void* aux;           // values before GELU: output of GELU_AUX, input of DGELU and DGELU_BGRAD
+    const float* scales; // of the product, and of what is added; NULL: both are 1
 } MatmulOperands_;
 
 typedef struct {
@@ -145,7 +150,7 @@ static inline const char* matmul_epilogue_name_(int epilogue) {
 }
 
 typedef struct {
-    char text[160];
+    char text[176];
 } MatmulName_;
 
 static inline MatmulName_ matmul_name_(const MatmulKey* key) {
@@ -156,6 +161,10 @@ static inline MatmulName_ matmul_name_(const MatmulKey* key) {
              key->right_transposed ? key->cols : key->depth, key->right_transposed ? key->depth : key->cols,
              key->right_transposed ? "^T" : "", dtype_name((DType)key->type),
              dtype_name((DType)key->out_type), matmul_epilogue_name_(key->epilogue));
+    if (key->batch > 1) {
+        const size_t length = strlen(name.text);
+        snprintf(name.text + length, sizeof(name.text) - length, ", %d times", key->batch);
+    }
     return name;
 }
 
@@ -292,7 +301,8 @@ static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
         if (plan->refused) {
             fprintf(file, "not supported by cublasLt, done in separate steps\n");
         } else if (plan->ms > 0) {
-            const double flops = matmul_flops(plan->key.rows, plan->key.depth, plan->key.cols);
+            const double flops =
+                plan->key.batch * matmul_flops(plan->key.rows, plan->key.depth, plan->key.cols);
             fprintf(file, "algorithm %d of %d, %.3f ms, %.1f TFLOP/s%s\n", plan->chosen + 1, plan->candidates,
                     plan->ms, flops / plan->ms * 1e-9, plan->kept ? ", measured in an earlier run" : "");
         } else {
@@ -313,11 +323,22 @@ static inline cudaDataType_t matmul_data_type_(int type) {
     return type == DTYPE_FP32 ? CUDA_R_32F : type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
-static inline cublasLtMatrixLayout_t matmul_layout_(int type, int rows, int cols, const char* name) {
+static inline cublasLtMatrixLayout_t matmul_layout_(int type, int rows, int cols, int batch,
+                                                    const char* name) {
+    const int64_t stride = (int64_t)rows * cols;
+    const int32_t count = batch;
     cublasLtMatrixLayout_t layout;
     CUBLAS_CHECK(
         cublasLtMatrixLayoutCreate(&layout, matmul_data_type_(type), (uint64_t)cols, (uint64_t)rows, cols),
         name);
+    if (batch > 1) {
+        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                                      sizeof(count)),
+                     name);
+        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                      &stride, sizeof(stride)),
+                     name);
+    }
     return layout;
 }
 
@@ -361,11 +382,13 @@ static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const
         matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_stride, sizeof(aux_stride));
     }
     matmul_point_(plan, x);
-    plan->left = key->left_transposed ? matmul_layout_(key->type, key->depth, key->rows, name.text)
-                                      : matmul_layout_(key->type, key->rows, key->depth, name.text);
-    plan->right = key->right_transposed ? matmul_layout_(key->type, key->cols, key->depth, name.text)
-                                        : matmul_layout_(key->type, key->depth, key->cols, name.text);
-    plan->out = matmul_layout_(key->out_type, key->rows, key->cols, name.text);
+    plan->left = key->left_transposed
+                     ? matmul_layout_(key->type, key->depth, key->rows, key->batch, name.text)
+                     : matmul_layout_(key->type, key->rows, key->depth, key->batch, name.text);
+    plan->right = key->right_transposed
+                      ? matmul_layout_(key->type, key->cols, key->depth, key->batch, name.text)
+                      : matmul_layout_(key->type, key->depth, key->cols, key->batch, name.text);
+    plan->out = matmul_layout_(key->out_type, key->rows, key->cols, key->batch, name.text);
 }
 
 // Whether cublasLt does not support this epilogue. It supports every product without one.
@@ -406,7 +429,8 @@ static inline int matmul_candidates_(cublasLtMatmulHeuristicResult_t* results, i
 
 static inline cublasStatus_t matmul_launch_(const MatmulPlan_* plan, const cublasLtMatmulAlgo_t* algorithm,
                                             MatmulOperands_ x, const MatmulGpu* ctx) {
-    const float alpha = 1.0f, beta = plan->key.adds ? 1.0f : 0.0f;
+    const float alpha = x.scales ? x.scales[0] : 1.0f;
+    const float beta = !plan->key.adds ? 0.0f : x.scales ? x.scales[1] : 1.0f;
     return cublasLtMatmul(ctx->handle, plan->operation, &alpha, x.right, plan->right, x.left, plan->left,
                           &beta, plan->key.adds ? x.add : x.out, plan->out, x.out, plan->out, algorithm,
                           ctx->workspace, ctx->workspace_bytes, ctx->gpu->stream);
@@ -476,7 +500,8 @@ static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicR
 // that, the first candidate is taken without measuring.
 static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
                                   int count, MatmulOperands_ x, const MatmulGpu* ctx) {
-    const size_t out_bytes = (size_t)plan->key.rows * plan->key.cols * dtype_bytes((DType)plan->key.out_type);
+    const MatmulKey* key = &plan->key;
+    const size_t out_bytes = (size_t)key->batch * key->rows * key->cols * dtype_bytes((DType)key->out_type);
     size_t free_bytes = 0, total_bytes = 0;
     if (x.out != x.add) {
         return matmul_race_(plan, candidates, count, x, ctx);
@@ -528,10 +553,17 @@ static inline void matmul_remember_(const MatmulPlan_* plan, MatmulGpu* ctx) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Products
 
+// Zero, or the distances of the matrices of a batch: a number that a power of two divides only if it divides all.
+static inline uintptr_t matmul_strides_(const MatmulKey* key) {
+    const size_t rows = (size_t)key->rows, cols = (size_t)key->cols, depth = (size_t)key->depth;
+    const size_t factors = (rows * depth | depth * cols) * dtype_bytes((DType)key->type);
+    return key->batch == 1 ? 0 : factors | rows * cols * dtype_bytes((DType)key->out_type);
+}
+
 // The largest power of two up to MATMUL_ALIGNMENT that divides all addresses.
-static inline int matmul_alignment_(MatmulOperands_ x) {
+static inline int matmul_alignment_(const MatmulKey* key, MatmulOperands_ x) {
     const uintptr_t all = (uintptr_t)x.out | (uintptr_t)x.add | (uintptr_t)x.left | (uintptr_t)x.right |
-                          (uintptr_t)x.bias | (uintptr_t)x.aux | MATMUL_ALIGNMENT;
+                          (uintptr_t)x.bias | (uintptr_t)x.aux | matmul_strides_(key) | MATMUL_ALIGNMENT;
     return (int)(all & (~all + 1));
 }
 
@@ -636,7 +668,7 @@ static inline MatmulPlan_* matmul_plan_(const MatmulKey* key, MatmulOperands_ x,
 // Does the product, or returns 0 if cublasLt refuses.
 static inline int matmul_try_(MatmulKey key, MatmulOperands_ x, MatmulGpu* ctx) {
     assert(key.rows > 0 && key.cols > 0 && key.depth > 0);
-    key.alignment = matmul_alignment_(x);
+    key.alignment = matmul_alignment_(&key, x);
     MatmulPlan_* plan = matmul_plan_(&key, x, ctx);
     if (plan->refused) {
         return 0;
@@ -724,8 +756,8 @@ template <class T> static inline void matmul_add_bias_(T* out, const T* bias, in
 template <class T>
 static inline void matmul_linear_(T* out, const T* add, const T* inp, const T* weight, const T* bias, int N,
                                   int C, int OC, MatmulGpu* ctx) {
-    MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_BIAS, add != NULL, 0};
-    MatmulOperands_ x = {out, add, inp, weight, bias, NULL};
+    MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_BIAS, add != NULL, 0, 1};
+    MatmulOperands_ x = {out, add, inp, weight, bias, NULL, NULL};
     if (bias && matmul_try_(key, x, ctx)) {
         return;
     }
@@ -760,8 +792,8 @@ template <class T>
 static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* weight, const T* bias, int N,
                                        int C, int OC, MatmulGpu* ctx) {
     const int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-    const MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0};
-    const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre};
+    const MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0, 1};
+    const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre, NULL};
     assert(out != pre);
     if (!matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) || !matmul_try_(key, x, ctx)) {
         matmul_forward(pre, inp, weight, bias, N, C, OC, ctx);
@@ -772,8 +804,8 @@ static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* we
 template <class T>
 static inline void matmul_backward_input(T* dinp, const T* dout, const T* weight, int N, int C, int OC,
                                          MatmulGpu* ctx) {
-    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DEFAULT, 0, 0};
-    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, NULL};
+    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 1};
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, NULL, NULL};
     matmul_product_(key, x, ctx);
 }
 
@@ -794,8 +826,8 @@ template <class T>
 static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, const T* weight, const T* pre,
                                         int N, int C, int OC, GradientMode mode, MatmulGpu* ctx) {
     void* sums = mode == GRADIENT_ADD ? ctx->bias_sums : dbias.data;
-    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU_BGRAD, 0, 0};
-    const MatmulOperands_ x = {dinp, NULL, dout, weight, sums, (void*)pre};
+    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU_BGRAD, 0, 0, 1};
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, sums, (void*)pre, NULL};
     if (!ctx->settings.bias_fusion || dbias.dtype != DTYPE_OF(T) || C > COLUMN_SUMS_FLOATS ||
         !matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) || !matmul_try_(key, x, ctx)) {
         return 0;
@@ -810,8 +842,8 @@ template <class T>
 static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* dout, const T* weight,
                                               const T* pre, int N, int C, int OC, GradientMode mode,
                                               MatmulGpu* ctx) {
-    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0};
-    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, (void*)pre};
+    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0, 1};
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, (void*)pre, NULL};
     assert(dinp != pre);
     if (dbias.data && matmul_try_gelu_bias_(dinp, dbias, dout, weight, pre, N, C, OC, mode, ctx)) {
         return;
@@ -830,9 +862,39 @@ static inline void matmul_backward_weight(Gradient dweight, const T* dout, const
                                           GradientMode mode, MatmulGpu* ctx) {
     const int adds = mode == GRADIENT_ADD;
     const MatmulKey key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_DEFAULT,
-                           adds, 0};
-    const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL, dout, inp, NULL, NULL};
+                           adds, 0, 1};
+    const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL, dout, inp, NULL, NULL, NULL};
     assert(dweight.dtype == DTYPE_FP32 || dweight.dtype == DTYPE_OF(T));
+    matmul_product_(key, x, ctx);
+}
+
+// Products of one shape: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor lies in memory as
+// (depth, rows) or (cols, depth). The `batch` matrices of each kind lie one after the other.
+typedef struct {
+    int rows, cols, depth;
+    int left_transposed, right_transposed;
+    int batch;
+    float scale, add_scale;
+} MatmulBatch;
+
+// add may be NULL. It and the factors are not out.
+template <class T>
+static inline void matmul_batch(T* out, const T* add, const T* left, const T* right, MatmulBatch b,
+                                MatmulGpu* ctx) {
+    const float scales[2] = {b.scale, b.add_scale};
+    const MatmulKey key = {b.rows,
+                           b.cols,
+                           b.depth,
+                           b.left_transposed,
+                           b.right_transposed,
+                           DTYPE_OF(T),
+                           DTYPE_OF(T),
+                           CUBLASLT_EPILOGUE_DEFAULT,
+                           add != NULL,
+                           0,
+                           b.batch};
+    const MatmulOperands_ x = {out, add, left, right, NULL, NULL, scales};
+    assert(out != add && out != left && out != right && b.batch > 0);
     matmul_product_(key, x, ctx);
 }
 

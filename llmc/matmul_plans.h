@@ -8,11 +8,11 @@ choice gives other bits. A run that must have the bits of an earlier one takes o
     ${XDG_CACHE_HOME:-$HOME/.cache}/pretrain.c/products-<hash of the machine>.json    those of all runs
 
     {"format":"pretrain.c products","version":1,"machine":"...","products":[
-    {"key":[10 numbers],"algorithm":"128 hexadecimal digits","chosen":0,"candidates":8,"ms":0.25}, ...],
+    {"key":[10 or 11 numbers],"algorithm":"128 hexadecimal digits","chosen":0,"candidates":8,"ms":0.25}, ...],
     "xxh64":"16 hexadecimal digits"}
 
 `machine` says in words what an algorithm depends on besides the product: the card, the library, its settings.
-A file of another machine is of no use. xxh64 is the checksum of all bytes before its value.
+A file of another machine is of no use. The eleventh number of a key is its `batch`, where that is not 1. xxh64 is the checksum of all bytes before its value.
 
 The cache is a convenience: it needs a home directory, and failing to read or write it is no error. Programs
 that write it at the same time take turns; existing entries never change.
@@ -48,7 +48,7 @@ defines: MatmulKey, MatmulChoice, MatmulChoices, MATMUL_PLANS_FILE, MATMUL_ALGOR
 enum {
     MATMUL_CHOICES = 4096, // in a list: a model of one batch size makes about 40
     MATMUL_ALGORITHM_BYTES = 64,
-    MATMUL_KEY_NUMBERS_ = 10,
+    MATMUL_KEY_NUMBERS_ = 11,
     MATMUL_PLANS_VERSION_ = 1,
     MATMUL_PLANS_MAX_BYTES_ = 4 << 20,
 };
@@ -61,7 +61,8 @@ typedef struct {
     int type, out_type; // DType of the factors, of the result
     int epilogue;       // cublasLtEpilogue_t
     int adds;           // out = add + ...
-    int alignment;      // in bytes, that all pointers have
+    int alignment;      // in bytes, that all matrices have
+    int batch;          // products of this shape, whose matrices lie one after the other
 } MatmulKey;
 
 static_assert(sizeof(MatmulKey) == MATMUL_KEY_NUMBERS_ * sizeof(int), "a key is an array of its members");
@@ -117,8 +118,9 @@ static inline int matmul_choices_add(MatmulChoices* choices, const MatmulChoice*
 
 static inline void matmul_choice_print_(FILE* file, const MatmulChoice* choice) {
     int numbers[MATMUL_KEY_NUMBERS_];
+    const int count = choice->key.batch == 1 ? MATMUL_KEY_NUMBERS_ - 1 : MATMUL_KEY_NUMBERS_;
     memcpy(numbers, &choice->key, sizeof(numbers));
-    for (int i = 0; i < MATMUL_KEY_NUMBERS_; i++) {
+    for (int i = 0; i < count; i++) {
         fprintf(file, i ? ",%d" : "{\"key\":[%d", numbers[i]);
     }
     fputs("],\"algorithm\":\"", file);
@@ -172,14 +174,25 @@ static inline int matmul_int_(JsonReader* reader, int* value) {
 }
 
 static inline int matmul_key_read_(JsonReader* reader, MatmulKey* key) {
-    int numbers[MATMUL_KEY_NUMBERS_];
-    for (int i = 0; i < MATMUL_KEY_NUMBERS_; i++) {
-        if (!json_take(reader, i ? ',' : '[') || !matmul_int_(reader, &numbers[i])) {
-            return 0;
-        }
+    size_t numbers[MATMUL_KEY_NUMBERS_];
+    int ints[MATMUL_KEY_NUMBERS_], count = 0;
+    if (!json_naturals(reader, numbers, MATMUL_KEY_NUMBERS_, &count)) {
+        return 0;
     }
-    memcpy(key, numbers, sizeof(numbers));
-    return json_take(reader, ']');
+    if (count == MATMUL_KEY_NUMBERS_ - 1) {
+        numbers[count++] = 1; // batch
+    }
+    if (count != MATMUL_KEY_NUMBERS_) {
+        return json_unexpected(reader, "a key of 10 or 11 numbers before it");
+    }
+    for (int i = 0; i < MATMUL_KEY_NUMBERS_; i++) {
+        if (numbers[i] > INT_MAX) {
+            return json_unexpected(reader, "numbers below 2^31 before it");
+        }
+        ints[i] = (int)numbers[i];
+    }
+    memcpy(key, ints, sizeof(ints));
+    return 1;
 }
 
 static inline int matmul_algorithm_read_(JsonReader* reader, unsigned char bytes[MATMUL_ALGORITHM_BYTES]) {

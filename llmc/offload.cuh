@@ -1,13 +1,13 @@
 /*
 offload.cuh -- what is on the host between its uses: the optimizer's state and the residual stream.
 
-AdamW with m, v and master weights in pinned memory or in a file: they pass through the GPU in chunks.
-
-    m, v, master   (3, owned)   fp32, one after another; without master weights (2, owned)
+The slots of the optimizer's state (optimizer.h), master weights among them, are in pinned memory or in a file: they pass
+through the GPU in chunks of OFFLOAD_CHUNK owned elements. A chunk is an interval of every slot. The array of a slot is the
+same as on a GPU, but each chunk begins at a multiple of SCRATCH_UNIT bytes.
 
 A chunk is copied in, updated and copied out by three streams that wait for each other by events, so that the bus works
 in both directions while the GPU computes. It is the same kernel on the same elements as without: the same bits. An update
-moves 12 bytes a parameter in and 12 out (8 without master weights).
+of AdamW moves 12 bytes a parameter in and 12 out (8 without master weights).
 
 On a disk the arrays are a file of scratch.h. A chunk then has a place in pinned memory, too: threads read the next chunk
 and write the last ones while one is on the GPU. Chunk k always has the same place, so whoever waits for the place has
@@ -18,9 +18,8 @@ take two buffers in turn. What block l adds up goes out beside block l + 1, and 
 block l + 2: it is needed in that of block l + 1. The last two stay. In a micro-step the main stream waits for every copy,
 so that it can be one CUDA graph.
 
-needs:   all sizes of the optimizer's state are multiples of SCRATCH_UNIT bytes, as those of shards are
-defines: Offload, OFFLOAD_CHUNK, offload_planned_bytes, offload_places_bytes, offload_open, offload_close,
-         offload_adamw_update, offload_state_bytes, offload_read, offload_write, offload_master, offload_wait,
+defines: OffloadLayout, offload_layout_open, offload_layout_close, Offload, OFFLOAD_CHUNK, offload_planned_bytes,
+         offload_places_bytes, offload_open, offload_close, offload_update, offload_read, offload_write, offload_wait,
          OffloadResiduals, OFFLOAD_RESIDUALS, offload_residual_layers, offload_residuals_open, offload_residuals_close,
          offload_residual_out, offload_residual_in, offload_residual_wait
 */
@@ -31,43 +30,95 @@ defines: Offload, OFFLOAD_CHUNK, offload_planned_bytes, offload_places_bytes, of
 #include <string.h>
 
 #include "llmc/base/scratch.h"
-#include "llmc/adamw.cuh"
 #include "llmc/gpu.cuh"
+#include "llmc/optimizer.cuh"
+#include "llmc/zero.h"
 
 #ifndef OFFLOAD_CHUNK
 #define OFFLOAD_CHUNK ((size_t)4 << 20) // elements; a multiple of GPT2_SHARD_UNIT
 #endif
-// Chunks on the GPU at a time; places of chunks between it and a disk; m, v and master weights.
-enum { OFFLOAD_SLOTS_ = 3, OFFLOAD_PLACES_ = 4, OFFLOAD_ARRAYS_ = 3 };
+// Chunks on the GPU at a time; places of chunks between it and a disk.
+enum { OFFLOAD_SLOTS_ = 3, OFFLOAD_PLACES_ = 4 };
+
+// Where chunk k of a slot begins: in the array as on a GPU, in elements; on the host or the disk, in bytes.
+typedef struct {
+    size_t position, at;
+} OffloadChunk_;
 
 typedef struct {
-    size_t owned;  // elements of an array
-    int arrays;    // 3, or 2 without master weights
-    float* host;   // (arrays, owned) pinned; with a disk (OFFLOAD_PLACES_, arrays, OFFLOAD_CHUNK)
-    Scratch* disk; // (arrays, owned); NULL: there is none
+    const OptimizerState* state;
+    size_t owned, chunks;
+    OffloadChunk_* chunk;         // (chunks + 1, STATE_SLOTS); the last ones are ends
+    size_t bytes;                 // of all slots on the host or the disk
+    size_t room[STATE_SLOTS + 1]; // where a slot begins in the memory of one chunk; the last one is the end
+} OffloadLayout;
+
+typedef struct {
+    OffloadLayout layout;
+    char* host;    // all slots, pinned; with a disk OFFLOAD_PLACES_ chunks
+    Scratch* disk; // all slots; NULL: there is none
     ScratchWork work[OFFLOAD_PLACES_];
-    float* slots;         // (OFFLOAD_SLOTS_, arrays, OFFLOAD_CHUNK) on the GPU; NULL: nothing is offloaded
+    char* slots;          // OFFLOAD_SLOTS_ chunks on the GPU; NULL: nothing is offloaded
     cudaStream_t in, out; // copies from and to the host
     cudaEvent_t filled[OFFLOAD_SLOTS_], updated[OFFLOAD_SLOTS_], emptied[OFFLOAD_SLOTS_];
 } Offload;
 
 // ---- memory ----
 
-static inline int offload_arrays_(int has_master) {
-    return has_master ? OFFLOAD_ARRAYS_ : OFFLOAD_ARRAYS_ - 1;
+static inline size_t offload_round_up_(size_t bytes) {
+    return ceil_div(bytes, (size_t)SCRATCH_UNIT) * SCRATCH_UNIT;
 }
 
-// On the GPU.
-static inline size_t offload_planned_bytes(int has_master) {
-    return OFFLOAD_SLOTS_ * (size_t)offload_arrays_(has_master) * OFFLOAD_CHUNK * sizeof(float);
+static inline const OffloadChunk_* offload_chunk_(const OffloadLayout* l, size_t k, int slot) {
+    return &l->chunk[k * STATE_SLOTS + (size_t)slot];
 }
 
-// Pinned memory between the GPU and a disk.
-static inline size_t offload_places_bytes(int has_master) {
-    return OFFLOAD_PLACES_ * (size_t)offload_arrays_(has_master) * OFFLOAD_CHUNK * sizeof(float);
+// Bytes of a chunk of a slot.
+static inline size_t offload_bytes_(const OffloadLayout* l, size_t k, int slot) {
+    return (offload_chunk_(l, k + 1, slot)->position - offload_chunk_(l, k, slot)->position) *
+           l->state->slots[slot].element_bytes;
 }
 
-static inline size_t offload_bytes_(const Offload* o) { return (size_t)o->arrays * o->owned * sizeof(float); }
+// Places the chunks of a slot from byte l->bytes on, and after the slots before it in the memory of one chunk.
+static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, int slot) {
+    size_t largest = 0;
+    for (size_t k = 0; k <= l->chunks; k++) {
+        const size_t first = k < l->chunks ? k * OFFLOAD_CHUNK : l->owned;
+        OffloadChunk_* chunk = &l->chunk[k * STATE_SLOTS + (size_t)slot];
+        chunk->position = k < l->chunks ? state_position(l->state, slot, zero, first)
+                                        : l->state->slots[slot].bytes / l->state->slots[slot].element_bytes;
+        if (k > 0) {
+            const size_t bytes = offload_round_up_(offload_bytes_(l, k - 1, slot));
+            largest = bytes > largest ? bytes : largest;
+            l->bytes += bytes;
+        }
+        chunk->at = l->bytes;
+    }
+    l->room[slot + 1] = l->room[slot] + largest;
+}
+
+// `state` is that of the plan, and stays.
+static inline void offload_layout_open(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
+    memset(l, 0, sizeof(*l));
+    l->state = state;
+    l->owned = zero_owned_elements(zero);
+    l->chunks = ceil_div(l->owned, OFFLOAD_CHUNK);
+    l->chunk = (OffloadChunk_*)check_alloc((l->chunks + 1) * STATE_SLOTS, sizeof(OffloadChunk_),
+                                           "chunks of the optimizer's state");
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        offload_place_slot_(l, zero, slot);
+    }
+}
+
+static inline void offload_layout_close(OffloadLayout* l) { free(l->chunk); }
+
+// On the GPU; and pinned memory between it and a disk.
+static inline size_t offload_planned_bytes(const OffloadLayout* l) {
+    return OFFLOAD_SLOTS_ * l->room[STATE_SLOTS];
+}
+static inline size_t offload_places_bytes(const OffloadLayout* l) {
+    return OFFLOAD_PLACES_ * l->room[STATE_SLOTS];
+}
 
 static inline void offload_open_streams_(Offload* o) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&o->in, cudaStreamNonBlocking));
@@ -79,18 +130,18 @@ static inline void offload_open_streams_(Offload* o) {
     }
 }
 
-// Arrays of `owned` zeros, on a disk in this directory, or in pinned memory if it is NULL.
-static inline void offload_open(Offload* o, size_t owned, int has_master, const char* directory) {
+// The slots of a state that has some, of zeros, on a disk in this directory, or in pinned memory if it is NULL.
+static inline void offload_open(Offload* o, const OptimizerState* state, const ZeroPlan* zero,
+                                const char* directory) {
     const char* what = "the optimizer's state";
     memset((void*)o, 0, sizeof(*o));
-    o->owned = owned;
-    o->arrays = offload_arrays_(has_master);
+    offload_layout_open(&o->layout, state, zero);
     if (directory) {
-        o->disk = scratch_open(directory, offload_bytes_(o), what);
+        o->disk = scratch_open(directory, o->layout.bytes, what);
     }
     o->host =
-        (float*)gpu_alloc_pinned(directory ? offload_places_bytes(has_master) : offload_bytes_(o), 1, what);
-    o->slots = (float*)gpu_alloc(offload_planned_bytes(has_master), 1, "chunks of the optimizer's state");
+        (char*)gpu_alloc_pinned(directory ? offload_places_bytes(&o->layout) : o->layout.bytes, 1, what);
+    o->slots = (char*)gpu_alloc(offload_planned_bytes(&o->layout), 1, "chunks of the optimizer's state");
     offload_open_streams_(o);
 }
 
@@ -116,85 +167,89 @@ static inline void offload_close(Offload* o) {
     if (o->disk) {
         scratch_close(o->disk);
     }
+    offload_layout_close(&o->layout);
 }
 
 // ---- an update ----
 
-// Elements of chunk k.
-static inline size_t offload_count_(const Offload* o, size_t k) {
-    const size_t rest = o->owned - k * OFFLOAD_CHUNK;
-    return rest < OFFLOAD_CHUNK ? rest : OFFLOAD_CHUNK;
+// A slot of chunk k: on the GPU, and in pinned memory.
+static inline char* offload_slot_(const Offload* o, size_t k, int slot) {
+    return o->slots + k % OFFLOAD_SLOTS_ * o->layout.room[STATE_SLOTS] + o->layout.room[slot];
+}
+static inline char* offload_place_(const Offload* o, size_t k, int slot) {
+    return o->disk ? o->host + k % OFFLOAD_PLACES_ * o->layout.room[STATE_SLOTS] + o->layout.room[slot]
+                   : o->host + offload_chunk_(&o->layout, k, slot)->at;
 }
 
-// Array `a` of chunk k: on the GPU, and in pinned memory.
-static inline float* offload_slot_(const Offload* o, size_t k, int a) {
-    return o->slots + (k % OFFLOAD_SLOTS_ * (size_t)o->arrays + (size_t)a) * OFFLOAD_CHUNK;
-}
-static inline float* offload_place_(const Offload* o, size_t k, int a) {
-    return o->disk ? o->host + (k % OFFLOAD_PLACES_ * (size_t)o->arrays + (size_t)a) * OFFLOAD_CHUNK
-                   : o->host + (size_t)a * o->owned + k * OFFLOAD_CHUNK;
+static inline void offload_copy_(const Offload* o, size_t k, cudaMemcpyKind kind) {
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t bytes = offload_bytes_(&o->layout, k, slot);
+        char *on_gpu = offload_slot_(o, k, slot), *on_host = offload_place_(o, k, slot);
+        if (bytes > 0 && kind == cudaMemcpyHostToDevice) {
+            CUDA_CHECK(cudaMemcpyAsync(on_gpu, on_host, bytes, kind, o->in));
+        } else if (bytes > 0) {
+            CUDA_CHECK(cudaMemcpyAsync(on_host, on_gpu, bytes, kind, o->out));
+        }
+    }
 }
 
-static inline void offload_copy_in_(const Offload* o, size_t k) {
-    for (int a = 0; a < o->arrays; a++) {
-        CUDA_CHECK(cudaMemcpyAsync(offload_slot_(o, k, a), offload_place_(o, k, a),
-                                   offload_count_(o, k) * sizeof(float), cudaMemcpyHostToDevice, o->in));
-    }
-}
-static inline void offload_copy_out_(const Offload* o, size_t k) {
-    for (int a = 0; a < o->arrays; a++) {
-        CUDA_CHECK(cudaMemcpyAsync(offload_place_(o, k, a), offload_slot_(o, k, a),
-                                   offload_count_(o, k) * sizeof(float), cudaMemcpyDeviceToHost, o->out));
-    }
+// The pointer to a whole array on the GPU, of which only chunk k is there; NULL if nothing has the slot.
+static inline void* offload_array_(const Offload* o, size_t k, int slot) {
+    const StateSlot* s = &o->layout.state->slots[slot];
+    const uintptr_t before = (uintptr_t)(offload_chunk_(&o->layout, k, slot)->position * s->element_bytes);
+    return s->bytes ? (void*)((uintptr_t)offload_slot_(o, k, slot) - before) : NULL;
 }
 
 // Queues the update of chunk k, which is in pinned memory.
 template <class T>
-static inline void offload_update_chunk_(Offload* o, AdamWUpdate<T> u, size_t k, const Gpu* gpu) {
-    const size_t slot = k % OFFLOAD_SLOTS_;
-    // What was in the slot: three chunks before, or in the last update.
-    CUDA_CHECK(cudaStreamWaitEvent(o->in, o->emptied[slot], 0));
-    offload_copy_in_(o, k);
-    CUDA_CHECK(cudaEventRecord(o->filled[slot], o->in));
-    CUDA_CHECK(cudaStreamWaitEvent(gpu->stream, o->filled[slot], 0));
-    u.m = offload_slot_(o, k, 0);
-    u.v = offload_slot_(o, k, 1);
-    u.master = o->arrays == OFFLOAD_ARRAYS_ ? offload_slot_(o, k, 2) : NULL;
-    adamw_update_part(u, k * OFFLOAD_CHUNK, offload_count_(o, k), gpu);
-    CUDA_CHECK(cudaEventRecord(o->updated[slot], gpu->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(o->out, o->updated[slot], 0));
-    offload_copy_out_(o, k);
-    CUDA_CHECK(cudaEventRecord(o->emptied[slot], o->out));
-}
-
-// Where chunk k of array `a` lies on the disk.
-static inline size_t offload_at_(const Offload* o, size_t k, int a) {
-    return ((size_t)a * o->owned + k * OFFLOAD_CHUNK) * sizeof(float);
+static inline void offload_update_chunk_(Offload* o, OptimizerUpdate<T> u, size_t k, const Gpu* gpu) {
+    const size_t buffer = k % OFFLOAD_SLOTS_, rest = o->layout.owned - k * OFFLOAD_CHUNK;
+    // What was in the buffer: three chunks before, or in the last update.
+    CUDA_CHECK(cudaStreamWaitEvent(o->in, o->emptied[buffer], 0));
+    offload_copy_(o, k, cudaMemcpyHostToDevice);
+    CUDA_CHECK(cudaEventRecord(o->filled[buffer], o->in));
+    CUDA_CHECK(cudaStreamWaitEvent(gpu->stream, o->filled[buffer], 0));
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        u.slots[slot] = offload_array_(o, k, slot);
+    }
+    optimizer_update_part(u, k * OFFLOAD_CHUNK, rest < OFFLOAD_CHUNK ? rest : OFFLOAD_CHUNK, gpu);
+    CUDA_CHECK(cudaEventRecord(o->updated[buffer], gpu->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(o->out, o->updated[buffer], 0));
+    offload_copy_(o, k, cudaMemcpyDeviceToHost);
+    CUDA_CHECK(cudaEventRecord(o->emptied[buffer], o->out));
 }
 
 // Starts to read chunk k from the disk, when what was in its place has been written.
 static inline void offload_start_read_(Offload* o, size_t k) {
     ScratchWork* work = &o->work[k % OFFLOAD_PLACES_];
     scratch_wait(o->disk, work);
-    for (int a = 0; a < o->arrays; a++) {
-        scratch_read(o->disk, offload_place_(o, k, a), offload_at_(o, k, a),
-                     offload_count_(o, k) * sizeof(float), work);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t bytes = offload_round_up_(offload_bytes_(&o->layout, k, slot));
+        if (bytes > 0) {
+            scratch_read(o->disk, offload_place_(o, k, slot), offload_chunk_(&o->layout, k, slot)->at, bytes,
+                         work);
+        }
     }
 }
 
 // Starts to write chunk k, when the GPU is done with it.
 static inline void offload_start_write_(Offload* o, size_t k) {
+    ScratchWork* work = &o->work[k % OFFLOAD_PLACES_];
     CUDA_CHECK(cudaEventSynchronize(o->emptied[k % OFFLOAD_SLOTS_]));
-    for (int a = 0; a < o->arrays; a++) {
-        scratch_write(o->disk, offload_place_(o, k, a), offload_at_(o, k, a),
-                      offload_count_(o, k) * sizeof(float), &o->work[k % OFFLOAD_PLACES_]);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t bytes = offload_round_up_(offload_bytes_(&o->layout, k, slot));
+        if (bytes > 0) {
+            scratch_write(o->disk, offload_place_(o, k, slot), offload_chunk_(&o->layout, k, slot)->at, bytes,
+                          work);
+        }
     }
 }
 
-// As adamw_update, with master, m and v on the host: those of `u` are not looked at. Queues all of it; with a disk it
-// waits for most.
-template <class T> static inline void offload_adamw_update(Offload* o, AdamWUpdate<T> u, const Gpu* gpu) {
-    const size_t chunks = ceil_div(o->owned, OFFLOAD_CHUNK);
+// As optimizer_update, with the slots on the host: those of `u` are not looked at. Queues all of it; with a disk it waits
+// for most.
+template <class T>
+static inline void offload_update(Offload* o, const OptimizerUpdate<T>& u, const Gpu* gpu) {
+    const size_t chunks = o->layout.chunks;
     for (size_t k = 0; !o->disk && k < chunks; k++) {
         offload_update_chunk_(o, u, k, gpu);
     }
@@ -215,50 +270,60 @@ template <class T> static inline void offload_adamw_update(Offload* o, AdamWUpda
 
 // ---- between updates ----
 
-// Bytes of m and v.
-static inline size_t offload_state_bytes(const Offload* o) {
-    return (OFFLOAD_ARRAYS_ - 1) * o->owned * sizeof(float);
-}
+typedef enum { OFFLOAD_READ_, OFFLOAD_WRITE_ } OffloadMove_;
 
-// Copy `bytes` from byte `at` of the arrays on, and wait. From and to a disk the places are one buffer.
-static inline void offload_read(Offload* o, void* to, size_t at, size_t bytes) {
-    offload_wait(o);
-    if (!o->disk) {
-        memcpy(to, (const char*)o->host + at, bytes);
-        return;
-    }
-    const size_t room = offload_places_bytes(o->arrays == OFFLOAD_ARRAYS_);
+// Copies bytes at ... at + bytes - 1 of the file by way of the places, which are one buffer: whole units of the disk.
+static inline void offload_move_on_disk_(Offload* o, char* memory, size_t at, size_t bytes,
+                                         OffloadMove_ move) {
+    const size_t room = offload_places_bytes(&o->layout);
     for (size_t i = 0, count; i < bytes; i += count) {
-        count = bytes - i < room ? bytes - i : room;
-        scratch_read(o->disk, o->host, at + i, count, &o->work[0]);
+        const size_t begin = (at + i) / SCRATCH_UNIT * SCRATCH_UNIT, left = bytes - i,
+                     in_room = begin + room - (at + i);
+        count = left < in_room ? left : in_room;
+        const size_t units = offload_round_up_(at + i + count) - begin;
+        scratch_read(o->disk, o->host, begin, units, &o->work[0]);
         scratch_wait(o->disk, &o->work[0]);
-        memcpy((char*)to + i, o->host, count);
-    }
-}
-static inline void offload_write(Offload* o, const void* from, size_t at, size_t bytes) {
-    offload_wait(o);
-    if (!o->disk) {
-        memcpy((char*)o->host + at, from, bytes);
-        return;
-    }
-    const size_t room = offload_places_bytes(o->arrays == OFFLOAD_ARRAYS_);
-    for (size_t i = 0, count; i < bytes; i += count) {
-        count = bytes - i < room ? bytes - i : room;
-        memcpy(o->host, (const char*)from + i, count);
-        scratch_write(o->disk, o->host, at + i, count, &o->work[0]);
+        if (move == OFFLOAD_READ_) {
+            memcpy(memory + i, o->host + (at + i - begin), count);
+            continue;
+        }
+        memcpy(o->host + (at + i - begin), memory + i, count);
+        scratch_write(o->disk, o->host, begin, units, &o->work[0]);
         scratch_wait(o->disk, &o->work[0]);
     }
 }
 
-// The master weights (owned) on the host: where they are, or, from a disk, in `room`.
-static inline float* offload_master(Offload* o, float* room) {
-    assert(o->arrays == OFFLOAD_ARRAYS_);
-    if (!o->disk) {
-        offload_wait(o);
-        return o->host + offload_state_bytes(o) / sizeof(float);
+// Copies bytes at ... at + bytes - 1 of the array of a slot, chunk by chunk.
+static inline void offload_move_(Offload* o, char* memory, int slot, size_t at, size_t bytes,
+                                 OffloadMove_ move) {
+    const size_t element = o->layout.state->slots[slot].element_bytes, end = at + bytes;
+    offload_wait(o);
+    for (size_t k = 0; k < o->layout.chunks; k++) {
+        const OffloadChunk_* chunk = offload_chunk_(&o->layout, k, slot);
+        const size_t begin = chunk->position * element,
+                     chunk_end = begin + offload_bytes_(&o->layout, k, slot);
+        const size_t from = at > begin ? at : begin, to = end < chunk_end ? end : chunk_end;
+        if (from >= to) {
+            continue;
+        }
+        char* here = memory + (from - at);
+        const size_t there = chunk->at + (from - begin);
+        if (o->disk) {
+            offload_move_on_disk_(o, here, there, to - from, move);
+        } else if (move == OFFLOAD_READ_) {
+            memcpy(here, o->host + there, to - from);
+        } else {
+            memcpy(o->host + there, here, to - from);
+        }
     }
-    offload_read(o, room, offload_state_bytes(o), o->owned * sizeof(float));
-    return room;
+}
+
+// Copy bytes at ... at + bytes - 1 of the array of a slot, and wait.
+static inline void offload_read(Offload* o, void* to, int slot, size_t at, size_t bytes) {
+    offload_move_(o, (char*)to, slot, at, bytes, OFFLOAD_READ_);
+}
+static inline void offload_write(Offload* o, const void* from, int slot, size_t at, size_t bytes) {
+    offload_move_(o, (char*)from, slot, at, bytes, OFFLOAD_WRITE_);
 }
 
 // ---- the residual stream ----

@@ -35,7 +35,7 @@ defines: ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, z
          zero_begin_forward, zero_forward_waits, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
          zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_variant, zero_begin, zero_join, zero_replayed,
          zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
-         zero_update_parameters, zero_check, zero_collect
+         zero_update_parameters, zero_check, zero_is_divided, zero_collect
 */
 #ifndef LLMC_ZERO_CUH
 #define LLMC_ZERO_CUH
@@ -541,7 +541,8 @@ static inline void zero_idle_forward(ZeroGpu* z) {
     }
 }
 
-// and in a whole micro-step, but for group 0.
+// and in a whole micro-step, but for group 0. It is the last one of its update, so what follows waits for its reductions by
+// zero_wait_for_gradient.
 template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
     zero_begin(z, step);
     zero_idle_forward(z);
@@ -549,7 +550,6 @@ template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
         zero_parameters(z, l, -1);
         zero_group_done<T>(z, 1 + l, step);
     }
-    zero_join(z, step);
 }
 
 // ---- an update ----
@@ -586,49 +586,45 @@ static inline void zero_check(const ZeroGpu* z) {
 
 // ---- copies of what is divided ----
 
-// A part of a shard of group g, of all processes at the same time.
+// A part of what each process has of group g.
 typedef struct {
     int g;
-    size_t at, count; // from this element of the shard on
+    size_t at, count; // from this element on
 } ZeroChunk_;
 
-// Collects a chunk of each process's shard in `group` on the host; NULL: not in this process.
-static inline void zero_collect_chunk_(ZeroGpu* z, void* group, void* owned, DType type, ZeroChunk_ chunk) {
-    const ZeroPiece piece = zero_piece(&z->plan, chunk.g);
-    const size_t bytes = chunk.count * dtype_bytes(type);
-    const size_t begin = owned == z->params_slices ? piece.kept : piece.owned;
-    const void* from = zero_element_(owned, type, begin + chunk.at);
+// Collects a chunk of all processes in `group` on the host; NULL: not in this process.
+static inline void zero_collect_chunk_(ZeroGpu* z, void* group, const void* mine, DType type,
+                                       ZeroChunk_ chunk) {
+    const size_t bytes = chunk.count * dtype_bytes(type), shard = zero_shard_elements(&z->plan, chunk.g);
+    const void* from = (const char*)mine + chunk.at * dtype_bytes(type);
     void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
     CUDA_CHECK(cudaMemcpyAsync(own, from, bytes, cudaMemcpyDefault, z->main.stream));
     group_all_gather(z->pieces, own, chunk.count, type, &z->all, z->main.stream); // (W, count)
     for (int r = 0; group && r < z->plan.size; r++) {
-        const size_t to = (size_t)zero_shard_of(&z->plan, r).part * piece.count + chunk.at;
+        const size_t to = (size_t)zero_shard_of(&z->plan, r).part * shard + chunk.at;
         CUDA_CHECK(cudaMemcpyAsync(zero_element_(group, type, to),
                                    zero_element_(z->pieces, type, (size_t)r * chunk.count), bytes,
                                    cudaMemcpyDeviceToHost, z->main.stream));
     }
 }
 
-// Collects an array of what each process updates, on the GPU or pinned: its groups first ... end - 1 in `groups` on the
-// host; first = end: none in this process. Between updates: it passes through the buffer of pieces. Waits for the GPU.
-static inline void zero_collect(ZeroGpu* z, void* groups, int first, int end, void* owned, DType type) {
-    const int is_divided = z->plan.stage > 0 && z->plan.size > 1;
+// Whether each process updates a part of each group, and not all of it.
+static inline int zero_is_divided(const ZeroPlan* plan) { return plan->stage > 0 && plan->size > 1; }
+
+// Collects group g of an array of what each process updates in `group` on the host; NULL: not in this process. `mine` is
+// this process's piece of the group (zero_piece), on the GPU or on the host. Between updates: it passes through the
+// buffer of pieces. Collective. Waits for the GPU.
+static inline void zero_collect(ZeroGpu* z, void* group, int g, const void* mine, DType type) {
     const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
     const size_t most = room / (size_t)z->plan.size / GPT2_SHARD_UNIT * GPT2_SHARD_UNIT;
-    const size_t begin = zero_group_begin(&z->plan, first);
-    if (!is_divided && first < end) {
-        const size_t count = zero_group_begin(&z->plan, end) - begin;
-        CUDA_CHECK(cudaMemcpyAsync(groups, zero_element_(owned, type, begin), count * dtype_bytes(type),
-                                   cudaMemcpyDefault, z->main.stream));
+    const size_t count = zero_piece(&z->plan, g).count;
+    if (!zero_is_divided(&z->plan) && group) {
+        CUDA_CHECK(
+            cudaMemcpyAsync(group, mine, count * dtype_bytes(type), cudaMemcpyDefault, z->main.stream));
     }
-    for (int g = 0; is_divided && g < z->plan.groups; g++) {
-        const size_t shard = zero_shard_elements(&z->plan, g);
-        void* group =
-            first <= g && g < end ? zero_element_(groups, type, zero_group_begin(&z->plan, g) - begin) : NULL;
-        for (size_t at = 0; at < shard; at += most) {
-            const ZeroChunk_ chunk = {g, at, shard - at < most ? shard - at : most};
-            zero_collect_chunk_(z, group, owned, type, chunk);
-        }
+    for (size_t at = 0; zero_is_divided(&z->plan) && at < count; at += most) {
+        const ZeroChunk_ chunk = {g, at, count - at < most ? count - at : most};
+        zero_collect_chunk_(z, group, mine, type, chunk);
     }
     CUDA_CHECK(cudaStreamSynchronize(z->main.stream));
 }

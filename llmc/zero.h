@@ -35,7 +35,7 @@ defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_replicas, ZeroCut, zero
          zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
          zero_sharded_elements, zero_owned_elements, zero_replicated_elements, ZeroPiece, zero_piece, ZeroRange,
          zero_max_ranges, zero_ranges, zero_logical_elements, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
-         zero_traffic, zero_add_pieces_cpu, zero_state_rows, Zero, zero_grads_elements, zero_bytes_cpu,
+         zero_traffic, zero_add_pieces_cpu, Zero, zero_grads_elements, zero_bytes_cpu,
          zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu,
          zero_range_gradient_cpu, zero_gather_parameters_cpu
 */
@@ -238,19 +238,6 @@ static inline int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, GPT2C
         }
     }
     return count;
-}
-
-// The rows of the optimizer's state that this process updates, each an array of zero_owned_elements; returns the bytes of
-// one allocation that holds them all. Tensors have no places of their own: ranges have.
-static inline size_t zero_state_rows(StateRow states[GPT2_STATE_ROWS], const ZeroPlan* plan, GPT2Config cfg) {
-    size_t at = 0;
-    gpt2_state_rows(states, cfg);
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        states[s].offset_bytes = at;
-        states[s].bytes = array_bytes(zero_owned_elements(plan), states[s].tensors[0].element_bytes);
-        at += states[s].bytes;
-    }
-    return at;
 }
 
 // ---- micro-batches ----

@@ -8,16 +8,21 @@ bandwidth as the best of a copy and a triad over arrays far larger than the cach
 of the repetitions and their range (10th to 90th percentile); operations bound by memory are given in GB/s of
 the bytes they must move.
 */
+#include "llmc/adafactor.h"
 #include "llmc/adamw.h"
+#include "llmc/adamw8bit.h"
 #include "llmc/attention.h"
 #include "llmc/classifier.h"
 #include "llmc/encoder.h"
 #include "llmc/gelu.h"
 #include "llmc/layernorm.h"
+#include "llmc/lion.h"
 #include "llmc/matmul.h"
+#include "llmc/muon.h"
 #include "llmc/quantized.h"
 #include "llmc/run/peak.h"
 #include "llmc/base/rand.h"
+#include "llmc/sgd.h"
 
 enum { C = 768, NH = 12, VP = 50304, V = 50257, MOST = 101 };
 
@@ -193,6 +198,58 @@ static void bench_classifier(Bench* bench, int N) {
     free(targets);
 }
 
+static void bench_adamw8bit(Bench* bench, float* p, const float* g, size_t n) {
+    const size_t block = 64;
+    uint8_t *m = check_alloc(n, 1, "codes"), *v = check_alloc(n, 1, "codes");
+    float* m_scale = check_alloc(n / block + 1, sizeof(float), "scales");
+    float* v_scale = check_alloc(n / block + 1, sizeof(float), "scales");
+    const AdamW8bitState state = {m, v, m_scale, v_scale};
+    const AdamW opt = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
+    BENCH(bench, "adamw8bit, 124M parameters", adamw8bit_bytes((double)n, block), bench->bandwidth, "GB/s   ",
+          adamw8bit_update_cpu(p, g, state, n, block, opt));
+    free(m);
+    free(v);
+    free(m_scale);
+    free(v_scale);
+}
+
+// As one matrix of 124M.
+static void bench_adafactor(Bench* bench, float* p, const float* g, size_t n) {
+    const size_t rows = n / C;
+    float *row = check_alloc(rows, sizeof(float), "rows"), *col = check_alloc(C, sizeof(float), "columns");
+    void* scratch = check_alloc(adafactor_scratch_bytes(rows, C), 1, "scratch");
+    const AdafactorMatrix x = {p, g, row, col, NULL, rows, C};
+    const Adafactor opt = {
+        .lr = 1e-4f, .beta2_cap = 1, .clip = 1, .weight_decay = 0.1f, .grad_scale = 1, .t = 1};
+    BENCH(bench, "adafactor, 124M parameters", adafactor_bytes((double)n, opt), bench->bandwidth, "GB/s   ",
+          adafactor_update_cpu(x, opt, scratch));
+    free(row);
+    free(col);
+    free(scratch);
+}
+
+// The matrix of q, k and v of one layer.
+static void bench_muon(Bench* bench, float* p, const float* g, float* m) {
+    const MuonScratch scratch = {check_alloc(muon_scratch_bytes(C, C), 1, "scratch"), &bench->matmul};
+    const MuonMatrix x = {p, g, m, NULL, 3, C, C};
+    const Muon opt = {.lr = 1e-4f, .momentum = 0.95f, .weight_decay = 0.1f, .grad_scale = 1};
+    BENCH(bench, "muon, 3 x 768 x 768", 3 * muon_flops(C, C), bench->peak, "GFLOP/s",
+          muon_update_cpu(x, opt, &scratch));
+    free(scratch.memory);
+}
+
+static void bench_other_rules(Bench* bench, float* p, const float* g, float* m, size_t n) {
+    const Lion lion = {1e-4f, 0.9f, 0.99f, 0.1f, 1};
+    const Sgd sgd = {1e-4f, 0.9f, 0.1f, 1};
+    bench_adamw8bit(bench, p, g, n);
+    bench_adafactor(bench, p, g, n);
+    BENCH(bench, "lion, 124M parameters", lion_bytes((double)n), bench->bandwidth, "GB/s   ",
+          lion_update_cpu(p, g, m, n, lion));
+    BENCH(bench, "sgd, momentum, 124M parameters", sgd_bytes((double)n, sgd.momentum), bench->bandwidth,
+          "GB/s   ", sgd_update_cpu(p, g, m, n, sgd));
+    bench_muon(bench, p, g, m);
+}
+
 static void bench_update(Bench* bench) {
     const size_t n = 124439808;
     float *p = random_floats(n), *g = random_floats(n), *m = random_floats(n), *v = random_floats(n);
@@ -209,6 +266,7 @@ static void bench_update(Bench* bench) {
           adamw_update_cpu(p, g, m, v, n, opt));
     BENCH(bench, "gradient norm, 124M parameters", 4.0 * (double)n, bench->bandwidth, "GB/s   ",
           gradient_square_sum_cpu(&sum, g, n, partial));
+    bench_other_rules(bench, p, g, m, n);
     free(p);
     free(g);
     free(m);

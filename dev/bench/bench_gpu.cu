@@ -21,6 +21,7 @@ random: products of zeros draw less power and are faster.
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
+#include "llmc/optimizer.cuh"
 
 enum { SAMPLES_MOST = 201, SAMPLES_LEAST = 11, ARRAYS_MOST = 32 };
 
@@ -348,39 +349,54 @@ static void bench_tokens(Bench* bench) {
     section_close(bench);
 }
 
-static void bench_optimizer(Bench* bench) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t n = gpt2_parameter_rows(rows, bench->cfg) / sizeof(floatX);
-    const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
-    const Gpu* gpu = &bench->gpu;
-    const AdamW opt = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100};
-    AdamWPlan plan_memory, *plan = &plan_memory;
+static void bench_norm(Bench* bench, Gradient grads, size_t n, const char* shape) {
     GradientNorm norm_memory, *norm = &norm_memory;
-    char shape[64];
-    floatX* params = random_array<floatX>(bench, n, 0.02f);
-    const Gradient grads = {random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)};
-    float *m = random_array<float>(bench, n, 1e-3f), *v = random_array<float>(bench, n, 0);
-    float* master = DTYPE_OF(floatX) == DTYPE_FP32 ? NULL : random_array<float>(bench, n, 0.02f);
+    const Gpu* gpu = &bench->gpu;
     WideSum* result = (WideSum*)array_of_bytes(bench, sizeof(WideSum));
     gradient_norm_open(norm, n);
-    adamw_open(plan, &zero, rows);
-    snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
     measure(bench, "gradient norm", shape, Work{0, gradient_square_sum_bytes((double)n, grads.dtype)},
             [=] { gradient_square_sum<floatX>(result, grads, norm, gpu); });
-    measure(
-        bench, "AdamW", shape,
-        Work{0, adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, master ? MASTER_FP32 : MASTER_NONE)},
-        [=] {
-            adamw_update(AdamWUpdate<floatX>{params, master, grads, m, v, plan, opt, 1}, gpu);
-        });
-    if (master && !bench->list) {
-        measure(bench, "AdamW, no master weights", shape,
-                Work{0, adamw_bytes((double)n, DTYPE_OF(floatX), grads.dtype, MASTER_NONE)}, [=] {
-                    adamw_update(AdamWUpdate<floatX>{params, NULL, grads, m, v, plan, opt, 1}, gpu);
-                });
-    }
-    adamw_close(plan);
     gradient_norm_close(norm);
+}
+
+// An update of all parameters.
+static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gradient grads,
+                         const char* shape) {
+    const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
+    const Gpu* gpu = &bench->gpu;
+    OptimizerState state;
+    OptimizerPlan plan_memory, *plan = &plan_memory;
+    optimizer_state_open(&state, optimizer, &zero, bench->cfg);
+    optimizer_open(plan, &zero, &state);
+    const Update by = {{1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100}, 0.9f};
+    floatX* params = random_array<floatX>(bench, zero_full_elements(&zero), 0.02f);
+    OptimizerUpdate<floatX> u = {params, grads, {NULL}, plan, by, 1};
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t n = state.slots[slot].bytes / sizeof(float);
+        u.slots[slot] = n ? random_array<float>(bench, n, slot == STATE_V ? 0 : 1e-3f) : NULL;
+    }
+    measure(bench, name, shape, Work{0, optimizer_bytes(&state, &zero, DTYPE_OF(floatX), grads.dtype)},
+            [=] { optimizer_update(u, gpu); });
+    optimizer_close(plan);
+}
+
+static void bench_optimizer(Bench* bench) {
+    const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
+    const size_t n = zero_full_elements(&zero);
+    const MasterWeights usual = DTYPE_OF(floatX) == DTYPE_FP32 ? MASTER_NONE : MASTER_FP32;
+    const Gradient grads = {random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)};
+    char shape[64];
+    snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
+    bench_norm(bench, grads, n, shape);
+    bench_update(bench, "AdamW", Optimizer{OPTIMIZER_ADAMW, 0, usual}, grads, shape);
+    if (!bench->list) {
+        if (usual != MASTER_NONE) {
+            bench_update(bench, "AdamW, no master weights", Optimizer{OPTIMIZER_ADAMW, 0, MASTER_NONE}, grads,
+                         shape);
+        }
+        bench_update(bench, "Lion", Optimizer{OPTIMIZER_LION, 0, usual}, grads, shape);
+        bench_update(bench, "SGD", Optimizer{OPTIMIZER_SGD, 1, usual}, grads, shape);
+    }
     section_close(bench);
 }
 

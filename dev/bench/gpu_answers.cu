@@ -148,10 +148,23 @@ static double error_of(const Question* q, const Matrices* x, const float* got) {
     return worst / (most * unit);
 }
 
+static MatmulKey key_of(const Question* q) {
+    const MatmulKey key = {q->rows,
+                           q->cols,
+                           q->depth,
+                           q->left_transposed,
+                           q->right_transposed,
+                           q->type,
+                           (int)q->out_type,
+                           q->epilogue,
+                           q->adds,
+                           0,
+                           1};
+    return key;
+}
+
 static void print_question(const Question* q, const MatmulGpu* ctx) {
-    const MatmulKey key = {
-        q->rows,     q->cols, q->depth, q->left_transposed, q->right_transposed, q->type, (int)q->out_type,
-        q->epilogue, q->adds, 0};
+    const MatmulKey key = key_of(q);
     printf("%s, aligned to %d%s: ", matmul_name_(&key).text, q->shift ? (int)dtype_bytes(q->type) : 16,
            ctx->settings.tf32 ? ", tf32" : "");
 }
@@ -182,11 +195,11 @@ static cublasStatus_t run(const Question* q, Matrices* x, float* results[2], int
                                       x->device[LEFT],
                                       x->device[RIGHT],
                                       has_bias(q) ? x->device[BIAS] : NULL,
-                                      has_aux(q) ? x->device[AUX] : NULL};
+                                      has_aux(q) ? x->device[AUX] : NULL,
+                                      NULL};
     memset((void*)&plan, 0, sizeof(plan));
-    plan.key = (MatmulKey){
-        q->rows,          q->cols,     q->depth, q->left_transposed,         q->right_transposed, q->type,
-        (int)q->out_type, q->epilogue, q->adds,  matmul_alignment_(operands)};
+    plan.key = key_of(q);
+    plan.key.alignment = matmul_alignment_(&plan.key, operands);
     matmul_plan_open_(&plan, operands, ctx);
     cublasStatus_t status = best_algorithm(&best, found, &plan, ctx);
     for (int i = 0; i < 2 && status == CUBLAS_STATUS_SUCCESS && *found; i++) {

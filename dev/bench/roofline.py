@@ -37,7 +37,7 @@ CARDS = {
 }
 MEMORY_MIB = 1 << 20  # of the simulated card: more than any model here takes
 
-STEP_ENDS_WITH = "adamw_kernel_"  # the last kernel of a step
+STEP_ENDS_WITH = "update_kernel_"  # the last kernel of a step
 
 Operation = namedtuple("Operation", "name shape flop bytes launches")
 Row = namedtuple("Row", "name kernels shape kind count flop bytes members")  # members: their numbers in the step

@@ -37,6 +37,7 @@ maxT={cfg.maxT} V={cfg.V} Vp={cfg.Vp} L={cfg.L} NH={cfg.NH} C={cfg.C}.
 | bpe_cases.bin | texts that are hard to tokenize, and tiktoken's ids of them (dev/ref/make_bpe_fixtures.py) |
 | parquet/*.parquet | one table as several programs write it; bad_*: what must be refused (dev/ref/make_parquet_fixtures.py) |
 | parquet/texts.bin | the texts of that table |
+| optimizers/updates.bin | twenty updates by the optimizers of torch, transformers and bitsandbytes (dev/ref/make_optimizer_fixtures.py) |
 | tasks/ | tasks in every form, a tiny model for them, and the loss of each ending (dev/ref/make_task_fixtures.py) |
 
 The numbers were computed in float64 and rounded once to float32: the truth that fp32 code comes close to.

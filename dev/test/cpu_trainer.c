@@ -51,7 +51,7 @@ double cpu_trainer_norm(CpuTrainer* trainer) {
     return sqrt(wide_sum_value(sum));
 }
 
-void cpu_trainer_update(CpuTrainer* trainer, AdamW adamw) { gpt2_update(&trainer->model, adamw); }
+void cpu_trainer_update(CpuTrainer* trainer, Update update) { gpt2_update(&trainer->model, update); }
 const float* cpu_trainer_grads(const CpuTrainer* trainer) {
     return (const float*)trainer->model.grads_memory;
 }

@@ -9,7 +9,7 @@ defines: CpuTrainer, cpu_trainer_open, cpu_trainer_close, cpu_trainer_gradients,
 #ifndef DEV_TEST_CPU_TRAINER_H
 #define DEV_TEST_CPU_TRAINER_H
 
-#include "llmc/adamw.h"
+#include "llmc/optimizer.h"
 #include "llmc/gpt2.h"
 
 #ifdef __cplusplus
@@ -28,7 +28,7 @@ double cpu_trainer_gradients(CpuTrainer* trainer, const int* tokens, const int* 
 const float* cpu_trainer_logits(CpuTrainer* trainer,
                                 const int* tokens); // (B * T, Vp), valid until the next call
 double cpu_trainer_norm(CpuTrainer* trainer);
-void cpu_trainer_update(CpuTrainer* trainer, AdamW adamw);
+void cpu_trainer_update(CpuTrainer* trainer, Update update);
 const float* cpu_trainer_grads(const CpuTrainer* trainer);
 const float* cpu_trainer_params(const CpuTrainer* trainer);
 

@@ -6,7 +6,7 @@ How an operation is tested: llmc/reference.h has both of its passes in double, a
 test_reference.c compares that backward pass with central differences of that forward pass; the other tests
 compare fp32 code with the two.
 
-defines: ops_floats, ops_doubles, ops_normal, ops_below, ops_copy, ops_widen, ops_narrow, ops_absolute, ops_sum,
+defines: ops_floats, ops_doubles, ops_bytes, ops_normal, ops_below, ops_copy, ops_widen, ops_narrow, ops_absolute, ops_sum,
 ops_close, ops_error, ops_same_bits, ops_expect_gradient
 */
 #ifndef DEV_OPS_H
@@ -68,6 +68,8 @@ static inline float* ops_floats(size_t n) { // all NaN, so that unset elements s
 }
 
 static inline double* ops_doubles(size_t n) { return (double*)ops_array_(n * sizeof(double)); } // all 0
+
+static inline unsigned char* ops_bytes(size_t n) { return (unsigned char*)ops_array_(n); } // all 0
 
 static inline float* ops_normal(size_t n, float scale) { // normal random numbers times `scale`
     float* x = ops_floats(n);

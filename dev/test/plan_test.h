@@ -11,6 +11,7 @@ defines: PLAN_TEST_RUNS, plan_test_run, plan_test_count, plan_test_counted, plan
 
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
+#include "llmc/optimizer.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
 
@@ -23,8 +24,10 @@ enum { PLAN_TEST_RUNS = 40 };
 static size_t plan_test_bytes_;
 
 static void plan_test_add_(const char* what, size_t bytes) {
-    // No part of the plan: the first does not grow with the model, the others are freed before it is open.
-    static const char* const unplanned[] = {"algorithms of products", "weight decay of tensors",
+    // No part of the plan: the first three take a few bytes for a block at most, the others are freed before the model is
+    // open.
+    static const char* const unplanned[] = {"algorithms of products", "events",
+                                            "chunks of the optimizer's state", "tensors of an update",
                                             "files of a model"};
     for (size_t i = 0; i < sizeof(unplanned) / sizeof(unplanned[0]); i++) {
         if (strcmp(what, unplanned[i]) == 0) {
@@ -70,6 +73,7 @@ static void plan_test_gpu_(Options* o, Rand* rng) {
 
 // Of the trainer that `program` names. The text of numbers only lives until the next call.
 static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Options* o) {
+    static const OptimizerName optimizers[] = {OPTIMIZER_WORDS(WORDS_VALUE)};
     static char number[4][16];
     Rand rng = rand_open(42, (uint64_t)k);
     const int batch = 1 + plan_test_one_of_(&rng, 5), T = 1 + plan_test_one_of_(&rng, 40);
@@ -87,6 +91,8 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
     *cfg = model;
     plan_test_place_(o, &rng, program.trainer == OPTION_GPU ? 3 : 2);
     plan_test_gpu_(o, &rng);
+    o->optimizer = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
+    o->sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
     o->save_every = 3 * plan_test_one_of_(&rng, 2);
     if (k % 8 == 7) { // generation
         o->recompute = RECOMPUTE_NEVER;

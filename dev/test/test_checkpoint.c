@@ -56,10 +56,12 @@ static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
     }
 }
 
+static const Optimizer adamw = {OPTIMIZER_ADAMW, 0, MASTER_NONE};
+
 static CheckpointRun run_of(GPT2Config cfg, SafeTensorsDtype dtype) {
     static Comm alone = {.size = 1};
-    const CheckpointRun run = {"test", cfg,  zero_plan(cfg, 0, 0, 1), &alone, dtype, 4,
-                               NULL,   1000, 0xABCDEF0123456789,      NULL,   NULL};
+    const CheckpointRun run = {"test", cfg,  adamw, zero_plan(cfg, 0, 0, 1), &alone, dtype,
+                               4,      NULL, 1000,  0xABCDEF0123456789,      NULL,   NULL};
     return run;
 }
 
@@ -69,7 +71,7 @@ static ZeroPlan whole(void) { return zero_plan(TINY, 0, 0, 1); }
 // Bytes of the copy that a save makes.
 static size_t copy_bytes(SafeTensorsDtype dtype) {
     const ZeroPlan plan = whole();
-    return checkpoints_bytes(TINY, &plan, dtype, 5);
+    return checkpoints_bytes(TINY, adamw, &plan, dtype, 5);
 }
 
 static RunState state_of(int64_t step) {
@@ -86,22 +88,19 @@ static void fill_squares(float* memory, size_t n, float value) {
     }
 }
 
+// Where the state of TINY lies in memory: v behind m.
+static OptimizerState state_layout(void) {
+    const ZeroPlan plan = whole();
+    OptimizerState state;
+    optimizer_state_open(&state, adamw, &plan, TINY);
+    return state;
+}
+
 // Elements of m, and of v.
-static size_t state_elements(void) {
-    StateRow states[GPT2_STATE_ROWS];
-    return gpt2_state_rows(states, TINY) / sizeof(float) / 2;
-}
+static size_t state_elements(void) { return state_layout().slots[STATE_M].bytes / sizeof(float); }
 
-// The optimizer's state in memory that is laid out by the rows of TINY.
-static GPT2OptimizerState optimizer_at(void* memory) {
-    StateRow states[GPT2_STATE_ROWS];
-    GPT2OptimizerState optimizer;
-    gpt2_state_rows(states, TINY);
-    gpt2_state_bind(&optimizer, states, memory);
-    return optimizer;
-}
-
-static GPT2OptimizerState optimizer_of(const Checkpoints* c) { return optimizer_at(c->optimizer); }
+static float* m_of(const Checkpoints* c) { return (float*)c->optimizer; }
+static float* v_of(const Checkpoints* c) { return (float*)c->optimizer + state_elements(); }
 
 // Saves a model whose first weight is `value`, after what spoil (NULL: nothing) does to it; path becomes the
 // checkpoint's.
@@ -114,9 +113,8 @@ static void save_spoiled(char path[PATH_MAX], const Run* run, int64_t step, floa
     checkpoints_open(&c, &options, run_of(TINY, dtype), -1, 0);
     checkpoint_copy_at(&c, memory);
     fill(c.params, c.params_bytes / safetensors_dtype_bytes(dtype), dtype, value);
-    const GPT2OptimizerState optimizer = optimizer_of(&c);
-    fill(optimizer.m, state_elements(), SAFETENSORS_F32, value + 1);
-    fill_squares(optimizer.v, state_elements(), value + 2);
+    fill(m_of(&c), state_elements(), SAFETENSORS_F32, value + 1);
+    fill_squares(v_of(&c), state_elements(), value + 2);
     if (spoil) {
         spoil(&c);
     }
@@ -139,11 +137,15 @@ static void save(const Run* run, int64_t step) {
 // Reads m and v into memory that is laid out by the rows of TINY,
 static void read_optimizer(const SavedState* state, const char* directory, float* memory) {
     const ZeroPlan plan = whole();
+    const OptimizerState layout = state_layout();
     CheckpointParts parts;
-    checkpoint_parts_open(&parts, state, directory, TINY, &plan);
+    checkpoint_parts_open(&parts, state, directory, adamw, TINY, &plan);
     for (int g = 0; g < plan.groups; g++) {
-        checkpoint_parts_read(&parts, 0, g, memory + zero_piece(&plan, g).owned);
-        checkpoint_parts_read(&parts, 1, g, memory + state_elements() + zero_piece(&plan, g).owned);
+        for (int slot = STATE_M; slot <= STATE_V; slot++) {
+            checkpoint_parts_read(&parts, slot, g,
+                                  memory + (slot == STATE_V ? state_elements() : 0) +
+                                      state_group_begin(&layout.slots[slot], g));
+        }
     }
     checkpoint_parts_close(&parts);
 }
@@ -168,9 +170,9 @@ static float value_in(const char* out, const char* directory) {
     const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float));
     float *params = (float*)check_alloc(bytes, 1, "params"),
           *memory = (float*)check_alloc(2 * state_elements(), sizeof(float), "optimizer");
-    const GPT2OptimizerState optimizer = optimizer_at(memory);
     read_checkpoint(&state, path, params, memory);
-    const float value = optimizer.m[0] == params[0] + 1 && optimizer.v[0] == params[0] + 2 ? params[0] : -1;
+    const float value =
+        memory[0] == params[0] + 1 && memory[state_elements()] == params[0] + 2 ? params[0] : -1;
     state_close(&state);
     free(params);
     free(memory);
@@ -524,8 +526,8 @@ static void spoil_block(Checkpoints* c) {
     ((float*)c->params)[gpt2_group_offset_bytes(c->rows, 2) / 4] = NAN;
 }
 static void spoil_half(Checkpoints* c) { ((uint16_t*)c->params)[7] = 0x7F80; } // bf16
-static void spoil_m(Checkpoints* c) { optimizer_of(c).m[0] = NAN; }
-static void spoil_v(Checkpoints* c) { optimizer_of(c).v[0] = -1; }
+static void spoil_m(Checkpoints* c) { m_of(c)[0] = NAN; }
+static void spoil_v(Checkpoints* c) { v_of(c)[0] = -1; }
 
 static void body_save_infinite(const void* run) {
     char path[PATH_MAX];
@@ -601,8 +603,8 @@ static void test_two_saves(void) {
     for (int step = 1; step <= 20; step++) {
         const RunState state = state_of(step);
         fill(c.params, 1, SAFETENSORS_F32, (float)step);
-        fill(optimizer_of(&c).m, 1, SAFETENSORS_F32, (float)step + 1);
-        fill(optimizer_of(&c).v, 1, SAFETENSORS_F32, (float)step + 2);
+        fill(m_of(&c), 1, SAFETENSORS_F32, (float)step + 1);
+        fill(v_of(&c), 1, SAFETENSORS_F32, (float)step + 2);
         checkpoint_start(&c, &state);
         while (step % 2 && !checkpoint_finished(&c, path)) {
         }

@@ -580,6 +580,9 @@ test_resume() {
     bad 2 "--layers is 3|has 2" --out again --resume on --layers 3
     good "against the rules" --out again --resume 4 --lr 0.1 --override
     check "is another run" [ "$(story_of straight)" != "$(story_of again)" ]
+    bad 2 "--optimizer is lion, was adamw|--override" --out again --resume 4 --optimizer lion
+    good "with another optimizer" --out lion --resume again/step_00000004 --optimizer lion --override
+    check "starts with zeros" grep -q '^resume: the state of --optimizer lion starts as zeros$' stdout
     bad 1 "never: no checkpoint to resume|--resume auto" --out never --resume on
     check "nothing is made" [ ! -e never ]
     bad 1 "step_00000005/state.json|No such file" --out again --resume 5

@@ -183,6 +183,10 @@ static void test_parameter_rows(void) {
         const TensorRow* row = &rows[i];
         EXPECT(strcmp(row->name, wanted[i].name) == 0 && strcmp(row->hf_name, wanted[i].hf_name) == 0,
                "tensor %d is %s, %s", i, row->name, row->hf_name);
+        const TensorKind kind = !row->decay           ? KIND_VECTOR
+                                : row->name[0] == 'w' ? KIND_EMBEDDING
+                                                      : KIND_MATRIX;
+        EXPECT(row->kind == kind, "%s is of kind %d", row->name, row->kind);
         EXPECT(row->layers == wanted[i].layers && row->rows == (size_t)wanted[i].rows &&
                    row->cols == (size_t)wanted[i].cols && row->decay == wanted[i].decay,
                "%s is %d x %zu x %zu", row->name, row->layers, row->rows, row->cols);
@@ -215,42 +219,6 @@ static void test_activation_rows(void) {
     EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "qkv")->cols == 108, "queries, keys and values");
     EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "att_lse")->cols == 3, "one a head");
     EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "dfch")->cols == 144, "four times as wide");
-}
-
-// Two arrays, one after the other, each with a tensor for every parameter; element i of an array belongs to
-// element i of the parameters, whatever the type of the parameters.
-static void test_state_rows(void) {
-    static const char* const names[] = {"m", "v"};
-    StateRow states[GPT2_STATE_ROWS];
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t bytes = gpt2_state_rows(states, TINY), narrow = gpt2_parameter_rows_of(rows, TINY, 2);
-    EXPECT(GPT2_STATE_ROWS == 2 && bytes == 2 * 2 * narrow, "%zu bytes", bytes);
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        EXPECT(strcmp(states[s].name, names[s]) == 0, "state %d is %s", s, states[s].name);
-        EXPECT(states[s].offset_bytes == s * bytes / 2 && states[s].bytes == bytes / 2, "%s is at %zu",
-               states[s].name, states[s].offset_bytes);
-        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-            const TensorRow* row = &states[s].tensors[i];
-            EXPECT(tensor_elements(row) == tensor_elements(&rows[i]) &&
-                       row->offset_bytes - states[s].offset_bytes == 2 * rows[i].offset_bytes,
-                   "%s of %s", states[s].name, row->name);
-        }
-    }
-    const double all = gpt2_count_parameters(TINY);
-    EXPECT(gpt2_count_state_bytes(TINY) == 8 * all, "%.0f bytes", gpt2_count_state_bytes(TINY));
-}
-
-// A state has as many layers as its parameter, or none if another rule updates it.
-static void test_state_shapes(void) {
-    TensorRow tensors[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows(tensors, TINY);
-    TensorRow *qkvw = &tensors[4], *wte = &tensors[0];
-    gpt2_state_shape_(qkvw, RULE_ADAMW, 1, qkvw->cols);
-    EXPECT(tensor_elements(qkvw) == 3 * 36 && gpt2_rows_in_files(qkvw, TINY) == 1, "a value per column");
-    gpt2_state_shape_(wte, RULE_ADAMW, 1, wte->cols);
-    EXPECT(gpt2_rows_in_files(wte, TINY) == 1, "a value per column of the vocabulary");
-    gpt2_state_shape_(qkvw, (UpdateRule)(RULE_ADAMW + 1), 108, 36);
-    EXPECT(tensor_elements(qkvw) == 0, "another rule");
 }
 
 static int is_word_of(const char* list, const char* word) {
@@ -324,15 +292,6 @@ static void test_parameter_pointers(void) {
         EXPECT(at.fcw == p.fcw + at_l && at.fcprojw == p.fcprojw + at_l, "layer %d: MLP", l);
         EXPECT(at.ln1w == p.ln1w + at_l && at.fcprojb == p.fcprojb + at_l, "layer %d: vectors", l);
     }
-    free(memory);
-}
-
-static void test_state_pointers(void) {
-    StateRow states[GPT2_STATE_ROWS];
-    char* memory = (char*)check_alloc(gpt2_state_rows(states, TINY), 1, "state");
-    GPT2OptimizerState all;
-    gpt2_state_bind(&all, states, memory);
-    EXPECT((char*)all.m == memory && (char*)all.v == memory + states[1].offset_bytes, "arrays");
     free(memory);
 }
 
@@ -451,13 +410,10 @@ int main(void) {
     test_names();
     test_flops();
     test_parameter_rows();
-    test_state_rows();
-    test_state_shapes();
     test_activation_rows();
     test_recompute();
     test_never();
     test_parameter_pointers();
-    test_state_pointers();
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         test_activation_pointers(recompute);
     }

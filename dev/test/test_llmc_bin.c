@@ -102,7 +102,7 @@ static void expect_config(GPT2Config got, GPT2Config wanted) {
 static void test_padding(void) {
     const Model model = model_random(TINY), again = model_open(TINY);
     *element(&model, 0, 5 * 4) = *element(&model, 0, 8 * 4 - 1) = 1;
-    llmc_bin_write(test_path("padding.bin"), TINY, model.rows, model.memory, MODEL_FP32);
+    whole_model_write_bin(test_path("padding.bin"), TINY, model.rows, model.memory, MODEL_FP32);
     read_model(test_path("padding.bin"), &again);
     for (int i = 5 * 4; i < 8 * 4; i++) {
         EXPECT(*element(&again, 0, i) == 0, "element %d", i);
@@ -116,7 +116,7 @@ static void test_padding(void) {
 static void test_layout(void) {
     const Model model = model_random(TINY);
     const char* path = test_path("layout.bin");
-    llmc_bin_write(path, TINY, model.rows, model.memory, MODEL_FP32);
+    whole_model_write_bin(path, TINY, model.rows, model.memory, MODEL_FP32);
     const TestFile file = test_read(path);
     const int32_t header[8] = {20240326, 3, 6, 5, 2, 2, 4, 8};
     EXPECT(memcmp(file.data, header, sizeof(header)) == 0, "header");
@@ -140,7 +140,7 @@ static void test_layout(void) {
 static void test_round_trip(GPT2Config cfg, ModelDtype dtype) {
     const Model model = model_random(cfg), back = model_open(cfg);
     const char* path = test_path("round_trip.bin");
-    llmc_bin_write(path, cfg, model.rows, model.memory, dtype);
+    whole_model_write_bin(path, cfg, model.rows, model.memory, dtype);
     expect_config(llmc_bin_read_config(path), cfg);
     read_model(path, &back);
     size_t wrong = 0;
@@ -165,7 +165,7 @@ static void test_special_values(void) {
     for (int i = 0; i < 5; i++) {
         *element(&model, 4, i) = float_of(special[i]); // negative zero, subnormal and largest numbers
     }
-    llmc_bin_write(path, TINY, model.rows, model.memory, MODEL_FP32);
+    whole_model_write_bin(path, TINY, model.rows, model.memory, MODEL_FP32);
     read_model(path, &back);
     for (int i = 0; i < 5; i++) {
         EXPECT(bits_of(*element(&back, 4, i)) == special[i], "%08x", special[i]);
@@ -247,7 +247,7 @@ static void test_fixtures(void) {
     }
     EXPECT(*element(&fp32, 0, 156 * 36) != 0 && *element(&fp32, 0, 157 * 36) == 0, "the padding is zero");
     const char* path = test_path("again.bin"); // and what we write is the same file
-    llmc_bin_write(path, cfg, fp32.rows, fp32.memory, MODEL_BF16);
+    whole_model_write_bin(path, cfg, fp32.rows, fp32.memory, MODEL_BF16);
     const TestFile ours = test_read(path), theirs = test_read(FIXTURES "gpt2_tiny_bf16.bin");
     EXPECT(ours.bytes == theirs.bytes && memcmp(ours.data, theirs.data, ours.bytes) == 0, "byte by byte");
     free(theirs.data);
@@ -320,7 +320,7 @@ static void expect_weight_refused(ModelDtype dtype, int tensor, size_t k, float 
     const Model model = model_random(TINY);
     const char* path = test_path("weight.bin");
     *element(&model, tensor, k) = value;
-    llmc_bin_write(path, TINY, model.rows, model.memory, dtype);
+    whole_model_write_bin(path, TINY, model.rows, model.memory, dtype);
     expect_refused(path, words);
     free(model.memory);
 }
@@ -339,7 +339,7 @@ static void test_bad_weights(void) {
 
 static void body_write(const void* path) {
     const Model model = model_random(LONG_TENSORS);
-    llmc_bin_write((const char*)path, LONG_TENSORS, model.rows, model.memory, MODEL_FP32);
+    whole_model_write_bin((const char*)path, LONG_TENSORS, model.rows, model.memory, MODEL_FP32);
     free(model.memory);
 }
 

@@ -452,7 +452,7 @@ static void test_stale_plans(const Gpu* gpu) {
     MatmulChoice choice;
     memset(&choice, 0, sizeof(choice));
     memset(choice.algorithm, 0x77, sizeof(choice.algorithm));
-    const MatmulKey key = {5, 8, 8, 0, 1, DTYPE_FP32, DTYPE_FP32, CUBLASLT_EPILOGUE_BIAS, 0, 16};
+    const MatmulKey key = {5, 8, 8, 0, 1, DTYPE_FP32, DTYPE_FP32, CUBLASLT_EPILOGUE_BIAS, 0, 16, 1};
     choice.key = key;
     choice.chosen = 77;
     matmul_gpu_open(&ctx, gpu, settings);
@@ -490,6 +490,7 @@ static void test_tuned_apart(const Gpu* gpu) {
            "%d plans, %d choices", ctx.plans_count, ctx.chosen.count);
     EXPECT(!simulated || (ctx.plans[0].chosen == 0 && ctx.plans[1].chosen == 2), "algorithms %d and %d",
            ctx.plans[0].chosen, ctx.plans[1].chosen);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     matmul_gpu_close(&ctx);
     gpu_free(memory);
     unsetenv("CUSIM_LT_FAST");
@@ -591,6 +592,72 @@ static void test_errors(const Gpu* gpu) {
     matmul_gpu_close(&ctx);
 }
 
+// ---- batches ----
+
+// Element (i, j) of a factor of (rows, cols) that lies transposed or not.
+static float factor(const float* x, int transposed, int rows, int cols, int i, int j) {
+    return transposed ? x[(size_t)j * rows + i] : x[(size_t)i * cols + j];
+}
+
+// One matrix of a batch, and the sum of the terms' absolute values.
+static void reference_batch(float* out, float* magnitude, const float* add, const float* left,
+                            const float* right, const MatmulBatch* b) {
+    for (int i = 0; i < b->rows; i++) {
+        for (int j = 0; j < b->cols; j++) {
+            double sum = 0, terms = 0;
+            for (int k = 0; k < b->depth; k++) {
+                const double term = (double)b->scale *
+                                    factor(left, b->left_transposed, b->rows, b->depth, i, k) *
+                                    factor(right, b->right_transposed, b->depth, b->cols, k, j);
+                sum += term;
+                terms += fabs(term);
+            }
+            const double added = add ? (double)b->add_scale * add[(size_t)i * b->cols + j] : 0;
+            out[(size_t)i * b->cols + j] = (float)(sum + added);
+            magnitude[(size_t)i * b->cols + j] = (float)(terms + fabs(added));
+        }
+    }
+}
+
+// A whole batch; `adds`: something is added.
+template <class T> static void test_batch(MatmulBatch b, int adds, MatmulGpu* ctx) {
+    const size_t outs = (size_t)b.rows * b.cols, lefts = (size_t)b.rows * b.depth,
+                 rights = (size_t)b.depth * b.cols, n = outs * b.batch;
+    float *left = ops_normal(lefts * b.batch, 1), *right = ops_normal(rights * b.batch, 1),
+          *add = ops_normal(n, 1);
+    const T *d_left = device_upload<T>(left, lefts * b.batch, 0, ctx->gpu),
+            *d_right = device_upload<T>(right, rights * b.batch, 0, ctx->gpu),
+            *d_add = device_upload<T>(add, n, 0, ctx->gpu);
+    T* d_out = device_upload_nan<T>(n, 0, ctx->gpu);
+    float *want = ops_floats(n), *magnitude = ops_floats(n);
+    for (int i = 0; i < b.batch; i++) {
+        reference_batch(want + i * outs, magnitude + i * outs, adds ? add + i * outs : NULL, left + i * lefts,
+                        right + i * rights, &b);
+    }
+    matmul_batch(d_out, adds ? d_add : (const T*)NULL, d_left, d_right, b, ctx);
+    compare<T>(download(d_out, n, ctx->gpu), want, magnitude, NULL, n, "batch");
+    case_close("batch");
+}
+
+// Odd sizes: matrices after the first are not aligned.
+template <class T> static void test_batches(const Gpu* gpu) {
+    MatmulGpu ctx;
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1};
+    matmul_gpu_open(&ctx, gpu, settings);
+    for (int transposed = 0; transposed < 4; transposed++) {
+        const MatmulBatch odd = {5, 7, 3, transposed / 2, transposed % 2, 3, -1.5f, 0.25f},
+                          even = {32, 16, 8, transposed / 2, transposed % 2, 2, 2.0f, -4.0f},
+                          single = {9, 16, 8, transposed / 2, transposed % 2, 1, 2.0f, 3.0f};
+        test_batch<T>(odd, 1, &ctx);
+        test_batch<T>(even, transposed == 1, &ctx);
+        test_batch<T>(single, 1, &ctx);
+    }
+    EXPECT(strstr(matmul_name_(&ctx.plans[0].key).text, ", 3 times"), "%s",
+           matmul_name_(&ctx.plans[0].key).text);
+    EXPECT(ctx.plans[0].key.alignment == (int)sizeof(T), "alignment %d", ctx.plans[0].key.alignment);
+    matmul_gpu_close(&ctx);
+}
+
 int main(void) {
     Gpu gpu;
     const MatmulSettings separate = {0, GELU_SEPARATE, 0, 0}, forward = {0, GELU_FUSED_FORWARD, 1, 0},
@@ -615,6 +682,8 @@ int main(void) {
     test_stale_plans(&gpu);
     test_tuned_apart(&gpu);
     test_capture(&gpu);
+    test_batches<float>(&gpu);
+    test_batches<bf16>(&gpu);
     test_many_plans(&gpu);
     test_errors(&gpu);
     CUDA_CHECK(cudaMemGetInfo(&free_after, &total_bytes));

@@ -9,7 +9,7 @@
 static MatmulChoice choice_of(int i) {
     MatmulChoice choice;
     memset(&choice, 0, sizeof(choice));
-    const MatmulKey key = {1000 + i, 2, 3, 0, 1, 1, 0, 164, 1, 16};
+    const MatmulKey key = {1000 + i, 2, 3, 0, 1, 1, 0, 164, 1, 16, 1 + i % 2}; // some of one matrix
     choice.key = key;
     choice.chosen = i % 16;
     choice.candidates = 16;
@@ -116,7 +116,7 @@ static void test_damage(void) {
     static const char* const lists[][2] = {
         {"7", "'['"},
         {"[{}]", "five members"},
-        {"[{\"key\":[1,2,3]}]", "','"},
+        {"[{\"key\":[1,2,3]}]", "10 or 11 numbers"},
         {"[{\"key\":[1,2,3,4,5,6,7,8,9,3000000000]}]", "below 2^31"},
         {"[{\"key\":[-1]}]", "a whole number"},
         {"[{\"algorithm\":\"00\"}]", "128 hexadecimal digits"},

@@ -22,55 +22,81 @@ static State state_open(size_t n) {
     return s;
 }
 
-static AdamW adamw_of(int update) {
-    const AdamW opt = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, update};
-    return opt;
+static Update update_of(int t) {
+    const Update update = {{0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, t}, 0.9f};
+    return update;
+}
+
+static const int SLOTS[] = {STATE_M, STATE_V, STATE_MASTER};
+
+// The array in host memory that belongs to a slot.
+static float* array_of(State* s, int slot) {
+    return slot == STATE_M ? s->m : slot == STATE_V ? s->v : s->master;
+}
+
+// Moves all slots to the host or the disk, or back, in two pieces that end in the middle of a chunk, and of a unit of the
+// disk.
+static void move_slots(Offload* offload, State* s, int is_back) {
+    for (int i = 0; i < 3; i++) {
+        const size_t bytes = offload->layout.state->slots[SLOTS[i]].bytes,
+                     first = bytes / 2 - bytes / 2 % 512 - 4;
+        char* array = (char*)array_of(s, SLOTS[i]);
+        for (int part = 0; part < 2 && bytes > 0; part++) {
+            const size_t at = part ? first : 0, count = part ? bytes - first : first;
+            if (is_back) {
+                offload_read(offload, array + at, SLOTS[i], at, count);
+            } else {
+                offload_write(offload, array + at, SLOTS[i], at, count);
+            }
+        }
+    }
 }
 
 // The state after some updates by way of the host, or of a disk in this directory. A gradient stays as it is.
 template <class T>
-static State by_host(State s, Gradient grads, const AdamWPlan* plan, int has_master, const char* directory,
-                     const Gpu* gpu) {
-    const size_t bytes = s.n * sizeof(float);
+static State by_host(State s, Gradient grads, const OptimizerPlan* plan, const ZeroPlan* zero,
+                     const char* directory, const Gpu* gpu) {
     Offload offload;
-    offload_open(&offload, s.n, has_master, directory);
-    float* all = ops_floats(3 * s.n); // more than the places hold
-    memcpy(all, s.m, bytes);
-    memcpy(all + s.n, s.v, bytes);
-    memcpy(all + 2 * s.n, s.master, bytes);
-    offload_write(&offload, all, 0, (has_master ? 3 : 2) * bytes);
-    State after = {s.n, NULL, ops_floats(s.n), ops_floats(s.n), ops_floats(s.n)};
-    T* params = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu);
+    T *params = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu),
+      *other = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu);
+    offload_open(&offload, plan->state, zero, directory);
+    // what an update wrote is overwritten, as by a rollback
+    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7}, gpu);
+    move_slots(&offload, &s, 0);
     for (int t = 1; t <= UPDATES; t++) {
-        offload_adamw_update(&offload, AdamWUpdate<T>{params, NULL, grads, NULL, NULL, plan, adamw_of(t), 7},
-                             gpu);
+        offload_update(&offload, OptimizerUpdate<T>{params, grads, {NULL}, plan, update_of(t), 7}, gpu);
     }
-    const float* master = has_master ? offload_master(&offload, after.master) : s.master;
-    memcpy(after.master, master, master == after.master ? 0 : bytes);
-    offload_read(&offload, all, 0, offload_state_bytes(&offload));
-    memcpy(after.m, all, bytes);
-    memcpy(after.v, all + s.n, bytes);
-    after.params = download(params, s.n, gpu);
-    gpu_free(params);
+    State after = {s.n, NULL, ops_copy(s.master, s.n), ops_copy(s.m, s.n), ops_copy(s.v, s.n)};
+    move_slots(&offload, &after, 1);
+    // closed while an update is still written
+    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7}, gpu);
     offload_close(&offload);
+    after.params = download(params, s.n, gpu);
+    gpu_free(other);
+    gpu_free(params);
     return after;
 }
 
 // And with all of it on the GPU.
-template <class T>
-static State by_gpu(State s, Gradient grads, const AdamWPlan* plan, int has_master, const Gpu* gpu) {
-    T* params = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu);
-    float *master = has_master ? upload<float>(s.master, s.n, 0, gpu) : NULL,
-          *m = upload<float>(s.m, s.n, 0, gpu), *v = upload<float>(s.v, s.n, 0, gpu);
-    for (int t = 1; t <= UPDATES; t++) {
-        adamw_update(AdamWUpdate<T>{params, master, grads, m, v, plan, adamw_of(t), 7}, gpu);
+template <class T> static State by_gpu(State s, Gradient grads, const OptimizerPlan* plan, const Gpu* gpu) {
+    OptimizerUpdate<T> u = {upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu), grads, {NULL}, plan, {}, 7};
+    for (int i = 0; i < 3; i++) {
+        if (plan->state->slots[SLOTS[i]].bytes) {
+            u.slots[SLOTS[i]] = upload<float>(array_of(&s, SLOTS[i]), s.n, 0, gpu);
+        }
     }
-    const State after = {s.n, download(params, s.n, gpu), has_master ? download(master, s.n, gpu) : s.master,
-                         download(m, s.n, gpu), download(v, s.n, gpu)};
-    gpu_free(v);
-    gpu_free(m);
-    gpu_free(master);
-    gpu_free(params);
+    for (int t = 1; t <= UPDATES; t++) {
+        u.update = update_of(t);
+        optimizer_update(u, gpu);
+    }
+    State after = {s.n, download(u.params, s.n, gpu), s.master, s.m, s.v};
+    after.m = u.slots[STATE_M] ? download((float*)u.slots[STATE_M], s.n, gpu) : s.m;
+    after.v = u.slots[STATE_V] ? download((float*)u.slots[STATE_V], s.n, gpu) : s.v;
+    after.master = u.slots[STATE_MASTER] ? download((float*)u.slots[STATE_MASTER], s.n, gpu) : s.master;
+    for (int i = 0; i < 3; i++) {
+        gpu_free(u.slots[SLOTS[i]]);
+    }
+    gpu_free(u.params);
     return after;
 }
 
@@ -82,25 +108,24 @@ static void expect_same_bits(const char* what, const char* where, State got, Sta
 }
 
 template <class T>
-static void test_same_bits(const char* what, int stage, int size, int has_master, const Gpu* gpu) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+static void test_same_bits(const char* what, Optimizer optimizer, int stage, int size, const Gpu* gpu) {
     const ZeroPlan zero = zero_plan(SMALL, stage, 0, size);
     const size_t n = zero_owned_elements(&zero);
-    AdamWPlan plan;
-    gpt2_sharded_rows_of(rows, SMALL, 1, size);
-    adamw_open(&plan, &zero, rows);
-    EXPECT(n > 6 * OFFLOAD_CHUNK && n % OFFLOAD_CHUNK && 2 * n > OFFLOAD_PLACES_ * 3 * OFFLOAD_CHUNK,
-           "%s: %zu elements are no test", what, n);
+    OptimizerState state;
+    OptimizerPlan plan;
+    optimizer_state_open(&state, optimizer, &zero, SMALL);
+    optimizer_open(&plan, &zero, &state);
+    EXPECT(n > 6 * OFFLOAD_CHUNK && n % OFFLOAD_CHUNK, "%s: %zu elements are no test", what, n);
     const State s = state_open(n);
     float* gradient = upload<float>(ops_normal(n, 1), n, 0, gpu);
     const Gradient grads = {gradient, DTYPE_FP32};
-    const State want = by_gpu<T>(s, grads, &plan, has_master, gpu);
-    expect_same_bits(what, "host", by_host<T>(s, grads, &plan, has_master, NULL, gpu), want);
-    expect_same_bits(what, "disk", by_host<T>(s, grads, &plan, has_master, test_tmpdir(), gpu), want);
+    const State want = by_gpu<T>(s, grads, &plan, gpu);
+    expect_same_bits(what, "host", by_host<T>(s, grads, &plan, &zero, NULL, gpu), want);
+    expect_same_bits(what, "disk", by_host<T>(s, grads, &plan, &zero, test_tmpdir(), gpu), want);
     EXPECT(!ops_same_bits(want.params, s.params, n) && !ops_same_bits(want.m, s.m, n),
            "%s: nothing was updated", what);
     gpu_free(gradient);
-    adamw_close(&plan);
+    optimizer_close(&plan);
     ops_close(what);
 }
 
@@ -199,10 +224,13 @@ static void test_residuals(const Gpu* gpu) {
 int main(void) {
     Gpu gpu;
     gpu_open(&gpu, 0);
-    test_same_bits<float>("fp32", 0, 1, 0, &gpu);
-    test_same_bits<bf16>("bf16 with master weights", 0, 1, 1, &gpu);
-    test_same_bits<bf16>("bf16, rounded stochastically", 0, 1, 0, &gpu);
-    test_same_bits<bf16>("a shard of stage 3", 3, 1, 1, &gpu);
+    const Optimizer adamw = {OPTIMIZER_ADAMW, 0, MASTER_NONE}, master = {OPTIMIZER_ADAMW, 0, MASTER_FP32},
+                    lion = {OPTIMIZER_LION, 0, MASTER_FP32};
+    test_same_bits<float>("fp32", adamw, 0, 1, &gpu);
+    test_same_bits<bf16>("bf16 with master weights", master, 0, 1, &gpu);
+    test_same_bits<bf16>("bf16, rounded stochastically", adamw, 0, 1, &gpu);
+    test_same_bits<bf16>("a shard of stage 3", master, 3, 1, &gpu);
+    test_same_bits<bf16>("lion", lion, 0, 1, &gpu);
     test_residuals(&gpu);
     gpu_close(&gpu);
     return test_done("offload");

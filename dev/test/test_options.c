@@ -380,7 +380,7 @@ static void test_round_trip(void) {
 }
 
 static void test_banner(void) {
-    Options options = parsed("-b|8|--lr|0.0006|--weight-decay|0.1|--prompt|it's\nhere|--tokenizer=-x");
+    Options options = parsed("-b|8|--lr|0.0006|--grad-clip|1|--prompt|it's\nhere|--tokenizer=-x");
     options.warmup = 700; // as the trainer resolves it
     char* banner = banner_of(&options, "./a b");
     EXPECT(strcmp(banner,

@@ -29,8 +29,8 @@ check "AdamW moves 28 bytes a parameter" \
     [ "$(row AdamW | column 5)" = "$(awk "BEGIN { printf \"%.1f\", 28e-6 * (($Vp + 1024) * $C + $L * (12 * $C ^ 2 + 13 * $C) + 2 * $C) }")" ]
 # the step behind the first AdamW
 step=$dir/step.jsonl
-awk '/adamw_kernel_/ && !n++ { next } n' "$dir/traces/run.jsonl" | grep -v 'to the \(device\|host\)' |
-    sed '/adamw_kernel_/q' >"$step"
+awk '/update_kernel_/ && !n++ { next } n' "$dir/traces/run.jsonl" | grep -v 'to the \(device\|host\)' |
+    sed '/update_kernel_/q' >"$step"
 check "every launch is in a row" [ "$(sums all | column 1)" = "$(wc -l <"$step")" ]
 check "every block has its layernorms" [ "$(row 'layernorm forward' | column 4)" = $((2 * L + 1)) ]
 

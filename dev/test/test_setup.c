@@ -82,7 +82,7 @@ static void write_model(const char* name) {
     const GPT2Config cfg = {.max_T = 32, .V = 400, .Vp = 416, .L = 2, .NH = 2, .C = 8};
     TensorRow rows[GPT2_PARAMETER_ROWS];
     void* memory = check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
-    llmc_bin_write(test_path(name), cfg, rows, memory, MODEL_FP32);
+    whole_model_write_bin(test_path(name), cfg, rows, memory, MODEL_FP32);
     free(memory);
 }
 
@@ -601,6 +601,31 @@ static void test_learning_rate(void) {
     }
 }
 
+// SGD's rate and decay, and Lion's beta2, but only where nothing is given.
+static void test_optimizers(void) {
+    static const struct {
+        const char* line;
+        float lr, decay, beta2;
+    } cases[] = {{"--optimizer sgd", 400, 0, 1},
+                 {"--optimizer sgd --weight-decay 0.01", 400, 0.01f, 1},
+                 {"--optimizer lion", 1, 0.1f, 0.99f},
+                 {"--optimizer lion --beta2 0.5", 1, 0.1f, 0.5f}};
+    char line[256];
+    snprintf(line, sizeof(line), "%s", SHARDS "--seq-len 16 --batch 1");
+    Run adamw = run_open(line);
+    EXPECT(adamw.options.weight_decay == 0.1f, "AdamW's decay");
+    for (int i = 0; i < 4; i++) {
+        snprintf(line, sizeof(line), "%s %s", SHARDS "--seq-len 16 --batch 1", cases[i].line);
+        Run run = run_open(line);
+        const float beta2 = cases[i].beta2 == 1 ? adamw.options.beta2 : cases[i].beta2;
+        EXPECT_NEAR(run.options.lr, cases[i].lr * adamw.options.lr, 1e-6 * run.options.lr, "%s: rate", line);
+        EXPECT(run.options.weight_decay == cases[i].decay && run.options.beta2 == beta2, "%s: %f, %f", line,
+               (double)run.options.weight_decay, (double)run.options.beta2);
+        run_close(&run);
+    }
+    run_close(&adamw);
+}
+
 // 0.95 for half a million tokens and more, and for less the same memory in tokens, up to a thousand updates.
 static void test_beta2(void) {
     static const struct {
@@ -667,6 +692,7 @@ int main(void) {
     test_times();
     test_learning_rate();
     test_beta2();
+    test_optimizers();
     test_prompt();
     return test_done("setup");
 }

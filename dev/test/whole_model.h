@@ -1,16 +1,17 @@
 /*
 whole_model.h -- a model on the host, read and written at once: all its groups, one after the other as the rows say.
 
-defines: whole_model_read, whole_model_write
+defines: whole_model_read, whole_model_write, whole_model_write_bin
 */
 #ifndef TEST_WHOLE_MODEL_H
 #define TEST_WHOLE_MODEL_H
 
+#include "llmc/formats/llmc_bin.h"
 #include "llmc/run/weights.h"
 
 // The weights in a directory or a file, fp32.
 static inline void whole_model_read(const char* path, GPT2Config cfg, const TensorRow* rows, void* memory) {
-    Weights weights;
+    FirstWeights weights;
     weights_open(&weights, cfg, path, 0);
     for (int g = 0; g < gpt2_groups(cfg); g++) {
         weights_read(&weights, rows, g, (char*)memory + gpt2_group_offset_bytes(rows, g));
@@ -23,6 +24,17 @@ static inline uint64_t whole_model_write(const char* directory, GPT2Config cfg, 
                                          const void* memory, SafeTensorsDtype dtype) {
     const HfModelFile all = {0, gpt2_groups(cfg)};
     return hf_model_write(directory, "model.safetensors", all, cfg, rows, memory, dtype);
+}
+
+// llm.c's .bin. The last groups come first: the order is the writer's.
+static inline void whole_model_write_bin(const char* path, GPT2Config cfg, const TensorRow* rows,
+                                         const void* memory, ModelDtype dtype) {
+    LlmcBinWriter writer;
+    llmc_bin_create(&writer, path, cfg, dtype);
+    for (int g = gpt2_groups(cfg) - 1; g >= 0; g--) {
+        llmc_bin_put(&writer, rows, g, (const char*)memory + gpt2_group_offset_bytes(rows, g));
+    }
+    llmc_bin_commit(&writer);
 }
 
 #endif

@@ -10,7 +10,7 @@ own file is overwritten.
 Small files are read as a whole. Only regular files are opened for reading: a FIFO would hang, a device could
 do anything.
 
-defines: file_join, FileWriter, file_open, file_put, file_commit, file_discard, file_directory_of,
+defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard, file_directory_of,
          file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_open_regular,
          file_try_read, file_try_lock, file_checksum, file_fingerprint, file_remove_parts, file_open_standard,
          FILE_PART, file_path, file_ends_in, file_fail, file_is_part
@@ -53,6 +53,9 @@ void file_fail(FileWriter* writer, const char* doing);
 void file_open(FileWriter* writer, const char* path);
 
 void file_put(FileWriter* writer, const void* data, size_t bytes);
+
+// What is put next goes to byte `at` of the file. What is never put is zero.
+void file_seek(FileWriter* writer, size_t at);
 
 // The directory that holds `path`.
 void file_directory_of(char directory[PATH_MAX], const char* path);
@@ -197,6 +200,12 @@ void file_open(FileWriter* writer, const char* path) {
 
 void file_put(FileWriter* writer, const void* data, size_t bytes) {
     if (bytes && fwrite(data, 1, bytes, writer->file) != bytes) {
+        file_fail(writer, "write");
+    }
+}
+
+void file_seek(FileWriter* writer, size_t at) {
+    if (fseeko(writer->file, (off_t)at, SEEK_SET) != 0) {
         file_fail(writer, "write");
     }
 }

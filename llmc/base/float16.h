@@ -13,13 +13,15 @@ defines: float_bits, float_of_bits, bf16_from_float, bf16_to_float, fp16_from_fl
 #include <stdint.h>
 #include <string.h>
 
-static inline float float_of_bits(uint32_t bits) {
+#include "llmc/base/host_device.h"
+
+HOST_DEVICE float float_of_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof(value));
     return value;
 }
 
-static inline uint32_t float_bits(float value) {
+HOST_DEVICE uint32_t float_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof(bits));
     return bits;

@@ -14,32 +14,26 @@ defines: WideSum, wide_sum_add, wide_sum_merge, wide_sum_value
 
 #include <math.h>
 
-#ifdef __CUDACC__
-#define WIDE_SUM_FUNCTION_ static inline __host__ __device__
-#else
-#define WIDE_SUM_FUNCTION_ static inline
-#endif
+#include "llmc/base/host_device.h"
 
 // Starts as zero.
 typedef struct {
     double high, low; // the rounded sum, and its error
 } WideSum;
 
-WIDE_SUM_FUNCTION_ void wide_sum_add(WideSum* sum, double x) {
+HOST_DEVICE void wide_sum_add(WideSum* sum, double x) {
     const double high = sum->high + x, of_x = high - sum->high;
     sum->low += (sum->high - (high - of_x)) + (x - of_x);
     sum->high = high;
 }
 
 // Adds the terms of another sum. The error of one that is not finite says nothing.
-WIDE_SUM_FUNCTION_ void wide_sum_merge(WideSum* sum, WideSum other) {
+HOST_DEVICE void wide_sum_merge(WideSum* sum, WideSum other) {
     wide_sum_add(sum, other.high);
     wide_sum_add(sum, isfinite(other.high) ? other.low : 0);
 }
 
 // Infinity and NaN in any term survive.
-WIDE_SUM_FUNCTION_ double wide_sum_value(WideSum sum) {
-    return isfinite(sum.high) ? sum.high + sum.low : sum.high;
-}
+HOST_DEVICE double wide_sum_value(WideSum sum) { return isfinite(sum.high) ? sum.high + sum.low : sum.high; }
 
 #endif

@@ -13,11 +13,12 @@ want them. Q8_0 is quantized.h's blocks; matrices whose rows are no whole blocks
 Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
 its tokens are only numbers there, and llama.cpp cannot read or print text with them.
 
-defines: GGUF_DTYPE_WORDS, GgufDtype, gguf_write
+defines: GGUF_DTYPE_WORDS, GgufDtype, GgufWriter, gguf_create, gguf_put, gguf_commit
 */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
 
+#include "llmc/base/file.h"
 #include "llmc/base/words.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/gpt2.h"
@@ -32,10 +33,25 @@ typedef enum { GGUF_DTYPE_WORDS(WORDS_VALUE) } GgufDtype;
 
 // ---- tensors ----
 
-// Writes the file, whole or not at all, from fp32 parameters that lie in memory as the rows say. The model is
-// called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
-void gguf_write(const char* path, const char* name, GPT2Config cfg, const TensorRow* rows, const void* memory,
-                GgufDtype dtype, const Bpe* bpe);
+// A file that is written a group of parameters at a time, in any order; whole or not at all.
+typedef struct {
+    FileWriter file;
+    GPT2Config cfg;
+    GgufDtype dtype;
+    size_t at; // where the next byte goes
+    uint64_t pairs;
+    size_t data; // where the tensors begin
+} GgufWriter;
+
+// The model is called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
+void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config cfg, GgufDtype dtype,
+                 const Bpe* bpe);
+
+// Writes the tensors of group g (gpt2.h) from fp32 memory that has only this group, laid out by `rows`.
+void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group);
+
+// After all groups.
+void gguf_commit(GgufWriter* w);
 
 #ifdef __cplusplus
 }
@@ -52,7 +68,6 @@ void gguf_write(const char* path, const char* name, GPT2Config cfg, const Tensor
 #include <string.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/file.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/json.h"
 #include "llmc/quantized.h"
@@ -68,61 +83,55 @@ enum {
     GGUF_ARRAY_ = 9
 }; // of values
 
-typedef struct {
-    FileWriter file;
-    size_t bytes; // written so far
-    uint64_t pairs;
-} GgufWriter_;
-
-static void gguf_put_(GgufWriter_* w, const void* data, size_t bytes) {
+static void gguf_put_bytes_(GgufWriter* w, const void* data, size_t bytes) {
     file_put(&w->file, data, bytes);
-    w->bytes += bytes;
+    w->at += bytes;
 }
 
-static void gguf_put_u32_(GgufWriter_* w, uint32_t value) { gguf_put_(w, &value, sizeof(value)); }
-static void gguf_put_u64_(GgufWriter_* w, uint64_t value) { gguf_put_(w, &value, sizeof(value)); }
+static void gguf_put_u32_(GgufWriter* w, uint32_t value) { gguf_put_bytes_(w, &value, sizeof(value)); }
+static void gguf_put_u64_(GgufWriter* w, uint64_t value) { gguf_put_bytes_(w, &value, sizeof(value)); }
 
-static void gguf_put_string_(GgufWriter_* w, const char* text, size_t length) {
+static void gguf_put_string_(GgufWriter* w, const char* text, size_t length) {
     gguf_put_u64_(w, length);
-    gguf_put_(w, text, length);
+    gguf_put_bytes_(w, text, length);
 }
 
-static void gguf_pad_(GgufWriter_* w) {
+static void gguf_pad_(GgufWriter* w) {
     static const char zeros[GGUF_ALIGN_] = {0};
-    gguf_put_(w, zeros, (GGUF_ALIGN_ - w->bytes % GGUF_ALIGN_) % GGUF_ALIGN_);
+    gguf_put_bytes_(w, zeros, (GGUF_ALIGN_ - w->at % GGUF_ALIGN_) % GGUF_ALIGN_);
 }
 
 // ---- pairs ----
 
-static void gguf_key_(GgufWriter_* w, const char* key, uint32_t type) {
+static void gguf_key_(GgufWriter* w, const char* key, uint32_t type) {
     gguf_put_string_(w, key, strlen(key));
     gguf_put_u32_(w, type);
     w->pairs++;
 }
 
-static void gguf_pair_u32_(GgufWriter_* w, const char* key, int value) {
+static void gguf_pair_u32_(GgufWriter* w, const char* key, int value) {
     gguf_key_(w, key, GGUF_U32_);
     gguf_put_u32_(w, (uint32_t)value);
 }
 
-static void gguf_pair_string_(GgufWriter_* w, const char* key, const char* value) {
+static void gguf_pair_string_(GgufWriter* w, const char* key, const char* value) {
     gguf_key_(w, key, GGUF_STRING_);
     gguf_put_string_(w, value, strlen(value));
 }
 
-static void gguf_pair_float_(GgufWriter_* w, const char* key, float value) {
+static void gguf_pair_float_(GgufWriter* w, const char* key, float value) {
     gguf_key_(w, key, GGUF_FLOAT_);
-    gguf_put_(w, &value, sizeof(value));
+    gguf_put_bytes_(w, &value, sizeof(value));
 }
 
-static void gguf_pair_false_(GgufWriter_* w, const char* key) {
+static void gguf_pair_false_(GgufWriter* w, const char* key) {
     const char no = 0;
     gguf_key_(w, key, GGUF_BOOL_);
-    gguf_put_(w, &no, 1);
+    gguf_put_bytes_(w, &no, 1);
 }
 
 // An array of the lines of a text.
-static void gguf_pair_lines_(GgufWriter_* w, const char* key, const char* text, size_t bytes) {
+static void gguf_pair_lines_(GgufWriter* w, const char* key, const char* text, size_t bytes) {
     uint64_t lines = 0;
     for (size_t i = 0; i < bytes; i++) {
         lines += text[i] == '\n';
@@ -147,7 +156,7 @@ static void gguf_print_tokens_(const Bpe* bpe, int V, FILE* file) {
 // The tokens, or the merges, as an array of strings.
 typedef enum { GGUF_TOKENS_, GGUF_MERGES_ } GgufLines_;
 
-static void gguf_pair_tokenizer_(GgufWriter_* w, GgufLines_ which, const Bpe* bpe, int V) {
+static void gguf_pair_tokenizer_(GgufWriter* w, GgufLines_ which, const Bpe* bpe, int V) {
     char* text = NULL;
     size_t bytes = 0;
     FILE* file = open_memstream(&text, &bytes);
@@ -164,7 +173,7 @@ static void gguf_pair_tokenizer_(GgufWriter_* w, GgufLines_ which, const Bpe* bp
     free(text);
 }
 
-static void gguf_put_tokenizer_(GgufWriter_* w, const Bpe* bpe, int V) {
+static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, int V) {
     const uint32_t normal = 1, control = 3, unused = 5;
     if (!bpe) {
         gguf_pair_string_(w, "tokenizer.ggml.model", "no_vocab");
@@ -226,7 +235,7 @@ static GgufText_ gguf_size_label_(double parameters) {
     return label;
 }
 
-static void gguf_put_pairs_(GgufWriter_* w, const char* name, GPT2Config cfg, GgufDtype dtype,
+static void gguf_put_pairs_(GgufWriter* w, const char* name, GPT2Config cfg, GgufDtype dtype,
                             const Bpe* bpe) {
     static const int file_types[4] = {0, 1, 32, 7};
     gguf_pair_string_(w, "general.architecture", "gpt2");
@@ -267,7 +276,7 @@ static size_t gguf_row_bytes_(uint32_t type, size_t cols) {
                                      : 2 * cols;
 }
 
-static void gguf_put_info_(GgufWriter_* w, const TensorRow* row, GPT2Config cfg, int l, uint32_t type,
+static void gguf_put_info_(GgufWriter* w, const TensorRow* row, GPT2Config cfg, int l, uint32_t type,
                            size_t offset) {
     char name[128];
     snprintf(name, sizeof(name), row->gguf_name, l);
@@ -282,14 +291,19 @@ static void gguf_put_info_(GgufWriter_* w, const TensorRow* row, GPT2Config cfg,
     gguf_put_u64_(w, offset);
 }
 
-static void gguf_put_infos_(GgufWriter_* w, GPT2Config cfg, const TensorRow* rows, GgufDtype dtype) {
+// Bytes of a layer of a tensor, with what is between it and the next one.
+static size_t gguf_layer_bytes_(const GgufWriter* w, const TensorRow* row) {
+    const size_t bytes =
+        gpt2_rows_in_files(row, w->cfg) * gguf_row_bytes_(gguf_type_(row, w->dtype), row->cols);
+    return (bytes + GGUF_ALIGN_ - 1) / GGUF_ALIGN_ * GGUF_ALIGN_;
+}
+
+static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     size_t offset = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
-            const uint32_t type = gguf_type_(&rows[i], dtype);
-            const size_t bytes = gpt2_rows_in_files(&rows[i], cfg) * gguf_row_bytes_(type, rows[i].cols);
-            gguf_put_info_(w, &rows[i], cfg, l, type, offset);
-            offset += (bytes + GGUF_ALIGN_ - 1) / GGUF_ALIGN_ * GGUF_ALIGN_;
+            gguf_put_info_(w, &rows[i], w->cfg, l, gguf_type_(&rows[i], w->dtype), offset);
+            offset += gguf_layer_bytes_(w, &rows[i]);
         }
     }
 }
@@ -306,49 +320,62 @@ static void gguf_convert_(unsigned char* out, const float* x, size_t cols, uint3
     }
 }
 
-static void gguf_put_tensor_(GgufWriter_* w, const TensorRow* row, GPT2Config cfg, const float* x,
-                             uint32_t type, unsigned char* buffer) {
+// A layer of a tensor, and zeros up to the next one.
+static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, const float* x) {
+    const uint32_t type = gguf_type_(row, w->dtype);
     const size_t bytes = gguf_row_bytes_(type, row->cols);
-    for (size_t r = 0; r < gpt2_rows_in_files(row, cfg); r++) {
+    unsigned char* buffer = (unsigned char*)check_alloc(row->cols, sizeof(float), w->file.path);
+    for (size_t r = 0; r < gpt2_rows_in_files(row, w->cfg); r++) {
         if (type != GGUF_TYPE_F32_) {
             gguf_convert_(buffer, x + r * row->cols, row->cols, type);
         }
-        gguf_put_(w, type == GGUF_TYPE_F32_ ? (const void*)(x + r * row->cols) : buffer, bytes);
+        gguf_put_bytes_(w, type == GGUF_TYPE_F32_ ? (const void*)(x + r * row->cols) : buffer, bytes);
     }
     gguf_pad_(w);
+    free(buffer);
 }
 
 // Counts the pairs, which the header needs before them.
 static uint64_t gguf_count_pairs_(const Bpe* bpe) { return bpe ? 13 + 10 : 13 + 2; }
 
-void gguf_write(const char* path, const char* name, GPT2Config cfg, const TensorRow* rows, const void* memory,
-                GgufDtype dtype, const Bpe* bpe) {
-    GgufWriter_ w;
+void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config cfg, GgufDtype dtype,
+                 const Bpe* bpe) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
     uint64_t tensors = 0;
-    unsigned char* buffer = (unsigned char*)check_alloc(8 * (size_t)cfg.C, sizeof(float), path);
-    memset(&w, 0, sizeof(w));
+    memset(w, 0, sizeof(*w));
+    w->cfg = cfg;
+    w->dtype = dtype;
+    gpt2_parameter_rows_of(rows, cfg, sizeof(float));
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        assert(rows[i].element_bytes == sizeof(float));
         tensors += (uint64_t)rows[i].layers;
     }
-    file_open(&w.file, path);
-    gguf_put_(&w, "GGUF", 4);
-    gguf_put_u32_(&w, 3);
-    gguf_put_u64_(&w, tensors);
-    gguf_put_u64_(&w, gguf_count_pairs_(bpe));
-    gguf_put_pairs_(&w, name, cfg, dtype, bpe);
-    assert(w.pairs == gguf_count_pairs_(bpe));
-    gguf_put_infos_(&w, cfg, rows, dtype);
-    gguf_pad_(&w);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].layers; l++) {
-            gguf_put_tensor_(&w, &rows[i], cfg, (const float*)tensor_at_layer(&rows[i], memory, l),
-                             gguf_type_(&rows[i], dtype), buffer);
-        }
-    }
-    file_commit(&w.file);
-    free(buffer);
+    file_open(&w->file, path);
+    gguf_put_bytes_(w, "GGUF", 4);
+    gguf_put_u32_(w, 3);
+    gguf_put_u64_(w, tensors);
+    gguf_put_u64_(w, gguf_count_pairs_(bpe));
+    gguf_put_pairs_(w, name, cfg, dtype, bpe);
+    assert(w->pairs == gguf_count_pairs_(bpe));
+    gguf_put_infos_(w, rows);
+    gguf_pad_(w);
+    w->data = w->at;
 }
+
+void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
+    size_t begin = w->data; // of the parameter
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &rows[i];
+        assert(row->element_bytes == sizeof(float));
+        if (tensor_is_in_group(row, g)) {
+            w->at = begin + (size_t)gpt2_group_layer(g) * gguf_layer_bytes_(w, row);
+            file_seek(&w->file, w->at);
+            gguf_put_layer_(w, row, (const float*)tensor_in_group(rows, row, g, group));
+        }
+        begin += (size_t)row->layers * gguf_layer_bytes_(w, row);
+    }
+}
+
+void gguf_commit(GgufWriter* w) { file_commit(&w->file); }
 
 #endif // GGUF_IMPLEMENTATION
 

@@ -10,13 +10,14 @@ zero, as in a model made here. The header is not trusted: sizes are checked agai
 file's length before anything is allocated, and a weight that is not finite is an error that names its tensor.
 
 defines: MODEL_DTYPE_WORDS, ModelDtype, llmc_bin_read_config, LlmcBin, llmc_bin_open, llmc_bin_read, llmc_bin_close,
-         llmc_bin_write
+         LlmcBinWriter, llmc_bin_create, llmc_bin_put, llmc_bin_commit
 */
 #ifndef LLMC_LLMC_BIN_H
 #define LLMC_LLMC_BIN_H
 
 #include <stdio.h>
 
+#include "llmc/base/file.h"
 #include "llmc/base/words.h"
 #include "llmc/gpt2.h"
 
@@ -47,9 +48,19 @@ void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group);
 
 void llmc_bin_close(LlmcBin* bin);
 
-// Writes all parameters, whole or not at all.
-void llmc_bin_write(const char* path, GPT2Config cfg, const TensorRow* rows, const void* memory,
-                    ModelDtype dtype);
+// A file that is written a group of parameters at a time, in any order; whole or not at all.
+typedef struct {
+    FileWriter file;
+    ModelDtype dtype;
+} LlmcBinWriter;
+
+void llmc_bin_create(LlmcBinWriter* writer, const char* path, GPT2Config cfg, ModelDtype dtype);
+
+// Writes the tensors of group g, as in llmc_bin_read.
+void llmc_bin_put(LlmcBinWriter* writer, const TensorRow* rows, int g, const void* group);
+
+// After all groups.
+void llmc_bin_commit(LlmcBinWriter* writer);
 
 #ifdef __cplusplus
 }
@@ -65,7 +76,6 @@ void llmc_bin_write(const char* path, GPT2Config cfg, const TensorRow* rows, con
 #include <sys/stat.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/file.h"
 #include "llmc/base/float16.h"
 
 #define LLMC_BIN_MAGIC_ 20240326
@@ -155,54 +165,65 @@ void llmc_bin_open(LlmcBin* bin, const char* path) {
     bin->dtype = header[1] == 5 ? MODEL_BF16 : MODEL_FP32;
 }
 
+// Where layer l of parameter i begins.
+static size_t llmc_bin_at_(const TensorRow* rows, int i, int l, ModelDtype dtype) {
+    size_t elements = (size_t)l * tensor_layer_elements(&rows[i]);
+    while (i-- > 0) {
+        elements += tensor_elements(&rows[i]);
+    }
+    return 4 * LLMC_BIN_HEADER_ + elements * llmc_bin_element_bytes_(dtype);
+}
+
 void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group) {
-    size_t before = 0; // elements of the tensors before this one
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         if (tensor_is_in_group(row, g)) {
-            const size_t at = before + (size_t)gpt2_group_layer(g) * tensor_layer_elements(row);
+            const size_t at = llmc_bin_at_(rows, i, gpt2_group_layer(g), bin->dtype);
             float* tensor = (float*)tensor_in_group(rows, row, g, group);
-            CHECK(fseeko(bin->file, (off_t)(4 * LLMC_BIN_HEADER_ + at * llmc_bin_element_bytes_(bin->dtype)),
-                         SEEK_SET) == 0,
-                  "%s: cannot read tensor %s: %s", bin->path, row->name, strerror(errno));
+            CHECK(fseeko(bin->file, (off_t)at, SEEK_SET) == 0, "%s: cannot read tensor %s: %s", bin->path,
+                  row->name, strerror(errno));
             llmc_bin_read_layer_(bin, row, gpt2_group_layer(g), tensor);
             llmc_bin_clear_padding_(row, bin->cfg, tensor);
         }
-        before += tensor_elements(row);
     }
 }
 
 void llmc_bin_close(LlmcBin* bin) { fclose(bin->file); }
 
-static void llmc_bin_write_layer_(FileWriter* writer, ModelDtype dtype, const float* tensor, size_t count) {
+static void llmc_bin_put_layer_(LlmcBinWriter* writer, const float* tensor, size_t count) {
+    const ModelDtype dtype = writer->dtype;
     uint16_t chunk[LLMC_BIN_CHUNK_];
     for (size_t at = 0; at < count; at += LLMC_BIN_CHUNK_) {
         const size_t n = count - at < LLMC_BIN_CHUNK_ ? count - at : LLMC_BIN_CHUNK_;
         for (size_t i = 0; dtype == MODEL_BF16 && i < n; i++) {
             chunk[i] = bf16_from_float(tensor[at + i]);
         }
-        file_put(writer, dtype == MODEL_BF16 ? (const void*)chunk : (const void*)(tensor + at),
+        file_put(&writer->file, dtype == MODEL_BF16 ? (const void*)chunk : (const void*)(tensor + at),
                  n * llmc_bin_element_bytes_(dtype));
     }
 }
 
-void llmc_bin_write(const char* path, GPT2Config cfg, const TensorRow* rows, const void* memory,
-                    ModelDtype dtype) {
+void llmc_bin_create(LlmcBinWriter* writer, const char* path, GPT2Config cfg, ModelDtype dtype) {
     const int32_t sizes[8] = {
         LLMC_BIN_MAGIC_, llmc_bin_version_(dtype), cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
     int32_t header[LLMC_BIN_HEADER_] = {0};
     memcpy(header, sizes, sizeof(sizes));
-    FileWriter writer;
-    file_open(&writer, path);
-    file_put(&writer, header, sizeof(header));
+    writer->dtype = dtype;
+    file_open(&writer->file, path);
+    file_put(&writer->file, header, sizeof(header));
+}
+
+void llmc_bin_put(LlmcBinWriter* writer, const TensorRow* rows, int g, const void* group) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].layers; l++) {
-            llmc_bin_write_layer_(&writer, dtype, (const float*)tensor_at_layer(&rows[i], memory, l),
-                                  tensor_layer_elements(&rows[i]));
+        if (tensor_is_in_group(&rows[i], g)) {
+            file_seek(&writer->file, llmc_bin_at_(rows, i, gpt2_group_layer(g), writer->dtype));
+            llmc_bin_put_layer_(writer, (const float*)tensor_in_group(rows, &rows[i], g, group),
+                                tensor_layer_elements(&rows[i]));
         }
     }
-    file_commit(&writer);
 }
+
+void llmc_bin_commit(LlmcBinWriter* writer) { file_commit(&writer->file); }
 
 #endif // LLMC_BIN_IMPLEMENTATION
 

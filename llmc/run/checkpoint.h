@@ -35,6 +35,7 @@ defines: Checkpoints, CheckpointModel, CheckpointRun, checkpoints_bytes, checkpo
 #include "llmc/tokenizer/tokenizer.h"
 #include "llmc/comm.h"
 #include "llmc/gpt2.h"
+#include "llmc/optimizer.h"
 #include "llmc/zero.h"
 
 #ifdef __cplusplus
@@ -45,6 +46,7 @@ extern "C" {
 typedef struct {
     const char* trainer; // in words: which program, with which precision
     GPT2Config cfg;
+    Optimizer optimizer;
     ZeroPlan zero; // what each process saves
     Comm* comm;
     SafeTensorsDtype dtype;     // of the parameters in the copy
@@ -96,7 +98,8 @@ double checkpoints_disk_bytes(const Checkpoints* c);
 // ---- saving during a run ----
 
 // Bytes of the copy that a save makes in this process; parameters of the given type, in files of at most max_gb.
-size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype, double max_gb);
+size_t checkpoints_bytes(GPT2Config cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
+                         double max_gb);
 
 // What follows is collective: all processes of the run call it in the same order.
 
@@ -209,7 +212,8 @@ static void checkpoint_list_small_files_(SavedState* s, const char* directory) {
 }
 
 double checkpoints_disk_bytes(const Checkpoints* c) {
-    return hf_model_bytes(c->run.cfg, c->run.dtype) + gpt2_count_state_bytes(c->run.cfg) + (1 << 20);
+    return hf_model_bytes(c->run.cfg, c->run.dtype) + optimizer_saved_bytes(c->run.optimizer, c->run.cfg) +
+           (1 << 20);
 }
 
 // Ends the program if the file system of OUT has no room for a checkpoint.
@@ -355,12 +359,13 @@ static void* checkpoint_work_(void* checkpoints) {
 
 // ---- saving during a run ----
 
-size_t checkpoints_bytes(GPT2Config cfg, const ZeroPlan* zero, SafeTensorsDtype dtype, double max_gb) {
+size_t checkpoints_bytes(GPT2Config cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
+                         double max_gb) {
     CheckpointModel model;
     checkpoint_model_open_(&model, cfg, zero, dtype, max_gb);
     const size_t params = checkpoint_params_bytes_(&model, zero, dtype);
     checkpoint_model_close_(&model);
-    return params + checkpoint_part_bytes(cfg, zero);
+    return params + checkpoint_part_bytes(optimizer, cfg, zero);
 }
 
 // Ends the program where a file stands under the name of a checkpoint that steps `after` + 1 to --steps will
@@ -394,11 +399,11 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->run = run;
     c->saved_step = -1;
     gpt2_sharded_rows_of(c->rows, run.cfg, safetensors_dtype_bytes(run.dtype), run.zero.size);
-    checkpoint_part_open(&c->part, run.cfg, &run.zero);
+    checkpoint_part_open(&c->part, run.optimizer, run.cfg, &run.zero);
     checkpoint_model_open_(&c->model, run.cfg, &run.zero, run.dtype, options->model_file_gb);
     c->written = (uint64_t*)check_alloc((size_t)c->model.most + 1, sizeof(uint64_t), "checksums of files");
     c->params_bytes = checkpoint_params_bytes_(&c->model, &run.zero, run.dtype);
-    c->optimizer_bytes = checkpoint_part_bytes(run.cfg, &run.zero);
+    c->optimizer_bytes = checkpoint_part_bytes(run.optimizer, run.cfg, &run.zero);
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train_tokens;
     c->state.train_data = run.train_data;

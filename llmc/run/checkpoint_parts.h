@@ -1,14 +1,16 @@
 /*
 checkpoint_parts.h -- the optimizer's state in a checkpoint: optimizer.<i>of<n>.safetensors.
 
-Each row of the state (gpt2.h) is a tensor in one space: the elements of the parameters in the order of their table,
-without padding, `total` of them. Each process writes what it updates into a file of its own; the metadata `ranges`,
-"0-98304,196608-200000" for example, says which elements it has. The reader takes any files that fill the space, so a
-run can be continued by any number of processes.
+The elements of the parameters in the order of their table, without padding, are numbered: a space of `total` elements.
+Each process writes what it updates into a file of its own; the metadata `ranges`, "0-98304,196608-200000" for example,
+says which elements that is. Each slot of the state (optimizer.h) is a tensor: what these elements have of it, in their
+order. The reader takes any files that fill the space, so a run can be continued by any number of processes.
+
+State of another optimizer than the run's is not read: then all starts as zeros.
 
 defines: CheckpointPart, checkpoint_part_open, checkpoint_part_close, checkpoint_part_writers, checkpoint_part_bytes,
-         checkpoint_part_name, checkpoint_part_write, CheckpointParts, checkpoint_parts_open, checkpoint_parts_read,
-         checkpoint_parts_close
+         checkpoint_part_name, checkpoint_part_write, CheckpointParts, checkpoint_state_fits, checkpoint_parts_open,
+         checkpoint_parts_read, checkpoint_parts_close
 */
 #ifndef LLMC_CHECKPOINT_PARTS_H
 #define LLMC_CHECKPOINT_PARTS_H
@@ -19,6 +21,7 @@ defines: CheckpointPart, checkpoint_part_open, checkpoint_part_close, checkpoint
 #include "llmc/formats/safetensors.h"
 #include "llmc/run/state.h"
 #include "llmc/gpt2.h"
+#include "llmc/optimizer.h"
 #include "llmc/zero.h"
 
 #ifdef __cplusplus
@@ -27,13 +30,14 @@ extern "C" {
 
 // What a process updates.
 typedef struct {
-    StateRow states[GPT2_STATE_ROWS]; // where it lies in memory
-    ZeroRange* ranges;                // which elements it is, in the order of files
+    OptimizerState state; // where it lies in memory
+    GPT2Config cfg;
+    ZeroRange* ranges; // which elements it is, in the order of files
     int num_ranges;
     size_t total; // elements of the space
 } CheckpointPart;
 
-void checkpoint_part_open(CheckpointPart* part, GPT2Config cfg, const ZeroPlan* zero);
+void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero);
 void checkpoint_part_close(CheckpointPart* part);
 
 // ---- writing ----
@@ -41,8 +45,8 @@ void checkpoint_part_close(CheckpointPart* part);
 // Processes that write a part: all, or the first one if all have the same.
 static inline int checkpoint_part_writers(const ZeroPlan* zero) { return zero->stage == 0 ? 1 : zero->size; }
 
-// Bytes of what this process writes, in memory laid out by zero_state_rows.
-size_t checkpoint_part_bytes(GPT2Config cfg, const ZeroPlan* zero);
+// Bytes of what this process writes, in memory laid out by optimizer_state_open: the slots that are saved.
+size_t checkpoint_part_bytes(Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero);
 
 void checkpoint_part_name(char name[64], int rank, int writers);
 
@@ -51,27 +55,36 @@ uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, con
 
 // ---- reading ----
 
-// Elements begin ... end-1 of the optimizer's space, in a file from its element `at` on.
+// Elements begin ... end-1 of a slot, or of the space, in a file from its element `at` on.
 typedef struct {
     const SafeTensors* file;
     size_t begin, end, at;
 } CheckpointSlice_;
 
-// The files of the optimizer's state, and what they have, in the order of the space.
+typedef struct {
+    CheckpointSlice_* slices;
+    size_t count;
+} CheckpointSlices_;
+
+// The files of the optimizer's state, and what they have.
 typedef struct {
     SafeTensors* files;
-    CheckpointSlice_* slices;
-    size_t num_files, num_slices;
-    CheckpointPart own; // what this process wants
-    ZeroPlan zero;
+    size_t num_files;
+    CheckpointSlices_ space, slots[STATE_SLOTS]; // in order
+    int is_new;                                  // nothing of it is read
+    CheckpointPart own;                          // what this process wants
 } CheckpointParts;
 
-// Opens the files that `s` lists; ends the program unless they fill the space.
-void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory, GPT2Config cfg,
-                           const ZeroPlan* zero);
+// Whether a saved state is that of this optimizer, with the same slots; else all of it starts as zeros.
+int checkpoint_state_fits(const SavedState* s, Optimizer optimizer);
 
-// Sets what this process updates of group g (zero_piece), of a row of the state.
-void checkpoint_parts_read(const CheckpointParts* parts, int state, int g, float* piece);
+// Opens the files that `s` lists; ends the program unless they fill the space.
+void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
+                           Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero);
+
+// Sets what this process updates of group g, of a slot: state_group_elements, with zeros as padding. Nothing of a slot that
+// is not saved.
+void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* group);
 
 void checkpoint_parts_close(CheckpointParts* parts);
 
@@ -89,23 +102,42 @@ void checkpoint_parts_close(CheckpointParts* parts);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 
-void checkpoint_part_open(CheckpointPart* part, GPT2Config cfg, const ZeroPlan* zero) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_sharded_rows_of(rows, cfg, sizeof(float), zero->size);
-    zero_state_rows(part->states, zero, cfg);
+void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero) {
+    part->cfg = cfg;
+    optimizer_state_open(&part->state, optimizer, zero, cfg);
     part->ranges =
         (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges of a checkpoint");
-    part->num_ranges = zero_ranges(zero, rows, cfg, part->ranges);
-    part->total = zero_logical_elements(rows, cfg);
+    part->num_ranges = zero_ranges(zero, part->state.rows, cfg, part->ranges);
+    part->total = zero_logical_elements(part->state.rows, cfg);
 }
 
 void checkpoint_part_close(CheckpointPart* part) { free(part->ranges); }
 
+// Whether checkpoints have a slot of this state.
+static int checkpoint_has_slot_(const OptimizerState* state, int slot) {
+    return state->slots[slot].name && state->slots[slot].bytes > 0;
+}
+
+// Of the elements before `element` of the space, what they have of a slot.
+static size_t checkpoint_slot_place_(const CheckpointPart* part, int slot, size_t element) {
+    size_t place = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &part->state.rows[i];
+        const size_t layer = gpt2_rows_in_files(row, part->cfg) * row->cols;
+        const size_t all = (size_t)row->layers * layer, before = element < all ? element : all;
+        place += before / layer * state_slot_elements(&part->state, slot, i, layer) +
+                 state_slot_elements(&part->state, slot, i, before % layer);
+        element -= before;
+    }
+    return place;
+}
+
 // ---- writing ----
 
-size_t checkpoint_part_bytes(GPT2Config cfg, const ZeroPlan* zero) {
-    StateRow states[GPT2_STATE_ROWS];
-    return zero->rank < checkpoint_part_writers(zero) ? zero_state_rows(states, zero, cfg) : 0;
+size_t checkpoint_part_bytes(Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero) {
+    OptimizerState state;
+    optimizer_state_open(&state, optimizer, zero, cfg);
+    return zero->rank < checkpoint_part_writers(zero) ? state.saved_bytes : 0;
 }
 
 void checkpoint_part_name(char name[64], int rank, int writers) {
@@ -128,31 +160,54 @@ static char* checkpoint_ranges_text_(const CheckpointPart* part) {
     return text;
 }
 
-static size_t checkpoint_own_elements_(const CheckpointPart* part) {
-    size_t total = 0;
+// Of a range, what files have of a slot.
+static size_t checkpoint_range_elements_(const CheckpointPart* part, int slot, const ZeroRange* range) {
+    return checkpoint_slot_place_(part, slot, range->logical + range->count) -
+           checkpoint_slot_place_(part, slot, range->logical);
+}
+
+static SafeTensorsDtype checkpoint_dtype_(const StateSlot* slot) {
+    return slot->element_bytes == 1 ? SAFETENSORS_U8 : SAFETENSORS_F32;
+}
+
+static void checkpoint_declare_slot_(SafeTensorsWriter* writer, const CheckpointPart* part, int slot) {
+    size_t elements = 0;
     for (int i = 0; i < part->num_ranges; i++) {
-        total += part->ranges[i].count;
+        elements += checkpoint_range_elements_(part, slot, &part->ranges[i]);
     }
-    return total;
+    const StateSlot* s = &part->state.slots[slot];
+    safetensors_writer_declare(writer, s->name, checkpoint_dtype_(s), 1, &elements);
+}
+
+static void checkpoint_write_slot_(SafeTensorsWriter* writer, const CheckpointPart* part, int slot,
+                                   const void* optimizer) {
+    for (int i = 0; i < part->num_ranges; i++) {
+        const ZeroRange* range = &part->ranges[i];
+        const void* array = state_array(&part->state, slot, range, (void*)optimizer);
+        if (array) {
+            safetensors_write_raw(writer, array,
+                                  checkpoint_range_elements_(part, slot, range) *
+                                      part->state.slots[slot].element_bytes);
+        }
+    }
 }
 
 uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, const void* optimizer) {
-    const size_t elements = checkpoint_own_elements_(part);
     char number[32], *ranges = checkpoint_ranges_text_(part);
     SafeTensorsWriter writer;
     snprintf(number, sizeof(number), "%zu", part->total);
     safetensors_writer_open(&writer, path);
     safetensors_writer_metadata(&writer, "ranges", ranges);
     safetensors_writer_metadata(&writer, "total", number);
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        safetensors_writer_declare(&writer, part->states[s].name, SAFETENSORS_F32, 1, &elements);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        if (checkpoint_has_slot_(&part->state, slot)) {
+            checkpoint_declare_slot_(&writer, part, slot);
+        }
     }
     safetensors_writer_begin(&writer);
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        const float* state = (const float*)((const char*)optimizer + part->states[s].offset_bytes);
-        for (int i = 0; i < part->num_ranges; i++) {
-            safetensors_write_raw(&writer, state + part->ranges[i].owned,
-                                  part->ranges[i].count * sizeof(float));
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        if (checkpoint_has_slot_(&part->state, slot)) {
+            checkpoint_write_slot_(&writer, part, slot, optimizer);
         }
     }
     free(ranges);
@@ -178,36 +233,51 @@ static size_t checkpoint_metadata_(const SafeTensors* file, const char* key) {
     return number;
 }
 
-static void checkpoint_add_slice_(CheckpointParts* parts, CheckpointSlice_ slice) {
-    CHECK(slice.begin <= slice.end && slice.end <= parts->own.total, "%s: elements %zu to %zu of %zu",
-          slice.file->path, slice.begin, slice.end, parts->own.total);
-    parts->slices = (CheckpointSlice_*)check_grow(parts->slices, parts->num_slices, sizeof(CheckpointSlice_),
-                                                  slice.file->path);
-    parts->slices[parts->num_slices++] = slice;
+static void checkpoint_put_slice_(CheckpointSlices_* to, CheckpointSlice_ slice) {
+    to->slices =
+        (CheckpointSlice_*)check_grow(to->slices, to->count, sizeof(CheckpointSlice_), slice.file->path);
+    to->slices[to->count++] = slice;
+}
+
+// Where a slice that comes next begins in its file.
+static size_t checkpoint_next_at_(const CheckpointSlices_* s, const SafeTensors* file) {
+    const CheckpointSlice_* last = s->count ? &s->slices[s->count - 1] : NULL;
+    return last && last->file == file ? last->at + (last->end - last->begin) : 0;
+}
+
+// Adds a part of the space, and what it has of each slot; files one after the other.
+static void checkpoint_add_slice_(CheckpointParts* parts, const SafeTensors* file, size_t begin, size_t end) {
+    CheckpointSlice_ slice = {file, begin, end, checkpoint_next_at_(&parts->space, file)};
+    CHECK(begin <= end && end <= parts->own.total, "%s: elements %zu to %zu of %zu", file->path, begin, end,
+          parts->own.total);
+    checkpoint_put_slice_(&parts->space, slice);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        slice.begin = checkpoint_slot_place_(&parts->own, slot, begin);
+        slice.end = checkpoint_slot_place_(&parts->own, slot, end);
+        slice.at = checkpoint_next_at_(&parts->slots[slot], file);
+        checkpoint_put_slice_(&parts->slots[slot], slice);
+    }
 }
 
 // Adds what a file says it has: `ranges`, or one range from `begin` to `end`, as older programs wrote it.
 static void checkpoint_add_file_(CheckpointParts* parts, const SafeTensors* file) {
-    CheckpointSlice_ slice = {file, 0, 0, 0};
     const size_t total = checkpoint_metadata_(file, "total");
     CHECK(total == parts->own.total, "%s: a part of %zu elements, wanted %zu for this model", file->path,
           total, parts->own.total);
     const char* text = safetensors_metadata(file, "ranges");
     if (!text) {
-        slice.begin = checkpoint_metadata_(file, "begin");
-        slice.end = checkpoint_metadata_(file, "end");
-        checkpoint_add_slice_(parts, slice);
+        const size_t begin = checkpoint_metadata_(file, "begin"), end = checkpoint_metadata_(file, "end");
+        checkpoint_add_slice_(parts, file, begin, end);
         return;
     }
     while (*text) {
-        slice.begin = checkpoint_number_(file, "ranges", &text);
+        const size_t begin = checkpoint_number_(file, "ranges", &text);
         CHECK(*text == '-', "%s: ranges: \"%.40s\", wanted -", file->path, text);
         text++;
-        slice.end = checkpoint_number_(file, "ranges", &text);
+        const size_t end = checkpoint_number_(file, "ranges", &text);
         CHECK(!*text || (*text == ',' && text[1]), "%s: ranges: \"%.40s\", wanted a comma", file->path, text);
         text += *text == ',';
-        checkpoint_add_slice_(parts, slice);
-        slice.at += slice.end - slice.begin;
+        checkpoint_add_slice_(parts, file, begin, end);
     }
 }
 
@@ -222,57 +292,65 @@ static int checkpoint_is_part_(const char* name) {
     return sscanf(name, "optimizer.%dof%d.safetensors%n", &i, &n, &end) == 2 && end && !name[end];
 }
 
-// The elements that a file has.
-static size_t checkpoint_part_elements_(const CheckpointParts* parts, const SafeTensors* file) {
+// The elements of a slot that a file has.
+static size_t checkpoint_part_elements_(const CheckpointSlices_* s, const SafeTensors* file) {
     size_t count = 0;
-    for (size_t i = 0; i < parts->num_slices; i++) {
-        count += parts->slices[i].file == file ? parts->slices[i].end - parts->slices[i].begin : 0;
+    for (size_t i = 0; i < s->count; i++) {
+        count += s->slices[i].file == file ? s->slices[i].end - s->slices[i].begin : 0;
     }
     return count;
 }
 
 // Ends the program if a file has not what it says.
-static void checkpoint_check_part_(const CheckpointParts* parts, const SafeTensors* file,
-                                   const StateRow* state) {
-    const size_t count = checkpoint_part_elements_(parts, file);
-    const SafeTensorsView* view = safetensors_require(file, state->name, 1, &count);
-    CHECK(view->dtype == SAFETENSORS_F32, "%s: tensor %s is %s, wanted F32", file->path, state->name,
-          safetensors_dtype_name(view->dtype));
+static void checkpoint_check_part_(const CheckpointParts* parts, const SafeTensors* file, int slot) {
+    const StateSlot* s = &parts->own.state.slots[slot];
+    const size_t count = checkpoint_part_elements_(&parts->slots[slot], file);
+    const SafeTensorsView* view = safetensors_require(file, s->name, 1, &count);
+    CHECK(view->dtype == checkpoint_dtype_(s), "%s: tensor %s is %s, wanted %s", file->path, s->name,
+          safetensors_dtype_name(view->dtype), safetensors_dtype_name(checkpoint_dtype_(s)));
 }
 
-// Ends the program if no optimizer can have made these values: NaN, or below the least of the state.
-static void checkpoint_check_state_(const char* path, const StateRow* state, const float* values,
-                                    size_t first, size_t count) {
+// Ends the program if no optimizer can have made these values: NaN, or below the least of the slot. Codes are all right.
+static void checkpoint_check_state_(const char* path, const StateSlot* slot, const void* values, size_t first,
+                                    size_t count) {
     char wanted[64] = "a number";
-    if (isfinite(state->least)) {
-        snprintf(wanted, sizeof(wanted), "%g or more", (double)state->least);
+    if (isfinite(slot->least)) {
+        snprintf(wanted, sizeof(wanted), "%g or more", (double)slot->least);
     }
-    for (size_t i = 0; i < count; i++) {
-        CHECK(values[i] >= state->least, "%s: element %zu of %s is %f, wanted %s", path, first + i,
-              state->name, (double)values[i], wanted);
+    for (size_t i = 0; i < count && checkpoint_dtype_(slot) == SAFETENSORS_F32; i++) {
+        const float value = ((const float*)values)[i];
+        CHECK(value >= slot->least, "%s: element %zu of %s is %f, wanted %s", path, first + i, slot->name,
+              (double)value, wanted);
     }
 }
 
-// Sets the elements of a range from the slices that have them.
-static void checkpoint_read_range_(const CheckpointParts* parts, const StateRow* state,
-                                   const ZeroRange* range, float* out) {
-    const size_t begin = range->logical, end = begin + range->count;
-    size_t i = 0;
-    for (size_t step = parts->num_slices; step > 0;
-         step /= 2) { // the first slice that ends after the range begins
-        while (i + step <= parts->num_slices && parts->slices[i + step - 1].end <= begin) {
+// The first slice that ends after `begin`.
+static size_t checkpoint_find_slice_(const CheckpointSlices_* s, size_t begin) {
+    size_t i = 0, step = s->count;
+    for (; step > 0; step /= 2) {
+        while (i + step <= s->count && s->slices[i + step - 1].end <= begin) {
             i += step;
         }
     }
-    for (; i < parts->num_slices && parts->slices[i].begin < end; i++) {
-        const CheckpointSlice_* slice = &parts->slices[i];
+    return i;
+}
+
+// Sets the elements begin ... end-1 of a slot from the slices that have them.
+static void checkpoint_read_elements_(const CheckpointParts* parts, int slot, size_t begin, size_t end,
+                                      char* out) {
+    const StateSlot* s = &parts->own.state.slots[slot];
+    const CheckpointSlices_* slices = &parts->slots[slot];
+    for (size_t i = checkpoint_find_slice_(slices, begin); i < slices->count && slices->slices[i].begin < end;
+         i++) {
+        const CheckpointSlice_* slice = &slices->slices[i];
         const size_t from = begin > slice->begin ? begin : slice->begin,
                      to = end < slice->end ? end : slice->end, at = slice->at + (from - slice->begin);
         if (from < to) {
-            const SafeTensorsView* view = safetensors_find(slice->file, state->name);
-            safetensors_read_f32_part(view, at, to - from, out + (from - begin));
+            const SafeTensorsView* view = safetensors_find(slice->file, s->name);
+            char* values = out + (from - begin) * s->element_bytes;
+            memcpy(values, view->data + at * s->element_bytes, (to - from) * s->element_bytes);
             safetensors_release(view, at, to - from);
-            checkpoint_check_state_(slice->file->path, state, out + (from - begin), at, to - from);
+            checkpoint_check_state_(slice->file->path, s, values, at, to - from);
         }
     }
 }
@@ -280,23 +358,25 @@ static void checkpoint_read_range_(const CheckpointParts* parts, const StateRow*
 // The slices fill the space.
 static void checkpoint_check_slices_(CheckpointParts* parts, const char* directory) {
     size_t at = 0;
-    qsort(parts->slices, parts->num_slices, sizeof(CheckpointSlice_), checkpoint_by_begin_);
-    for (size_t i = 0; i < parts->num_slices; i++) {
-        CHECK(parts->slices[i].begin == at,
+    CheckpointSlices_* s = &parts->space;
+    qsort(s->slices, s->count, sizeof(CheckpointSlice_), checkpoint_by_begin_);
+    for (size_t i = 0; i < s->count; i++) {
+        CHECK(s->slices[i].begin == at,
               "%s: elements from %zu on, wanted those from %zu: the parts do not fit",
-              parts->slices[i].file->path, parts->slices[i].begin, at);
-        at = parts->slices[i].end;
+              s->slices[i].file->path, s->slices[i].begin, at);
+        at = s->slices[i].end;
     }
     CHECK(at == parts->own.total, "%s: optimizer state of %zu elements, wanted %zu", directory, at,
           parts->own.total);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        qsort(parts->slots[slot].slices, parts->slots[slot].count, sizeof(CheckpointSlice_),
+              checkpoint_by_begin_);
+    }
 }
 
-void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory, GPT2Config cfg,
-                           const ZeroPlan* zero) {
+// Opens the files of a checkpoint, and looks whether they have all that this process wants.
+static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, const char* directory) {
     char path[PATH_MAX];
-    memset(parts, 0, sizeof(*parts));
-    checkpoint_part_open(&parts->own, cfg, zero);
-    parts->zero = *zero;
     parts->files = (SafeTensors*)check_alloc((size_t)s->num_files + 1, sizeof(SafeTensors), directory);
     for (int i = 0; i < s->num_files; i++) {
         if (checkpoint_is_part_(s->files[i].name)) {
@@ -308,18 +388,42 @@ void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const ch
     }
     checkpoint_check_slices_(parts, directory);
     for (size_t i = 0; i < parts->num_files; i++) {
-        for (int k = 0; k < GPT2_STATE_ROWS; k++) {
-            checkpoint_check_part_(parts, &parts->files[i], &parts->own.states[k]);
+        for (int slot = 0; slot < STATE_SLOTS; slot++) {
+            if (checkpoint_has_slot_(&parts->own.state, slot)) {
+                checkpoint_check_part_(parts, &parts->files[i], slot);
+            }
         }
     }
 }
 
-void checkpoint_parts_read(const CheckpointParts* parts, int state, int g, float* piece) {
-    const size_t begin = zero_piece(&parts->zero, g).owned;
-    for (int i = 0; i < parts->own.num_ranges; i++) {
-        const ZeroRange* range = &parts->own.ranges[i];
-        if (range->group == g) {
-            checkpoint_read_range_(parts, &parts->own.states[state], range, piece + (range->owned - begin));
+int checkpoint_state_fits(const SavedState* s, Optimizer optimizer) {
+    const char *name = state_option(s, "optimizer"), *momentum = state_option(s, "sgd-momentum");
+    const int has_momentum = momentum && strtof(momentum, NULL) > 0;
+    return !name || (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
+                     (optimizer.name != OPTIMIZER_SGD || has_momentum == optimizer.has_momentum));
+}
+
+void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
+                           Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero) {
+    memset(parts, 0, sizeof(*parts));
+    checkpoint_part_open(&parts->own, optimizer, cfg, zero);
+    parts->is_new = !checkpoint_state_fits(s, optimizer);
+    if (!parts->is_new) {
+        checkpoint_open_files_(parts, s, directory);
+    }
+}
+
+void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* group) {
+    const CheckpointPart* own = &parts->own;
+    const StateSlot* s = &own->state.slots[slot];
+    memset(group, 0, state_group_elements(s, g) * s->element_bytes);
+    for (int i = 0; i < own->num_ranges && !parts->is_new && s->name; i++) {
+        const ZeroRange* range = &own->ranges[i];
+        if (range->group == g && state_slot_has(&own->state, slot, range->row)) {
+            const size_t begin = checkpoint_slot_place_(own, slot, range->logical);
+            checkpoint_read_elements_(parts, slot, begin,
+                                      begin + checkpoint_range_elements_(own, slot, range),
+                                      (char*)group + s->begin[range->row] * s->element_bytes);
         }
     }
 }
@@ -328,7 +432,10 @@ void checkpoint_parts_close(CheckpointParts* parts) {
     for (size_t i = 0; i < parts->num_files; i++) {
         safetensors_close(&parts->files[i]);
     }
-    free(parts->slices);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        free(parts->slots[slot].slices);
+    }
+    free(parts->space.slices);
     free(parts->files);
     checkpoint_part_close(&parts->own);
 }

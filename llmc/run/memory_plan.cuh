@@ -8,8 +8,9 @@ what the options leave open because it depends on memory, and whether the run fi
 
 Each planned_... is one fact that the model is opened with.
 
-defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_master, planned_gradient_dtype,
-         planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses, memory_plan, memory_choose, memory_require
+defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_state, planned_gradient_dtype,
+         planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses, memory_plan,
+         memory_choose, memory_require
 */
 #ifndef LLMC_MEMORY_PLAN_CUH
 #define LLMC_MEMORY_PLAN_CUH
@@ -28,6 +29,8 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
+#include "llmc/optimizer.cuh"
+#include "llmc/optimizer.h"
 #include "llmc/quantized_model.h"
 #include "llmc/step_result.cuh"
 #include "llmc/text_model.cuh"
@@ -36,6 +39,7 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/setup.h"
 
 // The type of the weights in a checkpoint: of master weights if there are any.
 static inline SafeTensorsDtype planned_saved_dtype(const Options* o) {
@@ -62,8 +66,12 @@ static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const 
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
-static inline int planned_master(const Options* o) {
-    return sizeof(floatX) < sizeof(float) && o->master_weights;
+// The optimizer's state of a process, with the master weights.
+static inline void planned_state(OptimizerState* state, GPT2Config cfg, const ZeroPlan* zero,
+                                 const Options* o) {
+    Optimizer optimizer = setup_optimizer(o);
+    optimizer.master = sizeof(floatX) < sizeof(float) && o->master_weights ? MASTER_FP32 : MASTER_NONE;
+    optimizer_state_open(state, optimizer, zero, cfg);
 }
 
 static inline DType planned_gradient_dtype(const Options* o) {
@@ -77,24 +85,31 @@ static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
                : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
 }
 
-// The optimizer's state and master weights, where they are kept, and what chunks of them pass through.
+// What chunks of the optimizer's state pass through.
+static inline void memory_add_chunks_(PlanMemory plan[PLAN_KINDS], const OptimizerState* state,
+                                      const ZeroPlan* zero, PlanPlace place) {
+    OffloadLayout layout;
+    offload_layout_open(&layout, state, zero);
+    const PlanMemory places = {"pinned chunks of state", offload_places_bytes(&layout), PLAN_HOST, 0, 0};
+    if (place == PLAN_DISK) {
+        plan_add_at(plan, places);
+    }
+    plan_add(plan, "chunks of state", offload_planned_bytes(&layout));
+    offload_layout_close(&layout);
+}
+
+// The optimizer's state and master weights, where they are kept.
 static inline void memory_add_optimizer_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero,
                                          const Options* o) {
     const PlanPlace place = o->offload_optimizer == OFFLOAD_DISK   ? PLAN_DISK
                             : o->offload_optimizer == OFFLOAD_HOST ? PLAN_HOST
                                                                    : PLAN_DEVICE;
-    const double moves = place != PLAN_DEVICE;
-    const PlanMemory master = {"master weights",
-                               planned_master(o) ? zero_owned_elements(zero) * sizeof(float) : 0, place,
-                               moves, moves};
-    plan_add_at(plan, master);
-    plan_add_state(plan, cfg, zero, place);
-    if (place == PLAN_DISK) {
-        const PlanMemory places = {"pinned chunks of state", offload_places_bytes(planned_master(o)),
-                                   PLAN_HOST, 0, 0};
-        plan_add_at(plan, places);
+    OptimizerState state;
+    planned_state(&state, cfg, zero, o);
+    plan_add_state(plan, &state, place);
+    if (place != PLAN_DEVICE) {
+        memory_add_chunks_(plan, &state, zero, place);
     }
-    plan_add(plan, "chunks of state", moves > 0 ? offload_planned_bytes(planned_master(o)) : 0);
 }
 
 // Of the residual stream after a block.
@@ -143,7 +158,7 @@ static inline size_t memory_scratch_(GPT2Config cfg, const ZeroPlan* zero, const
     const size_t N = (size_t)o->batch * o->seq_len;
     return attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
            layernorm_planned_bytes((int)N, cfg.C) + encoder_planned_bytes((int)N, cfg.C) +
-           adamw_planned_bytes(zero) + gradient_norm_planned_bytes(zero_sharded_elements(zero)) +
+           optimizer_planned_bytes(zero) + gradient_norm_planned_bytes(zero_sharded_elements(zero)) +
            batch_queue_planned_bytes(N) + step_result_bytes(planned_losses(o)) + N * sizeof(int);
 }
 
@@ -196,7 +211,9 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
     plan_add(plan, "scratch", memory_scratch_(cfg, &zero, o));
     memory_add_common_(plan, cfg, o);
     const size_t copy_bytes =
-        o->out[0] && trains ? checkpoints_bytes(cfg, &zero, planned_saved_dtype(o), o->model_file_gb) : 0;
+        o->out[0] && trains
+            ? checkpoints_bytes(cfg, setup_optimizer(o), &zero, planned_saved_dtype(o), o->model_file_gb)
+            : 0;
     const PlanMemory copy = {"pinned copy to save", copy_bytes, PLAN_HOST, 0, 0};
     plan_add_at(plan, copy);
 }

@@ -126,7 +126,7 @@ typedef struct {
     int warmup;
     float final_lr_frac;
     int schedule;
-    float weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_grad_z;
+    float weight_decay, beta1, beta2, eps, sgd_momentum, grad_clip, skip_loss_z, skip_grad_z;
     int max_skips;
     float max_loss_rise;
     int on_divergence;
@@ -288,6 +288,7 @@ int options_given(const Options* options, const char* name);
 #include "llmc/run/launch.h"
 #include "llmc/run/schedule.h"
 #include "llmc/gpt2.h"
+#include "llmc/optimizer.h"
 #include "llmc/quantized_model.h"
 #endif
 
@@ -377,24 +378,28 @@ const OptionRow OPTION_TABLE[] = {
         "epochs", "length of the run in epochs; 0: use --steps"},
 
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, RUN_,             "adamw",
-        "adamw", "update rule"},
+        WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; lion: the sign of a mean, half the state; sgd: "
+        "the gradient itself; dev/doc/optimizers.md compares them"},
     {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_,  "auto",
         "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth "
-        "of that if --model has weights"},
+        "of that if --model has weights; sgd: 400 times as much"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
         "steps", "of rising learning rate, before its peak"},
     {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_,             "0",
         "", "final learning rate, as a fraction of the peak"},
     {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, RUN_,             "cosine",
         WORDS_CHOICE(SCHEDULE_WORDS), "shape of the learning rate after warmup"},
-    {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, RUN_,             "0.1",
-        "", "decoupled weight decay, on matrices only"},
+    {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, AUTO_ | RUN_,     "auto",
+        "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
     {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | RUN_,    "0.9",
         "", "decay of the running mean of the gradient"},
     {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_ | RUN_,  "auto",
-        "", "decay of the running mean of its square; auto: 0.95 per 524288 tokens, at most 0.999 per update"},
+        "", "decay of the running mean of its square; auto: 0.95 per 524288 tokens, at most 0.999 per update; "
+        "lion: 0.99"},
     {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_ | RUN_,    "1e-08",
         "", "added to the square root of that mean"},
+    {"optimizer",  "sgd-momentum",  "",   FLOAT_(sgd_momentum),    0,        1, BELOW_ | RUN_,    "0.9",
+        "", "of --optimizer sgd: share of the last update that is in the next one; 0: no state at all"},
     {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
         "", "maximum norm of the whole gradient; 0: no clipping"},
     {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",

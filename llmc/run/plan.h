@@ -12,7 +12,7 @@ defines: PlanPlace, PlanMemory, PLAN_KINDS, plan_add, plan_add_at, plan_add_stat
 
 #include "llmc/run/options.h"
 #include "llmc/gpt2.h"
-#include "llmc/zero.h"
+#include "llmc/optimizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,15 +29,16 @@ typedef struct {
     double in, out; // how often an update moves it to the device, and back
 } PlanMemory;
 
-enum { PLAN_KINDS = 20 + GPT2_STATE_ROWS }; // room for a list
+enum { PLAN_KINDS = 20 + STATE_SLOTS }; // room for a list
 
 // Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
 // Adds any.
 void plan_add_at(PlanMemory plan[PLAN_KINDS], PlanMemory kind);
 
-// Adds the optimizer's state that one process has. An update moves what is not on the device to it and back.
-void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero, PlanPlace place);
+// Adds the optimizer's state that one process has, a kind for each slot. An update moves what is not on the device to it
+// and back.
+void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, PlanPlace place);
 
 // Adds the activations of generation, `bytes` that are laid out by `rows`.
 void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes);
@@ -71,6 +72,9 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Tensor
 #include <assert.h>
 #include <math.h>
 
+#include "llmc/run/setup.h"
+#include "llmc/zero.h"
+
 void plan_add_at(PlanMemory plan[PLAN_KINDS], PlanMemory kind) {
     const PlanMemory end = {NULL, 0, PLAN_DEVICE, 0, 0};
     int count = 0;
@@ -87,12 +91,10 @@ void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) {
     plan_add_at(plan, kind);
 }
 
-void plan_add_state(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero, PlanPlace place) {
+void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, PlanPlace place) {
     const double moves = place != PLAN_DEVICE;
-    StateRow states[GPT2_STATE_ROWS];
-    zero_state_rows(states, zero, cfg);
-    for (int s = 0; s < GPT2_STATE_ROWS; s++) {
-        const PlanMemory kind = {states[s].label, states[s].bytes, place, moves, moves};
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const PlanMemory kind = {state->slots[slot].label, state->slots[slot].bytes, place, moves, moves};
         plan_add_at(plan, kind);
     }
 }
@@ -202,7 +204,8 @@ static void plan_print_moves_(FILE* file, const PlanMemory* memory, PlanPlace pl
 
 // Disk space of checkpoints.
 static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
-    const double bytes = 4.0 * gpt2_count_parameters(cfg) + gpt2_count_state_bytes(cfg); // fp32 weights
+    const double bytes =
+        4.0 * gpt2_count_parameters(cfg) + optimizer_saved_bytes(setup_optimizer(o), cfg); // fp32 weights
     if (o->save_every > 0 && o->steps > 0) {
         const double saves = ceil((double)o->steps / o->save_every);
         const double major = o->keep && o->keep_major ? floor((double)o->steps / o->keep_major) : 0;

@@ -70,6 +70,9 @@ void resume_close(Resume* r);
 #include "llmc/base/file.h"
 #include "llmc/run/agree.h"
 #include "llmc/run/checkpoint_directory.h"
+#include "llmc/run/checkpoint_parts.h"
+#include "llmc/run/setup.h"
+#include "llmc/optimizer.h"
 
 static const char* resume_out_(const Options* options) {
     if (!options->out[0]) {
@@ -219,6 +222,10 @@ void resume_check(const Resume* r, const Options* options, FILE* file, const cha
         snprintf(is, sizeof(is), "%016" PRIx64, train_data);
         snprintf(was, sizeof(was), "%016" PRIx64, r->saved.train_data);
         resume_difference_(&c, "the checksum of the training data", is, was, 1);
+    }
+    if (!checkpoint_state_fits(&r->saved, setup_optimizer(options))) {
+        fprintf(file, "resume: the state of --optimizer %s starts as zeros\n",
+                optimizer_word((OptimizerName)options->optimizer));
     }
     if (c.used && !options->override) {
         die_usage("--resume %s: %s; --override resumes anyway", options->resume, c.changes);

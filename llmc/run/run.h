@@ -33,9 +33,9 @@ defines: BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, r
 #include "llmc/run/setup.h"
 #include "llmc/run/state.h"
 #include "llmc/base/wide_sum.h"
-#include "llmc/adamw.h"
 #include "llmc/comm.h"
 #include "llmc/gpt2.h"
+#include "llmc/optimizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -96,8 +96,8 @@ typedef struct {
     // of each token counts loss_scale / total_batch.
     BatchGradient (*gradients)(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
                                double* losses);
-    // One update of all parameters; `adamw.grad_scale` applies to gradients as they are in memory.
-    void (*update)(GPT2* model, AdamW adamw);
+    // One update of all parameters; its grad_scale applies to gradients as they are in memory.
+    void (*update)(GPT2* model, Update update);
     // Prints what --gpu-report asks for, after step number `step` (from 1). NULL: nothing.
     void (*report)(GPT2* model, const Options* options, int64_t step);
     // Sets what the device says of itself at this moment; NAN: unknown. NULL: it says nothing.
@@ -430,7 +430,7 @@ static void run_check_data_(Run_* run, const Dataloader* loader, uint64_t next) 
 // The verdict on the gradient of an update.
 typedef struct {
     double loss, norm; // mean over the targets that count, nats; of its gradient, without any scale
-    AdamW adamw;       // for the update
+    Update update;     // if it is made
     int is_made;       // the update
     char reason[96];   // why it is not made
 } RunVerdict_;
@@ -458,8 +458,8 @@ static RunVerdict_ run_judge_(Run_* run, const RunUpdate_* update) {
     memset(&verdict, 0, sizeof(verdict));
     verdict.loss = update->losses / (double)o->total_batch * factor;
     verdict.norm = sqrt(update->square_sum) * scale;
-    verdict.adamw = setup_adamw(o, state->step, state->updates + 1, verdict.norm);
-    verdict.adamw.grad_scale *= (float)scale;
+    verdict.update = setup_update(o, state->step, state->updates + 1, verdict.norm);
+    verdict.update.adamw.grad_scale *= (float)scale;
     int skip = run_overflowed_(&state->loss_scale, verdict.loss, verdict.norm, verdict.reason);
     if (!skip) {
         const UpdateVerdict guard = guard_check(&state->guard, verdict.loss, verdict.norm);
@@ -467,7 +467,8 @@ static RunVerdict_ run_judge_(Run_* run, const RunUpdate_* update) {
         snprintf(verdict.reason, sizeof(verdict.reason), "%s", guard_reason(guard));
     }
     verdict.is_made = !skip;
-    const float decided[3] = {verdict.adamw.lr, verdict.adamw.grad_scale, (float)verdict.is_made};
+    const float decided[3] = {verdict.update.adamw.lr, verdict.update.adamw.grad_scale,
+                              (float)verdict.is_made};
     run->agreement = xxh64(decided, sizeof(decided));
     return verdict;
 }
@@ -492,7 +493,7 @@ static void run_log_step_(Run_* run, const RunVerdict_* verdict, double flops) {
     log_data_wait(&run->log, run->data_wait_s);
     run_sense_(run);
     log_train(&run->log, run->state.step, verdict->loss, guard_shown_z(guard, guard->loss_z), verdict->norm,
-              guard_shown_z(guard, guard->norm_z), verdict->adamw.lr, run->step_s * 1e3,
+              guard_shown_z(guard, guard->norm_z), verdict->update.adamw.lr, run->step_s * 1e3,
               flops / run->step_s / run->peak);
     if (!verdict->is_made) {
         log_skip(&run->log, run->state.step, verdict->reason);
@@ -517,7 +518,7 @@ static void run_step_(Run_* run) {
     const RunVerdict_ verdict = run_judge_(run, &update);
     comm_progress(&run->comm, COMM_UPDATE, state->step, "the update, a validation or samples");
     if (verdict.is_made) {
-        trainer->update(run->model, verdict.adamw);
+        trainer->update(run->model, verdict.update);
         state->updates++;
     }
     state->step++;
@@ -648,6 +649,7 @@ static void run_open_session_(Run_* run) {
     memset(&saved, 0, sizeof(saved));
     saved.trainer = trainer->name;
     saved.cfg = run->cfg;
+    saved.optimizer = setup_optimizer(&run->options);
     saved.zero = zero_plan_two_levels(run->cfg, run->options.zero, run->comm.rank, run->comm.size,
                                       run->options.shards);
     saved.comm = &run->comm;

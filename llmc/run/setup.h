@@ -17,8 +17,9 @@ must agree with files. Everything is checked here, before any memory for the mod
 
 defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_try_prompt, setup_model_path,
          setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
-         setup_training, setup_adamw, setup_eval_sequences,
-         setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, setup_export, setup_prompt,
+         setup_training, setup_optimizer, setup_update, setup_eval_sequences,
+         setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, SetupExport, setup_exports, setup_export_open,
+         setup_export_group, setup_export_close, setup_prompt,
          setup_asks_for_samples, setup_validates_first, setup_close, DataKind
 */
 #ifndef LLMC_SETUP_H
@@ -31,10 +32,12 @@ defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_t
 #include "llmc/data/dataloader.h"
 #include "llmc/data/sources.h"
 #include "llmc/data/stories.h"
+#include "llmc/formats/gguf.h"
+#include "llmc/formats/llmc_bin.h"
 #include "llmc/run/options.h"
 #include "llmc/tokenizer/tokenizer.h"
-#include "llmc/adamw.h"
 #include "llmc/gpt2.h"
+#include "llmc/optimizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -131,8 +134,11 @@ void setup_check_quantize(const Options* options, GPT2Config cfg);
 // that depend on an unknown number of steps stay auto.
 void setup_training(Options* options, int has_weights);
 
-// The optimizer's settings for update number t (from 1) at `step`, for a gradient of this norm.
-AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm);
+// The optimizer of the run; a GPU's choice of master weights is not in it.
+Optimizer setup_optimizer(const Options* options);
+
+// Its settings for update number t (from 1) at `step`, for a gradient of this norm.
+Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
 
 // The entropy, in nats per token, of the targets that a validation of `sequences` looks at; NAN
 // if unknown.
@@ -148,10 +154,24 @@ int setup_validates_first(const Options* options, double flops, int64_t sequence
 // Reports bad names of exports before training.
 void setup_check_exports(const Options* options);
 
-// Writes the final model, fp32 in memory laid out by `rows`, into the files that --export-llmc and
-// --export-gguf name.
-void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, const Options* options,
-                  const RunData* data);
+// The final model on its way into the files that --export-llmc and --export-gguf name, a group of parameters (gpt2.h)
+// at a time.
+typedef struct {
+    const Options* options;
+    const RunData* data;
+    LlmcBinWriter llmc;
+    GgufWriter gguf;
+} SetupExport;
+
+int setup_exports(const Options* options); // whether there is such a file
+
+void setup_export_open(SetupExport* files, GPT2Config cfg, const Options* options, const RunData* data);
+
+// Writes group g, fp32 in memory that has only this group, laid out by `rows`.
+void setup_export_group(SetupExport* files, const TensorRow* rows, int g, const void* group);
+
+// After all groups.
+void setup_export_close(SetupExport* files);
 
 // The tokens that samples start with: end-of-text, then --prompt. `ids` has room for max + 1; returns their
 // number.
@@ -187,9 +207,7 @@ void setup_close(RunData* data);
 #include "llmc/data/pack.h"
 #include "llmc/data/text_data.h"
 #include "llmc/data/tokens.h"
-#include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_model.h"
-#include "llmc/formats/llmc_bin.h"
 #include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/state.h"
@@ -893,6 +911,23 @@ static void setup_check_offload_(const Options* o) {
     }
 }
 
+// The rate, the decay and beta2 that go with the optimizer. SGD divides by nothing: a gradient that is clipped to a norm of
+// 1 needs 400 times AdamW's rate, and a decay of the usual size times that rate would be far too much. Lion's beta2 is its
+// authors'.
+static void setup_update_auto_(Options* options, int has_weights) {
+    const int is_sgd = options->optimizer == OPTIMIZER_SGD;
+    if (options->lr == OPTION_AUTO) {
+        options->lr = setup_lr_(options->channels, options->total_batch) * (has_weights ? 0.1f : 1.0f) *
+                      (is_sgd ? 400.0f : 1.0f);
+    }
+    if (options->weight_decay == OPTION_AUTO) {
+        options->weight_decay = is_sgd ? 0.0f : 0.1f;
+    }
+    if (options->beta2 == OPTION_AUTO) {
+        options->beta2 = options->optimizer == OPTIMIZER_LION ? 0.99f : setup_beta2_(options->total_batch);
+    }
+}
+
 void setup_training(Options* options, int has_weights) {
     setup_check_tasks_(options);
     setup_check_offload_(options);
@@ -914,12 +949,7 @@ void setup_training(Options* options, int has_weights) {
     if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
         options->recompute = 1; // the GPU trainer asks its GPU
     }
-    if (options->lr == OPTION_AUTO) {
-        options->lr = setup_lr_(options->channels, options->total_batch) * (has_weights ? 0.1f : 1.0f);
-    }
-    if (options->beta2 == OPTION_AUTO) {
-        options->beta2 = setup_beta2_(options->total_batch);
-    }
+    setup_update_auto_(options, has_weights);
     if (options->sample_tokens == OPTION_AUTO) {
         options->sample_tokens = options->seq_len < 256 ? options->seq_len : 256;
     }
@@ -957,7 +987,12 @@ void setup_check_quantize(const Options* options, GPT2Config cfg) {
     }
 }
 
-AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm) {
+Optimizer setup_optimizer(const Options* options) {
+    const Optimizer optimizer = {(OptimizerName)options->optimizer, options->sgd_momentum > 0, MASTER_NONE};
+    return optimizer;
+}
+
+Update setup_update(const Options* options, int64_t step, int64_t t, double norm) {
     const AdamW adamw = {
         schedule_lr((Schedule)options->schedule, step, options->steps, options->warmup, options->lr,
                     options->final_lr_frac),
@@ -968,7 +1003,8 @@ AdamW setup_adamw(const Options* options, int64_t step, int64_t t, double norm) 
         options->grad_clip > 0 && norm > options->grad_clip ? (float)(options->grad_clip / norm) : 1.0f,
         t,
     };
-    return adamw;
+    const Update update = {adamw, options->sgd_momentum};
+    return update;
 }
 
 double setup_floor(const RunData* data, int64_t sequences) {
@@ -1060,30 +1096,55 @@ static void setup_export_tokenizer_(const char* file, const Tokenizer* tokenizer
     }
 }
 
-static void setup_export_gguf_(GPT2Config cfg, const TensorRow* rows, const void* memory,
-                               const Options* options, const RunData* data) {
-    const Bpe* bpe = data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
-    gguf_write(options->export_gguf, options->out[0] ? options->out : options->export_gguf, cfg, rows, memory,
-               (GgufDtype)options->export_gguf_dtype, bpe);
-    if (!bpe) {
+int setup_exports(const Options* options) { return options->export_llmc[0] || options->export_gguf[0]; }
+
+// The tokenizer that a GGUF file can have; NULL: none.
+static const Bpe* setup_export_bpe_(const RunData* data) {
+    return data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
+}
+
+void setup_export_open(SetupExport* files, GPT2Config cfg, const Options* options, const RunData* data) {
+    files->options = options;
+    files->data = data;
+    if (options->export_llmc[0]) {
+        llmc_bin_create(&files->llmc, options->export_llmc, cfg, (ModelDtype)options->export_dtype);
+    }
+    if (options->export_gguf[0]) {
+        gguf_create(&files->gguf, options->export_gguf, options->out[0] ? options->out : options->export_gguf,
+                    cfg, (GgufDtype)options->export_gguf_dtype, setup_export_bpe_(data));
+    }
+}
+
+void setup_export_group(SetupExport* files, const TensorRow* rows, int g, const void* group) {
+    if (files->options->export_llmc[0]) {
+        llmc_bin_put(&files->llmc, rows, g, group);
+    }
+    if (files->options->export_gguf[0]) {
+        gguf_put(&files->gguf, rows, g, group);
+    }
+}
+
+static void setup_export_close_gguf_(SetupExport* files) {
+    const RunData* data = files->data;
+    gguf_commit(&files->gguf);
+    if (!setup_export_bpe_(data)) {
         fprintf(stderr, "warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it\n",
-                options->export_gguf,
+                files->options->export_gguf,
                 !data->has_tokenizer          ? "the data are only token ids"
                 : data->tokenizer.decode_only ? "no merges make these tokens"
                                               : "it knows no words");
     }
 }
 
-void setup_export(GPT2Config cfg, const TensorRow* rows, const void* memory, const Options* options,
-                  const RunData* data) {
-    if (options->export_llmc[0]) {
-        llmc_bin_write(options->export_llmc, cfg, rows, memory, (ModelDtype)options->export_dtype);
-        if (data->has_tokenizer) {
-            setup_export_tokenizer_(options->export_llmc, &data->tokenizer);
+void setup_export_close(SetupExport* files) {
+    if (files->options->export_llmc[0]) {
+        llmc_bin_commit(&files->llmc);
+        if (files->data->has_tokenizer) {
+            setup_export_tokenizer_(files->options->export_llmc, &files->data->tokenizer);
         }
     }
-    if (options->export_gguf[0]) {
-        setup_export_gguf_(cfg, rows, memory, options, data);
+    if (files->options->export_gguf[0]) {
+        setup_export_close_gguf_(files);
     }
 }
 

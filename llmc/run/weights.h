@@ -2,7 +2,7 @@
 weights.h -- the weights that a model starts with, one group of parameters (gpt2.h) at a time, so that a process needs
 memory for one: random ones, or those of a Hugging Face directory (a checkpoint is one), or of a file of llm.c's.
 
-defines: Weights, WeightsKind, weights_open, weights_read, weights_close
+defines: FirstWeights, WeightsKind, weights_open, weights_read, weights_close
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
@@ -25,15 +25,15 @@ typedef struct {
     uint64_t seed;
     HfModel model;
     LlmcBin bin;
-} Weights;
+} FirstWeights;
 
 // The weights in `path`, whose configuration `cfg` is; NULL: random ones, which depend on the seed alone.
-void weights_open(Weights* w, GPT2Config cfg, const char* path, uint64_t seed);
+void weights_open(FirstWeights* w, GPT2Config cfg, const char* path, uint64_t seed);
 
 // Sets the tensors of group g, fp32 in memory that has only this group, laid out by `rows`. Not what is between them.
-void weights_read(Weights* w, const TensorRow* rows, int g, void* group);
+void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group);
 
-void weights_close(Weights* w);
+void weights_close(FirstWeights* w);
 
 #ifdef __cplusplus
 }
@@ -43,7 +43,7 @@ void weights_close(Weights* w);
 
 #include <sys/stat.h>
 
-void weights_open(Weights* w, GPT2Config cfg, const char* path, uint64_t seed) {
+void weights_open(FirstWeights* w, GPT2Config cfg, const char* path, uint64_t seed) {
     struct stat info;
     w->kind = !path                                             ? WEIGHTS_RANDOM
               : stat(path, &info) == 0 && S_ISDIR(info.st_mode) ? WEIGHTS_DIRECTORY
@@ -57,7 +57,7 @@ void weights_open(Weights* w, GPT2Config cfg, const char* path, uint64_t seed) {
     }
 }
 
-void weights_read(Weights* w, const TensorRow* rows, int g, void* group) {
+void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group) {
     switch (w->kind) {
     case WEIGHTS_RANDOM:
         gpt2_random_group(rows, w->cfg, w->seed, g, group);
@@ -71,7 +71,7 @@ void weights_read(Weights* w, const TensorRow* rows, int g, void* group) {
     }
 }
 
-void weights_close(Weights* w) {
+void weights_close(FirstWeights* w) {
     if (w->kind == WEIGHTS_DIRECTORY) {
         hf_model_close(&w->model);
     } else if (w->kind == WEIGHTS_FILE) {

@@ -469,6 +469,8 @@ void process_waits(bool waits);
 struct Capture;
 CUstream_st* stream_of(cudaStream_t stream);
 void stream_drain(cudaStream_t stream);
+// Ends the program if work is queued: on this stream, or on any if it is NULL. Not in eager order, where there is none.
+void expect_idle(const char* call, const CUstream_st* only);
 // May `stream` be given work? Otherwise the error, and the capture that forbids it is spoiled.
 cudaError_t stream_accepts(cudaStream_t stream);
 // May a call that waits or allocates be made? Not during a capture.

@@ -1,7 +1,7 @@
 /*
 cusim_lt.cpp -- cublasLt on the CPU device, as far as a GPT trainer uses it: one product of column-major
 matrices of fp32, bf16 or fp16 with bias, GELU, and its derivative, also with the gradient of the bias before
-it, as epilogues.
+it, as epilogues; without epilogue also of several matrices at fixed distances.
 
 It refuses what cublasLt is documented to refuse, and checks what cublasLt takes on trust: that the pointers
 are device memory as long as the layouts say, as aligned as the heuristic was told, and that the workspace is
@@ -34,6 +34,8 @@ enum { LT_ALGORITHMS = 4, LT_SLOW_MS = 2, LT_WORKSPACE_BYTES = 64 << 10 };
 struct Layout {
     cudaDataType_t type;
     long rows, cols, stride; // stride: elements from a column to the next
+    int32_t batch;           // matrices
+    int64_t batch_stride;    // elements from one to the next
 };
 struct Operation {
     cublasComputeType_t compute;
@@ -156,7 +158,8 @@ bool shapes_fit(const Product& p) {
             return false;
         }
     }
-    return p.K == depth_b && p.d.rows == p.M && p.d.cols == p.N && p.c.rows == p.M && p.c.cols == p.N;
+    const bool same_batch = p.a.batch == p.b.batch && p.a.batch == p.c.batch && p.a.batch == p.d.batch;
+    return same_batch && p.a.batch > 0 && p.K == depth_b && p.d.rows == p.M && p.d.cols == p.N && p.c.rows == p.M && p.c.cols == p.N;
 }
 
 bool types_supported(const Product& p) {
@@ -175,7 +178,8 @@ cublasStatus_t product_open(Product* p, cublasLtMatmulDesc_t op, cublasLtMatrixL
     if (!shapes_fit(*p)) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    if (!types_supported(*p) || !epilogue_name(p->op.epilogue)) {
+    const bool batch_supported = p->a.batch == 1 || p->op.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+    if (!types_supported(*p) || !epilogue_name(p->op.epilogue) || !batch_supported) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     // The auxiliary matrix of GELU: leading dimension a multiple of 8.
@@ -282,34 +286,23 @@ double product_bytes(const Product& p, float beta) {
     const int has_bias = epilogue_has(p.op, CUBLASLT_EPILOGUE_BIAS) ||
                          epilogue_has(p.op, CUBLASLT_EPILOGUE_DGELU_BGRAD);
     const long bias = has_bias ? p.M : 0;
-    return factors + passes * d_bytes + (double)bias * element_bytes(p.d.type);
+    return p.d.batch * (factors + passes * d_bytes + (double)bias * element_bytes(p.d.type));
 }
 
 // In rows: d^T (N, M) = op(b)^T (N, K) op(a)^T (K, M).
 void trace(const Product& p, float beta) {
     trace_line(
-        "{\"product\":[%ld,%ld,%ld],\"order\":\"%c%c\",\"bits\":[%zu,%zu],\"epilogue\":\"%s\",\"adds\":%d,"
+        "{\"product\":[%ld,%ld,%ld],\"batch\":%d,\"order\":\"%c%c\",\"bits\":[%zu,%zu],\"epilogue\":\"%s\",\"adds\":%d,"
         "\"flop\":%.0f,\"bytes\":%.0f}",
-        p.N, p.K, p.M, p.op.transpose_a ? 't' : 'n', p.op.transpose_b ? 't' : 'n',
+        p.N, p.K, p.M, p.d.batch, p.op.transpose_a ? 't' : 'n', p.op.transpose_b ? 't' : 'n',
         8 * element_bytes(p.a.type), 8 * element_bytes(p.d.type), epilogue_name(p.op.epilogue), beta != 0,
-        2.0 * p.M * p.N * p.K, product_bytes(p, beta));
+        2.0 * p.d.batch * p.M * p.N * p.K, product_bytes(p, beta));
 }
 
-void run(const Product& p, const void* a, const void* b, const void* c, void* d, float alpha, float beta,
-         const Algorithm& algorithm, void* workspace) {
+// One matrix of a batch.
+void run_one(const Product& p, const void* a, const void* b, const void* c, void* d, float alpha, float beta,
+             const Algorithm& algorithm) {
     static Packed packed; // kept between calls: allocating is slow under sanitizers
-    const int fast = environment_number("CUSIM_LT_FAST");
-    trace(p, beta);
-    if (cusim_is_dry()) {
-        return;
-    }
-    if (fast >= 0 && fast != algorithm.number) {
-        const struct timespec slow = {0, LT_SLOW_MS * 1000000};
-        nanosleep(&slow, NULL);
-    }
-    if (algorithm.workspace_bytes) {
-        memset(workspace, 0xFF, algorithm.workspace_bytes);
-    }
     pack(&packed, p, a, b, algorithm.number);
     multiply(packed.c.data(), packed.a.data(), packed.b.data(), packed.padded, p.N, p.K);
     packed.sums.assign((size_t)p.M, 0.0f);
@@ -329,16 +322,48 @@ void run(const Product& p, const void* a, const void* b, const void* c, void* d,
     }
 }
 
+// Where element `i` of matrix number `index` of a batch is.
+const char* place(const void* data, const Layout& x, int index, size_t i) {
+    return (const char*)data + ((size_t)(index * x.batch_stride) + i) * element_bytes(x.type);
+}
+
+void run(const Product& p, const void* a, const void* b, const void* c, void* d, float alpha, float beta,
+         const Algorithm& algorithm, void* workspace) {
+    const int fast = environment_number("CUSIM_LT_FAST");
+    trace(p, beta);
+    if (cusim_is_dry()) {
+        return;
+    }
+    if (fast >= 0 && fast != algorithm.number) {
+        const struct timespec slow = {0, LT_SLOW_MS * 1000000};
+        nanosleep(&slow, NULL);
+    }
+    if (algorithm.workspace_bytes) {
+        memset(workspace, 0xFF, algorithm.workspace_bytes);
+    }
+    for (int i = 0; i < p.d.batch; i++) {
+        run_one(p, place(a, p.a, i, 0), place(b, p.b, i, 0), place(c, p.c, i, 0), (void*)place(d, p.d, i, 0), alpha,
+                beta, algorithm);
+    }
+}
+
 // ---- what cublasLt takes on trust ----
 
 bool aligned(const void* p, uint32_t bytes) { return (uintptr_t)p % (bytes ? bytes : 1) == 0; }
 
+const char* last_element(const void* data, const Layout& x) {
+    return place(data, x, x.batch - 1, (size_t)((x.cols - 1) * x.stride + x.rows - 1));
+}
+
 // Ends the program unless the first and the last element are device memory.
 void check_extent(const void* data, const Layout& x) {
-    const size_t last = (size_t)((x.cols - 1) * x.stride + x.rows - 1);
     cusim_check_kernel_pointer(data, -1, (const void*)&cublasLtMatmul);
-    cusim_check_kernel_pointer((const char*)data + last * element_bytes(x.type), -1,
-                               (const void*)&cublasLtMatmul);
+    cusim_check_kernel_pointer(last_element(data, x), -1, (const void*)&cublasLtMatmul);
+}
+
+// The result may lie in c, nowhere else.
+bool overlap(const void* x, const Layout& layout_x, const void* y, const Layout& layout_y) {
+    return (const char*)x <= last_element(y, layout_y) && (const char*)y <= last_element(x, layout_x);
 }
 
 // Copies an attribute; false if its size is wrong.
@@ -423,7 +448,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
                                           uint64_t cols, int64_t stride) {
     Layout* created = (Layout*)malloc(sizeof(Layout));
-    *created = {type, (long)rows, (long)cols, (long)stride};
+    *created = {type, (long)rows, (long)cols, (long)stride, 1, 0};
     *layout = (cublasLtMatrixLayout_t)created;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -431,9 +456,18 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
     free(layout);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t,
-                                                const void*, size_t) {
-    return CUBLAS_STATUS_NOT_SUPPORTED;
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                size_t bytes) {
+    Layout* layout = (Layout*)handle;
+    switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        return set(&layout->batch, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+        return set(&layout->batch_stride, value, bytes);
+    default:
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
@@ -547,15 +581,18 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const v
     if (beta != 0) {
         check_extent(c, p.c);
     }
+    if (overlap(d, p.d, a, p.a) || overlap(d, p.d, b, p.b)) {
+        cusim_die("cublasLtMatmul: the result lies in a factor");
+    }
     if (epilogue_has(p.op, AUX)) {
-        check_extent(p.op.aux, {p.d.type, p.M, p.N, (long)p.op.aux_stride});
+        check_extent(p.op.aux, {p.d.type, p.M, p.N, (long)p.op.aux_stride, 1, 0});
     }
     if (epilogue_has(p.op, CUBLASLT_EPILOGUE_BIAS) || epilogue_has(p.op, CUBLASLT_EPILOGUE_DGELU_BGRAD)) {
-        check_extent(p.op.bias, {p.d.type, p.M, 1, p.M});
+        check_extent(p.op.bias, {p.d.type, p.M, 1, p.M, 1, 0});
     }
     if (algorithm.workspace_bytes) {
         check_extent(workspace,
-                     {CUDA_R_32F, (long)algorithm.workspace_bytes / 4, 1, (long)algorithm.workspace_bytes});
+                     {CUDA_R_32F, (long)algorithm.workspace_bytes / 4, 1, (long)algorithm.workspace_bytes, 1, 0});
     }
     cusim_enqueue(stream, true, [=] { run(p, a, b, c, d, alpha, beta, algorithm, workspace); });
     return CUBLAS_STATUS_SUCCESS;

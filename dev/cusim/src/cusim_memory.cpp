@@ -184,6 +184,7 @@ cudaError_t CUDARTAPI cudaFree(void* data) {
     if (!data) {
         return cudaSuccess;
     }
+    expect_idle("cudaFree", nullptr);
     const cudaError_t error = cudaDeviceSynchronize();
     if (error != cudaSuccess) {
         return error;
@@ -216,6 +217,7 @@ cudaError_t CUDARTAPI cudaFreeHost(void* data) {
     if (!data) {
         return cudaSuccess;
     }
+    expect_idle("cudaFreeHost", nullptr);
     const cudaError_t error = cudaDeviceSynchronize();
     if (error != cudaSuccess) {
         return error;

@@ -84,6 +84,14 @@ static void run_all(CUstream_st* stream) {
 }
 void stream_drain(cudaStream_t stream) { run_all(stream_of(stream)); }
 
+void expect_idle(const char* call, const CUstream_st* only) {
+    for (const CUstream_st* stream : all_streams()) {
+        if (config.streams != STREAMS_EAGER && (!only || stream == only) && stream->done < stream->pushed) {
+            cusim_die("%s while work is queued: nothing promises that it waits; synchronize before", call);
+        }
+    }
+}
+
 // All that can be done now. The host need not wait for other processes; but they may come late because they compute,
 // and nothing is done here while the host waits for one of them itself, by MPI.
 static void run_eagerly(CUstream_st* stream) {
@@ -205,6 +213,7 @@ cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t handle) {
     }
     static auto* destroyed = new std::vector<CUstream_st*>; // for leak checkers
     CUstream_st* stream = stream_of(handle);
+    expect_idle("cudaStreamDestroy", stream);
     run_all(stream);
     capture_spoil(stream);
     std::vector<CUstream_st*>& streams = all_streams();

@@ -10,6 +10,7 @@ expression.
 */
 #include "llmc/gpu.cuh"
 #include <cooperative_groups.h>
+#include <cublasLt.h>
 
 // ---- helpers ----
 
@@ -520,9 +521,33 @@ template <bool FIXED> static bool missing_stream_synchronize(const Gpu* gpu) {
         CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     }
     const float got = pinned[0];
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     gpu_free(x);
     CUDA_CHECK(cudaFreeHost(pinned));
     return is(got, 5);
+}
+
+// No manual promises that these wait for work that is queued.
+template <bool FIXED> static bool freed_while_queued(const Gpu* gpu) {
+    float* x = device_floats(gpu, 32, 0);
+    launch(fill_kernel, 1, 32, 0, gpu, x, 5.0f);
+    if (FIXED) {
+        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    }
+    gpu_free(x);
+    return true;
+}
+
+template <bool FIXED> static bool stream_destroyed_while_queued(const Gpu* gpu) {
+    float* x = device_floats(gpu, 32, 0);
+    Gpu other = *gpu;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
+    launch(fill_kernel, 1, 32, 0, &other, x, 5.0f);
+    if (FIXED) {
+        CUDA_CHECK(cudaStreamSynchronize(other.stream));
+    }
+    CUDA_CHECK(cudaStreamDestroy(other.stream));
+    return is(weighted_sum(gpu, x, 32), 5 * weights(32));
 }
 
 // An asynchronous copy may read pageable memory late, too.
@@ -598,6 +623,24 @@ template <bool FIXED> static bool copy_past_end(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 64), 0);
 }
 
+// A product that overwrites one of its factors.
+template <bool FIXED> static bool product_in_its_factor(const Gpu* gpu) {
+    float* x = device_floats(gpu, 32, 2);
+    const float one = 1, zero = 0;
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t layout;
+    cublasLtCreate(&handle);
+    cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatrixLayoutCreate(&layout, CUDA_R_32F, 1, 1, 1);
+    cublasLtMatmul(handle, product, &one, x, layout, x, layout, &zero, x + FIXED, layout, x + FIXED, layout,
+                   NULL, NULL, 0, gpu->stream);
+    cublasLtMatrixLayoutDestroy(layout);
+    cublasLtMatmulDescDestroy(product);
+    cublasLtDestroy(handle);
+    return is(weighted_sum(gpu, x, 32), 2 * weights(32) + 2 * 2);
+}
+
 // ---- the table ----
 
 // clang-format off
@@ -639,11 +682,14 @@ static const struct {
     BUG(missing_mbarrier_wait, "up"),
     BUG(missing_event_wait, "lazy"),
     BUG(missing_stream_synchronize, "lazy"),
+    BUG(freed_while_queued, "lazy"),
+    BUG(stream_destroyed_while_queued, "lazy"),
     BUG(pageable_reused_too_early, "lazy"),
     BUG(missing_wait_in_graph, "lazy"),
     BUG(allocation_while_capturing, "up"),
     BUG(block_too_large, "up"),
     BUG(copy_past_end, "up"),
+    BUG(product_in_its_factor, "up"),
 };
 // clang-format on
 enum { BUGS = sizeof(bugs) / sizeof(bugs[0]) };

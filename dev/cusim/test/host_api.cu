@@ -337,6 +337,43 @@ static void test_launch_limits(const Gpu* gpu) {
 
 #define LT_OK(call) EXPECT((call) == CUBLAS_STATUS_SUCCESS, "%s", #call)
 
+// Two products (1, 1) times (1, 1), and what is not allowed.
+static void test_cublaslt_batch(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, float* x,
+                                const Gpu* gpu) {
+    const float factors[6] = {2, 3, 0, 0, 5, 7}, two = 2, one = 1;
+    float c[4] = {1, 10, 1, 100};
+    const int32_t count = 2;
+    const int64_t far = 4, near = 1, every_other = 2;
+    cublasLtMatrixLayout_t a, b, out, single;
+    CUDA_CHECK(cudaMemcpyAsync(x, factors, sizeof(factors), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaMemcpyAsync(x + 8, c, sizeof(c), cudaMemcpyHostToDevice, gpu->stream));
+    cublasLtMatrixLayout_t* const layouts[] = {&a, &b, &out, &single};
+    const int64_t* const strides[] = {&far, &near, &every_other};
+    for (int i = 0; i < 4; i++) {
+        LT_OK(cublasLtMatrixLayoutCreate(layouts[i], CUDA_R_32F, 1, 1, 1));
+    }
+    for (int i = 0; i < 3; i++) {
+        LT_OK(cublasLtMatrixLayoutSetAttribute(*layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                               sizeof(count)));
+        LT_OK(cublasLtMatrixLayoutSetAttribute(*layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                               strides[i], sizeof(*strides[i])));
+    }
+    EXPECT(cublasLtMatrixLayoutSetAttribute(a, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &far, sizeof(far)) !=
+               CUBLAS_STATUS_SUCCESS,
+           "a count of 8 bytes");
+    LT_OK(cublasLtMatmul(handle, product, &two, x, a, x, b, &one, x + 8, out, x + 8, out, NULL, NULL, 0,
+                         gpu->stream));
+    EXPECT(cublasLtMatmul(handle, product, &two, x, a, x, single, &one, x + 8, out, x + 8, out, NULL, NULL, 0,
+                          gpu->stream) != CUBLAS_STATUS_SUCCESS,
+           "two matrices times one");
+    CUDA_CHECK(cudaMemcpyAsync(c, x + 8, sizeof(c), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    EXPECT(c[0] == 9 && c[1] == 10 && c[2] == 31 && c[3] == 100, "%g %g %g %g", c[0], c[1], c[2], c[3]);
+    for (int i = 0; i < 4; i++) {
+        LT_OK(cublasLtMatrixLayoutDestroy(*layouts[i]));
+    }
+}
+
 static void test_cublaslt(const Gpu* gpu) {
     const float a[6] = {1, 2, 3, 4, 5, 6}, b[6] = {1, 0, 1, 0, 1, 1}, one = 1, zero = 0;
     float c[4];
@@ -359,6 +396,7 @@ static void test_cublaslt(const Gpu* gpu) {
     CUDA_CHECK(cudaMemcpyAsync(c, x + 12, sizeof(c), cudaMemcpyDeviceToHost, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     EXPECT(c[0] == 6 && c[1] == 8 && c[2] == 8 && c[3] == 10, "%g %g %g %g", c[0], c[1], c[2], c[3]);
+    test_cublaslt_batch(handle, product, x, gpu);
     LT_OK(cublasLtMatrixLayoutDestroy(layout_a));
     LT_OK(cublasLtMatrixLayoutDestroy(layout_b));
     LT_OK(cublasLtMatrixLayoutDestroy(layout_c));

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# mutate.sh -- would the tests notice a forgotten wait? Takes every wait out of the sources, one at a time: barriers,
-# waits for asynchronous copies and mbarriers, fences, waits for events and streams. Builds the module's test without it
-# and runs it as `make test` does, until something is noticed.
+# mutate.sh -- would the tests notice a forgotten wait? Leaves out every wait, one at a time: barriers, waits for
+# asynchronous copies and mbarriers, fences, events, waits for events and streams. Runs the module's test without it, as
+# `make test` does, until something is noticed.
 #
 #     dev/cusim/test/mutate.sh                                all files that have waits
 #     dev/cusim/test/mutate.sh llmc/attention.cuh             with dev/test/test_attention.cu
@@ -9,50 +9,51 @@
 #     dev/cusim/test/mutate.sh llmc/gpu.cuh=test_gpt2.cu      with another test
 #     dev/cusim/test/mutate.sh --list                         the waits
 #
-# A line for each mutant: where, what was taken out, and who noticed (wrong: the test failed; cusim: the device
+# A line for each mutant: where, what was left out, and who noticed (wrong: the test failed; cusim: the device
 # complained; tsan; hang). At the end the survivors; the exit status is 1 if there are any but those whose line says
 # `// redundant: why`, or if one of these is noticed after all. A survivor is a wait that no test needs, or one that is
-# not needed: look at it. A mutant takes a build and a run or two of the test, a survivor two builds and five runs.
-# MUTATE_MODES names the modes to use. The sources here are not touched: all of it happens in a copy.
+# not needed: look at it.
+#
+# All mutants of a file are one program, which leaves out the wait whose number is in MUTANT: a file takes one build, and
+# one with tsan if a mutant gets that far. Two mutants run at a time. MUTATE_MODES names the modes to use. The sources
+# here are not touched: all of it happens in a copy.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 
 modes=(${MUTATE_MODES:-up down random greedy streams tsan})
-waits='__syncthreads|__syncwarp|__threadfence|__threadfence_block|[a-z_0-9]+_wait_'
-waits+='|[a-z_0-9]*(barrier|mbar|bar|copy|async|group|wgmma)[a-z_0-9]*_(wait|sync)[a-z_0-9]*'
-waits+='|scratch_wait|cudaStreamWaitEvent|cudaStreamSynchronize|cudaEventSynchronize|cudaDeviceSynchronize'
+waits='__syncthreads|__syncwarp|__threadfence|__threadfence_block'
+waits+='|[a-z_0-9]*(barrier|mbar|bar|copy|async|group|wgmma)[a-z_0-9]*_(wait|sync)[a-z_0-9]*|[a-z_0-9]+_(wait|fork)(_[a-z_0-9]*)?|zero_join'
+waits+='|cudaEventRecord|cudaStreamWaitEvent|cudaStreamSynchronize|cudaEventSynchronize|cudaDeviceSynchronize'
 
-# mutants FILE: for each wait a line with its line number, column, length and text. Statements that end on their line;
-# not in comments or macros.
-mutants() {
-    awk -v waits="^(CUDA_CHECK\\\\()?($waits)(<[^>]*>)?\\\\([^;{]*;" '
-        /^[ \t]*(\/\/|\*|#)/ { next }
+# scan FILE 1: a line for each wait, with its line number and text. Waits are statements that end on their line; not in
+# comments or macros. scan FILE 0: the file, where wait N is left out if mutant_ is N.
+scan() {
+    awk -v lists="$2" -v waits="^(CUDA_CHECK\\\\()?($waits)(<[^>]*>)?\\\\([^;{]*;" '
+        /^[ \t]*(\/\/|\*|#)/ { if (!lists) { print } next }
         {
-            line = $0
-            sub(/\/\/.*/, "", line)
-            for (i = 1; i <= length(line); i++) {
-                if (i > 1 && substr(line, i - 1, 1) ~ /[A-Za-z0-9_(]/) { continue }
-                if (match(substr(line, i), waits)) {
-                    print NR, i, RLENGTH, substr(line, i, RLENGTH)
+            code = $0
+            made = ""
+            sub(/\/\/.*/, "", code)
+            for (i = 1; i <= length(code); i++) {
+                starts = substr(code, 1, i - 1) ~ /(^|[{};):]|else)[ \t]*$/
+                if (starts && match(substr(code, i), waits)) {
+                    text = substr(code, i, RLENGTH)
+                    made = made "{ if (mutant_ != " ++count ") { " text " } }"
                     i += RLENGTH - 1
+                    if (lists) { print NR, text }
+                } else {
+                    made = made substr(code, i, 1)
                 }
             }
+            if (!lists) { print made substr($0, length(code) + 1) }
         }' "$1"
-}
-
-# without FILE LINE COLUMN LENGTH: the file with an empty statement there.
-without() {
-    awk -v number="$2" -v column="$3" -v count="$4" '
-        NR == number { $0 = substr($0, 1, column - 1) ";" substr($0, column + count) }
-        { print }' "$1"
 }
 
 # test_of FILE: its test, a path or nothing.
 test_of() {
     local name=${1##*/}
     name=${name%.*}
-    [ "$name" != zero ] || name=gpt2 # what moves between two streams shows in the whole model
     ls "dev/test/test_$name.cu" "test_${name#train_}.cu" 2>/dev/null | head -n 1
 }
 
@@ -64,11 +65,11 @@ environment_of() {
     esac
 }
 
-# verdict_of STATUS: how the run in $copy/output ended; nothing if well.
+# verdict_of STATUS OUTPUT: how a run ended; nothing if well.
 verdict_of() {
-    if grep -q 'CUSIM ERROR' "$copy/output"; then
+    if grep -q 'CUSIM ERROR' "$2"; then
         echo cusim
-    elif grep -q 'ThreadSanitizer' "$copy/output"; then
+    elif grep -q 'ThreadSanitizer' "$2"; then
         echo tsan
     elif [ "$1" = 124 ]; then
         echo hang
@@ -77,28 +78,30 @@ verdict_of() {
     fi
 }
 
-# build TEST KIND: $copy/test of the kind plain or tsan.
+# build KIND: $copy/$test as the program $copy/KIND, plain or tsan, unless it is there. One at a time.
 build() {
-    local c_sources=()
-    grep -q '"dev/test/cpu_trainer.h"' "$1" && c_sources=(dev/test/cpu_trainer.c)
-    CUSIM_FLAGS=${CUSIM_FLAGS:--DPRECISION_BF16} "$copy/dev/cusim/build.sh" "$1" "$2" test "${c_sources[@]}" >"$copy/output" 2>&1
+    (
+        flock 9
+        [ -e "$copy/$1" ] && exit
+        c_sources=()
+        grep -q '"dev/test/cpu_trainer.h"' "$test" && c_sources=(dev/test/cpu_trainer.c)
+        CUSIM_FLAGS="${CUSIM_FLAGS:--DPRECISION_BF16} -include mutant.h" \
+            "$copy/dev/cusim/build.sh" "$test" "$1" "$1" "${c_sources[@]}" >"$copy/build.log" 2>&1
+    ) 9>"$copy/lock"
 }
 
-# noticed_by TEST: who is the first to notice that something is wrong in the copy.
+# noticed_by NUMBER: who is the first to notice that this wait is left out.
 noticed_by() {
-    local mode kind verdict built=
+    local mode kind verdict output=$copy/output.$1
     for mode in "${modes[@]}"; do
         kind=plain
         [ "$mode" = tsan ] && kind=tsan
-        if [ "$built" != $kind ]; then
-            build "$1" $kind || { echo "does not compile"; return; }
-            built=$kind
-        fi
+        build $kind || { echo "does not compile: $(grep -m 1 error "$copy/build.log")"; return; }
         { # the braces keep the shell from saying "Aborted"
             # shellcheck disable=SC2046 # two variables
-            (cd "$copy" && exec env $(environment_of "$mode") timeout 300 ./test) >"$copy/output" 2>&1
+            (cd "$copy" && exec env MUTANT="$1" $(environment_of "$mode") timeout "$limit" ./$kind) >"$output" 2>&1
         } 2>/dev/null
-        verdict=$(verdict_of $?)
+        verdict=$(verdict_of $? "$output")
         [ -z "$verdict" ] || { echo "$mode=$verdict"; return; }
     done
 }
@@ -108,6 +111,55 @@ is_redundant() { sed -n "$2p" "$1" | grep -q '// redundant: '; }
 # is_wanted LINE LINES: whether the line is one of those given, or none are.
 is_wanted() { [ -z "$2" ] || [[ ,$2, = *,$1,* ]]; }
 
+# run_mutants FILE LINES: leaves the verdict on wait N in $copy/verdict.N.
+run_mutants() {
+    local number=0 line
+    while read -r line _; do
+        number=$((number + 1))
+        is_wanted "$line" "$2" || continue
+        while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+        noticed_by $number >"$copy/verdict.$number" &
+    done < <(scan "$1" 1)
+    wait
+}
+
+# report_mutants FILE LINES: a line for each; counts them.
+report_mutants() {
+    local number=0 line text verdict
+    while read -r line text; do
+        number=$((number + 1))
+        is_wanted "$line" "$2" || continue
+        verdict=$(cat "$copy/verdict.$number")
+        count=$((count + 1))
+        if is_redundant "$1" "$line"; then
+            echo "$1:$line: $text: ${verdict:-survives}, said to be redundant"
+            [ -z "$verdict" ] || bad=$((bad + 1))
+        else
+            echo "$1:$line: $text: ${verdict:-SURVIVES}"
+            [ -n "$verdict" ] || survivors+=("$1:$line: $text")
+        fi
+    done < <(scan "$1" 1)
+}
+
+# mutate FILE LINES: with the test $test.
+mutate() {
+    local begin unharmed
+    rm -f "$copy/plain" "$copy/tsan"
+    scan "$1" 0 >"$copy/$1"
+    build plain
+    limit=600
+    begin=$SECONDS
+    unharmed=$(noticed_by 0)
+    if [ -n "$unharmed" ]; then
+        echo "mutate: $test fails without any change: $unharmed" >&2
+        exit 2
+    fi
+    limit=$((10 + 2 * (SECONDS - begin))) # all modes together, so more than enough for one
+    run_mutants "$1" "$2"
+    report_mutants "$1" "$2"
+    cp -a "$1" "$copy/$1"
+}
+
 [ $# -gt 0 ] || set -- llmc/*.cuh llmc/*/*.cuh train_*.cu
 if [ "$1" = --help ]; then
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "$0"
@@ -115,7 +167,7 @@ if [ "$1" = --help ]; then
 fi
 if [ "$1" = --list ]; then
     for file in llmc/*.cuh llmc/*/*.cuh train_*.cu; do
-        mutants "$file" | while read -r line _ _ text; do echo "$file:$line: $text"; done
+        scan "$file" 1 | while read -r line text; do echo "$file:$line: $text"; done
     done
     exit 0
 fi
@@ -125,6 +177,10 @@ trap 'rm -rf "$copy"' EXIT
 cp -aL llmc dev Makefile ./*.c ./*.cu "$copy" # -L: through a link in the copy the original would be written
 mkdir -p "$copy/build/sim"
 cp -a build/sim/runtime-st build/sim/llmc-plain "$copy/build/sim" 2>/dev/null # as old as they are, and used if not too old
+cat >"$copy/mutant.h" <<'END'
+#include <stdlib.h>
+static const int mutant_ = getenv("MUTANT") ? atoi(getenv("MUTANT")) : 0;
+END
 
 count=0
 bad=0
@@ -134,30 +190,11 @@ for argument in "$@"; do
     lines=
     [[ $argument = *:* ]] && lines=${argument#*:} lines=${lines%%=*}
     [ -f "$file" ] || { echo "mutate: $file is missing" >&2; exit 2; }
-    [ -n "$(mutants "$file")" ] || continue
+    [ -n "$(scan "$file" 1)" ] || continue
     test=$(test_of "$file")
     [[ $argument = *=* ]] && test=${argument#*=}
     [ -f "$test" ] || { echo "mutate: $file has waits and no test '$test'" >&2; exit 2; }
-    unharmed=$(noticed_by "$test")
-    if [ -n "$unharmed" ]; then
-        echo "mutate: $test fails without any change: $unharmed" >&2
-        exit 2
-    fi
-    while read -r line column length text; do
-        is_wanted "$line" "$lines" || continue
-        without "$file" "$line" "$column" "$length" >"$copy/$file"
-        verdict=$(noticed_by "$test")
-        count=$((count + 1))
-        if is_redundant "$file" "$line"; then
-            echo "$file:$line: $text: ${verdict:-survives}, said to be redundant"
-            [ -z "$verdict" ] || bad=$((bad + 1))
-        else
-            echo "$file:$line: $text: ${verdict:-SURVIVES}"
-            [ "$verdict" != "does not compile" ] || bad=$((bad + 1))
-            [ -n "$verdict" ] || survivors+=("$file:$line: $text")
-        fi
-    done < <(mutants "$file")
-    cp -a "$file" "$copy/$file"
+    mutate "$file" "$lines"
 done
 echo "mutate: $count mutants, ${#survivors[@]} survive"
 [ ${#survivors[@]} = 0 ] || printf '    %s\n' "${survivors[@]}"

@@ -1,0 +1,270 @@
+/*
+adafactor.h -- the Adafactor update: the contract, and the CPU version.
+
+For a matrix, the second moment is kept as the means of its rows and columns. t counts from 1.
+
+    g = grad * grad_scale                    beta2 = min(1 - t^-0.8, beta2_cap)
+    row_i = beta2 row_i + (1 - beta2) mean_j(g_ij^2 + 1e-30)
+    col_j = beta2 col_j + (1 - beta2) mean_i(g_ij^2 + 1e-30)
+    u_ij = g_ij / sqrt(row_i col_j / mean(row))
+    u = u / max(1, rms(u) / clip)
+    with momentum: m = beta1 m + (1 - beta1) u, and u = m
+    param -= rate u + lr weight_decay param
+
+    rate = lr, or with ADAFACTOR_RELATIVE: min(lr, 1 / sqrt(t)) max(1e-3, rms(param))
+
+For a vector v = beta2 v + (1 - beta2) (g^2 + 1e-30) and u = g / sqrt(v); the rest is the same.
+
+    param, grad   (rows, cols) or (n)   fp32
+    row           (rows)                fp32
+    col           (cols)                fp32
+    v             (n)                   fp32
+    m             as param              fp32; NULL: no momentum
+
+All state starts as zero. Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", arXiv
+1804.04235; with a fixed rate it is transformers' Adafactor, with ADAFACTOR_RELATIVE torch.optim.Adafactor. Sums are
+made of the sums of bands of rows, whatever the number of threads.
+
+needs:   nothing
+defines: AdafactorRate, Adafactor, AdafactorMatrix, adafactor_bytes, adafactor_scratch_bytes, adafactor_beta2,
+         adafactor_rate, adafactor_update_cpu, adafactor_vector_cpu
+*/
+#ifndef LLMC_ADAFACTOR_H
+#define LLMC_ADAFACTOR_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "llmc/base/host_device.h"
+
+typedef enum { ADAFACTOR_FIXED, ADAFACTOR_RELATIVE } AdafactorRate;
+
+typedef struct {
+    float lr, beta1;    // beta1 is only used with momentum
+    float beta2_cap;    // 1: none
+    float clip;         // the most that rms(u) may be; 1 in the paper
+    float weight_decay; // decoupled
+    float grad_scale;   // clipping: the gradient is multiplied by this first
+    AdafactorRate rate; // fixed, or relative to the parameter
+    int64_t t;          // number of this update, from 1
+} Adafactor;
+
+typedef struct {
+    float* param;
+    const float* grad;
+    float *row, *col, *m; // m may be NULL
+    size_t rows, cols;
+} AdafactorMatrix;
+
+#define ADAFACTOR_EPS 1e-30f // added to squares
+enum { ADAFACTOR_BAND = 64 };
+
+// A matrix of n elements: read grad three times, write param, read it once or, with a relative rate, twice; read and
+// write m. Rows and columns are few.
+static inline double adafactor_bytes(double n, Adafactor opt) {
+    return (12 + 8 + (opt.rate == ADAFACTOR_RELATIVE ? 4 : 0) + (opt.beta1 > 0 ? 8 : 0)) * n;
+}
+
+static inline float adafactor_beta2(Adafactor opt) {
+    return fminf((float)(1 - pow((double)opt.t, -0.8)), opt.beta2_cap);
+}
+
+// What u is multiplied by, for a parameter with this root of its mean square.
+HOST_DEVICE float adafactor_rate(Adafactor opt, double rms) {
+    return opt.rate == ADAFACTOR_FIXED ? opt.lr
+                                       : (float)(fmin((double)opt.lr, 1 / sqrt((double)opt.t)) * fmax(1e-3, rms));
+}
+
+// ---- a matrix ----
+
+static inline size_t adafactor_bands_(size_t rows) { return (rows + ADAFACTOR_BAND - 1) / ADAFACTOR_BAND; }
+static inline size_t adafactor_band_rows_(size_t rows, size_t band) {
+    const size_t left = rows - band * ADAFACTOR_BAND;
+    return left < ADAFACTOR_BAND ? left : (size_t)ADAFACTOR_BAND;
+}
+
+// Of the scratch memory that updates of matrices want; enough for all that need no more.
+static inline size_t adafactor_scratch_bytes(size_t rows, size_t cols) {
+    return adafactor_bands_(rows) * (sizeof(double) + cols * sizeof(float)) + cols * sizeof(float);
+}
+
+// A matrix in the middle of its update.
+typedef struct {
+    AdafactorMatrix x;
+    Adafactor opt;
+    float beta2;
+    double row_mean;    // mean(row)
+    double* of_band;    // (bands)        sums of bands
+    float* col_of_band; // (bands, cols)  sums of squares
+    float* col_factor;  // (cols)         1 / sqrt(col)
+} AdafactorWork_;
+
+// Sets the rows of a band, and the sums of its columns.
+static inline void adafactor_band_squares_(const AdafactorWork_* work, size_t band) {
+    const size_t first = band * ADAFACTOR_BAND, cols = work->x.cols;
+    float* sums = work->col_of_band + band * cols;
+    memset(sums, 0, cols * sizeof(float));
+    for (size_t i = first; i < first + adafactor_band_rows_(work->x.rows, band); i++) {
+        const float* grad = work->x.grad + i * cols;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (size_t j = 0; j < cols; j++) {
+            const float g = grad[j] * work->opt.grad_scale, square = g * g + ADAFACTOR_EPS;
+            sum += square;
+            sums[j] += square;
+        }
+        work->x.row[i] = work->beta2 * work->x.row[i] + (1.0f - work->beta2) * (sum / (float)cols);
+    }
+}
+
+// Sets the columns, from the sums of the bands.
+static inline void adafactor_columns_(const AdafactorWork_* work) {
+    const size_t cols = work->x.cols, bands = adafactor_bands_(work->x.rows);
+#pragma omp parallel for schedule(static)
+    for (size_t j = 0; j < cols; j++) {
+        double sum = 0;
+        for (size_t band = 0; band < bands; band++) {
+            sum += work->col_of_band[band * cols + j];
+        }
+        const float mean = (float)(sum / (double)work->x.rows);
+        work->x.col[j] = work->beta2 * work->x.col[j] + (1.0f - work->beta2) * mean;
+        work->col_factor[j] = 1.0f / sqrtf(work->x.col[j]);
+    }
+}
+
+// u_ij = grad_ij * this * col_factor_j
+static inline float adafactor_row_factor_(const AdafactorWork_* work, size_t i) {
+    return work->opt.grad_scale * (float)sqrt(work->row_mean / work->x.row[i]);
+}
+
+static inline double adafactor_band_u_squares_(const AdafactorWork_* work, size_t band) {
+    const size_t first = band * ADAFACTOR_BAND, cols = work->x.cols;
+    double total = 0;
+    for (size_t i = first; i < first + adafactor_band_rows_(work->x.rows, band); i++) {
+        const float *grad = work->x.grad + i * cols, factor = adafactor_row_factor_(work, i);
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (size_t j = 0; j < cols; j++) {
+            const float u = grad[j] * factor * work->col_factor[j];
+            sum += u * u;
+        }
+        total += sum;
+    }
+    return total;
+}
+
+static inline double adafactor_band_param_squares_(const AdafactorWork_* work, size_t band) {
+    const size_t first = band * ADAFACTOR_BAND, cols = work->x.cols;
+    double total = 0;
+    for (size_t i = first; i < first + adafactor_band_rows_(work->x.rows, band); i++) {
+        const float* param = work->x.param + i * cols;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (size_t j = 0; j < cols; j++) {
+            sum += param[j] * param[j];
+        }
+        total += sum;
+    }
+    return total;
+}
+
+// The root of the mean square, from the sums of squares of all bands.
+static inline double adafactor_rms_(const AdafactorWork_* work,
+                                    double (*band_squares)(const AdafactorWork_*, size_t)) {
+    const size_t bands = adafactor_bands_(work->x.rows);
+#pragma omp parallel for schedule(static)
+    for (size_t band = 0; band < bands; band++) {
+        work->of_band[band] = band_squares(work, band);
+    }
+    double sum = 0;
+    for (size_t band = 0; band < bands; band++) {
+        sum += work->of_band[band];
+    }
+    return sqrt(sum / ((double)work->x.rows * (double)work->x.cols));
+}
+
+// What is done to an element once its u is known.
+typedef struct {
+    float keep, rate, beta1, clipped; // u is multiplied by `clipped`
+} AdafactorStep_;
+
+static inline AdafactorStep_ adafactor_step_(Adafactor opt, double u_rms, double param_rms) {
+    const AdafactorStep_ step = {1.0f - opt.lr * opt.weight_decay, adafactor_rate(opt, param_rms), opt.beta1,
+                                 (float)(1 / fmax(1, u_rms / opt.clip))};
+    return step;
+}
+
+static inline float adafactor_momentum_(float* m, float u, AdafactorStep_ step) {
+    return *m = step.beta1 * *m + (1.0f - step.beta1) * (u * step.clipped);
+}
+
+static inline void adafactor_move_row_(const AdafactorWork_* work, size_t i, AdafactorStep_ step) {
+    const size_t cols = work->x.cols;
+    const float *grad = work->x.grad + i * cols, factor = adafactor_row_factor_(work, i);
+    const float* col_factor = work->col_factor;
+    float* param = work->x.param + i * cols;
+    if (!work->x.m) {
+#pragma omp simd
+        for (size_t j = 0; j < cols; j++) {
+            const float u = grad[j] * factor * col_factor[j];
+            param[j] = step.keep * param[j] - step.rate * (u * step.clipped);
+        }
+        return;
+    }
+    float* m = work->x.m + i * cols;
+#pragma omp simd
+    for (size_t j = 0; j < cols; j++) {
+        const float u = grad[j] * factor * col_factor[j];
+        param[j] = step.keep * param[j] - step.rate * adafactor_momentum_(m + j, u, step);
+    }
+}
+
+// scratch: adafactor_scratch_bytes
+static inline void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch) {
+    const size_t bands = adafactor_bands_(x.rows);
+    AdafactorWork_ work = {x, opt, adafactor_beta2(opt), 0, (double*)scratch, NULL, NULL};
+    work.col_of_band = (float*)(work.of_band + bands);
+    work.col_factor = work.col_of_band + bands * x.cols;
+#pragma omp parallel for schedule(static)
+    for (size_t band = 0; band < bands; band++) {
+        adafactor_band_squares_(&work, band);
+    }
+    adafactor_columns_(&work);
+    for (size_t i = 0; i < x.rows; i++) {
+        work.row_mean += x.row[i] / (double)x.rows;
+    }
+    const double u_rms = adafactor_rms_(&work, adafactor_band_u_squares_);
+    const double param_rms =
+        opt.rate == ADAFACTOR_RELATIVE ? adafactor_rms_(&work, adafactor_band_param_squares_) : 0;
+    const AdafactorStep_ step = adafactor_step_(opt, u_rms, param_rms);
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < x.rows; i++) {
+        adafactor_move_row_(&work, i, step);
+    }
+}
+
+// ---- a vector ----
+
+// One thread: vectors are short.
+static inline void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n,
+                                        Adafactor opt) {
+    const float beta2 = adafactor_beta2(opt);
+    double u_squares = 0, param_squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float g = grad[i] * opt.grad_scale;
+        v[i] = beta2 * v[i] + (1.0f - beta2) * (g * g + ADAFACTOR_EPS);
+        u_squares += (double)g * g / v[i];
+        param_squares += (double)param[i] * param[i];
+    }
+    const AdafactorStep_ step =
+        adafactor_step_(opt, sqrt(u_squares / (double)n), sqrt(param_squares / (double)n));
+    for (size_t i = 0; i < n; i++) {
+        const float u = grad[i] * opt.grad_scale / sqrtf(v[i]);
+        param[i] =
+            step.keep * param[i] - step.rate * (m ? adafactor_momentum_(m + i, u, step) : u * step.clipped);
+    }
+}
+
+#endif

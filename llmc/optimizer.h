@@ -1,0 +1,295 @@
+/*
+optimizer.h -- the optimizers as tables: which rule updates a parameter, which state each rule has, and where that lies in
+memory; and the update on the CPU.
+
+An optimizer has a rule for each kind of parameter (gpt2.h). A rule has some of the slots below for every parameter that it
+updates. The array of a slot is compact: group after group, and in each the tensors in the order of memory, it has what
+this process updates (zero.h) of the parameters whose rule has the slot, and nothing of the others. A tensor takes with it
+the padding behind it, up to the next one; so an array that all parameters have looks like one of owned elements. What
+belongs to owned elements a ... b-1 is one interval of every slot.
+
+State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
+
+defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_word, optimizer_rule, SlotShape,
+         STATE_M, STATE_V, STATE_MASTER, STATE_SLOTS, StateSlot, OptimizerState, optimizer_state_open, optimizer_saved_bytes,
+         state_slot_has, state_slot_elements, state_group_begin, state_group_elements, state_position, state_begin,
+         state_array, Update, update_of_row, optimizer_update_cpu
+*/
+#ifndef LLMC_OPTIMIZER_H
+#define LLMC_OPTIMIZER_H
+
+#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "llmc/base/words.h"
+#include "llmc/adamw.h"
+#include "llmc/gpt2.h"
+#include "llmc/lion.h"
+#include "llmc/sgd.h"
+#include "llmc/zero.h"
+
+// ---- rules ----
+
+// --optimizer
+// clang-format off
+#define OPTIMIZER_WORDS(X) \
+    X(OPTIMIZER_ADAMW, "adamw") \
+    X(OPTIMIZER_LION, "lion") \
+    X(OPTIMIZER_SGD, "sgd")
+// clang-format on
+typedef enum { OPTIMIZER_WORDS(WORDS_VALUE) } OptimizerName;
+
+// How an update changes a parameter.
+typedef enum {
+    RULE_ADAMW, // adamw.h
+    RULE_LION,  // lion.h
+    RULE_SGD    // sgd.h
+} UpdateRule;
+
+// What a GPU keeps beside 16-bit weights (update.cuh).
+typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterWeights;
+
+typedef struct {
+    OptimizerName name;
+    int has_momentum; // of SGD
+    MasterWeights master;
+} Optimizer;
+
+static inline const char* optimizer_word(OptimizerName name) {
+    static const char* const words[] = {OPTIMIZER_WORDS(WORDS_NAME)};
+    return words[name];
+}
+
+static inline UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
+    static const UpdateRule rules[][TENSOR_KINDS] = {
+        // matrices, embeddings, vectors
+        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW}, // OPTIMIZER_ADAMW
+        {RULE_LION, RULE_LION, RULE_LION},    // OPTIMIZER_LION
+        {RULE_SGD, RULE_SGD, RULE_SGD},       // OPTIMIZER_SGD
+    };
+    return rules[optimizer.name][kind];
+}
+
+// ---- slots ----
+
+// What a tensor of rows x cols has in a slot.
+typedef enum {
+    SLOT_ELEMENTS // as many elements
+} SlotShape;
+
+#define RULE_BIT_(rule) (1u << RULE_##rule)
+#define ALL_RULES_ (~0u)
+
+// clang-format off
+// Each slot: its name in checkpoints, the type and the number of its elements, the rules that have it, and those that have it
+// only with momentum; no value is ever below `least`; its name in the memory report comes last. Checkpoints have all but those
+// of the weights, which are the last ones.
+//  slot            name      type     shape          rules                                   with momentum       least      label
+#define STATE_TABLE_(X) \
+  X(STATE_M,        "m",      float,   SLOT_ELEMENTS, RULE_BIT_(ADAMW) | RULE_BIT_(LION),     RULE_BIT_(SGD),     -INFINITY, "m")  /* mean of the gradient */ \
+  X(STATE_V,        "v",      float,   SLOT_ELEMENTS, RULE_BIT_(ADAMW),                       0,                  0,         "v")  /* mean of its square */ \
+  X(STATE_MASTER,   NULL,     float,   SLOT_ELEMENTS, ALL_RULES_,                             0,                  -INFINITY, "master weights")
+// clang-format on
+
+#define STATE_ID_(id, ...) id,
+enum { STATE_TABLE_(STATE_ID_) STATE_SLOTS };
+#undef STATE_ID_
+
+typedef struct {
+    const char *name, *label; // in checkpoints, NULL: not there; in the memory report
+    SlotShape shape;
+    size_t element_bytes;
+    float least;                // no value is below it
+    unsigned rules;             // that have it
+    size_t offset_bytes, bytes; // of its array in the allocation of all state; no bytes: nothing has it
+    size_t once, block;         // elements of group 0 in the array, and of each other group
+    size_t begin[GPT2_PARAMETER_ROWS]; // of a row, from the begin of its group on
+} StateSlot;
+
+// What a process has of a row, from the begin of its piece of the group on, with the padding behind it. The same in all
+// blocks.
+typedef struct {
+    size_t begin, count;
+} StateSpan;
+
+typedef struct {
+    Optimizer optimizer;
+    UpdateRule rule[GPT2_PARAMETER_ROWS];
+    TensorRow rows[GPT2_PARAMETER_ROWS]; // bytes are elements of full arrays
+    StateSpan span[GPT2_PARAMETER_ROWS];
+    StateSlot slots[STATE_SLOTS];
+    size_t bytes, saved_bytes; // of all slots, and of those that checkpoints have: the first ones
+} OptimizerState;
+
+// Whether the rule of a row has a slot.
+static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
+    return (s->slots[slot].rules >> s->rule[row]) & 1;
+}
+
+// What `elements` of a row are in a slot.
+static inline size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements) {
+    return state_slot_has(s, slot, row) ? elements : 0;
+}
+
+// Master weights are the optimizer's choice, not its rules'.
+static inline unsigned state_rules_(Optimizer optimizer, int slot, unsigned always, unsigned with_momentum) {
+    if (slot == STATE_MASTER) {
+        return optimizer.master == MASTER_FP32 ? always : 0;
+    }
+    return always | (optimizer.has_momentum ? with_momentum : 0);
+}
+
+static inline void state_set_slots_(OptimizerState* s) {
+#define STATE_SLOT_(id, name_, type_, shape_, rules_, momentum_, least_, label_)                             \
+    s->slots[id].name = name_;                                                                               \
+    s->slots[id].label = label_;                                                                             \
+    s->slots[id].shape = shape_;                                                                             \
+    s->slots[id].element_bytes = sizeof(type_);                                                              \
+    s->slots[id].least = least_;                                                                             \
+    s->slots[id].rules = state_rules_(s->optimizer, id, rules_, momentum_);
+    STATE_TABLE_(STATE_SLOT_)
+#undef STATE_SLOT_
+}
+
+// The part of a row, padding included, that lies in this process's piece of its group.
+static inline StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
+    const TensorPlace place = s->rows[row].place;
+    const int g = place == PLACE_BLOCK;
+    const ZeroPiece piece = zero_piece(zero, g);
+    size_t begin = s->rows[row].offset_bytes, end = zero_group_begin(zero, g) + zero_group_elements(zero, g);
+    for (int i = GPT2_PARAMETER_ROWS - 1; i > row; i--) {
+        end = s->rows[i].place == place ? s->rows[i].offset_bytes : end;
+    }
+    begin = begin > piece.full ? begin : piece.full;
+    end = end < piece.full + piece.count ? end : piece.full + piece.count;
+    const StateSpan span = {begin < end ? begin - piece.full : 0, begin < end ? end - begin : 0};
+    return span;
+}
+
+// Places the rows in the array of a slot, which begins at `at`; returns its end.
+static inline size_t state_place_slot_(OptimizerState* s, int slot, int groups, size_t at) {
+    const size_t align = TENSOR_ALIGN * sizeof(float);
+    StateSlot* to = &s->slots[slot];
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
+        to->begin[i] = *of_group;
+        *of_group += state_slot_elements(s, slot, i, s->span[i].count);
+    }
+    to->offset_bytes = at;
+    to->bytes = array_bytes(to->once + (size_t)(groups - 1) * to->block, to->element_bytes);
+    return at + (to->bytes + align - 1) / align * align;
+}
+
+// Places all of it; the bytes of one allocation that holds it are s->bytes.
+static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero,
+                                        GPT2Config cfg) {
+    memset(s, 0, sizeof(*s));
+    s->optimizer = optimizer;
+    gpt2_sharded_rows_of(s->rows, cfg, 1, zero->size);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        s->rule[i] = optimizer_rule(optimizer, s->rows[i].kind);
+        s->span[i] = state_span_(s, zero, i);
+    }
+    state_set_slots_(s);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        s->bytes = state_place_slot_(s, slot, zero->groups, s->bytes);
+        s->saved_bytes = s->slots[slot].name ? s->bytes : s->saved_bytes;
+    }
+}
+
+// Bytes of the state in files.
+static inline double optimizer_saved_bytes(Optimizer optimizer, GPT2Config cfg) {
+    OptimizerState s;
+    const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
+    double bytes = 0;
+    optimizer_state_open(&s, optimizer, &whole, cfg);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        for (int i = 0; i < GPT2_PARAMETER_ROWS && s.slots[slot].name; i++) {
+            const size_t layer = gpt2_rows_in_files(&s.rows[i], cfg) * s.rows[i].cols;
+            bytes += (double)s.rows[i].layers * (double)state_slot_elements(&s, slot, i, layer) *
+                     (double)s.slots[slot].element_bytes;
+        }
+    }
+    return bytes;
+}
+
+// ---- places ----
+
+// Group g in the array of a slot, in elements.
+static inline size_t state_group_begin(const StateSlot* slot, int g) {
+    return g == 0 ? 0 : slot->once + (size_t)(g - 1) * slot->block;
+}
+static inline size_t state_group_elements(const StateSlot* slot, int g) {
+    return g == 0 ? slot->once : slot->block;
+}
+
+// Where a range begins in the array of a slot that it has, in elements.
+static inline size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
+    return state_group_begin(&s->slots[slot], range->group) + s->slots[slot].begin[range->row];
+}
+
+// How much of the array of a slot belongs to the owned elements before `owned`.
+static inline size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned) {
+    int g = zero->groups - 1;
+    while (g > 0 && zero_piece(zero, g).owned > owned) {
+        g--;
+    }
+    const size_t offset = owned - zero_piece(zero, g).owned;
+    size_t position = state_group_begin(&s->slots[slot], g);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (tensor_is_in_group(&s->rows[i], g) && s->span[i].begin < offset) {
+            const size_t before = offset - s->span[i].begin, count = s->span[i].count;
+            position += state_slot_elements(s, slot, i, before < count ? before : count);
+        }
+    }
+    return position;
+}
+
+// What a range has of a slot, in the allocation of all state; NULL if it has nothing.
+static inline void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, void* memory) {
+    const StateSlot* from = &s->slots[slot];
+    return state_slot_has(s, slot, range->row)
+               ? (char*)memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
+               : NULL;
+}
+
+// ---- the update ----
+
+// The settings of one update. Rate, decay, scale of the gradient and number are those of all rules.
+typedef struct {
+    AdamW adamw;
+    float sgd_momentum;
+} Update;
+
+// Of one row: only some rows decay.
+static inline Update update_of_row(Update u, const TensorRow* row) {
+    u.adamw.weight_decay = row->decay ? u.adamw.weight_decay : 0.0f;
+    return u;
+}
+
+// Updates a range: param and grad (range->count) are its own, `memory` has all state.
+static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param,
+                                        const float* grad, void* memory, Update update) {
+    const Update u = update_of_row(update, &s->rows[range->row]);
+    const AdamW a = u.adamw;
+    float* m = (float*)state_array(s, STATE_M, range, memory);
+    switch (s->rule[range->row]) {
+    case RULE_ADAMW:
+        adamw_update_cpu(param, grad, m, (float*)state_array(s, STATE_V, range, memory), range->count, a);
+        break;
+    case RULE_LION: {
+        const Lion opt = {a.lr, a.beta1, a.beta2, a.weight_decay, a.grad_scale};
+        lion_update_cpu(param, grad, m, range->count, opt);
+        break;
+    }
+    case RULE_SGD: {
+        const Sgd opt = {a.lr, u.sgd_momentum, a.weight_decay, a.grad_scale};
+        sgd_update_cpu(param, grad, m, range->count, opt);
+        break;
+    }
+    }
+}
+
+#endif

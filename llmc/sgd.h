@@ -1,0 +1,46 @@
+/*
+sgd.h -- stochastic gradient descent with momentum: the contract, and the CPU version.
+
+    g = grad * grad_scale
+    m = momentum m + g                 without momentum there is no m: g takes its place
+    param -= lr (m + weight_decay param)
+
+    param, grad   (n)   fp32
+    m             (n)   fp32; NULL: no momentum
+
+This is torch.optim.SGD (dampening 0), except that the decay does not enter m. 20 bytes move per parameter, 12
+without momentum: memory bound.
+
+needs:   nothing
+defines: Sgd, sgd_update_cpu, sgd_bytes
+*/
+#ifndef LLMC_SGD_H
+#define LLMC_SGD_H
+
+#include <stddef.h>
+
+typedef struct {
+    float lr, momentum, weight_decay;
+    float grad_scale; // clipping: the gradient is multiplied by this first
+} Sgd;
+
+// Read param and grad, write param; with momentum, read and write m.
+static inline double sgd_bytes(double n, float momentum) { return (momentum ? 20 : 12) * n; }
+
+static inline void sgd_update_cpu(float* param, const float* grad, float* m, size_t n, Sgd opt) {
+    const float keep = 1.0f - opt.lr * opt.weight_decay, rate = opt.lr * opt.grad_scale;
+    if (!m) {
+#pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < n; i++) {
+            param[i] = keep * param[i] - rate * grad[i];
+        }
+        return;
+    }
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        m[i] = opt.momentum * m[i] + opt.grad_scale * grad[i];
+        param[i] = keep * param[i] - opt.lr * m[i];
+    }
+}
+
+#endif
