@@ -32,6 +32,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/checkpoint_parts.h"
+#include "llmc/run/fit.h"
 #include "llmc/run/log.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
@@ -610,15 +611,29 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
 
-static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
-    (void)comm;
+// --fit: decides --batch and --recompute.
+static void fit_memory(GPT2Config cfg, Options* o, Comm* comm, double peak) {
+    const size_t found = fit_available_bytes(comm),
+                 limit = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : found;
+    if (limit == SIZE_MAX) {
+        die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
+    }
+    const FitDevice device = {memory_plan,  fit_least_of_all(comm, limit), SIZE_MAX, peak / 2, 20e9, 0,
+                              sizeof(float)};
+    fit_choose(stdout, cfg, o, device);
+}
+
+static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm) {
+    plan->peak = peak_flops_per_s();
+    if (o->fit != 0) {
+        fit_memory(cfg, o, comm, plan->peak);
+    }
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     planned_parameters(plan->parameters, cfg, &whole, o);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = plan->parameter_bytes = sizeof(float);
     snprintf(plan->device, sizeof(plan->device), "%d threads, %s", threads_max(), VEC_ISA);
-    plan->peak = peak_flops_per_s();
 }
 
 static void print_device(const GPT2* model, double peak) {

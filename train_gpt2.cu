@@ -1094,16 +1094,16 @@ static void choose_device(Options* options, const Comm* comm) {
     }
 }
 
-static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
+static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm) {
     choose_device(o, comm);
-    memory_choose(cfg, o);
+    plan->peak =
+        gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
+    memory_choose(cfg, o, comm, plan->peak);
     gpt2_parameter_rows(plan->parameters, cfg);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = dtype_bytes(planned_gradient_dtype(o));
     plan->parameter_bytes = sizeof(floatX);
-    plan->peak =
-        gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
 }
 
 static void print_device(const GPT2* model, double peak) {
@@ -1113,6 +1113,14 @@ static void print_device(const GPT2* model, double peak) {
     if (attention_note(&model->attention)[0]) {
         printf("attention: %s\n", attention_note(&model->attention));
     }
+}
+
+// What this process and others have taken of the GPU beside what was allocated: CUDA's context, kernels, cublasLt.
+static double beside_mib(const GPT2* model) {
+    size_t free_bytes = 0, total_bytes = 0;
+    (void)model;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return ((double)total_bytes - (double)free_bytes - (double)gpu_now_bytes()) / (1 << 20);
 }
 
 // --gpu-report: once the algorithms of the products, and then a line on the GPU.
@@ -1152,6 +1160,7 @@ static const Trainer trainer = {
     print_device,               // print_device
     gpt2_export,                // export_model
     gpu_peak_mib,               // peak_mib
+    beside_mib,                 // beside_mib
     first_loss_scale,           // loss_scale
     gpt2_gradients,             // gradients
     gpt2_update,                // update

@@ -37,6 +37,7 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 #include "llmc/text_rows.h"
 #include "llmc/zero.cuh"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/fit.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/setup.h"
@@ -271,14 +272,17 @@ static inline void memory_require(GPT2Config cfg, const Options* options) {
           (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
 }
 
-// What a run on the GPU can take; without such a GPU there is no limit.
-static inline size_t memory_limit_(int device) {
+// What a plan may take, for options that are chosen by it: of free memory all but the fiftieth part, which is room for
+// kernels and whatever else CUDA loads during the run; without such a GPU there is no limit. --fit may lower it.
+static inline size_t memory_limit_(const Options* o) {
+    const size_t wanted = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : SIZE_MAX;
     int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
+    if (cudaGetDeviceCount(&count) != cudaSuccess || o->device >= count) {
         cudaGetLastError(); // clears the error: a plan needs no GPU
-        return SIZE_MAX;
+        return wanted;
     }
-    return memory_free_(device);
+    const size_t found = memory_free_(o->device), usable = found - found / 50;
+    return wanted < usable ? wanted : usable;
 }
 
 // Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
@@ -314,15 +318,41 @@ static inline void memory_choose_chunk_(GPT2Config cfg, Options* options, size_t
                                       : "the largest chunk that fits into GPU memory");
 }
 
-// Decides what is auto because it depends on the GPU's memory: recomputation first, since it costs more than
-// chunks do.
-static inline void memory_choose(GPT2Config cfg, Options* options) {
+// The plan of --fit, which leaves --logits-chunk auto for later.
+static inline void memory_plan_least_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* options) {
+    Options least = *options;
+    least.logits_chunk =
+        options->logits_chunk == OPTION_AUTO ? memory_least_chunk_(cfg, options) : options->logits_chunk;
+    memory_plan(plan, cfg, &least);
+}
+
+// --fit: decides --batch, --recompute and --offload-optimizer.
+static inline void memory_fit_(GPT2Config cfg, Options* options, Comm* comm, double peak, size_t limit) {
+    const FitDevice device = {memory_plan_least_,
+                              fit_least_of_all(comm, limit),
+                              fit_least_of_all(comm, fit_available_bytes(comm)),
+                              peak / 2,
+                              2e12,
+                              PLAN_BUS_BYTES_PER_S,
+                              sizeof(floatX)};
+    if (limit == SIZE_MAX) {
+        die_usage("--fit auto: no GPU to ask for its free memory; wanted --fit GIB");
+    }
+    fit_choose(stdout, cfg, options, device);
+}
+
+// Decides what is open because it depends on the GPU's memory: recomputation first, since it costs more than
+// chunks do. `peak` is in FLOP/s.
+static inline void memory_choose(GPT2Config cfg, Options* options, Comm* comm, double peak) {
+    const size_t limit = memory_limit_(options);
+    if (options->fit != 0) {
+        memory_fit_(cfg, options, comm, peak, limit);
+    }
     const int recompute_is_auto = options->recompute == OPTION_AUTO,
               chunk_is_auto = options->logits_chunk == OPTION_AUTO;
     if (!recompute_is_auto && !chunk_is_auto) {
         return;
     }
-    const size_t limit = memory_limit_(options->device);
     options->logits_chunk = chunk_is_auto ? memory_least_chunk_(cfg, options) : options->logits_chunk;
     if (recompute_is_auto) {
         memory_choose_recompute_(cfg, options, limit);

@@ -1,8 +1,8 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanPlace, PlanMemory, PLAN_KINDS, plan_add, plan_add_at, plan_add_state, plan_add_text, plan_bytes_at, plan_bytes,
-         plan_print_memory, plan_print_traffic, plan_print, plan_print_json
+defines: PlanPlace, PlanMemory, PLAN_BUS_BYTES_PER_S, PLAN_KINDS, plan_add, plan_add_at, plan_add_state, plan_add_text, plan_bytes_at, plan_bytes,
+         plan_print_kinds, plan_print_memory, plan_print_traffic, plan_print, plan_print_json
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -20,6 +20,9 @@ extern "C" {
 
 // The device that the run is on; beside it the host, and a disk of the host.
 typedef enum { PLAN_DEVICE, PLAN_HOST, PLAN_DISK } PlanPlace;
+
+// Between the GPU and the host, each way: PCIe 5 x16. dev/bench/scaling.py assumes the same.
+#define PLAN_BUS_BYTES_PER_S 50e9
 
 // One allocation, by name. A list ends with a name of NULL.
 typedef struct {
@@ -46,6 +49,9 @@ void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVA
 // The memory at a place, and of the device that the run is on.
 size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place);
 size_t plan_bytes(const PlanMemory* memory);
+
+// "planned: " and the kinds at each place, without the end of the line.
+void plan_print_kinds(FILE* file, const PlanMemory* memory);
 
 // Two lines: the model, and its memory.
 void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory);
@@ -137,6 +143,17 @@ static void plan_print_place_(FILE* file, const PlanMemory* memory, PlanPlace pl
     }
 }
 
+static void plan_print_places_(FILE* file, const PlanMemory* memory) {
+    plan_print_place_(file, memory, PLAN_DEVICE, "");
+    plan_print_place_(file, memory, PLAN_HOST, "; on the host: ");
+    plan_print_place_(file, memory, PLAN_DISK, "; on disk: ");
+}
+
+void plan_print_kinds(FILE* file, const PlanMemory* memory) {
+    fprintf(file, "planned: ");
+    plan_print_places_(file, memory);
+}
+
 void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
     const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
@@ -144,9 +161,7 @@ void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const
             "parameters\nmemory%s: ",
             cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6,
             options->processes > 1 ? each : "");
-    plan_print_place_(file, memory, PLAN_DEVICE, "");
-    plan_print_place_(file, memory, PLAN_HOST, "; on the host: ");
-    plan_print_place_(file, memory, PLAN_DISK, "; on disk: ");
+    plan_print_places_(file, memory);
     fputc('\n', file);
 }
 
@@ -179,8 +194,8 @@ static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
 
 // What an update moves between a place and the device, and the seconds that takes if nothing hides it.
 static void plan_print_moves_(FILE* file, const PlanMemory* memory, PlanPlace place) {
-    const double bus = 50e9, drive = 6e9,
-                 gib = 1 << 30; // bytes per second: dev/bench/scaling.py assumes the same
+    const double bus = PLAN_BUS_BYTES_PER_S, gib = 1 << 30;
+    const double drive = 6e9; // bytes per second: dev/bench/scaling.py assumes the same
     double bytes = 0, in = 0, out = 0;
     for (const PlanMemory* kind = memory; kind->name; kind++) {
         bytes += kind->place == place && kind->in > 0 ? (double)kind->bytes : 0;
