@@ -73,8 +73,9 @@ static inline float adafactor_beta2(Adafactor opt) {
 
 // What u is multiplied by, for a parameter with this root of its mean square.
 HOST_DEVICE float adafactor_rate(Adafactor opt, double rms) {
-    return opt.rate == ADAFACTOR_FIXED ? opt.lr
-                                       : (float)(fmin((double)opt.lr, 1 / sqrt((double)opt.t)) * fmax(1e-3, rms));
+    return opt.rate == ADAFACTOR_FIXED
+               ? opt.lr
+               : (float)(fmin((double)opt.lr, 1 / sqrt((double)opt.t)) * fmax(1e-3, rms));
 }
 
 // ---- a matrix ----

@@ -42,7 +42,7 @@ defines: QUANTIZED_BLOCK, QuantizedBlock, QuantizedRows, QuantizedProduct, Quant
 #include <arm_neon.h>
 #endif
 
-enum { QUANTIZED_BLOCK = 32, QUANTIZED_TILE = 4, QUANTIZED_CHUNK_ = 32 };
+enum { QUANTIZED_BLOCK = 32, QUANTIZED_TILE = 4, QUANTIZED_STREAMS_ = 4, QUANTIZED_CHUNK_ = 8 };
 
 typedef struct {
     uint16_t scale; // fp16
@@ -256,19 +256,28 @@ static inline QuantizedKernel quantized_kernel(void) {
 
 // ---- the layer ----
 
-// Rows [o0, o1) of the weights with all rows of the input.
+// For few rows of input the rows of the weights are cut into QUANTIZED_STREAMS_ runs of this many, which are read beside
+// each other, as in matvec.h. For more, arithmetic takes longer than reading.
+static inline int quantized_run_(int N, int OC) {
+    return N < QUANTIZED_TILE ? int_ceil_div(OC, QUANTIZED_STREAMS_) : OC;
+}
+
+// Rows [i0, i1) of each run with all rows of the input.
 static inline void quantized_chunk_(float* out, QuantizedRows inp, const QuantizedBlock* weight,
-                                    const float* bias, int N, int blocks, int OC, int o0, int o1,
+                                    const float* bias, int N, int blocks, int OC, int i0, int i1,
                                     QuantizedProduct product) {
+    const int run = quantized_run_(N, OC);
     for (int n = 0, rows; n < N; n += rows) {
         rows = N - n >= QUANTIZED_TILE ? QUANTIZED_TILE : 1;
         const size_t at = (size_t)n * blocks;
-        for (int o = o0; o < o1; o++) {
-            float sums[QUANTIZED_TILE];
-            product(sums, weight + (size_t)o * blocks, inp.q + at * QUANTIZED_BLOCK, inp.scales + at, rows,
-                    blocks);
-            for (int r = 0; r < rows; r++) {
-                out[(size_t)(n + r) * OC + o] = sums[r] + (bias ? bias[o] : 0);
+        for (int i = i0; i < i1; i++) {
+            for (int o = i; o < OC; o += run) {
+                float sums[QUANTIZED_TILE];
+                product(sums, weight + (size_t)o * blocks, inp.q + at * QUANTIZED_BLOCK, inp.scales + at,
+                        rows, blocks);
+                for (int r = 0; r < rows; r++) {
+                    out[(size_t)(n + r) * OC + o] = sums[r] + (bias ? bias[o] : 0);
+                }
             }
         }
     }
@@ -298,9 +307,10 @@ static inline void quantized_matmul_cpu(float* out, const float* inp, const Quan
         const QuantizedRows row = {rows.q + (size_t)n * C, rows.scales + n * blocks};
         quantized_rows(row, inp + (size_t)n * C, 1, (size_t)C);
     }
+    const int run = quantized_run_(N, OC);
 #pragma omp parallel for schedule(static)
-    for (int o = 0; o < OC; o += QUANTIZED_CHUNK_) {
-        quantized_chunk_(out, rows, weight, bias, N, (int)blocks, OC, o, int_min(o + QUANTIZED_CHUNK_, OC),
+    for (int i = 0; i < run; i += QUANTIZED_CHUNK_) {
+        quantized_chunk_(out, rows, weight, bias, N, (int)blocks, OC, i, int_min(i + QUANTIZED_CHUNK_, run),
                          scratch->product);
     }
 }

@@ -13,7 +13,9 @@ random: products of zeros draw less power and are faster.
 */
 #include "llmc/precision.cuh"
 
+#include "llmc/adafactor.cuh"
 #include "llmc/adamw.cuh"
+#include "llmc/adamw8bit.cuh"
 #include "llmc/attention.cuh"
 #include "llmc/classifier.cuh"
 #include "llmc/encoder.cuh"
@@ -21,6 +23,7 @@ random: products of zeros draw less power and are faster.
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
+#include "llmc/muon.cuh"
 #include "llmc/optimizer.cuh"
 
 enum { SAMPLES_MOST = 201, SAMPLES_LEAST = 11, ARRAYS_MOST = 32 };
@@ -400,6 +403,136 @@ static void bench_optimizer(Bench* bench) {
     section_close(bench);
 }
 
+// ---- other rules, without master weights ----
+
+// What they update: n elements, laid out as those of a model with one process.
+typedef struct {
+    Weights<floatX> weights;
+    Gradient grads;
+    size_t n;
+    TensorRow rows[GPT2_PARAMETER_ROWS]; // bytes are elements
+    size_t block;                        // where block 0 begins
+} Model;
+
+static Model random_model(Bench* bench) {
+    const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
+    Model model;
+    model.n = zero_full_elements(&zero);
+    model.block = zero_group_begin(&zero, 1);
+    gpt2_sharded_rows_of(model.rows, bench->cfg, 1, 1);
+    model.weights = Weights<floatX>{random_array<floatX>(bench, model.n, 0.02f), NULL, MASTER_NONE};
+    model.grads = Gradient{random_array<floatX>(bench, model.n, 1e-3f), DTYPE_OF(floatX)};
+    return model;
+}
+
+// All parameters as one tensor.
+static void bench_adamw8bit(Bench* bench) {
+    const Model model = random_model(bench);
+    const size_t n = model.n, scales = n / ADAMW8BIT_BLOCK;
+    const Gpu* gpu = &bench->gpu;
+    Code8Table table_memory, *table = &table_memory;
+    char shape[64];
+    const AdamW8bitState state = {(uint8_t*)array_of_bytes(bench, n), (uint8_t*)array_of_bytes(bench, n),
+                                  random_array<float>(bench, scales, 0),
+                                  random_array<float>(bench, scales, 0)};
+    code8_table_open(table);
+    const AdamW8bitUpdate<floatX> u = {model.weights,
+                                       model.grads,
+                                       state,
+                                       table,
+                                       {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100},
+                                       rounding_words(1, 100, 0, 0)};
+    snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
+    measure(bench, "AdamW 8-bit", shape,
+            Work{0, adamw8bit_bytes((double)n, DTYPE_OF(floatX), model.grads.dtype, MASTER_NONE)},
+            [=] { adamw8bit_update(u, n, gpu); });
+    code8_table_close(table);
+    section_close(bench);
+}
+
+// Every layer of every tensor; their sums one after the other.
+static int adafactor_tensors(AdafactorTensor* tensors, const Model* model) {
+    size_t row_sums = 0, col_sums = 0, v = 0;
+    int count = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->rows[i];
+        for (int l = 0; l < row->layers; l++) {
+            const size_t at = row->offset_bytes + (size_t)l * row->layer_bytes;
+            tensors[count++] = AdafactorTensor{at, row_sums,       col_sums,       v,    0,
+                                               at, (int)row->rows, (int)row->cols, 1.0f, row->decay};
+            row_sums += row->rows;
+            col_sums += row->cols;
+            v += row->rows == 1 ? row->cols : 0;
+        }
+    }
+    return count;
+}
+
+static void bench_adafactor(Bench* bench) {
+    const Model model = random_model(bench);
+    const Gpu* gpu = &bench->gpu;
+    AdafactorPlan plan_memory, *plan = &plan_memory;
+    char shape[64];
+    AdafactorTensor* tensors = (AdafactorTensor*)check_alloc((size_t)GPT2_PARAMETER_ROWS * bench->cfg.L,
+                                                             sizeof(*tensors), "tensors");
+    adafactor_open(plan, tensors, adafactor_tensors(tensors, &model));
+    free(tensors);
+    const AdafactorUpdate<floatX> u = {model.weights,
+                                       model.grads,
+                                       random_array<float>(bench, model.n / 16, 0),
+                                       random_array<float>(bench, model.n / 16, 0),
+                                       random_array<float>(bench, model.n / 16, 0),
+                                       NULL,
+                                       plan,
+                                       {1e-4f, 0.0f, 1.0f, 1.0f, 0.1f, 1.0f, ADAFACTOR_FIXED, 100},
+                                       1};
+    snprintf(shape, sizeof(shape), "%.1fM parameters", (double)model.n / 1e6);
+    measure(bench, "Adafactor", shape,
+            Work{0, adafactor_bytes((double)model.n, DTYPE_OF(floatX), model.grads.dtype, MASTER_NONE, 0)},
+            [=] { adafactor_update(u, gpu); });
+    adafactor_close(plan);
+    section_close(bench);
+}
+
+// A tensor of all blocks.
+static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const Model* model, const TensorRow* row) {
+    const Gpu* gpu = &bench->gpu;
+    const int parts = row->rows == 3 * row->cols ? 3 : 1, rows = (int)row->rows / parts,
+              cols = (int)row->cols;
+    const size_t at = row->offset_bytes, stride = row->layer_bytes;
+    const MuonTensor tensor = {
+        at, stride, at, stride, 0, 0, row->layers, parts, rows, cols, 1, at - model->block, row->decay};
+    MuonGpu muon_memory, *muon = &muon_memory;
+    char name[64], shape[64];
+    muon_open<floatX>(muon, &tensor, 1);
+    float* b = random_array<float>(bench, model->n, 1e-3f);
+    const MuonUpdate<floatX> u = {model->weights,
+                                  model->grads,
+                                  b,
+                                  NULL,
+                                  muon,
+                                  {0.02f, 0.95f, 0.05f, 1.0f, 0.0f, MUON_SPECTRAL, MUON_DECAY_ALL},
+                                  100,
+                                  1,
+                                  matmul};
+    snprintf(name, sizeof(name), "Muon %s", row->name);
+    snprintf(shape, sizeof(shape), "%d of (%d, %d)", row->layers * parts, rows, cols);
+    measure(bench, name, shape, Work{row->layers * parts * muon_flops(rows, cols), 0},
+            [=] { muon_update(&tensor, u, gpu); });
+    gpu_free(bench->arrays[--bench->arrays_count]); // b
+    muon_close(muon);
+}
+
+static void bench_muon(Bench* bench, MatmulGpu* matmul) {
+    const Model model = random_model(bench);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (model.rows[i].kind == KIND_MATRIX) {
+            bench_muon_tensor(bench, matmul, &model, &model.rows[i]);
+        }
+    }
+    section_close(bench);
+}
+
 // ---- the command line ----
 
 typedef struct {
@@ -484,7 +617,10 @@ int main(int argc, char** argv) {
     bench_rows(&bench);
     bench_tokens(&bench);
     bench_optimizer(&bench);
-    if (!bench.list) {
+    if (!bench.list) { // not of a usual step
+        bench_adamw8bit(&bench);
+        bench_adafactor(&bench);
+        bench_muon(&bench, &matmul);
         matmul_gpu_report(stdout, &matmul);
     }
 

@@ -11,6 +11,7 @@ defines: PLAN_TEST_RUNS, plan_test_run, plan_test_count, plan_test_counted, plan
 
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
+#include "llmc/linear.h"
 #include "llmc/optimizer.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
@@ -91,6 +92,7 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
     *cfg = model;
     plan_test_place_(o, &rng, program.trainer == OPTION_GPU ? 3 : 2);
     plan_test_gpu_(o, &rng);
+    o->products = plan_test_one_of_(&rng, 4) ? PRODUCTS_FP32 : PRODUCTS_BF16;
     o->optimizer = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
     o->sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
     o->save_every = 3 * plan_test_one_of_(&rng, 2);
@@ -102,6 +104,7 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
         o->logits_chunk = batch;
         o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
         o->quantize = plan_test_one_of_(&rng, 2);
+        o->products = o->quantize ? PRODUCTS_FP32 : o->products;
     } else if (k % 8 == 6) { // only tasks
         o->steps = o->save_every = 0;
         o->master_weights = o->zero = o->offload_optimizer = o->offload_residuals = o->offload_params = 0;

@@ -92,7 +92,7 @@ static void check(QuantizedKernel kernel, int N, int C, int OC) {
     const QuantizedRows rows =
         quantized_rows_bind(scratch_of((size_t)N, (size_t)C).rows, (size_t)N, (size_t)C);
     quantized_rows(rows, inp, (size_t)N, (size_t)C);
-    quantized_chunk_(out, rows, weight, bias, N, C / BLOCK, OC, 0, OC, kernel.product);
+    quantized_chunk_(out, rows, weight, bias, N, C / BLOCK, OC, 0, quantized_run_(N, OC), kernel.product);
     // C / 32 blocks are added up, half an epsilon each; three more roundings scale a block and add the bias.
     EXPECT_NEAR(ops_error(out, wanted, magnitude, n), 0, 3 + C / BLOCK / 2.0, "%s: %d rows, C = %d, OC = %d",
                 kernel.name, N, C, OC);

@@ -160,7 +160,7 @@ typedef struct {
 
     int recompute;
     float fit;
-    int threads, logits_chunk;
+    int threads, products, logits_chunk;
     int offload_optimizer;
     const char* offload_path;
     int offload_residuals, offload_params;
@@ -290,6 +290,7 @@ int options_given(const Options* options, const char* name);
 #include "llmc/run/launch.h"
 #include "llmc/run/schedule.h"
 #include "llmc/gpt2.h"
+#include "llmc/linear.h"
 #include "llmc/optimizer.h"
 #include "llmc/quantized_model.h"
 #endif
@@ -502,6 +503,9 @@ const OptionRow OPTION_TABLE[] = {
         "--offload-optimizer host, the fastest first; same updates, but for rounding; auto: what is free; 0: off"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_ | BOTH_, "0",
         "threads", "CPU threads of a process; 0: its share of the machine's"},
+    {"memory, speed", "products",   "",   CHOICE_(products),       0,        0, CPU_ | RUN_ | BOTH_, "fp32",
+        WORDS_CHOICE(PRODUCTS_WORDS), "factors of matrix products and of attention; bf16: rounded to bf16, with sums and all else "
+        "in fp32; auto: bf16 where this machine has instructions for it"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",
