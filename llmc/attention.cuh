@@ -40,7 +40,8 @@ that a step can be one CUDA graph.
 defines: AttentionGpu, AttentionFlash, attention_gpu_open, attention_gpu_close, attention_note,
          attention_planned_bytes, attention_forward, attention_backward, attention_forward_bytes,
          attention_backward_bytes, AttentionCacheGpu, attention_cache_store, attention_cached,
-         attention_cache_store_kernel, attention_cached_kernel
+         attention_cache_store_kernel, attention_cached_kernel,
+         attention_flash_bytes
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH

@@ -31,7 +31,8 @@ attention_cache_store sets those of some tokens of one text from rows of qkv; at
 the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, whose keys and values are stored.
 
 defines: AttentionSizes, AttentionScratch, attention_open, attention_close, attention_forward_cpu,
-         attention_backward_cpu, attention_flops, AttentionCache, attention_cache_store_cpu, attention_cached_cpu
+         attention_backward_cpu, attention_flops, AttentionCache, attention_cache_store_cpu, attention_cached_cpu,
+         attention_scratch_bytes
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H

@@ -7,7 +7,8 @@ A thread takes a whole head, and ATTENTION_BF16_ROWS queries of it at a time. Pr
 
 defines: AttentionBf16Scratch, attention_bf16_open, attention_bf16_close, attention_bf16_forward_cpu,
          attention_bf16_backward_cpu, Attention, attention_either_bytes, attention_either_open, attention_either_close,
-         attention_either_forward_cpu, attention_either_backward_cpu
+         attention_either_forward_cpu, attention_either_backward_cpu,
+         attention_bf16_scratch_bytes
 */
 #ifndef LLMC_ATTENTION_BF16_H
 #define LLMC_ATTENTION_BF16_H

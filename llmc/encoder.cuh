@@ -12,7 +12,8 @@ order: a token that fills half of the batch is summed by many blocks.
 
 defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backward, encoder_forward_bytes,
          encoder_backward_bytes, encoder_forward_kernel, encoder_positions_kernel, encoder_count_kernel,
-         encoder_scan_kernel, encoder_scatter_kernel, encoder_pieces_kernel, encoder_partials_kernel
+         encoder_scan_kernel, encoder_scatter_kernel, encoder_pieces_kernel, encoder_partials_kernel,
+         encoder_planned_bytes
 */
 #ifndef LLMC_ENCODER_CUH
 #define LLMC_ENCODER_CUH

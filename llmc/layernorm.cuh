@@ -15,7 +15,8 @@ There is no residual sum here: the product before a norm adds the residual (matm
 
 defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, layernorm_backward,
          layernorm_forward_bytes, layernorm_backward_bytes, layernorm_forward_kernel,
-         layernorm_forward_long_kernel, layernorm_backward_long_kernel
+         layernorm_forward_long_kernel, layernorm_backward_long_kernel,
+         layernorm_planned_bytes
 */
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH

@@ -23,7 +23,8 @@ not depend on it.
 
 defines: Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu, matmul_forward_cpu,
          matmul_backward_input_cpu, matmul_backward_weight_cpu, matmul_backward_bias_cpu, matmul_flops,
-         matmul_pack_panel, matmul_rows
+         matmul_pack_panel, matmul_rows,
+         matmul_scratch_bytes
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H

@@ -11,7 +11,7 @@ largest that is tried.
 It is good for an order, not for an estimate.
 
 needs:   the sizes of batches are decided
-defines: FitDevice, fit_update_s, fit_least_of_all, fit_available_bytes, fit_choose
+defines: FitPlan, FitDevice, fit_update_s, fit_least_of_all, fit_available_bytes, fit_choose
 */
 #ifndef LLMC_FIT_H
 #define LLMC_FIT_H
@@ -27,8 +27,11 @@ defines: FitDevice, fit_update_s, fit_least_of_all, fit_available_bytes, fit_cho
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
 
+// Sets the list of what a run with these options allocates.
+typedef void (*FitPlan)(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* options);
+
 typedef struct {
-    void (*plan)(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* options);
+    FitPlan plan;
     size_t limit, host_limit;                   // bytes; of what is kept on the host beside
     double flops_per_s, bytes_per_s, bus_per_s; // bus: 0, nothing can be offloaded
     size_t element_bytes;                       // of weights and activations
