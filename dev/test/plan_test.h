@@ -67,15 +67,16 @@ static void plan_test_gpu_(Options* o, Rand* rng) {
     o->bias_fusion = plan_test_one_of_(rng, 2);
     o->autotune = 0;
     o->offload_optimizer = plan_test_one_of_(rng, 4) ? OFFLOAD_OFF : OFFLOAD_HOST;
-    o->offload_residuals = o->recompute == 3 && plan_test_one_of_(rng, 2);
+    o->offload_residuals = o->recompute == RECOMPUTE_BLOCK && plan_test_one_of_(rng, 2);
     o->offload_params = o->zero == 3 && plan_test_one_of_(rng, 2);
     o->shards = o->processes == 3 && o->zero > 0 && plan_test_one_of_(rng, 2) ? 1 : o->processes;
 }
 
 // Of the trainer that `program` names. The text of numbers only lives until the next call.
 static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Options* o) {
+    static const char* const frozen[] = {"", "embeddings", "wpe,blocks[0]"};
     static const OptimizerName optimizers[] = {OPTIMIZER_WORDS(WORDS_VALUE)};
-    static char number[4][16];
+    static char number[3][16];
     Rand rng = rand_open(42, (uint64_t)k);
     const int batch = 1 + plan_test_one_of_(&rng, 5), T = 1 + plan_test_one_of_(&rng, 40);
     const int heads = 1 + plan_test_one_of_(&rng, 3);
@@ -83,16 +84,17 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
     snprintf(number[0], sizeof(number[0]), "%d", batch);
     snprintf(number[1], sizeof(number[1]), "%d", T);
     snprintf(number[2], sizeof(number[2]), "%d", T * (1 + plan_test_one_of_(&rng, 20)));
-    snprintf(number[3], sizeof(number[3]), "%d", plan_test_one_of_(&rng, 4));
-    const char* line[] = {"test",    "--batch",     number[0], "--seq-len", number[1], "--total-batch",
-                          number[2], "--recompute", number[3], "--steps",   "10",      "--threads",
-                          "2"};
+    const char* line[] = {"test",    "--batch", number[0], "--seq-len", number[1], "--total-batch",
+                          number[2], "--steps", "10",      "--threads", "2"};
     const int count = (int)(sizeof(line) / sizeof(line[0])) - (program.trainer == OPTION_GPU ? 2 : 0);
     options_parse(o, count, (char**)line, program);
     *cfg = model;
+    o->layers = model.L;
+    o->recompute = plan_test_one_of_(&rng, RECOMPUTE_BLOCK + 1);
     plan_test_place_(o, &rng, program.trainer == OPTION_GPU ? 3 : 2);
     plan_test_gpu_(o, &rng);
     o->products = plan_test_one_of_(&rng, 4) ? PRODUCTS_FP32 : PRODUCTS_BF16;
+    o->freeze = frozen[plan_test_one_of_(&rng, model.L > 1 ? 3 : 2)];
     o->optimizer = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
     o->sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
     o->save_every = 3 * plan_test_one_of_(&rng, 2);

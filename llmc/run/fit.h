@@ -44,19 +44,18 @@ typedef struct {
 
 // ---- time ----
 
-// FLOP for a token that the backward pass does again: the products of a block but the last, and attention.
+// FLOP for a token that the backward pass does again: the product before GELU, or those of a block but the last, and
+// attention.
 static inline double fit_flops_again_(GPT2Config cfg, const Options* o) {
-    const double C = cfg.C;
-    return o->recompute == RECOMPUTE_BLOCK ? cfg.L * (16 * C * C + 2 * C * o->seq_len) : 0;
+    const double C = cfg.C, block = 16 * C * C + 2 * C * o->seq_len;
+    return cfg.L * (o->recompute == RECOMPUTE_BLOCK ? block : o->recompute == RECOMPUTE_MLP ? 8 * C * C : 0);
 }
 
-// Elements for a token that it reads and writes again: GELU's 4C, two norms' 2C, or the 16C of a block.
+// Elements for a token that it reads and writes again, of the C channels: GELU's 4, two norms' 2, 4 before GELU, or the
+// 16 of a block.
 static inline double fit_elements_again_(GPT2Config cfg, const Options* o) {
-    const double channels = o->recompute == RECOMPUTE_BLOCK   ? 16
-                            : o->recompute == RECOMPUTE_NORMS ? 6
-                            : o->recompute == RECOMPUTE_GELU  ? 4
-                                                              : 0;
-    return 2 * channels * cfg.C * cfg.L;
+    static const int channels[] = {0, 4, 6, 10, 16}; // by level
+    return 2.0 * channels[o->recompute] * cfg.C * cfg.L;
 }
 
 // Elements that a micro-batch moves, whatever its size: both passes read weights, the second one adds to gradients.
@@ -168,9 +167,9 @@ static inline int fit_takes_(FILE* file, const FitTry_* t, GPT2Config cfg, FitDe
     PlanMemory plan[PLAN_KINDS];
     device.plan(plan, cfg, o);
     const int fits = plan_bytes(plan) <= device.limit && plan_bytes_at(plan, PLAN_HOST) <= device.host_limit;
-    fprintf(file, "fit: --batch %d --recompute %d%s: %.1f MiB, %.3g s: %s\n", o->batch, o->recompute,
-            o->offload_optimizer ? " --offload-optimizer host" : "", (double)plan_bytes(plan) / (1 << 20),
-            t->update_s, fits ? "fits" : "too much");
+    fprintf(file, "fit: --batch %d --recompute %s%s: %.1f MiB, %.3g s: %s\n", o->batch,
+            gpt2_recompute_word(o->recompute), o->offload_optimizer ? " --offload-optimizer host" : "",
+            (double)plan_bytes(plan) / (1 << 20), t->update_s, fits ? "fits" : "too much");
     return fits;
 }
 
