@@ -324,13 +324,15 @@ static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
 }
 
 // The four elements of a thread: their weights and gradients, and where they lie in slots that all parameters have.
-template <class T, class G>
+// The kind of master weights is known to the compiler: the others take no registers.
+template <class T, class G, MasterWeights MASTER>
 __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>& a, const UpdatePlace_& place,
                                                       size_t owned) {
     const size_t full = (size_t)place.full * UPDATE_PIECE_ + 4 * threadIdx.x;
     UpdateArrays_<T, G> four = a;
+    four.weights.kind = MASTER;
     four.weights.params += full;
-    four.weights.master = (char*)a.weights.master + owned * master_bytes(a.weights.kind);
+    four.weights.master = (char*)a.weights.master + owned * master_bytes(MASTER);
     four.grads += owned;
     return four;
 }
@@ -349,7 +351,7 @@ __device__ inline RoundingWords update_words_(const UpdatePlace_& place, uint64_
 // moves  optimizer_bytes. Bound by memory: Philox takes some 30 instructions an element, the rest some 50,
 //        together less than half of what an H100 can issue in the time.
 // order  every element on its own
-template <class T, class G, UpdateRule RULE>
+template <class T, class G, UpdateRule RULE, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
     update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows, const uint32_t* frozen,
                    const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
@@ -362,7 +364,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
         return; // the whole warp
     }
     const UpdateRates rates = numbers.rates[row];
-    const UpdateArrays_<T, G> four = update_four_of_(a, place, owned);
+    const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
     const Elements<G, 4> g = elements_load<4>(four.grads);
     Elements<float, 4> x = weights_load<4>(four.weights, 0);
     if (RULE == RULE_ADAMW) {
@@ -392,7 +394,7 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 // grid   pieces, from piece `first` on      block   256      shared   2 KiB if IN_8
 // moves  optimizer_bytes, less what others update. In 8 bits encoding takes some 40 instructions an element and moment.
 // order  every element, or block of 64, on its own
-template <class T, class G, bool IN_8>
+template <class T, class G, bool IN_8, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
     update_mixed_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows,
                          const uint32_t* frozen, const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
@@ -415,7 +417,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     if (frozen && frozen[place.group] >> row & 1) {
         return;
     }
-    const UpdateArrays_<T, G> four = update_four_of_(a, place, owned);
+    const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
     const size_t m = slots.m[row].first + groups * slots.m[row].step + own,
                  v = slots.v[row].first + groups * slots.v[row].step + own;
     const Elements<G, 4> g = elements_load<4>(four.grads);
@@ -465,18 +467,18 @@ template <class T> static inline uint64_t update_stream_(const OptimizerUpdate<T
     return rounding_words(u.seed, u.update.adamw.t, 0, 0).stream;
 }
 
-template <class T, class G, UpdateRule RULE>
+template <class T, class G, UpdateRule RULE, MasterWeights MASTER>
 static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                   const Gpu* gpu) {
-    launch(update_kernel_<T, G, RULE>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u), u.plan->rows,
-           u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update), u.seed,
-           update_stream_(u));
+    launch(update_kernel_<T, G, RULE, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
+           u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
+           u.seed, update_stream_(u));
 }
 
-template <class T, class G, bool IN_8>
+template <class T, class G, bool IN_8, MasterWeights MASTER>
 static inline void update_launch_mixed_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                         const Gpu* gpu) {
-    launch(update_mixed_kernel_<T, G, IN_8>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
+    launch(update_mixed_kernel_<T, G, IN_8, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
            u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
            update_slots_(u.plan->state), u.plan->codes.values, u.seed, update_stream_(u));
 }
@@ -504,28 +506,44 @@ template <class T> static inline void update_adafactor_rows_(const OptimizerUpda
                      gpu);
 }
 
-template <class T, class G>
+template <class T, class G, MasterWeights MASTER>
 static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                         const Gpu* gpu) {
     switch (u.plan->state->optimizer.name) {
     case OPTIMIZER_ADAMW:
-        update_launch_<T, G, RULE_ADAMW>(u, first, count, gpu);
+        update_launch_<T, G, RULE_ADAMW, MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_LION:
-        update_launch_<T, G, RULE_LION>(u, first, count, gpu);
+        update_launch_<T, G, RULE_LION, MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_SGD:
-        update_launch_<T, G, RULE_SGD>(u, first, count, gpu);
+        update_launch_<T, G, RULE_SGD, MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_ADAMW8BIT:
-        update_launch_mixed_<T, G, true>(u, first, count, gpu);
+        update_launch_mixed_<T, G, true, MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_MUON:
-        update_launch_mixed_<T, G, false>(u, first, count, gpu);
+        update_launch_mixed_<T, G, false, MASTER>(u, first, count, gpu);
         update_muon_rows_(u, gpu);
         break;
     case OPTIMIZER_ADAFACTOR:
         update_adafactor_rows_(u, gpu);
+        break;
+    }
+}
+
+template <class T, class G>
+static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
+                                         const Gpu* gpu) {
+    switch (u.plan->state->optimizer.master) {
+    case MASTER_NONE:
+        update_launch_rules_<T, G, MASTER_NONE>(u, first, count, gpu);
+        break;
+    case MASTER_FP32:
+        update_launch_rules_<T, G, MASTER_FP32>(u, first, count, gpu);
+        break;
+    case MASTER_SPLIT:
+        update_launch_rules_<T, G, MASTER_SPLIT>(u, first, count, gpu);
         break;
     }
 }
@@ -544,8 +562,8 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
         !optimizer_needs_matrices(u.plan->state->optimizer.name) ||
         (first == 0 && count == (size_t)u.plan->pieces.count * UPDATE_PIECE_ && u.plan->pieces.shards == 1));
     GRADIENT_DISPATCH(u.grads, T,
-                      (update_launch_rules_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
-                                                  (unsigned)(count / UPDATE_PIECE_), gpu)));
+                      (update_launch_master_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
+                                                   (unsigned)(count / UPDATE_PIECE_), gpu)));
 }
 
 // Of all of them.
