@@ -32,6 +32,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/checkpoint_parts.h"
+#include "llmc/run/in_backward.h"
 #include "llmc/run/log.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
@@ -64,6 +65,7 @@ struct GPT2 {
     Zero zero; // what of it this process updates, and what moves between processes
     Linear linear;
     AttentionScratch attention;
+    InBackward* now;      // decides on the update that the backward pass makes; NULL: it makes none
     double* norm_partial; // sums of squares of blocks of the gradient
     int saves_copy;       // a checkpoint is written from a copy: else from the model
     void* save_copy;      // NULL also where this process has nothing to save
@@ -87,8 +89,10 @@ static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options
 
 // A run that only evaluates keeps the whole model in every process.
 static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
-                                     : zero_plan(cfg, o->zero, o->process, o->processes);
+    ZeroPlan plan = options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
+                                              : zero_plan(cfg, o->zero, o->process, o->processes);
+    plan.takes_turns |= o->update_in_backward;
+    return plan;
 }
 
 static size_t planned_parameters(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg, const ZeroPlan* zero,
@@ -142,7 +146,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
 static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->parameter_bytes = planned_parameters(model->parameter_rows, model->cfg, zero, o);
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, sizeof(float), zero->size);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->stage == 2; i++) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->takes_turns; i++) {
         model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
     }
     model->gradient_bytes = planned_gradients(zero, o);
@@ -397,9 +401,41 @@ static void classifier_gradients(GPT2* model, float* dlnf, Batch batch, float dl
     }
 }
 
+// Updates what this process updates of group g, each tensor by its rule.
+static void update_group(GPT2* model, int g, Update update) {
+    float* params = (float*)model->params_memory;
+    for (int i = 0; i < model->zero.num_ranges; i++) {
+        const ZeroRange* range = &model->zero.ranges[i];
+        if (range->group == g) {
+            optimizer_update_cpu(&model->state, range, params + range->full,
+                                 zero_range_gradient_cpu(&model->zero, range), model->state_memory, update);
+        }
+    }
+}
+
+// When the losses are there, and when the gradient of group g is: the update that the backward pass makes, if it does.
+static void losses_done(GPT2* model, Batch batch) {
+    if (model->now) {
+        in_backward_losses(model->now, batch_loss(model, batch));
+    }
+}
+
+static void group_done(GPT2* model, int g, ZeroStep step) {
+    WideSum square_sum = {0, 0};
+    Update update;
+    zero_group_done_cpu(&model->zero, g, step);
+    if (!model->now) {
+        return;
+    }
+    zero_group_square_sum_cpu(&model->zero, g, &square_sum, model->norm_partial);
+    if (in_backward_group(model->now, g, square_sum, &update)) {
+        update_group(model, g, update);
+    }
+}
+
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. Each group of gradients is reduced
-// as soon as it is there.
+// dloss is the gradient of the loss of each token. Each group of gradients is reduced, or its parameters are updated, as
+// soon as it is there.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
@@ -407,14 +443,15 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     const GPT2Parameters p = model->params, d = model->grads;
     float* dlnf = a.branch; // (N, C)
     classifier_gradients(model, dlnf, batch, dloss, mode);
+    losses_done(model, batch);
     layernorm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
                            a.lnf_rstd, N, C, GRADIENT_SET, mode);
     for (int l = cfg.L - 1; l >= 0; l--) {
         block_backward(model, l, batch, mode);
-        zero_group_done_cpu(&model->zero, 1 + l, step);
+        group_done(model, 1 + l, step);
     }
     encoder_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode);
-    zero_group_done_cpu(&model->zero, 0, step);
+    group_done(model, 0, step);
 }
 
 // Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
@@ -455,15 +492,25 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One update of what this process updates, each tensor by its rule.
+// One update of what this process updates.
 static void gpt2_update(GPT2* model, Update update) {
-    float* params = (float*)model->params_memory;
-    for (int i = 0; i < model->zero.num_ranges; i++) {
-        const ZeroRange* range = &model->zero.ranges[i];
-        optimizer_update_cpu(&model->state, range, params + range->full,
-                             zero_range_gradient_cpu(&model->zero, range), model->state_memory, update);
+    for (int g = 0; g < model->zero.plan.groups; g++) {
+        update_group(model, g, update);
     }
     zero_gather_parameters_cpu(&model->zero);
+}
+
+// As run.h says.
+static BatchGradient gpt2_update_in_backward(GPT2* model, Batch batch, InBackward* now) {
+    const ZeroStep step = {0, 1, 1, 1};
+    BatchGradient gradient = {{0, 0}, 0, 0, 0};
+    double forward_s = 0;
+    model->now = now;
+    gpt2_micro_step(model, batch, (float)(1 / now->total_batch), step, &forward_s);
+    model->now = NULL;
+    batch_gradient_add(&gradient, model->cfg, batch);
+    gradient.square_sum = now->square_sum;
+    return gradient;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -631,6 +678,7 @@ static const Trainer trainer = {
     .peak_mib = log_peak_mib,
     .loss_scale = loss_scale_off,
     .gradients = gpt2_gradients,
+    .update_in_backward = gpt2_update_in_backward,
     .update = gpt2_update,
     .validates_first = setup_validates_first,
     .evaluate = gpt2_evaluate,

@@ -22,7 +22,7 @@ defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters,
          gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token,
          gpt2_initial_value, gpt2_rows_in_files, gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_layer,
          tensor_is_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife,
-         tensor_layer_elements, GPT2NamedModel, gpt2_named_models
+         tensor_layer_elements, GPT2NamedModel, gpt2_named_models, GPT2_MAX_LAYERS
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
@@ -423,11 +423,13 @@ static inline const GPT2NamedModel* gpt2_model_by_name(const char* name) {
     return NULL;
 }
 
+enum { GPT2_MAX_LAYERS = 1000 }; // also of --layers
+
 // Whether sizes read from the file `path` can be those of a model; if not, 0 and the reason in `error`.
 static inline int gpt2_check_config(GPT2Config cfg, const char* path, char* error) {
     static const char* const names[6] = {"context", "vocabulary", "layers",
                                          "heads",   "channels",   "padded vocabulary"};
-    static const int max[6] = {1 << 20, 10000000, 1000, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
+    static const int max[6] = {1 << 20, 10000000, GPT2_MAX_LAYERS, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
     const int sizes[6] = {cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
     for (int i = 0; i < 6; i++) {
         if (sizes[i] < 1 || sizes[i] > max[i]) {
