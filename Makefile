@@ -53,7 +53,7 @@ LIBRARY = $(BUILD)/libllmc.a
 HEADERS = $(wildcard llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh)
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
 # What uses vectors (llmc/base/vec.h) is also tested for other processors than this one.
-VECTOR_TESTS = test_vec test_matmul test_attention test_encoder test_layernorm test_gelu test_classifier test_adamw test_optimizers test_bpe test_gpt2
+VECTOR_TESTS = test_vec test_matmul test_matmul_bf16 test_matvec test_attention test_attention_bf16 test_encoder test_layernorm test_gelu test_classifier test_adamw test_optimizers test_bpe test_gpt2
 TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 
 # What is built depends on the compiler and its flags, too: the file `flags` of a build has those it was made with, and
@@ -135,7 +135,7 @@ bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound op
 bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE, GPT2_VOCAB=FILE
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
-soak:       ## long tests: learning down to the floor, kills, fuzzing, vectors on aarch64, forgotten waits
+soak:       ## long tests: learning down to the floor, kills, generated texts, fuzzing, ranks, offloading, forgotten waits
 	@dev/test/soak.sh
 
 # One line per source: call COMMAND,compiler and flags,file. clangd reads CUDA sources for the host.

@@ -77,13 +77,24 @@ static void fixture_close(State* s) {
 
 static Comm alone = {.size = 1};
 
-static void open_model(GPT2* model, GPT2Config cfg, int B, int T, int recompute) {
-    const Options options = {.batch = B, .seq_len = T, .steps = 1, .recompute = recompute, .processes = 1};
+static void open_model_products(GPT2* model, GPT2Config cfg, int B, int T, int recompute, Products products) {
+    const Options options = {
+        .batch = B, .seq_len = T, .steps = 1, .recompute = recompute, .processes = 1, .products = products};
     gpt2_open(model, cfg, &options, &alone);
+}
+
+static void open_model(GPT2* model, GPT2Config cfg, int B, int T, int recompute) {
+    open_model_products(model, cfg, B, T, recompute, PRODUCTS_FP32);
 }
 
 static void open_fixture(GPT2* model, const char* path, int recompute) {
     open_model(model, llmc_bin_read_config(path), 3, 31, recompute);
+    gpt2_first_weights(model, path, 0);
+}
+
+// With products in bf16.
+static void open_bf16(GPT2* model, const char* path, int recompute) {
+    open_model_products(model, llmc_bin_read_config(path), 3, 31, recompute, PRODUCTS_BF16);
     gpt2_first_weights(model, path, 0);
 }
 
@@ -321,14 +332,14 @@ static void test_finite_differences(void) {
 }
 
 // All levels of recomputation, and any number of threads, give the same bits.
-static void test_same_bits(void) {
+static void test_same_bits(void (*open)(GPT2*, const char*, int)) {
     GPT2 model;
-    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const double loss = pass(&model, &s);
     for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
         GPT2 other;
-        open_fixture(&other, FIXTURES "gpt2_tiny.bin", level);
+        open(&other, FIXTURES "gpt2_tiny.bin", level);
         EXPECT(other.activation_bytes < model.activation_bytes, "level %d", level);
         EXPECT(pass(&other, &s) == loss, "recompute level %d", level);
         EXPECT(memcmp(other.grads_memory, model.grads_memory, model.parameter_bytes) == 0,
@@ -338,7 +349,7 @@ static void test_same_bits(void) {
     for (int threads = 1; threads <= 3; threads++) {
         GPT2 other;
         threads_set(threads);
-        open_fixture(&other, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+        open(&other, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
         EXPECT(pass(&other, &s) == loss, "%d threads", threads);
         EXPECT(memcmp(other.grads_memory, model.grads_memory, model.parameter_bytes) == 0, "%d threads",
                threads);
@@ -386,12 +397,12 @@ static int largest(const float* x, int n) {
 
 // Texts of different lengths, one token at a time over the keys and values already there: the logits of the whole
 // sequence. Both in a model that trains and in one that has only weights, with the same bits for one text or several.
-static void test_texts(void) {
+static void test_texts(void (*open)(GPT2*, const char*, int), double tolerance) {
     enum { TEXTS = 3, STEPS = 9 };
     const int lengths[TEXTS] = {1, 5, 12};
     GPT2 whole, texts;
-    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NORMS);
-    open_fixture(&texts, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NEVER);
+    open(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NORMS);
+    open(&texts, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NEVER);
     EXPECT(!texts.grads_memory && !texts.state_memory, "generation has gradients");
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &whole);
     const int V = whole.cfg.V, Vp = whole.cfg.Vp;
@@ -407,19 +418,84 @@ static void test_texts(void) {
         const float* logits = gpt2_next_tokens(&texts, ids, positions, TEXTS);
         for (int b = 0; b < TEXTS; b++) {
             const float* want = s.logits + ((size_t)b * s.T + positions[b]) * V;
-            EXPECT_NEAR(relative_error(logits + (size_t)b * Vp, want, V), 0, 1e-5, "text %d, step %d", b,
+            EXPECT_NEAR(relative_error(logits + (size_t)b * Vp, want, V), 0, tolerance, "text %d, step %d", b,
                         step);
             EXPECT(largest(logits + (size_t)b * Vp, V) == largest(want, V),
                    "text %d, step %d: not PyTorch's token", b, step);
         }
         const float* same = step == 0 ? gpt2_read_text(&whole, 0, s.x, lengths[0]) : NULL;
-        EXPECT(!same || relative_error(same, s.logits, V) < 1e-5, "the prompt");
+        EXPECT(!same || relative_error(same, s.logits, V) < tolerance, "the prompt");
         const float* alone = gpt2_next_tokens(&whole, ids, positions, 1);
         EXPECT(memcmp(alone, logits, (size_t)V * sizeof(float)) == 0, "step %d: other bits alone", step);
     }
     fixture_close(&s);
     gpt2_close(&whole);
     gpt2_close(&texts);
+}
+
+static double cosine(const float* a, const float* b, size_t n) {
+    double product = 0, a_square = 0, b_square = 0;
+    for (size_t i = 0; i < n; i++) {
+        product += (double)a[i] * b[i];
+        a_square += (double)a[i] * a[i];
+        b_square += (double)b[i] * b[i];
+    }
+    return product / sqrt(a_square * b_square);
+}
+
+// bf16 rounds a factor by 2^-8 of it at most, by 0.4 2^-8 in the mean square: a product of two by 0.6 2^-8 = 0.0022, and
+// so a sum of such products with both signs. A logit comes through some ten products one after another, each with an error
+// of its own: 0.0022 sqrt(10) = 0.7 %; a gradient through twice as many: 1 %. Twice that is allowed.
+static void test_bf16_against_pytorch(void) {
+    GPT2 model, exact;
+    open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open_fixture(&exact, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    const int N = s.B * s.T, V = model.cfg.V;
+    gpt2_forward(&model, batch_of(&s));
+    for (int n = 0; n < N; n++) {
+        gpt2_logits(&model, n, 1);
+        EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 0.014,
+                    "bf16: logits of token %d", n);
+    }
+    EXPECT_NEAR(pass(&model, &s), s.loss, 1e-3 * s.loss, "bf16: loss");
+    pass(&exact, &s);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model.parameter_rows[i];
+        EXPECT_NEAR(tensor_error(row, model.grads_memory, s.grads), 0, 0.02, "bf16: gradient of %s",
+                    row->name);
+        for (int l = 0; l < row->layers; l++) {
+            const double same =
+                cosine((float*)tensor_at_layer(row, model.grads_memory, l),
+                       (float*)tensor_at_layer(row, exact.grads_memory, l), tensor_layer_elements(row));
+            EXPECT(same > 0.999, "bf16: gradient of %s, layer %d: cosine %.6f with fp32's", row->name, l,
+                   same);
+        }
+    }
+    fixture_close(&s);
+    gpt2_close(&exact);
+    gpt2_close(&model);
+}
+
+// An update packs the weights again: what follows is what a new model makes of the same parameters, bit for bit.
+static void test_bf16_packs_again(void) {
+    GPT2 model, fresh;
+    open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open_bf16(&fresh, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    const Options options = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .steps = 1};
+    const double before = pass(&model, &s);
+    gpt2_update(&model, setup_update(&options, 0, 1, norm_of(&model)));
+    memcpy(fresh.params_memory, model.params_memory, model.parameter_bytes);
+    linear_pack(&fresh.linear);
+    const double after = pass(&model, &s);
+    EXPECT(after < 0.99 * before, "loss %g, then %g", before, after);
+    EXPECT(pass(&fresh, &s) == after, "loss with new copies");
+    EXPECT(memcmp(fresh.grads_memory, model.grads_memory, model.parameter_bytes) == 0,
+           "gradients with new copies");
+    fixture_close(&s);
+    gpt2_close(&fresh);
+    gpt2_close(&model);
 }
 
 // The sum of losses of a batch, and all gradients for 1 / loss_tokens of it.
@@ -518,14 +594,18 @@ static void test_counted_mean(void) {
 }
 
 int main(void) {
-    test_same_bits(); // first: it sets the number of threads, and scratch memory is per thread
+    test_same_bits(open_fixture); // first: it sets the number of threads, and scratch memory is per thread
+    test_same_bits(open_bf16);
     test_against_pytorch();
+    test_bf16_against_pytorch();
+    test_bf16_packs_again();
     test_pytorch_against_reference();
     test_against_reference();
     test_adamw_steps();
     test_finite_differences();
     test_accumulation();
-    test_texts();
+    test_texts(open_fixture, 1e-5);
+    test_texts(open_bf16, 0.014); // as test_bf16_against_pytorch allows
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         test_documents(recompute);
     }
@@ -534,6 +614,7 @@ int main(void) {
     vec_flush_denormals(); // as main does
     test_task_losses(&trainer, "", 1e-5);
     test_resume(&trainer, "");
+    test_resume(&trainer, "--products bf16");
     test_resume(&trainer, "--optimizer lion");
     test_resume(&trainer, "--optimizer sgd --lr 0.1");
     test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");

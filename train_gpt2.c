@@ -1,6 +1,6 @@
 /*
-train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32: usable by itself, and the reference
-that the GPU trainer is checked against. Top to bottom: the model, forward, backward, update, evaluation,
+train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32, if you like with products in bf16: usable by
+itself, and the reference that the GPU trainer is checked against. Top to bottom: the model, forward, backward, update, evaluation,
 weights, the trainer. The operations are modules in llmc/; the training loop and everything else that both
 trainers share is llmc/run/run.h.
 
@@ -10,6 +10,8 @@ Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C 
 the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
 #include "llmc/attention.h"
+#include "llmc/attention_bf16.h"
+#include "llmc/bf16_tile.h"
 #include "llmc/checksum.h"
 #include "llmc/classifier.h"
 #include "llmc/comm.h"
@@ -64,7 +66,7 @@ struct GPT2 {
     Comm* comm;
     Zero zero; // what of it this process updates, and what moves between processes
     Linear linear;
-    AttentionScratch attention;
+    Attention attention;
     InBackward* now;      // decides on the update that the backward pass makes; NULL: it makes none
     double* norm_partial; // sums of squares of blocks of the gradient
     int saves_copy;       // a checkpoint is written from a copy: else from the model
@@ -117,6 +119,12 @@ static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* 
                : 0;
 }
 
+// Which copies of matrices there are for products in bf16: none, one, or also one for the backward pass.
+static int planned_packed(const Options* o) {
+    const int only_forward = o->recompute == RECOMPUTE_NEVER || options_only_evaluates(o);
+    return o->products != PRODUCTS_BF16 ? 0 : only_forward ? 1 : PACKED_KINDS;
+}
+
 // Sets the list of the large allocations; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
@@ -127,6 +135,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
     if (o->quantize) {
         plan_add(plan, "inputs in 8 bits", quantized_rows_bytes(planned_tokens(o), (size_t)gpt2_hidden(cfg)));
     }
+    plan_add(plan, "packed in bf16", packed_weights_bytes(cfg, planned_packed(o)));
     if (o->recompute == RECOMPUTE_NEVER) {
         const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
         plan_add_text(plan, activations, bytes);
@@ -199,7 +208,10 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
         check_alloc_unset(model->activation_bytes, 1, "activations"); // a short text touches little
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
     linear_open(&model->linear, o->quantize, planned_tokens(o), (size_t)gpt2_hidden(cfg));
-    attention_open(&model->attention, model->T, gpt2_head_size(cfg));
+    if (o->products == PRODUCTS_BF16) {
+        linear_open_bf16(&model->linear, model->parameter_rows, model->params_memory, planned_packed(o));
+    }
+    attention_either_open(&model->attention, o->products == PRODUCTS_BF16, model->T, gpt2_head_size(cfg));
     open_texts(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
@@ -209,7 +221,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
 static void gpt2_close(GPT2* model) {
     free(model->save_copy);
     free(model->norm_partial);
-    attention_close(&model->attention);
+    attention_either_close(&model->attention);
     linear_close(&model->linear);
     if (model->recompute != RECOMPUTE_NEVER) {
         zero_close_cpu(&model->zero);
@@ -247,8 +259,8 @@ static void block_hidden(GPT2* model, int l, Batch batch) {
     // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
     linear_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->linear);
     // atty (B, T, C), att_lse (B, NH, T)
-    attention_forward_cpu(a.atty, a.att_lse, a.qkv, batch.starts, attention_sizes(model, batch),
-                          &model->attention);
+    attention_either_forward_cpu(a.atty, a.att_lse, a.qkv, batch.starts, attention_sizes(model, batch),
+                                 &model->attention);
     // attproj (N, C) = atty attprojw^T + attprojb, with attprojw (C, C)
     linear_forward_cpu(attproj, a.atty, p.attprojw, p.attprojb, N, C, C, &model->linear);
     // residual2 (N, C) = residual + attproj; ln2 (N, C)
@@ -351,11 +363,11 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
 // to. dout is (N, OC), inp (N, C), weight (OC, C).
 static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbias, const float* dout,
                             const float* inp, const float* weight, int N, int C, int OC, GradientMode mode) {
-    matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->linear.matmul);
+    linear_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->linear);
     if (dbias) {
         matmul_backward_bias_cpu(dbias, dout, N, OC, mode);
     }
-    matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, &model->linear.matmul);
+    linear_backward_input_cpu(dinp, dout, weight, N, C, OC, &model->linear);
 }
 
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
@@ -378,8 +390,8 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
 
     // attention: dqkv (N, QKV)
     linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C, mode);
-    attention_backward_cpu(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts,
-                           attention_sizes(model, batch), &model->attention);
+    attention_either_backward_cpu(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts,
+                                  attention_sizes(model, batch), &model->attention);
     linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
     layernorm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, residual_into(model, l), p.ln1w, a.ln1_mean,
                            a.ln1_rstd, N, C, GRADIENT_ADD, mode);
@@ -498,6 +510,7 @@ static void gpt2_update(GPT2* model, Update update) {
         update_group(model, g, update);
     }
     zero_gather_parameters_cpu(&model->zero);
+    linear_pack(&model->linear);
 }
 
 // As run.h says.
@@ -591,6 +604,7 @@ static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
         }
     }
     weights_close(&weights);
+    linear_pack(&model->linear);
 }
 
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
@@ -648,6 +662,13 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
 
+static void describe_device(char* text, size_t room, int is_bf16) {
+    const int used = snprintf(text, room, "%d threads, %s", threads_max(), VEC_ISA);
+    if (is_bf16) {
+        snprintf(text + used, room - (size_t)used, ", products in bf16 by %s", bf16_kernel().name);
+    }
+}
+
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
     (void)comm;
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
@@ -655,13 +676,17 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm*
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = plan->parameter_bytes = sizeof(float);
-    snprintf(plan->device, sizeof(plan->device), "%d threads, %s", threads_max(), VEC_ISA);
+    describe_device(plan->device, sizeof(plan->device), o->products == PRODUCTS_BF16);
     plan->peak = peak_flops_per_s();
+    if (o->products == PRODUCTS_BF16) { // plain vectors stay below the peak that they have in fp32
+        plan->peak = fmax(plan->peak, peak_bf16_flops_per_s(bf16_kernel()));
+    }
 }
 
 static void print_device(const GPT2* model, double peak) {
-    (void)model;
-    printf("%d threads, %s, peak %.0f GFLOP/s\n", threads_max(), VEC_ISA, peak * 1e-9);
+    char device[64];
+    describe_device(device, sizeof(device), model->linear.is_bf16);
+    printf("%s, peak %.0f GFLOP/s\n", device, peak * 1e-9);
 }
 
 static const Trainer trainer = {

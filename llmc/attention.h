@@ -112,10 +112,14 @@ static inline void attention_close(AttentionScratch* scratch) {
 // (backward: 5 products).
 static inline double attention_flops(double B, double T, double C) { return 2 * B * T * T * C; }
 
-// Where element (tile 0, row 0, key u) of a packed block of probabilities is; rows are MATMUL_BLOCK_K apart.
-static inline size_t attention_at_(int u) {
-    return (size_t)(u / MATMUL_BLOCK_K) * MATMUL_TILE_ROWS * MATMUL_BLOCK_K + u % MATMUL_BLOCK_K;
+// Where key u of a row of probabilities is, if from a block of MATMUL_BLOCK_K keys to the next there are `block` floats.
+ALWAYS_INLINE size_t attention_key_at_(int u, size_t block) {
+    return (size_t)(u / MATMUL_BLOCK_K) * block + u % MATMUL_BLOCK_K;
 }
+
+// Where element (tile 0, row 0, key u) of a packed block of probabilities is; rows are MATMUL_BLOCK_K apart.
+#define ATTENTION_BLOCK_ ((size_t)MATMUL_TILE_ROWS * MATMUL_BLOCK_K)
+static inline size_t attention_at_(int u) { return attention_key_at_(u, ATTENTION_BLOCK_); }
 
 // Where the block of key u ends.
 static inline int attention_block_end_(int u, int keys) {
@@ -195,12 +199,13 @@ ALWAYS_INLINE Vec attention_seen_(Vec x, Vec other, int u, int start, int keys) 
 }
 
 // A row of scores becomes exp(scale s - shift), and 0 where a key is not seen: before `start`, from `keys`
-// on. From key `from` to `end`, multiples of LANES; returns the sum.
-ALWAYS_INLINE float attention_exp_row_(float* row, int start, int keys, int from, int end, float scale,
-                                       float shift) {
+// on. From key `from` to `end`, multiples of LANES; returns the sum. `block_floats` here and below is `block` of
+// attention_key_at_.
+ALWAYS_INLINE float attention_exp_row_(float* row, size_t block_floats, int start, int keys, int from,
+                                       int end, float scale, float shift) {
     Vec sum = vec_all(0.0f);
     for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {
-        float* block = row + attention_at_(u0) - u0;
+        float* block = row + attention_key_at_(u0, block_floats) - u0;
         for (int u = u0; u < attention_block_end_(u0, end); u += LANES) {
             const Vec e = vec_exp(vec_load(block + u) * scale - shift);
             const Vec kept = attention_seen_(e, vec_all(0.0f), u, start, keys);
@@ -211,10 +216,10 @@ ALWAYS_INLINE float attention_exp_row_(float* row, int start, int keys, int from
     return vec_hsum(sum);
 }
 
-static inline float attention_max_row_(const float* row, int start, int keys) {
+ALWAYS_INLINE float attention_max_row_(const float* row, size_t block_floats, int start, int keys) {
     Vec max = vec_all(-INFINITY);
     for (int u0 = start / LANES * LANES; u0 < keys; u0 = attention_block_end_(u0, keys)) {
-        const float* block = row + attention_at_(u0) - u0;
+        const float* block = row + attention_key_at_(u0, block_floats) - u0;
         for (int u = u0; u < attention_block_end_(u0, keys); u += LANES) {
             max = vec_max(attention_seen_(vec_load(block + u), max, u, start, keys), max);
         }
@@ -223,10 +228,10 @@ static inline float attention_max_row_(const float* row, int start, int keys) {
 }
 
 // Replaces ds, the gradient of the probabilities, by p (ds - delta) scale, the gradient of the scores.
-static inline void attention_softmax_backward_row_(float* ds, const float* p, int from, int end, float delta,
-                                                   float scale) {
+ALWAYS_INLINE void attention_softmax_backward_row_(float* ds, const float* p, size_t block_floats, int from,
+                                                   int end, float delta, float scale) {
     for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {
-        const size_t block = attention_at_(u0);
+        const size_t block = attention_key_at_(u0, block_floats);
         for (int i = 0; i < attention_block_end_(u0, end) - u0; i += LANES) {
             vec_store(ds + block + i, vec_load(p + block + i) * (vec_load(ds + block + i) - delta) * scale);
         }
@@ -245,10 +250,9 @@ typedef struct {
     AttentionScratch_* scratch; // of the thread
 } AttentionHeadCpu_;
 
-// Head `index` of B * NH. Only the forward pass leaves dqkv and dout NULL.
-static inline AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes sizes,
-                                                    AttentionScratch* scratch, const float* qkv, float* out,
-                                                    float* lse, float* dqkv, const float* dout,
+// Head `index` of B * NH, without scratch. Only the forward pass leaves dqkv and dout NULL.
+static inline AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes sizes, const float* qkv,
+                                                    float* out, float* lse, float* dqkv, const float* dout,
                                                     const int* starts) {
     const int b = index / sizes.NH, HS = sizes.C / sizes.NH;
     const size_t first = (size_t)b * sizes.T, column = (size_t)(index % sizes.NH) * HS; // first: its token
@@ -263,9 +267,26 @@ static inline AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes si
     head.C = sizes.C;
     head.HS = HS;
     head.stride = stride;
+    head.capacity = 0;
+    head.scratch = NULL;
+    return head;
+}
+
+// Gives it the scratch of the thread.
+static inline AttentionHeadCpu_ attention_head_with_(AttentionHeadCpu_ head, AttentionScratch* scratch) {
     head.capacity = int_round_up(scratch->T, MATMUL_BLOCK_K);
     head.scratch = &scratch->of_thread[thread_index()];
     return head;
+}
+
+// delta of token t.
+static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
+    const float *out = head->out + (size_t)t * head->C, *dout = head->dout + (size_t)t * head->C;
+    float delta = 0;
+    for (int d = 0; d < head->HS; d++) {
+        delta += out[d] * dout[d];
+    }
+    return delta;
 }
 
 // Queries t0 ... t0+rows-1: scores, softmax, out.
@@ -279,9 +300,9 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0
     for (int i = 0; i < rows; i++) {
         float* row = s->p + i * MATMUL_BLOCK_K;
         const int start = attention_start_(head->starts, t0 + i);
-        const float max = attention_max_row_(row, start, t0 + i + 1) * scale;
-        const float sum =
-            attention_exp_row_(row, start, t0 + i + 1, from, int_round_up(keys, LANES), scale, max);
+        const float max = attention_max_row_(row, ATTENTION_BLOCK_, start, t0 + i + 1) * scale;
+        const float sum = attention_exp_row_(row, ATTENTION_BLOCK_, start, t0 + i + 1, from,
+                                             int_round_up(keys, LANES), scale, max);
         head->lse[t0 + i] = max + logf(sum);
         inverse[i] = 1.0f / sum;
     }
@@ -301,7 +322,7 @@ static inline void attention_forward_cpu(float* out, float* lse, const float* qk
 #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < sizes.B * sizes.NH; h++) {
         const AttentionHeadCpu_ head =
-            attention_head_cpu_(h, sizes, scratch, qkv, out, lse, NULL, NULL, starts);
+            attention_head_with_(attention_head_cpu_(h, sizes, qkv, out, lse, NULL, NULL, starts), scratch);
         const AttentionScratch_* s = head.scratch;
         attention_pack_by_key_(s->k_by_key, head.qkv + C, head.stride, T, HS);
         attention_pack_by_dim_(s->v_by_dim, head.qkv + 2 * C, head.stride, T, head.capacity, HS);
@@ -321,16 +342,11 @@ static inline void attention_backward_tile_(const AttentionHeadCpu_* head, float
     attention_scores_(p, head->qkv + t0 * head->stride, head->stride, s->k_by_key, rows, from, keys, HS);
     attention_scores_(ds, head->dout + (size_t)t0 * C, C, s->v_by_key, rows, from, keys, HS);
     for (int i = 0; i < rows; i++) {
-        const float *o = head->out + (size_t)(t0 + i) * C, *d = head->dout + (size_t)(t0 + i) * C;
-        float delta = 0;
-        for (int c = 0; c < HS; c++) {
-            delta += o[c] * d[c];
-        }
         const int end = int_round_up(keys, LANES);
-        attention_exp_row_(p + i * MATMUL_BLOCK_K, attention_start_(head->starts, t0 + i), t0 + i + 1, from,
-                           end, scale, head->lse[t0 + i]);
-        attention_softmax_backward_row_(ds + i * MATMUL_BLOCK_K, p + i * MATMUL_BLOCK_K, from, end, delta,
-                                        scale);
+        attention_exp_row_(p + i * MATMUL_BLOCK_K, ATTENTION_BLOCK_, attention_start_(head->starts, t0 + i),
+                           t0 + i + 1, from, end, scale, head->lse[t0 + i]);
+        attention_softmax_backward_row_(ds + i * MATMUL_BLOCK_K, p + i * MATMUL_BLOCK_K, ATTENTION_BLOCK_,
+                                        from, end, attention_delta_(head, t0 + i), scale);
     }
     attention_mix_(head->dqkv + t0 * head->stride, head->stride, ds, s->k_by_dim, head->capacity, rows, from,
                    t0 + rows, HS);
@@ -368,8 +384,10 @@ static inline void attention_backward_cpu(float* dqkv, const float* dout, const 
     assert(T <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < sizes.B * sizes.NH; h++) {
-        const AttentionHeadCpu_ head = attention_head_cpu_(h, sizes, scratch, qkv, (float*)out, (float*)lse,
-                                                           dqkv, dout, starts); // out and lse are only read
+        const AttentionHeadCpu_ head =
+            attention_head_with_(attention_head_cpu_(h, sizes, qkv, (float*)out, (float*)lse, dqkv, dout,
+                                                     starts), // only reads out and lse
+                                 scratch);
         const AttentionScratch_* s = head.scratch;
         attention_pack_by_key_(s->k_by_key, head.qkv + C, head.stride, T, HS);
         attention_pack_by_key_(s->v_by_key, head.qkv + 2 * C, head.stride, T, HS);

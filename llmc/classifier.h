@@ -46,12 +46,17 @@ static inline double targets_factor(double all, double counted) {
 }
 
 static inline float classifier_max_(const float* x, int V) {
-    Vec max = vec_all(-INFINITY);
+    Vec max[4]; // four, so that a comparison need not wait for the one before
     int v = 0;
-    for (; v + LANES <= V; v += LANES) {
-        max = vec_max(vec_load(x + v), max);
+    for (int j = 0; j < 4; j++) {
+        max[j] = vec_all(-INFINITY);
     }
-    float result = vec_hmax(max);
+    for (; v + 4 * LANES <= V; v += 4 * LANES) {
+        for (int j = 0; j < 4; j++) {
+            max[j] = vec_max(vec_load(x + v + (size_t)j * LANES), max[j]);
+        }
+    }
+    float result = vec_hmax(vec_max(vec_max(max[0], max[1]), vec_max(max[2], max[3])));
     for (; v < V; v++) {
         result = x[v] > result ? x[v] : result;
     }

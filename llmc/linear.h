@@ -1,5 +1,6 @@
 /*
-linear.h -- the layers that read a model's matrices, which are floats, or with --quantize blocks of 8 bits, on the CPU.
+linear.h -- the layers that read a model's matrices, on the CPU: floats, or with --quantize blocks of 8 bits; with
+--products bf16 the copies that packed_weights.h keeps.
 
     out[n][o]  = sum_c inp[n][c] weight[o][c] + bias[o]
     encoded[n] = wte[tokens[n]] + wpe[position of n]
@@ -7,35 +8,71 @@ linear.h -- the layers that read a model's matrices, which are floats, or with -
     out      (N, OC)     inp      (N, C)     weight   (OC, C)     bias   (OC), may be NULL
     encoded  (B*T, C)    tokens   (B*T)      wte      (Vp, C)     wpe    (maxT, C)
 
-They set their output. Pointers to matrices in 8 bits are those of GPT2Parameters (quantized_model.h).
+They set their output. Pointers to matrices in 8 bits are those of GPT2Parameters (quantized_model.h). A matrix with a
+copy is named by its place in fp32; after a change linear_pack makes the copies anew. linear_few_cpu is linear_forward_cpu
+for the few rows of a step of generation. The backward pass is that of matmul.h.
 
-defines: Linear, linear_open, linear_close, linear_forward_cpu, linear_encoder_cpu
+defines: PRODUCTS_WORDS, Products, Linear, linear_open, linear_open_bf16, linear_pack, linear_close, linear_forward_cpu,
+         linear_few_cpu, linear_backward_input_cpu, linear_backward_weight_cpu, linear_encoder_cpu
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
 
+#include "llmc/base/words.h"
 #include "llmc/encoder.h"
 #include "llmc/gpt2.h"
+#include "llmc/gradient.h"
 #include "llmc/matmul.h"
+#include "llmc/matmul_bf16.h"
+#include "llmc/matvec.h"
+#include "llmc/packed_weights.h"
 #include "llmc/quantized.h"
 #include "llmc/quantized_model.h"
 
+// --products
+// clang-format off
+#define PRODUCTS_WORDS(X) X(PRODUCTS_FP32, "fp32") X(PRODUCTS_BF16, "bf16") X(PRODUCTS_AUTO, "auto")
+// clang-format on
+typedef enum { PRODUCTS_WORDS(WORDS_VALUE) } Products;
+
 typedef struct {
     int is_quantized; // matrices are blocks
+    int is_bf16;      // products read copies of matrices
     MatmulScratch matmul;
     QuantizedScratch quantized; // if they are
+    MatmulBf16Scratch bf16;     // if they do
+    PackedWeights packed;
 } Linear;
 
 // For inputs of up to N rows and C columns.
 static inline void linear_open(Linear* linear, int is_quantized, size_t N, size_t C) {
     linear->is_quantized = is_quantized;
+    linear->is_bf16 = 0;
     matmul_open(&linear->matmul);
     if (is_quantized) {
         quantized_open(&linear->quantized, N, C);
     }
 }
 
+// Products in bf16, of matrices in fp32 that are laid out by `rows`; `kinds` of copies as packed_weights.h says.
+static inline void linear_open_bf16(Linear* linear, const TensorRow* rows, void* params, int kinds) {
+    linear->is_bf16 = 1;
+    matmul_bf16_open(&linear->bf16, bf16_kernel());
+    packed_weights_open(&linear->packed, rows, params, kinds);
+}
+
+// After every change of the matrices.
+static inline void linear_pack(Linear* linear) {
+    if (linear->is_bf16) {
+        packed_weights_pack(&linear->packed);
+    }
+}
+
 static inline void linear_close(Linear* linear) {
+    if (linear->is_bf16) {
+        packed_weights_close(&linear->packed);
+        matmul_bf16_close(&linear->bf16);
+    }
     if (linear->is_quantized) {
         quantized_close(&linear->quantized);
     }
@@ -47,8 +84,44 @@ static inline void linear_forward_cpu(float* out, const float* inp, const float*
     if (linear->is_quantized) {
         const QuantizedBlock* blocks = (const QuantizedBlock*)(const void*)weight;
         quantized_matmul_cpu(out, inp, blocks, bias, N, C, OC, &linear->quantized);
+    } else if (linear->is_bf16) {
+        const uint32_t* packed = packed_weights_find(&linear->packed, weight, PACKED_FORWARD);
+        matmul_bf16_forward_cpu(out, inp, packed, bias, N, C, OC, &linear->bf16);
     } else {
         matmul_forward_cpu(out, inp, weight, bias, N, C, OC, &linear->matmul);
+    }
+}
+
+static inline void linear_few_cpu(float* out, const float* inp, const float* weight, const float* bias, int N,
+                                  int C, int OC, Linear* linear) {
+    if (linear->is_quantized) {
+        linear_forward_cpu(out, inp, weight, bias, N, C, OC, linear);
+    } else if (linear->is_bf16) {
+        const uint32_t* packed = packed_weights_find(&linear->packed, weight, PACKED_FORWARD);
+        matvec_bf16_forward_cpu(out, inp, packed, bias, N, C, OC);
+    } else {
+        matvec_forward_cpu(out, inp, weight, bias, N, C, OC);
+    }
+}
+
+// Sets dinp (N, C).
+static inline void linear_backward_input_cpu(float* dinp, const float* dout, const float* weight, int N,
+                                             int C, int OC, Linear* linear) {
+    if (linear->is_bf16) {
+        const uint32_t* packed = packed_weights_find(&linear->packed, weight, PACKED_BACKWARD);
+        matmul_bf16_backward_input_cpu(dinp, dout, packed, N, C, OC, &linear->bf16);
+    } else {
+        matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, &linear->matmul);
+    }
+}
+
+// Sets or adds to dweight (OC, C), as `mode` says.
+static inline void linear_backward_weight_cpu(float* dweight, const float* dout, const float* inp, int N,
+                                              int C, int OC, GradientMode mode, Linear* linear) {
+    if (linear->is_bf16) {
+        matmul_bf16_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &linear->bf16);
+    } else {
+        matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &linear->matmul);
     }
 }
 

@@ -14,7 +14,10 @@ to prefetch takes away what it would do by itself (dev/LOG.md has the numbers). 
 MATVEC_STREAMS runs, a thread walks down its part of each, and all rows of the input pass by one row of every run at a
 time. Each result is one sum in a fixed order, so its bits depend neither on the threads nor on the other rows.
 
-defines: matvec_forward_cpu, matvec_bytes
+matvec_bf16_forward_cpu is the same with inp and weight rounded to bf16: it reads half the bytes, from the copy of the
+weight that matmul_bf16.h packs for its forward pass.
+
+defines: matvec_forward_cpu, matvec_bytes, matvec_bf16_forward_cpu, matvec_bf16_bytes
 */
 #ifndef LLMC_MATVEC_H
 #define LLMC_MATVEC_H
@@ -22,6 +25,7 @@ defines: matvec_forward_cpu, matvec_bytes
 #include <stddef.h>
 
 #include "llmc/base/vec.h"
+#include "llmc/bf16_tile.h"
 
 enum { MATVEC_STREAMS = 4 };
 
@@ -70,6 +74,54 @@ static inline void matvec_forward_cpu(float* out, const float* inp, const float*
             } else {
                 matvec_rows_(to, x, w, b, C, 0, 1);
             }
+        }
+    }
+}
+
+// ---- bf16 ----
+
+static inline double matvec_bf16_bytes(double C, double OC) { return 2 * C * OC; }
+
+enum { MATVEC_BF16_K = 16 * BF16_STEP }; // of the input, that are rounded at a time
+
+// Sets out[0 .. cols): a panel of 32 columns times inp (C). Even and odd values of k are summed apart.
+static inline void matvec_bf16_panel_(float* out, const float* inp, const uint32_t* panel, const float* bias,
+                                      int C, int cols) {
+    Vec even[BF16_TILE / LANES], odd[BF16_TILE / LANES];
+    float sum[BF16_TILE], x[MATVEC_BF16_K];
+    for (int v = 0; v < BF16_TILE / LANES; v++) {
+        even[v] = odd[v] = vec_all(0.0f);
+    }
+    for (int k0 = 0; k0 < C; k0 += MATVEC_BF16_K) {
+        const int k = int_min(MATVEC_BF16_K, C - k0);
+        bf16_round_row(x, inp + k0, k);
+        for (int p = 0; p < int_ceil_div(k, 2); p++) {
+            const uint32_t* pairs = panel + (size_t)(k0 / 2 + p) * BF16_TILE;
+#pragma GCC unroll 8
+            for (int v = 0; v < BF16_TILE / LANES; v++) {
+                const VecBits pair = vec_load_bits(pairs + v * LANES);
+                even[v] += (Vec)(pair << 16) * x[2 * p];
+                odd[v] += (Vec)(pair & 0xffff0000) * x[2 * p + 1];
+            }
+        }
+    }
+    for (int v = 0; v < BF16_TILE / LANES; v++) {
+        vec_store(sum + v * LANES, even[v] + odd[v]);
+    }
+    for (int i = 0; i < cols; i++) {
+        out[i] = sum[i] + (bias ? bias[i] : 0.0f);
+    }
+}
+
+// Sets out (N, OC).
+static inline void matvec_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed,
+                                           const float* bias, int N, int C, int OC) {
+#pragma omp parallel for schedule(static)
+    for (int o = 0; o < OC; o += BF16_TILE) {
+        const uint32_t* panel = packed + (size_t)(o / BF16_TILE) * bf16_steps(C) * BF16_STEP_PAIRS;
+        for (int n = 0; n < N; n++) {
+            matvec_bf16_panel_(out + (size_t)n * OC + o, inp + (size_t)n * C, panel, bias ? bias + o : NULL,
+                               C, int_min(BF16_TILE, OC - o));
         }
     }
 }

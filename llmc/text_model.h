@@ -13,12 +13,12 @@ defines: TextModel, text_model_open_cpu, text_model_read_cpu, text_model_next_cp
 #define LLMC_TEXT_MODEL_H
 
 #include "llmc/attention.h"
+#include "llmc/attention_bf16.h"
 #include "llmc/encoder.h"
 #include "llmc/gelu.h"
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.h"
 #include "llmc/linear.h"
-#include "llmc/matvec.h"
 #include "llmc/text_rows.h"
 
 typedef struct {
@@ -28,7 +28,7 @@ typedef struct {
     GPT2Parameters params;
     const TensorRow* parameter_rows;
     Linear* linear;
-    AttentionScratch* attention;
+    Attention* attention;
 
     TensorRow rows[GPT2_ACTIVATION_ROWS];
     GPT2Activations acts;
@@ -40,21 +40,11 @@ static inline void text_model_open_cpu(TextModel* model, void* memory) {
     tensor_rows_bind(&model->acts, model->rows, GPT2_ACTIVATION_ROWS, memory);
 }
 
-// The linear layer for a row of each text.
-static inline void text_linear_few_(float* out, const float* inp, const float* weight, const float* bias,
-                                    int N, int C, int OC, Linear* linear) {
-    if (linear->is_quantized) {
-        linear_forward_cpu(out, inp, weight, bias, N, C, OC, linear);
-    } else {
-        matvec_forward_cpu(out, inp, weight, bias, N, C, OC);
-    }
-}
-
 // All that reads the weights of a block.
 static inline void text_linear_(TextModel* model, TextRows rows, float* out, const float* inp,
                                 const float* weight, const float* bias, int C, int OC) {
-    (rows.positions ? text_linear_few_ : linear_forward_cpu)(out, inp, weight, bias, rows.count, C, OC,
-                                                             model->linear);
+    (rows.positions ? linear_few_cpu : linear_forward_cpu)(out, inp, weight, bias, rows.count, C, OC,
+                                                           model->linear);
 }
 
 // Stores the keys and values in qkv, and sets atty.
@@ -66,11 +56,11 @@ static inline void text_attention_(TextModel* model, TextRows rows, float* kv) {
         for (int r = 0; r < rows.count; r++) {
             attention_cache_store_cpu(cache, a.qkv + (size_t)r * 3 * C, r, rows.positions[r], 1);
         }
-        attention_cached_cpu(a.atty, a.qkv, rows.positions, rows.count, cache, model->attention);
+        attention_cached_cpu(a.atty, a.qkv, rows.positions, rows.count, cache, &model->attention->fp32);
     } else {
         const AttentionSizes sizes = {1, rows.count, C, NH};
         attention_cache_store_cpu(cache, a.qkv, rows.text, 0, rows.count);
-        attention_forward_cpu(a.atty, a.att_lse, a.qkv, NULL, sizes, model->attention);
+        attention_either_forward_cpu(a.atty, a.att_lse, a.qkv, NULL, sizes, model->attention);
     }
 }
 
@@ -107,8 +97,8 @@ static inline void text_forward_(TextModel* model, TextRows rows) {
 // The logits (count, Vp) that follow `count` rows of lnf, the first of them `first`.
 static inline const float* text_logits_(TextModel* model, int first, int count) {
     const int C = model->cfg.C;
-    text_linear_few_(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte, NULL, count,
-                     C, model->cfg.Vp, model->linear);
+    linear_few_cpu(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte, NULL, count, C,
+                   model->cfg.Vp, model->linear);
     return model->acts.logits;
 }
 

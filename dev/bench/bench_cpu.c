@@ -3,23 +3,27 @@ bench_cpu.c -- every CPU operation at the shapes of GPT-2 124M, as a share of wh
 
     make bench-cpu
 
-The ceilings are measured in the same program: fp32 multiply-adds in registers on all threads; memory bandwidth as the
-best of a copy and a triad over arrays far larger than the caches; and for what only reads, that of a sum of such an
-array. Each line gives the median of the repetitions and their range (10th to 90th percentile); operations bound by
-memory are given in GB/s of the bytes they must move.
+The ceilings are measured in the same program: fp32 multiply-adds in registers on all threads; products of bf16 with
+factors in the L1 cache by the kernel that runs here; memory bandwidth as the best of a copy and a triad over arrays far
+larger than the caches; and for what only reads, that of a sum of such an array. Each line gives the median of the
+repetitions and their range (10th to 90th percentile); operations bound by memory are given in GB/s of the bytes they must
+move.
 */
 #include "llmc/adafactor.h"
 #include "llmc/adamw.h"
 #include "llmc/adamw8bit.h"
 #include "llmc/attention.h"
+#include "llmc/attention_bf16.h"
+#include "llmc/bf16_tile.h"
 #include "llmc/classifier.h"
 #include "llmc/encoder.h"
 #include "llmc/gelu.h"
 #include "llmc/layernorm.h"
 #include "llmc/lion.h"
 #include "llmc/matmul.h"
-#include "llmc/muon.h"
+#include "llmc/matmul_bf16.h"
 #include "llmc/matvec.h"
+#include "llmc/muon.h"
 #include "llmc/quantized.h"
 #include "llmc/run/peak.h"
 #include "llmc/base/rand.h"
@@ -29,8 +33,9 @@ enum { C = 768, NH = 12, VP = 50304, V = 50257, MOST = 101 };
 enum { MATRICES = VP + 12 * 12 * C }; // all matrices of 124M as one, (MATRICES, C)
 
 typedef struct {
-    double peak, bandwidth, read_bandwidth; // FLOP/s, bytes/s
+    double peak, peak_bf16, bandwidth, read_bandwidth; // FLOP/s, bytes/s
     MatmulScratch matmul;
+    MatmulBf16Scratch bf16;
 } Bench;
 
 static float* random_floats(size_t n) {
@@ -161,6 +166,50 @@ static void bench_matvec(Bench* bench, int N) {
     free(inp);
 }
 
+static uint32_t* packed_pairs(int lines, int k) {
+    return (uint32_t*)check_alloc(matmul_bf16_pairs(lines, k), sizeof(uint32_t), "packed weight");
+}
+
+static void bench_matmul_bf16(Bench* bench, int N, int in, int out) {
+    float *inp = random_floats((size_t)N * in), *weight = random_floats((size_t)out * in),
+          *dweight = random_floats((size_t)out * in), *y = random_floats((size_t)N * out);
+    uint32_t *forward = packed_pairs(out, in), *backward = packed_pairs(in, out);
+    const double flops = matmul_flops(N, in, out), pack_bytes = 6.0 * in * out;
+    char name[64];
+    BENCH(bench, "bf16 pack, for the forward pass", pack_bytes, bench->bandwidth, "GB/s   ",
+          matmul_bf16_pack(forward, matmul_bf16_forward_weight(weight, in), in, out));
+    BENCH(bench, "bf16 pack, for dinp", pack_bytes, bench->bandwidth, "GB/s   ",
+          matmul_bf16_pack(backward, matmul_bf16_backward_weight(weight, in), out, in));
+    snprintf(name, sizeof(name), "bf16 forward    %4d x %4d -> %5d", N, in, out);
+    BENCH(bench, name, flops, bench->peak_bf16, "GFLOP/s",
+          matmul_bf16_forward_cpu(y, inp, forward, NULL, N, in, out, &bench->bf16));
+    snprintf(name, sizeof(name), "bf16 dinp       %4d x %4d -> %5d", N, in, out);
+    BENCH(bench, name, flops, bench->peak_bf16, "GFLOP/s",
+          matmul_bf16_backward_input_cpu(inp, y, backward, N, in, out, &bench->bf16));
+    snprintf(name, sizeof(name), "bf16 dweight    %4d x %4d -> %5d", N, in, out);
+    BENCH(bench, name, flops, bench->peak_bf16, "GFLOP/s",
+          matmul_bf16_backward_weight_cpu(dweight, y, inp, N, in, out, GRADIENT_SET, &bench->bf16));
+    free(inp);
+    free(weight);
+    free(dweight);
+    free(y);
+    free(forward);
+    free(backward);
+}
+
+// The classifier for a token of a text: bound by reading its weights.
+static void bench_matvec_bf16(Bench* bench, int N) {
+    float *inp = random_floats((size_t)N * C), *y = random_floats((size_t)N * VP);
+    uint32_t* packed = packed_pairs(VP, C);
+    char name[64];
+    snprintf(name, sizeof(name), "bf16 matvec     %4d x %4d -> %5d", N, C, VP);
+    BENCH(bench, name, matvec_bf16_bytes(C, VP), bench->bandwidth, "GB/s   ",
+          matvec_bf16_forward_cpu(y, inp, packed, NULL, N, C, VP));
+    free(inp);
+    free(y);
+    free(packed);
+}
+
 static void bench_quantized(Bench* bench, int N) {
     QuantizedScratch scratch;
     float *inp = random_floats((size_t)N * C), *out = random_floats((size_t)N * MATRICES),
@@ -183,25 +232,32 @@ static void bench_quantized(Bench* bench, int N) {
 }
 
 static void bench_attention(Bench* bench, int B, int T) {
-    AttentionScratch scratch;
+    Attention fp32, bf16;
     const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};
-    attention_open(&scratch, T, C / NH);
+    attention_either_open(&fp32, 0, T, C / NH);
+    attention_either_open(&bf16, 1, T, C / NH);
     const size_t N = (size_t)B * T;
     float *qkv = random_floats(N * 3 * C), *dqkv = random_floats(N * 3 * C), *out = random_floats(N * C);
     float *dout = random_floats(N * C), *lse = random_floats(N * NH);
     char name[64];
-    snprintf(name, sizeof(name), "attention forward   B %d T %d", B, T);
-    BENCH(bench, name, attention_flops(B, T, C), bench->peak, "GFLOP/s",
-          attention_forward_cpu(out, lse, qkv, NULL, sizes, &scratch));
-    snprintf(name, sizeof(name), "attention backward  B %d T %d", B, T);
-    BENCH(bench, name, 2.5 * attention_flops(B, T, C), bench->peak, "GFLOP/s",
-          attention_backward_cpu(dqkv, dout, qkv, out, lse, NULL, sizes, &scratch));
+    for (int i = 0; i < 2; i++) {
+        Attention* a = i == 0 ? &fp32 : &bf16;
+        const double peak = i == 0 ? bench->peak : bench->peak_bf16;
+        const char* kind = i == 0 ? "" : "bf16 ";
+        snprintf(name, sizeof(name), "%sattention forward   B %d T %d", kind, B, T);
+        BENCH(bench, name, attention_flops(B, T, C), peak, "GFLOP/s",
+              attention_either_forward_cpu(out, lse, qkv, NULL, sizes, a));
+        snprintf(name, sizeof(name), "%sattention backward  B %d T %d", kind, B, T);
+        BENCH(bench, name, 2.5 * attention_flops(B, T, C), peak, "GFLOP/s",
+              attention_either_backward_cpu(dqkv, dout, qkv, out, lse, NULL, sizes, a));
+    }
     free(qkv);
     free(dqkv);
     free(out);
     free(dout);
     free(lse);
-    attention_close(&scratch);
+    attention_either_close(&fp32);
+    attention_either_close(&bf16);
 }
 
 static void bench_rows(Bench* bench, int N) {
@@ -320,22 +376,28 @@ int main(int argc, char** argv) {
     (void)argc;
     threads_wait_briefly(argv);
     Bench bench;
+    const Bf16Kernel kernel = bf16_kernel();
     matmul_open(&bench.matmul);
+    matmul_bf16_open(&bench.bf16, kernel);
     bench.peak = peak_flops_per_s();
+    bench.peak_bf16 = peak_bf16_flops_per_s(kernel);
     bench.bandwidth = measure_bandwidth();
     bench.read_bandwidth = measure_read_bandwidth();
-    printf("%d threads, %s: peak %.1f GFLOP/s fp32, %.1f GB/s memory, %.1f GB/s reading\n", threads_max(),
-           VEC_ISA, bench.peak * 1e-9, bench.bandwidth * 1e-9, bench.read_bandwidth * 1e-9);
+    printf("%d threads, %s: peak %.1f GFLOP/s fp32, %.1f bf16 by %s, %.1f GB/s memory, %.1f GB/s reading\n",
+           threads_max(), VEC_ISA, bench.peak * 1e-9, bench.peak_bf16 * 1e-9, kernel.name,
+           bench.bandwidth * 1e-9, bench.read_bandwidth * 1e-9);
     printf("%-38s %9s     (%8s - %8s)  %7s %s  %s\n", "operation", "median", "10 %", "90 %", "", "       ",
            "share of the ceiling");
     const int shapes[5][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, VP}};
     for (int N = 256; N <= 1024; N *= 4) {
         for (int i = 0; i < 5; i++) {
             bench_matmul(&bench, N, shapes[i][0], shapes[i][1]);
+            bench_matmul_bf16(&bench, N, shapes[i][0], shapes[i][1]);
         }
     }
     bench_matvec(&bench, 1);
     bench_matvec(&bench, 8);
+    bench_matvec_bf16(&bench, 1);
     bench_quantized(&bench, 1);
     bench_quantized(&bench, 8);
     bench_attention(&bench, 4, 64);
@@ -343,6 +405,7 @@ int main(int argc, char** argv) {
     bench_rows(&bench, 1024);
     bench_classifier(&bench, 256);
     bench_update(&bench);
+    matmul_bf16_close(&bench.bf16);
     matmul_close(&bench.matmul);
     return 0;
 }

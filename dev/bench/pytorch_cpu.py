@@ -1,4 +1,5 @@
-"""One training step of GPT-2 124M on the CPU, fp32: this program beside PyTorch, same threads, same data.
+"""One training step of GPT-2 124M on the CPU: this program beside PyTorch, same threads, same data; both in fp32, and both
+with matrix products in bf16 (--products bf16; PyTorch's autocast).
 
     dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/bench/pytorch_cpu.py
 
@@ -28,9 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 C, L, NH, MAXT, V, VP = 768, 12, 12, 1024, 50257, 50304
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 6e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
 
-# What each system is called and, for PyTorch, the mode of torch.compile (None is eager).
+# What each system is called and, for PyTorch, the mode of torch.compile (None is eager). Those in BF16 have products in
+# bf16, the others are fp32 throughout.
 TORCH_MODES = {"eager": None, "compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
-SYSTEMS = ["ours", *TORCH_MODES]
+BF16 = " bf16"
+SYSTEMS = [name + products for products in ("", BF16) for name in ("ours", *TORCH_MODES)]
 
 # Keeps freed tensors mapped, else every step pays their page faults again: 20 to 30 % of an eager step. The
 # first is for jemalloc, which is preloaded if installed, the others for glibc's malloc.
@@ -64,21 +67,23 @@ def torch_worker(system, B, T, steps, threads, shard):
     import torch
     from torch_model import GPT2, adamw
 
+    is_bf16, mode = system.endswith(BF16), TORCH_MODES[system.removesuffix(BF16)]
     import_mib = peak_mib()
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("highest")  # fp32 as ours, no bf16 inside matrix products
     torch.manual_seed(0)
     model = GPT2(L, NH, C, MAXT, VP)
     optimizer = adamw(model, LR, BETAS, EPS, WEIGHT_DECAY)
-    if TORCH_MODES[system]:
-        model = torch.compile(model, mode=TORCH_MODES[system], dynamic=False)
+    if mode:
+        model = torch.compile(model, mode=mode, dynamic=False)
 
     tokens = np.fromfile(shard, dtype="<u2", offset=1024)
     ms, losses = [], []
     for step in range(steps):
         start = time.perf_counter()
         batch = torch.from_numpy(tokens[step * B * T : (step + 1) * B * T + 1].astype(np.int64))
-        loss = model(batch[:-1].view(B, T), batch[1:].view(B, T))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_bf16):
+            loss = model(batch[:-1].view(B, T), batch[1:].view(B, T))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
@@ -105,12 +110,13 @@ def run(command, env):
         return out.read(), usage.ru_maxrss / 1024
 
 
-def measure_ours(args, B, T, steps, shard, tmp):
+def measure_ours(args, system, B, T, steps, shard, tmp):
     """The trainer's own milliseconds per step, from its log."""
     out = Path(tempfile.mkdtemp(dir=tmp))
     command = [args.ours.resolve(), "--model", "d12", "--train-data", shard, "--batch", B, "--seq-len", T,
                "--steps", steps, "--eval-every", 0, "--sample-every", 0, "--eval-batches", 1,
-               "--threads", args.threads, "--recompute", 2, "--out", out]
+               "--threads", args.threads, "--recompute", 2, "--out", out,
+               "--products", "bf16" if system.endswith(BF16) else "fp32"]
     _, peak = run([str(word) for word in command], os.environ)
     rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     train = [row for row in rows if row["kind"] == "train"]
@@ -149,8 +155,8 @@ def measure(args):
         for B, T in args.shapes:
             for turn in range(args.rounds):
                 for system in args.systems:
-                    if system == "ours":
-                        result = measure_ours(args, B, T, steps, shard, tmp)
+                    if system.startswith("ours"):
+                        result = measure_ours(args, system, B, T, steps, shard, tmp)
                     else:
                         result = measure_torch(args, system, B, T, steps, shard)
                     first_loss = result["losses"][0]
@@ -197,16 +203,17 @@ def summarize(args, B, T, rounds):
 
 
 def table(args, results):
-    """Markdown; the last column is the time beside ours, where ours was measured."""
+    """Markdown; the last column is the time beside ours with the same products, where ours was measured."""
     columns = ["shape", "system", "ms per step", "p10 to p90", "tok/s", "GFLOP/s", "of FMA peak",
                "peak RSS MiB", "time / ours"]
     lines = [f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * 7]
     for (B, T), systems in results.items():
         rows = {system: summarize(args, B, T, rounds) for system, rounds in systems.items()}
         for system, row in rows.items():
-            name = system if system == "ours" else f"PyTorch {system}"
+            name = system if system.startswith("ours") else f"PyTorch {system}"
             share = f"{row['gflop_per_s'] / args.peak:.0%}" if args.peak else "-"
-            ratio = f"{row['median_ms'] / rows['ours']['median_ms']:.2f}" if "ours" in rows else "-"
+            ours = "ours" + BF16 if system.endswith(BF16) else "ours"
+            ratio = f"{row['median_ms'] / rows[ours]['median_ms']:.2f}" if ours in rows else "-"
             cells = [f"B={B} T={T}", name, f"{row['median_ms']:.0f}",
                      f"{row['p10_ms']:.0f} to {row['p90_ms']:.0f}", f"{row['tok_per_s']:.0f}",
                      f"{row['gflop_per_s']:.1f}", share, f"{row['peak_mib']:.0f}", ratio]
@@ -214,10 +221,23 @@ def table(args, results):
     return "\n".join(lines)
 
 
+def best_lines(args, results):
+    """A line for each shape and kind of products: the fastest of PyTorch."""
+    lines = []
+    for (B, T), systems in results.items():
+        for products in ("", BF16):
+            ms = {system: summarize(args, B, T, rounds)["median_ms"] for system, rounds in systems.items()
+                  if not system.startswith("ours") and system.endswith(BF16) == bool(products)}
+            if ms:
+                best = min(ms, key=ms.get)
+                lines.append(f"PyTorch's best at B={B} T={T} in {products.strip() or 'fp32'}: {best}, {ms[best]:.0f} ms.")
+    return "\n".join(lines)
+
+
 def report(args, results, others):
     """`others`: the share of the machine used by other processes, which has to be near 0."""
     host = machine()
-    torch_rounds = [r for rows in results.values() for name in rows if name != "ours" for r in rows[name]]
+    torch_rounds = [r for rows in results.values() for name in rows if not name.startswith("ours") for r in rows[name]]
     versions = {"ours": first_line("git", "describe", "--always", "--dirty") or "no commit",
                 "cc": first_line("gcc", "--version"), "python": platform.python_version(),
                 "torch": torch_rounds[0]["version"] if torch_rounds else "not measured"}
@@ -226,9 +246,11 @@ def report(args, results, others):
     flop = ", ".join(f"{flop_per_step(B, T) / 1e9:.1f} G at B={B} T={T}" for B, T in results)
     import_mib = max((r["import_mib"] for r in torch_rounds), default=0)
     text = f"""\
-# One training step of GPT-2 124M on {host['cores']} {host['isa']} cores, fp32
+# One training step of GPT-2 124M on {host['cores']} {host['isa']} cores
 
 {table(args, results)}
+
+{best_lines(args, results)}
 
 {date}, {host['cpu']}, {host['cores']} cores, {host['ram_gib']} GiB, {host['system']}.
 {args.threads} threads; this program at {versions['ours']}, {versions['cc']};
@@ -274,7 +296,7 @@ def main():
     args = parser.parse_args()
     if args.worker:
         torch_worker(*json.loads(args.worker))
-    elif "ours" in args.systems and not args.ours.is_file():
+    elif any(name.startswith("ours") for name in args.systems) and not args.ours.is_file():
         sys.exit(f"error: {args.ours}: no such file (make train_gpt2)")
     else:
         start, others = time.monotonic(), others_cpu_s()

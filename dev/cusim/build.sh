@@ -76,11 +76,11 @@ c_build() { # MODE CC FLAGS TARGET...
     make -s BUILD="build/sim/llmc-$1" CC="$2" OPT="$3 -g1" MARCH= OPENMP= "${@:4}"
 }
 library=build/sim/llmc-$mode/libllmc.a
-c_build "$mode" $cc "${flags[*]}" "$library"
+libs=$(c_build "$mode" $cc "${flags[*]}" "$library" print-PACKED_LIBS print-MPI_LIBS) # one call: each looks for libraries
 for c_source in "${@:4}"; do
     object=build/sim/llmc-$c_mode/$(basename "$c_source" .c).o
     c_build $c_mode $c_cc "$c_flags" "$object"
     objects+=("$object")
 done
 $cxx -x c++ "${common[@]}" "${flags[@]}" "${include[@]}" -c "$source" -o "$out.o"
-$cxx "${flags[@]}" "$out.o" "${objects[@]}" "$library" -o "$out" -lpthread -ldl -lrt $(make -s print-PACKED_LIBS print-MPI_LIBS) -rdynamic
+$cxx "${flags[@]}" "$out.o" "${objects[@]}" "$library" -o "$out" -lpthread -ldl -lrt $libs -rdynamic

@@ -2,52 +2,133 @@
 # soak.sh -- the long tests: does the trainer learn what can be learned? does it survive being killed? do the readers of
 # files withstand any file? are vectors right on another processor? do the tests of the GPU code notice a forgotten wait?
 #
-#     make soak      the first about a quarter of an hour on two cores
+#     make soak                          all parts, an hour or two on two cores
+#     dev/test/soak.sh [PART...]         some of them
 #
-# The built-in stories have a known entropy. The default run must end within 15 % of it, ten times the steps within 3 %, and
-# neither below it by more than the sampling error of 20,000 tokens. A run that is killed 200 times at random moments must end with
-# the bits of one that is not. Then every fuzz target runs for a minute (fuzz.sh).
-# What uses vectors is compiled for aarch64 and run by qemu (scripts/install_deps.sh --soak).
-# Each wait in the GPU trainer and its kernels, taken out, must make a test fail (dev/cusim/test/mutate.sh).
+#     kills      a run that is killed 200 times at random moments ends with the bits of one that is not; so does one of
+#                1 to 4 ranks, another number after each kill
+#     learning   the built-in stories have a known entropy: the default run ends within 15 % of it, ten times the steps
+#                within 3 %, and neither below it by more than the sampling error of 20,000 tokens; with products in
+#                bf16 a run ends where fp32 does
+#     texts      what the trained models write is as likely to them as what they were trained on, in 8 bits, too; a
+#                report on both runs
+#     fuzz       every fuzz target for a minute (fuzz.sh)
+#     aarch64    what uses vectors, compiled for aarch64 and run by qemu (scripts/install_deps.sh --soak)
+#     ranks      several processes, on CPUs and on the simulated GPU in fp32 (test_ranks.sh)
+#     offload    two GPUs with all offloaded, in 20 random orders of their work: the same bits
+#     waits      each wait in the GPU trainer and its kernels, left out, makes a test fail (dev/cusim/test/mutate.sh)
+#     toy        the whole report on a GPU, of the simulated one (gpu_report.sh)
 set -eu
 cd "$(dirname "$0")/../.."
-make -s train_gpt2
+export OMP_WAIT_POLICY=passive OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-
 failed=0
-dev/test/test_kill.sh ./train_gpt2 200 || failed=1
-# expect_near_floor STEPS LIMIT: LIMIT is the largest allowed loss, in floors.
-expect_near_floor() {
-    ./train_gpt2 --steps "$1" --samples 0 --out "$work/$1" >"$work/log"
-    if ! tail -n 1 "$work/$1/log.jsonl" | sed 's/[{}"]//g; s/,/\n/g' | awk -F: -v steps="$1" -v limit="$2" '
-        { value[$1] = $2 }
-        END {
-            ratio = value["val_loss"] / value["floor"]
-            printf "soak: %d steps: val loss %.4f, floor %.4f, ratio %.4f, wanted 0.99 to %.2f\n", steps,
-                value["val_loss"], value["floor"], ratio, limit
-            exit !(ratio >= 0.99 && ratio <= limit)
-        }'; then
-        failed=1
+
+fail() {
+    echo "soak: FAILED: $*"
+    failed=1
+}
+
+# quietly COMMAND...: its output is shown if it fails.
+quietly() { "$@" >"$work/log" 2>&1 || { tail -n 40 "$work/log" && fail "$*"; }; }
+
+has_sim() {
+    [ -e "${CUDA_HOME:-/usr/local/cuda}/include/cublasLt.h" ] && command -v clang++ >/dev/null && return
+    echo "soak: skipped: $1: the CUDA toolkit (CUDA_HOME) or clang++ is missing"
+    return 1
+}
+
+part_kills() {
+    dev/test/test_kill.sh ./train_gpt2 200 || fail kills
+    ! command -v mpirun >/dev/null || dev/test/test_kill.sh ./train_gpt2 40 "$RANDOM" 4 || fail "kills of ranks"
+}
+
+# number KEY FILE: of the last line that has it.
+number() { sed -n "s/.*\"$1\":\([-0-9.e]*\).*/\1/p" "$2" | tail -n 1; }
+
+# expect_ratio WHAT A B LOW HIGH: A / B is from LOW to HIGH.
+expect_ratio() {
+    awk -v what="$1" -v a="$2" -v b="$3" -v low="$4" -v high="$5" 'BEGIN {
+        printf "soak: %s: %.4f and %.4f, ratio %.4f, wanted %s to %s\n", what, a, b, a / b, low, high
+        exit !(a / b >= low && a / b <= high) }' || fail "$1"
+}
+
+# model_of STEPS: trains for so many steps, unless it did.
+model_of() {
+    [ -e "$work/$1/log.jsonl" ] || quietly ./train_gpt2 --steps "$1" --samples 0 --tensorboard on --out "$work/$1"
+}
+
+# expect_same_learning OPTION...: in a run with these options, bf16 ends within half a percent of fp32's validation loss.
+expect_same_learning() {
+    local kind
+    for kind in fp32 bf16; do
+        quietly ./train_gpt2 --products $kind "$@" --samples 0 --out "$work/learning_$kind"
+    done
+    expect_ratio "$*, validation loss in bf16 and in fp32" "$(number val_loss "$work/learning_bf16/log.jsonl")" \
+        "$(number val_loss "$work/learning_fp32/log.jsonl")" 0.995 1.005
+    rm -rf "$work"/learning_*
+}
+
+part_learning() {
+    local steps limit
+    while read -r steps limit; do
+        model_of "$steps"
+        expect_ratio "$steps steps, validation loss and floor" "$(number val_loss "$work/$steps/log.jsonl")" \
+            "$(number floor "$work/$steps/log.jsonl")" 0.99 "$limit"
+    done <<<'3600 1.15
+36000 1.03'
+    expect_same_learning --steps 300
+    if [ -n "${TINY_TEXT:-}" ] && [ -n "${GPT2_VOCAB:-}" ]; then
+        expect_same_learning --train-data "$TINY_TEXT" --tokenizer "$GPT2_VOCAB" --layers 4 --channels 128 --heads 4 \
+            --seq-len 64 --batch 8 --steps 280
+    else
+        echo "soak: skipped: bf16 on a text: TINY_TEXT or GPT2_VOCAB is not set"
     fi
 }
-expect_near_floor 3600 1.15
-expect_near_floor 36000 1.03
-dev/test/fuzz.sh 60 || failed=1
+
+# loss_of MODEL TEXT OPTIONS...: prints the loss of a model on a file of texts.
+loss_of() {
+    ./train_gpt2 --model "$1" --steps 0 --perplexity "$2" "${@:3}" | sed -n 's/.* | loss \([0-9.]*\) | perplexity .*/\1/p'
+}
+
+# 300 texts as the model draws them cost it what its own distribution says: its loss on what it was trained on, where it
+# has learned that.
+part_texts() {
+    local model=$work/3600 quantize texts val
+    model_of 3600
+    val=$(number val_loss "$model/log.jsonl")
+    for _ in {1..300}; do echo '{"prompt":""}'; done >"$work/prompts.jsonl"
+    for quantize in off q8_0; do
+        texts=$work/texts_$quantize.jsonl
+        quietly ./train_gpt2 --model "$model" --prompts "$work/prompts.jsonl" --out-texts "$texts" --tokens 400 --quantize $quantize
+        expect_ratio "texts with --quantize $quantize, their loss and the validation's" "$(loss_of "$model" "$texts")" "$val" 0.9 1.1
+    done
+    expect_ratio "loss in 8 bits and in 32" "$(loss_of "$model" "$texts" --quantize q8_0)" "$(loss_of "$model" "$texts")" 0.999 1.001
+    quietly ./train_gpt2 --report "$model" --out-html "$work/report.html"
+    [ "$(stat -c %s "$work/report.html")" -lt 512000 ] || fail "the report has $(stat -c %s "$work/report.html") bytes"
+    ! command -v python3 >/dev/null || quietly dev/test/check_report.py "$work/report.html" "$model"
+    [ ! -x build/venv-report/bin/python ] || quietly build/venv-report/bin/python dev/test/check_tensorboard.py "$model"
+}
+
+part_fuzz() { dev/test/fuzz.sh 60 || fail fuzz; }
 
 # run_aarch64 PROGRAM...: shows its last line, or all of it if it failed.
 run_aarch64() {
-    if qemu-aarch64-static -L /usr/aarch64-linux-gnu "$@" >"$work/log" 2>&1; then
-        tail -n 1 "$work/log" | sed 's/^/soak: aarch64: /'
-    else
-        cat "$work/log"
-        echo "soak: aarch64: FAILED: $*"
-        failed=1
-    fi
+    quietly qemu-aarch64-static -L /usr/aarch64-linux-gnu "$@"
+    tail -n 1 "$work/log" | sed 's/^/soak: aarch64: /'
 }
-if [ "$(uname -m)" = aarch64 ]; then
-    echo "soak: skipped: aarch64: this machine is one"
-elif command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-static >/dev/null; then
+
+part_aarch64() {
+    local test vector_tests
+    if [ "$(uname -m)" = aarch64 ]; then
+        echo "soak: skipped: aarch64: this machine is one"
+        return
+    fi
+    if ! command -v aarch64-linux-gnu-gcc >/dev/null || ! command -v qemu-aarch64-static >/dev/null; then
+        echo "soak: skipped: aarch64: its compiler or qemu is missing (scripts/install_deps.sh --soak)"
+        return
+    fi
     read -ra vector_tests <<<"$(make -s print-VECTOR_TESTS)"
     make -s BUILD=build/aarch64 CC=aarch64-linux-gnu-gcc MARCH= MPI= HAVE_ZLIB= HAVE_ISAL= HAVE_ZSTD= HAVE_SNAPPY= \
         "${vector_tests[@]/#/build/aarch64/}" build/aarch64/train_gpt2
@@ -55,14 +136,45 @@ elif command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-stat
         run_aarch64 "build/aarch64/$test"
     done
     run_aarch64 build/aarch64/train_gpt2 --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2
-else
-    echo "soak: skipped: aarch64: its compiler or qemu is missing (scripts/install_deps.sh --soak)"
-fi
-if [ -e "${CUDA_HOME:-/usr/local/cuda}/include/cublasLt.h" ] && command -v clang++ >/dev/null; then
-    make -s build/sim/FP32/train_gpt2cu build/sim/plain/test_comm_nccl && dev/test/test_ranks.sh build/sim/FP32/train_gpt2cu || failed=1
-    dev/cusim/test/mutate.sh || failed=1
-    dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/report" >"$work/log" 2>&1 || { failed=1 && tail -n 40 "$work/log"; }
-else
-    echo "soak: skipped: forgotten waits: the CUDA toolkit (CUDA_HOME) or clang++ is missing"
-fi
+}
+
+part_ranks() {
+    make -s build/plain/train_gpt2 build/plain/test_comm
+    dev/test/test_ranks.sh build/plain/train_gpt2 || fail ranks
+    has_sim ranks || return 0
+    make -s build/sim/FP32/train_gpt2cu build/sim/plain/test_comm_nccl
+    dev/test/test_ranks.sh build/sim/FP32/train_gpt2cu || fail "ranks of GPUs"
+}
+
+part_offload() {
+    local seed run=(--layers 4 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 6 --samples 0 --eval-batches 3
+        --eval-every 3 --save-every 3 --tf32 off --autotune off --zero 3)
+    local all=(--offload-params on --offload-residuals on --recompute 3 --offload-optimizer disk --offload-path "$work/disk")
+    has_sim offload && command -v mpirun >/dev/null || return 0
+    make -s build/sim/FP32/train_gpt2cu
+    quietly build/sim/FP32/train_gpt2cu "${run[@]}" --out "$work/offload"
+    for seed in {1..20}; do
+        quietly env CUSIM_STREAMS=random CUSIM_ORDER=random CUSIM_SEED="$seed" timeout 300 \
+            mpirun --oversubscribe --bind-to none -n 2 build/sim/FP32/train_gpt2cu "${run[@]}" "${all[@]}" --out "$work/offload_$seed"
+        quietly cmp "$work/offload/step_00000006/model.safetensors" "$work/offload_$seed/step_00000006/model.safetensors"
+        rm -r "$work/offload_$seed"
+    done
+    echo "soak: all offloaded, $seed random orders"
+}
+
+part_waits() { ! has_sim waits || dev/cusim/test/mutate.sh || fail waits; }
+
+part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
+
+parts=(kills learning texts fuzz aarch64 ranks offload waits toy)
+[ $# -gt 0 ] || set -- "${parts[@]}"
+for part in "$@"; do
+    [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }
+done
+make -s train_gpt2
+for part in "$@"; do
+    begin=$SECONDS
+    "part_$part"
+    echo "soak: $part: $((SECONDS - begin)) s"
+done
 exit $failed

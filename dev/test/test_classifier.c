@@ -85,7 +85,7 @@ static void test_size(int N, int V, int Vp, float spread) {
 }
 
 static void test_sizes(void) {
-    for (int V = 1; V <= 2 * LANES + 1; V++) {
+    for (int V = 1; V <= 4 * LANES + 1; V++) {
         test_size(1 + V % 3, V, V + V % 4, 1);
     }
     test_size(31, 31, 128, 1);

@@ -184,6 +184,7 @@ test_quantized_misuse() {
     bad 2 "training needs --quantize off" "${tiny[@]}" --steps 1 "${q[@]}"
     bad 2 "training needs --quantize off" --model run --steps 0 "${q[@]}"
     bad 2 "no weights to export" --model bytes --steps 0 --perplexity text.txt --export-llmc x.bin "${q[@]}"
+    bad 2 "--products bf16|--quantize q8_0|one of the two" --model run --prompt x --products bf16 "${q[@]}"
     bad 2 "--quantize is q4|wanted off" --model run --prompt x --quantize q4
 }
 

@@ -61,6 +61,17 @@ test_real_runs() {
     check "its page is beside it" [ -s second/report.html ]
 }
 
+# A run, $1, that goes back at least once: in the middle of its text the loss leaps up. Its samples are bytes that
+# belong to no character, among others.
+roll_back() {
+    local half
+    half=$(printf 'abcdefgh%.0s' {1..800})
+    { printf %s "$half" && tr -dc '0-9A-Z' </dev/urandom | head -c 900 && printf %s "$half"; } >leap.txt
+    good "rolled back" "${tiny[@]}" --tensorboard on --eval-every 10 --sample-every 10 --batch 1 --total-batch 16 --train-data leap.txt --shuffle off --lr 0.01 \
+        --steps 600 --save-every 20 --max-loss-rise 0.8 --on-divergence rollback --out "$1"
+    check "it went back" grep -q '"kind":"rollback"' "$1/log.jsonl"
+}
+
 # Steps 5 to 8 are done again: TensorBoard drops the first ones.
 test_tensorboard() {
     rm -r first/step_00000008
@@ -74,10 +85,12 @@ test_tensorboard() {
     check "and has its own" [ "$(find first/tensorboard -name 'events.out.tfevents.*' | wc -l)" = 1 ]
     mkdir old && cp -r first/tensorboard.1 old/tensorboard && cp first/log.jsonl.1 old/log.jsonl
     bad 2 "--tensorboard on|--out" "${tiny[@]}" --steps 1 --tensorboard on
+    roll_back leap
     local python=$root/build/venv-report/bin/python
     if [ -x "$python" ]; then
         check "the resumed run in TensorBoard" "$python" "$root/dev/test/check_tensorboard.py" old
         check "the new one" "$python" "$root/dev/test/check_tensorboard.py" first
+        check "the one that was rolled back" "$python" "$root/dev/test/check_tensorboard.py" leap
     else
         echo "skipped: TensorBoard's reader: build/venv-report is missing (scripts/install_deps.sh --report)"
     fi

@@ -54,7 +54,7 @@ static void test_events(void) {
     tensorboard_end(&board); // empty
     tensorboard_end(&board);
     tensorboard_begin(&board, 2);
-    tensorboard_text(&board, "t", "x\0y", 3);
+    tensorboard_text(&board, "t", "\x9e\0\xc3\xa9\xc3", 5); // the first and the last byte are no characters
     tensorboard_end(&board);
     strcpy(path, board.path);
     tensorboard_close(&board);
@@ -70,11 +70,11 @@ static void test_events(void) {
                     "\x0a\x08\x0a\x01"
                     "c"
                     "\x15\x00\x00\x00\xc0");
-    EXPECT_EVENT(3, "\x10\x02\x2a\x1a"
-                    "\x0a\x18\x0a\x01"
+    EXPECT_EVENT(3, "\x10\x02\x2a\x20"
+                    "\x0a\x1e\x0a\x01"
                     "t"
-                    "\x42\x09\x08\x07\x12\x00\x42\x03"
-                    "x\0y"
+                    "\x42\x0f\x08\x07\x12\x00\x42\x09"
+                    "\xef\xbf\xbd\0\xc3\xa9\xef\xbf\xbd"
                     "\x4a\x08\x0a\x06\x0a\x04"
                     "text");
     free(file.data);

@@ -6,7 +6,8 @@ number of floats in a vector (16, 8 or 4), and the number of registers. + - * / 
 vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
 
 defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_all, vec_select,
-         vec_first, vec_max, vec_hsum, vec_hmax, vec_exp, vec_transpose, ALWAYS_INLINE
+         vec_first, vec_max, vec_hsum, vec_hmax, vec_exp, vec_transpose, vec_even, vec_odd, vec_load_bits,
+         vec_store_bits, vec_all_bits, ALWAYS_INLINE
 */
 #ifndef LLMC_VEC_H
 #define LLMC_VEC_H
@@ -36,7 +37,9 @@ defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t VecMask __attribute__((vector_size(4 * LANES)));
+typedef uint32_t VecBits __attribute__((vector_size(4 * LANES)));
 typedef float VecUnaligned_ __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t VecBitsUnaligned_ __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 // From now on, in this thread and those it starts, results too small for a normal float become zero, and so
 // do such operands. They come up where attention is sharp, and each costs a hundred cycles: a run was seen to
@@ -55,6 +58,12 @@ ALWAYS_INLINE Vec vec_load(const float* p) { return *(const VecUnaligned_*)p; }
 ALWAYS_INLINE void vec_store(float* p, Vec v) { *(VecUnaligned_*)p = v; }
 ALWAYS_INLINE Vec vec_all(float x) { // x in every lane
     const Vec zero = {0};
+    return x - zero;
+}
+ALWAYS_INLINE VecBits vec_load_bits(const uint32_t* p) { return *(const VecBitsUnaligned_*)p; }
+ALWAYS_INLINE void vec_store_bits(uint32_t* p, VecBits v) { *(VecBitsUnaligned_*)p = v; }
+ALWAYS_INLINE VecBits vec_all_bits(uint32_t x) {
+    const VecBits zero = {0};
     return x - zero;
 }
 ALWAYS_INLINE Vec vec_select(VecMask mask, Vec yes, Vec no) {
@@ -114,15 +123,25 @@ ALWAYS_INLINE Vec vec_exp(Vec x) {
 #define VEC_SHUFFLE_(a, b, ...) __builtin_shuffle(a, b, (VecMask){__VA_ARGS__})
 #endif
 #if LANES == 16
+#define VEC_EVEN_ 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define VEC_ODD_ 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
 #define VEC_LOW_ 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define VEC_HIGH_ 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #elif LANES == 8
+#define VEC_EVEN_ 0, 2, 4, 6, 8, 10, 12, 14
+#define VEC_ODD_ 1, 3, 5, 7, 9, 11, 13, 15
 #define VEC_LOW_ 0, 8, 1, 9, 2, 10, 3, 11
 #define VEC_HIGH_ 4, 12, 5, 13, 6, 14, 7, 15
 #else
+#define VEC_EVEN_ 0, 2, 4, 6
+#define VEC_ODD_ 1, 3, 5, 7
 #define VEC_LOW_ 0, 4, 1, 5
 #define VEC_HIGH_ 2, 6, 3, 7
 #endif
+
+// The even and the odd lanes of two vectors, those of a first.
+ALWAYS_INLINE Vec vec_even(Vec a, Vec b) { return VEC_SHUFFLE_(a, b, VEC_EVEN_); }
+ALWAYS_INLINE Vec vec_odd(Vec a, Vec b) { return VEC_SHUFFLE_(a, b, VEC_ODD_); }
 
 // Transposes a LANES x LANES square in place: log2(LANES) perfect shuffles of its rows.
 ALWAYS_INLINE void vec_transpose(Vec row[LANES]) {

@@ -356,6 +356,7 @@ static const char* generate_setup_(Generate_* g, Options* o) {
     setup_text_tokenizer(&g->data, o, path);
     g->cfg = setup_model(o, &g->data, path);
     setup_check_quantize(o, g->cfg);
+    setup_products(o);
     setup_texts(o);
     g->ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
     if (o->prompts[0]) {

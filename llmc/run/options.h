@@ -158,7 +158,7 @@ typedef struct {
     const char* export_gguf;
     int export_gguf_dtype, tensorboard, overfit;
 
-    int recompute, threads, logits_chunk;
+    int recompute, threads, products, logits_chunk;
     int offload_optimizer;
     const char* offload_path;
     int offload_residuals, offload_params;
@@ -288,6 +288,7 @@ int options_given(const Options* options, const char* name);
 #include "llmc/run/launch.h"
 #include "llmc/run/schedule.h"
 #include "llmc/gpt2.h"
+#include "llmc/linear.h"
 #include "llmc/optimizer.h"
 #include "llmc/quantized_model.h"
 #endif
@@ -497,6 +498,9 @@ const OptionRow OPTION_TABLE[] = {
         "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_ | BOTH_, "0",
         "threads", "CPU threads of a process; 0: its share of the machine's"},
+    {"memory, speed", "products",   "",   CHOICE_(products),       0,        0, CPU_ | RUN_ | BOTH_, "fp32",
+        WORDS_CHOICE(PRODUCTS_WORDS), "factors of matrix products and of attention; bf16: rounded to bf16, with sums and all else "
+        "in fp32; auto: bf16 where this machine has instructions for it"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",

@@ -4,7 +4,9 @@ peak.h -- the machine's own fp32 peak: how many multiply-adds its cores do in re
 The ceiling that MFU and `make bench-cpu` are shares of, measured where they are: all threads at once, some
 milliseconds, the best of several runs. Two operations to a multiply-add.
 
-defines: peak_flops_per_s
+peak_bf16_flops_per_s is what a kernel of bf16_tile.h does with factors in the L1 cache.
+
+defines: peak_flops_per_s, peak_bf16_flops_per_s
 */
 #ifndef LLMC_PEAK_H
 #define LLMC_PEAK_H
@@ -12,8 +14,11 @@ defines: peak_flops_per_s
 #include "llmc/base/clock.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
+#include "llmc/bf16_tile.h"
 
 #define PEAK_SUMS (VEC_REGISTERS / 4 * 3) // in flight: enough to hide the latency of a multiply-add
+
+enum { PEAK_BF16_STEPS = 8 }; // 16 KiB of each factor
 
 // `rounds` multiply-adds on each sum.
 static inline float peak_work_(int rounds) {
@@ -45,6 +50,42 @@ static inline double peak_flops_per_s(void) {
 #pragma omp parallel reduction(+ : sink)
         sink += peak_work_(ROUNDS);
         const double flops = 2.0 * ROUNDS * PEAK_SUMS * LANES * threads_max();
+        const double rate = flops / (time_now_s() - start_s);
+        best = sink > 0 && rate > best ? rate : best;
+    }
+    return best;
+}
+
+// Some tiles of a thread: 4 MFLOP.
+static inline float peak_bf16_work_(const Bf16Kernel* kernel, const uint32_t* factors) {
+    __attribute__((aligned(64))) float tile[BF16_TILE * BF16_TILE] = {0};
+    for (int i = 0; i < 8; i++) {
+        kernel->product(tile, BF16_TILE, tile, BF16_TILE, factors, factors, PEAK_BF16_STEPS);
+    }
+    return tile[0];
+}
+
+// Operations per second of all threads together.
+static inline double peak_bf16_flops_per_s(Bf16Kernel kernel) {
+    enum { ROUNDS = 20, REPEATS = 8 };
+    __attribute__((aligned(64))) uint32_t factors[PEAK_BF16_STEPS * BF16_STEP_PAIRS];
+    double best = 0;
+    for (int i = 0; i < PEAK_BF16_STEPS * BF16_STEP_PAIRS; i++) {
+        factors[i] = 0x3f803f80; // 1, 1
+    }
+    for (int repeat = 0; repeat < REPEATS; repeat++) {
+        float sink = 0;
+        const double start_s = time_now_s();
+#pragma omp parallel reduction(+ : sink)
+        {
+            kernel.begin();
+            for (int r = 0; r < ROUNDS; r++) {
+                sink += peak_bf16_work_(&kernel, factors);
+            }
+            kernel.end();
+        }
+        const double flops =
+            2.0 * ROUNDS * 8 * BF16_TILE * BF16_TILE * BF16_STEP * PEAK_BF16_STEPS * threads_max();
         const double rate = flops / (time_now_s() - start_s);
         best = sink > 0 && rate > best ? rate : best;
     }

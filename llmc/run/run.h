@@ -882,6 +882,7 @@ static int run_dispatch_(Run_* run, const char* program) {
         return run_is_first_(run) ? setup_verify_data(options) : EXIT_SUCCESS;
     }
     setup_check_quantize(options, run->cfg);
+    setup_products(options);
     if (run_is_first_(run)) {
         setup_check_exports(options);
     }

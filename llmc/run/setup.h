@@ -15,7 +15,7 @@ is refused: its tokens would be different ones. The model is a name, a file of l
 directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
-defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_try_prompt, setup_model_path,
+defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_products, setup_try_prompt, setup_model_path,
          setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
          setup_training, setup_optimizer, setup_update, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, SetupExport, setup_exports, setup_export_open,
@@ -130,6 +130,9 @@ void setup_texts(Options* options);
 // Refuses --quantize where the run cannot use it, and for a model whose rows are no whole blocks.
 void setup_check_quantize(const Options* options, GPT2Config cfg);
 
+// Decides --products auto, and refuses bf16 where matrices are in 8 bits.
+void setup_products(Options* options);
+
 // The learning rate and all intervals; after setup_data. `has_weights`: the model is already trained. Values
 // that depend on an unknown number of steps stay auto.
 void setup_training(Options* options, int has_weights);
@@ -214,6 +217,8 @@ void setup_close(RunData* data);
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/bf16_tile.h"
+#include "llmc/linear.h"
 #include "llmc/quantized.h"
 
 // ---- vocabulary and model ----
@@ -1002,6 +1007,17 @@ void setup_texts(Options* options) {
     }
     options->recompute = RECOMPUTE_NEVER;
     options->logits_chunk = options->batch;
+}
+
+void setup_products(Options* options) {
+    const Products best = !options->quantize && bf16_kernel().is_hardware ? PRODUCTS_BF16 : PRODUCTS_FP32;
+    if (options->products == PRODUCTS_AUTO) {
+        options->products = best;
+    }
+    if (options->products == PRODUCTS_BF16 && options->quantize) {
+        die_usage("--products bf16 with --quantize q8_0, whose products are those of 8 bits; wanted one of "
+                  "the two");
+    }
 }
 
 void setup_check_quantize(const Options* options, GPT2Config cfg) {

@@ -66,6 +66,7 @@ void tensorboard_sync(TensorBoard* board);
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
+#include "llmc/base/json.h"
 
 // ---- protobuf ----
 
@@ -214,6 +215,16 @@ void tensorboard_scalar(TensorBoard* board, const char* tag, double value) {
     proto_close_(board, 1, begin);
 }
 
+// Text. TensorBoard wants UTF-8, so a byte that belongs to no character becomes U+FFFD, as in the log.
+static void proto_text_(TensorBoard* board, int field, const char* text, size_t bytes) {
+    const size_t begin = proto_open_(board);
+    for (size_t i = 0, used; i < bytes; i += used ? used : 1) {
+        used = json_utf8_length((const unsigned char*)text + i, bytes - i);
+        proto_put_(board, used ? text + i : "\xEF\xBF\xBD", used ? used : 3);
+    }
+    proto_close_(board, field, begin);
+}
+
 // A tensor of one string, for the plugin "text".
 void tensorboard_text(TensorBoard* board, const char* tag, const char* text, size_t bytes) {
     enum { DT_STRING = 7 };
@@ -226,7 +237,7 @@ void tensorboard_text(TensorBoard* board, const char* tag, const char* text, siz
     const size_t tensor = proto_open_(board);
     proto_int_(board, 1, DT_STRING);
     proto_bytes_(board, 2, "", 0); // its shape: a scalar
-    proto_bytes_(board, 8, text, bytes);
+    proto_text_(board, 8, text, bytes);
     proto_close_(board, 8, tensor);
     proto_bytes_(board, 9, plugin, sizeof(plugin));
     proto_close_(board, 1, begin);

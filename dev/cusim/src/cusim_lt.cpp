@@ -10,25 +10,25 @@ bits differ.
 
 Environment, read at every call, so that a test can change it:
     CUSIM_LT_REFUSE=gelu_aux_bias,dgelu   epilogues for which no algorithm is found
-    CUSIM_LT_FAST=i                       all algorithms but number i take LT_SLOW_MS longer
+    CUSIM_LT_FAST=i                       all algorithms but number i take LT_SLOW_S longer, by the device's clock
     CUSIM_LT_BROKEN=i                     algorithm i is offered, but running it is refused
 
-needs:   cusim.h cublasLt.h, and of the runtime cusim_enqueue, cusim_check_kernel_pointer, trace_line
+needs:   cusim.h cublasLt.h, and of the runtime cusim_enqueue, cusim_pass_time, cusim_check_kernel_pointer, trace_line
 */
 #include <cusim.h>
 #include <cublasLt.h>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <vector>
 
 void cusim_enqueue(cudaStream_t stream, bool on_device, std::function<void()> work);
+void cusim_pass_time(double seconds);
 void trace_line(const char* format, ...);
 bool cusim_is_dry();
 
 namespace {
 
-enum { LT_ALGORITHMS = 4, LT_SLOW_MS = 2, LT_WORKSPACE_BYTES = 64 << 10 };
+enum { LT_ALGORITHMS = 4, LT_SLOW_S = 1, LT_WORKSPACE_BYTES = 64 << 10 };
 
 // What the opaque handles point to.
 struct Layout {
@@ -335,8 +335,7 @@ void run(const Product& p, const void* a, const void* b, const void* c, void* d,
         return;
     }
     if (fast >= 0 && fast != algorithm.number) {
-        const struct timespec slow = {0, LT_SLOW_MS * 1000000};
-        nanosleep(&slow, NULL);
+        cusim_pass_time(LT_SLOW_S);
     }
     if (algorithm.workspace_bytes) {
         memset(workspace, 0xFF, algorithm.workspace_bytes);

@@ -1,0 +1,236 @@
+// test_matmul_bf16.c -- products of bf16 factors: what is packed, bit for bit; every kernel against sums of the rounded
+// factors in double precision; and with any number of threads the same bits.
+#include "llmc/matmul_bf16.h"
+#include "llmc/reference.h"
+#include "bf16_model.h"
+#include "ops.h"
+
+static Bf16Kernel kernels[MODEL_KERNELS];
+static int kernels_count;
+
+// ---- packing ----
+
+// Ties of both kinds, what carries into the exponent, what becomes infinite, and what must stay as it is.
+static void test_rounding(void) {
+    const uint32_t bits[] = {0x3f800000, 0x3f808000, 0x3f818000, 0x3f808001, 0x3f807fff, 0xbf808000,
+                             0x3fffffff, 0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000,
+                             0x7f800001, 0xffffffff, 0x00000000, 0x80000000, 0x7f7f7fff, 0x00800000};
+    enum { COUNT = sizeof(bits) / sizeof(bits[0]) };
+    uint32_t* packed = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS);
+    float* x = ops_floats(COUNT);
+    memcpy(x, bits, sizeof(bits));
+    bf16_pack_left(packed, (Matrix){x, COUNT, 1}, 0, 0, 1, COUNT);
+    for (int k = 0; k < COUNT; k++) {
+        const uint16_t got = (uint16_t)(packed[k / 2] >> 16 * (k % 2)), want = bf16_from_float(x[k]);
+        EXPECT(got == want || (isnan(x[k]) && isnan(bf16_to_float(got))), "%08x became %04x, wanted %04x",
+               (unsigned)bits[k], got, want);
+    }
+    ops_close("rounding");
+}
+
+// Value k of line i of packed lines, left or right.
+static uint16_t packed_at(const uint32_t* packed, int is_left, int i, int k) {
+    const uint32_t* step = packed + k / BF16_STEP * BF16_STEP_PAIRS;
+    const int pair = k % BF16_STEP / 2;
+    return (uint16_t)(step[is_left ? i * 16 + pair : pair * 32 + i] >> 16 * (k % 2));
+}
+
+// Lines and values in either order of memory, not at the start of the matrix, which ends at a guard page.
+static void check_pack(int lines, int k, int is_left, int k_contiguous) {
+    enum { I0 = 2, K0 = 3 };
+    const int all_lines = lines + I0, all_k = k + K0;
+    const float* x = ops_normal((size_t)all_lines * all_k, 1);
+    uint32_t* packed = (uint32_t*)(void*)ops_floats((size_t)bf16_steps(k) * BF16_STEP_PAIRS);
+    const size_t line = k_contiguous ? (size_t)all_k : 1, next = k_contiguous ? 1 : (size_t)all_lines;
+    if (is_left) {
+        bf16_pack_left(packed, (Matrix){x, line, next}, I0, K0, lines, k);
+    } else {
+        bf16_pack_right(packed, (Matrix){x, next, line}, K0, I0, k, lines);
+    }
+    for (int i = 0; i < BF16_TILE; i++) {
+        for (int p = 0; p < bf16_steps(k) * BF16_STEP; p++) {
+            const uint16_t want =
+                i < lines && p < k ? bf16_from_float(x[(i + I0) * line + (p + K0) * next]) : 0;
+            EXPECT(packed_at(packed, is_left, i, p) == want,
+                   "line %d of %d, value %d of %d, left %d, k contiguous %d", i, lines, p, k, is_left,
+                   k_contiguous);
+        }
+    }
+    ops_close("pack");
+}
+
+static void test_pack(void) {
+    const int lines[] = {1, 7, 8, 16, 31, 32}, k[] = {1, 2, 15, 16, 31, 32, 33, 70};
+    for (int i = 0; i < 6 * 8 * 4; i++) {
+        check_pack(lines[i % 6], k[i / 6 % 8], i / 48 % 2, i / 96);
+    }
+}
+
+// ---- products ----
+
+static double* rounded(const float* x, size_t n) {
+    double* wide = ops_doubles(n);
+    for (size_t i = 0; i < n; i++) {
+        wide[i] = bf16_to_float(bf16_from_float(x[i]));
+    }
+    return wide;
+}
+
+static uint32_t* packed_weight(Matrix right, int K, int N) {
+    uint32_t* packed = (uint32_t*)(void*)ops_floats(matmul_bf16_pairs(N, K));
+    matmul_bf16_pack(packed, right, K, N);
+    return packed;
+}
+
+// The products of bf16 factors are exact in fp32, so sums err as those of test_matmul.c do: the same limit, in units of
+// epsilon times the sum of absolute values.
+static const double limit = 4;
+
+typedef struct {
+    double *out, *dinp, *dweight, *dbias;
+} Results;
+
+static Results reference(int N, int C, int OC, const double* inp, const double* weight, const double* bias,
+                         const double* dout) {
+    const Results r = {ops_doubles((size_t)N * OC), ops_doubles((size_t)N * C), ops_doubles((size_t)OC * C),
+                       ops_doubles(OC)};
+    ref_linear_forward(r.out, inp, weight, bias, N, C, OC);
+    ref_linear_backward(r.dinp, r.dweight, r.dbias, dout, inp, weight, N, C, OC);
+    return r;
+}
+
+static void check_size(const Bf16Kernel* kernel, int N, int C, int OC) {
+    const size_t nc = (size_t)N * C, occ = (size_t)OC * C, noc = (size_t)N * OC;
+    float *inp = ops_normal(nc, 1), *weight = ops_normal(occ, 1), *bias = ops_normal(OC, 1),
+          *dout = ops_normal(noc, 1);
+    const double *inp_ = rounded(inp, nc), *weight_ = rounded(weight, occ), *bias_ = ops_widen(bias, OC),
+                 *dout_ = rounded(dout, noc);
+    const Results want = reference(N, C, OC, inp_, weight_, bias_, dout_);
+    const Results size = reference(N, C, OC, ops_absolute(inp_, nc), ops_absolute(weight_, occ),
+                                   ops_absolute(bias_, OC), ops_absolute(dout_, noc));
+    MatmulBf16Scratch scratch;
+    matmul_bf16_open(&scratch, *kernel);
+    float *out = ops_floats(noc), *dinp = ops_floats(nc), *dweight = ops_floats(occ);
+    matmul_bf16_forward_cpu(out, inp, packed_weight(matmul_bf16_forward_weight(weight, C), C, OC), bias, N, C,
+                            OC, &scratch);
+    EXPECT_NEAR(ops_error(out, want.out, size.out, noc), 0, limit, "%s: out of %d x %d x %d", kernel->name, N,
+                C, OC);
+    matmul_bf16_backward_input_cpu(dinp, dout, packed_weight(matmul_bf16_backward_weight(weight, C), OC, C),
+                                   N, C, OC, &scratch);
+    EXPECT_NEAR(ops_error(dinp, want.dinp, size.dinp, nc), 0, limit, "%s: dinp of %d x %d x %d", kernel->name,
+                N, C, OC);
+    matmul_bf16_backward_weight_cpu(dweight, dout, inp, N, C, OC, GRADIENT_SET, &scratch);
+    EXPECT_NEAR(ops_error(dweight, want.dweight, size.dweight, occ), 0, limit, "%s: dweight of %d x %d x %d",
+                kernel->name, N, C, OC);
+    const double *old = ops_widen(weight, occ), *old_size = ops_absolute(old, occ);
+    matmul_bf16_backward_weight_cpu(weight, dout, inp, N, C, OC, GRADIENT_ADD, &scratch); // onto known values
+    EXPECT_NEAR(ops_error(weight, ops_sum(want.dweight, old, occ), ops_sum(size.dweight, old_size, occ), occ),
+                0, limit, "%s: dweight added, %d x %d x %d", kernel->name, N, C, OC);
+    matmul_bf16_close(&scratch);
+    ops_close(kernel->name);
+}
+
+// Every edge of a tile and of a step; more than one block, slab and part.
+static void test_sizes(const Bf16Kernel* kernel) {
+    const int around[] = {1, 2, 31, 32, 33, 65};
+    for (int i = 0; i < 6; i++) {
+        check_size(kernel, around[i], around[(i + 2) % 6], around[(i + 3) % 6]);
+        check_size(kernel, around[i], around[(i + 5) % 6], around[(i + 1) % 6]);
+    }
+    check_size(kernel, 3, 2 * MATMUL_BF16_BLOCK_K + 1, 5);
+    check_size(kernel, 2, 3, MATMUL_BF16_SLAB_K + 33);
+    check_size(kernel, MATMUL_BF16_SLAB_K + 1, 2, 3);
+    check_size(kernel, 1, MATMUL_BF16_SLAB_COLS + 1, 34);
+    check_size(kernel, MATMUL_BF16_PART_TILES * BF16_TILE + 1, 5, MATMUL_BF16_PART_TILES * BF16_TILE + 1);
+}
+
+// With denormal factors, products and sums, vectors of fp32 do what vdpbf16ps is said to do.
+static void test_like_avx512(void) {
+#ifdef __FMA__
+    enum { K = 3 * BF16_STEP };
+    float *a = ops_normal(BF16_TILE * K, 1e-19f), *b = ops_normal(K * BF16_TILE, 1e-19f);
+    uint32_t *left = (uint32_t*)(void*)ops_floats(3 * BF16_STEP_PAIRS),
+             *right = (uint32_t*)(void*)ops_floats(3 * BF16_STEP_PAIRS);
+    float *got = ops_floats(1024), *want = ops_floats(1024), *first = ops_normal(1024, 1e-38f);
+    for (int i = 0; i < BF16_TILE * K; i++) {
+        a[i] *= i % 3 ? 1 : 1e-20f;
+        b[i] *= i % 5 ? 1 : 1e20f;
+    }
+    bf16_pack_left(left, (Matrix){a, K, 1}, 0, 0, BF16_TILE, K);
+    bf16_pack_right(right, (Matrix){b, BF16_TILE, 1}, 0, 0, K, BF16_TILE);
+    bf16_product_vec_(got, 32, first, 32, left, right, 3);
+    model_product_avx512_(want, 32, first, 32, left, right, 3);
+    for (int i = 0; i < 1024; i++) {
+        EXPECT(float_bits(got[i]) == float_bits(want[i]), "element %d: %a, wanted %a", i, (double)got[i],
+               (double)want[i]);
+    }
+    ops_close("like AVX-512");
+#endif
+}
+
+// What is not finite stays visible in its row of the result, and only there.
+static void test_not_finite(const Bf16Kernel* kernel) {
+    enum { N = 33, C = 31, OC = 35 };
+    const float bad[] = {NAN, INFINITY, -INFINITY};
+    MatmulBf16Scratch scratch;
+    matmul_bf16_open(&scratch, *kernel);
+    for (int i = 0; i < 3; i++) {
+        float *inp = ops_normal(N * C, 1), *out = ops_floats(N * OC);
+        const float* weight = ops_normal(OC * C, 1);
+        inp[7 * C + 30] = bad[i];
+        matmul_bf16_forward_cpu(out, inp, packed_weight(matmul_bf16_forward_weight(weight, C), C, OC), NULL,
+                                N, C, OC, &scratch);
+        for (int j = 0; j < N * OC; j++) {
+            EXPECT(!isfinite(out[j]) == (j / OC == 7), "%s, %g in row 7: element %d is %g", kernel->name,
+                   (double)bad[i], j, (double)out[j]);
+        }
+        ops_close("not finite");
+    }
+    matmul_bf16_close(&scratch);
+}
+
+// Long enough for the threads to meet, and with several slabs of each kind.
+static void test_threads(const Bf16Kernel* kernel, int N, int C, int OC) {
+    const size_t noc = (size_t)N * OC, nc = (size_t)N * C, occ = (size_t)OC * C;
+    float *inp = ops_normal(nc, 1), *weight = ops_normal(occ, 1), *bias = ops_normal(OC, 1),
+          *dout = ops_normal(noc, 1);
+    float *out[3], *dinp[3], *dweight[3];
+    const int threads[] = {1, 2, 5}, before = threads_max();
+    for (int t = 0; t < 3; t++) {
+        MatmulBf16Scratch scratch;
+        threads_set(threads[t]);
+        matmul_bf16_open(&scratch, *kernel);
+        out[t] = ops_floats(noc), dinp[t] = ops_floats(nc), dweight[t] = ops_floats(occ);
+        matmul_bf16_forward_cpu(out[t], inp, packed_weight(matmul_bf16_forward_weight(weight, C), C, OC),
+                                bias, N, C, OC, &scratch);
+        matmul_bf16_backward_input_cpu(
+            dinp[t], dout, packed_weight(matmul_bf16_backward_weight(weight, C), OC, C), N, C, OC, &scratch);
+        matmul_bf16_backward_weight_cpu(dweight[t], dout, inp, N, C, OC, GRADIENT_SET, &scratch);
+        matmul_bf16_backward_weight_cpu(dweight[t], dout, inp, N, C, OC, GRADIENT_ADD, &scratch);
+        EXPECT(ops_same_bits(out[t], out[0], noc), "%s: out with %d threads", kernel->name, threads[t]);
+        EXPECT(ops_same_bits(dinp[t], dinp[0], nc), "%s: dinp with %d threads", kernel->name, threads[t]);
+        EXPECT(ops_same_bits(dweight[t], dweight[0], occ), "%s: dweight with %d threads", kernel->name,
+               threads[t]);
+        matmul_bf16_close(&scratch);
+    }
+    threads_set(before);
+    ops_close("threads");
+}
+
+int main(int argc, char** argv) {
+    (void)argc;
+    threads_wait_briefly(argv);
+    vec_flush_denormals(); // as the trainer does
+    kernels_count = model_kernels(kernels);
+    test_rounding();
+    test_pack();
+    test_like_avx512();
+    for (int k = 0; k < kernels_count; k++) {
+        test_sizes(&kernels[k]);
+        test_not_finite(&kernels[k]);
+        test_threads(&kernels[k], 50, 100, 70);
+    }
+    test_threads(&kernels[kernels_count - 3], 300, 900,
+                 MATMUL_BF16_SLAB_K + 100); // the vectors of this build
+    return test_done("matmul_bf16");
+}

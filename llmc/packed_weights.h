@@ -1,0 +1,105 @@
+/*
+packed_weights.h -- copies of a model's matrices as factors in bf16 (matmul_bf16.h), for --products bf16 on the CPU.
+
+    forward     of (OC, C): the right factor of out = inp weight^T
+    backward    the right factor of dinp = dout weight; only for training
+
+The matrices themselves stay fp32. Whoever changes them packs them again; until then all passes read the copies.
+
+defines: PackedWeights, PackedFor, packed_weights_bytes, packed_weights_open, packed_weights_close, packed_weights_pack,
+         packed_weights_find
+*/
+#ifndef LLMC_PACKED_WEIGHTS_H
+#define LLMC_PACKED_WEIGHTS_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/base/check.h"
+#include "llmc/gpt2.h"
+#include "llmc/matmul_bf16.h"
+#include "llmc/quantized_model.h"
+
+typedef enum { PACKED_FORWARD, PACKED_BACKWARD, PACKED_KINDS } PackedFor;
+
+typedef struct {
+    const TensorRow* rows;                        // of the parameters in fp32,
+    void* params;                                 // which are there
+    int kinds;                                    // 1: only for the forward pass
+    size_t at[GPT2_PARAMETER_ROWS][PACKED_KINDS]; // of layer 0, in `memory`
+    uint32_t* memory;
+} PackedWeights;
+
+// Of a layer of a matrix.
+static inline size_t packed_weights_pairs_(const TensorRow* row, int kind) {
+    const int OC = (int)row->rows, C = (int)row->cols;
+    return kind == PACKED_FORWARD ? matmul_bf16_pairs(OC, C) : matmul_bf16_pairs(C, OC);
+}
+
+// Sets the places of copies; returns the bytes of all.
+static inline size_t packed_weights_place_(PackedWeights* w) {
+    size_t at = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int kind = 0; kind < w->kinds && quantized_is_matrix(&w->rows[i]); kind++) {
+            w->at[i][kind] = at;
+            at += w->rows[i].layers * packed_weights_pairs_(&w->rows[i], kind);
+        }
+    }
+    return at * sizeof(uint32_t);
+}
+
+static inline size_t packed_weights_bytes(GPT2Config cfg, int kinds) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    PackedWeights w = {rows, NULL, kinds, {{0}}, NULL};
+    gpt2_parameter_rows(rows, cfg);
+    return packed_weights_place_(&w);
+}
+
+// For parameters in fp32 that are laid out by `rows`; both stay the caller's.
+static inline void packed_weights_open(PackedWeights* w, const TensorRow* rows, void* params, int kinds) {
+    w->rows = rows;
+    w->params = params;
+    w->kinds = kinds;
+    w->memory = (uint32_t*)check_alloc(packed_weights_place_(w), 1, "packed weights");
+}
+
+static inline void packed_weights_close(PackedWeights* w) { free(w->memory); }
+
+static inline uint32_t* packed_weights_at_(const PackedWeights* w, int row, int layer, int kind) {
+    return w->memory + w->at[row][kind] + layer * packed_weights_pairs_(&w->rows[row], kind);
+}
+
+// Packs all matrices, on all cores.
+static inline void packed_weights_pack(PackedWeights* w) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &w->rows[i];
+        const int OC = (int)row->rows, C = (int)row->cols;
+        for (int l = 0; l < row->layers && quantized_is_matrix(row); l++) {
+            const float* weight = (const float*)tensor_at_layer(row, w->params, l);
+            matmul_bf16_pack(packed_weights_at_(w, i, l, PACKED_FORWARD),
+                             matmul_bf16_forward_weight(weight, C), C, OC);
+            if (w->kinds > PACKED_BACKWARD) {
+                matmul_bf16_pack(packed_weights_at_(w, i, l, PACKED_BACKWARD),
+                                 matmul_bf16_backward_weight(weight, C), OC, C);
+            }
+        }
+    }
+}
+
+// The copy of a matrix, which is known by its place.
+static inline const uint32_t* packed_weights_find(const PackedWeights* w, const float* weight,
+                                                  PackedFor kind) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < w->rows[i].layers; l++) {
+            if (tensor_at_layer(&w->rows[i], w->params, l) == (const void*)weight) {
+                assert(quantized_is_matrix(&w->rows[i]) && (int)kind < w->kinds);
+                return packed_weights_at_(w, i, l, kind);
+            }
+        }
+    }
+    assert(!"a matrix of the model");
+    return NULL;
+}
+
+#endif
