@@ -62,8 +62,8 @@ typedef struct {
     int shards;         // processes of a replica: W with one level
     int groups;         // 1 + L
     size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
-    int takes_turns;    // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
-                        // updates during the backward pass, which the caller sets
+    int takes_turns; // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
+                     // updates during the backward pass, which the caller sets
 } ZeroPlan;
 
 // `shards` divides `size`; ranks 0 ... shards - 1 are the first replica.

@@ -73,9 +73,11 @@ static inline DType planned_gradient_dtype(const Options* o) {
 
 // A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
 static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o)
-               ? zero_plan(cfg, 0, 0, 1)
-               : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
+    ZeroPlan plan = options_only_evaluates(o)
+                        ? zero_plan(cfg, 0, 0, 1)
+                        : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
+    plan.takes_turns |= o->update_in_backward;
+    return plan;
 }
 
 // What chunks of the optimizer's state pass through.

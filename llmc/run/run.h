@@ -213,10 +213,10 @@ typedef struct {
     RunLog log;
     RunState state;
     InBackward in_backward; // the last update
-    int validates_first; // before the first update, too
-    double floor;        // of the validation loss: the entropy of the text; NAN: unknown
-    double step_s;       // time of the last step
-    double sensed_s;     // when the device was asked last
+    int validates_first;    // before the first update, too
+    double floor;           // of the validation loss: the entropy of the text; NAN: unknown
+    double step_s;          // time of the last step
+    double sensed_s;        // when the device was asked last
 } Run_;
 
 static int run_is_first_(const Run_* run) { return run->comm.rank == 0; }

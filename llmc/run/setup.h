@@ -928,9 +928,10 @@ static void setup_check_in_backward_(Options* o) {
         return;
     }
     if (o->processes > 1) {
-        die_usage("--update-in-backward on, %d processes; wanted one, or off with --zero 2, which divides the "
-                  "gradients among them",
-                  o->processes);
+        die_usage(
+            "--update-in-backward on, %d processes; wanted one, or off with --zero 2, which divides the "
+            "gradients among them",
+            o->processes);
     }
     if (o->zero >= 2) {
         die_usage("--update-in-backward on, --zero %d, which keeps all gradients; wanted --zero 0", o->zero);

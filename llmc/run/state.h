@@ -372,9 +372,8 @@ static int state_guard_member_(JsonReader* text, const char* key, void* to) {
 
 static int state_shares_member_(JsonReader* text, const char* key, void* to) {
     ClipShares* shares = (ClipShares*)to;
-    return strcmp(key, "updates") == 0
-               ? state_natural_(text, &shares->updates)
-               : state_values_(text, shares->share, CLIP_MAX_GROUPS, &shares->groups);
+    return strcmp(key, "updates") == 0 ? state_natural_(text, &shares->updates)
+                                       : state_values_(text, shares->share, CLIP_MAX_GROUPS, &shares->groups);
 }
 
 static int state_scale_member_(JsonReader* text, const char* key, void* to) {
@@ -499,10 +498,11 @@ void state_close(SavedState* s) {
 }
 
 int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
-    static const char* const keys[] = {
-        "format",   "version",    "serial",       "first_serial", "step",        "updates", "tokens",
-        "sequence", "samples_at", "train_tokens", "padded_vocab", "val_loss",    "trainer", "loss_scale",
-        "guard",    "options",    "files",        "?stage",       "?train_data", "?clip",       "xxh64",   NULL};
+    static const char* const keys[] = {"format",       "version",  "serial",   "first_serial", "step",
+                                       "updates",      "tokens",   "sequence", "samples_at",   "train_tokens",
+                                       "padded_vocab", "val_loss", "trainer",  "loss_scale",   "guard",
+                                       "options",      "files",    "?stage",   "?train_data",  "?clip",
+                                       "xxh64",        NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;
