@@ -12,7 +12,7 @@ with one process. The slots lie as optimizer.h says. All is updated with its pad
 
 How weights are read and rounded: update.cuh.
 
-defines: OptimizerPlan, optimizer_open, optimizer_close, OptimizerUpdate, optimizer_update, optimizer_update_part,
+defines: OptimizerPlan, optimizer_open, optimizer_freeze, optimizer_close, OptimizerUpdate, optimizer_update, optimizer_update_part,
          optimizer_bytes
 */
 #ifndef LLMC_OPTIMIZER_CUH
@@ -22,6 +22,7 @@ defines: OptimizerPlan, optimizer_open, optimizer_close, OptimizerUpdate, optimi
 #include <limits.h>
 
 #include "llmc/adamw.cuh"
+#include "llmc/freeze.h"
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
 #include "llmc/lion.cuh"
@@ -49,6 +50,7 @@ typedef struct {
     UpdatePieces_ pieces;
     uint8_t*
         rows; // on the GPU: of the parameters, for each TENSOR_ALIGN elements of group 0, and then of any one block
+    uint32_t* frozen; // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
 } OptimizerPlan;
 
 enum { UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN }; // of a piece: one for each warp
@@ -72,6 +74,7 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
     const size_t bytes = (zero->once + zero->block) / TENSOR_ALIGN;
     CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
     plan->state = state;
+    plan->frozen = NULL;
     plan->pieces.once = (uint32_t)(zero->once / part);
     plan->pieces.block = (uint32_t)(zero->block / part);
     plan->pieces.rank = (uint32_t)own.part;
@@ -86,7 +89,25 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
     free(rows);
 }
 
-static inline void optimizer_close(OptimizerPlan* plan) { gpu_free(plan->rows); }
+// After optimizer_open: updates leave frozen parameters as they are, in a model of L blocks.
+static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze, int L) {
+    const size_t bytes = ((size_t)L + 1) * sizeof(uint32_t);
+    uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < L; l++) {
+            const int group = plan->state->rows[i].place == PLACE_BLOCK ? 1 + l : 0;
+            frozen[group] |= (uint32_t)freeze_has(freeze, i, l) << i;
+        }
+    }
+    plan->frozen = (uint32_t*)gpu_alloc(bytes, 1, "frozen parameters");
+    CUDA_CHECK(cudaMemcpy(plan->frozen, frozen, bytes, cudaMemcpyHostToDevice));
+    free(frozen);
+}
+
+static inline void optimizer_close(OptimizerPlan* plan) {
+    gpu_free(plan->frozen);
+    gpu_free(plan->rows);
+}
 
 // Where a piece of the owned arrays lies.
 typedef struct {
@@ -159,7 +180,7 @@ __device__ inline void update_four_(const UpdateArrays_<T, G>& a, UpdateRates_ r
 // order  every element on its own
 template <class T, class G, UpdateRule RULE>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
-    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows,
+    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows, const uint32_t* frozen,
                    const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
                    const __grid_constant__ UpdateNumbers_ numbers, uint64_t seed, uint64_t stream) {
     const uint32_t piece = first + blockIdx.x;
@@ -167,6 +188,9 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     const size_t owned = (size_t)piece * UPDATE_PIECE_ + 4 * threadIdx.x,
                  full = (size_t)place.full * UPDATE_PIECE_ + 4 * threadIdx.x;
     const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32];
+    if (frozen && frozen[place.group] >> row & 1) {
+        return; // the whole warp
+    }
     const RoundingWords words = {seed, stream,
                                  ((uint64_t)place.group << 40) + (uint64_t)place.offset * UPDATE_PIECE_ +
                                      4 * threadIdx.x};
@@ -197,8 +221,8 @@ static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, u
     const UpdateArrays_<T, G> arrays = {weights, (const G*)u.grads.data, (float*)u.slots[STATE_M],
                                         (float*)u.slots[STATE_V]};
     const uint64_t stream = rand_stream("adamw") + (uint64_t)u.update.adamw.t;
-    launch(update_kernel_<T, G, RULE>, count, UPDATE_THREADS_, 0, gpu, arrays, u.plan->rows, u.plan->pieces,
-           first, update_numbers_(u.plan->state, u.update), u.seed, stream);
+    launch(update_kernel_<T, G, RULE>, count, UPDATE_THREADS_, 0, gpu, arrays, u.plan->rows, u.plan->frozen,
+           u.plan->pieces, first, update_numbers_(u.plan->state, u.update), u.seed, stream);
 }
 
 template <class T, class G>
@@ -214,6 +238,8 @@ static inline void update_launch_rule_(const OptimizerUpdate<T>& u, uint32_t fir
     case RULE_SGD:
         update_launch_<T, G, RULE_SGD>(u, first, count, gpu);
         break;
+    case RULE_NONE:
+        assert(!"GPUs have state of frozen parameters, too");
     }
 }
 

@@ -45,7 +45,8 @@ typedef enum { OPTIMIZER_WORDS(WORDS_VALUE) } OptimizerName;
 typedef enum {
     RULE_ADAMW, // adamw.h
     RULE_LION,  // lion.h
-    RULE_SGD    // sgd.h
+    RULE_SGD,   // sgd.h
+    RULE_NONE   // of frozen parameters (freeze.h)
 } UpdateRule;
 
 // What a GPU keeps beside 16-bit weights (update.cuh).
@@ -55,6 +56,8 @@ typedef struct {
     OptimizerName name;
     int has_momentum; // of SGD
     MasterWeights master;
+    unsigned frozen;       // bit i: row i of the parameters is not updated in any block
+    int has_state_of_them; // all the same, as on GPUs, whose arrays of state have all parameters
 } Optimizer;
 
 static inline const char* optimizer_word(OptimizerName name) {
@@ -189,7 +192,8 @@ static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, 
     s->optimizer = optimizer;
     gpt2_sharded_rows_of(s->rows, cfg, 1, zero->size);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        s->rule[i] = optimizer_rule(optimizer, s->rows[i].kind);
+        const int is_frozen = !optimizer.has_state_of_them && (optimizer.frozen >> i) & 1;
+        s->rule[i] = is_frozen ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->span[i] = state_span_(s, zero, i);
     }
     state_set_slots_(s);
@@ -289,6 +293,8 @@ static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange
         sgd_update_cpu(param, grad, m, range->count, opt);
         break;
     }
+    case RULE_NONE:
+        break;
     }
 }
 

@@ -391,14 +391,14 @@ static void bench_optimizer(Bench* bench) {
     char shape[64];
     snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
     bench_norm(bench, grads, n, shape);
-    bench_update(bench, "AdamW", Optimizer{OPTIMIZER_ADAMW, 0, usual}, grads, shape);
+    bench_update(bench, "AdamW", Optimizer{OPTIMIZER_ADAMW, 0, usual, 0, 0}, grads, shape);
     if (!bench->list) {
         if (usual != MASTER_NONE) {
-            bench_update(bench, "AdamW, no master weights", Optimizer{OPTIMIZER_ADAMW, 0, MASTER_NONE}, grads,
-                         shape);
+            bench_update(bench, "AdamW, no master weights", Optimizer{OPTIMIZER_ADAMW, 0, MASTER_NONE, 0, 0},
+                         grads, shape);
         }
-        bench_update(bench, "Lion", Optimizer{OPTIMIZER_LION, 0, usual}, grads, shape);
-        bench_update(bench, "SGD", Optimizer{OPTIMIZER_SGD, 1, usual}, grads, shape);
+        bench_update(bench, "Lion", Optimizer{OPTIMIZER_LION, 0, usual, 0, 0}, grads, shape);
+        bench_update(bench, "SGD", Optimizer{OPTIMIZER_SGD, 1, usual, 0, 0}, grads, shape);
     }
     section_close(bench);
 }

@@ -8,7 +8,7 @@
 static const GPT2Config ODD = {7, 131, 201, 3, 3, 33};
 
 static Optimizer optimizer_of(OptimizerName name, int has_momentum) {
-    const Optimizer optimizer = {name, has_momentum, MASTER_NONE};
+    const Optimizer optimizer = {name, has_momentum, MASTER_NONE, 0, 0};
     return optimizer;
 }
 

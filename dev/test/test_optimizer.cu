@@ -548,7 +548,7 @@ static void test_limits(void) {
 
 // Bytes of an update, of each parameter.
 static double bytes_of(OptimizerName name, MasterWeights master, DType params, DType grads) {
-    const Optimizer optimizer = {name, 0, master};
+    const Optimizer optimizer = {name, 0, master, 0, 0};
     const ZeroPlan zero = zero_plan(SMALL, 0, 0, 1);
     OptimizerState state;
     optimizer_state_open(&state, optimizer, &zero, SMALL);

@@ -208,6 +208,21 @@ test_stages() {
     check "stage 0 has one part of the state" [ "$(ls three_0/step_00000009/optimizer.*)" = three_0/step_00000009/optimizer.1of1.safetensors ]
 }
 
+# Gradients of what is frozen in some blocks only, and of blocks that the backward pass does not come to.
+test_freeze() {
+    local frozen='embeddings,blocks[0],mlp[1]' n
+    trains 1 frozen_1 "${run[@]}" --zero 2 --freeze "$frozen"
+    for n in 2 3; do
+        trains $n frozen_$n "${run[@]}" --zero 2 --freeze "$frozen"
+        same_model frozen_1/step_00000009 frozen_$n/step_00000009 "frozen, $n ranks"
+        same_log frozen_1 frozen_$n "frozen, $n ranks"
+    done
+    trains 3 frozen_elastic --resume frozen_2/step_00000003
+    same_model frozen_1/step_00000009 frozen_elastic/step_00000009 "frozen, 2 ranks, then 3"
+    trains 3 frozen_1_of_3 "${run[@]}" --zero 1 --freeze "$frozen"
+    near "frozen, --zero 1 and 2" "$(last_loss frozen_1)" "$(last_loss frozen_1_of_3)" 1e-6
+}
+
 # in_files CHECKPOINT COUNT: its weights are in COUNT files, with an index.
 in_files() {
     check "$1: $(ls "$1" | grep -c '^model')" [ "$(ls "$1" | grep '^model')" = \
@@ -633,6 +648,7 @@ test_without_launcher
 test_same_bits
 test_optimizers lion
 test_stages
+test_freeze
 test_tasks
 test_elastic
 test_disagreement

@@ -15,7 +15,7 @@ is refused: its tokens would be different ones. The model is a name, a file of l
 directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
-defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_products, setup_try_prompt, setup_model_path,
+defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_check_freeze, setup_products, setup_try_prompt, setup_model_path,
          setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
          setup_training, setup_optimizer, setup_update, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, SetupExport, setup_exports, setup_export_open,
@@ -130,6 +130,9 @@ void setup_texts(Options* options);
 // Refuses --quantize where the run cannot use it, and for a model whose rows are no whole blocks.
 void setup_check_quantize(const Options* options, GPT2Config cfg);
 
+// The same for --freeze, whose list needs the model; after the processes have met.
+void setup_check_freeze(const Options* options, GPT2Config cfg);
+
 // Decides --products auto, and refuses bf16 where matrices are in 8 bits.
 void setup_products(Options* options);
 
@@ -218,6 +221,7 @@ void setup_close(RunData* data);
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/bf16_tile.h"
+#include "llmc/freeze.h"
 #include "llmc/linear.h"
 #include "llmc/quantized.h"
 
@@ -898,7 +902,7 @@ static void setup_only_evaluate_(Options* options) {
     options->offload_params = options->offload_residuals = options->update_in_backward = 0;
     if (!setup_asks_for_samples(options)) {
         options->sample_every = options->sample_every == OPTION_AUTO ? 0 : options->sample_every;
-        options->recompute = options->recompute == OPTION_AUTO ? 3 : options->recompute;
+        options->recompute = options->recompute == OPTION_AUTO ? RECOMPUTE_BLOCK : options->recompute;
     }
 }
 
@@ -914,9 +918,9 @@ static void setup_check_offload_(const Options* o) {
         die_usage("--offload-params on, --zero %d; wanted --zero 3, which divides the parameters", o->zero);
     }
     if (o->offload_residuals && o->recompute != RECOMPUTE_BLOCK && o->recompute != OPTION_AUTO) {
-        die_usage("--offload-residuals on, --recompute %d; wanted --recompute %d, which keeps nothing else "
+        die_usage("--offload-residuals on, --recompute %s; wanted --recompute %s, which keeps nothing else "
                   "of a block",
-                  o->recompute, RECOMPUTE_BLOCK);
+                  gpt2_recompute_word(o->recompute), gpt2_recompute_word(RECOMPUTE_BLOCK));
     }
 }
 
@@ -992,7 +996,7 @@ void setup_training(Options* options, int has_weights) {
         die_usage("--tensorboard on writes into the directory of the run: give --out, too");
     }
     if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
-        options->recompute = 1; // the GPU trainer asks its GPU
+        options->recompute = RECOMPUTE_GELU; // the GPU trainer asks its GPU
     }
     setup_update_auto_(options, has_weights);
     if (options->sample_tokens == OPTION_AUTO) {
@@ -1043,8 +1047,27 @@ void setup_check_quantize(const Options* options, GPT2Config cfg) {
     }
 }
 
+void setup_check_freeze(const Options* o, GPT2Config cfg) {
+    char error[ERROR_BYTES];
+    Freeze freeze;
+    if (!freeze_parse(&freeze, cfg.L, o->freeze, error)) {
+        die_usage("%s", error);
+    }
+    if (freeze.first_block > 0 && o->zero == 3) {
+        die_usage("--freeze %s, --zero 3; wanted --zero 2, since the backward pass ends at block %d",
+                  o->freeze, freeze.first_block);
+    }
+    if (freeze.first_block > 0 && o->offload_residuals) {
+        die_usage("--freeze %s, --offload-residuals on; wanted off, since the backward pass ends at block %d",
+                  o->freeze, freeze.first_block);
+    }
+}
+
 Optimizer setup_optimizer(const Options* options) {
-    const Optimizer optimizer = {(OptimizerName)options->optimizer, options->sgd_momentum > 0, MASTER_NONE};
+    const Freeze freeze = freeze_of(options->layers, options->freeze);
+    Optimizer optimizer = {(OptimizerName)options->optimizer, options->sgd_momentum > 0, MASTER_NONE, 0, 0};
+    optimizer.frozen = freeze.rows;
+    optimizer.has_state_of_them = options->program.trainer == OPTION_GPU;
     return optimizer;
 }
 
