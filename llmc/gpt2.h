@@ -444,8 +444,6 @@ static inline const GPT2NamedModel* gpt2_model_by_name(const char* name) {
     return NULL;
 }
 
-enum { GPT2_MAX_LAYERS = 1000 }; // also of --layers
-
 // Whether sizes read from the file `path` can be those of a model; if not, 0 and the reason in `error`.
 static inline int gpt2_check_config(GPT2Config cfg, const char* path, char* error) {
     static const char* const names[6] = {"context", "vocabulary", "layers",
