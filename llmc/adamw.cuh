@@ -7,7 +7,7 @@ sum of losses.
     m, v    4   fp32   updated, at multiples of 16 bytes
 
 defines: UpdateScalars_, UpdateRates_, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_square_sum,
-         gradient_square_sum_bytes, sum_losses, sum_losses_bytes
+         gradient_square_sum_of, gradient_square_sum_bytes, sum_losses, sum_losses_bytes
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH

@@ -633,7 +633,7 @@ test_update_in_backward() {
     local on=("${model[@]}" --seq-len 16 --steps 2 --samples 0 --eval-batches 1 --update-in-backward on)
     good "an update of one micro-batch" "${on[@]}" --total-batch 80 --out in_backward
     check "--batch auto is all of it" grep -q '"batch":5,' in_backward/step_00000002/state.json
-    check "the shares of a block and of the rest are saved" [ "$(grep -c '"clip":{"updates":2,"shares":\[0\.[0-9]*,0\.[0-9]*\]}' \
+    check "the shares of a block and of the rest are saved" [ "$(grep -c '"clip":{"updates":2,"shares":\[0\.[0-9]*,0\.[0-9]*,0\.[0-9]*\]}' \
         in_backward/step_00000002/state.json)" = 1 ]
     bad 2 "one micro-batch|--total-batch 32|--batch of 5" "${on[@]}" --total-batch 80 --batch 2
     bad 2 "--skip-grad-z 3|--skip-loss-z works" "${on[@]}" --skip-grad-z 3
