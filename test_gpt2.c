@@ -79,8 +79,14 @@ static void fixture_close(State* s) {
 static Comm alone = {.size = 1};
 
 static void open_model_products(GPT2* model, GPT2Config cfg, int B, int T, int recompute, Products products) {
-    const Options options = {
-        .batch = B, .seq_len = T, .steps = 1, .recompute = recompute, .processes = 1, .products = products};
+    const Options options = {.batch = B,
+                             .seq_len = T,
+                             .steps = 1,
+                             .recompute = recompute,
+                             .processes = 1,
+                             .products = products,
+                             .embedding_lr_scale = 1,
+                             .vector_lr_scale = 1};
     gpt2_open(model, cfg, &options, &alone);
 }
 
@@ -596,7 +602,7 @@ static void expect_range(GPT2* model, const GPT2* whole, const ZeroRange* range,
 // An update leaves frozen parameters as they are, and changes every other tensor.
 static void expect_update(GPT2* model, const GPT2* whole, const char* list) {
     const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1};
-    const Update update = {adamw, 0.9f};
+    const Update update = {adamw, 0.9f, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
     const float *now = model->params_memory, *before = whole->params_memory;
     gpt2_update(model, update);
     for (int r = 0; r < model->zero.num_ranges; r++) {
@@ -698,7 +704,13 @@ static void test_update_in_part(void) {
     static InBackward now;
     GPT2 model;
     const GPT2Config cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
-    const Options options = {.batch = 3, .seq_len = 31, .steps = 1, .processes = 1, .update_in_backward = 1};
+    const Options options = {.batch = 3,
+                             .seq_len = 31,
+                             .steps = 1,
+                             .processes = 1,
+                             .update_in_backward = 1,
+                             .embedding_lr_scale = 1,
+                             .vector_lr_scale = 1};
     gpt2_open(&model, cfg, &options, &alone);
     gpt2_first_weights(&model, FIXTURES "gpt2_tiny.bin", 0);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -712,7 +724,7 @@ static void test_update_in_part(void) {
     float* before = check_alloc(model.parameter_bytes, 1, "parameters");
     memcpy(before, model.params_memory, model.parameter_bytes);
     shares = clip_shares_open(&model.zero.plan);
-    in_backward_open(&now, &shares, &guard, (Update){{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1}, 0}, 1,
+    in_backward_open(&now, &shares, &guard, (Update){.adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1}}, 1,
                      s.B * s.T);
     in_backward_batch(&now, s.B * s.T);
     const BatchGradient gradient = gpt2_update_in_backward(&model, batch_of(&s), &now);
@@ -726,7 +738,7 @@ static void test_update_in_part(void) {
     gpt2_close(&model);
 }
 
-static const char* const optimizers[] = {"adamw", "lion", "sgd", NULL};
+static const char* const optimizers[] = {"adamw", "adamw8bit", "adafactor", "muon", "lion", "sgd", NULL};
 
 int main(void) {
     test_same_bits(open_fixture); // first: it sets the number of threads, and scratch memory is per thread
@@ -760,6 +772,8 @@ int main(void) {
     test_resume(&trainer, "");
     test_resume(&trainer, "--products bf16");
     test_resume(&trainer, "--optimizer lion");
+    test_resume(&trainer, "--optimizer adafactor");
+    test_resume(&trainer, "--optimizer muon");
     test_resume(&trainer, "--optimizer sgd --lr 0.1");
     test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
     test_update_in_part();

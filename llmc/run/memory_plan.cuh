@@ -25,7 +25,7 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 #include "llmc/gpu.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
-#include "llmc/optimizer.h"
+#include "llmc/optimizer.cuh"
 #include "llmc/quantized_model.h"
 #include "llmc/text_model.cuh"
 #include "llmc/text_rows.h"
@@ -65,7 +65,9 @@ static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const 
 static inline void planned_state(OptimizerState* state, GPT2Config cfg, const ZeroPlan* zero,
                                  const Options* o) {
     Optimizer optimizer = setup_optimizer(o);
-    optimizer.master = sizeof(floatX) < sizeof(float) && o->master_weights ? MASTER_FP32 : MASTER_NONE;
+    optimizer.master = !o->master_weights || DTYPE_OF(floatX) == DTYPE_FP32 ? MASTER_NONE
+                       : DTYPE_OF(floatX) == DTYPE_BF16                     ? MASTER_SPLIT
+                                                                            : MASTER_FP32;
     optimizer_state_open(state, optimizer, zero, cfg);
 }
 
@@ -106,6 +108,7 @@ static inline void memory_add_optimizer_(PlanMemory plan[PLAN_KINDS], GPT2Config
     OptimizerState state;
     planned_state(&state, cfg, zero, o);
     plan_add_state(plan, &state, place);
+    plan_add(plan, "scratch of the update", optimizer_planned_bytes<floatX>(&state, zero));
     if (place != PLAN_DEVICE) {
         memory_add_chunks_(plan, &state, zero, place);
     }
