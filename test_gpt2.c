@@ -623,6 +623,7 @@ static void open_frozen(GPT2* model, const char* list, Options options) {
     options.steps = options.processes = 1;
     options.layers = cfg.L;
     options.freeze = list;
+    options.embedding_lr_scale = options.vector_lr_scale = 1;
     options.sgd_momentum = 0.9f;
     gpt2_open(model, cfg, &options, &alone);
     gpt2_first_weights(model, FIXTURES "gpt2_tiny.bin", 0);

@@ -278,8 +278,8 @@ template <class T, class G> struct UpdateArrays_ {
 
 // The numbers of an update, those of tensors by row.
 typedef struct {
-    UpdateScalars_ scalars;
-    UpdateRates_ rates[GPT2_PARAMETER_ROWS];
+    UpdateScalars scalars;
+    UpdateRates rates[GPT2_PARAMETER_ROWS];
 } UpdateNumbers_;
 
 // Only where rows have different rules.
@@ -352,16 +352,16 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     if (frozen && frozen[place.group] >> row & 1) {
         return; // the whole warp
     }
-    const UpdateRates_ rates = numbers.rates[row];
+    const UpdateRates rates = numbers.rates[row];
     const UpdateArrays_<T, G> four = update_four_of_(a, place, owned);
     const Elements<G, 4> g = elements_load<4>(four.grads);
     Elements<float, 4> x = weights_load<4>(four.weights, 0);
     if (RULE == RULE_ADAMW) {
-        adamw_four_(&x, g, a.m + owned, a.v + owned, rates, numbers.scalars);
+        adamw_four(&x, g, a.m + owned, a.v + owned, rates, numbers.scalars);
     } else if (RULE == RULE_LION) {
-        lion_four_(&x, g, a.m + owned, rates, numbers.scalars);
+        lion_four(&x, g, a.m + owned, rates, numbers.scalars);
     } else {
-        sgd_four_(&x, g, a.m ? a.m + owned : NULL, rates, numbers.scalars);
+        sgd_four(&x, g, a.m ? a.m + owned : NULL, rates, numbers.scalars);
     }
     weights_store(four.weights, 0, x, update_words_(place, seed, stream));
 }
@@ -370,11 +370,11 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
 template <class G>
 __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 4>& g,
                                        const AdamW8bitState& state, size_t at, const Code8Pair* codes,
-                                       UpdateRates_ rates, const UpdateScalars_& s) {
+                                       UpdateRates rates, const UpdateScalars& s) {
     AdamW8bitFour four = adamw8bit_load(state, at, codes);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        (*x)[k] = adamw_element_((*x)[k], to_float(g[k]), &four.m[k], &four.v[k], rates, s);
+        (*x)[k] = adamw_element_gpu((*x)[k], to_float(g[k]), &four.m[k], &four.v[k], rates, s);
     }
     adamw8bit_store(state, at, four);
 }
@@ -414,12 +414,14 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     if (IN_8 && rule == RULE_ADAMW8) {
         adamw8bit_four_(&x, g, a.in_8, m, codes, numbers.rates[row], numbers.scalars);
     } else {
-        adamw_four_(&x, g, a.m + m, a.v + v, numbers.rates[row], numbers.scalars);
+        adamw_four(&x, g, a.m + m, a.v + v, numbers.rates[row], numbers.scalars);
     }
     weights_store(four.weights, 0, x, update_words_(place, seed, stream));
 }
 
 // ---- the update ----
+
+static inline int update_is_aligned_(const void* array) { return (uintptr_t)array % 16 == 0; }
 
 // All that an update takes; as above.
 template <class T> struct OptimizerUpdate {
@@ -525,9 +527,10 @@ static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t fi
 template <class T>
 static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t first, size_t count,
                                          const Gpu* gpu) {
-    assert(is_aligned_(u.params) && is_aligned_(u.grads.data) && first % UPDATE_PIECE_ == 0 &&
-           count % UPDATE_PIECE_ == 0 && is_aligned_(u.slots[STATE_M]) && is_aligned_(u.slots[STATE_V]) &&
-           is_aligned_(u.slots[STATE_MASTER]) && is_aligned_(u.slots[STATE_LOWER]));
+    assert(update_is_aligned_(u.params) && update_is_aligned_(u.grads.data) && first % UPDATE_PIECE_ == 0 &&
+           count % UPDATE_PIECE_ == 0 && update_is_aligned_(u.slots[STATE_M]) &&
+           update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(u.slots[STATE_MASTER]) &&
+           update_is_aligned_(u.slots[STATE_LOWER]));
     assert(
         !optimizer_needs_matrices(u.plan->state->optimizer.name) ||
         (first == 0 && count == (size_t)u.plan->pieces.count * UPDATE_PIECE_ && u.plan->pieces.shards == 1));

@@ -11,8 +11,7 @@ belongs to owned elements a ... b-1 is one interval of every slot.
 State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 
 defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
-         optimizer_needs_matrices, SlotShape, OPTIMIZER_BLOCK, STATE_M, STATE_V, STATE_M8, STATE_V8, STATE_M_SCALE,
-         STATE_V_SCALE, STATE_ROWS, STATE_COLS, STATE_MASTER, STATE_LOWER, STATE_SLOTS, StateSlot, OptimizerState,
+         optimizer_needs_matrices, SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState,
          optimizer_state_open, optimizer_saved_bytes, state_slot_has, state_slot_elements, state_group_begin,
          state_group_elements, state_position, state_begin, state_array, Update, update_adamw, update_adafactor, update_muon,
          optimizer_parts, optimizer_scratch_bytes, optimizer_update_cpu
@@ -135,7 +134,7 @@ enum { OPTIMIZER_BLOCK = 64 };
 // clang-format on
 
 #define STATE_ID_(id, ...) id,
-enum { STATE_TABLE_(STATE_ID_) STATE_SLOTS };
+typedef enum { STATE_TABLE_(STATE_ID_) STATE_SLOTS } StateSlotId;
 #undef STATE_ID_
 
 typedef struct {
