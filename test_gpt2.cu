@@ -12,6 +12,7 @@ by nvcc and for the CPU device.
 #include <malloc.h>
 
 #include "dev/test/cpu_trainer.h"
+#include "dev/test/in_backward_test.h"
 #include "dev/test/plan_test.h"
 #include "dev/test/resume_test.h"
 #include "dev/test/task_oracle.h"
@@ -719,6 +720,8 @@ static void test_plan(void) {
     EXPECT(gpu_now_bytes() == 0, "%zu bytes on the GPU were not freed", gpu_now_bytes());
 }
 
+static const char* const optimizers[] = {"adamw", "adamw8bit", "lion", "sgd", NULL};
+
 int main(void) {
     // free overwrites: what an asynchronous copy has yet to read is gone, so a forgotten wait shows.
     mallopt(M_PERTURB, 0xAA);
@@ -774,6 +777,9 @@ int main(void) {
 #endif
     if (sizeof(floatX) < sizeof(float)) {
         test_resume(&trainer, "--autotune off --master-weights off");
+    }
+    if (DTYPE_OF(floatX) != DTYPE_FP16) { // its loss scale needs the whole gradient first
+        test_in_backward(&trainer, optimizers, "--autotune off --recompute 3");
     }
     return test_done("gpt2 on the GPU, " PRECISION_NAME);
 }

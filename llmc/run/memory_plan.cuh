@@ -90,6 +90,7 @@ static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
                         ? zero_plan(cfg, 0, 0, 1)
                         : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
     plan.first_block = freeze.first_block;
+    plan.takes_turns |= o->update_in_backward;
     return plan;
 }
 
