@@ -79,8 +79,14 @@ static void fixture_close(State* s) {
 static Comm alone = {.size = 1};
 
 static void open_model_products(GPT2* model, GPT2Config cfg, int B, int T, int recompute, Products products) {
-    const Options options = {
-        .batch = B, .seq_len = T, .steps = 1, .recompute = recompute, .processes = 1, .products = products};
+    const Options options = {.batch = B,
+                             .seq_len = T,
+                             .steps = 1,
+                             .recompute = recompute,
+                             .processes = 1,
+                             .products = products,
+                             .embedding_lr_scale = 1,
+                             .vector_lr_scale = 1};
     gpt2_open(model, cfg, &options, &alone);
 }
 
@@ -596,7 +602,7 @@ static void expect_range(GPT2* model, const GPT2* whole, const ZeroRange* range,
 // An update leaves frozen parameters as they are, and changes every other tensor.
 static void expect_update(GPT2* model, const GPT2* whole, const char* list) {
     const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1};
-    const Update update = {adamw, 0.9f};
+    const Update update = {adamw, 0.9f, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
     const float *now = model->params_memory, *before = whole->params_memory;
     gpt2_update(model, update);
     for (int r = 0; r < model->zero.num_ranges; r++) {
@@ -617,6 +623,7 @@ static void open_frozen(GPT2* model, const char* list, Options options) {
     options.steps = options.processes = 1;
     options.layers = cfg.L;
     options.freeze = list;
+    options.embedding_lr_scale = options.vector_lr_scale = 1;
     options.sgd_momentum = 0.9f;
     gpt2_open(model, cfg, &options, &alone);
     gpt2_first_weights(model, FIXTURES "gpt2_tiny.bin", 0);
@@ -747,6 +754,8 @@ int main(void) {
     test_resume(&trainer, "");
     test_resume(&trainer, "--products bf16");
     test_resume(&trainer, "--optimizer lion");
+    test_resume(&trainer, "--optimizer adafactor");
+    test_resume(&trainer, "--optimizer muon");
     test_resume(&trainer, "--optimizer sgd --lr 0.1");
     test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
     return test_done("test_gpt2");

@@ -69,6 +69,7 @@ struct GPT2 {
     Zero zero; // what of it this process updates, and what moves between processes
     Linear linear;
     Attention attention;
+    void* update_scratch; // of some rules
     double* norm_partial; // sums of squares of blocks of the gradient
     int saves_copy;       // a checkpoint is written from a copy: else from the model
     void* save_copy;      // NULL also where this process has nothing to save
@@ -161,6 +162,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         OptimizerState state;
         optimizer_state_open(&state, setup_optimizer(o), &zero, cfg);
         plan_add_state(plan, &state, PLAN_DEVICE);
+        plan_add(plan, "scratch of the update", optimizer_scratch_bytes(&state));
     }
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));
@@ -184,6 +186,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     const size_t copy_bytes = planned_copy(model->cfg, zero, o);
     model->grads_memory = check_alloc(model->gradient_bytes, 1, "gradients");
     model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
+    model->update_scratch = check_alloc(optimizer_scratch_bytes(&model->state), 1, "scratch of the update");
     tensor_rows_bind(&model->grads, model->gradient_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
@@ -236,6 +239,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
 static void gpt2_close(GPT2* model) {
     free(model->save_copy);
     free(model->norm_partial);
+    free(model->update_scratch);
     attention_either_close(&model->attention);
     linear_close(&model->linear);
     if (model->recompute != RECOMPUTE_NEVER) {
@@ -520,12 +524,14 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 
 // One update of what this process updates, each tensor by its rule.
 static void gpt2_update(GPT2* model, Update update) {
+    const MuonScratch scratch = {model->update_scratch, &model->linear.matmul};
     float* params = (float*)model->params_memory;
     for (int i = 0; i < model->zero.num_ranges; i++) {
         const ZeroRange* range = &model->zero.ranges[i];
         if (!freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group))) {
             optimizer_update_cpu(&model->state, range, params + range->full,
-                                 zero_range_gradient_cpu(&model->zero, range), model->state_memory, update);
+                                 zero_range_gradient_cpu(&model->zero, range), model->state_memory, update,
+                                 &scratch);
         }
     }
     zero_gather_parameters_cpu(&model->zero);

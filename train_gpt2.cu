@@ -156,6 +156,8 @@ static void open_state(GPT2* model, const ZeroPlan* zero, const Options* o) {
         model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
         return;
     }
+    CHECK(model->state_bytes > 0, "--offload-optimizer: --optimizer %s has no state here; wanted off",
+          optimizer_word(model->state.optimizer.name));
     offload_open(&model->offload, &model->state, zero, directory);
     if (directory && !scratch_is_direct(model->offload.disk)) {
         printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
@@ -213,7 +215,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
-    optimizer_open(&model->optimizer, zero, &model->state);
+    optimizer_open<floatX>(&model->optimizer, zero, &model->state);
     if (o->freeze && o->freeze[0]) {
         optimizer_freeze(&model->optimizer, &model->freeze, cfg.L);
     }
@@ -769,7 +771,8 @@ static void gpt2_update(GPT2* model, Update update) {
                                  {NULL},
                                  &model->optimizer,
                                  update,
-                                 model->seed};
+                                 model->seed,
+                                 &model->matmul};
     if (model->offload.slots) {
         offload_update(&model->offload, u, &model->gpu);
     } else {
@@ -867,16 +870,9 @@ static void download_state(GPT2* model, char* state) {
     }
 }
 
-// Generation has none.
-static int has_master(const GPT2* model) {
-    return model->state.slots[STATE_MASTER].bytes > 0 && (model->state_memory || model->offload.slots);
-}
-
-// Sets `count` master weights, if there are any, from element `at` of this process's on.
-static void upload_master(GPT2* model, size_t at, const float* values, size_t count) {
-    if (has_master(model)) {
-        upload_state(model, STATE_MASTER, at * sizeof(float), values, count * sizeof(float));
-    }
+// What is kept beside the weights; generation keeps nothing.
+static MasterWeights master_of(const GPT2* model) {
+    return model->state_memory || model->offload.slots ? model->state.optimizer.master : MASTER_NONE;
 }
 
 // Sets weights from fp32 values on the host.
@@ -913,48 +909,67 @@ static void upload_quantized_group(GPT2* model, int g, const TensorRow* rows, co
     quantized_set_group(to, g, rows, group);
 }
 
+// The same with split master weights, which begin with element `at` of this process's.
+static void upload_split(GPT2* model, floatX* to, size_t at, const float* from, size_t count) {
+    uint16_t* upper = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
+    uint16_t* lower = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
+    for (size_t i = 0; i < count; i++) {
+        const SplitFloat split = split_float(from[i]);
+        memcpy(upper + i, &split.upper, sizeof(uint16_t));
+        lower[i] = split.lower;
+    }
+    upload(model, to, upper, count * sizeof(uint16_t));
+    upload_state(model, STATE_LOWER, at * sizeof(uint16_t), lower, count * sizeof(uint16_t));
+    free(lower);
+    free(upper);
+}
+
 // Sets what this process updates of group g, and the master weights of it, from fp32 values on the host that have this
 // group alone, laid out by the parameter rows.
 static void upload_group(GPT2* model, int g, const float* group) {
     const ZeroPlan* zero = &model->zero.plan;
     const ZeroPiece piece = zero_piece(zero, g);
     const float* from = group + (piece.full - zero_group_begin(zero, g));
-    upload_master(model, piece.owned, from, piece.count);
-    upload_narrow(model, (floatX*)zero_update_parameters(&model->zero) + piece.kept, from, piece.count);
+    floatX* to = (floatX*)zero_update_parameters(&model->zero) + piece.kept;
+    if (master_of(model) == MASTER_SPLIT) {
+        upload_split(model, to, piece.owned, from, piece.count);
+        return;
+    }
+    if (master_of(model) == MASTER_FP32) {
+        upload_state(model, STATE_MASTER, piece.owned * sizeof(float), from, piece.count * sizeof(float));
+    }
+    upload_narrow(model, to, from, piece.count);
 }
 
 // After all groups: sets all parameters that this process keeps.
 static void upload_end(GPT2* model) { zero_gather_parameters(&model->zero); }
 
-// Copies the master weights of group g to `group` on the host; NULL: not in this process.
-static void download_master(GPT2* model, int g, void* group) {
+// Copies group g of a slot that all parameters have, of elements as large as `type`, to `group` on the host; NULL: not in
+// this process. Collective.
+static void download_slot(GPT2* model, int g, void* group, int slot, DType type) {
     const ZeroPiece piece = zero_piece(&model->zero.plan, g);
     const int is_divided = zero_is_divided(&model->zero.plan);
+    const size_t bytes = dtype_bytes(type);
     Offload* offload = &model->offload;
     if (!offload->slots) {
-        zero_collect(&model->zero, group, g, (float*)state_slot(model, STATE_MASTER) + piece.owned,
-                     DTYPE_FP32);
+        zero_collect(&model->zero, group, g, (char*)state_slot(model, slot) + piece.owned * bytes, type);
         return;
     }
-    void* room = is_divided ? check_alloc(piece.count, sizeof(float), "copy of master weights") : NULL;
+    void* room = is_divided ? check_alloc(piece.count, bytes, "copy of master weights") : NULL;
     void* mine = is_divided ? room : group;
     if (mine) {
-        offload_read(offload, mine, STATE_MASTER, piece.owned * sizeof(float), piece.count * sizeof(float));
+        offload_read(offload, mine, slot, piece.owned * bytes, piece.count * bytes);
     }
     if (is_divided) {
-        zero_collect(&model->zero, group, g, mine, DTYPE_FP32);
+        zero_collect(&model->zero, group, g, mine, type);
     }
     free(room);
 }
 
-// Copies the weights of group g that are saved, master weights if there are any, to `group` on the host; NULL: not in this
-// process. Collective.
-static void download_group(GPT2* model, int g, void* group) {
+// The weights as the passes read them.
+static void download_narrow(GPT2* model, int g, void* group) {
     const ZeroPlan* zero = &model->zero.plan;
-    zero_wait_for_parameters(&model->zero);
-    if (has_master(model)) {
-        download_master(model, g, group);
-    } else if (model->zero.params_slices) {
+    if (model->zero.params_slices) {
         zero_collect(&model->zero, group, g, (floatX*)model->zero.params_slices + zero_piece(zero, g).kept,
                      DTYPE_OF(floatX));
     } else if (group) {
@@ -963,11 +978,40 @@ static void download_group(GPT2* model, int g, void* group) {
     }
 }
 
+// Both halves of split master weights, as fp32.
+static void download_split(GPT2* model, int g, float* group) {
+    const size_t count = zero_group_elements(&model->zero.plan, g);
+    floatX* upper = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    uint16_t* lower = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
+    download_narrow(model, g, group ? upper : NULL);
+    download_slot(model, g, group ? lower : NULL, STATE_LOWER, DTYPE_BF16); // two bytes each
+    for (size_t i = 0; group && i < count; i++) {
+        bf16 half;
+        memcpy((void*)&half, upper + i, sizeof(half));
+        group[i] = split_join(half, lower[i]);
+    }
+    free(lower);
+    free(upper);
+}
+
+// Copies the weights of group g that are saved, master weights if there are any, to `group` on the host; NULL: not in this
+// process. Collective.
+static void download_group(GPT2* model, int g, void* group) {
+    zero_wait_for_parameters(&model->zero);
+    if (master_of(model) == MASTER_FP32) {
+        download_slot(model, g, group, STATE_MASTER, DTYPE_FP32);
+    } else if (master_of(model) == MASTER_SPLIT) {
+        download_split(model, g, (float*)group);
+    } else {
+        download_narrow(model, g, group);
+    }
+}
+
 // Of the groups first ... end - 1, laid out by the parameter rows; of none in this process if first = end.
 static void download_groups(GPT2* model, void* groups, int first, int end) {
     const ZeroPlan* zero = &model->zero.plan;
     const size_t begin = zero_group_begin(zero, first),
-                 element_bytes = has_master(model) ? sizeof(float) : sizeof(floatX);
+                 element_bytes = master_of(model) != MASTER_NONE ? sizeof(float) : sizeof(floatX);
     for (int g = 0; g < zero->groups; g++) {
         const int is_wanted = first <= g && g < end;
         char* group = is_wanted ? (char*)groups + (zero_group_begin(zero, g) - begin) * element_bytes : NULL;
@@ -977,7 +1021,7 @@ static void download_groups(GPT2* model, void* groups, int first, int end) {
 
 // The same of one group as fp32.
 static void gpt2_download(GPT2* model, int g, float* group) {
-    if (has_master(model)) {
+    if (master_of(model) != MASTER_NONE) {
         download_group(model, g, group);
         return;
     }

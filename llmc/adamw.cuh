@@ -6,9 +6,8 @@ sum of losses.
     g       4   T or fp32
     m, v    4   fp32   updated, at multiples of 16 bytes
 
-defines: UpdateScalars_, UpdateRates_, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_square_sum,
-         gradient_square_sum_bytes, sum_losses, sum_losses_bytes,
-         gradient_norm_planned_bytes
+defines: adamw_element_gpu, adamw_four, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_norm_planned_bytes,
+         gradient_square_sum, gradient_square_sum_bytes, sum_losses, sum_losses_bytes
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
@@ -19,30 +18,17 @@ defines: UpdateScalars_, UpdateRates_, GradientNorm, gradient_norm_open, gradien
 
 #include "llmc/base/wide_sum.h"
 #include "llmc/adamw.h"
-#include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
 #include "llmc/update.cuh"
-#include "llmc/zero.h"
 
 static inline int is_aligned_(const void* array) { return (uintptr_t)array % 16 == 0; }
 
 // ---- the update ----
 
-// What the update of one element needs, of any rule. The rate and the decay are those of its tensor.
-typedef struct {
-    float beta1, beta2, eps, grad_scale;
-    float v_correction; // AdamW: 1 / (1 - beta2^t)
-    float momentum;     // SGD
-} UpdateScalars_;
-typedef struct {
-    float keep; // 1 - lr weight_decay
-    float step; // lr; of AdamW lr / (1 - beta1^t)
-} UpdateRates_;
-
 // The new parameter. Fused multiply-adds are written out, here and in the other rules: a compiler may choose others for
 // another GPU, and the bits would differ.
-__device__ inline float adamw_element_(float param, float grad, float* m, float* v, UpdateRates_ rates,
-                                       const UpdateScalars_& s) {
+__device__ inline float adamw_element_gpu(float param, float grad, float* m, float* v, UpdateRates rates,
+                                          const UpdateScalars& s) {
     const float g = grad * s.grad_scale;
     *m = fmaf(s.beta1, *m, (1.0f - s.beta1) * g);
     *v = fmaf(s.beta2, *v, (1.0f - s.beta2) * g * g);
@@ -51,12 +37,12 @@ __device__ inline float adamw_element_(float param, float grad, float* m, float*
 
 // Updates four parameters x and their moments.
 template <class G>
-__device__ inline void adamw_four_(Elements<float, 4>* x, const Elements<G, 4>& g, float* m_at, float* v_at,
-                                   UpdateRates_ rates, const UpdateScalars_& s) {
+__device__ inline void adamw_four(Elements<float, 4>* x, const Elements<G, 4>& g, float* m_at, float* v_at,
+                                  UpdateRates rates, const UpdateScalars& s) {
     Elements<float, 4> m = elements_load<4>(m_at), v = elements_load<4>(v_at);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        (*x)[k] = adamw_element_((*x)[k], to_float(g[k]), &m[k], &v[k], rates, s);
+        (*x)[k] = adamw_element_gpu((*x)[k], to_float(g[k]), &m[k], &v[k], rates, s);
     }
     elements_store(m_at, m);
     elements_store(v_at, v);

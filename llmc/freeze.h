@@ -12,7 +12,7 @@ it freezes the classifier, too. If the embeddings are frozen and all of the bloc
 block k, and the blocks below keep no activations for it.
 
 needs:   nothing
-defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_has_classifier, freeze_count, freeze_flops_per_token
+defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_is_whole, freeze_has_classifier, freeze_count, freeze_flops_per_token
 */
 #ifndef LLMC_FREEZE_H
 #define LLMC_FREEZE_H
@@ -34,6 +34,18 @@ typedef struct {
 } Freeze;
 
 static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->is_frozen[row][l]; }
+
+// Whether every parameter that is frozen is so in all L blocks.
+static inline int freeze_is_whole(const Freeze* freeze, int L) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < L; l++) {
+            if (freeze->is_frozen[i][l] && !(freeze->rows >> i & 1)) {
+                return 0;
+            }
+        }
+    }
+    return 1;
+}
 
 // ---- the list ----
 

@@ -5,18 +5,18 @@ lion.cuh -- lion.h on the GPU: four elements of it, for the kernel of all rules 
     g     4   T or fp32
     m     4   fp32   updated, at a multiple of 16 bytes
 
-defines: lion_four_
+defines: lion_four
 */
 #ifndef LLMC_LION_CUH
 #define LLMC_LION_CUH
 
-#include "llmc/adamw.cuh"
+#include "llmc/gpu.cuh"
 #include "llmc/lion.h"
 #include "llmc/update.cuh"
 
 // The new parameter. Where the direction is NaN it is 0, as on the CPU.
-__device__ inline float lion_element_(float param, float grad, float* m, UpdateRates_ rates,
-                                      const UpdateScalars_& s) {
+__device__ inline float lion_element_(float param, float grad, float* m, UpdateRates rates,
+                                      const UpdateScalars& s) {
     const float g = grad * s.grad_scale;
     const float direction = fmaf(s.beta1, *m, (1.0f - s.beta1) * g);
     const float step = direction > 0 ? rates.step : direction < 0 ? -rates.step : 0.0f;
@@ -26,8 +26,8 @@ __device__ inline float lion_element_(float param, float grad, float* m, UpdateR
 
 // Updates four parameters x and their means.
 template <class G>
-__device__ inline void lion_four_(Elements<float, 4>* x, const Elements<G, 4>& g, float* m_at,
-                                  UpdateRates_ rates, const UpdateScalars_& s) {
+__device__ inline void lion_four(Elements<float, 4>* x, const Elements<G, 4>& g, float* m_at,
+                                 UpdateRates rates, const UpdateScalars& s) {
     Elements<float, 4> m = elements_load<4>(m_at);
 #pragma unroll
     for (int k = 0; k < 4; k++) {

@@ -26,7 +26,7 @@ MUON_CAUTIOUS: only elements that X moves towards zero decay. Jordan et al., "Mu
 neural networks", 2024; MUON_RMS: Liu et al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
 
 needs:   nothing
-defines: MuonScale, MuonDecay, Muon, MuonMatrix, MuonScratch, muon_momentum, muon_factor, muon_scratch_bytes,
+defines: MUON_SCALE_WORDS, MuonScale, MuonDecay, Muon, MuonMatrix, MuonScratch, muon_momentum, muon_factor, muon_scratch_bytes,
          muon_flops, muon_update_cpu
 */
 #ifndef LLMC_MUON_H
@@ -34,9 +34,14 @@ defines: MuonScale, MuonDecay, Muon, MuonMatrix, MuonScratch, muon_momentum, muo
 
 #include "llmc/adamw.h"
 #include "llmc/base/wide_sum.h"
+#include "llmc/base/words.h"
 #include "llmc/matmul.h"
 
-typedef enum { MUON_SPECTRAL, MUON_RMS } MuonScale;
+// --muon-scale
+// clang-format off
+#define MUON_SCALE_WORDS(X) X(MUON_SPECTRAL, "spectral") X(MUON_RMS, "rms")
+// clang-format on
+typedef enum { MUON_SCALE_WORDS(WORDS_VALUE) } MuonScale;
 typedef enum { MUON_DECAY_ALL, MUON_CAUTIOUS } MuonDecay;
 
 typedef struct {

@@ -1,20 +1,20 @@
 /*
-optimizer.cuh -- the update of optimizer.h on the GPU: all parameters in one launch, with master weights or stochastic
-rounding.
+optimizer.cuh -- the update of optimizer.h on the GPU: all parameters whose rule works element by element in one launch;
+Adafactor and Muon by their own (adafactor.cuh, muon.cuh).
 
 Parameters are a full array, laid out by gpt2_sharded_rows_of; in stage 3 they are what is kept of it: zero_kept_cut.
 Gradients have what this process updates of each group (zero.h), group after group: `owned` elements, which is all of them
 with one process. The slots lie as optimizer.h says. All is updated with its padding. Arrays start at multiples of 16 bytes.
 
-    params    (full)    T      set; without master weights also read
+    params    (full)    T      set; read where there are no master weights, or only their lower halves
     grads     (owned)   T or fp32
     slots               updated
 
 How weights are read and rounded: update.cuh.
 
-defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freeze_bytes, optimizer_freeze, optimizer_close, OptimizerUpdate,
-         optimizer_update, optimizer_update_part,
-         optimizer_bytes
+needs:   whole matrices for Adafactor and Muon: stage 0, or one process
+defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freeze_bytes, optimizer_freeze, optimizer_close,
+         OptimizerUpdate, optimizer_update, optimizer_update_part, optimizer_bytes
 */
 #ifndef LLMC_OPTIMIZER_CUH
 #define LLMC_OPTIMIZER_CUH
@@ -22,11 +22,15 @@ defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freez
 #include <assert.h>
 #include <limits.h>
 
+#include "llmc/adafactor.cuh"
 #include "llmc/adamw.cuh"
+#include "llmc/adamw8bit.cuh"
 #include "llmc/freeze.h"
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
 #include "llmc/lion.cuh"
+#include "llmc/matmul.cuh"
+#include "llmc/muon.cuh"
 #include "llmc/optimizer.h"
 #include "llmc/sgd.cuh"
 #include "llmc/update.cuh"
@@ -45,13 +49,19 @@ typedef struct {
     uint32_t params_rank, params_shards; // the same in what is kept of a group of parameters
 } UpdatePieces_;
 
-// What belongs to a layout of parameters: where pieces lie, and which tensor an element is of.
+// What belongs to a layout of parameters: where pieces lie, and which tensor an element is of; what the optimizer's own
+// kernels need.
 typedef struct {
     const OptimizerState* state;
     UpdatePieces_ pieces;
     uint8_t*
         rows; // on the GPU: of the parameters, for each TENSOR_ALIGN elements of group 0, and then of any one block
-    uint32_t* frozen; // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
+    uint32_t* frozen;        // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
+    Code8Table codes;        // of adamw8bit
+    AdafactorPlan adafactor; //
+    MuonTensor muon[GPT2_PARAMETER_ROWS]; //
+    int muon_tensors;                     //
+    MuonGpu muon_memory;                  //
 } OptimizerPlan;
 
 enum { UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN }; // of a piece: one for each warp
@@ -59,8 +69,7 @@ enum { UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN }; // of a piece: one for eac
 // Padding is part of the tensor before it.
 static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, const OptimizerState* state) {
     const size_t all = (zero->once + zero->block) / TENSOR_ALIGN;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS;
-         i++) { // the last tensor of group 0 comes after those of the blocks
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) { // a later tensor of the same group takes its part from it
         const size_t begin = state->rows[i].offset_bytes / TENSOR_ALIGN;
         const size_t end = state->rows[i].place == PLACE_ONCE ? zero->once / TENSOR_ALIGN : all;
         assert(state->rows[i].offset_bytes % TENSOR_ALIGN == 0);
@@ -68,31 +77,134 @@ static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, const O
     }
 }
 
-// What optimizer_open allocates.
-static inline size_t optimizer_planned_bytes(const ZeroPlan* zero) {
+static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
+    const ZeroCut own = zero_owned_cut(zero), in_kept = zero_owned_in_kept(zero);
+    const size_t part = (size_t)own.parts * UPDATE_PIECE_, count = zero_owned_elements(zero) / UPDATE_PIECE_;
+    CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
+    const UpdatePieces_ pieces = {(uint32_t)(zero->once / part),
+                                  (uint32_t)(zero->block / part),
+                                  (uint32_t)own.part,
+                                  (uint32_t)own.parts,
+                                  (uint32_t)count,
+                                  (uint32_t)in_kept.part,
+                                  (uint32_t)in_kept.parts};
+    return pieces;
+}
+
+// Whether a row is frozen in all blocks. Rules over whole matrices know no others that are frozen.
+static inline int update_is_frozen_(const OptimizerState* s, int row) {
+    return s->optimizer.frozen >> row & 1;
+}
+
+// Layer l of a row, in the state's slots and the parameters.
+static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
+                                                       int l) {
+    const TensorRow* row = &s->rows[i];
+    const int g = row->place == PLACE_BLOCK ? 1 + l : 0;
+    const size_t at = row->offset_bytes + (size_t)l * row->layer_bytes,
+                 start = at - zero_group_begin(zero, g);
+    size_t begin[STATE_SLOTS];
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        begin[slot] = state_group_begin(&s->slots[slot], g) + s->slots[slot].begin[i];
+    }
+    const AdafactorTensor tensor = {at,
+                                    begin[STATE_ROWS],
+                                    begin[STATE_COLS],
+                                    begin[STATE_V],
+                                    begin[STATE_M],
+                                    ((uint64_t)g << 40) + start,
+                                    (int)gpt2_rows_in_files(row, s->cfg),
+                                    (int)row->cols,
+                                    s->optimizer.lr_scale[row->kind],
+                                    row->decay};
+    return tensor;
+}
+
+// All layers of all rows; returns their number. The caller frees them.
+static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const OptimizerState* s,
+                                            const ZeroPlan* zero) {
+    int count = 0;
+    *tensors = (AdafactorTensor*)check_alloc((size_t)zero_max_ranges(s->cfg), sizeof(AdafactorTensor),
+                                             "tensors of an update");
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < s->rows[i].layers && !update_is_frozen_(s, i); l++) {
+            (*tensors)[count++] = update_adafactor_tensor_(s, zero, i, l);
+        }
+    }
+    return count;
+}
+
+// The rows that Muon updates, each with all layers; returns their number.
+static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], const OptimizerState* s,
+                                       const ZeroPlan* zero) {
+    const StateSlot* m = &s->slots[STATE_M];
+    int count = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &s->rows[i];
+        const int parts = (int)optimizer_parts(row), g = row->place == PLACE_BLOCK;
+        const MuonTensor tensor = {
+            row->offset_bytes, zero->block, state_group_begin(m, g) + m->begin[i],
+            m->block,          0,           0,
+            row->layers,       parts,       (int)row->rows / parts,
+            (int)row->cols,    g,           row->offset_bytes - zero_group_begin(zero, g),
+            row->decay};
+        if (s->rule[i] == RULE_MUON && !update_is_frozen_(s, i)) {
+            tensors[count++] = tensor;
+        }
+    }
+    return count;
+}
+
+static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
     return (zero->once + zero->block) / TENSOR_ALIGN;
 }
 
-// `state` is that of the same shards, and stays.
+// What optimizer_open allocates on the device.
+template <class T>
+static inline size_t optimizer_planned_bytes(const OptimizerState* state, const ZeroPlan* zero) {
+    MuonTensor muon[GPT2_PARAMETER_ROWS];
+    AdafactorTensor* adafactor;
+    size_t bytes = update_rows_bytes_(zero);
+    if (state->optimizer.name == OPTIMIZER_ADAMW8BIT) {
+        bytes += code8_table_bytes();
+    } else if (state->optimizer.name == OPTIMIZER_MUON) {
+        bytes += muon_planned_bytes<T>(muon, update_muon_tensors_(muon, state, zero));
+    } else if (state->optimizer.name == OPTIMIZER_ADAFACTOR) {
+        const int count = update_adafactor_tensors_(&adafactor, state, zero);
+        bytes += adafactor_planned_bytes(adafactor, count);
+        free(adafactor);
+    }
+    return bytes;
+}
+
+template <class T> static inline void update_open_rules_(OptimizerPlan* plan, const ZeroPlan* zero) {
+    const OptimizerName name = plan->state->optimizer.name;
+    AdafactorTensor* tensors;
+    if (name == OPTIMIZER_ADAMW8BIT) {
+        code8_table_open(&plan->codes);
+    } else if (name == OPTIMIZER_MUON) {
+        plan->muon_tensors = update_muon_tensors_(plan->muon, plan->state, zero);
+        muon_open<T>(&plan->muon_memory, plan->muon, plan->muon_tensors);
+    } else if (name == OPTIMIZER_ADAFACTOR) {
+        const int count = update_adafactor_tensors_(&tensors, plan->state, zero);
+        adafactor_open(&plan->adafactor, tensors, count);
+        free(tensors);
+    }
+}
+
+// For parameters of T. `state` is that of the same shards, and stays.
+template <class T>
 static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, const OptimizerState* state) {
-    const ZeroCut own = zero_owned_cut(zero), in_kept = zero_owned_in_kept(zero);
-    const size_t part = (size_t)own.parts * UPDATE_PIECE_, count = zero_owned_elements(zero) / UPDATE_PIECE_;
-    const size_t bytes = optimizer_planned_bytes(zero);
-    CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
+    const size_t bytes = update_rows_bytes_(zero);
+    memset((void*)plan, 0, sizeof(*plan));
     plan->state = state;
-    plan->frozen = NULL;
-    plan->pieces.once = (uint32_t)(zero->once / part);
-    plan->pieces.block = (uint32_t)(zero->block / part);
-    plan->pieces.rank = (uint32_t)own.part;
-    plan->pieces.shards = (uint32_t)own.parts;
-    plan->pieces.count = (uint32_t)count;
-    plan->pieces.params_rank = (uint32_t)in_kept.part;
-    plan->pieces.params_shards = (uint32_t)in_kept.parts;
+    plan->pieces = update_pieces_(zero);
     plan->rows = (uint8_t*)gpu_alloc(bytes, 1, "tensors of an update");
     uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
     update_set_rows_(rows, zero, state);
     CUDA_CHECK(cudaMemcpy(plan->rows, rows, bytes, cudaMemcpyHostToDevice));
     free(rows);
+    update_open_rules_<T>(plan, zero);
 }
 
 // What optimizer_freeze allocates.
@@ -115,6 +227,15 @@ static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze, i
 
 static inline void optimizer_close(OptimizerPlan* plan) {
     gpu_free(plan->frozen);
+    if (plan->codes.values) {
+        code8_table_close(&plan->codes);
+    }
+    if (plan->adafactor.places) {
+        adafactor_close(&plan->adafactor);
+    }
+    if (plan->muon_tensors) {
+        muon_close(&plan->muon_memory);
+    }
     gpu_free(plan->rows);
 }
 
@@ -122,17 +243,36 @@ static inline void optimizer_close(OptimizerPlan* plan) {
 typedef struct {
     uint32_t full;   // the piece of the parameters
     uint32_t group;  //
-    uint32_t offset; // pieces before it in its group
+    uint32_t own;    // pieces of this process before it in its group
+    uint32_t offset; // all pieces before it in its group
     uint32_t rows;   // pieces before it in OptimizerPlan.rows
 } UpdatePlace_;
 
 __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t piece) {
     const uint32_t group = piece < p.once ? 0 : 1 + (piece - p.once) / p.block;
     const uint32_t begin = group == 0 ? 0 : p.once + (group - 1) * p.block; // of the group, in owned arrays
-    const uint32_t part = group == 0 ? p.once : p.block, offset = p.rank * part + (piece - begin);
-    const UpdatePlace_ place = {begin * p.params_shards + p.params_rank * part + (piece - begin), group,
-                                offset, (group == 0 ? 0 : p.once * p.shards) + offset};
+    const uint32_t part = group == 0 ? p.once : p.block, own = piece - begin, offset = p.rank * part + own;
+    const UpdatePlace_ place = {begin * p.params_shards + p.params_rank * part + own, group, own, offset,
+                                (group == 0 ? 0 : p.once * p.shards) + offset};
     return place;
+}
+
+// Where the elements of a row are in a slot, counted from the begin of this process's part of a group: the place of
+// element 0 there, as if the row had it, in group 0 or 1; and how much further it is in each next group. It may be below 0:
+// then it wraps around, and the sum with an element is right again.
+typedef struct {
+    size_t first, step;
+} UpdateShift_;
+
+// In which slots a rule keeps its moments. ADAMW8's scales lie as its codes do, divided by the size of a block.
+static inline int update_slot_of_m_(UpdateRule rule) { return rule == RULE_ADAMW8 ? STATE_M8 : STATE_M; }
+static inline int update_slot_of_v_(UpdateRule rule) { return rule == RULE_ADAMW8 ? STATE_V8 : STATE_V; }
+
+static inline UpdateShift_ update_shift_(const OptimizerState* s, int row, int slot) {
+    const StateSlot* to = &s->slots[slot];
+    const size_t group = state_group_begin(to, s->rows[row].place == PLACE_BLOCK);
+    const UpdateShift_ shift = {group + to->begin[row] - s->span[row].begin, to->block};
+    return shift;
 }
 
 // ---- the kernel ----
@@ -141,77 +281,158 @@ __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t pi
 template <class T, class G> struct UpdateArrays_ {
     Weights<T> weights;
     const G* grads;
-    float *m, *v; // NULL: no rule has them
+    float *m, *v;        // NULL: no rule has them
+    AdamW8bitState in_8; // the same
 };
 
 // The numbers of an update, those of tensors by row.
 typedef struct {
-    UpdateScalars_ scalars;
-    UpdateRates_ rates[GPT2_PARAMETER_ROWS];
+    UpdateScalars scalars;
+    UpdateRates rates[GPT2_PARAMETER_ROWS];
 } UpdateNumbers_;
+
+// Only where rows have different rules.
+typedef struct {
+    uint8_t rule[GPT2_PARAMETER_ROWS];
+    UpdateShift_ m[GPT2_PARAMETER_ROWS], v[GPT2_PARAMETER_ROWS];
+} UpdateSlots_;
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
     const AdamW a = update.adamw;
     UpdateNumbers_ n;
     n.scalars.beta1 = a.beta1, n.scalars.beta2 = a.beta2, n.scalars.eps = a.eps;
-    n.scalars.grad_scale = a.grad_scale, n.scalars.momentum = update.sgd_momentum;
+    n.scalars.grad_scale = a.grad_scale, n.scalars.momentum = update.momentum;
     n.scalars.v_correction = (float)(1 / (1 - pow(a.beta2, (double)a.t)));
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const AdamW of_row = update_of_row(update, &state->rows[i]).adamw;
-        const double corrected = state->rule[i] == RULE_ADAMW ? 1 - pow(a.beta1, (double)a.t) : 1;
+        const AdamW of_row = update_adamw(update, state, i);
+        const int is_adamw = state->rule[i] == RULE_ADAMW || state->rule[i] == RULE_ADAMW8;
+        const double corrected = is_adamw ? 1 - pow(a.beta1, (double)a.t) : 1;
         n.rates[i].keep = (float)(1 - (double)of_row.lr * of_row.weight_decay);
         n.rates[i].step = (float)(of_row.lr / corrected);
     }
     return n;
 }
 
-// Updates four elements. All is loaded before anything is computed.
-template <class T, class G, UpdateRule RULE>
-__device__ inline void update_four_(const UpdateArrays_<T, G>& a, UpdateRates_ rates,
-                                    const UpdateScalars_& scalars, const RoundingWords& words) {
-    const Elements<G, 4> g = elements_load<4>(a.grads);
-    Elements<float, 4> x = weights_load<4>(a.weights, 0);
-    if (RULE == RULE_ADAMW) {
-        adamw_four_(&x, g, a.m, a.v, rates, scalars);
-    } else if (RULE == RULE_LION) {
-        lion_four_(&x, g, a.m, rates, scalars);
-    } else {
-        sgd_four_(&x, g, a.m, rates, scalars);
+static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
+    UpdateSlots_ slots;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        slots.rule[i] = (uint8_t)state->rule[i];
+        slots.m[i] = update_shift_(state, i, update_slot_of_m_(state->rule[i]));
+        slots.v[i] = update_shift_(state, i, update_slot_of_v_(state->rule[i]));
     }
-    weights_store(a.weights, 0, x, words);
+    return slots;
+}
+
+// The four elements of a thread: their weights and gradients, and where they lie in slots that all parameters have.
+// The kind of master weights is known to the compiler: the others take no registers.
+template <class T, class G, MasterWeights MASTER>
+__device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>& a, const UpdatePlace_& place,
+                                                      size_t owned) {
+    const size_t full = (size_t)place.full * UPDATE_PIECE_ + 4 * threadIdx.x;
+    UpdateArrays_<T, G> four = a;
+    four.weights.kind = MASTER;
+    four.weights.params += full;
+    four.weights.master = (char*)a.weights.master + owned * master_bytes(MASTER);
+    four.grads += owned;
+    return four;
+}
+
+// Words for the stochastic rounding of four elements.
+__device__ inline RoundingWords update_words_(const UpdatePlace_& place, uint64_t seed, uint64_t stream) {
+    const RoundingWords words = {seed, stream,
+                                 ((uint64_t)place.group << 40) + (uint64_t)place.offset * UPDATE_PIECE_ +
+                                     4 * threadIdx.x};
+    return words;
 }
 
 // A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte to 16-bit
-// data, coalesced. A warp's elements are of one tensor: they are TENSOR_ALIGN.
+// data, coalesced. A warp's elements are of one tensor: they are TENSOR_ALIGN. All is loaded before anything is computed.
 // grid   pieces, from piece `first` on      block   256      shared   none
 // moves  optimizer_bytes. Bound by memory: Philox takes some 30 instructions an element, the rest some 50,
 //        together less than half of what an H100 can issue in the time.
 // order  every element on its own
-template <class T, class G, UpdateRule RULE>
+template <class T, class G, UpdateRule RULE, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
     update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows, const uint32_t* frozen,
                    const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
                    const __grid_constant__ UpdateNumbers_ numbers, uint64_t seed, uint64_t stream) {
     const uint32_t piece = first + blockIdx.x;
     const UpdatePlace_ place = update_place_(pieces, piece);
-    const size_t owned = (size_t)piece * UPDATE_PIECE_ + 4 * threadIdx.x,
-                 full = (size_t)place.full * UPDATE_PIECE_ + 4 * threadIdx.x;
+    const size_t owned = (size_t)piece * UPDATE_PIECE_ + 4 * threadIdx.x;
     const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32];
     if (frozen && frozen[place.group] >> row & 1) {
         return; // the whole warp
     }
-    const RoundingWords words = {seed, stream,
-                                 ((uint64_t)place.group << 40) + (uint64_t)place.offset * UPDATE_PIECE_ +
-                                     4 * threadIdx.x};
-    const Weights<T> weights = {a.weights.params + full,
-                                (char*)a.weights.master + owned * master_bytes(a.weights.kind),
-                                a.weights.kind};
-    const UpdateArrays_<T, G> four = {weights, a.grads + owned, a.m ? a.m + owned : NULL,
-                                      a.v ? a.v + owned : NULL};
-    update_four_<T, G, RULE>(four, numbers.rates[row], numbers.scalars, words);
+    const UpdateRates rates = numbers.rates[row];
+    const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
+    const Elements<G, 4> g = elements_load<4>(four.grads);
+    Elements<float, 4> x = weights_load<4>(four.weights, 0);
+    if (RULE == RULE_ADAMW) {
+        adamw_four(&x, g, a.m + owned, a.v + owned, rates, numbers.scalars);
+    } else if (RULE == RULE_LION) {
+        lion_four(&x, g, a.m + owned, rates, numbers.scalars);
+    } else {
+        sgd_four(&x, g, a.m ? a.m + owned : NULL, rates, numbers.scalars);
+    }
+    weights_store(four.weights, 0, x, update_words_(place, seed, stream));
+}
+
+// Updates four parameters x whose moments are in 8 bits.
+template <class G>
+__device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 4>& g,
+                                       const AdamW8bitState& state, size_t at, const Code8Pair* codes,
+                                       UpdateRates rates, const UpdateScalars& s) {
+    AdamW8bitFour four = adamw8bit_load(state, at, codes);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        (*x)[k] = adamw_element_gpu((*x)[k], to_float(g[k]), &four.m[k], &four.v[k], rates, s);
+    }
+    adamw8bit_store(state, at, four);
+}
+
+// The same where rows have different rules: AdamW, with moments in 8 bits if IN_8; other rows are left alone.
+// grid   pieces, from piece `first` on      block   256      shared   2 KiB if IN_8
+// moves  optimizer_bytes, less what others update. In 8 bits encoding takes some 40 instructions an element and moment.
+// order  every element, or block of 64, on its own
+template <class T, class G, bool IN_8, MasterWeights MASTER>
+__global__ void __launch_bounds__(UPDATE_THREADS_)
+    update_mixed_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows,
+                         const uint32_t* frozen, const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
+                         const __grid_constant__ UpdateNumbers_ numbers,
+                         const __grid_constant__ UpdateSlots_ slots, const Code8Pair* table, uint64_t seed,
+                         uint64_t stream) {
+    SMEM_ARRAY(Code8Pair, codes, [IN_8 ? 256 : 1]);
+    const uint32_t piece = first + blockIdx.x;
+    const UpdatePlace_ place = update_place_(pieces, piece);
+    const size_t in_piece = 4 * threadIdx.x, owned = (size_t)piece * UPDATE_PIECE_ + in_piece,
+                 own = (size_t)place.own * UPDATE_PIECE_ + in_piece;
+    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32], rule = slots.rule[row];
+    const size_t groups = place.group > 0 ? place.group - 1 : 0;
+    if (IN_8) {
+        code8_table_load(codes, table);
+    }
+    if (rule != RULE_ADAMW && !(IN_8 && rule == RULE_ADAMW8)) {
+        return; // the whole warp
+    }
+    if (frozen && frozen[place.group] >> row & 1) {
+        return;
+    }
+    const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
+    const size_t m = slots.m[row].first + groups * slots.m[row].step + own,
+                 v = slots.v[row].first + groups * slots.v[row].step + own;
+    const Elements<G, 4> g = elements_load<4>(four.grads);
+    Elements<float, 4> x = weights_load<4>(four.weights, 0);
+    if (IN_8 && rule == RULE_ADAMW8) {
+        adamw8bit_four_(&x, g, a.in_8, m, codes, numbers.rates[row], numbers.scalars);
+    } else {
+        adamw_four(&x, g, a.m + m, a.v + v, numbers.rates[row], numbers.scalars);
+    }
+    weights_store(four.weights, 0, x, update_words_(place, seed, stream));
 }
 
 // ---- the update ----
+
+static inline int update_is_aligned_(const void* array) { return (uintptr_t)array % 16 == 0; }
 
 // All that an update takes; as above.
 template <class T> struct OptimizerUpdate {
@@ -221,50 +442,128 @@ template <class T> struct OptimizerUpdate {
     const OptimizerPlan* plan;
     Update update;
     uint64_t seed;
+    MatmulGpu* matmul; // for Muon
 };
 
-template <class T, class G, UpdateRule RULE>
+template <class T> static inline Weights<T> update_weights_(const OptimizerUpdate<T>& u) {
+    const MasterWeights master = u.plan->state->optimizer.master;
+    const Weights<T> weights = {u.params, u.slots[master == MASTER_SPLIT ? STATE_LOWER : STATE_MASTER],
+                                master};
+    return weights;
+}
+
+template <class T, class G> static inline UpdateArrays_<T, G> update_arrays_(const OptimizerUpdate<T>& u) {
+    const UpdateArrays_<T, G> arrays = {update_weights_(u),
+                                        (const G*)u.grads.data,
+                                        (float*)u.slots[STATE_M],
+                                        (float*)u.slots[STATE_V],
+                                        {(uint8_t*)u.slots[STATE_M8], (uint8_t*)u.slots[STATE_V8],
+                                         (float*)u.slots[STATE_M_SCALE], (float*)u.slots[STATE_V_SCALE]}};
+    return arrays;
+}
+
+// The stream of random words of an update.
+template <class T> static inline uint64_t update_stream_(const OptimizerUpdate<T>& u) {
+    return rounding_words(u.seed, u.update.adamw.t, 0, 0).stream;
+}
+
+template <class T, class G, UpdateRule RULE, MasterWeights MASTER>
 static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                   const Gpu* gpu) {
-    const Weights<T> weights = {u.params, u.slots[STATE_MASTER], u.plan->state->optimizer.master};
-    const UpdateArrays_<T, G> arrays = {weights, (const G*)u.grads.data, (float*)u.slots[STATE_M],
-                                        (float*)u.slots[STATE_V]};
-    const uint64_t stream = rand_stream("adamw") + (uint64_t)u.update.adamw.t;
-    launch(update_kernel_<T, G, RULE>, count, UPDATE_THREADS_, 0, gpu, arrays, u.plan->rows, u.plan->frozen,
-           u.plan->pieces, first, update_numbers_(u.plan->state, u.update), u.seed, stream);
+    launch(update_kernel_<T, G, RULE, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
+           u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
+           u.seed, update_stream_(u));
+}
+
+template <class T, class G, bool IN_8, MasterWeights MASTER>
+static inline void update_launch_mixed_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
+                                        const Gpu* gpu) {
+    launch(update_mixed_kernel_<T, G, IN_8, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
+           u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
+           update_slots_(u.plan->state), u.plan->codes.values, u.seed, update_stream_(u));
+}
+
+template <class T> static inline void update_muon_rows_(const OptimizerUpdate<T>& u, const Gpu* gpu) {
+    const MuonUpdate<T> muon = {update_weights_(u),
+                                u.grads,
+                                (float*)u.slots[STATE_M],
+                                NULL,
+                                (MuonGpu*)&u.plan->muon_memory,
+                                update_muon(u.update),
+                                u.update.adamw.t,
+                                u.seed,
+                                u.matmul};
+    for (int i = 0; i < u.plan->muon_tensors; i++) {
+        muon_update(&u.plan->muon[i], muon, gpu);
+    }
+}
+
+template <class T> static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, const Gpu* gpu) {
+    adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.grads, (float*)u.slots[STATE_ROWS],
+                                        (float*)u.slots[STATE_COLS], (float*)u.slots[STATE_V],
+                                        (float*)u.slots[STATE_M], &u.plan->adafactor,
+                                        update_adafactor(u.update, u.update.adamw), u.seed},
+                     gpu);
+}
+
+template <class T, class G, MasterWeights MASTER>
+static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
+                                        const Gpu* gpu) {
+    switch (u.plan->state->optimizer.name) {
+    case OPTIMIZER_ADAMW:
+        update_launch_<T, G, RULE_ADAMW, MASTER>(u, first, count, gpu);
+        break;
+    case OPTIMIZER_LION:
+        update_launch_<T, G, RULE_LION, MASTER>(u, first, count, gpu);
+        break;
+    case OPTIMIZER_SGD:
+        update_launch_<T, G, RULE_SGD, MASTER>(u, first, count, gpu);
+        break;
+    case OPTIMIZER_ADAMW8BIT:
+        update_launch_mixed_<T, G, true, MASTER>(u, first, count, gpu);
+        break;
+    case OPTIMIZER_MUON:
+        update_launch_mixed_<T, G, false, MASTER>(u, first, count, gpu);
+        update_muon_rows_(u, gpu);
+        break;
+    case OPTIMIZER_ADAFACTOR:
+        update_adafactor_rows_(u, gpu);
+        break;
+    }
 }
 
 template <class T, class G>
-static inline void update_launch_rule_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
-                                       const Gpu* gpu) {
-    switch (u.plan->state->rule[0]) { // all rows have the same
-    case RULE_ADAMW:
-        update_launch_<T, G, RULE_ADAMW>(u, first, count, gpu);
+static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
+                                         const Gpu* gpu) {
+    switch (u.plan->state->optimizer.master) {
+    case MASTER_NONE:
+        update_launch_rules_<T, G, MASTER_NONE>(u, first, count, gpu);
         break;
-    case RULE_LION:
-        update_launch_<T, G, RULE_LION>(u, first, count, gpu);
+    case MASTER_FP32:
+        update_launch_rules_<T, G, MASTER_FP32>(u, first, count, gpu);
         break;
-    case RULE_SGD:
-        update_launch_<T, G, RULE_SGD>(u, first, count, gpu);
+    case MASTER_SPLIT:
+        update_launch_rules_<T, G, MASTER_SPLIT>(u, first, count, gpu);
         break;
-    case RULE_NONE:
-        assert(!"GPUs have state of frozen parameters, too");
     }
 }
 
 // The update of `count` elements from `first` on, both multiples of GPT2_SHARD_UNIT, of those that this process owns. Of the
-// slots only what belongs to these need be there; the pointers are those to the whole arrays.
+// slots only what belongs to these need be there; the pointers are those to the whole arrays. Adafactor and Muon update all
+// of them at once.
 template <class T>
 static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t first, size_t count,
                                          const Gpu* gpu) {
-    assert(is_aligned_(u.params) && is_aligned_(u.grads.data) && first % UPDATE_PIECE_ == 0 &&
-           count % UPDATE_PIECE_ == 0);
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        assert(is_aligned_(u.slots[slot]));
-    }
+    assert(update_is_aligned_(u.params) && update_is_aligned_(u.grads.data) && first % UPDATE_PIECE_ == 0 &&
+           count % UPDATE_PIECE_ == 0 && update_is_aligned_(u.slots[STATE_M]) &&
+           update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(u.slots[STATE_MASTER]) &&
+           update_is_aligned_(u.slots[STATE_LOWER]));
+    assert(
+        !optimizer_needs_matrices(u.plan->state->optimizer.name) ||
+        (first == 0 && count == (size_t)u.plan->pieces.count * UPDATE_PIECE_ && u.plan->pieces.shards == 1));
     GRADIENT_DISPATCH(u.grads, T,
-                      (update_launch_rule_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
-                                                 (unsigned)(count / UPDATE_PIECE_), gpu)));
+                      (update_launch_master_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
+                                                   (unsigned)(count / UPDATE_PIECE_), gpu)));
 }
 
 // Of all of them.
@@ -272,14 +571,14 @@ template <class T> static inline void optimizer_update(const OptimizerUpdate<T>&
     optimizer_update_part(u, 0, (size_t)u.plan->pieces.count * UPDATE_PIECE_, gpu);
 }
 
-// What the update of all elements moves: it reads gradients, slots, and parameters that have no master; it writes slots and
-// parameters.
+// What an update of all elements moves that reads everything once: it reads gradients, slots, and parameters that have no
+// master; it writes slots and parameters.
 static inline double optimizer_bytes(const OptimizerState* state, const ZeroPlan* zero, DType params,
                                      DType grads) {
-    const double n = (double)zero_owned_elements(zero), p = (double)dtype_bytes(params);
-    double bytes = n * ((double)dtype_bytes(grads) + (state->slots[STATE_MASTER].bytes ? p : 2 * p));
+    const double n = (double)zero_owned_elements(zero);
+    double bytes = n * (double)dtype_bytes(grads) + weights_bytes(n, params, state->optimizer.master);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        bytes += 2 * (double)state->slots[slot].bytes;
+        bytes += state->slots[slot].name ? 2 * (double)state->slots[slot].bytes : 0;
     }
     return bytes;
 }

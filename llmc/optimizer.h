@@ -10,10 +10,11 @@ belongs to owned elements a ... b-1 is one interval of every slot.
 
 State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 
-defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_word, optimizer_rule, SlotShape,
-         STATE_M, STATE_V, STATE_MASTER, STATE_SLOTS, StateSlot, OptimizerState, optimizer_state_open, optimizer_saved_bytes,
-         state_slot_has, state_slot_elements, state_group_begin, state_group_elements, state_position, state_begin,
-         state_array, Update, update_of_row, optimizer_update_cpu
+defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
+         optimizer_needs_matrices, SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState,
+         optimizer_state_open, optimizer_saved_bytes, state_slot_has, state_slot_elements, state_group_begin,
+         state_group_elements, state_position, state_begin, state_array, Update, update_adamw, update_adafactor, update_muon,
+         optimizer_parts, optimizer_scratch_bytes, optimizer_update_cpu
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
@@ -24,9 +25,12 @@ defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, o
 #include <string.h>
 
 #include "llmc/base/words.h"
+#include "llmc/adafactor.h"
 #include "llmc/adamw.h"
+#include "llmc/adamw8bit.h"
 #include "llmc/gpt2.h"
 #include "llmc/lion.h"
+#include "llmc/muon.h"
 #include "llmc/sgd.h"
 #include "llmc/zero.h"
 
@@ -36,6 +40,9 @@ defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, o
 // clang-format off
 #define OPTIMIZER_WORDS(X) \
     X(OPTIMIZER_ADAMW, "adamw") \
+    X(OPTIMIZER_ADAMW8BIT, "adamw8bit") \
+    X(OPTIMIZER_ADAFACTOR, "adafactor") \
+    X(OPTIMIZER_MUON, "muon") \
     X(OPTIMIZER_LION, "lion") \
     X(OPTIMIZER_SGD, "sgd")
 // clang-format on
@@ -43,10 +50,14 @@ typedef enum { OPTIMIZER_WORDS(WORDS_VALUE) } OptimizerName;
 
 // How an update changes a parameter.
 typedef enum {
-    RULE_ADAMW, // adamw.h
-    RULE_LION,  // lion.h
-    RULE_SGD,   // sgd.h
-    RULE_NONE   // of frozen parameters (freeze.h)
+    RULE_ADAMW,    // adamw.h
+    RULE_ADAMW8,   // adamw8bit.h
+    RULE_FACTORED, // adafactor.h: a matrix,
+    RULE_FULL,     // and a vector
+    RULE_MUON,     // muon.h
+    RULE_LION,     // lion.h
+    RULE_SGD,      // sgd.h
+    RULE_NONE      // of frozen parameters (freeze.h)
 } UpdateRule;
 
 // What a GPU keeps beside 16-bit weights (update.cuh).
@@ -54,11 +65,17 @@ typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterWeights;
 
 typedef struct {
     OptimizerName name;
-    int has_momentum; // of SGD
+    int has_momentum; // of SGD and Adafactor
     MasterWeights master;
-    unsigned frozen;       // bit i: row i of the parameters is not updated in any block
-    int has_state_of_them; // all the same, as on GPUs, whose arrays of state have all parameters
+    unsigned frozen;              // bit i: row i of the parameters is not updated in any block
+    int has_state_of_them;        // all the same, as on GPUs, whose arrays of state have all parameters
+    float lr_scale[TENSOR_KINDS]; // factors of the learning rate
 } Optimizer;
+
+static inline Optimizer optimizer_of(OptimizerName name, int has_momentum, MasterWeights master) {
+    const Optimizer optimizer = {name, has_momentum, master, 0, 0, {1, 1, 1}};
+    return optimizer;
+}
 
 static inline const char* optimizer_word(OptimizerName name) {
     static const char* const words[] = {OPTIMIZER_WORDS(WORDS_NAME)};
@@ -68,19 +85,32 @@ static inline const char* optimizer_word(OptimizerName name) {
 static inline UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
     static const UpdateRule rules[][TENSOR_KINDS] = {
         // matrices, embeddings, vectors
-        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW}, // OPTIMIZER_ADAMW
-        {RULE_LION, RULE_LION, RULE_LION},    // OPTIMIZER_LION
-        {RULE_SGD, RULE_SGD, RULE_SGD},       // OPTIMIZER_SGD
+        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW},      // OPTIMIZER_ADAMW
+        {RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW},    // OPTIMIZER_ADAMW8BIT
+        {RULE_FACTORED, RULE_FACTORED, RULE_FULL}, // OPTIMIZER_ADAFACTOR
+        {RULE_MUON, RULE_ADAMW, RULE_ADAMW},       // OPTIMIZER_MUON
+        {RULE_LION, RULE_LION, RULE_LION},         // OPTIMIZER_LION
+        {RULE_SGD, RULE_SGD, RULE_SGD},            // OPTIMIZER_SGD
     };
     return rules[optimizer.name][kind];
+}
+
+// Whether a rule needs whole matrices: they cannot be divided among processes, or updated in chunks.
+static inline int optimizer_needs_matrices(OptimizerName name) {
+    return name == OPTIMIZER_ADAFACTOR || name == OPTIMIZER_MUON;
 }
 
 // ---- slots ----
 
 // What a tensor of rows x cols has in a slot.
 typedef enum {
-    SLOT_ELEMENTS // as many elements
+    SLOT_ELEMENTS, // as many elements
+    SLOT_BLOCKS,   // one for OPTIMIZER_BLOCK elements; cols are a multiple of it
+    SLOT_ROWS,     // one a row,
+    SLOT_COLS      // or a column, of a whole matrix
 } SlotShape;
+
+enum { OPTIMIZER_BLOCK = 64 };
 
 #define RULE_BIT_(rule) (1u << RULE_##rule)
 #define ALL_RULES_ (~0u)
@@ -89,15 +119,22 @@ typedef enum {
 // Each slot: its name in checkpoints, the type and the number of its elements, the rules that have it, and those that have it
 // only with momentum; no value is ever below `least`; its name in the memory report comes last. Checkpoints have all but those
 // of the weights, which are the last ones.
-//  slot            name      type     shape          rules                                   with momentum       least      label
+//  slot              name        type      shape          rules                                     with momentum                                       least      label
 #define STATE_TABLE_(X) \
-  X(STATE_M,        "m",      float,   SLOT_ELEMENTS, RULE_BIT_(ADAMW) | RULE_BIT_(LION),     RULE_BIT_(SGD),     -INFINITY, "m")  /* mean of the gradient */ \
-  X(STATE_V,        "v",      float,   SLOT_ELEMENTS, RULE_BIT_(ADAMW),                       0,                  0,         "v")  /* mean of its square */ \
-  X(STATE_MASTER,   NULL,     float,   SLOT_ELEMENTS, ALL_RULES_,                             0,                  -INFINITY, "master weights")
+  X(STATE_M,          "m",        float,    SLOT_ELEMENTS, RULE_BIT_(ADAMW) | RULE_BIT_(LION) | RULE_BIT_(MUON), RULE_BIT_(SGD) | RULE_BIT_(FACTORED) | RULE_BIT_(FULL), -INFINITY, "m")  /* mean of the gradient */ \
+  X(STATE_V,          "v",        float,    SLOT_ELEMENTS, RULE_BIT_(ADAMW) | RULE_BIT_(FULL),       0,                                                  0,         "v")  /* mean of its square */ \
+  X(STATE_M8,         "m8",       uint8_t,  SLOT_ELEMENTS, RULE_BIT_(ADAMW8),                        0,                                                  -INFINITY, "m in 8 bits") \
+  X(STATE_V8,         "v8",       uint8_t,  SLOT_ELEMENTS, RULE_BIT_(ADAMW8),                        0,                                                  -INFINITY, "v in 8 bits") \
+  X(STATE_M_SCALE,    "m_scale",  float,    SLOT_BLOCKS,   RULE_BIT_(ADAMW8),                        0,                                                  0,         "scales of m") \
+  X(STATE_V_SCALE,    "v_scale",  float,    SLOT_BLOCKS,   RULE_BIT_(ADAMW8),                        0,                                                  0,         "scales of v") \
+  X(STATE_ROWS,       "row_v",    float,    SLOT_ROWS,     RULE_BIT_(FACTORED),                      0,                                                  0,         "v of rows") \
+  X(STATE_COLS,       "col_v",    float,    SLOT_COLS,     RULE_BIT_(FACTORED),                      0,                                                  0,         "v of columns") \
+  X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "master weights") \
+  X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower halves of weights")  /* split master weights */
 // clang-format on
 
 #define STATE_ID_(id, ...) id,
-enum { STATE_TABLE_(STATE_ID_) STATE_SLOTS };
+typedef enum { STATE_TABLE_(STATE_ID_) STATE_SLOTS } StateSlotId;
 #undef STATE_ID_
 
 typedef struct {
@@ -119,6 +156,7 @@ typedef struct {
 
 typedef struct {
     Optimizer optimizer;
+    GPT2Config cfg;
     UpdateRule rule[GPT2_PARAMETER_ROWS];
     TensorRow rows[GPT2_PARAMETER_ROWS]; // bytes are elements of full arrays
     StateSpan span[GPT2_PARAMETER_ROWS];
@@ -131,15 +169,29 @@ static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
     return (s->slots[slot].rules >> s->rule[row]) & 1;
 }
 
-// What `elements` of a row are in a slot.
+// What `elements` of a row, or of its layer, are in a slot. Rows and columns belong to whole layers.
 static inline size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements) {
-    return state_slot_has(s, slot, row) ? elements : 0;
+    const TensorRow* r = &s->rows[row];
+    const int is_whole = elements >= gpt2_rows_in_files(r, s->cfg) * r->cols;
+    if (!state_slot_has(s, slot, row)) {
+        return 0;
+    }
+    switch (s->slots[slot].shape) {
+    case SLOT_BLOCKS:
+        return elements / OPTIMIZER_BLOCK;
+    case SLOT_ROWS:
+        return is_whole ? r->rows : 0;
+    case SLOT_COLS:
+        return is_whole ? r->cols : 0;
+    default:
+        return elements;
+    }
 }
 
 // Master weights are the optimizer's choice, not its rules'.
 static inline unsigned state_rules_(Optimizer optimizer, int slot, unsigned always, unsigned with_momentum) {
-    if (slot == STATE_MASTER) {
-        return optimizer.master == MASTER_FP32 ? always : 0;
+    if (slot == STATE_MASTER || slot == STATE_LOWER) {
+        return optimizer.master == (slot == STATE_MASTER ? MASTER_FP32 : MASTER_SPLIT) ? always : 0;
     }
     return always | (optimizer.has_momentum ? with_momentum : 0);
 }
@@ -190,6 +242,7 @@ static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, 
                                         GPT2Config cfg) {
     memset(s, 0, sizeof(*s));
     s->optimizer = optimizer;
+    s->cfg = cfg;
     gpt2_sharded_rows_of(s->rows, cfg, 1, zero->size);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const int is_frozen = !optimizer.has_state_of_them && (optimizer.frozen >> i) & 1;
@@ -261,36 +314,115 @@ static inline void* state_array(const OptimizerState* s, int slot, const ZeroRan
 
 // ---- the update ----
 
-// The settings of one update. Rate, decay, scale of the gradient and number are those of all rules.
+// The settings of one update. Scale of the gradient and number are those of all rules, rate and decay those of all but
+// Muon's.
 typedef struct {
     AdamW adamw;
-    float sgd_momentum;
+    float momentum; // of SGD; beta1 of Adafactor, 0: none
+    AdafactorRate adafactor_rate;
+    float muon_lr, muon_weight_decay;
+    MuonScale muon_scale;
 } Update;
 
-// Of one row: only some rows decay.
-static inline Update update_of_row(Update u, const TensorRow* row) {
-    u.adamw.weight_decay = row->decay ? u.adamw.weight_decay : 0.0f;
-    return u;
+// Of one row: only some rows decay, and kinds of rows have rates of their own.
+static inline AdamW update_adamw(Update u, const OptimizerState* s, int row) {
+    AdamW opt = u.adamw;
+    opt.weight_decay = s->rows[row].decay ? opt.weight_decay : 0.0f;
+    opt.lr *= s->optimizer.lr_scale[s->rows[row].kind];
+    return opt;
 }
 
-// Updates a range: param and grad (range->count) are its own, `memory` has all state.
+static inline Adafactor update_adafactor(Update u, AdamW of_row) {
+    const Adafactor opt = {of_row.lr,         u.momentum,       1.0f,    1.0f, of_row.weight_decay,
+                           of_row.grad_scale, u.adafactor_rate, of_row.t};
+    return opt;
+}
+
+static inline Muon update_muon(Update u) {
+    const Muon opt = {
+        u.muon_lr,     muon_momentum(u.adamw.t), u.muon_weight_decay, u.adamw.grad_scale, 0, u.muon_scale,
+        MUON_DECAY_ALL};
+    return opt;
+}
+
+// Matrices that lie one below the other in a row and are updated apart: those of queries, keys and values.
+static inline size_t optimizer_parts(const TensorRow* row) {
+    return row->member == offsetof(GPT2Parameters, qkvw) ? 3 : 1;
+}
+
+// Scratch memory of the update on the CPU.
+static inline size_t optimizer_scratch_bytes(const OptimizerState* s) {
+    size_t most = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t rows = s->rows[i].rows, cols = s->rows[i].cols, parts = optimizer_parts(&s->rows[i]);
+        const size_t bytes = s->rule[i] == RULE_FACTORED ? adafactor_scratch_bytes(rows, cols)
+                             : s->rule[i] == RULE_MUON   ? muon_scratch_bytes(rows / parts, cols)
+                                                         : 0;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+static inline void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroRange* range, float* param,
+                                            const float* grad, void* memory, AdamW opt) {
+    const AdamW8bitState state = {(uint8_t*)state_array(s, STATE_M8, range, memory),
+                                  (uint8_t*)state_array(s, STATE_V8, range, memory),
+                                  (float*)state_array(s, STATE_M_SCALE, range, memory),
+                                  (float*)state_array(s, STATE_V_SCALE, range, memory)};
+    adamw8bit_update_cpu(param, grad, state, range->count, OPTIMIZER_BLOCK, opt);
+}
+
+// The layer of a row that a range is, but for the padding of the vocabulary.
+static inline void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* range, float* param,
+                                            const float* grad, void* memory, Adafactor opt, void* scratch) {
+    const TensorRow* row = &s->rows[range->row];
+    const AdafactorMatrix x = {param,
+                               grad,
+                               (float*)state_array(s, STATE_ROWS, range, memory),
+                               (float*)state_array(s, STATE_COLS, range, memory),
+                               (float*)state_array(s, STATE_M, range, memory),
+                               gpt2_rows_in_files(row, s->cfg),
+                               row->cols};
+    adafactor_update_cpu(x, opt, scratch);
+}
+
+// Updates a range: param and grad (range->count) are its own, `memory` has all state. `scratch` has
+// optimizer_scratch_bytes.
 static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param,
-                                        const float* grad, void* memory, Update update) {
-    const Update u = update_of_row(update, &s->rows[range->row]);
-    const AdamW a = u.adamw;
-    float* m = (float*)state_array(s, STATE_M, range, memory);
+                                        const float* grad, void* memory, Update u,
+                                        const MuonScratch* scratch) {
+    const TensorRow* row = &s->rows[range->row];
+    const AdamW a = update_adamw(u, s, range->row);
+    const size_t n = range->count;
+    float *m = (float*)state_array(s, STATE_M, range, memory),
+          *v = (float*)state_array(s, STATE_V, range, memory);
     switch (s->rule[range->row]) {
     case RULE_ADAMW:
-        adamw_update_cpu(param, grad, m, (float*)state_array(s, STATE_V, range, memory), range->count, a);
+        adamw_update_cpu(param, grad, m, v, n, a);
         break;
+    case RULE_ADAMW8:
+        optimizer_adamw8bit_cpu_(s, range, param, grad, memory, a);
+        break;
+    case RULE_FACTORED:
+        optimizer_adafactor_cpu_(s, range, param, grad, memory, update_adafactor(u, a), scratch->memory);
+        break;
+    case RULE_FULL:
+        adafactor_vector_cpu(param, grad, v, m, n, update_adafactor(u, a));
+        break;
+    case RULE_MUON: {
+        const size_t parts = optimizer_parts(row);
+        const MuonMatrix x = {param, grad, m, NULL, parts, row->rows / parts, row->cols};
+        muon_update_cpu(x, update_muon(u), scratch);
+        break;
+    }
     case RULE_LION: {
         const Lion opt = {a.lr, a.beta1, a.beta2, a.weight_decay, a.grad_scale};
-        lion_update_cpu(param, grad, m, range->count, opt);
+        lion_update_cpu(param, grad, m, n, opt);
         break;
     }
     case RULE_SGD: {
-        const Sgd opt = {a.lr, u.sgd_momentum, a.weight_decay, a.grad_scale};
-        sgd_update_cpu(param, grad, m, range->count, opt);
+        const Sgd opt = {a.lr, u.momentum, a.weight_decay, a.grad_scale};
+        sgd_update_cpu(param, grad, m, n, opt);
         break;
     }
     case RULE_NONE:

@@ -5,19 +5,19 @@ sgd.cuh -- sgd.h on the GPU: four elements of it, for the kernel of all rules (o
     g     4   T or fp32
     m     4   fp32   updated, at a multiple of 16 bytes; NULL: no momentum
 
-defines: sgd_four_
+defines: sgd_four
 */
 #ifndef LLMC_SGD_CUH
 #define LLMC_SGD_CUH
 
-#include "llmc/adamw.cuh"
+#include "llmc/gpu.cuh"
 #include "llmc/sgd.h"
 #include "llmc/update.cuh"
 
 // Updates four parameters x, and their sums if there are any.
 template <class G>
-__device__ inline void sgd_four_(Elements<float, 4>* x, const Elements<G, 4>& g, float* m_at,
-                                 UpdateRates_ rates, const UpdateScalars_& s) {
+__device__ inline void sgd_four(Elements<float, 4>* x, const Elements<G, 4>& g, float* m_at,
+                                UpdateRates rates, const UpdateScalars& s) {
     Elements<float, 4> m;
     if (m_at) {
         m = elements_load<4>(m_at);

@@ -16,7 +16,7 @@ Stochastic rounding goes up or down with the probabilities that make the result 
 smaller than half a unit in the last place are not lost for ever. Element i of group g (gpt2.h) takes word g 2^40 + i of
 stream "adamw" + t of `seed` (rand.h) in update t: the same whatever the launch and the number of shards.
 
-defines: master_bytes, round_stochastic, SplitFloat, split_float, split_join,
+defines: UpdateScalars, UpdateRates, master_bytes, round_stochastic, SplitFloat, split_float, split_join,
          rand_block_gpu, Elements, elements_load, elements_store, elements_convert, RoundingWords, rounding_words,
          Weights, weights_from, weights_load, weights_store, weights_bytes
 */
@@ -242,6 +242,19 @@ __device__ inline void weights_store(const Weights<T>& w, size_t i, const Elemen
     elements_store((float*)w.master + i, x);
     elements_store(w.params + i, elements_convert<T>(x));
 }
+
+// ---- numbers of an update ----
+
+// What the update of one element needs, of any rule. The rate and the decay are those of its tensor.
+typedef struct {
+    float beta1, beta2, eps, grad_scale;
+    float v_correction; // AdamW: 1 / (1 - beta2^t)
+    float momentum;     // SGD
+} UpdateScalars;
+typedef struct {
+    float keep; // 1 - lr weight_decay
+    float step; // lr; of AdamW lr / (1 - beta1^t)
+} UpdateRates;
 
 // An update reads and writes so much of n weights.
 static inline double weights_bytes(double n, DType params, MasterWeights master) {

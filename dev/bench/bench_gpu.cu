@@ -370,10 +370,10 @@ static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gr
     OptimizerState state;
     OptimizerPlan plan_memory, *plan = &plan_memory;
     optimizer_state_open(&state, optimizer, &zero, bench->cfg);
-    optimizer_open(plan, &zero, &state);
+    optimizer_open<floatX>(plan, &zero, &state);
     const Update by = {{1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100}, 0.9f};
     floatX* params = random_array<floatX>(bench, zero_full_elements(&zero), 0.02f);
-    OptimizerUpdate<floatX> u = {params, grads, {NULL}, plan, by, 1};
+    OptimizerUpdate<floatX> u = {params, grads, {NULL}, plan, by, 1, NULL};
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const size_t n = state.slots[slot].bytes / sizeof(float);
         u.slots[slot] = n ? random_array<float>(bench, n, slot == STATE_V ? 0 : 1e-3f) : NULL;
@@ -391,14 +391,14 @@ static void bench_optimizer(Bench* bench) {
     char shape[64];
     snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
     bench_norm(bench, grads, n, shape);
-    bench_update(bench, "AdamW", Optimizer{OPTIMIZER_ADAMW, 0, usual, 0, 0}, grads, shape);
+    bench_update(bench, "AdamW", optimizer_of(OPTIMIZER_ADAMW, 0, usual), grads, shape);
     if (!bench->list) {
         if (usual != MASTER_NONE) {
-            bench_update(bench, "AdamW, no master weights", Optimizer{OPTIMIZER_ADAMW, 0, MASTER_NONE, 0, 0},
+            bench_update(bench, "AdamW, no master weights", optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE),
                          grads, shape);
         }
-        bench_update(bench, "Lion", Optimizer{OPTIMIZER_LION, 0, usual, 0, 0}, grads, shape);
-        bench_update(bench, "SGD", Optimizer{OPTIMIZER_SGD, 1, usual, 0, 0}, grads, shape);
+        bench_update(bench, "Lion", optimizer_of(OPTIMIZER_LION, 0, usual), grads, shape);
+        bench_update(bench, "SGD", optimizer_of(OPTIMIZER_SGD, 1, usual), grads, shape);
     }
     section_close(bench);
 }

@@ -11,8 +11,13 @@ struct CpuTrainer {
 
 CpuTrainer* cpu_trainer_open(GPT2Config cfg, int B, int T, const float* params) {
     CpuTrainer* trainer = (CpuTrainer*)check_alloc(1, sizeof(CpuTrainer), "CPU trainer");
-    const Options options = {
-        .batch = B, .seq_len = T, .steps = 1, .recompute = RECOMPUTE_NONE, .processes = 1};
+    const Options options = {.batch = B,
+                             .seq_len = T,
+                             .steps = 1,
+                             .recompute = RECOMPUTE_NONE,
+                             .processes = 1,
+                             .embedding_lr_scale = 1,
+                             .vector_lr_scale = 1};
     trainer->comm.size = 1;
     gpt2_open(&trainer->model, cfg, &options, &trainer->comm);
     memcpy(trainer->model.params_memory, params, trainer->model.parameter_bytes);

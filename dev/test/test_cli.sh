@@ -604,6 +604,8 @@ test_resume() {
     bad 2 "--optimizer is lion, was adamw|--override" --out again --resume 4 --optimizer lion
     good "with another optimizer" --out lion --resume again/step_00000004 --optimizer lion --override
     check "starts with zeros" grep -q '^resume: the state of --optimizer lion starts as zeros$' stdout
+    bad 2 "--optimizer adamw8bit|multiple of 64|--optimizer adamw works" "${tiny[@]}" --optimizer adamw8bit
+    bad 2 "--matrix-lr is of --optimizer muon; this run has --optimizer adamw" "${tiny[@]}" --matrix-lr 0.1
     bad 1 "never: no checkpoint to resume|--resume auto" --out never --resume on
     check "nothing is made" [ ! -e never ]
     bad 1 "step_00000005/state.json|No such file" --out again --resume 5

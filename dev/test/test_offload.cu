@@ -7,46 +7,54 @@
 enum { UPDATES = 3 };
 static const GPT2Config SMALL = {5, 60, 64, 3, 2, 20};
 
-// Parameters, master weights, m and v.
+// Parameters, and all slots as bytes.
 typedef struct {
     size_t n;
-    float *params, *master, *m, *v; // fp32, in host memory
+    float* params; // fp32, in host memory
+    char* slots[STATE_SLOTS];
 } State;
 
-// A value is a function of its place: the padding is updated like everything else.
-static State state_open(size_t n) {
-    const State s = {n, ops_normal(n, 1), ops_normal(n, 1), ops_normal(n, 0.1f), ops_normal(n, 0.1f)};
-    for (size_t i = 0; i < n; i++) {
-        s.v[i] = fabsf(s.v[i]);
+static char* bytes_copy(const char* from, size_t bytes) {
+    char* copy = (char*)ops_floats(bytes / sizeof(float) + 1);
+    memcpy(copy, from, bytes);
+    return copy;
+}
+
+// A value is a function of its place: the padding is updated like everything else. All codes are right.
+static State state_open(const OptimizerState* state, size_t n) {
+    State s = {n, ops_normal(n, 1), {NULL}};
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const StateSlot* to = &state->slots[slot];
+        float* values = ops_normal(to->bytes / sizeof(float) + 1, 0.1f);
+        for (size_t i = 0; i < to->bytes / sizeof(float) && to->least == 0; i++) {
+            values[i] = fabsf(values[i]);
+        }
+        s.slots[slot] = (char*)values;
+        for (size_t i = 0; i < to->bytes && to->element_bytes < sizeof(float); i++) {
+            s.slots[slot][i] = (char)(i * i >> 3);
+        }
     }
     return s;
 }
 
 static Update update_of(int t) {
-    const Update update = {{0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, t}, 0.9f};
+    Update update;
+    memset(&update, 0, sizeof(update));
+    update.adamw = AdamW{0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, t};
     return update;
 }
 
-static const int SLOTS[] = {STATE_M, STATE_V, STATE_MASTER};
-
-// The array in host memory that belongs to a slot.
-static float* array_of(State* s, int slot) {
-    return slot == STATE_M ? s->m : slot == STATE_V ? s->v : s->master;
-}
-
-// Moves all slots to the host or the disk, or back, in two pieces that end in the middle of a chunk, and of a unit of the
-// disk.
-static void move_slots(Offload* offload, State* s, int is_back) {
-    for (int i = 0; i < 3; i++) {
-        const size_t bytes = offload->layout.state->slots[SLOTS[i]].bytes,
-                     first = bytes / 2 - bytes / 2 % 512 - 4;
-        char* array = (char*)array_of(s, SLOTS[i]);
+// Moves all slots to the host or the disk, or back, each in two pieces that end in the middle of a chunk, and of a unit of
+// the disk.
+static void move_slots(Offload* offload, const State* s, int is_back) {
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t bytes = offload->layout.state->slots[slot].bytes, first = bytes / 3 + 1;
         for (int part = 0; part < 2 && bytes > 0; part++) {
             const size_t at = part ? first : 0, count = part ? bytes - first : first;
             if (is_back) {
-                offload_read(offload, array + at, SLOTS[i], at, count);
+                offload_read(offload, s->slots[slot] + at, slot, at, count);
             } else {
-                offload_write(offload, array + at, SLOTS[i], at, count);
+                offload_write(offload, s->slots[slot] + at, slot, at, count);
             }
         }
     }
@@ -54,79 +62,112 @@ static void move_slots(Offload* offload, State* s, int is_back) {
 
 // The state after some updates by way of the host, or of a disk in this directory. A gradient stays as it is.
 template <class T>
-static State by_host(State s, Gradient grads, const OptimizerPlan* plan, const ZeroPlan* zero,
+static State by_host(const State* s, Gradient grads, const OptimizerPlan* plan, const ZeroPlan* zero,
                      const char* directory, const Gpu* gpu) {
     Offload offload;
-    T *params = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu),
-      *other = upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu);
+    T *params = upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu),
+      *other = upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu);
     offload_open(&offload, plan->state, zero, directory);
     // what an update wrote is overwritten, as by a rollback
-    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7}, gpu);
-    move_slots(&offload, &s, 0);
+    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7, NULL}, gpu);
+    move_slots(&offload, s, 0);
     for (int t = 1; t <= UPDATES; t++) {
-        offload_update(&offload, OptimizerUpdate<T>{params, grads, {NULL}, plan, update_of(t), 7}, gpu);
+        offload_update(&offload, OptimizerUpdate<T>{params, grads, {NULL}, plan, update_of(t), 7, NULL}, gpu);
     }
-    State after = {s.n, NULL, ops_copy(s.master, s.n), ops_copy(s.m, s.n), ops_copy(s.v, s.n)};
+    State after = state_open(plan->state, s->n);
     move_slots(&offload, &after, 1);
     // closed while an update is still written
-    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7}, gpu);
+    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7, NULL}, gpu);
     offload_close(&offload);
-    after.params = download(params, s.n, gpu);
+    after.params = download(params, s->n, gpu);
     gpu_free(other);
     gpu_free(params);
     return after;
 }
 
 // And with all of it on the GPU.
-template <class T> static State by_gpu(State s, Gradient grads, const OptimizerPlan* plan, const Gpu* gpu) {
-    OptimizerUpdate<T> u = {upload<T>(ops_copy(s.params, s.n), s.n, 0, gpu), grads, {NULL}, plan, {}, 7};
-    for (int i = 0; i < 3; i++) {
-        if (plan->state->slots[SLOTS[i]].bytes) {
-            u.slots[SLOTS[i]] = upload<float>(array_of(&s, SLOTS[i]), s.n, 0, gpu);
+template <class T>
+static State by_gpu(const State* s, Gradient grads, const OptimizerPlan* plan, const Gpu* gpu) {
+    OptimizerUpdate<T> u = {
+        upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu), grads, {NULL}, plan, {}, 7, NULL};
+    State after = *s;
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t bytes = plan->state->slots[slot].bytes;
+        if (bytes > 0) {
+            u.slots[slot] = gpu_alloc(bytes, 1, "test");
+            CUDA_CHECK(cudaMemcpy(u.slots[slot], s->slots[slot], bytes, cudaMemcpyHostToDevice));
         }
     }
     for (int t = 1; t <= UPDATES; t++) {
         u.update = update_of(t);
         optimizer_update(u, gpu);
     }
-    State after = {s.n, download(u.params, s.n, gpu), s.master, s.m, s.v};
-    after.m = u.slots[STATE_M] ? download((float*)u.slots[STATE_M], s.n, gpu) : s.m;
-    after.v = u.slots[STATE_V] ? download((float*)u.slots[STATE_V], s.n, gpu) : s.v;
-    after.master = u.slots[STATE_MASTER] ? download((float*)u.slots[STATE_MASTER], s.n, gpu) : s.master;
-    for (int i = 0; i < 3; i++) {
-        gpu_free(u.slots[SLOTS[i]]);
+    after.params = download(u.params, s->n, gpu); // waits
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t bytes = plan->state->slots[slot].bytes;
+        after.slots[slot] = bytes_copy(s->slots[slot], bytes);
+        if (bytes > 0) {
+            CUDA_CHECK(cudaMemcpy(after.slots[slot], u.slots[slot], bytes, cudaMemcpyDeviceToHost));
+            gpu_free(u.slots[slot]);
+        }
     }
     gpu_free(u.params);
     return after;
 }
 
-static void expect_same_bits(const char* what, const char* where, State got, State want) {
+static void expect_same_bits(const char* what, const char* where, const OptimizerState* state, State got,
+                             State want) {
     EXPECT(ops_same_bits(got.params, want.params, want.n), "%s, %s: parameters", what, where);
-    EXPECT(ops_same_bits(got.master, want.master, want.n), "%s, %s: master weights", what, where);
-    EXPECT(ops_same_bits(got.m, want.m, want.n), "%s, %s: m", what, where);
-    EXPECT(ops_same_bits(got.v, want.v, want.n), "%s, %s: v", what, where);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        EXPECT(memcmp(got.slots[slot], want.slots[slot], state->slots[slot].bytes) == 0, "%s, %s: %s", what,
+               where, state->slots[slot].label);
+    }
+}
+
+// Every slot was changed by the updates.
+static void expect_updated(const char* what, const OptimizerState* state, State after, State before) {
+    EXPECT(!ops_same_bits(after.params, before.params, before.n), "%s: nothing was updated", what);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t bytes = state->slots[slot].bytes;
+        EXPECT(bytes == 0 || memcmp(after.slots[slot], before.slots[slot], bytes) != 0, "%s: %s is as it was",
+               what, state->slots[slot].label);
+    }
 }
 
 template <class T>
-static void test_same_bits(const char* what, Optimizer optimizer, int stage, int size, const Gpu* gpu) {
-    const ZeroPlan zero = zero_plan(SMALL, stage, 0, size);
+static void test_same_bits(const char* what, GPT2Config cfg, Optimizer optimizer, int stage, const Gpu* gpu) {
+    const ZeroPlan zero = zero_plan(cfg, stage, 0, 1);
     const size_t n = zero_owned_elements(&zero);
     OptimizerState state;
     OptimizerPlan plan;
-    optimizer_state_open(&state, optimizer, &zero, SMALL);
-    optimizer_open(&plan, &zero, &state);
+    optimizer_state_open(&state, optimizer, &zero, cfg);
+    optimizer_open<T>(&plan, &zero, &state);
     EXPECT(n > 6 * OFFLOAD_CHUNK && n % OFFLOAD_CHUNK, "%s: %zu elements are no test", what, n);
-    const State s = state_open(n);
+    const State s = state_open(&state, n);
     float* gradient = upload<float>(ops_normal(n, 1), n, 0, gpu);
     const Gradient grads = {gradient, DTYPE_FP32};
-    const State want = by_gpu<T>(s, grads, &plan, gpu);
-    expect_same_bits(what, "host", by_host<T>(s, grads, &plan, &zero, NULL, gpu), want);
-    expect_same_bits(what, "disk", by_host<T>(s, grads, &plan, &zero, test_tmpdir(), gpu), want);
-    EXPECT(!ops_same_bits(want.params, s.params, n) && !ops_same_bits(want.m, s.m, n),
-           "%s: nothing was updated", what);
+    const State want = by_gpu<T>(&s, grads, &plan, gpu);
+    expect_same_bits(what, "host", &state, by_host<T>(&s, grads, &plan, &zero, NULL, gpu), want);
+    expect_same_bits(what, "disk", &state, by_host<T>(&s, grads, &plan, &zero, test_tmpdir(), gpu), want);
+    expect_updated(what, &state, want, s);
     gpu_free(gradient);
     optimizer_close(&plan);
     ops_close(what);
+}
+
+static void test_optimizers(const Gpu* gpu) {
+    static const GPT2Config wide = {5, 60, 64, 1, 2, 64}; // blocks of 64
+    const Optimizer adamw = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE),
+                    master = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_FP32),
+                    split = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_SPLIT),
+                    in_8 = optimizer_of(OPTIMIZER_ADAMW8BIT, 0, MASTER_SPLIT),
+                    lion = optimizer_of(OPTIMIZER_LION, 0, MASTER_FP32);
+    test_same_bits<float>("fp32", SMALL, adamw, 0, gpu);
+    test_same_bits<bf16>("bf16 with split master weights", SMALL, split, 0, gpu);
+    test_same_bits<bf16>("bf16, rounded stochastically", SMALL, adamw, 0, gpu);
+    test_same_bits<fp16>("a shard of stage 3", SMALL, master, 3, gpu);
+    test_same_bits<bf16>("adamw8bit", wide, in_8, 0, gpu);
+    test_same_bits<bf16>("lion", SMALL, lion, 0, gpu);
 }
 
 // ---- the residual stream ----
@@ -224,13 +265,7 @@ static void test_residuals(const Gpu* gpu) {
 int main(void) {
     Gpu gpu;
     gpu_open(&gpu, 0);
-    const Optimizer adamw = {OPTIMIZER_ADAMW, 0, MASTER_NONE}, master = {OPTIMIZER_ADAMW, 0, MASTER_FP32},
-                    lion = {OPTIMIZER_LION, 0, MASTER_FP32};
-    test_same_bits<float>("fp32", adamw, 0, 1, &gpu);
-    test_same_bits<bf16>("bf16 with master weights", master, 0, 1, &gpu);
-    test_same_bits<bf16>("bf16, rounded stochastically", adamw, 0, 1, &gpu);
-    test_same_bits<bf16>("a shard of stage 3", master, 3, 1, &gpu);
-    test_same_bits<bf16>("lion", lion, 0, 1, &gpu);
+    test_optimizers(&gpu);
     test_residuals(&gpu);
     gpu_close(&gpu);
     return test_done("offload");

@@ -5,42 +5,53 @@
 #include "llmc/run/checkpoint_parts.h"
 #include "test.h"
 
-static const GPT2Config ODD = {7, 131, 201, 3, 3, 33};
-
-static Optimizer optimizer_of(OptimizerName name, int has_momentum) {
-    const Optimizer optimizer = {name, has_momentum, MASTER_NONE, 0, 0};
-    return optimizer;
-}
+static const GPT2Config ODD = {7, 131, 201, 3, 3, 33}, WIDE = {7, 131, 201, 3, 2, 64}; // blocks of 64
 
 static const char* const WORDS[] = {OPTIMIZER_WORDS(WORDS_NAME)};
 enum { OPTIMIZERS = sizeof(WORDS) / sizeof(WORDS[0]) };
 
-// The bytes of each slot that an optimizer has for a parameter, in units of a parameter's.
-static void test_slots(void) {
-    static const struct {
-        OptimizerName name;
-        int has_momentum;
-        double bytes; // of a parameter
-    } wanted[] = {
-        {OPTIMIZER_ADAMW, 0, 8}, {OPTIMIZER_LION, 0, 4}, {OPTIMIZER_SGD, 1, 4}, {OPTIMIZER_SGD, 0, 0}};
-    const ZeroPlan whole = zero_plan(ODD, 0, 0, 1);
-    for (int i = 0; i < 4; i++) {
-        const Optimizer optimizer = optimizer_of(wanted[i].name, wanted[i].has_momentum);
-        OptimizerState state;
-        optimizer_state_open(&state, optimizer, &whole, ODD);
-        EXPECT((double)state.bytes == wanted[i].bytes * (double)zero_full_elements(&whole) &&
-                   state.saved_bytes == state.bytes,
-               "%s: %zu bytes", optimizer_word(wanted[i].name), state.bytes);
-        EXPECT(optimizer_saved_bytes(optimizer, ODD) == wanted[i].bytes * gpt2_count_parameters(ODD),
-               "%s: %.0f bytes in files", optimizer_word(wanted[i].name),
-               optimizer_saved_bytes(optimizer, ODD));
+// State of a model in files, by its formula: of n parameters, `vectors` of which are biases and norms.
+static double bytes_wanted(Optimizer o, double n, double vectors, double rows_and_cols) {
+    const double matrices = n - vectors;
+    switch (o.name) {
+    case OPTIMIZER_ADAMW:
+        return 8 * n;
+    case OPTIMIZER_ADAMW8BIT:
+        return 2 * matrices * (1 + 4.0 / 64) + 8 * vectors;
+    case OPTIMIZER_ADAFACTOR:
+        return 4 * rows_and_cols + 4 * vectors + (o.has_momentum ? 4 * n : 0);
+    case OPTIMIZER_MUON:
+        return 4 * n + 4 * (vectors + (double)(WIDE.V + WIDE.max_T) * WIDE.C);
+    default:
+        return o.name == OPTIMIZER_LION || o.has_momentum ? 4 * n : 0;
     }
-    OptimizerState with;
-    Optimizer master = optimizer_of(OPTIMIZER_ADAMW, 0);
-    master.master = MASTER_FP32;
-    optimizer_state_open(&with, master, &whole, ODD);
-    EXPECT(with.bytes == with.saved_bytes + zero_full_elements(&whole) * sizeof(float),
-           "master weights are not saved");
+}
+
+static void test_slots(void) {
+    const ZeroPlan whole = zero_plan(WIDE, 0, 0, 1);
+    const double n = gpt2_count_parameters(WIDE), C = WIDE.C, vectors = WIDE.L * 13 * C + 2 * C;
+    const double rows_and_cols =
+        WIDE.Vp + WIDE.max_T + 2 * C + WIDE.L * ((3 + 1 + 4 + 1) * C + (1 + 1 + 1 + 4) * C);
+    for (int i = 0; i < 2 * OPTIMIZERS; i++) {
+        const Optimizer optimizer = optimizer_of((OptimizerName)(i / 2), i % 2, MASTER_NONE);
+        const double wanted = bytes_wanted(optimizer, n, vectors, rows_and_cols);
+        OptimizerState state;
+        optimizer_state_open(&state, optimizer, &whole, WIDE);
+        EXPECT(optimizer_saved_bytes(optimizer, WIDE) == wanted, "%s: %.0f bytes in files, wanted %.0f",
+               optimizer_word(optimizer.name), optimizer_saved_bytes(optimizer, WIDE), wanted);
+        EXPECT(state.saved_bytes == state.bytes && (double)state.bytes >= wanted &&
+                   (double)state.bytes < wanted + 80000,
+               "%s: %zu bytes in memory", optimizer_word(optimizer.name), state.bytes);
+    }
+    for (int master = MASTER_FP32; master <= MASTER_SPLIT; master++) {
+        OptimizerState with;
+        optimizer_state_open(&with, optimizer_of(OPTIMIZER_ADAMW, 0, (MasterWeights)master), &whole, ODD);
+        const size_t bytes = master == MASTER_FP32 ? 4 : 2;
+        EXPECT(with.bytes > with.saved_bytes, "master weights are saved with the state");
+        EXPECT(with.slots[master == MASTER_FP32 ? STATE_MASTER : STATE_LOWER].bytes ==
+                   with.slots[STATE_M].bytes / sizeof(float) * bytes,
+               "%zu bytes of a master weight", bytes);
+    }
 }
 
 // Marks what a range has of a slot; ends where it began elsewhere.
@@ -60,12 +71,12 @@ static void mark(char* taken, const OptimizerState* state, int slot, const ZeroR
 
 // What a process has of each slot: its ranges in order of memory, none on another; and a range of owned elements is one of
 // every slot.
-static void test_places(OptimizerName name, int stage, int size, int rank) {
-    const ZeroPlan zero = zero_plan(ODD, stage, rank, size);
+static void test_places(OptimizerName name, GPT2Config cfg, int stage, int size, int rank) {
+    const ZeroPlan zero = zero_plan(cfg, stage, rank, size);
     OptimizerState state;
-    optimizer_state_open(&state, optimizer_of(name, 1), &zero, ODD);
-    ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(ODD), sizeof(ZeroRange), "ranges");
-    const int count = zero_ranges(&zero, state.rows, ODD, ranges);
+    optimizer_state_open(&state, optimizer_of(name, 1, MASTER_NONE), &zero, cfg);
+    ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
+    const int count = zero_ranges(&zero, state.rows, cfg, ranges);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const StateSlot* s = &state.slots[slot];
         char* taken = (char*)check_alloc(s->bytes / s->element_bytes + 1, 1, "elements");
@@ -81,7 +92,8 @@ static void test_places(OptimizerName name, int stage, int size, int rank) {
             }
         }
         size_t last = 0;
-        for (size_t at = 0; at < zero_owned_elements(&zero); at += 128) {
+        const int is_cut = s->shape == SLOT_ELEMENTS || s->shape == SLOT_BLOCKS; // anywhere
+        for (size_t at = 0; is_cut && at < zero_owned_elements(&zero); at += 128) {
             const size_t position = state_position(&state, slot, &zero, at);
             EXPECT(position >= last && position <= last + 128, "slot %d jumps at %zu", slot, at);
             last = position;
@@ -93,25 +105,34 @@ static void test_places(OptimizerName name, int stage, int size, int rank) {
 
 // ---- what is saved ----
 
-// A value that tells the element of the parameters, and the slot.
-static float value_of(int slot, size_t logical) {
-    return (float)(logical % 100003 + 1) + 0.125f * (float)slot;
+// What tells the element of a slot: its number among those of the parameters, or of blocks, rows or columns.
+static float value_of(int slot, size_t number) {
+    return (float)(number % 251) + (slot < STATE_M8 || slot > STATE_V8 ? 0.125f * (float)slot : 0);
 }
 
-// Fills or looks at what the ranges have of the fp32 slots.
+// Fills or looks at what the ranges have of all slots.
 static void visit(const OptimizerState* state, const ZeroRange* ranges, int count, void* memory,
                   int is_check) {
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         for (int i = 0; i < count; i++) {
-            float* array = (float*)state_array(state, slot, &ranges[i], memory);
-            for (size_t k = 0; array && k < ranges[i].count; k++) {
-                const float value = value_of(slot, ranges[i].logical + k);
-                if (is_check && array[k] != value) {
-                    EXPECT(0, "element %zu of slot %d is %f, wanted %f", ranges[i].logical + k, slot,
-                           array[k], value);
+            const ZeroRange* r = &ranges[i];
+            char* array = (char*)state_array(state, slot, r, memory);
+            const size_t first = state->slots[slot].shape == SLOT_ELEMENTS ? r->logical
+                                 : state->slots[slot].shape == SLOT_BLOCKS ? r->logical / OPTIMIZER_BLOCK
+                                                                           : (size_t)(r->row + r->group);
+            for (size_t k = 0; k < state_slot_elements(state, slot, r->row, r->count); k++) {
+                const float value = value_of(slot, first + k);
+                const int is_code = state->slots[slot].element_bytes == 1;
+                const float found = is_code ? ((uint8_t*)array)[k] : ((float*)array)[k];
+                if (is_check && found != value) {
+                    EXPECT(0, "element %zu of slot %d is %f, wanted %f", first + k, slot, found, value);
                     return;
                 }
-                array[k] = value;
+                if (is_code) {
+                    ((uint8_t*)array)[k] = (uint8_t)value;
+                } else {
+                    ((float*)array)[k] = value;
+                }
             }
         }
     }
@@ -120,7 +141,7 @@ static void visit(const OptimizerState* state, const ZeroRange* ranges, int coun
 typedef struct {
     SavedFile files[8];
     char names[8][64];
-    SavedOption options[2];
+    SavedOption options[3];
     SavedState state;
 } Saved;
 
@@ -129,13 +150,14 @@ static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
     memset(saved, 0, sizeof(*saved));
     saved->state.files = saved->files;
     saved->state.options = saved->options;
-    saved->state.num_options = 2;
+    saved->state.num_options = 3;
     saved->options[0] = (SavedOption){"optimizer", optimizer_word(optimizer.name)};
     saved->options[1] = (SavedOption){"sgd-momentum", optimizer.has_momentum ? "0.9" : "0"};
+    saved->options[2] = (SavedOption){"adafactor-beta1", optimizer.has_momentum ? "0.9" : "0"};
     for (int rank = 0; rank < size; rank++) {
-        const ZeroPlan zero = zero_plan(ODD, stage, rank, size);
+        const ZeroPlan zero = zero_plan(WIDE, stage, rank, size);
         CheckpointPart part;
-        checkpoint_part_open(&part, optimizer, ODD, &zero);
+        checkpoint_part_open(&part, optimizer, WIDE, &zero);
         void* memory = check_alloc(part.state.bytes + 1, 1, "state");
         visit(&part.state, part.ranges, part.num_ranges, memory, 0);
         if (rank < checkpoint_part_writers(&zero)) {
@@ -153,9 +175,9 @@ static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
 static double load(Saved* saved, Optimizer optimizer, int stage, int size, int is_check) {
     double sum = 0;
     for (int rank = 0; rank < size; rank++) {
-        const ZeroPlan zero = zero_plan(ODD, stage, rank, size);
+        const ZeroPlan zero = zero_plan(WIDE, stage, rank, size);
         CheckpointParts parts;
-        checkpoint_parts_open(&parts, &saved->state, test_tmpdir(), optimizer, ODD, &zero);
+        checkpoint_parts_open(&parts, &saved->state, test_tmpdir(), optimizer, WIDE, &zero);
         const OptimizerState* state = &parts.own.state;
         char* memory = (char*)check_alloc(state->bytes + 1, 1, "state");
         memset(memory, 0xFF, state->bytes); // NaN
@@ -166,7 +188,7 @@ static double load(Saved* saved, Optimizer optimizer, int stage, int size, int i
                                       memory + s->offset_bytes + state_group_begin(s, g) * s->element_bytes);
             }
         }
-        for (size_t i = 0; i < state->bytes / sizeof(float); i++) {
+        for (size_t i = 0; i < state->slots[STATE_M].bytes / sizeof(float); i++) {
             sum += ((float*)memory)[i];
         }
         if (is_check) {
@@ -181,8 +203,9 @@ static double load(Saved* saved, Optimizer optimizer, int stage, int size, int i
 // Saved by some processes, read by others.
 static void test_elastic(Optimizer optimizer) {
     Saved saved;
-    for (int writers = 1; writers <= 3; writers += 2) {
-        for (int readers = 1; readers <= 2; readers++) {
+    const int most = optimizer_needs_matrices(optimizer.name) ? 1 : 3; // others are not divided
+    for (int writers = 1; writers <= most; writers += 2) {
+        for (int readers = 1; readers <= most; readers++) {
             save(&saved, optimizer, 2, writers);
             load(&saved, optimizer, readers == 2, readers, 1);
         }
@@ -192,24 +215,26 @@ static void test_elastic(Optimizer optimizer) {
 // Another optimizer, or another number of slots, starts with zeros.
 static void test_other(void) {
     Saved saved;
-    save(&saved, optimizer_of(OPTIMIZER_ADAMW, 1), 0, 1);
-    EXPECT(load(&saved, optimizer_of(OPTIMIZER_LION, 1), 0, 1, 0) == 0, "lion has adamw's m");
-    EXPECT(load(&saved, optimizer_of(OPTIMIZER_ADAMW, 0), 0, 1, 0) > 0, "adamw has not its own");
-    save(&saved, optimizer_of(OPTIMIZER_SGD, 0), 0, 1);
-    EXPECT(load(&saved, optimizer_of(OPTIMIZER_SGD, 1), 0, 1, 0) == 0, "momentum from nowhere");
+    save(&saved, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), 0, 1);
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_LION, 0, MASTER_NONE), 0, 1, 0) == 0, "lion has adamw's m");
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), 0, 1, 0) > 0, "adamw has not its own");
+    save(&saved, optimizer_of(OPTIMIZER_SGD, 0, MASTER_NONE), 0, 1);
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE), 0, 1, 0) == 0, "momentum from nowhere");
 }
 
 int main(void) {
     test_slots();
-    for (int name = 0; name < OPTIMIZERS; name++) {
-        for (int size = 1; size <= 5; size++) {
-            test_places((OptimizerName)name, 0, size, size - 1);
-            test_places((OptimizerName)name, 2, size, size / 2);
+    for (int i = 0; i < OPTIMIZERS; i++) {
+        const OptimizerName name = (OptimizerName)i;
+        const int most = optimizer_needs_matrices(name) ? 1 : 5;
+        for (int size = 1; size <= most; size++) {
+            test_places(name, WIDE, 0, size, size - 1);
+            test_places(name, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, 2, size, size / 2);
         }
+        test_elastic(optimizer_of(name, 0, MASTER_NONE));
     }
-    test_elastic(optimizer_of(OPTIMIZER_ADAMW, 0));
-    test_elastic(optimizer_of(OPTIMIZER_LION, 0));
-    test_elastic(optimizer_of(OPTIMIZER_SGD, 0));
+    test_elastic(optimizer_of(OPTIMIZER_ADAFACTOR, 1, MASTER_NONE));
+    test_elastic(optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE));
     test_other();
     return test_done("optimizer");
 }

@@ -182,17 +182,22 @@ test_same_bits() {
     done
 }
 
-# Each optimizer's state is divided as its slots are.
+# Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels.
 test_optimizers() {
-    local optimizer
-    for optimizer in "$@"; do
-        trains 1 "one_$optimizer" "${run[@]}" --optimizer "$optimizer" --zero 2
-        trains 3 "three_$optimizer" "${run[@]}" --optimizer "$optimizer" --zero 2
+    local optimizer wide=(--layers 2 --channels 64 "${run[@]:4}")
+    for optimizer in adamw adamw8bit lion; do
+        trains 1 "one_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
+        trains 3 "three_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
         same_model "one_$optimizer/step_00000009" "three_$optimizer/step_00000009" "--optimizer $optimizer, 3 ranks"
-        trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000003" --zero 1
-        near "--optimizer $optimizer: 3 ranks, then 2 in another stage" "$(last_loss "one_$optimizer")" "$(last_loss "two_$optimizer")" 1e-5
+        trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000003" --zero 2
+        same_model "one_$optimizer/step_00000009" "two_$optimizer/step_00000009" "--optimizer $optimizer, 3 ranks, then 2"
     done
-    check "they differ" [ -z "$(md5sum one_*/step_00000009/model.safetensors one/step_00000009/model.safetensors | cut -d ' ' -f 1 | sort | uniq -d)" ]
+    check "they differ" [ -z "$(md5sum one_*/step_00000009/model.safetensors | cut -d ' ' -f 1 | sort | uniq -d)" ]
+    trains 1 one_muon "${run[@]}" --optimizer muon --zero 0
+    trains 2 two_muon "${run[@]}" --optimizer muon --zero 0
+    near "--optimizer muon, 2 ranks" "$(last_loss one_muon)" "$(last_loss two_muon)" 1e-4
+    ends_all "--optimizer muon, divided" 2 "--optimizer muon with --zero 2: it updates whole matrices; wanted --zero 0" \
+        "rank 0 of 3" "$trainer" "${run[@]}" --optimizer muon --zero 2
 }
 
 test_stages() {
@@ -646,7 +651,7 @@ test_signal
 test_without_mpi
 test_without_launcher
 test_same_bits
-test_optimizers lion
+test_optimizers
 test_stages
 test_freeze
 test_tasks

@@ -405,11 +405,14 @@ static unsigned checkpoint_frozen_rows_(const SavedState* s) {
 }
 
 int checkpoint_state_fits(const SavedState* s, Optimizer optimizer) {
-    const char *name = state_option(s, "optimizer"), *momentum = state_option(s, "sgd-momentum");
-    const int has_momentum = momentum && strtof(momentum, NULL) > 0;
+    const char *name = state_option(s, "optimizer"), *sgd = state_option(s, "sgd-momentum"),
+               *adafactor = state_option(s, "adafactor-beta1");
+    const char* momentum = optimizer.name == OPTIMIZER_SGD         ? sgd
+                           : optimizer.name == OPTIMIZER_ADAFACTOR ? adafactor
+                                                                   : NULL;
     return !name || (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
                      checkpoint_frozen_rows_(s) == optimizer.frozen &&
-                     (optimizer.name != OPTIMIZER_SGD || has_momentum == optimizer.has_momentum));
+                     (momentum && strtof(momentum, NULL) > 0) == optimizer.has_momentum);
 }
 
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,

@@ -73,7 +73,9 @@ static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const 
 static inline void planned_state(OptimizerState* state, GPT2Config cfg, const ZeroPlan* zero,
                                  const Options* o) {
     Optimizer optimizer = setup_optimizer(o);
-    optimizer.master = sizeof(floatX) < sizeof(float) && o->master_weights ? MASTER_FP32 : MASTER_NONE;
+    optimizer.master = !o->master_weights || DTYPE_OF(floatX) == DTYPE_FP32 ? MASTER_NONE
+                       : DTYPE_OF(floatX) == DTYPE_BF16                     ? MASTER_SPLIT
+                                                                            : MASTER_FP32;
     optimizer_state_open(state, optimizer, zero, cfg);
 }
 
@@ -113,6 +115,7 @@ static inline void memory_add_optimizer_(PlanMemory plan[PLAN_KINDS], GPT2Config
     OptimizerState state;
     planned_state(&state, cfg, zero, o);
     plan_add_state(plan, &state, place);
+    plan_add(plan, "scratch of the update", optimizer_planned_bytes<floatX>(&state, zero));
     if (place != PLAN_DEVICE) {
         memory_add_chunks_(plan, &state, zero, place);
     }
@@ -164,7 +167,7 @@ static inline size_t memory_scratch_(GPT2Config cfg, const ZeroPlan* zero, const
     const size_t N = (size_t)o->batch * o->seq_len;
     return attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
            layernorm_planned_bytes((int)N, cfg.C) + encoder_planned_bytes((int)N, cfg.C) +
-           optimizer_planned_bytes(zero) + (o->freeze && o->freeze[0] ? optimizer_freeze_bytes(cfg.L) : 0) +
+           (o->freeze && o->freeze[0] ? optimizer_freeze_bytes(cfg.L) : 0) +
            gradient_norm_planned_bytes(zero_sharded_elements(zero)) + batch_queue_planned_bytes(N) +
            step_result_bytes(planned_losses(o)) + N * sizeof(int);
 }

@@ -127,7 +127,11 @@ typedef struct {
     int warmup;
     float final_lr_frac;
     int schedule;
-    float weight_decay, beta1, beta2, eps, sgd_momentum, grad_clip, skip_loss_z, skip_grad_z;
+    float weight_decay, beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, sgd_momentum, adafactor_beta1;
+    int adafactor_scale;
+    float matrix_lr, matrix_weight_decay;
+    int muon_scale;
+    float grad_clip, skip_loss_z, skip_grad_z;
     int max_skips;
     float max_loss_rise;
     int on_divergence;
@@ -385,8 +389,9 @@ const OptionRow OPTION_TABLE[] = {
         "LIST", "parameters to leave as they are: names as wte, wpe, '*b', ln1?, or embeddings, blocks, attention, mlp, "
         "norms; with [2] or [0-5] in these blocks only; empty: none"},
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, RUN_,             "adamw",
-        WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; lion: the sign of a mean, half the state; sgd: "
-        "the gradient itself; dev/doc/optimizers.md compares them"},
+        WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; adamw8bit: its state in 8 bits; adafactor: hardly any "
+        "state; muon: for matrices, adamw for the rest; lion: half the state; sgd: the gradient itself; "
+        "dev/doc/optimizers.md compares them"},
     {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_,  "auto",
         "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth "
         "of that if --model has weights; sgd: 400 times as much"},
@@ -405,8 +410,23 @@ const OptionRow OPTION_TABLE[] = {
         "lion: 0.99"},
     {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_ | RUN_,    "1e-08",
         "", "added to the square root of that mean"},
+    {"optimizer",  "embedding-lr-scale", "", FLOAT_(embedding_lr_scale), 0, MANY_, RUN_,          "1",
+        "", "factor of --lr for embeddings; that of tokens is also the classifier"},
+    {"optimizer",  "vector-lr-scale", "", FLOAT_(vector_lr_scale), 0,    MANY_, RUN_,             "1",
+        "", "factor of --lr for biases and norms"},
     {"optimizer",  "sgd-momentum",  "",   FLOAT_(sgd_momentum),    0,        1, BELOW_ | RUN_,    "0.9",
-        "", "of --optimizer sgd: share of the last update that is in the next one; 0: no state at all"},
+        "", "of sgd: share of the last update that is in the next one; 0: no state at all"},
+    {"optimizer",  "adafactor-beta1", "", FLOAT_(adafactor_beta1), 0,        1, BELOW_ | RUN_,    "0",
+        "", "of adafactor: decay of a running mean of updates; 0: none, which saves its state"},
+    {"optimizer",  "adafactor-scale", "", SWITCH_(adafactor_scale), 0,       0, RUN_,             "off",
+        "off|on", "of adafactor: updates relative to the size of a parameter, and a rate of at most 1 / sqrt(update)"},
+    {"optimizer",  "matrix-lr",     "",   FLOAT_(matrix_lr),       0,       10, ABOVE_ | RUN_,    "0.02",
+        "", "of muon: peak learning rate of the blocks' matrices; all else has --lr"},
+    {"optimizer",  "matrix-weight-decay", "", FLOAT_(matrix_weight_decay), 0, 10, RUN_,           "0.05",
+        "", "of muon: their weight decay"},
+    {"optimizer",  "muon-scale",    "",   CHOICE_(muon_scale),     0,        0, RUN_,             "spectral",
+        WORDS_CHOICE(MUON_SCALE_WORDS), "of muon: size of an update; spectral: by the shape of the matrix; rms: as AdamW's, "
+        "whose rate and decay then serve"},
     {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
         "", "maximum norm of the whole gradient; 0: no clipping"},
     {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",

@@ -33,7 +33,7 @@ typedef struct {
     double in, out; // how often an update moves it to the device, and back
 } PlanMemory;
 
-enum { PLAN_KINDS = 20 + STATE_SLOTS }; // room for a list
+enum { PLAN_KINDS = 22 + STATE_SLOTS }; // room for a list
 
 // Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);

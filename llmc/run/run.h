@@ -865,6 +865,7 @@ static int run_dispatch_(Run_* run, const char* program) {
     }
     setup_data(&run->data, options);
     setup_training(options, run->model_path != NULL);
+    setup_check_optimizer(options, run->cfg);
     if (!options_only_look(options)) {
         evaluation_open(&run->evaluation, &run->data, options, run->cfg.V);
     }

@@ -17,7 +17,7 @@ must agree with files. Everything is checked here, before any memory for the mod
 
 defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_check_freeze, setup_products, setup_try_prompt, setup_model_path,
          setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
-         setup_training, setup_optimizer, setup_update, setup_eval_sequences,
+         setup_training, setup_check_optimizer, setup_optimizer, setup_update, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, SetupExport, setup_exports, setup_export_open,
          setup_export_group, setup_export_close, setup_prompt,
          setup_asks_for_samples, setup_validates_first, setup_close, DataKind
@@ -139,6 +139,9 @@ void setup_products(Options* options);
 // The learning rate and all intervals; after setup_data. `has_weights`: the model is already trained. Values
 // that depend on an unknown number of steps stay auto.
 void setup_training(Options* options, int has_weights);
+
+// Refuses --optimizer where the model or the run has no place for it.
+void setup_check_optimizer(const Options* options, GPT2Config cfg);
 
 // The optimizer of the run; a GPU's choice of master weights is not in it.
 Optimizer setup_optimizer(const Options* options);
@@ -1021,20 +1024,40 @@ void setup_check_freeze(const Options* o, GPT2Config cfg) {
         die_usage("--freeze %s, --offload-residuals on; wanted off, since the backward pass ends at block %d",
                   o->freeze, freeze.first_block);
     }
+    const int in_lists = o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_MUON;
+    if (o->program.trainer == OPTION_GPU && in_lists && !freeze_is_whole(&freeze, cfg.L)) {
+        die_usage("--freeze %s, --optimizer %s; wanted all blocks of a parameter, or another optimizer: on "
+                  "GPUs this "
+                  "one updates all blocks of a parameter, or none",
+                  o->freeze, optimizer_word((OptimizerName)o->optimizer));
+    }
+}
+
+// The share of the last update that is in the next one, of optimizers that may have none.
+static float setup_momentum_(const Options* o) {
+    return o->optimizer == OPTIMIZER_SGD         ? o->sgd_momentum
+           : o->optimizer == OPTIMIZER_ADAFACTOR ? o->adafactor_beta1
+                                                 : 0;
 }
 
 Optimizer setup_optimizer(const Options* options) {
     const Freeze freeze = freeze_of(options->layers, options->freeze);
-    Optimizer optimizer = {(OptimizerName)options->optimizer, options->sgd_momentum > 0, MASTER_NONE, 0, 0};
+    Optimizer optimizer =
+        optimizer_of((OptimizerName)options->optimizer, setup_momentum_(options) > 0, MASTER_NONE);
     optimizer.frozen = freeze.rows;
     optimizer.has_state_of_them = options->program.trainer == OPTION_GPU;
+    optimizer.lr_scale[KIND_EMBEDDING] = options->embedding_lr_scale;
+    optimizer.lr_scale[KIND_VECTOR] = options->vector_lr_scale;
     return optimizer;
+}
+
+static float setup_scheduled_(const Options* o, int64_t step, float lr) {
+    return schedule_lr((Schedule)o->schedule, step, o->steps, o->warmup, lr, o->final_lr_frac);
 }
 
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm) {
     const AdamW adamw = {
-        schedule_lr((Schedule)options->schedule, step, options->steps, options->warmup, options->lr,
-                    options->final_lr_frac),
+        setup_scheduled_(options, step, options->lr),
         options->beta1,
         options->beta2,
         options->eps,
@@ -1042,8 +1065,48 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
         options->grad_clip > 0 && norm > options->grad_clip ? (float)(options->grad_clip / norm) : 1.0f,
         t,
     };
-    const Update update = {adamw, options->sgd_momentum};
+    const Update update = {adamw,
+                           setup_momentum_(options),
+                           options->adafactor_scale ? ADAFACTOR_RELATIVE : ADAFACTOR_FIXED,
+                           setup_scheduled_(options, step, options->matrix_lr),
+                           options->matrix_weight_decay,
+                           (MuonScale)options->muon_scale};
     return update;
+}
+
+// Refuses options of another optimizer than the run's.
+static void setup_check_rule_options_(const Options* o) {
+    static const struct {
+        const char* option;
+        OptimizerName of;
+    } rows[] = {{"sgd-momentum", OPTIMIZER_SGD},          {"adafactor-beta1", OPTIMIZER_ADAFACTOR},
+                {"adafactor-scale", OPTIMIZER_ADAFACTOR}, {"matrix-lr", OPTIMIZER_MUON},
+                {"matrix-weight-decay", OPTIMIZER_MUON},  {"muon-scale", OPTIMIZER_MUON}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        if (options_given(o, rows[i].option) && o->optimizer != (int)rows[i].of) {
+            die_usage("--%s is of --optimizer %s; this run has --optimizer %s", rows[i].option,
+                      optimizer_word(rows[i].of), optimizer_word((OptimizerName)o->optimizer));
+        }
+    }
+}
+
+void setup_check_optimizer(const Options* o, GPT2Config cfg) {
+    const char* word = optimizer_word((OptimizerName)o->optimizer);
+    const int needs_matrices = optimizer_needs_matrices((OptimizerName)o->optimizer);
+    setup_check_rule_options_(o);
+    if (o->optimizer == OPTIMIZER_ADAMW8BIT && cfg.C % OPTIMIZER_BLOCK) {
+        die_usage(
+            "--optimizer %s: the model has %d channels, wanted a multiple of %d; --optimizer adamw works",
+            word, cfg.C, OPTIMIZER_BLOCK);
+    }
+    if (needs_matrices && o->processes > 1 && o->zero > 0) {
+        die_usage("--optimizer %s with --zero %d: it updates whole matrices; wanted --zero 0", word, o->zero);
+    }
+    if (needs_matrices && o->offload_optimizer) {
+        die_usage("--optimizer %s with --offload-optimizer: it updates whole matrices; wanted "
+                  "--offload-optimizer off",
+                  word);
+    }
 }
 
 double setup_floor(const RunData* data, int64_t sequences) {
