@@ -11,7 +11,6 @@ defines: PLAN_TEST_RUNS, plan_test_run, plan_test_count, plan_test_counted, plan
 
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
-#include "llmc/linear.h"
 #include "llmc/optimizer.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
@@ -93,7 +92,6 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
     o->recompute = plan_test_one_of_(&rng, RECOMPUTE_BLOCK + 1);
     plan_test_place_(o, &rng, program.trainer == OPTION_GPU ? 3 : 2);
     plan_test_gpu_(o, &rng);
-    o->products = plan_test_one_of_(&rng, 4) ? PRODUCTS_FP32 : PRODUCTS_BF16;
     o->freeze = frozen[plan_test_one_of_(&rng, model.L > 1 ? 3 : 2)];
     o->optimizer = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
     o->sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
@@ -106,7 +104,6 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
         o->logits_chunk = batch;
         o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
         o->quantize = plan_test_one_of_(&rng, 2);
-        o->products = o->quantize ? PRODUCTS_FP32 : o->products;
     } else if (k % 8 == 6) { // only tasks
         o->steps = o->save_every = 0;
         o->master_weights = o->zero = o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
