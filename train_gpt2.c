@@ -133,6 +133,11 @@ static int planned_packed(const Options* o) {
     return o->products != PRODUCTS_BF16 ? 0 : only_forward ? 1 : PACKED_KINDS;
 }
 
+// What rules of update need for themselves.
+static size_t planned_update(const OptimizerState* state, const Options* o) {
+    return options_only_evaluates(o) ? 0 : optimizer_scratch_bytes(state);
+}
+
 // Partial sums of the gradient's norm.
 static size_t planned_norm(const ZeroPlan* zero) {
     return (zero_sharded_elements(zero) / GRADIENT_BLOCK + 1) * sizeof(double);
@@ -165,7 +170,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
         OptimizerState state;
         optimizer_state_open(&state, setup_optimizer(o), &zero, cfg);
         plan_add_state(plan, &state, PLAN_DEVICE);
-        plan_add(plan, "scratch of the update", optimizer_scratch_bytes(&state));
+        plan_add(plan, "scratch of the update", planned_update(&state, o));
     }
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
     plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));
@@ -189,7 +194,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     const size_t copy_bytes = planned_copy(model->cfg, zero, o);
     model->grads_memory = check_alloc(model->gradient_bytes, 1, "gradients");
     model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
-    model->update_scratch = check_alloc(optimizer_scratch_bytes(&model->state), 1, "scratch of the update");
+    model->update_scratch = check_alloc(planned_update(&model->state, o), 1, "scratch of the update");
     tensor_rows_bind(&model->grads, model->gradient_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,

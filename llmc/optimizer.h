@@ -13,8 +13,8 @@ State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
          optimizer_needs_matrices, SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState,
          optimizer_state_open, optimizer_saved_bytes, state_slot_has, state_slot_elements, state_group_begin,
-         state_group_elements, state_position, state_begin, state_array, Update, update_adamw, update_adafactor, update_muon,
-         optimizer_parts, optimizer_scratch_bytes, optimizer_update_cpu
+         state_group_elements, state_position, state_begin, state_slot_room, state_array, Update, update_adamw,
+         update_adafactor, update_muon, optimizer_parts, optimizer_scratch_bytes, optimizer_update_cpu
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
@@ -223,9 +223,14 @@ static inline StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zer
     return span;
 }
 
+// What an array takes in one allocation of all state: the next one starts aligned.
+static inline size_t state_slot_room(const StateSlot* slot) {
+    const size_t align = TENSOR_ALIGN * sizeof(float);
+    return (slot->bytes + align - 1) / align * align;
+}
+
 // Places the rows in the array of a slot, which begins at `at`; returns its end.
 static inline size_t state_place_slot_(OptimizerState* s, int slot, int groups, size_t at) {
-    const size_t align = TENSOR_ALIGN * sizeof(float);
     StateSlot* to = &s->slots[slot];
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
@@ -234,7 +239,7 @@ static inline size_t state_place_slot_(OptimizerState* s, int slot, int groups, 
     }
     to->offset_bytes = at;
     to->bytes = array_bytes(to->once + (size_t)(groups - 1) * to->block, to->element_bytes);
-    return at + (to->bytes + align - 1) / align * align;
+    return at + state_slot_room(to);
 }
 
 // Places all of it; the bytes of one allocation that holds it are s->bytes.

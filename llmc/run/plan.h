@@ -101,7 +101,10 @@ void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) {
 void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, PlanPlace place) {
     const double moves = place != PLAN_DEVICE;
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        const PlanMemory kind = {state->slots[slot].label, state->slots[slot].bytes, place, moves, moves};
+        const StateSlot* s = &state->slots[slot];
+        const size_t bytes =
+            place == PLAN_DEVICE ? state_slot_room(s) : s->bytes; // one allocation, or one each
+        const PlanMemory kind = {s->label, bytes, place, moves, moves};
         plan_add_at(plan, kind);
     }
 }
