@@ -12,6 +12,7 @@ documents in a row, padding and shorter batches.
 #include "train_gpt2.c"
 
 #include "dev/test/in_backward_test.h"
+#include "dev/test/plan_test.h"
 #include "dev/test/resume_test.h"
 #include "dev/test/task_oracle.h"
 #include "dev/test/test.h"
@@ -741,6 +742,27 @@ static void test_update_in_part(void) {
 
 static const char* const optimizers[] = {"adamw", "adamw8bit", "adafactor", "muon", "lion", "sgd", NULL};
 
+// What a model allocates is what was planned.
+static void test_plan(void) {
+    for (int k = 0; k < PLAN_TEST_RUNS; k++) {
+        PlanMemory plan[PLAN_KINDS];
+        Comm comm = {.size = 1};
+        GPT2Config cfg;
+        Options options;
+        GPT2 model;
+        plan_test_run(k, options_program(OPTION_CPU), &cfg, &options);
+        memory_plan(plan, cfg, &options);
+        plan_test_count();
+        gpt2_open(&model, cfg, &options, &comm);
+        const size_t counted = plan_test_counted();
+        gpt2_close(&model);
+        if (counted != plan_bytes(plan)) {
+            plan_test_print(k, plan);
+        }
+        EXPECT(counted == plan_bytes(plan), "run %d: %zu bytes, planned %zu", k, counted, plan_bytes(plan));
+    }
+}
+
 int main(void) {
     test_same_bits(open_fixture); // first: it sets the number of threads, and scratch memory is per thread
     test_same_bits(open_bf16);
@@ -768,6 +790,7 @@ int main(void) {
     test_backward_ends();
     test_shorter_batch();
     test_counted_mean();
+    test_plan();
     vec_flush_denormals(); // as main does
     test_task_losses(&trainer, "", 1e-5);
     test_resume(&trainer, "");

@@ -35,6 +35,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/checkpoint_parts.h"
+#include "llmc/run/fit.h"
 #include "llmc/run/in_backward.h"
 #include "llmc/run/log.h"
 #include "llmc/run/loss_scale.h"
@@ -132,23 +133,34 @@ static int planned_packed(const Options* o) {
     return o->products != PRODUCTS_BF16 ? 0 : only_forward ? 1 : PACKED_KINDS;
 }
 
-// Sets the list of the large allocations; it ends with a name of NULL.
+// Partial sums of the gradient's norm.
+static size_t planned_norm(const ZeroPlan* zero) {
+    return (zero_sharded_elements(zero) / GRADIENT_BLOCK + 1) * sizeof(double);
+}
+
+// What operations need for themselves.
+static size_t planned_scratch(GPT2Config cfg, const Options* o) {
+    return linear_scratch_bytes(o->quantize, planned_tokens(o), (size_t)gpt2_hidden(cfg)) +
+           (o->products == PRODUCTS_BF16 ? matmul_bf16_scratch_bytes() : 0) +
+           attention_either_bytes(o->products == PRODUCTS_BF16, o->seq_len, gpt2_head_size(cfg));
+}
+
+// Sets the list of all that gpt2_open allocates, to the byte; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
     plan->name = NULL;
     plan_add(plan, o->quantize ? "parameters in 8 bits" : "parameters",
              planned_parameters(parameters, cfg, &zero, o));
-    if (o->quantize) {
-        plan_add(plan, "inputs in 8 bits", quantized_rows_bytes(planned_tokens(o), (size_t)gpt2_hidden(cfg)));
-    }
+    plan_add(plan, "scratch",
+             planned_scratch(cfg, o) + (o->recompute == RECOMPUTE_NEVER ? 0 : planned_norm(&zero)));
     plan_add(plan, "packed in bf16", packed_weights_bytes(cfg, planned_packed(o)));
     if (o->recompute == RECOMPUTE_NEVER) {
         const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
         plan_add_text(plan, activations, bytes);
         return;
     }
-    plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_buffer_elements(&zero) * sizeof(float));
+    plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_bytes_cpu(&zero, cfg));
     if (!options_only_evaluates(o)) {
         OptimizerState state;
         optimizer_state_open(&state, setup_optimizer(o), &zero, cfg);
@@ -182,8 +194,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
                   (float*)model->grads_memory, model->comm);
-    model->norm_partial = (double*)check_alloc(zero_sharded_elements(zero) / GRADIENT_BLOCK + 1,
-                                               sizeof(double), "gradient norm");
+    model->norm_partial = (double*)check_alloc(planned_norm(zero), 1, "gradient norm");
     model->saves_copy = saves_in_background(o);
     if (copy_bytes) {
         model->save_copy = check_alloc(copy_bytes, 1, "copy to save");
@@ -708,6 +719,18 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
 
+// --fit: decides --batch and --recompute.
+static void fit_memory(GPT2Config cfg, Options* o, Comm* comm, double peak) {
+    const size_t found = fit_available_bytes(comm),
+                 limit = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : found;
+    if (limit == SIZE_MAX) {
+        die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
+    }
+    const FitDevice device = {memory_plan,  fit_least_of_all(comm, limit), SIZE_MAX, peak / 2, 20e9, 0,
+                              sizeof(float)};
+    fit_choose(stdout, cfg, o, device);
+}
+
 static void describe_device(char* text, size_t room, int is_bf16) {
     const int used = snprintf(text, room, "%d threads, %s", threads_max(), VEC_ISA);
     if (is_bf16) {
@@ -715,18 +738,20 @@ static void describe_device(char* text, size_t room, int is_bf16) {
     }
 }
 
-static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
-    (void)comm;
+static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm) {
+    plan->peak = peak_flops_per_s();
+    if (o->products == PRODUCTS_BF16) { // plain vectors stay below the peak that they have in fp32
+        plan->peak = fmax(plan->peak, peak_bf16_flops_per_s(bf16_kernel()));
+    }
+    if (o->fit != 0) {
+        fit_memory(cfg, o, comm, plan->peak);
+    }
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     planned_parameters(plan->parameters, cfg, &whole, o);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = plan->parameter_bytes = sizeof(float);
     describe_device(plan->device, sizeof(plan->device), o->products == PRODUCTS_BF16);
-    plan->peak = peak_flops_per_s();
-    if (o->products == PRODUCTS_BF16) { // plain vectors stay below the peak that they have in fp32
-        plan->peak = fmax(plan->peak, peak_bf16_flops_per_s(bf16_kernel()));
-    }
 }
 
 static void print_device(const GPT2* model, double peak) {

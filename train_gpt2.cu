@@ -28,6 +28,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/optimizer.cuh"
 #include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
+#include "llmc/step_result.cuh"
 #include "llmc/text_model.cuh"
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
@@ -47,14 +48,6 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
-
-// What the host reads back of an update or a validation's batch, on the GPU and in pinned memory.
-typedef struct {
-    WideSum square_sum;          // of the gradient
-    unsigned long long checksum; // of the parameters
-    int64_t count;               // of losses
-    double losses[];             // sum of each micro-step
-} StepResult;
 
 // A micro-step as one CUDA graph. It is captured when the micro-step is done for the second time: the first
 // time chooses algorithms and loads kernels.
@@ -199,14 +192,11 @@ static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Optio
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
 
-static size_t result_bytes(int64_t losses) { return sizeof(StepResult) + (size_t)losses * sizeof(double); }
-
 // Room for what an update tells the host.
 static void open_results(GPT2* model, const Options* o) {
-    model->max_losses =
-        planned_micro_batches(o) > 1 ? planned_micro_batches(o) : 1; // a validation has one, too
-    model->result = (StepResult*)gpu_alloc(1, result_bytes(model->max_losses), "results");
-    CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
+    model->max_losses = planned_losses(o);
+    model->result = (StepResult*)gpu_alloc(1, step_result_bytes(model->max_losses), "results");
+    model->result_host = (StepResult*)gpu_alloc_pinned(1, step_result_bytes(model->max_losses), "results");
 }
 
 // A run that trains samples too little for a graph.
@@ -311,7 +301,7 @@ static void close_training(GPT2* model) {
     }
     close_save_copy(model);
     gpu_free(model->is_top);
-    CUDA_CHECK(cudaFreeHost(model->result_host));
+    gpu_free_pinned(model->result_host);
     gpu_free(model->result);
     gradient_norm_close(&model->norm);
     optimizer_close(&model->optimizer);
@@ -502,8 +492,8 @@ static void update_sum(GPT2* model, int g) {
     const Gpu* beside = zero_begin_update(&model->zero);
     gradient_square_sum_of<floatX>(&model->result->square_sum, zero_group_gradient(&model->zero, g),
                                    zero_group_elements(&model->zero.plan, g), &model->norm, beside);
-    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, result_bytes(1), cudaMemcpyDeviceToHost,
-                               beside->stream));
+    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, step_result_bytes(1),
+                               cudaMemcpyDeviceToHost, beside->stream));
     CUDA_CHECK(cudaEventRecord(model->now.summed, beside->stream));
     model->now.group = g;
 }
@@ -815,7 +805,7 @@ static void gpt2_choose_products(GPT2* model) {
 // Waits for the GPU, once a step: for the losses of the micro-steps and the square sum of the gradient.
 static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
     assert(losses <= model->max_losses);
-    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, result_bytes(losses),
+    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, step_result_bytes(losses),
                                cudaMemcpyDeviceToHost, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
     return model->result_host;
@@ -1283,7 +1273,7 @@ static LossScale first_loss_scale(void) {
     return DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
 }
 
-static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
+static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm) {
     if (o->update_in_backward && first_loss_scale().scale != 1) {
         die_usage(
             "--update-in-backward on with PRECISION=FP16, whose loss scale needs the whole gradient first; "
@@ -1296,14 +1286,14 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm*
             optimizer_word((OptimizerName)o->optimizer));
     }
     choose_device(o, comm);
-    memory_choose(cfg, o);
+    plan->peak =
+        gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
+    memory_choose(cfg, o, comm, plan->peak);
     gpt2_parameter_rows(plan->parameters, cfg);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = dtype_bytes(planned_gradient_dtype(o));
     plan->parameter_bytes = sizeof(floatX);
-    plan->peak =
-        gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
 }
 
 static void print_device(const GPT2* model, double peak) {
@@ -1313,6 +1303,14 @@ static void print_device(const GPT2* model, double peak) {
     if (attention_note(&model->attention)[0]) {
         printf("attention: %s\n", attention_note(&model->attention));
     }
+}
+
+// What this process and others have taken of the GPU beside what was allocated: CUDA's context, kernels, cublasLt.
+static double beside_mib(const GPT2* model) {
+    size_t free_bytes = 0, total_bytes = 0;
+    (void)model;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return ((double)total_bytes - (double)free_bytes - (double)gpu_now_bytes()) / (1 << 20);
 }
 
 // --gpu-report: once the algorithms of the products, and then a line on the GPU.
@@ -1347,6 +1345,7 @@ static const Trainer trainer = {
     print_device,               // print_device
     gpt2_export,                // export_model
     gpu_peak_mib,               // peak_mib
+    beside_mib,                 // beside_mib
     first_loss_scale,           // loss_scale
     gpt2_gradients,             // gradients
     gpt2_update_in_backward,    // update_in_backward

@@ -6,8 +6,8 @@ sum of losses.
     g       4   T or fp32
     m, v    4   fp32   updated, at multiples of 16 bytes
 
-defines: adamw_element_gpu, adamw_four, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_square_sum,
-         gradient_square_sum_of, gradient_square_sum_bytes, sum_losses, sum_losses_bytes
+defines: adamw_element_gpu, adamw_four, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_norm_planned_bytes,
+         gradient_square_sum, gradient_square_sum_of, gradient_square_sum_bytes, sum_losses, sum_losses_bytes
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
@@ -58,13 +58,18 @@ typedef struct {
     int units;
 } GradientNorm;
 
+// What gradient_norm_open allocates.
+static inline size_t gradient_norm_planned_bytes(size_t n) {
+    return ceil_div(n / GRADIENT_BLOCK, (size_t)NORM_UNITS_) * sizeof(WideSum);
+}
+
 // For gradients of n elements, a multiple of GRADIENT_BLOCK.
 static inline void gradient_norm_open(GradientNorm* norm, size_t n) {
     const size_t units = n / GRADIENT_BLOCK;
     assert(n % GRADIENT_BLOCK == 0 && units <= INT_MAX);
     norm->units = (int)units;
-    norm->partial = (WideSum*)gpu_alloc(ceil_div(units, (size_t)NORM_UNITS_), sizeof(WideSum),
-                                        "partial sums of the gradient's norm");
+    norm->partial =
+        (WideSum*)gpu_alloc(gradient_norm_planned_bytes(n), 1, "partial sums of the gradient's norm");
 }
 
 static inline void gradient_norm_close(GradientNorm* norm) {

@@ -13,8 +13,8 @@ with one process. The slots lie as optimizer.h says. All is updated with its pad
 How weights are read and rounded: update.cuh.
 
 needs:   whole matrices for Adafactor and Muon: stage 0, or one process
-defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freeze, optimizer_close, OptimizerUpdate, optimizer_update,
-         optimizer_update_part, optimizer_bytes
+defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freeze_bytes, optimizer_freeze, optimizer_close,
+         OptimizerUpdate, optimizer_update, optimizer_update_part, optimizer_bytes
 */
 #ifndef LLMC_OPTIMIZER_CUH
 #define LLMC_OPTIMIZER_CUH
@@ -155,17 +155,23 @@ static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], 
     return count;
 }
 
-// Device memory of the kernels, besides the slots.
+static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
+    return (zero->once + zero->block) / TENSOR_ALIGN;
+}
+
+// What optimizer_open allocates on the device.
 template <class T>
 static inline size_t optimizer_planned_bytes(const OptimizerState* state, const ZeroPlan* zero) {
     MuonTensor muon[GPT2_PARAMETER_ROWS];
     AdafactorTensor* adafactor;
-    size_t bytes = 0;
-    if (state->optimizer.name == OPTIMIZER_MUON) {
-        bytes = muon_planned_bytes<T>(muon, update_muon_tensors_(muon, state, zero));
+    size_t bytes = update_rows_bytes_(zero);
+    if (state->optimizer.name == OPTIMIZER_ADAMW8BIT) {
+        bytes += code8_table_bytes();
+    } else if (state->optimizer.name == OPTIMIZER_MUON) {
+        bytes += muon_planned_bytes<T>(muon, update_muon_tensors_(muon, state, zero));
     } else if (state->optimizer.name == OPTIMIZER_ADAFACTOR) {
         const int count = update_adafactor_tensors_(&adafactor, state, zero);
-        bytes = adafactor_planned_bytes(adafactor, count);
+        bytes += adafactor_planned_bytes(adafactor, count);
         free(adafactor);
     }
     return bytes;
@@ -189,7 +195,7 @@ template <class T> static inline void update_open_rules_(OptimizerPlan* plan, co
 // For parameters of T. `state` is that of the same shards, and stays.
 template <class T>
 static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, const OptimizerState* state) {
-    const size_t bytes = (zero->once + zero->block) / TENSOR_ALIGN;
+    const size_t bytes = update_rows_bytes_(zero);
     memset((void*)plan, 0, sizeof(*plan));
     plan->state = state;
     plan->pieces = update_pieces_(zero);
@@ -201,9 +207,12 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
     update_open_rules_<T>(plan, zero);
 }
 
+// What optimizer_freeze allocates.
+static inline size_t optimizer_freeze_bytes(int L) { return ((size_t)L + 1) * sizeof(uint32_t); }
+
 // After optimizer_open: updates leave frozen parameters as they are, in a model of L blocks.
 static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze, int L) {
-    const size_t bytes = ((size_t)L + 1) * sizeof(uint32_t);
+    const size_t bytes = optimizer_freeze_bytes(L);
     uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < L; l++) {
@@ -315,13 +324,15 @@ static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
 }
 
 // The four elements of a thread: their weights and gradients, and where they lie in slots that all parameters have.
-template <class T, class G>
+// The kind of master weights is known to the compiler: the others take no registers.
+template <class T, class G, MasterWeights MASTER>
 __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>& a, const UpdatePlace_& place,
                                                       size_t owned) {
     const size_t full = (size_t)place.full * UPDATE_PIECE_ + 4 * threadIdx.x;
     UpdateArrays_<T, G> four = a;
+    four.weights.kind = MASTER;
     four.weights.params += full;
-    four.weights.master = (char*)a.weights.master + owned * master_bytes(a.weights.kind);
+    four.weights.master = (char*)a.weights.master + owned * master_bytes(MASTER);
     four.grads += owned;
     return four;
 }
@@ -340,7 +351,7 @@ __device__ inline RoundingWords update_words_(const UpdatePlace_& place, uint64_
 // moves  optimizer_bytes. Bound by memory: Philox takes some 30 instructions an element, the rest some 50,
 //        together less than half of what an H100 can issue in the time.
 // order  every element on its own
-template <class T, class G, UpdateRule RULE>
+template <class T, class G, UpdateRule RULE, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
     update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows, const uint32_t* frozen,
                    const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
@@ -353,7 +364,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
         return; // the whole warp
     }
     const UpdateRates rates = numbers.rates[row];
-    const UpdateArrays_<T, G> four = update_four_of_(a, place, owned);
+    const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
     const Elements<G, 4> g = elements_load<4>(four.grads);
     Elements<float, 4> x = weights_load<4>(four.weights, 0);
     if (RULE == RULE_ADAMW) {
@@ -383,7 +394,7 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 // grid   pieces, from piece `first` on      block   256      shared   2 KiB if IN_8
 // moves  optimizer_bytes, less what others update. In 8 bits encoding takes some 40 instructions an element and moment.
 // order  every element, or block of 64, on its own
-template <class T, class G, bool IN_8>
+template <class T, class G, bool IN_8, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
     update_mixed_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows,
                          const uint32_t* frozen, const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
@@ -406,7 +417,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     if (frozen && frozen[place.group] >> row & 1) {
         return;
     }
-    const UpdateArrays_<T, G> four = update_four_of_(a, place, owned);
+    const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
     const size_t m = slots.m[row].first + groups * slots.m[row].step + own,
                  v = slots.v[row].first + groups * slots.v[row].step + own;
     const Elements<G, 4> g = elements_load<4>(four.grads);
@@ -456,18 +467,18 @@ template <class T> static inline uint64_t update_stream_(const OptimizerUpdate<T
     return rounding_words(u.seed, u.update.adamw.t, 0, 0).stream;
 }
 
-template <class T, class G, UpdateRule RULE>
+template <class T, class G, UpdateRule RULE, MasterWeights MASTER>
 static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                   const Gpu* gpu) {
-    launch(update_kernel_<T, G, RULE>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u), u.plan->rows,
-           u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update), u.seed,
-           update_stream_(u));
+    launch(update_kernel_<T, G, RULE, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
+           u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
+           u.seed, update_stream_(u));
 }
 
-template <class T, class G, bool IN_8>
+template <class T, class G, bool IN_8, MasterWeights MASTER>
 static inline void update_launch_mixed_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                         const Gpu* gpu) {
-    launch(update_mixed_kernel_<T, G, IN_8>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
+    launch(update_mixed_kernel_<T, G, IN_8, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
            u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
            update_slots_(u.plan->state), u.plan->codes.values, u.seed, update_stream_(u));
 }
@@ -495,28 +506,44 @@ template <class T> static inline void update_adafactor_rows_(const OptimizerUpda
                      gpu);
 }
 
-template <class T, class G>
+template <class T, class G, MasterWeights MASTER>
 static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                         const Gpu* gpu) {
     switch (u.plan->state->optimizer.name) {
     case OPTIMIZER_ADAMW:
-        update_launch_<T, G, RULE_ADAMW>(u, first, count, gpu);
+        update_launch_<T, G, RULE_ADAMW, MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_LION:
-        update_launch_<T, G, RULE_LION>(u, first, count, gpu);
+        update_launch_<T, G, RULE_LION, MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_SGD:
-        update_launch_<T, G, RULE_SGD>(u, first, count, gpu);
+        update_launch_<T, G, RULE_SGD, MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_ADAMW8BIT:
-        update_launch_mixed_<T, G, true>(u, first, count, gpu);
+        update_launch_mixed_<T, G, true, MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_MUON:
-        update_launch_mixed_<T, G, false>(u, first, count, gpu);
+        update_launch_mixed_<T, G, false, MASTER>(u, first, count, gpu);
         update_muon_rows_(u, gpu);
         break;
     case OPTIMIZER_ADAFACTOR:
         update_adafactor_rows_(u, gpu);
+        break;
+    }
+}
+
+template <class T, class G>
+static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
+                                         const Gpu* gpu) {
+    switch (u.plan->state->optimizer.master) {
+    case MASTER_NONE:
+        update_launch_rules_<T, G, MASTER_NONE>(u, first, count, gpu);
+        break;
+    case MASTER_FP32:
+        update_launch_rules_<T, G, MASTER_FP32>(u, first, count, gpu);
+        break;
+    case MASTER_SPLIT:
+        update_launch_rules_<T, G, MASTER_SPLIT>(u, first, count, gpu);
         break;
     }
 }
@@ -535,8 +562,8 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
         !optimizer_needs_matrices(u.plan->state->optimizer.name) ||
         (first == 0 && count == (size_t)u.plan->pieces.count * UPDATE_PIECE_ && u.plan->pieces.shards == 1));
     GRADIENT_DISPATCH(u.grads, T,
-                      (update_launch_rules_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
-                                                  (unsigned)(count / UPDATE_PIECE_), gpu)));
+                      (update_launch_master_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
+                                                   (unsigned)(count / UPDATE_PIECE_), gpu)));
 }
 
 // Of all of them.

@@ -169,7 +169,7 @@ static inline void* zero_alloc_shard_(const ZeroGpu* z, size_t bytes, const char
 
 static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
     if (z->place == ZERO_SHARDS_ON_HOST) {
-        CUDA_CHECK(cudaFreeHost(shard));
+        gpu_free_pinned(shard);
     } else {
         gpu_free(shard);
     }

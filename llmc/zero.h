@@ -35,7 +35,7 @@ defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_replicas, ZeroCut, zero
          zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
          zero_sharded_elements, zero_owned_elements, zero_replicated_elements, ZeroPiece, zero_piece, ZeroRange,
          zero_max_ranges, zero_ranges, zero_logical_elements, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
-         zero_traffic, zero_add_pieces_cpu, Zero, zero_grads_elements, zero_buffer_elements,
+         zero_traffic, zero_add_pieces_cpu, Zero, zero_grads_elements, zero_bytes_cpu,
          zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu, zero_group_square_sum_cpu,
          zero_range_gradient_cpu, zero_gather_parameters_cpu
 */
@@ -347,10 +347,18 @@ static inline size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
     return plan->takes_turns ? plan->once + (size_t)blocks * plan->block : zero_full_elements(plan);
 }
 
-// Elements of further buffers: of the shard, and of the pieces that are received.
-static inline size_t zero_buffer_elements(const ZeroPlan* plan) {
-    return (plan->size > 1 || plan->stage == 2 ? zero_sharded_elements(plan) : 0) +
-           (plan->size > 1 ? zero_largest_group(plan) : 0);
+// Elements of the shard and of the pieces that are received, where these have memory of their own.
+static inline size_t zero_shard_elements_cpu_(const ZeroPlan* plan) {
+    return plan->size > 1 || plan->stage == 2 ? zero_sharded_elements(plan) : 0;
+}
+static inline size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
+    return plan->size > 1 ? zero_largest_group(plan) : 0;
+}
+
+// What zero_open_cpu allocates.
+static inline size_t zero_bytes_cpu(const ZeroPlan* plan, GPT2Config cfg) {
+    return (zero_shard_elements_cpu_(plan) + zero_piece_elements_cpu_(plan)) * sizeof(float) +
+           (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
 }
 
 // `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective.
@@ -364,11 +372,12 @@ static inline void zero_open_cpu(Zero* z, ZeroPlan plan, GPT2Config cfg, const T
         (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges of parameters");
     z->num_ranges = zero_ranges(&plan, rows, cfg, z->ranges);
     group_open(&z->group, comm, 0, plan.rank);
-    if (plan.size > 1 || plan.stage == 2) {
-        z->shard = (float*)check_alloc(zero_sharded_elements(&plan), sizeof(float), "shard of the gradient");
+    const size_t shard = zero_shard_elements_cpu_(&plan), pieces = zero_piece_elements_cpu_(&plan);
+    if (shard > 0) {
+        z->shard = (float*)check_alloc(shard, sizeof(float), "shard of the gradient");
     }
-    if (plan.size > 1) {
-        z->pieces = (float*)check_alloc(zero_largest_group(&plan), sizeof(float), "pieces of the gradient");
+    if (pieces > 0) {
+        z->pieces = (float*)check_alloc(pieces, sizeof(float), "pieces of the gradient");
     }
 }
 

@@ -163,7 +163,9 @@ typedef struct {
     const char* export_gguf;
     int export_gguf_dtype, tensorboard, overfit;
 
-    int recompute, threads, products, logits_chunk;
+    int recompute;
+    float fit;
+    int threads, products, logits_chunk;
     int offload_optimizer;
     const char* offload_path;
     int offload_residuals, offload_params;
@@ -522,6 +524,9 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(RECOMPUTE_WORDS), "activations to recompute instead of storing: 0 none, 1 GELU, 2 GELU and layernorm, "
         "mlp also the product before GELU, 3 whole blocks; "
         "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
+    {"memory, speed", "fit",        "",   FLOAT_(fit),             0,    MANY_, AUTO_ | ONCE_,    "0",
+        "GiB", "fit into this much memory: try --batch and what divides it, levels of --recompute, on a GPU also "
+        "--offload-optimizer host, the fastest first; same updates, but for rounding; auto: what is free; 0: off"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_ | BOTH_, "0",
         "threads", "CPU threads of a process; 0: its share of the machine's"},
     {"memory, speed", "products",   "",   CHOICE_(products),       0,        0, CPU_ | RUN_ | BOTH_, "fp32",

@@ -77,8 +77,8 @@ typedef struct {
     // ---- before and after the run
 
     // First, sets options that are still `auto` because they depend on the device, and prints why. Then sets
-    // *plan. Allocates nothing; a plan for another machine needs no device.
-    void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options, const Comm* comm);
+    // *plan. Allocates nothing; a plan for another machine needs no device. Collective, like all that follows.
+    void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options, Comm* comm);
     // Allocates everything that training needs; all parameters are zero. Ends the program if it does not fit.
     // `comm` stays. Collective, as all that follows up to copy_out.
     void (*open)(GPT2* model, GPT2Config cfg, const Options* options, Comm* comm);
@@ -88,6 +88,8 @@ typedef struct {
     // Writes the files that --export-llmc and --export-gguf name, in rank 0. After the last step; collective.
     void (*export_model)(GPT2* model, const Options* options, const RunData* data);
     double (*peak_mib)(void); // the most memory that the device, or the process, ever held
+
+    double (*beside_mib)(const GPT2* model); // that nobody planned, on the GPU; NULL: there is none
 
     // ---- a step
 
@@ -780,13 +782,37 @@ static void run_print_use_(const Run_* run, const char* program) {
     }
 }
 
+// What was planned, by kind, and what was taken beside it.
+static void run_print_memory_(Run_* run) {
+    char* text = NULL;
+    size_t bytes = 0;
+    FILE* file = open_memstream(&text, &bytes);
+    CHECK(file, "out of memory for the summary");
+    plan_print_kinds(file, run->plan.memory);
+    if (run->trainer->beside_mib) {
+        fprintf(file, "; beside it on the GPU, by CUDA and its libraries: %.1f MiB",
+                run->trainer->beside_mib(run->model));
+    }
+    fprintf(file, "; this process: %.1f MiB", log_peak_mib());
+    CHECK(fclose(file) == 0, "out of memory for the summary");
+    log_note(&run->log, text);
+    free(text);
+}
+
 // After the last step.
 static void run_summarize_(Run_* run) {
     double peak_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
     run->trainer->export_model(run->model, &run->options, &run->data);
     run_sum_(run, run->trainer->peak_mib(), &peak_mib);
-    log_summary(&run->log, run->options.steps, run->state.val_loss, run->floor, peak_mib);
+    const LogSummary end = {run->options.steps,
+                            run->state.val_loss,
+                            run->floor,
+                            run->options.seq_len,
+                            (double)plan_bytes(run->plan.memory) / (1 << 20),
+                            peak_mib};
+    log_summary(&run->log, end);
+    run_print_memory_(run);
 }
 
 static void run_print_traffic_(const Run_* run) {
