@@ -492,8 +492,8 @@ static void update_sum(GPT2* model, int g) {
     const Gpu* beside = zero_begin_update(&model->zero);
     gradient_square_sum_of<floatX>(&model->result->square_sum, zero_group_gradient(&model->zero, g),
                                    zero_group_elements(&model->zero.plan, g), &model->norm, beside);
-    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, result_bytes(1), cudaMemcpyDeviceToHost,
-                               beside->stream));
+    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, step_result_bytes(1),
+                               cudaMemcpyDeviceToHost, beside->stream));
     CUDA_CHECK(cudaEventRecord(model->now.summed, beside->stream));
     model->now.group = g;
 }

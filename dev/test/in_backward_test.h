@@ -14,7 +14,7 @@ defines: test_in_backward
 
 // Three blocks: two share a buffer of gradients. An update is one micro-batch.
 #define IN_BACKWARD_RUN_                                                                                     \
-    "--layers 3 --channels 16 --heads 2 --seq-len 16 --batch 4 --eval-every 2 --eval-batches 1 "             \
+    "--layers 3 --channels 64 --heads 2 --seq-len 16 --batch 4 --eval-every 2 --eval-batches 1 "             \
     "--sample-every 2 --sample-tokens 2 --samples 1 --lr 0.01 --steps 4 --save-every 2"
 
 // The two runs have the same bits, logged norms included.

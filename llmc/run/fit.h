@@ -139,9 +139,10 @@ static inline int fit_add_levels_(FitTry_* tries, GPT2Config cfg, Options o, Fit
 // Every micro-batch, at most `most` tries. Returns their number.
 static inline int fit_add_all_(FitTry_* tries, GPT2Config cfg, const Options* o, FitDevice device) {
     const int can_offload = device.bus_per_s > 0 && !options_only_evaluates(o) && !o->offload_optimizer &&
-                            !options_given(o, "offload-optimizer");
+                            !options_given(o, "offload-optimizer") && !o->update_in_backward;
+    const int most_parts = o->update_in_backward ? 1 : o->batch; // then an update is one micro-batch
     int count = 0;
-    for (int parts = 1; parts <= o->batch; parts++) {
+    for (int parts = 1; parts <= most_parts; parts++) {
         Options smaller = *o;
         smaller.batch = o->batch / parts;
         smaller.eval_batches = o->eval_batches * parts; // as many sequences are validated
