@@ -576,6 +576,105 @@ static void test_shorter_batch(void) {
     gpt2_close(&model);
 }
 
+// The range of the same tensor.
+static const ZeroRange* same_range(const GPT2* model, const ZeroRange* range) {
+    const ZeroRange* found = model->zero.ranges;
+    while (found->row != range->row || found->group != range->group) {
+        found++;
+    }
+    return found;
+}
+
+// The reduced gradient of a range has the bits of the whole model's, or is zero.
+static void expect_range(GPT2* model, const GPT2* whole, const ZeroRange* range, const char* list) {
+    const int is_frozen = freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group));
+    const float* got = zero_range_gradient_cpu(&model->zero, range);
+    const float* want = zero_range_gradient_cpu(&whole->zero, same_range(whole, range));
+    size_t different = 0;
+    for (size_t i = 0; i < range->count; i++) {
+        different += got[i] != (is_frozen ? 0 : want[i]);
+    }
+    EXPECT(different == 0, "%s: %zu elements of %s, group %d", list, different,
+           model->parameter_rows[range->row].name, range->group);
+}
+
+// An update leaves frozen parameters as they are, and changes every other tensor.
+static void expect_update(GPT2* model, const GPT2* whole, const char* list) {
+    const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1};
+    const Update update = {adamw, 0.9f, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+    const float *now = model->params_memory, *before = whole->params_memory;
+    gpt2_update(model, update);
+    for (int r = 0; r < model->zero.num_ranges; r++) {
+        const ZeroRange* range = &model->zero.ranges[r];
+        const int is_frozen = freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group));
+        const int is_same =
+            memcmp(now + range->full, before + range->full, range->count * sizeof(float)) == 0;
+        EXPECT(is_same == is_frozen, "%s, %s: %s, group %d", list,
+               optimizer_word(model->state.optimizer.name), model->parameter_rows[range->row].name,
+               range->group);
+    }
+}
+
+static void open_frozen(GPT2* model, const char* list, Options options) {
+    const GPT2Config cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
+    options.batch = 3;
+    options.seq_len = 31;
+    options.steps = options.processes = 1;
+    options.layers = cfg.L;
+    options.freeze = list;
+    options.embedding_lr_scale = options.vector_lr_scale = 1;
+    options.sgd_momentum = 0.9f;
+    gpt2_open(model, cfg, &options, &alone);
+    gpt2_first_weights(model, FIXTURES "gpt2_tiny.bin", 0);
+}
+
+// Of two micro-batches.
+static void accumulate(GPT2* model, const State* s) {
+    for (int micro = 0; micro < 2; micro++) {
+        const ZeroStep step = {micro, 1, 1, micro == 1};
+        const int adds = micro > 0 && model->zero.plan.stage < 2;
+        gpt2_forward(model, batch_of(s));
+        gpt2_backward(model, batch_of(s), 0.01f, adds ? GRADIENT_ADD : GRADIENT_SET, step);
+    }
+}
+
+// Gradients of what is trained are those of the whole model; the norm sees no others.
+static void test_freeze(const char* list, Options options) {
+    GPT2 model, whole;
+    open_frozen(&model, list, options);
+    open_frozen(&whole, "", options);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &whole);
+    double square_sum = 0;
+    accumulate(&model, &s);
+    accumulate(&whole, &s);
+    for (int r = 0; r < model.zero.num_ranges; r++) {
+        const ZeroRange* range = &model.zero.ranges[r];
+        const float* gradient = zero_range_gradient_cpu(&model.zero, range);
+        expect_range(&model, &whole, range, list);
+        for (size_t i = 0; i < range->count; i++) {
+            square_sum += (double)gradient[i] * gradient[i];
+        }
+    }
+    EXPECT_NEAR(norm_of(&model), sqrt(square_sum), 1e-6 * sqrt(square_sum), "%s: norm", list);
+    expect_update(&model, &whole, list);
+    fixture_close(&s);
+    gpt2_close(&model);
+    gpt2_close(&whole);
+}
+
+// The backward pass does not come to a block below which all is frozen: a NaN there is not read.
+static void test_backward_ends(void) {
+    GPT2 model;
+    open_frozen(&model, "embeddings,blocks[0]", (Options){.recompute = RECOMPUTE_NONE});
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    gpt2_forward(&model, batch_of(&s));
+    gpt2_parameters_at_layer(model.params, model.parameter_rows, 0).fcprojw[0] = NAN;
+    gpt2_backward(&model, batch_of(&s), 1, GRADIENT_SET, only);
+    EXPECT(isfinite(model.acts.dresidual[0]), "the pass came to block 0");
+    fixture_close(&s);
+    gpt2_close(&model);
+}
+
 // If some targets of a batch do not count, the update follows the mean over the others.
 static void test_counted_mean(void) {
     GPT2 model, half;
@@ -615,6 +714,15 @@ int main(void) {
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         test_documents(recompute);
     }
+    static const char* const lists[] = {
+        "embeddings",       "wpe,*b", "blocks", "embeddings,blocks[0]", "attention[0],mlp[1],wte",
+        "embeddings,blocks"};
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_ADAMW, .recompute = RECOMPUTE_NONE});
+        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_LION, .recompute = RECOMPUTE_MLP});
+        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_SGD, .zero = 2, .recompute = RECOMPUTE_BLOCK});
+    }
+    test_backward_ends();
     test_shorter_batch();
     test_counted_mean();
     vec_flush_denormals(); // as main does

@@ -47,8 +47,9 @@ static double tolerance(void) {
 
 typedef struct {
     const char *recompute, *gelu_fusion, *bias_fusion, *graph, *gradients, *master_weights, *zero;
+    const char* freeze; // NULL: nothing
 } Settings;
-static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0"};
+static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL};
 
 static Options options_of(Settings s, int batch) {
     char number[16], total[16];
@@ -67,6 +68,8 @@ static Options options_of(Settings s, int batch) {
     // clang-format on
     Options options;
     options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line, options_program(OPTION_GPU));
+    options.layers = ODD.L;
+    options.freeze = s.freeze ? s.freeze : "";
     return options;
 }
 
@@ -346,6 +349,8 @@ static void test_same_bits(const float* weights) {
     other.graph = "off";
     other.recompute = "3";
     expect_same_bits("--recompute 3", want, other, weights);
+    other.recompute = "mlp";
+    expect_same_bits("--recompute mlp", want, other, weights);
     free(want.data);
 
     other.recompute = "1";
@@ -357,11 +362,10 @@ static void test_same_bits(const float* weights) {
     other.recompute = "0";
     other.gelu_fusion = "0";
     want = bits_after_updates(other, weights);
-    for (int level = 1; level <= 3; level++) {
-        static const char* const levels[] = {"0", "1", "2", "3"};
-        other.recompute = levels[level];
-        other.graph = level == 2 ? "on" : "off";
-        expect_same_bits("--gelu-fusion 0 --recompute 1, 2, 3", want, other, weights);
+    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
+        other.recompute = gpt2_recompute_word(level);
+        other.graph = level == RECOMPUTE_NORMS ? "on" : "off";
+        expect_same_bits("--gelu-fusion 0 --recompute 1, 2, mlp, 3", want, other, weights);
     }
     free(want.data);
 
@@ -378,6 +382,62 @@ static void test_same_bits(const float* weights) {
     free(want.data);
 }
 
+// The gradient of this model's update, on the host, as fp32.
+static float* gradient_on_host(GPT2* model) {
+    const Gradient gradient = zero_update_gradient(&model->zero);
+    const size_t bytes = model->elements * dtype_bytes(gradient.dtype);
+    char* raw = (char*)check_alloc(bytes, 1, "gradient");
+    float* values = (float*)check_alloc(model->elements, sizeof(float), "gradient");
+    zero_wait_for_gradient(&model->zero);
+    download(model, raw, gradient.data, bytes);
+    for (size_t i = 0; i < model->elements; i++) {
+        values[i] = gradient.dtype == DTYPE_FP32 ? ((float*)raw)[i] : to_float(((floatX*)raw)[i]);
+    }
+    free(raw);
+    return values;
+}
+
+// Gradients of what is trained have the bits of the whole model's; an update changes these, and nothing else.
+static void test_freeze(Settings settings, const char* list, const float* weights) {
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    batch_tokens(tokens, targets);
+    GPT2* whole = model_open(settings, B, weights);
+    settings.freeze = list;
+    GPT2* model = model_open(settings, B, weights);
+    model_gradients(whole, tokens, targets);
+    model_gradients(model, tokens, targets);
+    float *want = gradient_on_host(whole), *got = gradient_on_host(model),
+          *before = parameters_on_host(model);
+    const Update update = {
+        {1e-1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), 1}, 0, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+    gpt2_update(model, update);
+    float* after = parameters_on_host(model);
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    rows_on_host(rows);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < rows[i].layers; l++) {
+            const int is_frozen = freeze_has(&model->freeze, i, l);
+            const size_t at = (rows[i].offset_bytes + (size_t)l * rows[i].layer_bytes) / sizeof(float),
+                         count = tensor_layer_elements(&rows[i]);
+            size_t different = 0, changed = 0;
+            for (size_t k = at; k < at + count; k++) {
+                different += got[k] != (is_frozen ? 0 : want[k]);
+                changed += after[k] != before[k];
+            }
+            EXPECT(different == 0, "--freeze %s: %zu gradients of %s, layer %d", list, different,
+                   rows[i].name, l);
+            EXPECT((changed > 0) == !is_frozen, "--freeze %s: %zu of %s, layer %d, have changed", list,
+                   changed, rows[i].name, l);
+        }
+    }
+    free(after);
+    free(before);
+    free(got);
+    free(want);
+    model_close(model);
+    model_close(whole);
+}
+
 static int plans_with(const GPT2* model, int epilogue) {
     int count = 0;
     for (int i = 0; i < model->matmul.plans_count; i++) {
@@ -389,47 +449,49 @@ static int plans_with(const GPT2* model, int epilogue) {
 // GELU's derivative is inside the product at all levels, with the gradient of the bias where that has the
 // type of the weights; GELU itself where it is not computed again; in fp32 none is.
 static void test_fusion(const float* weights) {
-    static const char* const levels[] = {"0", "1", "2", "3"};
     const int fuses = DTYPE_OF(floatX) != DTYPE_FP32;
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
-    for (int level = 1; level <= 3; level += 2) {
+    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level += RECOMPUTE_BLOCK - RECOMPUTE_GELU) {
         Settings settings = USUAL;
-        settings.recompute = levels[level];
-        settings.gradients = level == 3 ? "fp32" : "model";
+        settings.recompute = gpt2_recompute_word(level);
+        settings.gradients = level == RECOMPUTE_BLOCK ? "fp32" : "model";
         GPT2* model = model_open(settings, B, weights);
         model_gradients(model, tokens, targets);
         const int forward = plans_with(model, CUBLASLT_EPILOGUE_GELU_AUX_BIAS) > 0,
                   backward = plans_with(model, CUBLASLT_EPILOGUE_DGELU) > 0,
                   bias = plans_with(model, CUBLASLT_EPILOGUE_DGELU_BGRAD) > 0;
-        EXPECT(forward == (fuses && level == 3) && backward == (fuses && level == 3) &&
-                   bias == (fuses && level == 1),
-               "--recompute %d: GELU in the product: %d, its derivative: %d, with the bias: %d", level,
-               forward, backward, bias);
+        const int again = level == RECOMPUTE_BLOCK;
+        EXPECT(forward == (fuses && again) && backward == (fuses && again) && bias == (fuses && !again),
+               "--recompute %s: GELU in the product: %d, its derivative: %d, with the bias: %d",
+               settings.recompute, forward, backward, bias);
         model_close(model);
     }
 }
 
-// Whole runs with default options, which measure: levels 0 and 3 have the same bits, as do 1 and 2; in fp32
-// all have.
+// Whole runs with default options, which measure: levels 0, mlp and 3 have the same bits, as do 1 and 2; in
+// fp32 all have.
 static void test_levels(void) {
     char line[512], out[256];
-    uint64_t sum[4];
+    uint64_t sum[RECOMPUTE_NEVER];
     setenv("XDG_CACHE_HOME", test_path("cache"), 1);
-    for (int level = 0; level <= 3; level++) {
+    for (int level = 0; level < RECOMPUTE_NEVER; level++) {
         snprintf(out, sizeof(out), "%s%d", test_path("level"), level);
         snprintf(line, sizeof(line),
                  "--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2 "
-                 "--eval-every 0 --samples 0 --recompute %d --out %s",
-                 level, out);
+                 "--eval-every 0 --samples 0 --recompute %s --out %s",
+                 gpt2_recompute_word(level), out);
         EXPECT(resume_run_(&trainer, line) == 0, "%s", line);
         snprintf(line, sizeof(line), "%s/step_00000002", out);
         SavedState state = resume_state_(line);
         sum[level] = resume_checksum_(&state, "model.safetensors");
         state_close(&state);
     }
-    EXPECT(sum[0] == sum[3] && sum[1] == sum[2], "levels 0 and 3, or 1 and 2, differ");
-    EXPECT(DTYPE_OF(floatX) != DTYPE_FP32 || sum[0] == sum[1], "levels 0 and 1 differ in fp32");
+    EXPECT(sum[RECOMPUTE_NONE] == sum[RECOMPUTE_BLOCK] && sum[RECOMPUTE_NONE] == sum[RECOMPUTE_MLP] &&
+               sum[RECOMPUTE_GELU] == sum[RECOMPUTE_NORMS],
+           "levels 0, mlp and 3, or 1 and 2, differ");
+    EXPECT(DTYPE_OF(floatX) != DTYPE_FP32 || sum[RECOMPUTE_NONE] == sum[RECOMPUTE_GELU],
+           "levels 0 and 1 differ in fp32");
     unsetenv("XDG_CACHE_HOME");
 }
 
@@ -665,6 +727,11 @@ int main(void) {
     settings = USUAL;
     settings.zero = "2";
     test_adamw_steps(settings, weights, tolerance());
+    test_freeze(USUAL, "embeddings,blocks[0]", weights);
+    test_freeze(USUAL, "wte,*b[1-2],fcprojw", weights);
+    settings.graph = "on";
+    settings.recompute = "3";
+    test_freeze(settings, "attention[0],mlp[1],wpe,blocks[2]", weights);
     test_same_bits(weights);
     test_fusion(weights);
     test_micro_batches(weights);

@@ -16,6 +16,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/classifier.h"
 #include "llmc/comm.h"
 #include "llmc/encoder.h"
+#include "llmc/freeze.h"
 #include "llmc/gelu.h"
 #include "llmc/gpt2.h"
 #include "llmc/gradient.h"
@@ -51,6 +52,7 @@ struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     RecomputeLevel recompute; // which activations the backward pass computes again
+    Freeze freeze;            // which parameters stay as they are
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // where a backward pass leaves gradients
     OptimizerState state;                         // where it lies in state_memory
@@ -81,17 +83,22 @@ static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NE
 
 // Of training, or of generation. In a run that trains, both use the same memory, in turns.
 static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    const Freeze freeze = freeze_of(cfg.L, o->freeze);
     TensorRow texts[GPT2_ACTIVATION_ROWS];
     const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
     const size_t text = text_activation_rows(texts, cfg, planned_texts(o), o->seq_len);
-    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, chunk);
+    const size_t trained =
+        gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, freeze.first_block, chunk);
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
 // A run that only evaluates keeps the whole model in every process.
 static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
-                                     : zero_plan(cfg, o->zero, o->process, o->processes);
+    const Freeze freeze = freeze_of(cfg.L, o->freeze);
+    ZeroPlan plan = options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
+                                              : zero_plan(cfg, o->zero, o->process, o->processes);
+    plan.first_block = freeze.first_block;
+    return plan;
 }
 
 static size_t planned_parameters(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg, const ZeroPlan* zero,
@@ -200,6 +207,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = (RecomputeLevel)o->recompute;
+    model->freeze = freeze_of(cfg.L, o->freeze);
     model->comm = comm;
     place_tensors(model, &zero, o);
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
@@ -235,10 +243,12 @@ static void gpt2_close(GPT2* model) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// The residual stream that enters block l, (N, C).
+// The residual stream that enters block l, (N, C). The blocks that the backward pass does not come to keep none: all of them
+// leave it where they found it.
 static float* residual_into(const GPT2* model, int l) {
-    return l == 0 ? model->acts.encoded
-                  : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
+    return l <= model->freeze.first_block
+               ? model->acts.encoded
+               : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
 static AttentionSizes attention_sizes(const GPT2* model, Batch batch) {
@@ -286,7 +296,7 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
         block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
         linear_forward_cpu(fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C, &model->linear);
-        residual_forward_cpu(layer.residual3, layer.residual2, fcproj, (size_t)N * C);
+        residual_forward_cpu(residual_into(model, l + 1), layer.residual2, fcproj, (size_t)N * C);
     }
     const float* residual = residual_into(model, cfg.L); // (N, C)
     layernorm_forward_cpu(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N,
@@ -350,20 +360,48 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
         block_hidden(model, l, batch);
         return;
     }
-    if (model->recompute == RECOMPUTE_NORMS) {
+    if (model->recompute >= RECOMPUTE_NORMS) {
         layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual_into(model, l), p.ln1w, p.ln1b, N, C);
         layernorm_forward_cpu(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C);
+    }
+    if (model->recompute == RECOMPUTE_MLP) {
+        linear_forward_cpu(a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->linear);
     }
     if (model->recompute >= RECOMPUTE_GELU) {
         gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);
     }
 }
 
-// A linear layer: dinp (N, C) is set; dweight (OC, C) and dbias (OC), or NULL without a bias, are set or added
-// to. dout is (N, OC), inp (N, C), weight (OC, C).
+// All gradients, seen from layer l: .qkvw is layer l's. Those of frozen parameters are NULL.
+static GPT2Parameters gradients_at_layer(const GPT2* model, int l) {
+    const TensorRow* rows = model->gradient_rows;
+    GPT2Parameters d = gpt2_parameters_at_layer(model->grads, rows, l);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (freeze_has(&model->freeze, i, l)) {
+            memset((char*)&d + rows[i].member, 0, sizeof(float*));
+        }
+    }
+    return d;
+}
+
+// With ZeRO 2 a block's gradients are left where those of another one were, of which this one may have frozen some.
+static void clear_frozen_gradients(GPT2* model, int l) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS && model->zero.plan.stage >= 2; i++) {
+        const TensorRow* row = &model->gradient_rows[i];
+        if (row->place == PLACE_BLOCK && freeze_has(&model->freeze, i, l)) {
+            memset(tensor_at_layer(row, model->grads_memory, l), 0,
+                   tensor_layer_elements(row) * sizeof(float));
+        }
+    }
+}
+
+// A linear layer: dinp (N, C) is set; dweight (OC, C) and dbias (OC), each or NULL, are set or added to. dout is (N, OC),
+// inp (N, C), weight (OC, C).
 static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbias, const float* dout,
                             const float* inp, const float* weight, int N, int C, int OC, GradientMode mode) {
-    linear_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->linear);
+    if (dweight) {
+        linear_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->linear);
+    }
     if (dbias) {
         matmul_backward_bias_cpu(dbias, dout, N, OC, mode);
     }
@@ -375,11 +413,12 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
     const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Parameters d = gpt2_parameters_at_layer(model->grads, model->gradient_rows, l);
+    const GPT2Parameters d = gradients_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     float *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     float* dresidual = a.dresidual;                              // (N, C)
     block_recompute(model, l, batch);
+    clear_frozen_gradients(model, l);
 
     // the MLP: dfch (N, F)
     linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, p.fcprojw, N, F, C, mode);
@@ -402,30 +441,31 @@ static void classifier_gradients(GPT2* model, float* dlnf, Batch batch, float dl
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
     const int N = batch.B * batch.T, chunk = classifier_chunk(model);
+    float* dwte = gradients_at_layer(model, 0).wte;
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
         gpt2_logits(model, n, count);
         float* dlogits = a.logits; // (count, Vp), in place
         classifier_backward_cpu(a.losses + n, dlogits, batch.targets + n, dloss, count, V, Vp);
-        linear_backward(model, dlnf + at, model->grads.wte, NULL, dlogits, a.lnf + at, model->params.wte,
-                        count, C, Vp, n == 0 ? mode : GRADIENT_ADD);
+        linear_backward(model, dlnf + at, dwte, NULL, dlogits, a.lnf + at, model->params.wte, count, C, Vp,
+                        n == 0 ? mode : GRADIENT_ADD);
     }
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. Each group of gradients is reduced
-// as soon as it is there.
+// dloss is the gradient of the loss of each token. Each group of gradients is reduced as soon as it is there. The pass
+// ends where everything below is frozen.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const GPT2Activations a = model->acts;
-    const GPT2Parameters p = model->params, d = model->grads;
+    const GPT2Parameters p = model->params, d = gradients_at_layer(model, 0);
     float* dlnf = a.branch; // (N, C)
     classifier_gradients(model, dlnf, batch, dloss, mode);
     layernorm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
                            a.lnf_rstd, N, C, GRADIENT_SET, mode);
-    for (int l = cfg.L - 1; l >= 0; l--) {
+    for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         block_backward(model, l, batch, mode);
         zero_group_done_cpu(&model->zero, 1 + l, step);
     }
@@ -459,7 +499,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch batch = dataloader_next(train);
         losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step, &forward_s);
-        batch_gradient_add(&gradient, model->cfg, batch);
+        batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
         tokens += (double)batch.B * batch.T;
         comm_alive(model->comm);
     }
@@ -477,9 +517,11 @@ static void gpt2_update(GPT2* model, Update update) {
     float* params = (float*)model->params_memory;
     for (int i = 0; i < model->zero.num_ranges; i++) {
         const ZeroRange* range = &model->zero.ranges[i];
-        optimizer_update_cpu(&model->state, range, params + range->full,
-                             zero_range_gradient_cpu(&model->zero, range), model->state_memory, update,
-                             &scratch);
+        if (!freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group))) {
+            optimizer_update_cpu(&model->state, range, params + range->full,
+                                 zero_range_gradient_cpu(&model->zero, range), model->state_memory, update,
+                                 &scratch);
+        }
     }
     zero_gather_parameters_cpu(&model->zero);
     linear_pack(&model->linear);

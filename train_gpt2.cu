@@ -19,6 +19,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/classifier.cuh"
 #include "llmc/comm.h"
 #include "llmc/encoder.cuh"
+#include "llmc/freeze.h"
 #include "llmc/gelu.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.cuh"
@@ -74,6 +75,7 @@ struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     RecomputeLevel recompute; // which activations the backward pass computes again
+    Freeze freeze;            // which parameters stay as they are
     int chunk;                // tokens whose logits are in memory at a time, of a batch of any size
     int autotune;             // time algorithms of products
     int use_graph;            // replay micro-steps
@@ -224,6 +226,9 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, zero, &model->state);
+    if (o->freeze && o->freeze[0]) {
+        optimizer_freeze(&model->optimizer, &model->freeze, cfg.L);
+    }
     gradient_norm_open(&model->norm, zero_sharded_elements(zero));
     open_results(model, o);
     for (int i = 0; i < 2; i++) {
@@ -250,6 +255,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->B = o->batch;
     model->T = o->seq_len;
     model->recompute = (RecomputeLevel)o->recompute;
+    model->freeze = freeze_of(cfg.L, o->freeze);
     model->chunk = planned_chunk(o);
     model->autotune = o->autotune;
     model->use_graph = o->graph;
@@ -329,14 +335,18 @@ static GPT2Parameters parameters_at_layer(const GPT2* model, int l) {
                                     zero_parameter_layer(&model->zero.plan, l));
 }
 
+// The gradient of row i in layer l; no data if the parameter is frozen.
+static Gradient gradient_at_layer(const GPT2* model, int i, int l) {
+    const int is_frozen = freeze_has(&model->freeze, i, l), at = zero_gradient_layer(&model->zero.plan, l);
+    void* data = is_frozen ? NULL : tensor_at_layer(&model->gradient_rows[i], model->grads_memory, at);
+    return Gradient{data, model->grad_dtype};
+}
+
 // All gradients, seen from layer l: .qkvw is layer l's.
 static GPT2Gradients gradients_at_layer(const GPT2* model, int l) {
-    const TensorRow* row = model->gradient_rows;
     GPT2Gradients grads;
-    const int at = zero_gradient_layer(&model->zero.plan, l);
-#define GRADIENT_SET_MEMBER(name, ...)                                                                       \
-    grads.name.data = tensor_at_layer(row++, model->grads_memory, at);                                       \
-    grads.name.dtype = model->grad_dtype;
+    int row = 0;
+#define GRADIENT_SET_MEMBER(name, ...) grads.name = gradient_at_layer(model, row++, l);
     GPT2_PARAMETERS(GRADIENT_SET_MEMBER)
 #undef GRADIENT_SET_MEMBER
     return grads;
@@ -354,10 +364,12 @@ static Batch gpt2_push(GPT2* model, Batch batch) {
     return batch;
 }
 
-// The residual stream that enters block l, (N, C).
+// The residual stream that enters block l, (N, C). The blocks that the backward pass does not come to keep none: all of them
+// leave it where they found it.
 static floatX* residual_into(const GPT2* model, int l) {
-    return l == 0 ? model->acts.encoded
-                  : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
+    return l <= model->freeze.first_block
+               ? model->acts.encoded
+               : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
 // Block l up to the hidden layer of the MLP. The batch, here and below, is one of gpt2_push.
@@ -398,13 +410,13 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
         zero_parameters(&model->zero, l, 1);
         const GPT2Parameters p = parameters_at_layer(model, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
+        floatX* residual = residual_into(model, l + 1);
         block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
         offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu);
-        matmul_forward_residual(layer.residual3, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F,
-                                C, &model->matmul);
-        offload_residual_out(&model->residuals, l, layer.residual3, (size_t)N * C * sizeof(floatX),
-                             &model->gpu);
+        matmul_forward_residual(residual, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C,
+                                &model->matmul);
+        offload_residual_out(&model->residuals, l, residual, (size_t)N * C * sizeof(floatX), &model->gpu);
     }
     const floatX* residual = residual_into(model, cfg.L); // (N, C)
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N, C,
@@ -461,12 +473,34 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
         block_hidden(model, l, batch);
         return;
     }
-    if (model->recompute == RECOMPUTE_NORMS) {
+    if (model->recompute >= RECOMPUTE_NORMS) {
         layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual_into(model, l), p.ln1w, p.ln1b, N, C, gpu);
         layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
     }
-    if (model->recompute >= RECOMPUTE_GELU) {
+    if (model->recompute == RECOMPUTE_MLP) {
+        matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
+    } else if (model->recompute >= RECOMPUTE_GELU) {
         gelu_forward(a.fch_gelu, a.fch, (size_t)N * F, gpu);
+    }
+}
+
+// With ZeRO 2 and 3 a block's gradients are left where those of another one were, of which this one may have frozen some.
+static void clear_frozen_gradients(GPT2* model, int l) {
+    const int at = zero_gradient_layer(&model->zero.plan, l);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS && model->zero.plan.stage >= 2; i++) {
+        const TensorRow* row = &model->gradient_rows[i];
+        if (row->place == PLACE_BLOCK && freeze_has(&model->freeze, i, l)) {
+            CUDA_CHECK(cudaMemsetAsync(tensor_at_layer(row, model->grads_memory, at), 0,
+                                       tensor_layer_elements(row) * row->element_bytes, model->gpu.stream));
+        }
+    }
+}
+
+// Sets or adds to dweight (OC, C), unless it has no data. dout is (N, OC), inp (N, C).
+static void weight_backward(GPT2* model, Gradient dweight, const floatX* dout, const floatX* inp, int N,
+                            int C, int OC, GradientMode mode) {
+    if (dweight.data) {
+        matmul_backward_weight(dweight, dout, inp, N, C, OC, mode, &model->matmul);
     }
 }
 
@@ -475,7 +509,7 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
 static void linear_backward(GPT2* model, floatX* dinp, Gradient dweight, const floatX* dout,
                             const floatX* inp, const floatX* weight, int N, int C, int OC,
                             GradientMode mode) {
-    matmul_backward_weight(dweight, dout, inp, N, C, OC, mode, &model->matmul);
+    weight_backward(model, dweight, dout, inp, N, C, OC, mode);
     matmul_backward_input(dinp, dout, weight, N, C, OC, &model->matmul);
 }
 
@@ -496,9 +530,10 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     floatX *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     floatX* dresidual = a.dresidual;                              // (N, C)
     block_recompute(model, l, batch);
+    clear_frozen_gradients(model, l);
 
     // the MLP: dfch (N, F), and the gradient of fcb (F)
-    matmul_backward_weight(d.fcprojw, dresidual, a.fch_gelu, N, F, C, mode, &model->matmul);
+    weight_backward(model, d.fcprojw, dresidual, a.fch_gelu, N, F, C, mode);
     matmul_backward_input_gelu(a.dfch, d.fcb, dresidual, p.fcprojw, a.fch, N, F, C, mode, &model->matmul);
     linear_backward(model, dln2, d.fcw, a.dfch, a.ln2, p.fcw, N, C, F, mode);
     // dresidual, and its column sums: the gradient of attprojb (C)
@@ -547,7 +582,8 @@ static void fetch_residual(GPT2* model, int l, Batch batch) {
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. The gradients of a block are reduced as soon as they are there.
+// dloss is the gradient of the loss of each token. The gradients of a block are reduced as soon as they are there. The pass
+// ends where everything below is frozen.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
@@ -560,7 +596,7 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
                        residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
                        &model->layernorm, &model->gpu);
     fetch_residual(model, cfg.L, batch);
-    for (int l = cfg.L - 1; l >= 0; l--) {
+    for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         zero_parameters(&model->zero, l, -1);
         offload_residual_wait(&model->residuals, l - 1, &model->gpu);
         block_backward(model, l, batch, mode);
@@ -716,7 +752,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
         losses[step.micro_step] = 0;
         batches += batch.B > 0;
         gpt2_micro_step(model, batch, dloss, step, train->is_full);
-        batch_gradient_add(&gradient, model->cfg, batch);
+        batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
         comm_alive(model->comm);
     }
     gpt2_square_sum(model);

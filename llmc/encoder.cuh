@@ -457,13 +457,18 @@ static inline void encoder_launch_backward_(Gradient dwte, Gradient dwpe, const 
                                             int B, int T, int maxT, int C, GradientMode mode,
                                             EncoderGpu* scratch, const Gpu* gpu) {
     const int rows = mode == GRADIENT_SET ? maxT : T;
-    GRADIENT_DISPATCH(dwpe, X,
-                      launch(encoder_positions_kernel<X, G, WIDTH>,
-                             encoder_grid_(rows, ENCODER_WARPS, C, WIDTH), dim3(32, ENCODER_WARPS), 0, gpu,
-                             (G*)dwpe.data, dout, B, T, rows, C, mode));
-    encoder_sort_(scratch, tokens, B * T, gpu);
-    GRADIENT_DISPATCH(
-        dwte, X, encoder_launch_tokens_<X, G, WIDTH>((G*)dwte.data, dout, tokens, B * T, C, scratch, gpu));
+    if (dwpe.data) {
+        GRADIENT_DISPATCH(dwpe, X,
+                          launch(encoder_positions_kernel<X, G, WIDTH>,
+                                 encoder_grid_(rows, ENCODER_WARPS, C, WIDTH), dim3(32, ENCODER_WARPS), 0,
+                                 gpu, (G*)dwpe.data, dout, B, T, rows, C, mode));
+    }
+    if (dwte.data) {
+        encoder_sort_(scratch, tokens, B * T, gpu);
+        GRADIENT_DISPATCH(
+            dwte, X,
+            encoder_launch_tokens_<X, G, WIDTH>((G*)dwte.data, dout, tokens, B * T, C, scratch, gpu));
+    }
 }
 
 template <class X>

@@ -13,7 +13,7 @@ neither is there, and the position is t.
 
 The forward pass sets out. The backward pass (positions t) ADDS to dwte, which already holds the classifier's
 gradient of the shared weight; it sets or adds to dwpe as `mode` says, and setting zeroes the rows of
-positions not in use.
+positions not in use. Each of the two may be NULL.
 
 defines: EncoderPositions, encoder_position, encoder_forward_cpu, encoder_backward_cpu
 */
@@ -46,23 +46,27 @@ static inline void encoder_forward_cpu(float* out, const int* tokens, const floa
     }
 }
 
+// Adds the columns c0 ... end - 1 of a row of dout to the row of a gradient that begins at `row`.
+static inline void encoder_add_row_(float* grads, size_t row, const float* dout, int c0, int end) {
+    for (int c = c0; grads && c < end; c++) {
+        grads[row + (size_t)c] += dout[c];
+    }
+}
+
 // A thread owns some columns of every row: two tokens with the same id never race, and sums follow the order
 // of the batch.
 static inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens, int B,
                                         int T, int maxT, int C, GradientMode mode) {
     const int block = 2 * LANES;
-    if (mode == GRADIENT_SET) {
+    if (dwpe && mode == GRADIENT_SET) {
         memset(dwpe, 0, (size_t)maxT * C * sizeof(float));
     }
 #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += block) {
         const int end = int_min(c0 + block, C);
         for (int n = 0; n < B * T; n++) {
-            for (int c = c0; c < end; c++) {
-                const float d = dout[(size_t)n * C + c];
-                dwte[(size_t)tokens[n] * C + c] += d;
-                dwpe[(size_t)(n % T) * C + c] += d;
-            }
+            encoder_add_row_(dwte, (size_t)tokens[n] * C, dout + (size_t)n * C, c0, end);
+            encoder_add_row_(dwpe, (size_t)(n % T) * C, dout + (size_t)n * C, c0, end);
         }
     }
 }

@@ -17,7 +17,7 @@ positions, GELU in tanh form, the token embedding shared with the classifier.
 defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters, GPT2Activations, TensorRow,
          TensorKind, TensorInFiles, tensor_elements, tensor_rows_layout, tensor_rows_bind, gpt2_sharded_rows_of,
          gpt2_parameter_rows, gpt2_parameter_rows_of, TensorPlace, tensor_at_layer, gpt2_activation_rows,
-         gpt2_classifier_chunk,
+         gpt2_recompute_word, gpt2_classifier_chunk,
          gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_model_by_name,
          gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token,
          gpt2_initial_value, gpt2_rows_in_files, gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_layer,
@@ -33,6 +33,7 @@ defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters,
 
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
+#include "llmc/base/words.h"
 
 #ifndef floatX
 #define floatX float
@@ -43,6 +44,8 @@ typedef struct {
     int V, Vp;
     int L, NH, C;
 } GPT2Config;
+
+enum { GPT2_MAX_LAYERS = 1000 };
 
 static inline int gpt2_hidden(GPT2Config cfg) { return 4 * cfg.C; }
 static inline int gpt2_qkv_size(GPT2Config cfg) { return 3 * cfg.C; }
@@ -74,16 +77,19 @@ typedef enum {
     FILE_CONV1D  // (cols, rows): GPT-2's code computes x W, ours x W^T
 } TensorInFiles;
 
-// Levels of --recompute: what the backward pass computes again instead of keeping it, each with all before.
+// clang-format off
+// Levels of --recompute and their words: what the backward pass computes again instead of keeping it, each with all before.
+#define RECOMPUTE_WORDS(X) \
+    X(RECOMPUTE_NONE, "0") \
+    X(RECOMPUTE_GELU, "1")  /* GELU */ \
+    X(RECOMPUTE_NORMS, "2") /* and both norms of a block */ \
+    X(RECOMPUTE_MLP, "mlp") /* and the product before GELU */ \
+    X(RECOMPUTE_BLOCK, "3") /* and the rest of it: only the residual stream between blocks is kept */
 typedef enum {
-    RECOMPUTE_NONE,
-    RECOMPUTE_GELU,  // GELU
-    RECOMPUTE_NORMS, // and both norms of a block
-    RECOMPUTE_BLOCK, // and the rest of it: only the residual stream between blocks is kept
+    RECOMPUTE_WORDS(WORDS_VALUE)
     RECOMPUTE_NEVER // generation: no backward pass, so nothing is kept for it; but keys and values of all layers are
 } RecomputeLevel;
 
-// clang-format off
 // Parameters, in the order of llm.c's model files: `rows` x `cols`, ONCE or in each BLOCK; a vector is one row.
 // Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `kind` (KIND_...) decides
 // how an update changes it, and `decay` whether weight decay does, too. `in files` says how Hugging Face stores a layer of it, and
@@ -110,25 +116,26 @@ typedef enum {
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to
 // the level of recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all
 // layers share one buffer and the backward pass computes it again. Of residual3 there are `residuals` copies: cfg.L, or
-// fewer that the layers take in turn (layer l copy l % residuals). Logits exist for `chunk` tokens at a time.
+// fewer that the layers take in turn (layer l copy l % residuals). Blocks below `first_block` are not kept: all have copy 0,
+// and `blocks` are kept. Logits exist for `chunk` tokens at a time.
 // Without a backward pass `trained` is 0, and `cached` the room for keys and values; else it is the other way round.
 // `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only
 // in the classifier.
 //  name        layers  tokens  kept   cols                 dtype    life
 #define GPT2_ACTIVATIONS(X) \
   X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
-  X(ln1,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(ln1_mean,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(ln1_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(qkv,        cfg.L,  N,      NORMS, QKV,                 floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
-  X(atty,       cfg.L,  N,      NORMS, cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
-  X(att_lse,    cfg.L,  N,      NORMS, cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
-  X(residual2,  cfg.L,  N,      NORMS, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
-  X(ln2,        cfg.L,  N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(ln2_mean,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(ln2_rstd,   cfg.L,  N,      NORMS, 1,                   float,   LIVE_ALWAYS) \
-  X(fch,        cfg.L,  N,      NORMS, F,                   floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
-  X(fch_gelu,   cfg.L,  N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* and after */ \
+  X(ln1,        blocks, N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(ln1_mean,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(ln1_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(qkv,        blocks, N,      MLP,   QKV,                 floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
+  X(atty,       blocks, N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
+  X(att_lse,    blocks, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(residual2,  blocks, N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
+  X(ln2,        blocks, N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(ln2_mean,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(ln2_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(fch,        blocks, N,      NORMS, F,                   floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
+  X(fch_gelu,   blocks, N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* and after */ \
   X(residual3,  residuals, N,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
   X(lnf,        1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
   X(lnf_mean,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
@@ -167,6 +174,7 @@ typedef struct {
     const char* name;
     const char *hf_name, *gguf_name; // parameters only
     int layers;                      // copies in memory: 1 when all layers share one, 2 when they take turns
+    int first_layer;                 // that has copy 0, with those below it: they are not kept
     size_t rows, cols;               // of one layer
     size_t element_bytes;            //
     TensorInit init;                 // parameters only
@@ -251,6 +259,7 @@ static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], G
     row->form = form_;                                                                                       \
     row->place = PLACE_##place_;                                                                             \
     row->layers = PLACE_##place_ == PLACE_BLOCK ? cfg.L : 1;                                                 \
+    row->first_layer = 0;                                                                                    \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
     row->element_bytes = element_bytes;                                                                      \
@@ -277,6 +286,12 @@ static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GP
     return gpt2_parameter_rows_of(rows, cfg, sizeof(floatX));
 }
 
+static inline const char* gpt2_recompute_word(int level) {
+    static const char* const words[] = {RECOMPUTE_WORDS(WORDS_NAME)};
+    assert(0 <= level && level < RECOMPUTE_NEVER);
+    return words[level];
+}
+
 // Tokens that the classifier takes at a time, out of N: equal parts of about this many logits at most (64 MiB
 // of fp32).
 #ifndef GPT2_CHUNK_LOGITS
@@ -288,11 +303,14 @@ static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
 }
 
 // The rows of the activation table for micro-batches of B sequences of T tokens, at a level of recomputation, with
-// `residuals` copies of residual3; the classifier takes `chunk` tokens at a time. At RECOMPUTE_NEVER: for B texts of up to
-// T tokens, of which one is read at once, and then a token of each at a time.
+// `residuals` copies of residual3, or fewer if fewer blocks are kept: those from `first_block` on. The classifier takes
+// `chunk` tokens at a time. At RECOMPUTE_NEVER: for B texts of up to T tokens, of which one is read at once, and then a
+// token of each at a time.
 static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
-                                          int recompute, int residuals, size_t chunk) {
+                                          int recompute, int residuals, int first_block, size_t chunk) {
     const int is_trained = recompute != RECOMPUTE_NEVER;
+    const int blocks = first_block < cfg.L ? cfg.L - first_block : 1;
+    residuals = residuals < blocks ? residuals : blocks;
     const size_t BT = (size_t)B * (size_t)T, N = is_trained ? BT : (size_t)(B > T ? B : T);
     const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT;
     const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
@@ -302,6 +320,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->hf_name = row->gguf_name = NULL;                                                                    \
     row->form = FILE_TABLE;                                                                                  \
     row->layers = recompute > RECOMPUTE_##kept_ ? 1 : layers_;                                               \
+    row->first_layer = first_block;                                                                          \
     row->rows = tokens_;                                                                                     \
     row->cols = (size_t)(cols_);                                                                             \
     row->element_bytes = sizeof(dtype_);                                                                     \
@@ -353,12 +372,14 @@ static inline void* tensor_in_group(const TensorRow rows[GPT2_PARAMETER_ROWS], c
     return (char*)group + (row->offset_bytes - gpt2_group_offset_bytes(rows, g > 0));
 }
 
-// Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with fewer copies have it in copy l % layers.
+// Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with fewer copies have it in copy l % layers, counted
+// from first_layer.
 static inline void tensor_rows_advance_(void* pointers, const TensorRow* rows, int count, int l) {
     for (int i = 0; i < count; i++) {
         char* tensor;
         memcpy(&tensor, (char*)pointers + rows[i].member, sizeof(tensor));
-        tensor += (size_t)(l % rows[i].layers) * rows[i].layer_bytes;
+        const int kept = l > rows[i].first_layer ? l - rows[i].first_layer : 0;
+        tensor += (size_t)(kept % rows[i].layers) * rows[i].layer_bytes;
         memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
     }
 }
@@ -427,7 +448,7 @@ static inline const GPT2NamedModel* gpt2_model_by_name(const char* name) {
 static inline int gpt2_check_config(GPT2Config cfg, const char* path, char* error) {
     static const char* const names[6] = {"context", "vocabulary", "layers",
                                          "heads",   "channels",   "padded vocabulary"};
-    static const int max[6] = {1 << 20, 10000000, 1000, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
+    static const int max[6] = {1 << 20, 10000000, GPT2_MAX_LAYERS, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
     const int sizes[6] = {cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
     for (int i = 0; i < 6; i++) {
         if (sizes[i] < 1 || sizes[i] > max[i]) {

@@ -9,7 +9,8 @@ layernorm.h -- layer normalization, and the residual sum before it: the contract
     weight, bias             (C)      and dweight, dbias
 
 layernorm_forward sets its outputs; residual_layernorm_forward also sets inp = left + right (N, C) in the same
-pass. layernorm_backward sets or adds to dinp as `dinp_mode` says, to dweight and dbias as `mode` says.
+pass. layernorm_backward sets or adds to dinp as `dinp_mode` says, to dweight and dbias as `mode` says; each of these may
+be NULL.
 
     dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)
                 with g = dout weight, norm = (inp - mean) rstd
@@ -117,6 +118,13 @@ static inline void layernorm_backward_row_(float* dinp, const float* dout, const
     }
 }
 
+static inline void layernorm_finish_columns_(float* to, const float* sum, int c0, int cols,
+                                             GradientMode mode) {
+    for (int c = 0; to && c < cols; c++) {
+        to[c0 + c] = sum[c] + (mode == GRADIENT_ADD ? to[c0 + c] : 0.0f);
+    }
+}
+
 // The parameters' gradients are sums over rows: a thread owns a few columns, so that sums follow the order of
 // the rows.
 static inline void layernorm_backward_columns_(float* dweight, float* dbias, const float* dout,
@@ -131,10 +139,8 @@ static inline void layernorm_backward_columns_(float* dweight, float* dbias, con
             bias_sum[c] += d[c];
         }
     }
-    for (int c = 0; c < cols; c++) {
-        dweight[c0 + c] = weight_sum[c] + (mode == GRADIENT_ADD ? dweight[c0 + c] : 0.0f);
-        dbias[c0 + c] = bias_sum[c] + (mode == GRADIENT_ADD ? dbias[c0 + c] : 0.0f);
-    }
+    layernorm_finish_columns_(dweight, weight_sum, c0, cols, mode);
+    layernorm_finish_columns_(dbias, bias_sum, c0, cols, mode);
 }
 
 static inline void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout,
@@ -151,7 +157,7 @@ static inline void layernorm_backward_cpu(float* dinp, float* dweight, float* db
                                     dinp_mode);
         }
 #pragma omp for schedule(static)
-        for (int c0 = 0; c0 < C; c0 += block) {
+        for (int c0 = 0; c0 < (dweight || dbias ? C : 0); c0 += block) {
             layernorm_backward_columns_(dweight, dbias, dout, inp, mean, rstd, N, C, c0,
                                         int_min(block, C - c0), mode);
         }

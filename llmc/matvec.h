@@ -8,10 +8,9 @@ matvec.h -- the linear layer of matmul.h for the few rows of a step of generatio
     weight   (OC, C)
     bias     (OC)      may be NULL
 
-Its time is that of reading the weights, once for all rows. A core gets the most out of memory when it reads several
-places far apart, each from front to end: the processor fetches ahead by itself, but only within a page, and asking it
-to prefetch takes away what it would do by itself (dev/LOG.md has the numbers). So the rows of the weight are cut into
-MATVEC_STREAMS runs, a thread walks down its part of each, and all rows of the input pass by one row of every run at a
+Its time is that of reading the weights, once for all rows. A core reads fastest from several places far apart, each
+from front to end, and without prefetch instructions (measured: dev/LOG.md). So the rows of the weight are cut into
+MATVEC_STREAMS runs. A thread walks down its part of each run, and all rows of the input meet one row of every run at a
 time. Each result is one sum in a fixed order, so its bits depend neither on the threads nor on the other rows.
 
 matvec_bf16_forward_cpu is the same with inp and weight rounded to bf16: it reads half the bytes, from the copy of the
@@ -24,6 +23,7 @@ defines: matvec_forward_cpu, matvec_bytes, matvec_bf16_forward_cpu, matvec_bf16_
 
 #include <stddef.h>
 
+#include "llmc/base/int.h"
 #include "llmc/base/vec.h"
 #include "llmc/bf16_tile.h"
 

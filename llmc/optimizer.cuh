@@ -13,7 +13,7 @@ with one process. The slots lie as optimizer.h says. All is updated with its pad
 How weights are read and rounded: update.cuh.
 
 needs:   whole matrices for Adafactor and Muon: stage 0, or one process
-defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_close, OptimizerUpdate, optimizer_update,
+defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freeze, optimizer_close, OptimizerUpdate, optimizer_update,
          optimizer_update_part, optimizer_bytes
 */
 #ifndef LLMC_OPTIMIZER_CUH
@@ -25,6 +25,7 @@ defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_close
 #include "llmc/adafactor.cuh"
 #include "llmc/adamw.cuh"
 #include "llmc/adamw8bit.cuh"
+#include "llmc/freeze.h"
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
 #include "llmc/lion.cuh"
@@ -55,8 +56,9 @@ typedef struct {
     UpdatePieces_ pieces;
     uint8_t*
         rows; // on the GPU: of the parameters, for each TENSOR_ALIGN elements of group 0, and then of any one block
-    Code8Table codes;                     // of adamw8bit
-    AdafactorPlan adafactor;              //
+    uint32_t* frozen;        // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
+    Code8Table codes;        // of adamw8bit
+    AdafactorPlan adafactor; //
     MuonTensor muon[GPT2_PARAMETER_ROWS]; //
     int muon_tensors;                     //
     MuonGpu muon_memory;                  //
@@ -87,6 +89,11 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
                                   (uint32_t)in_kept.part,
                                   (uint32_t)in_kept.parts};
     return pieces;
+}
+
+// Whether a row is frozen in all blocks. Rules over whole matrices know no others that are frozen.
+static inline int update_is_frozen_(const OptimizerState* s, int row) {
+    return s->optimizer.frozen >> row & 1;
 }
 
 // Layer l of a row, in the state's slots and the parameters.
@@ -120,7 +127,7 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
     *tensors = (AdafactorTensor*)check_alloc((size_t)zero_max_ranges(s->cfg), sizeof(AdafactorTensor),
                                              "tensors of an update");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < s->rows[i].layers; l++) {
+        for (int l = 0; l < s->rows[i].layers && !update_is_frozen_(s, i); l++) {
             (*tensors)[count++] = update_adafactor_tensor_(s, zero, i, l);
         }
     }
@@ -141,7 +148,7 @@ static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], 
             row->layers,       parts,       (int)row->rows / parts,
             (int)row->cols,    g,           row->offset_bytes - zero_group_begin(zero, g),
             row->decay};
-        if (s->rule[i] == RULE_MUON) {
+        if (s->rule[i] == RULE_MUON && !update_is_frozen_(s, i)) {
             tensors[count++] = tensor;
         }
     }
@@ -194,7 +201,23 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
     update_open_rules_<T>(plan, zero);
 }
 
+// After optimizer_open: updates leave frozen parameters as they are, in a model of L blocks.
+static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze, int L) {
+    const size_t bytes = ((size_t)L + 1) * sizeof(uint32_t);
+    uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < L; l++) {
+            const int group = plan->state->rows[i].place == PLACE_BLOCK ? 1 + l : 0;
+            frozen[group] |= (uint32_t)freeze_has(freeze, i, l) << i;
+        }
+    }
+    plan->frozen = (uint32_t*)gpu_alloc(bytes, 1, "frozen parameters");
+    CUDA_CHECK(cudaMemcpy(plan->frozen, frozen, bytes, cudaMemcpyHostToDevice));
+    free(frozen);
+}
+
 static inline void optimizer_close(OptimizerPlan* plan) {
+    gpu_free(plan->frozen);
     if (plan->codes.values) {
         code8_table_close(&plan->codes);
     }
@@ -321,13 +344,17 @@ __device__ inline RoundingWords update_words_(const UpdatePlace_& place, uint64_
 // order  every element on its own
 template <class T, class G, UpdateRule RULE, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
-    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows,
+    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows, const uint32_t* frozen,
                    const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
                    const __grid_constant__ UpdateNumbers_ numbers, uint64_t seed, uint64_t stream) {
     const uint32_t piece = first + blockIdx.x;
     const UpdatePlace_ place = update_place_(pieces, piece);
     const size_t owned = (size_t)piece * UPDATE_PIECE_ + 4 * threadIdx.x;
-    const UpdateRates rates = numbers.rates[rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32]];
+    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32];
+    if (frozen && frozen[place.group] >> row & 1) {
+        return; // the whole warp
+    }
+    const UpdateRates rates = numbers.rates[row];
     const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
     const Elements<G, 4> g = elements_load<4>(four.grads);
     Elements<float, 4> x = weights_load<4>(four.weights, 0);
@@ -361,7 +388,7 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 template <class T, class G, bool IN_8, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
     update_mixed_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows,
-                         const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
+                         const uint32_t* frozen, const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
                          const __grid_constant__ UpdateNumbers_ numbers,
                          const __grid_constant__ UpdateSlots_ slots, const Code8Pair* table, uint64_t seed,
                          uint64_t stream) {
@@ -377,6 +404,9 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     }
     if (rule != RULE_ADAMW && !(IN_8 && rule == RULE_ADAMW8)) {
         return; // the whole warp
+    }
+    if (frozen && frozen[place.group] >> row & 1) {
+        return;
     }
     const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
     const size_t m = slots.m[row].first + groups * slots.m[row].step + own,
@@ -432,15 +462,15 @@ template <class T, class G, UpdateRule RULE, MasterWeights MASTER>
 static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                   const Gpu* gpu) {
     launch(update_kernel_<T, G, RULE, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
-           u.plan->rows, u.plan->pieces, first, update_numbers_(u.plan->state, u.update), u.seed,
-           update_stream_(u));
+           u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
+           u.seed, update_stream_(u));
 }
 
 template <class T, class G, bool IN_8, MasterWeights MASTER>
 static inline void update_launch_mixed_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                         const Gpu* gpu) {
     launch(update_mixed_kernel_<T, G, IN_8, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
-           u.plan->rows, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
+           u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
            update_slots_(u.plan->state), u.plan->codes.values, u.seed, update_stream_(u));
 }
 

@@ -56,7 +56,8 @@ typedef enum {
     RULE_FULL,     // and a vector
     RULE_MUON,     // muon.h
     RULE_LION,     // lion.h
-    RULE_SGD       // sgd.h
+    RULE_SGD,      // sgd.h
+    RULE_NONE      // of frozen parameters (freeze.h)
 } UpdateRule;
 
 // What a GPU keeps beside 16-bit weights (update.cuh).
@@ -66,11 +67,13 @@ typedef struct {
     OptimizerName name;
     int has_momentum; // of SGD and Adafactor
     MasterWeights master;
+    unsigned frozen;              // bit i: row i of the parameters is not updated in any block
+    int has_state_of_them;        // all the same, as on GPUs, whose arrays of state have all parameters
     float lr_scale[TENSOR_KINDS]; // factors of the learning rate
 } Optimizer;
 
 static inline Optimizer optimizer_of(OptimizerName name, int has_momentum, MasterWeights master) {
-    const Optimizer optimizer = {name, has_momentum, master, {1, 1, 1}};
+    const Optimizer optimizer = {name, has_momentum, master, 0, 0, {1, 1, 1}};
     return optimizer;
 }
 
@@ -242,7 +245,8 @@ static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, 
     s->cfg = cfg;
     gpt2_sharded_rows_of(s->rows, cfg, 1, zero->size);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        s->rule[i] = optimizer_rule(optimizer, s->rows[i].kind);
+        const int is_frozen = !optimizer.has_state_of_them && (optimizer.frozen >> i) & 1;
+        s->rule[i] = is_frozen ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->span[i] = state_span_(s, zero, i);
     }
     state_set_slots_(s);
@@ -421,6 +425,8 @@ static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange
         sgd_update_cpu(param, grad, m, n, opt);
         break;
     }
+    case RULE_NONE:
+        break;
     }
 }
 

@@ -22,7 +22,7 @@ typedef struct {
 // The rows of the activations for `texts` of up to T tokens, and their bytes.
 static inline size_t text_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int texts,
                                           int T) {
-    return gpt2_activation_rows(rows, cfg, texts, T, RECOMPUTE_NEVER, cfg.L, (size_t)texts);
+    return gpt2_activation_rows(rows, cfg, texts, T, RECOMPUTE_NEVER, cfg.L, 0, (size_t)texts);
 }
 
 #endif

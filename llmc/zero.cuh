@@ -546,7 +546,7 @@ static inline void zero_idle_forward(ZeroGpu* z) {
 template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
     zero_begin(z, step);
     zero_idle_forward(z);
-    for (int l = z->plan.groups - 2; l >= 0; l--) {
+    for (int l = z->plan.groups - 2; l >= z->plan.first_block; l--) {
         zero_parameters(z, l, -1);
         zero_group_done<T>(z, 1 + l, step);
     }

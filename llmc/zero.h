@@ -61,6 +61,7 @@ typedef struct {
     int rank, size;     // of this process; processes, W
     int shards;         // processes of a replica: W with one level
     int groups;         // 1 + L
+    int first_block;    // the lowest one that has gradients (freeze.h): those of the blocks below stay zero
     size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
 } ZeroPlan;
 
@@ -72,7 +73,7 @@ static inline ZeroPlan zero_plan_two_levels(GPT2Config cfg, int stage, int rank,
     const size_t with_one = gpt2_sharded_rows_of(rows, one, 1, size),
                  with_two = gpt2_sharded_rows_of(rows, two, 1, size);
     const size_t block = with_two - with_one;
-    const ZeroPlan plan = {stage, rank, size, shards, 1 + cfg.L, with_one - block, block};
+    const ZeroPlan plan = {stage, rank, size, shards, 1 + cfg.L, 0, with_one - block, block};
     assert(0 <= rank && rank < size && size % shards == 0);
     return plan;
 }
@@ -294,15 +295,17 @@ static inline double zero_collected_elements_(const ZeroPlan* plan, int64_t micr
 static inline ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
                                        size_t parameter_bytes) {
     const int64_t batches = (sequences + B - 1) / B, micro_steps = (batches + plan->size - 1) / plan->size;
-    const double n = (double)zero_full_elements(plan), slices = (double)zero_sliced_elements(plan);
+    const double n = (double)zero_full_elements(plan);
+    const double reduced = n - (double)plan->first_block * (double)plan->block;
     const double reductions = plan->stage < 2 ? 1 : (double)micro_steps;
     const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
+    const double updated = plan->stage == 0 ? reduced : n;                           // sent within a slice
     const double shared =
-        plan->stage < 3 ? n : (double)plan->once + zero_collected_elements_(plan, micro_steps);
+        plan->stage < 3 ? updated : (double)plan->once + zero_collected_elements_(plan, micro_steps);
     const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
     const ZeroTraffic traffic = {
-        others * (reductions * n * (double)gradient_bytes + shared * (double)shared_bytes),
-        replicas * slices * (double)(sizeof(float) + shared_bytes)};
+        others * (reductions * reduced * (double)gradient_bytes + shared * (double)shared_bytes),
+        replicas / plan->shards * (reduced * sizeof(float) + updated * (double)shared_bytes)};
     return traffic;
 }
 
@@ -394,7 +397,7 @@ static inline void zero_reduce_group_cpu_(Zero* z, int g, ZeroStep step) {
 }
 
 // After a backward pass has left the gradients of group g: their reduction, if this micro-step has one. The groups
-// come in the order of the backward pass: the blocks from the last one on, and group 0.
+// come in the order of the backward pass: the blocks from the last one on to plan.first_block, and group 0.
 static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
     if (!zero_reduces(&z->plan, step)) {
         return;
@@ -408,9 +411,10 @@ static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
 
 // The part of a process that has no micro-batch in a micro-step.
 static inline void zero_idle_cpu(Zero* z, ZeroStep step) {
-    for (int g = z->plan.groups - 1; g >= 0; g--) {
-        zero_group_done_cpu(z, g, step);
+    for (int l = z->plan.groups - 2; l >= z->plan.first_block; l--) {
+        zero_group_done_cpu(z, 1 + l, step);
     }
+    zero_group_done_cpu(z, 0, step);
 }
 
 // Adds the squares of the reduced gradient's shard. `partial` has room for as many doubles as gradient_square_sum_cpu

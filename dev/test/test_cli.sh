@@ -346,7 +346,7 @@ test_same_numbers() {
     good "all threads" "${model[@]}" "${batch[@]}" "${run[@]}" --out threads_all
     export OMP_WAIT_POLICY=passive
     check "1 and all threads" same_numbers threads_1 threads_all
-    for level in 1 2 3; do
+    for level in 1 2 mlp 3; do
         good "recompute $level" "${model[@]}" "${batch[@]}" "${run[@]}" --recompute $level --out recompute_$level
         check "recompute $level" same_numbers threads_1 recompute_$level
         check "recompute $level: samples" [ "$(samples_of recompute_$level)" = "$(samples_of threads_1)" ]
@@ -443,6 +443,26 @@ test_models() {
     good "the model in bf16" "${batch[@]}" --eval-batches 2 --model bf16.bin --steps 0 --out reload_3
     check "has about the same loss" near "$(values val loss reload_3/log.jsonl)" "$last" 1e-2
     good "going on from a model" "${batch[@]}" --model model.bin --steps 1 --eval-batches 1
+}
+
+# Finetuning the model of test_models with parts of it frozen.
+test_freeze() {
+    local tune=("${batch[@]}" --model models/step_00000003 --eval-batches 2) maxT C Vp bytes
+    read -r maxT _ _ _ C Vp <<<"$(od -A n -t d4 -w24 -j 8 -N 24 model.bin)"
+    bytes=$((1024 + 4 * C * (Vp + maxT))) # llm.c's format: a header, wte, wpe
+    good "frozen embeddings" "${tune[@]}" --steps 3 --freeze embeddings --export-llmc tuned.bin
+    check "say so: $(grep ^freeze stdout)" grep -q \
+        '^freeze: .*M of .*M parameters stay as they are, with the classifier, whose weight is wte$' stdout
+    check "have the same bytes" cmp -n $bytes model.bin tuned.bin
+    check "and nothing else has" [ "$(cmp -l -i $bytes model.bin tuned.bin | wc -l)" -gt $(((bytes - 1024) / 2)) ]
+    good "frozen blocks" "${tune[@]}" --steps 4 --save-every 2 --freeze 'embeddings,blocks[0]' --out frozen
+    check "end the backward pass: $(grep ^freeze stdout)" grep -q '; the backward pass ends at block 1$' stdout
+    good "resumed" --resume frozen/step_00000002 --out frozen_again
+    check "they have the same bits" cmp frozen/step_00000004/model.safetensors frozen_again/step_00000004/model.safetensors
+    bad 2 "--freeze is wte, was embeddings,blocks[0]; --override" --resume frozen/step_00000002 --out frozen_other --freeze wte
+    bad 2 "no parameter is called 'head'|wte, wpe, ln1w|embeddings, blocks, attention, mlp, norms" "${tune[@]}" --freeze head
+    bad 2 "blocks[2] is not|blocks of 0 to 1" "${tune[@]}" --freeze 'blocks[2]'
+    bad 2 "leaves nothing to train" "${tune[@]}" --freeze '*'
 }
 
 # The tasks of dev/ref/fixtures/tasks, whose losses transformers computed.
@@ -767,6 +787,7 @@ test_accumulation
 test_packing
 test_repeat
 test_models
+test_freeze
 test_tasks
 test_not_finite
 test_older_checkpoint

@@ -195,12 +195,12 @@ static void test_parameter_rows(void) {
 
 static void test_activation_rows(void) {
     TensorRow rows[GPT2_ACTIVATION_ROWS];
-    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, B * T);
+    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 0, B * T);
     EXPECT(may_share(row_called(rows, GPT2_ACTIVATION_ROWS, "logits"),
                      row_called(rows, GPT2_ACTIVATION_ROWS, "fch_gelu")),
            "the logits have memory of their own");
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
-        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, recompute, TINY.L, B * T);
+        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, recompute, TINY.L, 0, B * T);
         expect_layout(rows, GPT2_ACTIVATION_ROWS, bytes);
         expect_tight(rows, GPT2_ACTIVATION_ROWS, bytes);
     }
@@ -208,7 +208,7 @@ static void test_activation_rows(void) {
         const size_t tokens = strcmp(rows[i].name, "kv") == 0 ? 0 : B * T;
         EXPECT(rows[i].rows == tokens, "%s has %zu rows", rows[i].name, rows[i].rows);
     }
-    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 3);
+    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 0, 3);
     for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
         EXPECT(rows[i].rows == (strcmp(rows[i].name, "logits") == 0 ? 3
                                 : strcmp(rows[i].name, "kv") == 0   ? 0
@@ -229,10 +229,11 @@ static int is_word_of(const char* list, const char* word) {
 
 // Which tensors are one for all layers at each level, exactly; each level shares what the last one did.
 static void test_recompute(void) {
-    static const char* const shared[4] = {
+    static const char* const shared[5] = {
         " ",
         " fch_gelu ",
         " fch_gelu ln1 ln2 ",
+        " fch_gelu ln1 ln2 fch ",
         " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 ln2_mean ln2_rstd fch ",
     };
     static const char* const per_block = " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 "
@@ -240,7 +241,7 @@ static void test_recompute(void) {
     size_t last_bytes = SIZE_MAX;
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
         TensorRow rows[GPT2_ACTIVATION_ROWS];
-        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, level, TINY.L, B * T);
+        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, level, TINY.L, 0, B * T);
         for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
             const int kept = is_word_of(per_block, rows[i].name) && !is_word_of(shared[level], rows[i].name);
             EXPECT(rows[i].layers == (kept ? TINY.L : 1), "level %d: %d copies of %s", level, rows[i].layers,
@@ -255,7 +256,7 @@ static void test_recompute(void) {
 // has no room for what a backward pass needs.
 static void test_never(void) {
     TensorRow rows[GPT2_ACTIVATION_ROWS];
-    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_NEVER, TINY.L, B);
+    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_NEVER, TINY.L, 0, B);
     for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
         const char* name = rows[i].name;
         const int is_cache = strcmp(name, "kv") == 0;
@@ -268,6 +269,30 @@ static void test_never(void) {
         EXPECT(rows[i].rows == tokens && rows[i].layers == (is_cache ? TINY.L : 1),
                "%s: %d layers of %zu tokens", name, rows[i].layers, rows[i].rows);
         EXPECT(!is_cache || rows[i].cols == 2 * (size_t)TINY.C, "keys and values");
+    }
+}
+
+// Blocks that the backward pass does not come to are not kept: they share the memory of the first one that is.
+static void test_first_block(void) {
+    TensorRow rows[GPT2_ACTIVATION_ROWS];
+    for (int first = 0; first <= TINY.L; first++) {
+        for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+            const int kept = first < TINY.L ? TINY.L - first : 1;
+            const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, level, TINY.L, first, B * T);
+            const TensorRow *stream = row_called(rows, GPT2_ACTIVATION_ROWS, "residual3"),
+                            *qkv = row_called(rows, GPT2_ACTIVATION_ROWS, "qkv");
+            GPT2Activations all = {0};
+            expect_layout(rows, GPT2_ACTIVATION_ROWS, bytes);
+            EXPECT(stream->layers == kept && qkv->layers == (level == RECOMPUTE_BLOCK ? 1 : kept),
+                   "from block %d on, level %d: %d copies", first, level, stream->layers);
+            tensor_rows_bind(&all, rows, GPT2_ACTIVATION_ROWS, NULL);
+            for (int l = 0; l < TINY.L; l++) {
+                const GPT2Activations at = gpt2_activations_at_layer(all, rows, l);
+                const size_t copy = l > first ? (size_t)(l - first) : 0;
+                EXPECT((size_t)at.residual3 == stream->offset_bytes + copy * stream->layer_bytes,
+                       "block %d of those from %d on", l, first);
+            }
+        }
     }
 }
 
@@ -297,7 +322,7 @@ static void test_parameter_pointers(void) {
 
 static void test_activation_pointers(int recompute) {
     TensorRow rows[GPT2_ACTIVATION_ROWS];
-    char* memory = (char*)check_alloc(gpt2_activation_rows(rows, TINY, B, T, recompute, TINY.L, B * T), 1,
+    char* memory = (char*)check_alloc(gpt2_activation_rows(rows, TINY, B, T, recompute, TINY.L, 0, B * T), 1,
                                       "activations");
     GPT2Activations a;
     tensor_rows_bind(&a, rows, GPT2_ACTIVATION_ROWS, memory);
@@ -308,10 +333,11 @@ static void test_activation_pointers(int recompute) {
     for (int l = 0; l < TINY.L; l++) {
         const GPT2Activations at = gpt2_activations_at_layer(a, rows, l);
         const int gelu = recompute >= RECOMPUTE_GELU ? 0 : l, norm = recompute >= RECOMPUTE_NORMS ? 0 : l,
-                  block = recompute >= RECOMPUTE_BLOCK ? 0 : l;
+                  mlp = recompute >= RECOMPUTE_MLP ? 0 : l, block = recompute >= RECOMPUTE_BLOCK ? 0 : l;
         EXPECT(at.encoded == a.encoded && at.logits == a.logits && at.dqkv == a.dqkv, "one for all");
         EXPECT(at.fch_gelu == a.fch_gelu + gelu * B * T * 144, "level %d, layer %d: GELU", recompute, l);
         EXPECT(at.ln1 == a.ln1 + norm * B * T * 36, "level %d, layer %d: norm", recompute, l);
+        EXPECT(at.fch == a.fch + mlp * B * T * 144, "level %d, layer %d: before GELU", recompute, l);
         EXPECT(at.qkv == a.qkv + block * B * T * 108 && at.ln2_rstd == a.ln2_rstd + block * B * T,
                "level %d, layer %d: attention and statistics", recompute, l);
         EXPECT(at.residual3 == a.residual3 + l * B * T * 36, "level %d, layer %d: stream", recompute, l);
@@ -412,6 +438,7 @@ int main(void) {
     test_parameter_rows();
     test_activation_rows();
     test_recompute();
+    test_first_block();
     test_never();
     test_parameter_pointers();
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {

@@ -111,8 +111,9 @@ static void test_defaults_and_bounds(void) {
         EXPECT(!options_given(&options, row->name), "--%s", row->name);
         if (!is_number(row)) {
             EXPECT(row->min == 0 && row->max == 0 &&
-                       (row->flags & ~(OPTION_CPU | OPTION_GPU | OPTION_CHANGES_RUN | OPTION_NOT_SAVED |
-                                       OPTION_TEXTS | OPTION_BOTH)) == 0,
+                       (row->flags & ~((row->type == OPTION_CHOICE ? AUTO_ : 0) | OPTION_CPU | OPTION_GPU |
+                                       OPTION_CHANGES_RUN | OPTION_NOT_SAVED | OPTION_TEXTS | OPTION_BOTH)) ==
+                           0,
                    "--%s is no number", row->name);
             continue;
         }
@@ -439,7 +440,7 @@ static void test_json_string(void) {
 
 static void test_json(void) {
     const Options options =
-        parsed("-b|8|--lr|1e-5|--seed|18446744073709551615|--shuffle|off|--prompt|a\"b\n|-k|wsd");
+        parsed("-b|8|--lr|1e-5|--seed|18446744073709551615|--shuffle|off|--prompt|a\"b\n|-k|wsd|-r|2");
     char* json = NULL;
     size_t bytes;
     FILE* file = open_memstream(&json, &bytes);
@@ -447,10 +448,15 @@ static void test_json(void) {
     fclose(file);
     EXPECT(strncmp(json, "{\"train-data\":\"\",\"val-data\":\"\",", 31) == 0, "%s", json);
     EXPECT(json[bytes - 1] == '}' && !strchr(json, '\n'), "%s", json);
-    static const char* const members[] = {",\"batch\":8,",         ",\"seq-len\":null,",
-                                          ",\"lr\":1e-05,",        ",\"seed\":18446744073709551615,",
-                                          ",\"shuffle\":false,",   ",\"overfit\":false",
-                                          ",\"schedule\":\"wsd\"", ",\"prompt\":\"a\\\"b\\n\","};
+    static const char* const members[] = {",\"batch\":8,",
+                                          ",\"seq-len\":null,",
+                                          ",\"lr\":1e-05,",
+                                          ",\"seed\":18446744073709551615,",
+                                          ",\"shuffle\":false,",
+                                          ",\"overfit\":false",
+                                          ",\"schedule\":\"wsd\"",
+                                          ",\"recompute\":2,",
+                                          ",\"prompt\":\"a\\\"b\\n\","};
     for (size_t i = 0; i < sizeof(members) / sizeof(members[0]); i++) {
         EXPECT(strstr(json, members[i]), "%s is not in %s", members[i], json);
     }

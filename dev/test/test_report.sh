@@ -67,8 +67,9 @@ roll_back() {
     local half
     half=$(printf 'abcdefgh%.0s' {1..800})
     { printf %s "$half" && tr -dc '0-9A-Z' </dev/urandom | head -c 900 && printf %s "$half"; } >leap.txt
-    good "rolled back" "${tiny[@]}" --tensorboard on --eval-every 10 --sample-every 10 --batch 1 --total-batch 16 --train-data leap.txt --shuffle off --lr 0.01 \
-        --steps 600 --save-every 20 --max-loss-rise 0.8 --on-divergence rollback --out "$1"
+    good "rolled back" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 1 --total-batch 16 --train-data leap.txt \
+        --shuffle off --lr 0.01 --steps 600 --save-every 20 --max-loss-rise 0.8 --on-divergence rollback --tensorboard on \
+        --eval-every 10 --eval-batches 2 --sample-every 10 --sample-tokens 8 --out "$1"
     check "it went back" grep -q '"kind":"rollback"' "$1/log.jsonl"
 }
 

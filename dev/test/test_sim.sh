@@ -105,7 +105,7 @@ check "has other bits" other_model chunks apart
 check "resumed" "$gpu" --resume chunks/step_00000002 --out chunks_again
 check "it has the same" same_model chunks chunks_again
 check "all tokens at a time is the default" grep -q '"logits-chunk":32' apart/step_00000002/state.json
-for level in 0 1 2 3; do
+for level in 0 1 2 mlp 3; do
     check "--recompute $level" "$gpu" "${saved[@]}" --recompute $level --out level_$level
     check "--recompute $level has the same bits" same_model apart level_$level
 done

@@ -20,6 +20,7 @@ defines: CheckpointPart, checkpoint_part_open, checkpoint_part_close, checkpoint
 
 #include "llmc/formats/safetensors.h"
 #include "llmc/run/state.h"
+#include "llmc/freeze.h"
 #include "llmc/gpt2.h"
 #include "llmc/optimizer.h"
 #include "llmc/zero.h"
@@ -396,6 +397,13 @@ static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, 
     }
 }
 
+// The rows of the parameters that the saved run had frozen in all blocks.
+static unsigned checkpoint_frozen_rows_(const SavedState* s) {
+    const char* layers = state_option(s, "layers");
+    const Freeze freeze = freeze_of(layers ? atoi(layers) : 0, state_option(s, "freeze"));
+    return freeze.rows;
+}
+
 int checkpoint_state_fits(const SavedState* s, Optimizer optimizer) {
     const char *name = state_option(s, "optimizer"), *sgd = state_option(s, "sgd-momentum"),
                *adafactor = state_option(s, "adafactor-beta1");
@@ -403,6 +411,7 @@ int checkpoint_state_fits(const SavedState* s, Optimizer optimizer) {
                            : optimizer.name == OPTIMIZER_ADAFACTOR ? adafactor
                                                                    : NULL;
     return !name || (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
+                     checkpoint_frozen_rows_(s) == optimizer.frozen &&
                      (momentum && strtof(momentum, NULL) > 0) == optimizer.has_momentum);
 }
 

@@ -20,6 +20,7 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 #include "llmc/precision.cuh"
 
 #include "llmc/attention.cuh"
+#include "llmc/freeze.h"
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
 #include "llmc/matmul.cuh"
@@ -51,11 +52,12 @@ static inline int planned_texts(const Options* o) { return o->recompute == RECOM
 
 // Of training, or of generation. In a run that trains, both use the same memory, in turns.
 static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    const Freeze freeze = freeze_of(cfg.L, o->freeze);
     TensorRow texts[GPT2_ACTIVATION_ROWS];
     const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
     const size_t text = text_activation_rows(texts, cfg, planned_texts(o), o->seq_len);
     const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
-                                                (size_t)planned_chunk(o));
+                                                freeze.first_block, (size_t)planned_chunk(o));
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
@@ -75,9 +77,12 @@ static inline DType planned_gradient_dtype(const Options* o) {
 
 // A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
 static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o)
-               ? zero_plan(cfg, 0, 0, 1)
-               : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
+    const Freeze freeze = freeze_of(cfg.L, o->freeze);
+    ZeroPlan plan = options_only_evaluates(o)
+                        ? zero_plan(cfg, 0, 0, 1)
+                        : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
+    plan.first_block = freeze.first_block;
+    return plan;
 }
 
 // What chunks of the optimizer's state pass through.
@@ -227,9 +232,9 @@ static inline void memory_require(GPT2Config cfg, const Options* options) {
         for (smaller.recompute = memory_least_recompute_(options); smaller.recompute <= RECOMPUTE_BLOCK;
              smaller.recompute++) {
             CHECK(memory_bytes_(cfg, &smaller) > free_bytes,
-                  "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %d%s fits",
+                  "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %s%s fits",
                   (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
-                  smaller.recompute, has_more ? " --logits-chunk auto" : "");
+                  gpt2_recompute_word(smaller.recompute), has_more ? " --logits-chunk auto" : "");
         }
     }
     CHECK(0,
@@ -251,7 +256,7 @@ static inline size_t memory_limit_(int device) {
 static inline void memory_choose_recompute_(GPT2Config cfg, Options* options, size_t limit) {
     options->recompute = memory_least_recompute_(options);
     if (options->recompute == RECOMPUTE_BLOCK) {
-        printf("recompute: level %d, for --offload-residuals\n", options->recompute);
+        printf("recompute: level %s, for --offload-residuals\n", gpt2_recompute_word(options->recompute));
         return;
     }
     while (options->recompute < RECOMPUTE_BLOCK && memory_bytes_(cfg, options) > limit) {
@@ -260,8 +265,8 @@ static inline void memory_choose_recompute_(GPT2Config cfg, Options* options, si
     if (limit == SIZE_MAX) {
         printf("recompute: level 0, assuming that it fits: no GPU to check\n");
     } else {
-        printf("recompute: level %d, the lowest that fits into %.1f MiB of free GPU memory\n",
-               options->recompute, (double)limit / (1 << 20));
+        printf("recompute: level %s, the lowest that fits into %.1f MiB of free GPU memory\n",
+               gpt2_recompute_word(options->recompute), (double)limit / (1 << 20));
     }
 }
 

@@ -61,7 +61,7 @@ typedef enum {
     OPTION_SEED,   // uint64_t, any
     OPTION_FLOAT,  // float
     OPTION_SWITCH, // int, 0 or 1, written off or on (or 0 or 1)
-    OPTION_CHOICE, // int, the place of the word in the row's list
+    OPTION_CHOICE, // int, the place of the word in the row's list; a word can be a number
     OPTION_STRING, // const char *, pointing into argv; never NULL
     OPTION_LIST,   // OptionList: texts, each pointing into argv; the option may be given several times
     OPTION_FLAG    // int, 1 if given; takes no value: an action, not a setting
@@ -121,6 +121,7 @@ typedef struct {
     int64_t total_batch, steps;
     float epochs;
 
+    const char* freeze;
     int optimizer;
     float lr;
     int warmup;
@@ -382,6 +383,9 @@ const OptionRow OPTION_TABLE[] = {
     {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",
         "epochs", "length of the run in epochs; 0: use --steps"},
 
+    {"optimizer",  "freeze",        "",   STRING_(freeze),         0,        0, RUN_,             "",
+        "LIST", "parameters to leave as they are: names as wte, wpe, '*b', ln1?, or embeddings, blocks, attention, mlp, "
+        "norms; with [2] or [0-5] in these blocks only; empty: none"},
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, RUN_,             "adamw",
         WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; adamw8bit: its state in 8 bits; adafactor: hardly any "
         "state; muon: for matrices, adamw for the rest; lion: half the state; sgd: the gradient itself; "
@@ -513,8 +517,9 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
         "off|on", "train on the first batch only; the loss goes to 0"},
 
-    {"memory, speed", "recompute",  "r",  INT_(recompute),         0,        3, AUTO_,            "auto",
-        "", "activations to recompute instead of storing: 0 none, 1 GELU, 2 GELU and layernorm, 3 whole blocks; "
+    {"memory, speed", "recompute",  "r",  CHOICE_(recompute),      0,        0, AUTO_,            "auto",
+        WORDS_CHOICE(RECOMPUTE_WORDS), "activations to recompute instead of storing: 0 none, 1 GELU, 2 GELU and layernorm, "
+        "mlp also the product before GELU, 3 whole blocks; "
         "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_ | BOTH_, "0",
         "threads", "CPU threads of a process; 0: its share of the machine's"},
@@ -691,12 +696,12 @@ static const char* option_word_(const char* words, int index, size_t* length) {
     return words;
 }
 
-// The field of an INT, COUNT or FLOAT row. A double holds every legal value of them exactly.
+// The field of an INT, CHOICE, COUNT or FLOAT row. A double holds every legal value of them exactly.
 static double option_number_(const Options* options, const OptionRow* row) {
     const void* field = (const char*)options + row->offset;
-    return row->type == OPTION_INT     ? *(const int*)field
-           : row->type == OPTION_COUNT ? (double)*(const int64_t*)field
-                                       : *(const float*)field;
+    return row->type == OPTION_COUNT   ? (double)*(const int64_t*)field
+           : row->type == OPTION_FLOAT ? (double)*(const float*)field
+                                       : *(const int*)field;
 }
 
 const char* option_text(const Options* options, const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) {
@@ -780,12 +785,15 @@ static int option_read_number_(const OptionRow* row, const char* text, double* v
            (row->flags & BELOW_ ? *value < row->max : *value <= row->max);
 }
 
+static int option_is_auto_(const OptionRow* row, const char* text) {
+    return ((row->flags & AUTO_) && strcmp(text, "auto") == 0) ||
+           ((row->flags & MINUS_1_) && strcmp(text, "-1") == 0);
+}
+
 static int option_set_number_(Options* options, const OptionRow* row, const char* text) {
     void* field = (char*)options + row->offset;
-    const int is_auto = ((row->flags & AUTO_) && strcmp(text, "auto") == 0) ||
-                        ((row->flags & MINUS_1_) && strcmp(text, "-1") == 0);
     double value = OPTION_AUTO;
-    if (!is_auto && !option_read_number_(row, text, &value)) {
+    if (!option_is_auto_(row, text) && !option_read_number_(row, text, &value)) {
         return 0;
     }
     switch (row->type) {
@@ -845,6 +853,10 @@ int option_set(Options* options, const OptionRow* row, const char* text) {
         return option_set_word_((int*)field, row->unit, text) || option_set_word_((int*)field, "0|1", text);
     case OPTION_CHOICE:
     case OPTION_FLAG:
+        if (option_is_auto_(row, text)) {
+            *(int*)field = OPTION_AUTO;
+            return 1;
+        }
         return option_set_word_((int*)field, row->unit, text);
     default:
         return option_set_number_(options, row, text);
@@ -1060,9 +1072,11 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
+        if (!option_applies(options, row) || !option_counts(options, row)) {
+            continue;
+        }
         const char* value = option_text(options, row, buffer);
-        if (strcmp(value, row->fallback) == 0 || !option_applies(options, row) ||
-            !option_counts(options, row)) {
+        if (strcmp(value, row->fallback) == 0) {
             continue;
         }
         const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);
@@ -1089,6 +1103,11 @@ void options_print_config(FILE* file, const Options* options) {
     }
 }
 
+// Whether the value of a choice is no number.
+static int option_is_word_(const OptionRow* row, const char* value) {
+    return row->type == OPTION_CHOICE && value[strspn(value, "0123456789")] != '\0';
+}
+
 void options_print_json(FILE* file, const Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
@@ -1098,12 +1117,14 @@ void options_print_json(FILE* file, const Options* options) {
             continue;
         }
         fprintf(file, "%s\"%s\":", i ? "," : "{", row->name);
-        if (row->type == OPTION_STRING || row->type == OPTION_CHOICE) {
+        if ((row->flags & AUTO_) && strcmp(value, "auto") == 0) {
+            fputs("null", file);
+        } else if (row->type == OPTION_STRING || option_is_word_(row, value)) {
             json_print_string(file, value, strlen(value));
         } else if (row->type == OPTION_SWITCH) {
             fputs(strcmp(value, "on") == 0 ? "true" : "false", file);
         } else {
-            fputs(strcmp(value, "auto") == 0 ? "null" : value, file);
+            fputs(value, file);
         }
     }
     fputc('}', file);

@@ -11,6 +11,7 @@ defines: PlanPlace, PlanMemory, PLAN_KINDS, plan_add, plan_add_at, plan_add_stat
 #include <stdio.h>
 
 #include "llmc/run/options.h"
+#include "llmc/freeze.h"
 #include "llmc/gpt2.h"
 #include "llmc/optimizer.h"
 
@@ -46,7 +47,7 @@ void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVA
 // The memory of the device that the run is on.
 size_t plan_bytes(const PlanMemory* memory);
 
-// Two lines: the model, and its memory.
+// Two lines: the model, and its memory; between them one on what is frozen, if anything is.
 void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory);
 
 // With several processes, a line: what each of them sends in an update. The last two are the bytes of an element of a
@@ -136,13 +137,33 @@ static void plan_print_place_(FILE* file, const PlanMemory* memory, PlanPlace pl
     }
 }
 
+// What is frozen, and what follows from it.
+static void plan_print_freeze_(FILE* file, GPT2Config cfg, const char* list) {
+    const Freeze freeze = freeze_of(cfg.L, list);
+    if (list[0] == '\0') {
+        return;
+    }
+    fprintf(file, "freeze: %.2fM of %.2fM parameters stay as they are", freeze_count(&freeze, cfg) / 1e6,
+            gpt2_count_parameters(cfg) / 1e6);
+    if (freeze_has_classifier(&freeze)) {
+        fprintf(file, ", with the classifier, whose weight is wte");
+    }
+    if (freeze.first_block > 0) {
+        fprintf(file, "; the backward pass ends %s %d",
+                freeze.first_block < cfg.L ? "at block" : "above block",
+                freeze.first_block < cfg.L ? freeze.first_block : cfg.L - 1);
+    }
+    fputc('\n', file);
+}
+
 void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
     const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
             "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (padded to %d): %.2fM "
-            "parameters\nmemory%s: ",
-            cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6,
-            options->processes > 1 ? each : "");
+            "parameters\n",
+            cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6);
+    plan_print_freeze_(file, cfg, options->freeze);
+    fprintf(file, "memory%s: ", options->processes > 1 ? each : "");
     plan_print_place_(file, memory, PLAN_DEVICE, "");
     plan_print_place_(file, memory, PLAN_HOST, "; on the host: ");
     plan_print_place_(file, memory, PLAN_DISK, "; on disk: ");
@@ -151,7 +172,9 @@ void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const
 
 void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* o, size_t gradient_bytes,
                         size_t parameter_bytes) {
-    const ZeroPlan zero = zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
+    const Freeze freeze = freeze_of(cfg.L, o->freeze);
+    ZeroPlan zero = zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
+    zero.first_block = freeze.first_block;
     const ZeroTraffic traffic =
         zero_traffic(&zero, o->total_batch / o->seq_len, o->batch, gradient_bytes, parameter_bytes);
     if (o->processes > 1 && !options_only_evaluates(o)) {
@@ -217,7 +240,8 @@ static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
 // The work of training and validation, and the minimum time it takes.
 static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, double flops_per_s,
                              const char* device) {
-    const double flops = gpt2_flops_per_token(cfg, o->seq_len);
+    const Freeze freeze = freeze_of(cfg.L, o->freeze);
+    const double flops = freeze_flops_per_token(&freeze, cfg, o->seq_len);
     if (o->steps == OPTION_AUTO) {
         fprintf(file, "work: %.4g FLOP per token; how many tokens is known once the text is encoded\n",
                 flops);

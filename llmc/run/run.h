@@ -34,6 +34,7 @@ defines: BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, r
 #include "llmc/run/state.h"
 #include "llmc/base/wide_sum.h"
 #include "llmc/comm.h"
+#include "llmc/freeze.h"
 #include "llmc/gpt2.h"
 #include "llmc/optimizer.h"
 
@@ -53,7 +54,7 @@ typedef struct {
 } BatchGradient;
 
 // Adds the work of a micro-batch.
-void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, Batch batch);
+void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, const Freeze* freeze, Batch batch);
 
 // What a run takes, and what the device can do.
 typedef struct {
@@ -174,8 +175,8 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 
 // ---- the trainer ----
 
-void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, Batch batch) {
-    gradient->flops += gpt2_flops_per_token(cfg, batch.T) * batch.B * batch.T;
+void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, const Freeze* freeze, Batch batch) {
+    gradient->flops += freeze_flops_per_token(freeze, cfg, batch.T) * batch.B * batch.T;
     gradient->counted += batch.counted;
 }
 
@@ -831,6 +832,7 @@ static int run_dispatch_(Run_* run, const char* program) {
         return run_is_first_(run) ? setup_verify_data(options) : EXIT_SUCCESS;
     }
     setup_check_quantize(options, run->cfg);
+    setup_check_freeze(options, run->cfg);
     setup_products(options);
     if (run_is_first_(run)) {
         setup_check_exports(options);

@@ -15,7 +15,7 @@ is refused: its tokens would be different ones. The model is a name, a file of l
 directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
-defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_products, setup_try_prompt, setup_model_path,
+defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_check_freeze, setup_products, setup_try_prompt, setup_model_path,
          setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
          setup_training, setup_check_optimizer, setup_optimizer, setup_update, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, SetupExport, setup_exports, setup_export_open,
@@ -130,6 +130,9 @@ void setup_texts(Options* options);
 // Refuses --quantize where the run cannot use it, and for a model whose rows are no whole blocks.
 void setup_check_quantize(const Options* options, GPT2Config cfg);
 
+// The same for --freeze, whose list needs the model; after the processes have met.
+void setup_check_freeze(const Options* options, GPT2Config cfg);
+
 // Decides --products auto, and refuses bf16 where matrices are in 8 bits.
 void setup_products(Options* options);
 
@@ -221,6 +224,7 @@ void setup_close(RunData* data);
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/bf16_tile.h"
+#include "llmc/freeze.h"
 #include "llmc/linear.h"
 #include "llmc/quantized.h"
 
@@ -897,7 +901,7 @@ static void setup_only_evaluate_(Options* options) {
     options->offload_params = options->offload_residuals = 0;
     if (!setup_asks_for_samples(options)) {
         options->sample_every = options->sample_every == OPTION_AUTO ? 0 : options->sample_every;
-        options->recompute = options->recompute == OPTION_AUTO ? 3 : options->recompute;
+        options->recompute = options->recompute == OPTION_AUTO ? RECOMPUTE_BLOCK : options->recompute;
     }
 }
 
@@ -913,9 +917,9 @@ static void setup_check_offload_(const Options* o) {
         die_usage("--offload-params on, --zero %d; wanted --zero 3, which divides the parameters", o->zero);
     }
     if (o->offload_residuals && o->recompute != RECOMPUTE_BLOCK && o->recompute != OPTION_AUTO) {
-        die_usage("--offload-residuals on, --recompute %d; wanted --recompute %d, which keeps nothing else "
+        die_usage("--offload-residuals on, --recompute %s; wanted --recompute %s, which keeps nothing else "
                   "of a block",
-                  o->recompute, RECOMPUTE_BLOCK);
+                  gpt2_recompute_word(o->recompute), gpt2_recompute_word(RECOMPUTE_BLOCK));
     }
 }
 
@@ -955,7 +959,7 @@ void setup_training(Options* options, int has_weights) {
         die_usage("--tensorboard on writes into the directory of the run: give --out, too");
     }
     if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
-        options->recompute = 1; // the GPU trainer asks its GPU
+        options->recompute = RECOMPUTE_GELU; // the GPU trainer asks its GPU
     }
     setup_update_auto_(options, has_weights);
     if (options->sample_tokens == OPTION_AUTO) {
@@ -1006,6 +1010,29 @@ void setup_check_quantize(const Options* options, GPT2Config cfg) {
     }
 }
 
+void setup_check_freeze(const Options* o, GPT2Config cfg) {
+    char error[ERROR_BYTES];
+    Freeze freeze;
+    if (!freeze_parse(&freeze, cfg.L, o->freeze, error)) {
+        die_usage("%s", error);
+    }
+    if (freeze.first_block > 0 && o->zero == 3) {
+        die_usage("--freeze %s, --zero 3; wanted --zero 2, since the backward pass ends at block %d",
+                  o->freeze, freeze.first_block);
+    }
+    if (freeze.first_block > 0 && o->offload_residuals) {
+        die_usage("--freeze %s, --offload-residuals on; wanted off, since the backward pass ends at block %d",
+                  o->freeze, freeze.first_block);
+    }
+    const int in_lists = o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_MUON;
+    if (o->program.trainer == OPTION_GPU && in_lists && !freeze_is_whole(&freeze, cfg.L)) {
+        die_usage("--freeze %s, --optimizer %s; wanted all blocks of a parameter, or another optimizer: on "
+                  "GPUs this "
+                  "one updates all blocks of a parameter, or none",
+                  o->freeze, optimizer_word((OptimizerName)o->optimizer));
+    }
+}
+
 // The share of the last update that is in the next one, of optimizers that may have none.
 static float setup_momentum_(const Options* o) {
     return o->optimizer == OPTIMIZER_SGD         ? o->sgd_momentum
@@ -1014,20 +1041,21 @@ static float setup_momentum_(const Options* o) {
 }
 
 Optimizer setup_optimizer(const Options* options) {
+    const Freeze freeze = freeze_of(options->layers, options->freeze);
     Optimizer optimizer =
         optimizer_of((OptimizerName)options->optimizer, setup_momentum_(options) > 0, MASTER_NONE);
+    optimizer.frozen = freeze.rows;
+    optimizer.has_state_of_them = options->program.trainer == OPTION_GPU;
     optimizer.lr_scale[KIND_EMBEDDING] = options->embedding_lr_scale;
     optimizer.lr_scale[KIND_VECTOR] = options->vector_lr_scale;
     return optimizer;
 }
 
-static float setup_scheduled_(const Options* o, int64_t step, float lr) {
-    return schedule_lr((Schedule)o->schedule, step, o->steps, o->warmup, lr, o->final_lr_frac);
-}
-
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm) {
+    const float lr = schedule_lr((Schedule)options->schedule, step, options->steps, options->warmup,
+                                 options->lr, options->final_lr_frac);
     const AdamW adamw = {
-        setup_scheduled_(options, step, options->lr),
+        lr,
         options->beta1,
         options->beta2,
         options->eps,
@@ -1038,7 +1066,7 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
     const Update update = {adamw,
                            setup_momentum_(options),
                            options->adafactor_scale ? ADAFACTOR_RELATIVE : ADAFACTOR_FIXED,
-                           setup_scheduled_(options, step, options->matrix_lr),
+                           options->matrix_lr * (lr / options->lr),
                            options->matrix_weight_decay,
                            (MuonScale)options->muon_scale};
     return update;
