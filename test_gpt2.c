@@ -11,6 +11,8 @@ documents in a row, padding and shorter batches.
 #include "llmc/run/schedule.h"
 #include "train_gpt2.c"
 
+#include "dev/test/in_backward_test.h"
+#include "dev/test/plan_test.h"
 #include "dev/test/resume_test.h"
 #include "dev/test/task_oracle.h"
 #include "dev/test/test.h"
@@ -698,6 +700,70 @@ static void test_counted_mean(void) {
     gpt2_close(&model);
 }
 
+// What a model allocates is what was planned.
+static void test_plan(void) {
+    for (int k = 0; k < PLAN_TEST_RUNS; k++) {
+        PlanMemory plan[PLAN_KINDS];
+        Comm comm = {.size = 1};
+        GPT2Config cfg;
+        Options options;
+        GPT2 model;
+        plan_test_run(k, options_program(OPTION_CPU), &cfg, &options);
+        options.products = k % 3 == 0 && !options.quantize ? PRODUCTS_BF16 : PRODUCTS_FP32;
+        memory_plan(plan, cfg, &options);
+        plan_test_count();
+        gpt2_open(&model, cfg, &options, &comm);
+        const size_t counted = plan_test_counted();
+        gpt2_close(&model);
+        if (counted != plan_bytes(plan)) {
+            plan_test_print(k, plan);
+        }
+        EXPECT(counted == plan_bytes(plan), "run %d: %zu bytes, planned %zu", k, counted, plan_bytes(plan));
+    }
+}
+
+// The gradient of block 0 overflows, and the loss does not notice: its GELU passes zeros on, through weights that are huge.
+static void test_update_in_part(void) {
+    static ClipShares shares;
+    static InBackward now;
+    GPT2 model;
+    const GPT2Config cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
+    const Options options = {.batch = 3,
+                             .seq_len = 31,
+                             .steps = 1,
+                             .processes = 1,
+                             .update_in_backward = 1,
+                             .embedding_lr_scale = 1,
+                             .vector_lr_scale = 1};
+    gpt2_open(&model, cfg, &options, &alone);
+    gpt2_first_weights(&model, FIXTURES "gpt2_tiny.bin", 0);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    const UpdateGuard guard = guard_open(0, 0);
+    const size_t F = (size_t)gpt2_hidden(cfg), C = (size_t)cfg.C;
+    memset(model.params.fcw, 0, F * C * sizeof(float));
+    memset(model.params.fcb, 0, F * sizeof(float));
+    for (size_t i = 0; i < F * C; i++) {
+        model.params.fcprojw[i] = 1e30f;
+    }
+    float* before = check_alloc(model.parameter_bytes, 1, "parameters");
+    memcpy(before, model.params_memory, model.parameter_bytes);
+    shares = clip_shares_open(&model.zero.plan);
+    in_backward_open(&now, &shares, &guard, (Update){.adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1}}, 1,
+                     s.B * s.T);
+    in_backward_batch(&now, s.B * s.T);
+    const BatchGradient gradient = gpt2_update_in_backward(&model, batch_of(&s), &now);
+    const size_t upper = zero_group_begin(&model.zero.plan, 2) * sizeof(float);
+    EXPECT(isfinite(now.losses) && !isfinite(wide_sum_value(gradient.square_sum)), "loss %g", now.losses);
+    EXPECT(now.stopped_at == 1 && now.updated == cfg.L - 1, "stopped at %d", now.stopped_at);
+    EXPECT(memcmp(model.params_memory, before, upper) == 0, "block 0 and the embeddings were updated");
+    EXPECT(memcmp((char*)model.params_memory + upper, (char*)before + upper, 1024) != 0, "block 1 was not");
+    free(before);
+    fixture_close(&s);
+    gpt2_close(&model);
+}
+
+static const char* const optimizers[] = {"adamw", "adamw8bit", "adafactor", "muon", "lion", "sgd", NULL};
+
 int main(void) {
     test_same_bits(open_fixture); // first: it sets the number of threads, and scratch memory is per thread
     test_same_bits(open_bf16);
@@ -725,6 +791,7 @@ int main(void) {
     test_backward_ends();
     test_shorter_batch();
     test_counted_mean();
+    test_plan();
     vec_flush_denormals(); // as main does
     test_task_losses(&trainer, "", 1e-5);
     test_resume(&trainer, "");
@@ -734,5 +801,9 @@ int main(void) {
     test_resume(&trainer, "--optimizer muon");
     test_resume(&trainer, "--optimizer sgd --lr 0.1");
     test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
+    test_update_in_part();
+    test_in_backward(&trainer, optimizers, "");
+    in_backward_same_bits_(&trainer, "--freeze wte,blocks[0-0],norms");
+    in_backward_same_bits_(&trainer, "--products bf16");
     return test_done("test_gpt2");
 }

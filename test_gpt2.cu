@@ -12,6 +12,8 @@ by nvcc and for the CPU device.
 #include <malloc.h>
 
 #include "dev/test/cpu_trainer.h"
+#include "dev/test/in_backward_test.h"
+#include "dev/test/plan_test.h"
 #include "dev/test/resume_test.h"
 #include "dev/test/task_oracle.h"
 #include "dev/test/test.h"
@@ -326,7 +328,7 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
     const Gradient gradient = zero_gradient(&model->zero);
     const int is_shard = gradient.data != model->grads_memory;
     const size_t bytes = is_shard ? model->elements * sizeof(float) : model->gradient_bytes;
-    const size_t result = result_bytes(BATCHES);
+    const size_t result = step_result_bytes(BATCHES);
     const Bits bits = {(char*)check_alloc(bytes + result, 1, "gradients"), bytes + result};
     CUDA_CHECK(cudaMemcpy(bits.data, gradient.data, bytes, cudaMemcpyDeviceToHost));
     memcpy(bits.data + bytes, model->result_host, result);
@@ -692,6 +694,34 @@ static void test_quantized_texts(void) {
     free(weights);
 }
 
+// What a model allocates is what was planned, on the GPU and on the host.
+static void test_plan(void) {
+    for (int k = 0; k < PLAN_TEST_RUNS; k++) {
+        PlanMemory plan[PLAN_KINDS];
+        Comm comm = {};
+        GPT2Config cfg;
+        Options options;
+        GPT2 model;
+        plan_test_run(k, options_program(OPTION_GPU), &cfg, &options);
+        memory_plan(plan, cfg, &options);
+        comm.size = 1;
+        plan_test_count();
+        gpt2_open(&model, cfg, &options, &comm);
+        const size_t device = gpu_now_bytes(), host = plan_test_counted();
+        gpt2_close(&model);
+        if (device != plan_bytes(plan) || host != plan_bytes_at(plan, PLAN_HOST)) {
+            plan_test_print(k, plan);
+        }
+        EXPECT(device == plan_bytes(plan), "run %d: %zu bytes on the GPU, planned %zu", k, device,
+               plan_bytes(plan));
+        EXPECT(host == plan_bytes_at(plan, PLAN_HOST), "run %d: %zu bytes on the host, planned %zu", k, host,
+               plan_bytes_at(plan, PLAN_HOST));
+    }
+    EXPECT(gpu_now_bytes() == 0, "%zu bytes on the GPU were not freed", gpu_now_bytes());
+}
+
+static const char* const optimizers[] = {"adamw", "adamw8bit", "lion", "sgd", NULL};
+
 int main(void) {
     // free overwrites: what an asynchronous copy has yet to read is gone, so a forgotten wait shows.
     mallopt(M_PERTURB, 0xAA);
@@ -736,6 +766,7 @@ int main(void) {
     test_fusion(weights);
     test_micro_batches(weights);
     free(weights);
+    test_plan();
     test_levels();
     test_task_losses(&trainer, "--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",
                      tolerance());
@@ -746,6 +777,9 @@ int main(void) {
 #endif
     if (sizeof(floatX) < sizeof(float)) {
         test_resume(&trainer, "--autotune off --master-weights off");
+    }
+    if (DTYPE_OF(floatX) != DTYPE_FP16) { // its loss scale needs the whole gradient first
+        test_in_backward(&trainer, optimizers, "--autotune off --recompute 3");
     }
     return test_done("gpt2 on the GPU, " PRECISION_NAME);
 }

@@ -35,6 +35,8 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/checkpoint_parts.h"
+#include "llmc/run/fit.h"
+#include "llmc/run/in_backward.h"
 #include "llmc/run/log.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
@@ -68,6 +70,7 @@ struct GPT2 {
     Zero zero; // what of it this process updates, and what moves between processes
     Linear linear;
     Attention attention;
+    InBackward* now;      // decides on the update that the backward pass makes; NULL: it makes none
     void* update_scratch; // of some rules
     double* norm_partial; // sums of squares of blocks of the gradient
     int saves_copy;       // a checkpoint is written from a copy: else from the model
@@ -98,6 +101,7 @@ static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
     ZeroPlan plan = options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
                                               : zero_plan(cfg, o->zero, o->process, o->processes);
     plan.first_block = freeze.first_block;
+    plan.takes_turns |= o->update_in_backward;
     return plan;
 }
 
@@ -129,23 +133,34 @@ static int planned_packed(const Options* o) {
     return o->products != PRODUCTS_BF16 ? 0 : only_forward ? 1 : PACKED_KINDS;
 }
 
-// Sets the list of the large allocations; it ends with a name of NULL.
+// Partial sums of the gradient's norm.
+static size_t planned_norm(const ZeroPlan* zero) {
+    return (zero_sharded_elements(zero) / GRADIENT_BLOCK + 1) * sizeof(double);
+}
+
+// What operations need for themselves.
+static size_t planned_scratch(GPT2Config cfg, const Options* o) {
+    return linear_scratch_bytes(o->quantize, planned_tokens(o), (size_t)gpt2_hidden(cfg)) +
+           (o->products == PRODUCTS_BF16 ? matmul_bf16_scratch_bytes() : 0) +
+           attention_either_bytes(o->products == PRODUCTS_BF16, o->seq_len, gpt2_head_size(cfg));
+}
+
+// Sets the list of all that gpt2_open allocates, to the byte; it ends with a name of NULL.
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
     plan->name = NULL;
     plan_add(plan, o->quantize ? "parameters in 8 bits" : "parameters",
              planned_parameters(parameters, cfg, &zero, o));
-    if (o->quantize) {
-        plan_add(plan, "inputs in 8 bits", quantized_rows_bytes(planned_tokens(o), (size_t)gpt2_hidden(cfg)));
-    }
+    plan_add(plan, "scratch",
+             planned_scratch(cfg, o) + (o->recompute == RECOMPUTE_NEVER ? 0 : planned_norm(&zero)));
     plan_add(plan, "packed in bf16", packed_weights_bytes(cfg, planned_packed(o)));
     if (o->recompute == RECOMPUTE_NEVER) {
         const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
         plan_add_text(plan, activations, bytes);
         return;
     }
-    plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_buffer_elements(&zero) * sizeof(float));
+    plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_bytes_cpu(&zero, cfg));
     if (!options_only_evaluates(o)) {
         OptimizerState state;
         optimizer_state_open(&state, setup_optimizer(o), &zero, cfg);
@@ -160,7 +175,7 @@ static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
 static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->parameter_bytes = planned_parameters(model->parameter_rows, model->cfg, zero, o);
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, sizeof(float), zero->size);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->stage == 2; i++) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->takes_turns; i++) {
         model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
     }
     model->gradient_bytes = planned_gradients(zero, o);
@@ -179,8 +194,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
                   (float*)model->grads_memory, model->comm);
-    model->norm_partial = (double*)check_alloc(zero_sharded_elements(zero) / GRADIENT_BLOCK + 1,
-                                               sizeof(double), "gradient norm");
+    model->norm_partial = (double*)check_alloc(planned_norm(zero), 1, "gradient norm");
     model->saves_copy = saves_in_background(o);
     if (copy_bytes) {
         model->save_copy = check_alloc(copy_bytes, 1, "copy to save");
@@ -384,9 +398,9 @@ static GPT2Parameters gradients_at_layer(const GPT2* model, int l) {
     return d;
 }
 
-// With ZeRO 2 a block's gradients are left where those of another one were, of which this one may have frozen some.
+// Where blocks take turns a block's gradients are left where those of another one were, of which this one may have frozen some.
 static void clear_frozen_gradients(GPT2* model, int l) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS && model->zero.plan.stage >= 2; i++) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS && model->zero.plan.takes_turns; i++) {
         const TensorRow* row = &model->gradient_rows[i];
         if (row->place == PLACE_BLOCK && freeze_has(&model->freeze, i, l)) {
             memset(tensor_at_layer(row, model->grads_memory, l), 0,
@@ -453,9 +467,43 @@ static void classifier_gradients(GPT2* model, float* dlnf, Batch batch, float dl
     }
 }
 
+// Updates what this process updates of group g, each tensor by its rule.
+static void update_group(GPT2* model, int g, Update update) {
+    const MuonScratch scratch = {model->update_scratch, &model->linear.matmul};
+    float* params = (float*)model->params_memory;
+    for (int i = 0; i < model->zero.num_ranges; i++) {
+        const ZeroRange* range = &model->zero.ranges[i];
+        if (range->group == g && !freeze_has(&model->freeze, range->row, gpt2_group_layer(g))) {
+            optimizer_update_cpu(&model->state, range, params + range->full,
+                                 zero_range_gradient_cpu(&model->zero, range), model->state_memory, update,
+                                 &scratch);
+        }
+    }
+}
+
+// When the losses are there, and when the gradient of group g is: the update that the backward pass makes, if it does.
+static void losses_done(GPT2* model, Batch batch) {
+    if (model->now) {
+        in_backward_losses(model->now, batch_loss(model, batch));
+    }
+}
+
+static void group_done(GPT2* model, int g, ZeroStep step) {
+    WideSum square_sum = {0, 0};
+    Update update;
+    zero_group_done_cpu(&model->zero, g, step);
+    if (!model->now) {
+        return;
+    }
+    zero_group_square_sum_cpu(&model->zero, g, &square_sum, model->norm_partial);
+    if (in_backward_group(model->now, g, square_sum, &update)) {
+        update_group(model, g, update);
+    }
+}
+
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. Each group of gradients is reduced as soon as it is there. The pass
-// ends where everything below is frozen.
+// dloss is the gradient of the loss of each token. Each group of gradients is reduced, or its parameters are updated, as
+// soon as it is there. The pass ends where everything below is frozen.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
@@ -463,14 +511,15 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     const GPT2Parameters p = model->params, d = gradients_at_layer(model, 0);
     float* dlnf = a.branch; // (N, C)
     classifier_gradients(model, dlnf, batch, dloss, mode);
+    losses_done(model, batch);
     layernorm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
                            a.lnf_rstd, N, C, GRADIENT_SET, mode);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         block_backward(model, l, batch, mode);
-        zero_group_done_cpu(&model->zero, 1 + l, step);
+        group_done(model, 1 + l, step);
     }
     encoder_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode);
-    zero_group_done_cpu(&model->zero, 0, step);
+    group_done(model, 0, step);
 }
 
 // Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
@@ -511,20 +560,27 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One update of what this process updates, each tensor by its rule.
+// One update of what this process updates.
 static void gpt2_update(GPT2* model, Update update) {
-    const MuonScratch scratch = {model->update_scratch, &model->linear.matmul};
-    float* params = (float*)model->params_memory;
-    for (int i = 0; i < model->zero.num_ranges; i++) {
-        const ZeroRange* range = &model->zero.ranges[i];
-        if (!freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group))) {
-            optimizer_update_cpu(&model->state, range, params + range->full,
-                                 zero_range_gradient_cpu(&model->zero, range), model->state_memory, update,
-                                 &scratch);
-        }
+    for (int g = 0; g < model->zero.plan.groups; g++) {
+        update_group(model, g, update);
     }
     zero_gather_parameters_cpu(&model->zero);
     linear_pack(&model->linear);
+}
+
+// As run.h says.
+static BatchGradient gpt2_update_in_backward(GPT2* model, Batch batch, InBackward* now) {
+    const ZeroStep step = {0, 1, 1, 1};
+    BatchGradient gradient = {{0, 0}, 0, 0, 0};
+    double forward_s = 0;
+    model->now = now;
+    gpt2_micro_step(model, batch, (float)(1 / now->total_batch), step, &forward_s);
+    model->now = NULL;
+    linear_pack(&model->linear);
+    batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
+    gradient.square_sum = now->square_sum;
+    return gradient;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -663,6 +719,18 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
 
+// --fit: decides --batch and --recompute.
+static void fit_memory(GPT2Config cfg, Options* o, Comm* comm, double peak) {
+    const size_t found = fit_available_bytes(comm),
+                 limit = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : found;
+    if (limit == SIZE_MAX) {
+        die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
+    }
+    const FitDevice device = {memory_plan,  fit_least_of_all(comm, limit), SIZE_MAX, peak / 2, 20e9, 0,
+                              sizeof(float)};
+    fit_choose(stdout, cfg, o, device);
+}
+
 static void describe_device(char* text, size_t room, int is_bf16) {
     const int used = snprintf(text, room, "%d threads, %s", threads_max(), VEC_ISA);
     if (is_bf16) {
@@ -670,18 +738,20 @@ static void describe_device(char* text, size_t room, int is_bf16) {
     }
 }
 
-static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
-    (void)comm;
+static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm) {
+    plan->peak = peak_flops_per_s();
+    if (o->products == PRODUCTS_BF16) { // plain vectors stay below the peak that they have in fp32
+        plan->peak = fmax(plan->peak, peak_bf16_flops_per_s(bf16_kernel()));
+    }
+    if (o->fit != 0) {
+        fit_memory(cfg, o, comm, plan->peak);
+    }
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     planned_parameters(plan->parameters, cfg, &whole, o);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = plan->parameter_bytes = sizeof(float);
     describe_device(plan->device, sizeof(plan->device), o->products == PRODUCTS_BF16);
-    plan->peak = peak_flops_per_s();
-    if (o->products == PRODUCTS_BF16) { // plain vectors stay below the peak that they have in fp32
-        plan->peak = fmax(plan->peak, peak_bf16_flops_per_s(bf16_kernel()));
-    }
 }
 
 static void print_device(const GPT2* model, double peak) {
@@ -704,6 +774,7 @@ static const Trainer trainer = {
     .peak_mib = log_peak_mib,
     .loss_scale = loss_scale_off,
     .gradients = gpt2_gradients,
+    .update_in_backward = gpt2_update_in_backward,
     .update = gpt2_update,
     .validates_first = setup_validates_first,
     .evaluate = gpt2_evaluate,

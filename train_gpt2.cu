@@ -28,12 +28,14 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/optimizer.cuh"
 #include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
+#include "llmc/step_result.cuh"
 #include "llmc/text_model.cuh"
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/checkpoint_parts.h"
 #include "llmc/run/gpu_report.cuh"
+#include "llmc/run/in_backward.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/memory_plan.cuh"
 #include "llmc/run/nvml.h"
@@ -47,14 +49,6 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
 
-// What the host reads back of an update or a validation's batch, on the GPU and in pinned memory.
-typedef struct {
-    WideSum square_sum;          // of the gradient
-    unsigned long long checksum; // of the parameters
-    int64_t count;               // of losses
-    double losses[];             // sum of each micro-step
-} StepResult;
-
 // A micro-step as one CUDA graph. It is captured when the micro-step is done for the second time: the first
 // time chooses algorithms and loads kernels.
 typedef struct {
@@ -63,6 +57,13 @@ typedef struct {
     const int* starts; // and with or without documents
     cudaGraphExec_t graph;
 } MicroStepGraph;
+
+// The update that the backward pass makes.
+typedef struct {
+    InBackward* decides; // NULL: it makes none
+    int group;           // whose gradient was summed up last, and which is not yet updated; -1: none
+    cudaEvent_t summed;  // the host has its square sum, and the losses
+} UpdateNow;
 
 // The gradients of the parameters: the same members, all of one type.
 #define GRADIENT_MEMBER(name, ...) Gradient name;
@@ -105,6 +106,7 @@ struct GPT2 {
     EncoderGpu encoder;
     OptimizerPlan optimizer;
     GradientNorm norm;
+    UpdateNow now;
     cudaEvent_t
         forward[2]; // of several processes: the begin and the end of the last forward pass that waited for
     int forward_tokens; // no other one, and how many tokens it had; 0: none in this update
@@ -190,14 +192,11 @@ static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Optio
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
 
-static size_t result_bytes(int64_t losses) { return sizeof(StepResult) + (size_t)losses * sizeof(double); }
-
 // Room for what an update tells the host.
 static void open_results(GPT2* model, const Options* o) {
-    model->max_losses =
-        planned_micro_batches(o) > 1 ? planned_micro_batches(o) : 1; // a validation has one, too
-    model->result = (StepResult*)gpu_alloc(1, result_bytes(model->max_losses), "results");
-    CUDA_CHECK(cudaMallocHost((void**)&model->result_host, result_bytes(model->max_losses)));
+    model->max_losses = planned_losses(o);
+    model->result = (StepResult*)gpu_alloc(1, step_result_bytes(model->max_losses), "results");
+    model->result_host = (StepResult*)gpu_alloc_pinned(1, step_result_bytes(model->max_losses), "results");
 }
 
 // A run that trains samples too little for a graph.
@@ -234,6 +233,8 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     for (int i = 0; i < 2; i++) {
         CUDA_CHECK(cudaEventCreate(&model->forward[i]));
     }
+    CUDA_CHECK(cudaEventCreateWithFlags(&model->now.summed, cudaEventDisableTiming));
+    model->now.group = -1;
     model->is_top = (int*)gpu_alloc(N, sizeof(int), "most likely targets");
     if (o->autotune && model->comm->rank == 0) {
         matmul_gpu_open_cache(&model->matmul);
@@ -294,12 +295,13 @@ static void close_training(GPT2* model) {
     for (int i = 0; i < 2; i++) {
         CUDA_CHECK(cudaEventDestroy(model->forward[i]));
     }
+    CUDA_CHECK(cudaEventDestroy(model->now.summed));
     if (model->has_nvml) {
         nvml_close(&model->nvml);
     }
     close_save_copy(model);
     gpu_free(model->is_top);
-    CUDA_CHECK(cudaFreeHost(model->result_host));
+    gpu_free_pinned(model->result_host);
     gpu_free(model->result);
     gradient_norm_close(&model->norm);
     optimizer_close(&model->optimizer);
@@ -462,6 +464,85 @@ static void batch_loss(GPT2* model, Batch batch) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
+// ---- the update of a group during the backward pass
+
+// The array of a slot on the GPU; NULL if nothing has it.
+static void* state_slot(const GPT2* model, int slot) {
+    const StateSlot* s = &model->state.slots[slot];
+    return s->bytes && model->state_memory ? (char*)model->state_memory + s->offset_bytes : NULL;
+}
+
+// All that an update takes, with these gradients.
+static OptimizerUpdate<floatX> update_with(GPT2* model, Gradient grads, Update update) {
+    OptimizerUpdate<floatX> u = {(floatX*)zero_update_parameters(&model->zero),
+                                 grads,
+                                 {NULL},
+                                 &model->optimizer,
+                                 update,
+                                 model->seed,
+                                 &model->matmul};
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        u.slots[slot] = state_slot(model, slot);
+    }
+    return u;
+}
+
+// When the gradient of group g is there: queues its square sum, beside what follows, for the host.
+static void update_sum(GPT2* model, int g) {
+    const Gpu* beside = zero_begin_update(&model->zero);
+    gradient_square_sum_of<floatX>(&model->result->square_sum, zero_group_gradient(&model->zero, g),
+                                   zero_group_elements(&model->zero.plan, g), &model->norm, beside);
+    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, result_bytes(1), cudaMemcpyDeviceToHost,
+                               beside->stream));
+    CUDA_CHECK(cudaEventRecord(model->now.summed, beside->stream));
+    model->now.group = g;
+}
+
+// Waits for that sum, and queues the update of its group if it is to be made. The GPU has work meanwhile: this comes when
+// most of the next block's backward pass is queued.
+static void update_group(GPT2* model) {
+    InBackward* decides = model->now.decides;
+    const ZeroPlan* plan = &model->zero.plan;
+    const int g = model->now.group, last = plan->groups - 1;
+    const int is_first = g == last || plan->first_block == last; // all blocks are frozen
+    const ZeroPiece piece = zero_piece(plan, g);
+    Update update;
+    CUDA_CHECK(cudaEventSynchronize(model->now.summed));
+    if (is_first) {
+        in_backward_losses(decides, model->result_host->losses[0]);
+    }
+    if (in_backward_group(decides, g, model->result_host->square_sum, &update)) {
+        const Gradient grads = zero_gradient_at_group(&model->zero, g);
+        optimizer_update_part(update_with(model, grads, update), piece.owned, piece.count, &model->zero.comm);
+    }
+    zero_end_update(&model->zero, g);
+    model->now.group = -1;
+}
+
+static void update_rest(GPT2* model) {
+    if (model->now.group >= 0) {
+        update_group(model);
+    }
+}
+
+// Before the first kernel that writes to the gradients of block l.
+static void wait_for_buffer(GPT2* model, int l) {
+    update_rest(model);
+    zero_wait_for_buffer(&model->zero, l);
+}
+
+// After the backward pass has left the gradients of group g.
+static void group_done(GPT2* model, int g, ZeroStep step) {
+    if (!model->now.decides) {
+        zero_group_done<floatX>(&model->zero, g, step);
+        return;
+    }
+    update_rest(model);
+    update_sum(model, g);
+}
+
+// ---- the pass
+
 // Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
 // the same bits.
 static void block_recompute(GPT2* model, int l, Batch batch) {
@@ -484,10 +565,10 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
     }
 }
 
-// With ZeRO 2 and 3 a block's gradients are left where those of another one were, of which this one may have frozen some.
+// Where blocks take turns a block's gradients are left where those of another one were, of which this one may have frozen some.
 static void clear_frozen_gradients(GPT2* model, int l) {
     const int at = zero_gradient_layer(&model->zero.plan, l);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS && model->zero.plan.stage >= 2; i++) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS && model->zero.plan.takes_turns; i++) {
         const TensorRow* row = &model->gradient_rows[i];
         if (row->place == PLACE_BLOCK && freeze_has(&model->freeze, i, l)) {
             CUDA_CHECK(cudaMemsetAsync(tensor_at_layer(row, model->grads_memory, at), 0,
@@ -547,7 +628,7 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     linear_backward(model, dln1, d.qkvw, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
     // dresidual, and the gradient of fcprojb (C) of the block before
     if (l > 0) {
-        zero_wait_for_buffer(&model->zero, l - 1);
+        wait_for_buffer(model, l - 1);
     }
     layernorm_backward(dresidual, d.ln1w, d.ln1b, bias_grad_into(model, l), dln1, residual_into(model, l),
                        p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
@@ -582,8 +663,8 @@ static void fetch_residual(GPT2* model, int l, Batch batch) {
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. The gradients of a block are reduced as soon as they are there. The pass
-// ends where everything below is frozen.
+// dloss is the gradient of the loss of each token. The gradients of a block are reduced, or its parameters are updated, as
+// soon as they are there; those of group 0 are left to the caller. The pass ends where everything below is frozen. Appends the sum of the losses to the results.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
@@ -592,6 +673,7 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     const GPT2Gradients d = gradients_at_layer(model, 0);
     floatX* dlnf = a.branch; // (N, C)
     classifier_gradients(model, dlnf, batch, dloss, mode);
+    batch_loss(model, batch);
     layernorm_backward(a.dresidual, d.lnfw, d.lnfb, bias_grad_into(model, cfg.L), dlnf,
                        residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
                        &model->layernorm, &model->gpu);
@@ -601,7 +683,7 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
         offload_residual_wait(&model->residuals, l - 1, &model->gpu);
         block_backward(model, l, batch, mode);
         fetch_residual(model, l, batch);
-        zero_group_done<floatX>(&model->zero, 1 + l, step);
+        group_done(model, 1 + l, step);
     }
     encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
                      &model->gpu);
@@ -645,7 +727,6 @@ static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step
     gpt2_forward(model, batch);
     micro_step_mark(model, 1, step, record);
     gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
-    batch_loss(model, batch);
     zero_join(&model->zero, step);
 }
 
@@ -724,7 +805,7 @@ static void gpt2_choose_products(GPT2* model) {
 // Waits for the GPU, once a step: for the losses of the micro-steps and the square sum of the gradient.
 static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
     assert(losses <= model->max_losses);
-    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, result_bytes(losses),
+    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, step_result_bytes(losses),
                                cudaMemcpyDeviceToHost, model->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
     return model->result_host;
@@ -768,30 +849,33 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// The array of a slot on the GPU; NULL if nothing has it.
-static void* state_slot(const GPT2* model, int slot) {
-    const StateSlot* s = &model->state.slots[slot];
-    return s->bytes ? (char*)model->state_memory + s->offset_bytes : NULL;
-}
-
 // One update of what this process updates.
 static void gpt2_update(GPT2* model, Update update) {
-    OptimizerUpdate<floatX> u = {(floatX*)zero_update_parameters(&model->zero),
-                                 zero_update_gradient(&model->zero),
-                                 {NULL},
-                                 &model->optimizer,
-                                 update,
-                                 model->seed,
-                                 &model->matmul};
+    const OptimizerUpdate<floatX> u = update_with(model, zero_update_gradient(&model->zero), update);
     if (model->offload.slots) {
         offload_update(&model->offload, u, &model->gpu);
     } else {
-        for (int slot = 0; slot < STATE_SLOTS; slot++) {
-            u.slots[slot] = state_slot(model, slot);
-        }
         optimizer_update(u, &model->gpu);
     }
     zero_gather_parameters(&model->zero);
+}
+
+// As run.h says.
+static BatchGradient gpt2_update_in_backward(GPT2* model, Batch next, InBackward* decides) {
+    const ZeroStep step = {0, 1, 1, 1};
+    const Batch batch = gpt2_push(model, next);
+    BatchGradient gradient = {{0, 0}, 0, 0, 0};
+    model->now.decides = decides;
+    gpt2_clear_result(model);
+    micro_step_work(model, batch, (float)(1 / decides->total_batch), step, cudaEventRecordDefault);
+    group_done(model, 0, step);
+    update_rest(model);
+    zero_join_updates(&model->zero);
+    model->now.decides = NULL;
+    matmul_gpu_keep_cache(&model->matmul);
+    batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
+    gradient.square_sum = decides->square_sum;
+    return gradient;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1184,16 +1268,32 @@ static void choose_device(Options* options, const Comm* comm) {
     }
 }
 
-static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, const Comm* comm) {
+// Only fp16 needs a loss scale.
+static LossScale first_loss_scale(void) {
+    return DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
+}
+
+static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm) {
+    if (o->update_in_backward && first_loss_scale().scale != 1) {
+        die_usage(
+            "--update-in-backward on with PRECISION=FP16, whose loss scale needs the whole gradient first; "
+            "wanted PRECISION=BF16 or FP32, or off");
+    }
+    if (o->update_in_backward && optimizer_needs_matrices((OptimizerName)o->optimizer)) {
+        die_usage(
+            "--update-in-backward on, --optimizer %s, which on a GPU updates all blocks at once; wanted "
+            "adamw8bit or another one, or off",
+            optimizer_word((OptimizerName)o->optimizer));
+    }
     choose_device(o, comm);
-    memory_choose(cfg, o);
+    plan->peak =
+        gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
+    memory_choose(cfg, o, comm, plan->peak);
     gpt2_parameter_rows(plan->parameters, cfg);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = dtype_bytes(planned_gradient_dtype(o));
     plan->parameter_bytes = sizeof(floatX);
-    plan->peak =
-        gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
 }
 
 static void print_device(const GPT2* model, double peak) {
@@ -1203,6 +1303,14 @@ static void print_device(const GPT2* model, double peak) {
     if (attention_note(&model->attention)[0]) {
         printf("attention: %s\n", attention_note(&model->attention));
     }
+}
+
+// What this process and others have taken of the GPU beside what was allocated: CUDA's context, kernels, cublasLt.
+static double beside_mib(const GPT2* model) {
+    size_t free_bytes = 0, total_bytes = 0;
+    (void)model;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return ((double)total_bytes - (double)free_bytes - (double)gpu_now_bytes()) / (1 << 20);
 }
 
 // --gpu-report: once the algorithms of the products, and then a line on the GPU.
@@ -1224,11 +1332,6 @@ static void read_sensors(const GPT2* model, double* power_w, double* clock_mhz) 
     nvml_sensors(&model->nvml, power_w, clock_mhz);
 }
 
-// Only fp16 needs a loss scale.
-static LossScale first_loss_scale(void) {
-    return DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
-}
-
 // C++17 has no names here: the order is that of run.h.
 static const Trainer trainer = {
     "GPU " PRECISION_NAME,      // name
@@ -1242,8 +1345,10 @@ static const Trainer trainer = {
     print_device,               // print_device
     gpt2_export,                // export_model
     gpu_peak_mib,               // peak_mib
+    beside_mib,                 // beside_mib
     first_loss_scale,           // loss_scale
     gpt2_gradients,             // gradients
+    gpt2_update_in_backward,    // update_in_backward
     gpt2_update,                // update
     report_gpu,                 // report
     read_sensors,               // sensors

@@ -6,8 +6,8 @@ sum of losses.
     g       4   T or fp32
     m, v    4   fp32   updated, at multiples of 16 bytes
 
-defines: adamw_element_gpu, adamw_four, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_square_sum,
-         gradient_square_sum_bytes, sum_losses, sum_losses_bytes
+defines: adamw_element_gpu, adamw_four, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_norm_planned_bytes,
+         gradient_square_sum, gradient_square_sum_of, gradient_square_sum_bytes, sum_losses, sum_losses_bytes
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
@@ -58,13 +58,18 @@ typedef struct {
     int units;
 } GradientNorm;
 
+// What gradient_norm_open allocates.
+static inline size_t gradient_norm_planned_bytes(size_t n) {
+    return ceil_div(n / GRADIENT_BLOCK, (size_t)NORM_UNITS_) * sizeof(WideSum);
+}
+
 // For gradients of n elements, a multiple of GRADIENT_BLOCK.
 static inline void gradient_norm_open(GradientNorm* norm, size_t n) {
     const size_t units = n / GRADIENT_BLOCK;
     assert(n % GRADIENT_BLOCK == 0 && units <= INT_MAX);
     norm->units = (int)units;
-    norm->partial = (WideSum*)gpu_alloc(ceil_div(units, (size_t)NORM_UNITS_), sizeof(WideSum),
-                                        "partial sums of the gradient's norm");
+    norm->partial =
+        (WideSum*)gpu_alloc(gradient_norm_planned_bytes(n), 1, "partial sums of the gradient's norm");
 }
 
 static inline void gradient_norm_close(GradientNorm* norm) {
@@ -150,17 +155,24 @@ __global__ void __launch_bounds__(SUM_THREADS_) sum_kernel_(WideSum* result, con
     }
 }
 
-// Sets result, on the device, to the sum of the squares of the gradients, not yet scaled by grad_scale: as many
-// elements as `norm` was opened for. NaN and infinity in any of them survive. Merging the sums of several processes
-// gives the same bits as one sum over the whole gradient.
+// Sets result, on the device, to the sum of the squares of n gradients, not yet scaled by grad_scale: a multiple of
+// GRADIENT_BLOCK, at most as many as `norm` was opened for. NaN and infinity in any of them survive. Merging the sums of
+// several parts, or processes, gives the same bits as one sum over the whole gradient.
 template <class T>
-static inline void gradient_square_sum(WideSum* result, Gradient grads, GradientNorm* norm, const Gpu* gpu) {
-    const int blocks = ceil_div(norm->units, (int)NORM_UNITS_);
-    assert(is_aligned_(grads.data));
+static inline void gradient_square_sum_of(WideSum* result, Gradient grads, size_t n, GradientNorm* norm,
+                                          const Gpu* gpu) {
+    const int units = (int)(n / GRADIENT_BLOCK), blocks = ceil_div(units, (int)NORM_UNITS_);
+    assert(is_aligned_(grads.data) && n % GRADIENT_BLOCK == 0 && units <= norm->units);
     GRADIENT_DISPATCH(grads, T,
                       launch(square_sum_kernel_<G>, blocks, NORM_THREADS_, 0, gpu, norm->partial,
-                             (const G*)grads.data, norm->units));
+                             (const G*)grads.data, units));
     launch(sum_kernel_, 1, SUM_THREADS_, 0, gpu, result, norm->partial, blocks);
+}
+
+// Of as many as `norm` was opened for.
+template <class T>
+static inline void gradient_square_sum(WideSum* result, Gradient grads, GradientNorm* norm, const Gpu* gpu) {
+    gradient_square_sum_of<T>(result, grads, (size_t)norm->units * GRADIENT_BLOCK, norm, gpu);
 }
 
 static inline double gradient_square_sum_bytes(double n, DType grads) {

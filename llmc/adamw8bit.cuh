@@ -11,7 +11,7 @@ Codes are decoded by a table in shared memory, which a kernel copies from Code8T
 
 needs:   arrays start at multiples of 128 elements of a tensor, and have room up to the next one: a warp's. What is
          behind the tensor is zero, and stays zero but for its codes
-defines: ADAMW8BIT_BLOCK, Code8Pair, Code8Table, code8_table_open, code8_table_close, code8_table_load, AdamW8bitFour, adamw8bit_load,
+defines: ADAMW8BIT_BLOCK, Code8Pair, Code8Table, code8_table_bytes, code8_table_open, code8_table_close, code8_table_load, AdamW8bitFour, adamw8bit_load,
          adamw8bit_store, AdamW8bitUpdate, adamw8bit_update, adamw8bit_bytes
 */
 #ifndef LLMC_ADAMW8BIT_CUH
@@ -36,6 +36,8 @@ typedef struct {
 typedef struct {
     Code8Pair* values;
 } Code8Table;
+
+static inline size_t code8_table_bytes(void) { return 256 * sizeof(Code8Pair); }
 
 static inline void code8_table_open(Code8Table* table) {
     Code8Pair values[256];

@@ -40,7 +40,8 @@ that a step can be one CUDA graph.
 defines: AttentionGpu, AttentionFlash, attention_gpu_open, attention_gpu_close, attention_note,
          attention_planned_bytes, attention_forward, attention_backward, attention_forward_bytes,
          attention_backward_bytes, AttentionCacheGpu, attention_cache_store, attention_cached,
-         attention_cache_store_kernel, attention_cached_kernel
+         attention_cache_store_kernel, attention_cached_kernel,
+         attention_flash_bytes
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -686,11 +687,18 @@ static inline size_t attention_sums_(int B, int T, int C) {
     return (size_t)B * (attention_padded_(T) / ATTENTION_ROWS_LEAST) * 3 * C;
 }
 
+static inline size_t attention_rows_(int B, int T, int NH) { return (size_t)B * NH * attention_padded_(T); }
+
+// What attention_gpu_open allocates for these kernels.
+static inline size_t attention_flash_bytes(int B, int T, int C, int NH) {
+    return attention_rows_(B, T, NH) * sizeof(float2) + attention_sums_(B, T, C) * sizeof(float);
+}
+
 // For backward passes of up to B * NH heads with up to T tokens, and C channels in total. X only matters for
 // cuDNN's plans.
 template <class X>
 static inline void attention_gpu_open(AttentionFlash* scratch, int B, int T, int C, int NH) {
-    scratch->capacity = (size_t)B * NH * attention_padded_(T);
+    scratch->capacity = attention_rows_(B, T, NH);
     scratch->sums_capacity = attention_sums_(B, T, C);
     scratch->rows = (float2*)gpu_alloc(scratch->capacity, sizeof(float2), "attention: scratch");
     scratch->sums = (float*)gpu_alloc(scratch->sums_capacity, sizeof(float), "attention: bias gradients");
@@ -1106,8 +1114,10 @@ static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, co
 typedef AttentionCudnn AttentionGpu;
 #else
 typedef AttentionFlash AttentionGpu;
-// GPU memory to plan for; small allocations do not count.
-static inline size_t attention_planned_bytes(int, int, int, DType) { return 0; }
+// What attention_gpu_open allocates.
+static inline size_t attention_planned_bytes(int B, int T, int C, int NH, DType) {
+    return attention_flash_bytes(B, T, C, NH);
+}
 #endif
 
 // The least that each pass moves, if tiles are read again from L2. The work of the forward pass is

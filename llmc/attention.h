@@ -31,7 +31,8 @@ attention_cache_store sets those of some tokens of one text from rows of qkv; at
 the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, whose keys and values are stored.
 
 defines: AttentionSizes, AttentionScratch, attention_open, attention_close, attention_forward_cpu,
-         attention_backward_cpu, attention_flops, AttentionCache, attention_cache_store_cpu, attention_cached_cpu
+         attention_backward_cpu, attention_flops, AttentionCache, attention_cache_store_cpu, attention_cached_cpu,
+         attention_scratch_bytes
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -74,17 +75,34 @@ typedef struct {
     int T, HS;
 } AttentionScratch;
 
-// Scratch for sequences up to T and heads of size HS <= MATMUL_BLOCK_K.
-static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
-    CHECK(HS <= MATMUL_BLOCK_K, "attention: heads of size %d, wanted at most %d", HS, MATMUL_BLOCK_K);
+enum { ATTENTION_PARTS_ = 9 }; // of AttentionScratch_
+
+// Sets the floats of each part, in its order; returns those of all.
+static inline size_t attention_parts_(size_t sizes[ATTENTION_PARTS_], int T, int HS) {
     const size_t Tp = int_round_up(T, MATMUL_BLOCK_K), HSp = int_round_up(HS, MATMUL_TILE_COLS);
     const size_t panels = Tp * HSp, rows = ATTENTION_ROWS * HSp, block = ATTENTION_ROWS * Tp;
-    const size_t sizes[9] = {
+    const size_t parts[ATTENTION_PARTS_] = {
         panels, panels, panels, panels, rows, rows, block, block, (size_t)ATTENTION_ROWS * MATMUL_TILE_ROWS};
-    size_t per_thread = 0;
-    for (int i = 0; i < 9; i++) {
-        per_thread += sizes[i];
+    size_t sum = 0;
+    for (int i = 0; i < ATTENTION_PARTS_; i++) {
+        sizes[i] = parts[i];
+        sum += parts[i];
     }
+    return sum;
+}
+
+// Scratch for sequences up to T and heads of size HS <= MATMUL_BLOCK_K, for as many threads as the next parallel region
+// would have.
+static inline size_t attention_scratch_bytes(int T, int HS) {
+    size_t sizes[ATTENTION_PARTS_];
+    return (size_t)threads_max() *
+           (attention_parts_(sizes, T, HS) * sizeof(float) + sizeof(AttentionScratch_));
+}
+
+static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
+    CHECK(HS <= MATMUL_BLOCK_K, "attention: heads of size %d, wanted at most %d", HS, MATMUL_BLOCK_K);
+    size_t sizes[ATTENTION_PARTS_];
+    const size_t per_thread = attention_parts_(sizes, T, HS);
     const int threads = threads_max();
     scratch->T = T;
     scratch->HS = HS;
@@ -94,9 +112,10 @@ static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
     float* at = scratch->memory;
     for (int i = 0; i < threads; i++) {
         AttentionScratch_* s = &scratch->of_thread[i];
-        float** const parts[9] = {&s->k_by_key,   &s->v_by_key, &s->k_by_dim, &s->v_by_dim, &s->q_block,
-                                  &s->dout_block, &s->p,        &s->ds,       &s->left};
-        for (int j = 0; j < 9; j++) {
+        float** const parts[ATTENTION_PARTS_] = {&s->k_by_key, &s->v_by_key, &s->k_by_dim,
+                                                 &s->v_by_dim, &s->q_block,  &s->dout_block,
+                                                 &s->p,        &s->ds,       &s->left};
+        for (int j = 0; j < ATTENTION_PARTS_; j++) {
             *parts[j] = at;
             at += sizes[j];
         }

@@ -6,8 +6,9 @@ A thread takes a whole head, and ATTENTION_BF16_ROWS queries of it at a time. Pr
 32 queries; for dk and dv, which sum over queries, they are kept as bf16, transposed, until the block of queries is done.
 
 defines: AttentionBf16Scratch, attention_bf16_open, attention_bf16_close, attention_bf16_forward_cpu,
-         attention_bf16_backward_cpu, Attention, attention_either_open, attention_either_close,
-         attention_either_forward_cpu, attention_either_backward_cpu
+         attention_bf16_backward_cpu, Attention, attention_either_bytes, attention_either_open, attention_either_close,
+         attention_either_forward_cpu, attention_either_backward_cpu,
+         attention_bf16_scratch_bytes
 */
 #ifndef LLMC_ATTENTION_BF16_H
 #define LLMC_ATTENTION_BF16_H
@@ -51,19 +52,39 @@ typedef struct {
     int T, HS;
 } AttentionBf16Scratch;
 
+enum { ATTENTION_BF16_PARTS_ = 11 }; // of pairs, in AttentionBf16Scratch_
+
+// Sets the pairs of each part, in its order; returns those of all.
+static inline size_t attention_bf16_parts_(size_t sizes[ATTENTION_BF16_PARTS_], int T, int HS) {
+    const size_t keys = (size_t)bf16_steps(T), dims = (size_t)bf16_steps(HS), step = BF16_STEP_PAIRS;
+    const size_t tile = dims * step, head = keys * dims * step;
+    const size_t block = keys * ATTENTION_BF16_TILES * step, queries = dims * ATTENTION_BF16_TILES * step;
+    const size_t parts[ATTENTION_BF16_PARTS_] = {tile, tile,  keys * step, head,    head,   head,
+                                                 head, block, block,       queries, queries};
+    size_t sum = 0;
+    for (int i = 0; i < ATTENTION_BF16_PARTS_; i++) {
+        sizes[i] = parts[i];
+        sum += parts[i];
+    }
+    return sum;
+}
+
+// Floats of a row of tiles of p or ds.
+static inline size_t attention_bf16_row_(int T) { return (size_t)bf16_steps(T) * BF16_TILE * BF16_TILE; }
+
+// What attention_bf16_open allocates.
+static inline size_t attention_bf16_scratch_bytes(int T, int HS) {
+    size_t sizes[ATTENTION_BF16_PARTS_];
+    return (size_t)threads_max() *
+           (attention_bf16_parts_(sizes, T, HS) * sizeof(uint32_t) +
+            2 * attention_bf16_row_(T) * sizeof(float) + sizeof(AttentionBf16Scratch_));
+}
+
 // Scratch for sequences up to T and heads of size HS.
 static inline void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel kernel, int T, int HS) {
-    enum { PARTS = 11 };
-    const size_t keys = (size_t)bf16_steps(T), dims = (size_t)bf16_steps(HS), step = BF16_STEP_PAIRS;
-    const size_t row = keys * BF16_TILE * BF16_TILE, tile = dims * step, head = keys * dims * step;
-    const size_t block = keys * ATTENTION_BF16_TILES * step, queries = dims * ATTENTION_BF16_TILES * step;
-    const size_t sizes[PARTS] = {tile, tile,  keys * step, head,    head,   head,
-                                 head, block, block,       queries, queries};
+    size_t sizes[ATTENTION_BF16_PARTS_];
+    const size_t per_thread = attention_bf16_parts_(sizes, T, HS), row = attention_bf16_row_(T);
     const int threads = threads_max();
-    size_t per_thread = 0;
-    for (int i = 0; i < PARTS; i++) {
-        per_thread += sizes[i];
-    }
     scratch->kernel = kernel;
     scratch->T = T;
     scratch->HS = HS;
@@ -74,10 +95,10 @@ static inline void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel
     uint32_t* at = scratch->pairs;
     for (int i = 0; i < threads; i++) {
         AttentionBf16Scratch_* s = &scratch->of_thread[i];
-        uint32_t** const parts[PARTS] = {&s->query,     &s->dout,     &s->row,        &s->k_by_key,
-                                         &s->v_by_key,  &s->k_by_dim, &s->v_by_dim,   &s->p_by_key,
-                                         &s->ds_by_key, &s->q_by_dim, &s->dout_by_dim};
-        for (int j = 0; j < PARTS; j++) {
+        uint32_t** const parts[ATTENTION_BF16_PARTS_] = {
+            &s->query,    &s->dout,     &s->row,       &s->k_by_key, &s->v_by_key,   &s->k_by_dim,
+            &s->v_by_dim, &s->p_by_key, &s->ds_by_key, &s->q_by_dim, &s->dout_by_dim};
+        for (int j = 0; j < ATTENTION_BF16_PARTS_; j++) {
             *parts[j] = at;
             at += sizes[j];
         }
@@ -320,6 +341,10 @@ typedef struct {
     AttentionScratch fp32;
     AttentionBf16Scratch bf16;
 } Attention;
+
+static inline size_t attention_either_bytes(int is_bf16, int T, int HS) {
+    return attention_scratch_bytes(T, HS) + (is_bf16 ? attention_bf16_scratch_bytes(T, HS) : 0);
+}
 
 static inline void attention_either_open(Attention* a, int is_bf16, int T, int HS) {
     a->is_bf16 = is_bf16;

@@ -199,9 +199,9 @@ static inline void attention_gpu_close(AttentionCudnn* a) {
 // Who does the attention of full micro-batches, in words.
 static inline const char* attention_note(const AttentionCudnn* a) { return a->note; }
 
-// What the workspace may take.
-static inline size_t attention_planned_bytes(int B, int T, int NH, DType dtype) {
-    return dtype == DTYPE_FP32 ? 0 : 2 * (size_t)B * NH * T * T;
+// What attention_gpu_open allocates; of cuDNN's workspace the most that it may take, which only cuDNN knows.
+static inline size_t attention_planned_bytes(int B, int T, int C, int NH, DType dtype) {
+    return attention_flash_bytes(B, T, C, NH) + (dtype == DTYPE_FP32 ? 0 : 2 * (size_t)B * NH * T * T);
 }
 
 template <class X>

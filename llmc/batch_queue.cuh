@@ -8,7 +8,8 @@ while the GPU works on earlier ones.
 
 The host only waits in batch_queue_push, and there only for the batch BATCH_SLOTS pushes ago.
 
-defines: BatchQueue, batch_queue_open, batch_queue_close, batch_queue_push
+defines: BatchQueue, batch_queue_open, batch_queue_close, batch_queue_push,
+         batch_queue_pinned_bytes, batch_queue_planned_bytes
 */
 #ifndef LLMC_BATCH_QUEUE_CUH
 #define LLMC_BATCH_QUEUE_CUH
@@ -28,6 +29,14 @@ typedef struct {
     int next;                                            // slot
 } BatchQueue;
 
+// What batch_queue_open allocates on the GPU, and in pinned memory.
+static inline size_t batch_queue_pinned_bytes(size_t capacity) {
+    return BATCH_SLOTS * 3 * capacity * sizeof(int);
+}
+static inline size_t batch_queue_planned_bytes(size_t capacity) {
+    return batch_queue_pinned_bytes(capacity) + 3 * capacity * sizeof(int);
+}
+
 // For batches of up to `capacity` tokens. `gpu` must stay.
 static inline void batch_queue_open(BatchQueue* queue, size_t capacity, const Gpu* gpu) {
     memset(queue, 0, sizeof(*queue));
@@ -38,7 +47,7 @@ static inline void batch_queue_open(BatchQueue* queue, size_t capacity, const Gp
     queue->starts_memory = (int*)gpu_alloc(capacity, sizeof(int), "starts of documents");
     CUDA_CHECK(cudaStreamCreateWithFlags(&queue->stream, cudaStreamNonBlocking));
     for (int slot = 0; slot < BATCH_SLOTS; slot++) {
-        CUDA_CHECK(cudaMallocHost((void**)&queue->pinned[slot], 3 * capacity * sizeof(int)));
+        queue->pinned[slot] = (int*)gpu_alloc_pinned(3 * capacity, sizeof(int), "tokens");
         queue->staging[slot] = (int*)gpu_alloc(3 * capacity, sizeof(int), "tokens");
         CUDA_CHECK(cudaEventCreateWithFlags(&queue->arrived[slot], cudaEventDisableTiming));
         CUDA_CHECK(cudaEventCreateWithFlags(&queue->used[slot], cudaEventDisableTiming));
@@ -50,7 +59,7 @@ static inline void batch_queue_close(BatchQueue* queue) {
         CUDA_CHECK(cudaEventDestroy(queue->used[slot]));
         CUDA_CHECK(cudaEventDestroy(queue->arrived[slot]));
         gpu_free(queue->staging[slot]);
-        CUDA_CHECK(cudaFreeHost(queue->pinned[slot]));
+        gpu_free_pinned(queue->pinned[slot]);
     }
     CUDA_CHECK(cudaStreamDestroy(queue->stream));
     gpu_free(queue->starts_memory);

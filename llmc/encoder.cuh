@@ -12,7 +12,8 @@ order: a token that fills half of the batch is summed by many blocks.
 
 defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backward, encoder_forward_bytes,
          encoder_backward_bytes, encoder_forward_kernel, encoder_positions_kernel, encoder_count_kernel,
-         encoder_scan_kernel, encoder_scatter_kernel, encoder_pieces_kernel, encoder_partials_kernel
+         encoder_scan_kernel, encoder_scatter_kernel, encoder_pieces_kernel, encoder_partials_kernel,
+         encoder_planned_bytes
 */
 #ifndef LLMC_ENCODER_CUH
 #define LLMC_ENCODER_CUH
@@ -37,6 +38,15 @@ typedef struct {
     int passes, bits; // of the sort, and of a token in each pass: 2^bits digits
 } EncoderGpu;
 
+static inline size_t encoder_counts_(int N) { return (size_t)ENCODER_TILE * ceil_div(N, ENCODER_TILE); }
+static inline size_t encoder_partials_(int N, int C) { return 2 * (size_t)ceil_div(N, ENCODER_CHUNK) * C; }
+
+// What encoder_open allocates.
+static inline size_t encoder_planned_bytes(int N, int C) {
+    return (2 * (size_t)N + encoder_counts_(N) + ENCODER_TILE) * sizeof(int) +
+           encoder_partials_(N, C) * sizeof(float);
+}
+
 // For up to N positions, tokens below V, and C columns.
 static inline void encoder_open(EncoderGpu* scratch, int N, int V, int C) {
     CHECK(V <= 1 << (ENCODER_BITS * ENCODER_PASSES), "vocabulary of %d tokens: at most %d on the GPU", V,
@@ -44,11 +54,9 @@ static inline void encoder_open(EncoderGpu* scratch, int N, int V, int C) {
     for (int i = 0; i < 2; i++) {
         scratch->order[i] = (int*)gpu_alloc((size_t)N, sizeof(int), "encoder: sorted positions");
     }
-    scratch->counts =
-        (int*)gpu_alloc((size_t)ENCODER_TILE * ceil_div(N, ENCODER_TILE), sizeof(int), "encoder: counts");
+    scratch->counts = (int*)gpu_alloc(encoder_counts_(N), sizeof(int), "encoder: counts");
     scratch->totals = (int*)gpu_alloc(ENCODER_TILE, sizeof(int), "encoder: totals");
-    scratch->partial =
-        (float*)gpu_alloc(2 * (size_t)ceil_div(N, ENCODER_CHUNK) * C, sizeof(float), "encoder: partial sums");
+    scratch->partial = (float*)gpu_alloc(encoder_partials_(N, C), sizeof(float), "encoder: partial sums");
     scratch->N = N;
     scratch->C = C;
     int bits = 1;

@@ -22,7 +22,7 @@ defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters,
          gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token,
          gpt2_initial_value, gpt2_rows_in_files, gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_layer,
          tensor_is_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife,
-         tensor_layer_elements, GPT2NamedModel, gpt2_named_models
+         tensor_layer_elements, GPT2NamedModel, gpt2_named_models, GPT2_MAX_LAYERS
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H

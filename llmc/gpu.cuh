@@ -8,7 +8,7 @@ inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and e
 memory is an argument of its kernel.
 
 defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
-         gpu_close, gpu_alloc, gpu_alloc_pinned, gpu_free, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
+         gpu_close, gpu_alloc, gpu_alloc_pinned, gpu_free, gpu_free_pinned, gpu_now_bytes, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
          store_pack, unpack, to_float, from_float, warp_sum, warp_max, block_sum, block_max,
          SMEM_ARRAY, SMEM_DYNAMIC, bf16, fp16, DTypeOf
 */
@@ -128,7 +128,8 @@ static inline int gpu_count_(const void* before, void* after, size_t bytes) {
     return 1;
 }
 
-// The most that gpu_alloc had handed out at once, in MiB.
+// What gpu_alloc has handed out now, and the most that it had at once, in MiB.
+static inline size_t gpu_now_bytes(void) { return gpu_memory_()->now_bytes; }
 static inline double gpu_peak_mib(void) { return (double)gpu_memory_()->peak_bytes / (1 << 20); }
 
 // Device memory, all zero when the call returns; `what` names it in the error message. By one thread.
@@ -147,7 +148,7 @@ static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* wh
     return memory;
 }
 
-// Pinned memory of the host, all zero. cudaFreeHost frees it.
+// Pinned memory of the host, all zero.
 static inline void* gpu_alloc_pinned(size_t count, size_t element_bytes, const char* what) {
     const size_t bytes = array_bytes(count, element_bytes);
     void* memory = NULL;
@@ -155,9 +156,14 @@ static inline void* gpu_alloc_pinned(size_t count, size_t element_bytes, const c
         cudaMallocHost(&memory, bytes) == cudaSuccess,
         "no %.1f MiB of pinned memory on the host for %s; wanted more memory, or a higher limit (ulimit -l)",
         (double)bytes / (1 << 20), what);
+    if (check_allocated) {
+        check_allocated(what, bytes);
+    }
     memset(memory, 0, bytes);
     return memory;
 }
+
+static inline void gpu_free_pinned(void* memory) { CUDA_CHECK(cudaFreeHost(memory)); }
 
 static inline void gpu_free(void* memory) {
     if (memory) {

@@ -15,7 +15,8 @@ There is no residual sum here: the product before a norm adds the residual (matm
 
 defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, layernorm_backward,
          layernorm_forward_bytes, layernorm_backward_bytes, layernorm_forward_kernel,
-         layernorm_forward_long_kernel, layernorm_backward_long_kernel
+         layernorm_forward_long_kernel, layernorm_backward_long_kernel,
+         layernorm_planned_bytes
 */
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH
@@ -49,10 +50,17 @@ static inline int layernorm_group_rows_(int N) {
 
 static inline int layernorm_groups_(int N) { return ceil_div(N, layernorm_group_rows_(N)); }
 
+static inline size_t layernorm_floats_(int N, int C) {
+    const int most = LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // beyond this many rows, groups grow
+    return 3 * (size_t)C * (N < most ? layernorm_groups_(N) : LAYERNORM_GROUPS);
+}
+
+// What layernorm_open allocates.
+static inline size_t layernorm_planned_bytes(int N, int C) { return layernorm_floats_(N, C) * sizeof(float); }
+
 // For up to N rows of up to C columns.
 static inline void layernorm_open(LayernormGpu* scratch, int N, int C) {
-    const int most = LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // beyond this many rows, groups grow
-    scratch->floats = 3 * (size_t)C * (N < most ? layernorm_groups_(N) : LAYERNORM_GROUPS);
+    scratch->floats = layernorm_floats_(N, C);
     scratch->partial = (float*)gpu_alloc(scratch->floats, sizeof(float), "layernorm: partial sums");
 }
 

@@ -12,8 +12,8 @@ They set their output. Pointers to matrices in 8 bits are those of GPT2Parameter
 copy is named by its place in fp32; after a change linear_pack makes the copies anew. linear_few_cpu is linear_forward_cpu
 for the few rows of a step of generation. The backward pass is that of matmul.h.
 
-defines: PRODUCTS_WORDS, Products, Linear, linear_open, linear_open_bf16, linear_pack, linear_close, linear_forward_cpu,
-         linear_few_cpu, linear_backward_input_cpu, linear_backward_weight_cpu, linear_encoder_cpu
+defines: PRODUCTS_WORDS, Products, Linear, linear_scratch_bytes, linear_open, linear_open_bf16, linear_pack, linear_close,
+         linear_forward_cpu, linear_few_cpu, linear_backward_input_cpu, linear_backward_weight_cpu, linear_encoder_cpu
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -43,6 +43,11 @@ typedef struct {
     MatmulBf16Scratch bf16;     // if they do
     PackedWeights packed;
 } Linear;
+
+// What linear_open allocates.
+static inline size_t linear_scratch_bytes(int is_quantized, size_t N, size_t C) {
+    return matmul_scratch_bytes() + (is_quantized ? quantized_rows_bytes(N, C) : 0);
+}
 
 // For inputs of up to N rows and C columns.
 static inline void linear_open(Linear* linear, int is_quantized, size_t N, size_t C) {

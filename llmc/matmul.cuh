@@ -176,14 +176,18 @@ static inline MatmulName_ matmul_name_(const MatmulKey* key) {
 // more.
 static inline size_t matmul_workspace_bytes(int major) { return (size_t)(major >= 9 ? 128 : 8) << 20; }
 
-// The size of the workspace on a device; without one, that of an H100.
-static inline size_t matmul_planned_bytes(int device) {
+static inline size_t matmul_sums_bytes_(int bias_fusion) {
+    return bias_fusion ? COLUMN_SUMS_FLOATS * sizeof(float) : 0;
+}
+
+// What matmul_gpu_open allocates on a device; without one, on an H100.
+static inline size_t matmul_planned_bytes(int device, int bias_fusion) {
     int major = 9;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
         cudaGetLastError(); // clears the error
         major = 9;
     }
-    return matmul_workspace_bytes(major);
+    return matmul_workspace_bytes(major) + matmul_sums_bytes_(bias_fusion);
 }
 
 static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSettings settings) {
@@ -193,9 +197,8 @@ static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSetting
     ctx->settings = settings;
     ctx->workspace_bytes = matmul_workspace_bytes(gpu->major);
     ctx->workspace = gpu_alloc(ctx->workspace_bytes, 1, "matmul: workspace");
-    ctx->bias_sums = settings.bias_fusion
-                         ? (float*)gpu_alloc(COLUMN_SUMS_FLOATS, sizeof(float), "matmul: bias gradients")
-                         : NULL;
+    ctx->bias_sums =
+        settings.bias_fusion ? (float*)gpu_alloc(matmul_sums_bytes_(1), 1, "matmul: bias gradients") : NULL;
     CUBLAS_CHECK(cublasLtCreate(&ctx->handle), "open");
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&ctx->preference), "open");
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference,

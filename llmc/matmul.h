@@ -23,7 +23,8 @@ not depend on it.
 
 defines: Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu, matmul_forward_cpu,
          matmul_backward_input_cpu, matmul_backward_weight_cpu, matmul_backward_bias_cpu, matmul_flops,
-         matmul_pack_panel, matmul_rows
+         matmul_pack_panel, matmul_rows,
+         matmul_scratch_bytes
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -65,9 +66,12 @@ static inline size_t matmul_scratch_floats_(void) {
 }
 
 // For as many threads as the next parallel region would have.
+static inline size_t matmul_scratch_bytes(void) {
+    return (size_t)threads_max() * matmul_scratch_floats_() * sizeof(float);
+}
+
 static inline void matmul_open(MatmulScratch* scratch) {
-    scratch->memory =
-        (float*)check_alloc(threads_max() * matmul_scratch_floats_(), sizeof(float), "matmul: packed blocks");
+    scratch->memory = (float*)check_alloc(matmul_scratch_bytes(), 1, "matmul: packed blocks");
 }
 
 static inline void matmul_close(MatmulScratch* scratch) { free(scratch->memory); }

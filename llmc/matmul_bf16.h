@@ -10,7 +10,7 @@ that the caches of the processor hold; then each thread multiplies parts of the 
 the right factor in its L1 cache while the rows of the left one pass by. Every result is a sum over k in an order that
 does not depend on the threads.
 
-defines: MatmulBf16Scratch, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs, matmul_bf16_pack, MatmulBf16,
+defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs, matmul_bf16_pack, MatmulBf16,
          matmul_bf16_forward_weight, matmul_bf16_backward_weight,
          matmul_bf16_product_cpu, matmul_bf16_forward_cpu, matmul_bf16_backward_input_cpu,
          matmul_bf16_backward_weight_cpu
@@ -47,9 +47,20 @@ static inline size_t matmul_bf16_pairs(int lines, int k) {
     return (size_t)int_ceil_div(lines, BF16_TILE) * bf16_steps(k) * BF16_STEP_PAIRS;
 }
 
+static inline size_t matmul_bf16_left_(void) {
+    return matmul_bf16_pairs(MATMUL_BF16_SLAB_ROWS, MATMUL_BF16_SLAB_K);
+}
+static inline size_t matmul_bf16_right_(void) {
+    return matmul_bf16_pairs(MATMUL_BF16_SLAB_COLS, MATMUL_BF16_SLAB_K);
+}
+
+// What matmul_bf16_open allocates.
+static inline size_t matmul_bf16_scratch_bytes(void) {
+    return (matmul_bf16_left_() + matmul_bf16_right_()) * sizeof(uint32_t);
+}
+
 static inline void matmul_bf16_open(MatmulBf16Scratch* scratch, Bf16Kernel kernel) {
-    const size_t left = matmul_bf16_pairs(MATMUL_BF16_SLAB_ROWS, MATMUL_BF16_SLAB_K),
-                 right = matmul_bf16_pairs(MATMUL_BF16_SLAB_COLS, MATMUL_BF16_SLAB_K);
+    const size_t left = matmul_bf16_left_(), right = matmul_bf16_right_();
     scratch->kernel = kernel;
     scratch->left = (uint32_t*)check_alloc_unset(left, sizeof(uint32_t), "matmul: packed factors");
     scratch->right = (uint32_t*)check_alloc_unset(right, sizeof(uint32_t), "matmul: packed factors");

@@ -163,7 +163,7 @@ static inline void offload_close(Offload* o) {
     CUDA_CHECK(cudaStreamDestroy(o->out));
     CUDA_CHECK(cudaStreamDestroy(o->in));
     gpu_free(o->slots);
-    CUDA_CHECK(cudaFreeHost(o->host));
+    gpu_free_pinned(o->host);
     if (o->disk) {
         scratch_close(o->disk);
     }
@@ -364,7 +364,7 @@ static inline void offload_residuals_close(OffloadResiduals* r) {
         }
         CUDA_CHECK(cudaEventDestroy(r->ready));
         CUDA_CHECK(cudaStreamDestroy(r->stream));
-        CUDA_CHECK(cudaFreeHost(r->host));
+        gpu_free_pinned(r->host);
     }
 }
 

@@ -13,8 +13,8 @@ with one process. The slots lie as optimizer.h says. All is updated with its pad
 How weights are read and rounded: update.cuh.
 
 needs:   whole matrices for Adafactor and Muon: stage 0, or one process
-defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freeze, optimizer_close, OptimizerUpdate, optimizer_update,
-         optimizer_update_part, optimizer_bytes
+defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freeze_bytes, optimizer_freeze, optimizer_close,
+         OptimizerUpdate, optimizer_update, optimizer_update_part, optimizer_bytes
 */
 #ifndef LLMC_OPTIMIZER_CUH
 #define LLMC_OPTIMIZER_CUH
@@ -155,17 +155,23 @@ static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], 
     return count;
 }
 
-// Device memory of the kernels, besides the slots.
+static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
+    return (zero->once + zero->block) / TENSOR_ALIGN;
+}
+
+// What optimizer_open allocates on the device.
 template <class T>
 static inline size_t optimizer_planned_bytes(const OptimizerState* state, const ZeroPlan* zero) {
     MuonTensor muon[GPT2_PARAMETER_ROWS];
     AdafactorTensor* adafactor;
-    size_t bytes = 0;
-    if (state->optimizer.name == OPTIMIZER_MUON) {
-        bytes = muon_planned_bytes<T>(muon, update_muon_tensors_(muon, state, zero));
+    size_t bytes = update_rows_bytes_(zero);
+    if (state->optimizer.name == OPTIMIZER_ADAMW8BIT) {
+        bytes += code8_table_bytes();
+    } else if (state->optimizer.name == OPTIMIZER_MUON) {
+        bytes += muon_planned_bytes<T>(muon, update_muon_tensors_(muon, state, zero));
     } else if (state->optimizer.name == OPTIMIZER_ADAFACTOR) {
         const int count = update_adafactor_tensors_(&adafactor, state, zero);
-        bytes = adafactor_planned_bytes(adafactor, count);
+        bytes += adafactor_planned_bytes(adafactor, count);
         free(adafactor);
     }
     return bytes;
@@ -189,7 +195,7 @@ template <class T> static inline void update_open_rules_(OptimizerPlan* plan, co
 // For parameters of T. `state` is that of the same shards, and stays.
 template <class T>
 static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, const OptimizerState* state) {
-    const size_t bytes = (zero->once + zero->block) / TENSOR_ALIGN;
+    const size_t bytes = update_rows_bytes_(zero);
     memset((void*)plan, 0, sizeof(*plan));
     plan->state = state;
     plan->pieces = update_pieces_(zero);
@@ -201,9 +207,12 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
     update_open_rules_<T>(plan, zero);
 }
 
+// What optimizer_freeze allocates.
+static inline size_t optimizer_freeze_bytes(int L) { return ((size_t)L + 1) * sizeof(uint32_t); }
+
 // After optimizer_open: updates leave frozen parameters as they are, in a model of L blocks.
 static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze, int L) {
-    const size_t bytes = ((size_t)L + 1) * sizeof(uint32_t);
+    const size_t bytes = optimizer_freeze_bytes(L);
     uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < L; l++) {

@@ -4,7 +4,8 @@ text_model.cuh -- text_model.h on the GPU. Weights and activations are floatX, m
 A step of all texts is always the same work: from the second one on, it is one CUDA graph.
 
 defines: TextModelGpu, TextQueue, TextLinear, text_model_expanded_bytes, text_model_open, text_model_close,
-         text_model_read, text_model_next
+         text_model_read, text_model_next,
+         text_model_planned_bytes, text_model_host_bytes
 */
 #ifndef LLMC_TEXT_MODEL_CUH
 #define LLMC_TEXT_MODEL_CUH
@@ -63,12 +64,23 @@ static inline size_t text_model_expanded_bytes(GPT2Config cfg) {
     return (size_t)gpt2_hidden(cfg) * cfg.C * sizeof(floatX);
 }
 
+static inline size_t text_queue_tokens_(int texts, int T) { return 2 * (size_t)(T > texts ? T : texts); }
+
+// What text_model_open allocates on the GPU, and on the host.
+static inline size_t text_model_planned_bytes(GPT2Config cfg, int texts, int T, int is_quantized) {
+    return text_queue_tokens_(texts, T) * sizeof(int) + (is_quantized ? text_model_expanded_bytes(cfg) : 0);
+}
+static inline size_t text_model_host_bytes(GPT2Config cfg, int texts, int T) {
+    return text_queue_tokens_(texts, T) * sizeof(int) +
+           (size_t)texts * cfg.Vp * (sizeof(floatX) + sizeof(float));
+}
+
 static inline void text_queue_open_(TextQueue* queue, GPT2Config cfg, int texts, int T) {
     const size_t logits = (size_t)texts * cfg.Vp;
     queue->capacity = T > texts ? T : texts;
     queue->tokens = (int*)gpu_alloc(2 * (size_t)queue->capacity, sizeof(int), "tokens of texts");
-    CUDA_CHECK(cudaMallocHost((void**)&queue->pinned, 2 * (size_t)queue->capacity * sizeof(int)));
-    CUDA_CHECK(cudaMallocHost((void**)&queue->logits_pinned, logits * sizeof(floatX)));
+    queue->pinned = (int*)gpu_alloc_pinned(2 * (size_t)queue->capacity, sizeof(int), "tokens of texts");
+    queue->logits_pinned = (floatX*)gpu_alloc_pinned(logits, sizeof(floatX), "logits of texts");
     queue->logits = (float*)check_alloc(logits, sizeof(float), "logits of texts");
     queue->steps = 0;
     queue->step = NULL;
@@ -79,8 +91,8 @@ static inline void text_queue_close_(TextQueue* queue) {
         CUDA_CHECK(cudaGraphExecDestroy(queue->step));
     }
     free(queue->logits);
-    CUDA_CHECK(cudaFreeHost(queue->logits_pinned));
-    CUDA_CHECK(cudaFreeHost(queue->pinned));
+    gpu_free_pinned(queue->logits_pinned);
+    gpu_free_pinned(queue->pinned);
     gpu_free(queue->tokens);
 }
 

@@ -16,7 +16,7 @@ A micro-step without the reduction of group 0 can be one CUDA graph: what it wai
 and what it starts it joins.
 
     grads    stage 0, 1: full arrays                  G   written by the backward pass
-             stage 2: group 0, then two blocks        G
+             stage 2: group 0, then two blocks        G   so also with updates during the backward pass
     sums     (sliced)                                 fp32   the sum of the replica's micro-batches
     shard    (sharded)                                fp32   the sum of all; with one level that is `sums`
     pieces   (shards, slice of a group)               G   what the processes send to this one
@@ -33,7 +33,8 @@ With one process in stages 0 and 1 nothing moves, and sums and shard are not the
 defines: ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes,
          zero_gradient_bytes, zero_parameter_slice_bytes, zero_gradient_slice_bytes, zero_parameter_layer,
          zero_begin_forward, zero_forward_waits, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
-         zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_variant, zero_begin, zero_join, zero_replayed,
+         zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_begin_update, zero_end_update, zero_join_updates,
+         zero_group_gradient, zero_gradient_at_group, zero_variant, zero_begin, zero_join, zero_replayed,
          zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
          zero_update_parameters, zero_check, zero_is_divided, zero_collect
 */
@@ -168,7 +169,7 @@ static inline void* zero_alloc_shard_(const ZeroGpu* z, size_t bytes, const char
 
 static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
     if (z->place == ZERO_SHARDS_ON_HOST) {
-        CUDA_CHECK(cudaFreeHost(shard));
+        gpu_free_pinned(shard);
     } else {
         gpu_free(shard);
     }
@@ -370,7 +371,7 @@ static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
 
 // The layer under which the gradients of block l lie in `grads`.
 static inline int zero_gradient_layer(const ZeroPlan* plan, int l) {
-    return plan->stage < 2 ? l : l % ZERO_BLOCKS_IN_MEMORY;
+    return plan->takes_turns ? l % ZERO_BLOCKS_IN_MEMORY : l;
 }
 
 // Gradients of group g, as the backward pass left them.
@@ -449,7 +450,7 @@ static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
 // Before a kernel that is the first to write to the gradients of block l in a micro-step, or to those outside of blocks
 // (-1): what lay there must have been sent.
 static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
-    if (z->plan.stage < 2) {
+    if (!z->plan.takes_turns) {
         return;
     }
     if (l < 0) {
@@ -509,6 +510,37 @@ static inline int zero_variant(const ZeroPlan* plan, ZeroStep step) {
     return (step.micro_step > 0) + 2 * (differs && step.is_last);
 }
 
+// With updates during the backward pass, which take the place of reductions: the stream for those of group g, beside what
+// follows; it has waited for the gradient.
+static inline const Gpu* zero_begin_update(ZeroGpu* z) {
+    zero_fork_(z);
+    return &z->comm;
+}
+
+// After the update of group g: its gradient may be overwritten.
+static inline void zero_end_update(ZeroGpu* z, int g) { zero_sent_(z, g); }
+
+static inline void zero_join_(ZeroGpu* z) {
+    CUDA_CHECK(cudaEventRecord(z->joined, z->comm.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->joined, 0));
+}
+
+// After all of them: what follows on the main stream comes after them.
+static inline void zero_join_updates(ZeroGpu* z) { zero_join_(z); }
+
+// Where the gradient of group g lies,
+static inline Gradient zero_group_gradient(const ZeroGpu* z, int g) {
+    const Gradient group = {zero_group_grads_(z, g), z->grads.dtype};
+    return group;
+}
+
+// and an array of all gradients that has this group there; of the others nothing is there. For one process.
+static inline Gradient zero_gradient_at_group(const ZeroGpu* z, int g) {
+    const size_t before = zero_group_begin(&z->plan, g) * dtype_bytes(z->grads.dtype);
+    const Gradient all = {(void*)((uintptr_t)zero_group_grads_(z, g) - before), z->grads.dtype};
+    return all;
+}
+
 // The start of a micro-step. The first one of an update does the same whether a forward pass came before it or not.
 static inline void zero_begin(ZeroGpu* z, ZeroStep step) {
     if (step.micro_step == 0) {
@@ -520,8 +552,7 @@ static inline void zero_begin(ZeroGpu* z, ZeroStep step) {
 // The end of a micro-step, but for group 0: what follows on the main stream comes after the reductions of the blocks.
 static inline void zero_join(ZeroGpu* z, ZeroStep step) {
     if (zero_reduces(&z->plan, step)) {
-        CUDA_CHECK(cudaEventRecord(z->joined, z->comm.stream));
-        CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->joined, 0));
+        zero_join_(z);
     }
 }
 

@@ -35,8 +35,8 @@ defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_replicas, ZeroCut, zero
          zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
          zero_sharded_elements, zero_owned_elements, zero_replicated_elements, ZeroPiece, zero_piece, ZeroRange,
          zero_max_ranges, zero_ranges, zero_logical_elements, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
-         zero_traffic, zero_add_pieces_cpu, Zero, zero_grads_elements, zero_buffer_elements,
-         zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu,
+         zero_traffic, zero_add_pieces_cpu, Zero, zero_grads_elements, zero_bytes_cpu,
+         zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu, zero_group_square_sum_cpu,
          zero_range_gradient_cpu, zero_gather_parameters_cpu
 */
 #ifndef LLMC_ZERO_H
@@ -63,6 +63,8 @@ typedef struct {
     int groups;         // 1 + L
     int first_block;    // the lowest one that has gradients (freeze.h): those of the blocks below stay zero
     size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
+    int takes_turns; // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
+                     // updates during the backward pass, which the caller sets
 } ZeroPlan;
 
 // `shards` divides `size`; ranks 0 ... shards - 1 are the first replica.
@@ -73,7 +75,7 @@ static inline ZeroPlan zero_plan_two_levels(GPT2Config cfg, int stage, int rank,
     const size_t with_one = gpt2_sharded_rows_of(rows, one, 1, size),
                  with_two = gpt2_sharded_rows_of(rows, two, 1, size);
     const size_t block = with_two - with_one;
-    const ZeroPlan plan = {stage, rank, size, shards, 1 + cfg.L, 0, with_one - block, block};
+    const ZeroPlan plan = {stage, rank, size, shards, 1 + cfg.L, 0, with_one - block, block, stage >= 2};
     assert(0 <= rank && rank < size && size % shards == 0);
     return plan;
 }
@@ -333,22 +335,30 @@ typedef struct {
     ZeroRange* ranges; // that it updates
     int num_ranges;
     float* params; // full arrays, of the model;
-    float* grads;  // in stage 2 only of group 0, and after it of one block at a time
+    float* grads;  // if blocks take turns only of group 0, and after it of one block at a time
     float* shard;  // gradient of the update, its shards; with one process in stages 0 and 1: grads
     float* pieces; // of all processes, of one group's gradient; NULL with one process
 } Zero;
 
 static inline int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
 
-// Elements of the gradients that a backward pass writes to; from stage 2 on of `blocks` blocks at a time.
+// Elements of the gradients that a backward pass writes to; if blocks take turns, of `blocks` of them at a time.
 static inline size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
-    return plan->stage < 2 ? zero_full_elements(plan) : plan->once + (size_t)blocks * plan->block;
+    return plan->takes_turns ? plan->once + (size_t)blocks * plan->block : zero_full_elements(plan);
 }
 
-// Elements of further buffers: of the shard, and of the pieces that are received.
-static inline size_t zero_buffer_elements(const ZeroPlan* plan) {
-    return (plan->size > 1 || plan->stage == 2 ? zero_sharded_elements(plan) : 0) +
-           (plan->size > 1 ? zero_largest_group(plan) : 0);
+// Elements of the shard and of the pieces that are received, where these have memory of their own.
+static inline size_t zero_shard_elements_cpu_(const ZeroPlan* plan) {
+    return plan->size > 1 || plan->stage == 2 ? zero_sharded_elements(plan) : 0;
+}
+static inline size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
+    return plan->size > 1 ? zero_largest_group(plan) : 0;
+}
+
+// What zero_open_cpu allocates.
+static inline size_t zero_bytes_cpu(const ZeroPlan* plan, GPT2Config cfg) {
+    return (zero_shard_elements_cpu_(plan) + zero_piece_elements_cpu_(plan)) * sizeof(float) +
+           (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
 }
 
 // `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective.
@@ -362,11 +372,12 @@ static inline void zero_open_cpu(Zero* z, ZeroPlan plan, GPT2Config cfg, const T
         (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges of parameters");
     z->num_ranges = zero_ranges(&plan, rows, cfg, z->ranges);
     group_open(&z->group, comm, 0, plan.rank);
-    if (plan.size > 1 || plan.stage == 2) {
-        z->shard = (float*)check_alloc(zero_sharded_elements(&plan), sizeof(float), "shard of the gradient");
+    const size_t shard = zero_shard_elements_cpu_(&plan), pieces = zero_piece_elements_cpu_(&plan);
+    if (shard > 0) {
+        z->shard = (float*)check_alloc(shard, sizeof(float), "shard of the gradient");
     }
-    if (plan.size > 1) {
-        z->pieces = (float*)check_alloc(zero_largest_group(&plan), sizeof(float), "pieces of the gradient");
+    if (pieces > 0) {
+        z->pieces = (float*)check_alloc(pieces, sizeof(float), "pieces of the gradient");
     }
 }
 
@@ -381,7 +392,7 @@ static inline void zero_close_cpu(Zero* z) {
 
 // Gradients of group g, as the backward pass left them.
 static inline float* zero_group_grads_(const Zero* z, int g) {
-    return z->grads + (z->plan.stage < 2 || g == 0 ? zero_group_begin(&z->plan, g) : z->plan.once);
+    return z->grads + (z->plan.takes_turns && g > 0 ? z->plan.once : zero_group_begin(&z->plan, g));
 }
 
 // Adds all processes' gradients of group g to the shard.
@@ -423,9 +434,16 @@ static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* part
     gradient_square_sum_cpu(sum, z->shard, zero_sharded_elements(&z->plan), partial);
 }
 
-// The reduced gradient of a range.
+// The same of one group that a backward pass has just left, of one process.
+static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum, double* partial) {
+    gradient_square_sum_cpu(sum, zero_group_grads_(z, g), zero_group_elements(&z->plan, g), partial);
+}
+
+// The reduced gradient of a range; if blocks take turns, while its block has them.
 static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
-    return z->plan.stage == 0 ? z->grads + range->full : z->shard + range->owned;
+    const size_t begin = zero_group_begin(&z->plan, range->group);
+    return z->plan.stage == 0 ? zero_group_grads_(z, range->group) + (range->full - begin)
+                              : z->shard + range->owned;
 }
 
 // After the update: sends each process's shards of the parameters to all.

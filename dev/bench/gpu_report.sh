@@ -398,24 +398,13 @@ item_modules() {
 }
 
 item_memory() {
-    local model batch entry name options technique
-    local techniques=("vanilla:--recompute 0" "recompute 1:--recompute 1" "recompute 2:--recompute 2"
-        "recompute 3:--recompute 3" "no master weights:--recompute 0 --master-weights off"
-        "accumulation:--recompute 0 --batch 1" "all:--recompute 3 --master-weights off --batch 1")
-    say "" && say "## Memory techniques, $main, loss after $memory_steps steps" && say ""
-    say "| model | technique | peak MiB | tok/s | loss |"
-    say "|---|---|---:|---:|---:|"
+    local entry model batch
     for entry in "${memory_models[@]}"; do
         read -r model batch <<<"$entry"
-        for technique in "${techniques[@]}"; do
-            name=memory-$model-${technique%%:*} options=${technique#*:} name=${name// /-}
-            local micro=$batch
-            case $options in *--batch*) micro=${options##*--batch } options=${options%%--batch*} ;; esac
-            # shellcheck disable=SC2086
-            ours "$name" $main "$model" "$micro" $((batch * seq_len)) $memory_steps $options || continue
-            say "| $model | ${technique%%:*} | $(peak_of "$out/$name.jsonl") | $(field tok_per_s "$out/$name.jsonl" | spread |
-                awk '{ printf "%.0f", $1 }') | $(field loss "$out/$name.jsonl" | tail -n 1) |"
-        done
+        say "" && say "## Memory: $model" && say ""
+        trial "memory-$model" 500 "$kit_dir/dev/bench/memory_table.sh" --on gpu --bin "$bin" --model "$model" --batch "$batch" \
+            --seq-len $seq_len --steps $memory_steps --data "$shard"
+        grep '^|' "$out/memory-$model.log" | tee -a "$summary"
     done
 }
 

@@ -630,6 +630,19 @@ test_products() {
 }
 
 # A damaged checkpoint is named, and the one before it taken; with none left the run does not start anew by itself.
+# The update during the backward pass: what works with it, and what does not, by name.
+test_update_in_backward() {
+    local on=("${model[@]}" --seq-len 16 --steps 2 --samples 0 --eval-batches 1 --update-in-backward on)
+    good "an update of one micro-batch" "${on[@]}" --total-batch 80 --out in_backward
+    check "--batch auto is all of it" grep -q '"batch":5,' in_backward/step_00000002/state.json
+    check "the shares of a block and of the rest are saved" [ "$(grep -c '"clip":{"updates":2,"shares":\[0\.[0-9]*,0\.[0-9]*,0\.[0-9]*\]}' \
+        in_backward/step_00000002/state.json)" = 1 ]
+    bad 2 "one micro-batch|--total-batch 32|--batch of 5" "${on[@]}" --total-batch 80 --batch 2
+    bad 2 "--skip-grad-z 3|--skip-loss-z works" "${on[@]}" --skip-grad-z 3
+    bad 2 "--zero 2|wanted --zero 0" "${on[@]}" --zero 2
+    bad 2 "2 processes|wanted one" "${on[@]}" --num-processes 2 --plan
+}
+
 test_damaged() {
     local step
     good "a run" "${model[@]}" "${batch[@]}" --steps 6 --save-every 2 --eval-every 0 --samples 0 --out damaged
@@ -793,6 +806,7 @@ test_not_finite
 test_older_checkpoint
 test_resume
 test_products
+test_update_in_backward
 test_damaged
 test_signals
 test_divergence

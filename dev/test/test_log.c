@@ -173,6 +173,11 @@ static void test_board(void) {
            "a new run leaves the old files aside");
 }
 
+static LogSummary summary_of(int64_t steps, double val_loss, double floor, double peak_mib) {
+    const LogSummary end = {steps, val_loss, floor, 32, 250, peak_mib};
+    return end;
+}
+
 static void test_files(void) {
     const char text[] = "He said \"no\".\n\tThen\0 \x01 \xC3 \xE2\x82\xAC";
     RunLog log = open_log("files", 0, 1000);
@@ -185,7 +190,7 @@ static void test_files(void) {
     log_skip(&log, 2, "it is \"bad\"");
     log_sample(&log, 2, text, sizeof(text) - 1);
     log_save(&log, 2, "out/a\\b");
-    log_summary(&log, 2, 3.14159265, 1.0833, 345.5);
+    log_summary(&log, summary_of(2, 3.14159265, 1.0833, 345.5));
     log_close(&log);
 
     const char* const kinds[] = {"config", "val", "train", "train", "skip", "sample", "save", "summary"};
@@ -245,7 +250,7 @@ static void test_partial(void) {
     log_val(&log, 0, 5, NAN);
     EXPECT(count_of(slurp(test_path("partial/log.jsonl")), "\n") == 1, "the line is in the file at once");
     EXPECT(count_of(slurp(test_path("partial/main.log")), "\n") == 1, "the line is in the file at once");
-    log_summary(&log, 0, NAN, NAN, log_peak_mib());
+    log_summary(&log, summary_of(0, NAN, NAN, log_peak_mib()));
     log_close(&log);
     const char* summary = line_of(slurp(test_path("partial/log.jsonl")), 1);
     EXPECT(json_is(summary, "val_loss", "null,") && !strstr(summary, "floor"), "%s", summary);
@@ -266,7 +271,7 @@ static void test_partial(void) {
     EXPECT(count_of(slurp(test_path("partial/log.jsonl.2")), "\n") == 1, "the next number");
     log = open_log_in("", NULL);
     log_train(&log, 1, 4, 0, 1, 0, 1, 1, NAN);
-    log_summary(&log, 1, NAN, NAN, 1);
+    log_summary(&log, summary_of(1, NAN, NAN, 1));
     log_close(&log); // no directory, no screen: no file, no crash
 }
 
@@ -624,7 +629,7 @@ static void test_summary(void) {
     }
     EXPECT(n == LOG_BINS_ && count == 5000, "%d points of %g steps", n, count);
     EXPECT_NEAR(total, sum, 1e-6, "no loss is lost in averaging");
-    log_summary(&log, 5000, 1.2345, 1.1, 300);
+    log_summary(&log, summary_of(5000, 1.2345, 1.1, 300));
     log_close(&log);
     const char* screen = slurp(test_path("summary.screen"));
     EXPECT(strstr(screen, " floor 1.1000 "), "the curve is drawn:\n%s", screen);
@@ -632,8 +637,9 @@ static void test_summary(void) {
     EXPECT(strncmp(picture, "<svg ", 5) == 0 && strstr(picture, "</svg>\n"), "and as a picture:\n%s",
            picture);
     screen = slurp(test_path("summary.screen"));
-    EXPECT(strstr(screen,
-                  "\n5000 steps | val loss 1.2345 | floor 1.1000 | 2048000 tok/s | peak memory 300 MiB\n"),
+    EXPECT(strstr(screen, "\n5000 steps | 0s | val loss 1.2345 | floor 1.1000 | 2048000 tok/s | 6.4e+04 "
+                          "samples/s | planned memory "
+                          "250 MiB, peak 300 MiB\n"),
            "%s", screen);
 }
 
@@ -646,7 +652,7 @@ static void test_picture(void) {
         }
         log_train(&log, 1, 5, 0, 1, 0, 1e-3, 2, NAN);
         log_train(&log, 2, 4 - start, 0, 1, 0, 1e-3, 2, NAN);
-        log_summary(&log, 2, NAN, NAN, 1);
+        log_summary(&log, summary_of(2, NAN, NAN, 1));
         log_close(&log);
         EXPECT(count_of(slurp(test_path("picture/log.jsonl")), "summary") == 1, "start %d", start);
     }

@@ -43,7 +43,7 @@ check "the same scores" [ -n "$(scores cpu_tasks)" -a "$(scores cpu_tasks)" = "$
 "$gpu" --threads 2 >out.txt 2>err.txt
 check "an option of the CPU trainer is refused" [ $? = 2 ]
 check "by name" grep -q 'threads is an option of the CPU trainer' err.txt
-CUSIM_MEMORY_MIB=143 "$gpu" --layers 2 --channels 64 --heads 2 --seq-len 32 --batch 64 >out.txt 2>err.txt
+CUSIM_MEMORY_MIB=145 "$gpu" --layers 2 --channels 64 --heads 2 --seq-len 32 --batch 64 >out.txt 2>err.txt
 check "what does not fit is refused" [ $? = 1 ]
 check "with what would" grep -q -e '--batch [0-9]* --recompute [0-9] fits' err.txt
 LLMC_NVML_LIBRARY=none.so "$gpu" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 -lg 1 >out.txt
@@ -52,10 +52,10 @@ check "and says why there is no report" grep -q 'no GPU report: .*none.so' out.t
 CUSIM_DEVICES=0 "$gpu" --plan --model d12 --out plan >plan.txt
 check "a plan needs no GPU" [ $? = 0 ]
 check "and chooses a level" grep -q '^recompute: level 0, assuming that it fits' plan.txt
-check "and speaks of memory" grep -q '^memory: .* = parameters .*; on the host: [0-9.]* MiB = pinned copy to save [0-9]' plan.txt
+check "and speaks of memory" grep -q '^memory: .* = parameters .*; on the host: [0-9.]* MiB = staging .* + pinned copy to save [0-9]' plan.txt
 
 "$gpu" --plan --model d48 --vocab-size 50257 --recompute 0 --offload-optimizer host >plan.txt
-check "a plan adds up what is on the host" grep -q '; on the host: 11884.5 MiB = m 5942.2 + v 5942.2$' plan.txt
+check "a plan adds up what is on the host" grep -q '; on the host: 11884.9 MiB = m 5942.2 + v 5942.2 + staging 0.4$' plan.txt
 check "and says what it costs" grep -q '^offload: 11.6 GiB on the host; an update moves 11.6 GiB to the GPU and 11.6 GiB back: 0.249 s at 50 GB/s' plan.txt
 "$gpu" --plan --model d48 --vocab-size 50257 --offload-optimizer disk --offload-path nowhere --offload-residuals on >plan.txt
 check "and on a disk" grep -q '; on disk: 11884.5 MiB = m 5942.2 + v 5942.2$' plan.txt
@@ -72,6 +72,9 @@ refused() {
 refused 'needs a directory: --offload-path$' --offload-optimizer disk
 refused 'without --offload-optimizer disk; wanted both$' --offload-path nowhere
 refused '--recompute 2; wanted --recompute 3, which keeps nothing else of a block$' --offload-residuals on --recompute 2
+refused 'offload-optimizer: wanted only one of them$' --update-in-backward on --offload-optimizer host
+refused '--optimizer muon, which on a GPU updates all blocks at once; wanted adamw8bit' --update-in-backward on --optimizer muon
+refused 'wanted --graph off$' --update-in-backward on --graph on
 refused '--zero 2; wanted --zero 3, which divides the parameters$' --offload-params on --zero 2
 (ulimit -f 12 && "$gpu" --layers 1 --channels 16 --heads 2 --offload-optimizer disk --offload-path full) >out.txt 2>err.txt
 check "no room on the disk: status $?, $(cat err.txt)" \
@@ -139,10 +142,15 @@ unset CUSIM_LT_FAST
 # What --plan chooses with this much memory, in MiB.
 level() {
     CUSIM_MEMORY_MIB=$1 "$gpu" --plan --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 |
-        sed -n "s/^recompute: level \(.\), the lowest that fits into $1.0 MiB .*/\1/p"
+        sed -n "s/^recompute: level \(.\), the lowest that fits into [0-9.]* MiB .*/\1/p"
 }
-check "more memory, a lower level" [ "$(level 500)$(level 152)$(level 149)$(level 144)$(level 20)" = 01233 ]
-check "a run that chooses" env CUSIM_MEMORY_MIB=152 "$gpu" --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 \
+check "more memory, a lower level" [ "$(level 500)$(level 153)$(level 151)$(level 146)$(level 20)" = 01233 ]
+CUSIM_MEMORY_MIB=150 "$gpu" --plan --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 --fit auto >plan.txt
+check "--fit says what does not fit" grep -q '^fit: --batch 16 --recompute 0: 151.7 MiB, .* s: too much$' plan.txt
+check "and takes what does" [ "$(tail -n +2 plan.txt | grep '^fit: .*: fits$' | sed 's/:.*MiB.*//' | sed 's/^.*--batch/--batch/' | wc -l)" = 1 ]
+CUSIM_DEVICES=0 "$gpu" --plan --fit auto >out.txt 2>err.txt
+check "without a GPU it needs a number" [ "$? $(grep -c '^error: --fit auto: no GPU .*wanted --fit GIB$' err.txt)" = "2 1" ]
+check "a run that chooses" env CUSIM_MEMORY_MIB=153 "$gpu" --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 \
     --steps 1 --eval-every 0 --samples 0 --out chosen
 check "keeps what it chose" grep -q '"recompute":1' chosen/step_00000001/state.json
 
@@ -173,5 +181,8 @@ check "the checkpoint is the same" same_model pageable pinned
 precision() { make -s -n -C "$top" train_gpt2cu PRECISION="$1" 2>&1; }
 check "the precision in small letters" grep -q -e '-DPRECISION_FP32 ' <(precision fp32)
 check "an unknown precision is refused" grep -q 'PRECISION=FP8: wanted BF16, FP16 or FP32' <(precision fp8)
+
+check "planned memory is what is allocated, in every row of the table" \
+    "$top/dev/bench/memory_table.sh" --on sim --model d6 --batch 4 --seq-len 64
 
 check_done

@@ -14,7 +14,7 @@ Where a run has several processes, the failure of one ends all of them: check_en
 
 defines: CHECK, CHECK_CALL, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes, check_stack,
          EXIT_USAGE, EXIT_INTERRUPTED, check_is_main_thread, check_grow, check_reserve,
-         die_usage, CheckEndFunction, CheckEnd, check_end
+         die_usage, CheckEndFunction, CheckEnd, check_end, CheckAllocated, check_allocated
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
@@ -56,6 +56,10 @@ typedef struct {
     void* context;
 } CheckEnd;
 extern CheckEnd check_end;
+
+// Told of every block that check_alloc returns. NULL, except in the tests that compare planned memory with it.
+typedef void (*CheckAllocated)(const char* what, size_t bytes);
+extern CheckAllocated check_allocated;
 
 #ifdef __cplusplus
 }
@@ -160,6 +164,9 @@ static inline void* check_alloc_unset(size_t count, size_t element_bytes, const 
     void* memory = NULL;
     CHECK(posix_memalign(&memory, large ? huge_page_bytes : 64, bytes ? bytes : 64) == 0,
           "%s: no memory for %.1f MiB", what, (double)bytes / (1 << 20));
+    if (check_allocated) {
+        check_allocated(what, bytes);
+    }
 #ifdef MADV_HUGEPAGE
     if (large) {
         madvise(memory, bytes, MADV_HUGEPAGE);
@@ -201,6 +208,7 @@ static inline void* check_reserve(void* items, size_t* room, size_t wanted, size
 #ifdef CHECK_IMPLEMENTATION
 
 CheckEnd check_end = {NULL, NULL};
+CheckAllocated check_allocated = NULL;
 
 #endif // CHECK_IMPLEMENTATION
 

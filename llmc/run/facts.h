@@ -152,10 +152,19 @@ static void fact_data_(char text[FACT_BYTES], const Record* run) {
     fact_share_(text, run, RECORD_DATA_MS, RECORD_MS);
 }
 
-static void fact_peak_(char text[FACT_BYTES], const Record* run) {
+static void fact_mib_(char text[FACT_BYTES], double value) {
     char mib[NUMBER_BYTES];
-    if (isfinite(run->peak_mib)) {
-        snprintf(text, FACT_BYTES, "%s MiB", number_grouped(run->peak_mib, mib));
+    if (isfinite(value)) {
+        snprintf(text, FACT_BYTES, "%s MiB", number_grouped(value, mib));
+    }
+}
+
+static void fact_planned_(char text[FACT_BYTES], const Record* run) { fact_mib_(text, run->planned_mib); }
+static void fact_peak_(char text[FACT_BYTES], const Record* run) { fact_mib_(text, run->peak_mib); }
+
+static void fact_samples_(char text[FACT_BYTES], const Record* run) {
+    if (isfinite(run->samples_per_s)) {
+        snprintf(text, FACT_BYTES, "%.4g samples/s", run->samples_per_s);
     }
 }
 
@@ -197,8 +206,10 @@ const Fact FACTS[] = {
     {"Tokens", fact_tokens_},
     {"Time", fact_time_},
     {"Speed", fact_speed_},
+    {"Samples", fact_samples_},
     {"MFU", fact_mfu_},
     {"Waiting for data", fact_data_},
+    {"Planned memory", fact_planned_},
     {"Peak memory", fact_peak_},
     {"Skipped updates", fact_skips_},
     {"Rollbacks", fact_rollbacks_},

@@ -18,7 +18,7 @@ far above its minimum.
 
 All state is plain numbers without pointers: a checkpoint may store it as it is.
 
-defines: OUTLIER_WINDOW, Outlier, outlier_z, outlier_add, UpdateGuard, UpdateVerdict, guard_open, guard_check,
+defines: OUTLIER_WINDOW, Outlier, outlier_z, outlier_add, UpdateGuard, UpdateVerdict, guard_open, guard_allows_loss, guard_check,
          guard_shown_z, guard_reason, guard_rise, guard_divergence
 */
 #ifndef LLMC_GUARD_H
@@ -57,6 +57,9 @@ UpdateGuard guard_open(double loss_z_limit, double norm_z_limit);
 
 // How far the mean loss of the last 128 updates is above the lowest that it was, in nats; 0 if unknown.
 double guard_rise(const UpdateGuard* guard);
+
+// Whether the loss alone allows the update: it is finite, and no outlier. Changes nothing.
+int guard_allows_loss(const UpdateGuard* guard, double loss);
 
 // Whether to make the update with this loss and this gradient norm (before clipping). Call it once a step.
 // Low values are not outliers: only high ones are skipped.
@@ -134,6 +137,12 @@ double guard_rise(const UpdateGuard* guard) {
     return mean > guard->best_mean ? mean - guard->best_mean : 0;
 }
 
+static int guard_is_high_(double z, double limit) { return limit > 0 && z > limit; }
+
+int guard_allows_loss(const UpdateGuard* guard, double loss) {
+    return isfinite(loss) && !guard_is_high_(outlier_z(&guard->losses, loss), guard->loss_z_limit);
+}
+
 UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm) {
     guard->loss_z = outlier_z(&guard->losses, loss);
     guard->norm_z = outlier_z(&guard->norms, norm);
@@ -146,9 +155,10 @@ UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm) {
     outlier_add(&guard->norms, norm);
     guard->best_mean =
         fmin(guard->best_mean, outlier_mean_(&guard->losses)); // not NAN if one of them is none
-    const int loss_is_high = guard->loss_z_limit > 0 && guard->loss_z > guard->loss_z_limit;
-    const int norm_is_high = guard->norm_z_limit > 0 && guard->norm_z > guard->norm_z_limit;
-    return loss_is_high || norm_is_high ? UPDATE_SKIP_OUTLIER : UPDATE_DO;
+    return guard_is_high_(guard->loss_z, guard->loss_z_limit) ||
+                   guard_is_high_(guard->norm_z, guard->norm_z_limit)
+               ? UPDATE_SKIP_OUTLIER
+               : UPDATE_DO;
 }
 
 double guard_shown_z(const UpdateGuard* guard, double z) {

@@ -16,7 +16,8 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"skip","step":...,"reason":"..."}
     {"kind":"rollback","step":...,"from":...,"reason":"..."}
     {"kind":"stop","step":...,"reason":"..."}
-    {"kind":"summary","steps":...,"val_loss":...,"floor":...,"tok_per_s":...,"peak_mb":...}  (in MiB)
+    {"kind":"summary","steps":...,"val_loss":...,"floor":...,"elapsed_s":...,"tok_per_s":...,"samples_per_s":...,
+     "data_s":...,"planned_mb":...,"peak_mb":...}  (memory in MiB)
 
 tokens counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
 starts of the program; time is Unix time in seconds. power_w and clock_mhz are those of a GPU, once a second; floor
@@ -44,7 +45,7 @@ without it.
 
 defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
          log_sensors, log_train, log_progress, log_val, log_task, log_sample, log_save, log_note, log_resumed, log_skip,
-         log_rollback, log_stop, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogFile, LogBin,
+         log_rollback, log_stop, LogSummary, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogFile, LogBin,
          log_duration
 */
 #ifndef LLMC_LOG_H
@@ -216,10 +217,17 @@ double log_tok_per_s(const RunLog* log);
 // The peak memory of this process, in MiB.
 double log_peak_mib(void);
 
-// The last thing to log: the loss curve, and what the run achieved. `steps` updates are done; val_loss is the
-// last one (NAN: never evaluated), floor the entropy of the text (NAN: unknown), peak_mib the peak memory in
-// MiB (log_peak_mib(), or the GPU's).
-void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mib);
+// The end of a run.
+typedef struct {
+    int64_t steps;
+    double val_loss;              // the last one; NAN: never evaluated
+    double floor;                 // the entropy of the text; NAN: unknown
+    int seq_len;                  // tokens of a sample
+    double planned_mib, peak_mib; // memory: log_peak_mib() or the GPU's
+} LogSummary;
+
+// Draws the loss curve and prints the summary.
+void log_summary(RunLog* log, LogSummary end);
 
 #ifdef __cplusplus
 }
@@ -1030,35 +1038,41 @@ static void log_draw_curve_(RunLog* log, double floor) {
     }
 }
 
-void log_summary(RunLog* log, int64_t steps, double val_loss, double floor, double peak_mib) {
+void log_summary(RunLog* log, LogSummary end) {
+    const double elapsed_s = log->elapsed_s + time_now_s() - log->open_s;
+    const double samples_per_s = log_tok_per_s(log) / end.seq_len;
     FILE* screen = log->screen.file;
+    char duration[64];
     log_end_line_(log);
-    log_draw_curve_(log, floor);
-    fprintf(screen, "%lld steps", (long long)steps);
-    if (isfinite(val_loss)) {
-        fprintf(screen, " | val loss %.4f", val_loss);
+    log_draw_curve_(log, end.floor);
+    fprintf(screen, "%lld steps | %s", (long long)end.steps, log_duration(elapsed_s, duration));
+    if (isfinite(end.val_loss)) {
+        fprintf(screen, " | val loss %.4f", end.val_loss);
     }
-    if (isfinite(floor)) {
-        fprintf(screen, " | floor %.4f", floor);
+    if (isfinite(end.floor)) {
+        fprintf(screen, " | floor %.4f", end.floor);
     }
     const double data_share = log->total_ms > 0 ? 1e3 * log->data_wait_s / log->total_ms : 0;
     if (data_share > 0.01) {
         fprintf(screen, " | %.1f%% waiting for data", 100 * data_share);
     }
     if (log->timed > 0) {
-        fprintf(screen, " | %.0f tok/s", log_tok_per_s(log));
+        fprintf(screen, " | %.0f tok/s | %.4g samples/s", log_tok_per_s(log), samples_per_s);
     }
-    fprintf(screen, " | peak memory %.0f MiB\n", peak_mib);
+    fprintf(screen, " | planned memory %.0f MiB, peak %.0f MiB\n", end.planned_mib, end.peak_mib);
     log_flush_screen_(log);
 
-    fprintf(log->json.file, "{\"kind\":\"summary\",\"steps\":%lld", (long long)steps);
-    log_number_(log, "val_loss", val_loss);
-    if (isfinite(floor)) {
-        log_number_(log, "floor", floor);
+    fprintf(log->json.file, "{\"kind\":\"summary\",\"steps\":%lld", (long long)end.steps);
+    log_number_(log, "val_loss", end.val_loss);
+    if (isfinite(end.floor)) {
+        log_number_(log, "floor", end.floor);
     }
+    log_number_(log, "elapsed_s", elapsed_s);
     log_number_(log, "tok_per_s", log_tok_per_s(log));
+    log_number_(log, "samples_per_s", samples_per_s);
     log_number_(log, "data_s", log->data_wait_s);
-    log_number_(log, "peak_mb", peak_mib);
+    log_number_(log, "planned_mb", end.planned_mib);
+    log_number_(log, "peak_mb", end.peak_mib);
     log_end_(log);
 }
 

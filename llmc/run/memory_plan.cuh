@@ -9,7 +9,8 @@ what the options leave open because it depends on memory, and whether the run fi
 Each planned_... is one fact that the model is opened with.
 
 defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_state, planned_gradient_dtype,
-         planned_zero, planned_residual_bytes, planned_micro_batches, memory_plan, memory_choose, memory_require
+         planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses, memory_plan,
+         memory_choose, memory_require
 */
 #ifndef LLMC_MEMORY_PLAN_CUH
 #define LLMC_MEMORY_PLAN_CUH
@@ -19,18 +20,25 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 
 #include "llmc/precision.cuh"
 
+#include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
+#include "llmc/batch_queue.cuh"
+#include "llmc/encoder.cuh"
 #include "llmc/freeze.h"
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
+#include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
 #include "llmc/optimizer.cuh"
+#include "llmc/optimizer.h"
 #include "llmc/quantized_model.h"
+#include "llmc/step_result.cuh"
 #include "llmc/text_model.cuh"
 #include "llmc/text_rows.h"
 #include "llmc/zero.cuh"
 #include "llmc/run/checkpoint.h"
+#include "llmc/run/fit.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/setup.h"
@@ -82,6 +90,7 @@ static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
                         ? zero_plan(cfg, 0, 0, 1)
                         : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
     plan.first_block = freeze.first_block;
+    plan.takes_turns |= o->update_in_backward;
     return plan;
 }
 
@@ -123,6 +132,11 @@ static inline int64_t planned_micro_batches(const Options* o) {
     return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
 }
 
+// Room for losses: a validation has one, too.
+static inline int64_t planned_losses(const Options* o) {
+    return planned_micro_batches(o) > 1 ? planned_micro_batches(o) : 1;
+}
+
 // And of one process.
 static inline double memory_micro_steps_(const Options* o) {
     return ceil((double)planned_micro_batches(o) / o->processes);
@@ -149,7 +163,34 @@ static inline void memory_add_residuals_(PlanMemory plan[PLAN_KINDS], GPT2Config
     plan_add_at(plan, kind);
 }
 
-// Sets the list of the large allocations; it ends with a name of NULL.
+// What the operations of training need for themselves, and room for batches and results.
+static inline size_t memory_scratch_(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
+    const size_t N = (size_t)o->batch * o->seq_len;
+    return attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
+           layernorm_planned_bytes((int)N, cfg.C) + encoder_planned_bytes((int)N, cfg.C) +
+           (o->freeze && o->freeze[0] ? optimizer_freeze_bytes(cfg.L) : 0) +
+           gradient_norm_planned_bytes(zero_sharded_elements(zero)) + batch_queue_planned_bytes(N) +
+           step_result_bytes(planned_losses(o)) + N * sizeof(int);
+}
+
+// What passes between the GPU and the host on its way.
+static inline size_t memory_staging_(GPT2Config cfg, const Options* o) {
+    const size_t N = (size_t)o->batch * o->seq_len,
+                 trained = batch_queue_pinned_bytes(N) + step_result_bytes(planned_losses(o));
+    return text_model_host_bytes(cfg, planned_texts(o), o->seq_len) +
+           (o->recompute == RECOMPUTE_NEVER ? 0 : trained);
+}
+
+// Products, generation, and what all runs have on the host.
+static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+    const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
+    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device, o->bias_fusion));
+    plan_add(plan, "texts", text_model_planned_bytes(cfg, planned_texts(o), o->seq_len, o->quantize));
+    plan_add_at(plan, staging);
+}
+
+// Sets the list of all that gpt2_open allocates, to the byte, and the copy of the first save; it ends with a name of
+// NULL. Only cuDNN's workspace, where it is used, is an upper bound.
 static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
@@ -165,9 +206,8 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
     }
     if (o->recompute == RECOMPUTE_NEVER) {
         const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
-        plan_add(plan, "expanded matrix", o->quantize ? text_model_expanded_bytes(cfg) : 0);
         plan_add_text(plan, activations, bytes);
-        plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
+        memory_add_common_(plan, cfg, o);
         return;
     }
     if (trains) {
@@ -179,8 +219,8 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
         memory_add_residuals_(plan, cfg, o);
     }
     plan_add(plan, "activations", planned_activations(activations, cfg, o));
-    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device));
-    plan_add(plan, "attention", attention_planned_bytes(o->batch, o->seq_len, cfg.NH, DTYPE_OF(floatX)));
+    plan_add(plan, "scratch", memory_scratch_(cfg, &zero, o));
+    memory_add_common_(plan, cfg, o);
     const size_t copy_bytes =
         o->out[0] && trains
             ? checkpoints_bytes(cfg, setup_optimizer(o), &zero, planned_saved_dtype(o), o->model_file_gb)
@@ -189,11 +229,11 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
     plan_add_at(plan, copy);
 }
 
-// Of the GPU, with some room for what is not planned.
+// Of the GPU.
 static inline size_t memory_bytes_(GPT2Config cfg, const Options* options) {
     PlanMemory memory[PLAN_KINDS];
     memory_plan(memory, cfg, options);
-    return plan_bytes(memory) + plan_bytes(memory) / 50;
+    return plan_bytes(memory);
 }
 
 static inline size_t memory_free_(int device) {
@@ -242,14 +282,17 @@ static inline void memory_require(GPT2Config cfg, const Options* options) {
           (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
 }
 
-// What a run on the GPU can take; without such a GPU there is no limit.
-static inline size_t memory_limit_(int device) {
+// What a plan may take, for options that are chosen by it: of free memory all but the fiftieth part, which is room for
+// kernels and whatever else CUDA loads during the run; without such a GPU there is no limit. --fit may lower it.
+static inline size_t memory_limit_(const Options* o) {
+    const size_t wanted = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : SIZE_MAX;
     int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
+    if (cudaGetDeviceCount(&count) != cudaSuccess || o->device >= count) {
         cudaGetLastError(); // clears the error: a plan needs no GPU
-        return SIZE_MAX;
+        return wanted;
     }
-    return memory_free_(device);
+    const size_t found = memory_free_(o->device), usable = found - found / 50;
+    return wanted < usable ? wanted : usable;
 }
 
 // Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
@@ -285,15 +328,41 @@ static inline void memory_choose_chunk_(GPT2Config cfg, Options* options, size_t
                                       : "the largest chunk that fits into GPU memory");
 }
 
-// Decides what is auto because it depends on the GPU's memory: recomputation first, since it costs more than
-// chunks do.
-static inline void memory_choose(GPT2Config cfg, Options* options) {
+// The plan of --fit, which leaves --logits-chunk auto for later.
+static inline void memory_plan_least_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* options) {
+    Options least = *options;
+    least.logits_chunk =
+        options->logits_chunk == OPTION_AUTO ? memory_least_chunk_(cfg, options) : options->logits_chunk;
+    memory_plan(plan, cfg, &least);
+}
+
+// --fit: decides --batch, --recompute and --offload-optimizer.
+static inline void memory_fit_(GPT2Config cfg, Options* options, Comm* comm, double peak, size_t limit) {
+    const FitDevice device = {memory_plan_least_,
+                              fit_least_of_all(comm, limit),
+                              fit_least_of_all(comm, fit_available_bytes(comm)),
+                              peak / 2,
+                              2e12,
+                              PLAN_BUS_BYTES_PER_S,
+                              sizeof(floatX)};
+    if (limit == SIZE_MAX) {
+        die_usage("--fit auto: no GPU to ask for its free memory; wanted --fit GIB");
+    }
+    fit_choose(stdout, cfg, options, device);
+}
+
+// Decides what is open because it depends on the GPU's memory: recomputation first, since it costs more than
+// chunks do. `peak` is in FLOP/s.
+static inline void memory_choose(GPT2Config cfg, Options* options, Comm* comm, double peak) {
+    const size_t limit = memory_limit_(options);
+    if (options->fit != 0) {
+        memory_fit_(cfg, options, comm, peak, limit);
+    }
     const int recompute_is_auto = options->recompute == OPTION_AUTO,
               chunk_is_auto = options->logits_chunk == OPTION_AUTO;
     if (!recompute_is_auto && !chunk_is_auto) {
         return;
     }
-    const size_t limit = memory_limit_(options->device);
     options->logits_chunk = chunk_is_auto ? memory_least_chunk_(cfg, options) : options->logits_chunk;
     if (recompute_is_auto) {
         memory_choose_recompute_(cfg, options, limit);

@@ -163,11 +163,14 @@ typedef struct {
     const char* export_gguf;
     int export_gguf_dtype, tensorboard, overfit;
 
-    int recompute, threads, products, logits_chunk;
+    int recompute;
+    float fit;
+    int threads, products, logits_chunk;
     int offload_optimizer;
     const char* offload_path;
     int offload_residuals, offload_params;
-    int gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
+    int update_in_backward, gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph,
+        device, gpu_report;
 
     int num_processes, rank, gpus_per_node, init;
     const char *server, *fs_path;
@@ -360,7 +363,7 @@ const OptionRow OPTION_TABLE[] = {
     {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_,     "",
         "SIZE|PATH", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory, the --out of a run "
         "or an llm.c .bin"},
-    {"model",      "layers",        "",   INT_(layers),            1,     1000, AUTO_ | RUN_,     "auto",
+    {"model",      "layers",        "",   INT_(layers),            1, GPT2_MAX_LAYERS, AUTO_ | RUN_,     "auto",
         "blocks", "transformer blocks; auto, here and below: from --model"},
     {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_ | RUN_,     "auto",
         "", "width of the residual stream"},
@@ -521,6 +524,9 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(RECOMPUTE_WORDS), "activations to recompute instead of storing: 0 none, 1 GELU, 2 GELU and layernorm, "
         "mlp also the product before GELU, 3 whole blocks; "
         "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
+    {"memory, speed", "fit",        "",   FLOAT_(fit),             0,    MANY_, AUTO_ | ONCE_,    "0",
+        "GiB", "fit into this much memory: try --batch and what divides it, levels of --recompute, on a GPU also "
+        "--offload-optimizer host, the fastest first; same updates, but for rounding; auto: what is free; 0: off"},
     {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_ | BOTH_, "0",
         "threads", "CPU threads of a process; 0: its share of the machine's"},
     {"memory, speed", "products",   "",   CHOICE_(products),       0,        0, CPU_ | RUN_ | BOTH_, "fp32",
@@ -536,6 +542,9 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "with --recompute 3: keep the residual stream between blocks in pinned memory of the host; same bits"},
     {"memory, speed", "offload-params", "", SWITCH_(offload_params), 0,      0, GPU_,             "off",
         "off|on", "with --zero 3: keep this process's part of parameters and gradients in pinned memory of the host; same bits"},
+    {"memory, speed", "update-in-backward", "", SWITCH_(update_in_backward), 0, 0, RUN_,          "off",
+        "off|on", "update each block as soon as its gradient is there, and then forget that: gradients of two blocks instead of "
+        "all; an update is one micro-batch, and is clipped block by block (dev/doc/memory.md)"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
         "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
     {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | RUN_,      "on",
@@ -549,7 +558,7 @@ const OptionRow OPTION_TABLE[] = {
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
         "off|on", "time cuBLASLt's algorithms once per product, and keep the fastest"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_ | BOTH_,     "on",
-        "off|on", "replay a micro-step as one CUDA graph"},
+        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward"},
     {"memory, speed", "device",     "",   INT_(device),            0,     1023, AUTO_ | GPU_ | ONCE_ | BOTH_, "auto",
         "", "index of the GPU; auto: one for each process of a machine"},
     {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_,     "0",

@@ -1,8 +1,8 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanPlace, PlanMemory, PLAN_KINDS, plan_add, plan_add_at, plan_add_state, plan_add_text, plan_bytes,
-         plan_print_memory, plan_print_traffic, plan_print, plan_print_json
+defines: PlanPlace, PlanMemory, PLAN_BUS_BYTES_PER_S, PLAN_KINDS, plan_add, plan_add_at, plan_add_state, plan_add_text, plan_bytes_at, plan_bytes,
+         plan_print_kinds, plan_print_memory, plan_print_traffic, plan_print, plan_print_json
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -22,6 +22,9 @@ extern "C" {
 // The device that the run is on; beside it the host, and a disk of the host.
 typedef enum { PLAN_DEVICE, PLAN_HOST, PLAN_DISK } PlanPlace;
 
+// Between the GPU and the host, each way: PCIe 5 x16. dev/bench/scaling.py assumes the same.
+#define PLAN_BUS_BYTES_PER_S 50e9
+
 // One allocation, by name. A list ends with a name of NULL.
 typedef struct {
     const char* name;
@@ -30,7 +33,7 @@ typedef struct {
     double in, out; // how often an update moves it to the device, and back
 } PlanMemory;
 
-enum { PLAN_KINDS = 16 + STATE_SLOTS }; // room for a list
+enum { PLAN_KINDS = 22 + STATE_SLOTS }; // room for a list
 
 // Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
@@ -44,8 +47,12 @@ void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, Pl
 // Adds the activations of generation, `bytes` that are laid out by `rows`.
 void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes);
 
-// The memory of the device that the run is on.
+// The memory at a place, and of the device that the run is on.
+size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place);
 size_t plan_bytes(const PlanMemory* memory);
+
+// "planned: " and the kinds at each place, without the end of the line.
+void plan_print_kinds(FILE* file, const PlanMemory* memory);
 
 // Two lines: the model, and its memory; between them one on what is frozen, if anything is.
 void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory);
@@ -110,7 +117,7 @@ void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVA
     plan_add(plan, "activations", bytes - kv);
 }
 
-static size_t plan_bytes_at_(const PlanMemory* memory, PlanPlace place) {
+size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place) {
     size_t total = 0;
     for (const PlanMemory* kind = memory; kind->name; kind++) {
         total += kind->place == place ? kind->bytes : 0;
@@ -118,13 +125,13 @@ static size_t plan_bytes_at_(const PlanMemory* memory, PlanPlace place) {
     return total;
 }
 
-size_t plan_bytes(const PlanMemory* memory) { return plan_bytes_at_(memory, PLAN_DEVICE); }
+size_t plan_bytes(const PlanMemory* memory) { return plan_bytes_at(memory, PLAN_DEVICE); }
 
 static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
 
 // What is at a place, in words; nothing if there is nothing.
 static void plan_print_place_(FILE* file, const PlanMemory* memory, PlanPlace place, const char* words) {
-    const size_t total = plan_bytes_at_(memory, place);
+    const size_t total = plan_bytes_at(memory, place);
     const char* joint = " = ";
     if (total) {
         fprintf(file, "%s%.1f MiB", words, plan_mib_(total));
@@ -135,6 +142,17 @@ static void plan_print_place_(FILE* file, const PlanMemory* memory, PlanPlace pl
             joint = " + ";
         }
     }
+}
+
+static void plan_print_places_(FILE* file, const PlanMemory* memory) {
+    plan_print_place_(file, memory, PLAN_DEVICE, "");
+    plan_print_place_(file, memory, PLAN_HOST, "; on the host: ");
+    plan_print_place_(file, memory, PLAN_DISK, "; on disk: ");
+}
+
+void plan_print_kinds(FILE* file, const PlanMemory* memory) {
+    fprintf(file, "planned: ");
+    plan_print_places_(file, memory);
 }
 
 // What is frozen, and what follows from it.
@@ -164,9 +182,7 @@ void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const
             cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6);
     plan_print_freeze_(file, cfg, options->freeze);
     fprintf(file, "memory%s: ", options->processes > 1 ? each : "");
-    plan_print_place_(file, memory, PLAN_DEVICE, "");
-    plan_print_place_(file, memory, PLAN_HOST, "; on the host: ");
-    plan_print_place_(file, memory, PLAN_DISK, "; on disk: ");
+    plan_print_places_(file, memory);
     fputc('\n', file);
 }
 
@@ -201,8 +217,8 @@ static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
 
 // What an update moves between a place and the device, and the seconds that takes if nothing hides it.
 static void plan_print_moves_(FILE* file, const PlanMemory* memory, PlanPlace place) {
-    const double bus = 50e9, drive = 6e9,
-                 gib = 1 << 30; // bytes per second: dev/bench/scaling.py assumes the same
+    const double bus = PLAN_BUS_BYTES_PER_S, gib = 1 << 30;
+    const double drive = 6e9; // bytes per second: dev/bench/scaling.py assumes the same
     double bytes = 0, in = 0, out = 0;
     for (const PlanMemory* kind = memory; kind->name; kind++) {
         bytes += kind->place == place && kind->in > 0 ? (double)kind->bytes : 0;

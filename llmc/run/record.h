@@ -100,9 +100,9 @@ typedef struct {
     RecordOption* options;               // of the last start, and what follows too
     RecordMemory* memory;
     size_t num_steps, num_events, num_options, num_memory;
-    char *program, *trainer, *host, *device; // "": not told
-    double floor, peak_mib;                  // NaN: not told
-    double tok_per_s;                        // of the last start, without the first update; NaN: not told
+    char *program, *trainer, *host, *device;            // "": not told
+    double floor, peak_mib, planned_mib, samples_per_s; // NaN: not told
+    double tok_per_s; // of the last start, without the first update; NaN: not told
     RecordEnd end;
 } Record;
 
@@ -381,19 +381,21 @@ static int record_config_(Record* r, JsonReader* json) {
 }
 
 static int record_summary_(Record* r, JsonReader* json) {
-    static const char* const names[] = {"floor", "tok_per_s", "peak_mb"};
-    double values[3];
+    static const char* const names[] = {"floor", "tok_per_s", "peak_mb", "planned_mb", "samples_per_s"};
+    double values[5];
     const char* key;
     int more;
-    record_clear_(values, 3);
+    record_clear_(values, 5);
     while ((more = json_member(json, JSON_NEXT, &key)) > 0) {
-        if (!record_take_(json, key, names, 3, values)) {
+        if (!record_take_(json, key, names, 5, values)) {
             return 0;
         }
     }
     r->floor = isfinite(values[0]) ? values[0] : r->floor;
     r->tok_per_s = values[1];
     r->peak_mib = values[2];
+    r->planned_mib = values[3];
+    r->samples_per_s = values[4];
     r->end = RECORD_FINISHED;
     return record_line_ends_(json, more);
 }
@@ -462,7 +464,8 @@ void record_read(Record* record, const char* run) {
     char error[ERROR_BYTES];
     memset(record, 0, sizeof(*record));
     record_find_log_(record, run);
-    record->floor = record->peak_mib = record->tok_per_s = NAN;
+    record->floor = record->peak_mib = record->planned_mib = NAN;
+    record->tok_per_s = record->samples_per_s = NAN;
     char** const members[] = {&record->program, &record->trainer, &record->host, &record->device};
     for (int i = 0; i < 4; i++) {
         *members[i] = record_copy_("", 0);

@@ -27,6 +27,7 @@ defines: BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, r
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/generator.h"
+#include "llmc/run/in_backward.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
@@ -76,8 +77,8 @@ typedef struct {
     // ---- before and after the run
 
     // First, sets options that are still `auto` because they depend on the device, and prints why. Then sets
-    // *plan. Allocates nothing; a plan for another machine needs no device.
-    void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options, const Comm* comm);
+    // *plan. Allocates nothing; a plan for another machine needs no device. Collective, like all that follows.
+    void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options, Comm* comm);
     // Allocates everything that training needs; all parameters are zero. Ends the program if it does not fit.
     // `comm` stays. Collective, as all that follows up to copy_out.
     void (*open)(GPT2* model, GPT2Config cfg, const Options* options, Comm* comm);
@@ -88,6 +89,8 @@ typedef struct {
     void (*export_model)(GPT2* model, const Options* options, const RunData* data);
     double (*peak_mib)(void); // the most memory that the device, or the process, ever held
 
+    double (*beside_mib)(const GPT2* model); // that nobody planned, on the GPU; NULL: there is none
+
     // ---- a step
 
     // The loss scale of a new run; loss_scale_off where gradients need none.
@@ -97,6 +100,9 @@ typedef struct {
     // of each token counts loss_scale / total_batch.
     BatchGradient (*gradients)(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
                                double* losses);
+    // For --update-in-backward, in place of the two others: forward and backward on a batch that is an update, in which
+    // `now` decides on each group of parameters as soon as its gradient is there.
+    BatchGradient (*update_in_backward)(GPT2* model, Batch batch, InBackward* now);
     // One update of all parameters; its grad_scale applies to gradients as they are in memory.
     void (*update)(GPT2* model, Update update);
     // Prints what --gpu-report asks for, after step number `step` (from 1). NULL: nothing.
@@ -209,10 +215,11 @@ typedef struct {
     Session session;
     RunLog log;
     RunState state;
-    int validates_first; // before the first update, too
-    double floor;        // of the validation loss: the entropy of the text; NAN: unknown
-    double step_s;       // time of the last step
-    double sensed_s;     // when the device was asked last
+    InBackward in_backward; // the last update
+    int validates_first;    // before the first update, too
+    double floor;           // of the validation loss: the entropy of the text; NAN: unknown
+    double step_s;          // time of the last step
+    double sensed_s;        // when the device was asked last
 } Run_;
 
 static int run_is_first_(const Run_* run) { return run->comm.rank == 0; }
@@ -332,13 +339,39 @@ static void run_watch_pace_(Run_* run, int64_t micro_steps) {
     }
 }
 
+// Of --update-in-backward: the next update itself, unless the data of its batch have changed.
+static BatchGradient run_update_in_backward_(Run_* run) {
+    const Options* o = &run->options;
+    const RunState* state = &run->state;
+    const Batch batch = dataloader_next(run->train);
+    BatchGradient nothing = {{0, 0}, 0, 0, 0};
+    in_backward_open(&run->in_backward, &state->shares, &state->guard,
+                     setup_update(o, state->step, state->updates + 1, 0), o->grad_clip,
+                     (double)o->total_batch);
+    if (dataloader_error(run->train)) {
+        return nothing;
+    }
+    in_backward_batch(&run->in_backward, batch.counted);
+    const BatchGradient own = run->trainer->update_in_backward(run->model, batch, &run->in_backward);
+    run->part[RUN_LOSSES_] = run->in_backward.losses;
+    in_backward_end(&run->in_backward, &run->state.shares);
+    return own;
+}
+
+// The gradient of this process for the next update.
+static BatchGradient run_own_gradient_(Run_* run) {
+    return run->options.update_in_backward
+               ? run_update_in_backward_(run)
+               : run->trainer->gradients(run->model, run->train, run->options.total_batch,
+                                         run->state.loss_scale.scale, run->part + RUN_LOSSES_);
+}
+
 // The gradient of the next update, from all processes.
 static RunUpdate_ run_gradients_(Run_* run) {
     const Options* o = &run->options;
     const int64_t micro_steps = run_micro_steps_(run, o->total_batch / o->seq_len);
     const double waited_s = run->train->wait_s;
-    const BatchGradient own = run->trainer->gradients(run->model, run->train, o->total_batch,
-                                                      run->state.loss_scale.scale, run->part + RUN_LOSSES_);
+    const BatchGradient own = run_own_gradient_(run);
     run->part[RUN_HIGH_] = own.square_sum.high;
     run->part[RUN_LOW_] = own.square_sum.low;
     run->part[RUN_COUNTED_] = own.counted;
@@ -448,6 +481,19 @@ static int run_overflowed_(LossScale* scale, double loss, double norm, char reas
     return 1;
 }
 
+// Of an update that was made in the backward pass: whether it was, at least in part.
+static void run_judge_in_backward_(const InBackward* made, RunVerdict_* verdict) {
+    verdict->is_made = made->updated > 0;
+    if (verdict->is_made && made->stopped_at > 0) {
+        snprintf(verdict->reason, sizeof(verdict->reason),
+                 "in block %d and all below it, whose gradient is not finite",
+                 gpt2_group_layer(made->stopped_at));
+    } else if (verdict->is_made && made->stopped_at == 0) {
+        snprintf(verdict->reason, sizeof(verdict->reason),
+                 "outside of the blocks, where the gradient is not finite");
+    }
+}
+
 // Schedule, clipping, overflow and outliers.
 static RunVerdict_ run_judge_(Run_* run, const RunUpdate_* update) {
     const Options* o = &run->options;
@@ -468,6 +514,9 @@ static RunVerdict_ run_judge_(Run_* run, const RunUpdate_* update) {
         snprintf(verdict.reason, sizeof(verdict.reason), "%s", guard_reason(guard));
     }
     verdict.is_made = !skip;
+    if (o->update_in_backward) {
+        run_judge_in_backward_(&run->in_backward, &verdict);
+    }
     const float decided[3] = {verdict.update.adamw.lr, verdict.update.adamw.grad_scale,
                               (float)verdict.is_made};
     run->agreement = xxh64(decided, sizeof(decided));
@@ -496,7 +545,7 @@ static void run_log_step_(Run_* run, const RunVerdict_* verdict, double flops) {
     log_train(&run->log, run->state.step, verdict->loss, guard_shown_z(guard, guard->loss_z), verdict->norm,
               guard_shown_z(guard, guard->norm_z), verdict->update.adamw.lr, run->step_s * 1e3,
               flops / run->step_s / run->peak);
-    if (!verdict->is_made) {
+    if (verdict->reason[0]) {
         log_skip(&run->log, run->state.step, verdict->reason);
     }
 }
@@ -518,10 +567,10 @@ static void run_step_(Run_* run) {
     run_check_data_(run, run->train, first);
     const RunVerdict_ verdict = run_judge_(run, &update);
     comm_progress(&run->comm, COMM_UPDATE, state->step, "the update, a validation or samples");
-    if (verdict.is_made) {
+    if (verdict.is_made && !o->update_in_backward) {
         trainer->update(run->model, verdict.update);
-        state->updates++;
     }
+    state->updates += verdict.is_made;
     state->step++;
     state->stage = STAGE_UPDATED;
     state->tokens += o->total_batch;
@@ -681,6 +730,10 @@ static void run_open_state_(Run_* run) {
     const Trainer* trainer = run->trainer;
     const Options* o = &run->options;
     run->state = run_state_open(guard_open(o->skip_loss_z, o->skip_grad_z), trainer->loss_scale());
+    if (o->update_in_backward) {
+        const ZeroPlan whole = zero_plan(run->cfg, 0, 0, 1);
+        run->state.shares = clip_shares_open(&whole);
+    }
     run->validates_first =
         !trainer->validates_first ||
         trainer->validates_first(o, gpt2_flops_per_token(run->cfg, o->seq_len), run->eval_sequences);
@@ -729,13 +782,37 @@ static void run_print_use_(const Run_* run, const char* program) {
     }
 }
 
+// What was planned, by kind, and what was taken beside it.
+static void run_print_memory_(Run_* run) {
+    char* text = NULL;
+    size_t bytes = 0;
+    FILE* file = open_memstream(&text, &bytes);
+    CHECK(file, "out of memory for the summary");
+    plan_print_kinds(file, run->plan.memory);
+    if (run->trainer->beside_mib) {
+        fprintf(file, "; beside it on the GPU, by CUDA and its libraries: %.1f MiB",
+                run->trainer->beside_mib(run->model));
+    }
+    fprintf(file, "; this process: %.1f MiB", log_peak_mib());
+    CHECK(fclose(file) == 0, "out of memory for the summary");
+    log_note(&run->log, text);
+    free(text);
+}
+
 // After the last step.
 static void run_summarize_(Run_* run) {
     double peak_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
     run->trainer->export_model(run->model, &run->options, &run->data);
     run_sum_(run, run->trainer->peak_mib(), &peak_mib);
-    log_summary(&run->log, run->options.steps, run->state.val_loss, run->floor, peak_mib);
+    const LogSummary end = {run->options.steps,
+                            run->state.val_loss,
+                            run->floor,
+                            run->options.seq_len,
+                            (double)plan_bytes(run->plan.memory) / (1 << 20),
+                            peak_mib};
+    log_summary(&run->log, end);
+    run_print_memory_(run);
 }
 
 static void run_print_traffic_(const Run_* run) {

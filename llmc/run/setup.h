@@ -499,8 +499,12 @@ static void setup_seq_len_(Options* options) {
     }
 }
 
-// A micro-batch that fits into an update without a rest.
+// A micro-batch that fits into an update without a rest; with --update-in-backward it is all of it.
 static int setup_auto_batch_(const Options* options) {
+    const int64_t sequences = options->total_batch / options->seq_len;
+    if (options->update_in_backward && 0 < sequences && sequences <= INT_MAX) {
+        return (int)sequences;
+    }
     int batch = SETUP_BATCH_TOKENS > options->seq_len ? SETUP_BATCH_TOKENS / options->seq_len : 1;
     while (options->total_batch != OPTION_AUTO && batch > 1 &&
            options->total_batch % ((int64_t)batch * options->seq_len)) {
@@ -898,7 +902,7 @@ static void setup_only_evaluate_(Options* options) {
     }
     options->save_every = 0;
     options->master_weights = options->offload_optimizer = options->zero = 0;
-    options->offload_params = options->offload_residuals = 0;
+    options->offload_params = options->offload_residuals = options->update_in_backward = 0;
     if (!setup_asks_for_samples(options)) {
         options->sample_every = options->sample_every == OPTION_AUTO ? 0 : options->sample_every;
         options->recompute = options->recompute == OPTION_AUTO ? RECOMPUTE_BLOCK : options->recompute;
@@ -921,6 +925,41 @@ static void setup_check_offload_(const Options* o) {
                   "of a block",
                   gpt2_recompute_word(o->recompute), gpt2_recompute_word(RECOMPUTE_BLOCK));
     }
+}
+
+// Ends the program if updates cannot be made during the backward pass. CUDA graphs, whose kernels would all have the numbers
+// of one update, are off.
+static void setup_check_in_backward_(Options* o) {
+    const int64_t sequences = o->total_batch / o->seq_len;
+    if (!o->update_in_backward) {
+        return;
+    }
+    if (o->processes > 1) {
+        die_usage(
+            "--update-in-backward on, %d processes; wanted one, or off with --zero 2, which divides the "
+            "gradients among them",
+            o->processes);
+    }
+    if (o->zero >= 2) {
+        die_usage("--update-in-backward on, --zero %d, which keeps all gradients; wanted --zero 0", o->zero);
+    }
+    if (sequences > o->batch) {
+        die_usage("--update-in-backward on: an update is one micro-batch; wanted --total-batch %lld, or a "
+                  "--batch of %lld",
+                  (long long)o->batch * o->seq_len, (long long)sequences);
+    }
+    if (o->skip_grad_z > 0) {
+        die_usage("--update-in-backward on, --skip-grad-z %g: the norm is known after the update; wanted 0, "
+                  "--skip-loss-z works",
+                  (double)o->skip_grad_z);
+    }
+    if (o->offload_optimizer) {
+        die_usage("--update-in-backward on, --offload-optimizer: wanted only one of them");
+    }
+    if (o->graph && options_given(o, "graph")) {
+        die_usage("--update-in-backward on, --graph on; wanted --graph off");
+    }
+    o->graph = 0;
 }
 
 // The rate, the decay and beta2 that go with the optimizer. SGD divides by nothing: a gradient that is clipped to a norm of
@@ -946,6 +985,7 @@ void setup_training(Options* options, int has_weights) {
     if (options_only_evaluates(options)) {
         setup_only_evaluate_(options);
     }
+    setup_check_in_backward_(options);
     if (options->steps != OPTION_AUTO) {
         setup_times_(options);
     }

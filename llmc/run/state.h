@@ -6,6 +6,7 @@ state.h -- where a run stands, besides its tensors, and its file in a checkpoint
      "train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
+     "clip":{"updates":...,"shares":[...]},
      "options":{"train-data":"...", ...},
      "files":{"model.safetensors":{"bytes":...,"xxh64":"16 hexadecimal digits"}, ...},
      "xxh64":"16 hexadecimal digits"}
@@ -21,6 +22,8 @@ The values of options are those of options_print_json.
     train_tokens   tokens of the training data
     train_data     checksum of their contents (sources.h), because other data have other sequences; 0 if
                    unknown; missing in older files
+    clip           how --update-in-backward divides the limit of the gradient's norm (in_backward.h); missing in
+                   other runs
     stage          which work between two updates was done at this step (RunStage); missing in older files:
                    all of it
 
@@ -35,6 +38,7 @@ defines: RunStage, RunState, run_state_open, run_state_restore, SavedState, Save
 
 #include "llmc/base/xxh64.h"
 #include "llmc/run/guard.h"
+#include "llmc/run/in_backward.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
 
@@ -57,6 +61,7 @@ typedef struct {
     double val_loss;      // the last one; NAN: none yet
     UpdateGuard guard;    //
     LossScale loss_scale; //
+    ClipShares shares;    // no updates: none yet, or not in use
 } RunState;
 
 typedef struct {
@@ -143,7 +148,9 @@ RunState run_state_open(UpdateGuard guard, LossScale loss_scale) {
 void run_state_restore(RunState* state, const RunState* saved) {
     const double loss_z_limit = state->guard.loss_z_limit, norm_z_limit = state->guard.norm_z_limit;
     const LossScale scale = state->loss_scale;
+    const ClipShares shares = state->shares;
     *state = *saved;
+    state->shares = saved->shares.groups == shares.groups ? saved->shares : shares;
     state->loss_scale = scale;
     state->loss_scale.scale = saved->loss_scale.scale;
     state->loss_scale.good_steps = saved->loss_scale.good_steps;
@@ -187,6 +194,14 @@ static void state_print_window_(FILE* file, const char* key, const Outlier* wind
     fputs("]}", file);
 }
 
+static void state_print_shares_(FILE* file, const ClipShares* shares) {
+    fprintf(file, ",\n\"clip\":{\"updates\":%lld,\"shares\":[", (long long)shares->updates);
+    for (int g = 0; g < shares->groups; g++) {
+        fprintf(file, "%s%.17g", g ? "," : "", shares->share[g]);
+    }
+    fputs("]}", file);
+}
+
 static void state_print_files_(FILE* file, const SavedState* s) {
     fputs(",\n\"files\":{", file);
     for (int i = 0; i < s->num_files; i++) {
@@ -216,7 +231,11 @@ static void state_print_(FILE* file, SavedState* s, const Options* options) {
     state_print_number_(file, "best", s->run.guard.best_mean);
     state_print_window_(file, "losses", &s->run.guard.losses);
     state_print_window_(file, "norms", &s->run.guard.norms);
-    fputs("},\n\"options\":", file);
+    fputc('}', file);
+    if (s->run.shares.updates > 0) {
+        state_print_shares_(file, &s->run.shares);
+    }
+    fputs(",\n\"options\":", file);
     options_print_json(file, options);
     state_print_files_(file, s);
     fputs(",\n\"xxh64\":\"", file);
@@ -298,17 +317,18 @@ static int state_object_(JsonReader* text, const char* const* keys, StateMember_
     return more == 0;
 }
 
-static int state_values_(JsonReader* text, Outlier* window, int* held) {
+// A list of at most `max` numbers.
+static int state_values_(JsonReader* text, double* values, int max, int* held) {
     int more;
     *held = 0;
     if (!json_take(text, '[')) {
         return 0;
     }
     for (; (more = json_element(text, *held ? JSON_NEXT : JSON_FIRST)) > 0; ++*held) {
-        if (*held == OUTLIER_WINDOW) {
-            return json_unexpected(text, "the end of the window");
+        if (*held == max) {
+            return json_unexpected(text, "the end of the list");
         }
-        if (!json_number(text, &window->values[*held])) {
+        if (!json_number(text, &values[*held])) {
             return 0;
         }
     }
@@ -323,7 +343,7 @@ typedef struct {
 static int state_window_member_(JsonReader* text, const char* key, void* to) {
     StateWindow_* w = (StateWindow_*)to;
     return strcmp(key, "count") == 0 ? state_natural_(text, &w->window->count)
-                                     : state_values_(text, w->window, &w->held);
+                                     : state_values_(text, w->window->values, OUTLIER_WINDOW, &w->held);
 }
 
 static int state_window_(JsonReader* text, Outlier* window) {
@@ -348,6 +368,12 @@ static int state_guard_member_(JsonReader* text, const char* key, void* to) {
     }
     return strcmp(key, "best") == 0 ? state_number_(text, &guard->best_mean)
                                     : state_window_(text, key[0] == 'l' ? &guard->losses : &guard->norms);
+}
+
+static int state_shares_member_(JsonReader* text, const char* key, void* to) {
+    ClipShares* shares = (ClipShares*)to;
+    return strcmp(key, "updates") == 0 ? state_natural_(text, &shares->updates)
+                                       : state_values_(text, shares->share, CLIP_MAX_GROUPS, &shares->groups);
 }
 
 static int state_scale_member_(JsonReader* text, const char* key, void* to) {
@@ -440,6 +466,7 @@ static int state_version_(JsonReader* text) {
 static int state_member_(JsonReader* text, const char* key, void* to) {
     static const char* const guard[] = {"consecutive", "best", "losses", "norms", NULL};
     static const char* const scale[] = {"scale", "good_steps", NULL};
+    static const char* const clip[] = {"updates", "shares", NULL};
     SavedState* s = (SavedState*)to;
     StateNumber_ numbers[STATE_NUMBERS_];
     uint64_t checked_before;
@@ -456,6 +483,7 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
            : strcmp(key, "loss_scale") == 0
                ? state_object_(text, scale, state_scale_member_, &s->run.loss_scale)
            : strcmp(key, "guard") == 0      ? state_object_(text, guard, state_guard_member_, &s->run.guard)
+           : strcmp(key, "clip") == 0       ? state_object_(text, clip, state_shares_member_, &s->run.shares)
            : strcmp(key, "options") == 0    ? state_object_(text, NULL, state_options_member_, s)
            : strcmp(key, "files") == 0      ? state_object_(text, NULL, state_files_member_, s)
            : strcmp(key, "train_data") == 0 ? state_hex_(text, &s->train_data)
@@ -470,10 +498,11 @@ void state_close(SavedState* s) {
 }
 
 int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
-    static const char* const keys[] = {
-        "format",   "version",    "serial",       "first_serial", "step",        "updates", "tokens",
-        "sequence", "samples_at", "train_tokens", "padded_vocab", "val_loss",    "trainer", "loss_scale",
-        "guard",    "options",    "files",        "?stage",       "?train_data", "xxh64",   NULL};
+    static const char* const keys[] = {"format",       "version",  "serial",   "first_serial", "step",
+                                       "updates",      "tokens",   "sequence", "samples_at",   "train_tokens",
+                                       "padded_vocab", "val_loss", "trainer",  "loss_scale",   "guard",
+                                       "options",      "files",    "?stage",   "?train_data",  "?clip",
+                                       "xxh64",        NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;

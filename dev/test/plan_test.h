@@ -1,0 +1,122 @@
+/*
+plan_test.h -- random runs, whose memory the trainers' tests compare with the plan, byte by byte.
+
+    plan_test_run      sets the model and the options of run number k
+    plan_test_count    from now on, counts what check_alloc returns; plan_test_counted returns the sum and stops
+
+defines: PLAN_TEST_RUNS, plan_test_run, plan_test_count, plan_test_counted, plan_test_print
+*/
+#ifndef DEV_TEST_PLAN_TEST_H
+#define DEV_TEST_PLAN_TEST_H
+
+#include "llmc/base/check.h"
+#include "llmc/base/rand.h"
+#include "llmc/optimizer.h"
+#include "llmc/run/options.h"
+#include "llmc/run/plan.h"
+
+#ifdef SANITIZED
+enum { PLAN_TEST_RUNS = 6 };
+#else
+enum { PLAN_TEST_RUNS = 40 };
+#endif
+
+static size_t plan_test_bytes_;
+
+static void plan_test_add_(const char* what, size_t bytes) {
+    // No part of the plan: the first three take a few bytes for a block at most, the others are freed before the model is
+    // open.
+    static const char* const unplanned[] = {"algorithms of products", "events",
+                                            "chunks of the optimizer's state", "tensors of an update",
+                                            "files of a model"};
+    for (size_t i = 0; i < sizeof(unplanned) / sizeof(unplanned[0]); i++) {
+        if (strcmp(what, unplanned[i]) == 0) {
+            return;
+        }
+    }
+    plan_test_bytes_ += bytes;
+}
+
+static void plan_test_count(void) {
+    plan_test_bytes_ = 0;
+    check_allocated = plan_test_add_;
+}
+
+static size_t plan_test_counted(void) {
+    check_allocated = NULL;
+    return plan_test_bytes_;
+}
+
+static int plan_test_one_of_(Rand* rng, int n) { return (int)rand_below(rng, (uint32_t)n); }
+
+// A part of the processes that divide a run.
+static void plan_test_place_(Options* o, Rand* rng, int most_zero) {
+    o->processes = 1 + plan_test_one_of_(rng, 3);
+    o->process = plan_test_one_of_(rng, o->processes);
+    o->zero = plan_test_one_of_(rng, most_zero + 1);
+    o->shards = o->processes;
+}
+
+// What only the GPU trainer has.
+static void plan_test_gpu_(Options* o, Rand* rng) {
+    o->device = 0;
+    o->logits_chunk = 1 + plan_test_one_of_(rng, 100);
+    o->gradients = plan_test_one_of_(rng, 2);
+    o->master_weights = plan_test_one_of_(rng, 2);
+    o->bias_fusion = plan_test_one_of_(rng, 2);
+    o->autotune = 0;
+    o->offload_optimizer = plan_test_one_of_(rng, 4) ? OFFLOAD_OFF : OFFLOAD_HOST;
+    o->offload_residuals = o->recompute == RECOMPUTE_BLOCK && plan_test_one_of_(rng, 2);
+    o->offload_params = o->zero == 3 && plan_test_one_of_(rng, 2);
+    o->shards = o->processes == 3 && o->zero > 0 && plan_test_one_of_(rng, 2) ? 1 : o->processes;
+}
+
+// Of the trainer that `program` names. The text of numbers only lives until the next call.
+static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Options* o) {
+    static const char* const frozen[] = {"", "embeddings", "wpe,blocks[0]"};
+    static const OptimizerName optimizers[] = {OPTIMIZER_WORDS(WORDS_VALUE)};
+    static char number[3][16];
+    Rand rng = rand_open(42, (uint64_t)k);
+    const int batch = 1 + plan_test_one_of_(&rng, 5), T = 1 + plan_test_one_of_(&rng, 40);
+    const int heads = 1 + plan_test_one_of_(&rng, 3);
+    const GPT2Config model = {40, 100, 128, 1 + plan_test_one_of_(&rng, 4), heads, 32 * heads};
+    snprintf(number[0], sizeof(number[0]), "%d", batch);
+    snprintf(number[1], sizeof(number[1]), "%d", T);
+    snprintf(number[2], sizeof(number[2]), "%d", T * (1 + plan_test_one_of_(&rng, 20)));
+    const char* line[] = {"test",    "--batch", number[0], "--seq-len", number[1], "--total-batch",
+                          number[2], "--steps", "10",      "--threads", "2"};
+    const int count = (int)(sizeof(line) / sizeof(line[0])) - (program.trainer == OPTION_GPU ? 2 : 0);
+    options_parse(o, count, (char**)line, program);
+    *cfg = model;
+    o->layers = model.L;
+    o->recompute = plan_test_one_of_(&rng, RECOMPUTE_BLOCK + 1);
+    plan_test_place_(o, &rng, program.trainer == OPTION_GPU ? 3 : 2);
+    plan_test_gpu_(o, &rng);
+    o->freeze = frozen[plan_test_one_of_(&rng, model.L > 1 ? 3 : 2)];
+    o->optimizer = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
+    o->sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
+    o->save_every = 3 * plan_test_one_of_(&rng, 2);
+    if (k % 8 == 7) { // generation
+        o->recompute = RECOMPUTE_NEVER;
+        o->processes = 1;
+        o->shards = 1;
+        o->process = o->zero = o->save_every = 0;
+        o->logits_chunk = batch;
+        o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
+        o->quantize = plan_test_one_of_(&rng, 2);
+    } else if (k % 8 == 6) { // only tasks
+        o->steps = o->save_every = 0;
+        o->master_weights = o->zero = o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
+        o->tasks = "tasks.jsonl";
+    }
+}
+
+// Shows a plan that is wrong.
+static void plan_test_print(int k, const PlanMemory* plan) {
+    printf("run %d: ", k);
+    for (; plan->name; plan++) {
+        printf("%s %zu%s", plan->name, plan->bytes, plan[1].name ? " + " : "\n");
+    }
+}
+
+#endif

@@ -1,0 +1,200 @@
+/*
+fit.h -- --fit: the fastest way to train that fits into the memory.
+
+Tries micro-batches (--batch and what divides it), levels of --recompute, and on a GPU the optimizer's state on the
+host, from the fastest by planned time to the slowest, and takes the first that fits. An update has the same sequences
+and a validation too: only the order of sums changes. What was given on the command line stays, and --batch is the
+largest that is tried.
+
+    time of an update = FLOP / rate + bytes of memory / bandwidth + bytes of the bus / its bandwidth
+
+It is good for an order, not for an estimate.
+
+needs:   the sizes of batches are decided
+defines: FitPlan, FitDevice, fit_update_s, fit_least_of_all, fit_available_bytes, fit_choose
+*/
+#ifndef LLMC_FIT_H
+#define LLMC_FIT_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "llmc/base/check.h"
+#include "llmc/comm.h"
+#include "llmc/gpt2.h"
+#include "llmc/run/options.h"
+#include "llmc/run/plan.h"
+
+// Sets the list of what a run with these options allocates.
+typedef void (*FitPlan)(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* options);
+
+typedef struct {
+    FitPlan plan;
+    size_t limit, host_limit;                   // bytes; of what is kept on the host beside
+    double flops_per_s, bytes_per_s, bus_per_s; // bus: 0, nothing can be offloaded
+    size_t element_bytes;                       // of weights and activations
+} FitDevice;
+
+typedef struct {
+    Options options;
+    double update_s;
+} FitTry_;
+
+// ---- time ----
+
+// FLOP for a token that the backward pass does again: the product before GELU, or those of a block but the last, and
+// attention.
+static inline double fit_flops_again_(GPT2Config cfg, const Options* o) {
+    const double C = cfg.C, block = 16 * C * C + 2 * C * o->seq_len;
+    return cfg.L * (o->recompute == RECOMPUTE_BLOCK ? block : o->recompute == RECOMPUTE_MLP ? 8 * C * C : 0);
+}
+
+// Elements for a token that it reads and writes again, of the C channels: GELU's 4, two norms' 2, 4 before GELU, or the
+// 16 of a block.
+static inline double fit_elements_again_(GPT2Config cfg, const Options* o) {
+    static const int channels[] = {0, 4, 6, 10, 16}; // by level
+    return 2.0 * channels[o->recompute] * cfg.C * cfg.L;
+}
+
+// Elements that a micro-batch moves, whatever its size: both passes read weights, the second one adds to gradients.
+static inline double fit_elements_of_micro_batch_(GPT2Config cfg) { return 4 * gpt2_count_parameters(cfg); }
+
+static inline double fit_moved_bytes_(const PlanMemory* kind) {
+    double bytes = 0;
+    for (; kind->name; kind++) {
+        bytes += fmax(kind->in, kind->out) * (double)kind->bytes;
+    }
+    return bytes;
+}
+
+// Of one process.
+static inline double fit_update_s(GPT2Config cfg, const Options* o, FitDevice device) {
+    const double tokens = (double)o->total_batch / o->processes;
+    const double micro_batches = ceil((double)o->total_batch / o->seq_len / o->batch / o->processes);
+    const double flops = tokens * (gpt2_flops_per_token(cfg, o->seq_len) + fit_flops_again_(cfg, o));
+    const double elements =
+        tokens * fit_elements_again_(cfg, o) + micro_batches * fit_elements_of_micro_batch_(cfg);
+    PlanMemory plan[PLAN_KINDS];
+    device.plan(plan, cfg, o);
+    return flops / device.flops_per_s + elements * (double)device.element_bytes / device.bytes_per_s +
+           (device.bus_per_s > 0 ? fit_moved_bytes_(plan) / device.bus_per_s : 0);
+}
+
+// ---- memory ----
+
+// The least that any process has: they choose the same.
+static inline size_t fit_least_of_all(Comm* comm, size_t mine) {
+    size_t* all = (size_t*)check_alloc((size_t)comm->size, sizeof(size_t), "free memory of all processes");
+    all[0] = mine;
+    if (comm->size > 1) {
+        comm_all_gather(comm, all, &mine, sizeof(mine));
+    }
+    for (int r = 0; r < comm->size; r++) {
+        mine = all[r] < mine ? all[r] : mine;
+    }
+    free(all);
+    return mine;
+}
+
+// What the system has for programs, without swapping, for each process of this machine; SIZE_MAX: it does not say.
+static inline size_t fit_available_bytes(const Comm* comm) {
+    char line[256];
+    unsigned long long kib = 0;
+    FILE* file = fopen("/proc/meminfo", "r");
+    while (file && kib == 0 && fgets(line, sizeof(line), file)) {
+        sscanf(line, "MemAvailable: %llu kB", &kib);
+    }
+    if (file) {
+        fclose(file);
+    }
+    return kib ? ((size_t)kib << 10) / (size_t)(comm->local_size > 0 ? comm->local_size : 1) : SIZE_MAX;
+}
+
+// ---- the choice ----
+
+static inline int fit_compare_(const void* a_, const void* b_) {
+    const FitTry_ *a = (const FitTry_*)a_, *b = (const FitTry_*)b_;
+    return a->update_s != b->update_s ? (a->update_s > b->update_s ? 1 : -1)
+                                      : a->options.recompute - b->options.recompute;
+}
+
+// The levels of recomputation for one micro-batch and one place of the optimizer's state. Returns their number.
+static inline int fit_add_levels_(FitTry_* tries, GPT2Config cfg, Options o, FitDevice device) {
+    const int is_given = options_given(&o, "recompute") || o.offload_residuals;
+    int count = 0;
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+        const int given = o.offload_residuals ? RECOMPUTE_BLOCK : o.recompute;
+        if (!is_given || level == given) {
+            tries[count].options = o;
+            tries[count].options.recompute = level;
+            tries[count].update_s = fit_update_s(cfg, &tries[count].options, device);
+            count++;
+        }
+    }
+    return count;
+}
+
+// Every micro-batch, at most `most` tries. Returns their number.
+static inline int fit_add_all_(FitTry_* tries, GPT2Config cfg, const Options* o, FitDevice device) {
+    const int can_offload = device.bus_per_s > 0 && !options_only_evaluates(o) && !o->offload_optimizer &&
+                            !options_given(o, "offload-optimizer");
+    int count = 0;
+    for (int parts = 1; parts <= o->batch; parts++) {
+        Options smaller = *o;
+        smaller.batch = o->batch / parts;
+        smaller.eval_batches = o->eval_batches * parts; // as many sequences are validated
+        for (int host = 0; o->batch % parts == 0 && host <= can_offload; host++) {
+            smaller.offload_optimizer = host ? (int)OFFLOAD_HOST : o->offload_optimizer;
+            count += fit_add_levels_(tries + count, cfg, smaller, device);
+        }
+    }
+    return count;
+}
+
+static inline int fit_divisors_(int n) {
+    int count = 0;
+    for (int i = 1; i <= n; i++) {
+        count += n % i == 0;
+    }
+    return count;
+}
+
+// Prints a try; returns whether it fits.
+static inline int fit_takes_(FILE* file, const FitTry_* t, GPT2Config cfg, FitDevice device) {
+    const Options* o = &t->options;
+    PlanMemory plan[PLAN_KINDS];
+    device.plan(plan, cfg, o);
+    const int fits = plan_bytes(plan) <= device.limit && plan_bytes_at(plan, PLAN_HOST) <= device.host_limit;
+    fprintf(file, "fit: --batch %d --recompute %s%s: %.1f MiB, %.3g s: %s\n", o->batch,
+            gpt2_recompute_word(o->recompute), o->offload_optimizer ? " --offload-optimizer host" : "",
+            (double)plan_bytes(plan) / (1 << 20), t->update_s, fits ? "fits" : "too much");
+    return fits;
+}
+
+// Sets --batch, --eval-batches, --recompute and --offload-optimizer, and prints why; ends the program if nothing fits.
+static inline void fit_choose(FILE* file, GPT2Config cfg, Options* options, FitDevice device) {
+    const size_t room = (size_t)(2 * (RECOMPUTE_BLOCK + 1) * fit_divisors_(options->batch));
+    FitTry_* tries = (FitTry_*)check_alloc(room, sizeof(FitTry_), "ways to fit");
+    const int count = fit_add_all_(tries, cfg, options, device);
+    qsort(tries, (size_t)count, sizeof(FitTry_), fit_compare_);
+    fprintf(file, "fit: into %.1f MiB; an update planned at %.0f GFLOP/s, %.0f GB/s of memory",
+            (double)device.limit / (1 << 20), device.flops_per_s * 1e-9, device.bytes_per_s * 1e-9);
+    if (device.bus_per_s > 0) {
+        fprintf(file, ", %.0f GB/s of the bus", device.bus_per_s * 1e-9);
+    }
+    fputc('\n', file);
+    int i = 0;
+    while (i < count && !fit_takes_(file, &tries[i], cfg, device)) {
+        i++;
+    }
+    CHECK(i < count,
+          "--fit: none of %d ways fits into %.1f MiB; wanted more memory, a shorter --seq-len or a smaller "
+          "model",
+          count, (double)device.limit / (1 << 20));
+    *options = tries[i].options;
+    free(tries);
+}
+
+#endif
