@@ -617,7 +617,7 @@ static void too_many_pieces(const void* zero) {
 }
 
 static void test_limits(void) {
-    const ZeroPlan zero = {0, 0, 1, 1, 2, 1024, (size_t)INT_MAX * 1024};
+    const ZeroPlan zero = {0, 0, 1, 1, 2, 0, 1024, (size_t)INT_MAX * 1024};
     EXPECT(test_dies(too_many_pieces, &zero, EXIT_FAILURE, "2147483648 pieces"), "2^31 pieces");
 }
 

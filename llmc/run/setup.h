@@ -1091,13 +1091,11 @@ Optimizer setup_optimizer(const Options* options) {
     return optimizer;
 }
 
-static float setup_scheduled_(const Options* o, int64_t step, float lr) {
-    return schedule_lr((Schedule)o->schedule, step, o->steps, o->warmup, lr, o->final_lr_frac);
-}
-
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm) {
+    const float lr = schedule_lr((Schedule)options->schedule, step, options->steps, options->warmup,
+                                 options->lr, options->final_lr_frac);
     const AdamW adamw = {
-        setup_scheduled_(options, step, options->lr),
+        lr,
         options->beta1,
         options->beta2,
         options->eps,
@@ -1108,7 +1106,7 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
     const Update update = {adamw,
                            setup_momentum_(options),
                            options->adafactor_scale ? ADAFACTOR_RELATIVE : ADAFACTOR_FIXED,
-                           setup_scheduled_(options, step, options->matrix_lr),
+                           options->matrix_lr * (lr / options->lr),
                            options->matrix_weight_decay,
                            (MuonScale)options->muon_scale};
     return update;
