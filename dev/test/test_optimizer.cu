@@ -131,7 +131,8 @@ static void download_owned(float* x, float* owned, const ZeroPlan* zero, const G
 
 // ---- the update ----
 
-static const Update defaults = {{0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.37f, 1}, 0.75f};
+static const Update defaults = {
+    {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.37f, 1}, 0.75f, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
 
 // The state of an optimizer in host memory, full arrays.
 typedef struct {
@@ -617,7 +618,7 @@ static void too_many_pieces(const void* zero) {
 }
 
 static void test_limits(void) {
-    const ZeroPlan zero = {0, 0, 1, 1, 2, 0, 1024, (size_t)INT_MAX * 1024};
+    const ZeroPlan zero = {0, 0, 1, 1, 2, 0, 1024, (size_t)INT_MAX * 1024, 0};
     EXPECT(test_dies(too_many_pieces, &zero, EXIT_FAILURE, "2147483648 pieces"), "2^31 pieces");
 }
 
