@@ -9,7 +9,7 @@
 #                1 to 4 ranks, another number after each kill
 #     learning   the built-in stories have a known entropy: the default run ends within 15 % of it, ten times the steps
 #                within 3 %, and neither below it by more than the sampling error of 20,000 tokens; with products in
-#                bf16 a run ends where fp32 does
+#                bf16 a run ends where fp32 does; each optimizer learns as much as it once did
 #     texts      what a trained model writes is about as likely to it as what it was trained on, in 8 bits, too; and the
 #                report on its run
 #     fuzz       every fuzz target for a minute (fuzz.sh)
@@ -65,8 +65,25 @@ expect_same_learning() {
     rm -rf "$work"/learning_*
 }
 
+# The other optimizers, at most 2 % above the loss that was measured when they were written (lion and muon: two seeds).
+learn_by_optimizers() {
+    local most options
+    while read -r most options; do
+        # shellcheck disable=SC2086
+        quietly ./train_gpt2 --steps 1200 --samples 0 --eval-every 1200 $options --out "$work/optimizer"
+        expect_ratio "$options, validation loss and the most it may be" "$(number val_loss "$work/optimizer/log.jsonl")" \
+            "$most" 0.8 1
+        rm -rf "$work/optimizer"
+    done <<<'1.121 --optimizer adamw8bit
+1.121 --optimizer adafactor
+1.098 --optimizer muon
+1.099 --optimizer lion --lr 0.001
+1.105 --optimizer sgd'
+}
+
 part_learning() {
     local steps limit
+    learn_by_optimizers
     while read -r steps limit; do
         quietly ./train_gpt2 --steps "$steps" --samples 0 --out "$work/$steps"
         expect_ratio "$steps steps, validation loss and floor" "$(number val_loss "$work/$steps/log.jsonl")" \
