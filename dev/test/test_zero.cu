@@ -363,8 +363,9 @@ static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
 // ---- ranks ----
 
 // With updates during the backward pass, the other stream has a block's gradient after the kernel that wrote it and before
-// the one that overwrites it; and what follows the join comes after all of them. Only the main stream is waited for.
-static void test_in_backward(Comm* comm, const Gpu* gpu) {
+// the one that overwrites it; and what follows the join comes after all of them. Where only one of the streams is waited for, it must be right, too:
+// the main one, or the other one.
+static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     ZeroGpu z;
     ZeroPlan plan = zero_plan(CFG, 0, 0, 1);
     plan.takes_turns = 1;
@@ -382,6 +383,9 @@ static void test_in_backward(Comm* comm, const Gpu* gpu) {
         CUDA_CHECK(cudaMemcpyAsync(seen + l * N, group.data, N * sizeof(float), cudaMemcpyDeviceToDevice,
                                    beside->stream));
         zero_end_update(&z, 1 + l);
+    }
+    if (waits_for_other) {
+        CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
     }
     zero_join_updates(&z);
     for (int l = 0; l < BLOCKS; l++) {
@@ -420,7 +424,8 @@ __attribute__((noreturn)) static void rank_main(int rank, int size, const CommMe
         test_stages(shards, &comm, &gpu);
     }
     if (size == 1) {
-        test_in_backward(&comm, &gpu);
+        test_in_backward(0, &comm, &gpu);
+        test_in_backward(1, &comm, &gpu);
     }
     gpu_close(&gpu);
     comm_close(&comm);
