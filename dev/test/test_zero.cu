@@ -362,6 +362,48 @@ static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
 
 // ---- ranks ----
 
+// With updates during the backward pass, the other stream has a block's gradient after the kernel that wrote it and before
+// the one that overwrites it; and what follows the join comes after all of them. Where only one of the streams is waited for, it must be right, too:
+// the main one, or the other one.
+static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
+    ZeroGpu z;
+    ZeroPlan plan = zero_plan(CFG, 0, 0, 1);
+    plan.takes_turns = 1;
+    const size_t N = plan.block;
+    float *params = alloc<float>(zero_full_elements(&plan)), *seen = alloc<float>(BLOCKS * N);
+    float *grads = alloc<float>(zero_grads_elements(&plan, ZERO_BLOCKS_IN_MEMORY)),
+          *host = (float*)check_alloc(BLOCKS, sizeof(float), "values");
+    zero_open(&z, plan, ZERO_SHARDS_ON_GPU, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32}, comm, gpu);
+    for (int l = BLOCKS - 1; l >= 0; l--) {
+        const Gradient group = zero_group_gradient(&z, 1 + l), all = zero_gradient_at_group(&z, 1 + l);
+        EXPECT((float*)all.data + zero_group_begin(&plan, 1 + l) == group.data, "block %d", l);
+        zero_wait_for_buffer(&z, l);
+        CUDA_CHECK(cudaMemsetAsync(group.data, 1 + l, N * sizeof(float), gpu->stream));
+        const Gpu* beside = zero_begin_update(&z);
+        CUDA_CHECK(cudaMemcpyAsync(seen + l * N, group.data, N * sizeof(float), cudaMemcpyDeviceToDevice,
+                                   beside->stream));
+        zero_end_update(&z, 1 + l);
+    }
+    if (waits_for_other) {
+        CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
+    }
+    zero_join_updates(&z);
+    for (int l = 0; l < BLOCKS; l++) {
+        CUDA_CHECK(cudaMemcpyAsync(&host[l], seen + l * N + N - 1, sizeof(float), cudaMemcpyDeviceToHost,
+                                   gpu->stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (int l = 0; l < BLOCKS; l++) {
+        EXPECT(*(char*)&host[l] == 1 + l, "gradient of block %d: %g", l, host[l]);
+    }
+    CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
+    zero_close(&z);
+    free(host);
+    gpu_free(grads);
+    gpu_free(seen);
+    gpu_free(params);
+}
+
 static CommMeeting meeting_of(int size) {
     CommMeeting meeting;
     char name[32];
@@ -380,6 +422,10 @@ __attribute__((noreturn)) static void rank_main(int rank, int size, const CommMe
     gpu_open(&gpu, gpu_device_of_rank(&comm, -1));
     for (int shards = size == 4 ? 2 : 1; shards <= size; shards *= 2) {
         test_stages(shards, &comm, &gpu);
+    }
+    if (size == 1) {
+        test_in_backward(0, &comm, &gpu);
+        test_in_backward(1, &comm, &gpu);
     }
     gpu_close(&gpu);
     comm_close(&comm);
