@@ -19,6 +19,7 @@ defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_is_whole, freeze_ha
 
 #include <ctype.h>
 #include <fnmatch.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,17 +30,17 @@ defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_is_whole, freeze_ha
 typedef struct {
     int first_block; // the lowest one that the backward pass comes to; L: none
     unsigned rows;   // bit i: row i of the parameters is frozen in all blocks
-    // Of each row of the parameters and each block; what is outside of the blocks is alike in all of them.
-    unsigned char is_frozen[GPT2_PARAMETER_ROWS][GPT2_MAX_LAYERS];
+    // Of each block, the same for its rows; what is outside of the blocks is alike in all of them.
+    uint16_t in_block[GPT2_MAX_LAYERS];
 } Freeze;
 
-static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->is_frozen[row][l]; }
+static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->in_block[l] >> row & 1; }
 
 // Whether every parameter that is frozen is so in all L blocks.
 static inline int freeze_is_whole(const Freeze* freeze, int L) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < L; l++) {
-            if (freeze->is_frozen[i][l] && !(freeze->rows >> i & 1)) {
+            if (freeze_has(freeze, i, l) && !(freeze->rows >> i & 1)) {
                 return 0;
             }
         }
@@ -153,7 +154,9 @@ static inline int freeze_add_(Freeze* freeze, const FreezeItem_* item, const Ten
         if (is_meant && item->has_blocks && rows[i].place != PLACE_BLOCK) {
             is_outside = 1;
         } else if (is_meant) {
-            memset(&freeze->is_frozen[i][item->first], 1, (size_t)(item->last - item->first + 1));
+            for (int l = item->first; l <= item->last; l++) {
+                freeze->in_block[l] |= (uint16_t)(1u << i);
+            }
             found = 1;
         }
     }
@@ -164,7 +167,7 @@ static inline int freeze_add_(Freeze* freeze, const FreezeItem_* item, const Ten
 static inline int freeze_has_all_(const Freeze* freeze, const TensorRow* rows, TensorPlace place, int l) {
     int all = 1;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        all &= rows[i].place != place || freeze->is_frozen[i][l];
+        all &= rows[i].place != place || freeze_has(freeze, i, l);
     }
     return all;
 }
@@ -175,7 +178,7 @@ static inline int freeze_has_member_(const Freeze* freeze, const TensorRow* rows
     while (rows[i].member != member) {
         i++;
     }
-    return freeze->is_frozen[i][0];
+    return freeze_has(freeze, i, 0);
 }
 
 // The lowest block that the backward pass comes to.
@@ -212,7 +215,10 @@ static inline int freeze_parse(Freeze* freeze, int L, const char* list, char* er
         text += length;
     }
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const int is_whole = list && *list && memchr(freeze->is_frozen[i], 0, (size_t)L) == NULL;
+        int is_whole = list && *list;
+        for (int l = 0; l < L; l++) {
+            is_whole = is_whole && freeze_has(freeze, i, l);
+        }
         freeze->rows |= (unsigned)is_whole << i;
     }
     freeze->first_block = freeze_first_block_(freeze, rows, L);
@@ -246,7 +252,8 @@ static inline double freeze_count(const Freeze* freeze, GPT2Config cfg) {
     gpt2_parameter_rows(rows, cfg);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
-            count += freeze->is_frozen[i][l] ? (double)(gpt2_rows_in_files(&rows[i], cfg) * rows[i].cols) : 0;
+            count +=
+                freeze_has(freeze, i, l) ? (double)(gpt2_rows_in_files(&rows[i], cfg) * rows[i].cols) : 0;
         }
     }
     return count;
@@ -262,7 +269,7 @@ static inline double freeze_flops_per_token(const Freeze* freeze, GPT2Config cfg
         const double elements = (double)tensor_layer_elements(&rows[i]);
         for (int l = 0; l < rows[i].layers; l++) {
             const int is_below = rows[i].place == PLACE_BLOCK && l < freeze->first_block;
-            saved += elements * (2 * freeze->is_frozen[i][l] + 2 * is_below);
+            saved += elements * (2 * freeze_has(freeze, i, l) + 2 * is_below);
         }
     }
     return gpt2_flops_per_token(cfg, T) - saved;

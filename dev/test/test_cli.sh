@@ -243,7 +243,7 @@ test_log() {
     check_keys val $log '{"kind":V,"step":V,"loss":V,"bpb":V}'
     check_keys sample $log '{"kind":V,"step":V,"text":V}'
     check_keys save $log '{"kind":V,"step":V,"path":V}'
-    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"tok_per_s":V,"data_s":V,"peak_mb":V}'
+    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"elapsed_s":V,"tok_per_s":V,"samples_per_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}'
     check "updates count from 1" [ "$(steps_of train $log)" = "1 2 3 " ]
     check "the first validation is step 0" [ "$(steps_of val $log)" = "0 1 2 3 " ]
     check "a checkpoint at the end" [ "$(values save path $log)" = '"run/step_00000003"' ]
@@ -278,7 +278,7 @@ test_intervals() {
 
 test_data() {
     good "text" "${tiny[@]}" "${text[@]}" --out text
-    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"tok_per_s":V,"data_s":V,"peak_mb":V}' # no floor
+    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"elapsed_s":V,"tok_per_s":V,"samples_per_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}' # no floor
     check "the first loss is log 257" near "$(values val loss text/log.jsonl | head -n 1)" 5.549 0.03
     good "shards" "${tiny[@]}" "${shards[@]}" --out shards
     check "the first loss is log 100" near "$(values val loss shards/log.jsonl | head -n 1)" 4.605 0.03
@@ -479,7 +479,7 @@ test_tasks() {
 
     good "an evaluation" "${alone[@]}" "${tokens[@]}" --tasks "$choices,$fixtures/continuations.jsonl" \
         --perplexity "$fixtures/text.txt" --stride 24 --out evaluated
-    check "has no gradients and no optimizer" grep -q '^memory: [0-9.]* MiB = parameters [0-9.]* + activations [0-9.]*$' stdout
+    check "has no gradients and no optimizer" grep -q '^memory: [0-9.]* MiB = parameters [0-9.]* + scratch [0-9.]* + activations [0-9.]*$' stdout
     check "says what was cut" grep -q '^task hellaswag: 20 examples, .* too long for a row' stdout
     check "is all there is" [ "$(kinds_of evaluated/log.jsonl)" = "config task task task task summary " ]
     check "saves nothing" [ "$(find evaluated -name '*.safetensors' | wc -l)" = 0 ]

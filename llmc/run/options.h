@@ -13,7 +13,7 @@ OPTION_ARGUMENTS, the help text for other arguments, before it includes this fil
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
 defines: Options, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, OffloadPlace, OPTION_AUTO, TASKS_HELLASWAG, LLMC_VERSION, options_parse,
-         options_parse_arguments, options_given, options_only_look, options_has_tasks, options_only_evaluates,
+         options_parse_arguments, options_given, options_changed, options_only_look, options_has_tasks, options_only_evaluates,
          options_version, options_print_help, options_print_banner, options_print_config, options_print_json, OptionType,
          OptionList, OptionRow, option_applies, option_counts, option_text, option_set, option_find, OptionsProgram,
          options_program
@@ -270,6 +270,9 @@ void options_parse(Options* options, int argc, char** argv, OptionsProgram progr
 
 // Was this option on the command line? `name` is the long name, without dashes.
 int options_given(const Options* options, const char* name);
+
+// Whether it has another value than its default.
+int options_changed(const Options* options, const char* name);
 
 #ifdef __cplusplus
 }
@@ -1179,6 +1182,17 @@ int options_parse_arguments(Options* options, int argc, char** argv, OptionsProg
 
 void options_parse(Options* options, int argc, char** argv, OptionsProgram program) {
     options_parse_arguments(options, argc, argv, program, NULL);
+}
+
+int options_changed(const Options* options, const char* name) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        char buffer[OPTION_TEXT_BYTES];
+        if (strcmp(OPTION_TABLE[i].name, name) == 0) {
+            return strcmp(option_text(options, &OPTION_TABLE[i], buffer), OPTION_TABLE[i].fallback) != 0;
+        }
+    }
+    assert(!"no such option");
+    return 0;
 }
 
 int options_given(const Options* options, const char* name) {

@@ -962,9 +962,8 @@ static int run_reports_(const Options* o) {
     return report || compare;
 }
 
-int run_program(int argc, char** argv, const Trainer* trainer) {
+__attribute__((noinline)) int run_program(int argc, char** argv, const Trainer* trainer) {
     Run_ run;
-    check_stack();
     memset(&run, 0, sizeof(run));
     run.trainer = trainer;
     run.start_s = time_now_s();
@@ -991,6 +990,7 @@ int run_program(int argc, char** argv, const Trainer* trainer) {
 }
 
 int run_main(int argc, char** argv, const Trainer* trainer) {
+    check_stack(); // before the frame of run_program, which takes more than some limits
     file_open_standard();
     signals_open();
     return run_program(argc, argv, trainer);

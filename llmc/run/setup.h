@@ -1121,7 +1121,7 @@ static void setup_check_rule_options_(const Options* o) {
                 {"adafactor-scale", OPTIMIZER_ADAFACTOR}, {"matrix-lr", OPTIMIZER_MUON},
                 {"matrix-weight-decay", OPTIMIZER_MUON},  {"muon-scale", OPTIMIZER_MUON}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        if (options_given(o, rows[i].option) && o->optimizer != (int)rows[i].of) {
+        if (options_changed(o, rows[i].option) && o->optimizer != (int)rows[i].of) {
             die_usage("--%s is of --optimizer %s; this run has --optimizer %s", rows[i].option,
                       optimizer_word(rows[i].of), optimizer_word((OptimizerName)o->optimizer));
         }
