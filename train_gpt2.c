@@ -154,19 +154,21 @@ static size_t planned_scratch(GPT2Config cfg, const Options* o) {
 static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
+    const int only_evaluates = options_only_evaluates(o) && o->recompute != RECOMPUTE_NEVER;
     plan->name = NULL;
     plan_add(plan, o->quantize ? "parameters in 8 bits" : "parameters",
              planned_parameters(parameters, cfg, &zero, o));
     plan_add(plan, "scratch",
-             planned_scratch(cfg, o) + (o->recompute == RECOMPUTE_NEVER ? 0 : planned_norm(&zero)));
+             planned_scratch(cfg, o) + (o->recompute == RECOMPUTE_NEVER ? 0 : planned_norm(&zero)) +
+                 (only_evaluates ? zero_bytes_cpu(&zero, cfg) : 0));
     plan_add(plan, "packed in bf16", packed_weights_bytes(cfg, planned_packed(o)));
     if (o->recompute == RECOMPUTE_NEVER) {
         const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
         plan_add_text(plan, activations, bytes);
         return;
     }
-    plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_bytes_cpu(&zero, cfg));
-    if (!options_only_evaluates(o)) {
+    if (!only_evaluates) {
+        plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_bytes_cpu(&zero, cfg));
         OptimizerState state;
         optimizer_state_open(&state, setup_optimizer(o), &zero, cfg);
         plan_add_state(plan, &state, PLAN_DEVICE);

@@ -116,7 +116,6 @@ static inline void memory_add_optimizer_(PlanMemory plan[PLAN_KINDS], GPT2Config
     OptimizerState state;
     planned_state(&state, cfg, zero, o);
     plan_add_state(plan, &state, place);
-    plan_add(plan, "scratch of the update", optimizer_planned_bytes<floatX>(&state, zero));
     if (place != PLAN_DEVICE) {
         memory_add_chunks_(plan, &state, zero, place);
     }
@@ -166,7 +165,10 @@ static inline void memory_add_residuals_(PlanMemory plan[PLAN_KINDS], GPT2Config
 // What the operations of training need for themselves, and room for batches and results.
 static inline size_t memory_scratch_(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
     const size_t N = (size_t)o->batch * o->seq_len;
-    return attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
+    OptimizerState state;
+    planned_state(&state, cfg, zero, o);
+    return optimizer_planned_bytes<floatX>(&state, zero) +
+           attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
            layernorm_planned_bytes((int)N, cfg.C) + encoder_planned_bytes((int)N, cfg.C) +
            (o->freeze && o->freeze[0] ? optimizer_freeze_bytes(cfg.L) : 0) +
            gradient_norm_planned_bytes(zero_sharded_elements(zero)) + batch_queue_planned_bytes(N) +
