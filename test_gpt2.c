@@ -602,7 +602,7 @@ static void expect_range(GPT2* model, const GPT2* whole, const ZeroRange* range,
 
 // An update leaves frozen parameters as they are, and changes every other tensor.
 static void expect_update(GPT2* model, const GPT2* whole, const char* list) {
-    const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1};
+    const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, DECAY_ALL};
     const Update update = {adamw, 0.9f, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
     const float *now = model->params_memory, *before = whole->params_memory;
     gpt2_update(model, update);
@@ -748,7 +748,7 @@ static void test_update_in_part(void) {
     float* before = check_alloc(model.parameter_bytes, 1, "parameters");
     memcpy(before, model.params_memory, model.parameter_bytes);
     shares = clip_shares_open(&model.zero.plan);
-    in_backward_open(&now, &shares, &guard, (Update){.adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1}}, 1,
+    in_backward_open(&now, &shares, &guard, (Update){.adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL}}, 1,
                      s.B * s.T);
     in_backward_batch(&now, s.B * s.T);
     const BatchGradient gradient = gpt2_update_in_backward(&model, batch_of(&s), &now);
@@ -798,7 +798,7 @@ int main(void) {
     test_resume(&trainer, "--products bf16");
     test_resume(&trainer, "--optimizer lion");
     test_resume(&trainer, "--optimizer adafactor");
-    test_resume(&trainer, "--optimizer muon");
+    test_resume(&trainer, "--optimizer muon --muon-rows on --cautious-decay on");
     test_resume(&trainer, "--optimizer sgd --lr 0.1");
     test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
     test_update_in_part();

@@ -294,7 +294,7 @@ static void test_adamw_steps(Settings settings, const float* weights, double tol
         const double loss = model_gradients(model, tokens, targets);
         const double want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
         Update update = {
-            {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t}, 0, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+            {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t, DECAY_ALL}, 0, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
         EXPECT_NEAR(loss / want, 1, tolerance, "loss of step %d", t);
         EXPECT_NEAR(norm_of(model) / norm, 1, 4 * tolerance, "norm of step %d", t);
         cpu_trainer_update(reference, update);
@@ -321,7 +321,7 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
     for (int t = 1; t <= UPDATES; t++) { // from the second time on as graphs, if at all
         model_gradients(model, tokens, targets);
         const Update update = {
-            {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), t}, 0, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+            {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), t, DECAY_ALL}, 0, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
         gpt2_update(model, update);
     }
     model_gradients(model, tokens, targets);
@@ -411,7 +411,7 @@ static void test_freeze(Settings settings, const char* list, const float* weight
     float *want = gradient_on_host(whole), *got = gradient_on_host(model),
           *before = parameters_on_host(model);
     const Update update = {
-        {1e-1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), 1}, 0, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+        {1e-1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), 1, DECAY_ALL}, 0, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
     gpt2_update(model, update);
     float* after = parameters_on_host(model);
     TensorRow rows[GPT2_PARAMETER_ROWS];
@@ -773,7 +773,7 @@ int main(void) {
     test_resume(&trainer, "");
 #ifndef SANITIZED
     test_resume(&trainer, "--autotune off --optimizer adafactor");
-    test_resume(&trainer, "--autotune off --optimizer muon");
+    test_resume(&trainer, "--autotune off --optimizer muon --muon-rows on --cautious-decay on");
 #endif
     if (sizeof(floatX) < sizeof(float)) {
         test_resume(&trainer, "--autotune off --master-weights off");

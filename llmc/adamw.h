@@ -7,10 +7,13 @@ adamw.h -- the AdamW update and the gradient's norm: the contract, and the CPU v
 
     param, grad, m, v   (n)   fp32; t counts from 1
 
+DECAY_CAUTIOUS: only elements that the rest of the update moves towards zero decay, by this and other rules.
+
 Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. 28 bytes move per parameter: memory
 bound.
 
-defines: AdamW, AdamWStep, adamw_step, adamw_element, adamw_update_cpu, adamw_bytes, gradient_square_sum_cpu
+defines: Decay, decay_keep, AdamW, AdamWStep, adamw_step, adamw_element, adamw_update_cpu, adamw_bytes,
+         gradient_square_sum_cpu
 */
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H
@@ -23,10 +26,19 @@ defines: AdamW, AdamWStep, adamw_step, adamw_element, adamw_update_cpu, adamw_by
 #include "llmc/base/vec.h"
 #include "llmc/base/wide_sum.h"
 
+// Which weights decay.
+typedef enum { DECAY_ALL, DECAY_CAUTIOUS } Decay;
+
+// What a weight is multiplied by, where a rule subtracts a positive multiple of `step` from it.
+HOST_DEVICE float decay_keep(float keep, Decay decay, float step, float param) {
+    return decay == DECAY_ALL || step * param > 0 ? keep : 1.0f;
+}
+
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
     float grad_scale; // clipping: the gradient is multiplied by this first
     int64_t t;        // number of this update, from 1
+    Decay decay;
 } AdamW;
 
 static inline double adamw_bytes(double n) { return 28 * n; } // read param, grad, m, v; write param, m, v
@@ -49,7 +61,8 @@ HOST_DEVICE void adamw_element(float* param, float grad, float* m, float* v, Ada
     const float g = grad * step.opt.grad_scale;
     *m = step.opt.beta1 * *m + (1.0f - step.opt.beta1) * g;
     *v = step.opt.beta2 * *v + (1.0f - step.opt.beta2) * g * g;
-    *param = step.keep * *param -
+    const float keep = decay_keep(step.keep, step.opt.decay, *m, *param);
+    *param = keep * *param -
              step.opt.lr * (*m * step.m_correction) / (sqrtf(*v * step.v_correction) + step.opt.eps);
 }
 

@@ -21,7 +21,7 @@ __device__ inline float lion_element_(float param, float grad, float* m, UpdateR
     const float direction = fmaf(s.beta1, *m, (1.0f - s.beta1) * g);
     const float step = direction > 0 ? rates.step : direction < 0 ? -rates.step : 0.0f;
     *m = fmaf(s.beta2, *m, (1.0f - s.beta2) * g);
-    return fmaf(rates.keep, param, -step);
+    return fmaf(decay_keep(rates.keep, s.decay, step, param), param, -step);
 }
 
 // Updates four parameters x and their means.

@@ -10,17 +10,17 @@ lion.h -- the Lion update: the contract, and the CPU version.
 Every step has the size lr, whatever the gradient. Chen et al., "Symbolic Discovery of Optimization Algorithms",
 arXiv 2302.06675. 20 bytes move per parameter: memory bound.
 
-needs:   nothing
 defines: Lion, lion_update_cpu, lion_bytes
 */
 #ifndef LLMC_LION_H
 #define LLMC_LION_H
 
-#include <stddef.h>
+#include "llmc/adamw.h"
 
 typedef struct {
     float lr, beta1, beta2, weight_decay; // the paper's betas are 0.9 and 0.99
     float grad_scale;                     // clipping: the gradient is multiplied by this first
+    Decay decay;
 } Lion;
 
 static inline double lion_bytes(double n) { return 20 * n; } // read param, grad, m; write param, m
@@ -32,7 +32,8 @@ static inline void lion_update_cpu(float* param, const float* grad, float* m, si
         const float g = grad[i] * opt.grad_scale;
         const float direction = opt.beta1 * m[i] + (1.0f - opt.beta1) * g;
         m[i] = opt.beta2 * m[i] + (1.0f - opt.beta2) * g;
-        param[i] = keep * param[i] - opt.lr * (float)((direction > 0) - (direction < 0));
+        param[i] = decay_keep(keep, opt.decay, direction, param[i]) * param[i] -
+                   opt.lr * (float)((direction > 0) - (direction < 0));
     }
 }
 

@@ -273,8 +273,7 @@ __global__ void __launch_bounds__(MUON_THREADS_)
         Elements<float, W> p = weights_load<W>(weights, i);
 #pragma unroll
         for (int e = 0; e < W; e++) {
-            const int decays = s.opt.decay == MUON_DECAY_ALL || u[e] * p[e] > 0;
-            p[e] = fmaf(decays ? s.keep : 1.0f, p[e], -(s.rate * (u[e] * factor)));
+            p[e] = fmaf(decay_keep(s.keep, s.opt.decay, u[e], p[e]), p[e], -(s.rate * (u[e] * factor)));
         }
         weights_store(weights, i, p, words);
     }

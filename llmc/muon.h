@@ -22,11 +22,10 @@ X comes from five steps of a Newton-Schulz iteration, which only needs products.
                                              row_squares_i = rows_beta2 row_squares_i + (1 - rows_beta2) mean_j(X_ij^2),
                                              X_i is divided by its root, and X brought back to the norm it had
 
-MUON_CAUTIOUS: only elements that X moves towards zero decay. Jordan et al., "Muon: An optimizer for hidden layers in
-neural networks", 2024; MUON_RMS: Liu et al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
+Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; MUON_RMS: Liu et al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
 
 needs:   nothing
-defines: MUON_SCALE_WORDS, MuonScale, MuonDecay, Muon, MuonMatrix, MuonScratch, muon_momentum, muon_factor, muon_scratch_bytes,
+defines: MUON_SCALE_WORDS, MuonScale, Muon, MuonMatrix, MuonScratch, muon_momentum, muon_factor, muon_scratch_bytes,
          muon_flops, muon_update_cpu
 */
 #ifndef LLMC_MUON_H
@@ -42,14 +41,13 @@ defines: MUON_SCALE_WORDS, MuonScale, MuonDecay, Muon, MuonMatrix, MuonScratch, 
 #define MUON_SCALE_WORDS(X) X(MUON_SPECTRAL, "spectral") X(MUON_RMS, "rms")
 // clang-format on
 typedef enum { MUON_SCALE_WORDS(WORDS_VALUE) } MuonScale;
-typedef enum { MUON_DECAY_ALL, MUON_CAUTIOUS } MuonDecay;
 
 typedef struct {
     float lr, momentum, weight_decay;
     float grad_scale; // clipping: the gradient is multiplied by this first
     float rows_beta2; // only used with row_squares
     MuonScale scale;
-    MuonDecay decay;
+    Decay decay;
 } Muon;
 
 typedef struct {
@@ -66,6 +64,7 @@ typedef struct {
 
 #define MUON_EPS 1e-7           // added to the norm
 #define MUON_ROW_SQUARES 1e-10f // the least that a row is divided by the root of
+#define MUON_ROWS_BETA2 0.95f   // of NorMuon's authors
 enum { MUON_ITERATIONS = 5 };
 #define MUON_X 3.4445f // Jordan's coefficients of X, A and A A
 #define MUON_A -4.7750f
@@ -199,12 +198,10 @@ static inline void muon_balance_rows_(MuonMatrix part, Muon opt, const MuonWork_
 static inline void muon_move_(MuonMatrix part, Muon opt, const float* x) {
     const float rate = opt.lr * muon_factor(opt, part.rows, part.cols),
                 keep = 1.0f - opt.lr * opt.weight_decay;
-    const int cautious = opt.decay == MUON_CAUTIOUS;
     float* param = part.param;
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < part.rows * part.cols; i++) {
-        const float kept = !cautious || x[i] * param[i] > 0 ? keep : 1;
-        param[i] = kept * param[i] - rate * x[i];
+        param[i] = decay_keep(keep, opt.decay, x[i], param[i]) * param[i] - rate * x[i];
     }
 }
 

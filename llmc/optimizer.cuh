@@ -137,17 +137,24 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
 // The rows that Muon updates, each with all layers; returns their number.
 static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], const OptimizerState* s,
                                        const ZeroPlan* zero) {
-    const StateSlot* m = &s->slots[STATE_M];
+    const StateSlot *m = &s->slots[STATE_M], *rows = &s->slots[STATE_ROWS];
     int count = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &s->rows[i];
         const int parts = (int)optimizer_parts(row), g = row->place == PLACE_BLOCK;
-        const MuonTensor tensor = {
-            row->offset_bytes, zero->block, state_group_begin(m, g) + m->begin[i],
-            m->block,          0,           0,
-            row->layers,       parts,       (int)row->rows / parts,
-            (int)row->cols,    g,           row->offset_bytes - zero_group_begin(zero, g),
-            row->decay};
+        const MuonTensor tensor = {row->offset_bytes,
+                                   zero->block,
+                                   state_group_begin(m, g) + m->begin[i],
+                                   m->block,
+                                   state_group_begin(rows, g) + rows->begin[i],
+                                   rows->block,
+                                   row->layers,
+                                   parts,
+                                   (int)row->rows / parts,
+                                   (int)row->cols,
+                                   g,
+                                   row->offset_bytes - zero_group_begin(zero, g),
+                                   row->decay};
         if (s->rule[i] == RULE_MUON && !update_is_frozen_(s, i)) {
             tensors[count++] = tensor;
         }
@@ -302,6 +309,7 @@ static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update
     UpdateNumbers_ n;
     n.scalars.beta1 = a.beta1, n.scalars.beta2 = a.beta2, n.scalars.eps = a.eps;
     n.scalars.grad_scale = a.grad_scale, n.scalars.momentum = update.momentum;
+    n.scalars.decay = a.decay;
     n.scalars.v_correction = (float)(1 / (1 - pow(a.beta2, (double)a.t)));
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const AdamW of_row = update_adamw(update, state, i);
@@ -487,7 +495,7 @@ template <class T> static inline void update_muon_rows_(const OptimizerUpdate<T>
     const MuonUpdate<T> muon = {update_weights_(u),
                                 u.grads,
                                 (float*)u.slots[STATE_M],
-                                NULL,
+                                (float*)u.slots[STATE_ROWS],
                                 (MuonGpu*)&u.plan->muon_memory,
                                 update_muon(u.update),
                                 u.update.adamw.t,

@@ -65,15 +65,15 @@ typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterWeights;
 
 typedef struct {
     OptimizerName name;
-    int has_momentum; // of SGD and Adafactor
+    int has_optional; // state that options add: momentum of SGD and Adafactor, means of rows of Muon
     MasterWeights master;
     unsigned frozen;              // bit i: row i of the parameters is not updated in any block
     int has_state_of_them;        // all the same, as on GPUs, whose arrays of state have all parameters
     float lr_scale[TENSOR_KINDS]; // factors of the learning rate
 } Optimizer;
 
-static inline Optimizer optimizer_of(OptimizerName name, int has_momentum, MasterWeights master) {
-    const Optimizer optimizer = {name, has_momentum, master, 0, 0, {1, 1, 1}};
+static inline Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
+    const Optimizer optimizer = {name, has_optional, master, 0, 0, {1, 1, 1}};
     return optimizer;
 }
 
@@ -117,9 +117,9 @@ enum { OPTIMIZER_BLOCK = 64 };
 
 // clang-format off
 // Each slot: its name in checkpoints, the type and the number of its elements, the rules that have it, and those that have it
-// only with momentum; no value is ever below `least`; its name in the memory report comes last. Checkpoints have all but those
-// of the weights, which are the last ones.
-//  slot              name        type      shape          rules                                     with momentum                                       least      label
+// only with an option; no value is ever below `least`; its name in the memory report comes last. Checkpoints have all but
+// those of the weights, which are the last ones.
+//  slot              name        type      shape          rules                                     with an option                                      least      label
 #define STATE_TABLE_(X) \
   X(STATE_M,          "m",        float,    SLOT_ELEMENTS, RULE_BIT_(ADAMW) | RULE_BIT_(LION) | RULE_BIT_(MUON), RULE_BIT_(SGD) | RULE_BIT_(FACTORED) | RULE_BIT_(FULL), -INFINITY, "m")  /* mean of the gradient */ \
   X(STATE_V,          "v",        float,    SLOT_ELEMENTS, RULE_BIT_(ADAMW) | RULE_BIT_(FULL),       0,                                                  0,         "v")  /* mean of its square */ \
@@ -127,7 +127,7 @@ enum { OPTIMIZER_BLOCK = 64 };
   X(STATE_V8,         "v8",       uint8_t,  SLOT_ELEMENTS, RULE_BIT_(ADAMW8),                        0,                                                  -INFINITY, "v in 8 bits") \
   X(STATE_M_SCALE,    "m_scale",  float,    SLOT_BLOCKS,   RULE_BIT_(ADAMW8),                        0,                                                  0,         "scales of m") \
   X(STATE_V_SCALE,    "v_scale",  float,    SLOT_BLOCKS,   RULE_BIT_(ADAMW8),                        0,                                                  0,         "scales of v") \
-  X(STATE_ROWS,       "row_v",    float,    SLOT_ROWS,     RULE_BIT_(FACTORED),                      0,                                                  0,         "v of rows") \
+  X(STATE_ROWS,       "row_v",    float,    SLOT_ROWS,     RULE_BIT_(FACTORED),                      RULE_BIT_(MUON),                                    0,         "v of rows") \
   X(STATE_COLS,       "col_v",    float,    SLOT_COLS,     RULE_BIT_(FACTORED),                      0,                                                  0,         "v of columns") \
   X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "master weights") \
   X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower halves of weights")  /* split master weights */
@@ -189,21 +189,21 @@ static inline size_t state_slot_elements(const OptimizerState* s, int slot, int 
 }
 
 // Master weights are the optimizer's choice, not its rules'.
-static inline unsigned state_rules_(Optimizer optimizer, int slot, unsigned always, unsigned with_momentum) {
+static inline unsigned state_rules_(Optimizer optimizer, int slot, unsigned always, unsigned optional) {
     if (slot == STATE_MASTER || slot == STATE_LOWER) {
         return optimizer.master == (slot == STATE_MASTER ? MASTER_FP32 : MASTER_SPLIT) ? always : 0;
     }
-    return always | (optimizer.has_momentum ? with_momentum : 0);
+    return always | (optimizer.has_optional ? optional : 0);
 }
 
 static inline void state_set_slots_(OptimizerState* s) {
-#define STATE_SLOT_(id, name_, type_, shape_, rules_, momentum_, least_, label_)                             \
+#define STATE_SLOT_(id, name_, type_, shape_, rules_, optional_, least_, label_)                             \
     s->slots[id].name = name_;                                                                               \
     s->slots[id].label = label_;                                                                             \
     s->slots[id].shape = shape_;                                                                             \
     s->slots[id].element_bytes = sizeof(type_);                                                              \
     s->slots[id].least = least_;                                                                             \
-    s->slots[id].rules = state_rules_(s->optimizer, id, rules_, momentum_);
+    s->slots[id].rules = state_rules_(s->optimizer, id, rules_, optional_);
     STATE_TABLE_(STATE_SLOT_)
 #undef STATE_SLOT_
 }
@@ -344,9 +344,9 @@ static inline Adafactor update_adafactor(Update u, AdamW of_row) {
 }
 
 static inline Muon update_muon(Update u) {
-    const Muon opt = {
-        u.muon_lr,     muon_momentum(u.adamw.t), u.muon_weight_decay, u.adamw.grad_scale, 0, u.muon_scale,
-        MUON_DECAY_ALL};
+    const Muon opt = {u.muon_lr,          muon_momentum(u.adamw.t), u.muon_weight_decay,
+                      u.adamw.grad_scale, MUON_ROWS_BETA2,          u.muon_scale,
+                      u.adamw.decay};
     return opt;
 }
 
@@ -416,12 +416,13 @@ static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange
         break;
     case RULE_MUON: {
         const size_t parts = optimizer_parts(row);
-        const MuonMatrix x = {param, grad, m, NULL, parts, row->rows / parts, row->cols};
+        float* row_squares = (float*)state_array(s, STATE_ROWS, range, memory);
+        const MuonMatrix x = {param, grad, m, row_squares, parts, row->rows / parts, row->cols};
         muon_update_cpu(x, update_muon(u), scratch);
         break;
     }
     case RULE_LION: {
-        const Lion opt = {a.lr, a.beta1, a.beta2, a.weight_decay, a.grad_scale};
+        const Lion opt = {a.lr, a.beta1, a.beta2, a.weight_decay, a.grad_scale, a.decay};
         lion_update_cpu(param, grad, m, n, opt);
         break;
     }

@@ -334,7 +334,8 @@ static inline void ref_adamw(Real* param, const Real* grad, Real* m, Real* v, si
         m[i] = beta1 * m[i] + (1 - beta1) * g;
         v[i] = beta2 * v[i] + (1 - beta2) * g * g;
         const Real m_hat = m[i] / (1 - pow(beta1, t)), v_hat = v[i] / (1 - pow(beta2, t));
-        param[i] -= opt.lr * (m_hat / (sqrt(v_hat) + opt.eps) + opt.weight_decay * param[i]);
+        const int decays = opt.decay == DECAY_ALL || (m[i] > 0 && param[i] > 0) || (m[i] < 0 && param[i] < 0);
+        param[i] -= opt.lr * (m_hat / (sqrt(v_hat) + opt.eps) + (decays ? opt.weight_decay * param[i] : 0));
     }
 }
 

@@ -250,6 +250,7 @@ typedef struct {
     float beta1, beta2, eps, grad_scale;
     float v_correction; // AdamW: 1 / (1 - beta2^t)
     float momentum;     // SGD
+    Decay decay;        // of AdamW and Lion
 } UpdateScalars;
 typedef struct {
     float keep; // 1 - lr weight_decay

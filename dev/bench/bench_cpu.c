@@ -302,7 +302,7 @@ static void bench_adamw8bit(Bench* bench, float* p, const float* g, size_t n) {
     float* m_scale = check_alloc(n / block + 1, sizeof(float), "scales");
     float* v_scale = check_alloc(n / block + 1, sizeof(float), "scales");
     const AdamW8bitState state = {m, v, m_scale, v_scale};
-    const AdamW opt = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
+    const AdamW opt = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL};
     BENCH(bench, "adamw8bit, 124M parameters", adamw8bit_bytes((double)n, block), bench->bandwidth, "GB/s   ",
           adamw8bit_update_cpu(p, g, state, n, block, opt));
     free(m);
@@ -337,7 +337,7 @@ static void bench_muon(Bench* bench, float* p, const float* g, float* m) {
 }
 
 static void bench_other_rules(Bench* bench, float* p, const float* g, float* m, size_t n) {
-    const Lion lion = {1e-4f, 0.9f, 0.99f, 0.1f, 1};
+    const Lion lion = {1e-4f, 0.9f, 0.99f, 0.1f, 1, DECAY_ALL};
     const Sgd sgd = {1e-4f, 0.9f, 0.1f, 1};
     bench_adamw8bit(bench, p, g, n);
     bench_adafactor(bench, p, g, n);

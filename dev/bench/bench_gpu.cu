@@ -371,7 +371,7 @@ static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gr
     OptimizerPlan plan_memory, *plan = &plan_memory;
     optimizer_state_open(&state, optimizer, &zero, bench->cfg);
     optimizer_open<floatX>(plan, &zero, &state);
-    const Update by = {{1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100}, 0.9f};
+    const Update by = {{1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100, DECAY_ALL}, 0.9f};
     floatX* params = random_array<floatX>(bench, zero_full_elements(&zero), 0.02f);
     OptimizerUpdate<floatX> u = {params, grads, {NULL}, plan, by, 1, NULL};
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -440,7 +440,7 @@ static void bench_adamw8bit(Bench* bench) {
                                        model.grads,
                                        state,
                                        table,
-                                       {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100},
+                                       {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100, DECAY_ALL},
                                        rounding_words(1, 100, 0, 0)};
     snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
     measure(bench, "AdamW 8-bit", shape,
@@ -511,7 +511,7 @@ static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const Model* mode
                                   b,
                                   NULL,
                                   muon,
-                                  {0.02f, 0.95f, 0.05f, 1.0f, 0.0f, MUON_SPECTRAL, MUON_DECAY_ALL},
+                                  {0.02f, 0.95f, 0.05f, 1.0f, 0.0f, MUON_SPECTRAL, DECAY_ALL},
                                   100,
                                   1,
                                   matmul};

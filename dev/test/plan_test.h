@@ -96,6 +96,7 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
     o->freeze = frozen[plan_test_one_of_(&rng, model.L > 1 ? 3 : 2)];
     o->optimizer = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
     o->sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
+    o->muon_rows = o->sgd_momentum > 0;
     if (o->offload_optimizer && o->optimizer != OPTIMIZER_ADAMW8BIT) {
         o->optimizer = OPTIMIZER_ADAMW; // others are refused where they have no state, or need whole matrices
     }

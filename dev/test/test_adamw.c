@@ -5,7 +5,7 @@
 #include "ops.h"
 
 // Every scalar is exact in binary32, so the reference computes with the same ones.
-static const AdamW defaults = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
+static const AdamW defaults = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL};
 
 // In each of ten updates a parameter is rounded to half an epsilon of itself, and gets a step of at most a
 // few lr that is exact to a few epsilon of its terms; the moments are sums of ten terms.
@@ -41,6 +41,9 @@ static void test_sizes(void) {
     opt.grad_scale = 0.37f;
     opt.eps = 0.1f; // large enough to tell sqrt(v) + eps from sqrt(v + eps), and scaled gradients from others
     test_ten_updates(100, opt);
+    opt.weight_decay = 2;
+    opt.decay = DECAY_CAUTIOUS;
+    test_ten_updates(1001, opt);
     opt.beta2 = 0.999f;
     opt.weight_decay = 0;
     test_ten_updates(100, opt);

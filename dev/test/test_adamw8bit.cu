@@ -3,7 +3,7 @@
 #include "gpu_ops.h"
 #include "rule_test.h"
 
-static const AdamW defaults = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.37f, 7};
+static const AdamW defaults = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.37f, 7, DECAY_ALL};
 enum { BLOCK = ADAMW8BIT_BLOCK };
 
 // All state in host memory; what is behind n elements is zero, up to a multiple of 128.

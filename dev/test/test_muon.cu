@@ -4,7 +4,7 @@
 #include "gpu_ops.h"
 #include "rule_test.h"
 
-static const Muon defaults = {0.02f, 0.9f, 0.05f, 0.37f, 0.95f, MUON_SPECTRAL, MUON_DECAY_ALL};
+static const Muon defaults = {0.02f, 0.9f, 0.05f, 0.37f, 0.95f, MUON_SPECTRAL, DECAY_ALL};
 static const int64_t UPDATE = 3;
 
 // A tensor whose layers lie apart in all arrays, with something else between them.
@@ -175,7 +175,7 @@ template <class T, class G> static void test_types(const Gpu* gpu) {
     MatmulGpu matmul;
     const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
     Muon cautious = defaults, rms = defaults;
-    cautious.decay = MUON_CAUTIOUS;
+    cautious.decay = DECAY_CAUTIOUS;
     cautious.weight_decay = 2;
     rms.scale = MUON_RMS;
     matmul_gpu_open(&matmul, gpu, settings);

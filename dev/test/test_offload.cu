@@ -40,7 +40,7 @@ static State state_open(const OptimizerState* state, size_t n) {
 static Update update_of(int t) {
     Update update;
     memset(&update, 0, sizeof(update));
-    update.adamw = AdamW{0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, t};
+    update.adamw = AdamW{0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, t, DECAY_ALL};
     return update;
 }
 

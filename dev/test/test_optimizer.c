@@ -19,11 +19,12 @@ static double bytes_wanted(Optimizer o, double n, double vectors, double rows_an
     case OPTIMIZER_ADAMW8BIT:
         return 2 * matrices * (1 + 4.0 / 64) + 8 * vectors;
     case OPTIMIZER_ADAFACTOR:
-        return 4 * rows_and_cols + 4 * vectors + (o.has_momentum ? 4 * n : 0);
+        return 4 * rows_and_cols + 4 * vectors + (o.has_optional ? 4 * n : 0);
     case OPTIMIZER_MUON:
-        return 4 * n + 4 * (vectors + (double)(WIDE.V + WIDE.max_T) * WIDE.C);
+        return 4 * n + 4 * (vectors + (double)(WIDE.V + WIDE.max_T) * WIDE.C) +
+               (o.has_optional ? 4 * 9.0 * WIDE.L * WIDE.C : 0);
     default:
-        return o.name == OPTIMIZER_LION || o.has_momentum ? 4 * n : 0;
+        return o.name == OPTIMIZER_LION || o.has_optional ? 4 * n : 0;
     }
 }
 
@@ -141,7 +142,7 @@ static void visit(const OptimizerState* state, const ZeroRange* ranges, int coun
 typedef struct {
     SavedFile files[8];
     char names[8][64];
-    SavedOption options[3];
+    SavedOption options[4];
     SavedState state;
 } Saved;
 
@@ -150,10 +151,11 @@ static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
     memset(saved, 0, sizeof(*saved));
     saved->state.files = saved->files;
     saved->state.options = saved->options;
-    saved->state.num_options = 3;
+    saved->state.num_options = 4;
     saved->options[0] = (SavedOption){"optimizer", optimizer_word(optimizer.name)};
-    saved->options[1] = (SavedOption){"sgd-momentum", optimizer.has_momentum ? "0.9" : "0"};
-    saved->options[2] = (SavedOption){"adafactor-beta1", optimizer.has_momentum ? "0.9" : "0"};
+    saved->options[1] = (SavedOption){"sgd-momentum", optimizer.has_optional ? "0.9" : "0"};
+    saved->options[2] = (SavedOption){"adafactor-beta1", optimizer.has_optional ? "0.9" : "0"};
+    saved->options[3] = (SavedOption){"muon-rows", optimizer.has_optional ? "on" : "off"};
     for (int rank = 0; rank < size; rank++) {
         const ZeroPlan zero = zero_plan(WIDE, stage, rank, size);
         CheckpointPart part;
@@ -220,6 +222,8 @@ static void test_other(void) {
     EXPECT(load(&saved, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), 0, 1, 0) > 0, "adamw has not its own");
     save(&saved, optimizer_of(OPTIMIZER_SGD, 0, MASTER_NONE), 0, 1);
     EXPECT(load(&saved, optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE), 0, 1, 0) == 0, "momentum from nowhere");
+    save(&saved, optimizer_of(OPTIMIZER_MUON, 0, MASTER_NONE), 0, 1);
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE), 0, 1, 0) == 0, "rows from nowhere");
 }
 
 int main(void) {
@@ -235,6 +239,7 @@ int main(void) {
     }
     test_elastic(optimizer_of(OPTIMIZER_ADAFACTOR, 1, MASTER_NONE));
     test_elastic(optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE));
+    test_elastic(optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE));
     test_other();
     return test_done("optimizer");
 }

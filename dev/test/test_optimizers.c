@@ -53,8 +53,10 @@ static void set_gradient(float* grad, const Case* c, int t) {
 
 // ---- the rules ----
 
+static Decay decay_of(const Case* c) { return strstr(c->name, "options") ? DECAY_CAUTIOUS : DECAY_ALL; }
+
 static AdamW adamw_of(const Case* c, int t) {
-    return (AdamW){c->lr, c->beta1, c->beta2, c->eps, c->weight_decay, c->grad_scale, t};
+    return (AdamW){c->lr, c->beta1, c->beta2, c->eps, c->weight_decay, c->grad_scale, t, decay_of(c)};
 }
 
 static void update_adamw(const Case* c, Arrays* x, int t) {
@@ -69,7 +71,7 @@ static void update_adamw8bit(const Case* c, Arrays* x, int t) {
 
 static void update_lion(const Case* c, Arrays* x, int t) {
     (void)t;
-    const Lion opt = {c->lr, c->beta1, c->beta2, c->weight_decay, c->grad_scale};
+    const Lion opt = {c->lr, c->beta1, c->beta2, c->weight_decay, c->grad_scale, decay_of(c)};
     lion_update_cpu(x->param, x->grad, x->m, (size_t)c->rows * c->cols, opt);
 }
 
@@ -106,7 +108,7 @@ static void update_muon(const Case* c, Arrays* x, int t) {
                       .grad_scale = c->grad_scale,
                       .rows_beta2 = c->beta2,
                       .scale = strstr(c->name, "rms") ? MUON_RMS : MUON_SPECTRAL,
-                      .decay = options ? MUON_CAUTIOUS : MUON_DECAY_ALL};
+                      .decay = decay_of(c)};
     const MuonMatrix matrix = {
         x->param,       x->grad, x->m, options ? x->v : NULL, (size_t)c->parts, (size_t)(c->rows / c->parts),
         (size_t)c->cols};
@@ -284,7 +286,7 @@ static void test_block_states(void) {
     uint8_t *m = ops_bytes(N), *v = ops_bytes(N); // zero
     memset(grad, 0, 64 * sizeof(float));
     grad[70] = NAN;
-    const AdamW opt = {0.01f, 0.9f, 0.95f, 1e-8f, 0, 1, 1};
+    const AdamW opt = {0.01f, 0.9f, 0.95f, 1e-8f, 0, 1, 1, DECAY_ALL};
     adamw8bit_update_cpu(param, grad, (AdamW8bitState){m, v, m_scale, v_scale}, N, 64, opt);
     EXPECT(m_scale[0] == 0 && v_scale[0] == 0 && ops_same_bits(param, start, 64), "a block of zeros");
     EXPECT(m[5] == 127 && v[5] == 0, "codes of zeros: %d %d", m[5], v[5]);
@@ -311,6 +313,17 @@ static void test_zero_gradient(void) {
     }
 }
 
+// Lion decays only where its step goes towards zero: of four signs two, and not without a step.
+static void test_cautious_lion(void) {
+    float param[] = {1, -1, 1, -1, 1}, grad[] = {2, -2, -2, 2, 0}, m[5] = {0};
+    const float want[] = {1 - 0.25f - 0.125f, -1 + 0.25f + 0.125f, 1 + 0.25f, -1 - 0.25f, 1};
+    const Lion opt = {0.25f, 0.9f, 0.99f, 0.5f, 1, DECAY_CAUTIOUS};
+    lion_update_cpu(param, grad, m, 5, opt);
+    for (int i = 0; i < 5; i++) {
+        EXPECT(param[i] == want[i], "element %d: %g, wanted %g", i, (double)param[i], (double)want[i]);
+    }
+}
+
 static void test_rates(void) {
     const Adafactor opt = {.lr = 0.5f, .rate = ADAFACTOR_RELATIVE, .t = 100};
     EXPECT_NEAR(adafactor_rate(opt, 3), 0.3, 1e-7, "1/sqrt(t) of the parameter");
@@ -328,6 +341,7 @@ int main(int argc, char** argv) {
     test_code();
     test_block_states();
     test_zero_gradient();
+    test_cautious_lion();
     test_rates();
     return test_done("optimizers");
 }

@@ -173,7 +173,7 @@ static void test_gelu_is_the_tanh_form(void) {
 
 // With a gradient that stays the same, m_hat is g and v_hat is g^2 after any number of updates.
 static void test_adamw(void) {
-    AdamW opt = {0.01f, 0.9f, 0.95f, 0.125f, 0.1f, 0.5f, 1};
+    AdamW opt = {0.01f, 0.9f, 0.95f, 0.125f, 0.1f, 0.5f, 1, DECAY_ALL};
     double param = 3, want = 3, m = 0, v = 0;
     const double grad = -4, g = opt.grad_scale * grad;
     for (; opt.t <= 5; opt.t++) {

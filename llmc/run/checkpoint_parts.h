@@ -404,15 +404,21 @@ static unsigned checkpoint_frozen_rows_(const SavedState* s) {
     return freeze.rows;
 }
 
+// Whether an option of the saved run added state to its optimizer.
+static int checkpoint_has_optional_(const SavedState* s, OptimizerName name) {
+    const char *sgd = state_option(s, "sgd-momentum"), *adafactor = state_option(s, "adafactor-beta1"),
+               *rows = state_option(s, "muon-rows");
+    return name == OPTIMIZER_SGD         ? sgd && strtof(sgd, NULL) > 0
+           : name == OPTIMIZER_ADAFACTOR ? adafactor && strtof(adafactor, NULL) > 0
+           : name == OPTIMIZER_MUON      ? rows && strcmp(rows, "on") == 0
+                                         : 0;
+}
+
 int checkpoint_state_fits(const SavedState* s, Optimizer optimizer) {
-    const char *name = state_option(s, "optimizer"), *sgd = state_option(s, "sgd-momentum"),
-               *adafactor = state_option(s, "adafactor-beta1");
-    const char* momentum = optimizer.name == OPTIMIZER_SGD         ? sgd
-                           : optimizer.name == OPTIMIZER_ADAFACTOR ? adafactor
-                                                                   : NULL;
+    const char* name = state_option(s, "optimizer");
     return !name || (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
                      checkpoint_frozen_rows_(s) == optimizer.frozen &&
-                     (momentum && strtof(momentum, NULL) > 0) == optimizer.has_momentum);
+                     checkpoint_has_optional_(s, optimizer.name) == optimizer.has_optional);
 }
 
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,

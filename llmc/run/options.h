@@ -127,10 +127,12 @@ typedef struct {
     int warmup;
     float final_lr_frac;
     int schedule;
-    float weight_decay, beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, sgd_momentum, adafactor_beta1;
+    float weight_decay;
+    int cautious_decay;
+    float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, sgd_momentum, adafactor_beta1;
     int adafactor_scale;
     float matrix_lr, matrix_weight_decay;
-    int muon_scale;
+    int muon_scale, muon_rows;
     float grad_clip, skip_loss_z, skip_grad_z;
     int max_skips;
     float max_loss_rise;
@@ -407,6 +409,8 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(SCHEDULE_WORDS), "shape of the learning rate after warmup"},
     {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, AUTO_ | RUN_,     "auto",
         "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
+    {"optimizer",  "cautious-decay", "",  SWITCH_(cautious_decay), 0,        0, RUN_,             "off",
+        "off|on", "of adamw, adamw8bit, muon, lion: only weights that the update moves towards zero decay"},
     {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | RUN_,    "0.9",
         "", "decay of the running mean of the gradient"},
     {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_ | RUN_,  "auto",
@@ -431,6 +435,8 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "muon-scale",    "",   CHOICE_(muon_scale),     0,        0, RUN_,             "spectral",
         WORDS_CHOICE(MUON_SCALE_WORDS), "of muon: size of an update; spectral: by the shape of the matrix; rms: as AdamW's, "
         "whose rate and decay then serve"},
+    {"optimizer",  "muon-rows",     "",   SWITCH_(muon_rows),      0,        0, RUN_,             "off",
+        "off|on", "of muon: give the rows of an update the same size, by a running mean of their squares (NorMuon)"},
     {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
         "", "maximum norm of the whole gradient; 0: no clipping"},
     {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",

@@ -1073,17 +1073,22 @@ void setup_check_freeze(const Options* o, GPT2Config cfg) {
     }
 }
 
-// The share of the last update that is in the next one, of optimizers that may have none.
+// Of SGD and Adafactor: the share of the last update that is in the next one.
 static float setup_momentum_(const Options* o) {
     return o->optimizer == OPTIMIZER_SGD         ? o->sgd_momentum
            : o->optimizer == OPTIMIZER_ADAFACTOR ? o->adafactor_beta1
                                                  : 0;
 }
 
+// Whether an option adds state to the optimizer.
+static int setup_has_optional_(const Options* o) {
+    return o->optimizer == OPTIMIZER_MUON ? o->muon_rows : setup_momentum_(o) > 0;
+}
+
 Optimizer setup_optimizer(const Options* options) {
     const Freeze freeze = freeze_of(options->layers, options->freeze);
     Optimizer optimizer =
-        optimizer_of((OptimizerName)options->optimizer, setup_momentum_(options) > 0, MASTER_NONE);
+        optimizer_of((OptimizerName)options->optimizer, setup_has_optional_(options), MASTER_NONE);
     optimizer.frozen = freeze.rows;
     optimizer.has_state_of_them = options->program.trainer == OPTION_GPU;
     optimizer.lr_scale[KIND_EMBEDDING] = options->embedding_lr_scale;
@@ -1102,6 +1107,7 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
         options->weight_decay,
         options->grad_clip > 0 && norm > options->grad_clip ? (float)(options->grad_clip / norm) : 1.0f,
         t,
+        options->cautious_decay ? DECAY_CAUTIOUS : DECAY_ALL,
     };
     const Update update = {adamw,
                            setup_momentum_(options),
@@ -1117,9 +1123,13 @@ static void setup_check_rule_options_(const Options* o) {
     static const struct {
         const char* option;
         OptimizerName of;
-    } rows[] = {{"sgd-momentum", OPTIMIZER_SGD},          {"adafactor-beta1", OPTIMIZER_ADAFACTOR},
-                {"adafactor-scale", OPTIMIZER_ADAFACTOR}, {"matrix-lr", OPTIMIZER_MUON},
-                {"matrix-weight-decay", OPTIMIZER_MUON},  {"muon-scale", OPTIMIZER_MUON}};
+    } rows[] = {{"sgd-momentum", OPTIMIZER_SGD},
+                {"adafactor-beta1", OPTIMIZER_ADAFACTOR},
+                {"adafactor-scale", OPTIMIZER_ADAFACTOR},
+                {"matrix-lr", OPTIMIZER_MUON},
+                {"matrix-weight-decay", OPTIMIZER_MUON},
+                {"muon-scale", OPTIMIZER_MUON},
+                {"muon-rows", OPTIMIZER_MUON}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (options_changed(o, rows[i].option) && o->optimizer != (int)rows[i].of) {
             die_usage("--%s is of --optimizer %s; this run has --optimizer %s", rows[i].option,
@@ -1132,6 +1142,11 @@ void setup_check_optimizer(const Options* o, GPT2Config cfg) {
     const char* word = optimizer_word((OptimizerName)o->optimizer);
     const int needs_matrices = optimizer_needs_matrices((OptimizerName)o->optimizer);
     setup_check_rule_options_(o);
+    if (o->cautious_decay && (o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_SGD)) {
+        die_usage(
+            "--cautious-decay on is not of --optimizer %s; wanted adamw, adamw8bit, muon or lion, or off",
+            word);
+    }
     if (o->optimizer == OPTIMIZER_ADAMW8BIT && cfg.C % OPTIMIZER_BLOCK) {
         die_usage(
             "--optimizer %s: the model has %d channels, wanted a multiple of %d; --optimizer adamw works",
