@@ -293,8 +293,12 @@ static void test_adamw_steps(Settings settings, const float* weights, double tol
     for (int t = 1; t <= ADAMW_STEPS; t++) {
         const double loss = model_gradients(model, tokens, targets);
         const double want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
-        Update update = {
-            {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t, DECAY_ALL}, 0, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+        Update update = {{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t, DECAY_ALL},
+                         0,
+                         ADAFACTOR_FIXED,
+                         0,
+                         0,
+                         MUON_SPECTRAL};
         EXPECT_NEAR(loss / want, 1, tolerance, "loss of step %d", t);
         EXPECT_NEAR(norm_of(model) / norm, 1, 4 * tolerance, "norm of step %d", t);
         cpu_trainer_update(reference, update);
@@ -320,8 +324,12 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
     GPT2* model = model_open(settings, B, weights);
     for (int t = 1; t <= UPDATES; t++) { // from the second time on as graphs, if at all
         model_gradients(model, tokens, targets);
-        const Update update = {
-            {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), t, DECAY_ALL}, 0, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+        const Update update = {{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), t, DECAY_ALL},
+                               0,
+                               ADAFACTOR_FIXED,
+                               0,
+                               0,
+                               MUON_SPECTRAL};
         gpt2_update(model, update);
     }
     model_gradients(model, tokens, targets);
@@ -410,8 +418,12 @@ static void test_freeze(Settings settings, const char* list, const float* weight
     model_gradients(model, tokens, targets);
     float *want = gradient_on_host(whole), *got = gradient_on_host(model),
           *before = parameters_on_host(model);
-    const Update update = {
-        {1e-1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), 1, DECAY_ALL}, 0, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+    const Update update = {{1e-1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), 1, DECAY_ALL},
+                           0,
+                           ADAFACTOR_FIXED,
+                           0,
+                           0,
+                           MUON_SPECTRAL};
     gpt2_update(model, update);
     float* after = parameters_on_host(model);
     TensorRow rows[GPT2_PARAMETER_ROWS];
@@ -754,6 +766,11 @@ int main(void) {
         settings.zero = "3";
         test_adamw_steps(settings, weights, 2 * tolerance());
     }
+    if (DTYPE_OF(floatX) == DTYPE_BF16) {
+        settings = USUAL;
+        settings.master_weights = "24";
+        test_adamw_steps(settings, weights, tolerance());
+    }
     settings = USUAL;
     settings.zero = "2";
     test_adamw_steps(settings, weights, tolerance());
@@ -777,6 +794,9 @@ int main(void) {
 #endif
     if (sizeof(floatX) < sizeof(float)) {
         test_resume(&trainer, "--autotune off --master-weights off");
+    }
+    if (DTYPE_OF(floatX) == DTYPE_BF16) {
+        test_resume(&trainer, "--autotune off --master-weights 24");
     }
     if (DTYPE_OF(floatX) != DTYPE_FP16) { // its loss scale needs the whole gradient first
         test_in_backward(&trainer, optimizers, "--autotune off --recompute 3");

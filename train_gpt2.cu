@@ -1003,17 +1003,18 @@ static void upload_quantized_group(GPT2* model, int g, const TensorRow* rows, co
     quantized_set_group(to, g, rows, group);
 }
 
-// The same with split master weights, which begin with element `at` of this process's.
+// The same with split master weights, which begin with element `at` of this process's; their lower part is of type L.
+template <class L>
 static void upload_split(GPT2* model, floatX* to, size_t at, const float* from, size_t count) {
     uint16_t* upper = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
-    uint16_t* lower = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
+    L* lower = (L*)check_alloc(count, sizeof(L), "copy of a group of parameters");
     for (size_t i = 0; i < count; i++) {
-        const SplitFloat split = split_float(from[i]);
+        const SplitFloat<L> split = split_float<L>(from[i]);
         memcpy(upper + i, &split.upper, sizeof(uint16_t));
         lower[i] = split.lower;
     }
     upload(model, to, upper, count * sizeof(uint16_t));
-    upload_state(model, STATE_LOWER, at * sizeof(uint16_t), lower, count * sizeof(uint16_t));
+    upload_state(model, state_master_slot(master_of(model)), at * sizeof(L), lower, count * sizeof(L));
     free(lower);
     free(upper);
 }
@@ -1026,7 +1027,11 @@ static void upload_group(GPT2* model, int g, const float* group) {
     const float* from = group + (piece.full - zero_group_begin(zero, g));
     floatX* to = (floatX*)zero_update_parameters(&model->zero) + piece.kept;
     if (master_of(model) == MASTER_SPLIT) {
-        upload_split(model, to, piece.owned, from, piece.count);
+        upload_split<uint16_t>(model, to, piece.owned, from, piece.count);
+        return;
+    }
+    if (master_of(model) == MASTER_24) {
+        upload_split<int8_t>(model, to, piece.owned, from, piece.count);
         return;
     }
     if (master_of(model) == MASTER_FP32) {
@@ -1038,9 +1043,10 @@ static void upload_group(GPT2* model, int g, const float* group) {
 // After all groups: sets all parameters that this process keeps.
 static void upload_end(GPT2* model) { zero_gather_parameters(&model->zero); }
 
-// Copies group g of a slot that all parameters have, of elements as large as `type`, to `group` on the host; NULL: not in
-// this process. Collective.
-static void download_slot(GPT2* model, int g, void* group, int slot, DType type) {
+// Copies group g of the master weights, of elements as large as `type`, to `group` on the host; NULL: not in this process.
+// Collective.
+static void download_master(GPT2* model, int g, void* group, DType type) {
+    const int slot = state_master_slot(master_of(model));
     const ZeroPiece piece = zero_piece(&model->zero.plan, g);
     const int is_divided = zero_is_divided(&model->zero.plan);
     const size_t bytes = dtype_bytes(type);
@@ -1072,13 +1078,13 @@ static void download_narrow(GPT2* model, int g, void* group) {
     }
 }
 
-// Both halves of split master weights, as fp32.
-static void download_split(GPT2* model, int g, float* group) {
+// Both parts of split master weights, as fp32; the lower one is of type L, which is as large as `type`.
+template <class L> static void download_split(GPT2* model, int g, float* group, DType type) {
     const size_t count = zero_group_elements(&model->zero.plan, g);
     floatX* upper = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
-    uint16_t* lower = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
+    L* lower = (L*)check_alloc(count, sizeof(L), "copy of a group of parameters");
     download_narrow(model, g, group ? upper : NULL);
-    download_slot(model, g, group ? lower : NULL, STATE_LOWER, DTYPE_BF16); // two bytes each
+    download_master(model, g, group ? lower : NULL, type);
     for (size_t i = 0; group && i < count; i++) {
         bf16 half;
         memcpy((void*)&half, upper + i, sizeof(half));
@@ -1093,9 +1099,11 @@ static void download_split(GPT2* model, int g, float* group) {
 static void download_group(GPT2* model, int g, void* group) {
     zero_wait_for_parameters(&model->zero);
     if (master_of(model) == MASTER_FP32) {
-        download_slot(model, g, group, STATE_MASTER, DTYPE_FP32);
+        download_master(model, g, group, DTYPE_FP32);
     } else if (master_of(model) == MASTER_SPLIT) {
-        download_split(model, g, (float*)group);
+        download_split<uint16_t>(model, g, (float*)group, DTYPE_BF16);
+    } else if (master_of(model) == MASTER_24) {
+        download_split<int8_t>(model, g, (float*)group, DTYPE_BYTE);
     } else {
         download_narrow(model, g, group);
     }
@@ -1284,6 +1292,9 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
             "--update-in-backward on, --optimizer %s, which on a GPU updates all blocks at once; wanted "
             "adamw8bit or another one, or off",
             optimizer_word((OptimizerName)o->optimizer));
+    }
+    if (o->master_weights == MASTER_WEIGHTS_24 && DTYPE_OF(floatX) != DTYPE_BF16) {
+        die_usage("--master-weights 24 with PRECISION=" PRECISION_NAME "; wanted PRECISION=BF16, or on");
     }
     choose_device(o, comm);
     plan->peak =

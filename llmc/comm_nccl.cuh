@@ -162,7 +162,8 @@ static inline void group_gpu_check(const GroupGpu* g) {
 }
 
 static inline ncclDataType_t group_gpu_type_(DType type) {
-    return type == DTYPE_FP32 ? ncclFloat32 : type == DTYPE_BF16 ? ncclBfloat16 : ncclFloat16;
+    static const ncclDataType_t types[] = {ncclFloat32, ncclBfloat16, ncclFloat16, ncclUint8};
+    return types[type];
 }
 
 static inline void group_all_to_all(void* recv, const void* send, size_t count, DType type, const GroupGpu* g,

@@ -35,9 +35,9 @@ defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIEN
 typedef __nv_bfloat16 bf16;
 typedef __half fp16;
 
-typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 } DType;
+typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16, DTYPE_BYTE } DType; // bytes are only moved
 
-static inline size_t dtype_bytes(DType dtype) { return dtype == DTYPE_FP32 ? 4 : 2; }
+static inline size_t dtype_bytes(DType dtype) { return dtype == DTYPE_FP32 ? 4 : dtype == DTYPE_BYTE ? 1 : 2; }
 static inline const char* dtype_name(DType dtype) {
     return dtype == DTYPE_FP32 ? "fp32" : dtype == DTYPE_BF16 ? "bf16" : "fp16";
 }

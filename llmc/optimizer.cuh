@@ -455,8 +455,8 @@ template <class T> struct OptimizerUpdate {
 
 template <class T> static inline Weights<T> update_weights_(const OptimizerUpdate<T>& u) {
     const MasterWeights master = u.plan->state->optimizer.master;
-    const Weights<T> weights = {u.params, u.slots[master == MASTER_SPLIT ? STATE_LOWER : STATE_MASTER],
-                                master};
+    const int slot = state_master_slot(master);
+    const Weights<T> weights = {u.params, slot < STATE_SLOTS ? u.slots[slot] : NULL, master};
     return weights;
 }
 
@@ -543,16 +543,17 @@ static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t fi
 template <class T, class G>
 static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                          const Gpu* gpu) {
-    switch (u.plan->state->optimizer.master) {
-    case MASTER_NONE:
+    const MasterWeights master = u.plan->state->optimizer.master;
+    if (master == MASTER_NONE) {
         update_launch_rules_<T, G, MASTER_NONE>(u, first, count, gpu);
-        break;
-    case MASTER_FP32:
+    } else if (master == MASTER_FP32) {
         update_launch_rules_<T, G, MASTER_FP32>(u, first, count, gpu);
-        break;
-    case MASTER_SPLIT:
-        update_launch_rules_<T, G, MASTER_SPLIT>(u, first, count, gpu);
-        break;
+    } else if constexpr (DTYPE_OF(T) == DTYPE_BF16) {
+        if (master == MASTER_SPLIT) {
+            update_launch_rules_<T, G, MASTER_SPLIT>(u, first, count, gpu);
+        } else {
+            update_launch_rules_<T, G, MASTER_24>(u, first, count, gpu);
+        }
     }
 }
 
@@ -564,8 +565,8 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
                                          const Gpu* gpu) {
     assert(update_is_aligned_(u.params) && update_is_aligned_(u.grads.data) && first % UPDATE_PIECE_ == 0 &&
            count % UPDATE_PIECE_ == 0 && update_is_aligned_(u.slots[STATE_M]) &&
-           update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(u.slots[STATE_MASTER]) &&
-           update_is_aligned_(u.slots[STATE_LOWER]));
+           update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(update_weights_(u).master));
+    assert(DTYPE_OF(T) == DTYPE_BF16 || u.plan->state->optimizer.master <= MASTER_FP32);
     assert(
         !optimizer_needs_matrices(u.plan->state->optimizer.name) ||
         (first == 0 && count == (size_t)u.plan->pieces.count * UPDATE_PIECE_ && u.plan->pieces.shards == 1));

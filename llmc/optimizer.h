@@ -12,7 +12,7 @@ State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 
 defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
          optimizer_needs_matrices, SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState,
-         optimizer_state_open, optimizer_saved_bytes, state_slot_has, state_slot_elements, state_group_begin,
+         state_master_slot, optimizer_state_open, optimizer_saved_bytes, state_slot_has, state_slot_elements, state_group_begin,
          state_group_elements, state_position, state_begin, state_slot_room, state_array, Update, update_adamw,
          update_adafactor, update_muon, optimizer_parts, optimizer_scratch_bytes, optimizer_update_cpu
 */
@@ -61,7 +61,7 @@ typedef enum {
 } UpdateRule;
 
 // What a GPU keeps beside 16-bit weights (update.cuh).
-typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterWeights;
+typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT, MASTER_24 } MasterWeights;
 
 typedef struct {
     OptimizerName name;
@@ -130,7 +130,8 @@ enum { OPTIMIZER_BLOCK = 64 };
   X(STATE_ROWS,       "row_v",    float,    SLOT_ROWS,     RULE_BIT_(FACTORED),                      RULE_BIT_(MUON),                                    0,         "v of rows") \
   X(STATE_COLS,       "col_v",    float,    SLOT_COLS,     RULE_BIT_(FACTORED),                      0,                                                  0,         "v of columns") \
   X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "master weights") \
-  X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower halves of weights")  /* split master weights */
+  X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower halves of weights")  /* split master weights, */ \
+  X(STATE_LOWER_8,    NULL,       int8_t,   SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower 8 bits of weights")  /* and those of 24 bits */
 // clang-format on
 
 #define STATE_ID_(id, ...) id,
@@ -188,10 +189,16 @@ static inline size_t state_slot_elements(const OptimizerState* s, int slot, int 
     }
 }
 
+// Where master weights are; STATE_SLOTS: nowhere.
+static inline int state_master_slot(MasterWeights master) {
+    static const int slots[] = {STATE_SLOTS, STATE_MASTER, STATE_LOWER, STATE_LOWER_8};
+    return slots[master];
+}
+
 // Master weights are the optimizer's choice, not its rules'.
 static inline unsigned state_rules_(Optimizer optimizer, int slot, unsigned always, unsigned optional) {
-    if (slot == STATE_MASTER || slot == STATE_LOWER) {
-        return optimizer.master == (slot == STATE_MASTER ? MASTER_FP32 : MASTER_SPLIT) ? always : 0;
+    if (slot >= STATE_MASTER) {
+        return slot == state_master_slot(optimizer.master) ? always : 0;
     }
     return always | (optimizer.has_optional ? optional : 0);
 }

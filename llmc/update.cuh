@@ -7,10 +7,14 @@ An update reads a weight as fp32, computes, and writes it back:
     master weights          read                 written
     MASTER_FP32             the master weight    it, and the parameter: rounded to nearest
     MASTER_SPLIT            both halves          both halves: the parameter is rounded to nearest
+    MASTER_24               the same, with 8 bits instead of the lower half
     MASTER_NONE             the parameter        the parameter, rounded stochastically
 
 Split master weights are those of bf16, which is the upper half of an fp32 number: beside the parameter there are only the
-16 lower bits. All finite numbers are exact. A tie is rounded away from zero.
+16 lower bits. All finite numbers are exact. A tie is rounded away from zero. Of MASTER_24 there is a number r from -127 to
+126 instead: the weight is the parameter and r / 127 of half the way to the next bf16 number, rounded to the nearest such
+(FlashOptim: arXiv 2602.23349). Where two of them are the same weight, it is that with the nearer parameter, so a weight
+that is stored as fp32 comes back with the same bits.
 
 Stochastic rounding goes up or down with the probabilities that make the result right on average, so that updates
 smaller than half a unit in the last place are not lost for ever. Element i of group g (gpt2.h) takes word g 2^40 + i of
@@ -32,7 +36,10 @@ defines: UpdateScalars, UpdateRates, master_bytes, round_stochastic, SplitFloat,
 
 // Of a parameter.
 __host__ __device__ inline size_t master_bytes(MasterWeights master) {
-    return master == MASTER_FP32 ? sizeof(float) : master == MASTER_SPLIT ? sizeof(uint16_t) : 0;
+    return master == MASTER_FP32    ? sizeof(float)
+           : master == MASTER_SPLIT ? sizeof(uint16_t)
+           : master == MASTER_24    ? sizeof(int8_t)
+                                    : 0;
 }
 
 // ---- stochastic rounding ----
@@ -88,24 +95,46 @@ __device__ inline RandBlock rand_block_gpu(uint64_t seed, uint64_t stream, uint6
 
 // ---- split master weights ----
 
-typedef struct {
+__host__ __device__ inline bf16 bf16_of_bits_(uint32_t bits) {
+    const uint16_t half = (uint16_t)bits;
+    bf16 x;
+    memcpy((void*)&x, &half, sizeof(x));
+    return x;
+}
+
+// L is uint16_t for all lower bits, int8_t for MASTER_24.
+template <class L> struct SplitFloat {
     bf16 upper;
-    uint16_t lower;
-} SplitFloat;
+    L lower;
+};
+
+template <class L> __host__ __device__ inline SplitFloat<L> split_float(float x);
 
 // A NaN keeps no bits in the lower half: there it could round up to -0.
-__host__ __device__ inline SplitFloat split_float(float x) {
+template <> __host__ __device__ inline SplitFloat<uint16_t> split_float(float x) {
     const uint32_t bits = x == x ? float_bits(x) : 0x7FC00000u;
-    const uint16_t upper = (uint16_t)((bits + 0x8000u) >> 16);
-    SplitFloat split;
-    memcpy((void*)&split.upper, &upper, sizeof(upper));
-    split.lower = (uint16_t)bits;
+    const SplitFloat<uint16_t> split = {bf16_of_bits_((bits + 0x8000u) >> 16), (uint16_t)bits};
     return split;
 }
 
 __host__ __device__ inline float split_join(bf16 upper, uint16_t lower) {
     const uint32_t rounded_up = lower >> 15;
     return float_of_bits(((float_bits(to_float(upper)) >> 16) - rounded_up) << 16 | lower);
+}
+
+// The lower half is the distance to the upper one, with a sign: 32768 are half the way to the next number. 127 would be
+// that half, which is nearer to the next number: it is -127 of that.
+template <> __host__ __device__ inline SplitFloat<int8_t> split_float(float x) {
+    const SplitFloat<uint16_t> exact = split_float<uint16_t>(x);
+    const int r = ((int16_t)exact.lower * 127 + 16384) >> 15;
+    const uint32_t upper = float_bits(to_float(exact.upper)) >> 16;
+    const SplitFloat<int8_t> split = {bf16_of_bits_(upper + (r == 127)), (int8_t)(r == 127 ? -127 : r)};
+    return split;
+}
+
+__host__ __device__ inline float split_join(bf16 upper, int8_t r) {
+    const int distance = (r * 65536 + (r < 0 ? -127 : 127)) / 254;
+    return float_of_bits(float_bits(to_float(upper)) + (uint32_t)distance);
 }
 
 // ---- elements, W at a time ----
@@ -182,7 +211,7 @@ __device__ inline Elements<T, W> weights_round_(const Elements<float, W>& x, con
 // A tensor in device memory.
 template <class T> struct Weights {
     T* params;
-    void* master; // fp32 or uint16_t, as many; MASTER_NONE: not looked at
+    void* master; // as many, of the type of `kind`; MASTER_NONE: not looked at
     MasterWeights kind;
 };
 
@@ -192,38 +221,46 @@ template <class T> __host__ __device__ inline Weights<T> weights_from(const Weig
     return part;
 }
 
+template <class L, int W, class T>
+__device__ inline Elements<float, W> weights_load_split_(const Weights<T>& w, size_t i) {
+    const Elements<T, W> upper = elements_load<W>(w.params + i);
+    const Elements<L, W> lower = elements_load<W>((const L*)w.master + i);
+    Elements<float, W> x;
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        x[k] = split_join(upper[k], lower[k]);
+    }
+    return x;
+}
+
 // Elements i ... i+W-1. W is 4, i a multiple of it and the tensor aligned to four elements, or W is 1.
 template <int W, class T> __device__ inline Elements<float, W> weights_load(const Weights<T>& w, size_t i) {
     if (w.kind == MASTER_FP32) {
         return elements_load<W>((const float*)w.master + i);
     }
-    const Elements<T, W> upper = elements_load<W>(w.params + i);
     if constexpr (DTYPE_OF(T) == DTYPE_BF16) {
         if (w.kind == MASTER_SPLIT) {
-            const Elements<uint16_t, W> lower = elements_load<W>((const uint16_t*)w.master + i);
-            Elements<float, W> x;
-#pragma unroll
-            for (int k = 0; k < W; k++) {
-                x[k] = split_join(upper[k], lower[k]);
-            }
-            return x;
+            return weights_load_split_<uint16_t, W>(w, i);
+        }
+        if (w.kind == MASTER_24) {
+            return weights_load_split_<int8_t, W>(w, i);
         }
     }
-    return elements_convert<float>(upper);
+    return elements_convert<float>(elements_load<W>(w.params + i));
 }
 
-template <class T, int W>
+template <class L, class T, int W>
 __device__ inline void weights_store_split_(const Weights<T>& w, size_t i, const Elements<float, W>& x) {
     Elements<T, W> upper;
-    Elements<uint16_t, W> lower;
+    Elements<L, W> lower;
 #pragma unroll
     for (int k = 0; k < W; k++) {
-        const SplitFloat split = split_float(x[k]);
+        const SplitFloat<L> split = split_float<L>(x[k]);
         upper[k] = split.upper;
         lower[k] = split.lower;
     }
     elements_store(w.params + i, upper);
-    elements_store((uint16_t*)w.master + i, lower);
+    elements_store((L*)w.master + i, lower);
 }
 
 template <class T, int W>
@@ -235,7 +272,11 @@ __device__ inline void weights_store(const Weights<T>& w, size_t i, const Elemen
     }
     if constexpr (DTYPE_OF(T) == DTYPE_BF16) {
         if (w.kind == MASTER_SPLIT) {
-            weights_store_split_(w, i, x);
+            weights_store_split_<uint16_t>(w, i, x);
+            return;
+        }
+        if (w.kind == MASTER_24) {
+            weights_store_split_<int8_t>(w, i, x);
             return;
         }
     }

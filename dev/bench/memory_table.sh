@@ -67,6 +67,9 @@ bf16, stochastic rounding | BF16 | --recompute 0 --master-weights off
 the same, Lion | BF16 | --recompute 0 --master-weights off --optimizer lion
 the same, 8 bits | BF16 | --recompute 0 --master-weights off --optimizer adamw8bit
 bf16, master weights, 8 bits, recompute 2 | BF16 | --recompute 2 --optimizer adamw8bit
+bf16, 24 bits, 8 bits, recompute 2 | BF16 | --recompute 2 --master-weights 24 --optimizer adamw8bit
+bf16, 24 bits, 8 bits, recompute 2, micro-batch / 4 | BF16 | --recompute 2 --master-weights 24 --batch $quarter --optimizer adamw8bit
+bf16, 24 bits, 8 bits, recompute 3 | BF16 | --recompute 3 --master-weights 24 --optimizer adamw8bit
 bf16, recompute 3, optimizer on the host | BF16 | --recompute 3 --offload-optimizer host
 bf16, stochastic rounding, recompute 3, micro-batch / 4 | BF16 | --recompute 3 --master-weights off --batch $quarter
 the same, 8 bits | BF16 | --recompute 3 --master-weights off --batch $quarter --optimizer adamw8bit

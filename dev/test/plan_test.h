@@ -63,7 +63,7 @@ static void plan_test_gpu_(Options* o, Rand* rng) {
     o->device = 0;
     o->logits_chunk = 1 + plan_test_one_of_(rng, 100);
     o->gradients = plan_test_one_of_(rng, 2);
-    o->master_weights = plan_test_one_of_(rng, 2);
+    o->master_weights = plan_test_one_of_(rng, 3);
     o->bias_fusion = plan_test_one_of_(rng, 2);
     o->autotune = 0;
     o->offload_optimizer = plan_test_one_of_(rng, 4) ? OFFLOAD_OFF : OFFLOAD_HOST;

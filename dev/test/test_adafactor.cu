@@ -113,10 +113,11 @@ static State updated(const Model* model, State s, const float* grad, Adafactor o
 }
 
 // Sums of some thousand positive terms in another order, roots and divisions: some units in the last place of the sums,
-// and of the step, which is at most some lr.
+// and of the step, which is at most some lr. Where one square is most of a row's sum, all additions after it round by half a
+// unit: of a row of 128, 16 and 3 in 8 lanes on the CPU, 4 and 5 here, and up to two units of the squares themselves.
 static void expect_state(const char* what, const Model* model, State got, State want,
                          const float* param_got) {
-    rule_expect_near(what, "row sums", got.row_sums, want.row_sums, model->row_sums, 8, 0);
+    rule_expect_near(what, "row sums", got.row_sums, want.row_sums, model->row_sums, 16, 0);
     rule_expect_near(what, "column sums", got.col_sums, want.col_sums, model->col_sums, 8, 0);
     rule_expect_near(what, "v", got.v, want.v, model->v, 4, 0);
     rule_expect_near(what, "m", got.m, want.m, model->n, 32, 1);
@@ -136,11 +137,11 @@ static void test_model(const Model* model, int has_m, AdafactorRate rate, Master
              dtype_name(DTYPE_OF(T)), dtype_name(DTYPE_OF(G)), kind, has_m, rate, model->tensors[0].cols);
     const State got = updated<T, G>(model, s, grad, opt, has_m, kind, gpu);
     const State exact =
-        kind == MASTER_NONE ? updated<float, float>(model, s, grad, opt, has_m, kind, gpu) : got;
+        rule_is_exact(kind) ? got : updated<float, float>(model, s, grad, opt, has_m, MASTER_NONE, gpu);
     expect_state(what, model, got, expected(model, s, grad, opt, has_m), exact.param);
-    for (int i = 0; i < model->count && kind == MASTER_NONE; i++) {
+    for (int i = 0; i < model->count && !rule_is_exact(kind); i++) {
         const AdafactorTensor* t = &model->tensors[i];
-        rule_expect_rounded<T>(what, got.param + t->at, exact.param + t->at, (size_t)t->rows * t->cols,
+        rule_expect_rounded<T>(what, got.param + t->at, exact.param + t->at, (size_t)t->rows * t->cols, kind,
                                rounding_words(7, opt.t, 0, t->first_word));
     }
     const State again = updated<T, G>(model, s, grad, opt, has_m, kind, gpu);
@@ -151,7 +152,7 @@ static void test_model(const Model* model, int has_m, AdafactorRate rate, Master
 
 template <class T, class G> static void test_types(const Gpu* gpu) {
     const Model small = model_of(SMALL, 7), wide = model_of(WIDE, 5), vectors = model_of(VECTORS, 2);
-    for (int kind = MASTER_NONE; kind <= (DTYPE_OF(T) == DTYPE_BF16 ? MASTER_SPLIT : MASTER_FP32); kind++) {
+    for (int kind = MASTER_NONE; kind <= rule_last_kind<T>(); kind++) {
         test_model<T, G>(&small, kind == MASTER_FP32, ADAFACTOR_FIXED, (MasterWeights)kind, gpu);
         test_model<T, G>(&wide, kind != MASTER_FP32, ADAFACTOR_FIXED, (MasterWeights)kind, gpu);
         test_model<T, G>(&wide, 0, ADAFACTOR_RELATIVE, (MasterWeights)kind, gpu);

@@ -327,10 +327,12 @@ typedef struct {
     size_t n;
     float* params;
     char* memory; // of the state
+    int in_24;    // after each update on the GPU, weights are rounded to what MASTER_24 has of them
 } Both;
 
 static Both both_open(Optimizer optimizer) {
     Both b;
+    b.in_24 = 0;
     b.zero = zero_plan(WIDE, 0, 0, 1);
     b.n = zero_full_elements(&b.zero);
     optimizer_state_open(&b.state, optimizer, &b.zero, WIDE);
@@ -354,6 +356,13 @@ static void both_on_cpu(Both* b, const float* grad, Update by) {
     matmul_close(&matmul);
 }
 
+static void round_to_24(float* params, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const SplitFloat<int8_t> split = split_float<int8_t>(params[i]);
+        params[i] = split_join(split.upper, split.lower);
+    }
+}
+
 // The parameters after updates 1, 2, ... by these gradients, on the GPU.
 template <class T>
 static float* both_on_gpu(const Both* b, float* const* grads, int updates, Update by, const Gpu* gpu) {
@@ -374,6 +383,11 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
         optimizer_update(u, gpu);
         CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
         gpu_free(grad);
+        if (b->in_24) {
+            float* rounded = download(u.params, b->n, gpu);
+            round_to_24(rounded, b->n);
+            u.params = upload<T>(rounded, b->n, gpu);
+        }
     }
     float* params = download(u.params, b->n, gpu);
     gpu_free(memory);
@@ -425,10 +439,10 @@ static void test_like_cpu(OptimizerName name, int has_options, double tolerance,
     ops_close("like the CPU");
 }
 
-// Split master weights are those of fp32 beside weights of 16 bits, bit by bit.
-static void test_split(OptimizerName name, const Gpu* gpu) {
+// Split master weights are those of fp32 beside weights of 16 bits, bit by bit; with 24 bits, rounded after each update.
+static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu) {
     enum { UPDATES = 20 };
-    Both split = both_open(optimizer_of(name, 0, MASTER_SPLIT));
+    Both split = both_open(optimizer_of(name, 0, master));
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
         grads[t] = ops_normal(split.n, 1);
@@ -436,11 +450,13 @@ static void test_split(OptimizerName name, const Gpu* gpu) {
     const float* start = rounded<bf16>(split.params, split.n); // the lower halves are zero
     const float* got = both_on_gpu<bf16>(&split, grads, UPDATES, defaults, gpu);
     Both wide = both_open(optimizer_of(name, 0, MASTER_NONE));
+    wide.in_24 = master == MASTER_24;
     memcpy(wide.params, start, split.n * sizeof(float));
     const float* want = both_on_gpu<float>(&wide, grads, UPDATES, defaults, gpu);
     for (size_t i = 0; i < split.n; i++) {
-        if (got[i] != to_float(split_float(want[i]).upper)) {
-            EXPECT(0, "%s: weight %zu is %g, the fp32 one %g", optimizer_word(name), i, got[i], want[i]);
+        if (got[i] != to_float(split_float<uint16_t>(want[i]).upper)) {
+            EXPECT(0, "%s, master %d: weight %zu is %g, the fp32 one %g", optimizer_word(name), master, i,
+                   got[i], want[i]);
             break;
         }
     }
@@ -694,8 +710,11 @@ int main(void) {
     test_like_cpu(OPTIMIZER_LION, 1, 1e-4, &gpu);
     test_like_cpu(OPTIMIZER_SGD, 1, 1e-4, &gpu);
     test_like_cpu(OPTIMIZER_SGD, 0, 1e-4, &gpu);
-    test_split(OPTIMIZER_ADAMW, &gpu);
-    test_split(OPTIMIZER_ADAMW8BIT, &gpu);
+    test_split(OPTIMIZER_ADAMW, MASTER_SPLIT, &gpu);
+    test_split(OPTIMIZER_ADAMW8BIT, MASTER_SPLIT, &gpu);
+    test_split(OPTIMIZER_ADAMW8BIT, MASTER_24, &gpu);
+    test_split(OPTIMIZER_LION, MASTER_24, &gpu);
+    test_split(OPTIMIZER_ADAFACTOR, MASTER_24, &gpu);
     test_limits();
     test_bytes();
     gpu_close(&gpu);

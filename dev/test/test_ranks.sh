@@ -546,13 +546,19 @@ gpu_long=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batc
 
 # Saved right after each update, when its parameters are still on their way.
 test_gpu_saves() {
-    local step saves=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 3 --samples 0
-        --eval-every 0 --save-every 1 --keep 0 --master-weights off --zero 2)
-    trains 1 saves_1 "${saves[@]}"
-    CUSIM_STREAMS=lazy trains 2 saves_2 "${saves[@]}" --export-llmc saves_2.bin
-    trains 1 saves_on --resume saves_1/step_00000002 --zero 2 --export-llmc saves_1.bin
-    for step in 1 2 3; do same_model saves_1/step_0000000$step saves_2/step_0000000$step "saved after update $step"; done
-    check "exported by 2 GPUs and by one" cmp saves_1.bin saves_2.bin
+    local step kind kinds=off saves=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 3 --samples 0
+        --eval-every 0 --save-every 1 --keep 0 --zero 2)
+    case $trainer in */BF16/*) kinds="off 24" ;; esac
+    for kind in $kinds; do
+        trains 1 saves_1 "${saves[@]}" --master-weights $kind
+        CUSIM_STREAMS=lazy trains 2 saves_2 "${saves[@]}" --master-weights $kind --export-llmc saves_2.bin
+        trains 1 saves_on --resume saves_1/step_00000002 --zero 2 --export-llmc saves_1.bin
+        for step in 1 2 3; do
+            same_model saves_1/step_0000000$step saves_2/step_0000000$step "saved after update $step, --master-weights $kind"
+        done
+        check "exported by 2 GPUs and by one, --master-weights $kind" cmp saves_1.bin saves_2.bin
+        rm -rf saves_*
+    done
 }
 
 test_gpu_end() {

@@ -75,6 +75,7 @@ refused '--recompute 2; wanted --recompute 3, which keeps nothing else of a bloc
 refused 'offload-optimizer: wanted only one of them$' --update-in-backward on --offload-optimizer host
 refused '--optimizer muon, which on a GPU updates all blocks at once; wanted adamw8bit' --update-in-backward on --optimizer muon
 refused 'wanted --graph off$' --update-in-backward on --graph on
+refused '--master-weights 24 with PRECISION=FP32; wanted PRECISION=BF16, or on$' --master-weights 24
 refused '--zero 2; wanted --zero 3, which divides the parameters$' --offload-params on --zero 2
 (ulimit -f 12 && "$gpu" --layers 1 --channels 16 --heads 2 --offload-optimizer disk --offload-path full) >out.txt 2>err.txt
 check "no room on the disk: status $?, $(cat err.txt)" \

@@ -2,13 +2,14 @@
 // test_adamw.cu has stochastic rounding.
 #include "llmc/update.cuh"
 #include "gpu_ops.h"
+#include "rule_test.h"
 
 static float from_bits(uint32_t bits) { return float_of_bits(bits); }
 
 // Both halves give the number back, and the upper one is the nearest bf16, away from zero at ties.
 static void test_split_of(uint32_t bits) {
     const float x = from_bits(bits);
-    const SplitFloat split = split_float(x);
+    const SplitFloat<uint16_t> split = split_float<uint16_t>(x);
     const float upper = to_float(split.upper);
     EXPECT(float_bits(split_join(split.upper, split.lower)) == bits, "%08x came back as %08x", bits,
            float_bits(split_join(split.upper, split.lower)));
@@ -32,9 +33,48 @@ static void test_split(void) {
     for (int i = 0; i < 2; i++) {
         test_split_of(float_bits(odd[i]));
     }
-    const SplitFloat nan = split_float(from_bits(0x7FFFFFFFu)); // CUDA's own
+    const SplitFloat<uint16_t> nan = split_float<uint16_t>(from_bits(0x7FFFFFFFu)); // CUDA's own
     EXPECT(isnan(to_float(nan.upper)) && isnan(split_join(nan.upper, nan.lower)), "NaN became %g",
            to_float(nan.upper));
+}
+
+// 24 bits of x are the nearest there are, and the parameter is the nearest bf16; they come back as they are.
+static void test_24_of(uint32_t bits) {
+    const float x = from_bits(bits);
+    const SplitFloat<int8_t> split = split_float<int8_t>(x);
+    const float kept = split_join(split.upper, split.lower);
+    const SplitFloat<int8_t> again = split_float<int8_t>(kept);
+    const double off = (double)float_bits(kept) - (double)bits; // 2^-16 of the distance of two bf16
+    EXPECT(fabs(off) <= 32768.0 / 127 / 2 + 0.5, "%08x became %08x", bits, float_bits(kept));
+    EXPECT(float_bits(to_float(split.upper)) == float_bits(to_float(split_float<uint16_t>(kept).upper)),
+           "%08x: the parameter of %08x is %g", bits, float_bits(kept), to_float(split.upper));
+    EXPECT(float_bits(to_float(again.upper)) == float_bits(to_float(split.upper)) &&
+               again.lower == split.lower,
+           "%08x: %g and %d became %g and %d", bits, to_float(split.upper), split.lower,
+           to_float(again.upper), again.lower);
+}
+
+// Around all bf16 and the middles between them, both signs; and the formula.
+static void test_24(void) {
+    const uint32_t lower[] = {0, 129, 130, 0x1234, 0x7EFF, 0x7FFF, 0x8000, 0x8001, 0x8123, 0xFF7E, 0xFFFF};
+    for (uint32_t upper = 0; upper < 0x7F7F; upper++) {
+        for (int i = 0; i < 11; i++) {
+            test_24_of(upper << 16 | lower[i]);
+            test_24_of(0x80000000u | upper << 16 | lower[i]);
+        }
+    }
+    for (int r = -127; r <= 126; r++) {
+        const double half =
+            r < 0 ? 0x1p-9 : 0x1p-8; // of the distance to the next number below 1, or above it
+        const double want = 1 + r / 127.0 * half;
+        const SplitFloat<int8_t> split = split_float<int8_t>((float)want);
+        EXPECT_NEAR(split_join(from_float<bf16>(1), (int8_t)r), want, half * 0x1p-15, "%d beside 1", r);
+        EXPECT(to_float(split.upper) == 1 && split.lower == r, "%g is %g and %d", want, to_float(split.upper),
+               split.lower);
+    }
+    const SplitFloat<int8_t> nan = split_float<int8_t>(NAN), infinite = split_float<int8_t>(-INFINITY);
+    EXPECT(isnan(split_join(nan.upper, nan.lower)), "NaN became a number");
+    EXPECT(split_join(infinite.upper, infinite.lower) == -INFINITY, "-infinity");
 }
 
 // x + `add`, by one thread for each W elements.
@@ -53,61 +93,29 @@ __global__ void add_kernel(T* params, void* master, MasterWeights kind, float ad
     }
 }
 
-template <class T, int W>
-static float* add(const float* x, float* master, MasterWeights kind, size_t n, const Gpu* gpu) {
-    const RoundingWords words = rounding_words(3, 5, 2, 1024);
-    float* copy = ops_copy(x, n);
-    T* params = upload<T>(copy, n, 0, gpu);
-    void* device_master = gpu_alloc(n, sizeof(float), "master");
-    uint16_t* halves = (uint16_t*)check_alloc(n, sizeof(uint16_t), "halves");
-    for (size_t i = 0; i < n; i++) {
-        halves[i] = split_float(master[i]).lower;
-    }
-    CUDA_CHECK(cudaMemcpy(device_master, kind == MASTER_SPLIT ? (void*)halves : (void*)master,
-                          n * master_bytes(kind), cudaMemcpyHostToDevice));
-    launch(add_kernel<T, W>, (unsigned)ceil_div(n, (size_t)(32 * W)), 32, 0, gpu, params, device_master, kind,
-           0.01f, words, n);
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    float* got = download<T>(params, n, gpu);
-    CUDA_CHECK(cudaMemcpy(kind == MASTER_SPLIT ? (void*)halves : (void*)master, device_master,
-                          n * master_bytes(kind), cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < n && kind == MASTER_SPLIT; i++) {
-        master[i] = split_join(from_float<bf16>(got[i]), halves[i]);
-    }
-    free(halves);
-    gpu_free(params);
-    gpu_free(device_master);
-    return got;
+// The weights after that.
+template <class T, int W> static float* add(const float* x, MasterWeights kind, size_t n, const Gpu* gpu) {
+    RuleWeights<T> w = rule_weights_open<T>(x, n, kind, gpu);
+    launch(add_kernel<T, W>, (unsigned)ceil_div(n, (size_t)(32 * W)), 32, 0, gpu, w.weights.params,
+           w.weights.master, kind, 0.01f, rounding_words(3, 5, 2, 1024), n);
+    return rule_weights_close(&w, gpu);
 }
 
-// What is added is there exactly in master weights of both kinds; without them, words 2^41 + 1024 + i round.
+// What is added is there exactly in master weights of fp32, split or not; the others round it.
 template <class T> static void test_weights(const Gpu* gpu) {
     const size_t n = 1000;
-    const char* what = dtype_name(DTYPE_OF(T));
-    float *x = ops_normal(n, 1), *master = ops_normal(n, 1);
-    for (int kind = MASTER_NONE; kind <= (DTYPE_OF(T) == DTYPE_BF16 ? MASTER_SPLIT : MASTER_FP32); kind++) {
-        float* start = ops_floats(n);
+    for (int k = MASTER_NONE; k <= rule_last_kind<T>(); k++) {
+        const MasterWeights kind = (MasterWeights)k;
+        char what[64];
+        float *x = ops_normal(n, 1), *sum = ops_floats(n);
+        snprintf(what, sizeof(what), "%s, master %d", dtype_name(DTYPE_OF(T)), kind);
+        rule_prepare<T>(x, n, kind);
         for (size_t i = 0; i < n; i++) {
-            const float upper = to_float(split_float(master[i]).upper);
-            start[i] = kind == MASTER_SPLIT ? upper : to_float(from_float<T>(x[i]));
+            sum[i] = x[i] + 0.01f;
         }
-        float *master4 = ops_copy(master, n), *master1 = ops_copy(master, n);
-        const float* four = add<T, 4>(start, master4, (MasterWeights)kind, n, gpu);
-        const float* one = add<T, 1>(start, master1, (MasterWeights)kind, n, gpu);
-        EXPECT(ops_same_bits(four, one, n) && ops_same_bits(master4, master1, n),
-               "%s: one by one has other bits", what);
-        for (size_t i = 0; i < n; i++) {
-            const uint64_t word = (2ull << 40) + 1024 + i;
-            const uint32_t random = rand_block(3, rand_stream("adamw") + 5, word / 4).word[word % 4];
-            const float sum = (kind == MASTER_NONE ? start[i] : master[i]) + 0.01f;
-            const float want = kind == MASTER_NONE   ? to_float(round_stochastic<T>(sum, random))
-                               : kind == MASTER_FP32 ? to_float(from_float<T>(sum))
-                                                     : to_float(split_float(sum).upper);
-            EXPECT(four[i] == want, "%s, master %d: params at %zu: %.9g, wanted %.9g", what, kind, i, four[i],
-                   want);
-            EXPECT(kind == MASTER_NONE || master4[i] == sum, "%s, master %d at %zu: %.9g, wanted %.9g", what,
-                   kind, i, master4[i], sum);
-        }
+        const float *four = add<T, 4>(x, kind, n, gpu), *one = add<T, 1>(x, kind, n, gpu);
+        EXPECT(ops_same_bits(four, one, n), "%s: one by one has other bits", what);
+        rule_expect_rounded<T>(what, four, sum, n, kind, rounding_words(3, 5, 2, 1024));
     }
     ops_close("weights");
 }
@@ -116,11 +124,12 @@ int main(void) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_split();
+    test_24();
     test_weights<float>(&gpu);
     test_weights<bf16>(&gpu);
     test_weights<fp16>(&gpu);
-    EXPECT(master_bytes(MASTER_NONE) == 0 && master_bytes(MASTER_SPLIT) == 2 &&
-               master_bytes(MASTER_FP32) == 4,
+    EXPECT(master_bytes(MASTER_NONE) == 0 && master_bytes(MASTER_24) == 1 &&
+               master_bytes(MASTER_SPLIT) == 2 && master_bytes(MASTER_FP32) == 4,
            "bytes");
     gpu_close(&gpu);
     return test_done("update.cuh");

@@ -74,8 +74,9 @@ static inline void planned_state(OptimizerState* state, GPT2Config cfg, const Ze
                                  const Options* o) {
     Optimizer optimizer = setup_optimizer(o);
     optimizer.master = !o->master_weights || DTYPE_OF(floatX) == DTYPE_FP32 ? MASTER_NONE
-                       : DTYPE_OF(floatX) == DTYPE_BF16                     ? MASTER_SPLIT
-                                                                            : MASTER_FP32;
+                       : DTYPE_OF(floatX) == DTYPE_FP16                     ? MASTER_FP32
+                       : o->master_weights == MASTER_WEIGHTS_24             ? MASTER_24
+                                                                            : MASTER_SPLIT;
     optimizer_state_open(state, optimizer, zero, cfg);
 }
 

@@ -105,6 +105,15 @@ typedef enum { DIVERGENCE_WORDS(WORDS_VALUE) } OnDivergence;
 // clang-format on
 typedef enum { OFFLOAD_WORDS(WORDS_VALUE) } OffloadPlace;
 
+// --master-weights
+// clang-format off
+#define MASTER_WEIGHTS_WORDS(X) \
+    X(MASTER_WEIGHTS_OFF, "off") \
+    X(MASTER_WEIGHTS_ON, "on") \
+    X(MASTER_WEIGHTS_24, "24")
+// clang-format on
+typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
+
 #ifdef OPTION_TABLE_FILE
 #include OPTION_TABLE_FILE
 #else
@@ -556,8 +565,9 @@ const OptionRow OPTION_TABLE[] = {
         "all; an update is one micro-batch, and is clipped block by block (dev/doc/memory.md)"},
     {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
         "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
-    {"memory, speed", "master-weights", "w", SWITCH_(master_weights), 0,     0, GPU_ | RUN_,      "on",
-        "off|on", "keep an fp32 copy of 16-bit weights for the optimizer; off: stochastic rounding"},
+    {"memory, speed", "master-weights", "w", CHOICE_(master_weights), 0,     0, GPU_ | RUN_,      "on",
+        WORDS_CHOICE(MASTER_WEIGHTS_WORDS), "keep 16-bit weights as fp32 for the optimizer; 24: bf16 weights with 8 more "
+        "bits; off: stochastic rounding"},
     {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_ | BOTH_, "on",
         "off|on", "compute fp32 products on TF32 tensor cores, with 10-bit mantissas"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, GPU_ | BOTH_,     "2",
@@ -846,6 +856,9 @@ static int option_set_word_(int* field, const char* words, const char* text) {
     return 0;
 }
 
+// Whether a choice is a switch with more words.
+static int option_is_switch_(const OptionRow* row) { return strncmp(row->unit, "off|on|", 7) == 0; }
+
 // Appends to a list; 0 if the text is empty. The default, "", is the empty list.
 static int option_add_(Options* options, const OptionRow* row, const char* text) {
     OptionList* list = (OptionList*)((char*)options + row->offset);
@@ -875,7 +888,8 @@ int option_set(Options* options, const OptionRow* row, const char* text) {
             *(int*)field = OPTION_AUTO;
             return 1;
         }
-        return option_set_word_((int*)field, row->unit, text);
+        return option_set_word_((int*)field, row->unit, text) ||
+               (option_is_switch_(row) && option_set_word_((int*)field, "0|1", text));
     default:
         return option_set_number_(options, row, text);
     }
