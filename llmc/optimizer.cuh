@@ -91,11 +91,6 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
     return pieces;
 }
 
-// Whether a row is frozen in all blocks. Rules over whole matrices know no others that are frozen.
-static inline int update_is_frozen_(const OptimizerState* s, int row) {
-    return s->optimizer.frozen >> row & 1;
-}
-
 // Layer l of a row, in the state's slots and the parameters.
 static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
                                                        int l) {
@@ -127,7 +122,7 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
     *tensors = (AdafactorTensor*)check_alloc((size_t)zero_max_ranges(s->cfg), sizeof(AdafactorTensor),
                                              "tensors of an update");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < s->rows[i].layers && !update_is_frozen_(s, i); l++) {
+        for (int l = 0; l < s->rows[i].layers && s->rule[i] != RULE_NONE; l++) {
             (*tensors)[count++] = update_adafactor_tensor_(s, zero, i, l);
         }
     }
@@ -155,7 +150,7 @@ static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], 
                                    g,
                                    row->offset_bytes - zero_group_begin(zero, g),
                                    row->decay};
-        if (s->rule[i] == RULE_MUON && !update_is_frozen_(s, i)) {
+        if (s->rule[i] == RULE_MUON) {
             tensors[count++] = tensor;
         }
     }
@@ -298,7 +293,7 @@ typedef struct {
     UpdateRates rates[GPT2_PARAMETER_ROWS];
 } UpdateNumbers_;
 
-// Only where rows have different rules.
+// Rules of rows, and where they have their moments.
 typedef struct {
     uint8_t rule[GPT2_PARAMETER_ROWS];
     UpdateShift_ m[GPT2_PARAMETER_ROWS], v[GPT2_PARAMETER_ROWS];
@@ -331,8 +326,7 @@ static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
     return slots;
 }
 
-// The four elements of a thread: their weights and gradients, and where they lie in slots that all parameters have.
-// The kind of master weights is known to the compiler: the others take no registers.
+// The four elements of a thread: their weights and gradients. The kind of master weights is known to the compiler: the others take no registers.
 template <class T, class G, MasterWeights MASTER>
 __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>& a, const UpdatePlace_& place,
                                                       size_t owned) {
@@ -353,38 +347,6 @@ __device__ inline RoundingWords update_words_(const UpdatePlace_& place, uint64_
     return words;
 }
 
-// A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte to 16-bit
-// data, coalesced. A warp's elements are of one tensor: they are TENSOR_ALIGN. All is loaded before anything is computed.
-// grid   pieces, from piece `first` on      block   256      shared   none
-// moves  optimizer_bytes. Bound by memory: Philox takes some 30 instructions an element, the rest some 50,
-//        together less than half of what an H100 can issue in the time.
-// order  every element on its own
-template <class T, class G, UpdateRule RULE, MasterWeights MASTER>
-__global__ void __launch_bounds__(UPDATE_THREADS_)
-    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows, const uint32_t* frozen,
-                   const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
-                   const __grid_constant__ UpdateNumbers_ numbers, uint64_t seed, uint64_t stream) {
-    const uint32_t piece = first + blockIdx.x;
-    const UpdatePlace_ place = update_place_(pieces, piece);
-    const size_t owned = (size_t)piece * UPDATE_PIECE_ + 4 * threadIdx.x;
-    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32];
-    if (frozen && frozen[place.group] >> row & 1) {
-        return; // the whole warp
-    }
-    const UpdateRates rates = numbers.rates[row];
-    const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
-    const Elements<G, 4> g = elements_load<4>(four.grads);
-    Elements<float, 4> x = weights_load<4>(four.weights, 0);
-    if (RULE == RULE_ADAMW) {
-        adamw_four(&x, g, a.m + owned, a.v + owned, rates, numbers.scalars);
-    } else if (RULE == RULE_LION) {
-        lion_four(&x, g, a.m + owned, rates, numbers.scalars);
-    } else {
-        sgd_four(&x, g, a.m ? a.m + owned : NULL, rates, numbers.scalars);
-    }
-    weights_store(four.weights, 0, x, update_words_(place, seed, stream));
-}
-
 // Updates four parameters x whose moments are in 8 bits.
 template <class G>
 __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 4>& g,
@@ -398,17 +360,21 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
     adamw8bit_store(state, at, four);
 }
 
-// The same where rows have different rules: AdamW, with moments in 8 bits if IN_8; other rows are left alone.
-// grid   pieces, from piece `first` on      block   256      shared   2 KiB if IN_8
-// moves  optimizer_bytes, less what others update. In 8 bits encoding takes some 40 instructions an element and moment.
-// order  every element, or block of 64, on its own
-template <class T, class G, bool IN_8, MasterWeights MASTER>
+// A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte to 16-bit
+// data, coalesced. A warp's elements are of one tensor: they are TENSOR_ALIGN. All is loaded before anything is computed.
+// Rows with a rule that is not one of RULES are left alone: others update them, or they are frozen.
+// grid   pieces, from piece `first` on      block   256      shared   2 KiB with moments in 8 bits
+// moves  optimizer_bytes, less what it leaves alone. Bound by memory: Philox takes some 30 instructions an element, the rest
+//        some 50, together less than half of what an H100 can issue in the time. In 8 bits encoding takes some 40 more, an
+//        element and moment.
+// order  every element, or block of 64 in 8 bits, on its own
+template <class T, class G, unsigned RULES, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
-    update_mixed_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows,
-                         const uint32_t* frozen, const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
-                         const __grid_constant__ UpdateNumbers_ numbers,
-                         const __grid_constant__ UpdateSlots_ slots, const Code8Pair* table, uint64_t seed,
-                         uint64_t stream) {
+    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows, const uint32_t* frozen,
+                   const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
+                   const __grid_constant__ UpdateNumbers_ numbers, const __grid_constant__ UpdateSlots_ slots,
+                   const Code8Pair* table, uint64_t seed, uint64_t stream) {
+    constexpr bool IN_8 = (RULES & RULE_BIT_(ADAMW8)) != 0;
     SMEM_ARRAY(Code8Pair, codes, [IN_8 ? 256 : 1]);
     const uint32_t piece = first + blockIdx.x;
     const UpdatePlace_ place = update_place_(pieces, piece);
@@ -419,21 +385,23 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     if (IN_8) {
         code8_table_load(codes, table);
     }
-    if (rule != RULE_ADAMW && !(IN_8 && rule == RULE_ADAMW8)) {
+    if (!(RULES >> rule & 1) || (frozen && frozen[place.group] >> row & 1)) {
         return; // the whole warp
     }
-    if (frozen && frozen[place.group] >> row & 1) {
-        return;
-    }
+    const UpdateRates rates = numbers.rates[row];
     const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
     const size_t m = slots.m[row].first + groups * slots.m[row].step + own,
                  v = slots.v[row].first + groups * slots.v[row].step + own;
     const Elements<G, 4> g = elements_load<4>(four.grads);
     Elements<float, 4> x = weights_load<4>(four.weights, 0);
-    if (IN_8 && rule == RULE_ADAMW8) {
-        adamw8bit_four_(&x, g, a.in_8, m, codes, numbers.rates[row], numbers.scalars);
-    } else {
-        adamw_four(&x, g, a.m + m, a.v + v, numbers.rates[row], numbers.scalars);
+    if ((RULES & RULE_BIT_(ADAMW)) && rule == RULE_ADAMW) {
+        adamw_four(&x, g, a.m + m, a.v + v, rates, numbers.scalars);
+    } else if (IN_8) {
+        adamw8bit_four_(&x, g, a.in_8, m, codes, rates, numbers.scalars);
+    } else if (RULES & RULE_BIT_(LION)) {
+        lion_four(&x, g, a.m + m, rates, numbers.scalars);
+    } else if (RULES & RULE_BIT_(SGD)) {
+        sgd_four(&x, g, a.m ? a.m + m : NULL, rates, numbers.scalars);
     }
     weights_store(four.weights, 0, x, update_words_(place, seed, stream));
 }
@@ -475,18 +443,10 @@ template <class T> static inline uint64_t update_stream_(const OptimizerUpdate<T
     return rounding_words(u.seed, u.update.adamw.t, 0, 0).stream;
 }
 
-template <class T, class G, UpdateRule RULE, MasterWeights MASTER>
+template <class T, class G, unsigned RULES, MasterWeights MASTER>
 static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                   const Gpu* gpu) {
-    launch(update_kernel_<T, G, RULE, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
-           u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
-           u.seed, update_stream_(u));
-}
-
-template <class T, class G, bool IN_8, MasterWeights MASTER>
-static inline void update_launch_mixed_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
-                                        const Gpu* gpu) {
-    launch(update_mixed_kernel_<T, G, IN_8, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
+    launch(update_kernel_<T, G, RULES, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
            u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
            update_slots_(u.plan->state), u.plan->codes.values, u.seed, update_stream_(u));
 }
@@ -519,19 +479,19 @@ static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t fi
                                         const Gpu* gpu) {
     switch (u.plan->state->optimizer.name) {
     case OPTIMIZER_ADAMW:
-        update_launch_<T, G, RULE_ADAMW, MASTER>(u, first, count, gpu);
+        update_launch_<T, G, RULE_BIT_(ADAMW), MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_LION:
-        update_launch_<T, G, RULE_LION, MASTER>(u, first, count, gpu);
+        update_launch_<T, G, RULE_BIT_(LION), MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_SGD:
-        update_launch_<T, G, RULE_SGD, MASTER>(u, first, count, gpu);
+        update_launch_<T, G, RULE_BIT_(SGD), MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_ADAMW8BIT:
-        update_launch_mixed_<T, G, true, MASTER>(u, first, count, gpu);
+        update_launch_<T, G, RULE_BIT_(ADAMW) | RULE_BIT_(ADAMW8), MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_MUON:
-        update_launch_mixed_<T, G, false, MASTER>(u, first, count, gpu);
+        update_launch_<T, G, RULE_BIT_(ADAMW), MASTER>(u, first, count, gpu);
         update_muon_rows_(u, gpu);
         break;
     case OPTIMIZER_ADAFACTOR:

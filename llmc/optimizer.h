@@ -68,12 +68,11 @@ typedef struct {
     int has_optional; // state that options add: momentum of SGD and Adafactor, means of rows of Muon
     MasterWeights master;
     unsigned frozen;              // bit i: row i of the parameters is not updated in any block
-    int has_state_of_them;        // all the same, as on GPUs, whose arrays of state have all parameters
     float lr_scale[TENSOR_KINDS]; // factors of the learning rate
 } Optimizer;
 
 static inline Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
-    const Optimizer optimizer = {name, has_optional, master, 0, 0, {1, 1, 1}};
+    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1}};
     return optimizer;
 }
 
@@ -257,8 +256,7 @@ static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, 
     s->cfg = cfg;
     gpt2_sharded_rows_of(s->rows, cfg, 1, zero->size);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const int is_frozen = !optimizer.has_state_of_them && (optimizer.frozen >> i) & 1;
-        s->rule[i] = is_frozen ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
+        s->rule[i] = optimizer.frozen >> i & 1 ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->span[i] = state_span_(s, zero, i);
     }
     state_set_slots_(s);

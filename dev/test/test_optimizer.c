@@ -55,6 +55,21 @@ static void test_slots(void) {
     }
 }
 
+// Frozen parameters have no state, but master weights.
+static void test_frozen(void) {
+    const ZeroPlan whole = zero_plan(WIDE, 0, 0, 1);
+    const size_t padded = (WIDE.Vp * 64 + 127) / 128 * 128 + (WIDE.max_T * 64 + 127) / 128 * 128;
+    Optimizer optimizer = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_SPLIT);
+    OptimizerState all, some;
+    optimizer_state_open(&all, optimizer, &whole, WIDE);
+    optimizer.frozen = 3; // wte and wpe
+    optimizer_state_open(&some, optimizer, &whole, WIDE);
+    EXPECT(all.slots[STATE_M].bytes - some.slots[STATE_M].bytes == padded * sizeof(float),
+           "%zu bytes less of m, wanted those of %zu elements",
+           all.slots[STATE_M].bytes - some.slots[STATE_M].bytes, padded);
+    EXPECT(all.slots[STATE_LOWER].bytes == some.slots[STATE_LOWER].bytes, "frozen weights lose bits");
+}
+
 // Marks what a range has of a slot; ends where it began elsewhere.
 static void mark(char* taken, const OptimizerState* state, int slot, const ZeroRange* range) {
     const size_t begin = state_begin(state, slot, range),
@@ -72,10 +87,10 @@ static void mark(char* taken, const OptimizerState* state, int slot, const ZeroR
 
 // What a process has of each slot: its ranges in order of memory, none on another; and a range of owned elements is one of
 // every slot.
-static void test_places(OptimizerName name, GPT2Config cfg, int stage, int size, int rank) {
+static void test_places(Optimizer optimizer, GPT2Config cfg, int stage, int size, int rank) {
     const ZeroPlan zero = zero_plan(cfg, stage, rank, size);
     OptimizerState state;
-    optimizer_state_open(&state, optimizer_of(name, 1, MASTER_NONE), &zero, cfg);
+    optimizer_state_open(&state, optimizer, &zero, cfg);
     ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
     const int count = zero_ranges(&zero, state.rows, cfg, ranges);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -89,7 +104,8 @@ static void test_places(OptimizerName name, GPT2Config cfg, int stage, int size,
                 mark(taken, &state, slot, &ranges[i]);
                 EXPECT(state_position(&state, slot, &zero, ranges[i].owned) ==
                            state_begin(&state, slot, &ranges[i]),
-                       "%s, slot %d: where %s begins", WORDS[name], slot, state.rows[ranges[i].row].name);
+                       "%s, slot %d: where %s begins", WORDS[optimizer.name], slot,
+                       state.rows[ranges[i].row].name);
             }
         }
         size_t last = 0;
@@ -228,12 +244,15 @@ static void test_other(void) {
 
 int main(void) {
     test_slots();
+    test_frozen();
     for (int i = 0; i < OPTIMIZERS; i++) {
         const OptimizerName name = (OptimizerName)i;
         const int most = optimizer_needs_matrices(name) ? 1 : 5;
         for (int size = 1; size <= most; size++) {
-            test_places(name, WIDE, 0, size, size - 1);
-            test_places(name, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, 2, size, size / 2);
+            Optimizer optimizer = optimizer_of(name, 1, MASTER_NONE);
+            test_places(optimizer, WIDE, 0, size, size - 1);
+            optimizer.frozen = 1 | 1 << 5;
+            test_places(optimizer, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, 2, size, size / 2);
         }
         test_elastic(optimizer_of(name, 0, MASTER_NONE));
     }

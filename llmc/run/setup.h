@@ -1090,7 +1090,6 @@ Optimizer setup_optimizer(const Options* options) {
     Optimizer optimizer =
         optimizer_of((OptimizerName)options->optimizer, setup_has_optional_(options), MASTER_NONE);
     optimizer.frozen = freeze.rows;
-    optimizer.has_state_of_them = options->program.trainer == OPTION_GPU;
     optimizer.lr_scale[KIND_EMBEDDING] = options->embedding_lr_scale;
     optimizer.lr_scale[KIND_VECTOR] = options->vector_lr_scale;
     return optimizer;
