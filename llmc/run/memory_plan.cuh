@@ -95,12 +95,17 @@ static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
     return plan;
 }
 
-// What chunks of the optimizer's state pass through.
+// What is between the chunks of the optimizer's state, and what they pass through.
 static inline void memory_add_chunks_(PlanMemory plan[PLAN_KINDS], const OptimizerState* state,
                                       const ZeroPlan* zero, PlanPlace place) {
     OffloadLayout layout;
     offload_layout_open(&layout, state, zero);
     const PlanMemory places = {"pinned chunks of state", offload_places_bytes(&layout), PLAN_HOST, 0, 0};
+    PlanMemory gaps = {"gaps between chunks", layout.bytes, place, 0, 0};
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        gaps.bytes -= state->slots[slot].bytes;
+    }
+    plan_add_at(plan, gaps);
     if (place == PLAN_DISK) {
         plan_add_at(plan, places);
     }
