@@ -363,7 +363,13 @@ static void round_to_24(float* params, size_t n) {
     }
 }
 
-// The parameters after updates 1, 2, ... by these gradients, on the GPU.
+// Where the state has fp32 weights; NULL: it has none.
+static float* both_master(const Both* b, char* memory) {
+    const StateSlot* slot = &b->state.slots[STATE_MASTER];
+    return slot->bytes ? (float*)(memory + slot->offset_bytes) : NULL;
+}
+
+// The weights after updates 1, 2, ... by these gradients, on the GPU.
 template <class T>
 static float* both_on_gpu(const Both* b, float* const* grads, int updates, Update by, const Gpu* gpu) {
     const MatmulSettings settings = {0, (GeluFusion)0, 0, 0};
@@ -374,6 +380,10 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     char* memory = (char*)gpu_alloc(b->state.bytes + 1, 1, "state");
     OptimizerUpdate<T> u = {upload<T>(b->params, b->n, gpu), {}, {NULL}, &plan, by, 3, &matmul};
     CUDA_CHECK(cudaMemset(memory, 0, b->state.bytes + 1));
+    float* master = both_master(b, memory);
+    if (master) {
+        CUDA_CHECK(cudaMemcpy(master, b->params, b->n * sizeof(float), cudaMemcpyHostToDevice));
+    }
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         u.slots[slot] = b->state.slots[slot].bytes ? memory + b->state.slots[slot].offset_bytes : NULL;
     }
@@ -390,6 +400,9 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
         }
     }
     float* params = download(u.params, b->n, gpu);
+    if (master) {
+        CUDA_CHECK(cudaMemcpy(params, master, b->n * sizeof(float), cudaMemcpyDeviceToHost));
+    }
     gpu_free(memory);
     optimizer_close(&plan);
     matmul_gpu_close(&matmul);
@@ -474,6 +487,30 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
         }
     }
     ops_close("split master weights");
+}
+
+// Without master weights, each rule rounds what it makes of them with the words of the element's place in its group.
+static void test_rounding(OptimizerName name, const Gpu* gpu) {
+    const Both none = both_open(optimizer_of(name, 0, MASTER_NONE));
+    Both master = both_open(optimizer_of(name, 0, MASTER_FP32));
+    float* const grad = ops_normal(none.n, 1);
+    Update by = defaults;
+    by.muon_lr = 0.02f;
+    memcpy(master.params, rounded<bf16>(none.params, none.n), none.n * sizeof(float));
+    const float *exact = both_on_gpu<bf16>(&master, &grad, 1, by, gpu),
+                *got = both_on_gpu<bf16>(&none, &grad, 1, by, gpu);
+    for (int g = 0; g < none.zero.groups; g++) {
+        const size_t begin = zero_group_begin(&none.zero, g);
+        size_t differ = 0;
+        for (size_t i = 0; i < zero_group_elements(&none.zero, g); i++) {
+            const RandBlock random = rand_block(3, rand_stream("adamw") + 1, (((uint64_t)g << 40) + i) / 4);
+            differ +=
+                got[begin + i] != to_float(round_stochastic<bf16>(exact[begin + i], random.word[i % 4]));
+        }
+        EXPECT(differ == 0, "%s: %zu elements of group %d are rounded otherwise", optimizer_word(name),
+               differ, g);
+    }
+    ops_close("stochastic rounding");
 }
 
 // A 16-bit weight follows its master weight, whatever the rule.
@@ -728,6 +765,9 @@ int main(void) {
     test_split(OPTIMIZER_ADAMW8BIT, MASTER_24, &gpu);
     test_split(OPTIMIZER_LION, MASTER_24, &gpu);
     test_split(OPTIMIZER_ADAFACTOR, MASTER_24, &gpu);
+    test_rounding(OPTIMIZER_ADAMW8BIT, &gpu);
+    test_rounding(OPTIMIZER_ADAFACTOR, &gpu);
+    test_rounding(OPTIMIZER_MUON, &gpu);
     test_limits();
     test_bytes();
     gpu_close(&gpu);

@@ -12,7 +12,8 @@ OPTION_ARGUMENTS, the help text for other arguments, before it includes this fil
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
-defines: Options, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, OffloadPlace, OPTION_AUTO, TASKS_HELLASWAG, LLMC_VERSION, options_parse,
+defines: Options, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, OffloadPlace, MASTER_WEIGHTS_WORDS,
+         MasterWeightsChoice, OPTION_AUTO, TASKS_HELLASWAG, LLMC_VERSION, options_parse,
          options_parse_arguments, options_given, options_changed, options_only_look, options_has_tasks, options_only_evaluates,
          options_version, options_print_help, options_print_banner, options_print_config, options_print_json, OptionType,
          OptionList, OptionRow, option_applies, option_counts, option_text, option_set, option_find, OptionsProgram,
