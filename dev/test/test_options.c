@@ -358,6 +358,15 @@ static void random_value(Rand* rng, const OptionRow* row, char text[OPTION_TEXT_
     }
 }
 
+// A switch that has got a third word takes llm.c's 0 and 1 all the same.
+static void test_switch_with_words(void) {
+    EXPECT(parsed("-w|1").master_weights == MASTER_WEIGHTS_ON &&
+               parsed("-w|0").master_weights == MASTER_WEIGHTS_OFF,
+           "-w 1 and -w 0");
+    EXPECT(parsed("--master-weights|24").master_weights == MASTER_WEIGHTS_24, "24");
+    EXPECT(refused("--master-weights|2", "wanted off|on|24"), "2 is no word");
+}
+
 static void test_round_trip(void) {
     static char values[OPTION_ROWS_MAX][OPTION_TEXT_BYTES];
     Rand rng = rand_open(1, 0);
@@ -500,6 +509,7 @@ int main(void) {
     test_refuses_arguments();
     test_help_and_version();
     test_banner();
+    test_switch_with_words();
     test_round_trip();
     test_json_string();
     test_json();
