@@ -326,7 +326,8 @@ static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
     return slots;
 }
 
-// The four elements of a thread: their weights and gradients. The kind of master weights is known to the compiler: the others take no registers.
+// The four elements of a thread: their weights and gradients. The kind of master weights is known to the compiler: the
+// others take no registers.
 template <class T, class G, MasterWeights MASTER>
 __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>& a, const UpdatePlace_& place,
                                                       size_t owned) {
