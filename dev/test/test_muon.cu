@@ -47,6 +47,7 @@ static State expected(const Case* c, State s, const float* grad, Muon opt, Rows 
     MatmulScratch matmul;
     matmul_open(&matmul);
     const MuonScratch scratch = {check_alloc(muon_scratch_bytes(t->rows, t->cols), 1, "scratch"), &matmul};
+    opt.weight_decay *= (float)t->decay;
     for (int l = 0; l < t->layers; l++) {
         const size_t at = t->at + l * t->stride;
         float* row_squares = want.row_squares + t->row_squares + l * t->row_squares_stride;
@@ -182,6 +183,9 @@ template <class T, class G> static void test_types(const Gpu* gpu) {
     test_case<T, G>(case_of(3, 3, 32, 96), defaults, AS_IT_IS, MASTER_NONE, &matmul);
     test_case<T, G>(case_of(2, 1, 96, 24), cautious, AS_IT_IS, MASTER_FP32, &matmul);
     test_case<T, G>(case_of(2, 2, 31, 33), rms, BALANCED, MASTER_FP32, &matmul);
+    Case still = case_of(1, 1, 24, 40);
+    still.t.decay = 0;
+    test_case<T, G>(still, cautious, AS_IT_IS, MASTER_FP32, &matmul);
     test_case<T, G>(case_of(1, 1, 33, 1), defaults, AS_IT_IS, MASTER_NONE, &matmul);
     test_case<T, G>(case_of(1, 1, 1, 1), defaults, BALANCED, MASTER_NONE, &matmul);
     if (DTYPE_OF(T) == DTYPE_BF16) {
