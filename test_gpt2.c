@@ -748,8 +748,8 @@ static void test_update_in_part(void) {
     float* before = check_alloc(model.parameter_bytes, 1, "parameters");
     memcpy(before, model.params_memory, model.parameter_bytes);
     shares = clip_shares_open(&model.zero.plan);
-    in_backward_open(&now, &shares, &guard, (Update){.adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL}}, 1,
-                     s.B * s.T);
+    in_backward_open(&now, &shares, &guard,
+                     (Update){.adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL}}, 1, s.B * s.T);
     in_backward_batch(&now, s.B * s.T);
     const BatchGradient gradient = gpt2_update_in_backward(&model, batch_of(&s), &now);
     const size_t upper = zero_group_begin(&model.zero.plan, 2) * sizeof(float);

@@ -37,7 +37,9 @@ typedef __half fp16;
 
 typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16, DTYPE_BYTE } DType; // bytes are only moved
 
-static inline size_t dtype_bytes(DType dtype) { return dtype == DTYPE_FP32 ? 4 : dtype == DTYPE_BYTE ? 1 : 2; }
+static inline size_t dtype_bytes(DType dtype) {
+    return dtype == DTYPE_FP32 ? 4 : dtype == DTYPE_BYTE ? 1 : 2;
+}
 static inline const char* dtype_name(DType dtype) {
     return dtype == DTYPE_FP32 ? "fp32" : dtype == DTYPE_BF16 ? "bf16" : "fp16";
 }
