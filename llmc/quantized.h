@@ -10,12 +10,12 @@ quantized.h -- weights in 8 bits, and the linear layer with them. Inference only
 
 A block is GGUF's Q8_0: 32 numbers of a row with one scale, w = scale q, scale = max |w| / 127 in fp16,
 q = round(w / scale): 34 bytes, 1.06 a number. The input is rounded to 8 bits in the same way, with scales in
-fp32. Products of 8 bits are summed over a block in integers, exactly; blocks are added up in fp32, in their
-order.
+fp32. Products of 8 bits are summed over a block in integers, exactly. Blocks are added up in fp32: block b is added to
+sum b % 8, and the eight sums to each other in a fixed order. So a result has the same bits whichever instructions made
+it, whatever other rows are there, and for any number of threads.
 
 A kernel does a row of weights times 1 or 4 rows of input. Which one serves is found when the program runs:
-with VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C. A row of the result has the same bits
-whatever other rows are there, and for any number of threads.
+with VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C.
 
 defines: QUANTIZED_BLOCK, QuantizedBlock, QuantizedRows, QuantizedProduct, QuantizedKernel, QuantizedScratch,
          quantized_fits, quantized_encode, quantized_decode, quantized_rows_bytes, quantized_rows_bind,
@@ -42,7 +42,13 @@ defines: QUANTIZED_BLOCK, QuantizedBlock, QuantizedRows, QuantizedProduct, Quant
 #include <arm_neon.h>
 #endif
 
-enum { QUANTIZED_BLOCK = 32, QUANTIZED_TILE = 4, QUANTIZED_STREAMS_ = 4, QUANTIZED_CHUNK_ = 8 };
+enum {
+    QUANTIZED_BLOCK = 32,
+    QUANTIZED_TILE = 4,
+    QUANTIZED_SUMS_ = 8,
+    QUANTIZED_STREAMS_ = 4,
+    QUANTIZED_CHUNK_ = 8
+};
 
 typedef struct {
     uint16_t scale; // fp16
@@ -137,52 +143,100 @@ static inline void quantized_rows(QuantizedRows rows, const float* inp, size_t N
 
 // ---- kernels ----
 
+// The eight sums of a row of blocks, added up.
+static inline float quantized_total_(const float sum[QUANTIZED_SUMS_]) {
+    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+}
+
 static inline void quantized_product_plain_(float* sums, const QuantizedBlock* weight, const int8_t* q,
                                             const float* scales, int rows, int blocks) {
     for (int r = 0; r < rows; r++) {
         const int8_t* x = q + (size_t)r * blocks * QUANTIZED_BLOCK;
-        sums[r] = 0;
+        float sum[QUANTIZED_SUMS_] = {0};
         for (int b = 0; b < blocks; b++) {
-            int32_t sum = 0;
+            int32_t dot = 0;
             for (int i = 0; i < QUANTIZED_BLOCK; i++) {
-                sum += weight[b].q[i] * x[b * QUANTIZED_BLOCK + i];
+                dot += weight[b].q[i] * x[b * QUANTIZED_BLOCK + i];
             }
-            sums[r] += (float)sum * (fp16_to_float(weight[b].scale) * scales[r * blocks + b]);
+            const float scale = fp16_to_float(weight[b].scale) * scales[r * blocks + b];
+            sum[b % QUANTIZED_SUMS_] = fmaf((float)dot, scale, sum[b % QUANTIZED_SUMS_]);
         }
+        sums[r] = quantized_total_(sum);
     }
 }
 
 #if defined(__x86_64__)
-static inline __attribute__((target("avx2"))) float quantized_hsum_(__m256 v) {
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#define QUANTIZED_AVX2_ __attribute__((target("avx2,fma,f16c"), always_inline))
+
+// The sums of the lanes of each of eight vectors, in their order.
+static inline QUANTIZED_AVX2_ __m256i quantized_add_lanes_(const __m256i v[QUANTIZED_SUMS_]) {
+    const __m256i low = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3])),
+                  high = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
+    return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                            _mm256_permute2x128_si256(low, high, 0x31));
+}
+
+// The scales of eight blocks; of those behind `count` zero, as below.
+static inline QUANTIZED_AVX2_ __m256 quantized_scales_of_(const QuantizedBlock* block, const int count) {
+#define QUANTIZED_SCALE_(i) (short)((i) < count ? block[i].scale : 0)
+    return _mm256_cvtph_ps(_mm_setr_epi16(QUANTIZED_SCALE_(0), QUANTIZED_SCALE_(1), QUANTIZED_SCALE_(2),
+                                          QUANTIZED_SCALE_(3), QUANTIZED_SCALE_(4), QUANTIZED_SCALE_(5),
+                                          QUANTIZED_SCALE_(6), QUANTIZED_SCALE_(7)));
+#undef QUANTIZED_SCALE_
+}
+
+static inline QUANTIZED_AVX2_ __m256 quantized_load_scales_(const float* scales, const int count) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return count == QUANTIZED_SUMS_
+               ? _mm256_loadu_ps(scales)
+               : _mm256_maskload_ps(scales, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane));
 }
 
 // The instructions multiply unsigned by signed numbers: |w| times x with the sign of w. DOT(magnitudes, signed)
-// gives 8 sums of four products each; AVX2 makes them of pairs in 16 bits, where |w|, |x| <= 127 fit.
+// gives 8 sums of four products each; AVX2 makes them of pairs in 16 bits, where |w|, |x| <= 127 fit. Eight blocks are
+// taken at a time, and their sums are the lanes of a vector.
 #define QUANTIZED_X86_(name, targets, DOT)                                                                   \
-    static inline __attribute__((target(targets))) void name##rows_(                                         \
+    static inline __attribute__((target(targets), always_inline))                                            \
+    __m256i name##dots_(const QuantizedBlock* block, const int8_t* q, const int count) {                     \
+        __m256i dot[QUANTIZED_SUMS_];                                                                        \
+        _Pragma("GCC unroll 8") for (int i = 0; i < QUANTIZED_SUMS_; i++) {                                  \
+            if (i < count) {                                                                                 \
+                const __m256i w = _mm256_loadu_si256((const __m256i*)block[i].q);                            \
+                const __m256i x = _mm256_loadu_si256((const __m256i*)(q + i * QUANTIZED_BLOCK));             \
+                dot[i] = DOT(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));                                    \
+            } else {                                                                                         \
+                dot[i] = _mm256_setzero_si256();                                                             \
+            }                                                                                                \
+        }                                                                                                    \
+        return quantized_add_lanes_(dot);                                                                    \
+    }                                                                                                        \
+    static inline __attribute__((target(targets), always_inline)) void name##add_(                           \
+        __m256* sum, const QuantizedBlock* block, const int8_t* q, const float* scales, const int rows,      \
+        int blocks, const int count) {                                                                       \
+        const __m256 scale = quantized_scales_of_(block, count);                                             \
+        _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {                                             \
+            const size_t at = (size_t)r * blocks;                                                            \
+            const __m256 dots = _mm256_cvtepi32_ps(name##dots_(block, q + at * QUANTIZED_BLOCK, count));     \
+            const __m256 both = _mm256_mul_ps(scale, quantized_load_scales_(scales + at, count));            \
+            sum[r] = _mm256_fmadd_ps(dots, both, sum[r]);                                                    \
+        }                                                                                                    \
+    }                                                                                                        \
+    static inline __attribute__((target(targets), always_inline)) void name##rows_(                          \
         float* sums, const QuantizedBlock* weight, const int8_t* q, const float* scales, const int rows,     \
         int blocks) {                                                                                        \
         __m256 sum[QUANTIZED_TILE];                                                                          \
-        for (int r = 0; r < rows; r++) {                                                                     \
-            sum[r] = _mm256_setzero_ps();                                                                    \
+        int b = 0;                                                                                           \
+        _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) { sum[r] = _mm256_setzero_ps(); }             \
+        for (; b + QUANTIZED_SUMS_ <= blocks; b += QUANTIZED_SUMS_) {                                        \
+            name##add_(sum, weight + b, q + b * QUANTIZED_BLOCK, scales + b, rows, blocks, QUANTIZED_SUMS_); \
         }                                                                                                    \
-        for (int b = 0; b < blocks; b++) {                                                                   \
-            const __m256i w = _mm256_loadu_si256((const __m256i*)weight[b].q);                               \
-            const __m256i magnitude = _mm256_sign_epi8(w, w);                                                \
-            const __m256 scale = _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(weight[b].scale)));    \
-            for (int r = 0; r < rows; r++) {                                                                 \
-                const size_t at = (size_t)r * blocks + b;                                                    \
-                const __m256i x = _mm256_loadu_si256((const __m256i*)(q + at * QUANTIZED_BLOCK));            \
-                const __m256 dot = _mm256_cvtepi32_ps(DOT(magnitude, _mm256_sign_epi8(x, w)));               \
-                sum[r] =                                                                                     \
-                    _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, _mm256_broadcast_ss(scales + at)), sum[r]);    \
-            }                                                                                                \
+        if (b < blocks) {                                                                                    \
+            name##add_(sum, weight + b, q + b * QUANTIZED_BLOCK, scales + b, rows, blocks, blocks - b);      \
         }                                                                                                    \
         for (int r = 0; r < rows; r++) {                                                                     \
-            sums[r] = quantized_hsum_(sum[r]);                                                               \
+            float lanes[QUANTIZED_SUMS_];                                                                    \
+            _mm256_storeu_ps(lanes, sum[r]);                                                                 \
+            sums[r] = quantized_total_(lanes);                                                               \
         }                                                                                                    \
     }                                                                                                        \
     static inline __attribute__((target(targets))) void name(float* sums, const QuantizedBlock* weight,      \
@@ -201,18 +255,40 @@ QUANTIZED_X86_(quantized_product_avx2_, "avx2,fma,f16c", QUANTIZED_DOT_AVX2_)
 QUANTIZED_X86_(quantized_product_vnni512_, "avx2,fma,f16c,avx512vnni,avx512vl", QUANTIZED_DOT_VNNI512_)
 QUANTIZED_X86_(quantized_product_vnni_, "avx2,fma,f16c,avxvnni", QUANTIZED_DOT_VNNI_)
 #elif defined(__ARM_FEATURE_DOTPROD)
+// Four sums of products of a block; zeros behind `count` blocks.
+static inline int32x4_t quantized_neon_dot_(const QuantizedBlock* block, const int8_t* q, int i, int count) {
+    if (i >= count) {
+        return vdupq_n_s32(0);
+    }
+    const int8_t *w = block[i].q, *x = q + i * QUANTIZED_BLOCK;
+    const int32x4_t low = vdotq_s32(vdupq_n_s32(0), vld1q_s8(w), vld1q_s8(x));
+    return vdotq_s32(low, vld1q_s8(w + 16), vld1q_s8(x + 16));
+}
+
+// Adds four blocks to four sums, or as many as there are.
+static inline float32x4_t quantized_neon_add_(float32x4_t sum, const QuantizedBlock* block, const int8_t* q,
+                                              const float* scales, int count) {
+    float scale[4] = {0};
+    int32x4_t dot[4];
+    for (int i = 0; i < 4; i++) {
+        scale[i] = i < count ? fp16_to_float(block[i].scale) * scales[i] : 0;
+        dot[i] = quantized_neon_dot_(block, q, i, count);
+    }
+    const int32x4_t dots = vpaddq_s32(vpaddq_s32(dot[0], dot[1]), vpaddq_s32(dot[2], dot[3]));
+    return vfmaq_f32(sum, vcvtq_f32_s32(dots), vld1q_f32(scale));
+}
+
 static inline void quantized_product_neon_(float* sums, const QuantizedBlock* weight, const int8_t* q,
                                            const float* scales, int rows, int blocks) {
     for (int r = 0; r < rows; r++) {
-        float32x4_t sum = vdupq_n_f32(0);
-        for (int b = 0; b < blocks; b++) {
+        float lanes[QUANTIZED_SUMS_] = {0};
+        for (int b = 0; b < blocks; b += 4) {
             const size_t at = (size_t)r * blocks + b;
-            const int8_t *w = weight[b].q, *x = q + at * QUANTIZED_BLOCK;
-            const int32x4_t low = vdotq_s32(vdupq_n_s32(0), vld1q_s8(w), vld1q_s8(x));
-            const int32x4_t dot = vdotq_s32(low, vld1q_s8(w + 16), vld1q_s8(x + 16));
-            sum = vfmaq_n_f32(sum, vcvtq_f32_s32(dot), fp16_to_float(weight[b].scale) * scales[at]);
+            float* sum = lanes + b % QUANTIZED_SUMS_;
+            vst1q_f32(sum, quantized_neon_add_(vld1q_f32(sum), weight + b, q + at * QUANTIZED_BLOCK,
+                                               scales + at, blocks - b));
         }
-        sums[r] = vaddvq_f32(sum);
+        sums[r] = quantized_total_(lanes);
     }
 }
 #endif

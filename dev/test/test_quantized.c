@@ -1,4 +1,5 @@
-// test_quantized.c -- weights in 8 bits: what a block holds; every kernel that runs here against exact sums.
+// test_quantized.c -- weights in 8 bits: what a block holds; every kernel that runs here against exact sums, and with the
+// same bits as plain C.
 #include "llmc/quantized.h"
 #include "llmc/quantized_model.h"
 #include "llmc/base/threads.h"
@@ -81,28 +82,37 @@ static void want(double* out, double* magnitude, const float* inp, const Quantiz
     }
 }
 
+// The layer by one kernel, in one thread.
+static float* by_kernel(QuantizedProduct product, QuantizedRows rows, const QuantizedBlock* weight,
+                        const float* bias, int N, int C, int OC) {
+    float* out = ops_floats((size_t)N * (size_t)OC);
+    quantized_chunk_(out, rows, weight, bias, N, C / BLOCK, OC, 0, quantized_run_(N, OC), product);
+    return out;
+}
+
 static void check(QuantizedKernel kernel, int N, int C, int OC) {
     const size_t n = (size_t)N * (size_t)OC;
     const float *inp = ops_normal((size_t)N * (size_t)C, 3),
                 *bias = OC % 2 ? ops_normal((size_t)OC, 1) : NULL;
     const QuantizedBlock* weight = encoded(ops_normal((size_t)OC * (size_t)C, 0.05f), (size_t)OC, (size_t)C);
-    float* out = ops_floats(n);
     double *wanted = ops_doubles(n), *magnitude = ops_doubles(n);
     want(wanted, magnitude, inp, weight, bias, N, C, OC);
     const QuantizedRows rows =
         quantized_rows_bind(scratch_of((size_t)N, (size_t)C).rows, (size_t)N, (size_t)C);
     quantized_rows(rows, inp, (size_t)N, (size_t)C);
-    quantized_chunk_(out, rows, weight, bias, N, C / BLOCK, OC, 0, quantized_run_(N, OC), kernel.product);
+    const float* out = by_kernel(kernel.product, rows, weight, bias, N, C, OC);
     // C / 32 blocks are added up, half an epsilon each; three more roundings scale a block and add the bias.
     EXPECT_NEAR(ops_error(out, wanted, magnitude, n), 0, 3 + C / BLOCK / 2.0, "%s: %d rows, C = %d, OC = %d",
                 kernel.name, N, C, OC);
+    const float* plain = by_kernel(quantized_product_plain_, rows, weight, bias, N, C, OC);
+    EXPECT(ops_same_bits(out, plain, n), "%s and plain C: %d rows, C = %d, OC = %d", kernel.name, N, C, OC);
     ops_close(kernel.name);
 }
 
 static void test_kernels(void) {
     QuantizedKernel kernels[QUANTIZED_KERNELS];
-    const int sizes[][3] = {{1, 32, 1},  {1, 64, 3},   {4, 32, 2},  {5, 96, 33},
-                            {7, 768, 5}, {3, 1600, 2}, {8, 160, 64}};
+    const int sizes[][3] = {{1, 32, 1},  {1, 64, 3},   {4, 32, 2},   {5, 96, 33}, {4, 224, 3},
+                            {7, 768, 5}, {3, 1600, 2}, {8, 160, 64}, {1, 256, 4}, {5, 288, 4}};
     for (int k = 0; k < quantized_kernels(kernels); k++) {
         for (size_t i = 0; kernels[k].runs && i < sizeof(sizes) / sizeof(sizes[0]); i++) {
             check(kernels[k], sizes[i][0], sizes[i][1], sizes[i][2]);
