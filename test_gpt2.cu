@@ -675,6 +675,13 @@ static float* quantized_weights(const TensorRow* rows, size_t bytes, GPT2Config 
     return values;
 }
 
+static void upload_quantized(GPT2* model, const TensorRow* rows, const float* weights) {
+    for (int g = 0; g < gpt2_groups(model->cfg); g++) {
+        const char* group = (const char*)weights + gpt2_group_offset_bytes(rows, g);
+        upload_quantized_group(model, g, rows, (const float*)(const void*)group);
+    }
+}
+
 // The same with matrices in 8 bits: logits of the numbers that the blocks stand for. Prompts of more rows than
 // quantized_matmul takes are there, and of fewer.
 static void test_quantized_texts(void) {
@@ -685,11 +692,34 @@ static void test_quantized_texts(void) {
     float* weights = quantized_weights(rows, gpt2_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
     GPT2* model = texts_open(cfg, 1, QUANTIZE_Q8_0);
     batch_tokens(tokens, targets);
-    for (int g = 0; g < gpt2_groups(cfg); g++) {
-        upload_quantized_group(model, g, rows, (float*)((char*)weights + gpt2_group_offset_bytes(rows, g)));
-    }
+    upload_quantized(model, rows, weights);
     texts_logits(model, tokens, &logits);
     expect_reference_logits("logits of texts in 8 bits", cfg, weights, tokens, &logits);
+    model_close(model);
+    free(weights);
+}
+
+// Losses of a model that only evaluates, with matrices in 8 bits: those of the numbers that the blocks stand for.
+static void test_quantized_evaluate(void) {
+    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64};
+    static Comm alone;
+    Options options = options_of(USUAL, B);
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
+    float* weights = quantized_weights(rows, gpt2_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
+    GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
+    alone.size = 1;
+    options.steps = 0;
+    options.tasks = "tasks.jsonl";
+    options.quantize = QUANTIZE_Q8_0;
+    gpt2_open(model, cfg, &options, &alone);
+    upload_quantized(model, rows, weights);
+    CpuTrainer* reference = cpu_trainer_open(cfg, B, T, weights);
+    document_batch(tokens, targets, starts);
+    const Batch batch = {tokens, targets, starts, B, T, N};
+    const double want = cpu_trainer_gradients(reference, tokens, targets, starts, B, T, N, GRADIENT_SET);
+    EXPECT_NEAR(gpt2_evaluate(model, batch), want, N * tolerance(), "losses in 8 bits");
+    cpu_trainer_close(reference);
     model_close(model);
     free(weights);
 }
@@ -747,6 +777,7 @@ int main(void) {
     test_evaluate(weights);
     test_texts(weights);
     test_quantized_texts();
+    test_quantized_evaluate();
     test_adamw_steps(USUAL, weights, tolerance());
     if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights
         settings = USUAL;

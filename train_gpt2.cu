@@ -23,6 +23,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/gelu.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.cuh"
+#include "llmc/linear.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
 #include "llmc/optimizer.cuh"
@@ -101,6 +102,7 @@ struct GPT2 {
 
     BatchQueue batches;
     MatmulGpu matmul;
+    LinearGpu linear; // with it
     AttentionGpu attention;
     LayernormGpu layernorm;
     EncoderGpu encoder;
@@ -205,12 +207,11 @@ static void open_texts(GPT2* model, const Options* o) {
     texts->cfg = model->cfg;
     texts->texts = planned_texts(o);
     texts->T = model->T;
-    texts->is_quantized = o->quantize;
     texts->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
     texts->params = model->params;
     texts->parameter_rows = model->parameter_rows;
     texts->zero = &model->zero;
-    texts->matmul = &model->matmul;
+    texts->linear = &model->linear;
     texts->attention = &model->attention;
     texts->gpu = &model->gpu;
     text_model_open(texts, model->acts_memory);
@@ -272,6 +273,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     zero_open(&model->zero, zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
               model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
+    linear_gpu_open(&model->linear, cfg, o->quantize, &model->matmul, &model->gpu);
     open_texts(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
@@ -324,6 +326,7 @@ static void gpt2_close(GPT2* model) {
         close_training(model);
     }
     text_model_close(&model->texts);
+    linear_gpu_close(&model->linear);
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
     gpu_free(model->acts_memory);
@@ -385,15 +388,15 @@ static void block_hidden(GPT2* model, int l, Batch batch) {
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
     // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
-    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
+    linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->linear);
     // atty (B, T, C), att_lse (B, NH, T)
     attention_forward(a.atty, a.att_lse, a.qkv, batch.starts, B, T, C, model->cfg.NH, &model->attention, gpu);
     // residual2 (N, C) = residual + atty attprojw^T + attprojb, with attprojw (C, C)
-    matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
+    linear_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->linear);
     // ln2 (N, C)
     layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
     // fch (N, F) = ln2 fcw^T + fcb, with fcw (F, C); fch_gelu (N, F)
-    matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
+    linear_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->linear);
 }
 
 // Sets the last hidden state, lnf (N, C).
@@ -406,8 +409,7 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
     model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T;
     zero_begin_forward(&model->zero);
     // encoded (N, C)
-    encoder_forward(a.encoded, batch.inputs, model->params.wte, model->params.wpe, B, T, positions, C,
-                    &model->gpu);
+    linear_encoder(a.encoded, batch.inputs, model->params, B, T, positions, &model->linear);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
         const GPT2Parameters p = parameters_at_layer(model, l);
@@ -416,8 +418,8 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
         block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
         offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu);
-        matmul_forward_residual(residual, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C,
-                                &model->matmul);
+        linear_forward_residual(residual, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C,
+                                &model->linear);
         offload_residual_out(&model->residuals, l, residual, (size_t)N * C * sizeof(floatX), &model->gpu);
     }
     const floatX* residual = residual_into(model, cfg.L); // (N, C)
@@ -434,9 +436,8 @@ static void gpt2_forward(GPT2* model, Batch batch) {
 // Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
 // first + 1, ... of the batch.
 static void gpt2_logits(GPT2* model, int first, int count) {
-    const int C = model->cfg.C;
-    matmul_forward(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte,
-                   (const floatX*)NULL, count, C, model->cfg.Vp, &model->matmul);
+    linear_logits(model->acts.logits, model->acts.lnf + (size_t)first * model->cfg.C, model->params.wte,
+                  count, &model->linear);
 }
 
 // Sets the losses (N), chunk by chunk, without gradients; and is_top (N), unless NULL: whether each target was the most
@@ -1139,7 +1140,7 @@ static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     for (int g = 0; g < zero->groups; g++) {
         memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
         weights_read(&weights, rows, g, group);
-        if (model->texts.is_quantized) {
+        if (model->linear.is_quantized) {
             upload_quantized_group(model, g, rows, group);
         } else {
             upload_group(model, g, group);
@@ -1289,7 +1290,11 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
     memory_choose(cfg, o, comm, plan->peak);
-    gpt2_parameter_rows(plan->parameters, cfg);
+    if (o->quantize) {
+        quantized_parameter_rows(plan->parameters, cfg, sizeof(floatX));
+    } else {
+        gpt2_parameter_rows(plan->parameters, cfg);
+    }
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = dtype_bytes(planned_gradient_dtype(o));

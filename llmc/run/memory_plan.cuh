@@ -28,6 +28,7 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
 #include "llmc/layernorm.cuh"
+#include "llmc/linear.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
 #include "llmc/optimizer.cuh"
@@ -187,7 +188,8 @@ static inline size_t memory_staging_(GPT2Config cfg, const Options* o) {
 static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device, o->bias_fusion));
-    plan_add(plan, "texts", text_model_planned_bytes(cfg, planned_texts(o), o->seq_len, o->quantize));
+    plan_add(plan, "expanded matrix", linear_planned_bytes(cfg, o->quantize));
+    plan_add(plan, "texts", text_model_planned_bytes(planned_texts(o), o->seq_len));
     plan_add_at(plan, staging);
 }
 
