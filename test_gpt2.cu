@@ -577,18 +577,32 @@ static void test_smaller_batch(Settings settings, const float* weights) {
     model_close(model);
 }
 
-// Forward alone, with some targets that do not count, twice: nothing of a validation stays.
-static void test_evaluate(const float* weights) {
+// Forward alone, with some targets that do not count, and at the end a batch that is empty. There is room for `room` losses
+// at a time. Twice: nothing of a validation stays, even of one that was stopped.
+static void test_evaluate(const float* weights, int room) {
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(USUAL, B, weights);
     CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
-    for (int rows = B; rows > 0; rows--) {
-        const Batch batch = {tokens, targets, starts, rows, T, rows * T};
-        const double want =
-            cpu_trainer_gradients(reference, tokens, targets, starts, rows, T, N, GRADIENT_SET);
-        EXPECT_NEAR(gpt2_evaluate(model, batch), want, N * tolerance(), "validation of %d sequences", rows);
+    double losses[B + 1];
+    model->max_losses = room;
+    for (int time = 0; time < 2; time++) {
+        for (int i = 0; i <= B; i++) {
+            const Batch batch = {tokens, targets, starts, B - i, T, (B - i) * T};
+            gpt2_evaluate(model, batch, i, losses);
+            if (time == 0 && i == 1) {
+                break; // stopped
+            }
+        }
     }
+    gpt2_validated(model, B + 1, losses);
+    for (int i = 0; i < B; i++) {
+        const double want =
+            cpu_trainer_gradients(reference, tokens, targets, starts, B - i, T, N, GRADIENT_SET);
+        EXPECT_NEAR(losses[i], want, N * tolerance(), "validation of %d sequences, %d at a time", B - i,
+                    room);
+    }
+    EXPECT(losses[B] == 0, "an empty batch has a loss of %g", losses[B]);
     cpu_trainer_close(reference);
     model_close(model);
 }
@@ -718,7 +732,10 @@ static void test_quantized_evaluate(void) {
     document_batch(tokens, targets, starts);
     const Batch batch = {tokens, targets, starts, B, T, N};
     const double want = cpu_trainer_gradients(reference, tokens, targets, starts, B, T, N, GRADIENT_SET);
-    EXPECT_NEAR(gpt2_evaluate(model, batch), want, N * tolerance(), "losses in 8 bits");
+    double loss;
+    gpt2_evaluate(model, batch, 0, &loss);
+    gpt2_validated(model, 1, &loss);
+    EXPECT_NEAR(loss, want, N * tolerance(), "losses in 8 bits");
     cpu_trainer_close(reference);
     model_close(model);
     free(weights);
@@ -774,7 +791,9 @@ int main(void) {
     settings.gradients = "fp32"; // sums of several micro-steps are compared
     test_documents(settings, 3, weights);
     test_smaller_batch(settings, weights);
-    test_evaluate(weights);
+    test_evaluate(weights, 1);
+    test_evaluate(weights, 2);
+    test_evaluate(weights, B);
     test_texts(weights);
     test_quantized_texts();
     test_quantized_evaluate();

@@ -114,7 +114,8 @@ struct GPT2 {
     int forward_tokens; // no other one, and how many tokens it had; 0: none in this update
     MicroStepGraph graphs[ZERO_VARIANTS];
     StepResult *result, *result_host;
-    int64_t max_losses; // micro-steps of an update
+    int64_t max_losses; // that the results have room for
+    int64_t validating; // batches of a validation whose losses are only on the GPU
     int* is_top;        // (N) of the targets of a task, on the GPU
     void* save_copy;    // what a checkpoint is written from: NULL before the first
     int is_pinned;      // the copy
@@ -692,7 +693,7 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
 
 // ---- a micro-step
 
-// Before the first micro-step of an update, and before a batch of a validation.
+// Before the first micro-step of an update, and before the first batch of a validation.
 static void gpt2_clear_result(GPT2* model) {
     CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
 }
@@ -882,19 +883,38 @@ static BatchGradient gpt2_update_in_backward(GPT2* model, Batch next, InBackward
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation
 
-// Forward: returns the sum of the losses; of an empty batch, too: then only its part of what others do.
-static double gpt2_evaluate(GPT2* model, Batch batch) {
+// Waits for the losses of the last batches before batch `end` that the host does not have yet.
+static void gpt2_validated(GPT2* model, int64_t end, double* losses) {
+    const int64_t count = model->validating;
+    if (count > 0) {
+        memcpy(losses + end - count, gpt2_read_result(model, count)->losses, (size_t)count * sizeof(double));
+        gpt2_clear_result(model);
+        model->validating = 0;
+    }
+}
+
+// Forward, as run.h says; of an empty batch only its part of what others do. One process lets the GPU run ahead until
+// there is no more room for losses. Several exchange a message before each batch, and wait: that message is MPI's.
+static void gpt2_evaluate(GPT2* model, Batch batch, int64_t i, double* losses) {
+    if (i == 0) { // also after a validation that a signal has stopped
+        gpt2_clear_result(model);
+        model->validating = 0;
+    }
     if (batch.B == 0) {
+        gpt2_validated(model, i, losses);
+        losses[i] = 0;
         zero_idle_forward(&model->zero);
-        CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as the others wait: the next message is MPI's
-        return 0;
+        CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+        return;
     }
     batch = gpt2_push(model, batch);
-    gpt2_clear_result(model);
     gpt2_forward(model, batch);
     classifier_losses(model, batch, NULL);
     batch_loss(model, batch);
-    return gpt2_read_result(model, 1)->losses[0];
+    model->validating++;
+    if (model->comm->size > 1 || model->validating == model->max_losses) {
+        gpt2_validated(model, i + 1, losses);
+    }
 }
 
 // Copies from the GPU to the host, and waits.
@@ -1359,6 +1379,7 @@ static const Trainer trainer = {
     read_sensors,               // sensors
     NULL,                       // validates_first
     gpt2_evaluate,              // evaluate
+    gpt2_validated,             // validated
     gpt2_token_losses,          // token_losses
     gpt2_read_text,             // read_text
     gpt2_next_tokens,           // next_tokens

@@ -132,9 +132,11 @@ static inline int64_t planned_micro_batches(const Options* o) {
     return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
 }
 
-// Room for losses: a validation has one, too.
+// Room for losses: of the micro-steps of an update, and of as many batches of a validation as the GPU may be behind the
+// host.
 static inline int64_t planned_losses(const Options* o) {
-    return planned_micro_batches(o) > 1 ? planned_micro_batches(o) : 1;
+    const int64_t update = planned_micro_batches(o), validation = 256;
+    return update > validation ? update : validation;
 }
 
 // And of one process.
