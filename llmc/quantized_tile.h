@@ -6,7 +6,7 @@ quantized_tile.h -- products of numbers in 8 bits (quantized.h), 16 x 16 results
 A block of 32 numbers has scales of its own. So a product of tiles (tdpbssd) takes one block, half of the depth that it
 could have, and AVX-512 scales its 256 integers and adds them up in fp32, 16 at a time. By arithmetic, since nobody has
 timed it: 16 conversions, 16 products and 16 fused ones at two a cycle take 24 cycles, longer than tdpbssd itself with a
-row a cycle. By rows, VNNI takes eight instructions or more for each of the 256 pairs of blocks, at most six a cycle: 340.
+row a cycle. By rows, VNNI takes eight instructions or more for each of the 256 pairs of blocks: 340 cycles at six a cycle.
 
 Blocks are added up in the order of quantized.h. A panel is a copy of 16 rows of weights as tdpbssd wants them: four
 neighbours of a row are 32 bits, beside those of the other rows.
