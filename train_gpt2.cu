@@ -1149,7 +1149,7 @@ static void gpt2_download(GPT2* model, int g, float* group) {
     free(room);
 }
 
-// From the file, or random; a group at a time.
+// From the file, or random; a group at a time, of which a process reads little more than it updates.
 static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     const ZeroPlan* zero = &model->zero.plan;
     TensorRow rows[GPT2_PARAMETER_ROWS];
@@ -1159,7 +1159,9 @@ static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     weights_open(&weights, model->cfg, path, seed);
     for (int g = 0; g < zero->groups; g++) {
         memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
-        weights_read(&weights, rows, g, group);
+        const ZeroPiece piece = zero_piece(zero, g);
+        const size_t first = piece.full - zero_group_begin(zero, g);
+        weights_read_part(&weights, rows, g, first, first + piece.count, group);
         if (model->linear.is_quantized) {
             upload_quantized_group(model, g, rows, group);
         } else {
