@@ -589,18 +589,32 @@ static void test_smaller_batch(Settings settings, const float* weights) {
     model_close(model);
 }
 
-// Forward alone, with some targets that do not count, twice: nothing of a validation stays.
-static void test_evaluate(const float* weights) {
+// Forward alone, with some targets that do not count, and at the end a batch that is empty. There is room for `room` losses
+// at a time. Twice: nothing of a validation stays, even of one that was stopped.
+static void test_evaluate(const float* weights, int room) {
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(USUAL, B, weights);
     CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
-    for (int rows = B; rows > 0; rows--) {
-        const Batch batch = {tokens, targets, starts, rows, T, rows * T};
-        const double want =
-            cpu_trainer_gradients(reference, tokens, targets, starts, rows, T, N, GRADIENT_SET);
-        EXPECT_NEAR(gpt2_evaluate(model, batch), want, N * tolerance(), "validation of %d sequences", rows);
+    double losses[B + 1];
+    model->max_losses = room;
+    for (int time = 0; time < 2; time++) {
+        for (int i = 0; i <= B; i++) {
+            const Batch batch = {tokens, targets, starts, B - i, T, (B - i) * T};
+            gpt2_evaluate(model, batch, i, losses);
+            if (time == 0 && i == 1) {
+                break; // stopped
+            }
+        }
     }
+    gpt2_validated(model, B + 1, losses);
+    for (int i = 0; i < B; i++) {
+        const double want =
+            cpu_trainer_gradients(reference, tokens, targets, starts, B - i, T, N, GRADIENT_SET);
+        EXPECT_NEAR(losses[i], want, N * tolerance(), "validation of %d sequences, %d at a time", B - i,
+                    room);
+    }
+    EXPECT(losses[B] == 0, "an empty batch has a loss of %g", losses[B]);
     cpu_trainer_close(reference);
     model_close(model);
 }
@@ -687,6 +701,13 @@ static float* quantized_weights(const TensorRow* rows, size_t bytes, GPT2Config 
     return values;
 }
 
+static void upload_quantized(GPT2* model, const TensorRow* rows, const float* weights) {
+    for (int g = 0; g < gpt2_groups(model->cfg); g++) {
+        const char* group = (const char*)weights + gpt2_group_offset_bytes(rows, g);
+        upload_quantized_group(model, g, rows, (const float*)(const void*)group);
+    }
+}
+
 // The same with matrices in 8 bits: logits of the numbers that the blocks stand for. Prompts of more rows than
 // quantized_matmul takes are there, and of fewer.
 static void test_quantized_texts(void) {
@@ -697,11 +718,37 @@ static void test_quantized_texts(void) {
     float* weights = quantized_weights(rows, gpt2_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
     GPT2* model = texts_open(cfg, 1, QUANTIZE_Q8_0);
     batch_tokens(tokens, targets);
-    for (int g = 0; g < gpt2_groups(cfg); g++) {
-        upload_quantized_group(model, g, rows, (float*)((char*)weights + gpt2_group_offset_bytes(rows, g)));
-    }
+    upload_quantized(model, rows, weights);
     texts_logits(model, tokens, &logits);
     expect_reference_logits("logits of texts in 8 bits", cfg, weights, tokens, &logits);
+    model_close(model);
+    free(weights);
+}
+
+// Losses of a model that only evaluates, with matrices in 8 bits: those of the numbers that the blocks stand for.
+static void test_quantized_evaluate(void) {
+    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64};
+    static Comm alone;
+    Options options = options_of(USUAL, B);
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
+    float* weights = quantized_weights(rows, gpt2_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
+    GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
+    alone.size = 1;
+    options.steps = 0;
+    options.tasks = "tasks.jsonl";
+    options.quantize = QUANTIZE_Q8_0;
+    gpt2_open(model, cfg, &options, &alone);
+    upload_quantized(model, rows, weights);
+    CpuTrainer* reference = cpu_trainer_open(cfg, B, T, weights);
+    document_batch(tokens, targets, starts);
+    const Batch batch = {tokens, targets, starts, B, T, N};
+    const double want = cpu_trainer_gradients(reference, tokens, targets, starts, B, T, N, GRADIENT_SET);
+    double loss;
+    gpt2_evaluate(model, batch, 0, &loss);
+    gpt2_validated(model, 1, &loss);
+    EXPECT_NEAR(loss, want, N * tolerance(), "losses in 8 bits");
+    cpu_trainer_close(reference);
     model_close(model);
     free(weights);
 }
@@ -756,9 +803,12 @@ int main(void) {
     settings.gradients = "fp32"; // sums of several micro-steps are compared
     test_documents(settings, 3, weights);
     test_smaller_batch(settings, weights);
-    test_evaluate(weights);
+    test_evaluate(weights, 1);
+    test_evaluate(weights, 2);
+    test_evaluate(weights, B);
     test_texts(weights);
     test_quantized_texts();
+    test_quantized_evaluate();
     test_adamw_steps(USUAL, weights, tolerance());
     if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights
         settings = USUAL;

@@ -593,14 +593,14 @@ static BatchGradient gpt2_update_in_backward(GPT2* model, Batch batch, InBackwar
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation
 
-// Forward: returns the sum of the losses; the batch may be empty.
-static double gpt2_evaluate(GPT2* model, Batch batch) {
-    if (batch.B == 0) {
-        return 0;
+// Forward: sets losses[i] to the sum of the losses; the batch may be empty.
+static void gpt2_evaluate(GPT2* model, Batch batch, int64_t i, double* losses) {
+    losses[i] = 0;
+    if (batch.B > 0) {
+        gpt2_forward(model, batch);
+        classifier_losses(model, batch, NULL);
+        losses[i] = batch_loss(model, batch);
     }
-    gpt2_forward(model, batch);
-    classifier_losses(model, batch, NULL);
-    return batch_loss(model, batch);
 }
 
 // Forward, for tasks: sets the loss of each token; positions count from the start of each document.

@@ -23,6 +23,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/gelu.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.cuh"
+#include "llmc/linear.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
 #include "llmc/optimizer.cuh"
@@ -101,6 +102,7 @@ struct GPT2 {
 
     BatchQueue batches;
     MatmulGpu matmul;
+    LinearGpu linear; // with it
     AttentionGpu attention;
     LayernormGpu layernorm;
     EncoderGpu encoder;
@@ -112,7 +114,8 @@ struct GPT2 {
     int forward_tokens; // no other one, and how many tokens it had; 0: none in this update
     MicroStepGraph graphs[ZERO_VARIANTS];
     StepResult *result, *result_host;
-    int64_t max_losses; // micro-steps of an update
+    int64_t max_losses; // that the results have room for
+    int64_t validating; // batches of a validation whose losses are only on the GPU
     int* is_top;        // (N) of the targets of a task, on the GPU
     void* save_copy;    // what a checkpoint is written from: NULL before the first
     int is_pinned;      // the copy
@@ -205,12 +208,11 @@ static void open_texts(GPT2* model, const Options* o) {
     texts->cfg = model->cfg;
     texts->texts = planned_texts(o);
     texts->T = model->T;
-    texts->is_quantized = o->quantize;
     texts->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
     texts->params = model->params;
     texts->parameter_rows = model->parameter_rows;
     texts->zero = &model->zero;
-    texts->matmul = &model->matmul;
+    texts->linear = &model->linear;
     texts->attention = &model->attention;
     texts->gpu = &model->gpu;
     text_model_open(texts, model->acts_memory);
@@ -272,6 +274,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     zero_open(&model->zero, zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
               model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
     matmul_gpu_open(&model->matmul, &model->gpu, settings);
+    linear_gpu_open(&model->linear, cfg, o->quantize, &model->matmul, &model->gpu);
     open_texts(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
@@ -324,6 +327,7 @@ static void gpt2_close(GPT2* model) {
         close_training(model);
     }
     text_model_close(&model->texts);
+    linear_gpu_close(&model->linear);
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
     gpu_free(model->acts_memory);
@@ -385,15 +389,15 @@ static void block_hidden(GPT2* model, int l, Batch batch) {
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
     // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
-    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->matmul);
+    linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->linear);
     // atty (B, T, C), att_lse (B, NH, T)
     attention_forward(a.atty, a.att_lse, a.qkv, batch.starts, B, T, C, model->cfg.NH, &model->attention, gpu);
     // residual2 (N, C) = residual + atty attprojw^T + attprojb, with attprojw (C, C)
-    matmul_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->matmul);
+    linear_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->linear);
     // ln2 (N, C)
     layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
     // fch (N, F) = ln2 fcw^T + fcb, with fcw (F, C); fch_gelu (N, F)
-    matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
+    linear_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->linear);
 }
 
 // Sets the last hidden state, lnf (N, C).
@@ -406,8 +410,7 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
     model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T;
     zero_begin_forward(&model->zero);
     // encoded (N, C)
-    encoder_forward(a.encoded, batch.inputs, model->params.wte, model->params.wpe, B, T, positions, C,
-                    &model->gpu);
+    linear_encoder(a.encoded, batch.inputs, model->params, B, T, positions, &model->linear);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
         const GPT2Parameters p = parameters_at_layer(model, l);
@@ -416,8 +419,8 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
         block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
         offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu);
-        matmul_forward_residual(residual, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C,
-                                &model->matmul);
+        linear_forward_residual(residual, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C,
+                                &model->linear);
         offload_residual_out(&model->residuals, l, residual, (size_t)N * C * sizeof(floatX), &model->gpu);
     }
     const floatX* residual = residual_into(model, cfg.L); // (N, C)
@@ -434,9 +437,8 @@ static void gpt2_forward(GPT2* model, Batch batch) {
 // Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
 // first + 1, ... of the batch.
 static void gpt2_logits(GPT2* model, int first, int count) {
-    const int C = model->cfg.C;
-    matmul_forward(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte,
-                   (const floatX*)NULL, count, C, model->cfg.Vp, &model->matmul);
+    linear_logits(model->acts.logits, model->acts.lnf + (size_t)first * model->cfg.C, model->params.wte,
+                  count, &model->linear);
 }
 
 // Sets the losses (N), chunk by chunk, without gradients; and is_top (N), unless NULL: whether each target was the most
@@ -691,7 +693,7 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
 
 // ---- a micro-step
 
-// Before the first micro-step of an update, and before a batch of a validation.
+// Before the first micro-step of an update, and before the first batch of a validation.
 static void gpt2_clear_result(GPT2* model) {
     CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
 }
@@ -881,19 +883,38 @@ static BatchGradient gpt2_update_in_backward(GPT2* model, Batch next, InBackward
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation
 
-// Forward: returns the sum of the losses; of an empty batch, too: then only its part of what others do.
-static double gpt2_evaluate(GPT2* model, Batch batch) {
+// Waits for the losses of the last batches before batch `end` that the host does not have yet.
+static void gpt2_validated(GPT2* model, int64_t end, double* losses) {
+    const int64_t count = model->validating;
+    if (count > 0) {
+        memcpy(losses + end - count, gpt2_read_result(model, count)->losses, (size_t)count * sizeof(double));
+        gpt2_clear_result(model);
+        model->validating = 0;
+    }
+}
+
+// Forward, as run.h says; of an empty batch only its part of what others do. One process lets the GPU run ahead until
+// there is no more room for losses. Several exchange a message before each batch, and wait: that message is MPI's.
+static void gpt2_evaluate(GPT2* model, Batch batch, int64_t i, double* losses) {
+    if (i == 0) { // also after a validation that a signal has stopped
+        gpt2_clear_result(model);
+        model->validating = 0;
+    }
     if (batch.B == 0) {
+        gpt2_validated(model, i, losses);
+        losses[i] = 0;
         zero_idle_forward(&model->zero);
-        CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as the others wait: the next message is MPI's
-        return 0;
+        CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+        return;
     }
     batch = gpt2_push(model, batch);
-    gpt2_clear_result(model);
     gpt2_forward(model, batch);
     classifier_losses(model, batch, NULL);
     batch_loss(model, batch);
-    return gpt2_read_result(model, 1)->losses[0];
+    model->validating++;
+    if (model->comm->size > 1 || model->validating == model->max_losses) {
+        gpt2_validated(model, i + 1, losses);
+    }
 }
 
 // Copies from the GPU to the host, and waits.
@@ -1136,7 +1157,7 @@ static void gpt2_download(GPT2* model, int g, float* group) {
     free(room);
 }
 
-// From the file, or random; a group at a time.
+// From the file, or random; a group at a time, of which a process reads little more than it updates.
 static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     const ZeroPlan* zero = &model->zero.plan;
     TensorRow rows[GPT2_PARAMETER_ROWS];
@@ -1146,8 +1167,10 @@ static void set_weights(GPT2* model, const char* path, uint64_t seed) {
     weights_open(&weights, model->cfg, path, seed);
     for (int g = 0; g < zero->groups; g++) {
         memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
-        weights_read(&weights, rows, g, group);
-        if (model->texts.is_quantized) {
+        const ZeroPiece piece = zero_piece(zero, g);
+        const size_t first = piece.full - zero_group_begin(zero, g);
+        weights_read_part(&weights, rows, g, first, first + piece.count, group);
+        if (model->linear.is_quantized) {
             upload_quantized_group(model, g, rows, group);
         } else {
             upload_group(model, g, group);
@@ -1300,7 +1323,11 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
     memory_choose(cfg, o, comm, plan->peak);
-    gpt2_parameter_rows(plan->parameters, cfg);
+    if (o->quantize) {
+        quantized_parameter_rows(plan->parameters, cfg, sizeof(floatX));
+    } else {
+        gpt2_parameter_rows(plan->parameters, cfg);
+    }
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
     plan->gradient_bytes = dtype_bytes(planned_gradient_dtype(o));
@@ -1365,6 +1392,7 @@ static const Trainer trainer = {
     read_sensors,               // sensors
     NULL,                       // validates_first
     gpt2_evaluate,              // evaluate
+    gpt2_validated,             // validated
     gpt2_token_losses,          // token_losses
     gpt2_read_text,             // read_text
     gpt2_next_tokens,           // next_tokens

@@ -29,15 +29,12 @@ defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_round_row, bf16
 #include "llmc/base/float16.h"
 #include "llmc/base/int.h"
 #include "llmc/base/vec.h"
+#include "llmc/amx.h"
 #include "llmc/gradient.h"
 #include "llmc/matmul.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
-#ifdef __linux__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <arm_neon.h>
 #include <sys/auxv.h>
@@ -291,40 +288,18 @@ static inline int bf16_has_avx512_(void) {
            eax >> 5 & 1;
 }
 #endif
-#if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+// All tiles have 16 rows of 64 bytes.
+static const AmxShapes bf16_shapes_ = {
+    1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+#ifdef AMX_COMPILES
 #define BF16_AMX_ __attribute__((target("amx-tile,amx-bf16")))
 #define bf16_amx_load_ _tile_loadd
 #define bf16_amx_store_ _tile_stored
 #define bf16_amx_zero_ _tile_zero
 #define bf16_amx_dot_ _tile_dpbf16ps
 BF16_TILES_KERNEL(bf16_product_amx_, BF16_AMX_, bf16_amx_)
-
-// All tiles have 16 rows of 64 bytes. Constant, since gcc does not tell the optimizer that the instruction reads it.
-static inline BF16_AMX_ void bf16_begin_amx_(void) {
-    static const struct {
-        uint8_t palette, start_row, zeros[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
-    _tile_loadconfig(&config);
-}
-
+static inline BF16_AMX_ void bf16_begin_amx_(void) { _tile_loadconfig(&bf16_shapes_); }
 static inline BF16_AMX_ void bf16_end_amx_(void) { _tile_release(); }
-
-// The processor has the tiles, the system saves them (XCR0), and gives this process leave to use them: a kernel before
-// 5.16 does not know the request, and a virtual machine may say no.
-static inline int bf16_has_amx_(void) {
-    enum { ARCH_REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, TILE_STATE = 3 << 17, OSXSAVE = 1 << 27 };
-    const unsigned tiles_and_bf16 = 1u << 24 | 1u << 22;
-    unsigned eax, ebx, ecx, edx = 0, saved = 0, high;
-    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & OSXSAVE) ||
-        !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & tiles_and_bf16) != tiles_and_bf16) {
-        return 0;
-    }
-    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
-    return (saved & TILE_STATE) == TILE_STATE &&
-           syscall(SYS_arch_prctl, ARCH_REQUEST_PERMISSION, TILE_DATA) == 0;
-}
 #endif
 
 #if defined(__aarch64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 16)
@@ -349,7 +324,8 @@ enum { BF16_KERNELS = 3 };
 static inline int bf16_kernels(Bf16Kernel kernels[BF16_KERNELS]) {
     int n = 0;
 #ifdef BF16_AMX_
-    kernels[n++] = (Bf16Kernel){"AMX", bf16_product_amx_, bf16_begin_amx_, bf16_end_amx_, 1, bf16_has_amx_()};
+    kernels[n++] =
+        (Bf16Kernel){"AMX", bf16_product_amx_, bf16_begin_amx_, bf16_end_amx_, 1, amx_runs(AMX_BF16)};
 #endif
 #ifdef BF16_AVX512_
     kernels[n++] = (Bf16Kernel){"AVX-512 BF16",    bf16_product_avx512_, bf16_nothing_, bf16_nothing_, 1,

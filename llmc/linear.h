@@ -46,7 +46,7 @@ typedef struct {
 
 // What linear_open allocates.
 static inline size_t linear_scratch_bytes(int is_quantized, size_t N, size_t C) {
-    return matmul_scratch_bytes() + (is_quantized ? quantized_rows_bytes(N, C) : 0);
+    return matmul_scratch_bytes() + (is_quantized ? quantized_scratch_bytes(N, C) : 0);
 }
 
 // For inputs of up to N rows and C columns.

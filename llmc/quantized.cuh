@@ -167,26 +167,26 @@ static inline void quantized_expand(T* out, QuantizedGpu weight, size_t elements
 // grid   ceil(N*C / 256)      block   256      shared   none
 // moves  N*C of 8 bits and N*C of wpe in, N*C out. Small beside a product.
 // order  fixed: no sums.
-template <class T>
-__global__ void quantized_encoder_kernel(T* out, const int* tokens, QuantizedGpu wte, const T* wpe,
-                                         EncoderPositions positions, int N, int C) {
+template <class X>
+__global__ void quantized_encoder_kernel(X* out, const int* tokens, QuantizedGpu wte, const X* wpe,
+                                         EncoderPositions positions, int N, int T, int C) {
     const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int n = (int)(at / C), c = (int)(at % C);
     if (n < N) {
         const size_t from = (size_t)tokens[n] * C + c;
         const float token = to_float(wte.scales[from / QUANTIZED_BLOCK]) * (float)wte.q[from];
-        const float position = to_float(wpe[(size_t)encoder_position(positions, n, N) * C + c]);
-        out[at] = from_float<T>(token + position);
+        const float position = to_float(wpe[(size_t)encoder_position(positions, n, T) * C + c]);
+        out[at] = from_float<X>(token + position);
     }
 }
 
-// Sets out (N, C), N tokens of one sequence or at given positions: row tokens[n] of wte + that of its position of wpe.
-template <class T>
-static inline void quantized_encoder(T* out, const int* tokens, QuantizedGpu wte, const T* wpe, int N,
+// Sets out (B, T, C): row tokens[n] of wte + that of its position of wpe.
+template <class X>
+static inline void quantized_encoder(X* out, const int* tokens, QuantizedGpu wte, const X* wpe, int B, int T,
                                      EncoderPositions positions, int C, const Gpu* gpu) {
-    const size_t elements = (size_t)N * C;
-    launch(quantized_encoder_kernel<T>, (unsigned)ceil_div(elements, (size_t)QUANTIZED_THREADS_),
-           QUANTIZED_THREADS_, 0, gpu, out, tokens, wte, wpe, positions, N, C);
+    const size_t elements = (size_t)B * T * C;
+    launch(quantized_encoder_kernel<X>, (unsigned)ceil_div(elements, (size_t)QUANTIZED_THREADS_),
+           QUANTIZED_THREADS_, 0, gpu, out, tokens, wte, wpe, positions, B * T, T, C);
 }
 
 #endif

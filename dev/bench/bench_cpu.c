@@ -203,7 +203,7 @@ static void bench_matvec_bf16(Bench* bench, int N) {
     uint32_t* packed = packed_pairs(VP, C);
     char name[64];
     snprintf(name, sizeof(name), "bf16 matvec     %4d x %4d -> %5d", N, C, VP);
-    BENCH(bench, name, matvec_bf16_bytes(C, VP), bench->bandwidth, "GB/s   ",
+    BENCH(bench, name, matvec_bf16_bytes(C, VP), bench->read_bandwidth, "GB/s   ",
           matvec_bf16_forward_cpu(y, inp, packed, NULL, N, C, VP));
     free(inp);
     free(y);

@@ -16,6 +16,7 @@ defines: model_kernels, MODEL_KERNELS
 
 #include "llmc/base/float16.h"
 #include "llmc/bf16_tile.h"
+#include "amx_model.h"
 #include "test.h"
 
 static inline float model_flush_(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
@@ -68,48 +69,25 @@ BF16_LANES_KERNEL(model_product_avx512_, , model_, 8)
 
 // ---- AMX ----
 
-// The tiles of a thread. They hold nothing before they are configured, and using them then is a fault.
-typedef struct {
-    int is_configured;
-    uint32_t tile[8][16][16];
-} ModelTiles_;
-static _Thread_local ModelTiles_ model_tiles_;
-
-static inline uint32_t (*model_tile_at_(int t))[16] {
-    EXPECT(model_tiles_.is_configured, "tile %d is used without a configuration", t);
-    return model_tiles_.tile[t];
-}
-
-static inline void model_amx_begin_(void) {
-    memset(&model_tiles_, 0, sizeof(model_tiles_));
-    model_tiles_.is_configured = 1;
-}
-static inline void model_amx_end_(void) { model_tiles_.is_configured = 0; }
-static inline void model_amx_zero_(int t) { memset(model_tile_at_(t), 0, sizeof(model_tiles_.tile[t])); }
-static inline void model_amx_load_(int t, const void* base, size_t stride) {
-    for (int r = 0; r < 16; r++) {
-        memcpy(model_tile_at_(t)[r], (const char*)base + r * stride, 64);
-    }
-}
-static inline void model_amx_store_(int t, void* base, size_t stride) {
-    for (int r = 0; r < 16; r++) {
-        memcpy((char*)base + r * stride, model_tile_at_(t)[r], 64);
-    }
-}
+static inline void model_amx_begin_(void) { amx_model_begin(&bf16_shapes_); }
+#define model_amx_zero_ amx_model_zero
+#define model_amx_load_ amx_model_load
+#define model_amx_store_ amx_model_store
 static inline void model_amx_dot_(int to, int left, int right) {
+    amx_model_check(to, left, right);
     for (int m = 0; m < 16; m++) {
         float sum[2][16] = {{0}};
         for (int k = 0; k < 16; k++) {
             for (int n = 0; n < 32; n++) {
                 float* half = &sum[n % 2][n / 2];
-                *half = model_multiply_add_(*half, model_tile_at_(left)[m][k],
-                                            model_tile_at_(right)[k][n / 2], n % 2);
+                *half = model_multiply_add_(*half, amx_model_tile(left)[m][k],
+                                            amx_model_tile(right)[k][n / 2], n % 2);
             }
         }
         for (int n = 0; n < 16; n++) {
             const float product = model_flush_(sum[0][n] + sum[1][n]);
-            const float old = model_flush_(float_of_bits(model_tile_at_(to)[m][n]));
-            model_tile_at_(to)[m][n] = float_bits(model_flush_(old + product));
+            const float old = model_flush_(float_of_bits(amx_model_tile(to)[m][n]));
+            amx_model_tile(to)[m][n] = float_bits(model_flush_(old + product));
         }
     }
 }
@@ -130,7 +108,7 @@ static inline int model_kernels(Bf16Kernel kernels[MODEL_KERNELS]) {
     }
     kernels[n++] =
         (Bf16Kernel){"modelled AVX-512 BF16", model_product_avx512_, bf16_nothing_, bf16_nothing_, 1, 1};
-    kernels[n++] = (Bf16Kernel){"modelled AMX", model_product_amx_, model_amx_begin_, model_amx_end_, 1, 1};
+    kernels[n++] = (Bf16Kernel){"modelled AMX", model_product_amx_, model_amx_begin_, amx_model_end, 1, 1};
     return n;
 }
 

@@ -113,6 +113,7 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
         o->steps = o->save_every = 0;
         o->master_weights = o->zero = o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
         o->tasks = "tasks.jsonl";
+        o->quantize = plan_test_one_of_(&rng, 2);
     } else if (o->processes == 1 && o->zero < 2 && !o->offload_optimizer) {
         o->update_in_backward = plan_test_one_of_(&rng, 2);
     }

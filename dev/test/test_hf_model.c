@@ -92,6 +92,29 @@ static void expect_model(const Model* got, const Model* want, SafeTensorsDtype d
     }
 }
 
+// The same in parts: each of several processes reads its part of every group, and has that.
+static Model read_parts(const char* directory, GPT2Config cfg, size_t parts) {
+    const Model model = model_open(cfg, sizeof(float));
+    float* group = (float*)check_alloc(model.bytes, 1, "a group");
+    FirstWeights weights;
+    weights_open(&weights, cfg, directory, 0);
+    for (int g = 0; g < gpt2_groups(cfg); g++) {
+        const size_t at = gpt2_group_offset_bytes(model.rows, g) / sizeof(float);
+        const size_t next =
+            g + 1 < gpt2_groups(cfg) ? gpt2_group_offset_bytes(model.rows, g + 1) : model.bytes;
+        const size_t elements = next / sizeof(float) - at;
+        for (size_t p = 0; p < parts; p++) {
+            const size_t first = elements * p / parts, end = elements * (p + 1) / parts;
+            memset(group, 0x55, elements * sizeof(float));
+            weights_read_part(&weights, model.rows, g, first, end, group);
+            memcpy((float*)model.memory + at + first, group + first, (end - first) * sizeof(float));
+        }
+    }
+    weights_close(&weights);
+    free(group);
+    return model;
+}
+
 static void test_round_trip(GPT2Config cfg, SafeTensorsDtype dtype) {
     char name[64];
     snprintf(name, sizeof(name), "round_%d_%s", cfg.C, safetensors_dtype_name(dtype));
@@ -101,6 +124,11 @@ static void test_round_trip(GPT2Config cfg, SafeTensorsDtype dtype) {
     Model again = read_model(directory, cfg);
     expect_model(&again, &model, dtype, name);
     free(again.memory);
+    for (size_t parts = 2; parts <= 7; parts += 5) {
+        again = read_parts(directory, cfg, parts);
+        expect_model(&again, &model, dtype, "in parts");
+        free(again.memory);
+    }
     free(model.memory);
 }
 

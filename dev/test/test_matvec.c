@@ -55,6 +55,8 @@ int main(void) {
         test_size(both[i], 3, 33, 5, 1);
         test_size(both[i], 2, 768, 31, 1);
         test_size(both[i], 9, 100, 66, 0);
+        test_size(both[i], 3, 130, 165, 1); // a panel of each run, and one and a part behind them
+        test_size(both[i], 17, 37, 290, 0);
     }
     return test_done("matvec");
 }

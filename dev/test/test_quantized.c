@@ -1,7 +1,9 @@
-// test_quantized.c -- weights in 8 bits: what a block holds; every kernel that runs here against exact sums.
+// test_quantized.c -- weights in 8 bits: what a block holds; every kernel that runs here against exact sums, and with the
+// same bits as plain C; tiles also by a model of AMX.
 #include "llmc/quantized.h"
 #include "llmc/quantized_model.h"
 #include "llmc/base/threads.h"
+#include "amx_model.h"
 #include "ops.h"
 
 enum { BLOCK = QUANTIZED_BLOCK };
@@ -17,8 +19,10 @@ static QuantizedBlock* encoded(const float* x, size_t rows, size_t cols) {
 
 // For inputs of up to N rows.
 static QuantizedScratch scratch_of(size_t N, size_t C) {
-    const QuantizedScratch scratch = {quantized_kernel().product,
-                                      ops_floats(quantized_rows_bytes(N, C) / sizeof(float))};
+    QuantizedScratch scratch;
+    memset(&scratch, 0, sizeof(scratch));
+    scratch.product = quantized_kernel().product;
+    scratch.rows = ops_floats(quantized_rows_bytes(N, C) / sizeof(float));
     return scratch;
 }
 
@@ -81,28 +85,38 @@ static void want(double* out, double* magnitude, const float* inp, const Quantiz
     }
 }
 
+// The layer by one kernel, in one thread.
+static float* by_kernel(QuantizedProduct product, QuantizedRows rows, const QuantizedBlock* weight,
+                        const float* bias, int N, int C, int OC) {
+    float* out = ops_floats((size_t)N * (size_t)OC);
+    const QuantizedLayer_ layer = {out, rows, weight, bias, N, C / BLOCK, OC};
+    quantized_chunk_(&layer, 0, quantized_run_(N, OC), product);
+    return out;
+}
+
 static void check(QuantizedKernel kernel, int N, int C, int OC) {
     const size_t n = (size_t)N * (size_t)OC;
     const float *inp = ops_normal((size_t)N * (size_t)C, 3),
                 *bias = OC % 2 ? ops_normal((size_t)OC, 1) : NULL;
     const QuantizedBlock* weight = encoded(ops_normal((size_t)OC * (size_t)C, 0.05f), (size_t)OC, (size_t)C);
-    float* out = ops_floats(n);
     double *wanted = ops_doubles(n), *magnitude = ops_doubles(n);
     want(wanted, magnitude, inp, weight, bias, N, C, OC);
     const QuantizedRows rows =
         quantized_rows_bind(scratch_of((size_t)N, (size_t)C).rows, (size_t)N, (size_t)C);
     quantized_rows(rows, inp, (size_t)N, (size_t)C);
-    quantized_chunk_(out, rows, weight, bias, N, C / BLOCK, OC, 0, quantized_run_(N, OC), kernel.product);
+    const float* out = by_kernel(kernel.product, rows, weight, bias, N, C, OC);
     // C / 32 blocks are added up, half an epsilon each; three more roundings scale a block and add the bias.
     EXPECT_NEAR(ops_error(out, wanted, magnitude, n), 0, 3 + C / BLOCK / 2.0, "%s: %d rows, C = %d, OC = %d",
                 kernel.name, N, C, OC);
+    const float* plain = by_kernel(quantized_product_plain_, rows, weight, bias, N, C, OC);
+    EXPECT(ops_same_bits(out, plain, n), "%s and plain C: %d rows, C = %d, OC = %d", kernel.name, N, C, OC);
     ops_close(kernel.name);
 }
 
 static void test_kernels(void) {
     QuantizedKernel kernels[QUANTIZED_KERNELS];
-    const int sizes[][3] = {{1, 32, 1},  {1, 64, 3},   {4, 32, 2},  {5, 96, 33},
-                            {7, 768, 5}, {3, 1600, 2}, {8, 160, 64}};
+    const int sizes[][3] = {{1, 32, 1},  {1, 64, 3},   {4, 32, 2},   {5, 96, 33}, {4, 224, 3},
+                            {7, 768, 5}, {3, 1600, 2}, {8, 160, 64}, {1, 256, 4}, {5, 288, 4}};
     for (int k = 0; k < quantized_kernels(kernels); k++) {
         for (size_t i = 0; kernels[k].runs && i < sizeof(sizes) / sizeof(sizes[0]); i++) {
             check(kernels[k], sizes[i][0], sizes[i][1], sizes[i][2]);
@@ -111,6 +125,76 @@ static void test_kernels(void) {
             printf("skipped: quantized: this processor has no %s\n", kernels[k].name);
         }
     }
+}
+
+// ---- tiles ----
+
+typedef struct {
+    float lane[QUANTIZED_SIDE];
+} model_Sums_;
+
+static model_Sums_ model_none_(void) { return (model_Sums_){{0}}; }
+static void model_keep_(float* to, model_Sums_ sum) { memcpy(to, &sum, sizeof(sum)); }
+static model_Sums_ model_scale_(model_Sums_ sum, const int32_t* dots, const float* a, float b) {
+    for (int i = 0; i < QUANTIZED_SIDE; i++) {
+        sum.lane[i] = fmaf((float)dots[i], a[i] * b, sum.lane[i]);
+    }
+    return sum;
+}
+
+// tdpbssd: four products of signed bytes and a sum, in 32 bits.
+static void model_dot_(int to, int left, int right) {
+    amx_model_check(to, left, right);
+    for (int m = 0; m < amx_model_.shapes->rows[to]; m++) {
+        for (int k = 0; k < amx_model_.shapes->rows[right]; k++) {
+            for (int n = 0; n < amx_model_.shapes->row_bytes[to] / 4; n++) {
+                const int8_t* a = (const int8_t*)&amx_model_tile(left)[m][k];
+                const int8_t* b = (const int8_t*)&amx_model_tile(right)[k][n];
+                const int32_t sum = a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3];
+                amx_model_tile(to)[m][n] += (uint32_t)sum;
+            }
+        }
+    }
+}
+
+static void model_load_(int t, const void* base, size_t stride) {
+    EXPECT((uintptr_t)base % 64 + amx_model_.shapes->row_bytes[t] <= 64 && stride % 32 == 0,
+           "tile %d straddles cache lines", t);
+    amx_model_load(t, base, stride);
+}
+
+#define model_zero_ amx_model_zero
+#define model_store_ amx_model_store
+QUANTIZED_TILES_KERNEL(model_tile_, , model_)
+static void model_begin(void) { amx_model_begin(&quantized_shapes); }
+
+// A layer by tiles has the bits of a layer by rows.
+static void check_tiles(QuantizedTileKernel tile, int N, int C, int OC) {
+    const size_t n = (size_t)N * (size_t)OC;
+    const float *inp = ops_normal((size_t)N * (size_t)C, 3),
+                *bias = OC % 2 ? ops_normal((size_t)OC, 1) : NULL;
+    const QuantizedBlock* weight = encoded(ops_normal((size_t)OC * (size_t)C, 0.05f), (size_t)OC, (size_t)C);
+    const QuantizedScratch rows = scratch_of((size_t)N, (size_t)C);
+    QuantizedScratch tiles;
+    float *by_rows = ops_floats(n), *by_tiles = ops_floats(n);
+    quantized_open_(&tiles, tile, (size_t)N, (size_t)C);
+    tiles.product = NULL; // fails where it is used
+    quantized_matmul_cpu(by_rows, inp, weight, bias, N, C, OC, &rows);
+    quantized_matmul_cpu(by_tiles, inp, weight, bias, N, C, OC, &tiles);
+    EXPECT(ops_same_bits(by_rows, by_tiles, n), "tiles: %d rows, C = %d, OC = %d", N, C, OC);
+    quantized_close(&tiles);
+    ops_close("tiles");
+}
+
+// Every edge of a tile; all numbers of blocks up to two for a sum, and one more.
+static void test_tiles(QuantizedTileKernel tile) {
+    const int rows[] = {4, 15, 16, 17, 33}, cols[] = {1, 15, 16, 17, 48};
+    for (int i = 0; i < 5; i++) {
+        check_tiles(tile, rows[i], 32 * (i + 1), cols[(i + 2) % 5]);
+        check_tiles(tile, rows[i], 32 * (i + 7), cols[i]);
+        check_tiles(tile, rows[i], 32 * (i + 13), cols[(i + 4) % 5]);
+    }
+    check_tiles(tile, 20, 768, 100);
 }
 
 // The largest factors there are: no sum on the way may overflow.
@@ -204,6 +288,12 @@ int main(int argc, char** argv) {
     test_block();
     test_error_of_a_block();
     test_kernels();
+    test_tiles((QuantizedTileKernel){model_tile_, model_begin, amx_model_end});
+    if (quantized_tile_kernel().product) {
+        test_tiles(quantized_tile_kernel());
+    } else {
+        printf("skipped: quantized: this machine has no AMX\n");
+    }
     test_largest();
     test_same_bits();
     test_not_finite();

@@ -69,20 +69,21 @@ template <class T> static void test_expand(const Gpu* gpu) {
     ops_close("expand");
 }
 
-// Rows of tokens, at given positions and in a sequence: one rounding.
+// Rows of tokens, at given positions, in a sequence, and in several: one rounding.
 template <class T> static void test_encoder(const Gpu* gpu) {
-    enum { V = 11, C = 96, N = 7 };
+    enum { V = 11, C = 96, N = 6 };
     const Weight w = weight_of(V, C, gpu);
-    const int ids[N] = {10, 0, 3, 3, 7, 1, 9}, places[N] = {4, 0, 6, 5, 2, 2, 1};
+    const int ids[N] = {10, 0, 3, 7, 1, 9}, places[N] = {4, 0, 5, 2, 2, 1};
     float *p = ops_normal(N * C, 1), *nothing = ops_floats(N * C);
     T *wpe = upload<T>(p, N * C, 0, gpu), *out = upload<T>(nothing, N * C, 0, gpu);
     int *tokens = upload_ints(ids, N, gpu), *given = upload_ints(places, N, gpu);
-    for (int is_given = 0; is_given < 2; is_given++) {
-        const EncoderPositions positions = {is_given ? given : NULL, NULL};
-        quantized_encoder(out, tokens, w.matrix, wpe, N, positions, C, gpu);
+    for (int length = 0; length <= N; length += N / 2) { // tokens of a sequence; 0: positions are given
+        const EncoderPositions positions = {length ? NULL : given, NULL};
+        quantized_encoder(out, tokens, w.matrix, wpe, length ? N / length : 1, length ? length : N, positions,
+                          C, gpu);
         const float* got = download(out, N * C, gpu);
         for (int i = 0; i < N * C; i++) {
-            const int n = i / C, position = is_given ? places[n] : n;
+            const int n = i / C, position = length ? n % length : places[n];
             const float want = w.values[ids[n] * C + i % C] + p[position * C + i % C];
             EXPECT_NEAR(got[i], want, roundoff<T>() * fabs(want), "element %d of %s", i,
                         dtype_name(DTYPE_OF(T)));

@@ -79,8 +79,9 @@ typedef struct {
 // Opens a directory's model, whose configuration `cfg` is. All tensors must be there, and no others.
 void hf_model_open(HfModel* model, const char* directory, GPT2Config cfg);
 
-// Sets the tensors of group g, in memory that has only this group.
-void hf_model_read(HfModel* model, const TensorRow* rows, int g, void* group);
+// Sets elements [first, end) of group g, as far as they are tensors, in memory that has only this group; maybe more of it.
+// Reads little else of the files.
+void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group);
 
 void hf_model_close(HfModel* model);
 
@@ -504,23 +505,39 @@ static void hf_check_finite_(const SafeTensorsView* view, const float* values, s
     }
 }
 
-// Sets a layer (rows, cols) from a tensor of the file.
-static void hf_read_layer_(const SafeTensorsView* view, const TensorRow* row, float* layer, float* chunk) {
-    if (row->form != FILE_CONV1D) {
-        safetensors_read_f32(view, layer);
-        hf_check_finite_(view, layer, 0, view->elements);
-        return;
-    }
-    const size_t columns = hf_chunk_columns_(row);
+static void hf_read_part_(const SafeTensorsView* view, size_t start, size_t count, float* to) {
+    safetensors_read_f32_part(view, start, count, to);
+    hf_check_finite_(view, to, start, count);
+}
+
+// Sets rows [r0, r1) of a layer (rows, cols) whose transpose the file has.
+static void hf_read_turned_(const SafeTensorsView* view, const TensorRow* row, float* layer, size_t r0,
+                            size_t r1, float* chunk) {
+    const size_t columns = hf_chunk_columns_(row), count = r1 - r0;
     for (size_t at = 0; at < row->cols; at += columns) {
         const size_t n = row->cols - at < columns ? row->cols - at : columns;
-        safetensors_read_f32_part(view, at * row->rows, n * row->rows, chunk);
-        hf_check_finite_(view, chunk, at * row->rows, n * row->rows);
-        for (size_t r = 0; r < row->rows; r++) {
+        if (count == row->rows) {
+            hf_read_part_(view, at * count, n * count, chunk);
+        }
+        for (size_t j = 0; j < n && count < row->rows; j++) {
+            hf_read_part_(view, (at + j) * row->rows + r0, count, chunk + j * count);
+        }
+        for (size_t r = 0; r < count; r++) {
             for (size_t j = 0; j < n; j++) {
-                layer[r * row->cols + at + j] = chunk[j * row->rows + r];
+                layer[(r0 + r) * row->cols + at + j] = chunk[j * count + r];
             }
         }
+    }
+}
+
+// Sets elements [first, end) of a layer (rows, cols) from a tensor of the file; of a matrix the rows that they are in.
+static void hf_read_layer_(const SafeTensorsView* view, const TensorRow* row, float* layer, size_t first,
+                           size_t end, float* chunk) {
+    memset(layer + first, 0, (end - first) * sizeof(float)); // padding of the vocabulary
+    if (row->form == FILE_CONV1D) {
+        hf_read_turned_(view, row, layer, first / row->cols, (end + row->cols - 1) / row->cols, chunk);
+    } else if (first < view->elements) {
+        hf_read_part_(view, first, (end < view->elements ? end : view->elements) - first, layer + first);
     }
 }
 
@@ -627,15 +644,18 @@ void hf_model_open(HfModel* model, const char* directory, GPT2Config cfg) {
     free(used);
 }
 
-void hf_model_read(HfModel* model, const TensorRow* rows, int g, void* group) {
+void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         assert(rows[i].element_bytes == sizeof(float));
         if (tensor_is_in_group(&rows[i], g)) {
             float* tensor = (float*)tensor_in_group(rows, &rows[i], g, group);
-            const SafeTensorsView* view = hf_find_(model, &rows[i], gpt2_group_layer(g));
-            memset(tensor, 0, tensor_layer_elements(&rows[i]) * sizeof(float)); // padding of the vocabulary
-            hf_read_layer_(view, &rows[i], tensor, model->chunk);
-            safetensors_release(view, 0, view->elements);
+            const size_t at = (size_t)(tensor - (float*)group), elements = tensor_layer_elements(&rows[i]);
+            const size_t from = first > at ? first : at, to = end < at + elements ? end : at + elements;
+            if (from < to) {
+                const SafeTensorsView* view = hf_find_(model, &rows[i], gpt2_group_layer(g));
+                hf_read_layer_(view, &rows[i], tensor, from - at, to - at, model->chunk);
+                safetensors_release(view, 0, view->elements);
+            }
         }
     }
 }

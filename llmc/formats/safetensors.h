@@ -598,7 +598,7 @@ static void safetensors_release_(const unsigned char* from, size_t bytes) {
     }
 }
 
-void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t count, float* out) {
+static void safetensors_read_piece_(const SafeTensorsView* view, size_t start, size_t count, float* out) {
     const SafeTensorsDtype dtype = view->dtype;
     CHECK(dtype == SAFETENSORS_F32 || dtype == SAFETENSORS_F16 || dtype == SAFETENSORS_BF16,
           "%s: tensor %s is %s, wanted F32, F16 or BF16", view->path, view->name,
@@ -621,12 +621,16 @@ void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t
     safetensors_release_(from, count * safetensors_dtype_bytes(dtype));
 }
 
-void safetensors_read_f32(const SafeTensorsView* view, float* out) {
+void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t count, float* out) {
     const size_t most = (size_t)1 << 20; // at a time: more of the file need not be in memory
-    for (size_t at = 0; at < view->elements || at == 0; at += most) {
-        const size_t left = view->elements - at;
-        safetensors_read_f32_part(view, at, left < most ? left : most, out + at);
+    for (size_t at = 0; at < count || at == 0; at += most) {
+        const size_t left = count - at;
+        safetensors_read_piece_(view, start + at, left < most ? left : most, out + at);
     }
+}
+
+void safetensors_read_f32(const SafeTensorsView* view, float* out) {
+    safetensors_read_f32_part(view, 0, view->elements, out);
 }
 
 void safetensors_release(const SafeTensorsView* view, size_t start, size_t count) {

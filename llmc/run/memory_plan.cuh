@@ -28,6 +28,7 @@ defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations,
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
 #include "llmc/layernorm.cuh"
+#include "llmc/linear.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
 #include "llmc/optimizer.cuh"
@@ -137,9 +138,11 @@ static inline int64_t planned_micro_batches(const Options* o) {
     return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
 }
 
-// Room for losses: a validation has one, too.
+// Room for losses: of the micro-steps of an update, and of as many batches of a validation as the GPU may be behind the
+// host.
 static inline int64_t planned_losses(const Options* o) {
-    return planned_micro_batches(o) > 1 ? planned_micro_batches(o) : 1;
+    const int64_t update = planned_micro_batches(o), validation = 256;
+    return update > validation ? update : validation;
 }
 
 // And of one process.
@@ -193,7 +196,8 @@ static inline size_t memory_staging_(GPT2Config cfg, const Options* o) {
 static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device, o->bias_fusion));
-    plan_add(plan, "texts", text_model_planned_bytes(cfg, planned_texts(o), o->seq_len, o->quantize));
+    plan_add(plan, "expanded matrix", linear_planned_bytes(cfg, o->quantize));
+    plan_add(plan, "texts", text_model_planned_bytes(planned_texts(o), o->seq_len));
     plan_add_at(plan, staging);
 }
 

@@ -506,8 +506,8 @@ const OptionRow OPTION_TABLE[] = {
     {"texts",      "stop",          "",   LIST_(stop),             0,        0, TEXTS_ | ONCE_,    "",
         "TEXT", "end a text before this string; may be given several times"},
     {"texts",      "quantize",      "",   CHOICE_(quantize),       0,        0, ONCE_ | BOTH_,    "off",
-        WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the model's matrices in 8 bits, as in GGUF; for generating text, and on a CPU for "
-        "tasks with --steps 0"},
+        WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the model's matrices in 8 bits, as in GGUF; for generating text, and for tasks with "
+        "--steps 0"},
 
     {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_,            "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); empty: no files"},

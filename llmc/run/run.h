@@ -114,8 +114,11 @@ typedef struct {
 
     // Whether to validate before the first update, too; as setup_validates_first. NULL: always.
     int (*validates_first)(const Options* options, double flops_per_token, int64_t sequences);
-    // Forward: returns the sum of the losses, nats, of a batch that may be empty. Waits for the device. Collective.
-    double (*evaluate)(GPT2* model, Batch batch);
+    // Forward on batch i of a validation, from 0 on, which may be empty: losses[i] is the sum of its losses, nats, once
+    // `validated` has returned. Collective.
+    void (*evaluate)(GPT2* model, Batch batch, int64_t i, double* losses);
+    // After `batches` of them: waits for the device. NULL: evaluate does.
+    void (*validated)(GPT2* model, int64_t batches, double* losses);
     TokenLosses token_losses; // evaluation.h
     ReadText read_text;       // generator.h
     NextTokens next_tokens;
@@ -600,10 +603,13 @@ static int run_evaluate_(Run_* run, double* loss, double* bpb) {
         comm_progress(&run->comm, COMM_EVALUATE, run->state.step, "a validation");
         log_progress(&run->log, run->state.step, "validating", i, micro_steps);
         const Batch batch = dataloader_next(run->val);
-        run->part[RUN_LOSSES_ + i] = run->trainer->evaluate(run->model, batch);
+        run->trainer->evaluate(run->model, batch, i, run->part + RUN_LOSSES_);
         run->part[RUN_COUNTED_] += batch.counted;
         run->part[RUN_BYTES_] +=
             setup_target_bytes(&run->data, batch.targets, (size_t)batch.B * (size_t)batch.T);
+    }
+    if (run->trainer->validated) {
+        run->trainer->validated(run->model, micro_steps, run->part + RUN_LOSSES_);
     }
     run_check_data_(run, run->val, run->train->next);
     const RunUpdate_ all = run_add_up_(run, micro_steps);

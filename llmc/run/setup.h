@@ -1036,10 +1036,6 @@ void setup_check_quantize(const Options* options, GPT2Config cfg) {
         die_usage("--quantize q8_0 is for generating text, and for tasks with --steps 0; training needs "
                   "--quantize off");
     }
-    if (!options->generates && options->program.trainer == OPTION_GPU) {
-        die_usage(
-            "--quantize q8_0 with tasks: train_gpt2cu only generates text with it; train_gpt2 has both");
-    }
     if (options->export_llmc[0] || options->export_gguf[0]) {
         die_usage(
             "--quantize q8_0 has no weights to export; wanted off (--export-gguf-dtype q8_0 exports 8 bits)");

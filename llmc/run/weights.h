@@ -2,7 +2,7 @@
 weights.h -- the weights that a model starts with, one group of parameters (gpt2.h) at a time, so that a process needs
 memory for one: random ones, or those of a Hugging Face directory (a checkpoint is one), or of a file of llm.c's.
 
-defines: FirstWeights, WeightsKind, weights_open, weights_read, weights_close
+defines: FirstWeights, WeightsKind, weights_open, weights_read, weights_read_part, weights_close
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
@@ -33,6 +33,9 @@ void weights_open(FirstWeights* w, GPT2Config cfg, const char* path, uint64_t se
 // Sets the tensors of group g, fp32 in memory that has only this group, laid out by `rows`. Not what is between them.
 void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group);
 
+// The same of elements [first, end) of the group, or more; for a process that needs only these.
+void weights_read_part(FirstWeights* w, const TensorRow* rows, int g, size_t first, size_t end, void* group);
+
 void weights_close(FirstWeights* w);
 
 #ifdef __cplusplus
@@ -57,18 +60,22 @@ void weights_open(FirstWeights* w, GPT2Config cfg, const char* path, uint64_t se
     }
 }
 
-void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group) {
+void weights_read_part(FirstWeights* w, const TensorRow* rows, int g, size_t first, size_t end, void* group) {
     switch (w->kind) {
     case WEIGHTS_RANDOM:
         gpt2_random_group(rows, w->cfg, w->seed, g, group);
         break;
     case WEIGHTS_DIRECTORY:
-        hf_model_read(&w->model, rows, g, group);
+        hf_model_read(&w->model, rows, g, first, end, group);
         break;
     case WEIGHTS_FILE:
         llmc_bin_read(&w->bin, rows, g, group);
         break;
     }
+}
+
+void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group) {
+    weights_read_part(w, rows, g, 0, SIZE_MAX, group);
 }
 
 void weights_close(FirstWeights* w) {

@@ -1,0 +1,50 @@
+/*
+amx.h -- the tiles of Intel's processors (AMX): their shapes, and whether this process may use them.
+
+A tile has up to 16 rows of 64 bytes. A thread gives its eight tiles their shapes before it uses them.
+
+defines: AMX_COMPILES, AmxShapes, AmxFeature, amx_runs
+*/
+#ifndef LLMC_AMX_H
+#define LLMC_AMX_H
+
+#include <stdint.h>
+
+// AMX_COMPILES: the compiler and the system know the tiles. nvcc warns at what is meant for other
+// compilers, and the GPU trainer multiplies nothing on the CPU.
+#if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12) &&                \
+    !defined(__CUDACC__)
+#define AMX_COMPILES
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+// The operand of ldtilecfg. A constant: gcc does not tell the optimizer that the instruction reads it.
+typedef struct {
+    uint8_t palette, start_row, zeros[14]; // palette 1
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} AmxShapes;
+
+#ifdef AMX_COMPILES
+// What tiles hold, as a bit of cpuid.
+typedef enum { AMX_BF16 = 1 << 22, AMX_INT8 = 1 << 25 } AmxFeature;
+
+// The processor has the tiles, the system saves them (XCR0), and gives this process leave to use them: a kernel before
+// 5.16 does not know the request, and a virtual machine may say no.
+static inline int amx_runs(AmxFeature feature) {
+    enum { ARCH_REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, TILE_STATE = 3 << 17, OSXSAVE = 1 << 27 };
+    const unsigned wanted = 1u << 24 | (unsigned)feature;
+    unsigned eax, ebx, ecx, edx = 0, saved = 0, high;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & OSXSAVE) ||
+        !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & wanted) != wanted) {
+        return 0;
+    }
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    return (saved & TILE_STATE) == TILE_STATE &&
+           syscall(SYS_arch_prctl, ARCH_REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
+
+#endif
