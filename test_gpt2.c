@@ -222,7 +222,7 @@ static void test_pytorch_against_reference(void) {
 // Sizes that divide by nothing, positions that are not in use, documents, targets that do not count.
 static void test_against_reference(void) {
     enum { B = 2, T = 13, N = B * T };
-    const GPT2Config cfg = {17, 131, 201, 3, 3, 33};
+    const GPT2Config cfg = {17, 131, 201, 3, 3, 33, SHARE_OFF};
     GPT2 model;
     RefModel reference;
     open_model(&model, cfg, B, T, RECOMPUTE_NONE);
@@ -589,7 +589,7 @@ static const ZeroRange* same_range(const GPT2* model, const ZeroRange* range) {
 
 // The reduced gradient of a range has the bits of the whole model's, or is zero.
 static void expect_range(GPT2* model, const GPT2* whole, const ZeroRange* range, const char* list) {
-    const int is_frozen = freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group));
+    const int is_frozen = freeze_has(&model->freeze, range->row, gpt2_group_layer(model->cfg, range->group));
     const float* got = zero_range_gradient_cpu(&model->zero, range);
     const float* want = zero_range_gradient_cpu(&whole->zero, same_range(whole, range));
     size_t different = 0;
@@ -608,7 +608,8 @@ static void expect_update(GPT2* model, const GPT2* whole, const char* list) {
     gpt2_update(model, update);
     for (int r = 0; r < model->zero.num_ranges; r++) {
         const ZeroRange* range = &model->zero.ranges[r];
-        const int is_frozen = freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group));
+        const int is_frozen =
+            freeze_has(&model->freeze, range->row, gpt2_group_layer(model->cfg, range->group));
         const int is_same =
             memcmp(now + range->full, before + range->full, range->count * sizeof(float)) == 0;
         EXPECT(is_same == is_frozen, "%s, %s: %s, group %d", list,

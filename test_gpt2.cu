@@ -32,7 +32,7 @@ enum { ADAMW_STEPS = 10, UPDATES = 3, GENERATED = T };
 
 // Odd sizes: V is no multiple of 128, T is below the context, heads have 24 channels, rows are no whole
 // warps.
-static const GPT2Config ODD = {17, 51, 128, 3, 2, 48};
+static const GPT2Config ODD = {17, 51, 128, 3, 2, 48, SHARE_OFF};
 
 // |got - want| / |want| of a tensor: each element goes through some tens of roundings, whose errors add up
 // like a random walk.
@@ -678,7 +678,7 @@ static float* quantized_weights(const TensorRow* rows, size_t bytes, GPT2Config 
 // The same with matrices in 8 bits: logits of the numbers that the blocks stand for. Prompts of more rows than
 // quantized_matmul takes are there, and of fewer.
 static void test_quantized_texts(void) {
-    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64};
+    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64, SHARE_OFF};
     static TextLogits logits;
     TensorRow rows[GPT2_PARAMETER_ROWS];
     int tokens[BATCHES * N], targets[BATCHES * N];

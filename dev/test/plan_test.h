@@ -80,7 +80,7 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
     Rand rng = rand_open(42, (uint64_t)k);
     const int batch = 1 + plan_test_one_of_(&rng, 5), T = 1 + plan_test_one_of_(&rng, 40);
     const int heads = 1 + plan_test_one_of_(&rng, 3);
-    const GPT2Config model = {40, 100, 128, 1 + plan_test_one_of_(&rng, 4), heads, 32 * heads};
+    const GPT2Config model = {40, 100, 128, 1 + plan_test_one_of_(&rng, 4), heads, 32 * heads, SHARE_OFF};
     snprintf(number[0], sizeof(number[0]), "%d", batch);
     snprintf(number[1], sizeof(number[1]), "%d", T);
     snprintf(number[2], sizeof(number[2]), "%d", T * (1 + plan_test_one_of_(&rng, 20)));

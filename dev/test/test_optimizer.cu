@@ -43,7 +43,7 @@ template <class T> static float* rounded(float* x, size_t n) {
 // ---- layouts ----
 
 // Tensors of less than a row of decays and of several, padding behind most of them and behind the groups.
-static const GPT2Config SMALL = {5, 60, 64, 2, 2, 14};
+static const GPT2Config SMALL = {5, 60, 64, 2, 2, 14, SHARE_OFF};
 
 // The parameters of SMALL, cut into `size` shards; in stage 0 each process updates all of them.
 typedef struct {
@@ -318,7 +318,7 @@ template <class T, class G> static void test_without_master(const Gpu* gpu) {
 
 // ---- all rules, beside the CPU ----
 
-static const GPT2Config WIDE = {5, 60, 64, 2, 2, 64}; // blocks of 64
+static const GPT2Config WIDE = {5, 60, 64, 2, 2, 64, SHARE_OFF}; // blocks of 64
 
 // A model's parameters and state on the host, laid out alike for both sides.
 typedef struct {
