@@ -329,19 +329,22 @@ typedef struct {
     char* memory; // of the state
 } Both;
 
-static Both both_open(Optimizer optimizer) {
+static Both both_open(Optimizer optimizer, ShareLayers share) {
+    GPT2Config cfg = WIDE;
+    cfg.share = share;
     Both b;
-    b.zero = zero_plan(WIDE, 0, 0, 1);
+    b.zero = zero_plan(cfg, 0, 0, 1);
     b.n = zero_full_elements(&b.zero);
-    optimizer_state_open(&b.state, optimizer, &b.zero, WIDE);
+    optimizer_state_open(&b.state, optimizer, &b.zero, cfg);
     b.params = ops_normal(b.n, 1);
     b.memory = (char*)ops_normal(b.state.bytes / sizeof(float) + 1, 0);
     return b;
 }
 
 static void both_on_cpu(Both* b, const float* grad, Update by) {
-    ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(WIDE), sizeof(ZeroRange), "ranges");
-    const int count = zero_ranges(&b->zero, b->state.rows, WIDE, ranges);
+    ZeroRange* ranges =
+        (ZeroRange*)check_alloc((size_t)zero_max_ranges(b->state.cfg), sizeof(ZeroRange), "ranges");
+    const int count = zero_ranges(&b->zero, b->state.rows, b->state.cfg, ranges);
     MatmulScratch matmul;
     matmul_open(&matmul);
     const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&b->state) + 1, 1, "scratch"), &matmul};
@@ -384,13 +387,14 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
 
 // Every tensor is updated as on the CPU: by its rule, its rate and its part of the state. `tolerance` is a share of the
 // largest change: fp32 on both sides, but Muon's products amplify it, and a code of 8 bits may be the next one.
-static void test_like_cpu(OptimizerName name, int has_momentum, double tolerance, const Gpu* gpu) {
+static void test_like_cpu(OptimizerName name, int has_momentum, ShareLayers share, double tolerance,
+                          const Gpu* gpu) {
     enum { UPDATES = 3 };
     Optimizer optimizer = optimizer_of(name, has_momentum, MASTER_NONE);
     optimizer.lr_scale[KIND_EMBEDDING] = 0.5f;
     optimizer.lr_scale[KIND_VECTOR] = 2;
     Update by = {defaults.adamw, has_momentum ? 0.75f : 0, ADAFACTOR_FIXED, 0.02f, 0.05f, MUON_SPECTRAL};
-    Both both = both_open(optimizer);
+    Both both = both_open(optimizer, share);
     const float* start = ops_copy(both.params, both.n);
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
@@ -420,14 +424,14 @@ static void test_like_cpu(OptimizerName name, int has_momentum, double tolerance
 // Split master weights are those of fp32 beside weights of 16 bits, bit by bit.
 static void test_split(OptimizerName name, const Gpu* gpu) {
     enum { UPDATES = 20 };
-    Both split = both_open(optimizer_of(name, 0, MASTER_SPLIT));
+    Both split = both_open(optimizer_of(name, 0, MASTER_SPLIT), SHARE_OFF);
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
         grads[t] = ops_normal(split.n, 1);
     }
     const float* start = rounded<bf16>(split.params, split.n); // the lower halves are zero
     const float* got = both_on_gpu<bf16>(&split, grads, UPDATES, defaults, gpu);
-    Both wide = both_open(optimizer_of(name, 0, MASTER_NONE));
+    Both wide = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF);
     memcpy(wide.params, start, split.n * sizeof(float));
     const float* want = both_on_gpu<float>(&wide, grads, UPDATES, defaults, gpu);
     for (size_t i = 0; i < split.n; i++) {
@@ -674,14 +678,18 @@ int main(void) {
     test_type<fp16>(&gpu);
     test_16_bit<bf16>(&gpu);
     test_16_bit<fp16>(&gpu);
-    test_like_cpu(OPTIMIZER_ADAMW, 0, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_ADAMW8BIT, 0, 0.05, &gpu);
-    test_like_cpu(OPTIMIZER_ADAFACTOR, 0, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_ADAFACTOR, 1, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_MUON, 0, 1e-3, &gpu);
-    test_like_cpu(OPTIMIZER_LION, 0, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_SGD, 1, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_SGD, 0, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAMW, 0, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAMW8BIT, 0, SHARE_OFF, 0.05, &gpu);
+    test_like_cpu(OPTIMIZER_ADAFACTOR, 0, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAFACTOR, 1, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_MUON, 0, SHARE_OFF, 1e-3, &gpu);
+    test_like_cpu(OPTIMIZER_LION, 0, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_SGD, 1, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_SGD, 0, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAMW, 0, SHARE_PAIRS, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAMW8BIT, 0, SHARE_MLP, 0.05, &gpu);
+    test_like_cpu(OPTIMIZER_ADAFACTOR, 1, SHARE_ATTENTION, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_MUON, 0, SHARE_MLP, 1e-3, &gpu);
     test_split(OPTIMIZER_ADAMW, &gpu);
     test_split(OPTIMIZER_ADAMW8BIT, &gpu);
     test_limits();
