@@ -245,7 +245,7 @@ static void test_help_and_version(void) {
             strlen(option_wanted_(row, wanted)) >= OPTION_WANTED_WIDTH) { // the rest is on the next line
             line = strchr(line + 1, '\n');
         }
-        EXPECT(strlen(row->fallback) < 8, "--%s: %s", row->name, row->fallback);
+        EXPECT(strlen(row->fallback) <= 8, "--%s: %s", row->name, row->fallback);
         EXPECT(!line || strncmp(line + 1 + OPTION_HELP_COLUMN, row->help, 10) == 0, "--%s", row->name);
     }
     for (const char* line = help; *line; line += strcspn(line, "\n") + 1) {

@@ -244,7 +244,7 @@ const OptionRow* option_find(const char* arg, size_t length);
 // The program's name, its version and its compiler.
 void options_version(char* text, size_t room, const Options* options, const char* name);
 
-enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 64, OPTION_HELP_WIDTH = 46 };
+enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 65, OPTION_HELP_WIDTH = 45 };
 
 void options_print_help(FILE* file, const Options* options, const char* program);
 
@@ -1072,8 +1072,9 @@ void options_print_help(FILE* file, const Options* options, const char* program)
         snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
         const char* wanted = option_wanted_briefly_(row, buffer);
         const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest is on a line of its own
-        fprintf(file, "  %-20s%-4s%-*s", name, alias, OPTION_WANTED_WIDTH, wanted);
-        fprintf(file, "%s%*s%-7s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 8, "",
+        fprintf(file, "  %-*s%-*s%-*s", *alias ? 20 : 24, name, *alias ? 4 : 0, alias, OPTION_WANTED_WIDTH,
+                wanted);
+        fprintf(file, "%s%*s%-8s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 9, "",
                 row->type == OPTION_FLAG ? ""
                 : *row->fallback         ? row->fallback
                                          : "''");
