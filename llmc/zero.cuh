@@ -549,9 +549,10 @@ static inline void zero_begin(ZeroGpu* z, ZeroStep step) {
     }
 }
 
-// The end of a micro-step, but for group 0: what follows on the main stream comes after the reductions of the blocks.
+// The end of a micro-step, but for group 0: what follows on the main stream comes after the reductions of the blocks, if
+// there are any. In a graph there is nothing else to join.
 static inline void zero_join(ZeroGpu* z, ZeroStep step) {
-    if (zero_reduces(&z->plan, step)) {
+    if (zero_reduces(&z->plan, step) && z->plan.first_block < z->plan.groups - 1) {
         zero_join_(z);
     }
 }
