@@ -532,7 +532,7 @@ static void test_share(const char* share) {
     Settings settings = USUAL;
     settings.share = share;
     float* weights = first_weights(config_of(settings));
-    const int is_loop = gpt2_is_loop(config_of(settings)); // setup_check_share
+    const int is_loop = share_is_loop(config_of(settings)); // setup_check_share
     test_against_cpu(settings, weights);
     settings.gradients = "fp32";
     settings.zero = is_loop ? "1" : "3";
@@ -810,7 +810,8 @@ int main(void) {
     test_task_losses(&trainer, "--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",
                      tolerance());
     test_resume(&trainer, "");
-    test_resume(&trainer, "--autotune off --zero 2 --freeze embeddings,blocks"); // no reduction is in its graphs
+    test_resume(&trainer,
+                "--autotune off --zero 2 --freeze embeddings,blocks"); // no reduction is in its graphs
 #ifndef SANITIZED
     test_resume(&trainer, "--autotune off --optimizer adafactor");
     test_resume(&trainer, "--autotune off --optimizer muon");

@@ -26,6 +26,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/optimizer.h"
 #include "llmc/quantized.h"
 #include "llmc/quantized_model.h"
+#include "llmc/share.h"
 #include "llmc/text_model.h"
 #include "llmc/text_rows.h"
 #include "llmc/zero.h"
@@ -429,11 +430,6 @@ static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbi
     linear_backward_input_cpu(dinp, dout, weight, N, C, OC, &model->linear);
 }
 
-// For the gradients of a part of block l: they are added to those of the layers above that share the parameters.
-static GradientMode mode_at_layer(const GPT2* model, TensorPart part, int l, GradientMode mode) {
-    return gpt2_is_first_visit(model->cfg, part, l) ? mode : GRADIENT_ADD;
-}
-
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
 static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
@@ -443,8 +439,8 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     float *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     float* dresidual = a.dresidual;                              // (N, C)
-    const GradientMode mlp = mode_at_layer(model, PART_MLP, l, mode),
-                       attention = mode_at_layer(model, PART_ATTENTION, l, mode);
+    const GradientMode mlp = share_gradient_mode(model->cfg, PART_MLP, l, mode),
+                       attention = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode);
     block_recompute(model, l, batch);
     clear_frozen_gradients(model, l);
 

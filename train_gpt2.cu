@@ -28,6 +28,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/optimizer.cuh"
 #include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
+#include "llmc/share.h"
 #include "llmc/step_result.cuh"
 #include "llmc/text_model.cuh"
 #include "llmc/zero.cuh"
@@ -605,11 +606,6 @@ static Gradient bias_grad_into(const GPT2* model, int l) {
     return l == 0 ? none : gradients_at_layer(model, l - 1).fcprojb;
 }
 
-// For the gradients of a part of block l: they are added to those of the layers above that share the parameters.
-static GradientMode mode_at_layer(const GPT2* model, TensorPart part, int l, GradientMode mode) {
-    return gpt2_is_first_visit(model->cfg, part, l) ? mode : GRADIENT_ADD;
-}
-
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
 static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const Gpu* gpu = &model->gpu;
@@ -620,9 +616,9 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     floatX *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     floatX* dresidual = a.dresidual;                              // (N, C)
-    const GradientMode mlp = mode_at_layer(model, PART_MLP, l, mode),
-                       attention = mode_at_layer(model, PART_ATTENTION, l, mode),
-                       mlp_below = l > 0 ? mode_at_layer(model, PART_MLP, l - 1, mode) : attention;
+    const GradientMode mlp = share_gradient_mode(model->cfg, PART_MLP, l, mode),
+                       attention = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode),
+                       below = l > 0 ? share_gradient_mode(model->cfg, PART_MLP, l - 1, mode) : attention;
     block_recompute(model, l, batch);
     clear_frozen_gradients(model, l);
 
@@ -644,7 +640,7 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
         wait_for_buffer(model, l - 1);
     }
     layernorm_backward(dresidual, d.ln1w, d.ln1b, bias_grad_into(model, l), dln1, residual_into(model, l),
-                       p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, attention, mlp_below,
+                       p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, attention, below,
                        &model->layernorm, gpu);
 }
 

@@ -17,15 +17,16 @@ all layers lie outside of the blocks.
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks, learned
 positions, GELU in tanh form, the token embedding shared with the classifier.
 
-defines: ShareLayers, GPT2Config, gpt2_copies, gpt2_copy_repeats, gpt2_copy, gpt2_is_loop, gpt2_is_first_visit, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters, GPT2Activations, TensorRow,
-         TensorKind, TensorInFiles, tensor_elements, tensor_rows_layout, tensor_rows_bind, gpt2_sharded_rows_of,
-         gpt2_parameter_rows, gpt2_parameter_rows_of, TensorPart, TensorPlace, gpt2_place, tensor_at_layer, tensor_copy, tensor_lowest_layer, tensor_group, gpt2_activation_rows,
-         gpt2_recompute_word, gpt2_classifier_chunk,
-         gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_parameters_at_copy, gpt2_model_by_name,
-         gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_count_stored, gpt2_flops_per_token,
-         gpt2_initial_value, gpt2_rows_in_files, gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_copy, gpt2_group_layer,
-         tensor_is_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife,
-         tensor_layer_elements, GPT2NamedModel, gpt2_named_models, GPT2_MAX_LAYERS
+defines: ShareLayers, GPT2Config, gpt2_copies, gpt2_copy_repeats, gpt2_copy, gpt2_hidden, gpt2_qkv_size,
+         gpt2_head_size, GPT2Parameters, GPT2Activations, TensorRow, TensorKind, TensorInFiles, tensor_elements,
+         tensor_rows_layout, tensor_rows_bind, gpt2_sharded_rows_of, gpt2_parameter_rows, gpt2_parameter_rows_of,
+         TensorPart, TensorPlace, gpt2_place, tensor_at_layer, tensor_copy, tensor_lowest_layer, tensor_group,
+         gpt2_activation_rows, gpt2_recompute_word, gpt2_classifier_chunk, gpt2_parameters_at_layer,
+         gpt2_activations_at_layer, gpt2_parameters_at_copy, gpt2_model_by_name, gpt2_padded_vocab, gpt2_check_config,
+         gpt2_count_parameters, gpt2_count_stored, gpt2_flops_per_token, gpt2_initial_value, gpt2_rows_in_files,
+         gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_copy, gpt2_group_layer,
+         tensor_is_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife, tensor_layer_elements,
+         GPT2NamedModel, gpt2_named_models, GPT2_MAX_LAYERS
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
@@ -64,11 +65,6 @@ static inline int gpt2_copy_repeats(GPT2Config cfg) { return cfg.share == SHARE_
 // The copy that layer l has.
 static inline int gpt2_copy(GPT2Config cfg, int l) { return l / gpt2_copy_repeats(cfg) % gpt2_copies(cfg); }
 
-// Whether several blocks are repeated: between two layers with the same parameters there are others.
-static inline int gpt2_is_loop(GPT2Config cfg) {
-    return cfg.share > SHARE_LOOP + 1 && cfg.share < SHARE_LOOP + cfg.L;
-}
-
 static inline int gpt2_hidden(GPT2Config cfg) { return 4 * cfg.C; }
 static inline int gpt2_qkv_size(GPT2Config cfg) { return 3 * cfg.C; }
 static inline int gpt2_head_size(GPT2Config cfg) { return cfg.C / cfg.NH; }
@@ -99,14 +95,6 @@ static inline TensorPlace gpt2_place(GPT2Config cfg, TensorPart part) {
     const int is_shared = (cfg.share == SHARE_ATTENTION && part == PART_ATTENTION) ||
                           (cfg.share == SHARE_MLP && part == PART_MLP);
     return part == PART_OUTSIDE || is_shared ? PLACE_ONCE : PLACE_BLOCK;
-}
-
-// Whether layer l is the first one with its parameters that a backward pass comes to, the highest.
-static inline int gpt2_is_first_visit(GPT2Config cfg, TensorPart part, int l) {
-    const int repeats = gpt2_copy_repeats(cfg),
-              is_in_last_round = l / repeats + gpt2_copies(cfg) >= cfg.L / repeats;
-    return gpt2_place(cfg, part) == PLACE_ONCE ? l == cfg.L - 1
-                                               : l % repeats == repeats - 1 && is_in_last_round;
 }
 
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;

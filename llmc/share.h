@@ -14,7 +14,7 @@ layers. Memory, optimizer state and traffic count each parameter once. Files of 
 Lan et al., "ALBERT", 2019: all, attention, mlp. Liu et al., "MobileLLM", 2024: pairs.
 
 needs:   nothing
-defines: share_parse
+defines: share_parse, share_is_loop, share_gradient_mode
 */
 #ifndef LLMC_SHARE_H
 #define LLMC_SHARE_H
@@ -24,6 +24,9 @@ defines: share_parse
 
 #include "llmc/base/check.h"
 #include "llmc/gpt2.h"
+#include "llmc/gradient.h"
+
+// ---- the option ----
 
 // K of "loop:K", 0 if the text is nothing like it.
 static inline int share_loop_(const char* text) {
@@ -53,6 +56,26 @@ static inline int share_parse(int* share, int L, const char* text, char* error) 
     }
     *share = word == SHARE_LOOP ? SHARE_LOOP + blocks : word;
     return 1;
+}
+
+// ---- the backward pass ----
+
+// Whether several blocks are repeated: between two layers with the same parameters there are others.
+static inline int share_is_loop(GPT2Config cfg) {
+    return cfg.share > SHARE_LOOP + 1 && cfg.share < SHARE_LOOP + cfg.L;
+}
+
+// Whether the pass comes to layer l before all others with the same parameters of this part: it is the highest.
+static inline int share_is_highest_(GPT2Config cfg, TensorPart part, int l) {
+    const int repeats = gpt2_copy_repeats(cfg),
+              is_last_round = l / repeats + gpt2_copies(cfg) >= cfg.L / repeats;
+    return gpt2_place(cfg, part) == PLACE_ONCE ? l == cfg.L - 1 : l % repeats == repeats - 1 && is_last_round;
+}
+
+// How the gradients of a part of layer l are left, where `mode` is that of the pass: they are added to those of the layers
+// above with the same parameters.
+static inline GradientMode share_gradient_mode(GPT2Config cfg, TensorPart part, int l, GradientMode mode) {
+    return share_is_highest_(cfg, part, l) ? mode : GRADIENT_ADD;
 }
 
 #endif

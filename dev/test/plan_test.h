@@ -82,7 +82,7 @@ static void plan_test_share_(GPT2Config* cfg, Options* o, Rand* rng) {
     GPT2Config shared = *cfg;
     char error[ERROR_BYTES];
     if (share_parse(&shared.share, cfg->L, word, error) && freeze_check_shared(&freeze, shared, error) &&
-        !(gpt2_is_loop(shared) && (o->zero > 1 || o->update_in_backward))) {
+        !(share_is_loop(shared) && (o->zero > 1 || o->update_in_backward))) {
         *cfg = shared;
         o->share_layers = word;
     }

@@ -39,8 +39,8 @@ static void expect_visits(GPT2Config cfg, const char* word, TensorPart part, con
     unsigned seen = 0;
     for (int l = cfg.L - 1; l >= 0; l--) {
         const unsigned copy = 1u << layer_of_digit(copies, l);
-        EXPECT(gpt2_is_first_visit(cfg, part, l) == !(seen & copy), "%s, part %d, layer %d", word, (int)part,
-               l);
+        EXPECT(share_gradient_mode(cfg, part, l, GRADIENT_SET) == (seen & copy ? GRADIENT_ADD : GRADIENT_SET),
+               "%s, part %d, layer %d", word, (int)part, l);
         seen |= copy;
     }
 }
@@ -65,16 +65,17 @@ static void test_layers(void) {
                        "%s: layer %d of %s has copy %d", CASES[i].word, l, rows[r].name,
                        tensor_copy(&rows[r], l));
                 EXPECT(rows[r].place == PLACE_ONCE ||
-                           gpt2_group_layer(cfg, tensor_group(&rows[r], l)) == lowest,
+                           (gpt2_copy(cfg, l) == copy &&
+                            gpt2_group_layer(cfg, tensor_group(&rows[r], l)) == lowest),
                        "%s: layer %d of %s", CASES[i].word, l, rows[r].name);
             }
         }
         expect_visits(cfg, CASES[i].word, PART_ATTENTION, CASES[i].attention);
         expect_visits(cfg, CASES[i].word, PART_MLP, CASES[i].mlp);
     }
-    EXPECT(gpt2_is_loop(config_of("loop:2")) && gpt2_is_loop(config_of("loop:3")) &&
-               !gpt2_is_loop(config_of("all")) && !gpt2_is_loop(config_of("pairs")) &&
-               !gpt2_is_loop(config_of("loop:6")),
+    EXPECT(share_is_loop(config_of("loop:2")) && share_is_loop(config_of("loop:3")) &&
+               !share_is_loop(config_of("all")) && !share_is_loop(config_of("pairs")) &&
+               !share_is_loop(config_of("loop:6")),
            "loops of several blocks");
 }
 

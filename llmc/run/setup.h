@@ -1092,7 +1092,7 @@ void setup_check_freeze(const Options* o, GPT2Config cfg) {
 
 // In a loop of several blocks the gradients of all are there at the end, and not one after the other.
 void setup_check_share(const Options* o, GPT2Config cfg) {
-    if (!gpt2_is_loop(cfg) || options_only_evaluates(o)) {
+    if (!share_is_loop(cfg) || options_only_evaluates(o)) {
         return;
     }
     if (o->zero >= 2) {
