@@ -48,8 +48,9 @@ defines: AttentionSizes, AttentionScratch, attention_open, attention_close, atte
 
 #define ATTENTION_TILES 4
 #define ATTENTION_ROWS (ATTENTION_TILES * MATMUL_TILE_ROWS) // queries at a time
+#define ATTENTION_KEYS 768                    // rows of probabilities are in blocks of so many keys
 #define ATTENTION_SKIP (3 * MATMUL_TILE_COLS) // keys of other documents are skipped in such steps
-static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && MATMUL_BLOCK_K % ATTENTION_SKIP == 0,
+static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_KEYS % ATTENTION_SKIP == 0,
               "whole tiles are skipped");
 
 typedef struct {
@@ -57,7 +58,7 @@ typedef struct {
     int C, NH; // channels, in heads of HS = C/NH
 } AttentionSizes;
 
-// One thread's working memory. Tp is T rounded up to MATMUL_BLOCK_K, HSp is HS rounded up to MATMUL_TILE_COLS.
+// One thread's working memory. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to MATMUL_TILE_COLS.
 typedef struct {
     float *k_by_key,
         *v_by_key; // (Tp / MATMUL_TILE_COLS, HS, MATMUL_TILE_COLS)   right matrices of q k^T and dout v^T
@@ -65,7 +66,7 @@ typedef struct {
         *v_by_dim; // (HSp / MATMUL_TILE_COLS, Tp, MATMUL_TILE_COLS)  right matrices of ds k and p v
     float *q_block, *dout_block; // (HSp / MATMUL_TILE_COLS, ATTENTION_ROWS, MATMUL_TILE_COLS)
     float *p,
-        *ds; // (ATTENTION_TILES, Tp / MATMUL_BLOCK_K, MATMUL_TILE_ROWS, MATMUL_BLOCK_K): left matrices, packed as they arise
+        *ds; // (ATTENTION_TILES, Tp / ATTENTION_KEYS, MATMUL_TILE_ROWS, ATTENTION_KEYS): left matrices, packed as they arise
     float* left; // (ATTENTION_ROWS, MATMUL_TILE_ROWS)
 } AttentionScratch_;
 
@@ -79,7 +80,7 @@ enum { ATTENTION_PARTS_ = 9 }; // of AttentionScratch_
 
 // Sets the floats of each part, in its order; returns those of all.
 static inline size_t attention_parts_(size_t sizes[ATTENTION_PARTS_], int T, int HS) {
-    const size_t Tp = int_round_up(T, MATMUL_BLOCK_K), HSp = int_round_up(HS, MATMUL_TILE_COLS);
+    const size_t Tp = int_round_up(T, ATTENTION_KEYS), HSp = int_round_up(HS, MATMUL_TILE_COLS);
     const size_t panels = Tp * HSp, rows = ATTENTION_ROWS * HSp, block = ATTENTION_ROWS * Tp;
     const size_t parts[ATTENTION_PARTS_] = {
         panels, panels, panels, panels, rows, rows, block, block, (size_t)ATTENTION_ROWS * MATMUL_TILE_ROWS};
@@ -91,7 +92,7 @@ static inline size_t attention_parts_(size_t sizes[ATTENTION_PARTS_], int T, int
     return sum;
 }
 
-// Scratch for sequences up to T and heads of size HS <= MATMUL_BLOCK_K, for as many threads as the next parallel region
+// Scratch for sequences up to T and heads of size HS <= ATTENTION_KEYS, for as many threads as the next parallel region
 // would have.
 static inline size_t attention_scratch_bytes(int T, int HS) {
     size_t sizes[ATTENTION_PARTS_];
@@ -100,7 +101,7 @@ static inline size_t attention_scratch_bytes(int T, int HS) {
 }
 
 static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
-    CHECK(HS <= MATMUL_BLOCK_K, "attention: heads of size %d, wanted at most %d", HS, MATMUL_BLOCK_K);
+    CHECK(HS <= ATTENTION_KEYS, "attention: heads of size %d, wanted at most %d", HS, ATTENTION_KEYS);
     size_t sizes[ATTENTION_PARTS_];
     const size_t per_thread = attention_parts_(sizes, T, HS);
     const int threads = threads_max();
@@ -131,18 +132,18 @@ static inline void attention_close(AttentionScratch* scratch) {
 // (backward: 5 products).
 static inline double attention_flops(double B, double T, double C) { return 2 * B * T * T * C; }
 
-// Where key u of a row of probabilities is, if from a block of MATMUL_BLOCK_K keys to the next there are `block` floats.
+// Where key u of a row of probabilities is, if from a block of ATTENTION_KEYS keys to the next there are `block` floats.
 ALWAYS_INLINE size_t attention_key_at_(int u, size_t block) {
-    return (size_t)(u / MATMUL_BLOCK_K) * block + u % MATMUL_BLOCK_K;
+    return (size_t)(u / ATTENTION_KEYS) * block + u % ATTENTION_KEYS;
 }
 
-// Where element (tile 0, row 0, key u) of a packed block of probabilities is; rows are MATMUL_BLOCK_K apart.
-#define ATTENTION_BLOCK_ ((size_t)MATMUL_TILE_ROWS * MATMUL_BLOCK_K)
+// Where element (tile 0, row 0, key u) of a packed block of probabilities is; rows are ATTENTION_KEYS apart.
+#define ATTENTION_BLOCK_ ((size_t)MATMUL_TILE_ROWS * ATTENTION_KEYS)
 static inline size_t attention_at_(int u) { return attention_key_at_(u, ATTENTION_BLOCK_); }
 
 // Where the block of key u ends.
 static inline int attention_block_end_(int u, int keys) {
-    return int_min((u / MATMUL_BLOCK_K + 1) * MATMUL_BLOCK_K, keys);
+    return int_min((u / ATTENTION_KEYS + 1) * ATTENTION_KEYS, keys);
 }
 
 static inline int attention_start_(const int* starts, int t) { return starts ? starts[t] : 0; }
@@ -174,7 +175,7 @@ static inline void attention_scores_(float* scores, const float* left, size_t st
                                      const float* right_by_key, int rows, int from, int keys, int HS) {
     const Matrix m = {left, stride, 1};
     for (int u = from; u < keys; u += MATMUL_TILE_COLS) {
-        matmul_rows(scores + attention_at_(u), MATMUL_BLOCK_K, rows, MATMUL_TILE_COLS, m,
+        matmul_rows(scores + attention_at_(u), ATTENTION_KEYS, rows, MATMUL_TILE_COLS, m,
                     right_by_key + (size_t)u * HS, HS, NULL, GRADIENT_SET);
     }
 }
@@ -184,7 +185,7 @@ static inline void attention_scores_(float* scores, const float* left, size_t st
 static inline void attention_mix_(float* out, size_t stride, const float* weights, const float* right_by_dim,
                                   int capacity, int rows, int from, int keys, int HS) {
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
-        const Matrix m = {weights + attention_at_(u), MATMUL_BLOCK_K, 1};
+        const Matrix m = {weights + attention_at_(u), ATTENTION_KEYS, 1};
         for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
             matmul_rows(out + d, stride, rows, int_min(MATMUL_TILE_COLS, HS - d), m,
                         right_by_dim + (size_t)capacity * d + (size_t)u * MATMUL_TILE_COLS,
@@ -200,7 +201,7 @@ static inline void attention_scatter_(float* out, size_t stride, const float* we
                                       GradientMode mode) {
     for (int t = 0; t < queries; t++) {
         const float* row = weights + t / MATMUL_TILE_ROWS * tile_floats +
-                           t % MATMUL_TILE_ROWS * MATMUL_BLOCK_K + attention_at_(u0);
+                           t % MATMUL_TILE_ROWS * ATTENTION_KEYS + attention_at_(u0);
         memcpy(left + t * MATMUL_TILE_ROWS, row, MATMUL_TILE_ROWS * sizeof(float));
     }
     const Matrix m = {left, 1, MATMUL_TILE_ROWS};
@@ -293,7 +294,7 @@ static inline AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes si
 
 // Gives it the scratch of the thread.
 static inline AttentionHeadCpu_ attention_head_with_(AttentionHeadCpu_ head, AttentionScratch* scratch) {
-    head.capacity = int_round_up(scratch->T, MATMUL_BLOCK_K);
+    head.capacity = int_round_up(scratch->T, ATTENTION_KEYS);
     head.scratch = &scratch->of_thread[thread_index()];
     return head;
 }
@@ -317,7 +318,7 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0
     attention_scores_(s->p, head->qkv + t0 * head->stride, head->stride, s->k_by_key, rows, from, keys, HS);
     float inverse[MATMUL_TILE_ROWS];
     for (int i = 0; i < rows; i++) {
-        float* row = s->p + i * MATMUL_BLOCK_K;
+        float* row = s->p + i * ATTENTION_KEYS;
         const int start = attention_start_(head->starts, t0 + i);
         const float max = attention_max_row_(row, ATTENTION_BLOCK_, start, t0 + i + 1) * scale;
         const float sum = attention_exp_row_(row, ATTENTION_BLOCK_, start, t0 + i + 1, from,
@@ -362,9 +363,9 @@ static inline void attention_backward_tile_(const AttentionHeadCpu_* head, float
     attention_scores_(ds, head->dout + (size_t)t0 * C, C, s->v_by_key, rows, from, keys, HS);
     for (int i = 0; i < rows; i++) {
         const int end = int_round_up(keys, LANES);
-        attention_exp_row_(p + i * MATMUL_BLOCK_K, ATTENTION_BLOCK_, attention_start_(head->starts, t0 + i),
+        attention_exp_row_(p + i * ATTENTION_KEYS, ATTENTION_BLOCK_, attention_start_(head->starts, t0 + i),
                            t0 + i + 1, from, end, scale, head->lse[t0 + i]);
-        attention_softmax_backward_row_(ds + i * MATMUL_BLOCK_K, p + i * MATMUL_BLOCK_K, ATTENTION_BLOCK_,
+        attention_softmax_backward_row_(ds + i * ATTENTION_KEYS, p + i * ATTENTION_KEYS, ATTENTION_BLOCK_,
                                         from, end, attention_delta_(head, t0 + i), scale);
     }
     attention_mix_(head->dqkv + t0 * head->stride, head->stride, ds, s->k_by_dim, head->capacity, rows, from,

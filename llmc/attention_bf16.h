@@ -199,8 +199,8 @@ static inline void attention_bf16_forward_tile_(const AttentionBf16Head_* head, 
     for (int i = 0; i < rows; i++) {
         float* row = head->s.p + i * head->Tp;
         const int start = attention_start_(at->starts, t0 + i);
-        const float max = attention_max_row_(row, MATMUL_BLOCK_K, start, t0 + i + 1) * scale;
-        const float sum = attention_exp_row_(row, MATMUL_BLOCK_K, start, t0 + i + 1, from,
+        const float max = attention_max_row_(row, ATTENTION_KEYS, start, t0 + i + 1) * scale;
+        const float sum = attention_exp_row_(row, ATTENTION_KEYS, start, t0 + i + 1, from,
                                              int_round_up(keys, LANES), scale, max);
         at->lse[t0 + i] = max + logf(sum);
         inverse[i] = 1.0f / sum;
@@ -252,9 +252,9 @@ static inline void attention_bf16_backward_tile_(const AttentionBf16Head_* head,
     attention_bf16_scores_(head, head->s.ds, head->s.dout, head->s.v_by_key, from, keys);
     for (int i = 0; i < rows; i++) {
         float *p = head->s.p + i * head->Tp, *ds = head->s.ds + i * head->Tp;
-        attention_exp_row_(p, MATMUL_BLOCK_K, attention_start_(at->starts, t0 + i), t0 + i + 1, from, end,
+        attention_exp_row_(p, ATTENTION_KEYS, attention_start_(at->starts, t0 + i), t0 + i + 1, from, end,
                            scale, at->lse[t0 + i]);
-        attention_softmax_backward_row_(ds, p, MATMUL_BLOCK_K, from, end, attention_delta_(at, t0 + i),
+        attention_softmax_backward_row_(ds, p, ATTENTION_KEYS, from, end, attention_delta_(at, t0 + i),
                                         scale);
     }
     const Bf16Out dq = {at->dqkv + t0 * at->stride, at->stride, rows, at->HS};

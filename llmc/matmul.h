@@ -15,11 +15,11 @@ micro-step).
 
 The product of two matrices is made of tiles of MATMUL_TILE_ROWS x MATMUL_TILE_COLS results that stay in registers while k
 runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 2008). A thread
-takes a part of the result. For MATMUL_BLOCK_K values of k at a time it copies ("packs") MATMUL_TILE_COLS columns of the
-right matrix into a panel that stays in its L2 cache while all its rows of the left matrix pass by; meanwhile
-the next panel's numbers are fetched. The left matrix is read in place when its rows are contiguous, else
-packed too. Every result is one sum over k in the same order whatever the number of threads, so the bits do
-not depend on it.
+takes a part of the result. For MATMUL_BLOCK_K values of k at a time it copies ("packs") its columns of the right
+matrix, up to MATMUL_BLOCK_COLS, into panels of MATMUL_TILE_COLS, and its rows of the left matrix, up to MATMUL_BLOCK_ROWS,
+into tiles of MATMUL_TILE_ROWS. The tiles stay in the L2 cache while panel after panel passes by; a panel stays in the L1
+cache, or close to it, while all tiles meet it. Either is read in order, so the hardware fetches what comes next.
+Every result is one sum over k in the same order whatever the number of threads, so the bits do not depend on it.
 
 defines: Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu, matmul_forward_cpu,
          matmul_backward_input_cpu, matmul_backward_weight_cpu, matmul_backward_bias_cpu, matmul_flops,
@@ -48,21 +48,20 @@ typedef struct {
 #define MATMUL_TILE_STEP                                                                                     \
     (MATMUL_TILE_ROWS / 3) // the last rows go in tiles of two steps, one step, and single rows
 #define MATMUL_TILE_COLS (2 * LANES)
-#define MATMUL_BLOCK_K 768 // a panel is 96 KiB with AVX-512, 48 KiB with AVX2: in the L2 cache, read in order
-#define MATMUL_BLOCK_ROWS 768 // of the left matrix, that meet a panel
-// Room for packed rows of the left matrix, in tiles of MATMUL_BLOCK_K: 1152 KiB, 576 KiB; for more rows if k is
-// less.
-#define MATMUL_PACKED_TILES 32
-#define MATMUL_TASKS 3
+#define MATMUL_BLOCK_K 384     // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
+#define MATMUL_BLOCK_ROWS 192  // of the left matrix: 288 KiB of tiles
+#define MATMUL_BLOCK_COLS 1024 // of the right matrix: 1536 KiB of panels
+#define MATMUL_TASKS 3         // for a thread, if each has enough rows and columns,
+#define MATMUL_TASK_COLS 256   // as packing tiles for fewer columns would take a share of the time that shows
 
 // Memory for packed blocks, one set a process; no call of matmul_* allocates.
 typedef struct {
-    float* memory; // (threads, a panel and then a packed block of the left matrix)
+    float* memory; // (threads, panels and then tiles)
 } MatmulScratch;
 
-static inline size_t matmul_panel_floats_(void) { return (size_t)MATMUL_BLOCK_K * MATMUL_TILE_COLS; }
-static inline size_t matmul_scratch_floats_(void) {
-    return matmul_panel_floats_() + (size_t)MATMUL_PACKED_TILES * MATMUL_TILE_ROWS * MATMUL_BLOCK_K;
+static inline size_t matmul_panels_floats_(void) { return (size_t)MATMUL_BLOCK_K * MATMUL_BLOCK_COLS; }
+static inline size_t matmul_scratch_floats_(void) { // the last vector of a tile may reach past its end
+    return matmul_panels_floats_() + (size_t)MATMUL_BLOCK_K * MATMUL_BLOCK_ROWS + 64 / sizeof(float);
 }
 
 // For as many threads as the next parallel region would have.
@@ -111,32 +110,40 @@ static inline void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int
     }
 }
 
-// Asks for the numbers that panel (k0, j0) will be packed from: share number `part` of `parts`.
-static inline void matmul_prefetch_panel_(Matrix m, int k0, int j0, int k, int cols, int part, int parts) {
-    const int lines = m.col == 1 ? k : cols;           // contiguous runs,
-    const int run_bytes = 4 * (m.col == 1 ? cols : k); // so long
-    const size_t stride = m.col == 1 ? m.row : m.col;
-    const float* from = m.data + k0 * m.row + j0 * m.col;
-    for (int i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
-        for (int byte = 0; byte < run_bytes; byte += 64) {
-            __builtin_prefetch((const char*)(from + i * stride) + byte, 0, 2); // into L2
+// Transposes LANES columns of a tile's rows, which are `row` apart. The rows may be no multiple of LANES: the last vector of
+// a column then reaches into the next column, which is written after it.
+ALWAYS_INLINE void matmul_pack_square_(float* tile, const float* from, size_t row) {
+    Vec square[MATMUL_TILE_ROWS + LANES - 1];
+    for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
+        for (int j = i; j < i + LANES; j++) {
+            square[j] = j < MATMUL_TILE_ROWS ? vec_load(from + j * row) : vec_all(0.0f);
+        }
+        vec_transpose(square + i);
+    }
+    for (int p = 0; p < LANES; p++) {
+        for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
+            vec_store(tile + p * MATMUL_TILE_ROWS + i, square[i + p]);
         }
     }
 }
 
-// Packs a tile of a left matrix whose columns are contiguous, as (k, MATMUL_TILE_ROWS): copying. Rows past `rows`
-// become zero.
+// Packs `rows` <= MATMUL_TILE_ROWS rows and `k` columns of the left matrix, from (i0, k0), as (k, MATMUL_TILE_ROWS), and may
+// write up to a vector behind the tile; rows past `rows` become zero.
 static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int rows, int k) {
-    const float* from = m.data + i0 + k0 * m.col;
-    if (rows == MATMUL_TILE_ROWS) {
-        for (int p = 0; p < k; p++) {
-            memcpy(tile + p * MATMUL_TILE_ROWS, from + p * m.col, MATMUL_TILE_ROWS * sizeof(float));
+    const float* from = m.data + i0 * m.row + k0 * m.col;
+    int done = 0; // columns packed so far
+    if (rows == MATMUL_TILE_ROWS && m.row == 1) {
+        for (; done < k; done++) {
+            memcpy(tile + done * MATMUL_TILE_ROWS, from + done * m.col, MATMUL_TILE_ROWS * sizeof(float));
         }
-        return;
+    } else if (rows == MATMUL_TILE_ROWS) {
+        for (; done + LANES <= k; done += LANES) {
+            matmul_pack_square_(tile + done * MATMUL_TILE_ROWS, from + done, m.row);
+        }
     }
-    for (int p = 0; p < k; p++) {
+    for (int p = done; p < k; p++) {
         for (int i = 0; i < MATMUL_TILE_ROWS; i++) {
-            tile[p * MATMUL_TILE_ROWS + i] = i < rows ? from[i + p * m.col] : 0.0f;
+            tile[p * MATMUL_TILE_ROWS + i] = i < rows ? from[i * m.row + p * m.col] : 0.0f;
         }
     }
 }
@@ -234,29 +241,15 @@ typedef struct {
     int i0, i1, j0, j1;
 } MatmulPart_;
 
-// The part's rows times its columns, for k values of k from k0. Rows are few enough to stay in the L2 cache.
-static inline void matmul_block_(float* out, size_t stride, Matrix left, Matrix right, MatmulPart_ part,
-                                 int k0, int k, const float* bias, GradientMode mode, float* panel) {
-    float* packed = panel + matmul_panel_floats_();
-    const int in_place = left.col == 1, tiles = int_ceil_div(part.i1 - part.i0, MATMUL_TILE_ROWS);
-    for (int t = 0; t < tiles && !in_place; t++) {
-        const int i = part.i0 + t * MATMUL_TILE_ROWS;
-        matmul_pack_tile_(packed + (size_t)t * MATMUL_TILE_ROWS * k, left, i, k0,
-                          int_min(MATMUL_TILE_ROWS, part.i1 - i), k);
-    }
+// The part's rows times its columns, for `k` values of k: all tiles with all panels.
+static inline void matmul_block_(float* out, size_t stride, const float* tiles, const float* panels,
+                                 MatmulPart_ part, int k, const float* bias, GradientMode mode) {
     for (int j = part.j0; j < part.j1; j += MATMUL_TILE_COLS) {
-        const int next = j + MATMUL_TILE_COLS, next_cols = int_min(MATMUL_TILE_COLS, part.j1 - next);
-        matmul_pack_panel(panel, right, k0, j, k, int_min(MATMUL_TILE_COLS, part.j1 - j));
-        for (int t = 0; t < tiles; t++) {
-            const int i = part.i0 + t * MATMUL_TILE_ROWS;
-            const Matrix tile = {
-                in_place ? left.data + i * left.row + k0 : packed + (size_t)t * MATMUL_TILE_ROWS * k,
-                in_place ? left.row : (size_t)1, in_place ? (size_t)1 : (size_t)MATMUL_TILE_ROWS};
-            if (next_cols > 0) {
-                matmul_prefetch_panel_(right, k0, next, k, next_cols, t, tiles);
-            }
+        for (int i = part.i0; i < part.i1; i += MATMUL_TILE_ROWS) {
+            const Matrix tile = {tiles + (size_t)(i - part.i0) * k, 1, MATMUL_TILE_ROWS};
             matmul_rows(out + i * stride + j, stride, int_min(MATMUL_TILE_ROWS, part.i1 - i),
-                        int_min(MATMUL_TILE_COLS, part.j1 - j), tile, panel, k, bias ? bias + j : NULL, mode);
+                        int_min(MATMUL_TILE_COLS, part.j1 - j), tile, panels + (size_t)(j - part.j0) * k, k,
+                        bias ? bias + j : NULL, mode);
         }
     }
 }
@@ -268,33 +261,58 @@ static inline int matmul_step_(int n, int max, int unit) {
     return int_ceil_div(int_ceil_div(n, steps), unit) * unit;
 }
 
-// One task, on one thread: its part of the result, in blocks of rows and of k.
-static inline void matmul_task_(float* out, size_t stride, Matrix left, Matrix right, MatmulPart_ part, int K,
-                                const float* bias, GradientMode mode, float* scratch) {
-    const int step_k = matmul_step_(K, MATMUL_BLOCK_K, LANES);
-    const int max_rows =
-        left.col == 1 ? MATMUL_BLOCK_ROWS : MATMUL_PACKED_TILES * MATMUL_BLOCK_K / step_k * MATMUL_TILE_ROWS;
-    const int step_rows = matmul_step_(part.i1 - part.i0, max_rows, MATMUL_TILE_ROWS);
+// A product on its way to out: see matmul_product_cpu.
+typedef struct {
+    float* out;
+    Matrix left, right;
+    int M, N, K;
+    const float* bias;
+    GradientMode mode;
+} MatmulProduct_;
+
+// Columns [part.j0, part.j1) of the part's rows, for k values of k from k0. Panels are packed once for all rows.
+static inline void matmul_columns_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k, float* scratch) {
+    float *panels = scratch, *tiles = scratch + matmul_panels_floats_();
+    const int step_rows = matmul_step_(part.i1 - part.i0, MATMUL_BLOCK_ROWS, MATMUL_TILE_ROWS);
+    for (int j = part.j0; j < part.j1; j += MATMUL_TILE_COLS) {
+        matmul_pack_panel(panels + (size_t)(j - part.j0) * k, x->right, k0, j, k,
+                          int_min(MATMUL_TILE_COLS, part.j1 - j));
+    }
     for (int i0 = part.i0; i0 < part.i1; i0 += step_rows) {
         const MatmulPart_ block = {i0, int_min(i0 + step_rows, part.i1), part.j0, part.j1};
-        for (int k0 = 0; k0 < K; k0 += step_k) {
-            matmul_block_(out, stride, left, right, block, k0, int_min(step_k, K - k0), k0 == 0 ? bias : NULL,
-                          k0 == 0 ? mode : GRADIENT_ADD, scratch);
+        for (int i = i0; i < block.i1; i += MATMUL_TILE_ROWS) {
+            matmul_pack_tile_(tiles + (size_t)(i - i0) * k, x->left, i, k0,
+                              int_min(MATMUL_TILE_ROWS, block.i1 - i), k);
+        }
+        matmul_block_(x->out, (size_t)x->N, tiles, panels, block, k, k0 == 0 ? x->bias : NULL,
+                      k0 == 0 ? x->mode : GRADIENT_ADD);
+    }
+}
+
+// One task, on one thread: its part of the result, in blocks of columns and of k.
+static inline void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, float* scratch) {
+    const int step_k = matmul_step_(x->K, MATMUL_BLOCK_K, LANES);
+    const int step_cols = matmul_step_(part.j1 - part.j0, MATMUL_BLOCK_COLS, MATMUL_TILE_COLS);
+    for (int j0 = part.j0; j0 < part.j1; j0 += step_cols) {
+        const MatmulPart_ columns = {part.i0, part.i1, j0, int_min(j0 + step_cols, part.j1)};
+        for (int k0 = 0; k0 < x->K; k0 += step_k) {
+            matmul_columns_(x, columns, k0, int_min(step_k, x->K - k0), scratch);
         }
     }
 }
 
 // out(M, N) = left(M, K) right(K, N) + bias(N), set or added to as `mode` says; out is row-major without
-// gaps. The result is divided along the side that costs no packing twice: columns if only panels are packed,
-// rows if the left matrix is too.
+// gaps. The result is divided along its longer side; in both directions, if it has not enough columns and rows.
 static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K,
                                       const float* bias, GradientMode mode, MatmulScratch* scratch) {
+    const MatmulProduct_ x = {out, left, right, M, N, K, bias, mode};
     const int tiles = int_ceil_div(M, MATMUL_TILE_ROWS), panels = int_ceil_div(N, MATMUL_TILE_COLS);
-    const int wanted = MATMUL_TASKS * threads_max();
-    const int row_parts =
-        left.col == 1 ? int_min(int_ceil_div(wanted, panels), tiles)
-                      : int_min(int_max(int_min(wanted, tiles / MATMUL_PACKED_TILES), threads_max()), tiles);
-    const int col_parts = int_min(int_ceil_div(wanted, row_parts), panels);
+    const int threads = threads_max();
+    const int wanted =
+        threads * int_max(1, int_min(MATMUL_TASKS, int_max(M, N) / (MATMUL_TASK_COLS * threads)));
+    const int first = int_min(wanted, M > N ? tiles : panels), // parts along the longer side
+        second = int_min(int_ceil_div(wanted, first), M > N ? panels : tiles);
+    const int row_parts = M > N ? first : second, col_parts = M > N ? second : first;
 #pragma omp parallel for schedule(dynamic)
     for (int t = 0; t < row_parts * col_parts; t++) {
         const int r = t / col_parts, c = t % col_parts;
@@ -304,8 +322,7 @@ static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int
             (int)((int64_t)panels * c / col_parts) * MATMUL_TILE_COLS,
             int_min(N, (int)((int64_t)panels * (c + 1) / col_parts) * MATMUL_TILE_COLS),
         };
-        matmul_task_(out, (size_t)N, left, right, part, K, bias, mode,
-                     scratch->memory + thread_index() * matmul_scratch_floats_());
+        matmul_task_(&x, part, scratch->memory + thread_index() * matmul_scratch_floats_());
     }
 }
 

@@ -45,7 +45,7 @@ def sizes(model):
     return L, 12 * C * C + 13 * C, VP * C + T * C + 2 * C
 
 
-def memory(model, stage, W, p=2, g=2, master=4):
+def memory(model, stage, W, p=2, g=2, master=2):
     """Bytes per GPU without activations: parameters of p bytes, gradients of g, fp32 state."""
     L, K, E = sizes(model)
     N = E + L * K
@@ -143,7 +143,7 @@ def play(model, W, D, B, stage):
             if last:
                 net.run(end, net_s(4 * E))
     now = max(now, node.free, net.free)
-    now += 34.0 * (E + L * K) / W / h["memory_gbps"] / 1e9 + h["update_us"] * 1e-6
+    now += 32.0 * (E + L * K) / W / h["memory_gbps"] / 1e9 + h["update_us"] * 1e-6
     return now, now - M * micro
 
 
@@ -155,7 +155,7 @@ def main():
     parser.add_argument("--stage", type=int, default=2)
     a = parser.parse_args()
     if a.what == "memory":
-        print(f"GiB per GPU at {a.world} GPUs, without activations (bf16, fp32 master weights)")
+        print(f"GiB per GPU at {a.world} GPUs, without activations (bf16 weights, split fp32 master)")
         print("model   parameters  stage 0      1      2      3   one GPU")
         for model in MODELS:
             L, K, E = sizes(model)

@@ -25,7 +25,7 @@
 #
 # `make check` is `run.sh check [TEST]`: the plain variant alone, or one test of it.
 #
-# At the end it lists what took longest, builds among it. The last line is `N passed, N failed, N skipped`; the exit status
+# At the end it lists how long each variant took and what took longest, builds among it. The last line is `N passed, N failed, N skipped`; the exit status
 # is 1 if anything failed. Environment:
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
 set -u
@@ -295,6 +295,11 @@ if [ $has_sim ]; then
 fi
 finish
 
+# Of two jobs, so the sum is about twice the time that passed.
+sed -E 's/^([0-9]+) ([^:]*):.*/\1 \2/' "$tests_dir/times" |
+    awk '{ seconds = $1; $1 = ""; sum[$0] += seconds; all += seconds }
+         END { for (name in sum) if (sum[name] >= 60) printf "%5d s%s\n", sum[name], name; printf "%5d s in all\n", all }' |
+    sort -rn | sed 's/^/by variant: /'
 sort -rn "$tests_dir/times" | head -n 15 | awk '{ seconds = $1; $1 = ""; printf "slowest: %4d s %s\n", seconds, $0 }'
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

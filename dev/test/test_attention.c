@@ -84,11 +84,11 @@ static void test_sizes(void) {
     for (int d = 1; d <= 2 * MATMUL_TILE_COLS + 1; d++) {
         check(1, 7, 1 + d % 2, d, 1);
     }
-    check(1, MATMUL_BLOCK_K - 1, 1, 5, 1);
-    check(1, MATMUL_BLOCK_K, 1, 1, 1);
-    check(1, MATMUL_BLOCK_K + 1, 1, 64, 1);
+    check(1, ATTENTION_KEYS - 1, 1, 5, 1);
+    check(1, ATTENTION_KEYS, 1, 1, 1);
+    check(1, ATTENTION_KEYS + 1, 1, 64, 1);
     check(1, 700, 2, 12, 1);
-    check(1, 3, 1, MATMUL_BLOCK_K, 1); // the largest head
+    check(1, 3, 1, ATTENTION_KEYS, 1); // the largest head
 }
 
 // (B, T) of documents of 1 ... longest tokens; `longest` 0: one document a row.
@@ -129,11 +129,11 @@ static void test_documents(void) {
         check_documents(1, ends[i / 3] + ATTENTION_ROWS + 5, 1, 5,
                         documents_at(ends[i / 3] + ATTENTION_ROWS + 5, places), 1);
     }
-    const int far[] = {MATMUL_BLOCK_K - 1, MATMUL_BLOCK_K + ATTENTION_SKIP, 0},
+    const int far[] = {ATTENTION_KEYS - 1, ATTENTION_KEYS + ATTENTION_SKIP, 0},
               after[] = {ATTENTION_SKIP + 1, 0};
-    check_documents(1, MATMUL_BLOCK_K + 2 * ATTENTION_SKIP, 1, 12,
-                    documents_at(MATMUL_BLOCK_K + 2 * ATTENTION_SKIP, far), 1);
-    check_documents(1, MATMUL_BLOCK_K + 30, 1, 12, documents_at(MATMUL_BLOCK_K + 30, after), 1);
+    check_documents(1, ATTENTION_KEYS + 2 * ATTENTION_SKIP, 1, 12,
+                    documents_at(ATTENTION_KEYS + 2 * ATTENTION_SKIP, far), 1);
+    check_documents(1, ATTENTION_KEYS + 30, 1, 12, documents_at(ATTENTION_KEYS + 30, after), 1);
     check_documents(1, 80, 1, 12, documents(1, 80, 9), 1e4f);
 }
 
@@ -230,7 +230,7 @@ static void test_cached(int HS) {
 
 // Scratch for longer sequences does as well, whatever they left in it.
 static void test_scratch(void) {
-    enum { T = 33, LONG = 2 * MATMUL_BLOCK_K, NH = 2, HS = 12, C = NH * HS };
+    enum { T = 33, LONG = 2 * ATTENTION_KEYS, NH = 2, HS = 12, C = NH * HS };
     AttentionScratch small, large;
     threads_set(1); // one thread's scratch, used by all heads
     attention_open(&small, T, HS);
@@ -262,7 +262,7 @@ static void test_threads(void) {
     attention_close(&scratch);
 }
 
-static void open_too_large(const void* arg) { attention_open((AttentionScratch*)arg, 1, MATMUL_BLOCK_K + 1); }
+static void open_too_large(const void* arg) { attention_open((AttentionScratch*)arg, 1, ATTENTION_KEYS + 1); }
 
 static void test_errors(void) {
     AttentionScratch scratch;

@@ -145,7 +145,7 @@ static void test_sizes(const Bf16Kernel* kernel) {
 }
 
 // A row longer than a block of keys of attention.h, and the size of a head of GPT-2.
-static void test_long(const Bf16Kernel* kernel) { check(kernel, 1, MATMUL_BLOCK_K + 33, 1, 64, NULL); }
+static void test_long(const Bf16Kernel* kernel) { check(kernel, 1, ATTENTION_KEYS + 33, 1, 64, NULL); }
 
 // A token sees itself and earlier ones: others do not change one bit of its results, though rounded together with them.
 static void test_causality(const Bf16Kernel* kernel) {

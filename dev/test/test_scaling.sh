@@ -11,11 +11,11 @@ work=$(mktemp -d /tmp/llmc_scaling_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
-# planned MODEL PROCESSES STAGE: GiB without activations and workspace.
+# planned MODEL PROCESSES STAGE: GiB of parameters, gradients and state, which come before activations.
 planned() {
     "$trainer" --plan --model "$1" --vocab-size 50257 --batch 1 --num-processes "$2" --zero "$3" |
-        sed -n 's/^memory per GPU: \([0-9.]*\) MiB = .* activations \([0-9.]*\) + cuBLASLt workspace \([0-9.]*\).*/\1 \2 \3/p' |
-        awk '{ print ($1 - $2 - $3) / 1024 }'
+        sed -n 's/^memory per GPU: [0-9.]* MiB = \(.*\) + activations .*/\1/p' |
+        awk -F ' [+] ' '{ for (i = 1; i <= NF; i++) { sub(".* ", "", $i); sum += $i } print sum / 1024 }'
 }
 
 # counted MODEL PROCESSES STAGE: the same by scaling.py.
