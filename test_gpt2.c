@@ -18,6 +18,7 @@ documents in a row, padding and shorter batches.
 #include "dev/test/test.h"
 #include "dev/test/test_element.h"
 #include "llmc/reference.h"
+#include "llmc/share.h"
 
 #define FIXTURES "dev/ref/fixtures/"
 
@@ -222,7 +223,7 @@ static void test_pytorch_against_reference(void) {
 // Sizes that divide by nothing, positions that are not in use, documents, targets that do not count.
 static void test_against_reference(void) {
     enum { B = 2, T = 13, N = B * T };
-    const GPT2Config cfg = {17, 131, 201, 3, 3, 33};
+    const GPT2Config cfg = {17, 131, 201, 3, 3, 33, SHARE_OFF};
     GPT2 model;
     RefModel reference;
     open_model(&model, cfg, B, T, RECOMPUTE_NONE);
@@ -589,7 +590,7 @@ static const ZeroRange* same_range(const GPT2* model, const ZeroRange* range) {
 
 // The reduced gradient of a range has the bits of the whole model's, or is zero.
 static void expect_range(GPT2* model, const GPT2* whole, const ZeroRange* range, const char* list) {
-    const int is_frozen = freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group));
+    const int is_frozen = freeze_has(&model->freeze, range->row, gpt2_group_layer(model->cfg, range->group));
     const float* got = zero_range_gradient_cpu(&model->zero, range);
     const float* want = zero_range_gradient_cpu(&whole->zero, same_range(whole, range));
     size_t different = 0;
@@ -608,7 +609,8 @@ static void expect_update(GPT2* model, const GPT2* whole, const char* list) {
     gpt2_update(model, update);
     for (int r = 0; r < model->zero.num_ranges; r++) {
         const ZeroRange* range = &model->zero.ranges[r];
-        const int is_frozen = freeze_has(&model->freeze, range->row, gpt2_group_layer(range->group));
+        const int is_frozen =
+            freeze_has(&model->freeze, range->row, gpt2_group_layer(model->cfg, range->group));
         const int is_same =
             memcmp(now + range->full, before + range->full, range->count * sizeof(float)) == 0;
         EXPECT(is_same == is_frozen, "%s, %s: %s, group %d", list,
@@ -675,6 +677,116 @@ static void test_backward_ends(void) {
     EXPECT(isfinite(model.acts.dresidual[0]), "the pass came to block 0");
     fixture_close(&s);
     gpt2_close(&model);
+}
+
+// ---- layers that share parameters
+
+static const GPT2Config FOUR = {17, 131, 201, 4, 3, 33, SHARE_OFF};
+enum { FOUR_B = 2, FOUR_T = 13, FOUR_N = FOUR_B * FOUR_T };
+
+static void open_four(GPT2* model, const char* share, Options options) {
+    GPT2Config cfg = FOUR;
+    char error[ERROR_BYTES];
+    CHECK(share_parse(&cfg.share, cfg.L, share, error), "%s", error);
+    options.batch = FOUR_B;
+    options.seq_len = FOUR_T;
+    options.steps = options.processes = 1;
+    options.embedding_lr_scale = options.vector_lr_scale = 1;
+    gpt2_open(model, cfg, &options, &alone);
+    float* params = model->params_memory;
+    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
+        params[i] = 0.3f * rand_normal(1, 1, i);
+    }
+    linear_pack(&model->linear);
+}
+
+// The same model with parameters of its own for each layer.
+static void open_unshared(GPT2* whole, const GPT2* model, Options options) {
+    open_four(whole, "off", options);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow *to = &whole->parameter_rows[i], *from = &model->parameter_rows[i];
+        for (int l = 0; l < to->layers; l++) {
+            memcpy(tensor_at_layer(to, whole->params_memory, l),
+                   tensor_at_layer(from, model->params_memory, tensor_copy(from, l)),
+                   tensor_layer_elements(to) * sizeof(float));
+        }
+    }
+    linear_pack(&whole->linear);
+}
+
+// Two micro-batches, the second one shorter; returns the sum of the losses.
+static double gradients_of_four(GPT2* model) {
+    int tokens[FOUR_N + 1];
+    double sum = 0;
+    for (int n = 0; n <= FOUR_N; n++) {
+        tokens[n] = n * n % FOUR.V;
+    }
+    for (int micro = 0; micro < 2; micro++) {
+        const ZeroStep step = {micro, 1, 1, micro == 1};
+        const Batch batch = {tokens, tokens + 1, NULL, FOUR_B - micro, FOUR_T, FOUR_N};
+        const int adds = micro > 0 && model->zero.plan.stage < 2;
+        gpt2_forward(model, batch);
+        gpt2_backward(model, batch, 0.1f, adds ? GRADIENT_ADD : GRADIENT_SET, step);
+        sum += batch_loss(model, batch);
+    }
+    return sum;
+}
+
+// The gradient of a range is the sum of those of all layers that have it; only the order of additions may differ.
+static void expect_sum(const GPT2* model, const GPT2* whole, const ZeroRange* range, const char* share) {
+    const TensorRow *row = &model->parameter_rows[range->row], *of_layers = &whole->gradient_rows[range->row];
+    const float* got = zero_range_gradient_cpu(&model->zero, range);
+    double largest = 0, error = 0;
+    for (size_t i = 0; i < range->count; i++) {
+        double want = 0;
+        for (int l = 0; l < row->uses; l++) {
+            const float* layer = tensor_at_layer(of_layers, whole->grads_memory, l);
+            want += tensor_group(row, l) == range->group ? layer[i] : 0;
+        }
+        largest = fmax(largest, fabs(want));
+        error = fabs(got[i] - want) <= error ? error : fabs(got[i] - want); // NaN, too
+    }
+    EXPECT(error <= 1e-6 * largest && largest > 0, "%s: gradient of %s, group %d: %g of %g", share, row->name,
+           range->group, error, largest);
+}
+
+// Of the model whose layers have equal parameters: the bits of its losses and logits, and the sums of its gradients; the
+// same bits for any number of threads.
+static void test_share(const char* share, Options options) {
+    GPT2 model, whole, again;
+    open_four(&model, share, options);
+    options.zero = 0;
+    open_unshared(&whole, &model, options);
+    const double loss = gradients_of_four(&model);
+    EXPECT(loss == gradients_of_four(&whole), "%s: loss", share);
+    for (int r = 0; r < model.zero.num_ranges; r++) {
+        expect_sum(&model, &whole, &model.zero.ranges[r], share);
+    }
+    const int ids[] = {5, 99, 130};
+    const size_t bytes = (size_t)FOUR.V * sizeof(float);
+    const float* logits = gpt2_read_text(&model, 0, ids, 3);
+    EXPECT(memcmp(logits, gpt2_read_text(&whole, 0, ids, 3), bytes) == 0, "%s: logits of a text", share);
+    options.zero = model.zero.plan.stage;
+    threads_set(1);
+    open_four(&again, share, options);
+    EXPECT(gradients_of_four(&again) == loss &&
+               memcmp(again.zero.shard, model.zero.shard,
+                      zero_sharded_elements(&model.zero.plan) * sizeof(float)) == 0,
+           "%s: one thread", share);
+    threads_set(3);
+    gpt2_close(&again);
+    gpt2_close(&whole);
+    gpt2_close(&model);
+}
+
+static void test_all_shared(void) {
+    static const char* const shares[] = {"all", "attention", "mlp", "pairs", "loop:2"};
+    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+        const int is_loop = strncmp(shares[i], "loop", 4) == 0; // setup_check_share
+        test_share(shares[i], (Options){.recompute = RECOMPUTE_NONE});
+        test_share(shares[i], (Options){.recompute = RECOMPUTE_BLOCK, .zero = is_loop ? 1 : 2});
+        test_share(shares[i], (Options){.recompute = RECOMPUTE_MLP, .products = PRODUCTS_BF16});
+    }
 }
 
 // If some targets of a batch do not count, the update follows the mean over the others.
@@ -789,6 +901,7 @@ int main(void) {
         test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_SGD, .zero = 2, .recompute = RECOMPUTE_BLOCK});
     }
     test_backward_ends();
+    test_all_shared();
     test_shorter_batch();
     test_counted_mean();
     test_plan();
@@ -801,9 +914,15 @@ int main(void) {
     test_resume(&trainer, "--optimizer muon --muon-rows on --cautious-decay on");
     test_resume(&trainer, "--optimizer sgd --lr 0.1");
     test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
+    test_resume(&trainer, "--share-layers all");
+    test_resume(&trainer, "--share-layers attention --optimizer muon");
+    test_resume(&trainer, "--share-layers mlp --optimizer adafactor");
     test_update_in_part();
     test_in_backward(&trainer, optimizers, "");
-    in_backward_same_bits_(&trainer, "--freeze wte,blocks[0-0],norms");
-    in_backward_same_bits_(&trainer, "--products bf16");
+    in_backward_same_bits_(&trainer, 3, "--freeze wte,blocks[0-0],norms");
+    in_backward_same_bits_(&trainer, 3, "--products bf16");
+    in_backward_same_bits_(&trainer, 3, "--share-layers all");
+    in_backward_same_bits_(&trainer, 3, "--share-layers attention");
+    in_backward_same_bits_(&trainer, 6, "--share-layers pairs");
     return test_done("test_gpt2");
 }

@@ -18,6 +18,7 @@ by nvcc and for the CPU device.
 #include "dev/test/task_oracle.h"
 #include "dev/test/test.h"
 #include "dev/test/test_element.h"
+#include "llmc/share.h"
 
 enum { B = 2, T = 13, N = B * T, BATCHES = 2, MICRO_STEPS = 5 }; // of an update at most
 
@@ -32,7 +33,7 @@ enum { ADAMW_STEPS = 10, UPDATES = 3, GENERATED = T };
 
 // Odd sizes: V is no multiple of 128, T is below the context, heads have 24 channels, rows are no whole
 // warps.
-static const GPT2Config ODD = {17, 51, 128, 3, 2, 48};
+static const GPT2Config ODD = {17, 51, 128, 3, 2, 48, SHARE_OFF};
 
 // |got - want| / |want| of a tensor: each element goes through some tens of roundings, whose errors add up
 // like a random walk.
@@ -50,8 +51,20 @@ static double tolerance(void) {
 typedef struct {
     const char *recompute, *gelu_fusion, *bias_fusion, *graph, *gradients, *master_weights, *zero;
     const char* freeze; // NULL: nothing
+    const char* share;  // NULL: off
 } Settings;
-static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL};
+static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL, NULL};
+
+// The sizes; if layers share parameters, of four of them.
+static GPT2Config config_of(Settings s) {
+    GPT2Config cfg = ODD;
+    char error[ERROR_BYTES];
+    if (s.share) {
+        cfg.L = 4;
+        CHECK(share_parse(&cfg.share, cfg.L, s.share, error), "%s", error);
+    }
+    return cfg;
+}
 
 static Options options_of(Settings s, int batch) {
     char number[16], total[16];
@@ -70,22 +83,22 @@ static Options options_of(Settings s, int batch) {
     // clang-format on
     Options options;
     options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line, options_program(OPTION_GPU));
-    options.layers = ODD.L;
+    options.layers = config_of(s).L;
     options.freeze = s.freeze ? s.freeze : "";
     return options;
 }
 
 // Parameters on the host, fp32, as those of the trainers lie in memory.
-static size_t rows_on_host(TensorRow rows[GPT2_PARAMETER_ROWS]) {
-    return gpt2_parameter_rows_of(rows, ODD, sizeof(float));
+static size_t rows_on_host(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg) {
+    return gpt2_parameter_rows_of(rows, cfg, sizeof(float));
 }
 
 // First weights that floatX holds exactly. The vectors, too, are random.
-static float* first_weights(void) {
+static float* first_weights(GPT2Config cfg) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    float* values = (float*)check_alloc(rows_on_host(rows), 1, "weights");
-    for (int g = 0; g < gpt2_groups(ODD); g++) {
-        gpt2_random_group(rows, ODD, 7, g, (char*)values + gpt2_group_offset_bytes(rows, g));
+    float* values = (float*)check_alloc(rows_on_host(rows, cfg), 1, "weights");
+    for (int g = 0; g < gpt2_groups(cfg); g++) {
+        gpt2_random_group(rows, cfg, 7, g, (char*)values + gpt2_group_offset_bytes(rows, g));
     }
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const int vector = rows[i].rows == 1;
@@ -124,7 +137,7 @@ static GPT2* model_open(Settings settings, int batch, const float* weights) {
     const Options options = options_of(settings, batch);
     static Comm alone;
     alone.size = 1;
-    gpt2_open(model, ODD, &options, &alone);
+    gpt2_open(model, config_of(settings), &options, &alone);
     upload_weights(model, weights);
     return model;
 }
@@ -217,9 +230,9 @@ static int is_key_bias(const GPT2* model, int row, size_t element) {
 }
 
 // Nothing has written between the tensors. Returns how many elements that are.
-static size_t expect_padding(const char* what, const float* got) {
+static size_t expect_padding(const char* what, GPT2Config cfg, const float* got) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t count = rows_on_host(rows) / sizeof(float);
+    const size_t count = rows_on_host(rows, cfg) / sizeof(float);
     char* is_tensor = (char*)check_alloc(count, 1, "elements");
     size_t padding = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
@@ -239,7 +252,7 @@ static size_t expect_padding(const char* what, const float* got) {
 static void expect_tensors(const char* what, const GPT2* model, const float* got, const float* want,
                            double tolerance) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    rows_on_host(rows);
+    rows_on_host(rows, model->cfg);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         double error = 0, size = 0;
         for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
@@ -251,7 +264,7 @@ static void expect_tensors(const char* what, const GPT2* model, const float* got
         }
         EXPECT_NEAR(sqrt(error / size), 0, tolerance, "%s of %s", what, rows[i].name);
     }
-    EXPECT(expect_padding(what, got) > 0, "%s: there is no padding to look at", what);
+    EXPECT(expect_padding(what, model->cfg, got) > 0, "%s: there is no padding to look at", what);
 }
 
 // Loss, logits and gradients.
@@ -259,7 +272,7 @@ static void test_against_cpu(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     GPT2* model = model_open(settings, B, weights);
-    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     const double loss = model_gradients(model, tokens, targets);
     EXPECT_NEAR(loss, cpu_both(reference, tokens, targets), tolerance(), "loss");
     float* grads = gradients_on_host(model);
@@ -289,7 +302,7 @@ static void test_adamw_steps(Settings settings, const float* weights, double tol
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     GPT2* model = model_open(settings, B, weights);
-    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     for (int t = 1; t <= ADAMW_STEPS; t++) {
         const double loss = model_gradients(model, tokens, targets);
         const double want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
@@ -427,7 +440,7 @@ static void test_freeze(Settings settings, const char* list, const float* weight
     gpt2_update(model, update);
     float* after = parameters_on_host(model);
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    rows_on_host(rows);
+    rows_on_host(rows, model->cfg);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
             const int is_frozen = freeze_has(&model->freeze, i, l);
@@ -526,6 +539,28 @@ static void test_micro_batches(const float* weights) {
     model_close(one);
 }
 
+// Layers that share parameters: against the CPU, and the bits of all stages.
+static void test_share(const char* share) {
+    Settings settings = USUAL;
+    settings.share = share;
+    float* weights = first_weights(config_of(settings));
+    const int is_loop = share_is_loop(config_of(settings)); // setup_check_share
+    test_against_cpu(settings, weights);
+    settings.gradients = "fp32";
+    settings.zero = is_loop ? "1" : "3";
+    test_adamw_steps(settings, weights, tolerance());
+    if (!is_loop) {
+        const Bits want = bits_after_updates(settings, weights);
+        settings.graph = "on";
+        settings.recompute = "3";
+        expect_same_bits("--share-layers, graphs", want, settings, weights);
+        settings.zero = "2";
+        expect_same_bits("--share-layers, --zero 2", want, settings, weights);
+        free(want.data);
+    }
+    free(weights);
+}
+
 // Documents of a few tokens each, and some targets that do not count.
 static void document_batch(int tokens[BATCHES * N], int targets[BATCHES * N], int starts[BATCHES * N]) {
     Rand rng = rand_open(5, 2);
@@ -549,7 +584,7 @@ static void test_documents(Settings settings, int passes, const float* weights) 
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(settings, B, weights);
-    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     for (int pass = 0; pass < passes; pass++) {
         const int* documents = pass == 2 ? NULL : starts;
         EXPECT_NEAR(document_gradients(model, tokens, targets, documents),
@@ -567,7 +602,7 @@ static void test_smaller_batch(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(settings, B, weights);
-    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     gpt2_clear_result(model);
     for (int micro = 0; micro < MICRO_STEPS; micro++) {
         const int length = lengths[micro];
@@ -595,7 +630,7 @@ static void test_evaluate(const float* weights, int room) {
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(USUAL, B, weights);
-    CpuTrainer* reference = cpu_trainer_open(ODD, B, T, weights);
+    CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     double losses[B + 1];
     model->max_losses = room;
     for (int time = 0; time < 2; time++) {
@@ -711,7 +746,7 @@ static void upload_quantized(GPT2* model, const TensorRow* rows, const float* we
 // The same with matrices in 8 bits: logits of the numbers that the blocks stand for. Prompts of more rows than
 // quantized_matmul takes are there, and of fewer.
 static void test_quantized_texts(void) {
-    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64};
+    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64, SHARE_OFF};
     static TextLogits logits;
     TensorRow rows[GPT2_PARAMETER_ROWS];
     int tokens[BATCHES * N], targets[BATCHES * N];
@@ -753,6 +788,13 @@ static void test_quantized_evaluate(void) {
     free(weights);
 }
 
+// No block has gradients, so nothing is reduced in the graphs of micro-steps.
+static void test_frozen_blocks(void) {
+    const char* line = "--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 3 "
+                       "--eval-every 0 --samples 0 --autotune off --zero 2 --freeze embeddings,blocks";
+    EXPECT(resume_run_(&trainer, line) == 0, "%s", line);
+}
+
 // What a model allocates is what was planned, on the GPU and on the host.
 static void test_plan(void) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
@@ -786,7 +828,7 @@ int main(void) {
     mallopt(M_PERTURB, 0xAA);
     unsetenv("HOME"); // no cache: what a resumed run has in common with the first is in the checkpoint
     unsetenv("XDG_CACHE_HOME");
-    float* weights = first_weights();
+    float* weights = first_weights(ODD);
     Settings settings = USUAL;
     test_against_cpu(settings, weights);
     settings.gelu_fusion = "0";
@@ -833,8 +875,13 @@ int main(void) {
     test_fusion(weights);
     test_micro_batches(weights);
     free(weights);
+    static const char* const shares[] = {"all", "attention", "mlp", "pairs", "loop:2"};
+    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+        test_share(shares[i]);
+    }
     test_plan();
     test_levels();
+    test_frozen_blocks();
     test_task_losses(&trainer, "--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",
                      tolerance());
     test_resume(&trainer, "");
@@ -850,6 +897,8 @@ int main(void) {
     }
     if (DTYPE_OF(floatX) != DTYPE_FP16) { // its loss scale needs the whole gradient first
         test_in_backward(&trainer, optimizers, "--autotune off --recompute 3");
+        in_backward_same_bits_(&trainer, 3, "--autotune off --share-layers all");
+        in_backward_same_bits_(&trainer, 6, "--autotune off --share-layers pairs");
     }
     return test_done("gpt2 on the GPU, " PRECISION_NAME);
 }

@@ -26,6 +26,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/optimizer.h"
 #include "llmc/quantized.h"
 #include "llmc/quantized_model.h"
+#include "llmc/share.h"
 #include "llmc/text_model.h"
 #include "llmc/text_rows.h"
 #include "llmc/zero.h"
@@ -100,7 +101,7 @@ static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     ZeroPlan plan = options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
                                               : zero_plan(cfg, o->zero, o->process, o->processes);
-    plan.first_block = freeze.first_block;
+    plan.first_block = freeze_first_copy(&freeze, cfg);
     plan.takes_turns |= o->update_in_backward;
     return plan;
 }
@@ -438,23 +439,25 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     float *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     float* dresidual = a.dresidual;                              // (N, C)
+    const GradientMode mlp = share_gradient_mode(model->cfg, PART_MLP, l, mode),
+                       attention = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode);
     block_recompute(model, l, batch);
     clear_frozen_gradients(model, l);
 
     // the MLP: dfch (N, F)
-    linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, p.fcprojw, N, F, C, mode);
+    linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, p.fcprojw, N, F, C, mlp);
     gelu_backward_cpu(a.dfch, a.dfch, a.fch, (size_t)N * F);
-    linear_backward(model, dln2, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, F, mode);
+    linear_backward(model, dln2, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, F, mlp);
     layernorm_backward_cpu(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
-                           GRADIENT_ADD, mode);
+                           GRADIENT_ADD, mlp);
 
     // attention: dqkv (N, QKV)
-    linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C, mode);
+    linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C, attention);
     attention_either_backward_cpu(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts,
                                   attention_sizes(model, batch), &model->attention);
-    linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
+    linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, QKV, attention);
     layernorm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, residual_into(model, l), p.ln1w, a.ln1_mean,
-                           a.ln1_rstd, N, C, GRADIENT_ADD, mode);
+                           a.ln1_rstd, N, C, GRADIENT_ADD, attention);
 }
 
 // The classifier, chunk by chunk: sets the losses (N) and dlnf (N, C), and sets or adds to the gradient of wte.
@@ -480,7 +483,7 @@ static void update_group(GPT2* model, int g, Update update) {
     float* params = (float*)model->params_memory;
     for (int i = 0; i < model->zero.num_ranges; i++) {
         const ZeroRange* range = &model->zero.ranges[i];
-        if (range->group == g && !freeze_has(&model->freeze, range->row, gpt2_group_layer(g))) {
+        if (range->group == g && !freeze_has(&model->freeze, range->row, gpt2_group_layer(model->cfg, g))) {
             optimizer_update_cpu(&model->state, range, params + range->full,
                                  zero_range_gradient_cpu(&model->zero, range), model->state_memory, update,
                                  &scratch);
@@ -522,8 +525,11 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     layernorm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
                            a.lnf_rstd, N, C, GRADIENT_SET, mode);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
+        const int g = 1 + gpt2_copy(cfg, l);
         block_backward(model, l, batch, mode);
-        group_done(model, 1 + l, step);
+        if (gpt2_group_layer(cfg, g) == l) { // no layer below adds to these gradients
+            group_done(model, g, step);
+        }
     }
     encoder_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode);
     group_done(model, 0, step);

@@ -29,6 +29,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/optimizer.cuh"
 #include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
+#include "llmc/share.h"
 #include "llmc/step_result.cuh"
 #include "llmc/text_model.cuh"
 #include "llmc/zero.cuh"
@@ -228,7 +229,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, zero, &model->state);
     if (o->freeze && o->freeze[0]) {
-        optimizer_freeze(&model->optimizer, &model->freeze, cfg.L);
+        optimizer_freeze(&model->optimizer, &model->freeze);
     }
     gradient_norm_open(&model->norm, zero_sharded_elements(zero));
     open_results(model, o);
@@ -337,13 +338,18 @@ static void gpt2_close(GPT2* model) {
 
 // All parameters, seen from layer l: .qkvw is layer l's.
 static GPT2Parameters parameters_at_layer(const GPT2* model, int l) {
-    return gpt2_parameters_at_layer(model->params, model->parameter_rows,
-                                    zero_parameter_layer(&model->zero.plan, l));
+    return gpt2_parameters_at_copy(model->params, model->parameter_rows,
+                                   zero_parameter_block(&model->zero.plan, gpt2_copy(model->cfg, l)));
+}
+
+// Where the gradients of layer l lie.
+static int gradient_block(const GPT2* model, int l) {
+    return zero_gradient_block(&model->zero.plan, gpt2_copy(model->cfg, l));
 }
 
 // The gradient of row i in layer l; no data if the parameter is frozen.
 static Gradient gradient_at_layer(const GPT2* model, int i, int l) {
-    const int is_frozen = freeze_has(&model->freeze, i, l), at = zero_gradient_layer(&model->zero.plan, l);
+    const int is_frozen = freeze_has(&model->freeze, i, l), at = gradient_block(model, l);
     void* data = is_frozen ? NULL : tensor_at_layer(&model->gradient_rows[i], model->grads_memory, at);
     return Gradient{data, model->grad_dtype};
 }
@@ -412,7 +418,7 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
     // encoded (N, C)
     linear_encoder(a.encoded, batch.inputs, model->params, B, T, positions, &model->linear);
     for (int l = 0; l < cfg.L; l++) {
-        zero_parameters(&model->zero, l, 1);
+        zero_parameters(&model->zero, gpt2_copy(cfg, l), 1);
         const GPT2Parameters p = parameters_at_layer(model, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         floatX* residual = residual_into(model, l + 1);
@@ -530,7 +536,7 @@ static void update_rest(GPT2* model) {
 // Before the first kernel that writes to the gradients of block l.
 static void wait_for_buffer(GPT2* model, int l) {
     update_rest(model);
-    zero_wait_for_buffer(&model->zero, l);
+    zero_wait_for_buffer(&model->zero, gpt2_copy(model->cfg, l));
 }
 
 // After the backward pass has left the gradients of group g.
@@ -569,7 +575,7 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
 
 // Where blocks take turns a block's gradients are left where those of another one were, of which this one may have frozen some.
 static void clear_frozen_gradients(GPT2* model, int l) {
-    const int at = zero_gradient_layer(&model->zero.plan, l);
+    const int at = gradient_block(model, l);
     for (int i = 0; i < GPT2_PARAMETER_ROWS && model->zero.plan.takes_turns; i++) {
         const TensorRow* row = &model->gradient_rows[i];
         if (row->place == PLACE_BLOCK && freeze_has(&model->freeze, i, l)) {
@@ -612,28 +618,32 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     floatX *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     floatX* dresidual = a.dresidual;                              // (N, C)
+    const GradientMode mlp = share_gradient_mode(model->cfg, PART_MLP, l, mode),
+                       attention = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode),
+                       below = l > 0 ? share_gradient_mode(model->cfg, PART_MLP, l - 1, mode) : attention;
     block_recompute(model, l, batch);
     clear_frozen_gradients(model, l);
 
     // the MLP: dfch (N, F), and the gradient of fcb (F)
-    weight_backward(model, d.fcprojw, dresidual, a.fch_gelu, N, F, C, mode);
-    matmul_backward_input_gelu(a.dfch, d.fcb, dresidual, p.fcprojw, a.fch, N, F, C, mode, &model->matmul);
-    linear_backward(model, dln2, d.fcw, a.dfch, a.ln2, p.fcw, N, C, F, mode);
+    weight_backward(model, d.fcprojw, dresidual, a.fch_gelu, N, F, C, mlp);
+    matmul_backward_input_gelu(a.dfch, d.fcb, dresidual, p.fcprojw, a.fch, N, F, C, mlp, &model->matmul);
+    linear_backward(model, dln2, d.fcw, a.dfch, a.ln2, p.fcw, N, C, F, mlp);
     // dresidual, and its column sums: the gradient of attprojb (C)
     layernorm_backward(dresidual, d.ln2w, d.ln2b, d.attprojb, dln2, a.residual2, p.ln2w, a.ln2_mean,
-                       a.ln2_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
+                       a.ln2_rstd, N, C, GRADIENT_ADD, mlp, attention, &model->layernorm, gpu);
 
     // attention: dqkv (N, QKV), and the gradient of qkvb (QKV)
-    linear_backward(model, datty, d.attprojw, dresidual, a.atty, p.attprojw, N, C, C, mode);
+    linear_backward(model, datty, d.attprojw, dresidual, a.atty, p.attprojw, N, C, C, attention);
     attention_backward(a.dqkv, d.qkvb, datty, a.qkv, a.atty, a.att_lse, batch.starts, B, T, C, model->cfg.NH,
-                       mode, &model->attention, gpu);
-    linear_backward(model, dln1, d.qkvw, a.dqkv, a.ln1, p.qkvw, N, C, QKV, mode);
+                       attention, &model->attention, gpu);
+    linear_backward(model, dln1, d.qkvw, a.dqkv, a.ln1, p.qkvw, N, C, QKV, attention);
     // dresidual, and the gradient of fcprojb (C) of the block before
     if (l > 0) {
         wait_for_buffer(model, l - 1);
     }
     layernorm_backward(dresidual, d.ln1w, d.ln1b, bias_grad_into(model, l), dln1, residual_into(model, l),
-                       p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, mode, &model->layernorm, gpu);
+                       p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, attention, below,
+                       &model->layernorm, gpu);
 }
 
 // The classifier, chunk by chunk: sets the losses (N) and dlnf (N, C), and sets or adds to the gradient of wte.
@@ -678,14 +688,17 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     batch_loss(model, batch);
     layernorm_backward(a.dresidual, d.lnfw, d.lnfb, bias_grad_into(model, cfg.L), dlnf,
                        residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
-                       &model->layernorm, &model->gpu);
+                       mode, &model->layernorm, &model->gpu);
     fetch_residual(model, cfg.L, batch);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
-        zero_parameters(&model->zero, l, -1);
+        const int k = gpt2_copy(cfg, l);
+        zero_parameters(&model->zero, k, -1);
         offload_residual_wait(&model->residuals, l - 1, &model->gpu);
         block_backward(model, l, batch, mode);
         fetch_residual(model, l, batch);
-        group_done(model, 1 + l, step);
+        if (gpt2_group_layer(cfg, 1 + k) == l) { // no layer below adds to these gradients
+            group_done(model, 1 + k, step);
+        }
     }
     encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
                      &model->gpu);

@@ -12,7 +12,8 @@ it freezes the classifier, too. If the embeddings are frozen and all of the bloc
 block k, and the blocks below keep no activations for it.
 
 needs:   nothing
-defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_is_whole, freeze_has_classifier, freeze_count, freeze_flops_per_token
+defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_is_whole, freeze_has_classifier, freeze_check_shared,
+         freeze_first_copy, freeze_count, freeze_flops_per_token
 */
 #ifndef LLMC_FREEZE_H
 #define LLMC_FREEZE_H
@@ -196,7 +197,7 @@ static inline int freeze_first_block_(const Freeze* freeze, const TensorRow* row
 
 // The names and places of the parameters, which are those of all models.
 static inline void freeze_table_(TensorRow rows[GPT2_PARAMETER_ROWS]) {
-    const GPT2Config any = {1, 1, 1, 1, 1, 1};
+    const GPT2Config any = {1, 1, 1, 1, 1, 1, SHARE_OFF};
     gpt2_parameter_rows(rows, any);
 }
 
@@ -245,15 +246,42 @@ static inline int freeze_has_classifier(const Freeze* freeze) {
     return freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wte));
 }
 
-// How many elements are frozen, without the padding of the vocabulary.
+// Whether layers that share a parameter have it all frozen, or none; if not, 0 and the reason in `error`.
+static inline int freeze_check_shared(const Freeze* freeze, GPT2Config cfg, char* error) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows(rows, cfg);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < rows[i].uses; l++) {
+            const int lowest = tensor_lowest_layer(&rows[i], tensor_copy(&rows[i], l));
+            if (freeze_has(freeze, i, l) != freeze_has(freeze, i, lowest)) {
+                return error_set(error, "--freeze",
+                                 "%s of blocks %d and %d is the same one (--share-layers); wanted both "
+                                 "frozen, or none",
+                                 rows[i].name, lowest, l);
+            }
+        }
+    }
+    return 1;
+}
+
+// The lowest block of parameters that has gradients (gpt2_copies); the number of all: none.
+static inline int freeze_first_copy(const Freeze* freeze, GPT2Config cfg) {
+    int k = 0;
+    while (k < gpt2_copies(cfg) && gpt2_group_layer(cfg, 1 + k) < freeze->first_block) {
+        k++;
+    }
+    return k;
+}
+
+// How many elements in memory are frozen, without the padding of the vocabulary.
 static inline double freeze_count(const Freeze* freeze, GPT2Config cfg) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     double count = 0;
     gpt2_parameter_rows(rows, cfg);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].layers; l++) {
-            count +=
-                freeze_has(freeze, i, l) ? (double)(gpt2_rows_in_files(&rows[i], cfg) * rows[i].cols) : 0;
+        for (int k = 0; k < rows[i].layers; k++) {
+            const double elements = (double)(gpt2_rows_in_files(&rows[i], cfg) * rows[i].cols);
+            count += freeze_has(freeze, i, tensor_lowest_layer(&rows[i], k)) ? elements : 0;
         }
     }
     return count;
@@ -267,8 +295,8 @@ static inline double freeze_flops_per_token(const Freeze* freeze, GPT2Config cfg
     gpt2_parameter_rows(rows, cfg);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const double elements = (double)tensor_layer_elements(&rows[i]);
-        for (int l = 0; l < rows[i].layers; l++) {
-            const int is_below = rows[i].place == PLACE_BLOCK && l < freeze->first_block;
+        for (int l = 0; l < rows[i].uses; l++) {
+            const int is_below = rows[i].part != PART_OUTSIDE && l < freeze->first_block;
             saved += elements * (2 * freeze_has(freeze, i, l) + 2 * is_below);
         }
     }

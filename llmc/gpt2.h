@@ -11,18 +11,22 @@ nothing else in the program lists the tensors.
     F  hidden size of the MLP, 4C     QKV size of queries, keys and values together, 3C
     L  layers (blocks)                V   vocabulary               Vp = V rounded up to a multiple of 128
 
+Layers may have the same parameters (--share-layers): then there are fewer blocks of parameters than layers, or parameters of
+all layers lie outside of the blocks.
+
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks, learned
 positions, GELU in tanh form, the token embedding shared with the classifier.
 
-defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters, GPT2Activations, TensorRow,
-         TensorKind, TensorInFiles, tensor_elements, tensor_rows_layout, tensor_rows_bind, gpt2_sharded_rows_of,
-         gpt2_parameter_rows, gpt2_parameter_rows_of, TensorPlace, tensor_at_layer, gpt2_activation_rows,
-         gpt2_recompute_word, gpt2_classifier_chunk,
-         gpt2_parameters_at_layer, gpt2_activations_at_layer, gpt2_model_by_name,
-         gpt2_padded_vocab, gpt2_check_config, gpt2_count_parameters, gpt2_flops_per_token,
-         gpt2_initial_value, gpt2_rows_in_files, gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_layer,
-         tensor_is_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife,
-         tensor_layer_elements, GPT2NamedModel, gpt2_named_models, GPT2_MAX_LAYERS
+defines: ShareLayers, GPT2Config, gpt2_copies, gpt2_copy_repeats, gpt2_copy, gpt2_hidden, gpt2_qkv_size,
+         gpt2_head_size, GPT2Parameters, GPT2Activations, TensorRow, TensorKind, TensorInFiles, tensor_elements,
+         tensor_rows_layout, tensor_rows_bind, gpt2_sharded_rows_of, gpt2_parameter_rows, gpt2_parameter_rows_of,
+         TensorPart, TensorPlace, gpt2_place, tensor_at_layer, tensor_copy, tensor_lowest_layer, tensor_group,
+         gpt2_activation_rows, gpt2_recompute_word, gpt2_classifier_chunk, gpt2_parameters_at_layer,
+         gpt2_activations_at_layer, gpt2_parameters_at_copy, gpt2_model_by_name, gpt2_padded_vocab, gpt2_check_config,
+         gpt2_count_parameters, gpt2_count_stored, gpt2_flops_per_token, gpt2_initial_value, gpt2_rows_in_files,
+         gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_copy, gpt2_group_layer,
+         tensor_is_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife, tensor_layer_elements,
+         GPT2NamedModel, gpt2_named_models, GPT2_MAX_LAYERS
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
@@ -39,13 +43,27 @@ defines: GPT2Config, gpt2_hidden, gpt2_qkv_size, gpt2_head_size, GPT2Parameters,
 #define floatX float
 #endif
 
+// Which layers have the same parameters: none; their attention, or their MLP, with the norm before it; two in a row; or a
+// loop of blocks is repeated. Memory has a copy of each, and files have every layer (share.h).
+typedef enum { SHARE_OFF, SHARE_ATTENTION, SHARE_MLP, SHARE_PAIRS, SHARE_LOOP } ShareLayers;
+
 typedef struct {
     int max_T; // context: the longest sequence, the rows of wpe
     int V, Vp;
     int L, NH, C;
+    int share; // SHARE_...; of a loop SHARE_LOOP + its blocks
 } GPT2Config;
 
 enum { GPT2_MAX_LAYERS = 1000 };
+
+// Blocks of parameters in memory, copy 0 and on; and layers in a row that have the same one.
+static inline int gpt2_copies(GPT2Config cfg) {
+    return cfg.share == SHARE_PAIRS ? cfg.L / 2 : cfg.share >= SHARE_LOOP ? cfg.share - SHARE_LOOP : cfg.L;
+}
+static inline int gpt2_copy_repeats(GPT2Config cfg) { return cfg.share == SHARE_PAIRS ? 2 : 1; }
+
+// The copy that layer l has.
+static inline int gpt2_copy(GPT2Config cfg, int l) { return l / gpt2_copy_repeats(cfg) % gpt2_copies(cfg); }
 
 static inline int gpt2_hidden(GPT2Config cfg) { return 4 * cfg.C; }
 static inline int gpt2_qkv_size(GPT2Config cfg) { return 3 * cfg.C; }
@@ -67,7 +85,17 @@ typedef enum {
     TENSOR_KINDS
 } TensorKind;
 
-typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace; // outside of the blocks; in each of them
+// Where the model has a parameter: outside of the blocks, or in the attention or the MLP of each, with the norm before it.
+typedef enum { PART_OUTSIDE, PART_ATTENTION, PART_MLP } TensorPart;
+
+// Where memory has it: once, or in each block of parameters.
+typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
+
+static inline TensorPlace gpt2_place(GPT2Config cfg, TensorPart part) {
+    const int is_shared = (cfg.share == SHARE_ATTENTION && part == PART_ATTENTION) ||
+                          (cfg.share == SHARE_MLP && part == PART_MLP);
+    return part == PART_OUTSIDE || is_shared ? PLACE_ONCE : PLACE_BLOCK;
+}
 
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
 
@@ -90,28 +118,28 @@ typedef enum {
     RECOMPUTE_NEVER // generation: no backward pass, so nothing is kept for it; but keys and values of all layers are
 } RecomputeLevel;
 
-// Parameters, in the order of llm.c's model files: `rows` x `cols`, ONCE or in each BLOCK; a vector is one row.
+// Parameters, in the order of llm.c's model files: `rows` x `cols`, in a part of the model (PART_...); a vector is one row.
 // Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `kind` (KIND_...) decides
 // how an update changes it, and `decay` whether weight decay does, too. `in files` says how Hugging Face stores a layer of it, and
 // under which name; GGUF's names come last.
-//  name        where   rows        cols      init                 decay  kind       in files      Hugging Face name             GGUF name
+//  name        part       rows        cols      init                 decay  kind       in files      Hugging Face name             GGUF name
 #define GPT2_PARAMETERS(X) \
-  X(wte,        ONCE,   cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     EMBEDDING, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
-  X(wpe,        ONCE,   cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     EMBEDDING, FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
-  X(ln1w,       BLOCK,  1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
-  X(ln1b,       BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
-  X(qkvw,       BLOCK,  QKV,        cfg.C,    INIT_NORMAL,         1,     MATRIX,    FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
-  X(qkvb,       BLOCK,  1,          QKV,      INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
-  X(attprojw,   BLOCK,  cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     MATRIX,    FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
-  X(attprojb,   BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
-  X(ln2w,       BLOCK,  1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
-  X(ln2b,       BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
-  X(fcw,        BLOCK,  F,          cfg.C,    INIT_NORMAL,         1,     MATRIX,    FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
-  X(fcb,        BLOCK,  1,          F,        INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
-  X(fcprojw,    BLOCK,  cfg.C,      F,        INIT_NORMAL_SCALED,  1,     MATRIX,    FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
-  X(fcprojb,    BLOCK,  1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
-  X(lnfw,       ONCE,   1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
-  X(lnfb,       ONCE,   1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
+  X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     EMBEDDING, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
+  X(wpe,        OUTSIDE,   cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     EMBEDDING, FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
+  X(ln1w,       ATTENTION, 1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
+  X(ln1b,       ATTENTION, 1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
+  X(qkvw,       ATTENTION, QKV,        cfg.C,    INIT_NORMAL,         1,     MATRIX,    FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
+  X(qkvb,       ATTENTION, 1,          QKV,      INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
+  X(attprojw,   ATTENTION, cfg.C,      cfg.C,    INIT_NORMAL_SCALED,  1,     MATRIX,    FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
+  X(attprojb,   ATTENTION, 1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
+  X(ln2w,       MLP,       1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
+  X(ln2b,       MLP,       1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
+  X(fcw,        MLP,       F,          cfg.C,    INIT_NORMAL,         1,     MATRIX,    FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
+  X(fcb,        MLP,       1,          F,        INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
+  X(fcprojw,    MLP,       cfg.C,      F,        INIT_NORMAL_SCALED,  1,     MATRIX,    FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
+  X(fcprojb,    MLP,       1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
+  X(lnfw,       OUTSIDE,   1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
+  X(lnfb,       OUTSIDE,   1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
 
 // Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to
 // the level of recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all
@@ -174,12 +202,15 @@ typedef struct {
     const char* name;
     const char *hf_name, *gguf_name; // parameters only
     int layers;                      // copies in memory: 1 when all layers share one, 2 when they take turns
+    int repeats;                     // layers in a row that have the same copy
+    int uses;                        // parameters only: layers of the model that have one of the copies
     int first_layer;                 // that has copy 0, with those below it: they are not kept
     size_t rows, cols;               // of one layer
     size_t element_bytes;            //
     TensorInit init;                 // parameters only
     int decay;                       // parameters only
     TensorKind kind;                 // parameters only
+    TensorPart part;                 // parameters only
     TensorPlace place;               // parameters only
     TensorInFiles form;              // parameters only
     TensorLife life;                 //
@@ -232,19 +263,19 @@ static inline size_t gpt2_place_group_(TensorRow rows[GPT2_PARAMETER_ROWS], Tens
     return begin + (at - begin + unit - 1) / unit * unit;
 }
 
-// Places all groups; returns the bytes of the allocation.
-static inline size_t gpt2_place_groups_(TensorRow rows[GPT2_PARAMETER_ROWS], int L, int shards) {
+// Places all groups, with so many blocks; returns the bytes of the allocation.
+static inline size_t gpt2_place_groups_(TensorRow rows[GPT2_PARAMETER_ROWS], int copies, int shards) {
     const size_t bytes = rows[0].element_bytes;
     const size_t blocks = gpt2_place_group_(rows, PLACE_ONCE, 0, shards);
     const size_t block = gpt2_place_group_(rows, PLACE_BLOCK, blocks, shards) - blocks;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         rows[i].layer_bytes = rows[i].layers > 1 ? block * bytes : 0;
     }
-    return array_bytes(blocks + (size_t)L * block, bytes);
+    return array_bytes(blocks + (size_t)copies * block, bytes);
 }
 
 // The rows of the parameter table for a configuration, for elements of a given size; returns the bytes of one
-// allocation that holds them all. In it the parameters lie in groups: what is ONCE, then block 0, block 1, ...
+// allocation that holds them all. In it the parameters lie in groups: what is ONCE, then block 0, block 1, ... (gpt2_copies)
 // All blocks look alike. A group can be cut into `shards` equal parts, each a multiple of GPT2_SHARD_UNIT
 // elements; what is added at its end is zero for ever. Element i belongs to element i of the gradients and of the
 // optimizer's state, whatever their types, if these have the shape of the parameters and as many shards.
@@ -252,13 +283,16 @@ static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], G
                                           size_t element_bytes, int shards) {
     const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
     TensorRow* row = rows;
-#define GPT2_ROW_(name_, place_, rows_, cols_, init_, decay_, kind_, form_, hf_name_, gguf_name_)            \
+#define GPT2_ROW_(name_, part_, rows_, cols_, init_, decay_, kind_, form_, hf_name_, gguf_name_)             \
     row->name = #name_;                                                                                      \
     row->hf_name = hf_name_;                                                                                 \
     row->gguf_name = gguf_name_;                                                                             \
     row->form = form_;                                                                                       \
-    row->place = PLACE_##place_;                                                                             \
-    row->layers = PLACE_##place_ == PLACE_BLOCK ? cfg.L : 1;                                                 \
+    row->part = PART_##part_;                                                                                \
+    row->place = gpt2_place(cfg, row->part);                                                                 \
+    row->layers = row->place == PLACE_BLOCK ? gpt2_copies(cfg) : 1;                                          \
+    row->repeats = gpt2_copy_repeats(cfg);                                                                   \
+    row->uses = row->part == PART_OUTSIDE ? 1 : cfg.L;                                                       \
     row->first_layer = 0;                                                                                    \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
@@ -272,7 +306,7 @@ static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], G
     row++;
     GPT2_PARAMETERS(GPT2_ROW_)
 #undef GPT2_ROW_
-    return gpt2_place_groups_(rows, cfg.L, shards);
+    return gpt2_place_groups_(rows, gpt2_copies(cfg), shards);
 }
 
 // The same in one part, as in copies on the host and in files.
@@ -320,6 +354,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->hf_name = row->gguf_name = NULL;                                                                    \
     row->form = FILE_TABLE;                                                                                  \
     row->layers = recompute > RECOMPUTE_##kept_ ? 1 : layers_;                                               \
+    row->repeats = row->uses = 1;                                                                            \
     row->first_layer = first_block;                                                                          \
     row->rows = tokens_;                                                                                     \
     row->cols = (size_t)(cols_);                                                                             \
@@ -328,6 +363,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->stream = 0;                                                                                         \
     row->decay = 0;                                                                                          \
     row->kind = KIND_MATRIX;                                                                                 \
+    row->part = PART_OUTSIDE;                                                                                \
     row->place = PLACE_BLOCK;                                                                                \
     row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \
     row->member = offsetof(GPT2Activations, name_);                                                          \
@@ -345,16 +381,33 @@ static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int c
     }
 }
 
-// Layer l of a tensor in `memory`; the one layer if there is only one.
-static inline void* tensor_at_layer(const TensorRow* row, const void* memory, int l) {
-    return (char*)memory + row->offset_bytes + (size_t)l * row->layer_bytes;
+// Copy k of a tensor in `memory`: layer k's if layers share none; the one copy if there is only one.
+static inline void* tensor_at_layer(const TensorRow* row, const void* memory, int k) {
+    return (char*)memory + row->offset_bytes + (size_t)k * row->layer_bytes;
 }
 
-// Groups of parameters: 0 is what is ONCE, 1 + l is block l.
-static inline int gpt2_groups(GPT2Config cfg) { return 1 + cfg.L; }
-static inline int gpt2_group_layer(int g) { return g > 0 ? g - 1 : 0; }
+// The copy of a tensor that layer l has, counted from first_layer.
+static inline int tensor_copy(const TensorRow* row, int l) {
+    const int kept = l > row->first_layer ? l - row->first_layer : 0;
+    return kept / row->repeats % row->layers;
+}
+
+// And the lowest layer that has copy k.
+static inline int tensor_lowest_layer(const TensorRow* row, int k) { return k * row->repeats; }
+
+// Groups of parameters: 0 is what is ONCE, 1 + k is block k, copy k of what is in blocks. The lowest layer that has a group.
+static inline int gpt2_groups(GPT2Config cfg) { return 1 + gpt2_copies(cfg); }
+static inline int gpt2_group_copy(int g) { return g > 0 ? g - 1 : 0; }
+static inline int gpt2_group_layer(GPT2Config cfg, int g) {
+    return gpt2_group_copy(g) * gpt2_copy_repeats(cfg);
+}
 static inline int tensor_is_in_group(const TensorRow* row, int g) {
     return (row->place == PLACE_BLOCK) == (g > 0);
+}
+
+// The group that has a parameter of layer l.
+static inline int tensor_group(const TensorRow* row, int l) {
+    return row->place == PLACE_BLOCK ? 1 + tensor_copy(row, l) : 0;
 }
 
 // Where group g begins in memory laid out by the rows of the parameters.
@@ -363,7 +416,7 @@ static inline size_t gpt2_group_offset_bytes(const TensorRow rows[GPT2_PARAMETER
     while (!tensor_is_in_group(&rows[i], g)) {
         i++;
     }
-    return rows[i].offset_bytes + (size_t)gpt2_group_layer(g) * rows[i].layer_bytes;
+    return rows[i].offset_bytes + (size_t)gpt2_group_copy(g) * rows[i].layer_bytes;
 }
 
 // A parameter of group g, in memory that has only this group.
@@ -372,25 +425,33 @@ static inline void* tensor_in_group(const TensorRow rows[GPT2_PARAMETER_ROWS], c
     return (char*)group + (row->offset_bytes - gpt2_group_offset_bytes(rows, g > 0));
 }
 
-// Moves every pointer of `pointers` from layer 0 to layer `l`; tensors with fewer copies have it in copy l % layers, counted
-// from first_layer.
-static inline void tensor_rows_advance_(void* pointers, const TensorRow* rows, int count, int l) {
-    for (int i = 0; i < count; i++) {
-        char* tensor;
-        memcpy(&tensor, (char*)pointers + rows[i].member, sizeof(tensor));
-        const int kept = l > rows[i].first_layer ? l - rows[i].first_layer : 0;
-        tensor += (size_t)(kept % rows[i].layers) * rows[i].layer_bytes;
-        memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
-    }
+// Moves the pointer of a row in `pointers` from copy 0 to copy k.
+static inline void tensor_advance_(void* pointers, const TensorRow* row, int k) {
+    char* tensor;
+    memcpy(&tensor, (char*)pointers + row->member, sizeof(tensor));
+    tensor += (size_t)k * row->layer_bytes;
+    memcpy((char*)pointers + row->member, &tensor, sizeof(tensor));
 }
 
-// The same struct, seen from layer l: .qkvw is layer l's.
+// The same struct, seen from layer l: .qkvw is layer l's,
 static inline GPT2Parameters gpt2_parameters_at_layer(GPT2Parameters all, const TensorRow* rows, int l) {
-    tensor_rows_advance_(&all, rows, GPT2_PARAMETER_ROWS, l);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        tensor_advance_(&all, &rows[i], tensor_copy(&rows[i], l));
+    }
     return all;
 }
 static inline GPT2Activations gpt2_activations_at_layer(GPT2Activations all, const TensorRow* rows, int l) {
-    tensor_rows_advance_(&all, rows, GPT2_ACTIVATION_ROWS, l);
+    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+        tensor_advance_(&all, &rows[i], tensor_copy(&rows[i], l));
+    }
+    return all;
+}
+
+// or from copy k of the blocks of parameters.
+static inline GPT2Parameters gpt2_parameters_at_copy(GPT2Parameters all, const TensorRow* rows, int k) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        tensor_advance_(&all, &rows[i], k);
+    }
     return all;
 }
 
@@ -464,22 +525,34 @@ static inline int gpt2_check_config(GPT2Config cfg, const char* path, char* erro
     return 1;
 }
 
+// Of all layers, those with the same parameters too.
 static inline double gpt2_count_elements_(GPT2Config cfg) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     gpt2_parameter_rows(rows, cfg);
     double count = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        count += (double)rows[i].uses * (double)tensor_layer_elements(&rows[i]);
+    }
+    return count;
+}
+
+// Parameters of the model that is computed, as its files have them: padding rows of the vocabulary are not counted.
+static inline double gpt2_count_parameters(GPT2Config cfg) {
+    return gpt2_count_elements_(cfg) - (double)(cfg.Vp - cfg.V) * cfg.C;
+}
+
+// And of those in memory, which are trained: what layers share counts once.
+static inline double gpt2_count_stored(GPT2Config cfg) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    double count = -(double)(cfg.Vp - cfg.V) * cfg.C;
+    gpt2_parameter_rows(rows, cfg);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         count += (double)tensor_elements(&rows[i]);
     }
     return count;
 }
 
-// Parameters of the model itself: padding rows of the vocabulary are not counted.
-static inline double gpt2_count_parameters(GPT2Config cfg) {
-    return gpt2_count_elements_(cfg) - (double)(cfg.Vp - cfg.V) * cfg.C;
-}
-
-// Floating-point operations to train on one token, as the field counts them: 6 per weight (with the padded
+// Floating-point operations to train on one token, as the field counts them: 6 per weight of each layer (with the padded
 // vocabulary and the embeddings, as llm.c does), and 6 L C T for causal attention.
 static inline double gpt2_flops_per_token(GPT2Config cfg, int T) {
     return 6 * gpt2_count_elements_(cfg) + 6.0 * cfg.L * cfg.C * T;
@@ -525,7 +598,8 @@ static inline void gpt2_random_group(const TensorRow rows[GPT2_PARAMETER_ROWS], 
 #pragma omp parallel for schedule(static)
         for (size_t r = 0; r < row->rows; r++) {
             for (size_t c = 0; c < row->cols; c++) {
-                tensor[r * row->cols + c] = gpt2_initial_value(row, cfg, seed, gpt2_group_layer(g), r, c);
+                tensor[r * row->cols + c] =
+                    gpt2_initial_value(row, cfg, seed, gpt2_group_layer(cfg, g), r, c);
             }
         }
     }

@@ -4,7 +4,7 @@ layernorm.cuh -- layer normalization (layernorm.h) on the GPU, on T = float, bf1
 Results do not depend on the GPU. How rows are split into groups depends only on N. dweight and dbias are
 summed row by row within a group, then over the groups in a fixed order.
 
-layernorm_backward also sets or adds to, as `mode` says,
+layernorm_backward also sets or adds to, as `sum_mode` says,
 
     dinp_sum (C)    the sum over the rows of dinp, as dinp is stored
 
@@ -558,7 +558,9 @@ template <class T>
 static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias, Gradient dinp_sum,
                                       const T* dout, const T* inp, const T* weight, const float* mean,
                                       const float* rstd, int N, int C, GradientMode dinp_mode,
-                                      GradientMode mode, LayernormGpu* scratch, const Gpu* gpu) {
+                                      GradientMode mode, GradientMode sum_mode, LayernormGpu* scratch,
+                                      const Gpu* gpu) {
+    const int together = mode == sum_mode ? 3 : 2;
     const int groups = layernorm_groups_(N);
     const Gradient vectors[3] = {dweight, dbias, dinp_sum};
     assert(3 * (size_t)groups * C <= scratch->floats);
@@ -570,7 +572,11 @@ static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias,
         layernorm_launch_backward_<T, 1>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N, C,
                                          dinp_mode, gpu);
     }
-    column_sums_finish<T>(vectors, 3, (const float*)scratch->partial, groups, 3 * C, C, mode, gpu);
+    column_sums_finish<T>(vectors, together, (const float*)scratch->partial, groups, 3 * C, C, mode, gpu);
+    if (together < 3) {
+        column_sums_finish<T>(vectors + 2, 1, (const float*)scratch->partial + 2 * C, groups, 3 * C, C,
+                              sum_mode, gpu);
+    }
 }
 
 #endif

@@ -210,16 +210,16 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
 }
 
 // What optimizer_freeze allocates.
-static inline size_t optimizer_freeze_bytes(int L) { return ((size_t)L + 1) * sizeof(uint32_t); }
+static inline size_t optimizer_freeze_bytes(int groups) { return (size_t)groups * sizeof(uint32_t); }
 
-// After optimizer_open: updates leave frozen parameters as they are, in a model of L blocks.
-static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze, int L) {
-    const size_t bytes = optimizer_freeze_bytes(L);
+// After optimizer_open: updates leave frozen parameters as they are.
+static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze) {
+    const GPT2Config cfg = plan->state->cfg;
+    const size_t bytes = optimizer_freeze_bytes(gpt2_groups(cfg));
     uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < L; l++) {
-            const int group = plan->state->rows[i].place == PLACE_BLOCK ? 1 + l : 0;
-            frozen[group] |= (uint32_t)freeze_has(freeze, i, l) << i;
+        for (int l = 0; l < cfg.L; l++) {
+            frozen[tensor_group(&plan->state->rows[i], l)] |= (uint32_t)freeze_has(freeze, i, l) << i;
         }
     }
     plan->frozen = (uint32_t*)gpu_alloc(bytes, 1, "frozen parameters");

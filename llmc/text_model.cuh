@@ -109,8 +109,9 @@ static inline void text_block_(TextModelGpu* model, int l, TextRows rows, const 
     const Gpu* gpu = model->gpu;
     LinearGpu* linear = model->linear;
     const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows,
-                                                      zero_parameter_layer(&model->zero->plan, l));
+    const GPT2Parameters p =
+        gpt2_parameters_at_copy(model->params, model->parameter_rows,
+                                zero_parameter_block(&model->zero->plan, gpt2_copy(model->cfg, l)));
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->rows, l);
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
     linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, linear);
@@ -130,7 +131,7 @@ static inline void text_forward_(TextModelGpu* model, TextRows rows, int count) 
     zero_begin_forward(model->zero);
     linear_encoder(a.encoded, rows.ids, model->params, 1, rows.count, positions, model->linear);
     for (int l = 0; l < cfg.L; l++) {
-        zero_parameters(model->zero, l, 1);
+        zero_parameters(model->zero, gpt2_copy(cfg, l), 1);
         text_block_(model, l, rows, l == 0 ? a.encoded : a.residual3);
     }
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,

@@ -31,9 +31,9 @@ across the bus: the kernels that add to gradients, sum their squares and update,
 With one process in stages 0 and 1 nothing moves, and sums and shard are not there.
 
 defines: ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes,
-         zero_gradient_bytes, zero_parameter_slice_bytes, zero_gradient_slice_bytes, zero_parameter_layer,
+         zero_gradient_bytes, zero_parameter_slice_bytes, zero_gradient_slice_bytes, zero_parameter_block,
          zero_begin_forward, zero_forward_waits, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
-         zero_gradient_layer, zero_wait_for_buffer, zero_group_done, zero_begin_update, zero_end_update, zero_join_updates,
+         zero_gradient_block, zero_wait_for_buffer, zero_group_done, zero_begin_update, zero_end_update, zero_join_updates,
          zero_group_gradient, zero_gradient_at_group, zero_variant, zero_begin, zero_join, zero_replayed,
          zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
          zero_update_parameters, zero_check, zero_is_divided, zero_collect
@@ -307,8 +307,8 @@ static inline void zero_wait_for_parameters(ZeroGpu* z) {
     }
 }
 
-// The layer under which the parameters of block l lie in `params`.
-static inline int zero_parameter_layer(const ZeroPlan* plan, int l) {
+// Where the parameters of block l lie in `params`, among the blocks there.
+static inline int zero_parameter_block(const ZeroPlan* plan, int l) {
     return plan->stage < 3 ? l : l % ZERO_BLOCKS_IN_MEMORY;
 }
 
@@ -369,14 +369,14 @@ static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
 
 // ---- a micro-step ----
 
-// The layer under which the gradients of block l lie in `grads`.
-static inline int zero_gradient_layer(const ZeroPlan* plan, int l) {
+// Where the gradients of block l lie in `grads`, among the blocks there.
+static inline int zero_gradient_block(const ZeroPlan* plan, int l) {
     return plan->takes_turns ? l % ZERO_BLOCKS_IN_MEMORY : l;
 }
 
 // Gradients of group g, as the backward pass left them.
 static inline void* zero_group_grads_(const ZeroGpu* z, int g) {
-    const size_t block = (size_t)(g == 0 ? 0 : zero_gradient_layer(&z->plan, g - 1)) * z->plan.block;
+    const size_t block = (size_t)(g == 0 ? 0 : zero_gradient_block(&z->plan, g - 1)) * z->plan.block;
     return zero_element_(z->grads.data, z->grads.dtype, g == 0 ? 0 : z->plan.once + block);
 }
 
@@ -549,9 +549,10 @@ static inline void zero_begin(ZeroGpu* z, ZeroStep step) {
     }
 }
 
-// The end of a micro-step, but for group 0: what follows on the main stream comes after the reductions of the blocks.
+// The end of a micro-step, but for group 0: what follows on the main stream comes after the reductions of the blocks, if
+// there are any. In a graph there is nothing else to join.
 static inline void zero_join(ZeroGpu* z, ZeroStep step) {
-    if (zero_reduces(&z->plan, step)) {
+    if (zero_reduces(&z->plan, step) && z->plan.first_block < z->plan.groups - 1) {
         zero_join_(z);
     }
 }

@@ -9,8 +9,8 @@ version of what moves.
       3     two groups,  two groups, and 1/W    1/W               in every micro-step; on GPUs
             and 1/W
 
-The parameters lie in groups (gpt2.h): what is outside of the blocks, then block 0, 1, ... Each group is cut into W
-equal shards; each process has one of every group. Shard arrays (gradient, optimizer state) hold the shards of
+The parameters lie in groups (gpt2.h): what is outside of the blocks, then block 0, 1, ... Blocks, here and below, are those
+of parameters: several layers can have the same one (gpt2_copies). Each group is cut into W equal shards; each process has one of every group. Shard arrays (gradient, optimizer state) hold the shards of
 one process, group after group. With one process a shard is the whole group, and shard arrays look like
 full ones.
 
@@ -60,7 +60,7 @@ typedef struct {
     int stage;
     int rank, size;     // of this process; processes, W
     int shards;         // processes of a replica: W with one level
-    int groups;         // 1 + L
+    int groups;         // gpt2_groups
     int first_block;    // the lowest one that has gradients (freeze.h): those of the blocks below stay zero
     size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
     int takes_turns; // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
@@ -70,12 +70,9 @@ typedef struct {
 // `shards` divides `size`; ranks 0 ... shards - 1 are the first replica.
 static inline ZeroPlan zero_plan_two_levels(GPT2Config cfg, int stage, int rank, int size, int shards) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    const GPT2Config one = {cfg.max_T, cfg.V, cfg.Vp, 1, cfg.NH, cfg.C},
-                     two = {cfg.max_T, cfg.V, cfg.Vp, 2, cfg.NH, cfg.C};
-    const size_t with_one = gpt2_sharded_rows_of(rows, one, 1, size),
-                 with_two = gpt2_sharded_rows_of(rows, two, 1, size);
-    const size_t block = with_two - with_one;
-    const ZeroPlan plan = {stage, rank, size, shards, 1 + cfg.L, 0, with_one - block, block, stage >= 2};
+    const size_t all = gpt2_sharded_rows_of(rows, cfg, 1, size), once = gpt2_group_offset_bytes(rows, 1),
+                 block = (all - once) / (size_t)gpt2_copies(cfg);
+    const ZeroPlan plan = {stage, rank, size, shards, gpt2_groups(cfg), 0, once, block, stage >= 2};
     assert(0 <= rank && rank < size && size % shards == 0);
     return plan;
 }
@@ -181,7 +178,7 @@ static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g) {
     return piece;
 }
 
-// What this process updates of a layer of a parameter. Files number all elements of the parameters, in the order of
+// What this process updates of a layer of a parameter, or of a copy that several layers have. Files of state number all elements of the parameters, in the order of
 // their table, without padding: `logical` is the first one's number.
 typedef struct {
     size_t full;    // in full arrays,
@@ -231,11 +228,11 @@ static inline int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, GPT2C
     size_t logical = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const size_t elements = zero_layer_in_files_(&rows[i], cfg);
-        for (int l = 0; l < rows[i].layers; l++, logical += elements) {
+        for (int k = 0; k < rows[i].layers; k++, logical += elements) {
             const size_t full =
-                (rows[i].offset_bytes + (size_t)l * rows[i].layer_bytes) / rows[i].element_bytes;
+                (rows[i].offset_bytes + (size_t)k * rows[i].layer_bytes) / rows[i].element_bytes;
             const ZeroRange tensor = {full,     full, logical,
-                                      elements, i,    rows[i].place == PLACE_BLOCK ? 1 + l : 0};
+                                      elements, i,    rows[i].place == PLACE_BLOCK ? 1 + k : 0};
             ranges[count] = zero_cut_(plan, tensor);
             count += ranges[count].count > 0;
         }
@@ -422,8 +419,8 @@ static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
 
 // The part of a process that has no micro-batch in a micro-step.
 static inline void zero_idle_cpu(Zero* z, ZeroStep step) {
-    for (int l = z->plan.groups - 2; l >= z->plan.first_block; l--) {
-        zero_group_done_cpu(z, 1 + l, step);
+    for (int k = z->plan.groups - 2; k >= z->plan.first_block; k--) {
+        zero_group_done_cpu(z, 1 + k, step);
     }
     zero_group_done_cpu(z, 0, step);
 }

@@ -303,7 +303,7 @@ static void bench_rows(Bench* bench) {
             [=] { layernorm_forward(y, mean, rstd, x, weight, bias, N, C, gpu); });
     measure(bench, "layernorm backward", shape, Work{0, layernorm_backward_bytes(N, C, size)}, [=] {
         layernorm_backward(sum, dweight, dbias, dinp_sum, z, x, weight, mean, rstd, N, C, GRADIENT_ADD,
-                           GRADIENT_SET, scratch, gpu);
+                           GRADIENT_SET, GRADIENT_SET, scratch, gpu);
     });
     snprintf(shape, sizeof(shape), "%d x %d", N, 4 * C);
     measure(bench, "gelu forward", shape, Work{0, gelu_forward_bytes(4.0 * (double)n, size)},
@@ -588,8 +588,8 @@ int main(int argc, char** argv) {
     MatmulGpu matmul;
     const MatmulSettings settings = {1, GELU_FUSED, 1, a.list[0] == '\0'};
     memset(&bench, 0, sizeof(bench));
-    bench.cfg =
-        (GPT2Config){named->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB), named->L, named->NH, named->C};
+    bench.cfg = (GPT2Config){named->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB), named->L, named->NH,
+                             named->C,     SHARE_OFF};
     bench.B = positive(a.batch, "--batch");
     bench.T = positive(a.seq_len, "--seq-len");
     bench.chunk = a.chunk[0] ? positive(a.chunk, "--logits-chunk") : bench.B * bench.T;

@@ -11,7 +11,9 @@ defines: PLAN_TEST_RUNS, plan_test_run, plan_test_count, plan_test_counted, plan
 
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
+#include "llmc/freeze.h"
 #include "llmc/optimizer.h"
+#include "llmc/share.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
 
@@ -72,6 +74,20 @@ static void plan_test_gpu_(Options* o, Rand* rng) {
     o->shards = o->processes == 3 && o->zero > 0 && plan_test_one_of_(rng, 2) ? 1 : o->processes;
 }
 
+// Layers with the same parameters, where that is not refused.
+static void plan_test_share_(GPT2Config* cfg, Options* o, Rand* rng) {
+    static const char* const words[] = {"off", "all", "attention", "mlp", "pairs", "loop:2"};
+    const char* word = words[plan_test_one_of_(rng, sizeof(words) / sizeof(words[0]))];
+    const Freeze freeze = freeze_of(cfg->L, o->freeze);
+    GPT2Config shared = *cfg;
+    char error[ERROR_BYTES];
+    if (share_parse(&shared.share, cfg->L, word, error) && freeze_check_shared(&freeze, shared, error) &&
+        !(share_is_loop(shared) && (o->zero > 1 || o->update_in_backward))) {
+        *cfg = shared;
+        o->share_layers = word;
+    }
+}
+
 // Of the trainer that `program` names. The text of numbers only lives until the next call.
 static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Options* o) {
     static const char* const frozen[] = {"", "embeddings", "wpe,blocks[0]"};
@@ -80,7 +96,7 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
     Rand rng = rand_open(42, (uint64_t)k);
     const int batch = 1 + plan_test_one_of_(&rng, 5), T = 1 + plan_test_one_of_(&rng, 40);
     const int heads = 1 + plan_test_one_of_(&rng, 3);
-    const GPT2Config model = {40, 100, 128, 1 + plan_test_one_of_(&rng, 4), heads, 32 * heads};
+    const GPT2Config model = {40, 100, 128, 1 + plan_test_one_of_(&rng, 4), heads, 32 * heads, SHARE_OFF};
     snprintf(number[0], sizeof(number[0]), "%d", batch);
     snprintf(number[1], sizeof(number[1]), "%d", T);
     snprintf(number[2], sizeof(number[2]), "%d", T * (1 + plan_test_one_of_(&rng, 20)));
@@ -117,6 +133,7 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
     } else if (o->processes == 1 && o->zero < 2 && !o->offload_optimizer) {
         o->update_in_backward = plan_test_one_of_(&rng, 2);
     }
+    plan_test_share_(cfg, o, &rng);
 }
 
 // Shows a plan that is wrong.

@@ -14,7 +14,7 @@ static void fake_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options
     plan_add_at(plan, state);
 }
 
-static const GPT2Config CFG = {64, 100, 128, 2, 2, 64};
+static const GPT2Config CFG = {64, 100, 128, 2, 2, 64, SHARE_OFF};
 
 static Options options_of(int trainer, const char* recompute) {
     const char* line[] = {"test",   "--batch",        "8", "--total-batch", "1024", "--seq-len",

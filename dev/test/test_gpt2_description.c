@@ -7,8 +7,8 @@ static const GPT2Config TINY = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 
 enum { B = 2, T = 7 };
 
 static GPT2Config config_of(const GPT2NamedModel* model) {
-    const GPT2Config cfg = {model->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB),
-                            model->L,     model->NH,  model->C};
+    const GPT2Config cfg = {model->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB), model->L, model->NH,
+                            model->C,     SHARE_OFF};
     return cfg;
 }
 
@@ -86,7 +86,7 @@ static void test_names(void) {
 }
 
 static void test_flops(void) {
-    const GPT2Config cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768};
+    const GPT2Config cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF};
     const double wanted = 6 * count_by_formula(cfg, 50304) + 6.0 * 12 * 768 * 1024;
     EXPECT(gpt2_flops_per_token(cfg, 1024) == wanted, "%.0f", gpt2_flops_per_token(cfg, 1024));
 }
@@ -374,8 +374,8 @@ static void expect_normal(const TensorRow* row, int l, double std) {
 static void test_initial_values(void) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const double std = 0.02 * sqrt(768.0 / 36); // of TINY's 36 channels
-    const GPT2Config published = {1024, GPT2_VOCAB, 50304, 12, 12, 768},
-                     wide = {1024, GPT2_VOCAB, 50304, 48, 25, 1600};
+    const GPT2Config published = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF},
+                     wide = {1024, GPT2_VOCAB, 50304, 48, 25, 1600, SHARE_OFF};
     EXPECT(gpt2_initial_std_(published) == 0.02 && gpt2_initial_std_(wide) == 0.02, "GPT-2's own");
     gpt2_parameter_rows(rows, TINY);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {

@@ -6,7 +6,7 @@ finite.
 
 #include "test.h"
 
-static const GPT2Config THREE = {8, 30, 128, 3, 2, 16};
+static const GPT2Config THREE = {8, 30, 128, 3, 2, 16, SHARE_OFF};
 enum { GROUPS = 4 };
 
 static ClipShares new_shares(void) {

@@ -225,6 +225,24 @@ test_look() {
     check "keeps the tokenizer" cmp $own/tokenizer.json converted_2/step_00000000/tokenizer.json
 }
 
+# Layers that share parameters: what has no meaning, and what cannot be continued or combined.
+test_share() {
+    local four=(--layers 4 "${brief[@]:2}")
+    bad 2 "--share-layers: 'frog'; wanted off, all, attention, mlp, pairs or loop:K" "${four[@]}" --share-layers frog
+    bad 2 "loop:3 with 4 layers; wanted a multiple of 3" "${four[@]}" --share-layers loop:3
+    bad 2 "pairs with 1 layers; wanted a multiple of 2" "${brief[@]}" --share-layers pairs
+    bad 2 "--share-layers loop:2, --zero 2; wanted --zero 1, or --share-layers all or pairs" "${four[@]}" --share-layers loop:2 --zero 2
+    bad 2 "--share-layers loop:2, --update-in-backward on; wanted off, or" "${four[@]}" --share-layers loop:2 --update-in-backward on
+    bad 2 "ln1w of blocks 0 and 1 is the same one (--share-layers)" "${four[@]}" --share-layers all --freeze 'blocks[0]'
+    good "shared layers" "${four[@]}" --steps 2 --share-layers pairs --out shared
+    check "say so: $(grep ^model stdout)" grep -q '^model: 4 layers.*0.02M parameters, 0.01M in memory (--share-layers pairs)$' stdout
+    good "their checkpoint" --model shared --batch 2 --eval-batches 2 --steps 0 --sample-tokens 4 --out shared_eval
+    check "is a model like any other" [ "$(values val loss shared_eval/log.jsonl)" = "$(values val loss shared/log.jsonl | tail -n 1)" ]
+    bad 2 "--share-layers is off, was pairs; wanted the same|--model shared/step_00000002" --resume shared/step_00000002 --share-layers off --steps 3 --out other --override
+    good "its layers" --model shared --batch 2 --steps 1 --sample-tokens 4 --share-layers pairs
+    bad 1 "tensor transformer.h.2.ln_1.weight differs from transformer.h.0.ln_1.weight" --model shared --batch 2 --steps 1 --share-layers all
+}
+
 # ---- what users meet first ----
 
 test_first_steps() {
@@ -281,6 +299,7 @@ test_divergence
 test_other_data
 test_vocabularies
 test_look
+test_share
 test_first_steps
 test_fifos
 check_done

@@ -5,7 +5,7 @@
 #include "gpu_ops.h"
 
 enum { UPDATES = 3 };
-static const GPT2Config SMALL = {5, 60, 64, 3, 2, 20};
+static const GPT2Config SMALL = {5, 60, 64, 3, 2, 20, SHARE_OFF};
 
 // Parameters, and all slots as bytes.
 typedef struct {
@@ -156,7 +156,7 @@ static void test_same_bits(const char* what, GPT2Config cfg, Optimizer optimizer
 }
 
 static void test_optimizers(const Gpu* gpu) {
-    static const GPT2Config wide = {5, 60, 64, 1, 2, 64}; // blocks of 64
+    static const GPT2Config wide = {5, 60, 64, 1, 2, 64, SHARE_OFF}; // blocks of 64
     const Optimizer adamw = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE),
                     master = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_FP32),
                     split = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_SPLIT),

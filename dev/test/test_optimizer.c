@@ -5,7 +5,8 @@
 #include "llmc/run/checkpoint_parts.h"
 #include "test.h"
 
-static const GPT2Config ODD = {7, 131, 201, 3, 3, 33}, WIDE = {7, 131, 201, 3, 2, 64}; // blocks of 64
+static const GPT2Config ODD = {7, 131, 201, 3, 3, 33, SHARE_OFF},
+                        WIDE = {7, 131, 201, 3, 2, 64, SHARE_OFF}; // blocks of 64
 
 static const char* const WORDS[] = {OPTIMIZER_WORDS(WORDS_NAME)};
 enum { OPTIMIZERS = sizeof(WORDS) / sizeof(WORDS[0]) };

@@ -43,7 +43,7 @@ template <class T> static float* rounded(float* x, size_t n) {
 // ---- layouts ----
 
 // Tensors of less than a row of decays and of several, padding behind most of them and behind the groups.
-static const GPT2Config SMALL = {5, 60, 64, 2, 2, 14};
+static const GPT2Config SMALL = {5, 60, 64, 2, 2, 14, SHARE_OFF};
 
 // The parameters of SMALL, cut into `size` shards; in stage 0 each process updates all of them.
 typedef struct {
@@ -318,7 +318,7 @@ template <class T, class G> static void test_without_master(const Gpu* gpu) {
 
 // ---- all rules, beside the CPU ----
 
-static const GPT2Config WIDE = {5, 60, 64, 2, 2, 64}; // blocks of 64
+static const GPT2Config WIDE = {5, 60, 64, 2, 2, 64, SHARE_OFF}; // blocks of 64
 
 // A model's parameters and state on the host, laid out alike for both sides.
 typedef struct {
@@ -330,20 +330,23 @@ typedef struct {
     int in_24;    // after each update on the GPU, weights are rounded to what MASTER_24 has of them
 } Both;
 
-static Both both_open(Optimizer optimizer) {
+static Both both_open(Optimizer optimizer, ShareLayers share) {
+    GPT2Config cfg = WIDE;
+    cfg.share = share;
     Both b;
     b.in_24 = 0;
-    b.zero = zero_plan(WIDE, 0, 0, 1);
+    b.zero = zero_plan(cfg, 0, 0, 1);
     b.n = zero_full_elements(&b.zero);
-    optimizer_state_open(&b.state, optimizer, &b.zero, WIDE);
+    optimizer_state_open(&b.state, optimizer, &b.zero, cfg);
     b.params = ops_normal(b.n, 1);
     b.memory = (char*)ops_normal(b.state.bytes / sizeof(float) + 1, 0);
     return b;
 }
 
 static void both_on_cpu(Both* b, const float* grad, Update by) {
-    ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(WIDE), sizeof(ZeroRange), "ranges");
-    const int count = zero_ranges(&b->zero, b->state.rows, WIDE, ranges);
+    ZeroRange* ranges =
+        (ZeroRange*)check_alloc((size_t)zero_max_ranges(b->state.cfg), sizeof(ZeroRange), "ranges");
+    const int count = zero_ranges(&b->zero, b->state.rows, b->state.cfg, ranges);
     MatmulScratch matmul;
     matmul_open(&matmul);
     const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&b->state) + 1, 1, "scratch"), &matmul};
@@ -424,7 +427,8 @@ static unsigned some_rows(const char* names) {
 // largest change: fp32 on both sides, but Muon's products amplify it, and a code of 8 bits may be the next one.
 // `has_options`: with parameters that are frozen, and with momentum, means of rows and cautious decay, where the rule has them. Then two elements of Muon's in
 // a layer may decay on one side only: rounding decides the sign of what is nearly 0.
-static void test_like_cpu(OptimizerName name, int has_options, double tolerance, const Gpu* gpu) {
+static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share, double tolerance,
+                          const Gpu* gpu) {
     enum { UPDATES = 3 };
     const int may_differ = name == OPTIMIZER_MUON && has_options ? 2 : 0;
     Optimizer optimizer = optimizer_of(name, has_options, MASTER_NONE);
@@ -433,7 +437,7 @@ static void test_like_cpu(OptimizerName name, int has_options, double tolerance,
     optimizer.lr_scale[KIND_VECTOR] = 2;
     Update by = {defaults.adamw, has_options ? 0.75f : 0, ADAFACTOR_FIXED, 0.02f, 0.05f, MUON_SPECTRAL};
     by.adamw.decay = has_options ? DECAY_CAUTIOUS : DECAY_ALL;
-    Both both = both_open(optimizer);
+    Both both = both_open(optimizer, share);
     const float* start = ops_copy(both.params, both.n);
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
@@ -468,14 +472,14 @@ static void test_like_cpu(OptimizerName name, int has_options, double tolerance,
 // Split master weights are those of fp32 beside weights of 16 bits, bit by bit; with 24 bits, rounded after each update.
 static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu) {
     enum { UPDATES = 20 };
-    Both split = both_open(optimizer_of(name, 0, master));
+    Both split = both_open(optimizer_of(name, 0, master), SHARE_OFF);
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
         grads[t] = ops_normal(split.n, 1);
     }
     const float* start = rounded<bf16>(split.params, split.n); // the lower halves are zero
     const float* got = both_on_gpu<bf16>(&split, grads, UPDATES, defaults, gpu);
-    Both wide = both_open(optimizer_of(name, 0, MASTER_NONE));
+    Both wide = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF);
     wide.in_24 = master == MASTER_24;
     memcpy(wide.params, start, split.n * sizeof(float));
     const float* want = both_on_gpu<float>(&wide, grads, UPDATES, defaults, gpu);
@@ -748,18 +752,22 @@ int main(void) {
     test_type<fp16>(&gpu);
     test_16_bit<bf16>(&gpu);
     test_16_bit<fp16>(&gpu);
-    test_like_cpu(OPTIMIZER_ADAMW, 0, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_ADAMW, 1, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_ADAMW8BIT, 0, 0.05, &gpu);
-    test_like_cpu(OPTIMIZER_ADAMW8BIT, 1, 0.05, &gpu);
-    test_like_cpu(OPTIMIZER_ADAFACTOR, 0, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_ADAFACTOR, 1, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_MUON, 0, 1e-3, &gpu);
-    test_like_cpu(OPTIMIZER_MUON, 1, 1e-3, &gpu);
-    test_like_cpu(OPTIMIZER_LION, 0, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_LION, 1, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_SGD, 1, 1e-4, &gpu);
-    test_like_cpu(OPTIMIZER_SGD, 0, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAMW, 0, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAMW, 1, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAMW8BIT, 0, SHARE_OFF, 0.05, &gpu);
+    test_like_cpu(OPTIMIZER_ADAMW8BIT, 1, SHARE_OFF, 0.05, &gpu);
+    test_like_cpu(OPTIMIZER_ADAFACTOR, 0, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAFACTOR, 1, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_MUON, 0, SHARE_OFF, 1e-3, &gpu);
+    test_like_cpu(OPTIMIZER_MUON, 1, SHARE_OFF, 1e-3, &gpu);
+    test_like_cpu(OPTIMIZER_LION, 0, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_LION, 1, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_SGD, 1, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_SGD, 0, SHARE_OFF, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAMW, 0, SHARE_PAIRS, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_ADAMW8BIT, 0, SHARE_MLP, 0.05, &gpu);
+    test_like_cpu(OPTIMIZER_ADAFACTOR, 1, SHARE_ATTENTION, 1e-4, &gpu);
+    test_like_cpu(OPTIMIZER_MUON, 0, SHARE_MLP, 1e-3, &gpu);
     test_split(OPTIMIZER_ADAMW, MASTER_SPLIT, &gpu);
     test_split(OPTIMIZER_ADAMW8BIT, MASTER_SPLIT, &gpu);
     test_split(OPTIMIZER_ADAMW8BIT, MASTER_24, &gpu);

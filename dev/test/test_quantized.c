@@ -260,7 +260,7 @@ static void test_not_finite(void) {
 // 34 bytes for 32 numbers of a matrix, 4 for each other, and less than a block of alignment for each tensor. A GPU
 // wants matrices at multiples of 16 bytes.
 static void test_model_memory(void) {
-    const GPT2Config cfg = {1024, 50257, 50304, 12, 12, 768};
+    const GPT2Config cfg = {1024, 50257, 50304, 12, 12, 768, SHARE_OFF};
     TensorRow rows[GPT2_PARAMETER_ROWS], plain[GPT2_PARAMETER_ROWS];
     const size_t bytes = quantized_parameter_rows(rows, cfg, sizeof(float));
     size_t exact = 0, end = 0, matrices = 0;

@@ -228,6 +228,21 @@ test_freeze() {
     near "frozen, --zero 1 and 2" "$(last_loss frozen_1)" "$(last_loss frozen_1_of_3)" 1e-6
 }
 
+# Layers that share parameters: their groups are complete at different times, and there are fewer of them.
+test_share() {
+    local share four=(--layers 4 "${run[@]:2}")
+    for share in pairs attention; do
+        trains 1 one_$share "${four[@]}" --zero 2 --share-layers $share
+        trains 2 two_$share "${four[@]}" --zero 2 --share-layers $share --model-file-gb 0.00006
+        trains 3 three_$share --resume two_$share/step_00000003 --model-file-gb 5
+        same_model one_$share/step_00000009 three_$share/step_00000009 "--share-layers $share, 2 ranks, then 3"
+        same_log one_$share two_$share "--share-layers $share, 2 ranks"
+    done
+    trains 1 one_loop "${four[@]}" --zero 1 --share-layers loop:2
+    trains 3 three_loop "${four[@]}" --zero 1 --share-layers loop:2
+    near "--share-layers loop:2, --zero 1" "$(last_loss one_loop)" "$(last_loss three_loop)" 1e-6
+}
+
 # in_files CHECKPOINT COUNT: its weights are in COUNT files, with an index.
 in_files() {
     check "$1: $(ls "$1" | grep -c '^model')" [ "$(ls "$1" | grep '^model')" = \
@@ -500,6 +515,26 @@ test_gpu_stages() {
     done
 }
 
+# Layers that share parameters. In the last micro-step a GPU has no batch, and moves what the others move.
+test_gpu_share() {
+    local share four=(--layers 4 "${gpu_run[@]:2}")
+    for share in pairs attention; do
+        trains 1 one_$share "${four[@]}" --zero 2 --share-layers $share
+        CUSIM_STREAMS=random trains 2 two_$share "${four[@]}" --zero 3 --share-layers $share --offload-params on
+        same_model one_$share/step_00000006 two_$share/step_00000006 "--share-layers $share, --zero 3 on 2 GPUs"
+        same_log one_$share two_$share "--share-layers $share, --zero 3 on 2 GPUs"
+        CUSIM_STREAMS=lazy trains 3 three_$share --resume two_$share/step_00000003 --zero 2 --offload-params off
+        same_model one_$share/step_00000006 three_$share/step_00000006 "--share-layers $share, then --zero 2 on 3"
+    done
+    CUSIM_STREAMS=random trains 3 three_all "${four[@]}" --zero 3 --share-layers all
+    trains 1 one_all "${four[@]}" --zero 2 --share-layers all
+    same_model one_all/step_00000006 three_all/step_00000006 "--share-layers all, --zero 3 on 3 GPUs"
+    CUSIM_STREAMS=random trains 2 two_loop "${four[@]}" --zero 1 --share-layers loop:2
+    trains 1 one_loop "${four[@]}" --zero 1 --share-layers loop:2
+    near "--share-layers loop:2, --zero 1" "$(val_6 one_loop)" "$(val_6 two_loop)" \
+        "$(case $trainer in */FP32/*) echo 1e-6 ;; *) echo 2e-3 ;; esac)"
+}
+
 # Two machines with two GPUs each.
 test_gpu_levels() {
     local zero streams=eager
@@ -640,6 +675,7 @@ if [ $is_gpu ]; then
     test_tasks --autotune off
     test_gpu_offload
     test_gpu_stages
+    test_gpu_share
     test_gpu_levels
     test_gpu_elastic
     test_gpu_saves
@@ -660,6 +696,7 @@ test_same_bits
 test_optimizers
 test_stages
 test_freeze
+test_share
 test_tasks
 test_elastic
 test_disagreement

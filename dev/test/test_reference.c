@@ -136,7 +136,7 @@ static double model_loss(const void* model) {
 
 // Two blocks, more positions than tokens, documents, targets that do not count. A second pass sets the same gradients.
 static void test_model(void) {
-    const GPT2Config cfg = {T + 2, V, Vp, 2, NH, C};
+    const GPT2Config cfg = {T + 2, V, Vp, 2, NH, C, SHARE_OFF};
     RefModel model;
     ref_gpt2_open(&model, cfg, B, T);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {

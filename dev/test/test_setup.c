@@ -143,24 +143,28 @@ static void expect_model(const char* line, GPT2Config wanted) {
 
 static void test_model(void) {
     const int V = GPT2_VOCAB, Vp = 50304;
-    expect_model(TEXT, (GPT2Config){SETUP_CONTEXT, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
-    expect_model(SHARDS, (GPT2Config){SETUP_CONTEXT, V, Vp, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
+    expect_model(TEXT,
+                 (GPT2Config){SETUP_CONTEXT, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+    expect_model(SHARDS,
+                 (GPT2Config){SETUP_CONTEXT, V, Vp, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
     expect_model(TEXT "--seq-len 100",
-                 (GPT2Config){100, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
+                 (GPT2Config){100, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
     expect_model(TEXT "--seq-len 16 --context 20",
-                 (GPT2Config){20, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
-    expect_model(TEXT "--layers 1 --channels 12 --heads 3", (GPT2Config){SETUP_CONTEXT, 257, 384, 1, 3, 12});
+                 (GPT2Config){20, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+    expect_model(TEXT "--layers 1 --channels 12 --heads 3",
+                 (GPT2Config){SETUP_CONTEXT, 257, 384, 1, 3, 12, SHARE_OFF});
     expect_model(TEXT "--vocab-size 300",
-                 (GPT2Config){SETUP_CONTEXT, 300, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
+                 (GPT2Config){SETUP_CONTEXT, 300, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
     expect_model(SHARDS "--vocab-size 110",
-                 (GPT2Config){SETUP_CONTEXT, 110, 128, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
+                 (GPT2Config){SETUP_CONTEXT, 110, 128, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
     expect_model(SHARDS "--tokenizer %/tokenizer.bin",
-                 (GPT2Config){SETUP_CONTEXT, 200, 256, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS});
-    expect_model(SHARDS "--seq-len 64 --model d12", (GPT2Config){1024, V, Vp, 12, 12, 768});
+                 (GPT2Config){SETUP_CONTEXT, 200, 256, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+    expect_model(SHARDS "--seq-len 64 --model d12", (GPT2Config){1024, V, Vp, 12, 12, 768, SHARE_OFF});
     expect_model(SHARDS "--seq-len 64 --model gpt2:d12 --layers 3 --context 64",
-                 (GPT2Config){64, V, Vp, 3, 12, 768});
-    expect_model(SHARDS "--seq-len 64 --model gpt3:c5140", (GPT2Config){2048, V, Vp, 40, 40, 5120});
-    expect_model(TEXT "--seq-len 64 -e d6", (GPT2Config){1024, 257, 384, 6, 6, 384});
+                 (GPT2Config){64, V, Vp, 3, 12, 768, SHARE_OFF});
+    expect_model(SHARDS "--seq-len 64 --model gpt3:c5140",
+                 (GPT2Config){2048, V, Vp, 40, 40, 5120, SHARE_OFF});
+    expect_model(TEXT "--seq-len 64 -e d6", (GPT2Config){1024, 257, 384, 6, 6, 384, SHARE_OFF});
 
     expect_refused(TEXT "--channels 130", 2, "--channels 130|--heads 4");
     expect_refused(TEXT "--vocab-size 256", 2, "256|257|bytes");
@@ -185,7 +189,7 @@ static void expect_weights(const char* options, int is_random) {
 }
 
 static void test_model_file(void) {
-    const GPT2Config cfg = {32, 400, 416, 2, 2, 8}, padded = {32, 400, 512, 2, 2, 8};
+    const GPT2Config cfg = {32, 400, 416, 2, 2, 8, SHARE_OFF}, padded = {32, 400, 512, 2, 2, 8, SHARE_OFF};
     expect_model(TEXT "--model %/model.bin --vocab-size 400", cfg);
     // that file does not say how much padding there was
     expect_model(TEXT "--model %/step_00000003 --vocab-size 400", padded);

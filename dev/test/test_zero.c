@@ -83,7 +83,8 @@ static void test_levels(GPT2Config cfg, int size, int shards) {
 }
 
 static void test_covers(void) {
-    static const GPT2Config odd = {7, 131, 201, 3, 3, 33}, one_layer = {8, 5, 128, 1, 1, 1};
+    static const GPT2Config odd = {7, 131, 201, 3, 3, 33, SHARE_OFF},
+                            one_layer = {8, 5, 128, 1, 1, 1, SHARE_OFF};
     int count;
     const GPT2NamedModel* models = gpt2_named_models(&count);
     for (int size = 1; size <= 70; size++) {
@@ -98,7 +99,8 @@ static void test_covers(void) {
     }
     for (int i = 0; i < count; i++) {
         const GPT2Config cfg = {models[i].max_T, GPT2_VOCAB,   gpt2_padded_vocab(GPT2_VOCAB),
-                                models[i].L,     models[i].NH, models[i].C};
+                                models[i].L,     models[i].NH, models[i].C,
+                                SHARE_OFF};
         test_cover(cfg, 0, 3, 3);
         test_cover(cfg, 1, 1, 1);
         test_cover(cfg, 2, 2 + 7 * i % 69, 2 + 7 * i % 69);
@@ -107,7 +109,7 @@ static void test_covers(void) {
 
 // The same element, in full arrays and in a shard: a tensor of a layer is at the place that its row says.
 static void test_full_places(void) {
-    static const GPT2Config cfg = {7, 131, 201, 3, 3, 33};
+    static const GPT2Config cfg = {7, 131, 201, 3, 3, 33, SHARE_OFF};
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const ZeroPlan plan = zero_plan(cfg, 0, 0, 4);
     gpt2_sharded_rows_of(rows, cfg, sizeof(float), 4);
@@ -127,7 +129,7 @@ static void test_full_places(void) {
 
 // Memory of stages 0, 1 and 2.
 static void test_memory(void) {
-    static const GPT2Config cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768};
+    static const GPT2Config cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF};
     const ZeroPlan all = zero_plan(cfg, 0, 1, 8), one = zero_plan(cfg, 1, 1, 8),
                    two = zero_plan(cfg, 2, 1, 8);
     const size_t full = zero_full_elements(&all);
@@ -142,7 +144,7 @@ static void test_memory(void) {
 
 // What an update moves: 16 sequences in micro-batches of 2.
 static void test_traffic(void) {
-    static const GPT2Config cfg = {7, 131, 201, 5, 3, 33};
+    static const GPT2Config cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 3; stage++) {
         const ZeroPlan one = zero_plan(cfg, stage, 0, 4), two = zero_plan_two_levels(cfg, stage, 0, 4, 2);
         const double n = (double)zero_full_elements(&one), once = (double)one.once,

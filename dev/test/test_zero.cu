@@ -14,7 +14,7 @@ enum {
     THREADS = 64,
     PER_THREAD = 16
 };
-static const GPT2Config CFG = {4, 192, 192, BLOCKS, 2, 8}; // its groups are all of one size
+static const GPT2Config CFG = {4, 192, 192, BLOCKS, 2, 8, SHARE_OFF}; // its groups are all of one size
 
 __host__ __device__ static inline float mix(float a, float b, float c) {
     return (float)(((int)a * 5 + (int)b * 3 + (int)c + 1) % 16);
@@ -183,13 +183,13 @@ template <class T> static void toy_mix(Toy<T>* toy, T* out, const T* a, const T*
 
 // The gradient of group g, as train_gpt2.cu sees it.
 template <class T> static void toy_add(Toy<T>* toy, int g, int is_first) {
-    const int layer = g > 0 ? zero_gradient_layer(&toy->zero.plan, g - 1) : -1;
+    const int layer = g > 0 ? zero_gradient_block(&toy->zero.plan, g - 1) : -1;
     launch(add_kernel<T>, grid_of(toy->N), THREADS, 0, &toy->gpu, toy->grads + (size_t)(1 + layer) * toy->N,
            toy->rest, is_first);
 }
 
 template <class T> static const T* toy_block(const Toy<T>* toy, int l) {
-    return toy->params + (size_t)(1 + zero_parameter_layer(&toy->zero.plan, l)) * toy->N;
+    return toy->params + (size_t)(1 + zero_parameter_block(&toy->zero.plan, l)) * toy->N;
 }
 
 template <class T> static void toy_forward(Toy<T>* toy) {

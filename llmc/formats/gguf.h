@@ -301,7 +301,7 @@ static size_t gguf_layer_bytes_(const GgufWriter* w, const TensorRow* row) {
 static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     size_t offset = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].layers; l++) {
+        for (int l = 0; l < rows[i].uses; l++) {
             gguf_put_info_(w, &rows[i], w->cfg, l, gguf_type_(&rows[i], w->dtype), offset);
             offset += gguf_layer_bytes_(w, &rows[i]);
         }
@@ -347,7 +347,7 @@ void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config c
     w->dtype = dtype;
     gpt2_parameter_rows_of(rows, cfg, sizeof(float));
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        tensors += (uint64_t)rows[i].layers;
+        tensors += (uint64_t)rows[i].uses;
     }
     file_open(&w->file, path);
     gguf_put_bytes_(w, "GGUF", 4);
@@ -362,16 +362,17 @@ void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config c
 }
 
 void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
-    size_t begin = w->data; // of the parameter
+    size_t begin = w->data; // of the layer of a parameter
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         assert(row->element_bytes == sizeof(float));
-        if (tensor_is_in_group(row, g)) {
-            w->at = begin + (size_t)gpt2_group_layer(g) * gguf_layer_bytes_(w, row);
-            file_seek(&w->file, w->at);
-            gguf_put_layer_(w, row, (const float*)tensor_in_group(rows, row, g, group));
+        for (int l = 0; l < row->uses; l++, begin += gguf_layer_bytes_(w, row)) {
+            if (tensor_group(row, l) == g) {
+                w->at = begin;
+                file_seek(&w->file, w->at);
+                gguf_put_layer_(w, row, (const float*)tensor_in_group(rows, row, g, group));
+            }
         }
-        begin += (size_t)row->layers * gguf_layer_bytes_(w, row);
     }
 }
 

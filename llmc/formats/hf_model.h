@@ -13,7 +13,8 @@ to training, and heads for other tasks are left out with a note on stderr.
 
 Read are models in fp32, fp16 or bf16, with and without "transformer."; into fp32, exactly. A weight that is not
 finite is an error that names its tensor. Groups of parameters (gpt2.h) are read one at a time, and a file is written
-from memory that has only its groups.
+from memory that has only its groups. What layers share (gpt2.h) is written once for each of them, so files have every layer;
+where a model is read its layers must be equal.
 
     rows    of the parameters in memory, in one part or more (gpt2_sharded_rows_of), with elements of the type of the
             file that is written; fp32 where a model is read
@@ -385,13 +386,13 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, GPT
 
 // ---- writing the weights ----
 
-// Bytes of a group in files.
+// Bytes of a group in files: of all layers that have it.
 static double hf_group_bytes_(const TensorRow* rows, GPT2Config cfg, int g) {
     double bytes = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        if (tensor_is_in_group(&rows[i], g)) {
-            bytes +=
-                (double)(gpt2_rows_in_files(&rows[i], cfg) * rows[i].cols) * (double)rows[i].element_bytes;
+        for (int l = 0; l < rows[i].uses; l++) {
+            const double elements = (double)(gpt2_rows_in_files(&rows[i], cfg) * rows[i].cols);
+            bytes += tensor_group(&rows[i], l) == g ? elements * (double)rows[i].element_bytes : 0;
         }
     }
     return bytes;
@@ -424,7 +425,7 @@ void hf_model_file_name(char name[64], int file, int count) {
 
 // The group of layer l of a tensor, if the file has it; else -1.
 static int hf_group_in_file_(HfModelFile file, const TensorRow* row, int l) {
-    const int g = row->place == PLACE_BLOCK ? 1 + l : 0;
+    const int g = tensor_group(row, l);
     return file.first <= g && g < file.end ? g : -1;
 }
 
@@ -437,7 +438,7 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
     file_join(path, directory, name);
     safetensors_writer_open(&writer, path);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].layers; l++) {
+        for (int l = 0; l < rows[i].uses; l++) {
             const HfTensor_ tensor = hf_tensor_(&rows[i], cfg, l);
             if (hf_group_in_file_(file, &rows[i], l) >= 0) {
                 safetensors_writer_declare(&writer, tensor.name, dtype, tensor.ndim, tensor.shape);
@@ -447,7 +448,7 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
     safetensors_writer_begin(&writer);
     const size_t first = gpt2_group_offset_bytes(rows, file.first);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].layers; l++) {
+        for (int l = 0; l < rows[i].uses; l++) {
             const int g = hf_group_in_file_(file, &rows[i], l);
             if (g >= 0) {
                 const char* group = (const char*)memory + (gpt2_group_offset_bytes(rows, g) - first);
@@ -478,7 +479,7 @@ void hf_model_write_index(const char* directory, const HfModelFile* files, int c
     for (int f = 0; f < count; f++) {
         hf_model_file_name(name, f, count);
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-            for (int l = 0; l < rows[i].layers; l++) {
+            for (int l = 0; l < rows[i].uses; l++) {
                 if (hf_group_in_file_(files[f], &rows[i], l) >= 0) {
                     fprintf(writer.file, "%s    \"%s\": \"%s\"", separator, hf_tensor_(&rows[i], cfg, l).name,
                             name);
@@ -633,7 +634,7 @@ void hf_model_open(HfModel* model, const char* directory, GPT2Config cfg) {
     model->chunk = (float*)hf_chunk_open_(rows);
     safetensors_set_open(&model->set, directory);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].layers; l++) {
+        for (int l = 0; l < rows[i].uses; l++) {
             used[num_used++] = hf_find_(model, &rows[i], l);
             if (rows[i].init == INIT_VOCAB) {
                 hf_check_classifier_(&model->set, used[num_used - 1]);
@@ -644,6 +645,20 @@ void hf_model_open(HfModel* model, const char* directory, GPT2Config cfg) {
     free(used);
 }
 
+// The other layers of group g have the same bits as the lowest one.
+static void hf_check_equal_(const HfModel* model, const TensorRow* row, int g,
+                            const SafeTensorsView* lowest) {
+    for (int l = gpt2_group_layer(model->cfg, g) + 1; l < row->uses; l++) {
+        if (tensor_group(row, l) == g) {
+            const SafeTensorsView* view = hf_find_(model, row, l);
+            CHECK(view->dtype == lowest->dtype && memcmp(view->data, lowest->data, lowest->bytes) == 0,
+                  "%s: tensor %s differs from %s, wanted equal ones, as --share-layers says", view->path,
+                  view->name, lowest->name);
+            safetensors_release(view, 0, view->elements);
+        }
+    }
+}
+
 void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         assert(rows[i].element_bytes == sizeof(float));
@@ -652,7 +667,8 @@ void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, s
             const size_t at = (size_t)(tensor - (float*)group), elements = tensor_layer_elements(&rows[i]);
             const size_t from = first > at ? first : at, to = end < at + elements ? end : at + elements;
             if (from < to) {
-                const SafeTensorsView* view = hf_find_(model, &rows[i], gpt2_group_layer(g));
+                const SafeTensorsView* view = hf_find_(model, &rows[i], gpt2_group_layer(model->cfg, g));
+                hf_check_equal_(model, &rows[i], g, view);
                 hf_read_layer_(view, &rows[i], tensor, from - at, to - at, model->chunk);
                 safetensors_release(view, 0, view->elements);
             }

@@ -43,7 +43,7 @@ typedef struct {
 void llmc_bin_open(LlmcBin* bin, const char* path);
 
 // Sets the tensors of group g (gpt2.h), in memory that has only this group, laid out by `rows` for the file's own
-// configuration.
+// configuration. Layers that share a tensor there must have equal ones in the file, which has every layer.
 void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group);
 
 void llmc_bin_close(LlmcBin* bin);
@@ -72,6 +72,7 @@ void llmc_bin_commit(LlmcBinWriter* writer);
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -91,13 +92,13 @@ static double llmc_bin_bytes_(GPT2Config cfg, ModelDtype dtype) {
     gpt2_parameter_rows(rows, cfg);
     double elements = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        elements += (double)tensor_elements(&rows[i]);
+        elements += (double)rows[i].uses * (double)tensor_layer_elements(&rows[i]);
     }
     return 4.0 * LLMC_BIN_HEADER_ + elements * (double)llmc_bin_element_bytes_(dtype);
 }
 
 static GPT2Config llmc_bin_config_(const int32_t* header) {
-    const GPT2Config cfg = {header[2], header[3], header[7], header[4], header[5], header[6]};
+    const GPT2Config cfg = {header[2], header[3], header[7], header[4], header[5], header[6], SHARE_OFF};
     return cfg;
 }
 
@@ -169,21 +170,44 @@ void llmc_bin_open(LlmcBin* bin, const char* path) {
 static size_t llmc_bin_at_(const TensorRow* rows, int i, int l, ModelDtype dtype) {
     size_t elements = (size_t)l * tensor_layer_elements(&rows[i]);
     while (i-- > 0) {
-        elements += tensor_elements(&rows[i]);
+        elements += (size_t)rows[i].uses * tensor_layer_elements(&rows[i]);
     }
     return 4 * LLMC_BIN_HEADER_ + elements * llmc_bin_element_bytes_(dtype);
 }
 
+// Layer l of parameter i.
+static void llmc_bin_read_tensor_(const LlmcBin* bin, const TensorRow* rows, int i, int l, float* tensor) {
+    const size_t at = llmc_bin_at_(rows, i, l, bin->dtype);
+    CHECK(fseeko(bin->file, (off_t)at, SEEK_SET) == 0, "%s: cannot read tensor %s: %s", bin->path,
+          rows[i].name, strerror(errno));
+    llmc_bin_read_layer_(bin, &rows[i], l, tensor);
+    llmc_bin_clear_padding_(&rows[i], bin->cfg, tensor);
+}
+
+// Layer l has the same values as the lowest layer of its group, `tensor`.
+static void llmc_bin_check_equal_(const LlmcBin* bin, const TensorRow* rows, int i, int l,
+                                  const float* tensor) {
+    const size_t count = tensor_layer_elements(&rows[i]);
+    float* other = (float*)check_alloc(count, sizeof(float), "a layer to compare");
+    llmc_bin_read_tensor_(bin, rows, i, l, other);
+    CHECK(memcmp(other, tensor, count * sizeof(float)) == 0,
+          "%s: tensor %s, layer %d differs from layer %d, wanted equal ones, as --share-layers says",
+          bin->path, rows[i].name, l, tensor_lowest_layer(&rows[i], tensor_copy(&rows[i], l)));
+    free(other);
+}
+
 void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &rows[i];
-        if (tensor_is_in_group(row, g)) {
-            const size_t at = llmc_bin_at_(rows, i, gpt2_group_layer(g), bin->dtype);
-            float* tensor = (float*)tensor_in_group(rows, row, g, group);
-            CHECK(fseeko(bin->file, (off_t)at, SEEK_SET) == 0, "%s: cannot read tensor %s: %s", bin->path,
-                  row->name, strerror(errno));
-            llmc_bin_read_layer_(bin, row, gpt2_group_layer(g), tensor);
-            llmc_bin_clear_padding_(row, bin->cfg, tensor);
+        if (!tensor_is_in_group(&rows[i], g)) {
+            continue;
+        }
+        float* tensor = (float*)tensor_in_group(rows, &rows[i], g, group);
+        const int lowest = tensor_lowest_layer(&rows[i], gpt2_group_copy(g));
+        llmc_bin_read_tensor_(bin, rows, i, lowest, tensor);
+        for (int l = lowest + 1; l < rows[i].uses; l++) {
+            if (tensor_group(&rows[i], l) == g) {
+                llmc_bin_check_equal_(bin, rows, i, l, tensor);
+            }
         }
     }
 }
@@ -215,10 +239,12 @@ void llmc_bin_create(LlmcBinWriter* writer, const char* path, GPT2Config cfg, Mo
 
 void llmc_bin_put(LlmcBinWriter* writer, const TensorRow* rows, int g, const void* group) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        if (tensor_is_in_group(&rows[i], g)) {
-            file_seek(&writer->file, llmc_bin_at_(rows, i, gpt2_group_layer(g), writer->dtype));
-            llmc_bin_put_layer_(writer, (const float*)tensor_in_group(rows, &rows[i], g, group),
-                                tensor_layer_elements(&rows[i]));
+        for (int l = 0; l < rows[i].uses; l++) {
+            if (tensor_group(&rows[i], l) == g) {
+                file_seek(&writer->file, llmc_bin_at_(rows, i, l, writer->dtype));
+                llmc_bin_put_layer_(writer, (const float*)tensor_in_group(rows, &rows[i], g, group),
+                                    tensor_layer_elements(&rows[i]));
+            }
         }
     }
 }

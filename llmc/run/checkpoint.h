@@ -258,7 +258,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
                 return error_set(
                     error, path,
                     "not saved: element %zu of %s, layer %d, is not finite: the run has diverged", bad,
-                    row->name, gpt2_group_layer(g));
+                    row->name, gpt2_group_layer(c->run.cfg, g));
             }
         }
     }

@@ -91,7 +91,7 @@ static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
     ZeroPlan plan = options_only_evaluates(o)
                         ? zero_plan(cfg, 0, 0, 1)
                         : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
-    plan.first_block = freeze.first_block;
+    plan.first_block = freeze_first_copy(&freeze, cfg);
     plan.takes_turns |= o->update_in_backward;
     return plan;
 }
@@ -179,7 +179,7 @@ static inline size_t memory_scratch_(GPT2Config cfg, const ZeroPlan* zero, const
     return optimizer_planned_bytes<floatX>(&state, zero) +
            attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
            layernorm_planned_bytes((int)N, cfg.C) + encoder_planned_bytes((int)N, cfg.C) +
-           (o->freeze && o->freeze[0] ? optimizer_freeze_bytes(cfg.L) : 0) +
+           (o->freeze && o->freeze[0] ? optimizer_freeze_bytes(zero->groups) : 0) +
            gradient_norm_planned_bytes(zero_sharded_elements(zero)) + batch_queue_planned_bytes(N) +
            step_result_bytes(planned_losses(o)) + N * sizeof(int);
 }

@@ -126,6 +126,7 @@ typedef struct {
 
     const char* model;
     int layers, channels, heads, context, vocab_size;
+    const char* share_layers;
 
     int batch, seq_len;
     int64_t total_batch, steps;
@@ -388,6 +389,9 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "maximum sequence length of the model"},
     {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
         "tokens", "size of the vocabulary"},
+    {"model",      "share-layers",  "",   STRING_(share_layers),   0,        0, RUN_,             "off",
+        "off|all|attention|mlp|pairs|loop:K", "layers with the same parameters: all; their attention, or their MLP; pairs: "
+        "two in a row; loop:K: K blocks, repeated"},
 
     {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_ | BOTH_,    "auto",
         "sequences", "micro-batch: sequences per forward and backward pass; with --prompts: texts at a time, auto: 8 on a "

@@ -165,7 +165,7 @@ static void plan_print_freeze_(FILE* file, GPT2Config cfg, const char* list) {
         return;
     }
     fprintf(file, "freeze: %.2fM of %.2fM parameters stay as they are", freeze_count(&freeze, cfg) / 1e6,
-            gpt2_count_parameters(cfg) / 1e6);
+            gpt2_count_stored(cfg) / 1e6);
     if (freeze_has_classifier(&freeze)) {
         fprintf(file, ", with the classifier, whose weight is wte");
     }
@@ -181,8 +181,13 @@ void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const
     const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
             "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (padded to %d): %.2fM "
-            "parameters\n",
+            "parameters",
             cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6);
+    if (cfg.share != SHARE_OFF) {
+        fprintf(file, ", %.2fM in memory (--share-layers %s)", gpt2_count_stored(cfg) / 1e6,
+                options->share_layers);
+    }
+    fputc('\n', file);
     plan_print_freeze_(file, cfg, options->freeze);
     fprintf(file, "memory%s: ", options->processes > 1 ? each : "");
     plan_print_places_(file, memory);
@@ -193,7 +198,7 @@ void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* o, size_t gra
                         size_t parameter_bytes) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     ZeroPlan zero = zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
-    zero.first_block = freeze.first_block;
+    zero.first_block = freeze_first_copy(&freeze, cfg);
     const ZeroTraffic traffic =
         zero_traffic(&zero, o->total_batch / o->seq_len, o->batch, gradient_bytes, parameter_bytes);
     if (o->processes > 1 && !options_only_evaluates(o)) {

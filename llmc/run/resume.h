@@ -189,6 +189,17 @@ static void resume_difference_(ResumeChanges_* c, const char* name, const char* 
     }
 }
 
+// The optimizer's state is that of the parameters in memory: other ones have none to continue with.
+static void resume_check_share_(const Resume* r, const Options* options) {
+    const char *saved = state_option(&r->saved, "share-layers"), *was = saved ? saved : "off";
+    if (strcmp(options->share_layers, was) != 0) {
+        die_usage(
+            "--resume %s: --share-layers is %s, was %s; wanted the same, or a new run that starts from its "
+            "weights: --model %s",
+            options->resume, options->share_layers, was, r->path);
+    }
+}
+
 void resume_check(const Resume* r, const Options* options, FILE* file, const char* trainer,
                   size_t train_tokens, uint64_t train_data) {
     ResumeChanges_ c;
@@ -196,6 +207,7 @@ void resume_check(const Resume* r, const Options* options, FILE* file, const cha
     if (!r->is_active) {
         return;
     }
+    resume_check_share_(r, options);
     memset(&c, 0, sizeof(c));
     c.file = file;
     fprintf(file, "resume: from %s, %lld of %lld steps done\n", r->path, (long long)r->saved.run.step,

@@ -485,12 +485,12 @@ static int run_overflowed_(LossScale* scale, double loss, double norm, char reas
 }
 
 // Of an update that was made in the backward pass: whether it was, at least in part.
-static void run_judge_in_backward_(const InBackward* made, RunVerdict_* verdict) {
+static void run_judge_in_backward_(GPT2Config cfg, const InBackward* made, RunVerdict_* verdict) {
     verdict->is_made = made->updated > 0;
     if (verdict->is_made && made->stopped_at > 0) {
         snprintf(verdict->reason, sizeof(verdict->reason),
                  "in block %d and all below it, whose gradient is not finite",
-                 gpt2_group_layer(made->stopped_at));
+                 gpt2_group_layer(cfg, made->stopped_at));
     } else if (verdict->is_made && made->stopped_at == 0) {
         snprintf(verdict->reason, sizeof(verdict->reason),
                  "outside of the blocks, where the gradient is not finite");
@@ -518,7 +518,7 @@ static RunVerdict_ run_judge_(Run_* run, const RunUpdate_* update) {
     }
     verdict.is_made = !skip;
     if (o->update_in_backward) {
-        run_judge_in_backward_(&run->in_backward, &verdict);
+        run_judge_in_backward_(run->cfg, &run->in_backward, &verdict);
     }
     const float decided[3] = {verdict.update.adamw.lr, verdict.update.adamw.grad_scale,
                               (float)verdict.is_made};
@@ -916,6 +916,7 @@ static int run_dispatch_(Run_* run, const char* program) {
     }
     setup_check_quantize(options, run->cfg);
     setup_check_freeze(options, run->cfg);
+    setup_check_share(options, run->cfg);
     setup_products(options);
     if (run_is_first_(run)) {
         setup_check_exports(options);

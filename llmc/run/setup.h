@@ -15,7 +15,7 @@ is refused: its tokens would be different ones. The model is a name, a file of l
 directory (a checkpoint is one), or the sizes on the command line; options that are given override a name and
 must agree with files. Everything is checked here, before any memory for the model is taken.
 
-defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_check_freeze, setup_products, setup_try_prompt, setup_model_path,
+defines: RunData, setup_has_data, setup_tokenizer, setup_text_tokenizer, setup_texts, setup_check_quantize, setup_check_freeze, setup_check_share, setup_products, setup_try_prompt, setup_model_path,
          setup_model, setup_data, setup_open_text, setup_target_bytes, setup_loaders, setup_print_data, setup_verify_data,
          setup_training, setup_check_optimizer, setup_optimizer, setup_update, setup_eval_sequences,
          setup_floor, setup_eot, setup_saved_tokenizer, setup_check_exports, SetupExport, setup_exports, setup_export_open,
@@ -133,6 +133,9 @@ void setup_check_quantize(const Options* options, GPT2Config cfg);
 // The same for --freeze, whose list needs the model; after the processes have met.
 void setup_check_freeze(const Options* options, GPT2Config cfg);
 
+// And for --share-layers with what takes the gradients of a block away before those of the next one are there.
+void setup_check_share(const Options* options, GPT2Config cfg);
+
 // Decides --products auto, and refuses bf16 where matrices are in 8 bits.
 void setup_products(Options* options);
 
@@ -225,6 +228,7 @@ void setup_close(RunData* data);
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/bf16_tile.h"
 #include "llmc/freeze.h"
+#include "llmc/share.h"
 #include "llmc/linear.h"
 #include "llmc/quantized.h"
 
@@ -452,6 +456,15 @@ static int setup_fits_(int model_V, int V) {
     return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == gpt2_padded_vocab(V);
 }
 
+static int setup_share_layers_(const Options* options) {
+    char error[ERROR_BYTES];
+    int share;
+    if (!share_parse(&share, options->layers, options->share_layers, error)) {
+        die_usage("%s", error);
+    }
+    return share;
+}
+
 GPT2Config setup_model(Options* options, const RunData* data, const char* path) {
     const int insists = options->vocab_size != OPTION_AUTO; // or is a run that resumes
     const GPT2NamedModel unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
@@ -459,7 +472,7 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path) 
     const GPT2NamedModel* named = path ? NULL : gpt2_model_by_name(options->model);
     named = named ? named : &unnamed;
     const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
-    GPT2Config cfg = {named->max_T, V, 0, named->L, named->NH, named->C};
+    GPT2Config cfg = {named->max_T, V, 0, named->L, named->NH, named->C, SHARE_OFF};
     if (path) {
         cfg = setup_read_config_(path);
     }
@@ -468,9 +481,13 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path) 
     setup_size_(&options->heads, cfg.NH, "heads", path);
     setup_size_(&options->context, cfg.max_T, "context", path);
     setup_size_(&options->vocab_size, cfg.V, "vocab-size", path);
-    const GPT2Config chosen = {
-        options->context, options->vocab_size, path ? cfg.Vp : gpt2_padded_vocab(options->vocab_size),
-        options->layers,  options->heads,      options->channels};
+    const GPT2Config chosen = {options->context,
+                               options->vocab_size,
+                               path ? cfg.Vp : gpt2_padded_vocab(options->vocab_size),
+                               options->layers,
+                               options->heads,
+                               options->channels,
+                               setup_share_layers_(options)};
     if (chosen.C % chosen.NH) {
         die_usage("--channels %d is not a multiple of --heads %d", chosen.C, chosen.NH);
     }
@@ -1049,7 +1066,7 @@ void setup_check_quantize(const Options* options, GPT2Config cfg) {
 void setup_check_freeze(const Options* o, GPT2Config cfg) {
     char error[ERROR_BYTES];
     Freeze freeze;
-    if (!freeze_parse(&freeze, cfg.L, o->freeze, error)) {
+    if (!freeze_parse(&freeze, cfg.L, o->freeze, error) || !freeze_check_shared(&freeze, cfg, error)) {
         die_usage("%s", error);
     }
     if (freeze.first_block > 0 && o->zero == 3) {
@@ -1066,6 +1083,25 @@ void setup_check_freeze(const Options* o, GPT2Config cfg) {
                   "GPUs this "
                   "one updates all blocks of a parameter, or none",
                   o->freeze, optimizer_word((OptimizerName)o->optimizer));
+    }
+}
+
+// In a loop of several blocks the gradients of all are there at the end, and not one after the other.
+void setup_check_share(const Options* o, GPT2Config cfg) {
+    if (!share_is_loop(cfg) || options_only_evaluates(o)) {
+        return;
+    }
+    if (o->zero >= 2) {
+        die_usage(
+            "--share-layers %s, --zero %d; wanted --zero 1, or --share-layers all or pairs: here no block's "
+            "gradients are complete before those of all are",
+            o->share_layers, o->zero);
+    }
+    if (o->update_in_backward) {
+        die_usage(
+            "--share-layers %s, --update-in-backward on; wanted off, or --share-layers all or pairs: here no "
+            "block's gradients are complete before those of all are",
+            o->share_layers);
     }
 }
 
