@@ -846,8 +846,8 @@ int main(void) {
     test_documents(settings, 3, weights);
     test_smaller_batch(settings, weights);
     test_evaluate(weights, 1);
-    test_evaluate(weights, 2);
     test_evaluate(weights, B);
+    test_evaluate(weights, 2 * B + 1);
     test_texts(weights);
     test_quantized_texts();
     test_quantized_evaluate();
