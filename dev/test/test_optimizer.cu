@@ -495,8 +495,8 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
 
 // Without master weights, each rule rounds what it makes of them with the words of the element's place in its group.
 static void test_rounding(OptimizerName name, const Gpu* gpu) {
-    const Both none = both_open(optimizer_of(name, 0, MASTER_NONE));
-    Both master = both_open(optimizer_of(name, 0, MASTER_FP32));
+    const Both none = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF);
+    Both master = both_open(optimizer_of(name, 0, MASTER_FP32), SHARE_OFF);
     float* const grad = ops_normal(none.n, 1);
     Update by = defaults;
     by.muon_lr = 0.02f;
