@@ -1323,11 +1323,10 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
             "--update-in-backward on with PRECISION=FP16, whose loss scale needs the whole gradient first; "
             "wanted PRECISION=BF16 or FP32, or off");
     }
-    if (o->update_in_backward && optimizer_needs_matrices((OptimizerName)o->optimizer)) {
+    if (o->update_in_backward && o->optimizer == OPTIMIZER_MUON) {
         die_usage(
-            "--update-in-backward on, --optimizer %s, which on a GPU updates all blocks at once; wanted "
-            "adamw8bit or another one, or off",
-            optimizer_word((OptimizerName)o->optimizer));
+            "--update-in-backward on, --optimizer muon, which on a GPU updates all blocks at once; wanted "
+            "adamw8bit or another one, or off");
     }
     if (o->master_weights == MASTER_WEIGHTS_24 && DTYPE_OF(floatX) != DTYPE_BF16) {
         die_usage("--master-weights 24 with PRECISION=" PRECISION_NAME "; wanted PRECISION=BF16, or on");

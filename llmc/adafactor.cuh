@@ -1,5 +1,5 @@
 /*
-adafactor.cuh -- adafactor.h on the GPU, for all tensors of a model in five launches.
+adafactor.cuh -- adafactor.h on the GPU, for all tensors of a model, or some in a row, in five launches.
 
 Tensors are places in arrays: a table says where each one starts in the parameters, the master weights and the gradients,
 which have the same layout, and in each array of state. A tensor of one row is a vector.
@@ -14,7 +14,7 @@ the whole tensor in between, so the gradient is read three times. The vectors ta
 block has a tile: a band of up to ADAFACTOR_BAND rows of a matrix.
 
 needs:   tensors start at multiples of four elements in every array
-defines: AdafactorTensor, AdafactorPlan, adafactor_planned_bytes, adafactor_open, adafactor_close, AdafactorUpdate,
+defines: AdafactorTensor, AdafactorCount, adafactor_count, AdafactorPlan, adafactor_planned_bytes, adafactor_open, adafactor_close, AdafactorUpdate,
          adafactor_update, adafactor_bytes
 */
 #ifndef LLMC_ADAFACTOR_CUH
@@ -38,6 +38,11 @@ typedef struct {
     int decay;  // whether weights decay
 } AdafactorTensor;
 
+// How many there are of some tensors in a row.
+typedef struct {
+    int matrices, vectors, tiles;
+} AdafactorCount;
+
 // The same with its tiles, which are numbered through.
 typedef struct {
     AdafactorTensor tensor;
@@ -56,7 +61,8 @@ typedef struct {
     int* places_of_tiles;
     AdafactorTile_* tiles;
     float* col_parts;
-    int matrices, vectors, num_tiles, most_cols;
+    AdafactorCount all;
+    int most_cols;
     int width; // elements at a time: 4 if all matrices have rows of a multiple of 4
 } AdafactorPlan;
 
@@ -66,17 +72,26 @@ static inline int adafactor_tiles_(const AdafactorTensor* t) {
     return t->rows == 1 ? 0 : ceil_div(t->rows, (int)ADAFACTOR_BAND);
 }
 
+static inline AdafactorCount adafactor_count(const AdafactorTensor* tensors, int count) {
+    AdafactorCount c = {0, 0, 0};
+    for (int i = 0; i < count; i++) {
+        const int is_matrix = tensors[i].rows > 1;
+        c.matrices += is_matrix;
+        c.vectors += !is_matrix;
+        c.tiles += adafactor_tiles_(&tensors[i]);
+    }
+    return c;
+}
+
 // What adafactor_open sets except memory, and the number of partial column sums.
 static inline size_t adafactor_size_(AdafactorPlan* plan, const AdafactorTensor* tensors, int count) {
     size_t col_parts = 0;
     memset(plan, 0, sizeof(*plan));
+    plan->all = adafactor_count(tensors, count);
     plan->width = 4;
     for (int i = 0; i < count; i++) {
         const AdafactorTensor* t = &tensors[i];
-        plan->vectors += t->rows == 1;
         if (t->rows > 1) {
-            plan->matrices++;
-            plan->num_tiles += adafactor_tiles_(t);
             plan->most_cols = t->cols > plan->most_cols ? t->cols : plan->most_cols;
             plan->width = t->cols % 4 == 0 ? plan->width : 1;
             col_parts += (size_t)adafactor_tiles_(t) * t->cols;
@@ -90,7 +105,7 @@ static inline size_t adafactor_planned_bytes(const AdafactorTensor* tensors, int
     AdafactorPlan plan;
     const size_t col_parts = adafactor_size_(&plan, tensors, count);
     return (size_t)count * sizeof(AdafactorPlace_) +
-           (size_t)plan.num_tiles * (sizeof(int) + sizeof(AdafactorTile_)) + col_parts * sizeof(float);
+           (size_t)plan.all.tiles * (sizeof(int) + sizeof(AdafactorTile_)) + col_parts * sizeof(float);
 }
 
 // Matrices come first, each with its tiles behind those of the matrices before it.
@@ -110,11 +125,11 @@ static inline void adafactor_place_(AdafactorPlace_* places, int* places_of_tile
 
 static inline void adafactor_open(AdafactorPlan* plan, const AdafactorTensor* tensors, int count) {
     const size_t col_parts = adafactor_size_(plan, tensors, count);
-    const size_t places_bytes = (size_t)count * sizeof(AdafactorPlace_), tiles = (size_t)plan->num_tiles;
+    const size_t places_bytes = (size_t)count * sizeof(AdafactorPlace_), tiles = (size_t)plan->all.tiles;
     AdafactorPlace_* places =
         (AdafactorPlace_*)check_alloc((size_t)count, sizeof(*places), "adafactor: tensors");
     int* places_of_tiles = (int*)check_alloc(tiles, sizeof(int), "adafactor: tiles");
-    adafactor_place_(places, places_of_tiles, tensors, count, plan->matrices);
+    adafactor_place_(places, places_of_tiles, tensors, count, plan->all.matrices);
     plan->places = (AdafactorPlace_*)gpu_alloc(places_bytes, 1, "adafactor: tensors");
     plan->places_of_tiles = (int*)gpu_alloc(tiles, sizeof(int), "adafactor: tiles");
     plan->tiles = (AdafactorTile_*)gpu_alloc(tiles, sizeof(AdafactorTile_), "adafactor: sums of tiles");
@@ -135,19 +150,28 @@ static inline void adafactor_close(AdafactorPlan* plan) {
 
 // ---- what the kernels share ----
 
+// Of all tensors; only those of the update need be there.
+template <class G> struct AdafactorGrads_ { const G* data; };
+
 // What all kernels of an update get. A tensor has a rate and a decay of its own: adafactor_rates_.
 typedef struct {
     Adafactor opt;
     float beta2;
+    int first_tile;
 } AdafactorLaunch_;
+
+// The tile of a block of threads.
+__device__ inline int adafactor_tile_(const AdafactorLaunch_& step) {
+    return step.first_tile + (int)blockIdx.x;
+}
 
 // The rows of a tile that a warp has: first, first + 8, ... below end.
 typedef struct {
     int first, end;
 } AdafactorRows_;
 
-__device__ inline AdafactorRows_ adafactor_rows_(const AdafactorPlace_& place) {
-    const int first = ((int)blockIdx.x - place.first_tile) * ADAFACTOR_BAND;
+__device__ inline AdafactorRows_ adafactor_rows_(const AdafactorPlace_& place, int tile) {
+    const int first = (tile - place.first_tile) * ADAFACTOR_BAND;
     const AdafactorRows_ rows = {first + (int)threadIdx.x / 32,
                                  min(first + (int)ADAFACTOR_BAND, place.tensor.rows)};
     return rows;
@@ -246,16 +270,18 @@ __device__ inline float adafactor_store_rows_(float* row_sums, const float (&sum
 // order  fixed
 template <class T, class G, int W>
 __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
-    adafactor_sums_kernel_(AdafactorTile_* tiles, float* col_parts, float* row_sums, const G* grads,
-                           T* params, void* master, MasterWeights kind, const AdafactorPlace_* places,
-                           const int* places_of_tiles, const __grid_constant__ AdafactorLaunch_ step) {
+    adafactor_sums_kernel_(AdafactorTile_* tiles, float* col_parts, float* row_sums,
+                           const AdafactorGrads_<G> grads, T* params, void* master, MasterWeights kind,
+                           const AdafactorPlace_* places, const int* places_of_tiles,
+                           const __grid_constant__ AdafactorLaunch_ step) {
     SMEM_ARRAY(float, of_warp, [ADAFACTOR_WARPS_][W][32]);
-    const AdafactorPlace_& place = places[places_of_tiles[blockIdx.x]];
+    const int tile = adafactor_tile_(step);
+    const AdafactorPlace_& place = places[places_of_tiles[tile]];
     const AdafactorTensor& t = place.tensor;
-    const AdafactorRows_ rows = adafactor_rows_(place);
+    const AdafactorRows_ rows = adafactor_rows_(place, tile);
     const Weights<T> all = {params, master, kind}, weights = weights_from(all, t.at);
     float of_rows[ADAFACTOR_ROWS_OF_WARP_] = {}, squares = 0;
-    float* parts = col_parts + place.col_parts + (size_t)((int)blockIdx.x - place.first_tile) * t.cols;
+    float* parts = col_parts + place.col_parts + (size_t)(tile - place.first_tile) * t.cols;
     for (int first_col = 0; first_col < t.cols; first_col += 32 * W) {
         const int col = first_col + (int)threadIdx.x % 32 * W;
         float of_cols[W] = {};
@@ -264,7 +290,8 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
             const int row = rows.first + k * ADAFACTOR_WARPS_;
             if (row < rows.end && col < t.cols) {
                 const size_t i = (size_t)row * t.cols + col;
-                const Elements<float, W> g = adafactor_gradient_<W>(grads + t.at, i, step.opt.grad_scale);
+                const Elements<float, W> g =
+                    adafactor_gradient_<W>(grads.data + t.at, i, step.opt.grad_scale);
 #pragma unroll
                 for (int e = 0; e < W; e++) {
                     of_rows[k] += g[e] * g[e];
@@ -284,8 +311,8 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
     const float sum = adafactor_store_rows_(row_sums + t.row_sums, of_rows, rows, t.cols, step);
     const float sum_of_rows = block_sum(sum), sum_of_squares = block_sum(squares);
     if (threadIdx.x == 0) {
-        tiles[blockIdx.x].row_sums = sum_of_rows;
-        tiles[blockIdx.x].squares = sum_of_squares;
+        tiles[tile].row_sums = sum_of_rows;
+        tiles[tile].squares = sum_of_squares;
     }
 }
 
@@ -319,13 +346,14 @@ static __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
 
 // ---- the update ----
 
-// Calls body(i, k, u) for all elements of a block's tile that this thread has, W at a time: i is the first one's place in
+// Calls body(i, u) for all elements of a block's tile that this thread has, W at a time: i is the first one's place in
 // the tensor, u the update before it is clipped.
 template <int W, class G, class F>
-__device__ inline void adafactor_each_(const AdafactorPlace_& place, const G* grads, const float* row_sums,
-                                       const float* col_sums, float mean, float grad_scale, F body) {
+__device__ inline void adafactor_each_(const AdafactorPlace_& place, const AdafactorGrads_<G>& grads,
+                                       const float* row_sums, const float* col_sums, float mean,
+                                       const AdafactorLaunch_& step, F body) {
     const AdafactorTensor& t = place.tensor;
-    const AdafactorRows_ rows = adafactor_rows_(place);
+    const AdafactorRows_ rows = adafactor_rows_(place, adafactor_tile_(step));
     float row_factors[ADAFACTOR_ROWS_OF_WARP_];
     adafactor_row_factors_(row_factors, row_sums + t.row_sums, rows, mean);
     for (int col = (int)threadIdx.x % 32 * W; col < t.cols; col += 32 * W) {
@@ -335,7 +363,7 @@ __device__ inline void adafactor_each_(const AdafactorPlace_& place, const G* gr
             const int row = rows.first + k * ADAFACTOR_WARPS_;
             if (row < rows.end) {
                 const size_t i = (size_t)row * t.cols + col;
-                Elements<float, W> u = adafactor_gradient_<W>(grads + t.at, i, grad_scale);
+                Elements<float, W> u = adafactor_gradient_<W>(grads.data + t.at, i, step.opt.grad_scale);
 #pragma unroll
                 for (int e = 0; e < W; e++) {
                     u[e] *= row_factors[k] * col_factors[e];
@@ -352,13 +380,13 @@ __device__ inline void adafactor_each_(const AdafactorPlace_& place, const G* gr
 // order  fixed
 template <class G, int W>
 __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
-    adafactor_rms_kernel_(AdafactorTile_* tiles, const G* grads, const float* row_sums, const float* col_sums,
-                          const AdafactorPlace_* places, const int* places_of_tiles,
+    adafactor_rms_kernel_(AdafactorTile_* tiles, const AdafactorGrads_<G> grads, const float* row_sums,
+                          const float* col_sums, const AdafactorPlace_* places, const int* places_of_tiles,
                           const __grid_constant__ AdafactorLaunch_ step) {
-    const AdafactorPlace_& place = places[places_of_tiles[blockIdx.x]];
+    const AdafactorPlace_& place = places[places_of_tiles[adafactor_tile_(step)]];
     const float mean = adafactor_sum_(tiles, &AdafactorTile_::row_sums, place) / (float)place.tensor.rows;
     float sum = 0;
-    adafactor_each_<W>(place, grads, row_sums, col_sums, mean, step.opt.grad_scale,
+    adafactor_each_<W>(place, grads, row_sums, col_sums, mean, step,
                        [&](size_t, const Elements<float, W>& u) {
 #pragma unroll
                            for (int e = 0; e < W; e++) {
@@ -367,7 +395,7 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
                        });
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
-        tiles[blockIdx.x].updates = sum;
+        tiles[adafactor_tile_(step)].updates = sum;
     }
 }
 
@@ -417,11 +445,11 @@ __device__ inline void adafactor_apply_(const Weights<T>& weights, float* m, siz
 // order  fixed
 template <class T, class G, int W>
 __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
-    adafactor_kernel_(T* params, void* master, MasterWeights kind, const G* grads, const float* row_sums,
-                      const float* col_sums, float* m, const AdafactorTile_* tiles,
+    adafactor_kernel_(T* params, void* master, MasterWeights kind, const AdafactorGrads_<G> grads,
+                      const float* row_sums, const float* col_sums, float* m, const AdafactorTile_* tiles,
                       const AdafactorPlace_* places, const int* places_of_tiles, uint64_t seed,
                       uint64_t stream, const __grid_constant__ AdafactorLaunch_ step) {
-    const AdafactorPlace_& place = places[places_of_tiles[blockIdx.x]];
+    const AdafactorPlace_& place = places[places_of_tiles[adafactor_tile_(step)]];
     const AdafactorTensor& t = place.tensor;
     const float n = (float)t.rows * (float)t.cols;
     const float mean = adafactor_sum_(tiles, &AdafactorTile_::row_sums, place) / (float)t.rows;
@@ -433,7 +461,7 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
     const Weights<T> all = {params, master, kind}, weights = weights_from(all, t.at);
     const RoundingWords words = {seed, stream, t.first_word};
     float* mean_of_updates = m ? m + t.m : NULL;
-    adafactor_each_<W>(place, grads, row_sums, col_sums, mean, step.opt.grad_scale,
+    adafactor_each_<W>(place, grads, row_sums, col_sums, mean, step,
                        [&](size_t i, const Elements<float, W>& u) {
                            adafactor_apply_(weights, mean_of_updates, i, u, rates, step.opt.beta1, words);
                        });
@@ -445,15 +473,15 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
 // order  fixed
 template <class T, class G>
 __global__ void __launch_bounds__(256)
-    adafactor_vectors_kernel_(T* params, void* master, MasterWeights kind, const G* grads, float* v, float* m,
-                              const AdafactorPlace_* places, uint64_t seed, uint64_t stream,
-                              const __grid_constant__ AdafactorLaunch_ step) {
+    adafactor_vectors_kernel_(T* params, void* master, MasterWeights kind, const AdafactorGrads_<G> grads,
+                              float* v, float* m, const AdafactorPlace_* places, uint64_t seed,
+                              uint64_t stream, const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorTensor& t = places[blockIdx.x].tensor;
     const Weights<T> all = {params, master, kind}, weights = weights_from(all, t.at);
     const RoundingWords words = {seed, stream, t.first_word};
     float *mean_of_squares = v + t.v, updates = 0, squares = 0;
     for (int i = (int)threadIdx.x; i < t.cols; i += 256) {
-        const float g = to_float(grads[t.at + i]) * step.opt.grad_scale;
+        const float g = to_float(grads.data[t.at + i]) * step.opt.grad_scale;
         const float x = weights_load<1>(weights, i)[0];
         mean_of_squares[i] = adafactor_mean_(mean_of_squares[i], g * g, step.beta2);
         const float u = g * adafactor_inverse_root_(mean_of_squares[i]);
@@ -465,7 +493,8 @@ __global__ void __launch_bounds__(256)
     const AdafactorRates_ rates = adafactor_rates_(t, updates, squares, step);
     for (int i = (int)threadIdx.x; i < t.cols; i += 256) {
         Elements<float, 1> u;
-        u[0] = to_float(grads[t.at + i]) * step.opt.grad_scale * adafactor_inverse_root_(mean_of_squares[i]);
+        u[0] = to_float(grads.data[t.at + i]) * step.opt.grad_scale *
+               adafactor_inverse_root_(mean_of_squares[i]);
         adafactor_apply_(weights, m ? m + t.m : NULL, i, u, rates, step.opt.beta1, words);
     }
 }
@@ -478,18 +507,20 @@ template <class T> struct AdafactorUpdate {
     const AdafactorPlan* plan;
     Adafactor opt;
     uint64_t seed;
+    AdafactorCount first, count; // the plan's tensors before those to update, and these
 };
 
 template <class T, class G, int W>
 static inline void adafactor_update_matrices_(const AdafactorUpdate<T>& u, const AdafactorLaunch_& step,
                                               uint64_t stream, const Gpu* gpu) {
     const AdafactorPlan* p = u.plan;
-    const G* grads = (const G*)u.grads.data;
-    const unsigned tiles = (unsigned)p->num_tiles, threads = 32 * ADAFACTOR_WARPS_;
+    const AdafactorGrads_<G> grads = {(const G*)u.grads.data};
+    const AdafactorPlace_* matrices = p->places + u.first.matrices;
+    const unsigned tiles = (unsigned)u.count.tiles, threads = 32 * ADAFACTOR_WARPS_;
     launch(adafactor_sums_kernel_<T, G, W>, tiles, threads, 0, gpu, p->tiles, p->col_parts, u.row_sums, grads,
            u.weights.params, u.weights.master, u.weights.kind, p->places, p->places_of_tiles, step);
-    launch(adafactor_columns_kernel_, dim3((unsigned)ceil_div(p->most_cols, 32), (unsigned)p->matrices),
-           dim3(32, ADAFACTOR_WARPS_), 0, gpu, u.col_sums, p->col_parts, p->places, step);
+    launch(adafactor_columns_kernel_, dim3((unsigned)ceil_div(p->most_cols, 32), (unsigned)u.count.matrices),
+           dim3(32, ADAFACTOR_WARPS_), 0, gpu, u.col_sums, p->col_parts, matrices, step);
     launch(adafactor_rms_kernel_<G, W>, tiles, threads, 0, gpu, p->tiles, grads, u.row_sums, u.col_sums,
            p->places, p->places_of_tiles, step);
     launch(adafactor_kernel_<T, G, W>, tiles, threads, 0, gpu, u.weights.params, u.weights.master,
@@ -500,21 +531,20 @@ static inline void adafactor_update_matrices_(const AdafactorUpdate<T>& u, const
 template <class T, class G>
 static inline void adafactor_update_(const AdafactorUpdate<T>& u, const Gpu* gpu) {
     const AdafactorPlan* p = u.plan;
-    const AdafactorLaunch_ step = {u.opt, adafactor_beta2(u.opt)};
+    const AdafactorLaunch_ step = {u.opt, adafactor_beta2(u.opt), u.first.tiles};
     const RoundingWords words = rounding_words(u.seed, u.opt.t, 0, 0);
-    if (p->matrices && p->width == 4) {
+    if (u.count.matrices && p->width == 4) {
         adafactor_update_matrices_<T, G, 4>(u, step, words.stream, gpu);
-    } else if (p->matrices) {
+    } else if (u.count.matrices) {
         adafactor_update_matrices_<T, G, 1>(u, step, words.stream, gpu);
     }
-    if (p->vectors) {
-        launch(adafactor_vectors_kernel_<T, G>, (unsigned)p->vectors, 256, 0, gpu, u.weights.params,
-               u.weights.master, u.weights.kind, (const G*)u.grads.data, u.v, u.m, p->places + p->matrices,
-               u.seed, words.stream, step);
+    if (u.count.vectors) {
+        launch(adafactor_vectors_kernel_<T, G>, (unsigned)u.count.vectors, 256, 0, gpu, u.weights.params,
+               u.weights.master, u.weights.kind, AdafactorGrads_<G>{(const G*)u.grads.data}, u.v, u.m,
+               p->places + p->all.matrices + u.first.vectors, u.seed, words.stream, step);
     }
 }
 
-// Updates all tensors of the plan.
 template <class T> static inline void adafactor_update(const AdafactorUpdate<T>& u, const Gpu* gpu) {
     GRADIENT_DISPATCH(u.grads, T, adafactor_update_<T, G>(u, gpu));
 }

@@ -59,9 +59,10 @@ typedef struct {
     uint32_t* frozen;        // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
     Code8Table codes;        // of adamw8bit
     AdafactorPlan adafactor; //
-    MuonTensor muon[GPT2_PARAMETER_ROWS]; //
-    int muon_tensors;                     //
-    MuonGpu muon_memory;                  //
+    AdafactorCount adafactor_once, adafactor_block; // its tensors in group 0, and in each other group
+    MuonTensor muon[GPT2_PARAMETER_ROWS];           //
+    int muon_tensors;                               //
+    MuonGpu muon_memory;                            //
 } OptimizerPlan;
 
 enum { UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN }; // of a piece: one for each warp
@@ -91,12 +92,11 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
     return pieces;
 }
 
-// Layer l of a row, in the state's slots and the parameters.
+// A row in group g, in the state's slots and the parameters.
 static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
-                                                       int l) {
+                                                       int g) {
     const TensorRow* row = &s->rows[i];
-    const int g = row->place == PLACE_BLOCK ? 1 + l : 0;
-    const size_t at = row->offset_bytes + (size_t)l * row->layer_bytes,
+    const size_t at = row->offset_bytes + (size_t)gpt2_group_copy(g) * row->layer_bytes,
                  start = at - zero_group_begin(zero, g);
     size_t begin[STATE_SLOTS];
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -115,15 +115,17 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
     return tensor;
 }
 
-// All layers of all rows; returns their number. The caller frees them.
+// All tensors, group after group; returns their number. The caller frees them.
 static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const OptimizerState* s,
                                             const ZeroPlan* zero) {
     int count = 0;
     *tensors = (AdafactorTensor*)check_alloc((size_t)zero_max_ranges(s->cfg), sizeof(AdafactorTensor),
                                              "tensors of an update");
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < s->rows[i].layers && s->rule[i] != RULE_NONE; l++) {
-            (*tensors)[count++] = update_adafactor_tensor_(s, zero, i, l);
+    for (int g = 0; g < gpt2_groups(s->cfg); g++) {
+        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+            if (tensor_is_in_group(&s->rows[i], g) && s->rule[i] != RULE_NONE) {
+                (*tensors)[count++] = update_adafactor_tensor_(s, zero, i, g);
+            }
         }
     }
     return count;
@@ -188,7 +190,13 @@ template <class T> static inline void update_open_rules_(OptimizerPlan* plan, co
         plan->muon_tensors = update_muon_tensors_(plan->muon, plan->state, zero);
         muon_open<T>(&plan->muon_memory, plan->muon, plan->muon_tensors);
     } else if (name == OPTIMIZER_ADAFACTOR) {
-        const int count = update_adafactor_tensors_(&tensors, plan->state, zero);
+        const int count = update_adafactor_tensors_(&tensors, plan->state, zero), blocks = zero->groups - 1;
+        int once = 0; // how many are in group 0
+        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+            once += tensor_is_in_group(&plan->state->rows[i], 0) && plan->state->rule[i] != RULE_NONE;
+        }
+        plan->adafactor_once = adafactor_count(tensors, once);
+        plan->adafactor_block = adafactor_count(tensors + once, (count - once) / blocks);
         adafactor_open(&plan->adafactor, tensors, count);
         free(tensors);
     }
@@ -467,11 +475,28 @@ template <class T> static inline void update_muon_rows_(const OptimizerUpdate<T>
     }
 }
 
-template <class T> static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, const Gpu* gpu) {
+// The tensors of Adafactor before a piece, with which a group begins, or behind the last one.
+static inline AdafactorCount update_adafactor_before_(const OptimizerPlan* plan, uint32_t piece) {
+    const UpdatePieces_* p = &plan->pieces;
+    const AdafactorCount once = plan->adafactor_once, block = plan->adafactor_block, none = {0, 0, 0};
+    const int blocks = piece < p->once ? 0 : (int)((piece - p->once) / p->block);
+    assert(piece == 0 || (piece >= p->once && (piece - p->once) % p->block == 0));
+    const AdafactorCount before = {once.matrices + blocks * block.matrices,
+                                   once.vectors + blocks * block.vectors, once.tiles + blocks * block.tiles};
+    return piece == 0 ? none : before;
+}
+
+template <class T>
+static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
+                                          const Gpu* gpu) {
+    const AdafactorCount begin = update_adafactor_before_(u.plan, first),
+                         end = update_adafactor_before_(u.plan, first + count);
+    const AdafactorCount these = {end.matrices - begin.matrices, end.vectors - begin.vectors,
+                                  end.tiles - begin.tiles};
     adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.grads, (float*)u.slots[STATE_ROWS],
                                         (float*)u.slots[STATE_COLS], (float*)u.slots[STATE_V],
                                         (float*)u.slots[STATE_M], &u.plan->adafactor,
-                                        update_adafactor(u.update, u.update.adamw), u.seed},
+                                        update_adafactor(u.update, u.update.adamw), u.seed, begin, these},
                      gpu);
 }
 
@@ -496,7 +521,7 @@ static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t fi
         update_muon_rows_(u, gpu);
         break;
     case OPTIMIZER_ADAFACTOR:
-        update_adafactor_rows_(u, gpu);
+        update_adafactor_rows_(u, first, count, gpu);
         break;
     }
 }
@@ -519,8 +544,8 @@ static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t f
 }
 
 // The update of `count` elements from `first` on, both multiples of GPT2_SHARD_UNIT, of those that this process owns. Of the
-// slots only what belongs to these need be there; the pointers are those to the whole arrays. Adafactor and Muon update all
-// of them at once.
+// slots only what belongs to these need be there; the pointers are those to the whole arrays. Adafactor updates whole groups,
+// Muon all of them at once.
 template <class T>
 static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t first, size_t count,
                                          const Gpu* gpu) {
@@ -528,9 +553,9 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
            count % UPDATE_PIECE_ == 0 && update_is_aligned_(u.slots[STATE_M]) &&
            update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(update_weights_(u).master));
     assert(DTYPE_OF(T) == DTYPE_BF16 || u.plan->state->optimizer.master <= MASTER_FP32);
-    assert(
-        !optimizer_needs_matrices(u.plan->state->optimizer.name) ||
-        (first == 0 && count == (size_t)u.plan->pieces.count * UPDATE_PIECE_ && u.plan->pieces.shards == 1));
+    assert(!optimizer_needs_matrices(u.plan->state->optimizer.name) || u.plan->pieces.shards == 1);
+    assert(u.plan->state->optimizer.name != OPTIMIZER_MUON ||
+           (first == 0 && count == (size_t)u.plan->pieces.count * UPDATE_PIECE_));
     GRADIENT_DISPATCH(u.grads, T,
                       (update_launch_master_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
                                                    (unsigned)(count / UPDATE_PIECE_), gpu)));

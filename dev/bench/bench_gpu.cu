@@ -485,7 +485,9 @@ static void bench_adafactor(Bench* bench) {
                                        NULL,
                                        plan,
                                        {1e-4f, 0.0f, 1.0f, 1.0f, 0.1f, 1.0f, ADAFACTOR_FIXED, 100},
-                                       1};
+                                       1,
+                                       {0, 0, 0},
+                                       plan->all};
     snprintf(shape, sizeof(shape), "%.1fM parameters", (double)model.n / 1e6);
     measure(bench, "Adafactor", shape,
             Work{0, adafactor_bytes((double)model.n, DTYPE_OF(floatX), model.grads.dtype, MASTER_NONE, 0)},

@@ -74,6 +74,8 @@ bf16, recompute 3, optimizer on the host | BF16 | --recompute 3 --offload-optimi
 bf16, stochastic rounding, recompute 3, micro-batch / 4 | BF16 | --recompute 3 --master-weights off --batch $quarter
 the same, 8 bits | BF16 | --recompute 3 --master-weights off --batch $quarter --optimizer adamw8bit
 the same, Adafactor | BF16 | --recompute 3 --master-weights off --batch $quarter --optimizer adafactor
+bf16, 24 bits, 8 bits, recompute 2, in backward | BF16 | --recompute 2 --master-weights 24 --optimizer adamw8bit --update-in-backward on
+bf16, stochastic rounding, Adafactor, recompute 3, in backward | BF16 | --recompute 3 --master-weights off --optimizer adafactor --update-in-backward on
 all on the host | BF16 | --recompute 3 --offload-optimizer host --offload-residuals on --batch $quarter"
 
 # run PRECISION SIZE BATCH T OPTION...: the trainer's own output. Updates of BATCH sequences.

@@ -99,7 +99,8 @@ static State updated(const Model* model, State s, const float* grad, Adafactor o
           *col_sums = upload<float>(s.col_sums, model->col_sums, 0, gpu),
           *v = upload<float>(s.v, model->v, 0, gpu), *m = has_m ? upload<float>(s.m, model->n, 0, gpu) : NULL;
     const AdafactorUpdate<T> update = {
-        weights.weights, {device_grad, DTYPE_OF(G)}, row_sums, col_sums, v, m, &plan, opt, 7};
+        weights.weights, {device_grad, DTYPE_OF(G)}, row_sums, col_sums, v, m, &plan, opt, 7, {0, 0, 0},
+        plan.all};
     adafactor_update(update, gpu);
     State got = {rule_weights_close(&weights, gpu), download(row_sums, model->row_sums, gpu),
                  download(col_sums, model->col_sums, gpu), download(v, model->v, gpu),
