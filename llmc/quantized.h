@@ -320,9 +320,9 @@ static inline int quantized_kernels(QuantizedKernel kernels[QUANTIZED_KERNELS]) 
 // The fastest that runs here.
 static inline QuantizedKernel quantized_kernel(void) {
     QuantizedKernel kernels[QUANTIZED_KERNELS];
-    quantized_kernels(kernels);
+    const int count = quantized_kernels(kernels);
     int k = 0;
-    while (!kernels[k].runs) {
+    while (k < count - 1 && !kernels[k].runs) {
         k++;
     }
     return kernels[k];
