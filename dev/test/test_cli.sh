@@ -731,6 +731,10 @@ test_divergence() {
     check "it went back" grep -q '^{"kind":"rollback","step":[0-9]*,"from":[0-9]*,"reason":"the mean loss' leap/log.jsonl
     check "all steps are there, once, in order" [ "$(steps_of train leap/log.jsonl)" = "$(seq -s ' ' 1 600) " ]
     check "the loss is low in the end" below "$(values train loss leap/log.jsonl | tail -n 1)" 0.5
+    good "rollback of updates in backward" "${run[@]}" --out leap_backward --on-divergence rollback --update-in-backward on
+    check "it went back" grep -q '^{"kind":"rollback","step":[0-9]*,"from":[0-9]*,"reason":"the mean loss' leap_backward/log.jsonl
+    check "all steps are there, once, in order" [ "$(steps_of train leap_backward/log.jsonl)" = "$(seq -s ' ' 1 600) " ]
+    check "the loss is low in the end" below "$(values train loss leap_backward/log.jsonl | tail -n 1)" 0.5
     bad 2 "--on-divergence rollback|--out" "${tiny[@]}" --on-divergence rollback
     good "a model" "${tiny[@]}" --export-llmc huge2.bin
     printf '%b' "$(printf '\\x99\\x76\\x7e\\x7f%.0s' {1..16})" | patch huge2.bin $(($(stat -c %s huge2.bin) - 2 * 4 * 16))
