@@ -137,7 +137,7 @@ test_gpu_quantized() {
     cp stdout greedy.jsonl
     for batch in 1 9; do
         "$gpu_trainer" "${greedy[@]}" --batch $batch >stdout 2>stderr
-        check "the GPU's memory in 8 bits: $(head -n 1 stderr)" grep -q 'parameters in 8 bits .* + scratch' stderr
+        check "the GPU's memory in 8 bits: $(head -n 1 stderr)" grep -q 'parameters in 8 bits .* + expanded matrix' stderr
         check "the GPU's greedy texts in 8 bits, $batch at a time" \
             [ "$(grep -cxFf greedy.jsonl stdout)" -ge 4 ]
     done
