@@ -103,6 +103,7 @@ __device__ inline void adamw8bit_store(const AdamW8bitState& state, size_t i, co
         m[k] = (uint8_t)code8_encode(four.m[k] * of_m, CODE8_SIGNED);
         v[k] = (uint8_t)code8_encode(four.v[k] * of_v, CODE8_UNSIGNED);
     }
+    __syncwarp(); // all lanes have read the scales: exchanging numbers does not order memory
     elements_store(state.m + i, m);
     elements_store(state.v + i, v);
     if (threadIdx.x % ADAMW8BIT_LANES_ == 0) {
