@@ -38,8 +38,7 @@ Generation has a kernel of its own for one query of each text, a block for each 
 that a step can be one CUDA graph.
 
 defines: AttentionGpu, AttentionFlash, attention_gpu_open, attention_gpu_close, attention_note,
-         attention_planned_bytes, attention_forward, attention_backward, attention_forward_bytes,
-         attention_backward_bytes, AttentionCacheGpu, attention_cache_store, attention_cached,
+         attention_planned_bytes, attention_forward, attention_backward, AttentionCacheGpu, attention_cache_store, attention_cached,
          attention_cache_store_kernel, attention_cached_kernel,
          attention_flash_bytes
 */
@@ -1119,15 +1118,6 @@ static inline size_t attention_planned_bytes(int B, int T, int C, int NH, DType)
     return attention_flash_bytes(B, T, C, NH);
 }
 #endif
-
-// The least that each pass moves, if tiles are read again from L2. The work of the forward pass is
-// attention_flops (attention.h); the backward pass does 7 / 2 of it here, of which 5 / 2 are necessary.
-static inline double attention_forward_bytes(double B, double T, double C, double NH, double element_bytes) {
-    return B * T * (4 * C * element_bytes + 4 * NH);
-}
-static inline double attention_backward_bytes(double B, double T, double C, double NH, double element_bytes) {
-    return B * T * (12 * C * element_bytes + (4 + 2 * 8) * NH);
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Generation

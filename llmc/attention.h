@@ -31,7 +31,8 @@ attention_cache_store sets those of some tokens of one text from rows of qkv; at
 the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, whose keys and values are stored.
 
 defines: AttentionSizes, AttentionScratch, attention_open, attention_close, attention_forward_cpu,
-         attention_backward_cpu, attention_flops, AttentionCache, attention_cache_store_cpu, attention_cached_cpu,
+         attention_backward_cpu, attention_flops, attention_backward_flops,
+         attention_forward_bytes, attention_backward_bytes, AttentionCache, attention_cache_store_cpu, attention_cached_cpu,
          attention_scratch_bytes
 */
 #ifndef LLMC_ATTENTION_H
@@ -128,9 +129,18 @@ static inline void attention_close(AttentionScratch* scratch) {
     free(scratch->of_thread);
 }
 
-// Multiply-adds of the causal half, times two: q k^T and p v (forward); with s again, dp, dv, dq, dk
-// (backward: 5 products).
+// Multiply-adds of the causal half, times two: q k^T and p v; backward s again, dp, dv, dq and dk.
 static inline double attention_flops(double B, double T, double C) { return 2 * B * T * T * C; }
+static inline double attention_backward_flops(double B, double T, double C) { return 5 * B * T * T * C; }
+
+// The least that each pass moves, if tiles are read again from a cache. A GPU's backward pass does 7 / 5 of its FLOP, and
+// has two more numbers for each head.
+static inline double attention_forward_bytes(double B, double T, double C, double NH, double element_bytes) {
+    return B * T * (4 * C * element_bytes + 4 * NH);
+}
+static inline double attention_backward_bytes(double B, double T, double C, double NH, double element_bytes) {
+    return B * T * (12 * C * element_bytes + (4 + 2 * 8) * NH);
+}
 
 // Where key u of a row of probabilities is, if from a block of ATTENTION_KEYS keys to the next there are `block` floats.
 ALWAYS_INLINE size_t attention_key_at_(int u, size_t block) {

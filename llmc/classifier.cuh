@@ -13,7 +13,7 @@ than that.
 
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 
-defines: classifier_loss, classifier_top, classifier_backward, classifier_loss_bytes, classifier_backward_bytes,
+defines: classifier_loss, classifier_top, classifier_backward,
          classifier_loss_kernel, classifier_top_kernel, classifier_backward_kernel
 */
 #ifndef LLMC_CLASSIFIER_CUH
@@ -30,13 +30,6 @@ defines: classifier_loss, classifier_top, classifier_backward, classifier_loss_b
 #define CLASSIFIER_THREADS 1024
 #define CLASSIFIER_STATIC_BYTES                                                                              \
     (2 << 10) // bound for the shared memory of block_sum and block_max, and the system's
-
-static inline double classifier_loss_bytes(double N, double V, double element_bytes) {
-    return N * V * element_bytes + 8 * N;
-}
-static inline double classifier_backward_bytes(double N, double Vp, double element_bytes) {
-    return 2 * N * Vp * element_bytes + 8 * N; // a second reading comes from L2
-}
 
 // The largest element so far, shift = -max log2(e), and the sum of 2^(element log2(e) + shift).
 typedef struct {

@@ -18,7 +18,8 @@ A row whose target is NO_TARGET, a padded position, does not count: its loss is 
 whatever the logits are, NaN too. What is computed with `scale` = 1 / (all tokens) is the loss of the counted
 ones times counted / all; targets_factor undoes that.
 
-defines: NO_TARGET, targets_count, targets_factor, classifier_backward_cpu, classifier_loss_cpu, classifier_top_cpu
+defines: NO_TARGET, targets_count, targets_factor, classifier_backward_cpu, classifier_loss_cpu, classifier_top_cpu,
+         classifier_loss_bytes, classifier_backward_bytes
 */
 #ifndef LLMC_CLASSIFIER_H
 #define LLMC_CLASSIFIER_H
@@ -29,6 +30,14 @@ defines: NO_TARGET, targets_count, targets_factor, classifier_backward_cpu, clas
 #include "llmc/base/vec.h"
 
 enum { NO_TARGET = -1 };
+
+// What the passes move: a second reading of a row comes from a cache.
+static inline double classifier_loss_bytes(double N, double V, double element_bytes) {
+    return N * V * element_bytes + 8 * N;
+}
+static inline double classifier_backward_bytes(double N, double Vp, double element_bytes) {
+    return 2 * N * Vp * element_bytes + 8 * N;
+}
 
 // How many of N targets count.
 static inline int targets_count(const int* target, int N) {

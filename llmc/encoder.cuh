@@ -10,8 +10,8 @@ which a warp sums in order of the positions. A token with a single piece is adde
 if the token continues in another chunk, the sums wait in scratch memory, and a second kernel adds them in
 order: a token that fills half of the batch is summed by many blocks.
 
-defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backward, encoder_forward_bytes,
-         encoder_backward_bytes, encoder_forward_kernel, encoder_positions_kernel, encoder_count_kernel,
+defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backward,
+         encoder_forward_kernel, encoder_positions_kernel, encoder_count_kernel,
          encoder_scan_kernel, encoder_scatter_kernel, encoder_pieces_kernel, encoder_partials_kernel,
          encoder_planned_bytes
 */
@@ -73,16 +73,6 @@ static inline void encoder_close(EncoderGpu* scratch) {
     gpu_free(scratch->counts);
     gpu_free(scratch->order[1]);
     gpu_free(scratch->order[0]);
-}
-
-static inline double encoder_forward_bytes(double N, double C, double element_bytes) {
-    return 2 * N * C * element_bytes + 4 * N; // positions' rows are in L2
-}
-
-// dout is read once for either embedding; `ids` different tokens.
-static inline double encoder_backward_bytes(double N, double C, double ids, double element_bytes,
-                                            double gradient_bytes) {
-    return 2 * N * C * element_bytes + 2 * ids * C * gradient_bytes;
 }
 
 // ---- elements: WIDTH of them at a time, a pack of X or 1 ----

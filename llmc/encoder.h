@@ -15,7 +15,8 @@ The forward pass sets out. The backward pass (positions t) ADDS to dwte, which a
 gradient of the shared weight; it sets or adds to dwpe as `mode` says, and setting zeroes the rows of
 positions not in use. Each of the two may be NULL.
 
-defines: EncoderPositions, encoder_position, encoder_forward_cpu, encoder_backward_cpu
+defines: EncoderPositions, encoder_position, encoder_forward_cpu, encoder_backward_cpu,
+         encoder_forward_bytes, encoder_backward_bytes
 */
 #ifndef LLMC_ENCODER_H
 #define LLMC_ENCODER_H
@@ -32,6 +33,17 @@ typedef struct {
 
 HOST_DEVICE int encoder_position(EncoderPositions positions, int n, int T) { // of row n of (B, T)
     return positions.given ? positions.given[n] : n % T - (positions.starts ? positions.starts[n] : 0);
+}
+
+// What the passes move.
+static inline double encoder_forward_bytes(double N, double C, double element_bytes) {
+    return 2 * N * C * element_bytes + 4 * N; // positions' rows are in a cache
+}
+
+// dout is read once for either embedding; `ids` different tokens.
+static inline double encoder_backward_bytes(double N, double C, double ids, double element_bytes,
+                                            double gradient_bytes) {
+    return 2 * N * C * element_bytes + 2 * ids * C * gradient_bytes;
 }
 
 static inline void encoder_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,

@@ -1,7 +1,7 @@
 /*
 gelu.cuh -- gelu.h on the GPU: the same functions on T = float, bf16 or fp16, computed in fp32.
 
-defines: gelu_forward, gelu_backward, gelu_forward_bytes, gelu_backward_bytes, gelu_forward_kernel,
+defines: gelu_forward, gelu_backward, gelu_forward_kernel,
          gelu_backward_kernel
 */
 #ifndef LLMC_GELU_CUH
@@ -11,9 +11,6 @@ defines: gelu_forward, gelu_backward, gelu_forward_bytes, gelu_backward_bytes, g
 #include "llmc/gpu.cuh"
 
 #define GELU_THREADS 256
-
-static inline double gelu_forward_bytes(double n, double element_bytes) { return 2 * n * element_bytes; }
-static inline double gelu_backward_bytes(double n, double element_bytes) { return 3 * n * element_bytes; }
 
 // -2u. Both exponentials are the fast ones: wrong by 2 + 1.2 |2u| units in the last place, which is most
 // where the result is x or nearly 0.

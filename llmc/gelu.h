@@ -9,7 +9,7 @@ gelu.h -- the GELU activation in its tanh form (Hendrycks and Gimpel, 2016): the
 
 Both passes set their output. dinp may be dout.
 
-defines: gelu_forward_cpu, gelu_backward_cpu
+defines: gelu_forward_cpu, gelu_backward_cpu, gelu_forward_bytes, gelu_backward_bytes
 */
 #ifndef LLMC_GELU_H
 #define LLMC_GELU_H
@@ -20,6 +20,10 @@ defines: gelu_forward_cpu, gelu_backward_cpu
 
 #define GELU_SCALE 0.7978845608f // sqrt(2/pi)
 #define GELU_CUBIC 0.044715f
+
+// What the passes move.
+static inline double gelu_forward_bytes(double n, double element_bytes) { return 2 * n * element_bytes; }
+static inline double gelu_backward_bytes(double n, double element_bytes) { return 3 * n * element_bytes; }
 
 ALWAYS_INLINE Vec gelu_exp_(Vec x) { // e = exp(-2u); s = 1 / (1 + e) and 1 - s = e s
     return vec_exp(-2.0f * GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x));

@@ -14,7 +14,7 @@ data.
 There is no residual sum here: the product before a norm adds the residual (matmul_forward_residual).
 
 defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, layernorm_backward,
-         layernorm_forward_bytes, layernorm_backward_bytes, layernorm_forward_kernel,
+         layernorm_groups, layernorm_forward_kernel,
          layernorm_forward_long_kernel, layernorm_backward_long_kernel,
          layernorm_planned_bytes
 */
@@ -48,11 +48,11 @@ static inline int layernorm_group_rows_(int N) {
     return batch > LAYERNORM_GROUP_ROWS ? batch : LAYERNORM_GROUP_ROWS;
 }
 
-static inline int layernorm_groups_(int N) { return ceil_div(N, layernorm_group_rows_(N)); }
+static inline int layernorm_groups(int N) { return ceil_div(N, layernorm_group_rows_(N)); }
 
 static inline size_t layernorm_floats_(int N, int C) {
     const int most = LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // beyond this many rows, groups grow
-    return 3 * (size_t)C * (N < most ? layernorm_groups_(N) : LAYERNORM_GROUPS);
+    return 3 * (size_t)C * (N < most ? layernorm_groups(N) : LAYERNORM_GROUPS);
 }
 
 // What layernorm_open allocates.
@@ -65,14 +65,6 @@ static inline void layernorm_open(LayernormGpu* scratch, int N, int C) {
 }
 
 static inline void layernorm_close(LayernormGpu* scratch) { gpu_free(scratch->partial); }
-
-static inline double layernorm_forward_bytes(double N, double C, double element_bytes) {
-    return 2 * N * C * element_bytes + 8 * N;
-}
-static inline double layernorm_backward_bytes(double N, double C, double element_bytes) {
-    return 4 * N * C * element_bytes + 8 * N +
-           3 * 8 * C * layernorm_groups_((int)N); // partial sums: out and in
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Elements: WIDTH of them at a time, a pack or 1
@@ -542,7 +534,7 @@ template <class T, int WIDTH>
 static inline void layernorm_launch_backward_(T* dinp, float* partial, const T* dout, const T* inp,
                                               const T* weight, const float* mean, const float* rstd, int N,
                                               int C, GradientMode dinp_mode, const Gpu* gpu) {
-    const int rows = layernorm_group_rows_(N), groups = layernorm_groups_(N), items = ceil_div(C, WIDTH);
+    const int rows = layernorm_group_rows_(N), groups = layernorm_groups(N), items = ceil_div(C, WIDTH);
     const int most = LAYERNORM_BACKWARD_THREADS;
     if (items <= 2 * most) {
         launch(layernorm_backward_of_<T, WIDTH>(items), groups, 32 * ceil_div(items, items <= most ? 32 : 64),
@@ -561,7 +553,7 @@ static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias,
                                       GradientMode mode, GradientMode sum_mode, LayernormGpu* scratch,
                                       const Gpu* gpu) {
     const int together = mode == sum_mode ? 3 : 2;
-    const int groups = layernorm_groups_(N);
+    const int groups = layernorm_groups(N);
     const Gradient vectors[3] = {dweight, dbias, dinp_sum};
     assert(3 * (size_t)groups * C <= scratch->floats);
     if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(dinp, dout, inp) &&

@@ -15,7 +15,8 @@ be NULL.
     dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)
                 with g = dout weight, norm = (inp - mean) rstd
 
-defines: layernorm_forward_cpu, residual_forward_cpu, residual_layernorm_forward_cpu, layernorm_backward_cpu
+defines: layernorm_forward_cpu, residual_forward_cpu, residual_layernorm_forward_cpu, layernorm_backward_cpu,
+         layernorm_forward_bytes, layernorm_backward_bytes
 */
 #ifndef LLMC_LAYERNORM_H
 #define LLMC_LAYERNORM_H
@@ -27,6 +28,14 @@ defines: layernorm_forward_cpu, residual_forward_cpu, residual_layernorm_forward
 #include "llmc/gradient.h"
 
 #define LAYERNORM_EPS 1e-5f
+
+// What the passes move; `groups` of rows have sums of their own that pass through memory.
+static inline double layernorm_forward_bytes(double N, double C, double element_bytes) {
+    return 2 * N * C * element_bytes + 8 * N;
+}
+static inline double layernorm_backward_bytes(double N, double C, double element_bytes, double groups) {
+    return 4 * N * C * element_bytes + 8 * N + 3 * 8 * C * groups;
+}
 
 // LANES partial sums keep the additions short and independent; their order is fixed.
 static inline float layernorm_sum_(const float* x, int C) {

@@ -14,7 +14,7 @@ How weights are read and rounded: update.cuh.
 
 needs:   whole matrices for Adafactor and Muon: stage 0, or one process
 defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freeze_bytes, optimizer_freeze, optimizer_close,
-         OptimizerUpdate, optimizer_update, optimizer_update_part, optimizer_bytes
+         OptimizerUpdate, optimizer_update, optimizer_update_part
 */
 #ifndef LLMC_OPTIMIZER_CUH
 #define LLMC_OPTIMIZER_CUH
@@ -564,18 +564,6 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
 // Of all of them.
 template <class T> static inline void optimizer_update(const OptimizerUpdate<T>& u, const Gpu* gpu) {
     optimizer_update_part(u, 0, (size_t)u.plan->pieces.count * UPDATE_PIECE_, gpu);
-}
-
-// What an update of all elements moves that reads everything once: it reads gradients, slots, and parameters that have no
-// master; it writes slots and parameters.
-static inline double optimizer_bytes(const OptimizerState* state, const ZeroPlan* zero, DType params,
-                                     DType grads) {
-    const double n = (double)zero_owned_elements(zero);
-    double bytes = n * (double)dtype_bytes(grads) + weights_bytes(n, params, state->optimizer.master);
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        bytes += state->slots[slot].name ? 2 * (double)state->slots[slot].bytes : 0;
-    }
-    return bytes;
 }
 
 #endif

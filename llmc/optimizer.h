@@ -12,7 +12,7 @@ State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 
 defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
          optimizer_needs_matrices, SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState,
-         state_master_slot, optimizer_state_open, optimizer_saved_bytes, state_slot_has, state_slot_elements, state_group_begin,
+         state_master_slot, optimizer_state_open, optimizer_saved_bytes, optimizer_bytes, state_slot_has, state_slot_elements, state_group_begin,
          state_group_elements, state_position, state_begin, state_slot_room, state_array, Update, update_adamw,
          update_adafactor, update_muon, optimizer_parts, optimizer_scratch_bytes, optimizer_update_cpu
 */
@@ -278,6 +278,18 @@ static inline double optimizer_saved_bytes(Optimizer optimizer, GPT2Config cfg) 
             bytes += (double)s.rows[i].layers * (double)state_slot_elements(&s, slot, i, layer) *
                      (double)s.slots[slot].element_bytes;
         }
+    }
+    return bytes;
+}
+
+// What an update of all elements moves that reads everything once: it reads gradients, slots, and parameters that have no
+// master; it writes slots and parameters. The last two are bytes of an element.
+static inline double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
+                                     size_t gradient_bytes) {
+    const size_t read = s->optimizer.master == MASTER_FP32 ? 0 : param_bytes;
+    double bytes = (double)zero_owned_elements(zero) * (double)(gradient_bytes + read + param_bytes);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        bytes += 2 * (double)s->slots[slot].bytes;
     }
     return bytes;
 }

@@ -248,7 +248,7 @@ static void bench_attention(Bench* bench, int B, int T) {
         BENCH(bench, name, attention_flops(B, T, C), peak, "GFLOP/s",
               attention_either_forward_cpu(out, lse, qkv, NULL, sizes, a));
         snprintf(name, sizeof(name), "%sattention backward  B %d T %d", kind, B, T);
-        BENCH(bench, name, 2.5 * attention_flops(B, T, C), peak, "GFLOP/s",
+        BENCH(bench, name, attention_backward_flops(B, T, C), peak, "GFLOP/s",
               attention_either_backward_cpu(dqkv, dout, qkv, out, lse, NULL, sizes, a));
     }
     free(qkv);

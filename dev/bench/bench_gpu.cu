@@ -277,7 +277,8 @@ static void bench_attention(Bench* bench) {
             Work{attention_flops(B, T, C), attention_forward_bytes(B, T, C, NH, sizeof(floatX))},
             [=] { attention_forward(out, lse, qkv, (const int*)NULL, B, T, C, NH, scratch, gpu); });
     measure(bench, "attention backward", shape,
-            Work{2.5 * attention_flops(B, T, C), attention_backward_bytes(B, T, C, NH, sizeof(floatX))}, [=] {
+            Work{attention_backward_flops(B, T, C), attention_backward_bytes(B, T, C, NH, sizeof(floatX))},
+            [=] {
                 attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, B, T, C, NH,
                                    GRADIENT_SET, scratch, gpu);
             });
@@ -301,10 +302,11 @@ static void bench_rows(Bench* bench) {
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
     measure(bench, "layernorm forward", shape, Work{0, layernorm_forward_bytes(N, C, size)},
             [=] { layernorm_forward(y, mean, rstd, x, weight, bias, N, C, gpu); });
-    measure(bench, "layernorm backward", shape, Work{0, layernorm_backward_bytes(N, C, size)}, [=] {
-        layernorm_backward(sum, dweight, dbias, dinp_sum, z, x, weight, mean, rstd, N, C, GRADIENT_ADD,
-                           GRADIENT_SET, GRADIENT_SET, scratch, gpu);
-    });
+    measure(bench, "layernorm backward", shape,
+            Work{0, layernorm_backward_bytes(N, C, size, layernorm_groups(N))}, [=] {
+                layernorm_backward(sum, dweight, dbias, dinp_sum, z, x, weight, mean, rstd, N, C,
+                                   GRADIENT_ADD, GRADIENT_SET, GRADIENT_SET, scratch, gpu);
+            });
     snprintf(shape, sizeof(shape), "%d x %d", N, 4 * C);
     measure(bench, "gelu forward", shape, Work{0, gelu_forward_bytes(4.0 * (double)n, size)},
             [=] { gelu_forward(y, x, 4 * n, gpu); });
@@ -378,7 +380,8 @@ static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gr
         const size_t n = state.slots[slot].bytes / sizeof(float);
         u.slots[slot] = n ? random_array<float>(bench, n, slot == STATE_V ? 0 : 1e-3f) : NULL;
     }
-    measure(bench, name, shape, Work{0, optimizer_bytes(&state, &zero, DTYPE_OF(floatX), grads.dtype)},
+    measure(bench, name, shape,
+            Work{0, optimizer_bytes(&state, &zero, sizeof(floatX), dtype_bytes(grads.dtype))},
             [=] { optimizer_update(u, gpu); });
     optimizer_close(plan);
 }

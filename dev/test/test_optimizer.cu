@@ -706,7 +706,8 @@ static double bytes_of(OptimizerName name, MasterWeights master, DType params, D
     const ZeroPlan zero = zero_plan(SMALL, 0, 0, 1);
     OptimizerState state;
     optimizer_state_open(&state, optimizer, &zero, SMALL);
-    return optimizer_bytes(&state, &zero, params, grads) / (double)zero_full_elements(&zero);
+    return optimizer_bytes(&state, &zero, dtype_bytes(params), dtype_bytes(grads)) /
+           (double)zero_full_elements(&zero);
 }
 
 static void test_bytes(void) {
