@@ -43,8 +43,10 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/run/options.h"
 #include "llmc/run/peak.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/rates.h"
 #include "llmc/run/run.h"
 #include "llmc/run/setup.h"
+#include "llmc/run/speed.h"
 #include "llmc/run/state.h"
 #include "llmc/run/weights.h"
 
@@ -733,15 +735,15 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 // The trainer
 
 // --fit: decides --batch and --recompute.
-static void fit_memory(GPT2Config cfg, Options* o, Comm* comm, double peak) {
+static void fit_memory(GPT2Config cfg, Options* o, Comm* comm, const SpeedDevice* speed) {
     const size_t found = fit_available_bytes(comm),
                  limit = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : found;
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
     }
-    const FitDevice device = {memory_plan,  fit_least_of_all(comm, limit), SIZE_MAX, peak / 2, 20e9, 0,
-                              sizeof(float)};
-    fit_choose(stdout, cfg, o, device);
+    FitDevice device = {memory_plan, fit_least_of_all(comm, limit), SIZE_MAX, 0, *speed};
+    comm_broadcast(comm, &device.speed.rates, sizeof(device.speed.rates)); // they choose the same
+    fit_choose(stdout, cfg, o, &device);
 }
 
 static void describe_device(char* text, size_t room, int is_bf16) {
@@ -756,14 +758,18 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
     if (o->products == PRODUCTS_BF16) { // plain vectors stay below the peak that they have in fp32
         plan->peak = fmax(plan->peak, peak_bf16_flops_per_s(bf16_kernel()));
     }
+    plan->speed.element_bytes = plan->speed.gradient_bytes = sizeof(float);
+    plan->speed.master = MASTER_NONE;
+    if ((o->plan || o->fit != 0) && !options_only_evaluates(o)) {
+        rates_measure(&plan->speed.rates, cfg, o, o->products == PRODUCTS_BF16);
+    }
     if (o->fit != 0) {
-        fit_memory(cfg, o, comm, plan->peak);
+        fit_memory(cfg, o, comm, &plan->speed);
     }
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     planned_parameters(plan->parameters, cfg, &whole, o);
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
-    plan->gradient_bytes = plan->parameter_bytes = sizeof(float);
     describe_device(plan->device, sizeof(plan->device), o->products == PRODUCTS_BF16);
 }
 

@@ -1332,9 +1332,11 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
         die_usage("--master-weights 24 with PRECISION=" PRECISION_NAME "; wanted PRECISION=BF16, or on");
     }
     choose_device(o, comm);
-    plan->peak =
-        gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
-    memory_choose(cfg, o, comm, plan->peak);
+    const Gpu gpu = gpu_or_default(plan->device, sizeof(plan->device), o->device);
+    plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), o->tf32);
+    plan->speed = SpeedDevice{gpu_rates(&gpu, plan->peak), sizeof(floatX),
+                              dtype_bytes(planned_gradient_dtype(o)), planned_master(o)};
+    memory_choose(cfg, o, comm, &plan->speed);
     if (o->quantize) {
         quantized_parameter_rows(plan->parameters, cfg, sizeof(floatX));
     } else {
@@ -1342,8 +1344,6 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
     }
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
-    plan->gradient_bytes = dtype_bytes(planned_gradient_dtype(o));
-    plan->parameter_bytes = sizeof(floatX);
 }
 
 static void print_device(const GPT2* model, double peak) {

@@ -16,7 +16,6 @@ cublasLt's.
 
 import argparse
 import csv
-import glob
 import json
 import os
 import re
@@ -28,13 +27,7 @@ from collections import Counter, namedtuple
 
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
-# Bytes/s of the memory by data sheet, and the name in llmc's gpu_report.cuh, which has the FLOP/s.
-CARDS = {
-    "a100": (2.039e12, "A100"),  # 80 GB, SXM
-    "h100": (3.35e12, "H100"),  # 80 GB, SXM
-    "h200": (4.8e12, "H200"),
-    "b200": (8.0e12, "B200"),
-}
+CARDS = {"a100": "A100", "h100": "H100", "h200": "H200", "b200": "B200"}  # names in llmc's gpu_report.cuh
 MEMORY_MIB = 1 << 20  # of the simulated card: more than any model here takes
 
 STEP_ENDS_WITH = "update_kernel_"  # the last kernel of a step
@@ -260,14 +253,13 @@ def measured_times(step, kernels, floor):
 # ---- the table ----
 
 
-def peak_flops(name, precision):
-    """The dense FLOP/s of a card, from the trainer's own table. TF32 is half as fast as 16 bits."""
-    for path in glob.glob(os.path.join(TOP, "llmc", "**", "gpu_report.cuh"), recursive=True):
-        with open(path, encoding="utf-8") as file:
-            found = re.search(r'\{"%s",\s*([0-9.]+)\}' % re.escape(name), file.read())
-        if found:
-            return float(found[1]) * (0.5e12 if precision == "FP32" else 1e12)
-    return fail(f"gpu_report.cuh has no {name}")
+def datasheet(name, precision):
+    """The dense FLOP/s of a card and its bytes/s, from the trainer's own table. TF32 is half as fast as 16 bits."""
+    with open(os.path.join(TOP, "llmc", "run", "gpu_report.cuh"), encoding="utf-8") as file:
+        found = re.search(r'\{"%s",\s*([0-9.]+),\s*([0-9.]+)\}' % re.escape(name), file.read())
+    if not found:
+        fail(f"gpu_report.cuh has no {name}")
+    return float(found[1]) * (0.5e12 if precision == "FP32" else 1e12), float(found[2]) * 1e12
 
 
 def print_table(args, rows, times, bandwidth, peak, floor):
@@ -321,9 +313,10 @@ def parse():
 
 def main():
     args = parse()
-    datasheet, name = CARDS[args.card]
-    bandwidth = args.bandwidth * 1e12 if args.bandwidth else datasheet
-    peak = args.tflops * 1e12 if args.tflops else peak_flops(name, args.precision)
+    name = CARDS[args.card]
+    peak, bandwidth = datasheet(name, args.precision)
+    bandwidth = args.bandwidth * 1e12 if args.bandwidth else bandwidth
+    peak = args.tflops * 1e12 if args.tflops else peak
     with tempfile.TemporaryDirectory() as temporary:
         directory = os.path.abspath(args.traces or temporary)
         if not os.path.exists(os.path.join(directory, "operations.jsonl")):

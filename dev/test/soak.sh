@@ -17,6 +17,7 @@
 #     ranks      several processes, on CPUs and on the simulated GPU in fp32 (test_ranks.sh)
 #     offload    two GPUs with all offloaded, in 20 random orders of their work: the same bits
 #     waits      each wait in the GPU trainer and its kernels, left out, makes a test fail (dev/cusim/test/mutate.sh)
+#     plan       the planned speed of a small and a middle model is within a factor of 1.5 of the measured one
 #     toy        the whole report on a GPU, of the simulated one (gpu_report.sh)
 set -eu
 cd "$(dirname "$0")/../.."
@@ -178,9 +179,32 @@ part_offload() {
 
 part_waits() { ! has_sim waits || dev/cusim/test/mutate.sh || fail waits; }
 
+# expect_planned STEPS OPTION...: what --plan says before and after a run, the mean of both, and the median of its steps.
+expect_planned() {
+    local steps=$1 plans=()
+    shift
+    local run=(./train_gpt2 "$@" --steps "$steps" --eval-every 0 --samples 0 --save-every 0)
+    planned() { "${run[@]}" --plan | sed -n 's/^speed: \([0-9]*\) tok.s planned.*/\1/p'; }
+    plans+=("$(planned)")
+    rm -rf "$work/plan"
+    quietly "${run[@]}" --out "$work/plan"
+    plans+=("$(planned)")
+    measured=$(sed -n 's/.*"kind":"train".*"tok_per_s":\([0-9.]*\).*/\1/p' "$work/plan/log.jsonl" | tail -n +2 | sort -n |
+        awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }')
+    expect_ratio "planned speed of train_gpt2 $*" "$(awk "BEGIN { print (${plans[0]} + ${plans[1]}) / 2 }")" "$measured" 0.667 1.5
+}
+
+part_plan() {
+    expect_planned 100
+    expect_planned 100 --recompute 3 --optimizer adamw8bit
+    expect_planned 10 --model d6 --vocab-size 50257 --batch 4 --seq-len 256 --total-batch 1024
+    expect_planned 10 --model d6 --vocab-size 50257 --batch 4 --seq-len 256 --total-batch 1024 --products bf16
+    expect_planned 5 --model d12 --vocab-size 50257 --batch 4 --seq-len 64 --total-batch 256 --recompute 2
+}
+
 part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
 
-parts=(kills learning texts fuzz aarch64 ranks offload waits toy)
+parts=(kills learning texts fuzz aarch64 ranks offload waits plan toy)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }

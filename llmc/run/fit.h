@@ -2,13 +2,9 @@
 fit.h -- --fit: the fastest way to train that fits into the memory.
 
 Tries micro-batches (--batch and what divides it), levels of --recompute, and on a GPU the optimizer's state on the
-host, from the fastest by planned time to the slowest, and takes the first that fits. An update has the same sequences
+host, from the fastest by planned time (speed.h) to the slowest, and takes the first that fits. An update has the same sequences
 and a validation too: only the order of sums changes. What was given on the command line stays, and --batch is the
 largest that is tried.
-
-    time of an update = FLOP / rate + bytes of memory / bandwidth + bytes of the bus / its bandwidth
-
-It is good for an order, not for an estimate.
 
 needs:   the sizes of batches are decided
 defines: FitPlan, FitDevice, fit_update_s, fit_least_of_all, fit_available_bytes, fit_choose
@@ -16,7 +12,6 @@ defines: FitPlan, FitDevice, fit_update_s, fit_least_of_all, fit_available_bytes
 #ifndef LLMC_FIT_H
 #define LLMC_FIT_H
 
-#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,9 +28,9 @@ typedef void (*FitPlan)(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Optio
 
 typedef struct {
     FitPlan plan;
-    size_t limit, host_limit;                   // bytes; of what is kept on the host beside
-    double flops_per_s, bytes_per_s, bus_per_s; // bus: 0, nothing can be offloaded
-    size_t element_bytes;                       // of weights and activations
+    size_t limit, host_limit; // bytes; of what is kept on the host beside
+    int can_offload;
+    SpeedDevice speed;
 } FitDevice;
 
 typedef struct {
@@ -43,44 +38,12 @@ typedef struct {
     double update_s;
 } FitTry_;
 
-// ---- time ----
-
-// FLOP for a token that the backward pass does again: the product before GELU, or those of a block but the last, and
-// attention.
-static inline double fit_flops_again_(GPT2Config cfg, const Options* o) {
-    const double C = cfg.C, block = 16 * C * C + 2 * C * o->seq_len;
-    return cfg.L * (o->recompute == RECOMPUTE_BLOCK ? block : o->recompute == RECOMPUTE_MLP ? 8 * C * C : 0);
-}
-
-// Elements for a token that it reads and writes again, of the C channels: GELU's 4, two norms' 2, 4 before GELU, or the
-// 16 of a block.
-static inline double fit_elements_again_(GPT2Config cfg, const Options* o) {
-    static const int channels[] = {0, 4, 6, 10, 16}; // by level
-    return 2.0 * channels[o->recompute] * cfg.C * cfg.L;
-}
-
-// Elements that a micro-batch moves, whatever its size: both passes read weights, the second one adds to gradients.
-static inline double fit_elements_of_micro_batch_(GPT2Config cfg) { return 4 * gpt2_count_parameters(cfg); }
-
-static inline double fit_moved_bytes_(const PlanMemory* kind) {
-    double bytes = 0;
-    for (; kind->name; kind++) {
-        bytes += fmax(kind->in, kind->out) * (double)kind->bytes;
-    }
-    return bytes;
-}
-
 // Of one process.
-static inline double fit_update_s(GPT2Config cfg, const Options* o, FitDevice device) {
-    const double tokens = (double)o->total_batch / o->processes;
-    const double micro_batches = ceil((double)o->total_batch / o->seq_len / o->batch / o->processes);
-    const double flops = tokens * (gpt2_flops_per_token(cfg, o->seq_len) + fit_flops_again_(cfg, o));
-    const double elements =
-        tokens * fit_elements_again_(cfg, o) + micro_batches * fit_elements_of_micro_batch_(cfg);
+static inline double fit_update_s(GPT2Config cfg, const Options* o, const FitDevice* device) {
     PlanMemory plan[PLAN_KINDS];
-    device.plan(plan, cfg, o);
-    return flops / device.flops_per_s + elements * (double)device.element_bytes / device.bytes_per_s +
-           (device.bus_per_s > 0 ? fit_moved_bytes_(plan) / device.bus_per_s : 0);
+    device->plan(plan, cfg, o);
+    const SpeedUpdate update = plan_update(cfg, o, &device->speed, plan);
+    return speed_total_s(&update);
 }
 
 // ---- memory ----
@@ -122,7 +85,7 @@ static inline int fit_compare_(const void* a_, const void* b_) {
 }
 
 // The levels of recomputation for one micro-batch and one place of the optimizer's state. Returns their number.
-static inline int fit_add_levels_(FitTry_* tries, GPT2Config cfg, Options o, FitDevice device) {
+static inline int fit_add_levels_(FitTry_* tries, GPT2Config cfg, Options o, const FitDevice* device) {
     const int is_given = options_given(&o, "recompute") || o.offload_residuals;
     int count = 0;
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
@@ -138,8 +101,8 @@ static inline int fit_add_levels_(FitTry_* tries, GPT2Config cfg, Options o, Fit
 }
 
 // Every micro-batch, at most `most` tries. Returns their number.
-static inline int fit_add_all_(FitTry_* tries, GPT2Config cfg, const Options* o, FitDevice device) {
-    const int can_offload = device.bus_per_s > 0 && !options_only_evaluates(o) && !o->offload_optimizer &&
+static inline int fit_add_all_(FitTry_* tries, GPT2Config cfg, const Options* o, const FitDevice* device) {
+    const int can_offload = device->can_offload && !options_only_evaluates(o) && !o->offload_optimizer &&
                             !optimizer_needs_matrices((OptimizerName)o->optimizer) &&
                             !options_given(o, "offload-optimizer") && !o->update_in_backward;
     const int most_parts = o->update_in_backward ? 1 : o->batch; // then an update is one micro-batch
@@ -165,11 +128,12 @@ static inline int fit_divisors_(int n) {
 }
 
 // Prints a try; returns whether it fits.
-static inline int fit_takes_(FILE* file, const FitTry_* t, GPT2Config cfg, FitDevice device) {
+static inline int fit_takes_(FILE* file, const FitTry_* t, GPT2Config cfg, const FitDevice* device) {
     const Options* o = &t->options;
     PlanMemory plan[PLAN_KINDS];
-    device.plan(plan, cfg, o);
-    const int fits = plan_bytes(plan) <= device.limit && plan_bytes_at(plan, PLAN_HOST) <= device.host_limit;
+    device->plan(plan, cfg, o);
+    const int fits =
+        plan_bytes(plan) <= device->limit && plan_bytes_at(plan, PLAN_HOST) <= device->host_limit;
     fprintf(file, "fit: --batch %d --recompute %s%s: %.1f MiB, %.3g s: %s\n", o->batch,
             gpt2_recompute_word(o->recompute), o->offload_optimizer ? " --offload-optimizer host" : "",
             (double)plan_bytes(plan) / (1 << 20), t->update_s, fits ? "fits" : "too much");
@@ -177,17 +141,13 @@ static inline int fit_takes_(FILE* file, const FitTry_* t, GPT2Config cfg, FitDe
 }
 
 // Sets --batch, --eval-batches, --recompute and --offload-optimizer, and prints why; ends the program if nothing fits.
-static inline void fit_choose(FILE* file, GPT2Config cfg, Options* options, FitDevice device) {
+static inline void fit_choose(FILE* file, GPT2Config cfg, Options* options, const FitDevice* device) {
     const size_t room = (size_t)(2 * (RECOMPUTE_BLOCK + 1) * fit_divisors_(options->batch));
     FitTry_* tries = (FitTry_*)check_alloc(room, sizeof(FitTry_), "ways to fit");
     const int count = fit_add_all_(tries, cfg, options, device);
     qsort(tries, (size_t)count, sizeof(FitTry_), fit_compare_);
-    fprintf(file, "fit: into %.1f MiB; an update planned at %.0f GFLOP/s, %.0f GB/s of memory",
-            (double)device.limit / (1 << 20), device.flops_per_s * 1e-9, device.bytes_per_s * 1e-9);
-    if (device.bus_per_s > 0) {
-        fprintf(file, ", %.0f GB/s of the bus", device.bus_per_s * 1e-9);
-    }
-    fputc('\n', file);
+    fprintf(file, "fit: into %.1f MiB; the time of an update is %s\n", (double)device->limit / (1 << 20),
+            device->speed.rates.basis);
     int i = 0;
     while (i < count && !fit_takes_(file, &tries[i], cfg, device)) {
         i++;
@@ -195,7 +155,7 @@ static inline void fit_choose(FILE* file, GPT2Config cfg, Options* options, FitD
     CHECK(i < count,
           "--fit: none of %d ways fits into %.1f MiB; wanted more memory, a shorter --seq-len or a smaller "
           "model",
-          count, (double)device.limit / (1 << 20));
+          count, (double)device->limit / (1 << 20));
     *options = tries[i].options;
     free(tries);
 }

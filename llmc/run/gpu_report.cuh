@@ -1,5 +1,5 @@
 /*
-gpu_report.cuh -- what the GPU can do at most.
+gpu_report.cuh -- what the GPU can do at most, and what operations are assumed to reach.
 
 The peak is the dense matrix-product rate of the tensor cores (CUDA cores for fp32 without TF32). For cards
 with a published figure that figure is taken, so that shares compare with what others report; for any other,
@@ -7,7 +7,9 @@ it is computed from the card's own clock and number of multiprocessors:
 
     peak = multiprocessors * clock * 2 * multiply-adds per clock and multiprocessor
 
-defines: gpu_peak_flops_per_s, gpu_peak_or_default
+The bandwidth of its memory is the published one, or computed from its clock and width.
+
+defines: gpu_peak_flops_per_s, gpu_bandwidth_per_s, gpu_or_default, gpu_rates
 */
 #ifndef LLMC_GPU_REPORT_CUH
 #define LLMC_GPU_REPORT_CUH
@@ -15,30 +17,34 @@ defines: gpu_peak_flops_per_s, gpu_peak_or_default
 #include <ctype.h>
 
 #include "llmc/gpu.cuh"
+#include "llmc/run/speed.h"
 
-// Dense 16-bit TFLOP/s with fp32 sums, from the makers' data sheets. TF32 is half of it.
+// Dense 16-bit TFLOP/s with fp32 sums, and TB/s of memory, from the makers' data sheets. TF32 is half of the first.
 typedef struct {
     const char* name; // a word of the device's name
-    double tflops;
+    double tflops, tb_per_s;
 } GpuPublished_;
 
-static inline double gpu_published_tflops_(const char* device_name) {
+// Zeros if there is nothing.
+static inline GpuPublished_ gpu_published_(const char* device_name) {
     static const GpuPublished_ cards[] = {
-        {"H100 PCIe", 756},    {"H100 NVL", 835.5}, {"H100", 989.4}, {"H200", 989.4}, {"GH200", 989.4},
-        {"H800", 989.4},       {"A100", 312},       {"A800", 312},   {"A30", 165},    {"A40", 149.7},
-        {"RTX 6000 Ada", 364}, {"L40S", 362},       {"L40", 181},    {"L4", 121},     {"RTX 4090", 165.2},
-        {"RTX 3090", 71},      {"B200", 2250},      {"GB200", 2500},
+        {"H100 PCIe", 756, 2},       {"H100 NVL", 835.5, 3.9}, {"H100", 989.4, 3.35},
+        {"H200", 989.4, 4.8},        {"GH200", 989.4, 4},      {"H800", 989.4, 3.35},
+        {"A100", 312, 2.039},        {"A800", 312, 2.039},     {"A30", 165, 0.933},
+        {"A40", 149.7, 0.696},       {"L40S", 362, 0.864},     {"L40", 181, 0.864},
+        {"RTX 6000 Ada", 364, 0.96}, {"L4", 121, 0.3},         {"RTX 4090", 165.2, 1.008},
+        {"RTX 3090", 71, 0.936},     {"B200", 2250, 8},        {"GB200", 2500, 8},
     };
-    double tflops = 0; // the longest name wins: "L40S" is also an "L40" and an "L4"
+    GpuPublished_ found = {"", 0, 0}; // the longest name wins: "L40S" is also an "L40" and an "L4"
     size_t longest = 0;
     for (size_t i = 0; i < sizeof(cards) / sizeof(cards[0]); i++) {
         const size_t length = strlen(cards[i].name);
         if (length > longest && strstr(device_name, cards[i].name)) {
             longest = length;
-            tflops = cards[i].tflops;
+            found = cards[i];
         }
     }
-    return tflops;
+    return found;
 }
 
 // 16-bit multiply-adds with fp32 sums, per clock and multiprocessor (CUDA C Programming Guide and the
@@ -57,44 +63,74 @@ static inline double gpu_cuda_core_rate_(int major, int minor) { // fp32 multipl
     return major == 8 && minor == 0 ? 64 : 128;
 }
 
-// FLOP/s for factors of this type; 0 if the device does not say its clock.
-static inline double gpu_peak_flops_per_s(const Gpu* gpu, DType dtype, int tf32) {
-    int kilohertz = 0;
-    if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, gpu->device) != cudaSuccess) {
-        kilohertz = 0;
+// 0 if the device does not say it.
+static inline double gpu_attribute_(const Gpu* gpu, cudaDeviceAttr which) {
+    int value = 0;
+    if (cudaDeviceGetAttribute(&value, which, gpu->device) != cudaSuccess) {
+        value = 0;
         cudaGetLastError(); // clears the error: the figure is only for display
     }
-    const double clocks = 2e3 * kilohertz * gpu->multiprocessors;
-    if (dtype == DTYPE_FP32 && !tf32) {
+    return value;
+}
+
+// FLOP/s for factors of this type; 0 if the device does not say its clock.
+static inline double gpu_peak_flops_per_s(const Gpu* gpu, DType dtype, int tf32) {
+    const double clocks = 2e3 * gpu_attribute_(gpu, cudaDevAttrClockRate) * gpu->multiprocessors;
+    if (dtype == DTYPE_FP32 && !tf32 && clocks > 0) {
         return clocks * gpu_cuda_core_rate_(gpu->major, gpu->minor);
     }
-    const double published = gpu_published_tflops_(gpu->name) * 1e12;
+    const double published = gpu_published_(gpu->name).tflops * 1e12;
     const double dense = published > 0 ? published : clocks * gpu_tensor_rate_(gpu->major, gpu->minor);
     return dtype == DTYPE_FP32 ? dense / 2 : dense;
 }
 
-// The same for device number `device`, or for an H100 if this machine has no such GPU; `name` becomes the
-// words for it.
-static inline double gpu_peak_or_default(char* name, size_t name_bytes, int device, DType dtype, int tf32) {
+// Bytes/s of its memory, which works twice a clock.
+static inline double gpu_bandwidth_per_s(const Gpu* gpu) {
+    const double published = gpu_published_(gpu->name).tb_per_s * 1e12;
+    return published > 0 ? published
+                         : 2e3 * gpu_attribute_(gpu, cudaDevAttrMemoryClockRate) *
+                               gpu_attribute_(gpu, cudaDevAttrGlobalMemoryBusWidth) / 8;
+}
+
+// Device number `device`, or an H100 if this machine has no such GPU; `words` becomes what it is. The result has only what
+// the functions of this file need.
+static inline Gpu gpu_or_default(char* words, size_t words_bytes, int device) {
     int count = 0;
     cudaDeviceProp properties;
     Gpu gpu;
     memset(&gpu, 0, sizeof(gpu));
     if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
         cudaGetLastError();
-        snprintf(name, name_bytes, "an H100 SXM (no GPU found)");
+        snprintf(words, words_bytes, "an H100 SXM (no GPU found)");
         snprintf(gpu.name, sizeof(gpu.name), "H100");
         gpu.major = 9;
-        return gpu_peak_flops_per_s(&gpu, dtype, 1);
+        return gpu;
     }
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
     snprintf(gpu.name, sizeof(gpu.name), "%s", properties.name);
-    snprintf(name, name_bytes, "%s", properties.name);
+    snprintf(words, words_bytes, "%s", properties.name);
     gpu.device = device;
     gpu.major = properties.major;
     gpu.minor = properties.minor;
     gpu.multiprocessors = properties.multiProcessorCount;
-    return gpu_peak_flops_per_s(&gpu, dtype, tf32);
+    return gpu;
+}
+
+// For the planned time of an update. The shares of the peaks and the time of a launch are assumptions, which nobody has
+// measured with this program.
+static inline SpeedRates gpu_rates(const Gpu* gpu, double peak) {
+    const double products = 0.65, attention = 0.35, memory = 0.8, bandwidth = gpu_bandwidth_per_s(gpu);
+    SpeedRates rates;
+    for (int kind = 0; kind < SPEED_RATES; kind++) {
+        rates.per_s[kind] = kind == SPEED_PRODUCTS    ? products * peak
+                            : kind == SPEED_ATTENTION ? attention * peak
+                                                      : memory * bandwidth;
+    }
+    rates.launch_s = 2e-6;
+    snprintf(rates.basis, sizeof(rates.basis),
+             "computed, not measured: %.0f and %.0f %% of the peak, %.0f %% of %.3g TB/s", 100 * products,
+             100 * attention, 100 * memory, bandwidth * 1e-12);
+    return rates;
 }
 
 #endif

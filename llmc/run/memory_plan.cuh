@@ -8,7 +8,7 @@ what the options leave open because it depends on memory, and whether the run fi
 
 Each planned_... is one fact that the model is opened with.
 
-defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_state, planned_gradient_dtype,
+defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_master, planned_state, planned_gradient_dtype,
          planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses, memory_plan,
          memory_choose, memory_require
 */
@@ -70,14 +70,19 @@ static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const 
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
+// What is kept beside the weights.
+static inline MasterWeights planned_master(const Options* o) {
+    return !o->master_weights || DTYPE_OF(floatX) == DTYPE_FP32 ? MASTER_NONE
+           : DTYPE_OF(floatX) == DTYPE_FP16                     ? MASTER_FP32
+           : o->master_weights == MASTER_WEIGHTS_24             ? MASTER_24
+                                                                : MASTER_SPLIT;
+}
+
 // The optimizer's state of a process, with the master weights.
 static inline void planned_state(OptimizerState* state, GPT2Config cfg, const ZeroPlan* zero,
                                  const Options* o) {
     Optimizer optimizer = setup_optimizer(o);
-    optimizer.master = !o->master_weights || DTYPE_OF(floatX) == DTYPE_FP32 ? MASTER_NONE
-                       : DTYPE_OF(floatX) == DTYPE_FP16                     ? MASTER_FP32
-                       : o->master_weights == MASTER_WEIGHTS_24             ? MASTER_24
-                                                                            : MASTER_SPLIT;
+    optimizer.master = planned_master(o);
     optimizer_state_open(state, optimizer, zero, cfg);
 }
 
@@ -349,26 +354,22 @@ static inline void memory_plan_least_(PlanMemory plan[PLAN_KINDS], GPT2Config cf
 }
 
 // --fit: decides --batch, --recompute and --offload-optimizer.
-static inline void memory_fit_(GPT2Config cfg, Options* options, Comm* comm, double peak, size_t limit) {
-    const FitDevice device = {memory_plan_least_,
-                              fit_least_of_all(comm, limit),
-                              fit_least_of_all(comm, fit_available_bytes(comm)),
-                              peak / 2,
-                              2e12,
-                              PLAN_BUS_BYTES_PER_S,
-                              sizeof(floatX)};
+static inline void memory_fit_(GPT2Config cfg, Options* options, Comm* comm, const SpeedDevice* speed,
+                               size_t limit) {
+    const FitDevice device = {memory_plan_least_, fit_least_of_all(comm, limit),
+                              fit_least_of_all(comm, fit_available_bytes(comm)), 1, *speed};
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: no GPU to ask for its free memory; wanted --fit GIB");
     }
-    fit_choose(stdout, cfg, options, device);
+    fit_choose(stdout, cfg, options, &device);
 }
 
 // Decides what is open because it depends on the GPU's memory: recomputation first, since it costs more than
-// chunks do. `peak` is in FLOP/s.
-static inline void memory_choose(GPT2Config cfg, Options* options, Comm* comm, double peak) {
+// chunks do.
+static inline void memory_choose(GPT2Config cfg, Options* options, Comm* comm, const SpeedDevice* speed) {
     const size_t limit = memory_limit_(options);
     if (options->fit != 0) {
-        memory_fit_(cfg, options, comm, peak, limit);
+        memory_fit_(cfg, options, comm, speed, limit);
     }
     const int recompute_is_auto = options->recompute == OPTION_AUTO,
               chunk_is_auto = options->logits_chunk == OPTION_AUTO;

@@ -1,8 +1,9 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanPlace, PlanMemory, PLAN_BUS_BYTES_PER_S, PLAN_KINDS, plan_add, plan_add_at, plan_add_state, plan_add_text, plan_bytes_at, plan_bytes,
-         plan_print_kinds, plan_print_memory, plan_print_traffic, plan_print, plan_print_json
+defines: PlanPlace, PlanMemory, PLAN_BUS_BYTES_PER_S, PLAN_KINDS, TrainerPlan, plan_add, plan_add_at, plan_add_state,
+         plan_add_text, plan_bytes_at, plan_bytes, PlanMoves, plan_moves, plan_update, plan_print_kinds, plan_print_memory,
+         plan_print_traffic, plan_print, plan_print_json
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -11,6 +12,7 @@ defines: PlanPlace, PlanMemory, PLAN_BUS_BYTES_PER_S, PLAN_KINDS, plan_add, plan
 #include <stdio.h>
 
 #include "llmc/run/options.h"
+#include "llmc/run/speed.h"
 #include "llmc/freeze.h"
 #include "llmc/gpt2.h"
 #include "llmc/optimizer.h"
@@ -24,6 +26,8 @@ typedef enum { PLAN_DEVICE, PLAN_HOST, PLAN_DISK } PlanPlace;
 
 // Between the GPU and the host, each way: PCIe 5 x16. dev/bench/scaling.py assumes the same.
 #define PLAN_BUS_BYTES_PER_S 50e9
+// Of a drive: dev/bench/scaling.py assumes the same.
+#define PLAN_DRIVE_BYTES_PER_S 6e9
 
 // One allocation, by name. A list ends with a name of NULL.
 typedef struct {
@@ -34,6 +38,15 @@ typedef struct {
 } PlanMemory;
 
 enum { PLAN_KINDS = 22 + STATE_SLOTS }; // room for a list
+
+// What a run takes, and what the device can do.
+typedef struct {
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    PlanMemory memory[PLAN_KINDS]; // the large allocations; the list ends with a name of NULL
+    char device[256];              // in words
+    double peak;                   // of the device, FLOP/s
+    SpeedDevice speed;             // rates only for --plan and --fit
+} TrainerPlan;
 
 // Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
@@ -51,6 +64,18 @@ void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVA
 size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place);
 size_t plan_bytes(const PlanMemory* memory);
 
+// What an update moves between a place and the device, and the time that takes if nothing hides it: over the bus in both
+// directions at once, on a disk one after the other.
+typedef struct {
+    double bytes, in, out; // of what moves at all; to the device, and back
+    double s;
+} PlanMoves;
+PlanMoves plan_moves(const PlanMemory* memory, PlanPlace place);
+
+// The planned time of an update of one process, with these moves.
+SpeedUpdate plan_update(GPT2Config cfg, const Options* options, const SpeedDevice* device,
+                        const PlanMemory* memory);
+
 // "planned: " and the kinds at each place, without the end of the line.
 void plan_print_kinds(FILE* file, const PlanMemory* memory);
 
@@ -65,10 +90,8 @@ void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* options, size
 // The memory as members of a JSON object, in MiB, each with a comma before it; `memory` is a list.
 void plan_print_json(FILE* file, const void* memory);
 
-// All of it, for --plan. `flops_per_s` is the most that the device, described in words, can do.
-void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TensorRow* parameters,
-                const TensorRow* activations, const PlanMemory* memory, double flops_per_s,
-                const char* device);
+// All of it, for --plan.
+void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TrainerPlan* plan);
 
 #ifdef __cplusplus
 }
@@ -223,28 +246,42 @@ static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
     }
 }
 
-// What an update moves between a place and the device, and the seconds that takes if nothing hides it.
-static void plan_print_moves_(FILE* file, const PlanMemory* memory, PlanPlace place) {
-    const double bus = PLAN_BUS_BYTES_PER_S, gib = 1 << 30;
-    const double drive = 6e9; // bytes per second: dev/bench/scaling.py assumes the same
-    double bytes = 0, in = 0, out = 0;
+PlanMoves plan_moves(const PlanMemory* memory, PlanPlace place) {
+    PlanMoves moves = {0, 0, 0, 0};
     for (const PlanMemory* kind = memory; kind->name; kind++) {
-        bytes += kind->place == place && kind->in > 0 ? (double)kind->bytes : 0;
-        in += kind->place == place ? kind->in * (double)kind->bytes : 0;
-        out += kind->place == place ? kind->out * (double)kind->bytes : 0;
+        if (kind->place == place) {
+            moves.bytes += kind->in > 0 ? (double)kind->bytes : 0;
+            moves.in += kind->in * (double)kind->bytes;
+            moves.out += kind->out * (double)kind->bytes;
+        }
     }
-    if (in > 0 && place == PLAN_HOST) {
+    moves.s = place == PLAN_DISK ? (moves.in + moves.out) / PLAN_DRIVE_BYTES_PER_S
+                                 : fmax(moves.in, moves.out) / PLAN_BUS_BYTES_PER_S;
+    return moves;
+}
+
+SpeedUpdate plan_update(GPT2Config cfg, const Options* options, const SpeedDevice* device,
+                        const PlanMemory* memory) {
+    SpeedUpdate update = speed_update(cfg, options, device);
+    update.s[SPEED_MOVES] = plan_moves(memory, PLAN_HOST).s + plan_moves(memory, PLAN_DISK).s;
+    return update;
+}
+
+static void plan_print_moves_(FILE* file, const PlanMemory* memory, PlanPlace place) {
+    const PlanMoves moves = plan_moves(memory, place);
+    const double gib = 1 << 30;
+    if (moves.in > 0 && place == PLAN_HOST) {
         fprintf(
             file,
             "offload: %.1f GiB on the host; an update moves %.1f GiB to the GPU and %.1f GiB back: %.3g s at "
             "%.0f GB/s each way (PCIe 5 x16), less what the GPU's work hides\n",
-            bytes / gib, in / gib, out / gib, fmax(in, out) / bus, bus * 1e-9);
-    } else if (in > 0) {
+            moves.bytes / gib, moves.in / gib, moves.out / gib, moves.s, PLAN_BUS_BYTES_PER_S * 1e-9);
+    } else if (moves.in > 0) {
         fprintf(
             file,
             "offload: %.1f GiB on disk; an update reads %.1f GiB and writes %.1f GiB: %.3g s at %.0f GB/s, "
             "if no other process uses the drive\n",
-            bytes / gib, in / gib, out / gib, (in + out) / drive, drive * 1e-9);
+            moves.bytes / gib, moves.in / gib, moves.out / gib, moves.s, PLAN_DRIVE_BYTES_PER_S * 1e-9);
     }
 }
 
@@ -261,48 +298,74 @@ static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
     }
 }
 
-// The work of training and validation, and the minimum time it takes.
-static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, double flops_per_s,
-                             const char* device) {
+// The planned time of an update, and where it goes: what takes a hundredth of it or more, in percent.
+static void plan_print_update_(FILE* file, const SpeedUpdate* update, double tokens) {
+    const double total = speed_total_s(update);
+    const char* joint = ": ";
+    fprintf(file, "speed: %.0f tok/s planned, %.3g s an update", tokens / total, total);
+    for (int kind = 0; kind < SPEED_KINDS; kind++) {
+        if (update->s[kind] >= 0.01 * total) {
+            fprintf(file, "%s%s %.0f %%", joint, speed_word((SpeedKind)kind), 100 * update->s[kind] / total);
+            joint = ", ";
+        }
+    }
+    fputc('\n', file);
+}
+
+// What the planned time is computed from; a kind that has the rate of all passes over memory is not named.
+static void plan_print_rates_(FILE* file, const SpeedRates* rates) {
+    fprintf(file, "rates: %s:", rates->basis);
+    for (int kind = 0; kind < SPEED_RATES; kind++) {
+        const double giga = rates->per_s[kind] * 1e-9;
+        if (kind == SPEED_MEMORY || rates->per_s[kind] != rates->per_s[SPEED_MEMORY]) {
+            fprintf(file, "%s %s %.*f %s", kind ? "," : "", speed_word((SpeedKind)kind), giga < 100, giga,
+                    speed_has_flops((SpeedKind)kind) ? "GFLOP/s" : "GB/s");
+        }
+    }
+    fprintf(file, "; %.2g us a launch\n", rates->launch_s * 1e6);
+}
+
+// The work of training and validation, and the time it takes.
+static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, const TrainerPlan* plan) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
-    const double flops = freeze_flops_per_token(&freeze, cfg, o->seq_len);
+    const double flops = freeze_flops_per_token(&freeze, cfg, o->seq_len), update = (double)o->total_batch;
+    const SpeedUpdate speed = plan_update(cfg, o, &plan->speed, plan->memory);
     if (o->steps == OPTION_AUTO) {
         fprintf(file, "work: %.4g FLOP per token; how many tokens is known once the text is encoded\n",
                 flops);
     } else {
-        const double tokens = (double)o->total_batch * (double)o->steps;
+        const double tokens = update * (double)o->steps;
         const double validations = o->eval_every > 0 ? 1 + floor((double)o->steps / o->eval_every) : 0;
-        const double seen = validations * o->eval_batches * o->batch * o->seq_len,
-                     all = (tokens + seen / 3) * flops;
+        const double seen = validations * o->eval_batches * o->batch * o->seq_len, all = tokens + seen / 3;
         fprintf(
             file,
             "work: %.4g tokens x %.4g FLOP = %.4g FLOP; plus %.0f validations on %.4g tokens in total, at a "
             "third of the cost per token\n",
             tokens, flops, tokens * flops, validations, seen);
-        fprintf(
-            file,
-            "time: %.2f hours at the peak of %.0f GFLOP/s (%s); %.2f at 50 %% of it, which is more typical\n",
-            all / flops_per_s / 3600, flops_per_s * 1e-9, device, 2 * all / flops_per_s / 3600);
+        fprintf(file, "time: %.2f hours planned; %.2f at the peak of %.0f GFLOP/s (%s%s)\n",
+                all / update * speed_total_s(&speed) / 3600, all * flops / plan->peak / o->processes / 3600,
+                plan->peak * 1e-9, plan->device, o->processes > 1 ? ", each" : "");
     }
-    fprintf(file, "speed: at most %.0f tok/s\n", flops_per_s / flops);
+    plan_print_update_(file, &speed, update);
+    plan_print_rates_(file, &plan->speed.rates);
 }
 
-void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TensorRow* parameters,
-                const TensorRow* activations, const PlanMemory* memory, double flops_per_s,
-                const char* device) {
+void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TrainerPlan* plan) {
     fputc('\n', file);
-    plan_print_memory(file, cfg, options, memory);
-    plan_print_moves_(file, memory, PLAN_HOST);
-    plan_print_moves_(file, memory, PLAN_DISK);
+    plan_print_memory(file, cfg, options, plan->memory);
+    plan_print_moves_(file, plan->memory, PLAN_HOST);
+    plan_print_moves_(file, plan->memory, PLAN_DISK);
     plan_print_disk_(file, cfg, options);
-    plan_print_work_(file, cfg, options, flops_per_s, device);
+    if (!options_only_evaluates(options)) {
+        plan_print_work_(file, cfg, options, plan);
+    }
     fprintf(file, "\nparameters   layers x rows x columns (%s)\n",
             options->quantize ? "of matrices: blocks of 32" : "the same for gradients and optimizer state");
-    plan_print_rows_(file, parameters, GPT2_PARAMETER_ROWS);
+    plan_print_rows_(file, plan->parameters, GPT2_PARAMETER_ROWS);
     fprintf(file,
             "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "
             "the classifier's)\n");
-    plan_print_rows_(file, activations, GPT2_ACTIVATION_ROWS);
+    plan_print_rows_(file, plan->activations, GPT2_ACTIVATION_ROWS);
 }
 
 // The kinds of one place, if there are any.

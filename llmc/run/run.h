@@ -57,15 +57,6 @@ typedef struct {
 // Adds the work of a micro-batch.
 void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, const Freeze* freeze, Batch batch);
 
-// What a run takes, and what the device can do.
-typedef struct {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    PlanMemory memory[PLAN_KINDS];          // the large allocations; the list ends with a name of NULL
-    char device[256];                       // in words
-    double peak;                            // of the device, FLOP/s
-    size_t gradient_bytes, parameter_bytes; // of an element, as processes send them
-} TrainerPlan;
-
 // NULL is allowed only where a comment says so.
 typedef struct {
     const char* name;         // with its precision: "CPU FP32"; for the log and for checkpoints
@@ -822,7 +813,8 @@ static void run_summarize_(Run_* run) {
 }
 
 static void run_print_traffic_(const Run_* run) {
-    plan_print_traffic(stdout, run->cfg, &run->options, run->plan.gradient_bytes, run->plan.parameter_bytes);
+    plan_print_traffic(stdout, run->cfg, &run->options, run->plan.speed.gradient_bytes,
+                       run->plan.speed.element_bytes);
 }
 
 // The run itself. Returns its exit status.
@@ -901,9 +893,7 @@ static void run_join_(Run_* run) {
 
 // --plan: what the run would take, without taking it.
 static void run_print_plan_(const Run_* run) {
-    const TrainerPlan* plan = &run->plan;
-    plan_print(stdout, run->cfg, &run->options, plan->parameters, plan->activations, plan->memory, plan->peak,
-               plan->device);
+    plan_print(stdout, run->cfg, &run->options, &run->plan);
     run_print_traffic_(run);
 }
 
