@@ -252,7 +252,8 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
 // allocate memory.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
     const ZeroPlan zero = planned_zero(cfg, o);
-    const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
+    const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune,
+                                     planned_workspace(cfg, o)};
     memory_require(cfg, o);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;

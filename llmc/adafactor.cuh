@@ -34,8 +34,9 @@ typedef struct {
     size_t row_sums, col_sums, v, m; // in the state
     uint64_t first_word;             // RoundingWords.first
     int rows, cols;
-    float rate; // factor of the learning rate
-    int decay;  // whether weights decay
+    float rate;   // factor of the learning rate
+    int decay;    // whether weights decay
+    int is_apart; // it and those behind it are never in one update with those before it
 } AdafactorTensor;
 
 // How many there are of some tensors in a row.
@@ -64,6 +65,8 @@ typedef struct {
     AdafactorCount all;
     int most_cols;
     int width; // elements at a time: 4 if all matrices have rows of a multiple of 4
+    size_t
+        updated; // partial column sums in one update, at most: those of tensors that are apart share memory
 } AdafactorPlan;
 
 // ---- open and close ----
@@ -83,29 +86,30 @@ static inline AdafactorCount adafactor_count(const AdafactorTensor* tensors, int
     return c;
 }
 
-// What adafactor_open sets except memory, and the number of partial column sums.
-static inline size_t adafactor_size_(AdafactorPlan* plan, const AdafactorTensor* tensors, int count) {
+// What adafactor_open sets except memory.
+static inline void adafactor_size_(AdafactorPlan* plan, const AdafactorTensor* tensors, int count) {
     size_t col_parts = 0;
     memset(plan, 0, sizeof(*plan));
     plan->all = adafactor_count(tensors, count);
     plan->width = 4;
     for (int i = 0; i < count; i++) {
         const AdafactorTensor* t = &tensors[i];
+        col_parts = t->is_apart ? 0 : col_parts;
         if (t->rows > 1) {
             plan->most_cols = t->cols > plan->most_cols ? t->cols : plan->most_cols;
             plan->width = t->cols % 4 == 0 ? plan->width : 1;
             col_parts += (size_t)adafactor_tiles_(t) * t->cols;
         }
+        plan->updated = col_parts > plan->updated ? col_parts : plan->updated;
     }
-    return col_parts;
 }
 
 // Device memory of a plan.
 static inline size_t adafactor_planned_bytes(const AdafactorTensor* tensors, int count) {
     AdafactorPlan plan;
-    const size_t col_parts = adafactor_size_(&plan, tensors, count);
+    adafactor_size_(&plan, tensors, count);
     return (size_t)count * sizeof(AdafactorPlace_) +
-           (size_t)plan.all.tiles * (sizeof(int) + sizeof(AdafactorTile_)) + col_parts * sizeof(float);
+           (size_t)plan.all.tiles * (sizeof(int) + sizeof(AdafactorTile_)) + plan.updated * sizeof(float);
 }
 
 // Matrices come first, each with its tiles behind those of the matrices before it.
@@ -115,6 +119,7 @@ static inline void adafactor_place_(AdafactorPlace_* places, int* places_of_tile
     size_t col_parts = 0;
     for (int i = 0; i < count; i++) {
         const int tiles = adafactor_tiles_(&tensors[i]), place = tensors[i].rows > 1 ? matrix++ : vector++;
+        col_parts = tensors[i].is_apart ? 0 : col_parts;
         places[place] = (AdafactorPlace_){tensors[i], tile, tiles, col_parts};
         for (int k = 0; k < tiles; k++) {
             places_of_tiles[tile++] = place;
@@ -124,7 +129,7 @@ static inline void adafactor_place_(AdafactorPlace_* places, int* places_of_tile
 }
 
 static inline void adafactor_open(AdafactorPlan* plan, const AdafactorTensor* tensors, int count) {
-    const size_t col_parts = adafactor_size_(plan, tensors, count);
+    adafactor_size_(plan, tensors, count);
     const size_t places_bytes = (size_t)count * sizeof(AdafactorPlace_), tiles = (size_t)plan->all.tiles;
     AdafactorPlace_* places =
         (AdafactorPlace_*)check_alloc((size_t)count, sizeof(*places), "adafactor: tensors");
@@ -133,7 +138,7 @@ static inline void adafactor_open(AdafactorPlan* plan, const AdafactorTensor* te
     plan->places = (AdafactorPlace_*)gpu_alloc(places_bytes, 1, "adafactor: tensors");
     plan->places_of_tiles = (int*)gpu_alloc(tiles, sizeof(int), "adafactor: tiles");
     plan->tiles = (AdafactorTile_*)gpu_alloc(tiles, sizeof(AdafactorTile_), "adafactor: sums of tiles");
-    plan->col_parts = (float*)gpu_alloc(col_parts, sizeof(float), "adafactor: partial column sums");
+    plan->col_parts = (float*)gpu_alloc(plan->updated, sizeof(float), "adafactor: partial column sums");
     CUDA_CHECK(cudaMemcpy(plan->places, places, places_bytes, cudaMemcpyHostToDevice));
     CUDA_CHECK(
         cudaMemcpy(plan->places_of_tiles, places_of_tiles, tiles * sizeof(int), cudaMemcpyHostToDevice));

@@ -79,6 +79,7 @@ typedef struct {
     int bias_fusion; // with GELU_FUSED_BACKWARD: the product also sums up the gradient of the bias
                      // before GELU
     int autotune;
+    size_t workspace_bytes; // of cublasLt (matmul_workspace_bytes); 0: the most that helps any model
 } MatmulSettings;
 
 typedef struct {
@@ -171,23 +172,40 @@ static inline MatmulName_ matmul_name_(const MatmulKey* key) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Open and close
 
-// The size of cublasLt's workspace. NVIDIA advises 32 MiB for Hopper, whose kernels split more. But the sums
-// of one part of fc's weight gradient are 9 MiB for GPT-2 124M, so 32 MiB would rule out splits by 4 and
-// more.
-static inline size_t matmul_workspace_bytes(int major) { return (size_t)(major >= 9 ? 128 : 8) << 20; }
+// NVIDIA advises 32 MiB for Hopper, whose kernels split more. But the sums of one part of fc's weight gradient are 9 MiB
+// for GPT-2 124M, so 32 MiB would rule out splits by 4 and more.
+static inline size_t matmul_most_workspace_(int major) { return (size_t)(major >= 9 ? 128 : 8) << 20; }
 
-static inline size_t matmul_sums_bytes_(int bias_fusion) {
-    return bias_fusion ? COLUMN_SUMS_FLOATS * sizeof(float) : 0;
-}
-
-// What matmul_gpu_open allocates on a device; without one, on an H100.
-static inline size_t matmul_planned_bytes(int device, int bias_fusion) {
+// Of a device; without one, of an H100.
+static inline int matmul_major_(int device) {
     int major = 9;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
         cudaGetLastError(); // clears the error
         major = 9;
     }
-    return matmul_workspace_bytes(major) + matmul_sums_bytes_(bias_fusion);
+    return major;
+}
+
+// The size of cublasLt's workspace for micro-batches of N tokens and a model of C channels. It holds sums of the parts that a
+// product is split into, and parts of a depth below 256 are not worth their sums. Each of a block's largest products, of N,
+// C and 4 C, then has at most N C C / 64 sums. Rounded up to a power of two: choices of algorithms are kept for each size.
+static inline size_t matmul_workspace_bytes(int device, size_t N, size_t C) {
+    const size_t most = matmul_most_workspace_(matmul_major_(device)),
+                 wanted = N * C * C / 64 * sizeof(float);
+    size_t bytes = (size_t)8 << 20;
+    while (bytes < wanted && bytes < most) {
+        bytes *= 2;
+    }
+    return bytes;
+}
+
+static inline size_t matmul_sums_bytes_(int bias_fusion) {
+    return bias_fusion ? COLUMN_SUMS_FLOATS * sizeof(float) : 0;
+}
+
+// What matmul_gpu_open allocates.
+static inline size_t matmul_planned_bytes(size_t workspace_bytes, int bias_fusion) {
+    return workspace_bytes + matmul_sums_bytes_(bias_fusion);
 }
 
 static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSettings settings) {
@@ -195,7 +213,8 @@ static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSetting
     memset((void*)ctx, 0, sizeof(*ctx));
     ctx->gpu = gpu;
     ctx->settings = settings;
-    ctx->workspace_bytes = matmul_workspace_bytes(gpu->major);
+    ctx->workspace_bytes =
+        settings.workspace_bytes ? settings.workspace_bytes : matmul_most_workspace_(gpu->major);
     ctx->workspace = gpu_alloc(ctx->workspace_bytes, 1, "matmul: workspace");
     ctx->bias_sums =
         settings.bias_fusion ? (float*)gpu_alloc(matmul_sums_bytes_(1), 1, "matmul: bias gradients") : NULL;

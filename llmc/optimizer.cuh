@@ -54,6 +54,7 @@ typedef struct {
 typedef struct {
     const OptimizerState* state;
     UpdatePieces_ pieces;
+    int takes_turns; // only one group is updated at a time
     uint8_t*
         rows; // on the GPU: of the parameters, for each TENSOR_ALIGN elements of group 0, and then of any one block
     uint32_t* frozen;        // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
@@ -111,20 +112,25 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
                                     (int)gpt2_rows_in_files(row, s->cfg),
                                     (int)row->cols,
                                     s->optimizer.lr_scale[row->kind],
-                                    row->decay};
+                                    row->decay,
+                                    0};
     return tensor;
 }
 
-// All tensors, group after group; returns their number. The caller frees them.
+// All tensors, group after group; returns their number. The caller frees them. Blocks that take turns are updated one after
+// the other.
 static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const OptimizerState* s,
                                             const ZeroPlan* zero) {
     int count = 0;
     *tensors = (AdafactorTensor*)check_alloc((size_t)zero_max_ranges(s->cfg), sizeof(AdafactorTensor),
                                              "tensors of an update");
     for (int g = 0; g < gpt2_groups(s->cfg); g++) {
+        const int begin = count;
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
             if (tensor_is_in_group(&s->rows[i], g) && s->rule[i] != RULE_NONE) {
-                (*tensors)[count++] = update_adafactor_tensor_(s, zero, i, g);
+                (*tensors)[count] = update_adafactor_tensor_(s, zero, i, g);
+                (*tensors)[count].is_apart = zero->takes_turns && count == begin;
+                count++;
             }
         }
     }
@@ -209,6 +215,7 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
     memset((void*)plan, 0, sizeof(*plan));
     plan->state = state;
     plan->pieces = update_pieces_(zero);
+    plan->takes_turns = zero->takes_turns;
     plan->rows = (uint8_t*)gpu_alloc(bytes, 1, "tensors of an update");
     uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
     update_set_rows_(rows, zero, state);
@@ -493,6 +500,7 @@ static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, uint32_t 
                          end = update_adafactor_before_(u.plan, first + count);
     const AdafactorCount these = {end.matrices - begin.matrices, end.vectors - begin.vectors,
                                   end.tiles - begin.tiles};
+    assert(!u.plan->takes_turns || count == (first ? u.plan->pieces.block : u.plan->pieces.once));
     adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.grads, (float*)u.slots[STATE_ROWS],
                                         (float*)u.slots[STATE_COLS], (float*)u.slots[STATE_V],
                                         (float*)u.slots[STATE_M], &u.plan->adafactor,

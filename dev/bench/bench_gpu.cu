@@ -591,7 +591,7 @@ int main(int argc, char** argv) {
     }
     Bench bench;
     MatmulGpu matmul;
-    const MatmulSettings settings = {1, GELU_FUSED, 1, a.list[0] == '\0'};
+    const MatmulSettings settings = {1, GELU_FUSED, 1, a.list[0] == '\0', 0};
     memset(&bench, 0, sizeof(bench));
     bench.cfg = (GPT2Config){named->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB), named->L, named->NH,
                              named->C,     SHARE_OFF};

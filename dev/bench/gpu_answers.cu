@@ -265,7 +265,7 @@ static void ask_layer(DType type, DType gradient, int N, int C, int OC, int shif
 
 static void ask_all(int tf32, const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0};
+    const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0, 0};
     matmul_gpu_open(&ctx, gpu, settings);
     for (DType type : {DTYPE_BF16, DTYPE_FP16, DTYPE_FP32}) {
         if (tf32 && type != DTYPE_FP32) {

@@ -88,6 +88,18 @@ static State expected(const Model* model, State s, const float* grad, Adafactor 
     return want;
 }
 
+// In as many updates as there are parts that are apart.
+template <class T> static void update_parts(const Model* model, AdafactorUpdate<T> update, const Gpu* gpu) {
+    for (int begin = 0, end = 1; begin < model->count; begin = end++) {
+        while (end < model->count && !model->tensors[end].is_apart) {
+            end++;
+        }
+        update.first = adafactor_count(model->tensors, begin);
+        update.count = adafactor_count(model->tensors + begin, end - begin);
+        adafactor_update(update, gpu);
+    }
+}
+
 template <class T, class G>
 static State updated(const Model* model, State s, const float* grad, Adafactor opt, int has_m,
                      MasterWeights kind, const Gpu* gpu) {
@@ -100,8 +112,8 @@ static State updated(const Model* model, State s, const float* grad, Adafactor o
           *v = upload<float>(s.v, model->v, 0, gpu), *m = has_m ? upload<float>(s.m, model->n, 0, gpu) : NULL;
     const AdafactorUpdate<T> update = {
         weights.weights, {device_grad, DTYPE_OF(G)}, row_sums, col_sums, v, m, &plan, opt, 7, {0, 0, 0},
-        plan.all};
-    adafactor_update(update, gpu);
+        {0, 0, 0}};
+    update_parts(model, update, gpu);
     State got = {rule_weights_close(&weights, gpu), download(row_sums, model->row_sums, gpu),
                  download(col_sums, model->col_sums, gpu), download(v, model->v, gpu),
                  has_m ? download(m, model->n, gpu) : ops_copy(s.m, model->n)};
@@ -187,6 +199,26 @@ static void test_edges(const Gpu* gpu) {
     ops_close("edges");
 }
 
+// Tensors that are updated apart share the memory of partial sums, and have the bits of one update.
+static void test_apart(const Gpu* gpu) {
+    Model model = model_of(SMALL, 7);
+    const State s = state_random(&model);
+    const float* grad = rule_spread(model.n, 1);
+    const State together = updated<float, float>(&model, s, grad, defaults, 1, MASTER_NONE, gpu);
+    const size_t bytes = adafactor_planned_bytes(model.tensors, model.count);
+    model.tensors[2].is_apart = model.tensors[5].is_apart = 1; // after a matrix, and before one
+    const State apart = updated<float, float>(&model, s, grad, defaults, 1, MASTER_NONE, gpu);
+    EXPECT(ops_same_bits(together.param, apart.param, model.n) &&
+               ops_same_bits(together.m, apart.m, model.n) &&
+               ops_same_bits(together.col_sums, apart.col_sums, model.col_sums),
+           "updated apart: other bits");
+    const size_t columns[] = {31, 2 * 1 + 129, 3 * 64 + 33}; // of the tiles of each part
+    const size_t saved = (columns[0] + columns[1]) * sizeof(float);
+    EXPECT(bytes - adafactor_planned_bytes(model.tensors, model.count) == saved, "%zu bytes saved, not %zu",
+           bytes - adafactor_planned_bytes(model.tensors, model.count), saved);
+    ops_close("apart");
+}
+
 int main(void) {
     Gpu gpu;
     gpu_open(&gpu, 0);
@@ -195,6 +227,7 @@ int main(void) {
     test_types<bf16, bf16>(&gpu);
     test_types<fp16, fp16>(&gpu);
     test_edges(&gpu);
+    test_apart(&gpu);
     EXPECT(adafactor_bytes(10, DTYPE_BF16, DTYPE_BF16, MASTER_NONE, 0) == 100,
            "6 of the gradient, 4 of weights");
     EXPECT(adafactor_bytes(10, DTYPE_BF16, DTYPE_FP32, MASTER_SPLIT, 1) == 280, "12, 8 and 8");

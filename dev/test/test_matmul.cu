@@ -266,7 +266,7 @@ template <class T> static void test_sizes(MatmulSettings settings, const Gpu* gp
 // not in the list.
 static void test_refusals(const char* list, int refused, int done, const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_FUSED, 1, 0};
+    const MatmulSettings settings = {0, GELU_FUSED, 1, 0, 0};
     setenv("CUSIM_LT_REFUSE", list, 1);
     matmul_gpu_open(&ctx, gpu, settings);
     test_size<float>(5, 16, 24, 0, BIAS_IN_STEPS, &ctx);
@@ -289,7 +289,7 @@ static void test_tf32(const Gpu* gpu) {
     float* magnitude = ops_floats(N * OC);
     ref_linear_forward(magnitude, l.a_inp, l.a_weight, NULL, N, C, OC);
     for (int tf32 = 0; tf32 < 2; tf32++) {
-        const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0};
+        const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0, 0};
         matmul_gpu_open(&ctx, gpu, settings);
         float* out = device_upload_nan<float>(N * OC, 0, gpu);
         matmul_forward(out, l.d_inp, l.d_weight, (const float*)NULL, N, C, OC, &ctx);
@@ -344,7 +344,7 @@ template <class T> static void test_autotune(const Gpu* gpu) {
     MatmulGpu ctx;
     char line[256];
     int lines = 0;
-    const MatmulSettings settings = {0, GELU_FUSED, 1, 1};
+    const MatmulSettings settings = {0, GELU_FUSED, 1, 1, 0};
     setenv("CUSIM_LT_FAST", "2", 1);
     setenv("CUSIM_LT_BROKEN", "0", 1);
     matmul_gpu_open(&ctx, gpu, settings);
@@ -377,7 +377,7 @@ template <class T> static void test_autotune(const Gpu* gpu) {
 // A slower algorithm that does run must not win by its number: with the fast one first, it stays first.
 static void test_autotune_keeps_first(const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1, 0};
     setenv("CUSIM_LT_FAST", "0", 1);
     matmul_gpu_open(&ctx, gpu, settings);
     test_size<float>(4, 8, 8, 0, BIAS_BY_CUBLAS, &ctx);
@@ -395,7 +395,7 @@ static void tuned_products(const char* fast, const char* directory, int open_cac
                            const Gpu* gpu) {
     MatmulGpu ctx;
     char error[ERROR_BYTES] = "";
-    const MatmulSettings settings = {0, GELU_FUSED, 0, 1};
+    const MatmulSettings settings = {0, GELU_FUSED, 0, 1, 0};
     setenv("CUSIM_LT_FAST", fast, 1);
     matmul_gpu_open(&ctx, gpu, settings);
     if (open_cache) {
@@ -448,7 +448,7 @@ static void test_kept_plans(const Gpu* gpu) {
 static void test_stale_plans(const Gpu* gpu) {
     MatmulGpu ctx;
     char path[PATH_MAX], error[ERROR_BYTES] = "";
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1}, tf32 = {1, GELU_SEPARATE, 0, 1};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1, 0}, tf32 = {1, GELU_SEPARATE, 0, 1, 0};
     MatmulChoice choice;
     memset(&choice, 0, sizeof(choice));
     memset(choice.algorithm, 0x77, sizeof(choice.algorithm));
@@ -478,7 +478,7 @@ static void test_stale_plans(const Gpu* gpu) {
 // A product is another one with autotune: what comes first does not decide for both.
 static void test_tuned_apart(const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};
     float* memory = (float*)gpu_alloc(3 * 64, sizeof(float), "test");
     setenv("CUSIM_LT_FAST", "2", 1);
     matmul_gpu_open(&ctx, gpu, settings);
@@ -502,7 +502,7 @@ static void test_capture(const Gpu* gpu) {
     MatmulGpu ctx;
     cudaGraph_t graph;
     cudaGraphExec_t step;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1, 0};
     matmul_gpu_open(&ctx, gpu, settings);
     const Linear<float> l = linear_open<float>(N, C, OC, 0, gpu);
     float* zero = ops_floats(OC * C);
@@ -534,7 +534,7 @@ static void test_capture(const Gpu* gpu) {
 // Products of more shapes than there is room for plans, the first one again at the end.
 static void test_many_plans(const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};
     matmul_gpu_open(&ctx, gpu, settings);
     float *x = ops_normal(1, 1), *w = ops_normal(MATMUL_PLANS + 9, 1), *out = ops_floats(MATMUL_PLANS + 9);
     float *x_gpu = device_upload<float>(x, 1, 0, gpu),
@@ -575,9 +575,23 @@ static void no_algorithm_found(const void* arg) {
     no_algorithm_runs(arg);
 }
 
+// By tokens and channels: for tiny models the least, for large micro-batches the most.
+static void test_workspace(const Gpu* gpu) {
+    static const int wanted[][3] = {
+        {64, 64, 8}, {512, 768, 32}, {512, 1024, 32}, {513, 1024, 64}, {65536, 768, 128}};
+    const size_t least = 8, most = matmul_most_workspace_(gpu->major) >> 20;
+    for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
+        const size_t mib =
+            matmul_workspace_bytes(gpu->device, (size_t)wanted[i][0], (size_t)wanted[i][1]) >> 20;
+        EXPECT(mib == (most == least ? least : (size_t)wanted[i][2]), "%d tokens, %d channels: %zu MiB",
+               wanted[i][0], wanted[i][1], mib);
+    }
+    EXPECT(matmul_workspace_bytes(1000, 1 << 16, 1024) == (size_t)128 << 20, "without a GPU: an H100's");
+}
+
 static void test_errors(const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};
     if (!simulated) {
         return; // a forked child cannot use the parent's GPU
     }
@@ -642,7 +656,7 @@ template <class T> static void test_batch(MatmulBatch b, int adds, MatmulGpu* ct
 // Odd sizes: matrices after the first are not aligned.
 template <class T> static void test_batches(const Gpu* gpu) {
     MatmulGpu ctx;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1, 0};
     matmul_gpu_open(&ctx, gpu, settings);
     for (int transposed = 0; transposed < 4; transposed++) {
         const MatmulBatch odd = {5, 7, 3, transposed / 2, transposed % 2, 3, -1.5f, 0.25f},
@@ -660,8 +674,8 @@ template <class T> static void test_batches(const Gpu* gpu) {
 
 int main(void) {
     Gpu gpu;
-    const MatmulSettings separate = {0, GELU_SEPARATE, 0, 0}, forward = {0, GELU_FUSED_FORWARD, 1, 0},
-                         fused = {0, GELU_FUSED, 1, 1};
+    const MatmulSettings separate = {0, GELU_SEPARATE, 0, 0, 0}, forward = {0, GELU_FUSED_FORWARD, 1, 0, 0},
+                         fused = {0, GELU_FUSED, 1, 1, 0};
     size_t free_before = 0, free_after = 0, total_bytes = 0;
     gpu_open(&gpu, 0);
     CUDA_CHECK(cudaMemGetInfo(&free_before, &total_bytes));
@@ -686,6 +700,7 @@ int main(void) {
     test_batches<bf16>(&gpu);
     test_many_plans(&gpu);
     test_errors(&gpu);
+    test_workspace(&gpu);
     CUDA_CHECK(cudaMemGetInfo(&free_after, &total_bytes));
     EXPECT(!simulated || free_before == free_after, "%zu bytes of GPU memory lost", free_before - free_after);
     gpu_close(&gpu);

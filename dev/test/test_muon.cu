@@ -174,7 +174,7 @@ static void test_case(Case c, Muon opt, Rows rows, MasterWeights kind, MatmulGpu
 
 template <class T, class G> static void test_types(const Gpu* gpu) {
     MatmulGpu matmul;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};
     Muon cautious = defaults, rms = defaults;
     cautious.decay = DECAY_CAUTIOUS;
     cautious.weight_decay = 2;

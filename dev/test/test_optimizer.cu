@@ -375,7 +375,7 @@ static float* both_master(const Both* b, char* memory) {
 // The weights after updates 1, 2, ... by these gradients, on the GPU.
 template <class T>
 static float* both_on_gpu(const Both* b, float* const* grads, int updates, Update by, const Gpu* gpu) {
-    const MatmulSettings settings = {0, (GeluFusion)0, 0, 0};
+    const MatmulSettings settings = {0, (GeluFusion)0, 0, 0, 0};
     MatmulGpu matmul;
     OptimizerPlan plan;
     matmul_gpu_open(&matmul, gpu, settings);

@@ -9,7 +9,7 @@ what the options leave open because it depends on memory, and whether the run fi
 Each planned_... is one fact that the model is opened with.
 
 defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_master, planned_state, planned_gradient_dtype,
-         planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses, memory_plan,
+         planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses, planned_workspace, memory_plan,
          memory_choose, memory_require
 */
 #ifndef LLMC_MEMORY_PLAN_CUH
@@ -197,10 +197,15 @@ static inline size_t memory_staging_(GPT2Config cfg, const Options* o) {
            (o->recompute == RECOMPUTE_NEVER ? 0 : trained);
 }
 
+// Of cublasLt.
+static inline size_t planned_workspace(GPT2Config cfg, const Options* o) {
+    return matmul_workspace_bytes(o->device, (size_t)o->batch * (size_t)o->seq_len, (size_t)cfg.C);
+}
+
 // Products, generation, and what all runs have on the host.
 static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
-    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device, o->bias_fusion));
+    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(planned_workspace(cfg, o), o->bias_fusion));
     plan_add(plan, "expanded matrix", linear_planned_bytes(cfg, o->quantize));
     plan_add(plan, "texts", text_model_planned_bytes(planned_texts(o), o->seq_len));
     plan_add_at(plan, staging);
