@@ -109,7 +109,7 @@ typedef enum {
     SLOT_COLS      // or a column, of a whole matrix
 } SlotShape;
 
-enum { OPTIMIZER_BLOCK = 64 };
+enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
 
 #define RULE_BIT_(rule) (1u << RULE_##rule)
 #define ALL_RULES_ (~0u)

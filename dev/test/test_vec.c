@@ -128,9 +128,40 @@ static void test_exp_nan(void) {
     }
 }
 
+static void test_lookup(void) {
+    const float eight[] = {1.5f, -2, 3, 4, 5, -6, 7, 8e30f};
+    const VecTable table = vec_table(eight);
+    for (int first = -20; first < 20; first++) {
+        VecMask index;
+        for (int i = 0; i < LANES; i++) {
+            index[i] = 5 * first + 3 * i + (first > 10 ? 1 << 30 : 0);
+        }
+        const Vec found = vec_lookup(&table, index);
+        for (int i = 0; i < LANES; i++) {
+            EXPECT(found[i] == eight[index[i] & 7], "number %d: %g", index[i], found[i]);
+        }
+    }
+}
+
+static void test_conversions(void) {
+    const float xs[] = {0, -0.75f, 0.99999994f, 1, 2.5f, -2.5f, 16777215, -1e9f};
+    const int wanted[] = {0, 0, 0, 1, 2, -2, 16777215, -1000000000};
+    for (int k = 0; k < 8; k++) {
+        Vec x = vec_all(7);
+        x[LANES - 1] = xs[k];
+        const VecMask ints = vec_to_ints(x);
+        const Vec back = vec_from_ints(ints);
+        EXPECT(ints[LANES - 1] == wanted[k] && ints[0] == 7, "%g becomes %d", xs[k], ints[LANES - 1]);
+        EXPECT(back[LANES - 1] == (float)wanted[k] && back[0] == 7, "%d becomes %g", wanted[k],
+               back[LANES - 1]);
+    }
+}
+
 int main(void) {
     test_memory();
     test_lanes();
+    test_lookup();
+    test_conversions();
     test_reductions();
     test_transpose();
     test_exp_accuracy();

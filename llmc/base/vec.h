@@ -7,7 +7,7 @@ vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
 
 defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_all, vec_select,
          vec_first, vec_max, vec_hsum, vec_hmax, vec_exp, vec_transpose, vec_even, vec_odd, vec_load_bits,
-         vec_store_bits, vec_all_bits, ALWAYS_INLINE
+         vec_store_bits, vec_all_bits, VecTable, vec_table, vec_lookup, vec_to_ints, vec_from_ints, ALWAYS_INLINE
 */
 #ifndef LLMC_VEC_H
 #define LLMC_VEC_H
@@ -142,6 +142,52 @@ ALWAYS_INLINE Vec vec_exp(Vec x) {
 // The even and the odd lanes of two vectors, those of a first.
 ALWAYS_INLINE Vec vec_even(Vec a, Vec b) { return VEC_SHUFFLE_(a, b, VEC_EVEN_); }
 ALWAYS_INLINE Vec vec_odd(Vec a, Vec b) { return VEC_SHUFFLE_(a, b, VEC_ODD_); }
+
+// Eight numbers that are looked up lane by lane: index i gives number i mod 8.
+typedef struct {
+    float at[LANES < 8 ? 8 : LANES];
+} VecTable;
+static inline VecTable vec_table(const float eight[8]) {
+    VecTable table;
+    for (size_t i = 0; i < sizeof(table.at) / sizeof(table.at[0]); i++) {
+        table.at[i] = eight[i % 8];
+    }
+    return table;
+}
+ALWAYS_INLINE Vec vec_lookup(const VecTable* table, VecMask index) {
+#if defined(__clang__) || defined(__CUDACC__) // their shuffles want constants
+    Vec found;
+    for (int i = 0; i < LANES; i++) {
+        found[i] = table->at[index[i] & 7];
+    }
+    return found;
+#elif LANES < 8
+    return __builtin_shuffle(vec_load(table->at), vec_load(table->at + 4), index);
+#else
+    return __builtin_shuffle(vec_load(table->at), index);
+#endif
+}
+
+// Conversions lane by lane, towards zero.
+#ifdef __CUDACC__ // has no conversions of vectors
+ALWAYS_INLINE VecMask vec_to_ints(Vec x) {
+    VecMask ints;
+    for (int i = 0; i < LANES; i++) {
+        ints[i] = (int32_t)x[i];
+    }
+    return ints;
+}
+ALWAYS_INLINE Vec vec_from_ints(VecMask ints) {
+    Vec x;
+    for (int i = 0; i < LANES; i++) {
+        x[i] = (float)ints[i];
+    }
+    return x;
+}
+#else
+ALWAYS_INLINE VecMask vec_to_ints(Vec x) { return __builtin_convertvector(x, VecMask); }
+ALWAYS_INLINE Vec vec_from_ints(VecMask ints) { return __builtin_convertvector(ints, Vec); }
+#endif
 
 // Transposes a LANES x LANES square in place: log2(LANES) perfect shuffles of its rows.
 ALWAYS_INLINE void vec_transpose(Vec row[LANES]) {
