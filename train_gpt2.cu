@@ -42,6 +42,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/run/memory_plan.cuh"
 #include "llmc/run/nvml.h"
 #include "llmc/run/options.h"
+#include "llmc/run/plan.h"
 #include "llmc/run/run.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/setup.h"
@@ -207,7 +208,7 @@ static void open_results(GPT2* model, const Options* o) {
 static void open_texts(GPT2* model, const Options* o) {
     TextModelGpu* texts = &model->texts;
     texts->cfg = model->cfg;
-    texts->texts = planned_texts(o);
+    texts->texts = plan_texts(o);
     texts->T = model->T;
     texts->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
     texts->params = model->params;
