@@ -12,6 +12,8 @@ defines: model_files_read_weights, model_files_read_state, SaveCopy, save_copy_t
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/transfer.cuh" // first, for the type of weights
+
 #include "llmc/gpu.cuh"
 #include "llmc/optimizer.h"
 #include "llmc/run/checkpoint.h"
@@ -21,7 +23,6 @@ defines: model_files_read_weights, model_files_read_state, SaveCopy, save_copy_t
 #include "llmc/run/setup.h"
 #include "llmc/run/state.h"
 #include "llmc/run/weights.h"
-#include "llmc/transfer.cuh"
 #include "llmc/zero.cuh"
 #include "llmc/zero.h"
 
