@@ -36,11 +36,12 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/run/log.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/memory_plan.h"
-#include "llmc/run/options.h"
 #include "llmc/run/model_files.h"
+#include "llmc/run/options.h"
 #include "llmc/run/peak.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/run.h"
+#include "llmc/run/run_data.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/state.h"
 

@@ -48,8 +48,8 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/run.h"
+#include "llmc/run/run_data.h"
 #include "llmc/run/schedule.h"
-#include "llmc/run/setup.h"
 #include "llmc/run/state.h"
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ defines: agree_on_program, agree_on_run, agree_on_directory
 #define LLMC_AGREE_H
 
 #include "llmc/run/options.h"
-#include "llmc/run/setup.h"
+#include "llmc/run/run_data.h"
 #include "llmc/comm.h"
 #include "llmc/gpt2.h"
 

@@ -18,9 +18,10 @@ defines: model_files_read_weights, model_files_read_state, SaveCopy, save_copy_t
 #include "llmc/optimizer.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/checkpoint_parts.h"
+#include "llmc/run/export.h"
 #include "llmc/run/model_files.h"
 #include "llmc/run/options.h"
-#include "llmc/run/setup.h"
+#include "llmc/run/run_data.h"
 #include "llmc/run/state.h"
 #include "llmc/run/weights.h"
 #include "llmc/zero.cuh"
@@ -111,24 +112,24 @@ static inline void model_files_export(const Transfer* t, int rank, const Options
                                       const RunData* data) {
     const ZeroPlan* zero = &t->zero->plan;
     const int is_first = rank == 0;
-    SetupExport files;
-    if (!setup_exports(options)) {
+    ModelExport files;
+    if (!export_is_wanted(options)) {
         return;
     }
     float* group = is_first
                        ? (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters")
                        : NULL;
     if (is_first) {
-        setup_export_open(&files, t->cfg, options, data);
+        export_open(&files, t->cfg, options, data);
     }
     for (int g = 0; g < zero->groups; g++) {
         transfer_download_fp32(t, g, group);
         if (is_first) {
-            setup_export_group(&files, t->rows, g, group);
+            export_group(&files, t->rows, g, group);
         }
     }
     if (is_first) {
-        setup_export_close(&files);
+        export_close(&files);
     }
     free(group);
 }

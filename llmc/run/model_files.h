@@ -21,8 +21,9 @@ defines: model_files_read_weights_cpu, model_files_read_state_cpu, model_files_e
 #include "llmc/quantized.h"
 #include "llmc/quantized_model.h"
 #include "llmc/run/checkpoint_parts.h"
+#include "llmc/run/export.h"
 #include "llmc/run/options.h"
-#include "llmc/run/setup.h"
+#include "llmc/run/run_data.h"
 #include "llmc/run/state.h"
 #include "llmc/run/weights.h"
 #include "llmc/zero.h"
@@ -92,15 +93,15 @@ static inline void model_files_read_state_cpu(const OptimizerState* state, void*
 // Writes the parameters into the files that the options name, if any. By one process.
 static inline void model_files_export_cpu(GPT2Config cfg, const TensorRow* rows, const void* memory,
                                           const Options* options, const RunData* data) {
-    SetupExport files;
-    if (!setup_exports(options)) {
+    ModelExport files;
+    if (!export_is_wanted(options)) {
         return;
     }
-    setup_export_open(&files, cfg, options, data);
+    export_open(&files, cfg, options, data);
     for (int g = 0; g < gpt2_groups(cfg); g++) {
-        setup_export_group(&files, rows, g, (const char*)memory + gpt2_group_offset_bytes(rows, g));
+        export_group(&files, rows, g, (const char*)memory + gpt2_group_offset_bytes(rows, g));
     }
-    setup_export_close(&files);
+    export_close(&files);
 }
 
 #endif

@@ -26,12 +26,15 @@ defines: BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, r
 #include "llmc/formats/safetensors.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/evaluation.h"
+#include "llmc/run/export.h"
 #include "llmc/run/generator.h"
 #include "llmc/run/in_backward.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/run_data.h"
 #include "llmc/run/setup.h"
+#include "llmc/run/setup_checks.h"
 #include "llmc/run/state.h"
 #include "llmc/base/wide_sum.h"
 #include "llmc/comm.h"
@@ -606,7 +609,7 @@ static int run_evaluate_(Run_* run, double* loss, double* bpb) {
         run->trainer->evaluate(run->model, batch, i, run->part + RUN_LOSSES_);
         run->part[RUN_COUNTED_] += batch.counted;
         run->part[RUN_BYTES_] +=
-            setup_target_bytes(&run->data, batch.targets, (size_t)batch.B * (size_t)batch.T);
+            run_data_target_bytes(&run->data, batch.targets, (size_t)batch.B * (size_t)batch.T);
     }
     if (run->trainer->validated) {
         run->trainer->validated(run->model, micro_steps, run->part + RUN_LOSSES_);
@@ -671,7 +674,7 @@ static void run_open_data_(Run_* run) {
     const Options* o = &run->options;
     run->train = &run->loaders[0];
     run->val = &run->loaders[1];
-    setup_loaders(run->train, run->val, &run->data, o);
+    run_data_open_loaders(run->train, run->val, &run->data, o);
     run->eval_sequences = run->val->settings.sequences;
     const int64_t update = run_micro_steps_(run, o->total_batch / o->seq_len),
                   validation = run_micro_steps_(run, run->eval_sequences);
@@ -687,11 +690,11 @@ static void run_open_model_(Run_* run) {
     const Options* o = &run->options;
     run->model = (GPT2*)check_alloc(1, run->trainer->model_bytes, "model");
     run->trainer->open(run->model, run->cfg, o, &run->comm);
-    if (setup_has_data(&run->data)) {
+    if (run_data_has_tokens(&run->data)) {
         run_open_data_(run);
     }
     evaluation_start(&run->evaluation, stdout, run->comm.size);
-    run->floor = setup_floor(&run->data, run->eval_sequences);
+    run->floor = run_data_floor(&run->data, run->eval_sequences);
     const Trainer* trainer = run->trainer;
     const GeneratorModel model = {
         run->model, trainer->read_text, trainer->next_tokens, run->cfg.V, run->cfg.Vp, o->seq_len, 1};
@@ -711,7 +714,7 @@ static void run_open_session_(Run_* run) {
     saved.comm = &run->comm;
     saved.dtype = trainer->saved_dtype(&run->options);
     saved.eot = run->generator.eot;
-    saved.tokenizer = setup_saved_tokenizer(&run->data);
+    saved.tokenizer = run_data_saved_tokenizer(&run->data);
     saved.train_tokens = run->data.train.tokens;
     saved.train_data = run->data.train.fingerprint;
     saved.extra = trainer->save_extra;
@@ -721,7 +724,7 @@ static void run_open_session_(Run_* run) {
 
 // The facts of the run: data, device, and the loss that can be reached.
 static void run_print_facts_(const Run_* run) {
-    setup_print_data(stdout, &run->data);
+    run_data_print(stdout, &run->data);
     run->trainer->print_device(run->model, run->plan.peak);
     if (isfinite(run->floor)) {
         printf(
@@ -778,7 +781,7 @@ static void run_close_(Run_* run) {
 // The command that uses what was trained, if it was saved with its tokenizer.
 static void run_print_use_(const Run_* run, const char* program) {
     char path[PATH_MAX];
-    const Tokenizer* tokenizer = setup_saved_tokenizer(&run->data);
+    const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
     if (run->session.can_save && run_is_first_(run) && tokenizer && !tokenizer->decode_only) {
         checkpoint_path(path, run->options.out, run->state.step, "");
         if (access(path, F_OK) == 0) {
@@ -912,16 +915,17 @@ static int run_dispatch_(Run_* run, const char* program) {
     Options* options = &run->options;
     if (options->verify_data) {
         run_turn_ends_(run);
-        return run_is_first_(run) ? setup_verify_data(options) : EXIT_SUCCESS;
+        return run_is_first_(run) ? run_data_verify(options) : EXIT_SUCCESS;
     }
     setup_check_quantize(options, run->cfg);
     setup_check_freeze(options, run->cfg);
     setup_check_share(options, run->cfg);
     setup_products(options);
     if (run_is_first_(run)) {
-        setup_check_exports(options);
+        export_check(options);
     }
-    setup_data(&run->data, options);
+    setup_batch(options);
+    run_data_open(&run->data, options);
     setup_training(options, run->model_path != NULL);
     setup_check_optimizer(options, run->cfg);
     if (!options_only_look(options)) {
@@ -987,10 +991,10 @@ __attribute__((noinline)) int run_program(int argc, char** argv, const Trainer* 
     resume_open(&run.resume, &run.options, &run.comm);
     run_turn_begins_(&run);
     run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options, run.newest);
-    setup_tokenizer(&run.data, &run.options, run.resume.is_active ? NULL : run.model_path);
+    run_data_open_tokenizer(&run.data, &run.options, run.resume.is_active ? NULL : run.model_path);
     run.cfg = resume_config(&run.resume, setup_model(&run.options, &run.data, run.model_path));
     const int status = run_dispatch_(&run, argv[0]);
-    setup_close(&run.data);
+    run_data_close(&run.data);
     resume_close(&run.resume);
     comm_close(&run.comm);
     return status;
