@@ -973,35 +973,42 @@ static int run_reports_(const Options* o) {
     return report || compare;
 }
 
-__attribute__((noinline)) int run_program(int argc, char** argv, const Trainer* trainer) {
-    Run_ run;
-    memset(&run, 0, sizeof(run));
-    run.trainer = trainer;
-    run.start_s = time_now_s();
-    comm_expect(&run.comm, launch_expect());
-    options_parse(&run.options, argc, argv, trainer->program);
-    if (run_reports_(&run.options)) {
+// After the command line was read. Returns the exit status.
+static int run_start_(Run_* run, const char* program) {
+    Options* options = &run->options;
+    if (run_reports_(options)) {
         return EXIT_SUCCESS;
     }
-    run_join_(&run);
-    if (run.options.generates) {
-        return generate_texts(trainer, &run.options, &run.comm);
+    run_join_(run);
+    if (options->generates) {
+        return generate_texts(run->trainer, options, &run->comm);
     }
-    comm_progress(&run.comm, COMM_FIRST, -1, "checkpoints and data");
-    resume_open(&run.resume, &run.options, &run.comm);
-    run_turn_begins_(&run);
-    run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options, run.newest);
-    run_data_open_tokenizer(&run.data, &run.options, run.resume.is_active ? NULL : run.model_path);
-    run.cfg = resume_config(&run.resume, setup_model(&run.options, &run.data, run.model_path));
-    const int status = run_dispatch_(&run, argv[0]);
-    run_data_close(&run.data);
-    resume_close(&run.resume);
-    comm_close(&run.comm);
+    comm_progress(&run->comm, COMM_FIRST, -1, "checkpoints and data");
+    resume_open(&run->resume, options, &run->comm);
+    run_turn_begins_(run);
+    run->model_path = run->resume.is_active ? run->resume.path : setup_model_path(options, run->newest);
+    run_data_open_tokenizer(&run->data, options, run->resume.is_active ? NULL : run->model_path);
+    run->cfg = resume_config(&run->resume, setup_model(options, &run->data, run->model_path));
+    const int status = run_dispatch_(run, program);
+    run_data_close(&run->data);
+    resume_close(&run->resume);
+    comm_close(&run->comm);
+    return status;
+}
+
+int run_program(int argc, char** argv, const Trainer* trainer) {
+    Run_* run = (Run_*)check_alloc(1, sizeof(*run), "the run"); // a third of the smallest stack
+    run->trainer = trainer;
+    run->start_s = time_now_s();
+    comm_expect(&run->comm, launch_expect());
+    options_parse(&run->options, argc, argv, trainer->program);
+    const int status = run_start_(run, argv[0]);
+    free(run);
     return status;
 }
 
 int run_main(int argc, char** argv, const Trainer* trainer) {
-    check_stack(); // before the frame of run_program, which takes more than some limits
+    check_stack(); // before paths and messages, which take more than some limits
     file_open_standard();
     signals_open();
     return run_program(argc, argv, trainer);
