@@ -45,6 +45,7 @@ void agree_on_directory(Comm* comm, const char* option, const char* directory);
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/xxh64.h"
+#include "llmc/run/options_values.h"
 
 static void agree_on_checksum_(Comm* comm, const char* what, uint64_t checksum) {
     char words[32];
