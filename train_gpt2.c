@@ -44,6 +44,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/run/run_data.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/state.h"
+#include "llmc/run/trainer.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
@@ -446,7 +447,7 @@ static double gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep st
     return batch_loss(model, batch);
 }
 
-// The gradient of an update, one micro-batch after another; as run.h says.
+// The gradient of an update, one micro-batch after another; as trainer.h says.
 static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
@@ -478,7 +479,7 @@ static void gpt2_update(GPT2* model, Update update) {
     linear_pack(&model->linear);
 }
 
-// As run.h says.
+// As trainer.h says.
 static BatchGradient gpt2_update_in_backward(GPT2* model, Batch batch, InBackward* now) {
     const ZeroStep step = {0, 1, 1, 1};
     BatchGradient gradient = {{0, 0}, 0, 0, 0};

@@ -51,6 +51,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/run/run_data.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/state.h"
+#include "llmc/run/trainer.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
@@ -696,7 +697,7 @@ static void gpt2_square_sum(GPT2* model) {
                                 &model->gpu);
 }
 
-// The gradient of an update, one micro-batch after another; as run.h says.
+// The gradient of an update, one micro-batch after another; as trainer.h says.
 static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
@@ -740,7 +741,7 @@ static void gpt2_update(GPT2* model, Update update) {
     zero_gather_parameters(&model->zero);
 }
 
-// As run.h says.
+// As trainer.h says.
 static BatchGradient gpt2_update_in_backward(GPT2* model, Batch next, InBackward* decides) {
     const ZeroStep step = {0, 1, 1, 1};
     const Batch batch = gpt2_push(model, next);
@@ -772,7 +773,7 @@ static void gpt2_validated(GPT2* model, int64_t end, double* losses) {
     }
 }
 
-// Forward, as run.h says; of an empty batch only its part of what others do. One process lets the GPU run ahead until
+// Forward, as trainer.h says; of an empty batch only its part of what others do. One process lets the GPU run ahead until
 // there is no more room for losses. Several exchange a message before each batch, and wait: that message is MPI's.
 static void gpt2_evaluate(GPT2* model, Batch batch, int64_t i, double* losses) {
     if (i == 0) { // also after a validation that a signal has stopped
@@ -847,7 +848,7 @@ static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState
     gpt2_choose_products(model);
 }
 
-// As run.h says.
+// As trainer.h says.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     save_copy_take(&model->save_copy, copy, &model->transfer);
     return 1;
@@ -918,7 +919,7 @@ static void read_sensors(const GPT2* model, double* power_w, double* clock_mhz) 
     nvml_sensors(&model->report.nvml, power_w, clock_mhz);
 }
 
-// C++17 has no names here: the order is that of run.h.
+// C++17 has no names here: the order is that of trainer.h.
 static const Trainer trainer = {
     "GPU " PRECISION_NAME,      // name
     "train_gpt2cu",             // program_name

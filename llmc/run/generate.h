@@ -16,7 +16,7 @@ defines: generate_texts
 #define LLMC_GENERATE_H
 
 #include "llmc/run/options.h"
-#include "llmc/run/run.h"
+#include "llmc/run/trainer.h"
 #include "llmc/comm.h"
 
 #ifdef __cplusplus
