@@ -203,9 +203,9 @@ static inline size_t matmul_sums_bytes_(int bias_fusion) {
     return bias_fusion ? COLUMN_SUMS_FLOATS * sizeof(float) : 0;
 }
 
-// What matmul_gpu_open allocates.
-static inline size_t matmul_planned_bytes(size_t workspace_bytes, int bias_fusion) {
-    return workspace_bytes + matmul_sums_bytes_(bias_fusion);
+// What matmul_gpu_open allocates, with a workspace of a given size.
+static inline size_t matmul_planned_bytes(MatmulSettings settings) {
+    return settings.workspace_bytes + matmul_sums_bytes_(settings.bias_fusion);
 }
 
 static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSettings settings) {

@@ -1,7 +1,7 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanPlace, PlanMemory, PLAN_BUS_BYTES_PER_S, PLAN_KINDS, TrainerPlan, plan_add, plan_add_at, plan_add_state,
+defines: PlanPlace, PlanMemory, PLAN_BUS_BYTES_PER_S, PLAN_KINDS, TrainerPlan, plan_texts, plan_add, plan_add_at, plan_add_state,
          plan_add_text, plan_bytes_at, plan_bytes, PlanMoves, plan_moves, plan_update, plan_print_kinds, plan_print_memory,
          plan_print_traffic, plan_print, plan_print_json
 */
@@ -47,6 +47,9 @@ typedef struct {
     double peak;                   // of the device, FLOP/s
     SpeedDevice speed;             // rates only for --plan and --fit
 } TrainerPlan;
+
+// Texts that a model generates at a time: a run that trains also samples, one by one.
+static inline int plan_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
 
 // Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);

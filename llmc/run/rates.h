@@ -4,7 +4,7 @@ rates.h -- what the operations reach on this CPU, at the sizes of a run: for the
 Each operation runs for 0.05 s on arrays of its own, as the trainer calls it. Half a second in all; what else the machine
 does meanwhile counts, too.
 
-defines: rates_measure
+defines: rates_measure, rates_device
 */
 #ifndef LLMC_RATES_H
 #define LLMC_RATES_H
@@ -230,6 +230,15 @@ static inline void rates_measure(SpeedRates* rates, GPT2Config cfg, const Option
     for (int i = 0; i < 4; i++) {
         free(*arrays[i]);
     }
+}
+
+// This CPU, for planned times; its rates are measured only if the options want any.
+static inline SpeedDevice rates_device(GPT2Config cfg, const Options* o) {
+    SpeedDevice device = {{{0}, 0, ""}, sizeof(float), sizeof(float), MASTER_NONE};
+    if ((o->plan || o->fit != 0) && !options_only_evaluates(o)) {
+        rates_measure(&device.rates, cfg, o, o->products == PRODUCTS_BF16);
+    }
+    return device;
 }
 
 #endif
