@@ -592,7 +592,7 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
     if (o->products == PRODUCTS_BF16) { // plain vectors stay below the peak that they have in fp32
         plan->peak = fmax(plan->peak, peak_bf16_flops_per_s(bf16_kernel()));
     }
-    plan->speed = rates_device(cfg, o);
+    plan->speed = rates_device(cfg, o, o->products == PRODUCTS_BF16);
     memory_choose_cpu(cfg, o, comm, &plan->speed);
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     planned_parameters_cpu(plan->parameters, cfg, &whole, o);

@@ -21,7 +21,6 @@ defines: rates_measure, rates_device
 #include "llmc/gpt2.h"
 #include "llmc/gradient.h"
 #include "llmc/layernorm.h"
-#include "llmc/linear.h"
 #include "llmc/matmul.h"
 #include "llmc/matmul_bf16.h"
 #include "llmc/base/check.h"
@@ -51,7 +50,7 @@ typedef void (*RatesRun_)(Rates_* r);
 static inline double rates_time_s_(RatesRun_ run, Rates_* r, size_t n) {
     int count = 0;
     double s = 0;
-    r->n = n < RATES_ELEMENTS_ ? n : RATES_ELEMENTS_;
+    r->n = n < RATES_ELEMENTS_ ? n : (size_t)RATES_ELEMENTS_;
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < r->n; i++) {
         r->a[i] = r->b[i] = r->c[i] = r->d[i] = 1e-4f;
@@ -127,7 +126,7 @@ static inline void rates_attention_(Rates_* r) {
 
 static inline double rates_of_attention_(Rates_* r) {
     enum { MOST = 4096 };
-    r->rows = r->T < MOST ? r->T : MOST;
+    r->rows = r->T < MOST ? r->T : (int)MOST;
     const AttentionSizes sizes = rates_attention_sizes_(r);
     attention_either_open(&r->attention, r->is_bf16, r->rows, r->HS);
     const double s = rates_time_s_(rates_attention_, r, RATES_ELEMENTS_);
@@ -233,10 +232,10 @@ static inline void rates_measure(SpeedRates* rates, GPT2Config cfg, const Option
 }
 
 // This CPU, for planned times; its rates are measured only if the options want any.
-static inline SpeedDevice rates_device(GPT2Config cfg, const Options* o) {
+static inline SpeedDevice rates_device(GPT2Config cfg, const Options* o, int is_bf16) {
     SpeedDevice device = {{{0}, 0, ""}, sizeof(float), sizeof(float), MASTER_NONE};
     if ((o->plan || o->fit != 0) && !options_only_evaluates(o)) {
-        rates_measure(&device.rates, cfg, o, o->products == PRODUCTS_BF16);
+        rates_measure(&device.rates, cfg, o, is_bf16);
     }
     return device;
 }
