@@ -140,7 +140,6 @@ static inline int fit_add_levels_(FitTry_* tries, GPT2Config cfg, Options o, Fit
 // Every micro-batch, at most `most` tries. Returns their number.
 static inline int fit_add_all_(FitTry_* tries, GPT2Config cfg, const Options* o, FitDevice device) {
     const int can_offload = device.bus_per_s > 0 && !options_only_evaluates(o) && !o->offload_optimizer &&
-                            !optimizer_needs_matrices((OptimizerName)o->optimizer) &&
                             !options_given(o, "offload-optimizer") && !o->update_in_backward;
     const int most_parts = o->update_in_backward ? 1 : o->batch; // then an update is one micro-batch
     int count = 0;
