@@ -488,7 +488,8 @@ static OptimizerUpdate<floatX> update_with(GPT2* model, Gradient grads, Update u
                                  &model->optimizer,
                                  update,
                                  model->seed,
-                                 &model->matmul};
+                                 &model->matmul,
+                                 &model->zero};
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         u.slots[slot] = state_slot(model, slot);
     }
@@ -791,7 +792,7 @@ static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step
     zero_group_done<floatX>(&model->zero, 0, step);
 }
 
-// Chooses the algorithms of all products of a full micro-batch, with any tokens. Several processes choose
+// Chooses the algorithms of all products of a full micro-batch, with any tokens, and of an update. Several processes choose
 // together: later some have no full micro-batch, or none at all, when others have one.
 static void gpt2_choose_products(GPT2* model) {
     const int N = model->B * model->T, size = model->comm->size;
@@ -809,6 +810,7 @@ static void gpt2_choose_products(GPT2* model) {
         gpt2_clear_result(model);
         gpt2_micro_step(model, gpt2_push(model, batch), 1.0f / (float)N, step, 0);
     }
+    optimizer_choose_products<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as in gpt2_evaluate
     model->has_products = 1;
